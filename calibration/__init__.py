@@ -1,0 +1,1 @@
+"""Measured time: hardware, rooflines and profiles that turn an operator's work into seconds."""

@@ -1,0 +1,1 @@
+"""Pages over scenarios: the what-if dashboard lives here."""
