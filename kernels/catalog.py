@@ -1,0 +1,70 @@
+"""Finds a model by bundled name, by Hugging Face id or by path.
+
+The bundled files (``models/*.json``) hold the numeric facts of public ``config.json`` files, the ids they answer to
+(``aliases``) and where the facts come from (``source``). Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from draftcast.errors import ModelError
+from draftcast.kernels.model import ModelSpec
+
+_FOLDER = Path(__file__).parent / "models"
+
+
+@functools.cache
+def _bundled() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Lower-case name or alias -> (canonical name, config facts)."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for file in sorted(_FOLDER.glob("*.json")):
+        config = json.loads(file.read_text(encoding="utf-8"))
+        for key in (file.stem, *config["aliases"]):
+            if found.setdefault(key.lower(), (file.stem, config))[0] != file.stem:
+                raise ModelError(f"{key} is claimed by two bundled models", file=str(file))
+    return found
+
+
+def model_names() -> list[str]:
+    """Canonical names of the bundled models."""
+    return sorted({name for name, _ in _bundled().values()})
+
+
+def load_model(name_or_path: str | Path) -> ModelSpec:
+    """Model by bundled name or alias (any case), else by path to a ``config.json`` or to the folder holding one.
+
+    Raises:
+        ModelError: nothing of that name (lists the bundled names), an unreadable file, a bad config.
+    """
+    text = str(name_or_path)
+    bundled = _bundled().get(text.lower())
+    if bundled is not None:
+        name, config = bundled
+        return ModelSpec.from_config(config, name)
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        raise ModelError(
+            f"unknown model and no such file; bundled: {', '.join(model_names())}; "
+            "or give the path of a Hugging Face config.json",
+            key="model",
+            value=text,
+        )
+    return _from_file(path)
+
+
+def _from_file(path: Path) -> ModelSpec:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ModelError(f"not valid JSON: {error.msg}", file=str(path), line=error.lineno) from None
+    except UnicodeDecodeError:
+        raise ModelError("not UTF-8 text", file=str(path)) from None
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror}", file=str(path)) from None
+    return ModelSpec.from_config(config, str(path))
