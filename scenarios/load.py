@@ -1,0 +1,319 @@
+"""From a file, an embedded name or a mapping to a validated ``Scenario``, and back.
+
+Every way in ends in the same validation, and every failure is one ``ScenarioError`` line that names the file (or
+``--set``), the key, the value and what is allowed. Does not touch models, hardware or traces: what those names refer
+to is checked by who reads them.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from draftcast.errors import ScenarioError
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.yaml_text import parse_yaml, write_yaml
+
+DEFAULT_SCENARIO = "default"
+SUFFIX = ".yaml"
+# Where a scenario names a file on disk: relative ones are taken from the scenario's own folder.
+PATH_KEYS = (
+    ("workload", "arrivals", "path"),
+    ("workload", "lengths", "path"),
+    ("acceptance", "path"),
+)
+
+
+def embedded_scenarios() -> dict[str, str]:
+    """Name -> text of every scenario that ships inside the package."""
+    folder = files("draftcast.scenarios").joinpath("files")
+    found = sorted((entry for entry in folder.iterdir() if entry.name.endswith(SUFFIX)), key=lambda entry: entry.name)
+    return {entry.name[: -len(SUFFIX)]: entry.read_text("utf-8") for entry in found}
+
+
+def load_scenario(
+    source: str | Path | Mapping[str, Any] = DEFAULT_SCENARIO,
+    *,
+    overrides: Sequence[str] = (),
+    speculative_config: str | Mapping[str, Any] | None = None,
+    trace: str | Path | None = None,
+) -> Scenario:
+    """A validated scenario.
+
+    Args:
+        source: path of a YAML file, the name of an embedded scenario, or the mapping itself.
+        overrides: ``a.b=3`` assignments as of ``--set``; the value is read as YAML, list items by index.
+        speculative_config: vLLM's ``--speculative-config`` JSON, verbatim; ``"null"`` turns speculation off.
+        trace: a trace file that replaces the scenario's arrivals and lengths.
+
+    Raises:
+        ScenarioError: anything wrong, in one line.
+    """
+    data, file = _read(source)
+    places: dict[str, str] = {}
+    if trace is not None:
+        _use_trace(data, str(Path(trace).absolute()), places)
+    if speculative_config is not None:
+        if isinstance(speculative_config, str):
+            speculative_config = _parse_json(speculative_config, "--speculative-config")
+        _assign(data, "engine.speculative_config", speculative_config, "--speculative-config")
+        places["engine.speculative_config"] = "--speculative-config"
+    data = apply_overrides(data, overrides)
+    for assignment in overrides:
+        places[assignment.partition("=")[0].strip()] = "--set"
+    return validate(data, file, places)
+
+
+def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A copy of a scenario's raw mapping with ``a.b=3`` assignments made in order (not yet validated)."""
+    result = copy.deepcopy(dict(data))
+    for assignment in overrides:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ScenarioError("must look like key.key=value", file="--set", value=assignment)
+        _assign(result, key.strip(), parse_yaml(text, f"--set {key.strip()}"), "--set")
+    return result
+
+
+def with_values(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
+    """A validated copy of ``scenario`` with dotted keys replaced, e.g. ``{"statistics.seed": 3}``."""
+    data = to_mapping(scenario)
+    for key, value in values.items():
+        _assign(data, key, value, "scenario")
+    return validate(data, "scenario", {})
+
+
+def with_rate(scenario: Scenario, request_rate_rps: float) -> Scenario:
+    """``scenario`` at another mean request rate (a trace is rescaled in time).
+
+    Raises:
+        ScenarioError: the arrivals have no single rate (piecewise, closed loop).
+    """
+    process = scenario.workload.arrivals.process
+    if process in ("piecewise", "closed_loop"):
+        raise ScenarioError(
+            f"{process} arrivals have no single request rate", file="--rates", key="workload.arrivals.process"
+        )
+    values: dict[str, Any] = {"workload.arrivals.request_rate_rps": request_rate_rps}
+    if process == "trace":
+        values["workload.arrivals.time_scale"] = 1.0
+    return with_values(scenario, values)
+
+
+def without_speculation(scenario: Scenario) -> Scenario:
+    """The same question to an engine started without ``--speculative-config``."""
+    return with_values(scenario, {"engine.speculative_config": None})
+
+
+def validate(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> Scenario:
+    """``data`` as a Scenario; ``places`` says which dotted keys came from elsewhere than ``file``."""
+    try:
+        return Scenario.model_validate(data)
+    except ValidationError as error:
+        raise _one_line(error.errors()[0], data, file, places) from None
+
+
+def to_mapping(scenario: Scenario) -> dict[str, Any]:
+    """The scenario as plain data (lists, not tuples), every default written out."""
+    data: dict[str, Any] = json.loads(scenario.model_dump_json())
+    spec = scenario.speculative_config
+    if spec is not None:
+        # Only what was given: which keys the user set is part of vLLM's dictionary (and of `without_effect`).
+        data["engine"]["speculative_config"] = json.loads(spec.model_dump_json(exclude_unset=True))
+    return data
+
+
+def dump_scenario(scenario: Scenario) -> str:
+    """YAML text that ``load_scenario`` reads back to an equal scenario with the same hash."""
+    return write_yaml(to_mapping(scenario))
+
+
+def scenario_hash(scenario: Scenario) -> str:
+    """Sha256 (hex) of all that can change a result: not name and description, and files by content, not by place."""
+    data = to_mapping(scenario)
+    del data["name"], data["description"]
+    spec = scenario.speculative_config
+    if spec is not None:
+        # With defaults here: a default written out asks the same question.
+        data["engine"]["speculative_config"] = json.loads(spec.model_dump_json())
+    for section in _sections_with_paths(data):
+        path = Path(section["path"])
+        if path.is_file():
+            section["path"] = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Raw mapping and the name errors give it."""
+    if isinstance(source, Mapping):
+        return copy.deepcopy(dict(source)), "scenario"
+    embedded = embedded_scenarios()
+    path = Path(source)
+    if str(source) in embedded and not path.is_file():
+        return _mapping_of(embedded[str(source)], f"{source}{SUFFIX} (embedded)"), f"{source}{SUFFIX} (embedded)"
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        raise ScenarioError(
+            f"no such file; or name an embedded scenario: {', '.join(embedded)}", file=str(source)
+        ) from None
+    except IsADirectoryError:
+        raise ScenarioError("is a directory, not a scenario file", file=str(source)) from None
+    except UnicodeDecodeError as error:
+        raise ScenarioError(f"not UTF-8 text: byte {error.start}", file=str(source)) from None
+    except OSError as error:
+        raise ScenarioError(f"cannot be read: {error.strerror}", file=str(source)) from None
+    data = _mapping_of(text, str(source))
+    for section in _sections_with_paths(data):
+        if isinstance(section["path"], str) and not Path(section["path"]).is_absolute():
+            section["path"] = str((path.parent / section["path"]).absolute())
+    return data, str(source)
+
+
+def _mapping_of(text: str, file: str) -> dict[str, Any]:
+    data = parse_yaml(text, file)
+    if not isinstance(data, dict):
+        raise ScenarioError(
+            "must be a mapping of sections (schema_version, engine, hardware, workload, ...)", file=file
+        )
+    return data
+
+
+def _sections_with_paths(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The (mutable) sections of a raw scenario that name a file on disk."""
+    found = []
+    for *outer, last in PATH_KEYS:
+        found.append(_descend(data, outer, last))
+    workload = data.get("workload")
+    classes = workload.get("classes") if isinstance(workload, dict) else None
+    for entry in classes if isinstance(classes, list) else []:
+        found.append(_descend(entry, ["lengths"], "path"))
+        found.append(_descend(entry, ["acceptance"], "path"))
+    return [section for section in found if section is not None]
+
+
+def _descend(data: Any, keys: Iterable[str], last: str) -> dict[str, Any] | None:
+    for key in keys:
+        data = data.get(key) if isinstance(data, dict) else None
+    return data if isinstance(data, dict) and data.get(last) is not None else None
+
+
+def _use_trace(data: dict[str, Any], path: str, places: dict[str, str]) -> None:
+    """Arrivals and lengths from ``path``; what the scenario says about clipping or scaling a trace stays."""
+    workload = data.setdefault("workload", {})
+    if not isinstance(workload, dict):
+        return
+    old = workload.get("arrivals")
+    if not (isinstance(old, dict) and old.get("process") == "trace"):
+        workload["arrivals"] = {"process": "trace"}
+        workload["num_requests"] = None
+        workload.pop("lengths", None)
+        for entry in workload.get("classes") or []:
+            if isinstance(entry, dict):
+                entry.pop("lengths", None)
+    workload["arrivals"]["path"] = path
+    places["workload.arrivals"] = "--trace"
+
+
+def _parse_json(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ScenarioError(f"not valid JSON: {error.msg} at character {error.pos}", file=place, value=text) from None
+
+
+def _assign(data: dict[str, Any], dotted: str, value: Any, place: str) -> None:
+    """``data[a][b] = value``, making mappings on the way; a list is entered by index."""
+    *outer, last = dotted.split(".")
+    target: Any = data
+    for key in outer:
+        if isinstance(target, dict):
+            if target.get(key) is None:
+                target[key] = {}
+            target = target[key]
+        elif isinstance(target, list):
+            target = target[_index(target, key, dotted, place)]
+        else:
+            raise ScenarioError("goes below a plain value", file=place, key=dotted)
+    if isinstance(target, dict):
+        target[last] = value
+    elif isinstance(target, list):
+        target[_index(target, last, dotted, place)] = value
+    else:
+        raise ScenarioError("goes below a plain value", file=place, key=dotted)
+
+
+def _index(target: list[Any], key: str, dotted: str, place: str) -> int:
+    if not key.isdigit() or int(key) >= len(target):
+        raise ScenarioError(f"{key} is not an index into a list of {len(target)}", file=place, key=dotted)
+    return int(key)
+
+
+_MESSAGES = {
+    "missing": "required",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "string_too_short": "must not be empty",
+    "too_short": "must have at least {min_length} entries",
+    "literal_error": "must be {expected}",
+    "tuple_type": "must be a list",
+    "model_type": "must be a section of keys and values",
+    "model_attributes_type": "must be a section of keys and values",
+    "dict_type": "must be a section of keys and values",
+    "union_tag_invalid": "unknown {discriminator}; choose from {expected_tags}",
+    "union_tag_not_found": "needs the key {discriminator}",
+}
+
+
+def _one_line(error: ErrorDetails, data: Any, file: str, places: Mapping[str, str]) -> ScenarioError:
+    """One pydantic error as one line in draftcast's words."""
+    context = dict(error.get("ctx", {}))
+    kind = error["type"]
+    keys = _keys_in(data, error["loc"], kind == "missing")
+    value = context.get("value", error["input"])
+    if context.get("key"):
+        keys.extend(str(context["key"]).split("."))
+    if kind == "union_tag_invalid":
+        keys.append(str(context["discriminator"]).replace("'", ""))
+        value = context["tag"]
+    message = error["msg"]
+    if kind in _MESSAGES:
+        message = _MESSAGES[kind].format(**{name: str(text).replace("'", "") for name, text in context.items()})
+    dotted = ".".join(keys)
+    inside = [place for key, place in places.items() if dotted == key or dotted.startswith(key + ".")]
+    where = inside[-1] if inside else file
+    if isinstance(value, tuple):
+        value = list(value)
+    long = isinstance(value, (dict, BaseModel)) or (isinstance(value, list) and len(value) > 12)
+    if kind == "missing" or value is None or long:
+        return ScenarioError(message, file=where, key=dotted or None)
+    return ScenarioError(message, file=where, key=dotted or None, value=value)
+
+
+def _keys_in(data: Any, location: Sequence[int | str], missing: bool) -> list[str]:
+    """``location`` without the union tags that pydantic puts between real keys."""
+    keys: list[str] = []
+    current = data
+    for position, part in enumerate(location):
+        if (isinstance(current, Mapping) and part in current) or (isinstance(current, (list, tuple)) and isinstance(part, int) and part < len(current)):
+            current = current[part]
+        elif not (missing and position == len(location) - 1):
+            continue
+        keys.append(str(part))
+    return keys

@@ -1,0 +1,126 @@
+"""How many draft tokens the target accepts. There is no default: only the user, or a measurement, knows it.
+
+Rates are *unconditional*: ``rates[i]`` is the share of rounds in which the first i+1 drafts were all accepted (vLLM's
+``synthetic_acceptance_rates`` and ``vllm:spec_decode_num_accepted_tokens_per_pos / num_drafts``), so they never rise.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from draftcast.scenarios.schema.base import Frozen, Many, NonEmpty, Positive, Probability, wrong
+
+
+def _non_increasing(rates: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    if rates is not None:
+        for position in range(1, len(rates)):
+            if rates[position] > rates[position - 1]:
+                raise wrong(
+                    str(position),
+                    rates[position],
+                    f"unconditional rates never rise: position {position} exceeds the {rates[position - 1]} before it",
+                )
+    return rates
+
+
+class ConstantAcceptance(Frozen):
+    """Every draft token is accepted with the same probability, independently."""
+
+    model: Literal["constant"]
+    alpha: Probability
+
+
+class PerPositionAcceptance(Frozen):
+    """Measured unconditional rate of each draft position."""
+
+    model: Literal["per_position"]
+    rates: Many[Probability]
+
+    _check = field_validator("rates")(_non_increasing)
+
+
+class BetaAcceptance(Frozen):
+    """Each request has its own alpha from a Beta(mean*concentration, (1-mean)*concentration): latency tails."""
+
+    model: Literal["beta"]
+    mean: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    concentration: Positive
+
+
+class MarkovAcceptance(Frozen):
+    """Two states with their own alpha; the state changes per output token."""
+
+    model: Literal["markov"]
+    alpha_good: Probability
+    alpha_bad: Probability
+    p_good_to_bad: Probability
+    p_bad_to_good: Probability
+
+    @model_validator(mode="after")
+    def _not_frozen_in_both_states(self) -> Self:
+        if self.p_good_to_bad == 0 and self.p_bad_to_good == 0:
+            raise wrong("p_good_to_bad", 0, "at least one of p_good_to_bad and p_bad_to_good must be above 0")
+        return self
+
+
+class NgramAcceptance(Frozen):
+    """A lookup finds a match with some probability (else no draft); matched drafts follow ``rates`` or ``alpha``."""
+
+    model: Literal["ngram"]
+    match_probability: Probability
+    alpha: Probability | None = None
+    rates: Many[Probability] | None = None
+    # 0: matches are independent; towards 1: matches come in bursts (same long-run share).
+    persistence: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+
+    _check = field_validator("rates")(_non_increasing)
+
+    @model_validator(mode="after")
+    def _one_kind_of_rate(self) -> Self:
+        if (self.alpha is None) == (self.rates is None):
+            raise wrong("alpha", self.alpha, "give exactly one of alpha and rates")
+        return self
+
+
+class TreeAcceptance(Frozen):
+    """A draft tree: unconditional rate per depth, or ``alpha`` of a single branch with the tree's width."""
+
+    model: Literal["tree"]
+    rates: Many[Probability] | None = None
+    alpha: Probability | None = None
+
+    _check = field_validator("rates")(_non_increasing)
+
+    @model_validator(mode="after")
+    def _one_kind_of_rate(self) -> Self:
+        if (self.alpha is None) == (self.rates is None):
+            raise wrong("alpha", self.alpha, "give exactly one of alpha and rates")
+        return self
+
+
+class TraceAcceptance(Frozen):
+    """Recorded acceptance by output position (JSONL as in SpecDecode-Bench: ``<field>.acc_len``, bonus included)."""
+
+    model: Literal["trace"]
+    path: NonEmpty
+    field: NonEmpty = "acc_eagle"
+
+
+Acceptance = Annotated[
+    ConstantAcceptance
+    | PerPositionAcceptance
+    | BetaAcceptance
+    | MarkovAcceptance
+    | NgramAcceptance
+    | TreeAcceptance
+    | TraceAcceptance,
+    Field(discriminator="model"),
+]
+
+
+def known_positions(acceptance: Acceptance) -> int | None:
+    """How many draft positions the model has rates for; None when it has them for any number."""
+    rates = getattr(acceptance, "rates", None)
+    return len(rates) if rates is not None else None

@@ -1,0 +1,179 @@
+"""The engine's flags, named as ``vllm serve`` names them, with vLLM 0.32's defaults.
+
+``None`` means "vLLM's default", which for the batch limits depends on the device: ``batch_defaults`` is that table.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from draftcast.scenarios.schema.base import Count, Frozen, NonEmpty, wrong
+from draftcast.scenarios.schema.speculation import SpeculativeConfig
+
+# vLLM's names -> the simulator's four weight types and three KV types.
+DTYPES = {"auto": "bf16", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "half": "fp16", "fp16": "fp16"}
+QUANTIZATIONS = {
+    "fp8": "fp8",
+    "fbgemm_fp8": "fp8",
+    "ptpc_fp8": "fp8",
+    "modelopt": "fp8",
+    "awq": "int4",
+    "awq_marlin": "int4",
+    "gptq": "int4",
+    "gptq_marlin": "int4",
+    "int4": "int4",
+}
+KV_DTYPES = {
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "float16": "fp16",
+    "fp16": "fp16",
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+}
+
+
+class BatchDefaults(NamedTuple):
+    """vLLM's batch limits for one device."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+def batch_defaults(memory_bytes: float, device: str, tensor_parallel_size: int = 1) -> BatchDefaults:
+    """What ``vllm serve`` takes when the batch flags are absent (vLLM 0.32, ``EngineArgs.get_batch_defaults``).
+
+    Args:
+        memory_bytes: memory of one device.
+        device: its name; ``a100`` and ``cpu`` in it matter.
+        tensor_parallel_size: only the CPU's defaults grow with it.
+    """
+    gib = 2**30
+    if "cpu" in device.lower():
+        return BatchDefaults(128 * tensor_parallel_size, 2048 * tensor_parallel_size)
+    if memory_bytes >= 160 * gib:
+        return BatchDefaults(1024, 16384)
+    if memory_bytes >= 70 * gib and "a100" not in device.lower():
+        return BatchDefaults(1024, 8192)
+    return BatchDefaults(256, 2048)
+
+
+def weight_dtype(dtype: str, quantization: str | None) -> str:
+    """``bf16``, ``fp16``, ``fp8`` or ``int4`` from vLLM's ``dtype`` and ``quantization``."""
+    return QUANTIZATIONS[quantization] if quantization else DTYPES[dtype]
+
+
+class Engine(Frozen):
+    """One replica's engine: model, parallelism, scheduler and cache flags, speculation."""
+
+    model: NonEmpty
+    tensor_parallel_size: Count = 1
+    dtype: str = "auto"
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    max_model_len: Count | None = None
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Count | None = None
+    max_num_scheduled_tokens: Count | None = None
+    block_size: Count = 16
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.92
+    num_gpu_blocks: Annotated[int, Field(ge=2)] | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
+    watermark: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    async_scheduling: bool | None = None
+    enforce_eager: bool = False
+    speculative_config: SpeculativeConfig | None = None
+
+    @property
+    def weight_dtype(self) -> str:
+        """bf16, fp16, fp8 or int4."""
+        return weight_dtype(self.dtype, self.quantization)
+
+    @property
+    def kv_dtype(self) -> str:
+        """bf16, fp16 or fp8; ``auto`` follows ``dtype``."""
+        return KV_DTYPES.get(self.kv_cache_dtype, DTYPES[self.dtype])
+
+    @property
+    def draft_weight_dtype(self) -> str:
+        """Of the draft: unquantized in the target's ``dtype`` unless ``speculative_config.quantization`` says so."""
+        spec = self.speculative_config
+        return weight_dtype(self.dtype, spec.quantization if spec else None)
+
+    @property
+    def draft_kv_dtype(self) -> str:
+        """Of the draft's KV cache: the target's unless ``speculative_config.kv_cache_dtype`` says otherwise."""
+        spec = self.speculative_config
+        return KV_DTYPES.get((spec.kv_cache_dtype if spec else None) or "auto", self.kv_dtype)
+
+    @property
+    def draft_tensor_parallel_size(self) -> int:
+        """The draft's own degree; vLLM's default is the target's (1 for ``mlp_speculator``)."""
+        spec = self.speculative_config
+        if spec is None or spec.draft_tensor_parallel_size is None:
+            return 1 if spec is not None and spec.resolved_method == "mlp_speculator" else self.tensor_parallel_size
+        return spec.draft_tensor_parallel_size
+
+    @field_validator("dtype")
+    @classmethod
+    def _known_dtype(cls, value: str) -> str:
+        if value in DTYPES:
+            return value
+        raise wrong("", value, f"unknown dtype; choose from {', '.join(DTYPES)}")
+
+    @field_validator("quantization")
+    @classmethod
+    def _known_quantization(cls, value: str | None) -> str | None:
+        if value is None or value in QUANTIZATIONS:
+            return value
+        raise wrong("", value, f"unknown quantization; choose from {', '.join(QUANTIZATIONS)} or null")
+
+    @field_validator("kv_cache_dtype")
+    @classmethod
+    def _known_kv_dtype(cls, value: str) -> str:
+        if value == "auto" or value in KV_DTYPES:
+            return value
+        raise wrong("", value, f"unknown kv_cache_dtype; choose from auto, {', '.join(KV_DTYPES)}")
+
+    @model_validator(mode="after")
+    def _limits_agree(self) -> Self:
+        tokens, seqs, length = self.max_num_batched_tokens, self.max_num_seqs, self.max_model_len
+        if tokens is not None and seqs is not None and tokens < seqs:
+            raise wrong("max_num_batched_tokens", tokens, f"must be at least max_num_seqs = {seqs}")
+        if tokens is not None and length is not None and not self.enable_chunked_prefill and tokens < length:
+            raise wrong(
+                "max_num_batched_tokens", tokens, f"must be at least max_model_len = {length} without chunked prefill"
+            )
+        if self.max_num_scheduled_tokens is not None and tokens is not None and self.max_num_scheduled_tokens > tokens:
+            raise wrong(
+                "max_num_scheduled_tokens",
+                self.max_num_scheduled_tokens,
+                f"must not exceed max_num_batched_tokens = {tokens}",
+            )
+        spec = self.speculative_config
+        if spec is not None:
+            self._draft_agrees(spec)
+        return self
+
+    def _draft_agrees(self, spec: SpeculativeConfig) -> None:
+        degree = spec.draft_tensor_parallel_size
+        if degree is not None and degree not in (1, self.tensor_parallel_size):
+            raise wrong(
+                "speculative_config.draft_tensor_parallel_size",
+                degree,
+                f"must be 1 or the target's tensor_parallel_size = {self.tensor_parallel_size}",
+            )
+        if spec.quantization is not None and spec.quantization not in QUANTIZATIONS:
+            raise wrong(
+                "speculative_config.quantization", spec.quantization, f"choose from {', '.join(QUANTIZATIONS)} or null"
+            )
+        if spec.kv_cache_dtype not in (None, "auto", *KV_DTYPES):
+            raise wrong(
+                "speculative_config.kv_cache_dtype", spec.kv_cache_dtype, f"choose from auto, {', '.join(KV_DTYPES)}"
+            )

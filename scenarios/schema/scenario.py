@@ -1,0 +1,198 @@
+"""A whole question: engine, hardware, cluster, workload, acceptance, policy, SLO, statistics; checks across them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from draftcast.scenarios.schema.acceptance import Acceptance, PerPositionAcceptance, known_positions
+from draftcast.scenarios.schema.base import Count, Frozen, NonEmpty, nearest_key, wrong
+from draftcast.scenarios.schema.engine import Engine
+from draftcast.scenarios.schema.slo import Slo
+from draftcast.scenarios.schema.speculation import SpeculativeConfig
+from draftcast.scenarios.schema.workload import Workload
+
+ROUTERS = ("round_robin", "random", "least_loaded", "power_of_two", "prefix_affinity")
+POLICIES = ("off", "fixed", "batch_schedule", "goodput", "ema_tiers", "oracle")
+MATCHING_METHODS = ("ngram", "ngram_gpu", "suffix")
+
+
+class Cluster(Frozen):
+    """Identical replicas behind a router."""
+
+    replicas: Count = 1
+    router: str = "round_robin"
+
+    @field_validator("router")
+    @classmethod
+    def _known_router(cls, value: str) -> str:
+        if value in ROUTERS:
+            return value
+        raise wrong("", value, f"unknown router; choose from {', '.join(ROUTERS)}")
+
+
+class Policy(Frozen):
+    """Who decides how many tokens to draft: a built-in name, or ``package.module:Class`` or ``path/file.py:Class``."""
+
+    name: NonEmpty
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("name")
+    @classmethod
+    def _known_policy(cls, value: str) -> str:
+        if value in POLICIES:
+            return value
+        place, _, attribute = value.rpartition(":")
+        if place and attribute.isidentifier():
+            return value
+        raise wrong(
+            "", value, f"unknown policy; choose from {', '.join(POLICIES)}, or give module:Class or file.py:Class"
+        )
+
+
+class Statistics(Frozen):
+    """Replications with common random numbers and what is cut off as warm-up."""
+
+    replications: Annotated[int, Field(ge=1, le=1000)] = 5
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    confidence: Annotated[float, Field(gt=0.5, lt=1, allow_inf_nan=False)] = 0.95
+    warmup: Literal["mser5", "none"] = "mser5"
+
+
+class Scenario(Frozen):
+    """One question to the simulator. Built by ``draftcast.load_scenario``; immutable, hashable by ``scenario_hash``."""
+
+    schema_version: Literal[1]
+    name: str = ""
+    description: str = ""
+    engine: Engine
+    hardware: NonEmpty
+    # A named or own step-time profile; None builds the roofline from the hardware's data sheet.
+    profile: NonEmpty | None = None
+    cluster: Cluster = Cluster()
+    workload: Workload
+    acceptance: Acceptance | None = None
+    policy: Policy | None = None
+    slo: Slo | None = None
+    statistics: Statistics = Statistics()
+
+    @classmethod
+    def elsewhere(cls, key: str) -> str | None:
+        """The section an unknown top-level key belongs to, e.g. ``engine.max_num_seqs``."""
+        for section, model in (
+            ("engine", Engine),
+            ("engine.speculative_config", SpeculativeConfig),
+            ("workload", Workload),
+            ("cluster", Cluster),
+            ("slo", Slo),
+            ("statistics", Statistics),
+        ):
+            near = nearest_key(key, model.model_fields)
+            if near:
+                return f"{section}.{near}"
+        return "workload.arrivals.request_rate_rps" if nearest_key(key, ["request_rate_rps"]) else None
+
+    @property
+    def speculative_config(self) -> SpeculativeConfig | None:
+        """``engine.speculative_config``: None means an engine started without speculation."""
+        return self.engine.speculative_config
+
+    @property
+    def method(self) -> str:
+        """The simulator's method name, ``none`` without speculation."""
+        return self.speculative_config.resolved_method if self.speculative_config else "none"
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """k: draft tokens per round at most; 0 without speculation."""
+        return self.speculative_config.k if self.speculative_config else 0
+
+    @property
+    def resolved_policy(self) -> Policy:
+        """The policy that runs: the given one, else vLLM's (its batch schedule when there is one, else a fixed k)."""
+        if self.speculative_config is None:
+            return Policy(name="off")
+        if self.policy is not None:
+            return self.policy
+        scheduled = self.speculative_config.num_speculative_tokens_per_batch_size is not None
+        return Policy(name="batch_schedule" if scheduled else "fixed")
+
+    def acceptance_of(self, class_name: str | None = None) -> Acceptance | None:
+        """The acceptance model of a class (None: the scenario's own); None only when speculation is off."""
+        if self.speculative_config is None:
+            return None
+        for entry in self.workload.classes:
+            if entry.name == class_name and entry.acceptance is not None:
+                return entry.acceptance
+        if self.acceptance is None and self.speculative_config.synthetic_rates is not None:
+            return PerPositionAcceptance(model="per_position", rates=self.speculative_config.synthetic_rates)
+        return self.acceptance
+
+    def slo_of(self, class_name: str | None = None) -> Slo | None:
+        """The SLO of a class: its own, else the scenario's."""
+        for entry in self.workload.classes:
+            if entry.name == class_name and entry.slo is not None:
+                return entry.slo
+        return self.slo
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        if self.speculative_config is not None:
+            self._acceptance_covers(self.speculative_config)
+        if self.engine.scheduling_policy != "priority":
+            for index, entry in enumerate(self.workload.classes):
+                if entry.priority != 0:
+                    raise wrong(
+                        f"workload.classes.{index}.priority",
+                        entry.priority,
+                        "has no effect unless engine.scheduling_policy is priority",
+                    )
+        policy = self.policy
+        if policy is not None and policy.name == "batch_schedule" and self.speculative_config is not None:
+            given = self.speculative_config.num_speculative_tokens_per_batch_size
+            if given is None:
+                raise wrong(
+                    "policy.name",
+                    policy.name,
+                    "needs engine.speculative_config.num_speculative_tokens_per_batch_size: [[first, last, k], ...]",
+                )
+        return self
+
+    def _acceptance_covers(self, spec: SpeculativeConfig) -> None:
+        """Every class has an acceptance model that fits the method and knows every draft position."""
+        places = [("acceptance", self.acceptance_of())] if not self.workload.classes else []
+        for index, entry in enumerate(self.workload.classes):
+            own = entry.acceptance is not None
+            places.append(
+                (f"workload.classes.{index}.acceptance" if own else "acceptance", self.acceptance_of(entry.name))
+            )
+        for key, model in places:
+            if model is None:
+                raise wrong(
+                    key,
+                    None,
+                    "required when speculation is on; it has no default because only your data knows it, "
+                    "e.g. {model: per_position, rates: [...]} from a server's spec_decode metrics",
+                )
+            self._fits(key, model, spec)
+
+    @staticmethod
+    def _fits(key: str, model: Acceptance, spec: SpeculativeConfig) -> None:
+        method = spec.resolved_method
+        needed = spec.tree_depth if method == "eagle_tree" else spec.k
+        known = known_positions(model)
+        if known is not None and needed is not None and known < needed:
+            what = "tree_depth" if method == "eagle_tree" else "num_speculative_tokens"
+            what = f"engine.speculative_config.{what}"
+            raise wrong(
+                f"{key}.rates",
+                list(getattr(model, "rates", ())),
+                f"{known} rates do not cover {what} = {needed}; give {needed} or more",
+            )
+        if model.model == "ngram" and method not in MATCHING_METHODS:
+            raise wrong(
+                f"{key}.model", "ngram", f"only for methods {', '.join(MATCHING_METHODS)}; the method is {method}"
+            )
+        if (model.model == "tree") != (method == "eagle_tree"):
+            raise wrong(f"{key}.model", model.model, f"tree goes with method eagle_tree only; the method is {method}")

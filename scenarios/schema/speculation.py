@@ -1,0 +1,192 @@
+"""``speculative_config``: vLLM 0.32's own dictionary, key by key, as pasted from a ``vllm serve`` command.
+
+Every key that vLLM takes from a user is taken here. Keys that cannot change a simulated time (which revision of the
+weights, which attention backend) are accepted so that the command can be pasted, and ``without_effect`` names them.
+``tree_depth`` and ``tree_width`` are draftcast's own, for ``eagle_tree`` alone: vLLM 0.32 has no tree drafting.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from draftcast.scenarios.schema.base import Count, Frozen, Many, NonEmpty, Probability, wrong
+
+METHODS = (
+    "draft_model",
+    "eagle",
+    "eagle3",
+    "mtp",
+    "p_eagle",
+    "pard",
+    "medusa",
+    "mlp_speculator",
+    "dflash",
+    "dspark",
+    "ngram",
+    "ngram_gpu",
+    "suffix",
+    "eagle_tree",
+)
+# vLLM names the parallel drafters by a base method and `parallel_drafting: true`.
+PARALLEL = {"eagle": "p_eagle", "eagle3": "p_eagle", "draft_model": "pard"}
+WITHOUT_EFFECT = (
+    "moe_backend",
+    "attention_backend",
+    "revision",
+    "code_revision",
+    "index_share_for_mtp_iteration",
+    "disable_padded_drafter_batch",
+    "use_local_argmax_reduction",
+    "use_heterogeneous_vocab",
+    "draft_load_config",
+    "draft_sample_method",
+    "dspark_draft_topk",
+    "prompt_lookup_max",
+    "prompt_lookup_min",
+    "suffix_decoding_max_cached_requests",
+    "suffix_decoding_min_token_prob",
+    "suffix_decoding_max_spec_factor",
+)
+MAX_SPECULATIVE_TOKENS = 64
+
+Schedule = Annotated[
+    tuple[Annotated[tuple[int, int, int], Field(strict=False)], ...], Field(strict=False, min_length=1)
+]
+
+
+class SpeculativeConfig(Frozen):
+    """One method and how many draft tokens it makes; names and meaning are vLLM's."""
+
+    method: NonEmpty | None = None
+    model: NonEmpty | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=MAX_SPECULATIVE_TOKENS)] | None = None
+    num_speculative_tokens_per_batch_size: Schedule | None = None
+    draft_tensor_parallel_size: Count | None = None
+    quantization: NonEmpty | None = None
+    kv_cache_dtype: NonEmpty | None = None
+    max_model_len: Count | None = None
+    enforce_eager: bool | None = None
+    parallel_drafting: bool = False
+    disable_eagle_block_drop: bool = False
+    prompt_lookup_max: Count | None = None
+    prompt_lookup_min: Count | None = None
+    suffix_decoding_max_tree_depth: Count = 24
+    suffix_decoding_max_cached_requests: Annotated[int, Field(ge=0)] = 10000
+    suffix_decoding_max_spec_factor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    suffix_decoding_min_token_prob: Probability = 0.1
+    rejection_sample_method: Literal["standard", "synthetic", "block"] = "standard"
+    synthetic_acceptance_rates: Many[Probability] | None = None
+    synthetic_acceptance_length: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
+    use_local_argmax_reduction: bool = False
+    use_heterogeneous_vocab: bool = False
+    disable_padded_drafter_batch: bool = False
+    enable_adaptive_verification: bool = False
+    dspark_draft_topk: Count | None = None
+    moe_backend: str | None = None
+    attention_backend: str | None = None
+    revision: str | None = None
+    code_revision: str | None = None
+    index_share_for_mtp_iteration: bool | None = None
+    draft_load_config: dict[str, Any] | None = None
+    tree_depth: Count | None = None
+    tree_width: Count | None = None
+
+    @property
+    def resolved_method(self) -> str:
+        """The simulator's method name: vLLM's inference when ``method`` is absent, ``parallel_drafting`` folded in."""
+        method = self.method
+        if method is None:
+            method = "ngram" if self.model in ("ngram", "[ngram]") else "draft_model"
+        if method.endswith("_mtp"):
+            method = "mtp"
+        return PARALLEL.get(method, method) if self.parallel_drafting else method
+
+    @property
+    def k(self) -> int:
+        """Draft tokens per round (``num_speculative_tokens``; for suffix decoding its tree depth when absent)."""
+        return self.num_speculative_tokens or min(self.suffix_decoding_max_tree_depth, MAX_SPECULATIVE_TOKENS)
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """Keys the user set that no simulated time depends on: show them, so that nobody tunes them here."""
+        return tuple(key for key in WITHOUT_EFFECT if key in self.model_fields_set)
+
+    @property
+    def synthetic_rates(self) -> tuple[float, ...] | None:
+        """Unconditional acceptance per position that ``rejection_sample_method: synthetic`` prescribes, else None.
+
+        A given mean length becomes vLLM's minimum-variance schedule: whole positions certain, one fractional, rest 0.
+        """
+        if self.synthetic_acceptance_rates is not None:
+            return self.synthetic_acceptance_rates
+        if self.synthetic_acceptance_length is None:
+            return None
+        accepted = self.synthetic_acceptance_length - 1
+        return tuple(min(1.0, max(0.0, accepted - position)) for position in range(self.k))
+
+    @field_validator("method")
+    @classmethod
+    def _known_method(cls, value: str | None) -> str | None:
+        if value is None or value in METHODS or value.endswith("_mtp"):
+            return value
+        raise wrong("", value, f"unknown method; choose from {', '.join(METHODS)} (no speculation: null)")
+
+    @field_validator("num_speculative_tokens_per_batch_size")
+    @classmethod
+    def _schedule_covers_every_batch(cls, value: Schedule | None) -> Schedule | None:
+        if value is None:
+            return None
+        ordered = tuple(sorted(value))
+        end = 0
+        for first, last, k in ordered:
+            if first < 1 or first > last or k < 0:
+                raise wrong("", [first, last, k], "each entry is [first, last, k] with 1 <= first <= last and k >= 0")
+            if first <= end:
+                raise wrong("", [first, last, k], f"batch sizes overlap with the entry that ends at {end}")
+            end = last
+        if ordered[0][0] != 1:
+            raise wrong("", list(ordered[0]), "the first entry must start at batch size 1")
+        return ordered
+
+    @model_validator(mode="after")
+    def _method_has_what_it_needs(self) -> Self:
+        method = self.resolved_method
+        if method in ("draft_model", "pard") and self.model is None:
+            raise wrong("model", None, f"method {method} needs a draft model")
+        if self.num_speculative_tokens is None and method != "suffix":
+            raise wrong(
+                "num_speculative_tokens", None, f"required for method {method}: draft tokens per round, 1 or more"
+            )
+        if self.parallel_drafting and (self.method or "draft_model") not in (*PARALLEL, "p_eagle", "pard"):
+            raise wrong("parallel_drafting", True, "only for methods eagle, eagle3 and draft_model")
+        low, high = self.prompt_lookup_min, self.prompt_lookup_max
+        if low is not None and high is not None and low > high:
+            raise wrong("prompt_lookup_min", low, f"must not exceed prompt_lookup_max = {high}")
+        if self.enable_adaptive_verification:
+            raise wrong("enable_adaptive_verification", True, "not simulated; give the policy of your choice instead")
+        for key in ("tree_depth", "tree_width"):
+            if (method == "eagle_tree") != (getattr(self, key) is not None):
+                raise wrong(key, getattr(self, key), "given with, and only with, method eagle_tree")
+        return self._check_synthetic()
+
+    def _check_synthetic(self) -> Self:
+        rates, length = self.synthetic_acceptance_rates, self.synthetic_acceptance_length
+        if self.rejection_sample_method != "synthetic":
+            if rates is not None or length is not None:
+                key = "synthetic_acceptance_rates" if rates is not None else "synthetic_acceptance_length"
+                raise wrong(key, rates or length, "only with rejection_sample_method: synthetic")
+            return self
+        if (rates is None) == (length is None):
+            raise wrong(
+                "rejection_sample_method",
+                "synthetic",
+                "needs exactly one of synthetic_acceptance_rates and synthetic_acceptance_length",
+            )
+        if rates is not None and (len(rates) != self.k or list(rates) != sorted(rates, reverse=True)):
+            raise wrong("synthetic_acceptance_rates", list(rates), f"needs {self.k} non-increasing rates")
+        if length is not None and length > self.k + 1:
+            raise wrong("synthetic_acceptance_length", length, f"at most num_speculative_tokens + 1 = {self.k + 1}")
+        return self
