@@ -311,7 +311,10 @@ def _keys_in(data: Any, location: Sequence[int | str], missing: bool) -> list[st
     keys: list[str] = []
     current = data
     for position, part in enumerate(location):
-        if (isinstance(current, Mapping) and part in current) or (isinstance(current, (list, tuple)) and isinstance(part, int) and part < len(current)):
+        inside = isinstance(current, Mapping) and part in current
+        if isinstance(current, list | tuple) and isinstance(part, int):
+            inside = part < len(current)
+        if inside:
             current = current[part]
         elif not (missing and position == len(location) - 1):
             continue
