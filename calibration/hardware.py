@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -39,7 +37,7 @@ class HardwareSpec:
     vendor: str
     memory_bytes: float  # what the driver reports as total, less than the nameplate
     memory_bandwidth_bytes_per_s: float
-    peak_flops: Mapping[str, float]  # dense, by dtype; a dtype the device does not support is absent
+    peak_flops: dict[str, float]  # dense, by dtype; a dtype the device does not support is absent
     link_bandwidth_bytes_per_s: float  # to its peers, one direction (NVLink, xGMI, PCIe, UPI)
     link_latency_s: float  # added by one collective across the link
     board_power_w: float  # 0: unknown
@@ -55,7 +53,6 @@ class HardwareSpec:
                 allowed = f"unknown dtype; known: {', '.join(DTYPES)}"
                 raise HardwareError(allowed, file=self.name, key=f"peak_flops.{dtype}", value=flops)
             _check_number(self.name, f"peak_flops.{dtype}", flops, allow_zero=False)
-        object.__setattr__(self, "peak_flops", MappingProxyType(dict(self.peak_flops)))
 
     def supports(self, dtype: str) -> bool:
         """Whether matrices in ``dtype`` can be multiplied; weight-only formats need their 16-bit format."""
@@ -81,6 +78,20 @@ def _check_number(file: str, key: str, value: object, *, allow_zero: bool) -> No
         raise HardwareError(allowed, file=file, key=key, value=value)
     if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
         raise HardwareError(allowed, file=file, key=key, value=value)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Safe loader that refuses a key given twice; plain YAML would keep the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key_node.value!r} given twice", problem_mark=key_node.start_mark
+                )
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
 
 
 @functools.cache
@@ -125,11 +136,11 @@ def _read(path: Path) -> tuple[HardwareSpec, list[str]]:
     """(device, aliases) of one file."""
     file = str(path)
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = None if mark is None else mark.line + 1
-        raise HardwareError("not valid YAML", file=file, line=line) from None
+        problem = getattr(error, "problem", None) or "not valid YAML"
+        raise HardwareError(problem, file=file, line=None if mark is None else mark.line + 1) from None
     except UnicodeDecodeError:
         raise HardwareError("not UTF-8 text", file=file) from None
     except OSError as error:
