@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from draftcast.scenarios.schema.base import Frozen, Many, NonEmpty, Positive, Probability, wrong
+from draftcast.scenarios.schema.base import Count, Frozen, Many, NonEmpty, Positive, Probability, wrong
 
 
 def _non_increasing(rates: tuple[float, ...] | None) -> tuple[float, ...] | None:
@@ -50,18 +50,18 @@ class BetaAcceptance(Frozen):
 
 
 class MarkovAcceptance(Frozen):
-    """Two states with their own alpha; the state changes per output token."""
+    """Good and bad stretches with their own alpha; ``p_gb`` (good to bad) and ``p_bg`` are per output token."""
 
     model: Literal["markov"]
     alpha_good: Probability
     alpha_bad: Probability
-    p_good_to_bad: Probability
-    p_bad_to_good: Probability
+    p_gb: Probability
+    p_bg: Probability
 
     @model_validator(mode="after")
     def _not_frozen_in_both_states(self) -> Self:
-        if self.p_good_to_bad == 0 and self.p_bad_to_good == 0:
-            raise wrong("p_good_to_bad", 0, "at least one of p_good_to_bad and p_bad_to_good must be above 0")
+        if self.p_gb == 0 and self.p_bg == 0:
+            raise wrong("p_gb", 0, "at least one of p_gb and p_bg must be above 0")
         return self
 
 
@@ -74,6 +74,8 @@ class NgramAcceptance(Frozen):
     rates: Many[Probability] | None = None
     # 0: matches are independent; towards 1: matches come in bursts (same long-run share).
     persistence: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+    # Suffix decoding: the proposal is as long as the match, geometric with this mean (None: always k).
+    mean_match_tokens: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
 
     _check = field_validator("rates")(_non_increasing)
 
@@ -85,27 +87,29 @@ class NgramAcceptance(Frozen):
 
 
 class TreeAcceptance(Frozen):
-    """A draft tree: unconditional rate per depth, or ``alpha`` of a single branch with the tree's width."""
+    """A draft tree: unconditional rate per depth, or ``alpha`` of one branch and the ``widths`` tried at each depth."""
 
     model: Literal["tree"]
     rates: Many[Probability] | None = None
     alpha: Probability | None = None
+    widths: Many[Count] | None = None
 
     _check = field_validator("rates")(_non_increasing)
 
     @model_validator(mode="after")
     def _one_kind_of_rate(self) -> Self:
         if (self.alpha is None) == (self.rates is None):
-            raise wrong("alpha", self.alpha, "give exactly one of alpha and rates")
+            raise wrong("alpha", self.alpha, "give exactly one of rates, and alpha with widths")
+        if (self.alpha is None) != (self.widths is None):
+            raise wrong("widths", None, "goes with alpha, one width per depth")
         return self
 
 
 class TraceAcceptance(Frozen):
-    """Recorded acceptance by output position (JSONL as in SpecDecode-Bench: ``<field>.acc_len``, bonus included)."""
+    """Recorded acceptance by output position: ``<record>.acc_len`` of the workload's ``specdecode_bench`` file."""
 
     model: Literal["trace"]
-    path: NonEmpty
-    field: NonEmpty = "acc_eagle"
+    record: NonEmpty = "acc_eagle"
 
 
 Acceptance = Annotated[
@@ -122,5 +126,5 @@ Acceptance = Annotated[
 
 def known_positions(acceptance: Acceptance) -> int | None:
     """How many draft positions the model has rates for; None when it has them for any number."""
-    rates = getattr(acceptance, "rates", None)
+    rates = getattr(acceptance, "rates", None) or getattr(acceptance, "widths", None)
     return len(rates) if rates is not None else None

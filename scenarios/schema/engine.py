@@ -12,8 +12,8 @@ from pydantic import Field, field_validator, model_validator
 from draftcast.scenarios.schema.base import Count, Frozen, NonEmpty, wrong
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 
-# vLLM's names -> the simulator's four weight types and three KV types.
-DTYPES = {"auto": "bf16", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "half": "fp16", "fp16": "fp16"}
+# vLLM's names -> the short names of draftcast.kernels.dtypes.
+DTYPES = {"auto": "bf16", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 QUANTIZATIONS = {
     "fp8": "fp8",
     "fbgemm_fp8": "fp8",
@@ -24,12 +24,11 @@ QUANTIZATIONS = {
     "gptq": "int4",
     "gptq_marlin": "int4",
     "int4": "int4",
+    "mxfp4": "mxfp4",
 }
 KV_DTYPES = {
     "bfloat16": "bf16",
-    "bf16": "bf16",
     "float16": "fp16",
-    "fp16": "fp16",
     "fp8": "fp8",
     "fp8_e4m3": "fp8",
     "fp8_e5m2": "fp8",
@@ -62,7 +61,7 @@ def batch_defaults(memory_bytes: float, device: str, tensor_parallel_size: int =
 
 
 def weight_dtype(dtype: str, quantization: str | None) -> str:
-    """``bf16``, ``fp16``, ``fp8`` or ``int4`` from vLLM's ``dtype`` and ``quantization``."""
+    """Short name (``bf16``, ``fp8``, ``int4``, ...) from vLLM's ``dtype`` and ``quantization``."""
     return QUANTIZATIONS[quantization] if quantization else DTYPES[dtype]
 
 
@@ -92,12 +91,12 @@ class Engine(Frozen):
 
     @property
     def weight_dtype(self) -> str:
-        """bf16, fp16, fp8 or int4."""
+        """bf16, fp16, fp32, fp8, int4 or mxfp4."""
         return weight_dtype(self.dtype, self.quantization)
 
     @property
     def kv_dtype(self) -> str:
-        """bf16, fp16 or fp8; ``auto`` follows ``dtype``."""
+        """bf16, fp16, fp32 or fp8; ``auto`` follows ``dtype``."""
         return KV_DTYPES.get(self.kv_cache_dtype, DTYPES[self.dtype])
 
     @property

@@ -140,6 +140,7 @@ class Scenario(Frozen):
     def _sections_agree(self) -> Self:
         if self.speculative_config is not None:
             self._acceptance_covers(self.speculative_config)
+        self._recording_is_there()
         if self.engine.scheduling_policy != "priority":
             for index, entry in enumerate(self.workload.classes):
                 if entry.priority != 0:
@@ -158,6 +159,21 @@ class Scenario(Frozen):
                     "needs engine.speculative_config.num_speculative_tokens_per_batch_size: [[first, last, k], ...]",
                 )
         return self
+
+    def _recording_is_there(self) -> None:
+        """Recorded acceptance belongs to recorded requests, so the requests must come from a file."""
+        models = [("acceptance", self.acceptance)]
+        for index, entry in enumerate(self.workload.classes):
+            models.append((f"workload.classes.{index}.acceptance", entry.acceptance))
+        lengths = self.workload.lengths
+        from_file = self.workload.arrivals.process == "trace" or (lengths is not None and lengths.path is not None)
+        for key, model in models:
+            if model is not None and model.model == "trace" and not from_file:
+                raise wrong(
+                    f"{key}.model",
+                    "trace",
+                    "needs requests from a specdecode_bench file: workload.lengths.path, or trace arrivals",
+                )
 
     def _acceptance_covers(self, spec: SpeculativeConfig) -> None:
         """Every class has an acceptance model that fits the method and knows every draft position."""
@@ -180,15 +196,14 @@ class Scenario(Frozen):
     @staticmethod
     def _fits(key: str, model: Acceptance, spec: SpeculativeConfig) -> None:
         method = spec.resolved_method
-        needed = spec.tree_depth if method == "eagle_tree" else spec.k
         known = known_positions(model)
-        if known is not None and needed is not None and known < needed:
-            what = "tree_depth" if method == "eagle_tree" else "num_speculative_tokens"
-            what = f"engine.speculative_config.{what}"
+        if known is not None and known < spec.k:
+            part = "rates" if getattr(model, "rates", None) else "widths"
             raise wrong(
-                f"{key}.rates",
-                list(getattr(model, "rates", ())),
-                f"{known} rates do not cover {what} = {needed}; give {needed} or more",
+                f"{key}.{part}",
+                list(getattr(model, part)),
+                f"{known} {part} do not cover engine.speculative_config.num_speculative_tokens = {spec.k}; "
+                f"give {spec.k} or more",
             )
         if model.model == "ngram" and method not in MATCHING_METHODS:
             raise wrong(

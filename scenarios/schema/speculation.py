@@ -2,7 +2,8 @@
 
 Every key that vLLM takes from a user is taken here. Keys that cannot change a simulated time (which revision of the
 weights, which attention backend) are accepted so that the command can be pasted, and ``without_effect`` names them.
-``tree_depth`` and ``tree_width`` are draftcast's own, for ``eagle_tree`` alone: vLLM 0.32 has no tree drafting.
+``tree_width`` and ``max_tree_nodes`` are draftcast's own, for ``eagle_tree`` alone (vLLM 0.32 has no tree drafting);
+there ``num_speculative_tokens`` is the tree's depth.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ class SpeculativeConfig(Frozen):
     code_revision: str | None = None
     index_share_for_mtp_iteration: bool | None = None
     draft_load_config: dict[str, Any] | None = None
-    tree_depth: Count | None = None
     tree_width: Count | None = None
+    max_tree_nodes: Count | None = None
 
     @property
     def resolved_method(self) -> str:
@@ -167,9 +168,9 @@ class SpeculativeConfig(Frozen):
             raise wrong("prompt_lookup_min", low, f"must not exceed prompt_lookup_max = {high}")
         if self.enable_adaptive_verification:
             raise wrong("enable_adaptive_verification", True, "not simulated; give the policy of your choice instead")
-        for key in ("tree_depth", "tree_width"):
-            if (method == "eagle_tree") != (getattr(self, key) is not None):
-                raise wrong(key, getattr(self, key), "given with, and only with, method eagle_tree")
+        for key in ("tree_width", "max_tree_nodes"):
+            if method != "eagle_tree" and getattr(self, key) is not None:
+                raise wrong(key, getattr(self, key), "only with method eagle_tree")
         return self._check_synthetic()
 
     def _check_synthetic(self) -> Self:

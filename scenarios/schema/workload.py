@@ -11,8 +11,7 @@ from draftcast.scenarios.schema.acceptance import Acceptance
 from draftcast.scenarios.schema.base import Count, Frozen, Many, NonEmpty, NonNegative, Positive, Probability, wrong
 from draftcast.scenarios.schema.slo import Slo
 
-TRACE_FORMATS = ("auto", "azure", "mooncake", "burstgpt", "sharegpt", "vllm_bench")
-TraceFormat = Literal["auto", "azure", "mooncake", "burstgpt", "sharegpt", "vllm_bench"]
+TraceFormat = Literal["auto", "azure", "burstgpt", "specdecode_bench", "vllm_bench", "mooncake", "sharegpt"]
 
 
 class PoissonArrivals(Frozen):
@@ -58,23 +57,30 @@ class PiecewiseArrivals(Frozen):
 
 
 class TraceArrivals(Frozen):
-    """A recorded trace: arrivals, lengths and (Mooncake) prefix hashes come from the file."""
+    """A recorded trace: arrivals, lengths and (Mooncake) prefix hashes come from the file.
+
+    Applied in this order: keep [start_s, stop_s), sample, cut lengths, tile, scale time; then ``num_requests`` of it.
+    """
 
     process: Literal["trace"]
     path: NonEmpty
     format: TraceFormat = "auto"
     start_s: NonNegative = 0.0
-    end_s: Positive | None = None
+    stop_s: Positive | None = None
+    # Requests drawn without replacement, each at its own time.
+    sample_requests: Count | None = None
+    max_prompt_tokens: Count | None = None
+    max_output_tokens: Count | None = None
+    # Copies one after the other.
+    tile: Count = 1
     # Factor on every gap: 2 spreads the trace over twice the time. Or give the mean rate to scale to.
     time_scale: Positive = 1.0
     request_rate_rps: Positive | None = None
-    sample: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
-    tile: Count = 1
 
     @model_validator(mode="after")
     def _clip_is_a_window(self) -> Self:
-        if self.end_s is not None and self.end_s <= self.start_s:
-            raise wrong("end_s", self.end_s, f"must be above start_s = {self.start_s}")
+        if self.stop_s is not None and self.stop_s <= self.start_s:
+            raise wrong("stop_s", self.stop_s, f"must be above start_s = {self.start_s}")
         if self.request_rate_rps is not None and self.time_scale != 1.0:
             raise wrong("time_scale", self.time_scale, "give time_scale or request_rate_rps, not both")
         return self
