@@ -1,0 +1,204 @@
+"""What a device's kernels take: the profile that turns an operator's work into seconds, and how far to trust it.
+
+Two kinds. A `RooflineProfile` holds one soft roofline per operator family (and, where fitted, per dtype) and the host's
+step time. An `AffineProfile` holds a whole-step fit ``a + b*rows + c*KV tokens`` of one model on one device. Neither
+knows a model's shapes nor a scheduler: `draftcast.sim.step_cost` puts work and profile together. Profiles are data:
+YAML files in ``calibration/profiles``, read by `draftcast.calibration.profile`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftcast.calibration.hardware import HardwareSpec
+from draftcast.calibration.origin import Origin
+from draftcast.calibration.roofline import FloatArray, Roofline
+from draftcast.errors import HardwareError
+
+OPERATORS = (
+    "linear",
+    "attention_decode",
+    "attention_prefill",
+    "elementwise",
+    "moe",
+    "lm_head",
+    "sampler",
+    "all_reduce",
+)
+"""Operator families a roofline profile must describe. ``attention_decode`` covers verify too."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorProfile:
+    """One family's roofline with its standing.
+
+    Attributes:
+        roofline: the fitted or assumed numbers.
+        origin: origin of a prediction inside ``fitted_rows`` (everywhere when that is None).
+        fitted_rows: inclusive range of token rows the fit was made on; outside it every prediction is extrapolated.
+        source: where the numbers come from.
+    """
+
+    roofline: Roofline
+    origin: Origin
+    fitted_rows: tuple[int, int] | None
+    source: str
+
+    def origins(self, rows: ArrayLike) -> NDArray[np.int64]:
+        """`Origin` value of a prediction for each number of token rows."""
+        count = np.asarray(rows)
+        inside = np.full(count.shape, int(self.origin), dtype=np.int64)
+        if self.fitted_rows is None:
+            return inside
+        low, high = self.fitted_rows
+        return np.where((count >= low) & (count <= high), inside, int(Origin.EXTRAPOLATED))
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineProfile:
+    """Rooflines of one device, bound to its peaks.
+
+    Attributes:
+        name: the profile's name.
+        hardware: the device whose peaks and bandwidths the efficiencies are fractions of.
+        operators: roofline of each family of `OPERATORS`.
+        dtype_operators: ``(family, dtype)`` entries that replace the family's own for that dtype.
+        h0_s, h1_s: host seconds of a step, ``h0_s + h1_s * sequences``.
+        launch_s: host seconds to launch one kernel without a CUDA graph.
+        cuda_graph_ceiling: largest number of rows captured in a CUDA graph (vLLM's platform default).
+        source: where the profile comes from.
+        date: when it was made (ISO).
+    """
+
+    name: str
+    hardware: HardwareSpec
+    operators: Mapping[str, OperatorProfile]
+    dtype_operators: Mapping[tuple[str, str], OperatorProfile]
+    h0_s: float
+    h1_s: float
+    launch_s: float
+    cuda_graph_ceiling: int
+    source: str
+    date: str
+
+    def operator(self, family: str, dtype: str) -> OperatorProfile:
+        """Roofline of a family at a dtype. Raises HardwareError for an unknown family."""
+        found = self.dtype_operators.get((family, dtype)) or self.operators.get(family)
+        if found is None:
+            raise HardwareError(f"must be one of {', '.join(OPERATORS)}", key="operator", value=family)
+        return found
+
+    def peak_flops(self, dtype: str) -> float:
+        """Dense peak FLOP/s at which weights of ``dtype`` are multiplied.
+
+        int4 is weight-only: it is unpacked and multiplied in bf16, and so is fp8 on a device without an fp8 peak.
+        Raises HardwareError when the device has no peak for it.
+        """
+        for candidate in (dtype if dtype != "int4" else "bf16", "bf16", "fp16", "fp32"):
+            peak = self.hardware.peak_flops.get(candidate)
+            if peak:
+                return float(peak)
+        raise HardwareError(f"{self.hardware.name} has no peak FLOP/s for it", key="dtype", value=dtype)
+
+    def bandwidth_bytes_per_s(self, family: str) -> float:
+        """Peak bandwidth that bounds a family: the link's for ``all_reduce``, the memory's for every other one."""
+        if family == "all_reduce":
+            return float(self.hardware.link_bandwidth_bytes_per_s)
+        return float(self.hardware.memory_bandwidth_bytes_per_s)
+
+    def operator_time(
+        self, operator: str, dtype: str, flops: ArrayLike, bytes_moved: ArrayLike, rows: ArrayLike = 1
+    ) -> tuple[FloatArray, NDArray[np.int64]]:
+        """Seconds and `Origin` values of one launch of ``operator``; the three arrays broadcast."""
+        entry = self.operator(operator, dtype)
+        seconds = entry.roofline.seconds(
+            flops, bytes_moved, self.peak_flops(dtype), self.bandwidth_bytes_per_s(operator)
+        )
+        return seconds, np.broadcast_to(entry.origins(rows), np.broadcast(seconds, np.asarray(rows)).shape)
+
+    def checksum(self) -> str:
+        """SHA-256 over every number and source, the device's included; the manifest holds it."""
+        return _checksum(self)
+
+
+@dataclass(frozen=True, slots=True)
+class AffineProfile:
+    """A whole-step fit of one model on one device: no shapes, no dtypes, no rooflines.
+
+    ``target = target_fixed_s + target_row_s * rows + target_kv_token_s * KV tokens`` where rows are all scheduled rows
+    (prompt tokens of a prefill included) and KV tokens stand in the cache before the step, over all sequences.
+    ``draft`` likewise with the draft tokens of the step, summed over the batch. ``overhead_s`` is exposed in every step.
+
+    Attributes:
+        model, hardware_name, tp, dtype: what was fitted; anything else is refused.
+        draft_methods: origin of the draft fit for each method it may be used for.
+        ngram_fraction: an n-gram draft's seconds as a fraction of the target's.
+        fitted_sequences: inclusive batch range of the fit; outside it a prediction is extrapolated.
+    """
+
+    name: str
+    model: str
+    hardware_name: str
+    tp: int
+    dtype: str
+    target_fixed_s: float
+    target_row_s: float
+    target_kv_token_s: float
+    draft_fixed_s: float
+    draft_token_s: float
+    draft_kv_token_s: float
+    draft_methods: Mapping[str, Origin]
+    ngram_fraction: float
+    ngram_methods: Mapping[str, Origin]
+    overhead_s: float
+    fitted_sequences: tuple[int, int]
+    source: str
+    date: str
+
+    def target_seconds(self, rows: ArrayLike, kv_tokens: ArrayLike) -> FloatArray:
+        """Seconds of a target pass over ``rows`` with ``kv_tokens`` in the cache before it."""
+        return np.asarray(
+            self.target_fixed_s + self.target_row_s * np.asarray(rows) + self.target_kv_token_s * np.asarray(kv_tokens),
+            dtype=np.float64,
+        )
+
+    def draft_seconds(self, draft_tokens: ArrayLike, kv_tokens: ArrayLike) -> FloatArray:
+        """Seconds to make ``draft_tokens`` (over the batch) with the EAGLE head."""
+        return np.asarray(
+            self.draft_fixed_s
+            + self.draft_token_s * np.asarray(draft_tokens)
+            + self.draft_kv_token_s * np.asarray(kv_tokens),
+            dtype=np.float64,
+        )
+
+    def checksum(self) -> str:
+        """SHA-256 over every number and source; the manifest holds it."""
+        return _checksum(self)
+
+
+HardwareProfile = RooflineProfile | AffineProfile
+
+
+def _plain(value: object) -> object:
+    """``value`` as JSON can write it, with mappings in a fixed order."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in sorted(value.items(), key=lambda pair: str(pair[0]))}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Origin):
+        return value.label
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _checksum(profile: RooflineProfile | AffineProfile) -> str:
+    text = json.dumps({"kind": type(profile).__name__, "profile": _plain(profile)}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
