@@ -1,0 +1,50 @@
+# Works on a fresh clone with Python 3.11 or newer and make. `make help` lists the targets.
+PYTHON ?= python3
+VENV := .venv
+LIVE := .venv-live
+BIN := $(VENV)/bin
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format live-env test-live bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+# The stamp holds what was installed for: a changed pyproject.toml installs again.
+$(VENV)/.stamp: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@
+
+demo: $(VENV)/.stamp  ## speculation off and on at several request rates: the table and the cutover
+	$(BIN)/draftcast simulate default --rates 2,8,16,24,32,40 --compare-off
+
+lint: $(VENV)/.stamp  ## ruff (lint and format) and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.stamp  ## let ruff rewrite the code
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+test: lint  ## lint, then every test that needs neither a GPU nor vLLM
+	$(BIN)/python -m pytest -n 2 -m 'not live' tests
+
+live-env: $(LIVE)/.stamp  ## the environment with vLLM (CPU build) that the live tests run in
+
+# vLLM's pins come first: our own run-time packages are added only where they are missing, nothing it chose is changed.
+$(LIVE)/.stamp: .ci/live-env pyproject.toml
+	.ci/live-env $(LIVE) $(PYTHON)
+	touch $@
+
+test-live: $(LIVE)/.stamp  ## live tests: the simulated scheduler against vLLM's own
+	HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 $(LIVE)/bin/python -m pytest -m live tests/live
+
+bench: $(VENV)/.stamp  ## speed of the engine: a table, then one JSON line
+	$(BIN)/python benchmarks/engine.py
+
+clean:  ## remove the environments and caches
+	rm -rf $(VENV) $(LIVE) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
