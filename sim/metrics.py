@@ -1,0 +1,335 @@
+"""The figures of a run in vLLM's terms: latencies, throughput, SLO goodput, acceptance, and where the time went.
+
+Works on the finished run's tables (requests, inter-token-latency histogram, steps); knows nothing of the engine.
+Seconds inside; ``sim/vllm_result.py`` turns the figures into the keys and milliseconds of ``vllm bench serve``.
+
+Words: *output_throughput* (tokens emitted per second, also "token goodput" in SmartSpec) is not *request_goodput*
+(requests per second that meet every SLO, vLLM ``--goodput``). *ITL* is the gap between two emissions of a request; an
+emission may hold several tokens. *TPOT* is per request, (E2E - TTFT) / (output tokens - 1), undefined for one token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from draftcast.errors import InputError
+from draftcast.sim.itl_histogram import (
+    ITL_SEGMENTS,
+    histogram_mean_std,
+    histogram_quantile,
+    itl_bin_edges,
+    segment_of,
+    segment_start,
+)
+from draftcast.sim.request_columns import TIME_COLUMNS, RequestColumns
+from draftcast.sim.slo import Slo, good_requests
+from draftcast.sim.stability import Stability, assess
+from draftcast.sim.statistics import Estimate, mser5, replication_interval
+
+__all__ = [
+    "LATENCIES",
+    "PERCENTILES",
+    "Metrics",
+    "Warmup",
+    "compute_metrics",
+    "itl_bin_edges",
+    "summarise",
+]
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time")
+PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """What was cut from the front before measuring."""
+
+    requests: int  # leading requests left out of every figure; a multiple of a twentieth of the run
+    start_s: float  # throughput counts what happens from here on: the arrival of the first measured request
+    reliable: bool  # False when 'auto' found no end of the transient in the first half
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Figures of one run.
+
+    ``values`` maps a name to a figure: ``mean_ttft_s``, ``p99_e2el_s``, ``request_throughput``, ... (NaN: undefined).
+    When the run has no steady state, medians and percentiles are absent from ``values`` and stand in ``transient``,
+    where they describe this run only.
+    """
+
+    values: Mapping[str, float]
+    stability: Stability
+    warmup: Warmup
+    per_position_acceptance: tuple[float, ...] = ()  # accepted at draft position j over draft rounds, as in vLLM
+    by_class: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    transient: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def stable(self) -> bool:
+        """Whether steady-state percentiles exist."""
+        return self.stability.steady
+
+    def __getitem__(self, name: str) -> float:
+        return self.values[name]
+
+    def summary(self) -> dict[str, float]:
+        """All figures as a flat dict, per-position acceptance included; percentiles only in a steady state."""
+        rates = {f"acceptance_rate_position_{j}": rate for j, rate in enumerate(self.per_position_acceptance)}
+        return {**self.values, **rates}
+
+
+def compute_metrics(
+    requests: pd.DataFrame,
+    itl_counts: IntArray | None = None,
+    *,
+    slo: Slo | Mapping[str, Slo] | None = None,
+    warmup: Literal["none", "auto"] | int = "auto",
+    end_s: float | None = None,
+    replicas: int = 1,
+    steps: pd.DataFrame | None = None,
+    accepted_per_position: IntArray | None = None,
+) -> Metrics:
+    """All figures of one run.
+
+    Args:
+        requests: one row per request (columns as in ``RunResult.requests``), at least one; rows in any order.
+        itl_counts: histogram of gaps, int64 [20, ITL_BINS], segment = request index * 20 // n.
+        slo: objectives for all requests, or per class name; a class without one counts as good when it finishes.
+        warmup: 'none'; 'auto' (MSER-5 on TPOT and TTFT, only when the run is steady); or a number of requests. Rounded
+            up to a twentieth of the requests, so that the same cut applies to the ITL histogram.
+        end_s: simulated time at which the run ended; the last completion by default.
+        replicas: divides the ``_per_replica`` figures and the busy share.
+        steps: step records, for step and batch figures.
+        accepted_per_position: accepted drafts by draft position, [20, K] by segment or [K] for the whole run.
+
+    Latencies, acceptance and SLO attainment describe the requests that arrive after the cut. Throughput counts all that
+    completes from the cut to ``end_s``; the output of a request that straddles the cut is spread evenly between its
+    first token and its end. Without a cut that is vLLM's definition: totals over first arrival to last completion.
+
+    Raises:
+        InputError: no requests, or a warm-up outside what the run allows.
+    """
+    if len(requests) == 0:
+        raise InputError("metrics need at least one request")
+    order = requests["request"].to_numpy()
+    if (order[1:] < order[:-1]).any():
+        requests = requests.sort_values("request", kind="stable")
+    c = RequestColumns.of(requests)
+    n = len(requests)
+    stability = assess(c.arrival_s, c.scheduled_s, c.finish_s)
+    cut = _warmup(c, warmup, stability)
+    kept = slice(cut.requests, n)
+    end = float(c.finish_s[c.finished].max(initial=c.arrival_s[-1])) if end_s is None else end_s
+    good = good_requests(requests, c, slo)
+
+    values = _throughput(c, cut, end, good if slo is not None else None, replicas)
+    values["num_requests"] = float(n - cut.requests)
+    values["slo_attainment"] = float(good[kept].mean()) if slo is not None else math.nan
+    latencies = _latencies(c, kept)
+    if itl_counts is not None:
+        latencies |= _itl(c, itl_counts, cut.requests)
+    shown, transient = _withhold_percentiles(latencies, stability.steady)
+    values |= shown
+    values |= _acceptance_and_work(requests, kept)
+    if steps is not None:
+        values |= _steps(steps, cut.start_s, end, replicas)
+    return Metrics(
+        values=values,
+        stability=stability,
+        warmup=cut,
+        per_position_acceptance=_per_position(requests, accepted_per_position, cut.requests),
+        by_class=_by_class(requests, c, kept, good if slo is not None else None, stability.steady),
+        transient=transient,
+    )
+
+
+def _warmup(c: RequestColumns, warmup: Literal["none", "auto"] | int, stability: Stability) -> Warmup:
+    n, wanted, reliable = c.arrival_s.size, 0, True
+    if warmup == "auto":
+        # TPOT shows the batch filling up, TTFT the queue. Without a steady state there is nothing to warm up to.
+        for series in (c.tpot_s, c.ttft_s) if stability.steady else ():
+            index = np.flatnonzero(np.isfinite(series))
+            found = mser5(series[index])
+            if found.cut:
+                wanted = max(wanted, int(index[found.cut]))
+                reliable = reliable and found.reliable
+    elif warmup != "none":
+        wanted = warmup
+    last = segment_start(ITL_SEGMENTS - 1, n)
+    if not isinstance(wanted, int) or not 0 <= wanted <= last:
+        raise InputError(f"must be 'none', 'auto' or a number from 0 to {last}", key="warmup", value=warmup)
+    # The first segment that starts at or after the wanted request.
+    requests = segment_start((wanted - 1) * ITL_SEGMENTS // n + 1, n)
+    return Warmup(requests, float(c.arrival_s[requests]), reliable)
+
+
+def _throughput(
+    c: RequestColumns, cut: Warmup, end_s: float, good: BoolArray | None, replicas: int
+) -> dict[str, float]:
+    duration = end_s - cut.start_s
+    inside = c.finished & (c.finish_s >= cut.start_s)
+    tokens = c.output[inside].astype(np.float64)
+    prompt = c.prompt[inside].astype(np.float64)
+    if cut.requests:
+        # The first token comes with the prompt; the others follow evenly until the end.
+        first = (c.arrival_s + c.ttft_s)[inside]
+        before = np.maximum(cut.start_s - first, 0.0)
+        share = np.divide(before, c.finish_s[inside] - first, out=np.zeros_like(before), where=before > 0)
+        tokens -= np.where(before > 0, 1 + share * (tokens - 1), 0.0)
+        prompt[before > 0] = 0.0
+    completed, output, total_input = float(np.count_nonzero(inside)), float(tokens.sum()), float(prompt.sum())
+    rate = 1 / duration if duration > 0 else math.nan
+    return {
+        "duration_s": duration,
+        "completed": completed,
+        "failed": float(np.count_nonzero(~c.finished)),
+        "total_input_tokens": total_input,
+        "total_output_tokens": output,
+        "request_throughput": completed * rate,
+        "request_goodput": float(np.count_nonzero(good & inside)) * rate if good is not None else math.nan,
+        "output_throughput": output * rate,
+        "output_throughput_per_replica": output * rate / replicas,
+        "total_token_throughput": (total_input + output) * rate,
+    }
+
+
+def _distribution(name: str, values_s: FloatArray) -> dict[str, float]:
+    """Mean, median, std and percentiles (seconds) as vLLM computes them: population std, linear interpolation."""
+    values_s = values_s[np.isfinite(values_s)]
+    if values_s.size == 0:
+        return {f"{stat}_{name}_s": math.nan for stat in ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))}
+    points = np.percentile(values_s, PERCENTILES)
+    result = {f"mean_{name}_s": float(values_s.mean()), f"median_{name}_s": float(points[0])}
+    result[f"std_{name}_s"] = float(values_s.std())
+    return result | {f"p{p}_{name}_s": float(point) for p, point in zip(PERCENTILES, points, strict=True)}
+
+
+def _latencies(c: RequestColumns, kept: slice | BoolArray) -> dict[str, float]:
+    done = c.finished[kept]
+    result: dict[str, float] = {}
+    for name, series in (("ttft", c.ttft_s), ("tpot", c.tpot_s), ("e2el", c.e2el_s), ("queue_time", c.queue_s)):
+        result |= _distribution(name, series[kept][done])
+    return result
+
+
+def _itl(c: RequestColumns, counts: IntArray, cut: int) -> dict[str, float]:
+    histogram = counts[int(segment_of(cut, c.arrival_s.size)) :].sum(axis=0)
+    mean, std = histogram_mean_std(histogram)
+    gaps = int(histogram.sum())
+    if gaps and c.finished[cut:].all():
+        # Gaps of a finished request add up to E2E - TTFT: the mean needs no binning.
+        mean = float((c.e2el_s - c.ttft_s)[cut:].sum()) / gaps
+    points = histogram_quantile(histogram, np.array(PERCENTILES) / 100)
+    result = {"mean_itl_s": mean, "median_itl_s": float(points[0]), "std_itl_s": std}
+    return result | {f"p{p}_itl_s": float(point) for p, point in zip(PERCENTILES, points, strict=True)}
+
+
+def _withhold_percentiles(values: dict[str, float], steady: bool) -> tuple[dict[str, float], dict[str, float]]:
+    if steady:
+        return values, {}
+    held = {k: v for k, v in values.items() if k.startswith(("median_", *(f"p{p}_" for p in PERCENTILES)))}
+    return {k: v for k, v in values.items() if k not in held}, held
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+def _acceptance_and_work(requests: pd.DataFrame, kept: slice) -> dict[str, float]:
+    """Acceptance (bonus token included, rounds without a draft not counted), preemptions, prefix hits and the time."""
+
+    def total(name: str) -> float:
+        return float(requests[name].to_numpy()[kept].sum())
+
+    count = len(requests) - kept.start
+    drafts, proposed, accepted = total("num_drafts"), total("num_draft_tokens"), total("num_accepted_tokens")
+    times = {name: float(np.nansum(requests[name].to_numpy(dtype=np.float64)[kept])) for name in TIME_COLUMNS}
+    whole = sum(times.values())
+    return {
+        "num_drafts": drafts,
+        "num_draft_tokens": proposed,
+        "num_accepted_tokens": accepted,
+        "mean_acceptance_length": 1 + _ratio(accepted, drafts),
+        "acceptance_rate": _ratio(accepted, proposed),
+        "preemptions": total("preemptions"),
+        "prefix_cache_hit_rate": _ratio(total("cached_tokens"), total("prompt_tokens")),
+        **{f"mean_{name}": value / count for name, value in times.items()},
+        **{f"share_{name.removesuffix('_s')}": _ratio(value, whole) for name, value in times.items()},
+    }
+
+
+def _per_position(requests: pd.DataFrame, accepted: IntArray | None, cut: int) -> tuple[float, ...]:
+    if accepted is None:
+        return ()
+    drafts = requests["num_drafts"].to_numpy()
+    if accepted.ndim == 2:
+        accepted, drafts = accepted[int(segment_of(cut, len(requests))) :].sum(axis=0), drafts[cut:]
+    return tuple(_ratio(float(count), float(drafts.sum())) for count in accepted) if drafts.sum() else ()
+
+
+def _steps(steps: pd.DataFrame, start_s: float, end_s: float, replicas: int) -> dict[str, float]:
+    """Step and batch figures over [start_s, end_s]; means of batch sizes and queues are weighted by step duration."""
+    inside = steps["start_s"].to_numpy() >= start_s
+    duration = steps["duration_s"].to_numpy(dtype=np.float64)[inside]
+    busy = float(duration.sum())
+
+    def weighted(name: str) -> float:
+        return _ratio(float(duration @ steps[name].to_numpy(dtype=np.float64)[inside]), busy)
+
+    used = steps["kv_used_blocks"].to_numpy()[inside]
+    return {
+        "num_steps": float(duration.size),
+        "mean_step_s": _ratio(busy, duration.size),
+        "busy_share": _ratio(busy, (end_s - start_s) * replicas),
+        **{f"mean_{name}": weighted(name) for name in ("num_seqs", "num_tokens", "k", "running", "waiting")},
+        "max_kv_used_blocks": float(used.max()) if used.size else math.nan,
+    }
+
+
+def _by_class(
+    requests: pd.DataFrame, c: RequestColumns, kept: slice, good: BoolArray | None, steady: bool
+) -> dict[str, dict[str, float]]:
+    codes, names = pd.factorize(requests["class"], sort=True)
+    if len(names) < 2:
+        return {}
+    measured = np.zeros(len(requests), dtype=np.bool_)
+    measured[kept] = True
+    result = {}
+    for code, name in enumerate(names):
+        members = measured & (codes == code)
+        count = int(np.count_nonzero(members))
+        if not count:
+            continue
+        attainment = float(good[members].mean()) if good is not None else math.nan
+        shown, _ = _withhold_percentiles(_latencies(c, members), steady)
+        result[str(name)] = {"num_requests": float(count), "slo_attainment": attainment, **shown}
+    return result
+
+
+def summarise(replications: Sequence[Mapping[str, float]], confidence: float = 0.95) -> dict[str, Estimate]:
+    """Interval of each figure across replications (``Metrics.summary()`` of each run).
+
+    A name that any replication leaves out is left out: one run without a steady state takes the percentiles away. NaN
+    (undefined in that run) is skipped, so ``n`` may be smaller; all NaN gives an Estimate of NaN with n = 0.
+    """
+    if not replications:
+        raise InputError("a summary needs at least one replication")
+    result = {}
+    for name in replications[0]:
+        if all(name in r for r in replications):
+            finite = [v for r in replications if math.isfinite(v := r[name])]
+            nothing = Estimate(math.nan, math.nan, math.nan, math.nan, 0, confidence)
+            result[name] = replication_interval(finite, confidence) if finite else nothing
+    return result
