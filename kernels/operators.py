@@ -1,0 +1,319 @@
+"""What the operators of a transformer step cost: FLOPs and bytes, on one tensor-parallel rank.
+
+Every formula takes numpy arrays (or scalars) of row counts and returns ``Work`` of float64 arrays that broadcast.
+A multiply-add is two FLOPs. Bytes are those that must cross the device memory once: weights, activations in and out,
+KV cache; caches and re-reads belong to the fitted efficiencies of a profile. Nothing here knows a device or a time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftcast.kernels.dtypes import KV_BYTES, WEIGHT_BYTES, activation_bytes, kv_dtype, weight_dtype
+from draftcast.kernels.model import ModelSpec
+
+FloatArray = NDArray[np.float64]
+Scope = Literal["pass", "context", "position"]
+
+
+class Work(NamedTuple):
+    """FLOPs and bytes of an operator; arrays of one shape. ``+`` concatenates tuples: use ``add``."""
+
+    flops: FloatArray
+    bytes: FloatArray
+
+    def add(self, other: Work) -> Work:
+        return Work(self.flops + other.flops, self.bytes + other.bytes)
+
+    def scale(self, factor: float) -> Work:
+        return Work(self.flops * factor, self.bytes * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearLayer:
+    """``count`` matrices ``k x n`` (per rank), all of one kind in a model.
+
+    Attributes:
+        name: qkv, o, gate_up, down, experts_gate_up, ..., or fc, markov, block of a draft head.
+        k: input features on this rank.
+        n: output features on this rank.
+        count: how often the matrix occurs in one forward pass (layers).
+        quantised: whether a quantised checkpoint stores it in its low-bit format.
+        num_experts: routed experts that share the rows (0: dense); ``k`` and ``n`` are one expert's.
+        num_experts_per_tok: experts each row visits.
+        scope: "pass": every forward pass; "context": only over the target's rows, once a step (EAGLE-3's and DFlash's
+            fc, DFlash's context K/V projection, the first stage of an MLP speculator); "position": once for every
+            draft position, one row per request (DSpark's Markov head).
+    """
+
+    name: str
+    k: int
+    n: int
+    count: int
+    quantised: bool = True
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    scope: Scope = "pass"
+
+    def weight_bytes_per_element(self, dtype: str) -> float:
+        """Bytes a weight of this layer takes in a checkpoint of ``dtype`` (group scales included)."""
+        dtype = weight_dtype(dtype)
+        if not self.quantised or (dtype == "mxfp4" and not self.num_experts):
+            return activation_bytes(dtype)
+        return WEIGHT_BYTES[dtype]
+
+    def work(self, m: ArrayLike, dtype: str) -> Work:
+        """Work of one of the ``count`` matrices over ``m`` rows."""
+        per_element, act = self.weight_bytes_per_element(dtype), activation_bytes(dtype)
+        if self.num_experts:
+            return moe_work(m, self.k, self.n, self.num_experts, self.num_experts_per_tok, per_element, act)
+        return linear_work(m, self.k, self.n, per_element, act)
+
+
+def linear_layers(model: ModelSpec, tp: int = 1) -> tuple[LinearLayer, ...]:
+    """All matrix multiplications of one forward pass on one of ``tp`` ranks, lm_head apart.
+
+    Megatron sharding: qkv and gate/up are split by columns, o and down by rows; KV heads are replicated when there are
+    fewer than ranks; routers, MLA's down-projection and a head's fc are whole on every rank. Fused as vLLM fuses them
+    (qkv, gate_up).
+
+    Raises:
+        ModelError: ``tp`` does not divide the attention heads.
+    """
+    model.check_tensor_parallel(tp)
+    layers = [*_head_layers(model, tp)]
+    if model.num_hidden_layers:
+        layers += [*_attention_layers(model, tp), *_mlp_layers(model, tp)]
+    if model.word_embed_proj_dim != model.hidden_size:
+        layers.append(LinearLayer("project_in", model.word_embed_proj_dim, model.hidden_size, 1, quantised=False))
+        layers.append(LinearLayer("project_out", model.hidden_size, model.word_embed_proj_dim, 1, quantised=False))
+    return tuple(layers)
+
+
+def _attention_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
+    hidden, heads, count = model.hidden_size, model.num_attention_heads // tp, model.num_hidden_layers
+    if model.is_mla:
+        # Absorbed form (DeepSeek-V2, arXiv 2405.04434, section 2.1.2): kv_b is applied head by head to queries
+        # (nope -> latent) and to attention outputs (latent -> v), so it costs kv_lora_rank * (nope + v) * heads.
+        query_dim = heads * (model.qk_nope_head_dim + model.qk_rope_head_dim)
+        down = model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim
+        kv_b = heads * (model.qk_nope_head_dim + model.v_head_dim)
+        return [
+            LinearLayer("qkv_a", hidden, down, count),
+            LinearLayer("q_b", model.q_lora_rank or hidden, query_dim, count),
+            LinearLayer("kv_b", model.kv_lora_rank, kv_b, count),
+            LinearLayer("o", heads * model.v_head_dim, hidden, count),
+        ]
+    qkv = (heads + 2 * model.kv_heads_per_rank(tp)) * model.head_dim
+    first = model.attention_input_size
+    qkv_layers = [LinearLayer("qkv", hidden, qkv, count)]
+    if first:
+        qkv_layers = [LinearLayer("qkv_first", first, qkv, 1)]
+        if count > 1:
+            qkv_layers.append(LinearLayer("qkv", hidden, qkv, count - 1))
+    return [*qkv_layers, LinearLayer("o", heads * model.head_dim, hidden, count)]
+
+
+def _mlp_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
+    hidden, wide = model.hidden_size, 2 if model.gated_mlp else 1
+    up, down = ("gate_up", "down") if model.gated_mlp else ("fc1", "fc2")
+    layers: list[LinearLayer] = []
+    if model.num_dense_layers:
+        width = math.ceil(model.intermediate_size / tp)
+        layers.append(LinearLayer(up, hidden, wide * width, model.num_dense_layers))
+        layers.append(LinearLayer(down, width, hidden, model.num_dense_layers))
+    if model.num_moe_layers:
+        width, count = math.ceil(model.moe_intermediate_size / tp), model.num_moe_layers
+        experts, top_k = model.num_experts, model.num_experts_per_tok
+        layers.append(LinearLayer("router", hidden, experts, count, quantised=False))
+        layers.append(LinearLayer("experts_" + up, hidden, wide * width, count, True, experts, top_k))
+        layers.append(LinearLayer("experts_" + down, width, hidden, count, True, experts, top_k))
+        if model.num_shared_experts:
+            shared = model.num_shared_experts * width
+            layers.append(LinearLayer("shared_" + up, hidden, wide * shared, count))
+            layers.append(LinearLayer("shared_" + down, shared, hidden, count))
+    return layers
+
+
+def _head_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
+    layers: list[LinearLayer] = []
+    if model.fc_input_size:
+        scope: Scope = "pass" if model.fc_every_pass else "context"
+        layers.append(LinearLayer("fc", model.fc_input_size, model.hidden_size, 1, quantised=False, scope=scope))
+    if model.projects_context_kv:
+        # The K and V columns of qkv again, over the target's rows.
+        columns = 2 * model.kv_heads_per_rank(tp) * model.head_dim
+        layers.append(LinearLayer("context_kv", model.hidden_size, columns, model.num_hidden_layers, scope="context"))
+    if model.num_draft_heads:
+        # One forward pass is one head: its block, then lm_head.
+        layers.append(LinearLayer("block", model.hidden_size, model.hidden_size, 1, quantised=False))
+    if model.markov_rank:
+        vocab = math.ceil(model.vocab_size / tp)
+        layers.append(LinearLayer("markov", model.markov_rank, vocab, 1, quantised=False, scope="position"))
+    return layers
+
+
+def lm_head(model: ModelSpec, tp: int = 1) -> LinearLayer:
+    """The matrix from hidden state to logits; split by vocabulary, never quantised."""
+    return LinearLayer(
+        "lm_head", model.word_embed_proj_dim, math.ceil(model.vocab_size / tp), 1, quantised=False
+    )  # fmt: skip
+
+
+def linear_work(
+    m: ArrayLike, k: float, n: float, weight_bytes_per_element: float, act_bytes: float = 2.0
+) -> Work:  # fmt: skip
+    """``(m, k) @ (k, n)``: ``2mkn`` FLOPs; weights once, activations in and out once.
+
+    Zero rows cost nothing: the kernel is not launched.
+    """
+    rows = _array(m)
+    moved = np.where(rows > 0, k * n * weight_bytes_per_element, 0.0) + rows * (k + n) * act_bytes
+    return Work(2.0 * rows * k * n, moved)
+
+
+def touched_experts(tokens: ArrayLike, num_experts: int, top_k: int) -> FloatArray:
+    """Expected number of distinct experts visited: ``E * (1 - (1 - top_k/E)^T)``, routing uniform and independent."""
+    missed_by_one = math.log1p(-min(top_k / num_experts, 1.0 - 1e-15))
+    return np.asarray(-num_experts * np.expm1(_array(tokens) * missed_by_one), dtype=np.float64)
+
+
+def moe_work(
+    m: ArrayLike,
+    k: float,
+    n: float,
+    num_experts: int,
+    top_k: int,
+    weight_bytes_per_element: float,
+    act_bytes: float = 2.0,
+) -> Work:
+    """Grouped matrix multiplication of routed experts of shape ``k x n``.
+
+    Each of ``m`` rows visits ``top_k`` experts: ``2 m top_k k n`` FLOPs. The weights of every touched expert are read
+    once, so the bytes grow with m until all experts are touched.
+    """
+    rows = _array(m) * top_k
+    weights = touched_experts(m, num_experts, top_k) * k * n * weight_bytes_per_element
+    return Work(2.0 * rows * k * n, weights + rows * (k + n) * act_bytes)
+
+
+def attention_work(
+    model: ModelSpec,
+    query_tokens: ArrayLike,
+    kv_tokens: ArrayLike,
+    query_kv: ArrayLike,
+    *,
+    tp: int = 1,
+    kv_cache_dtype: str = "bf16",
+    act_bytes: float = 2.0,
+) -> Work:
+    """Attention of ONE layer over a batch of sequences, decode, verify or prefill alike.
+
+    ``4 H d sum(q S)`` FLOPs (scores and weighted sum). A sequence's KV is read once however many of its queries are
+    verified: ``2 sum(S) H_kv d bytes`` does not contain k (FlashAttention, arXiv 2205.14135; DESIGN section 3). New
+    K and V are written once per query token; queries are read and outputs written once.
+    MLA in absorbed form (arXiv 2405.04434): every head attends to one shared latent of ``kv_lora_rank + rope`` and sums
+    latents: ``2 H (2 kv_lora_rank + rope) sum(q S)`` FLOPs; the latent is read once per sequence for all heads.
+
+    Args:
+        query_tokens: sum of q over the sequences, in tokens.
+        kv_tokens: sum of S, the context each sequence attends to, new tokens included (cut to the window for a
+            sliding layer).
+        query_kv: sum of q*S (causal prefill: sum of the context each query sees).
+        tp: ranks; heads are split, KV heads replicated when fewer.
+        kv_cache_dtype: format of the KV cache.
+        act_bytes: bytes per activation element.
+    """
+    queries, context, pairs = _array(query_tokens), _array(kv_tokens), _array(query_kv)
+    heads, kv_bytes = model.num_attention_heads // tp, KV_BYTES[kv_dtype(kv_cache_dtype)]
+    elements = model.kv_elements_per_layer(tp)
+    if model.is_mla:
+        flops = 2.0 * heads * (2 * model.kv_lora_rank + model.qk_rope_head_dim) * pairs
+        query_io = heads * (2 * model.kv_lora_rank + model.qk_rope_head_dim)
+    else:
+        flops = 4.0 * heads * model.head_dim * pairs
+        query_io = 2 * heads * model.head_dim
+    moved = (context + queries) * elements * kv_bytes + queries * query_io * act_bytes
+    return Work(flops, moved)
+
+
+def elementwise_work(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> Work:
+    """Norms, rotary embedding, activations, residuals, routing and the embedding look-up of a whole forward pass.
+
+    Memory-bound; FLOPs are counted as one per element moved. Fused as in vLLM, bytes per row and layer:
+    each norm with its residual add reads and writes two rows of ``h`` (4h); rotary reads and writes q and k; SwiGLU
+    reads ``2f`` and writes ``f`` (plain activation: ``f`` and ``f``), with f the width of the experts visited.
+    """
+    rows = _array(m)
+    hidden, layers = model.hidden_size, model.num_hidden_layers
+    per_row = 2.0 * hidden  # embedding row read and written
+    per_row += layers * model.norms_per_layer * 4.0 * hidden + (2.0 * hidden if model.final_norm else 0.0)
+    if layers:
+        heads = model.num_attention_heads // tp
+        if model.is_mla:
+            rotary = (heads + 1) * model.qk_rope_head_dim + 2.0 * (model.q_lora_rank + model.kv_lora_rank)
+        elif model.position_embeddings:
+            rotary = 0.0
+        else:
+            rotary = (heads + model.kv_heads_per_rank(tp)) * model.head_dim
+        per_row += layers * 2.0 * rotary * (2.0 if model.qk_norm else 1.0)
+        per_width = 3.0 if model.gated_mlp else 2.0
+        per_row += model.num_dense_layers * per_width * math.ceil(model.intermediate_size / tp)
+        visited = model.num_experts_per_tok + model.num_shared_experts
+        per_row += model.num_moe_layers * per_width * visited * math.ceil(model.moe_intermediate_size / tp)
+        # Weighted sum of the visited experts' outputs, and the router's logits.
+        per_row += model.num_moe_layers * (hidden * (model.num_experts_per_tok + 1) + 2.0 * model.num_experts)
+    if model.num_draft_heads:
+        per_row += 3.0 * hidden
+    return Work(rows * per_row, rows * per_row * act_bytes)
+
+
+def elementwise_bytes(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> FloatArray:
+    """Bytes of ``elementwise_work``."""
+    return elementwise_work(model, m, tp=tp, act_bytes=act_bytes).bytes
+
+
+def elementwise_kernels(model: ModelSpec) -> int:
+    """Launches of ``elementwise_work`` in one forward pass: norms, rotary or bias, activation, routing, embedding."""
+    per_layer = model.norms_per_layer + 2 + (1 if model.qk_norm else 0)
+    routing = 3 * model.num_moe_layers  # top-k, permute, weighted sum
+    return (
+        1 + model.num_hidden_layers * per_layer + routing + int(model.final_norm) + (1 if model.num_draft_heads else 0)
+    )
+
+
+def all_reduce_bytes(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> FloatArray:
+    """Bytes each rank sends in ONE all-reduce of ``m`` rows of hidden states.
+
+    Ring all-reduce: ``2 (tp-1)/tp`` times the message (Patarasuk and Yuan, JPDC 69(2), 2009); 0 for one rank.
+    """
+    return _array(m) * model.hidden_size * act_bytes * (2.0 * (tp - 1) / tp)
+
+
+def all_reduce_count(model: ModelSpec) -> int:
+    """All-reduces of one forward pass: after attention and after the MLP of every layer, one after the embedding."""
+    return 2 * model.num_hidden_layers + 1
+
+
+def logits_gather_bytes(model: ModelSpec, rows: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> FloatArray:
+    """Bytes a rank receives when the logits of all ranks are gathered: ``(tp-1)/tp`` of ``rows x vocab``."""
+    return _array(rows) * model.vocab_size * act_bytes * ((tp - 1) / tp)
+
+
+def sampler_work(model: ModelSpec, rows: ArrayLike, *, act_bytes: float = 2.0) -> Work:
+    """Greedy or temperature sampling of ``rows`` of logits, rejection sampler included.
+
+    vLLM casts logits to fp32 (read 2, write 4), takes the softmax (read 4, write 4) and samples or compares (read 4):
+    ``16 + act_bytes`` bytes and about 5 FLOPs an element.
+    """
+    elements = _array(rows) * model.vocab_size
+    return Work(5.0 * elements, elements * (16.0 + act_bytes))
+
+
+def _array(value: ArrayLike) -> FloatArray:
+    return np.asarray(value, dtype=np.float64)
