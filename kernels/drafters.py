@@ -152,7 +152,6 @@ def dflash_head(
         qk_norm=True,
         shares_lm_head=True,
         fc_input_size=fused,
-        projects_context_kv=True,
         extra_parameters=fused * target.hidden_size + target.hidden_size,
     )
 

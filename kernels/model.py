@@ -75,7 +75,6 @@ class ModelSpec:
     attention_input_size: int = 0  # input width of q, k, v in the FIRST layer when not hidden_size (EAGLE-3: 2h)
     fc_input_size: int = 0  # input width of the matrix fusing target hidden states (EAGLE 2h, EAGLE-3 3h)
     fc_every_pass: bool = False  # EAGLE and MTP fuse [embedding, hidden] in every pass, EAGLE-3 only once
-    projects_context_kv: bool = False  # DFlash: K and V of the context come from fused target hidden states
     num_draft_heads: int = 0  # medusa, mlp_speculator: parallel heads, each with its own block and lm_head
     markov_rank: int = 0  # DSpark: rank of the sequential bias head
 

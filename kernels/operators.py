@@ -47,8 +47,8 @@ class LinearLayer:
         num_experts: routed experts that share the rows (0: dense); ``k`` and ``n`` are one expert's.
         num_experts_per_tok: experts each row visits.
         scope: "pass": every forward pass; "context": only over the target's rows, once a step (EAGLE-3's and DFlash's
-            fc, DFlash's context K/V projection, the first stage of an MLP speculator); "position": once for every
-            draft position, one row per request (DSpark's Markov head).
+            fc, the first stage of an MLP speculator); "position": once for every draft position, one row per request
+            (DSpark's Markov head).
     """
 
     name: str
@@ -145,10 +145,6 @@ def _head_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
     if model.fc_input_size:
         scope: Scope = "pass" if model.fc_every_pass else "context"
         layers.append(LinearLayer("fc", model.fc_input_size, model.hidden_size, 1, quantised=False, scope=scope))
-    if model.projects_context_kv:
-        # The K and V columns of qkv again, over the target's rows.
-        columns = 2 * model.kv_heads_per_rank(tp) * model.head_dim
-        layers.append(LinearLayer("context_kv", model.hidden_size, columns, model.num_hidden_layers, scope="context"))
     if model.num_draft_heads:
         # One forward pass is one head: its block, then lm_head.
         layers.append(LinearLayer("block", model.hidden_size, model.hidden_size, 1, quantised=False))
