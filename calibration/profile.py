@@ -37,6 +37,7 @@ DEFAULT_PROFILE = "default"
 
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)]
+Dtype = Literal["fp32", "bf16", "fp16", "fp8", "int4", "mxfp4"]
 OriginLabel = Literal["measured", "interpolated", "extrapolated"]
 
 
@@ -60,7 +61,7 @@ class _Fit(_Section):
 
 
 class _Operator(_Fit):
-    dtypes: dict[Literal["bf16", "fp16", "fp8", "int4"], _Fit] = Field(default_factory=dict)
+    dtypes: dict[Dtype, _Fit] = Field(default_factory=dict)
 
 
 class _Host(_Section):
@@ -111,7 +112,7 @@ class _AffineFile(_Section):
     model: str
     hardware: str
     tp: int = Field(ge=1)
-    dtype: Literal["bf16", "fp16", "fp8", "int4"]
+    dtype: Dtype
     date: str
     source: str
     fitted_sequences: tuple[int, int]

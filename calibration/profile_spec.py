@@ -21,6 +21,7 @@ from draftcast.calibration.hardware import HardwareSpec
 from draftcast.calibration.origin import Origin
 from draftcast.calibration.roofline import FloatArray, Roofline
 from draftcast.errors import HardwareError
+from draftcast.kernels.dtypes import COMPUTE_DTYPE
 
 OPERATORS = (
     "linear",
@@ -98,10 +99,10 @@ class RooflineProfile:
     def peak_flops(self, dtype: str) -> float:
         """Dense peak FLOP/s at which weights of ``dtype`` are multiplied.
 
-        int4 is weight-only: it is unpacked and multiplied in bf16, and so is fp8 on a device without an fp8 peak.
-        Raises HardwareError when the device has no peak for it.
+        Weight-only formats are unpacked and multiplied in 16 bits, and so is fp8 on a device without fp8 matrix units
+        (as vLLM's Marlin kernels do). Raises HardwareError when the device has no peak for any of them.
         """
-        for candidate in (dtype if dtype != "int4" else "bf16", "bf16", "fp16", "fp32"):
+        for candidate in (COMPUTE_DTYPE.get(dtype, dtype), "bf16", "fp16", "fp32"):
             peak = self.hardware.peak_flops.get(candidate)
             if peak:
                 return float(peak)
@@ -134,7 +135,8 @@ class AffineProfile:
 
     ``target = target_fixed_s + target_row_s * rows + target_kv_token_s * KV tokens`` where rows are all scheduled rows
     (prompt tokens of a prefill included) and KV tokens stand in the cache before the step, over all sequences.
-    ``draft`` likewise with the draft tokens of the step, summed over the batch. ``overhead_s`` is exposed in every step.
+    ``draft`` likewise with the draft tokens of the step, summed over the batch. ``overhead_s`` is exposed in every
+    step.
 
     Attributes:
         model, hardware_name, tp, dtype: what was fitted; anything else is refused.

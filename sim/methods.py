@@ -287,7 +287,7 @@ def method_from_speculative_config(config: Mapping[str, Any] | None) -> Method:
     """The method a vLLM ``--speculative-config`` object names; ``none`` for None or an empty object.
 
     Raises:
-        ScenarioError: no method, one that draftcast does not simulate, or parallel drafting with a method that has none.
+        ScenarioError: no method, one that draftcast does not simulate, or ``parallel_drafting`` where there is none.
     """
     if not config:
         return METHODS["none"]

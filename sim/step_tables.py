@@ -1,9 +1,49 @@
+"""Tables of a roofline step cost: what every number of rows takes, and attention's coefficients.
+
+Work comes from `draftcast.kernels.operators`, seconds from the profile's rooflines; both are evaluated for all row
+counts at once. Runs once per scenario. What it leaves out: the gap between kernels beyond a roofline's ``t0``, the
+eager attention inside piecewise CUDA graphs, load imbalance between experts and ranks, shared-prefix (cascade)
+attention.
+"""
+
 from __future__ import annotations
+
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftcast.calibration.origin import Origin
+from draftcast.calibration.profile import OperatorProfile, RooflineProfile
+from draftcast.errors import ScenarioError
+from draftcast.kernels import drafters, operators
+from draftcast.kernels.dtypes import activation_bytes
+from draftcast.kernels.model import ModelSpec
+from draftcast.sim import step_time as st
+from draftcast.sim.methods import DraftPlan, Method
+from draftcast.sim.step_time import StepCost
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+# Host text search. n-gram: vLLM 0.32's KMP search without a match, timed on one core of an AMD EPYC (2026-11-21):
+# 1.8 us for 128 tokens, 22.1 us for 16,384. Suffix: assumed 20 us per request and step; the walk follows the match, so
+# it does not grow with the context (SuffixDecoding, arXiv 2411.04975).
+NGRAM_SEQ_S = 1.7e-6
+NGRAM_TOKEN_S = 1.25e-9
+SUFFIX_SEQ_S = 20.0e-6
+# Search on the device compares the padded buffer of token ids (4 bytes) with the trailing n-gram and takes an argmax
+# over a mask widened to 4 bytes: read 4, write 4, read 4 bytes a position, in about ten kernels (vLLM 0.32, one n-gram
+# size, its default being min = max = 5).
+NGRAM_GPU_BYTES_PER_POSITION = 12.0
+NGRAM_GPU_KERNELS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
+    """Engine settings that move the step cost; names follow vLLM's flags. See `compile_step_cost`."""
+
     k: int
     tp: int
     draft_tp: int
@@ -18,5 +58,305 @@ class EngineSettings:
     cudagraph_capture_sizes: tuple[int, ...] | None
 
 
-def fill_roofline(*a):
-    raise NotImplementedError
+def capture_sizes(settings: EngineSettings, verify_rows: int, ceiling: int) -> tuple[int, ...]:
+    """Numbers of rows captured as CUDA graphs, ascending; empty when everything runs eagerly.
+
+    vLLM 0.32's default: 1, 2, 4, then by 8 below 256, then by 16, up to ``min(max_num_seqs * rows * 2, ceiling)`` rows,
+    besides every uniform decode batch (a captured number of requests x rows) inside it.
+
+    Args:
+        verify_rows: target rows of one verifying request, ``1 + k``.
+        ceiling: the platform's largest capture size.
+
+    Raises:
+        ScenarioError: a capture size below 1.
+    """
+    limit = settings.max_num_batched_tokens
+    if settings.enforce_eager:
+        return ()
+    if settings.cudagraph_capture_sizes is not None:
+        for size in settings.cudagraph_capture_sizes:
+            if size < 1:
+                raise ScenarioError("must be at least 1", key="cudagraph_capture_sizes", value=size)
+        return tuple(sorted({size for size in settings.cudagraph_capture_sizes if size <= limit}))
+    sizes: set[int] = set()
+    largest = settings.max_cudagraph_capture_size
+    if largest is None:
+        largest = min(settings.max_num_seqs * verify_rows * 2, ceiling)
+        if verify_rows > 1:
+            requests = {*_grid(min(settings.max_num_seqs, ceiling)), min(settings.max_num_seqs, ceiling)}
+            sizes = {count * verify_rows for count in requests if 0 < count * verify_rows <= largest}
+        elif settings.max_num_seqs <= largest:
+            sizes = {settings.max_num_seqs}
+    elif largest < 0:
+        raise ScenarioError("must be at least 0 (0: no CUDA graphs)", key="max_cudagraph_capture_size", value=largest)
+    largest = min(largest, limit)
+    sizes |= set(_grid(largest))
+    if limit <= largest:
+        sizes.add(limit)
+    return tuple(sorted(size for size in sizes if size <= limit))
+
+
+def _grid(largest: int) -> list[int]:
+    small = [size for size in (1, 2, 4) if size <= largest]
+    return small + list(range(8, min(largest + 1, 256), 8)) + list(range(256, largest + 1, 16))
+
+
+class _Device:
+    """Seconds of operators on one device at one tensor-parallel degree, as ``(rows, 3)`` tables by origin."""
+
+    def __init__(self, profile: RooflineProfile, tp: int, dtype: str) -> None:
+        self.profile = profile
+        self.tp = tp
+        self.dtype = dtype
+        self.act_bytes = activation_bytes(dtype)
+        # Formats narrower than 16 bits hold weights; attention, norms and unquantised matrices stay 16-bit.
+        self.wide_dtype = dtype if dtype in ("fp32", "bf16", "fp16") else "bf16"
+
+    def operator(
+        self, family: str, dtype: str, work: operators.Work, rows: IntArray, launches: float = 1.0
+    ) -> FloatArray:
+        """Table of an operator family: ``launches`` kernels whose work sums to ``work``; zero rows take no time."""
+        entry = self.profile.operator(family, dtype)
+        seconds = entry.roofline.seconds(
+            work.flops, work.bytes, self.profile.peak_flops(dtype), self.profile.bandwidth_bytes_per_s(family)
+        )
+        seconds = np.where(rows > 0, seconds + (launches - 1.0) * entry.roofline.t0_s, 0.0)
+        return _by_origin(seconds, entry, rows)
+
+    def linear(self, layer: operators.LinearLayer, rows: IntArray, family: str = "linear") -> FloatArray:
+        narrow = layer.weight_bytes_per_element(self.dtype) < self.act_bytes
+        dtype = self.dtype if narrow else self.wide_dtype
+        work = layer.work(rows, self.dtype).scale(layer.count)
+        return self.operator("moe" if layer.num_experts else family, dtype, work, rows, layer.count)
+
+    def collective(self, bytes_moved: FloatArray, rows: IntArray, launches: float) -> FloatArray:
+        """``launches`` equal collectives that move ``bytes_moved`` each, with the link's latency."""
+        if self.tp == 1 or launches == 0:
+            return np.zeros((len(rows), 3))
+        work = operators.Work(np.zeros(len(rows)), bytes_moved * launches)
+        table = self.operator("all_reduce", self.wide_dtype, work, rows, launches)
+        latency = np.where(rows > 0, launches * self.profile.hardware.link_latency_s, 0.0)
+        return table + _by_origin(latency, self.profile.operator("all_reduce", self.wide_dtype), rows)
+
+    def model_pass(self, model: ModelSpec, rows: IntArray, scopes: Collection[str] = ("pass",)) -> FloatArray:
+        """A forward pass over each number of rows, without attention and lm_head."""
+        table = np.zeros((len(rows), 3))
+        for layer in operators.linear_layers(model, self.tp):
+            if layer.scope in scopes:
+                table += self.linear(layer, rows)
+        work = operators.elementwise_work(model, rows, tp=self.tp, act_bytes=self.act_bytes)
+        table += self.operator("elementwise", self.wide_dtype, work, rows, operators.elementwise_kernels(model))
+        message = operators.all_reduce_bytes(model, rows, tp=self.tp, act_bytes=self.act_bytes)
+        return table + self.collective(message, rows, operators.all_reduce_count(model))
+
+    def scope(self, model: ModelSpec, rows: IntArray, scope: str) -> FloatArray:
+        """Only the matrices of one scope."""
+        layers = [layer for layer in operators.linear_layers(model, self.tp) if layer.scope == scope]
+        return sum((self.linear(layer, rows) for layer in layers), np.zeros((len(rows), 3)))
+
+    def lm_head(self, model: ModelSpec, rows: IntArray) -> FloatArray:
+        """lm_head and the gathering of logits, for each number of rows."""
+        table = self.linear(operators.lm_head(model, self.tp), rows, "lm_head")
+        gathered = operators.logits_gather_bytes(model, rows, tp=self.tp, act_bytes=self.act_bytes)
+        return table + self.collective(gathered, rows, 1.0)
+
+    def argmax(self, model: ModelSpec, rows: IntArray) -> FloatArray:
+        """Greedy choice of a draft token: the logits are read once."""
+        elements = rows.astype(np.float64) * model.vocab_size
+        work = operators.Work(elements, elements * self.act_bytes)
+        return self.operator("sampler", self.wide_dtype, work, rows)
+
+    def sampler(self, model: ModelSpec, rows: IntArray) -> FloatArray:
+        work = operators.sampler_work(model, rows, act_bytes=self.act_bytes)
+        return self.operator("sampler", self.wide_dtype, work, rows)
+
+    def launches(self, model: ModelSpec, scopes: Collection[str] = ("pass",)) -> float:
+        """Kernels of one forward pass: matrices, attention with its KV write, element-wise, collectives."""
+        matrices = sum(layer.count for layer in operators.linear_layers(model, self.tp) if layer.scope in scopes)
+        collectives = operators.all_reduce_count(model) if self.tp > 1 else 0
+        return matrices + 2 * model.num_hidden_layers + operators.elementwise_kernels(model) + collectives
+
+    def attention(self, model: ModelSpec, family: str, layers: int, kv_cache_dtype: str, window: int) -> FloatArray:
+        """One row of ``StepCost.attention`` for ``layers`` equal attention layers."""
+        column = np.zeros(st.N_COLUMNS)
+        if layers == 0:
+            return column
+
+        def unit(query_tokens: float, kv_tokens: float, query_kv: float) -> operators.Work:
+            return operators.attention_work(
+                model,
+                query_tokens,
+                kv_tokens,
+                query_kv,
+                tp=self.tp,
+                kv_cache_dtype=kv_cache_dtype,
+                act_bytes=self.act_bytes,
+            )
+
+        entry = self.profile.operator(family, self.wide_dtype)
+        fit = entry.roofline
+        per_flop_s = layers / (fit.e_c * self.profile.peak_flops(self.wide_dtype))
+        per_byte_s = layers / (fit.e_m * self.profile.bandwidth_bytes_per_s(family))
+        column[st.A_T0_S] = layers * fit.t0_s
+        column[st.A_QKV_S] = float(unit(0, 0, 1).flops) * per_flop_s
+        column[st.A_KV_S] = float(unit(0, 1, 0).bytes) * per_byte_s
+        column[st.A_ROW_S] = float(unit(1, 0, 0).bytes) * per_byte_s
+        column[st.A_P] = fit.p
+        column[st.A_ORIGIN] = entry.origin
+        column[st.A_LOW_ROWS], column[st.A_HIGH_ROWS] = entry.fitted_rows or (0.0, np.inf)
+        column[st.A_WINDOW] = window
+        column[st.A_LAYERS] = layers
+        return column
+
+
+def _by_origin(seconds: FloatArray, entry: OperatorProfile, rows: IntArray) -> FloatArray:
+    origins = entry.origins(rows)
+    return np.stack([np.where(origins == origin, seconds, 0.0) for origin in Origin], axis=1)
+
+
+def _padded_table(of_rows: Callable[[IntArray], FloatArray], last: int, sizes: tuple[int, ...]) -> FloatArray:
+    """``of_rows`` for 0..last rows, each padded up to the next capture size; shape (last + 1, 3)."""
+    rows = np.arange(last + 1, dtype=np.int64)
+    if sizes:
+        grid = np.asarray((0, *sizes), dtype=np.int64)
+        inside = rows <= sizes[-1]
+        rows[inside] = grid[np.searchsorted(grid, rows[inside])]
+    distinct, inverse = np.unique(rows, return_inverse=True)
+    return np.ascontiguousarray(of_rows(distinct)[inverse])
+
+
+def head_of(method: Method, target: ModelSpec, draft_model: ModelSpec | None, k: int) -> ModelSpec | None:
+    """The draft's model: the one given, else the head that follows from the target; None without a model.
+
+    Raises:
+        ScenarioError: the method needs a draft model and none is given, or has none and one is given.
+        ModelError: the target has no MTP layer.
+    """
+    if method.plan in (DraftPlan.NONE, DraftPlan.HOST_SEARCH, DraftPlan.DEVICE_SEARCH):
+        if draft_model is not None:
+            raise ScenarioError(f"method {method.name} runs no draft model", key="draft_model", value=draft_model.name)
+        return None
+    if draft_model is not None:
+        return draft_model
+    builders: dict[str, Callable[[], ModelSpec]] = {
+        "eagle": lambda: drafters.eagle_head(target, "eagle"),
+        "eagle_tree": lambda: drafters.eagle_head(target, "eagle"),
+        "eagle3": lambda: drafters.eagle_head(target, "eagle3"),
+        "mtp": lambda: drafters.mtp_head(target),
+        "p_eagle": lambda: drafters.p_eagle_head(target),
+        "dflash": lambda: drafters.dflash_head(target),
+        "dspark": lambda: drafters.dspark_head(target),
+        "medusa": lambda: drafters.medusa_heads(target, k),
+        "mlp_speculator": lambda: drafters.mlp_speculator_heads(target, k),
+    }
+    if method.name not in builders:
+        raise ScenarioError(f"required by method {method.name}", key="draft_model", value=None)
+    return builders[method.name]()
+
+
+def fill_roofline(
+    params: FloatArray,
+    model: ModelSpec,
+    method: Method,
+    draft_model: ModelSpec | None,
+    profile: RooflineProfile,
+    settings: EngineSettings,
+) -> StepCost:
+    """`StepCost` of a roofline profile; fills what ``params`` still lacks."""
+    device = _Device(profile, settings.tp, settings.dtype)
+    verify_rows = method.verify_rows(settings.k)
+    sizes = capture_sizes(settings, verify_rows, profile.cuda_graph_ceiling)
+    last_row = settings.max_num_batched_tokens
+    last_logit = min(settings.max_num_seqs * verify_rows, last_row)
+    window = model.sliding_window if model.num_sliding_layers else 0
+    params[st.P_WINDOW] = window
+    params[st.P_CUDA_GRAPH_ROWS] = sizes[-1] if sizes else 0
+    params[st.P_TARGET_LAUNCH_S] = device.launches(model) * profile.launch_s
+    attention = np.zeros((st.N_BLOCKS, st.N_COLUMNS))
+    # The engine cuts the target's sums to the window itself, so its blocks carry none.
+    _fill_attention(attention, 0, device, model, settings.kv_cache_dtype, own_window=False)
+    empty = np.zeros((1, 3))
+    cost = StepCost(
+        params=params,
+        target=_padded_table(lambda rows: device.model_pass(model, rows), last_row, sizes),
+        logits=_padded_table(lambda rows: device.lm_head(model, rows) + device.sampler(model, rows), last_logit, ()),
+        draft_first=empty,
+        draft_next=empty,
+        draft_logits=empty,
+        draft_serial=empty,
+        attention=attention,
+    )
+    head = head_of(method, model, draft_model, settings.k)
+    if head is not None:
+        return _fill_draft(cost, method, head, profile, settings, sizes)
+    _fill_search(params, method, profile, settings)
+    return cost
+
+
+def _fill_attention(
+    attention: FloatArray, first: int, device: _Device, model: ModelSpec, kv_cache_dtype: str, *, own_window: bool
+) -> None:
+    sliding = model.num_sliding_layers
+    window = model.sliding_window if own_window else 0
+    full = model.num_hidden_layers - sliding
+    for offset, family in ((0, "attention_decode"), (2, "attention_prefill")):
+        attention[first + offset] = device.attention(model, family, full, kv_cache_dtype, 0)
+        attention[first + offset + 1] = device.attention(model, family, sliding, kv_cache_dtype, window)
+
+
+def _fill_draft(
+    cost: StepCost,
+    method: Method,
+    head: ModelSpec,
+    profile: RooflineProfile,
+    settings: EngineSettings,
+    sizes: tuple[int, ...],
+) -> StepCost:
+    device = _Device(profile, settings.draft_tp, settings.draft_dtype)
+    last_row = settings.max_num_batched_tokens
+    per_request = max(settings.k + method.block_rows_beyond_k, settings.k, method.tree_width)
+    last_next = min(settings.max_num_seqs * per_request, max(last_row, settings.max_num_seqs))
+    cost.params[st.P_DRAFT_LAUNCH_S] = device.launches(head) * profile.launch_s
+    _fill_attention(cost.attention, st.B_DRAFT_DECODE, device, head, settings.kv_cache_dtype, own_window=True)
+    logits = _padded_table(lambda rows: device.lm_head(head, rows) + device.argmax(head, rows), last_next, ())
+    if method.plan == DraftPlan.HEADS:
+        serial = _padded_table(lambda rows: device.model_pass(head, rows), settings.max_num_seqs, ())
+        return cost._replace(
+            draft_first=_padded_table(lambda rows: device.scope(head, rows, "context"), settings.max_num_seqs, ()),
+            draft_serial=serial + logits[: settings.max_num_seqs + 1],
+        )
+    if method.plan == DraftPlan.CONTEXT_BLOCK:
+        keys_values = operators.LinearLayer(
+            "context_kv", head.hidden_size, head.kv_elements_per_layer(settings.draft_tp), head.num_hidden_layers
+        )
+        first = _padded_table(
+            lambda rows: device.scope(head, rows, "context") + device.linear(keys_values, rows), last_row, sizes
+        )
+    else:
+        first = _padded_table(lambda rows: device.model_pass(head, rows, ("pass", "context")), last_row, sizes)
+    serial = np.zeros((1, 3))
+    if head.markov_rank:
+        # One step of the sequential head per draft position: its matrix, then a choice over the vocabulary.
+        serial = _padded_table(
+            lambda rows: device.scope(head, rows, "position") + device.argmax(head, rows), settings.max_num_seqs, ()
+        )
+    return cost._replace(
+        draft_first=first,
+        draft_next=_padded_table(lambda rows: device.model_pass(head, rows), last_next, sizes),
+        draft_logits=logits,
+        draft_serial=serial,
+    )
+
+
+def _fill_search(params: FloatArray, method: Method, profile: RooflineProfile, settings: EngineSettings) -> None:
+    if method.plan == DraftPlan.DEVICE_SEARCH:
+        entry = profile.operator("elementwise", settings.dtype)
+        moved = settings.max_model_len * NGRAM_GPU_BYTES_PER_POSITION
+        params[st.P_SEARCH_STEP_S] = NGRAM_GPU_KERNELS * entry.roofline.t0_s
+        params[st.P_SEARCH_SEQ_S] = moved / (entry.roofline.e_m * profile.bandwidth_bytes_per_s("elementwise"))
+    elif method.name == "suffix":
+        params[st.P_SEARCH_SEQ_S] = SUFFIX_SEQ_S
+    elif method.plan == DraftPlan.HOST_SEARCH:
+        params[st.P_SEARCH_SEQ_S] = NGRAM_SEQ_S
+        params[st.P_SEARCH_TOKEN_S] = NGRAM_TOKEN_S

@@ -141,7 +141,7 @@ def _table_seconds(table: FloatArray, rows: float) -> float:
     last = table.shape[0] - 1
     if rows <= last:
         i = int(rows)
-        return table[i, 0] + table[i, 1] + table[i, 2]
+        return float(table[i, 0] + table[i, 1] + table[i, 2])
     if last == 0:
         return 0.0
     return float((table[last, 0] + table[last, 1] + table[last, 2]) * rows / last)
@@ -307,7 +307,9 @@ def _draft_seconds(cost: StepCost, f: FloatArray, out: FloatArray) -> float:
             seconds += _add_table(cost.draft_logits, tokens, 1.0, out)
         return seconds
     if plan == HEADS:
-        return _add_table(cost.draft_serial, seqs, passes, out) if drafting else 0.0
+        if not drafting:
+            return 0.0
+        return _add_table(cost.draft_first, seqs, 1.0, out) + _add_table(cost.draft_serial, seqs, passes, out)
     if plan == CONTEXT_BLOCK:
         seconds = _add_table(cost.draft_first, f[F_TOKENS], 1.0, out)
         if drafting:
