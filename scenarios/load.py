@@ -26,6 +26,7 @@ SUFFIX = ".yaml"
 PATH_KEYS = (
     ("workload", "arrivals", "path"),
     ("workload", "lengths", "path"),
+    ("acceptance", "path"),
 )
 
 
@@ -185,6 +186,7 @@ def _sections_with_paths(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     classes = workload.get("classes") if isinstance(workload, dict) else None
     for entry in classes if isinstance(classes, list) else []:
         found.append(_descend(entry, ["lengths"], "path"))
+        found.append(_descend(entry, ["acceptance"], "path"))
     return [section for section in found if section is not None]
 
 

@@ -106,10 +106,14 @@ class TreeAcceptance(Frozen):
 
 
 class TraceAcceptance(Frozen):
-    """Recorded acceptance by output position: ``<record>.acc_len`` of the workload's ``specdecode_bench`` file."""
+    """Recorded acceptance by output position: ``<record>.acc_len`` of a ``specdecode_bench`` file.
+
+    Without ``path`` the file the requests come from; with it, each request replays a row of that file.
+    """
 
     model: Literal["trace"]
     record: NonEmpty = "acc_eagle"
+    path: NonEmpty | None = None
 
 
 Acceptance = Annotated[

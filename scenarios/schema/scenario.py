@@ -52,12 +52,12 @@ class Policy(Frozen):
 
 
 class Statistics(Frozen):
-    """Replications with common random numbers and what is cut off as warm-up."""
+    """Replications with common random numbers; ``warmup: auto`` cuts the transient by MSER-5 when the run is steady."""
 
     replications: Annotated[int, Field(ge=1, le=1000)] = 5
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     confidence: Annotated[float, Field(gt=0.5, lt=1, allow_inf_nan=False)] = 0.95
-    warmup: Literal["mser5", "none"] = "mser5"
+    warmup: Literal["auto", "none"] = "auto"
 
 
 class Scenario(Frozen):
@@ -162,17 +162,19 @@ class Scenario(Frozen):
 
     def _recording_is_there(self) -> None:
         """Recorded acceptance belongs to recorded requests, so the requests must come from a file."""
-        models = [("acceptance", self.acceptance)]
+        models = [("acceptance", self.acceptance, self.workload.lengths)]
         for index, entry in enumerate(self.workload.classes):
-            models.append((f"workload.classes.{index}.acceptance", entry.acceptance))
-        lengths = self.workload.lengths
-        from_file = self.workload.arrivals.process == "trace" or (lengths is not None and lengths.path is not None)
-        for key, model in models:
-            if model is not None and model.model == "trace" and not from_file:
+            lengths = entry.lengths or self.workload.lengths
+            models.append((f"workload.classes.{index}.acceptance", entry.acceptance, lengths))
+        for key, model, lengths in models:
+            if model is None or model.model != "trace" or model.path is not None:
+                continue
+            from_file = lengths is not None and lengths.path is not None
+            if self.workload.arrivals.process != "trace" and not from_file:
                 raise wrong(
                     f"{key}.model",
                     "trace",
-                    "needs requests from a specdecode_bench file: workload.lengths.path, or trace arrivals",
+                    "needs requests from a specdecode_bench file (workload.lengths.path or trace arrivals), or path",
                 )
 
     def _acceptance_covers(self, spec: SpeculativeConfig) -> None:

@@ -59,7 +59,8 @@ class PiecewiseArrivals(Frozen):
 class TraceArrivals(Frozen):
     """A recorded trace: arrivals, lengths and (Mooncake) prefix hashes come from the file.
 
-    Applied in this order: keep [start_s, stop_s), sample, cut lengths, tile, scale time; then ``num_requests`` of it.
+    Applied in this order: keep [start_s, stop_s), sample, cut lengths, scale time. ``num_requests`` then takes the
+    first so many, and repeats the trace when it holds fewer.
     """
 
     process: Literal["trace"]
@@ -69,10 +70,9 @@ class TraceArrivals(Frozen):
     stop_s: Positive | None = None
     # Requests drawn without replacement, each at its own time.
     sample_requests: Count | None = None
+    sample_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     max_prompt_tokens: Count | None = None
     max_output_tokens: Count | None = None
-    # Copies one after the other.
-    tile: Count = 1
     # Factor on every gap: 2 spreads the trace over twice the time. Or give the mean rate to scale to.
     time_scale: Positive = 1.0
     request_rate_rps: Positive | None = None
@@ -152,7 +152,7 @@ class GammaTokens(_Bounded):
 
 
 class ExponentialTokens(_Bounded):
-    """Exponential, rounded up."""
+    """Exponential, rounded; 0 becomes 1 (min)."""
 
     distribution: Literal["exponential"]
     mean: Positive
@@ -209,6 +209,8 @@ class Lengths(Frozen):
     output_tokens: TokenCounts | None = None
     path: NonEmpty | None = None
     format: TraceFormat = "auto"
+    # Rows of the file in order and over again, or drawn with replacement.
+    order: Literal["sequential", "sampled"] = "sequential"
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -220,8 +222,9 @@ class Lengths(Frozen):
         for key in ("prompt_tokens", "output_tokens"):
             if getattr(self, key) is None:
                 raise wrong(key, None, "required (a number, a distribution, or path for lengths from a file)")
-        if self.format != "auto":
-            raise wrong("format", self.format, "only together with path")
+        for key, default in (("format", "auto"), ("order", "sequential")):
+            if getattr(self, key) != default:
+                raise wrong(key, getattr(self, key), "only together with path")
         return self
 
 
@@ -240,17 +243,23 @@ class Workload(Frozen):
     """Arrivals, lengths and classes of one run."""
 
     arrivals: Arrivals
-    # Requests in the run; with a trace at most this many of it, None for all of it.
+    # How many requests: a number, or all that arrive before duration_s, or both limits. A trace alone: once through.
     num_requests: Count | None = None
+    duration_s: Positive | None = None
     lengths: Lengths | None = None
     classes: Annotated[tuple[RequestClass, ...], Field(strict=False)] = ()
+    # What becomes of a request whose prompt and output exceed max_model_len.
+    max_model_len_action: Literal["error", "clip", "drop"] = "error"
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         from_trace = isinstance(self.arrivals, TraceArrivals)
         if from_trace and self.lengths is not None:
             raise wrong("lengths", "given", "not together with a trace: the trace has the lengths")
-        if not from_trace and self.num_requests is None:
+        closed = isinstance(self.arrivals, ClosedLoopArrivals)
+        if closed and self.duration_s is not None:
+            raise wrong("duration_s", self.duration_s, "not with closed_loop arrivals; give num_requests")
+        if not from_trace and self.num_requests is None and (closed or self.duration_s is None):
             raise wrong("num_requests", None, f"required with {self.arrivals.process} arrivals")
         for index, entry in enumerate(self.classes):
             if from_trace and entry.lengths is not None:

@@ -1,0 +1,230 @@
+"""The ``draftcast`` command.
+
+Exit codes: 0 answered, 2 bad input, 3 the SLO is not met, 4 the cluster cannot keep up (unstable). A table of several
+runs (``--rates``, ``--compare-off``) is an answer whatever it shows: 0. Only ``--json`` puts JSON on standard output;
+progress, notes and errors go to standard error. Heavy imports wait inside the commands.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftcast import __version__
+from draftcast.errors import InputError
+
+if TYPE_CHECKING:
+    from draftcast.scenarios.comparison import Comparison
+    from draftcast.scenarios.schema import Scenario
+    from draftcast.scenarios.simulate import RunResult
+
+BAD_INPUT, SLO_UNMET, UNSTABLE = 2, 3, 4
+
+app = typer.Typer(
+    name="draftcast",
+    help="Forecast whether speculative decoding pays on an LLM serving cluster, and at which load it stops paying.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def main() -> None:
+    """Entry point: bad input is one line on standard error and exit code 2."""
+    try:
+        app()
+    except InputError as error:
+        print(f"draftcast: error: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"draftcast {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def simulate(
+    scenario: Annotated[str, typer.Argument(help="A YAML file, or an embedded scenario (draftcast scenarios).")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. engine.block_size=32.")
+    ] = None,
+    speculative_config: Annotated[
+        str | None, typer.Option(metavar="JSON", help="vLLM's --speculative-config, verbatim; null turns it off.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Take arrivals and lengths from a trace.")] = None,
+    rates: Annotated[
+        str | None, typer.Option(metavar="R,R,...", help="Run at each of these mean request rates per second.")
+    ] = None,
+    compare_off: Annotated[
+        bool, typer.Option("--compare-off", help="Also run without speculation, on the same requests, and compare.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
+    replications: Annotated[int | None, typer.Option(help="Independent repetitions behind the intervals.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the run here (whole or not at all).")] = None,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Record every engine step (steps.parquet with --out).")
+    ] = False,
+) -> None:
+    """Simulate a scenario: latency, goodput and acceptance with intervals; with --compare-off, does SD pay."""
+    from draftcast.scenarios.comparison import compare
+    from draftcast.scenarios.load import load_scenario
+
+    changes = list(overrides or [])
+    changes += [f"statistics.seed={seed}"] if seed is not None else []
+    changes += [f"statistics.replications={replications}"] if replications is not None else []
+    question = load_scenario(scenario, overrides=changes, speculative_config=speculative_config, trace=trace)
+    wanted = _rates(rates)
+    if out is not None:
+        from draftcast.scenarios.run_directory import check_target
+
+        check_target(out)
+    _notes(question)
+    with _progress_bar() as progress:
+        answer = compare(question, wanted, compare_off=compare_off, progress=progress, record_steps=steps)
+    single = answer.points[0].on if not wanted and not compare_off else None
+    if out is not None:
+        _write(out, answer, single)
+    if as_json:
+        _print_json(single.summary if single is not None else answer.summary())
+    else:
+        _print_tables(question, answer, single)
+    if single is not None and single.unstable:
+        raise typer.Exit(UNSTABLE)
+    if single is not None and single.slo_met is False:
+        raise typer.Exit(SLO_UNMET)
+
+
+@app.command()
+def scenarios() -> None:
+    """List the embedded scenarios."""
+    from draftcast.scenarios.load import embedded_scenarios, load_scenario
+
+    for name in embedded_scenarios():
+        typer.echo(f"{name:<24}{load_scenario(name).name}")
+
+
+@app.command()
+def models() -> None:
+    """List the bundled models; any Hugging Face config.json works as well."""
+    from draftcast.kernels.catalog import load_model, model_names
+
+    for name in model_names():
+        model = load_model(name)
+        typer.echo(f"{name:<24}{model.num_parameters / 1e9:9.2f} B parameters  {model.architecture}")
+
+
+@app.command()
+def hardware() -> None:
+    """List the bundled devices."""
+    from draftcast.calibration.hardware import hardware_names, load_hardware
+
+    for name in hardware_names():
+        device = load_hardware(name)
+        bandwidth = device.memory_bandwidth_bytes_per_s / 1e12
+        typer.echo(f"{name:<16}{device.memory_bytes / 2**30:8.1f} GiB {bandwidth:7.2f} TB/s")
+
+
+def _rates(text: str | None) -> list[float]:
+    if text is None:
+        return []
+    found = []
+    for part in text.split(","):
+        try:
+            rate = float(part)
+        except ValueError:
+            raise InputError("must be numbers separated by commas, in req/s", file="--rates", value=part) from None
+        if not 0 < rate < float("inf"):
+            raise InputError("must be above 0 and finite, in req/s", file="--rates", value=part)
+        found.append(rate)
+    return sorted(set(found))
+
+
+def _notes(question: Scenario) -> None:
+    spec = question.speculative_config
+    for key in spec.without_effect if spec is not None else ():
+        print(f"draftcast: note: engine.speculative_config.{key} has no effect on simulated time", file=sys.stderr)
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[float], None]]:
+    """A bar on standard error, gone when done; nothing at all when that is not a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("simulating", total=1.0)
+        yield lambda share: bar.update(task, completed=share)
+
+
+def _print_tables(question: Scenario, answer: Comparison, single: RunResult | None) -> None:
+    from draftcast.scenarios.report import comparison_table, cutover_line, make_console, run_table, status_line
+
+    console = make_console()
+    if single is not None:
+        console.print(run_table(question, single))
+        if status_line(single):
+            console.print(status_line(single))
+        return
+    console.print(comparison_table(answer))
+    if any(point.off is not None for point in answer.points):
+        console.print(
+            "advantage: mean E2E latency without speculation / with it, same requests; above 1 speculation pays. "
+            f"± is half the {question.statistics.confidence:.0%} interval of {question.statistics.replications} "
+            "replications."
+        )
+        if len(answer.points) > 1:
+            console.print(cutover_line(answer))
+
+
+def _print_json(summary: dict[str, Any]) -> None:
+    import json
+
+    from draftcast.scenarios.run_directory import plain
+
+    typer.echo(json.dumps(plain(summary), allow_nan=False))
+
+
+def _write(out: Path, answer: Comparison, single: RunResult | None) -> None:
+    """One run as it is; several as one directory whose tables say which run a row belongs to."""
+    import pandas as pd
+
+    from draftcast.scenarios.run_directory import write_run_directory
+
+    if single is not None:
+        parts: dict[str, Any] = {"manifest": single.manifest, "summary": single.summary}
+        write_run_directory(out, **parts, requests=single.requests, steps=single.steps)
+        return
+    tables: dict[str, list[pd.DataFrame]] = {"requests": [], "steps": []}
+    for point in answer.points:
+        for which, result in (("on", point.on), ("off", point.off)):
+            for kind in tables if result is not None else ():
+                table = getattr(result, kind)
+                if table is not None:
+                    labels = {"request_rate_rps": point.request_rate_rps, "speculation": which}
+                    tables[kind].append(table.assign(**labels))
+    write_run_directory(
+        out,
+        manifest={**answer.points[0].on.manifest, "points": len(answer.points)},
+        summary=answer.summary(),
+        requests=pd.concat(tables["requests"], ignore_index=True),
+        steps=pd.concat(tables["steps"], ignore_index=True) if tables["steps"] else None,
+    )

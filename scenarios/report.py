@@ -1,0 +1,148 @@
+"""Results for people: the comparison table, the table of one run, and the sentence under them (rich)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from draftcast.scenarios.comparison import Comparison, Point, estimates
+from draftcast.scenarios.schema import Scenario
+
+if TYPE_CHECKING:
+    from draftcast.scenarios.simulate import RunResult
+    from draftcast.sim.statistics import Estimate
+
+# Without a terminal there is nobody to resize the window: take what the widest table needs.
+PLAIN_WIDTH = 150
+COMPARED = (
+    ("TTFT ms", "mean_ttft_s", 1e3),
+    ("TPOT ms", "mean_tpot_s", 1e3),
+    ("E2E s", "mean_e2el_s", 1.0),
+    ("token goodput tok/s", "output_throughput", 1.0),
+)
+ONE_RUN = (
+    ("request throughput", "request_throughput", 1.0, "req/s"),
+    ("SLO goodput", "request_goodput", 1.0, "req/s"),
+    ("SLO attainment", "slo_attainment", 1e2, "%"),
+    ("token goodput", "output_throughput", 1.0, "tok/s"),
+    ("mean TTFT", "mean_ttft_s", 1e3, "ms"),
+    ("p99 TTFT", "p99_ttft_s", 1e3, "ms"),
+    ("mean TPOT", "mean_tpot_s", 1e3, "ms"),
+    ("p99 TPOT", "p99_tpot_s", 1e3, "ms"),
+    ("p99 ITL", "p99_itl_s", 1e3, "ms"),
+    ("mean E2E", "mean_e2el_s", 1.0, "s"),
+    ("p99 E2E", "p99_e2el_s", 1.0, "s"),
+    ("mean acceptance length", "mean_acceptance_length", 1.0, "tokens, bonus included"),
+    ("preemptions", "preemptions", 1.0, ""),
+    ("prefix cache hit rate", "prefix_cache_hit_rate", 1e2, "%"),
+)
+SHARES = ("queue", "prefill", "draft", "verify", "rejected", "host", "kv_pressure")
+
+
+def make_console() -> Console:
+    """Standard output; wide enough for the tables when it is a file or a pipe."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PLAIN_WIDTH)
+    return console
+
+
+def show(value: Estimate | None, factor: float = 1.0) -> str:
+    """Mean and half width of the interval; a dash when undefined."""
+    if value is None or math.isnan(value.mean):
+        return "-"
+    scaled = value.scaled(factor)
+    digits = 0 if abs(scaled.mean) >= 1000 else 1 if abs(scaled.mean) >= 100 else 2
+    text = f"{scaled.mean:,.{digits}f}"
+    return text if math.isnan(scaled.half_width) else f"{text} ±{scaled.half_width:,.{digits}f}"
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """One row per rate; each figure without and with speculation, 95 % (or as asked) half widths behind ±."""
+    compared = any(point.off is not None for point in comparison.points)
+    table = Table(title=title(comparison.scenario), title_justify="left", show_lines=False)
+    table.add_column("req/s", justify="right")
+    if compared:
+        table.add_column("SD")
+    for name, _, _ in COMPARED:
+        table.add_column(name, justify="right")
+    if compared:
+        table.add_column("advantage", justify="right")
+    table.add_column("verdict")
+    for point in comparison.points:
+        _add_rows(table, point, compared)
+    return table
+
+
+def _add_rows(table: Table, point: Point, compared: bool) -> None:
+    rate = "-" if point.request_rate_rps is None else f"{point.request_rate_rps:g}"
+    cells = {
+        which: [show(point.figures(which).get(key), factor) for _, key, factor in COMPARED] for which in ("off", "on")
+    }
+    if not compared:
+        table.add_row(rate, *cells["on"], point.verdict)
+        return
+    table.add_row(rate, "off", *cells["off"], "", "")
+    table.add_row("", "on", *cells["on"], show(point.advantage) + " x", point.verdict, end_section=True)
+
+
+def cutover_line(comparison: Comparison) -> str:
+    """The answer in one sentence."""
+    cut = comparison.cutover
+    rates = [point.request_rate_rps for point in comparison.points if point.request_rate_rps is not None]
+    if cut is None:
+        return "Cutover: not determined (it needs at least two rates at which the cluster keeps up)."
+    level = f"{cut.confidence:.0%}"
+    if cut.kind == "always":
+        return f"Cutover: none; speculation pays at every rate looked at, up to {max(rates):g} req/s ({level})."
+    if cut.kind == "never":
+        return f"Cutover: none; speculation costs at every rate looked at, from {min(rates):g} req/s ({level})."
+    if cut.kind == "unclear":
+        return f"Cutover: unclear; {cut.reason}. More --replications or other --rates will tell."
+    bounds = "" if math.isnan(cut.low) else f" ({level} interval {_bound(cut.low)} to {_bound(cut.high)})"
+    return f"Cutover: speculation stops paying at {cut.value:.3g} req/s{bounds}."
+
+
+def _bound(value: float) -> str:
+    if math.isinf(value):
+        return "below the rates looked at" if value < 0 else "beyond the rates looked at"
+    return f"{value:.3g}"
+
+
+def title(scenario: Scenario) -> str:
+    """What was asked, on one line."""
+    engine, spec = scenario.engine, scenario.speculative_config
+    drafted = f"{scenario.method}, k={spec.k}" if spec is not None else "no speculation"
+    size = f"{scenario.cluster.replicas} x TP{engine.tensor_parallel_size}"
+    return f"{engine.model} on {scenario.hardware} ({size}); {drafted}; policy {scenario.resolved_policy.name}"
+
+
+def run_table(scenario: Scenario, result: RunResult) -> Table:
+    """The figures of one run and where its time went."""
+    confidence = scenario.statistics.confidence
+    figures: Mapping[str, Estimate] = estimates(result, confidence)
+    table = Table(title=title(scenario), title_justify="left")
+    table.add_column("figure")
+    table.add_column(f"mean ±{confidence:.0%} half width", justify="right")
+    table.add_column("unit")
+    for name, key, factor, unit in ONE_RUN:
+        if key in figures and not math.isnan(figures[key].mean):
+            table.add_row(name, show(figures[key], factor), unit)
+    shares = [name for name in SHARES if f"share_time_{name}" in figures]
+    for index, name in enumerate(shares):
+        label = "where time goes: " + name.replace("_", " ")
+        table.add_row(label, show(figures[f"share_time_{name}"], 1e2), "%", end_section=index == len(shares) - 1)
+    return table
+
+
+def status_line(result: RunResult) -> str:
+    """Stability and SLO in one sentence; empty when there is nothing to say."""
+    if result.unstable:
+        return "UNSTABLE: the queue grows, so there is no steady state; latencies describe this run only."
+    if result.slo_met is None:
+        return ""
+    return "SLO met." if result.slo_met else "SLO NOT MET."
