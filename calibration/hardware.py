@@ -15,11 +15,10 @@ from typing import Any
 import yaml
 
 from draftcast.errors import HardwareError
+from draftcast.kernels.dtypes import COMPUTE_DTYPE
 
 _FOLDER = Path(__file__).parent / "hardware"
 DTYPES = ("fp32", "bf16", "fp16", "fp8", "int4")
-# Weight-only int4 is expanded to 16 bits before it is multiplied, so its peak is fp16's.
-_ALIASES_OF_DTYPE = {"int4": "fp16", "mxfp4": "bf16"}
 _POSITIVE = ("memory_bytes", "memory_bandwidth_bytes_per_s", "link_bandwidth_bytes_per_s")
 _NOT_NEGATIVE = ("link_latency_s", "board_power_w")
 _KEYS = ("name", "vendor", "aliases", "peak_flops", "sources", *_POSITIVE, *_NOT_NEGATIVE)
@@ -56,7 +55,7 @@ class HardwareSpec:
 
     def supports(self, dtype: str) -> bool:
         """Whether matrices in ``dtype`` can be multiplied; weight-only formats need their 16-bit format."""
-        return dtype in self.peak_flops or _ALIASES_OF_DTYPE.get(dtype) in self.peak_flops
+        return dtype in self.peak_flops or COMPUTE_DTYPE.get(dtype) in self.peak_flops
 
     def peak_flops_of(self, dtype: str) -> float:
         """Dense FLOP/s in ``dtype``.
@@ -64,7 +63,7 @@ class HardwareSpec:
         Raises:
             HardwareError: the device does not support it; lists what it supports.
         """
-        for key in (dtype, _ALIASES_OF_DTYPE.get(dtype, dtype)):
+        for key in (dtype, COMPUTE_DTYPE.get(dtype, dtype)):
             if key in self.peak_flops:
                 return self.peak_flops[key]
         raise HardwareError(
