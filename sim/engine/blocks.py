@@ -1,0 +1,258 @@
+"""Paged KV blocks: allocation, and prefix caching by block hashes with LRU eviction.
+
+Follows vLLM 0.32's ``v1/core/kv_cache_manager.py``, ``single_type_kv_cache_manager.py`` (full attention) and
+``block_pool.py``: blocks without a hash are reused last-in first-out, blocks with a hash least recently used
+first, equal hashes may sit in several blocks, and a hit pins its blocks. Without prefix caching no step reads a
+block's identity, so only counts are kept; the counts are the same.
+
+A block's hash key is the trace's hash id and the block's place in it where the trace gives hash ids
+(``num_keys_per_hash`` KV blocks each), and a key of the request's own otherwise, which only the request itself
+can hit, after a preemption.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from draftcast.sim.engine.state import Engine
+
+# Keys of blocks that only their own request can hit start here; trace keys stay below.
+OWN_KEY = np.int64(1) << np.int64(60)
+OWN_KEY_BLOCKS = np.int64(1) << np.int64(22)
+EMPTY_SLOT = np.int64(0)
+
+
+@njit(cache=True, inline="always")
+def blocks_for(tokens: int, block_size: int) -> int:
+    """KV blocks that hold ``tokens`` tokens."""
+    return (tokens + block_size - 1) // block_size
+
+
+@njit(cache=True)
+def reset_blocks(s: Engine) -> None:
+    """All blocks free, in order, none hashed. Block 0 is vLLM's null block and is never handed out."""
+    c = s.config[0]
+    e = s.engine[0]
+    e.free_blocks = c.num_blocks - 1
+    n = s.block_table.shape[0]
+    for row in range(n):
+        s.free_table[row] = n - 1 - row
+    e.num_free_tables = n
+    if not c.prefix_caching:
+        return
+    head = c.num_blocks
+    previous = head
+    for block in range(1, c.num_blocks):
+        s.block_next[previous] = block
+        s.block_prev[block] = previous
+        previous = block
+    s.block_next[previous] = head
+    s.block_prev[head] = previous
+
+
+# ---- hash table: key -> first block with that key; twins follow in order of insertion ----
+
+
+@njit(cache=True, inline="always")
+def _home(key: int, mask: int) -> int:
+    x = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+    return np.int64((x >> np.uint64(24)) & np.uint64(mask))
+
+
+@njit(cache=True)
+def _find(s: Engine, key: int) -> int:
+    """Slot of ``key``, or -1 - the empty slot where it would go."""
+    mask = s.cache_key.size - 1
+    slot = _home(key, mask)
+    while s.cache_key[slot] != EMPTY_SLOT:
+        if s.cache_key[slot] == key:
+            return slot
+        slot = (slot + 1) & mask
+    return -1 - slot
+
+
+@njit(cache=True)
+def _insert(s: Engine, key: int, block: int) -> None:
+    s.block_key[block] = key
+    s.block_twin[block] = -1
+    slot = _find(s, key)
+    if slot < 0:
+        slot = -1 - slot
+        s.cache_key[slot] = key
+        s.cache_block[slot] = block
+        return
+    last = s.cache_block[slot]
+    while s.block_twin[last] >= 0:
+        last = s.block_twin[last]
+    s.block_twin[last] = block
+
+
+@njit(cache=True)
+def _evict(s: Engine, block: int) -> None:
+    """Forget the block's hash; linear probing's gap is closed by shifting back."""
+    key = s.block_key[block]
+    s.block_key[block] = 0
+    slot = _find(s, key)
+    first = s.cache_block[slot]
+    if first == block:
+        twin = s.block_twin[block]
+        if twin >= 0:
+            s.cache_block[slot] = twin
+            return
+    else:
+        while s.block_twin[first] != block:
+            first = s.block_twin[first]
+        s.block_twin[first] = s.block_twin[block]
+        return
+    mask = s.cache_key.size - 1
+    hole = slot
+    probe = (hole + 1) & mask
+    while s.cache_key[probe] != EMPTY_SLOT:
+        home = _home(s.cache_key[probe], mask)
+        if ((probe - home) & mask) >= ((probe - hole) & mask):
+            s.cache_key[hole] = s.cache_key[probe]
+            s.cache_block[hole] = s.cache_block[probe]
+            hole = probe
+        probe = (probe + 1) & mask
+    s.cache_key[hole] = EMPTY_SLOT
+
+
+@njit(cache=True)
+def block_hash(s: Engine, i: int, index: int) -> int:
+    """Key of block ``index`` of request ``i``."""
+    c = s.config[0]
+    if c.num_keys_per_hash > 0:
+        at = index // c.num_keys_per_hash
+        start = s.hash_offsets[i]
+        whole = (index + 1) * c.block_size <= s.requests[i].prompt
+        if whole and start + at < s.hash_offsets[i + 1]:
+            return s.hash_ids[start + at] * c.num_keys_per_hash + index % c.num_keys_per_hash + 1
+    return OWN_KEY + i * OWN_KEY_BLOCKS + index
+
+
+# ---- what the scheduler calls ----
+
+
+@njit(cache=True)
+def find_hits(s: Engine, i: int) -> int:
+    """Leading blocks of request ``i`` that are cached; at least the last token is always recomputed."""
+    c = s.config[0]
+    r = s.requests[i]
+    most = (r.tokens - 1) // c.block_size
+    hits = 0
+    while hits < most and _find(s, block_hash(s, i, hits)) >= 0:
+        hits += 1
+    if c.drops_last_hit and hits > 0:
+        hits -= 1
+    return hits
+
+
+@njit(cache=True)
+def count_evictable(s: Engine, i: int, hits: int) -> int:
+    """Hit blocks that stand in the free list: adopting them takes free blocks too."""
+    count = 0
+    for index in range(hits):
+        block = s.cache_block[_find(s, block_hash(s, i, index))]
+        if s.block_refs[block] == 0:
+            count += 1
+    return count
+
+
+@njit(cache=True)
+def adopt_hits(s: Engine, i: int, hits: int) -> None:
+    """Pin the ``hits`` leading cached blocks for request ``i``, which holds none yet."""
+    e = s.engine[0]
+    r = s.requests[i]
+    take_table(s, i)
+    for index in range(hits):
+        block = s.cache_block[_find(s, block_hash(s, i, index))]
+        if s.block_refs[block] == 0:
+            before, after = s.block_prev[block], s.block_next[block]
+            s.block_next[before] = after
+            s.block_prev[after] = before
+            e.free_blocks -= 1
+        s.block_refs[block] += 1
+        s.block_table[r.table, index] = block
+    r.num_blocks = hits
+    r.num_cached = hits
+
+
+@njit(cache=True)
+def take_table(s: Engine, i: int) -> None:
+    """Give request ``i`` a row of the block table."""
+    e = s.engine[0]
+    e.num_free_tables -= 1
+    s.requests[i].table = s.free_table[e.num_free_tables]
+
+
+@njit(cache=True)
+def extend(s: Engine, i: int, tokens: int) -> bool:
+    """Grow request ``i`` to hold ``tokens`` tokens; False (and nothing done) when blocks are short."""
+    c = s.config[0]
+    e = s.engine[0]
+    r = s.requests[i]
+    need = blocks_for(tokens, c.block_size) - r.num_blocks
+    if need <= 0:
+        return True
+    if need > e.free_blocks:
+        return False
+    if c.prefix_caching:
+        head = c.num_blocks
+        block = s.block_next[head]
+        for index in range(r.num_blocks, r.num_blocks + need):
+            if s.block_key[block] != 0:
+                _evict(s, block)
+            s.block_refs[block] = 1
+            s.block_table[r.table, index] = block
+            block = s.block_next[block]
+        s.block_next[head] = block
+        s.block_prev[block] = head
+    e.free_blocks -= need
+    r.num_blocks += need
+    return True
+
+
+@njit(cache=True)
+def cache_full_blocks(s: Engine, i: int, tokens: int) -> None:
+    """Hash the blocks that the first ``tokens`` tokens of request ``i`` fill."""
+    c = s.config[0]
+    r = s.requests[i]
+    full = tokens // c.block_size
+    for index in range(r.num_cached, full):
+        _insert(s, block_hash(s, i, index), s.block_table[r.table, index])
+    if full > r.num_cached:
+        r.num_cached = full
+
+
+@njit(cache=True)
+def free_request(s: Engine, i: int) -> None:
+    """Give back all blocks of request ``i``: its last block is evicted first, hashed ones least recently used."""
+    c = s.config[0]
+    e = s.engine[0]
+    r = s.requests[i]
+    if c.prefix_caching:
+        head = c.num_blocks
+        front = head  # unhashed blocks go to the front in the order they are met
+        for index in range(r.num_blocks - 1, -1, -1):
+            block = s.block_table[r.table, index]
+            s.block_refs[block] -= 1
+            if s.block_refs[block] > 0:
+                continue
+            e.free_blocks += 1
+            before = front if s.block_key[block] == 0 else s.block_prev[head]
+            after = s.block_next[before]
+            s.block_next[before] = block
+            s.block_prev[block] = before
+            s.block_next[block] = after
+            s.block_prev[after] = block
+            if s.block_key[block] == 0:
+                front = block
+        if r.table >= 0:
+            s.free_table[e.num_free_tables] = r.table
+            e.num_free_tables += 1
+            r.table = -1
+    else:
+        e.free_blocks += r.num_blocks
+    r.num_blocks = 0
+    r.num_cached = 0

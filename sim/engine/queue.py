@@ -1,0 +1,113 @@
+"""Waiting requests: a binary heap ordered as vLLM's queues are (``v1/core/sched/request_queue.py``).
+
+First come, first served: a request's key counts up when it is appended and down when it is put back to the
+front, so one heap serves both policies and a passed-over request returns to where it was. Priority: the key is
+the request's priority, ties go to the earlier arrival, then to the lower index.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from draftcast.sim.engine.state import Array, Engine
+
+
+@njit(cache=True, inline="always")
+def _before(requests: Array, a: int, b: int) -> bool:
+    x = requests[a]
+    y = requests[b]
+    if x.queue_key != y.queue_key:
+        return bool(x.queue_key < y.queue_key)
+    if x.arrival_s != y.arrival_s:
+        return bool(x.arrival_s < y.arrival_s)
+    return a < b
+
+
+@njit(cache=True)
+def _sift_up(s: Engine, hole: int) -> None:
+    queue = s.queue
+    item = queue[hole]
+    while hole > 0:
+        parent = (hole - 1) >> 1
+        if not _before(s.requests, item, queue[parent]):
+            break
+        queue[hole] = queue[parent]
+        hole = parent
+    queue[hole] = item
+
+
+@njit(cache=True)
+def _sift_down(s: Engine, hole: int) -> None:
+    queue = s.queue
+    size = s.engine[0].num_waiting
+    item = queue[hole]
+    while True:
+        child = 2 * hole + 1
+        if child >= size:
+            break
+        if child + 1 < size and _before(s.requests, queue[child + 1], queue[child]):
+            child += 1
+        if not _before(s.requests, queue[child], item):
+            break
+        queue[hole] = queue[child]
+        hole = child
+    queue[hole] = item
+
+
+@njit(cache=True)
+def push(s: Engine, i: int) -> None:
+    """Insert request ``i`` by its ``queue_key``."""
+    e = s.engine[0]
+    s.queue[e.num_waiting] = i
+    e.num_waiting += 1
+    _sift_up(s, e.num_waiting - 1)
+
+
+@njit(cache=True)
+def append(s: Engine, i: int) -> None:
+    """Append request ``i`` (priority policy: insert it by priority)."""
+    e = s.engine[0]
+    if s.config[0].priority:
+        s.requests[i].queue_key = s.requests[i].priority
+    else:
+        e.queue_back += 1
+        s.requests[i].queue_key = e.queue_back
+    push(s, i)
+
+
+@njit(cache=True)
+def prepend(s: Engine, i: int) -> None:
+    """Put request ``i`` before all others (priority policy: insert it by priority)."""
+    e = s.engine[0]
+    if s.config[0].priority:
+        s.requests[i].queue_key = s.requests[i].priority
+    else:
+        e.queue_front -= 1
+        s.requests[i].queue_key = e.queue_front
+    push(s, i)
+
+
+@njit(cache=True)
+def pop(s: Engine) -> int:
+    """Remove and return the first request."""
+    e = s.engine[0]
+    first = s.queue[0]
+    e.num_waiting -= 1
+    if e.num_waiting > 0:
+        s.queue[0] = s.queue[e.num_waiting]
+        _sift_down(s, 0)
+    return int(first)
+
+
+@njit(cache=True)
+def remove(s: Engine, i: int) -> None:
+    """Remove request ``i`` from wherever it stands; it must be waiting. O(waiting), and rare."""
+    e = s.engine[0]
+    at = 0
+    while s.queue[at] != i:
+        at += 1
+    e.num_waiting -= 1
+    if at < e.num_waiting:
+        s.queue[at] = s.queue[e.num_waiting]
+        _sift_down(s, at)
+        _sift_up(s, at)

@@ -1,0 +1,261 @@
+"""A replica: the arrays of one engine, and the few calls a cluster makes on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from draftcast.errors import CapacityError, SimulationError
+from draftcast.sim.acceptance import AcceptanceArrays
+from draftcast.sim.engine import blocks
+from draftcast.sim.engine.state import (
+    BATCH,
+    ENGINE,
+    ENTRY,
+    FINISHED,
+    N_CLOCKS,
+    REQUEST,
+    RUNNING,
+    STEP,
+    STOP_DECIDE,
+    STOP_FINISHED,
+    STOP_STEPS_FULL,
+    STOP_STUCK,
+    Array,
+    Engine,
+    EngineSettings,
+    PolicyArrays,
+)
+from draftcast.sim.engine.step import advance
+from draftcast.sim.itl_histogram import ITL_BINS, ITL_SEGMENTS
+from draftcast.sim.request_table import RequestTable
+from draftcast.sim.step_time import N_FEATURES, N_OUT, StepCost
+
+Decide = Callable[[Engine, int], None]
+"""A Python policy's hook: fill ``next_drafts`` of the entries of the batch in the given slot."""
+
+
+def request_rows(table: RequestTable) -> Array:
+    """The engine's mutable request rows (``REQUEST[n]``) for a table."""
+    n = len(table)
+    rows = np.zeros(n, REQUEST)
+    rows["prompt"] = table.prompt_tokens
+    rows["max_tokens"] = table.output_tokens
+    rows["tokens"] = table.prompt_tokens
+    rows["arrival_s"] = table.arrival_s
+    rows["class_id"] = table.class_id
+    rows["priority"] = table.priority
+    rows["table"] = -1
+    rows["segment"] = np.arange(n) * ITL_SEGMENTS // max(n, 1)
+    for name in ("first_scheduled_s", "first_token_s", "finish_s", "acceptance_ema"):
+        rows[name] = -1.0
+    return rows
+
+
+def most_slots(settings: EngineSettings, table_rows: Array) -> NDArray[np.int64]:
+    """KV slots each request may ask for at most.
+
+    Its last token aside, a request may be scheduled with k drafts while 1+k outputs are in flight, plus lookahead.
+    """
+    slots = table_rows["prompt"].astype(np.int64) + table_rows["max_tokens"]
+    slots += 2 * settings.num_speculative_tokens + settings.lookahead
+    return np.minimum(slots, settings.max_model_len)
+
+
+def check_fits(settings: EngineSettings, rows: Array) -> None:
+    """Refuse requests that the engine could never finish, naming the first.
+
+    Raises:
+        CapacityError: a prompt leaves no room for an output token, or a request alone exceeds the KV blocks.
+    """
+    too_long = np.flatnonzero(rows["prompt"] >= settings.max_model_len)
+    if too_long.size:
+        i = int(too_long[0])
+        raise CapacityError(
+            f"must be below max_model_len = {settings.max_model_len} so that a token can be generated",
+            key=f"request {i}: prompt_tokens",
+            value=int(rows["prompt"][i]),
+        )
+    longest = most_slots(settings, rows)
+    need = -(-longest // settings.block_size)
+    # One block is vLLM's null block; a lone request is admitted without the watermark.
+    short = np.flatnonzero(need > settings.num_gpu_blocks - 1)
+    if short.size:
+        i = int(short[0])
+        raise CapacityError(
+            f"one request needs {int(need[i])} KV blocks of {settings.block_size} tokens, "
+            f"the engine has {settings.num_gpu_blocks - 1}",
+            key=f"request {i}: prompt_tokens + output_tokens",
+            value=int(longest[i]),
+        )
+
+
+class Replica:
+    """One engine replica over rows of a request table that replicas share.
+
+    Args:
+        settings: the scheduler's settings.
+        rows: ``REQUEST[n]`` from :func:`request_rows`; rows given to this replica are changed by it.
+        table: the request table behind ``rows``.
+        policy: the compiled policy; kind PYTHON needs ``decide``.
+        cost: step cost.
+        acceptance: acceptance of all requests.
+        record_steps: keep one row a step.
+        decide: hook of a Python policy.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        rows: Array,
+        table: RequestTable,
+        policy: PolicyArrays,
+        cost: StepCost,
+        acceptance: AcceptanceArrays,
+        *,
+        record_steps: bool = False,
+        decide: Decide | None = None,
+    ) -> None:
+        n = rows.size
+        seqs = settings.max_num_seqs
+        caching = settings.enable_prefix_caching
+        has_hashes = caching and table.hash_ids is not None
+        if has_hashes and table.hash_block_tokens % settings.block_size:
+            raise CapacityError(
+                f"must divide the trace's hash block of {table.hash_block_tokens} tokens",
+                key="block_size",
+                value=settings.block_size,
+            )
+        width = -(-int(np.max(most_slots(settings, rows), initial=1)) // settings.block_size) if caching else 1
+        pool = settings.num_gpu_blocks if caching else 0
+        cache_size = 1 << max(4, int(2 * pool - 1).bit_length()) if caching else 1
+        self.settings = settings
+        self._decide = decide
+        self.state = Engine(
+            config=settings.row(table.hash_block_tokens if has_hashes else 0),
+            engine=np.zeros(1, ENGINE),
+            requests=rows,
+            running=np.zeros(seqs, np.int32),
+            queue=np.zeros(n, np.int32),
+            arrivals=np.zeros(n, np.int32),
+            batch=np.zeros(2, BATCH),
+            entries=np.zeros((2, seqs), ENTRY),
+            skipped=np.zeros(seqs + 8, np.int32),
+            block_table=np.zeros((seqs, width), np.int32),
+            free_table=np.zeros(seqs, np.int32),
+            block_next=np.zeros(pool + 1, np.int32),
+            block_prev=np.zeros(pool + 1, np.int32),
+            block_refs=np.zeros(pool, np.int32),
+            block_key=np.zeros(pool, np.int64),
+            block_twin=np.zeros(pool, np.int32),
+            cache_key=np.zeros(cache_size, np.int64),
+            cache_block=np.zeros(cache_size, np.int32),
+            hash_ids=np.asarray(table.hash_ids, np.int64) if has_hashes else np.zeros(0, np.int64),
+            hash_offsets=np.asarray(table.hash_offsets, np.int64) if has_hashes else np.zeros(0, np.int64),
+            policy=policy,
+            cost=cost,
+            acceptance=acceptance,
+            features=np.zeros(N_FEATURES),
+            times=np.zeros(N_OUT),
+            clocks=np.zeros(N_CLOCKS),
+            itl=np.zeros((ITL_SEGMENTS, ITL_BINS), np.int64),
+            position_drafted=np.zeros(settings.num_speculative_tokens + 1, np.int64),
+            position_accepted=np.zeros(settings.num_speculative_tokens + 1, np.int64),
+            steps=np.zeros(1024 if record_steps else 0, STEP),
+            finished=np.zeros(seqs + 1, np.int32),
+        )
+        blocks.reset_blocks(self.state)
+
+    def submit(self, requests: NDArray[np.int32] | list[int]) -> None:
+        """Send requests (row numbers, by arrival time, none earlier than those sent before)."""
+        e = self.state.engine[0]
+        start = int(e["num_arrivals"])
+        self.state.arrivals[start : start + len(requests)] = requests
+        e["num_arrivals"] = start + len(requests)
+
+    def advance(self, until_s: float, *, stop_on_finish: bool = False, max_steps: int = -1) -> int:
+        """Run until ``until_s`` (see :func:`draftcast.sim.engine.step.advance`); the reason it stopped.
+
+        Raises:
+            SimulationError: a request can never run; :func:`check_fits` should have refused it.
+        """
+        while True:
+            stop = advance(self.state, until_s, stop_on_finish, max_steps)
+            if stop == STOP_DECIDE:
+                assert self._decide is not None
+                e = self.state.engine[0]
+                self._decide(self.state, (int(e["first_batch"]) + int(e["in_flight"])) & 1)
+            elif stop == STOP_STEPS_FULL:
+                grown = np.zeros(2 * self.state.steps.size, STEP)
+                grown[: self.state.steps.size] = self.state.steps
+                self.state = self.state._replace(steps=grown)
+            elif stop == STOP_STUCK:
+                raise SimulationError("the engine can run nothing although requests wait")
+            else:
+                return int(stop)
+
+    @property
+    def now_s(self) -> float:
+        """When the scheduler's thread is free next."""
+        return float(self.state.engine[0]["host_s"])
+
+    @property
+    def num_running(self) -> int:
+        return int(self.state.engine[0]["num_running"])
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests queued, and those sent but not yet seen by the scheduler."""
+        e = self.state.engine[0]
+        return int(e["num_waiting"]) + int(e["num_arrivals"]) - int(e["next_arrival"])
+
+    @property
+    def just_finished(self) -> NDArray[np.int32]:
+        """Requests that ended in the step after which ``advance(stop_on_finish=True)`` returned STOP_FINISHED."""
+        finished: NDArray[np.int32] = self.state.finished
+        return finished[: finished[-1]]
+
+    def steps(self) -> pd.DataFrame:
+        """The recorded steps."""
+        return pd.DataFrame(self.state.steps[: int(self.state.engine[0]["recorded"])])
+
+    def check_integrity(self) -> None:
+        """Assert that blocks, queues and counters agree; for tests, at any point between calls."""
+        s = self.state
+        e = s.engine[0]
+        c = s.config[0]
+        rows = s.requests
+        mine = s.arrivals[: e["num_arrivals"]]
+        running = s.running[: e["num_running"]]
+        waiting = s.queue[: e["num_waiting"]]
+        assert np.unique(running).size == running.size, "a request runs twice"
+        assert not np.intersect1d(running, waiting).size, "a request runs and waits"
+        assert (rows["status"][running] == RUNNING).all()
+        seen = mine[: e["next_arrival"]]
+        finished = seen[rows["status"][seen] == FINISHED]
+        assert finished.size == e["num_finished"]
+        assert running.size + waiting.size + finished.size == seen.size, "a request is lost"
+        held = rows["num_blocks"][mine]
+        assert (held[~np.isin(mine, running)] == 0).all(), "a request that does not run holds blocks"
+        assert (rows["stale"][running] == 0).all()
+        if not c["prefix_caching"]:
+            assert held.sum() + e["free_blocks"] == c["num_blocks"] - 1, "blocks leaked"
+            return
+        refs = np.zeros(c["num_blocks"], np.int64)
+        for i in running:
+            np.add.at(refs, s.block_table[rows["table"][i], : rows["num_blocks"][i]], 1)
+        assert (refs == s.block_refs).all(), "reference counts disagree with the block tables"
+        free = 0
+        block = int(s.block_next[c["num_blocks"]])
+        while block != c["num_blocks"]:
+            assert refs[block] == 0 and block != 0, "a block is free and in use"
+            assert s.block_prev[s.block_next[block]] == block
+            free += 1
+            block = int(s.block_next[block])
+        assert free == e["free_blocks"] == c["num_blocks"] - 1 - np.count_nonzero(refs), "blocks leaked"
+
+
+__all__ = ["Decide", "Replica", "STOP_FINISHED", "check_fits", "request_rows"]

@@ -1,0 +1,252 @@
+"""The scheduler: which requests run in the next step and how many tokens each computes.
+
+Follows vLLM 0.32 ``v1/core/sched/scheduler.py`` (``Scheduler.schedule``, ``_preempt_request``,
+``_update_after_schedule``) and ``async_scheduler.py`` decision for decision; ``draftcast.sim.schedule_trace``
+is compared with vLLM's own class line by line. Encoders, LoRA, KV connectors, pipeline parallelism and
+structured output are not modelled.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from draftcast.sim.engine import blocks, queue
+from draftcast.sim.engine.state import PREEMPTED, RUNNING, Array, Engine
+
+
+@njit(cache=True, inline="always")
+def _add_entry(s: Engine, entries: Array, size: int, i: int, n: int, drafts: int, padded: bool) -> None:
+    x = entries[size]
+    x.request = i
+    x.tokens = n
+    x.drafts = drafts
+    x.computed = s.requests[i].computed
+    x.padded = padded
+
+
+@njit(cache=True)
+def _remove_entry(s: Engine, entries: Array, size: int, i: int) -> int:
+    """Take request ``i`` out of the first ``size`` entries, order kept; the tokens it held, or -1."""
+    for at in range(size):
+        if entries[at].request == i:
+            tokens = entries[at].tokens
+            for j in range(at, size - 1):
+                entries[j] = entries[j + 1]
+            return int(tokens)
+    return -1
+
+
+@njit(cache=True)
+def _victim(s: Engine) -> int:
+    """Place in ``running`` of the request to preempt: the last, or the largest (priority, arrival)."""
+    e = s.engine[0]
+    if not s.config[0].priority:
+        return int(e.num_running - 1)
+    worst = 0
+    for at in range(1, e.num_running):
+        a = s.requests[s.running[at]]
+        b = s.requests[s.running[worst]]
+        later = a.arrival_s > b.arrival_s or (a.arrival_s == b.arrival_s and s.running[at] > s.running[worst])
+        if a.priority > b.priority or (a.priority == b.priority and later):
+            worst = at
+    return worst
+
+
+@njit(cache=True)
+def _preempt(s: Engine, at: int) -> int:
+    """Take ``running[at]`` off the device: blocks freed, recomputed later, first in the queue."""
+    e = s.engine[0]
+    i = s.running[at]
+    for j in range(at, e.num_running - 1):
+        s.running[j] = s.running[j + 1]
+    e.num_running -= 1
+    e.num_preemptions += 1
+    r = s.requests[i]
+    blocks.free_request(s, i)
+    r.status = PREEMPTED
+    r.computed = 0
+    r.spec = 0
+    r.stale = r.in_flight
+    r.placeholders = 0
+    r.preemptions += 1
+    if not r.paused:
+        r.paused = 1
+        r.pause_start_s = max(e.mark_s, r.first_scheduled_s)
+        if r.first_token_s >= 0.0:
+            for clock in range(s.clocks.size):
+                r.clock_s[clock] += s.clocks[clock]
+    queue.prepend(s, i)
+    return int(i)
+
+
+@njit(cache=True)
+def schedule(s: Engine) -> int:
+    """Fill the next free batch with what runs in this step; the number of requests scheduled.
+
+    Changes queues, blocks and ``spec`` of the scheduled; ``commit`` then advances ``computed``.
+    """
+    c = s.config[0]
+    e = s.engine[0]
+    requests = s.requests
+    running = s.running
+    slot = (e.first_batch + e.in_flight) & 1
+    entries = s.entries[slot]
+    size = 0
+    token_budget = c.max_num_scheduled_tokens
+    input_budget = c.max_num_batched_tokens
+    slots = c.slots
+    lookahead = c.lookahead
+    max_model_len = c.max_model_len
+    prefill_scheduled = False
+    preempted = False
+    # A lone request has nobody to starve, so a long prefill may take the whole budget.
+    threshold = c.long_prefill_token_threshold if e.num_running + e.num_waiting > 1 else 0
+
+    at = 0
+    while at < e.num_running and token_budget > 0 and input_budget > slots:
+        i = running[at]
+        r = requests[i]
+        if r.placeholders > 0 and r.computed + 2 - r.placeholders >= r.prompt + r.max_tokens:
+            at += 1  # the step in flight surely ends the request
+            continue
+        n = r.tokens + r.spec + r.placeholders - r.computed
+        if 0 < threshold < n:
+            n = threshold
+        n = min(n, token_budget, input_budget - slots, max_model_len - r.computed - 1)
+        if n <= 0:
+            at += 1  # not strictly first come, first served: later requests may still run
+            continue
+
+        allocated = blocks.extend(s, i, min(r.computed + n + lookahead, max_model_len))
+        while not allocated:
+            victim_at = _victim(s)
+            victim = _preempt(s, victim_at)
+            preempted = True
+            if victim_at < at:
+                at -= 1
+                restored = _remove_entry(s, entries, size, victim)
+                if restored >= 0:
+                    size -= 1
+                    token_budget += restored
+                    input_budget += restored + slots
+            if victim == i:
+                break
+            allocated = blocks.extend(s, i, min(r.computed + n + lookahead, max_model_len))
+        if not allocated:
+            break
+
+        drafts = 0
+        if r.spec > 0:
+            drafts = max(min(n + r.computed - r.tokens - r.placeholders, r.spec), 0)
+            r.spec = 0
+        prefill_scheduled |= r.is_chunk != 0
+        _add_entry(s, entries, size, i, n, drafts, False)
+        size += 1
+        token_budget -= n
+        input_budget -= n + slots
+        at += 1
+        if c.prefix_caching:
+            blocks.cache_full_blocks(s, i, min(r.computed + n, r.tokens))
+
+    s.batch[slot].num_running = size
+    if not preempted:
+        size = _admit(s, entries, size, token_budget, input_budget, threshold, prefill_scheduled)
+    s.batch[slot].size = size
+    return size
+
+
+@njit(cache=True)
+def _admit(
+    s: Engine,
+    entries: Array,
+    size: int,
+    token_budget: int,
+    input_budget: int,
+    threshold: int,
+    prefill_scheduled: bool,
+) -> int:
+    """Admit waiting requests in order until one does not fit; the batch's new size."""
+    c = s.config[0]
+    e = s.engine[0]
+    max_model_len = c.max_model_len
+    num_already_running = size
+    num_skipped = 0
+    while token_budget > 0 and e.num_waiting > 0 and input_budget > c.slots and e.num_running < c.max_num_seqs:
+        i = s.queue[0]
+        r = s.requests[i]
+        if r.stale > 0:  # an output from before its preemption is still to be delivered
+            s.skipped[num_skipped] = queue.pop(s)
+            num_skipped += 1
+            continue
+
+        hits = blocks.find_hits(s, i) if c.prefix_caching else 0
+        hit_tokens = hits * c.block_size
+        request_budget = min(token_budget, input_budget - c.slots)
+        n = r.tokens - hit_tokens
+        padded = False
+        if c.pads and n == 1 and not prefill_scheduled and (num_already_running > 0 or hits > 0):
+            # Uniform 1+k rows keep the step inside the full CUDA graph.
+            rows = 1 + c.k
+            if hit_tokens + rows + 1 <= max_model_len:
+                if rows > request_budget:
+                    break
+                n = rows
+                padded = True
+        if 0 < threshold < n:
+            n = threshold
+        if not c.chunked_prefill and n > request_budget:
+            break
+        n = min(n, request_budget)
+
+        # The whole prompt must fit, and the watermark must stay free, before the first chunk may start.
+        watermark = c.watermark_blocks if e.num_running > 0 else 0
+        evictable = blocks.count_evictable(s, i, hits) if hits else 0
+        whole = max(blocks.blocks_for(min(r.tokens, max_model_len), c.block_size) - hits, 0) + evictable
+        slots_for = min(hit_tokens + n + c.lookahead, max_model_len)
+        first = max(blocks.blocks_for(slots_for, c.block_size) - hits, 0) + evictable
+        if max(whole, first) + watermark > e.free_blocks:
+            break
+
+        queue.pop(s)
+        if c.prefix_caching:
+            blocks.adopt_hits(s, i, hits)
+            e.cached_tokens += hit_tokens
+            e.looked_up_tokens += r.tokens
+        blocks.extend(s, i, slots_for)
+        s.running[e.num_running] = i
+        e.num_running += 1
+        r.computed = hit_tokens
+        r.status = RUNNING
+        if r.first_scheduled_s < 0.0:
+            r.first_scheduled_s = e.host_s
+            r.hit_tokens = hit_tokens
+        _add_entry(s, entries, size, i, n, c.k if padded else 0, padded)
+        size += 1
+        token_budget -= n
+        input_budget -= n + c.slots
+        if c.prefix_caching:
+            blocks.cache_full_blocks(s, i, min(hit_tokens + n, r.tokens))
+    for j in range(num_skipped):
+        queue.push(s, s.skipped[j])
+    return size
+
+
+@njit(cache=True)
+def advance_computed(s: Engine, slot: int) -> None:
+    """Count the scheduled tokens as computed at once; a later rejection takes them back.
+
+    Asynchronous scheduling also expects the outputs: 1 + drafts placeholders, and as many draft placeholders
+    as the policy put into ``next_drafts``.
+    """
+    is_async = s.config[0].is_async
+    entries = s.entries[slot]
+    for j in range(s.batch[slot].size):
+        x = entries[j]
+        r = s.requests[x.request]
+        r.computed += x.tokens
+        r.in_flight += x.tokens
+        r.is_chunk = r.computed < r.tokens + r.placeholders
+        x.is_chunk = r.is_chunk
+        if is_async and not r.is_chunk:
+            r.placeholders += 1 + x.drafts
+            r.spec = x.next_drafts

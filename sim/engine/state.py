@@ -1,0 +1,309 @@
+"""What an engine replica knows: its settings, its requests, its queues, its KV blocks, its clocks.
+
+Everything is a NumPy array (structured where a row is a thing), bundled in one named tuple, so that the same
+functions run compiled over a million steps or are called one by one from Python. Nothing here schedules.
+
+Field names are vLLM's (``vllm/v1/request.py``, ``vllm/v1/core/sched/scheduler.py``, 0.32): ``computed`` is
+``num_computed_tokens``, ``placeholders`` is ``num_output_placeholders``, ``stale`` is ``num_stale_output_tokens``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftcast.sim.acceptance import AcceptanceArrays
+from draftcast.sim.step_time import N_FEATURES, N_OUT, StepCost
+
+# Life of a request; the order is the order in which a request passes through them.
+NOT_ARRIVED, WAITING, RUNNING, PREEMPTED, FINISHED = 0, 1, 2, 3, 4
+
+# What the replica does next: ask the scheduler, let the policy decide, or take the oldest output.
+PHASE_SCHEDULE, PHASE_DECIDE, PHASE_COLLECT = 0, 1, 2
+
+# Why advance() returned.
+STOP_TIME, STOP_IDLE, STOP_DECIDE, STOP_FINISHED, STOP_STEPS_FULL, STOP_STUCK, STOP_MAX_STEPS = range(7)
+
+# Cumulative seconds of finished steps by cause; a request's share is the difference of two readings.
+CLOCK_PREFILL, CLOCK_DRAFT, CLOCK_VERIFY, CLOCK_REJECTED, CLOCK_HOST, N_CLOCKS = 0, 1, 2, 3, 4, 5
+
+# One row a request. The first 64 bytes are what a step touches.
+REQUEST = np.dtype(
+    [
+        ("prompt", "i4"),  # prompt tokens
+        ("max_tokens", "i4"),  # output tokens at which the request ends
+        ("tokens", "i4"),  # prompt + output tokens known to the scheduler
+        ("computed", "i4"),  # tokens whose KV is (optimistically) computed
+        ("placeholders", "i4"),  # output tokens in flight under asynchronous scheduling
+        ("in_flight", "i4"),  # scheduled tokens whose output is not in
+        ("stale", "i4"),  # in-flight tokens scheduled before a preemption
+        ("spec", "i4"),  # draft tokens waiting to be verified
+        ("future", "i4"),  # output tokens once everything in flight has been verified
+        ("num_blocks", "i4"),  # KV blocks held
+        ("num_cached", "i4"),  # leading blocks that carry a hash
+        ("table", "i4"),  # row of the block table, -1 without one
+        ("rounds", "i4"),  # verify rounds with at least one draft
+        ("status", "i1"),
+        ("is_chunk", "i1"),  # last scheduled as a non-final prefill chunk
+        ("paused", "i1"),  # preempted and not emitting again yet
+        ("class_id", "i1"),
+        ("last_emission_s", "f8"),
+        ("draft_tokens", "i4"),  # drafts verified
+        ("accepted", "i4"),  # drafts accepted (vLLM counts those past the end of the request too)
+        ("priority", "i4"),
+        ("preemptions", "i4"),
+        ("hit_tokens", "i4"),  # prompt tokens served from the prefix cache at first admission
+        ("segment", "i4"),  # which of the ITL histogram's segments the request belongs to
+        ("queue_key", "i8"),  # place among waiting requests, smaller is earlier
+        ("acceptance_ema", "f8"),  # moving average of accepted / drafted, -1 before the first round
+        ("arrival_s", "f8"),
+        ("first_scheduled_s", "f8"),
+        ("first_token_s", "f8"),
+        ("finish_s", "f8"),
+        ("pause_start_s", "f8"),
+        ("pressure_s", "f8"),  # time between preemption and the next emission
+        ("prefill_s", "f8"),  # first scheduled to first token, pauses left out
+        ("clock_s", "f8", (N_CLOCKS,)),
+    ],
+    align=True,
+)
+
+# One row a request of a scheduled batch.
+ENTRY = np.dtype(
+    [
+        ("request", "i4"),
+        ("tokens", "i4"),  # scheduled tokens, drafts included
+        ("drafts", "i4"),  # draft rows verified in this step
+        ("proposed", "i4"),  # of them, drafts that a text search really proposed
+        ("computed", "i4"),  # tokens computed before this step
+        ("accepted", "i4"),
+        ("next_drafts", "i4"),  # drafts to make in this step, verified in the next
+        ("padded", "i1"),  # drafts are padding of a one-token admission
+        ("is_chunk", "i1"),
+    ],
+    align=True,
+)
+
+# One row a batch in flight.
+BATCH = np.dtype(
+    [
+        ("size", "i4"),
+        ("num_running", "i4"),  # entries that were running before this step
+        ("step", "i8"),
+        ("tokens", "i4"),
+        ("drafts", "i4"),
+        ("prefill_tokens", "i4"),
+        ("decode_tokens", "i4"),
+        ("max_next_drafts", "i4"),
+        ("schedule_s", "f8"),
+        ("launch_s", "f8"),
+        ("end_s", "f8"),
+        ("host_s", "f8"),
+        ("draft_s", "f8"),
+        ("target_s", "f8"),  # target pass and sampler
+        ("prefill_s", "f8"),  # part of target_s due to prefill rows
+    ],
+    align=True,
+)
+
+# Settings of a replica, one row.
+CONFIG = np.dtype(
+    [
+        ("block_size", "i4"),
+        ("num_blocks", "i4"),
+        ("max_num_seqs", "i4"),
+        ("max_num_batched_tokens", "i4"),
+        ("max_num_scheduled_tokens", "i4"),
+        ("max_model_len", "i4"),
+        ("long_prefill_token_threshold", "i4"),
+        ("watermark_blocks", "i4"),
+        ("slots", "i4"),
+        ("lookahead", "i4"),
+        ("k", "i4"),  # num_speculative_tokens
+        ("pads", "i1"),  # one-token admissions are padded to 1+k (vLLM: no dynamic schedule)
+        ("is_async", "i1"),
+        ("priority", "i1"),
+        ("prefix_caching", "i1"),
+        ("drops_last_hit", "i1"),  # EAGLE family: the last hit block is recomputed
+        ("chunked_prefill", "i1"),
+        ("window", "i4"),  # sliding window of the target, 0 without one
+        ("num_keys_per_hash", "i4"),  # KV blocks in one trace hash block, 0: prompts share nothing
+        ("proposes_on_host", "i1"),  # host text search: cost grows with the context searched
+        ("proposes_by_match", "i1"),  # text search: fewer than k drafts, or none, may be proposed
+        ("tree_depth", "i4"),  # draft passes behind k verified tree nodes, 0: a chain
+        ("depth", "i4"),  # batches in flight before the oldest is awaited
+    ],
+    align=True,
+)
+
+# Counters and queue heads of a replica, one row.
+ENGINE = np.dtype(
+    [
+        ("host_s", "f8"),  # when the scheduler's thread is free
+        ("device_s", "f8"),  # when the device is free
+        ("mark_s", "f8"),  # clocks have been advanced to here
+        ("step", "i8"),
+        ("phase", "i4"),
+        ("in_flight", "i4"),
+        ("first_batch", "i4"),
+        ("num_running", "i4"),
+        ("num_waiting", "i4"),
+        ("next_arrival", "i4"),
+        ("num_arrivals", "i4"),
+        ("free_blocks", "i4"),
+        ("num_free_tables", "i4"),
+        ("queue_front", "i8"),
+        ("queue_back", "i8"),
+        ("num_finished", "i8"),
+        ("cached_tokens", "i8"),
+        ("looked_up_tokens", "i8"),
+        ("recorded", "i8"),
+        ("busy_s", "f8"),
+        ("idle_s", "f8"),
+        ("scheduled_tokens", "i8"),
+        ("emitted_tokens", "i8"),
+        ("num_preemptions", "i8"),
+        ("kv_block_seconds", "f8"),
+        ("origin_measured_s", "f8"),
+        ("origin_interpolated_s", "f8"),
+        ("origin_extrapolated_s", "f8"),
+    ],
+    align=True,
+)
+
+# One row a step, written only when asked for.
+STEP = np.dtype(
+    [
+        ("start_s", "f8"),
+        ("duration_s", "f8"),
+        ("host_s", "f8"),
+        ("draft_s", "f8"),
+        ("target_s", "f8"),
+        ("num_seqs", "i4"),
+        ("num_tokens", "i4"),
+        ("prefill_tokens", "i4"),
+        ("num_drafts", "i4"),
+        ("num_accepted", "i4"),
+        ("k", "i4"),
+        ("running", "i4"),
+        ("waiting", "i4"),
+        ("kv_used_blocks", "i4"),
+    ],
+    align=True,
+)
+
+Array = NDArray[Any]
+
+
+class PolicyArrays(NamedTuple):
+    """A compiled policy: its kind, its parameters, its batch-size table and its moving state."""
+
+    kind: Array  # i8[1], see policies.py
+    params: Array  # f8[...]
+    table: Array  # i8[max_num_seqs + 1], drafts by batch size
+    state: Array  # f8[...], moving averages, updated as outputs come in
+
+
+class Engine(NamedTuple):
+    """All arrays of one replica. Requests are rows of one table that replicas share."""
+
+    config: Array  # CONFIG[1]
+    engine: Array  # ENGINE[1]
+    requests: Array  # REQUEST[n]
+    running: Array  # i4[max_num_seqs]
+    queue: Array  # i4[n], waiting requests, a binary heap
+    arrivals: Array  # i4[n], requests sent to this replica, by arrival time
+    batch: Array  # BATCH[2]
+    entries: Array  # ENTRY[2, max_num_seqs]
+    skipped: Array  # i4[max_num_seqs + 8], requests passed over in this step
+    block_table: Array  # i4[max_num_seqs, blocks a sequence may need]
+    free_table: Array  # i4[max_num_seqs]
+    block_next: Array  # i4[num_blocks + 1], free list, entry num_blocks is the list's head and tail
+    block_prev: Array  # i4[num_blocks + 1]
+    block_refs: Array  # i4[num_blocks]
+    block_key: Array  # i8[num_blocks], hash key, 0 without one
+    block_twin: Array  # i4[num_blocks], next block with the same key
+    cache_key: Array  # i8[2^b], open-addressing table: key to first block
+    cache_block: Array  # i4[2^b]
+    hash_ids: Array  # i8[...]
+    hash_offsets: Array  # i8[n + 1]
+    policy: PolicyArrays
+    cost: StepCost
+    acceptance: AcceptanceArrays
+    features: Array  # f8[N_FEATURES]
+    times: Array  # f8[N_OUT]
+    clocks: Array  # f8[N_CLOCKS]
+    itl: Array  # i8[segments, bins]
+    position_drafted: Array  # i8[k + 1], rounds that verified a draft at this position
+    position_accepted: Array  # i8[k + 1]
+    steps: Array  # STEP[capacity], capacity 0: steps are not recorded
+    finished: Array  # i4[max_num_seqs], requests that ended in the last collected step
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """A replica's settings under vLLM's names; what ``CONFIG`` is filled from.
+
+    ``num_gpu_blocks`` includes vLLM's null block, as in vLLM. ``pads_single_tokens`` is true unless drafts vary
+    by a schedule or policy. For a tree ``num_speculative_tokens`` counts the verified nodes, as in vLLM.
+    """
+
+    block_size: int = 16
+    num_gpu_blocks: int = 1024
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_model_len: int = 8192
+    max_num_scheduled_tokens: int | None = None
+    long_prefill_token_threshold: int = 0
+    watermark: float = 0.0
+    slots: int = 0
+    lookahead: int = 0
+    num_speculative_tokens: int = 0
+    pads_single_tokens: bool = True
+    async_scheduling: bool = True
+    scheduling_policy: str = "fcfs"
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    drops_last_hit: bool = False
+    sliding_window: int = 0
+    proposes_on_host: bool = False
+    proposes_by_match: bool = False
+    tree_depth: int = 0
+
+    def row(self, hash_block_tokens: int = 0) -> Array:
+        """The settings as one ``CONFIG`` row."""
+        config = np.zeros(1, CONFIG)
+        row = config[0]
+        for name in (
+            "block_size",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_model_len",
+            "long_prefill_token_threshold",
+            "slots",
+            "lookahead",
+        ):
+            row[name] = getattr(self, name)
+        row["num_blocks"] = self.num_gpu_blocks
+        row["max_num_scheduled_tokens"] = self.max_num_scheduled_tokens or self.max_num_batched_tokens
+        row["watermark_blocks"] = int(self.watermark * self.num_gpu_blocks)
+        row["k"] = self.num_speculative_tokens
+        row["pads"] = self.pads_single_tokens and self.num_speculative_tokens > 0
+        row["is_async"] = self.async_scheduling
+        row["depth"] = 2 if self.async_scheduling else 1
+        row["priority"] = self.scheduling_policy == "priority"
+        row["prefix_caching"] = self.enable_prefix_caching
+        row["drops_last_hit"] = self.drops_last_hit
+        row["chunked_prefill"] = self.enable_chunked_prefill
+        row["window"] = self.sliding_window
+        row["num_keys_per_hash"] = hash_block_tokens // self.block_size if hash_block_tokens else 0
+        row["proposes_on_host"] = self.proposes_on_host
+        row["proposes_by_match"] = self.proposes_by_match
+        row["tree_depth"] = self.tree_depth
+        return config
+
+
+__all__ = ["Engine", "EngineSettings", "PolicyArrays", "N_FEATURES", "N_OUT"]

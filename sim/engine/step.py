@@ -1,0 +1,431 @@
+"""The engine's loop: schedule, draft, launch, collect - in simulated time.
+
+Synchronous scheduling takes a step's output before it schedules the next. Asynchronous scheduling schedules step
+n+1 while step n runs, so host work shows only where it outlasts the device (vLLM 0.32 ``v1/engine/core.py``,
+``step_with_batch_queue`` with a queue of two). ``advance`` runs every step that starts before a given time, in one
+compiled call; the same functions can be called one at a time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from draftcast.sim.acceptance import accepted_drafts, proposed_drafts
+from draftcast.sim.engine import blocks, queue
+from draftcast.sim.engine.decide import KIND_PYTHON, decide, observe
+from draftcast.sim.engine.schedule import advance_computed, schedule
+from draftcast.sim.engine.state import (
+    CLOCK_DRAFT,
+    CLOCK_HOST,
+    CLOCK_PREFILL,
+    CLOCK_REJECTED,
+    CLOCK_VERIFY,
+    FINISHED,
+    PHASE_COLLECT,
+    PHASE_DECIDE,
+    PHASE_SCHEDULE,
+    RUNNING,
+    STOP_DECIDE,
+    STOP_FINISHED,
+    STOP_IDLE,
+    STOP_MAX_STEPS,
+    STOP_STEPS_FULL,
+    STOP_STUCK,
+    STOP_TIME,
+    WAITING,
+    Engine,
+)
+from draftcast.sim.itl_histogram import ITL_BIN_OFFSET, ITL_BIN_SHIFT, ITL_BINS
+from draftcast.sim.step_time import (
+    F_DECODE_KV,
+    F_DECODE_QKV,
+    F_DECODE_SEQS,
+    F_DECODE_TOKENS,
+    F_DRAFT_KV,
+    F_DRAFT_PASSES,
+    F_DRAFT_SEQS,
+    F_DRAFT_TOKENS,
+    F_LOGIT_ROWS,
+    F_PREFILL_KV,
+    F_PREFILL_QKV,
+    F_PREFILL_SEQS,
+    F_PREFILL_TOKENS,
+    F_PROPOSE_TOKENS,
+    F_SEQS,
+    F_TOKENS,
+    F_WIN_DECODE_KV,
+    F_WIN_DECODE_QKV,
+    F_WIN_PREFILL_KV,
+    F_WIN_PREFILL_QKV,
+    O_DRAFT,
+    O_HOST,
+    O_ORIGIN_EXTRAPOLATED,
+    O_ORIGIN_INTERPOLATED,
+    O_ORIGIN_MEASURED,
+    O_PREFILL,
+    O_SAMPLE,
+    O_TARGET,
+    P_OVERLAP_HOST,
+    step_time,
+)
+
+
+@njit(cache=True)
+def draw(s: Engine, slot: int) -> None:
+    """Settle what the scheduled drafts will yield; the engine only learns it when the output is collected.
+
+    A draft's fate depends on its output position alone, so drawing it now or later is the same draw.
+    """
+    by_match = s.config[0].proposes_by_match
+    is_async = s.config[0].is_async
+    entries = s.entries[slot]
+    for j in range(s.batch[slot].size):
+        x = entries[j]
+        r = s.requests[x.request]
+        x.is_chunk = x.computed + x.tokens < r.tokens + r.placeholders
+        x.accepted = 0
+        x.proposed = 0
+        if x.is_chunk:
+            continue
+        if x.drafts > 0 and not x.padded:  # padding holds no drafts, so nothing of it can be accepted
+            x.proposed = x.drafts
+            if by_match and is_async:  # rows are reserved before the search on the device is known to have matched
+                x.proposed = proposed_drafts(s.acceptance, x.request, r.future, x.drafts)
+            x.accepted = accepted_drafts(s.acceptance, x.request, r.future, x.proposed)
+        r.future += x.accepted + 1
+
+
+@njit(cache=True)
+def measure(s: Engine, slot: int) -> None:
+    """Fill the feature vector of the batch in ``slot`` (``draftcast.sim.step_cost``) and its token counts."""
+    f = s.features
+    f[:] = 0.0
+    c = s.config[0]
+    window = c.window
+    batch = s.batch[slot]
+    entries = s.entries[slot]
+    drafts = 0
+    most = 0
+    for j in range(batch.size):
+        x = entries[j]
+        end = x.computed + x.tokens
+        if x.tokens == 1 + x.drafts:
+            f[F_DECODE_SEQS] += 1.0
+            f[F_DECODE_TOKENS] += x.tokens
+            f[F_DECODE_KV] += end
+            f[F_DECODE_QKV] += float(x.tokens) * end
+            f[F_LOGIT_ROWS] += x.tokens
+            if window > 0:
+                seen = min(end, window)
+                f[F_WIN_DECODE_KV] += seen
+                f[F_WIN_DECODE_QKV] += float(x.tokens) * seen
+        else:
+            # Row i of a chunk attends to everything before it and itself.
+            mean_context = x.computed + 0.5 * (x.tokens + 1)
+            f[F_PREFILL_SEQS] += 1.0
+            f[F_PREFILL_TOKENS] += x.tokens
+            f[F_PREFILL_KV] += end
+            f[F_PREFILL_QKV] += x.tokens * mean_context
+            if not x.is_chunk:
+                f[F_LOGIT_ROWS] += 1.0 + x.drafts
+            if window > 0:
+                f[F_WIN_PREFILL_KV] += min(end, window + x.tokens)
+                f[F_WIN_PREFILL_QKV] += x.tokens * min(mean_context, float(window))
+        drafts += x.drafts
+        if x.next_drafts > 0:
+            f[F_DRAFT_SEQS] += 1.0
+            f[F_DRAFT_TOKENS] += x.next_drafts
+            f[F_DRAFT_KV] += end
+            most = max(most, x.next_drafts)
+            if c.proposes_on_host:
+                f[F_PROPOSE_TOKENS] += end
+    f[F_SEQS] = batch.size
+    f[F_TOKENS] = f[F_DECODE_TOKENS] + f[F_PREFILL_TOKENS]
+    # A tree's nodes come out of as many passes as it is deep; fewer nodes, proportionally fewer levels.
+    f[F_DRAFT_PASSES] = most if c.tree_depth == 0 else -(-most * c.tree_depth // max(c.k, 1))
+    batch.tokens = int(f[F_TOKENS])
+    batch.drafts = drafts
+    batch.decode_tokens = int(f[F_DECODE_TOKENS])
+    batch.prefill_tokens = int(f[F_PREFILL_TOKENS])
+    batch.max_next_drafts = most
+
+
+@njit(cache=True)
+def launch(s: Engine, slot: int) -> None:
+    """Send the scheduled batch to the device: when it starts, how long it takes, what its time is made of."""
+    e = s.engine[0]
+    batch = s.batch[slot]
+    advance_computed(s, slot)
+    measure(s, slot)
+    step_time(s.cost, s.features, s.times)
+    host = s.times[O_HOST]
+    batch.schedule_s = e.host_s
+    batch.host_s = host
+    batch.draft_s = s.times[O_DRAFT]
+    batch.target_s = s.times[O_TARGET] + s.times[O_SAMPLE]
+    batch.prefill_s = s.times[O_PREFILL]
+    busy = batch.draft_s + batch.target_s
+    if s.cost.params[P_OVERLAP_HOST] > 0.0 or not s.config[0].is_async:
+        e.host_s += host
+        batch.launch_s = max(e.host_s, e.device_s)
+        e.device_s = batch.launch_s + busy
+    else:  # the profile's host time is what was left exposed: it delays the device in any case
+        batch.launch_s = max(e.host_s, e.device_s) + host
+        e.device_s = batch.launch_s + busy
+    batch.end_s = e.device_s
+    batch.step = e.step
+    e.busy_s += busy
+    e.scheduled_tokens += batch.tokens
+    e.origin_measured_s += s.times[O_ORIGIN_MEASURED]
+    e.origin_interpolated_s += s.times[O_ORIGIN_INTERPOLATED]
+    e.origin_extrapolated_s += s.times[O_ORIGIN_EXTRAPOLATED]
+    e.step += 1
+    e.in_flight += 1
+
+
+@njit(cache=True)
+def _advance_clocks(s: Engine, slot: int, now: float, rejected_rows: int) -> None:
+    """Book the time since the last collected output on causes; what the device did not need is host time."""
+    e = s.engine[0]
+    batch = s.batch[slot]
+    elapsed = now - e.mark_s
+    e.mark_s = now
+    busy = batch.draft_s + batch.target_s
+    scale = 1.0 if busy <= elapsed else elapsed / busy
+    verify = batch.target_s - batch.prefill_s
+    rejected = verify * rejected_rows / batch.decode_tokens if batch.decode_tokens > 0 else 0.0
+    s.clocks[CLOCK_PREFILL] += scale * batch.prefill_s
+    s.clocks[CLOCK_DRAFT] += scale * batch.draft_s
+    s.clocks[CLOCK_VERIFY] += scale * (verify - rejected)
+    s.clocks[CLOCK_REJECTED] += scale * rejected
+    s.clocks[CLOCK_HOST] += elapsed - scale * busy
+    e.kv_block_seconds += elapsed * (s.config[0].num_blocks - 1 - e.free_blocks)
+
+
+@njit(cache=True)
+def _emit(s: Engine, i: int, count: int, now: float) -> None:
+    """Deliver ``count`` tokens of request ``i`` at ``now``."""
+    r = s.requests[i]
+    s.engine[0].emitted_tokens += count
+    if r.first_token_s < 0.0:
+        r.first_token_s = now
+        if r.paused and r.status == RUNNING:
+            r.paused = 0
+            r.pressure_s += now - r.pause_start_s
+        # A first token that was in flight at the preemption arrives while the request is paused.
+        paused_s = r.pressure_s + (now - r.pause_start_s if r.paused else 0.0)
+        r.prefill_s = now - r.first_scheduled_s - paused_s
+        if not r.paused:
+            for clock in range(s.clocks.size):
+                r.clock_s[clock] -= s.clocks[clock]
+    else:
+        if r.paused and r.status == RUNNING:
+            r.paused = 0
+            r.pressure_s += now - r.pause_start_s
+            for clock in range(s.clocks.size):
+                r.clock_s[clock] -= s.clocks[clock]
+        gap = now - r.last_emission_s
+        bin_ = (np.float64(gap).view(np.int64) >> ITL_BIN_SHIFT) - ITL_BIN_OFFSET
+        s.itl[r.segment, min(max(bin_, 0), ITL_BINS - 1)] += 1
+    r.last_emission_s = now
+
+
+@njit(cache=True)
+def _finish(s: Engine, i: int, now: float) -> None:
+    """Request ``i`` has all its tokens: blocks free, times closed. A running one is removed by the caller."""
+    e = s.engine[0]
+    r = s.requests[i]
+    if r.paused:
+        r.pressure_s += now - r.pause_start_s
+    else:
+        for clock in range(s.clocks.size):
+            r.clock_s[clock] += s.clocks[clock]
+    if r.status != RUNNING:
+        queue.remove(s, i)
+    blocks.free_request(s, i)
+    r.status = FINISHED
+    r.finish_s = now
+    e.num_finished += 1
+
+
+@njit(cache=True)
+def collect(s: Engine) -> int:
+    """Take the oldest output: rejections rolled back, tokens delivered, ended requests freed; how many ended.
+
+    vLLM: ``Scheduler.update_from_output`` and, without asynchronous scheduling, ``update_draft_token_ids``.
+    """
+    c = s.config[0]
+    e = s.engine[0]
+    slot = e.first_batch
+    batch = s.batch[slot]
+    entries = s.entries[slot]
+    e.first_batch ^= 1
+    e.in_flight -= 1
+    now = max(e.host_s, batch.end_s)
+    e.host_s = now
+
+    rejected_rows = 0
+    for j in range(batch.size):
+        rejected_rows += entries[j].drafts - entries[j].accepted
+    _advance_clocks(s, slot, now, rejected_rows)
+
+    ended = 0
+    ended_running = 0
+    rounds = 0
+    total_accepted = 0
+    rejections = 0
+    sampled = 0
+    for j in range(batch.size):
+        x = entries[j]
+        i = x.request
+        r = s.requests[i]
+        r.in_flight -= x.tokens
+        is_stale = r.stale > 0
+        if is_stale:
+            r.stale -= x.tokens
+        if r.status == FINISHED or x.is_chunk:
+            continue
+        sampled += 1
+        accepted = x.accepted
+        if x.drafts > 0:
+            rejected = x.drafts - accepted
+            if not is_stale:
+                if r.computed > 0:
+                    r.computed -= rejected
+                if r.placeholders > 0:
+                    r.placeholders -= rejected
+            if x.proposed > 0:
+                r.rounds += 1
+                r.draft_tokens += x.proposed
+                r.accepted += accepted
+                rounds += 1
+                total_accepted += accepted
+                rejections += accepted < x.proposed
+                s.position_drafted[x.proposed] += 1
+                s.position_accepted[accepted] += 1
+        count = min(accepted + 1, r.prompt + r.max_tokens - r.tokens, c.max_model_len - r.tokens)
+        r.tokens += count
+        _emit(s, i, count, now)
+        if c.is_async:
+            if not is_stale:
+                r.placeholders -= count
+            if c.prefix_caching and r.status == RUNNING:
+                blocks.cache_full_blocks(s, i, r.computed - r.placeholders)
+        if r.tokens >= min(r.prompt + r.max_tokens, c.max_model_len):
+            ended_running += r.status == RUNNING
+            _finish(s, i, now)
+            s.finished[ended] = i
+            ended += 1
+        elif not c.is_async:
+            r.spec = 0
+            if x.next_drafts > 0:
+                r.spec = proposed_drafts(s.acceptance, i, r.tokens - r.prompt, x.next_drafts)
+    if ended_running:
+        kept = 0
+        for at in range(e.num_running):
+            i = s.running[at]
+            if s.requests[i].status == RUNNING:
+                s.running[kept] = i
+                kept += 1
+        e.num_running = kept
+    observe(s, rounds, total_accepted, rejections, sampled)
+    if s.steps.size:
+        _record(s, slot, now, total_accepted)
+    return ended
+
+
+@njit(cache=True)
+def _record(s: Engine, slot: int, now: float, accepted: int) -> None:
+    e = s.engine[0]
+    batch = s.batch[slot]
+    row = s.steps[e.recorded]
+    row.start_s = batch.schedule_s
+    row.duration_s = now - batch.schedule_s
+    row.host_s = batch.host_s
+    row.draft_s = batch.draft_s
+    row.target_s = batch.target_s
+    row.num_seqs = batch.size
+    row.num_tokens = batch.tokens
+    row.prefill_tokens = batch.prefill_tokens
+    row.num_drafts = batch.drafts
+    row.num_accepted = accepted
+    row.k = batch.max_next_drafts
+    row.running = e.num_running
+    row.waiting = e.num_waiting
+    row.kv_used_blocks = s.config[0].num_blocks - 1 - e.free_blocks
+    e.recorded += 1
+
+
+@njit(cache=True)
+def _arrive(s: Engine) -> None:
+    """Queue the requests whose time has come."""
+    e = s.engine[0]
+    while e.next_arrival < e.num_arrivals:
+        i = s.arrivals[e.next_arrival]
+        if s.requests[i].arrival_s > e.host_s:
+            break
+        s.requests[i].status = WAITING
+        queue.append(s, i)
+        e.next_arrival += 1
+
+
+@njit(cache=True)
+def advance(s: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -> int:
+    """Run every step that is scheduled before ``until_s`` and take every output that is in by then.
+
+    Returns why it stopped (``STOP_*``): the time is reached, nothing is left to do, a Python policy must decide,
+    requests finished (only with ``stop_on_finish``), the step record is full, ``max_steps`` outputs were taken,
+    or nothing can run (a request that can never fit).
+    """
+    c = s.config[0]
+    e = s.engine[0]
+    collected = 0
+    while True:
+        if e.phase == PHASE_SCHEDULE:
+            if e.num_running == 0 and e.num_waiting == 0 and e.in_flight == 0:
+                if e.next_arrival == e.num_arrivals:
+                    return STOP_IDLE
+                arrival_s = s.requests[s.arrivals[e.next_arrival]].arrival_s
+                if arrival_s > e.host_s:
+                    if arrival_s >= until_s:
+                        return STOP_TIME
+                    e.idle_s += arrival_s - e.host_s
+                    e.host_s = arrival_s
+                    e.mark_s = arrival_s
+            if e.host_s >= until_s:
+                return STOP_TIME
+            _arrive(s)
+            slot = (e.first_batch + e.in_flight) & 1
+            size = schedule(s)
+            if size > 0:
+                draw(s, slot)
+                e.phase = PHASE_DECIDE
+                if s.policy.kind[0] == KIND_PYTHON:
+                    return STOP_DECIDE
+                decide(s, slot)
+            elif e.in_flight > 0:
+                e.phase = PHASE_COLLECT
+            elif e.next_arrival < e.num_arrivals:
+                arrival_s = s.requests[s.arrivals[e.next_arrival]].arrival_s
+                if arrival_s >= until_s:
+                    return STOP_TIME
+                e.host_s = max(e.host_s, arrival_s)
+            else:
+                return STOP_STUCK
+        if e.phase == PHASE_DECIDE:
+            launch(s, (e.first_batch + e.in_flight) & 1)
+            e.phase = PHASE_COLLECT if e.in_flight == c.depth else PHASE_SCHEDULE
+        if e.phase == PHASE_COLLECT:
+            if max(e.host_s, s.batch[e.first_batch].end_s) > until_s:
+                return STOP_TIME
+            ended = collect(s)
+            e.phase = PHASE_SCHEDULE
+            collected += 1
+            if ended and stop_on_finish:
+                s.finished[s.finished.size - 1] = ended
+                return STOP_FINISHED
+            if s.steps.size and e.recorded == s.steps.size:
+                return STOP_STEPS_FULL
+            if collected == max_steps:
+                return STOP_MAX_STEPS

@@ -1,0 +1,169 @@
+"""What the simulated scheduler schedules, call by call: the counterpart of a driver around vLLM's own class.
+
+``python -m draftcast.sim.schedule_trace < workload.json`` reads one JSON object and prints one JSON line per call
+of the scheduler, so that the lines can be compared with those of vLLM 0.32's ``Scheduler`` and ``AsyncScheduler``.
+
+Input: ``block_size``, ``num_blocks``, ``max_num_seqs``, ``max_num_batched_tokens``, ``max_model_len``, ``method``
+(a name of ``draftcast.sim.methods``), ``k``; optional ``schedule`` (``[[first, last, k], ...]``), ``policy``
+(``fcfs``, ``priority``), ``watermark``, ``long_prefill_token_threshold``, ``async``, ``prefix_caching`` (default
+false) and ``hash_block_tokens``; ``requests``: ``arrival_step``, ``prompt``, ``output``, ``accept`` (drafts accepted
+in round 0, 1, ..., cycled), optional ``priority``, ``hash_ids``.
+
+Output: ``step``, ``tokens`` (scheduled tokens by request), ``drafts`` (drafts verified by request), ``running``,
+``waiting``, ``free_blocks``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from draftcast.errors import InputError
+from draftcast.sim.acceptance import Constant, compile_acceptance
+from draftcast.sim.engine import queue
+from draftcast.sim.engine.decide import decide
+from draftcast.sim.engine.replica import Replica, request_rows
+from draftcast.sim.engine.schedule import advance_computed, schedule
+from draftcast.sim.engine.state import FINISHED, WAITING, Engine, EngineSettings
+from draftcast.sim.engine.step import collect
+from draftcast.sim.methods import get_method
+from draftcast.sim.policies import BatchSchedule, Fixed
+from draftcast.sim.request_table import RequestTable
+from draftcast.sim.step_time import N_BLOCKS, N_COLUMNS, N_PARAMS, StepCost
+
+_REQUIRED = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "method", "k")
+
+
+def _table(workload: dict[str, Any]) -> RequestTable:
+    requests = workload["requests"]
+    hash_ids = [r.get("hash_ids", []) for r in requests]
+    return RequestTable(
+        arrival_s=np.arange(len(requests), dtype=np.float64),
+        prompt_tokens=np.array([r["prompt"] for r in requests], np.int32),
+        output_tokens=np.array([r["output"] for r in requests], np.int32),
+        class_id=np.zeros(len(requests), np.int16),
+        priority=np.array([r.get("priority", 0) for r in requests], np.int32),
+        class_names=("all",),
+        hash_ids=np.array(sum(hash_ids, []), np.int64),
+        hash_offsets=np.concatenate([[0], np.cumsum([len(h) for h in hash_ids])]).astype(np.int64),
+        hash_block_tokens=workload.get("hash_block_tokens", workload["block_size"]),
+    )
+
+
+def _no_cost() -> StepCost:
+    """A step cost for a scheduler whose steps are never timed."""
+    nothing = np.zeros((1, 3))
+    return StepCost(np.zeros(N_PARAMS), *([nothing] * 6), np.zeros((N_BLOCKS, N_COLUMNS)))
+
+
+def build_replica(workload: dict[str, Any]) -> Replica:
+    """A replica set up as the workload says, with no request sent yet.
+
+    Raises:
+        InputError: a required key is missing, naming it.
+    """
+    for name in (*_REQUIRED, "requests"):
+        if name not in workload:
+            raise InputError(f"missing; required are {', '.join((*_REQUIRED, 'requests'))}", key=name)
+    table = _table(workload)
+    drafting = workload["method"] != "none" and workload["k"] > 0
+    method = get_method(workload["method"] if drafting else "none")
+    k = workload["k"] if drafting else 0
+    ranges = workload.get("schedule") if drafting else None
+    is_async = workload.get("async", get_method(workload["method"]).is_async)
+    settings = EngineSettings(
+        block_size=workload["block_size"],
+        num_gpu_blocks=workload["num_blocks"],
+        max_num_seqs=workload["max_num_seqs"],
+        max_num_batched_tokens=workload["max_num_batched_tokens"],
+        max_model_len=workload["max_model_len"],
+        long_prefill_token_threshold=workload.get("long_prefill_token_threshold", 0),
+        watermark=workload.get("watermark", 0.0),
+        slots=method.slots(k),
+        lookahead=method.lookahead(k),
+        num_speculative_tokens=k,
+        pads_single_tokens=not ranges,
+        async_scheduling=is_async,
+        scheduling_policy=workload.get("policy", "fcfs"),
+        enable_prefix_caching=workload.get("prefix_caching", False),
+        drops_last_hit=method.drops_last_prefix_block,
+    )
+    policy = BatchSchedule(ranges) if ranges else Fixed()
+    acceptance = compile_acceptance([Constant(alpha=1.0)], table.class_id, seed=0, k=max(k, 1))
+    compiled = policy.compile(k, settings.max_num_seqs)
+    return Replica(settings, request_rows(table), table, compiled, _no_cost(), acceptance)
+
+
+def _settle(s: Engine, slot: int, requests: list[dict[str, Any]], rounds: list[int]) -> None:
+    """Mark chunks and take the accepted drafts from the workload's lists."""
+    for x in s.entries[slot][: s.batch[slot]["size"]]:
+        i = int(x["request"])
+        r = s.requests[i]
+        x["is_chunk"] = x["computed"] + x["tokens"] < r["tokens"] + r["placeholders"]
+        x["accepted"] = 0
+        x["proposed"] = x["drafts"]
+        if x["drafts"] > 0 and not x["is_chunk"]:
+            accept = requests[i]["accept"]
+            x["accepted"] = min(accept[rounds[i] % len(accept)], int(x["drafts"]))
+            rounds[i] += 1
+
+
+def trace(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield one record per scheduler call; request ``i`` arrives before call number ``arrival_step``."""
+    requests = workload["requests"]
+    replica = build_replica(workload)
+    s = replica.state
+    e = s.engine[0]
+    depth = int(s.config[0]["depth"])
+    order = sorted(range(len(requests)), key=lambda i: (requests[i]["arrival_step"], i))
+    replica.submit(np.array(order, np.int32))
+    rounds = [0] * len(requests)
+    sent = 0
+    step = 0
+    while e["num_finished"] < len(requests):
+        while sent < len(order) and requests[order[sent]]["arrival_step"] <= step:
+            s.requests[order[sent]]["status"] = WAITING
+            queue.append(s, order[sent])
+            sent += 1
+            e["next_arrival"] = sent
+        slot = (int(e["first_batch"]) + int(e["in_flight"])) & 1
+        size = schedule(s)
+        entries = s.entries[slot][:size]
+        yield {
+            "step": step,
+            "tokens": {str(x["request"]): int(x["tokens"]) for x in entries},
+            "drafts": {str(x["request"]): int(x["drafts"]) for x in entries if x["drafts"] > 0},
+            "running": int(e["num_running"]),
+            "waiting": int(e["num_waiting"]),
+            "free_blocks": int(e["free_blocks"]),
+        }
+        step += 1
+        if size:
+            _settle(s, slot, requests, rounds)
+            decide(s, slot)
+            advance_computed(s, slot)
+            e["in_flight"] += 1
+            if e["in_flight"] < depth:
+                continue
+        if e["in_flight"]:
+            collect(s)
+    assert (s.requests["status"] == FINISHED).all()
+
+
+def main() -> int:
+    """Read a workload from standard input, print its trace."""
+    try:
+        for record in trace(json.load(sys.stdin)):
+            print(json.dumps(record))
+    except (InputError, json.JSONDecodeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

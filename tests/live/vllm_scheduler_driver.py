@@ -1,0 +1,210 @@
+"""Drive vLLM's own V1 scheduler, without a model, over a JSON workload: what draftcast's scheduler is compared with.
+
+Reads the workloads of ``python -m draftcast.sim.schedule_trace`` and yields the same records. ``hash_ids`` become
+prompt tokens, so that vLLM's own prefix cache sees equal prefixes where the workload says so. vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 1024,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "float32",
+}
+OPTIONAL = ("watermark", "long_prefill_token_threshold", "policy")
+
+
+@lru_cache(maxsize=1)
+def _model_folder() -> str:
+    folder = tempfile.mkdtemp(prefix="draftcast-live-")
+    (Path(folder) / "config.json").write_text(json.dumps(MODEL))
+    init_none_hash(sha256)
+    return folder
+
+
+def _speculative(w: dict[str, Any], model: ModelConfig, parallel: ParallelConfig) -> SpeculativeConfig | None:
+    if w["method"] == "none" or w["k"] == 0:
+        return None
+    options: dict[str, Any] = {
+        "method": w["method"],
+        "num_speculative_tokens": w["k"],
+        "target_model_config": model,
+        "target_parallel_config": parallel,
+    }
+    if w["method"] == "ngram":
+        options |= {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    else:
+        # The scheduler reads nothing of the draft but the method, so an EAGLE head can be stood in for by any model.
+        options |= {"method": "draft_model", "model": _model_folder()}
+    if w.get("schedule"):
+        options["num_speculative_tokens_per_batch_size"] = w["schedule"]
+    config = SpeculativeConfig(**options)
+    config.method = w["method"]
+    return config
+
+
+def _scheduler(w: dict[str, Any]) -> tuple[Scheduler, bool]:
+    model = ModelConfig(
+        model=_model_folder(), skip_tokenizer_init=True, dtype="float32", max_model_len=w["max_model_len"], seed=0
+    )
+    parallel = ParallelConfig()
+    is_async = w.get("async", w["method"] not in ("ngram", "suffix", "medusa"))
+    caching = w.get("prefix_caching", False)
+    config = VllmConfig(
+        model_config=model,
+        parallel_config=parallel,
+        speculative_config=_speculative(w, model, parallel),
+        device_config=DeviceConfig("cpu"),
+        cache_config=CacheConfig(
+            block_size=w["block_size"], gpu_memory_utilization=0.9, enable_prefix_caching=caching
+        ),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=w["max_num_seqs"],
+            max_num_batched_tokens=w["max_num_batched_tokens"],
+            max_model_len=w["max_model_len"],
+            enable_chunked_prefill=True,
+            is_encoder_decoder=False,
+            async_scheduling=is_async,
+            **{name: w[name] for name in OPTIONAL if name in w},
+        ),
+    )
+    config.cache_config.num_gpu_blocks = w["num_blocks"]
+    spec = FullAttentionSpec(block_size=w["block_size"], num_kv_heads=1, head_size=1, dtype=torch.float32)
+    layers = KVCacheConfig(
+        num_blocks=w["num_blocks"], kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+    )
+    kind = AsyncScheduler if is_async else Scheduler
+    manager = StructuredOutputManager(config)
+    return kind(config, layers, manager, block_size=w["block_size"], log_stats=True), is_async
+
+
+def _prompt(w: dict[str, Any], i: int) -> list[int]:
+    """Prompt tokens that are equal between requests exactly where their hash ids are."""
+    request = w["requests"][i]
+    tokens = [1000 + i] * request["prompt"]
+    width = w.get("hash_block_tokens", w["block_size"])
+    for j, hash_id in enumerate(request.get("hash_ids", [])):
+        end = min((j + 1) * width, request["prompt"])
+        if end == (j + 1) * width:
+            tokens[j * width : end] = [100000 + hash_id] * width
+    return tokens
+
+
+def drive(w: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield one record per call of vLLM's ``schedule()``; every request ends at its output length."""
+    scheduler, is_async = _scheduler(w)
+    hasher = get_request_block_hasher(w["block_size"], sha256) if w.get("prefix_caching") else None
+    requests = w["requests"]
+    order = deque(sorted(range(len(requests)), key=lambda i: (requests[i]["arrival_step"], i)))
+    rounds = [0] * len(requests)
+    outputs = [0] * len(requests)
+    in_flight: deque[Any] = deque()
+    unfinished, step = len(requests), 0
+    while unfinished:
+        while order and requests[order[0]]["arrival_step"] <= step:
+            i = order.popleft()
+            scheduler.add_request(
+                Request(
+                    request_id=str(i),
+                    prompt_token_ids=_prompt(w, i),
+                    pooling_params=None,
+                    arrival_time=float(i),
+                    priority=requests[i].get("priority", 0),
+                    sampling_params=SamplingParams(max_tokens=requests[i]["output"], ignore_eos=True),
+                    block_hasher=hasher,
+                )
+            )
+        out = scheduler.schedule()
+        yield {
+            "step": step,
+            "tokens": dict(out.num_scheduled_tokens),
+            "drafts": {r: len(d) for r, d in out.scheduled_spec_decode_tokens.items() if d},
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting),
+            "free_blocks": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+        }
+        step += 1
+        chunks = {r for r in out.num_scheduled_tokens if scheduler.requests[r].is_prefill_chunk}
+        in_flight.append((out, chunks))
+        if len(in_flight) < (2 if is_async else 1) and out.total_num_scheduled_tokens:
+            continue
+        out, chunks = in_flight.popleft()
+        if not out.num_scheduled_tokens:
+            continue
+        ids = list(out.num_scheduled_tokens)
+        sampled: list[list[int]] = []
+        for r in ids:
+            i = int(r)
+            drafts = len(out.scheduled_spec_decode_tokens.get(r, []))
+            accepted = 0
+            if r in chunks:
+                sampled.append([])
+                continue
+            if drafts:
+                accept = requests[i]["accept"]
+                accepted = min(accept[rounds[i] % len(accept)], drafts)
+                rounds[i] += 1
+            # Every output token is the request's own, so generated blocks are shared with nobody.
+            sampled.append([200000 + 1000 * i + (outputs[i] + j) % 1000 for j in range(accepted + 1)])
+            outputs[i] += accepted + 1
+        before = len(scheduler.requests)
+        scheduler.update_from_output(
+            out,
+            ModelRunnerOutput(
+                req_ids=ids,
+                req_id_to_index={r: j for j, r in enumerate(ids)},
+                sampled_token_ids=sampled,
+                logprobs=None,
+                prompt_logprobs_dict={},
+                pooler_output=[],
+            ),
+        )
+        unfinished -= before - len(scheduler.requests)
+        if not is_async and w["method"] != "none" and w["k"]:
+            alive = [r for r, tokens in zip(ids, sampled, strict=True) if tokens and r in scheduler.requests]
+            scheduler.update_draft_token_ids(DraftTokenIds(alive, [[7] * out.num_spec_tokens_to_schedule for _ in alive]))
+
+
+if __name__ == "__main__":
+    for workload in map(json.loads, sys.stdin):
+        print(json.dumps(list(drive(workload))))

@@ -1,0 +1,67 @@
+"""Random scheduler workloads: small enough to read, wide enough to meet every branch of the scheduler."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+METHODS = ("none", "ngram", "draft_model")
+
+
+def random_workload(seed: int, *, prefix_caching: bool = False, methods: tuple[str, ...] = METHODS) -> dict[str, Any]:
+    """Workload number ``seed``; the same number is the same workload everywhere."""
+    rng = Random(seed)
+    block_size = rng.choice([4, 8, 16, 32])
+    method = rng.choice(methods)
+    k = 0 if method == "none" else rng.randint(0, 7)
+    max_model_len = rng.choice([128, 256, 512, 1024])
+    max_num_seqs = rng.choice([1, 2, 3, 4, 8, 16])
+    longest = rng.choice([max_model_len // 8, max_model_len // 3, max_model_len - 2])
+    requests = []
+    roots = [[1000 * root + j for j in range(64)] for root in range(3)]  # equal ids are equal prefixes
+    for i in range(rng.randint(1, 24)):
+        prompt = rng.randint(1, max(1, longest))
+        request: dict[str, Any] = {
+            "arrival_step": rng.choice([0, 0, rng.randint(0, 10), rng.randint(0, 80)]),
+            "prompt": prompt,
+            "output": rng.randint(1, rng.choice([2, 10, 60])),
+            "accept": [rng.randint(0, 7) for _ in range(rng.randint(1, 6))],
+        }
+        if prefix_caching:
+            shared = rng.randint(0, 64)
+            request["hash_ids"] = (rng.choice(roots)[:shared] + [10**7 + 100 * i + j for j in range(64)])[
+                : -(-prompt // block_size)
+            ]
+        requests.append(request)
+    most = max(-(-min(r["prompt"] + r["output"] + k + 1, max_model_len) // block_size) for r in requests) + 1
+    workload: dict[str, Any] = {
+        "block_size": block_size,
+        # Scarce blocks preempt, ample blocks do not.
+        "num_blocks": rng.choice([most, most + rng.randint(0, most), 4 * most, 40 * most]) + 1,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max(rng.choice([16, 33, 64, 100, 256, 2048]), max_num_seqs + 1, k + 2),
+        "max_model_len": max_model_len,
+        "method": method,
+        "k": k,
+        "requests": requests,
+    }
+    if prefix_caching:
+        workload["prefix_caching"] = True
+    if rng.random() < 0.3:
+        workload["policy"] = "priority"
+        for request in requests:
+            request["priority"] = rng.randint(0, 3)
+    if k and rng.random() < 0.3:
+        edges = sorted(rng.sample(range(1, 17), 3))
+        workload["schedule"] = [[1, edges[0], rng.randint(0, k)], [edges[0] + 1, edges[1] + 1, rng.randint(0, k)]]
+        if edges[2] > edges[1] + 1:
+            workload["schedule"].append([edges[2], 16, rng.randint(0, k)])
+    if rng.random() < 0.3:
+        workload["long_prefill_token_threshold"] = rng.choice([k + 2, 16, 50])
+    if rng.random() < 0.3:
+        workload["watermark"] = rng.choice([0.01, 0.05, 0.2])
+    if method == "draft_model" and rng.random() < 0.2:
+        workload["async"] = False
+    if method == "none" and rng.random() < 0.3:
+        workload["async"] = False
+    return workload
