@@ -1,0 +1,267 @@
+"""Closed forms and coverage of the interval, truncation, trend and crossing helpers."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from draftcast.errors import InputError
+from draftcast.sim.crossing import Crossing, crossing, falling
+from draftcast.sim.statistics import (
+    batch_means_interval,
+    lag1_autocorrelation,
+    mann_kendall,
+    mser5,
+    paired_difference,
+    paired_ratio,
+    replication_interval,
+    replication_quantile,
+    student_t,
+)
+
+TRIALS = 200
+
+
+def covered(hits: list[bool]) -> bool:
+    """Nominal 95 % over 200 trials: 92 % to 98 % is two standard errors either way."""
+    return 0.92 <= sum(hits) / len(hits) <= 0.98
+
+
+def test_student_t_table() -> None:
+    # Any printed t table: 0.975 and 0.95 points.
+    assert student_t(4, 0.95) == pytest.approx(2.776445, abs=1e-6)
+    assert student_t(1, 0.95) == pytest.approx(12.706205, abs=1e-6)
+    assert student_t(9, 0.90) == pytest.approx(1.833113, abs=1e-6)
+
+
+def test_replication_interval_by_hand() -> None:
+    # 1..5: mean 3, sample variance 2.5, standard error sqrt(0.5), t(4) = 2.776445.
+    estimate = replication_interval([1, 2, 3, 4, 5])
+    half = 2.7764451 * math.sqrt(0.5)
+    assert (estimate.mean, estimate.n, estimate.confidence) == (3.0, 5, 0.95)
+    assert estimate.half_width == pytest.approx(half)
+    assert (estimate.low, estimate.high) == pytest.approx((3 - half, 3 + half))
+    assert estimate.relative_half_width == pytest.approx(half / 3)
+    assert estimate.contains(3.5)
+    assert not estimate.contains(9)
+    assert estimate.scaled(-1000).low == pytest.approx(-1000 * (3 + half))
+
+
+def test_one_replication_has_no_width() -> None:
+    estimate = replication_interval([7.0])
+    assert estimate.mean == 7.0
+    assert all(math.isnan(v) for v in (estimate.low, estimate.high, estimate.half_width, estimate.relative_half_width))
+    assert not estimate.contains(7.0)
+    assert str(estimate) == "7"
+
+
+@pytest.mark.parametrize(
+    ("values", "confidence"), [([], 0.95), ([1.0, math.nan], 0.95), ([1.0, 2.0], 1.0), ([1.0, 2.0], 0.0)]
+)
+def test_bad_interval_input(values: list[float], confidence: float) -> None:
+    with pytest.raises(InputError):
+        replication_interval(values, confidence)
+
+
+def test_replication_interval_coverage() -> None:
+    rng = np.random.default_rng(7)
+    # Means of 50 exponentials: mildly skewed, as the mean of a run is.
+    hits = [replication_interval(rng.exponential(2.0, (5, 50)).mean(axis=1)).contains(2.0) for _ in range(TRIALS)]
+    assert covered(hits)
+
+
+def test_paired_ratio_coverage() -> None:
+    rng = np.random.default_rng(11)
+    hits = []
+    for _ in range(TRIALS):
+        shared = rng.normal(0, 1, 10)  # common random numbers
+        first, second = 18 + shared + rng.normal(0, 0.3, 10), 12 + shared + rng.normal(0, 0.3, 10)
+        hits.append(paired_ratio(first, second).contains(1.5))
+    assert covered(hits)
+
+
+def test_quantile_coverage() -> None:
+    rng = np.random.default_rng(5)
+    true_p90 = -math.log(0.1)
+    hits = [replication_quantile(list(rng.exponential(1.0, (8, 500))), 0.9).contains(true_p90) for _ in range(TRIALS)]
+    assert covered(hits)
+
+
+def test_batch_means_coverage_on_a_correlated_series() -> None:
+    rng = np.random.default_rng(3)
+    hits, naive = [], []
+    for _ in range(TRIALS):
+        series = np.empty(4000)
+        noise, level = rng.normal(0, 1, 4000), 0.0
+        for i in range(4000):
+            level = 0.8 * level + noise[i]
+            series[i] = 10 + level
+        hits.append(batch_means_interval(series).contains(10.0))
+        naive.append(replication_interval(series).contains(10.0))
+    assert covered(hits)
+    assert sum(naive) / TRIALS < 0.75  # ignoring the correlation would lie
+
+
+def test_batch_means_by_hand() -> None:
+    # 7 values in 3 batches of 2: the first is dropped; means 1.5, 3.5, 5.5.
+    assert batch_means_interval([100, 1, 2, 3, 4, 5, 6], batches=3) == replication_interval([1.5, 3.5, 5.5])
+    with pytest.raises(InputError, match="batches"):
+        batch_means_interval([1.0, 2.0], batches=3)
+
+
+def test_common_random_numbers_narrow_the_difference() -> None:
+    rng = np.random.default_rng(1)
+    shared = rng.normal(0, 5, 20)
+    on, off = 10 + shared + rng.normal(0, 0.2, 20), 12 + shared + rng.normal(0, 0.2, 20)
+    other = 12 + rng.normal(0, 5, 20)
+    paired, independent = paired_difference(off, on), paired_difference(other, on)
+    assert paired.contains(2.0)
+    assert paired.half_width < independent.half_width / 10
+    # Var(a - b) = Var(a) + Var(b) - 2 Cov(a, b)
+    variance = np.var(off, ddof=1) + np.var(on, ddof=1) - 2 * np.cov(off, on)[0, 1]
+    assert paired.half_width == pytest.approx(student_t(19, 0.95) * math.sqrt(variance / 20))
+
+
+def test_paired_ratio_by_hand() -> None:
+    assert paired_ratio([2, 4, 6], [1, 2, 3]).half_width == pytest.approx(0, abs=1e-12)
+    # means 4 and 2: r = 2, residuals 0, -1, 1 -> sd 1, standard error 1 / sqrt(3) / 2.
+    estimate = paired_ratio([2, 3, 7], [1, 2, 3])
+    assert estimate.mean == 2.0
+    assert estimate.half_width == pytest.approx(4.302653 / math.sqrt(3) / 2, rel=1e-6)
+    with pytest.raises(InputError, match="denominator is 0"):
+        paired_ratio([1, 2], [1, -1])
+    with pytest.raises(InputError, match="equal counts"):
+        paired_ratio([1, 2], [1])
+
+
+def test_mser5_known_step() -> None:
+    # 100 values of a ramp down, then noise: cut at the ramp's end, to a batch.
+    rng = np.random.default_rng(2)
+    series = np.concatenate([np.linspace(50, 10, 100), 10 + rng.normal(0, 0.5, 900)])
+    cut, reliable = mser5(series)
+    assert 90 <= cut <= 110
+    assert cut % 5 == 0
+    assert reliable
+
+
+def test_mser5_matches_its_definition() -> None:
+    rng = np.random.default_rng(4)
+    series = rng.normal(0, 1, 203) + 4 * np.exp(-np.arange(203) / 20)
+    means = series[:200].reshape(40, 5).mean(axis=1)
+    scores = [means[d:].var() / (40 - d) for d in range(21)]
+    assert mser5(series).cut == 5 * int(np.argmin(scores))
+
+
+def test_mser5_edges() -> None:
+    assert mser5([1.0] * 200) == (0, True)
+    assert mser5(np.arange(10.0)) == (0, False)  # too short
+    assert mser5(np.arange(400.0)) == (200, False)  # never settles: the last cut searched
+
+
+def test_mann_kendall() -> None:
+    # Monotone, n = 10: S = 45, variance 10 * 9 * 25 / 18 = 125, z = 44 / sqrt(125).
+    trend = mann_kendall(np.arange(10.0))
+    assert trend.tau == 1.0
+    assert trend.z == pytest.approx(44 / math.sqrt(125))
+    assert trend.p_value == pytest.approx(8.3e-5, rel=0.01)
+    assert mann_kendall(-np.arange(10.0)).z == -trend.z
+    assert mann_kendall([3.0] * 10) == (0.0, 0.0, 1.0)
+    assert mann_kendall([1.0, 2.0]).p_value == 1.0
+    # Ties: 1 1 2 -> S = 2, variance (3 * 2 * 11 - 2 * 1 * 9) / 18.
+    assert mann_kendall([1, 1, 2]).z == pytest.approx(1 / math.sqrt(48 / 18))
+
+
+def test_mann_kendall_level() -> None:
+    rng = np.random.default_rng(9)
+    rejected = sum(mann_kendall(rng.normal(0, 1, 20)).p_value < 0.05 for _ in range(400))
+    assert 0.02 <= rejected / 400 <= 0.08
+
+
+def test_lag1_autocorrelation() -> None:
+    assert lag1_autocorrelation([1, -1, 1, -1]) == pytest.approx(-0.75)
+    assert math.isnan(lag1_autocorrelation([1.0, 1.0, 1.0]))
+
+
+RATES = np.array([1.0, 2.0, 4.0, 6.0, 8.0, 12.0])
+
+
+def test_crossing_of_a_line_is_exact() -> None:
+    # 1.6 - 0.1 x falls through 1 at x = 6, a point looked at; through 1.1 at 5 and through 0.75 at 8.5, in between.
+    ratios = np.tile(1.6 - 0.1 * RATES, (3, 1))
+    assert crossing(RATES, ratios).value == pytest.approx(6.0, abs=1e-9)
+    assert crossing(RATES, ratios, level=1.1).value == pytest.approx(5.0, abs=1e-6)
+    assert crossing(RATES, ratios, level=0.75).value == pytest.approx(8.5, abs=0.02)
+
+
+def test_crossing_of_a_closed_form_curve() -> None:
+    # 2 * exp(-x / 8) falls through 1 at 8 ln 2 = 5.545.
+    assert crossing(RATES, [2 * np.exp(-RATES / 8)]).value == pytest.approx(8 * math.log(2), rel=0.005)
+
+
+def test_crossing_coverage() -> None:
+    rng = np.random.default_rng(6)
+    hits = []
+    for _ in range(TRIALS):
+        noise = rng.normal(0, 0.05, (6, 1)) + rng.normal(0, 0.03, (6, RATES.size))  # replications share a seed over x
+        found = crossing(RATES, 1.6 - 0.1 * RATES + noise)
+        assert found.kind == "crosses"
+        assert found.low <= found.value <= found.high
+        hits.append(found.low <= 6.0 <= found.high)
+    assert 0.92 <= sum(hits) / TRIALS <= 0.995  # the monotone fit may only narrow the doubt, never add to it
+
+
+@pytest.mark.parametrize(
+    ("offset", "kind", "low", "high"),
+    [(3.0, "always", math.inf, math.inf), (-3.0, "never", -math.inf, -math.inf)],
+)
+def test_never_and_always(offset: float, kind: str, low: float, high: float) -> None:
+    rng = np.random.default_rng(8)
+    found = crossing(RATES, 1.0 + offset - 0.1 * RATES + rng.normal(0, 0.05, (5, RATES.size)))
+    assert (found.kind, found.low, found.high) == (kind, low, high)
+    assert math.isnan(found.value)
+    assert str(found) == kind
+
+
+def test_cannot_tell() -> None:
+    rng = np.random.default_rng(8)
+    noisy = 1.0 + rng.normal(0, 0.5, (4, RATES.size))
+    assert crossing(RATES, noisy).kind == "unclear"
+    assert crossing(RATES, np.ones((4, RATES.size))).kind == "unclear"  # off against off
+    # Help that is sure at low rates and undecided at the highest: no upper end.
+    fading = np.array([1.5, 1.4, 1.3, 1.2, 1.1, 1.0]) + rng.normal(0, 0.02, (6, RATES.size))
+    found = crossing(RATES, fading)
+    assert found.kind == "unclear"
+    assert found.low > 8
+    assert found.high == math.inf
+    # Harm, then help: not one crossing.
+    rising = np.tile([0.5, 0.6, 1.5, 1.4, 0.7, 0.6], (3, 1))
+    assert "more than once" in crossing(RATES, rising).reason
+
+
+def test_one_replication_crosses_without_an_interval() -> None:
+    found = crossing(RATES, 1.6 - 0.1 * RATES)
+    assert found.kind == "crosses"
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+    assert str(found) == "6"
+    assert isinstance(found, Crossing)
+
+
+def test_bad_crossing_input() -> None:
+    for x, ratios in (([1, 2], [[1, 2, 3]]), ([2, 1], [[1, 2]]), ([1, 2], [[1, math.nan]]), ([1], [[1]])):
+        with pytest.raises(InputError):
+            crossing(x, ratios)
+
+
+def test_falling_fit() -> None:
+    assert falling(np.array([3.0, 1.0, 2.0, 0.0])).tolist() == [3.0, 1.5, 1.5, 0.0]
+    assert falling(np.array([1.0, 2.0, 3.0])).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_import_leaves_scipy_out() -> None:
+    code = "import sys, draftcast.sim.statistics, draftcast.sim.crossing; assert 'scipy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
