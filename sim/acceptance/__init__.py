@@ -1,0 +1,30 @@
+"""How many draft tokens the target accepts: models, their formulas, and the arrays the compiled engine reads."""
+
+from __future__ import annotations
+
+from draftcast.sim.acceptance.beta import Beta
+from draftcast.sim.acceptance.compile import compile_acceptance
+from draftcast.sim.acceptance.compiled import MAX_K, AcceptanceArrays, accepted_drafts, proposed_drafts
+from draftcast.sim.acceptance.fixed_rates import Constant, PerPosition, Tree, tree_depth_probabilities
+from draftcast.sim.acceptance.model import ACCEPTANCE_MODELS, AcceptanceModel, build_acceptance
+from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.acceptance.two_state import Markov, Ngram
+
+__all__ = [
+    "ACCEPTANCE_MODELS",
+    "MAX_K",
+    "AcceptanceArrays",
+    "AcceptanceModel",
+    "Beta",
+    "Constant",
+    "Markov",
+    "Ngram",
+    "PerPosition",
+    "Trace",
+    "Tree",
+    "accepted_drafts",
+    "build_acceptance",
+    "compile_acceptance",
+    "proposed_drafts",
+    "tree_depth_probabilities",
+]

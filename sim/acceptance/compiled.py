@@ -1,0 +1,161 @@
+"""The acceptance lookups of the compiled engine: plain arrays and two allocation-free functions.
+
+Semantics. A round that is verified when ``position`` output tokens exist puts its draft j (0-based) at output position
+``position + j``. Whether a draft is accepted depends on (seed, request, that position) and, for rates per draft index,
+on j: never on how many drafts were asked for, on the policy, or on who asked first. So more drafts accept at least as
+many tokens, and two policies that start a round at the same place meet the same outcome (common random numbers).
+Every uniform number decides once at most in a run: a round that ends at a rejection at position p, or at a bonus token
+at position p, is followed by one that starts at p + 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from draftcast.sim.borrowed import borrowed, put
+from draftcast.sim.random_streams import mix64, uniform
+
+MAX_K = 128
+"""Most draft tokens in one round: vLLM's ``MAX_SPEC_LEN`` (v1/sample/rejection_sampler.py)."""
+
+# How a class accepts (AcceptanceArrays.kind).
+KIND_RATES = 0  # probability by draft index: constant, per_position, tree
+KIND_BETA = 1  # one probability per request
+KIND_MARKOV = 2  # probability by the hidden state at the draft's output position
+KIND_NGRAM = 3  # KIND_RATES, but only rounds that start at a match draft at all
+KIND_TRACE = 4  # recorded lengths
+
+# Columns of AcceptanceArrays.params. The two-state chain: state 1 is good (markov) or matched (ngram).
+P_STATIONARY = 0  # P(state 1) at output position 0
+P_ENTER = 1  # P(1 at p + 1 | 0 at p)
+P_STAY = 2  # P(1 at p + 1 | 1 at p)
+P_ALPHA_0 = 3  # markov: acceptance in state 0
+P_ALPHA_1 = 4  # markov: acceptance in state 1
+P_LONGER = 5  # ngram: P(match longer than j | at least j); 1 never ends a draft early
+N_PARAMS = 6
+
+
+class AcceptanceArrays(NamedTuple):
+    """Acceptance of n requests in c classes. ``state`` is a cache: it changes, the answers do not."""
+
+    kind: npt.NDArray[np.int64]  # [c] KIND_*
+    conditional: npt.NDArray[np.float64]  # [c, MAX_K] P(draft j accepted | proposed, those before accepted)
+    params: npt.NDArray[np.float64]  # [c, N_PARAMS] P_*
+    keys: npt.NDArray[np.uint64]  # [n] stream ACCEPT: one uniform per output position
+    match_keys: npt.NDArray[np.uint64]  # [n], or [0] when no class has a chain; stream MATCH
+    alpha: npt.NDArray[np.float64]  # [n], or [0] when no class is beta
+    state: npt.NDArray[np.int64]  # [n], or [0] when no class has a chain; 2 * position + state, -1 before the first
+    class_id: npt.NDArray[np.int16]  # [n]
+    offsets: npt.NDArray[np.int64]  # [n + 1], or [0] when no class is a trace
+    lengths: npt.NDArray[np.uint8]  # recorded accepted drafts by output position, request i at offsets[i]:offsets[i+1]
+
+
+@njit(cache=True, forceinline=True)
+def _state_at(arrays: AcceptanceArrays, request: int, c: int, position: int) -> int:
+    """State (0 or 1) of the request's chain at an output position; O(positions since the last call).
+
+    The chain starts stationary at position 0. A cursor remembers where it stands; a call behind the cursor (a second
+    run over the same arrays) walks again from 0, so the answer never depends on the calls before.
+    """
+    a = borrowed(arrays)
+    key = a.match_keys[request]
+    cursor = int(a.state[request])
+    if cursor >= 0 and cursor >> 1 <= position:
+        at = cursor >> 1
+        state = cursor & 1
+    else:
+        at = 0
+        state = 1 if uniform(key, 0) < a.params[c, P_STATIONARY] else 0
+    enter = a.params[c, P_ENTER]
+    stay = a.params[c, P_STAY]
+    while at < position:
+        at += 1
+        state = 1 if uniform(key, at) < (stay if state == 1 else enter) else 0
+    put(a.state, request, 2 * position + state)
+    return state
+
+
+@njit(cache=True, forceinline=True)
+def _accepted_markov(arrays: AcceptanceArrays, request: int, c: int, position: int, drafts: int) -> int:
+    a = borrowed(arrays)
+    state = _state_at(a, request, c, position)
+    key = a.keys[request]
+    match_key = a.match_keys[request]
+    enter = a.params[c, P_ENTER]
+    stay = a.params[c, P_STAY]
+    accepted = 0
+    while accepted < drafts:
+        alpha = a.params[c, P_ALPHA_1] if state == 1 else a.params[c, P_ALPHA_0]
+        if uniform(key, position + accepted) >= alpha:
+            break
+        accepted += 1
+        # Beyond the cursor: looked at, not stored, since the next round may start nearer.
+        state = 1 if uniform(match_key, position + accepted) < (stay if state == 1 else enter) else 0
+    return accepted
+
+
+@njit(cache=True, forceinline=True)
+def accepted_drafts(arrays: AcceptanceArrays, request: int, position: int, drafts: int) -> int:
+    """Drafts accepted, 0..drafts, in a round verified when ``position`` output tokens exist.
+
+    Args:
+        arrays: from :func:`compile_acceptance`.
+        request: row in the request table.
+        position: output tokens that exist before the round, >= 0.
+        drafts: draft tokens verified, 0..MAX_K; for a tree its depth.
+    """
+    a = borrowed(arrays)
+    c = a.class_id[request]
+    kind = a.kind[c]
+    accepted = 0
+    if kind in (KIND_RATES, KIND_NGRAM):
+        key = a.keys[request]
+        while accepted < drafts and uniform(key, position + accepted) < a.conditional[c, accepted]:
+            accepted += 1
+    elif kind == KIND_TRACE:
+        at = a.offsets[request] + position
+        recorded = int(a.lengths[at]) if at < a.offsets[request + 1] else 0
+        accepted = drafts if drafts < recorded else recorded
+    elif kind == KIND_BETA:
+        key = a.keys[request]
+        alpha = a.alpha[request]
+        while accepted < drafts and uniform(key, position + accepted) < alpha:
+            accepted += 1
+    else:
+        accepted = _accepted_markov(a, request, c, position, drafts)
+    return accepted
+
+
+@njit(cache=True, forceinline=True)
+def _proposed_ngram(arrays: AcceptanceArrays, request: int, c: int, position: int, k: int) -> int:
+    a = borrowed(arrays)
+    if k == 0 or _state_at(a, request, c, position) == 0:
+        return 0
+    longer = a.params[c, P_LONGER]
+    if longer >= 1.0:
+        return k
+    # Geometric match length by repeated products, not by log(): the same bits on every platform.
+    draw = uniform(mix64(a.match_keys[request]), position)
+    proposed = 1
+    tail = longer
+    while proposed < k and draw < tail:
+        proposed += 1
+        tail *= longer
+    return proposed
+
+
+@njit(cache=True, forceinline=True)
+def proposed_drafts(arrays: AcceptanceArrays, request: int, position: int, k: int) -> int:
+    """Drafts that a round asked for k proposes when ``position`` output tokens exist: k, or fewer for ngram.
+
+    An ngram round without a match proposes 0; with a drawn match length it proposes min(k, length).
+    """
+    a = borrowed(arrays)
+    c = a.class_id[request]
+    if a.kind[c] != KIND_NGRAM:
+        return k
+    return _proposed_ngram(a, request, c, position, k)

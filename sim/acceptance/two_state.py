@@ -1,0 +1,189 @@
+"""Models with a hidden two-state chain along the output: markov (good and bad stretches), ngram (matched or not).
+
+The chain is indexed by output position, so it is the same text whatever the rounds; rounds sample it unevenly, because
+a good stretch is crossed in few long rounds and a bad one in many short ones. Averages over rounds therefore follow
+from the chain seen at round starts (the embedded chain, a Markov renewal process), not from the chain's own
+stationary distribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from draftcast.errors import ScenarioError
+from draftcast.sim.acceptance.compiled import (
+    KIND_MARKOV,
+    KIND_NGRAM,
+    N_PARAMS,
+    P_ALPHA_0,
+    P_ALPHA_1,
+    P_ENTER,
+    P_LONGER,
+    P_STATIONARY,
+    P_STAY,
+)
+from draftcast.sim.acceptance.fixed_rates import Constant, PerPosition
+from draftcast.sim.acceptance.model import (
+    AcceptanceModel,
+    Rates,
+    check_drafts,
+    check_number,
+    check_probability,
+    register,
+)
+
+
+@register("markov")
+@dataclass(frozen=True)
+class Markov(AcceptanceModel):
+    """Drafts at a good output position are accepted with ``alpha_good``, at a bad one with ``alpha_bad``.
+
+    The state moves from good to bad with ``p_gb`` and back with ``p_bg`` per output token; at position 0 it is
+    stationary, good with p_bg / (p_gb + p_bg). Lag-1 autocorrelation of the state: 1 - p_gb - p_bg.
+
+    Long-run averages over rounds of k drafts (states ordered bad, good). With T the chain's transition matrix,
+    A = diag(alpha) and R = I - A, a round started in state s accepts j or more drafts with [(A T)^(j-1) A 1]_s, and
+    leaves the next round's start state with probabilities K = sum_{a<k} (A T)^a R T + (A T)^k T: the rejected position
+    (or the bonus position) is emitted too, hence the last T. Rounds start in the stationary law of K. The uniform
+    numbers a round has looked at lie before the next start, so given the state the rounds are independent and the
+    result is exact in the long run; a request's first rounds still start from the chain's own law.
+    """
+
+    kind: ClassVar[int] = KIND_MARKOV
+
+    alpha_good: float
+    alpha_bad: float
+    p_gb: float
+    p_bg: float
+
+    def __post_init__(self) -> None:
+        for key in ("alpha_good", "alpha_bad", "p_gb", "p_bg"):
+            object.__setattr__(self, key, check_probability(key, getattr(self, key)))
+        if self.p_gb + self.p_bg == 0.0:
+            raise ScenarioError("p_gb and p_bg must not both be 0: no state would ever be left", key="p_gb", value=0.0)
+
+    @property
+    def good_share(self) -> float:
+        """Share of output positions in the good state."""
+        return self.p_bg / (self.p_gb + self.p_bg)
+
+    def round_start_good_share(self, k: int) -> float:
+        """Long-run share of rounds of k drafts that start in the good state."""
+        transition, accept = self._matrices()
+        step = accept @ transition
+        kernel = np.zeros((2, 2))
+        reach = np.eye(2)
+        for _ in range(check_drafts(k)):
+            kernel += reach @ (np.eye(2) - accept) @ transition
+            reach = reach @ step
+        kernel += reach @ transition
+        turnover = kernel[0, 1] + kernel[1, 0]
+        # Rounds that never change state (a chain of period 2 crossed two by two) keep the law of position 0.
+        return float(kernel[0, 1] / turnover) if turnover > 1e-15 else self.good_share
+
+    def unconditional(self, k: int) -> Rates:
+        transition, accept = self._matrices()
+        good = self.round_start_good_share(k)
+        law = np.array([1.0 - good, good])
+        rates = np.zeros(k)
+        for j in range(k):
+            law = law @ accept
+            rates[j] = law.sum()
+            law = law @ transition
+        return rates
+
+    def draft_probabilities(self) -> Rates:
+        # Never read by the engine (the probability is the state's); filled for whoever prints the arrays.
+        return self.conditional(self.max_drafts())
+
+    def parameters(self) -> Rates:
+        row = np.zeros(N_PARAMS)
+        row[P_STATIONARY], row[P_ENTER], row[P_STAY] = self.good_share, self.p_bg, 1.0 - self.p_gb
+        row[P_ALPHA_0], row[P_ALPHA_1] = self.alpha_bad, self.alpha_good
+        return row
+
+    def _matrices(self) -> tuple[Rates, Rates]:
+        transition = np.array([[1.0 - self.p_bg, self.p_bg], [self.p_gb, 1.0 - self.p_gb]])
+        return transition, np.diag([self.alpha_bad, self.alpha_good])
+
+
+@register("ngram")
+@dataclass(frozen=True)
+class Ngram(AcceptanceModel):
+    """Prompt lookup (ngram) or suffix matching: a round drafts only where the context matches.
+
+    An output position matches with probability ``match_probability``; matches come in bursts whose lag-1
+    autocorrelation along the output is ``persistence``. A round that starts at a match drafts k tokens or, with
+    ``mean_match_tokens`` (suffix decoding), min(k, L) with L >= 1 geometric of that mean. Its drafts are accepted with
+    ``alpha``, or with unconditional ``rates`` by draft index, of those proposed.
+
+    Rates and mean length average over rounds with a draft; a draft that was not proposed counts as not accepted, as in
+    vLLM's per-position metric. They are exact: matches and accepted drafts use different random numbers.
+    """
+
+    kind: ClassVar[int] = KIND_NGRAM
+
+    match_probability: float
+    alpha: float | None = None
+    rates: tuple[float, ...] | None = None
+    persistence: float = 0.0
+    mean_match_tokens: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "match_probability", check_probability("match_probability", self.match_probability))
+        if (self.alpha is None) == (self.rates is None):
+            raise ScenarioError("give either alpha or rates (acceptance has no default)", key="alpha", value=self.alpha)
+        accepted = self._accepted()
+        if isinstance(accepted, PerPosition):
+            object.__setattr__(self, "rates", accepted.rates)
+        else:
+            object.__setattr__(self, "alpha", accepted.alpha)
+        below_one = "a number from 0 to below 1"
+        persistence = check_number("persistence", self.persistence, 0.0, 1.0 - 1e-9, below_one)
+        object.__setattr__(self, "persistence", persistence)
+        if self.mean_match_tokens is not None:
+            mean = check_number("mean_match_tokens", self.mean_match_tokens, 1.0, 1e9, "a number of tokens, 1 or more")
+            object.__setattr__(self, "mean_match_tokens", mean)
+
+    def max_drafts(self) -> int:
+        return self._accepted().max_drafts()
+
+    def unconditional(self, k: int) -> Rates:
+        rates = self._accepted().unconditional(k)
+        return np.asarray(rates * self._longer() ** np.arange(len(rates)))
+
+    def draft_probabilities(self) -> Rates:
+        return self._accepted().draft_probabilities()
+
+    def draft_share(self, k: int) -> float:
+        """Long-run share of rounds that draft. Differs from match_probability when matches come in bursts.
+
+        With m the match probability and r the persistence, d tokens after a match another match has probability
+        m + (1 - m) r^d, one token after none m (1 - r). A drafting round emits d = 1 + accepted tokens, an idle one a
+        single token; the share is stationary under these two moves.
+        """
+        if check_drafts(k, self.max_drafts(), "the acceptance list") == 0:
+            return 0.0
+        reach = np.concatenate(([1.0], self.unconditional(k), [0.0]))
+        exactly = reach[:-1] - reach[1:]
+        miss = 1.0 - self.match_probability
+        again = float((exactly * (self.match_probability + miss * self.persistence ** np.arange(1, k + 2))).sum())
+        enter = self.match_probability * (1.0 - self.persistence)
+        return enter / (1.0 - again + enter) if enter > 0.0 else 0.0
+
+    def parameters(self) -> Rates:
+        match, persistence = self.match_probability, self.persistence
+        row = np.zeros(N_PARAMS)
+        row[P_STATIONARY], row[P_ENTER] = match, match * (1.0 - persistence)
+        row[P_STAY] = match + persistence * (1.0 - match)
+        row[P_LONGER] = self._longer()
+        return row
+
+    def _accepted(self) -> Constant | PerPosition:
+        return PerPosition(self.rates) if self.rates is not None else Constant(self.alpha)  # type: ignore[arg-type]
+
+    def _longer(self) -> float:
+        return 1.0 if self.mean_match_tokens is None else 1.0 - 1.0 / self.mean_match_tokens
