@@ -107,7 +107,7 @@ def compute_metrics(
         requests: one row per request (columns as in ``RunResult.requests``), at least one; rows in any order.
         itl_counts: histogram of gaps, int64 [20, ITL_BINS], segment = request index * 20 // n.
         slo: objectives for all requests, or per class name; a class without one counts as good when it finishes.
-        warmup: 'none'; 'auto' (MSER-5 on TPOT and TTFT, only when the run is steady); or a number of requests. Rounded
+        warmup: 'none'; 'auto' (MSER-5 on TPOT and TTFT, only when the run is stable); or a number of requests. Rounded
             up to a twentieth of the requests, so that the same cut applies to the ITL histogram.
         end_s: simulated time at which the run ended; the last completion by default.
         replicas: divides the ``_per_replica`` figures and the busy share.
@@ -131,7 +131,7 @@ def compute_metrics(
     stability = assess(c.arrival_s, c.scheduled_s, c.finish_s)
     cut = _warmup(c, warmup, stability)
     kept = slice(cut.requests, n)
-    end = float(c.finish_s[c.finished].max(initial=c.arrival_s[-1])) if end_s is None else end_s
+    end = float(c.finish_s[c.finished].max(initial=c.arrival_s.max())) if end_s is None else end_s
     good = good_requests(requests, c, slo)
 
     values = _throughput(c, cut, end, good if slo is not None else None, replicas)
@@ -158,8 +158,9 @@ def compute_metrics(
 def _warmup(c: RequestColumns, warmup: Literal["none", "auto"] | int, stability: Stability) -> Warmup:
     n, wanted, reliable = c.arrival_s.size, 0, True
     if warmup == "auto":
-        # TPOT shows the batch filling up, TTFT the queue. Without a steady state there is nothing to warm up to.
-        for series in (c.tpot_s, c.ttft_s) if stability.steady else ():
+        # TPOT shows the batch filling up, TTFT the queue. Without a steady state (a growing queue, an offline batch)
+        # there is nothing to warm up to.
+        for series in (c.tpot_s, c.ttft_s) if stability.verdict == "stable" else ():
             index = np.flatnonzero(np.isfinite(series))
             found = mser5(series[index])
             if found.cut:
@@ -172,7 +173,7 @@ def _warmup(c: RequestColumns, warmup: Literal["none", "auto"] | int, stability:
         raise InputError(f"must be 'none', 'auto' or a number from 0 to {last}", key="warmup", value=warmup)
     # The first segment that starts at or after the wanted request.
     requests = segment_start((wanted - 1) * ITL_SEGMENTS // n + 1, n)
-    return Warmup(requests, float(c.arrival_s[requests]), reliable)
+    return Warmup(requests, float(c.arrival_s[requests:].min()), reliable)
 
 
 def _throughput(

@@ -72,7 +72,7 @@ def assess(arrival_s: FloatArray, first_scheduled_s: FloatArray, finish_s: Float
     """Judge whether the queue grows over the arrival window.
 
     Args:
-        arrival_s: arrival times, shape [n], sorted.
+        arrival_s: arrival times, shape [n], in any order.
         first_scheduled_s: first time each request ran; NaN when it never did.
         finish_s: completion times; NaN when unfinished.
 
@@ -85,6 +85,9 @@ def assess(arrival_s: FloatArray, first_scheduled_s: FloatArray, finish_s: Float
     At 2,000 requests an M/D/1 queue is called unstable at rho 1.1 in 99 % of runs, at 0.95 in under 1 %, at 0.9 never
     seen. Close to rho = 1 no test on a short run can tell. O(n log n).
     """
+    if (arrival_s[1:] < arrival_s[:-1]).any():  # closed loops may number requests in another order
+        order = np.argsort(arrival_s, kind="stable")
+        arrival_s, first_scheduled_s, finish_s = arrival_s[order], first_scheduled_s[order], finish_s[order]
     n = arrival_s.size
     window_s = float(arrival_s[-1] - arrival_s[0]) if n else 0.0
     if n < MIN_REQUESTS or window_s <= 0:
