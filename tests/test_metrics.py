@@ -61,7 +61,8 @@ def table(columns: Mapping[str, Any]) -> pd.DataFrame:
         {
             "request": np.arange(n), "class": ["chat"] * n, "replica": zero, "priority": zero,
             "prompt_tokens": zero + 10, "output_tokens": zero + 1, "cached_tokens": zero, "preemptions": zero,
-            "num_drafts": zero, "num_draft_tokens": zero, "num_accepted_tokens": zero, **{name: np.zeros(n) for name in TIME_COLUMNS},
+            "num_drafts": zero, "num_draft_tokens": zero, "num_accepted_tokens": zero,
+            **{name: np.zeros(n) for name in TIME_COLUMNS},
         }
     )  # fmt: skip
     for name, values in columns.items():
