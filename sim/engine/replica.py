@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -17,6 +18,7 @@ from draftcast.sim.engine.state import (
     ENTRY,
     FINISHED,
     N_CLOCKS,
+    PHASE_COLLECT,
     REQUEST,
     RUNNING,
     STEP,
@@ -198,9 +200,17 @@ class Replica:
                 return int(stop)
 
     @property
-    def now_s(self) -> float:
-        """When the scheduler's thread is free next."""
-        return float(self.state.engine[0]["host_s"])
+    def next_event_s(self) -> float:
+        """When this replica schedules or takes an output next; infinite when it has nothing to do."""
+        e = self.state.engine[0]
+        host_s = float(e["host_s"])
+        if e["phase"] == PHASE_COLLECT:
+            return max(host_s, float(self.state.batch[e["first_batch"]]["end_s"]))
+        if e["num_running"] or e["num_waiting"] or e["in_flight"]:
+            return host_s
+        if e["next_arrival"] < e["num_arrivals"]:
+            return max(host_s, float(self.state.requests["arrival_s"][self.state.arrivals[e["next_arrival"]]]))
+        return math.inf
 
     @property
     def num_running(self) -> int:

@@ -1,0 +1,162 @@
+"""From a scenario's engine section to what a replica needs: models, device, memory, settings, step cost.
+
+Everything that does not depend on the seed is resolved here once, however many replications follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftcast.calibration.hardware import HardwareSpec, load_hardware
+from draftcast.calibration.profile import HardwareProfile, load_profile
+from draftcast.errors import CapacityError, ScenarioError
+from draftcast.kernels.catalog import load_model
+from draftcast.kernels.model import ModelSpec
+from draftcast.scenarios.schema import Scenario, batch_defaults
+from draftcast.sim.engine.state import EngineSettings
+from draftcast.sim.memory import MemoryBudget, memory_budget
+from draftcast.sim.methods import Method, get_method
+from draftcast.sim.policies import Policy, load_policy
+from draftcast.sim.step_cost import compile_step_cost
+from draftcast.sim.step_tables import head_of
+from draftcast.sim.step_time import StepCost
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One replica's engine, resolved."""
+
+    model: ModelSpec
+    draft: ModelSpec | None
+    method: Method
+    hardware: HardwareSpec
+    profile: HardwareProfile
+    memory: MemoryBudget
+    settings: EngineSettings
+    policy: Policy
+    cost: StepCost
+
+
+def _policy(scenario: Scenario) -> Policy:
+    asked = scenario.resolved_policy
+    parameters = dict(asked.parameters)
+    spec = scenario.speculative_config
+    if asked.name == "batch_schedule" and spec is not None:
+        parameters.setdefault("schedule", spec.num_speculative_tokens_per_batch_size)
+    return load_policy(asked.name, **parameters)
+
+
+def _method(scenario: Scenario) -> Method:
+    method = get_method(scenario.method)
+    spec = scenario.speculative_config
+    if spec is not None and method.is_tree and (spec.tree_width or spec.max_tree_nodes):
+        width = spec.tree_width or method.tree_width
+        nodes = spec.max_tree_nodes if spec.max_tree_nodes is not None else method.max_tree_nodes
+        method = method.with_tree(width, nodes)
+    return method
+
+
+def deploy(scenario: Scenario) -> Deployment:
+    """Resolve the scenario's engine on its hardware.
+
+    Raises:
+        ModelError, HardwareError: an unknown model, device or profile.
+        CapacityError: weights, or one request of max_model_len, do not fit in memory.
+        ScenarioError: settings that vLLM refuses.
+    """
+    engine, spec = scenario.engine, scenario.speculative_config
+    model = load_model(engine.model)
+    hardware = load_hardware(scenario.hardware)
+    profile = load_profile(scenario.profile, hardware)
+    method = _method(scenario)
+    k = scenario.num_speculative_tokens
+    # Heads follow from the target; only a draft model of its own is looked up by name.
+    named = load_model(spec.model) if spec is not None and spec.model and method.needs_draft_model else None
+    draft = head_of(method, model, named, k)
+    defaults = batch_defaults(hardware.memory_bytes, hardware.name, engine.tensor_parallel_size)
+    max_num_batched_tokens = engine.max_num_batched_tokens or defaults.max_num_batched_tokens
+    max_num_seqs = engine.max_num_seqs or min(defaults.max_num_seqs, max_num_batched_tokens)
+    max_model_len = engine.max_model_len or model.max_position_embeddings
+    is_async = method.is_async if engine.async_scheduling is None else engine.async_scheduling
+    if is_async and not method.is_async:
+        raise ScenarioError(
+            f"vLLM cannot schedule asynchronously with method {method.name}",
+            key="engine.async_scheduling",
+            value=True,
+        )
+    slots = method.slots(k)
+    if max_num_batched_tokens <= slots:
+        raise ScenarioError(
+            f"must exceed the {slots} input rows that {method.name} with k = {k} adds per request",
+            key="engine.max_num_batched_tokens",
+            value=max_num_batched_tokens,
+        )
+    memory = memory_budget(
+        model,
+        hardware,
+        tp=engine.tensor_parallel_size,
+        dtype=engine.weight_dtype,
+        kv_cache_dtype=engine.kv_dtype,
+        draft=draft,
+        draft_tp=engine.draft_tensor_parallel_size,
+        draft_dtype=engine.draft_weight_dtype,
+        draft_kv_cache_dtype=engine.draft_kv_dtype,
+        k=k,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        block_size=engine.block_size,
+        max_model_len=max_model_len,
+        enforce_eager=engine.enforce_eager,
+        num_gpu_blocks=engine.num_gpu_blocks,
+    )
+    if engine.num_gpu_blocks is None and memory.kv_tokens < max_model_len:
+        raise CapacityError(
+            f"the KV cache holds {memory.kv_tokens} tokens; lower max_model_len, or raise gpu_memory_utilization "
+            "or tensor_parallel_size",
+            key="engine.max_model_len",
+            value=max_model_len,
+        )
+    policy = _policy(scenario)
+    settings = EngineSettings(
+        block_size=engine.block_size,
+        num_gpu_blocks=memory.num_gpu_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        max_num_scheduled_tokens=engine.max_num_scheduled_tokens,
+        long_prefill_token_threshold=engine.long_prefill_token_threshold,
+        watermark=engine.watermark,
+        slots=slots,
+        lookahead=method.lookahead(k),
+        num_speculative_tokens=method.verify_nodes(k),
+        pads_single_tokens=not policy.is_dynamic,
+        async_scheduling=is_async,
+        scheduling_policy=engine.scheduling_policy,
+        enable_prefix_caching=engine.enable_prefix_caching,
+        enable_chunked_prefill=engine.enable_chunked_prefill,
+        drops_last_hit=method.drops_last_prefix_block and not (spec and spec.disable_eagle_block_drop),
+        sliding_window=model.sliding_window,
+        proposes_on_host=method.proposes_on_host,
+        proposes_by_match=method.proposes_by_match,
+        tree_depth=k if method.is_tree else 0,
+    )
+    cost = compile_step_cost(
+        model,
+        method,
+        draft,
+        k,
+        engine.tensor_parallel_size,
+        engine.draft_tensor_parallel_size,
+        engine.weight_dtype,
+        engine.kv_dtype,
+        profile,
+        hardware,
+        max_num_batched_tokens,
+        max_num_seqs,
+        engine.enforce_eager,
+        draft_dtype=engine.draft_weight_dtype,
+        async_scheduling=is_async,
+        max_model_len=max_model_len,
+    )
+    return Deployment(model, draft, method, hardware, profile, memory, settings, policy, cost)

@@ -1,0 +1,222 @@
+"""Simulate a scenario: replications under common random numbers, their figures with intervals, one row per request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from draftcast.scenarios.deployment import Deployment, deploy
+from draftcast.scenarios.run_directory import make_manifest
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.workload_spec import acceptance_models, slos, workload_spec
+from draftcast.sim import results
+from draftcast.sim.acceptance import AcceptanceArrays, Constant, compile_acceptance
+from draftcast.sim.arrivals import ClosedLoop
+from draftcast.sim.cluster import Cluster
+from draftcast.sim.engine.replica import Replica, check_fits, request_rows
+from draftcast.sim.metrics import Metrics, compute_metrics, summarise
+from draftcast.sim.policies import python_hook
+from draftcast.sim.random_streams import replication_seed
+from draftcast.sim.request_table import RequestTable
+from draftcast.sim.routers import make_router
+from draftcast.sim.workload import WorkloadSpec, build_requests, load_traces
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A simulated scenario.
+
+    ``requests`` (and ``steps``, when recorded) hold all replications, told apart by the column ``replication``.
+    ``summary`` holds every figure as mean with interval, and what was found about stability, memory and SLO.
+    ``replications`` holds each replication's figures, for paired comparisons.
+    """
+
+    summary: dict[str, Any]
+    requests: pd.DataFrame
+    steps: pd.DataFrame | None
+    manifest: dict[str, Any]
+    unstable: bool
+    slo_met: bool | None
+    replications: tuple[Mapping[str, float], ...] = field(repr=False)
+
+    def integrity_error_s(self) -> float:
+        """The largest gap between a request's end-to-end time and the sum of its parts; 0 up to rounding."""
+        done = self.requests.dropna(subset=["finish_s"])
+        parts = done.filter(regex=r"^time_.*_s$").sum(axis=1)
+        return float((done["finish_s"] - done["arrival_s"] - parts).abs().max())
+
+
+@dataclass(frozen=True)
+class _Replication:
+    metrics: Metrics
+    requests: pd.DataFrame
+    steps: pd.DataFrame | None
+    engine: dict[str, float]
+
+
+def _acceptance(scenario: Scenario, table: RequestTable, seed: int, k: int) -> AcceptanceArrays:
+    models = list(acceptance_models(scenario)) or [Constant(alpha=0.0)] * len(table.class_names)
+    return compile_acceptance(
+        models,
+        table.class_id,
+        seed,
+        k,
+        offsets=table.acceptance_offsets,
+        lengths=table.acceptance_lengths,
+    )
+
+
+def _engine_figures(replicas: list[Replica]) -> dict[str, float]:
+    """Figures that only the engine's counters hold."""
+    engines = [r.state.engine[0] for r in replicas]
+    steps = float(sum(e["step"] for e in engines))
+    device = results.origin_seconds(replicas)
+    total = sum(device.values())
+    figures = {f"share_device_time_{name}": value / total if total else np.nan for name, value in device.items()}
+    span = max(float(e["mark_s"]) for e in engines)
+    blocks = sum(r.settings.num_gpu_blocks - 1 for r in replicas)
+    looked_up = sum(int(e["looked_up_tokens"]) for e in engines)
+    figures["num_steps"] = steps
+    figures["mean_step_tokens"] = sum(int(e["scheduled_tokens"]) for e in engines) / steps if steps else np.nan
+    figures["kv_cache_usage"] = sum(float(e["kv_block_seconds"]) for e in engines) / (span * blocks) if span else 0.0
+    if looked_up:
+        figures["prefix_cache_hit_rate"] = sum(int(e["cached_tokens"]) for e in engines) / looked_up
+    return figures
+
+
+def _replicate(
+    scenario: Scenario,
+    spec: WorkloadSpec,
+    deployment: Deployment,
+    table: RequestTable,
+    seed: int,
+    progress: Progress | None,
+    record_steps: bool,
+) -> _Replication:
+    settings = deployment.settings
+    rows = request_rows(table)
+    check_fits(settings, rows)
+    acceptance = _acceptance(scenario, table, seed, scenario.num_speculative_tokens)
+    replicas = [
+        Replica(
+            settings,
+            rows,
+            table,
+            deployment.policy.compile(settings.num_speculative_tokens, settings.max_num_seqs),
+            deployment.cost,
+            acceptance,
+            record_steps=record_steps,
+            decide=python_hook(deployment.policy),
+        )
+        for _ in range(scenario.cluster.replicas)
+    ]
+    router = make_router(scenario.cluster.router, table, len(replicas), seed)
+    loop = spec.arrivals if isinstance(spec.arrivals, ClosedLoop) else None
+    cluster = Cluster(replicas, table, router, loop, seed, progress)
+    cluster.run()
+    requests = results.requests_frame(replicas, table, cluster.assigned)
+    metrics = compute_metrics(
+        requests,
+        results.itl_counts(replicas),
+        slo=slos(scenario) or None,
+        warmup=scenario.statistics.warmup,
+        replicas=len(replicas),
+        accepted_per_position=results.accepted_per_position(replicas),
+    )
+    steps = results.steps_frame(replicas) if record_steps else None
+    return _Replication(metrics, requests, steps, _engine_figures(replicas))
+
+
+def simulate(scenario: Scenario, *, progress: Progress | None = None, record_steps: bool = False) -> RunResult:
+    """Simulate a scenario.
+
+    Args:
+        scenario: from :func:`draftcast.load_scenario`.
+        progress: called with the share of the work done, 0 to 1.
+        record_steps: keep one row per engine step.
+
+    Raises:
+        InputError: the scenario, a trace, a model, a device or the memory does not allow the run.
+    """
+    deployment = deploy(scenario)
+    spec = workload_spec(scenario)
+    traces = load_traces(spec)
+    count = scenario.statistics.replications
+    done = []
+    for replication in range(count):
+        seed = replication_seed(scenario.statistics.seed, replication)
+        table = build_requests(spec, seed, None, deployment.settings.max_model_len, traces)
+        part = _part(progress, replication, count)
+        done.append(_replicate(scenario, spec, deployment, table, seed, part, record_steps))
+    return _result(scenario, deployment, done, table.notes)
+
+
+def _part(progress: Progress | None, index: int, count: int) -> Progress | None:
+    return None if progress is None else lambda share: progress((index + share) / count)
+
+
+def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    for index, frame in enumerate(frames):
+        frame.insert(0, "replication", index)
+    return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+
+
+def _result(
+    scenario: Scenario, deployment: Deployment, done: list[_Replication], notes: tuple[str, ...]
+) -> RunResult:
+    figures = tuple({**r.metrics.summary(), **r.engine} for r in done)
+    verdicts = [r.metrics.stability for r in done]
+    # One replication that falls behind by chance does not make a system unstable; most of them do.
+    unstable = sum(v.verdict == "unstable" for v in verdicts) * 2 > len(verdicts)
+    stable_rates = [v.largest_stable_rate_rps for v in verdicts if v.largest_stable_rate_rps is not None]
+    memory, settings = deployment.memory, deployment.settings
+    mean_tokens = float(np.mean([(r.requests["prompt_tokens"] + r.requests["output_tokens"]).mean() for r in done]))
+    slo = scenario.slo_of()
+    wanted = [s.attainment for s in (scenario.slo_of(c.name) for c in scenario.workload.classes) if s is not None]
+    wanted += [slo.attainment] if slo is not None else []
+    attained = [f["slo_attainment"] for f in figures]
+    summary: dict[str, Any] = {
+        "figures": summarise(figures, scenario.statistics.confidence),
+        "stability": {
+            "unstable": unstable,
+            "verdicts": [v.verdict for v in verdicts],
+            "reasons": [v.reason for v in verdicts],
+            "largest_stable_rate_rps": float(np.mean(stable_rates)) if unstable and stable_rates else None,
+        },
+        "warmup_requests": [r.metrics.warmup.requests for r in done],
+        "by_class": [{name: dict(values) for name, values in r.metrics.by_class.items()} for r in done],
+        "engine": {
+            "num_gpu_blocks": settings.num_gpu_blocks,
+            "max_num_seqs": settings.max_num_seqs,
+            "max_num_batched_tokens": settings.max_num_batched_tokens,
+            "max_model_len": settings.max_model_len,
+            "async_scheduling": settings.async_scheduling,
+            "kv_cache_tokens": memory.kv_tokens,
+            "kv_bytes_per_token": memory.kv_bytes_per_token,
+            "kv_blocks_lost_to_speculation": memory.lost_blocks,
+            "max_concurrency": memory.max_concurrency(round(mean_tokens), settings.lookahead),
+            "concurrency_lost_to_speculation": memory.lost_concurrency(round(mean_tokens), settings.lookahead),
+        },
+        "profile": deployment.profile.name,
+        "notes": list(notes),
+    }
+    slo_met = float(np.mean(attained)) >= max(wanted) if wanted and not unstable else (False if wanted else None)
+    summary["slo_met"] = slo_met
+    return RunResult(
+        summary=summary,
+        requests=_stack([r.requests for r in done]),
+        steps=_stack([r.steps for r in done if r.steps is not None]) if done[0].steps is not None else None,
+        manifest=make_manifest(scenario, deployment.profile.checksum()),
+        unstable=unstable,
+        slo_met=slo_met,
+        replications=figures,
+    )
+
+
+__all__ = ["RunResult", "simulate"]

@@ -1,0 +1,164 @@
+"""The cluster in SimPy: requests arrive, a router sends them to replicas, users wait for answers.
+
+Between two events of the cluster a replica runs on its own, in one compiled call. Three ways to drive it: routes
+known beforehand (all requests handed over at once), a router that looks at the replicas at each arrival, and a
+closed loop, in which an answer leads to the user's next request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
+import simpy
+
+from draftcast.sim.arrivals import ClosedLoop
+from draftcast.sim.engine.replica import STOP_FINISHED, Replica
+from draftcast.sim.request_table import RequestTable
+from draftcast.sim.routers import Router
+
+Progress = Callable[[float], None]
+PROGRESS_PARTS = 50
+
+
+class Cluster:
+    """Replicas behind a router; ``run`` serves every request of the table.
+
+    Args:
+        replicas: replicas over the same request rows, none of them used yet.
+        table: the requests; in a closed loop its arrival times are replaced in the rows as users send.
+        router: where requests go.
+        closed_loop: users and their think time, None for an open loop.
+        seed: keys the think times.
+        progress: called with the share of the work done, 0 to 1.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        table: RequestTable,
+        router: Router,
+        closed_loop: ClosedLoop | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> None:
+        self.replicas = list(replicas)
+        self.rows = replicas[0].state.requests
+        self.assigned = np.full(len(table), -1, np.int32)
+        self._table = table
+        self._router = router
+        self._closed_loop = closed_loop
+        self._seed = seed
+        self._progress = progress
+        self._env = simpy.Environment()
+
+    def run(self) -> None:
+        """Run until every request has been served."""
+        if self._closed_loop is not None:
+            self._run_closed_loop(self._closed_loop)
+        elif self._router.is_static:
+            self._run_static()
+        else:
+            self._env.process(self._route_arrivals())
+            self._env.run()
+        for replica in self.replicas:
+            replica.advance(math.inf)
+        self._report(1.0)
+
+    def _report(self, share: float) -> None:
+        if self._progress is not None:
+            self._progress(share)
+
+    # ---- routes known beforehand ----
+
+    def _run_static(self) -> None:
+        self.assigned[:] = self._router.assign()
+        for index, replica in enumerate(self.replicas):
+            replica.submit(np.flatnonzero(self.assigned == index).astype(np.int32))
+            self._env.process(self._advance_in_parts(replica))
+        self._env.run()
+
+    def _advance_in_parts(self, replica: Replica) -> Generator[simpy.Event, Any, None]:
+        """Nothing can disturb this replica; it pauses only to report progress."""
+        times = self._table.arrival_s
+        start, stop = float(times[0]), float(times[-1])
+        for part in range(1, PROGRESS_PARTS + 1):
+            until_s = start + (stop - start) * part / PROGRESS_PARTS
+            yield self._env.timeout(max(until_s - self._env.now, 0.0))
+            replica.advance(until_s)
+            self._report(part / (PROGRESS_PARTS + 1))
+
+    # ---- a router that looks ----
+
+    def _route_arrivals(self) -> Generator[simpy.Event, Any, None]:
+        n = len(self._table)
+        for request, at in enumerate(self._table.arrival_s.tolist()):
+            if at > self._env.now:
+                yield self._env.timeout(at - self._env.now)
+            for replica in self.replicas:
+                replica.advance(at)
+            self._send(request)
+            if request % 1024 == 0:
+                self._report(request / n)
+
+    def _send(self, request: int) -> Replica:
+        chosen = self._router.choose(request, [r.num_running + r.num_waiting for r in self.replicas])
+        self.assigned[request] = chosen
+        self.replicas[chosen].submit([request])
+        return self.replicas[chosen]
+
+    # ---- closed loop ----
+
+    def _run_closed_loop(self, loop: ClosedLoop) -> None:
+        n = len(self._table)
+        self._think_s = loop.think_time_s.draw(self._seed, n)
+        self._routes = self._router.assign() if self._router.is_static else None
+        self._next_request = 0
+        self._finished = 0
+        self._wake = [self._env.event() for _ in self.replicas]
+        for _ in range(min(loop.concurrency, n)):
+            self._send_after(0.0)
+        for index in range(len(self.replicas)):
+            self._env.process(self._serve(index))
+        self._env.run()
+
+    def _send_after(self, answered_s: float) -> None:
+        """The user who got an answer at ``answered_s`` sends the next request after thinking."""
+        if self._next_request < len(self._table):
+            request = self._next_request
+            self._next_request += 1
+            self._env.process(self._think_and_send(request, answered_s + float(self._think_s[request])))
+
+    def _think_and_send(self, request: int, at: float) -> Generator[simpy.Event, Any, None]:
+        if at > self._env.now:
+            yield self._env.timeout(at - self._env.now)
+        self.rows["arrival_s"][request] = at
+        if self._routes is not None:
+            chosen = int(self._routes[request])
+            self.assigned[request] = chosen
+            self.replicas[chosen].submit([request])
+        else:
+            chosen = self.replicas.index(self._send(request))
+        if not self._wake[chosen].triggered:
+            self._wake[chosen].succeed()
+
+    def _serve(self, index: int) -> Generator[simpy.Event, Any, None]:
+        """Run one replica up to whatever happens next elsewhere, answering users as requests end."""
+        replica = self.replicas[index]
+        while self._finished < len(self._table):
+            # A replica must take at least the step that starts now, or two of them would wait for each other.
+            until_s = max(self._env.peek(), math.nextafter(self._env.now, math.inf))
+            if replica.advance(until_s, stop_on_finish=True) == STOP_FINISHED:
+                for request in replica.just_finished.tolist():
+                    self._finished += 1
+                    self._send_after(float(self.rows["finish_s"][request]))
+                self._report(self._finished / len(self._table))
+            next_s = replica.next_event_s
+            if math.isinf(next_s):
+                self._wake[index] = self._env.event()
+                if self._finished < len(self._table):
+                    yield self._wake[index]
+            elif next_s >= self._env.peek() or next_s > until_s:
+                yield self._env.timeout(max(next_s - self._env.now, 0.0))
