@@ -43,9 +43,9 @@ class Trace(AcceptanceModel):
     @classmethod
     def from_lists(cls, recorded: Iterable[Sequence[int]]) -> Trace:
         """From one list of accepted drafts by output position per request."""
-        rows = [np.asarray(row) for row in recorded]
-        offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows], dtype=np.int64)))
-        return cls(offsets, np.concatenate(rows) if rows else np.zeros(0, np.uint8))
+        rows = list(recorded)
+        offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        return cls(offsets, np.concatenate([np.asarray(row) for row in rows if len(row)] or [np.zeros(0, np.uint8)]))
 
     def unconditional(self, k: int) -> Rates:
         if self.offsets is None or self.lengths is None:

@@ -1,0 +1,132 @@
+"""Common random numbers of acceptance: what happens at an output position never depends on who asked before or for how
+much."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import njit
+
+from draftcast.sim.acceptance import (
+    AcceptanceArrays,
+    AcceptanceModel,
+    Beta,
+    Constant,
+    Markov,
+    Ngram,
+    PerPosition,
+    Trace,
+    Tree,
+    accepted_drafts,
+    compile_acceptance,
+    proposed_drafts,
+)
+from draftcast.sim.borrowed import borrowed, put
+
+N = 20
+MODELS: list[AcceptanceModel] = [
+    Constant(0.7),
+    PerPosition((0.9, 0.8, 0.7, 0.5, 0.5, 0.3, 0.2, 0.1)),
+    Beta(0.7, 2.0),
+    Markov(0.9, 0.3, 0.2, 0.1),
+    Ngram(0.5, alpha=0.8, persistence=0.7, mean_match_tokens=3.0),
+    Tree(alpha=0.5, widths=(3, 2, 2, 1, 1, 1, 1, 1)),
+    Trace.from_lists(np.random.default_rng(0).integers(0, 9, size=(N, 60)).tolist()),
+]
+models = st.sampled_from(MODELS)
+seeds = st.integers(0, 2**63)
+calls = st.lists(st.tuples(st.integers(0, N - 1), st.integers(0, 50), st.integers(0, 8)), min_size=1, max_size=30)
+
+
+def compiled(model: AcceptanceModel, seed: int) -> AcceptanceArrays:
+    return compile_acceptance([model], np.zeros(N), seed, 8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(models, seeds, st.integers(0, N - 1), st.integers(0, 50))
+def test_more_drafts_never_change_the_fate_of_fewer(
+    model: AcceptanceModel, seed: int, request: int, position: int
+) -> None:
+    arrays = compiled(model, seed)
+    longest = accepted_drafts(arrays, request, position, 8)
+    proposed = proposed_drafts(arrays, request, position, 8)
+    for k in range(9):
+        assert accepted_drafts(arrays, request, position, k) == min(k, longest)
+        assert proposed_drafts(arrays, request, position, k) == min(k, proposed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(models, seeds, calls)
+def test_answers_do_not_depend_on_the_calls_before(
+    model: AcceptanceModel, seed: int, asked: list[tuple[int, int, int]]
+) -> None:
+    shared = compiled(model, seed)
+    for request, position, k in asked:
+        fresh = compiled(model, seed)
+        assert accepted_drafts(shared, request, position, k) == accepted_drafts(fresh, request, position, k)
+        fresh = compiled(model, seed)
+        assert proposed_drafts(shared, request, position, k) == proposed_drafts(fresh, request, position, k)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, st.integers(0, N - 1), st.lists(st.integers(0, 8), min_size=1, max_size=12))
+def test_drafts_meet_the_same_tokens_whatever_the_rounds(seed: int, request: int, drafts: list[int]) -> None:
+    """With rates that do not depend on the draft's index, rounds of any length read one and the same text."""
+    arrays = compiled(Markov(0.9, 0.2, 0.3, 0.3), seed)
+    other = compiled(Markov(0.9, 0.2, 0.3, 0.3), seed)
+    text = [accepted_drafts(other, request, p, 1) for p in range(110)]
+    position = 1
+    for k in drafts:
+        accepted = accepted_drafts(arrays, request, position, k)
+        assert text[position : position + accepted] == [1] * accepted
+        assert accepted == k or text[position + accepted] == 0
+        position += accepted + 1
+
+
+@pytest.mark.parametrize("model", MODELS[:-1], ids=repr)
+def test_another_seed_is_another_text(model: AcceptanceModel) -> None:
+    a, b = (compiled(model, seed) for seed in (1, 2))
+    spots = [(r, p) for r in range(N) for p in range(10)]
+    assert [accepted_drafts(a, *spot, 8) for spot in spots] != [accepted_drafts(b, *spot, 8) for spot in spots]
+
+
+def test_more_requests_and_other_classes_leave_a_request_alone() -> None:
+    few = compile_acceptance([Beta(0.7, 2.0)], np.zeros(5), 9)
+    many = compile_acceptance([Constant(0.1), Beta(0.7, 2.0), Markov(0.9, 0.1, 0.5, 0.5)], [1, 1, 1, 1, 1, 0, 2, 0], 9)
+    np.testing.assert_array_equal(few.alpha, many.alpha[:5])
+    np.testing.assert_array_equal(few.keys, many.keys[:5])
+    for position in range(30):
+        assert accepted_drafts(few, 3, position, 8) == accepted_drafts(many, 3, position, 8)
+
+
+def test_the_cursor_is_kept() -> None:
+    """A cursor that silently stays put (numba can drop the store) would cost a walk from position 0 every round."""
+    arrays = compiled(Markov(0.9, 0.1, 0.5, 0.5), 0)
+    accepted_drafts(arrays, 2, 17, 8)
+    assert arrays.state[2] >> 1 == 17
+    arrays = compiled(Ngram(0.5, alpha=0.5), 0)
+    proposed_drafts(arrays, 2, 21, 3)
+    assert arrays.state[2] >> 1 == 21
+    assert (np.delete(arrays.state, 2) == -1).all()
+
+
+def test_requests_without_a_chain_carry_no_cursor() -> None:
+    arrays = compiled(Constant(0.5), 0)
+    assert arrays.state.size == arrays.match_keys.size == arrays.alpha.size == arrays.offsets.size == 0
+
+
+@njit
+def _double(record: AcceptanceArrays, index: int) -> int:
+    view = borrowed(record)
+    put(view.state, index, 2 * view.state[index])
+    return len(view.keys)
+
+
+def test_borrowed_reads_and_writes_the_caller_s_arrays() -> None:
+    arrays = compiled(Markov(0.9, 0.1, 0.5, 0.5), 0)
+    arrays.state[4] = 21
+    assert _double(arrays, 4) == N
+    assert arrays.state[4] == 42
+    assert borrowed(arrays) is arrays
