@@ -24,6 +24,7 @@ class TraceSpec:
     sample_seed: int = 0
     max_prompt_tokens: int | None = None  # then cut longer prompts and outputs
     max_output_tokens: int | None = None
+    tile: int = 1  # then repeat the whole so many times, see RequestTable.tile
 
 
 def load_trace(spec: TraceSpec) -> RequestTable:
@@ -48,4 +49,6 @@ def load_trace(spec: TraceSpec) -> RequestTable:
     if any(cut):
         note = f"{spec.path}: lengths cut by {cut[0]} prompt and {cut[1]} output tokens in all"
         table = replace(table, notes=(*table.notes, note))
-    return table
+    if spec.tile < 1:
+        raise TraceError("must be an integer >= 1", file=spec.path, key="tile", value=spec.tile)
+    return table if spec.tile == 1 else table.tile(len(table) * spec.tile)
