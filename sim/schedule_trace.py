@@ -24,12 +24,9 @@ import numpy as np
 
 from draftcast.errors import InputError
 from draftcast.sim.acceptance import Constant, compile_acceptance
-from draftcast.sim.engine import queue
-from draftcast.sim.engine.decide import decide
+from draftcast.sim.engine import calls
 from draftcast.sim.engine.replica import Replica, request_rows
-from draftcast.sim.engine.schedule import advance_computed, schedule
 from draftcast.sim.engine.state import FINISHED, WAITING, Engine, EngineSettings
-from draftcast.sim.engine.step import collect
 from draftcast.sim.methods import get_method
 from draftcast.sim.policies import BatchSchedule, Fixed
 from draftcast.sim.request_table import RequestTable
@@ -127,11 +124,11 @@ def trace(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
     while e["num_finished"] < len(requests):
         while sent < len(order) and requests[order[sent]]["arrival_step"] <= step:
             s.requests[order[sent]]["status"] = WAITING
-            queue.append(s, order[sent])
+            calls.enqueue(s, order[sent])
             sent += 1
             e["next_arrival"] = sent
         slot = (int(e["first_batch"]) + int(e["in_flight"])) & 1
-        size = schedule(s)
+        size = calls.schedule_batch(s)
         entries = s.entries[slot][:size]
         yield {
             "step": step,
@@ -144,13 +141,12 @@ def trace(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
         step += 1
         if size:
             _settle(s, slot, requests, rounds)
-            decide(s, slot)
-            advance_computed(s, slot)
-            e["in_flight"] += 1
+            calls.decide_drafts(s, slot)
+            calls.commit(s, slot)
             if e["in_flight"] < depth:
                 continue
         if e["in_flight"]:
-            collect(s)
+            calls.collect_output(s)
     assert (s.requests["status"] == FINISHED).all()
 
 

@@ -15,23 +15,27 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from draftcast.sim.borrowed import borrowed
 from draftcast.sim.engine.state import Engine
 
 # Keys of blocks that only their own request can hit start here; trace keys stay below.
 OWN_KEY = np.int64(1) << np.int64(60)
 OWN_KEY_BLOCKS = np.int64(1) << np.int64(22)
 EMPTY_SLOT = np.int64(0)
+# block_twin of a hashed block that the table does not list: only its own request could ask for it, and does not.
+UNLISTED = -2
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, forceinline=True)
 def blocks_for(tokens: int, block_size: int) -> int:
     """KV blocks that hold ``tokens`` tokens."""
     return (tokens + block_size - 1) // block_size
 
 
 @njit(cache=True)
-def reset_blocks(s: Engine) -> None:
+def reset_blocks(ref: Engine) -> None:
     """All blocks free, in order, none hashed. Block 0 is vLLM's null block and is never handed out."""
+    s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]
     e.free_blocks = c.num_blocks - 1
@@ -54,15 +58,16 @@ def reset_blocks(s: Engine) -> None:
 # ---- hash table: key -> first block with that key; twins follow in order of insertion ----
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, forceinline=True)
 def _home(key: int, mask: int) -> int:
     x = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     return np.int64((x >> np.uint64(24)) & np.uint64(mask))
 
 
 @njit(cache=True)
-def _find(s: Engine, key: int) -> int:
+def _find(ref: Engine, key: int) -> int:
     """Slot of ``key``, or -1 - the empty slot where it would go."""
+    s = borrowed(ref)
     mask = s.cache_key.size - 1
     slot = _home(key, mask)
     while s.cache_key[slot] != EMPTY_SLOT:
@@ -73,10 +78,11 @@ def _find(s: Engine, key: int) -> int:
 
 
 @njit(cache=True)
-def _insert(s: Engine, key: int, block: int) -> None:
+def _insert(ref: Engine, key: int, block: int) -> None:
+    s = borrowed(ref)
     s.block_key[block] = key
     s.block_twin[block] = -1
-    slot = _find(s, key)
+    slot = _find(ref, key)
     if slot < 0:
         slot = -1 - slot
         s.cache_key[slot] = key
@@ -89,11 +95,14 @@ def _insert(s: Engine, key: int, block: int) -> None:
 
 
 @njit(cache=True)
-def _evict(s: Engine, block: int) -> None:
+def _evict(ref: Engine, block: int) -> None:
     """Forget the block's hash; linear probing's gap is closed by shifting back."""
+    s = borrowed(ref)
     key = s.block_key[block]
     s.block_key[block] = 0
-    slot = _find(s, key)
+    if s.block_twin[block] == UNLISTED:
+        return
+    slot = _find(ref, key)
     first = s.cache_block[slot]
     if first == block:
         twin = s.block_twin[block]
@@ -119,8 +128,9 @@ def _evict(s: Engine, block: int) -> None:
 
 
 @njit(cache=True)
-def block_hash(s: Engine, i: int, index: int) -> int:
+def block_hash(ref: Engine, i: int, index: int) -> int:
     """Key of block ``index`` of request ``i``."""
+    s = borrowed(ref)
     c = s.config[0]
     if c.num_keys_per_hash > 0:
         at = index // c.num_keys_per_hash
@@ -135,13 +145,14 @@ def block_hash(s: Engine, i: int, index: int) -> int:
 
 
 @njit(cache=True)
-def find_hits(s: Engine, i: int) -> int:
+def find_hits(ref: Engine, i: int) -> int:
     """Leading blocks of request ``i`` that are cached; at least the last token is always recomputed."""
+    s = borrowed(ref)
     c = s.config[0]
     r = s.requests[i]
     most = (r.tokens - 1) // c.block_size
     hits = 0
-    while hits < most and _find(s, block_hash(s, i, hits)) >= 0:
+    while hits < most and _find(ref, block_hash(ref, i, hits)) >= 0:
         hits += 1
     if c.drops_last_hit and hits > 0:
         hits -= 1
@@ -149,24 +160,26 @@ def find_hits(s: Engine, i: int) -> int:
 
 
 @njit(cache=True)
-def count_evictable(s: Engine, i: int, hits: int) -> int:
+def count_evictable(ref: Engine, i: int, hits: int) -> int:
     """Hit blocks that stand in the free list: adopting them takes free blocks too."""
+    s = borrowed(ref)
     count = 0
     for index in range(hits):
-        block = s.cache_block[_find(s, block_hash(s, i, index))]
+        block = s.cache_block[_find(ref, block_hash(ref, i, index))]
         if s.block_refs[block] == 0:
             count += 1
     return count
 
 
 @njit(cache=True)
-def adopt_hits(s: Engine, i: int, hits: int) -> None:
+def adopt_hits(ref: Engine, i: int, hits: int) -> None:
     """Pin the ``hits`` leading cached blocks for request ``i``, which holds none yet."""
+    s = borrowed(ref)
     e = s.engine[0]
     r = s.requests[i]
-    take_table(s, i)
+    take_table(ref, i)
     for index in range(hits):
-        block = s.cache_block[_find(s, block_hash(s, i, index))]
+        block = s.cache_block[_find(ref, block_hash(ref, i, index))]
         if s.block_refs[block] == 0:
             before, after = s.block_prev[block], s.block_next[block]
             s.block_next[before] = after
@@ -179,22 +192,24 @@ def adopt_hits(s: Engine, i: int, hits: int) -> None:
 
 
 @njit(cache=True)
-def take_table(s: Engine, i: int) -> None:
+def take_table(ref: Engine, i: int) -> None:
     """Give request ``i`` a row of the block table."""
+    s = borrowed(ref)
     e = s.engine[0]
     e.num_free_tables -= 1
     s.requests[i].table = s.free_table[e.num_free_tables]
 
 
 @njit(cache=True)
-def extend(s: Engine, i: int, tokens: int) -> bool:
+def extend(ref: Engine, i: int, tokens: int) -> bool:
     """Grow request ``i`` to hold ``tokens`` tokens; False (and nothing done) when blocks are short."""
+    s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]
     r = s.requests[i]
-    need = blocks_for(tokens, c.block_size) - r.num_blocks
-    if need <= 0:
+    if tokens <= r.num_blocks * c.block_size:  # the usual case, without a division
         return True
+    need = blocks_for(tokens, c.block_size) - r.num_blocks
     if need > e.free_blocks:
         return False
     if c.prefix_caching:
@@ -202,7 +217,7 @@ def extend(s: Engine, i: int, tokens: int) -> bool:
         block = s.block_next[head]
         for index in range(r.num_blocks, r.num_blocks + need):
             if s.block_key[block] != 0:
-                _evict(s, block)
+                _evict(ref, block)
             s.block_refs[block] = 1
             s.block_table[r.table, index] = block
             block = s.block_next[block]
@@ -214,20 +229,40 @@ def extend(s: Engine, i: int, tokens: int) -> bool:
 
 
 @njit(cache=True)
-def cache_full_blocks(s: Engine, i: int, tokens: int) -> None:
+def cache_full_blocks(ref: Engine, i: int, tokens: int) -> None:
     """Hash the blocks that the first ``tokens`` tokens of request ``i`` fill."""
+    s = borrowed(ref)
     c = s.config[0]
     r = s.requests[i]
+    if tokens < (r.num_cached + 1) * c.block_size:
+        return
     full = tokens // c.block_size
     for index in range(r.num_cached, full):
-        _insert(s, block_hash(s, i, index), s.block_table[r.table, index])
-    if full > r.num_cached:
-        r.num_cached = full
+        key = block_hash(ref, i, index)
+        block = s.block_table[r.table, index]
+        if key >= OWN_KEY:
+            s.block_key[block] = key
+            s.block_twin[block] = UNLISTED
+        else:
+            _insert(ref, key, block)
+    r.num_cached = full
 
 
 @njit(cache=True)
-def free_request(s: Engine, i: int) -> None:
+def list_own_blocks(ref: Engine, i: int) -> None:
+    """Make the blocks of a request that is about to be preempted findable, so that it can hit them on its return."""
+    s = borrowed(ref)
+    r = s.requests[i]
+    for index in range(r.num_cached):
+        block = s.block_table[r.table, index]
+        if s.block_twin[block] == UNLISTED:
+            _insert(ref, s.block_key[block], block)
+
+
+@njit(cache=True)
+def free_request(ref: Engine, i: int) -> None:
     """Give back all blocks of request ``i``: its last block is evicted first, hashed ones least recently used."""
+    s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]
     r = s.requests[i]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from numba import njit
 
 from draftcast.sim.acceptance import accepted_drafts
+from draftcast.sim.borrowed import borrowed, member
 from draftcast.sim.engine.state import Engine
 from draftcast.sim.step_time import decode_step_seconds
 
@@ -26,8 +27,9 @@ TIER_INDEX, TIER_EMA, TIER_SEEN, TIER_STATE = 0, 1, 2, 3
 
 
 @njit(cache=True)
-def goodput_drafts(s: Engine, num_seqs: int, mean_context: float) -> int:
+def goodput_drafts(ref: Engine, num_seqs: int, mean_context: float) -> int:
     """The k in 0..num_speculative_tokens with the most expected tokens per second; of a tree, whole levels."""
+    s = borrowed(ref)
     c = s.config[0]
     alpha = s.policy.state[GOODPUT_ALPHA]
     best = 0
@@ -38,15 +40,16 @@ def goodput_drafts(s: Engine, num_seqs: int, mean_context: float) -> int:
     for k in range(most + 1):
         expected += reach  # 1 + alpha + ... + alpha^k
         reach *= alpha
-        rate = expected / decode_step_seconds(s.cost, num_seqs, k, mean_context)
+        rate = expected / decode_step_seconds(member(ref, "cost"), num_seqs, k, mean_context)
         if rate > best_rate:
             best, best_rate = k, rate
     return best if c.tree_depth == 0 else -(-best * c.k // c.tree_depth)
 
 
 @njit(cache=True)
-def tier_of(s: Engine, num_seqs: int) -> int:
+def tier_of(ref: Engine, num_seqs: int) -> int:
     """The last tier whose batch size does not exceed ``num_seqs``."""
+    s = borrowed(ref)
     params = s.policy.params
     tier = 0
     for t in range(1, int(params[TIER_COUNT])):
@@ -56,8 +59,9 @@ def tier_of(s: Engine, num_seqs: int) -> int:
 
 
 @njit(cache=True)
-def decide(s: Engine, slot: int) -> None:
+def decide(ref: Engine, slot: int) -> None:
     """Fill ``next_drafts`` of the batch in ``slot``; chunks of a prefill draft nothing."""
+    s = borrowed(ref)
     batch = s.batch[slot]
     entries = s.entries[slot]
     kind = s.policy.kind[0]
@@ -67,7 +71,7 @@ def decide(s: Engine, slot: int) -> None:
             x = entries[j]
             x.next_drafts = 0
             if not x.is_chunk and k > 0:
-                x.next_drafts = accepted_drafts(s.acceptance, x.request, s.requests[x.request].future, k)
+                x.next_drafts = accepted_drafts(member(ref, "acceptance"), x.request, s.requests[x.request].future, k)
         return
     if kind == KIND_FIXED:
         drafts = int(s.policy.table[0])
@@ -77,7 +81,7 @@ def decide(s: Engine, slot: int) -> None:
         context = 0.0
         for j in range(batch.size):
             context += entries[j].computed + entries[j].tokens
-        drafts = goodput_drafts(s, batch.size, context / max(batch.size, 1))
+        drafts = goodput_drafts(ref, batch.size, context / max(batch.size, 1))
         probe = s.policy.params[GOODPUT_PROBE]
         if drafts == 0 and probe > 0.0:
             # Without a draft now and then the rule would never learn that acceptance came back.
@@ -88,7 +92,7 @@ def decide(s: Engine, slot: int) -> None:
         else:
             s.policy.state[GOODPUT_IDLE] = 0.0
     else:
-        tier = tier_of(s, batch.size)
+        tier = tier_of(ref, batch.size)
         index = int(s.policy.state[tier * TIER_STATE + TIER_INDEX])
         drafts = int(s.policy.params[TIER_FIRST + tier * TIER_ROW + TIER_STEP_0 + index])
     for j in range(batch.size):
@@ -96,9 +100,10 @@ def decide(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def _observe_tier(s: Engine, rounds: int, accepted: int, sampled: int) -> None:
+def _observe_tier(ref: Engine, rounds: int, accepted: int, sampled: int) -> None:
+    s = borrowed(ref)
     params = s.policy.params
-    tier = tier_of(s, sampled)
+    tier = tier_of(ref, sampled)
     row = TIER_FIRST + tier * TIER_ROW
     state = s.policy.state[tier * TIER_STATE : (tier + 1) * TIER_STATE]
     steps = params[row + TIER_STEP_0 : row + TIER_STEP_0 + int(params[row + TIER_STEPS])]
@@ -130,8 +135,9 @@ def _observe_tier(s: Engine, rounds: int, accepted: int, sampled: int) -> None:
 
 
 @njit(cache=True)
-def observe(s: Engine, rounds: int, accepted: int, rejections: int, sampled: int) -> None:
+def observe(ref: Engine, rounds: int, accepted: int, rejections: int, sampled: int) -> None:
     """Let the rule learn from a collected step: rounds with drafts, accepted drafts, rounds that rejected."""
+    s = borrowed(ref)
     kind = s.policy.kind[0]
     if kind == KIND_GOODPUT:
         tested = accepted + rejections
@@ -141,4 +147,4 @@ def observe(s: Engine, rounds: int, accepted: int, rejections: int, sampled: int
             state = s.policy.state
             state[GOODPUT_ALPHA] = (1.0 - weight) * state[GOODPUT_ALPHA] + weight * accepted / tested
     elif kind == KIND_EMA_TIERS and sampled > 0:
-        _observe_tier(s, rounds, accepted, sampled)
+        _observe_tier(ref, rounds, accepted, sampled)

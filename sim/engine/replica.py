@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from draftcast.errors import CapacityError, SimulationError
 from draftcast.sim.acceptance import AcceptanceArrays
-from draftcast.sim.engine import blocks
+from draftcast.sim.engine import calls
 from draftcast.sim.engine.state import (
     BATCH,
     ENGINE,
@@ -169,7 +169,7 @@ class Replica:
             steps=np.zeros(1024 if record_steps else 0, STEP),
             finished=np.zeros(seqs + 1, np.int32),
         )
-        blocks.reset_blocks(self.state)
+        calls.reset(self.state)
 
     def submit(self, requests: NDArray[np.int32] | list[int]) -> None:
         """Send requests (row numbers, by arrival time, none earlier than those sent before)."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 from numba import njit
 
 from draftcast.sim.engine import blocks, queue
+from draftcast.sim.borrowed import borrowed
 from draftcast.sim.engine.state import PREEMPTED, RUNNING, Array, Engine
 
 
-@njit(cache=True, inline="always")
-def _add_entry(s: Engine, entries: Array, size: int, i: int, n: int, drafts: int, padded: bool) -> None:
+@njit(cache=True, forceinline=True)
+def _add_entry(ref: Engine, entries: Array, size: int, i: int, n: int, drafts: int, padded: bool) -> None:
+    s = borrowed(ref)
     x = entries[size]
     x.request = i
     x.tokens = n
@@ -25,8 +27,9 @@ def _add_entry(s: Engine, entries: Array, size: int, i: int, n: int, drafts: int
 
 
 @njit(cache=True)
-def _remove_entry(s: Engine, entries: Array, size: int, i: int) -> int:
+def _remove_entry(ref: Engine, entries: Array, size: int, i: int) -> int:
     """Take request ``i`` out of the first ``size`` entries, order kept; the tokens it held, or -1."""
+    s = borrowed(ref)
     for at in range(size):
         if entries[at].request == i:
             tokens = entries[at].tokens
@@ -37,8 +40,9 @@ def _remove_entry(s: Engine, entries: Array, size: int, i: int) -> int:
 
 
 @njit(cache=True)
-def _victim(s: Engine) -> int:
+def _victim(ref: Engine) -> int:
     """Place in ``running`` of the request to preempt: the last, or the largest (priority, arrival)."""
+    s = borrowed(ref)
     e = s.engine[0]
     if not s.config[0].priority:
         return int(e.num_running - 1)
@@ -53,8 +57,9 @@ def _victim(s: Engine) -> int:
 
 
 @njit(cache=True)
-def _preempt(s: Engine, at: int) -> int:
+def _preempt(ref: Engine, at: int) -> int:
     """Take ``running[at]`` off the device: blocks freed, recomputed later, first in the queue."""
+    s = borrowed(ref)
     e = s.engine[0]
     i = s.running[at]
     for j in range(at, e.num_running - 1):
@@ -62,7 +67,9 @@ def _preempt(s: Engine, at: int) -> int:
     e.num_running -= 1
     e.num_preemptions += 1
     r = s.requests[i]
-    blocks.free_request(s, i)
+    if s.config[0].prefix_caching:
+        blocks.list_own_blocks(ref, i)
+    blocks.free_request(ref, i)
     r.status = PREEMPTED
     r.computed = 0
     r.spec = 0
@@ -75,16 +82,17 @@ def _preempt(s: Engine, at: int) -> int:
         if r.first_token_s >= 0.0:
             for clock in range(s.clocks.size):
                 r.clock_s[clock] += s.clocks[clock]
-    queue.prepend(s, i)
+    queue.prepend(ref, i)
     return int(i)
 
 
 @njit(cache=True)
-def schedule(s: Engine) -> int:
+def schedule(ref: Engine) -> int:
     """Fill the next free batch with what runs in this step; the number of requests scheduled.
 
     Changes queues, blocks and ``spec`` of the scheduled; ``commit`` then advances ``computed``.
     """
+    s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]
     requests = s.requests
@@ -117,21 +125,21 @@ def schedule(s: Engine) -> int:
             at += 1  # not strictly first come, first served: later requests may still run
             continue
 
-        allocated = blocks.extend(s, i, min(r.computed + n + lookahead, max_model_len))
+        allocated = blocks.extend(ref, i, min(r.computed + n + lookahead, max_model_len))
         while not allocated:
-            victim_at = _victim(s)
-            victim = _preempt(s, victim_at)
+            victim_at = _victim(ref)
+            victim = _preempt(ref, victim_at)
             preempted = True
             if victim_at < at:
                 at -= 1
-                restored = _remove_entry(s, entries, size, victim)
+                restored = _remove_entry(ref, entries, size, victim)
                 if restored >= 0:
                     size -= 1
                     token_budget += restored
                     input_budget += restored + slots
             if victim == i:
                 break
-            allocated = blocks.extend(s, i, min(r.computed + n + lookahead, max_model_len))
+            allocated = blocks.extend(ref, i, min(r.computed + n + lookahead, max_model_len))
         if not allocated:
             break
 
@@ -140,24 +148,24 @@ def schedule(s: Engine) -> int:
             drafts = max(min(n + r.computed - r.tokens - r.placeholders, r.spec), 0)
             r.spec = 0
         prefill_scheduled |= r.is_chunk != 0
-        _add_entry(s, entries, size, i, n, drafts, False)
+        _add_entry(ref, entries, size, i, n, drafts, False)
         size += 1
         token_budget -= n
         input_budget -= n + slots
         at += 1
         if c.prefix_caching:
-            blocks.cache_full_blocks(s, i, min(r.computed + n, r.tokens))
+            blocks.cache_full_blocks(ref, i, min(r.computed + n, r.tokens))
 
     s.batch[slot].num_running = size
     if not preempted:
-        size = _admit(s, entries, size, token_budget, input_budget, threshold, prefill_scheduled)
+        size = _admit(ref, entries, size, token_budget, input_budget, threshold, prefill_scheduled)
     s.batch[slot].size = size
     return size
 
 
 @njit(cache=True)
 def _admit(
-    s: Engine,
+    ref: Engine,
     entries: Array,
     size: int,
     token_budget: int,
@@ -166,6 +174,7 @@ def _admit(
     prefill_scheduled: bool,
 ) -> int:
     """Admit waiting requests in order until one does not fit; the batch's new size."""
+    s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]
     max_model_len = c.max_model_len
@@ -175,11 +184,11 @@ def _admit(
         i = s.queue[0]
         r = s.requests[i]
         if r.stale > 0:  # an output from before its preemption is still to be delivered
-            s.skipped[num_skipped] = queue.pop(s)
+            s.skipped[num_skipped] = queue.pop(ref)
             num_skipped += 1
             continue
 
-        hits = blocks.find_hits(s, i) if c.prefix_caching else 0
+        hits = blocks.find_hits(ref, i) if c.prefix_caching else 0
         hit_tokens = hits * c.block_size
         request_budget = min(token_budget, input_budget - c.slots)
         n = r.tokens - hit_tokens
@@ -200,19 +209,19 @@ def _admit(
 
         # The whole prompt must fit, and the watermark must stay free, before the first chunk may start.
         watermark = c.watermark_blocks if e.num_running > 0 else 0
-        evictable = blocks.count_evictable(s, i, hits) if hits else 0
+        evictable = blocks.count_evictable(ref, i, hits) if hits else 0
         whole = max(blocks.blocks_for(min(r.tokens, max_model_len), c.block_size) - hits, 0) + evictable
         slots_for = min(hit_tokens + n + c.lookahead, max_model_len)
         first = max(blocks.blocks_for(slots_for, c.block_size) - hits, 0) + evictable
         if max(whole, first) + watermark > e.free_blocks:
             break
 
-        queue.pop(s)
+        queue.pop(ref)
         if c.prefix_caching:
-            blocks.adopt_hits(s, i, hits)
+            blocks.adopt_hits(ref, i, hits)
             e.cached_tokens += hit_tokens
             e.looked_up_tokens += r.tokens
-        blocks.extend(s, i, slots_for)
+        blocks.extend(ref, i, slots_for)
         s.running[e.num_running] = i
         e.num_running += 1
         r.computed = hit_tokens
@@ -220,24 +229,25 @@ def _admit(
         if r.first_scheduled_s < 0.0:
             r.first_scheduled_s = e.host_s
             r.hit_tokens = hit_tokens
-        _add_entry(s, entries, size, i, n, c.k if padded else 0, padded)
+        _add_entry(ref, entries, size, i, n, c.k if padded else 0, padded)
         size += 1
         token_budget -= n
         input_budget -= n + c.slots
         if c.prefix_caching:
-            blocks.cache_full_blocks(s, i, min(hit_tokens + n, r.tokens))
+            blocks.cache_full_blocks(ref, i, min(hit_tokens + n, r.tokens))
     for j in range(num_skipped):
-        queue.push(s, s.skipped[j])
+        queue.push(ref, s.skipped[j])
     return size
 
 
 @njit(cache=True)
-def advance_computed(s: Engine, slot: int) -> None:
+def advance_computed(ref: Engine, slot: int) -> None:
     """Count the scheduled tokens as computed at once; a later rejection takes them back.
 
     Asynchronous scheduling also expects the outputs: 1 + drafts placeholders, and as many draft placeholders
     as the policy put into ``next_drafts``.
     """
+    s = borrowed(ref)
     is_async = s.config[0].is_async
     entries = s.entries[slot]
     for j in range(s.batch[slot].size):

@@ -15,6 +15,7 @@ from draftcast.sim.acceptance import accepted_drafts, proposed_drafts
 from draftcast.sim.engine import blocks, queue
 from draftcast.sim.engine.decide import KIND_PYTHON, decide, observe
 from draftcast.sim.engine.schedule import advance_computed, schedule
+from draftcast.sim.borrowed import borrowed, member, reference
 from draftcast.sim.engine.state import (
     CLOCK_DRAFT,
     CLOCK_HOST,
@@ -72,11 +73,12 @@ from draftcast.sim.step_time import (
 
 
 @njit(cache=True)
-def draw(s: Engine, slot: int) -> None:
+def draw(ref: Engine, slot: int) -> None:
     """Settle what the scheduled drafts will yield; the engine only learns it when the output is collected.
 
     A draft's fate depends on its output position alone, so drawing it now or later is the same draw.
     """
+    s = borrowed(ref)
     by_match = s.config[0].proposes_by_match
     is_async = s.config[0].is_async
     entries = s.entries[slot]
@@ -91,14 +93,15 @@ def draw(s: Engine, slot: int) -> None:
         if x.drafts > 0 and not x.padded:  # padding holds no drafts, so nothing of it can be accepted
             x.proposed = x.drafts
             if by_match and is_async:  # rows are reserved before the search on the device is known to have matched
-                x.proposed = proposed_drafts(s.acceptance, x.request, r.future, x.drafts)
-            x.accepted = accepted_drafts(s.acceptance, x.request, r.future, x.proposed)
+                x.proposed = proposed_drafts(member(ref, "acceptance"), x.request, r.future, x.drafts)
+            x.accepted = accepted_drafts(member(ref, "acceptance"), x.request, r.future, x.proposed)
         r.future += x.accepted + 1
 
 
 @njit(cache=True)
-def measure(s: Engine, slot: int) -> None:
+def measure(ref: Engine, slot: int) -> None:
     """Fill the feature vector of the batch in ``slot`` (``draftcast.sim.step_cost``) and its token counts."""
+    s = borrowed(ref)
     f = s.features
     f[:] = 0.0
     c = s.config[0]
@@ -152,13 +155,14 @@ def measure(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def launch(s: Engine, slot: int) -> None:
+def launch(ref: Engine, slot: int) -> None:
     """Send the scheduled batch to the device: when it starts, how long it takes, what its time is made of."""
+    s = borrowed(ref)
     e = s.engine[0]
     batch = s.batch[slot]
-    advance_computed(s, slot)
-    measure(s, slot)
-    step_time(s.cost, s.features, s.times)
+    advance_computed(ref, slot)
+    measure(ref, slot)
+    step_time(member(ref, "cost"), s.features, s.times)
     host = s.times[O_HOST]
     batch.schedule_s = e.host_s
     batch.host_s = host
@@ -185,8 +189,9 @@ def launch(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def _advance_clocks(s: Engine, slot: int, now: float, rejected_rows: int) -> None:
+def _advance_clocks(ref: Engine, slot: int, now: float, rejected_rows: int) -> None:
     """Book the time since the last collected output on causes; what the device did not need is host time."""
+    s = borrowed(ref)
     e = s.engine[0]
     batch = s.batch[slot]
     elapsed = now - e.mark_s
@@ -204,8 +209,9 @@ def _advance_clocks(s: Engine, slot: int, now: float, rejected_rows: int) -> Non
 
 
 @njit(cache=True)
-def _emit(s: Engine, i: int, count: int, now: float) -> None:
+def _emit(ref: Engine, i: int, count: int, now: float) -> None:
     """Deliver ``count`` tokens of request ``i`` at ``now``."""
+    s = borrowed(ref)
     r = s.requests[i]
     s.engine[0].emitted_tokens += count
     if r.first_token_s < 0.0:
@@ -232,8 +238,9 @@ def _emit(s: Engine, i: int, count: int, now: float) -> None:
 
 
 @njit(cache=True)
-def _finish(s: Engine, i: int, now: float) -> None:
+def _finish(ref: Engine, i: int, now: float) -> None:
     """Request ``i`` has all its tokens: blocks free, times closed. A running one is removed by the caller."""
+    s = borrowed(ref)
     e = s.engine[0]
     r = s.requests[i]
     if r.paused:
@@ -242,19 +249,20 @@ def _finish(s: Engine, i: int, now: float) -> None:
         for clock in range(s.clocks.size):
             r.clock_s[clock] += s.clocks[clock]
     if r.status != RUNNING:
-        queue.remove(s, i)
-    blocks.free_request(s, i)
+        queue.remove(ref, i)
+    blocks.free_request(ref, i)
     r.status = FINISHED
     r.finish_s = now
     e.num_finished += 1
 
 
 @njit(cache=True)
-def collect(s: Engine) -> int:
+def collect(ref: Engine) -> int:
     """Take the oldest output: rejections rolled back, tokens delivered, ended requests freed; how many ended.
 
     vLLM: ``Scheduler.update_from_output`` and, without asynchronous scheduling, ``update_draft_token_ids``.
     """
+    s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]
     slot = e.first_batch
@@ -268,7 +276,7 @@ def collect(s: Engine) -> int:
     rejected_rows = 0
     for j in range(batch.size):
         rejected_rows += entries[j].drafts - entries[j].accepted
-    _advance_clocks(s, slot, now, rejected_rows)
+    _advance_clocks(ref, slot, now, rejected_rows)
 
     ended = 0
     ended_running = 0
@@ -306,21 +314,21 @@ def collect(s: Engine) -> int:
                 s.position_accepted[accepted] += 1
         count = min(accepted + 1, r.prompt + r.max_tokens - r.tokens, c.max_model_len - r.tokens)
         r.tokens += count
-        _emit(s, i, count, now)
+        _emit(ref, i, count, now)
         if c.is_async:
             if not is_stale:
                 r.placeholders -= count
             if c.prefix_caching and r.status == RUNNING:
-                blocks.cache_full_blocks(s, i, r.computed - r.placeholders)
+                blocks.cache_full_blocks(ref, i, r.computed - r.placeholders)
         if r.tokens >= min(r.prompt + r.max_tokens, c.max_model_len):
             ended_running += r.status == RUNNING
-            _finish(s, i, now)
+            _finish(ref, i, now)
             s.finished[ended] = i
             ended += 1
         elif not c.is_async:
             r.spec = 0
             if x.next_drafts > 0:
-                r.spec = proposed_drafts(s.acceptance, i, r.tokens - r.prompt, x.next_drafts)
+                r.spec = proposed_drafts(member(ref, "acceptance"), i, r.tokens - r.prompt, x.next_drafts)
     if ended_running:
         kept = 0
         for at in range(e.num_running):
@@ -329,14 +337,15 @@ def collect(s: Engine) -> int:
                 s.running[kept] = i
                 kept += 1
         e.num_running = kept
-    observe(s, rounds, total_accepted, rejections, sampled)
+    observe(ref, rounds, total_accepted, rejections, sampled)
     if s.steps.size:
-        _record(s, slot, now, total_accepted)
+        _record(ref, slot, now, total_accepted)
     return ended
 
 
 @njit(cache=True)
-def _record(s: Engine, slot: int, now: float, accepted: int) -> None:
+def _record(ref: Engine, slot: int, now: float, accepted: int) -> None:
+    s = borrowed(ref)
     e = s.engine[0]
     batch = s.batch[slot]
     row = s.steps[e.recorded]
@@ -358,26 +367,29 @@ def _record(s: Engine, slot: int, now: float, accepted: int) -> None:
 
 
 @njit(cache=True)
-def _arrive(s: Engine) -> None:
+def _arrive(ref: Engine) -> None:
     """Queue the requests whose time has come."""
+    s = borrowed(ref)
     e = s.engine[0]
     while e.next_arrival < e.num_arrivals:
         i = s.arrivals[e.next_arrival]
         if s.requests[i].arrival_s > e.host_s:
             break
         s.requests[i].status = WAITING
-        queue.append(s, i)
+        queue.append(ref, i)
         e.next_arrival += 1
 
 
 @njit(cache=True)
-def advance(s: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -> int:
+def advance(engine: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -> int:
     """Run every step that is scheduled before ``until_s`` and take every output that is in by then.
 
     Returns why it stopped (``STOP_*``): the time is reached, nothing is left to do, a Python policy must decide,
     requests finished (only with ``stop_on_finish``), the step record is full, ``max_steps`` outputs were taken,
     or nothing can run (a request that can never fit).
     """
+    ref = reference(engine)
+    s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]
     collected = 0
@@ -395,15 +407,15 @@ def advance(s: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -> 
                     e.mark_s = arrival_s
             if e.host_s >= until_s:
                 return STOP_TIME
-            _arrive(s)
+            _arrive(ref)
             slot = (e.first_batch + e.in_flight) & 1
-            size = schedule(s)
+            size = schedule(ref)
             if size > 0:
-                draw(s, slot)
+                draw(ref, slot)
                 e.phase = PHASE_DECIDE
                 if s.policy.kind[0] == KIND_PYTHON:
                     return STOP_DECIDE
-                decide(s, slot)
+                decide(ref, slot)
             elif e.in_flight > 0:
                 e.phase = PHASE_COLLECT
             elif e.next_arrival < e.num_arrivals:
@@ -414,12 +426,12 @@ def advance(s: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -> 
             else:
                 return STOP_STUCK
         if e.phase == PHASE_DECIDE:
-            launch(s, (e.first_batch + e.in_flight) & 1)
+            launch(ref, (e.first_batch + e.in_flight) & 1)
             e.phase = PHASE_COLLECT if e.in_flight == c.depth else PHASE_SCHEDULE
         if e.phase == PHASE_COLLECT:
             if max(e.host_s, s.batch[e.first_batch].end_s) > until_s:
                 return STOP_TIME
-            ended = collect(s)
+            ended = collect(ref)
             e.phase = PHASE_SCHEDULE
             collected += 1
             if ended and stop_on_finish:

@@ -1,0 +1,46 @@
+"""The engine's steps one at a time, for callers in Python; compiled code passes references and calls them directly."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from draftcast.sim.borrowed import reference
+from draftcast.sim.engine import blocks, decide, queue, schedule, step
+from draftcast.sim.engine.state import Engine
+
+
+@njit(cache=True)
+def reset(engine: Engine) -> None:
+    """All blocks free; the engine is ready for requests."""
+    blocks.reset_blocks(reference(engine))
+
+
+@njit(cache=True)
+def enqueue(engine: Engine, request: int) -> None:
+    """Put a request at the end of the waiting queue."""
+    queue.append(reference(engine), request)
+
+
+@njit(cache=True)
+def schedule_batch(engine: Engine) -> int:
+    """Fill the next free batch; the number of requests scheduled."""
+    return schedule.schedule(reference(engine))  # type: ignore[no-any-return]
+
+
+@njit(cache=True)
+def decide_drafts(engine: Engine, slot: int) -> None:
+    """Let the compiled policy fill ``next_drafts`` of the batch."""
+    decide.decide(reference(engine), slot)
+
+
+@njit(cache=True)
+def commit(engine: Engine, slot: int) -> None:
+    """Count the scheduled tokens as computed and the batch as in flight, without timing it."""
+    schedule.advance_computed(reference(engine), slot)
+    engine.engine[0].in_flight += 1
+
+
+@njit(cache=True)
+def collect_output(engine: Engine) -> int:
+    """Take the oldest output; how many requests ended."""
+    return step.collect(reference(engine))  # type: ignore[no-any-return]
