@@ -76,12 +76,12 @@ def _arrivals(scenario: Scenario) -> arrivals.ArrivalSpec:
         ends = itertools.accumulate(segment.duration_s for segment in asked.segments)
         pairs = zip(ends, asked.segments, strict=True)
         segments = tuple(arrivals.RateSegment(end, segment.request_rate_rps) for end, segment in pairs)
-        return arrivals.PiecewiseArrivals(segments, repeat=True)
+        return arrivals.PiecewiseRate(segments, repeat=True)
     if isinstance(asked, workload.GammaArrivals):
-        return arrivals.GammaArrivals(asked.request_rate_rps, asked.burstiness)
+        return arrivals.Gamma(asked.request_rate_rps, asked.burstiness)
     if isinstance(asked, workload.DeterministicArrivals):
-        return arrivals.DeterministicArrivals(asked.request_rate_rps)
-    return arrivals.PoissonArrivals(asked.request_rate_rps)
+        return arrivals.Deterministic(asked.request_rate_rps)
+    return arrivals.Poisson(asked.request_rate_rps)
 
 
 def _arrival_trace(scenario: Scenario) -> TraceSpec | None:
