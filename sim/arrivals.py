@@ -231,3 +231,10 @@ ARRIVALS: dict[str, type[ArrivalSpec]] = {
 def make_arrivals(kind: str, **fields: Any) -> ArrivalSpec:
     """The arrival process registered as ``kind``. Raises ScenarioError listing the choices."""
     return make("arrival process", ARRIVALS, kind, fields)
+
+
+# short names, for `arrivals.Poisson(rate_rps=8)`
+Poisson = PoissonArrivals
+Gamma = GammaArrivals
+Deterministic = DeterministicArrivals
+PiecewiseRate = PiecewiseArrivals
