@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import Any, Literal
 
 from draftcast.errors import ScenarioError
+from draftcast.kernels.model import ModelSpec
 
 Rule = Literal["0", "1", "k-1", "k", "k+1"]
 
@@ -141,6 +142,14 @@ class Method:
         if self.plan == DraftPlan.HEADS:
             return (requests,) * k if requests else ()
         return ()
+
+    def draft_kv_bytes_per_token(self, head: ModelSpec | None, kv_cache_dtype: str, tp: int = 1) -> float:
+        """KV-cache bytes the draft adds to a token on one of its ``tp`` ranks; 0 for a draft without a KV cache."""
+        return head.kv_bytes_per_token(kv_cache_dtype, tp) if head is not None and self.has_draft_kv else 0.0
+
+    def draft_weight_bytes(self, head: ModelSpec | None, dtype: str, tp: int = 1) -> float:
+        """Weight bytes the draft adds on one of its ``tp`` ranks; what it shares with the target counts as 0."""
+        return head.weight_bytes(dtype, tp) if head is not None else 0.0
 
     def with_tree(self, width: int, max_nodes: int = 0) -> Method:
         """This tree method with ``width`` rows per level and at most ``max_nodes`` verified nodes (0: all).
@@ -301,11 +310,13 @@ def method_from_speculative_config(config: Mapping[str, Any] | None) -> Method:
     if not matches:
         known = sorted({method.vllm_method for method in METHODS.values() if method.vllm_method})
         raise ScenarioError(f"must be one of {', '.join(known)}", key="method", value=name)
+    if parallel and wanted == "eagle":
+        return METHODS["p_eagle"]  # vLLM takes the flag with either EAGLE
     # dflash and dspark are parallel whether or not the flag is given.
     exact = [m for m in matches if m.parallel_drafting == parallel] or [m for m in matches if m.parallel_drafting]
     if not exact:
         raise ScenarioError(
-            f"vLLM drafts in parallel with eagle3 and draft_model, not with {wanted}",
+            f"vLLM drafts in parallel with eagle, eagle3 and draft_model, not with {wanted}",
             key="parallel_drafting",
             value=parallel,
         )

@@ -40,6 +40,7 @@ def compile_step_cost(
     enforce_eager: bool = False,
     *,
     draft_dtype: str | None = None,
+    draft_kv_cache_dtype: str | None = None,
     async_scheduling: bool | None = None,
     max_model_len: int | None = None,
     max_cudagraph_capture_size: int | None = None,
@@ -55,7 +56,8 @@ def compile_step_cost(
         tp, draft_tp: tensor-parallel degrees; a ``draft_tp`` of None is the target's.
         dtype, draft_dtype: weight formats; a ``draft_dtype`` of None is bf16 for heads and draft models alike when the
             target is quantised, else the target's.
-        kv_cache_dtype: KV-cache format of both; ``auto`` is the activations' format.
+        kv_cache_dtype: KV-cache format of the target; ``auto`` is the activations' format.
+        draft_kv_cache_dtype: the draft's; None: the target's.
         profile, hardware: what turns work into seconds, and the device it must be bound to.
         max_num_batched_tokens, max_num_seqs: engine limits; they size the tables.
         enforce_eager: no CUDA graphs.
@@ -76,6 +78,7 @@ def compile_step_cost(
         dtype=weight_dtype(dtype),
         draft_dtype=_draft_dtype(dtype, draft_dtype),
         kv_cache_dtype=_kv_dtype(kv_cache_dtype, dtype),
+        draft_kv_cache_dtype=_kv_dtype(kv_cache_dtype if draft_kv_cache_dtype is None else draft_kv_cache_dtype, dtype),
         max_num_batched_tokens=_at_least(max_num_batched_tokens, 1, "max_num_batched_tokens"),
         max_num_seqs=_at_least(max_num_seqs, 1, "max_num_seqs"),
         enforce_eager=enforce_eager,
@@ -141,6 +144,7 @@ def _check_affine(
         ("draft_tensor_parallel_size", settings.draft_tp, profile.tp),
         ("dtype", settings.dtype, profile.dtype),
         ("kv_cache_dtype", settings.kv_cache_dtype, profile.dtype),
+        ("draft_kv_cache_dtype", settings.draft_kv_cache_dtype, profile.dtype),
         ("enforce_eager", settings.enforce_eager, False),
         ("max_cudagraph_capture_size", settings.max_cudagraph_capture_size, None),
         ("cudagraph_capture_sizes", settings.cudagraph_capture_sizes, None),

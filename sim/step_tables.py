@@ -1,27 +1,26 @@
 """Tables of a roofline step cost: what every number of rows takes, and attention's coefficients.
 
-Work comes from `draftcast.kernels.operators`, seconds from the profile's rooflines; both are evaluated for all row
-counts at once. Runs once per scenario. What it leaves out: the gap between kernels beyond a roofline's ``t0``, the
+Which passes a step consists of, and over how many rows; `draftcast.sim.operator_tables` gives each its seconds. Runs
+once per scenario. What it leaves out: the gap between kernels beyond a roofline's ``t0``, the
 eager attention inside piecewise CUDA graphs, load imbalance between experts and ranks, shared-prefix (cascade)
 attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftcast.calibration.origin import Origin
-from draftcast.calibration.profile import OperatorProfile, RooflineProfile
+from draftcast.calibration.profile import RooflineProfile
 from draftcast.errors import ScenarioError
 from draftcast.kernels import drafters, operators
-from draftcast.kernels.dtypes import activation_bytes
 from draftcast.kernels.model import ModelSpec
 from draftcast.sim import step_time as st
 from draftcast.sim.methods import DraftPlan, Method
+from draftcast.sim.operator_tables import OperatorTables
 from draftcast.sim.step_time import StepCost
 
 FloatArray = NDArray[np.float64]
@@ -50,6 +49,7 @@ class EngineSettings:
     dtype: str
     draft_dtype: str
     kv_cache_dtype: str
+    draft_kv_cache_dtype: str
     max_num_batched_tokens: int
     max_num_seqs: int
     enforce_eager: bool
@@ -102,119 +102,6 @@ def _grid(largest: int) -> list[int]:
     return small + list(range(8, min(largest + 1, 256), 8)) + list(range(256, largest + 1, 16))
 
 
-class _Device:
-    """Seconds of operators on one device at one tensor-parallel degree, as ``(rows, 3)`` tables by origin."""
-
-    def __init__(self, profile: RooflineProfile, tp: int, dtype: str) -> None:
-        self.profile = profile
-        self.tp = tp
-        self.dtype = dtype
-        self.act_bytes = activation_bytes(dtype)
-        # Formats narrower than 16 bits hold weights; attention, norms and unquantised matrices stay 16-bit.
-        self.wide_dtype = dtype if dtype in ("fp32", "bf16", "fp16") else "bf16"
-
-    def operator(
-        self, family: str, dtype: str, work: operators.Work, rows: IntArray, launches: float = 1.0
-    ) -> FloatArray:
-        """Table of an operator family: ``launches`` kernels whose work sums to ``work``; zero rows take no time."""
-        entry = self.profile.operator(family, dtype)
-        seconds = entry.roofline.seconds(
-            work.flops, work.bytes, self.profile.peak_flops(dtype), self.profile.bandwidth_bytes_per_s(family)
-        )
-        seconds = np.where(rows > 0, seconds + (launches - 1.0) * entry.roofline.t0_s, 0.0)
-        return _by_origin(seconds, entry, rows)
-
-    def linear(self, layer: operators.LinearLayer, rows: IntArray, family: str = "linear") -> FloatArray:
-        narrow = layer.weight_bytes_per_element(self.dtype) < self.act_bytes
-        dtype = self.dtype if narrow else self.wide_dtype
-        work = layer.work(rows, self.dtype).scale(layer.count)
-        return self.operator("moe" if layer.num_experts else family, dtype, work, rows, layer.count)
-
-    def collective(self, bytes_moved: FloatArray, rows: IntArray, launches: float) -> FloatArray:
-        """``launches`` equal collectives that move ``bytes_moved`` each, with the link's latency."""
-        if self.tp == 1 or launches == 0:
-            return np.zeros((len(rows), 3))
-        work = operators.Work(np.zeros(len(rows)), bytes_moved * launches)
-        table = self.operator("all_reduce", self.wide_dtype, work, rows, launches)
-        latency = np.where(rows > 0, launches * self.profile.hardware.link_latency_s, 0.0)
-        return table + _by_origin(latency, self.profile.operator("all_reduce", self.wide_dtype), rows)
-
-    def model_pass(self, model: ModelSpec, rows: IntArray, scopes: Collection[str] = ("pass",)) -> FloatArray:
-        """A forward pass over each number of rows, without attention and lm_head."""
-        table = np.zeros((len(rows), 3))
-        for layer in operators.linear_layers(model, self.tp):
-            if layer.scope in scopes:
-                table += self.linear(layer, rows)
-        work = operators.elementwise_work(model, rows, tp=self.tp, act_bytes=self.act_bytes)
-        table += self.operator("elementwise", self.wide_dtype, work, rows, operators.elementwise_kernels(model))
-        message = operators.all_reduce_bytes(model, rows, tp=self.tp, act_bytes=self.act_bytes)
-        return table + self.collective(message, rows, operators.all_reduce_count(model))
-
-    def scope(self, model: ModelSpec, rows: IntArray, scope: str) -> FloatArray:
-        """Only the matrices of one scope."""
-        layers = [layer for layer in operators.linear_layers(model, self.tp) if layer.scope == scope]
-        return sum((self.linear(layer, rows) for layer in layers), np.zeros((len(rows), 3)))
-
-    def lm_head(self, model: ModelSpec, rows: IntArray) -> FloatArray:
-        """lm_head and the gathering of logits, for each number of rows."""
-        table = self.linear(operators.lm_head(model, self.tp), rows, "lm_head")
-        gathered = operators.logits_gather_bytes(model, rows, tp=self.tp, act_bytes=self.act_bytes)
-        return table + self.collective(gathered, rows, 1.0)
-
-    def argmax(self, model: ModelSpec, rows: IntArray) -> FloatArray:
-        """Greedy choice of a draft token: the logits are read once."""
-        elements = rows.astype(np.float64) * model.vocab_size
-        work = operators.Work(elements, elements * self.act_bytes)
-        return self.operator("sampler", self.wide_dtype, work, rows)
-
-    def sampler(self, model: ModelSpec, rows: IntArray) -> FloatArray:
-        work = operators.sampler_work(model, rows, act_bytes=self.act_bytes)
-        return self.operator("sampler", self.wide_dtype, work, rows)
-
-    def launches(self, model: ModelSpec, scopes: Collection[str] = ("pass",)) -> float:
-        """Kernels of one forward pass: matrices, attention with its KV write, element-wise, collectives."""
-        matrices = sum(layer.count for layer in operators.linear_layers(model, self.tp) if layer.scope in scopes)
-        collectives = operators.all_reduce_count(model) if self.tp > 1 else 0
-        return matrices + 2 * model.num_hidden_layers + operators.elementwise_kernels(model) + collectives
-
-    def attention(self, model: ModelSpec, family: str, layers: int, kv_cache_dtype: str, window: int) -> FloatArray:
-        """One row of ``StepCost.attention`` for ``layers`` equal attention layers."""
-        column = np.zeros(st.N_COLUMNS)
-        if layers == 0:
-            return column
-
-        def unit(query_tokens: float, kv_tokens: float, query_kv: float) -> operators.Work:
-            return operators.attention_work(
-                model,
-                query_tokens,
-                kv_tokens,
-                query_kv,
-                tp=self.tp,
-                kv_cache_dtype=kv_cache_dtype,
-                act_bytes=self.act_bytes,
-            )
-
-        entry = self.profile.operator(family, self.wide_dtype)
-        fit = entry.roofline
-        per_flop_s = layers / (fit.e_c * self.profile.peak_flops(self.wide_dtype))
-        per_byte_s = layers / (fit.e_m * self.profile.bandwidth_bytes_per_s(family))
-        column[st.A_T0_S] = layers * fit.t0_s
-        column[st.A_QKV_S] = float(unit(0, 0, 1).flops) * per_flop_s
-        column[st.A_KV_S] = float(unit(0, 1, 0).bytes) * per_byte_s
-        column[st.A_ROW_S] = float(unit(1, 0, 0).bytes) * per_byte_s
-        column[st.A_P] = fit.p
-        column[st.A_ORIGIN] = entry.origin
-        column[st.A_LOW_ROWS], column[st.A_HIGH_ROWS] = entry.fitted_rows or (0.0, np.inf)
-        column[st.A_WINDOW] = window
-        column[st.A_LAYERS] = layers
-        return column
-
-
-def _by_origin(seconds: FloatArray, entry: OperatorProfile, rows: IntArray) -> FloatArray:
-    origins = entry.origins(rows)
-    return np.stack([np.where(origins == origin, seconds, 0.0) for origin in Origin], axis=1)
-
-
 def _padded_table(of_rows: Callable[[IntArray], FloatArray], last: int, sizes: tuple[int, ...]) -> FloatArray:
     """``of_rows`` for 0..last rows, each padded up to the next capture size; shape (last + 1, 3)."""
     rows = np.arange(last + 1, dtype=np.int64)
@@ -264,7 +151,7 @@ def fill_roofline(
     settings: EngineSettings,
 ) -> StepCost:
     """`StepCost` of a roofline profile; fills what ``params`` still lacks."""
-    device = _Device(profile, settings.tp, settings.dtype)
+    device = OperatorTables(profile, settings.tp, settings.dtype)
     verify_rows = method.verify_rows(settings.k)
     sizes = capture_sizes(settings, verify_rows, profile.cuda_graph_ceiling)
     last_row = settings.max_num_batched_tokens
@@ -295,7 +182,13 @@ def fill_roofline(
 
 
 def _fill_attention(
-    attention: FloatArray, first: int, device: _Device, model: ModelSpec, kv_cache_dtype: str, *, own_window: bool
+    attention: FloatArray,
+    first: int,
+    device: OperatorTables,
+    model: ModelSpec,
+    kv_cache_dtype: str,
+    *,
+    own_window: bool,
 ) -> None:
     sliding = model.num_sliding_layers
     window = model.sliding_window if own_window else 0
@@ -313,12 +206,12 @@ def _fill_draft(
     settings: EngineSettings,
     sizes: tuple[int, ...],
 ) -> StepCost:
-    device = _Device(profile, settings.draft_tp, settings.draft_dtype)
+    device = OperatorTables(profile, settings.draft_tp, settings.draft_dtype)
     last_row = settings.max_num_batched_tokens
     per_request = max(settings.k + method.block_rows_beyond_k, settings.k, method.tree_width)
     last_next = min(settings.max_num_seqs * per_request, max(last_row, settings.max_num_seqs))
     cost.params[st.P_DRAFT_LAUNCH_S] = device.launches(head) * profile.launch_s
-    _fill_attention(cost.attention, st.B_DRAFT_DECODE, device, head, settings.kv_cache_dtype, own_window=True)
+    _fill_attention(cost.attention, st.B_DRAFT_DECODE, device, head, settings.draft_kv_cache_dtype, own_window=True)
     logits = _padded_table(lambda rows: device.lm_head(head, rows) + device.argmax(head, rows), last_next, ())
     if method.plan == DraftPlan.HEADS:
         serial = _padded_table(lambda rows: device.model_pass(head, rows), settings.max_num_seqs, ())

@@ -15,6 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from draftcast.calibration.roofline import soft_max_scalar
+from draftcast.sim.borrowed import borrowed
 
 FloatArray = NDArray[np.float64]
 
@@ -135,7 +136,15 @@ class StepCost(NamedTuple):
     attention: FloatArray
 
 
-@njit(cache=True)
+class _Step(NamedTuple):
+    """The vectors of one call, together so that they can be borrowed (`borrowed` takes tuples of mixed types)."""
+
+    rows: float
+    f: FloatArray
+    out: FloatArray
+
+
+@njit(cache=True, error_model="numpy")
 def _table_seconds(table: FloatArray, rows: float) -> float:
     """Seconds of a table at ``rows``; beyond its end in proportion to the last entry."""
     last = table.shape[0] - 1
@@ -147,7 +156,7 @@ def _table_seconds(table: FloatArray, rows: float) -> float:
     return float((table[last, 0] + table[last, 1] + table[last, 2]) * rows / last)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _add_table(table: FloatArray, rows: float, times: float, out: FloatArray) -> float:
     """`_table_seconds` x ``times``, also added to the origins in ``out``."""
     last = table.shape[0] - 1
@@ -167,31 +176,30 @@ def _add_table(table: FloatArray, rows: float, times: float, out: FloatArray) ->
     return float(measured + interpolated + extrapolated)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _attention(
     blocks: FloatArray, b: int, qkv: float, kv: float, rows: float, seqs: float, times: float, out: FloatArray
 ) -> float:
     """``times`` x seconds of one kind of attention layer; nothing when the model has none or no row attends."""
-    block = blocks[b]
-    if block[A_LAYERS] == 0.0 or rows <= 0.0:
+    if blocks[b, A_LAYERS] == 0.0 or rows <= 0.0:
         return 0.0
-    window = block[A_WINDOW]
+    window = blocks[b, A_WINDOW]
     if window > 0.0 and kv > seqs * window:
         # The draft's sums are not cut by the engine; capping the mean bounds the true sum from above.
         qkv *= seqs * window / kv
         kv = seqs * window
-    seconds = block[A_T0_S] + soft_max_scalar(
-        qkv * block[A_QKV_S], kv * block[A_KV_S] + rows * block[A_ROW_S], block[A_P]
+    seconds = blocks[b, A_T0_S] + soft_max_scalar(
+        qkv * blocks[b, A_QKV_S], kv * blocks[b, A_KV_S] + rows * blocks[b, A_ROW_S], blocks[b, A_P]
     )
     seconds *= times
-    origin = int(block[A_ORIGIN])
-    if rows < block[A_LOW_ROWS] or rows > block[A_HIGH_ROWS]:
+    origin = int(blocks[b, A_ORIGIN])
+    if rows < blocks[b, A_LOW_ROWS] or rows > blocks[b, A_HIGH_ROWS]:
         origin = EXTRAPOLATED
     out[O_ORIGIN_MEASURED + origin] += seconds
     return float(seconds)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _at_least(seconds: float, rows: float, launch_s: float, times: float, p: FloatArray, out: FloatArray) -> float:
     """Seconds of ``times`` passes: an eager pass lasts at least as long as the host launches its kernels."""
     floor = times * launch_s
@@ -201,7 +209,7 @@ def _at_least(seconds: float, rows: float, launch_s: float, times: float, p: Flo
     return seconds
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy", inline="always")
 def _target_seconds(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
     p = cost.params
     rows = f[F_TOKENS]
@@ -243,7 +251,7 @@ def _target_seconds(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
             out[O_PREFILL] = seconds
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy", inline="always")
 def _draft_over_target_rows(
     cost: StepCost, f: FloatArray, extra_rows: float, extra_qkv: float, out: FloatArray
 ) -> float:
@@ -268,7 +276,7 @@ def _draft_over_target_rows(
     return _at_least(seconds, rows, cost.params[P_DRAFT_LAUNCH_S], 1.0, cost.params, out)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy", inline="always")
 def _draft_block(cost: StepCost, rows: float, seqs: float, kv: float, times: float, out: FloatArray) -> float:
     """``times`` x seconds of a draft pass over ``rows`` rows of ``seqs`` requests with ``kv`` context tokens."""
     seconds = _add_table(cost.draft_next, rows, times, out)
@@ -278,7 +286,7 @@ def _draft_block(cost: StepCost, rows: float, seqs: float, kv: float, times: flo
     return _at_least(seconds, rows, cost.params[P_DRAFT_LAUNCH_S], times, cost.params, out)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy", inline="always")
 def _draft_seconds(cost: StepCost, f: FloatArray, out: FloatArray) -> float:
     p = cost.params
     plan = int(p[P_PLAN])
@@ -325,7 +333,7 @@ def _draft_seconds(cost: StepCost, f: FloatArray, out: FloatArray) -> float:
     return 0.0
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy", inline="always")
 def _affine(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
     p = cost.params
     # The fit counts the KV tokens that stand in the cache before the step.
@@ -353,7 +361,7 @@ def _affine(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
     out[O_ORIGIN_MEASURED + draft_origin] += draft
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def step_time(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
     """Write the seconds of one step into ``out`` (shape N_OUT) from its features ``f`` (shape N_FEATURES).
 
@@ -361,20 +369,23 @@ def step_time(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
     nothing. The host's seconds hide behind the device's only where ``P_OVERLAP_HOST`` and asynchronous scheduling say
     so; that is the caller's to apply.
     """
+    # Counting the references of the arrays would take most of the time.
+    c = borrowed(cost)
+    v = borrowed(_Step(f[F_TOKENS], f, out))
     for i in range(N_OUT):
-        out[i] = 0.0
-    if f[F_TOKENS] <= 0.0:
+        v.out[i] = 0.0
+    if v.rows <= 0.0:
         return
-    out[O_HOST] = cost.params[P_HOST_FIXED_S] + cost.params[P_HOST_SEQ_S] * f[F_SEQS]
-    if cost.params[P_AFFINE] > 0.0:
-        _affine(cost, f, out)
+    v.out[O_HOST] = c.params[P_HOST_FIXED_S] + c.params[P_HOST_SEQ_S] * v.f[F_SEQS]
+    if c.params[P_AFFINE] > 0.0:
+        _affine(c, v.f, v.out)
         return
-    _target_seconds(cost, f, out)
-    out[O_SAMPLE] = _add_table(cost.logits, f[F_LOGIT_ROWS], 1.0, out)
-    out[O_DRAFT] = _draft_seconds(cost, f, out)
+    _target_seconds(c, v.f, v.out)
+    v.out[O_SAMPLE] = _add_table(c.logits, v.f[F_LOGIT_ROWS], 1.0, v.out)
+    v.out[O_DRAFT] = _draft_seconds(c, v.f, v.out)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def decode_features(cost: StepCost, num_seqs: int, k: int, mean_context: float, f: FloatArray) -> None:
     """Fill ``f`` with a pure decode step: ``num_seqs`` requests verify k drafts each and k new ones are made.
 
@@ -382,7 +393,7 @@ def decode_features(cost: StepCost, num_seqs: int, k: int, mean_context: float, 
     """
     for i in range(N_FEATURES):
         f[i] = 0.0
-    p = cost.params
+    p = borrowed(cost).params
     nodes = float(k)
     if p[P_IS_TREE] > 0.0:
         nodes = k * p[P_TREE_WIDTH]
@@ -412,7 +423,7 @@ def decode_features(cost: StepCost, num_seqs: int, k: int, mean_context: float, 
             f[F_PROPOSE_TOKENS] = n * context
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def decode_step_seconds(cost: StepCost, num_seqs: int, k: int, mean_context: float) -> float:
     """Seconds of the step of `decode_features`, host included (hidden behind the device where it may be).
 
@@ -423,6 +434,7 @@ def decode_step_seconds(cost: StepCost, num_seqs: int, k: int, mean_context: flo
     decode_features(cost, num_seqs, k, mean_context, f)
     step_time(cost, f, out)
     device = out[O_DRAFT] + out[O_TARGET] + out[O_SAMPLE]
-    if cost.params[P_OVERLAP_HOST] > 0.0 and cost.params[P_ASYNC] > 0.0:
+    params = borrowed(cost).params
+    if params[P_OVERLAP_HOST] > 0.0 and params[P_ASYNC] > 0.0:
         return float(max(device, out[O_HOST]))
     return float(device + out[O_HOST])
