@@ -52,7 +52,7 @@ MAX_REQUESTS = 2**28  # at 8 bytes a column this is where memory, not statistics
 
 
 @dataclass(frozen=True)
-class PoissonArrivals(ArrivalSpec):
+class Poisson(ArrivalSpec):
     """Exponential gaps with mean 1/rate_rps; ``inf`` sends everything at 0 s (vLLM's default request rate)."""
 
     kind: ClassVar[str] = "poisson"
@@ -66,7 +66,7 @@ class PoissonArrivals(ArrivalSpec):
 
 
 @dataclass(frozen=True)
-class GammaArrivals(ArrivalSpec):
+class Gamma(ArrivalSpec):
     """Gamma gaps with mean 1/rate_rps and shape ``burstiness`` (vLLM's --burstiness): CV = 1/sqrt(burstiness).
 
     1 is Poisson, below 1 burstier, above 1 more even, ``inf`` constant. vLLM rescales the drawn times so that the
@@ -93,7 +93,7 @@ class GammaArrivals(ArrivalSpec):
 
 
 @dataclass(frozen=True)
-class DeterministicArrivals(ArrivalSpec):
+class Deterministic(ArrivalSpec):
     """One request every 1/rate_rps seconds, the first at 0 s; ``inf`` sends everything at 0 s."""
 
     kind: ClassVar[str] = "deterministic"
@@ -115,7 +115,7 @@ class RateSegment:
 
 
 @dataclass(frozen=True)
-class PiecewiseArrivals(ArrivalSpec):
+class PiecewiseRate(ArrivalSpec):
     """Nonhomogeneous Poisson with a rate that is constant by segments.
 
     Made by time change: a unit-rate Poisson process read through the inverse of the integrated rate. No request
@@ -223,18 +223,10 @@ def unit_exponentials(seed: int, n: int) -> FloatArray:
 
 
 ARRIVALS: dict[str, type[ArrivalSpec]] = {
-    c.kind: c
-    for c in (PoissonArrivals, GammaArrivals, DeterministicArrivals, PiecewiseArrivals, TraceArrivals, ClosedLoop)
+    c.kind: c for c in (Poisson, Gamma, Deterministic, PiecewiseRate, TraceArrivals, ClosedLoop)
 }
 
 
 def make_arrivals(kind: str, **fields: Any) -> ArrivalSpec:
     """The arrival process registered as ``kind``. Raises ScenarioError listing the choices."""
     return make("arrival process", ARRIVALS, kind, fields)
-
-
-# short names, for `arrivals.Poisson(rate_rps=8)`
-Poisson = PoissonArrivals
-Gamma = GammaArrivals
-Deterministic = DeterministicArrivals
-PiecewiseRate = PiecewiseArrivals

@@ -14,10 +14,10 @@ from draftcast.sim.arrivals import (
     ARRIVALS,
     ArrivalSpec,
     ClosedLoop,
-    DeterministicArrivals,
-    GammaArrivals,
-    PiecewiseArrivals,
-    PoissonArrivals,
+    Deterministic,
+    Gamma,
+    PiecewiseRate,
+    Poisson,
     RateSegment,
     ThinkTime,
     TraceArrivals,
@@ -27,16 +27,16 @@ from draftcast.sim.arrivals import (
 N = 40_000
 INF = float("inf")
 DRAWN = [
-    PoissonArrivals(3.0),
-    GammaArrivals(3.0, 0.4),
-    DeterministicArrivals(3.0),
-    PiecewiseArrivals((RateSegment(2.0, 1.0), RateSegment(5.0, 4.0)), repeat=True),
+    Poisson(3.0),
+    Gamma(3.0, 0.4),
+    Deterministic(3.0),
+    PiecewiseRate((RateSegment(2.0, 1.0), RateSegment(5.0, 4.0)), repeat=True),
 ]
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
 def test_gamma_rate_and_variation(burstiness: float) -> None:
-    gaps = np.diff(GammaArrivals(2.0, burstiness).draw(1, N), prepend=0.0)
+    gaps = np.diff(Gamma(2.0, burstiness).draw(1, N), prepend=0.0)
     cv = 1 / math.sqrt(burstiness)
     assert gaps.mean() == pytest.approx(0.5, abs=4 * 0.5 * cv / math.sqrt(N))
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03)
@@ -44,23 +44,23 @@ def test_gamma_rate_and_variation(burstiness: float) -> None:
 
 
 def test_poisson_is_gamma_with_burstiness_1_and_infinite_burstiness_is_even() -> None:
-    assert (PoissonArrivals(2.0).draw(1, 100) == GammaArrivals(2.0, 1.0).draw(1, 100)).all()
-    gaps = np.diff(PoissonArrivals(2.0).draw(1, N), prepend=0.0)
+    assert (Poisson(2.0).draw(1, 100) == Gamma(2.0, 1.0).draw(1, 100)).all()
+    gaps = np.diff(Poisson(2.0).draw(1, N), prepend=0.0)
     assert stats.kstest(gaps, stats.expon(scale=0.5).cdf).pvalue > 1e-4
-    assert GammaArrivals(4.0, INF).draw(1, 3).tolist() == [0.25, 0.5, 0.75]
+    assert Gamma(4.0, INF).draw(1, 3).tolist() == [0.25, 0.5, 0.75]
 
 
 def test_deterministic_gaps() -> None:
-    assert DeterministicArrivals(4.0).draw(9, 4).tolist() == [0.0, 0.25, 0.5, 0.75]
+    assert Deterministic(4.0).draw(9, 4).tolist() == [0.0, 0.25, 0.5, 0.75]
 
 
-@pytest.mark.parametrize("spec", [PoissonArrivals(INF), DeterministicArrivals(INF), GammaArrivals(INF, 0.5)])
+@pytest.mark.parametrize("spec", [Poisson(INF), Deterministic(INF), Gamma(INF, 0.5)])
 def test_infinite_rate_sends_everything_at_once(spec: ArrivalSpec) -> None:
     assert spec.draw(1, 3).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_piecewise_counts_by_segment() -> None:
-    spec = PiecewiseArrivals((RateSegment(100.0, 20.0), RateSegment(300.0, 0.0), RateSegment(400.0, 60.0)))
+    spec = PiecewiseRate((RateSegment(100.0, 20.0), RateSegment(300.0, 0.0), RateSegment(400.0, 60.0)))
     times = spec.draw(5, 100_000)
     counts = np.histogram(times, [0, 100, 300, 400, 1e9])[0]
     assert abs(counts[0] - 2000) < 4 * math.sqrt(2000)
@@ -71,13 +71,13 @@ def test_piecewise_counts_by_segment() -> None:
 
 
 def test_piecewise_repeats_and_one_segment_is_poisson() -> None:
-    spec = PiecewiseArrivals((RateSegment(1.0, 0.0), RateSegment(3.0, 10.0)), repeat=True)
+    spec = PiecewiseRate((RateSegment(1.0, 0.0), RateSegment(3.0, 10.0)), repeat=True)
     times = spec.draw(5, 20_000)
     assert len(times) == 20_000
     assert ((times % 3.0) >= 1.0 - 1e-9).all()
     assert times[-1] == pytest.approx(3000.0, rel=0.03)  # 20 a period of 3 s
-    endless = PiecewiseArrivals((RateSegment(INF, 2.0),))
-    assert endless.draw(5, 100) == pytest.approx(PoissonArrivals(2.0).draw(5, 100))
+    endless = PiecewiseRate((RateSegment(INF, 2.0),))
+    assert endless.draw(5, 100) == pytest.approx(Poisson(2.0).draw(5, 100))
 
 
 @pytest.mark.parametrize("spec", DRAWN)
@@ -86,7 +86,7 @@ def test_prefix_seed_and_duration(spec: ArrivalSpec) -> None:
     assert (np.diff(times) >= 0).all()
     assert times[0] >= 0
     assert (spec.draw(1, 100) == times[:100]).all()
-    if not isinstance(spec, DeterministicArrivals):
+    if not isinstance(spec, Deterministic):
         assert (spec.draw(2, 100) != times[:100]).any()
     until = spec.draw_until(1, 900.0)
     assert (until == spec.draw(1, len(until) + 1)[:-1]).all()
@@ -94,8 +94,8 @@ def test_prefix_seed_and_duration(spec: ArrivalSpec) -> None:
 
 
 def test_a_higher_rate_squeezes_the_same_pattern() -> None:
-    assert PoissonArrivals(4.0).draw(1, 50) == pytest.approx(PoissonArrivals(2.0).draw(1, 50) / 2)
-    assert (GammaArrivals(2.0, 0.5).draw(1, 50) != GammaArrivals(2.0, 0.6).draw(1, 50)).all()
+    assert Poisson(4.0).draw(1, 50) == pytest.approx(Poisson(2.0).draw(1, 50) / 2)
+    assert (Gamma(2.0, 0.5).draw(1, 50) != Gamma(2.0, 0.6).draw(1, 50)).all()
 
 
 def test_think_times() -> None:
@@ -151,9 +151,9 @@ def test_bad_think_time() -> None:
 
 def test_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(spec.kind == kind for kind, spec in ARRIVALS.items())
-    assert make_arrivals("gamma", rate_rps=2.0, burstiness=0.5) == GammaArrivals(2.0, 0.5)
+    assert make_arrivals("gamma", rate_rps=2.0, burstiness=0.5) == Gamma(2.0, 0.5)
     with pytest.raises(ScenarioError, match="not drawn"):
         TraceArrivals().draw(1, 5)
     monkeypatch.setattr(arrivals, "MAX_REQUESTS", 4096)
     with pytest.raises(ScenarioError, match="more than 4096 requests"):
-        PoissonArrivals(1e9).draw_until(1, 1.0)
+        Poisson(1e9).draw_until(1, 1.0)

@@ -109,11 +109,11 @@ class TraceText:
                 line = 1 + text.count("\n", 0, position)
                 raise self.error("the JSON array does not go on with ',' or ']'; is the file truncated?", line)
         if is_array:
-            line = 1 + text.count("\n", 0, position)
             if position >= end:
+                line = 1 + text.count("\n", 0, position)
                 raise self.error("the JSON array is not closed; is the file truncated?", line)
-            if skip(position + 1) < end:
-                raise self.error("text after the end of the JSON array", line)
+            if (after := skip(position + 1)) < end:
+                raise self.error("text after the end of the JSON array", 1 + text.count("\n", 0, after))
 
 
 def tokens(trace: TraceText, line: int, key: str, value: object) -> int:
