@@ -1,0 +1,225 @@
+"""Methods: the facts of vLLM 0.32 and the rows of every draft pass, by hand."""
+
+import numpy as np
+import pytest
+
+from draftcast.errors import ModelError, ScenarioError
+from draftcast.kernels.catalog import load_model
+from draftcast.kernels.drafters import eagle_head, medusa_heads
+from draftcast.sim import step_time
+from draftcast.sim.methods import METHODS, DraftPlan, get_method, method_from_speculative_config
+from draftcast.sim.step_tables import head_of
+
+TARGET = load_model("llama-3.1-8b")
+
+# name: slots, lookahead, asynchronous, drops the last prefix block, at k = 4. Slots: the table on top of vLLM 0.32's
+# max_num_new_slots_for_drafting; lookahead: its num_lookahead_tokens.
+FACTS = {
+    "none": (0, 0, True, False),
+    "draft_model": (1, 4, True, False),
+    "eagle": (0, 4, True, True),
+    "eagle3": (0, 4, True, True),
+    "mtp": (0, 4, True, True),
+    "p_eagle": (3, 4, True, True),
+    "pard": (4, 4, True, False),
+    "medusa": (0, 0, False, False),
+    "mlp_speculator": (0, 0, False, False),
+    "dflash": (4, 5, True, True),
+    "dspark": (3, 4, True, True),
+    "ngram": (0, 0, False, False),
+    "ngram_gpu": (0, 0, True, False),
+    "suffix": (0, 0, False, False),
+    "eagle_tree": (0, 4, True, True),
+}
+# Rows of the draft's passes over N = 10 target rows of B = 2 requests, k = 4; then the same with k = 0.
+PASSES = {
+    "none": ((), ()),
+    "draft_model": ((12, 2, 2, 2), (10,)),
+    "eagle": ((10, 2, 2, 2), (10,)),
+    "eagle3": ((10, 2, 2, 2), (10,)),
+    "mtp": ((10, 2, 2, 2), (10,)),
+    "p_eagle": ((16,), (10,)),
+    "pard": ((18,), (10,)),
+    "medusa": ((2, 2, 2, 2), ()),
+    "mlp_speculator": ((2, 2, 2, 2), ()),
+    "dflash": ((10,), ()),
+    "dspark": ((8,), ()),
+    "ngram": ((), ()),
+    "ngram_gpu": ((), ()),
+    "suffix": ((), ()),
+    "eagle_tree": ((10, 20, 20, 20), (10,)),
+}
+
+
+def test_every_method_is_covered() -> None:
+    assert set(METHODS) == set(FACTS) == set(PASSES)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_vllm_facts(name: str) -> None:
+    method = get_method(name)
+    assert (method.slots(4), method.lookahead(4), method.is_async, method.drops_last_prefix_block) == FACTS[name]
+    assert method.slots(0) == method.lookahead(0) == 0
+    assert method.source
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_rows_of_the_draft_passes(name: str) -> None:
+    method = get_method(name)
+    with_drafts, without = PASSES[name]
+    assert method.draft_passes(10, 2, 4) == with_drafts
+    # A dynamic k of 0: nobody drafts, but a draft with a KV cache reads the target's rows all the same.
+    assert method.draft_passes(10, 0, 0) == without
+
+
+def test_one_draft_token() -> None:
+    assert get_method("eagle").draft_passes(8, 4, 1) == (8,)
+    assert get_method("p_eagle").draft_passes(8, 4, 1) == (8,)
+    assert get_method("pard").draft_passes(8, 4, 1) == (12,)
+    assert get_method("p_eagle").slots(1) == 0
+
+
+def test_kinds() -> None:
+    assert {name for name, method in METHODS.items() if method.proposes_on_host} == {"ngram", "suffix"}
+    assert {name for name, method in METHODS.items() if method.proposes_by_match} == {"ngram", "ngram_gpu", "suffix"}
+    assert {name for name, method in METHODS.items() if method.parallel} == {"p_eagle", "pard", "dflash", "dspark"}
+    assert {name for name, method in METHODS.items() if method.needs_draft_model} == {"draft_model", "pard"}
+    assert {name for name, method in METHODS.items() if not method.drafts} == {"none"}
+
+
+def test_compiled_plan_constants_agree() -> None:
+    for plan in DraftPlan:
+        if plan != DraftPlan.NONE:
+            assert getattr(step_time, plan.name) == plan
+
+
+def test_tree_nodes() -> None:
+    tree = get_method("eagle_tree")
+    assert (tree.tree_width, tree.max_tree_nodes) == (10, 60)
+    assert [tree.verify_nodes(depth) for depth in (0, 1, 5, 6, 8)] == [0, 10, 50, 60, 60]
+    small = tree.with_tree(width=4, max_nodes=6)
+    assert [small.verify_rows(depth) for depth in (0, 1, 2)] == [1, 5, 7]
+    assert tree.with_tree(width=4).verify_nodes(9) == 36
+    assert get_method("eagle").verify_rows(5) == 6
+    assert get_method("none").verify_rows(0) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "nodes", "message"),
+    [
+        ("eagle", 4, 8, "method = 'eagle': verifies no tree; tree methods are eagle_tree"),
+        ("eagle_tree", 0, 8, "tree_width = 0: must be at least 1"),
+        ("eagle_tree", 4, -1, "max_tree_nodes = -1: must be at least 0"),
+    ],
+)
+def test_bad_tree(name: str, width: int, nodes: int, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        get_method(name).with_tree(width, nodes)
+
+
+def test_unknown_name_lists_the_choices() -> None:
+    with pytest.raises(ScenarioError, match="method = 'eagle4': must be one of none, draft_model, eagle, eagle3, mtp"):
+        get_method("eagle4")
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("none", "eagle_tree")])
+def test_speculative_config_there_and_back(name: str) -> None:
+    config = get_method(name).speculative_config(3, "some/model")
+    assert config["num_speculative_tokens"] == 3
+    assert config["model"] == "some/model"
+    assert method_from_speculative_config(config).name == name
+
+
+def test_speculative_config_by_hand() -> None:
+    assert get_method("p_eagle").speculative_config(3) == {
+        "method": "eagle3",
+        "num_speculative_tokens": 3,
+        "parallel_drafting": True,
+    }
+    assert get_method("pard").speculative_config(3)["method"] == "draft_model"
+    assert get_method("none").speculative_config(0) == {}
+    with pytest.raises(ScenarioError, match=r"eagle_tree.*is not a method of vLLM"):
+        get_method("eagle_tree").speculative_config(3)
+
+
+def test_vllm_spellings() -> None:
+    assert method_from_speculative_config(None).name == "none"
+    assert method_from_speculative_config({}).name == "none"
+    assert method_from_speculative_config({"method": "deepseek_mtp"}).name == "mtp"
+    assert method_from_speculative_config({"method": "dflash", "parallel_drafting": True}).name == "dflash"
+    assert method_from_speculative_config({"method": "eagle", "parallel_drafting": True}).name == "p_eagle"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"method": "lookahead"}, "method = 'lookahead': must be one of dflash, draft_model, dspark, eagle, eagle3"),
+        ({"model": "x"}, "method = None: required"),
+        ({"method": "ngram", "parallel_drafting": True}, "parallel_drafting = True: vLLM drafts in parallel with"),
+    ],
+)
+def test_bad_speculative_config(config: dict, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        method_from_speculative_config(config)
+
+
+def test_draft_memory() -> None:
+    head = eagle_head(TARGET, "eagle")
+    # One layer of 8 KV heads x 128, K and V, 2 bytes.
+    assert get_method("eagle").draft_kv_bytes_per_token(head, "bf16") == 2 * 8 * 128 * 2
+    assert get_method("eagle").draft_kv_bytes_per_token(head, "fp8") == 2 * 8 * 128
+    assert get_method("eagle").draft_weight_bytes(head, "bf16") == 2 * head.num_parameters
+    assert get_method("ngram").draft_weight_bytes(None, "bf16") == 0.0
+    heads = medusa_heads(TARGET, 3)
+    assert get_method("medusa").draft_kv_bytes_per_token(heads, "bf16") == 0.0
+    assert get_method("medusa").draft_weight_bytes(heads, "bf16") > 3 * 2 * TARGET.hidden_size * TARGET.vocab_size
+
+
+def test_heads_follow_from_the_target() -> None:
+    for name in ("eagle", "eagle3", "eagle_tree", "p_eagle", "dflash", "dspark", "medusa", "mlp_speculator"):
+        head = head_of(get_method(name), TARGET, None, 3)
+        assert head is not None
+        assert head.name.startswith(TARGET.name)
+    for name in ("none", "ngram", "ngram_gpu", "suffix"):
+        assert head_of(get_method(name), TARGET, None, 3) is None
+    assert head_of(get_method("draft_model"), TARGET, load_model("llama-3.2-1b"), 3) == load_model("llama-3.2-1b")
+    with pytest.raises(ScenarioError, match="draft_model = None: required by method pard"):
+        head_of(get_method("pard"), TARGET, None, 3)
+    with pytest.raises(ScenarioError, match="method ngram runs no draft model"):
+        head_of(get_method("ngram"), TARGET, TARGET, 3)
+    with pytest.raises(ModelError, match="no multi-token-prediction layer"):
+        head_of(get_method("mtp"), TARGET, None, 1)
+
+
+def test_pass_rows_are_what_the_step_cost_charges() -> None:
+    """Tables that cost one second a row turn the seconds of a draft into the sum of `Method.draft_passes`."""
+    ramp = np.zeros((101, 3))
+    ramp[:, 2] = np.arange(101)
+    nothing = np.zeros((1, 3))
+    for name, method in METHODS.items():
+        params = np.zeros(step_time.N_PARAMS)
+        params[step_time.P_PLAN] = method.plan
+        params[step_time.P_EXTRA_FIRST_ROWS] = method.extra_first_rows
+        params[step_time.P_BLOCK_ROWS_BEYOND_K] = method.block_rows_beyond_k
+        params[step_time.P_TREE_WIDTH] = method.tree_width
+        params[step_time.P_CUDA_GRAPH_ROWS] = 100
+        over_rows = method.plan in (DraftPlan.AUTOREGRESSIVE, DraftPlan.PARALLEL)
+        cost = step_time.StepCost(
+            params=params,
+            target=nothing,
+            logits=nothing,
+            draft_first=ramp if over_rows else nothing,
+            draft_next=ramp,
+            draft_logits=nothing,
+            draft_serial=ramp if method.plan == DraftPlan.HEADS else nothing,
+            attention=np.zeros((step_time.N_BLOCKS, step_time.N_COLUMNS)),
+        )
+        f = np.zeros(step_time.N_FEATURES)
+        f[[step_time.F_TOKENS, step_time.F_DECODE_TOKENS]] = 10
+        for k, passes in zip((4, 0), PASSES[name], strict=True):
+            f[step_time.F_DRAFT_SEQS] = 2 if k else 0
+            f[step_time.F_DRAFT_TOKENS] = 2 * k
+            f[step_time.F_DRAFT_PASSES] = k
+            out = np.zeros(step_time.N_OUT)
+            step_time.step_time(cost, f, out)
+            assert out[step_time.O_DRAFT] == sum(passes), name

@@ -1,0 +1,238 @@
+"""Profiles: bundled files, what they say, checksums, and every fault named by file and key."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+
+from draftcast.calibration.hardware import hardware_names, load_hardware
+from draftcast.calibration.origin import Origin
+from draftcast.calibration.profile import (
+    OPERATORS,
+    PROFILE_FOLDER,
+    AffineProfile,
+    RooflineProfile,
+    load_profile,
+    profile_names,
+)
+from draftcast.errors import HardwareError
+
+H100 = load_hardware("h100-sxm")
+AFFINE = "h100-llama-3.1-8b-affine"
+
+
+def default_text() -> str:
+    return (PROFILE_FOLDER / "default.yaml").read_text(encoding="utf-8")
+
+
+def default_values() -> dict:
+    return yaml.safe_load(default_text())
+
+
+def written(tmp_path: Path, values: dict) -> Path:
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+def loaded(tmp_path: Path, values: dict) -> RooflineProfile:
+    profile = load_profile(written(tmp_path, values), H100)
+    assert isinstance(profile, RooflineProfile)
+    return profile
+
+
+def default_profile() -> RooflineProfile:
+    profile = load_profile(None, H100)
+    assert isinstance(profile, RooflineProfile)
+    return profile
+
+
+def test_bundled_names() -> None:
+    assert {"default", AFFINE} <= set(profile_names())
+
+
+@pytest.mark.parametrize("device", hardware_names())
+def test_default_fits_every_device_and_is_a_guess(device: str) -> None:
+    hardware = load_hardware(device)
+    profile = load_profile(None, hardware)
+    assert isinstance(profile, RooflineProfile)
+    assert profile.hardware == hardware
+    for family in OPERATORS:
+        entry = profile.operator(family, "bf16")
+        assert entry.origin is Origin.EXTRAPOLATED
+        assert entry.source
+        for dtype in ("bf16", "fp16", "fp8", "int4", "mxfp4", "fp32"):
+            assert profile.peak_flops(dtype) > 0
+
+
+def test_affine_coefficients_are_the_published_ones() -> None:
+    profile = load_profile(AFFINE, H100)
+    assert isinstance(profile, AffineProfile)
+    assert (profile.target_fixed_s, profile.target_row_s, profile.target_kv_token_s) == (
+        5.88590713e-03,
+        2.10103129e-05,
+        3.92645679e-08,
+    )
+    assert (profile.draft_fixed_s, profile.draft_token_s, profile.draft_kv_token_s) == (
+        2.13526175e-03,
+        8.41429603e-07,
+        2.37768493e-09,
+    )
+    assert (profile.ngram_fraction, profile.overhead_s) == (0.005875, 1.20683946e-03)
+    assert profile.fitted_sequences == (1, 64)
+    assert "2601.11580" in profile.source
+    assert float(profile.target_seconds(10, 1000)) == pytest.approx(5.88590713e-03 + 2.10103129e-04 + 3.92645679e-05)
+    assert float(profile.draft_seconds(4, 1000)) == pytest.approx(2.13526175e-03 + 3.365718412e-06 + 2.37768493e-06)
+
+
+def test_affine_is_for_one_device() -> None:
+    with pytest.raises(HardwareError, match=r"hardware = 'h100-sxm': .*runs on a100-80g"):
+        load_profile(AFFINE, load_hardware("a100-80g"))
+
+
+def test_operator_time_hand_computed(tmp_path: Path) -> None:
+    values = default_values()
+    values["operators"]["linear"] |= {"t0_s": 1e-6, "e_c": 0.5, "e_m": 0.5, "p": 1}
+    profile = loaded(tmp_path, values)
+    seconds, origins = profile.operator_time("linear", "bf16", 989.4e9, 3.35e9)
+    # 1 ms of the peak at half of it, 1 ms of the bandwidth at half of it, added.
+    assert float(seconds) == pytest.approx(1e-6 + 2e-3 + 2e-3, rel=1e-3)
+    assert int(origins) == Origin.EXTRAPOLATED
+
+
+def test_collectives_use_the_link(tmp_path: Path) -> None:
+    values = default_values()
+    values["operators"]["all_reduce"] |= {"t0_s": 0.0, "e_m": 0.5, "p": math.inf}
+    seconds, _ = loaded(tmp_path, values).operator_time("all_reduce", "bf16", 0.0, 1e9)
+    assert float(seconds) == pytest.approx(1e9 / (0.5 * H100.link_bandwidth_bytes_per_s))
+
+
+def test_weight_only_formats_compute_in_16_bits() -> None:
+    profile = default_profile()
+    assert profile.peak_flops("int4") == profile.peak_flops("mxfp4") == profile.peak_flops("bf16")
+    assert profile.peak_flops("fp8") == pytest.approx(2 * profile.peak_flops("bf16"), rel=1e-3)
+    ampere = load_profile(None, load_hardware("a100-80g"))
+    assert isinstance(ampere, RooflineProfile)
+    assert ampere.peak_flops("fp8") == ampere.peak_flops("bf16")
+
+
+def test_dtype_entry_replaces_the_family(tmp_path: Path) -> None:
+    values = default_values()
+    values["operators"]["linear"]["dtypes"] = {
+        "fp8": {"t0_s": 0.0, "e_c": 0.6, "e_m": 0.6, "p": 2, "origin": "measured", "source": "a test"}
+    }
+    profile = loaded(tmp_path, values)
+    assert profile.operator("linear", "fp8").roofline.e_c == 0.6
+    assert profile.operator("linear", "fp8").origin is Origin.MEASURED
+    assert profile.operator("linear", "bf16").roofline.e_c == 0.8
+
+
+def test_outside_the_fitted_rows_is_extrapolated(tmp_path: Path) -> None:
+    values = default_values()
+    values["operators"]["linear"] |= {"origin": "interpolated", "fitted_rows": [2, 4]}
+    _, origins = loaded(tmp_path, values).operator_time("linear", "bf16", 1.0, 1.0, rows=[1, 2, 4, 5])
+    assert [Origin(value).label for value in origins] == [
+        "extrapolated",
+        "interpolated",
+        "interpolated",
+        "extrapolated",
+    ]
+
+
+def test_unknown_operator_lists_the_choices() -> None:
+    with pytest.raises(HardwareError, match="operator = 'conv': must be one of linear, attention_decode"):
+        default_profile().operator("conv", "bf16")
+
+
+def test_graph_ceiling_follows_the_device() -> None:
+    ceilings = {}
+    for device in ("h100-sxm", "b200", "cpu"):
+        profile = load_profile(None, load_hardware(device))
+        assert isinstance(profile, RooflineProfile)
+        ceilings[device] = profile.cuda_graph_ceiling
+    assert ceilings == {"h100-sxm": 512, "b200": 1024, "cpu": 0}
+
+
+def test_checksum_is_stable_and_sees_every_number(tmp_path: Path) -> None:
+    profile = default_profile()
+    assert profile.checksum() == default_profile().checksum()
+    assert len(profile.checksum()) == 64
+    changed = [
+        dataclasses.replace(profile, h0_s=profile.h0_s * 2),
+        dataclasses.replace(profile, source="elsewhere"),
+        dataclasses.replace(profile, hardware=load_hardware("h200")),
+    ]
+    values = default_values()
+    values["operators"]["moe"]["p"] = 5
+    changed.append(loaded(tmp_path, values))
+    assert len({item.checksum() for item in [profile, *changed]}) == 5
+    affine = load_profile(AFFINE, H100)
+    assert isinstance(affine, AffineProfile)
+    assert affine.checksum() != dataclasses.replace(affine, overhead_s=0.0).checksum()
+
+
+def test_profiles_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        default_profile().h0_s = 0.0  # type: ignore[misc]
+
+
+def test_unknown_name_lists_the_choices() -> None:
+    with pytest.raises(HardwareError, match=r"profile = 'h1000': must be one of default, .*or the path of a YAML file"):
+        load_profile("h1000", H100)
+
+
+def edited(old: str, new: str) -> str:
+    text = default_text()
+    assert old in text
+    return text.replace(old, new, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (edited("date:", "dat:"), r"date: required, but missing"),
+        (edited("date:", "colour: red\ndate:"), r"colour = 'red': unknown key"),
+        (edited("h0_s: 1.2e-3", "h0_s: -1.0"), r"host\.h0_s = -1\.0: .*greater than or equal to 0"),
+        (edited("h0_s: 1.2e-3", "h0_s: .nan"), r"host\.h0_s = nan"),
+        (edited("h0_s: 1.2e-3", "h0_s: soon"), r"host\.h0_s = 'soon'"),
+        (edited("e_c: 0.80", "e_c: 1.2"), r"operators\.linear\.e_c = 1\.2"),
+        (edited("p: 4,", "p: .nan,"), r"operators\.linear\.p = nan"),
+        (edited("p: 4,", "p: 0.5,"), r"operators\.linear\.p = 0\.5"),
+        (edited("origin: extrapolated", "origin: guessed"), r"operators\.linear\.origin = 'guessed': .*'measured'"),
+        (
+            edited("p: 4,", "p: 4, fitted_rows: [9, 2],"),
+            r"operators\.linear\.fitted_rows = \[9, 2\]: must be \[low, high",
+        ),
+        (edited("  linear:", "  convolution:"), r"operators\.convolution: unknown operator, must be one of linear"),
+        (edited("  moe:", "  lm_head:"), r"yaml:\d+: is not valid YAML: key 'lm_head' given twice"),
+        (edited("kind: roofline", "kind: table"), r"kind"),
+        (edited("schema_version: 1", "schema_version: 2"), r"schema_version = 2"),
+        (edited("hardware: any", "hardware: a100-80g"), r"hardware = 'a100-80g': .*runs on h100-sxm"),
+        ("operators: [1", r"is not valid YAML"),
+        ("just text", r"must hold a mapping"),
+        ("", r"must hold a mapping"),
+    ],
+)
+def test_bad_file_is_one_line_that_names_it(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(HardwareError, match=message) as caught:
+        load_profile(path, H100)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_operator_is_named(tmp_path: Path) -> None:
+    values = default_values()
+    del values["operators"]["sampler"]
+    with pytest.raises(HardwareError, match=r"operators\.sampler: required, but missing"):
+        load_profile(written(tmp_path, values), H100)
+
+
+def test_unreadable_file(tmp_path: Path) -> None:
+    path = tmp_path / "latin.yaml"
+    path.write_bytes("name: caf\xe9".encode("latin-1"))
+    with pytest.raises(HardwareError, match="cannot be read as UTF-8 text"):
+        load_profile(path, H100)

@@ -1,0 +1,413 @@
+"""Step cost by hand: a model small enough for paper, the published affine fit, and what a physical floor allows."""
+
+import math
+
+import numpy as np
+import pytest
+from numba import njit
+from numba.core.runtime import _nrt_python, rtsys
+
+from draftcast.calibration.hardware import HardwareSpec, load_hardware
+from draftcast.calibration.origin import Origin
+from draftcast.calibration.profile import OPERATORS, OperatorProfile, RooflineProfile, load_profile
+from draftcast.calibration.roofline import Roofline
+from draftcast.kernels.catalog import load_model
+from draftcast.kernels.model import ModelSpec
+from draftcast.sim import step_time as indices
+from draftcast.sim.methods import Method, get_method
+from draftcast.sim.step_cost import compile_step_cost
+from draftcast.sim.step_time import (
+    F_DECODE_KV,
+    F_DRAFT_PASSES,
+    F_TOKENS,
+    N_FEATURES,
+    N_OUT,
+    O_DRAFT,
+    O_HOST,
+    O_ORIGIN_EXTRAPOLATED,
+    O_ORIGIN_INTERPOLATED,
+    O_ORIGIN_MEASURED,
+    O_PREFILL,
+    O_SAMPLE,
+    O_TARGET,
+    P_WINDOW,
+    StepCost,
+    decode_features,
+    decode_step_seconds,
+    step_time,
+)
+
+H100 = load_hardware("h100-sxm")
+LLAMA = load_model("llama-3.1-8b")
+AFFINE = "h100-llama-3.1-8b-affine"
+
+# Two layers, four query heads over two KV heads of 16, SwiGLU of 128 over 64, 1,000 words, all on a device that moves
+# 1e12 bytes and computes 1e15 FLOP a second, so that every operator is memory-bound and a byte is a picosecond.
+TINY = ModelSpec(
+    name="tiny",
+    architecture="LlamaForCausalLM",
+    num_hidden_layers=2,
+    hidden_size=64,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    intermediate_size=128,
+    vocab_size=1000,
+    max_position_embeddings=4096,
+    tie_word_embeddings=False,
+    gated_mlp=True,
+    attention_bias=False,
+    mlp_bias=False,
+    position_embeddings=0,
+    word_embed_proj_dim=64,
+)
+BENCH = HardwareSpec(
+    name="bench",
+    vendor="nobody",
+    memory_bytes=1e10,
+    memory_bandwidth_bytes_per_s=1e12,
+    peak_flops={"bf16": 1e15, "fp16": 1e15, "fp8": 2e15},
+    link_bandwidth_bytes_per_s=1e11,
+    link_latency_s=1e-6,
+    board_power_w=0.0,
+    sources=("a test",),
+)
+
+
+def ideal_profile(hardware: HardwareSpec = BENCH, launch_s: float = 0.0, **own: OperatorProfile) -> RooflineProfile:
+    """Full peaks, no start-up time, the larger of compute and memory; ``own`` replaces families."""
+    ideal = OperatorProfile(Roofline(0.0, 1.0, 1.0, math.inf), Origin.INTERPOLATED, None, "a test")
+    return RooflineProfile(
+        name="ideal",
+        hardware=hardware,
+        operators={family: own.get(family, ideal) for family in OPERATORS},
+        dtype_operators={},
+        h0_s=1e-3,
+        h1_s=1e-5,
+        launch_s=launch_s,
+        cuda_graph_ceiling=512,
+        source="a test",
+        date="2026-11-21",
+    )
+
+
+def tiny_cost(
+    method: str | Method = "none", k: int = 0, profile: RooflineProfile | None = None, **changes: object
+) -> StepCost:
+    if isinstance(method, str):
+        method = get_method(method)
+    arguments: dict = {
+        "model": TINY,
+        "method": method,
+        "draft_model": TINY if method.needs_draft_model else None,
+        "k": k,
+        "tp": 1,
+        "draft_tp": None,
+        "dtype": "bf16",
+        "kv_cache_dtype": "auto",
+        "profile": profile or ideal_profile(),
+        "hardware": BENCH,
+        "max_num_batched_tokens": 1024,
+        "max_num_seqs": 64,
+        "cudagraph_capture_sizes": [],
+    }
+    return compile_step_cost(**(arguments | changes))
+
+
+def llama_cost(method: str = "none", k: int = 0, profile: str | None = None) -> StepCost:
+    return compile_step_cost(
+        LLAMA, get_method(method), None, k, 1, None, "bf16", "auto", load_profile(profile, H100), H100, 8192, 256
+    )
+
+
+def timed(cost: StepCost, **features: float) -> np.ndarray:
+    f = np.zeros(N_FEATURES)
+    for name, value in features.items():
+        f[getattr(indices, f"F_{name.upper()}")] = value
+    out = np.empty(N_OUT)
+    step_time(cost, f, out)
+    return out
+
+
+def decode(cost: StepCost, num_seqs: int, k: int, context: float) -> np.ndarray:
+    f, out = np.empty(N_FEATURES), np.empty(N_OUT)
+    decode_features(cost, num_seqs, k, context, f)
+    step_time(cost, f, out)
+    return out
+
+
+def device_seconds(out: np.ndarray) -> float:
+    return float(out[O_DRAFT] + out[O_TARGET] + out[O_SAMPLE])
+
+
+def test_no_rows_cost_nothing() -> None:
+    assert timed(tiny_cost()).tolist() == [0.0] * N_OUT
+
+
+# A hand-computed step --------------------------------------------------------------------------------------------
+
+
+def tiny_target_bytes(rows: int) -> float:
+    """Bytes of the tiny model's matrices, norms, rotary embedding and activations over ``rows`` rows."""
+    shapes = [(64, 64 + 2 * 32), (64, 64), (64, 2 * 128), (128, 64)]  # qkv, o, gate_up, down
+    matrices = sum(k * n + rows * (k + n) for k, n in shapes)
+    # Norms read and write row and residual twice a layer, rotary reads and writes q and k, SwiGLU reads 2 and writes 1.
+    streams = rows * (2 * 4 * 64 + 2 * (64 + 32) + 3 * 128)
+    once = rows * (2 * 64 + 2 * 64)  # embedding, final norm
+    return 2.0 * (2 * (matrices + streams) + once)
+
+
+def test_decode_step_by_hand() -> None:
+    out = timed(
+        tiny_cost(), tokens=3, seqs=3, decode_seqs=3, decode_tokens=3, decode_kv=300, decode_qkv=300, logit_rows=3
+    )
+    # Attention: K and V of 300 tokens read, of 3 written (2 x 32 elements), queries in and outputs out (2 x 64).
+    attention = 2 * 2.0 * ((300 + 3) * 64 + 3 * 128)
+    assert out[O_TARGET] == pytest.approx((tiny_target_bytes(3) + attention) * 1e-12, rel=1e-12)
+    # lm_head: weights, rows in, logits out; sampler: 18 bytes a logit.
+    lm_head = 2.0 * (64 * 1000 + 3 * (64 + 1000))
+    assert out[O_SAMPLE] == pytest.approx((lm_head + 18.0 * 3 * 1000) * 1e-12, rel=1e-12)
+    assert out[O_HOST] == pytest.approx(1e-3 + 3e-5)
+    assert out[O_DRAFT] == out[O_PREFILL] == 0.0
+    assert out[O_ORIGIN_INTERPOLATED] == pytest.approx(device_seconds(out))
+
+
+def test_prefill_beside_decode_by_hand() -> None:
+    batch = {"decode_seqs": 1, "decode_tokens": 1, "decode_kv": 50, "decode_qkv": 50, "logit_rows": 1}
+    prefill = {"prefill_seqs": 1, "prefill_tokens": 16, "prefill_kv": 48, "prefill_qkv": 16 * (32 + 8.5)}
+    out = timed(tiny_cost(), tokens=17, seqs=2, **batch, **prefill)
+    decode_attention = 2 * 2.0 * ((50 + 1) * 64 + 1 * 128)
+    prefill_attention = 2 * 2.0 * ((48 + 16) * 64 + 16 * 128)
+    total = tiny_target_bytes(17) + decode_attention + prefill_attention
+    assert out[O_TARGET] == pytest.approx(total * 1e-12, rel=1e-12)
+    extra = tiny_target_bytes(17) - tiny_target_bytes(1) + prefill_attention
+    assert out[O_PREFILL] == pytest.approx(extra * 1e-12, rel=1e-12)
+    alone = timed(tiny_cost(), tokens=16, seqs=1, **prefill)
+    assert alone[O_PREFILL] == alone[O_TARGET] > 0
+
+
+def test_compute_bound_attention_by_hand() -> None:
+    slow = HardwareSpec(**(vars(BENCH) | {"peak_flops": {"bf16": 1e9}}))
+    cost = tiny_cost(profile=ideal_profile(slow), hardware=slow)
+    batch = {"tokens": 4, "seqs": 1, "decode_seqs": 1, "decode_tokens": 4, "decode_kv": 100}
+    without = timed(cost, **batch, decode_qkv=0)
+    twice = timed(cost, **batch, decode_qkv=800)
+    once = timed(cost, **batch, decode_qkv=400)
+    # 4 H d FLOPs per (query, context) pair and layer.
+    assert once[O_TARGET] - without[O_TARGET] == pytest.approx(400 * 4 * 64 * 2 / 1e9, rel=1e-2)
+    assert twice[O_TARGET] - once[O_TARGET] == pytest.approx(400 * 4 * 64 * 2 / 1e9, rel=1e-9)
+
+
+def test_draft_model_of_the_targets_own_size_by_hand() -> None:
+    """One pass over N + B rows, then k - 1 over B, lm_head and argmax of B rows each time."""
+    cost = tiny_cost("draft_model", 3)
+    batch = {"tokens": 8, "seqs": 2, "decode_seqs": 2, "decode_tokens": 8, "decode_kv": 200, "decode_qkv": 800}
+    drafts = {"draft_seqs": 2, "draft_tokens": 6, "draft_passes": 3, "draft_kv": 200}
+    out = timed(cost, **batch, **drafts, logit_rows=8)
+
+    def attention(kv: float, rows: int) -> float:
+        return 2 * 2.0 * ((kv + rows) * 64 + rows * 128)
+
+    logits = 2.0 * (64 * 1000 + 2 * (64 + 1000)) + 2.0 * 2 * 1000
+    first = tiny_target_bytes(10) + attention(200, 10) + logits
+    # Passes 2 and 3 see 200 + 2 and 200 + 4 tokens: their mean, twice.
+    later = 2 * (tiny_target_bytes(2) + attention(203, 2) + logits)
+    assert out[O_DRAFT] == pytest.approx((first + later) * 1e-12, rel=1e-12)
+
+
+def test_medusa_by_hand() -> None:
+    out = timed(tiny_cost("medusa", 2), tokens=6, seqs=2, decode_seqs=2, decode_tokens=6, draft_seqs=2,
+                draft_tokens=4, draft_passes=2)  # fmt: skip
+    block = 2.0 * (64 * 64 + 2 * (64 + 64)) + 2.0 * 2 * (2 * 64 + 3 * 64)
+    logits = 2.0 * (64 * 1000 + 2 * (64 + 1000)) + 2.0 * 2 * 1000
+    assert out[O_DRAFT] == pytest.approx(2 * (block + logits) * 1e-12, rel=1e-12)
+
+
+def test_kernel_starts_add_up() -> None:
+    """Matrices 8, attention 2, norms 4 + 1, rotary 2, activation 2, embedding 1, lm_head and sampler 1 each."""
+    started = OperatorProfile(Roofline(1.0, 1.0, 1.0, math.inf), Origin.MEASURED, None, "a test")
+    cost = tiny_cost(profile=ideal_profile(**dict.fromkeys(OPERATORS, started)))
+    out = decode(cost, 1, 0, 10)
+    assert out[O_SAMPLE] == pytest.approx(2.0, rel=1e-6)
+    elementwise = out[O_TARGET] - 8 - 2
+    assert elementwise == pytest.approx(round(elementwise), rel=1e-6)
+    assert 8 <= elementwise <= 12
+
+
+def test_collectives_by_hand() -> None:
+    two = tiny_cost(tp=2)
+    free = HardwareSpec(**(vars(BENCH) | {"link_latency_s": 0.0, "link_bandwidth_bytes_per_s": 1e30}))
+    without_link = tiny_cost(tp=2, profile=ideal_profile(free), hardware=free)
+    both = [timed(cost, tokens=4, logit_rows=4) for cost in (two, without_link)]
+    # Five all-reduces of 4 rows of 64: 2 (tp-1)/tp x 512 bytes over 1e11 bytes/s and a microsecond each.
+    assert both[0][O_TARGET] - both[1][O_TARGET] == pytest.approx(5 * (512 / 1e11 + 1e-6), rel=1e-9)
+    assert both[0][O_SAMPLE] - both[1][O_SAMPLE] == pytest.approx(4 * 1000 * 2 / 2 / 1e11 + 1e-6, rel=1e-9)
+
+
+# CUDA graphs -------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_padded_inside_the_ceiling() -> None:
+    cost = tiny_cost(cudagraph_capture_sizes=[1, 2, 4, 8])
+    seconds = [timed(cost, tokens=rows)[O_TARGET] for rows in range(11)]
+    assert seconds[5] == seconds[6] == seconds[7] == seconds[8]
+    assert seconds[8] == pytest.approx(tiny_target_bytes(8) * 1e-12)
+    assert seconds[9] == pytest.approx(tiny_target_bytes(9) * 1e-12)
+    assert seconds[4] < seconds[5]
+
+
+def test_eager_lasts_as_long_as_its_launches() -> None:
+    profile = ideal_profile(launch_s=1e-3)
+    cost = tiny_cost(profile=profile, cudagraph_capture_sizes=[8])
+    assert timed(cost, tokens=8)[O_TARGET] < 1e-6
+    eager = timed(cost, tokens=9)
+    # Eight matrices, two attentions with their KV writes, and the element-wise kernels.
+    assert 20e-3 < eager[O_TARGET] < 26e-3
+    assert eager[O_ORIGIN_EXTRAPOLATED] == pytest.approx(eager[O_TARGET], rel=1e-3)
+    assert device_seconds(eager) == pytest.approx(eager[O_ORIGIN_MEASURED:].sum())
+    assert timed(tiny_cost(profile=profile, enforce_eager=True), tokens=1)[O_TARGET] == eager[O_TARGET]
+    # Launches hide behind long kernels.
+    assert timed(tiny_cost(enforce_eager=True), tokens=1)[O_TARGET] < 1e-6
+
+
+# Physics -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("batch", "floor_ms"), [(1, 4.52), (8, 4.80), (64, 7.04), (256, 14.73)])
+def test_llama_decode_on_h100_is_near_its_floor(batch: int, floor_ms: float) -> None:
+    milliseconds = 1e3 * device_seconds(decode(llama_cost(), batch, 0, 1024))
+    assert floor_ms < milliseconds < 1.8 * floor_ms
+
+
+def test_default_roofline_agrees_with_the_published_fit() -> None:
+    assumed, fitted = llama_cost(), llama_cost(profile=AFFINE)
+    for batch in (1, 8, 64):
+        ratio = device_seconds(decode(assumed, batch, 0, 1024)) / device_seconds(decode(fitted, batch, 0, 1024))
+        assert 0.8 < ratio < 1.2
+
+
+def test_verify_reads_kv_once() -> None:
+    """A memory-bound attention takes as long for five queries a sequence as for one."""
+    cost = tiny_cost("ngram", 4)
+    batch = {"tokens": 50, "seqs": 10, "decode_seqs": 10, "decode_tokens": 50, "decode_kv": 10_000}
+    assert timed(cost, **batch, decode_qkv=10_000)[O_TARGET] == timed(cost, **batch, decode_qkv=50_000)[O_TARGET]
+    assert timed(cost, **(batch | {"decode_kv": 50_000}))[O_TARGET] > 2 * timed(cost, **batch)[O_TARGET]
+
+
+def test_verify_of_four_drafts_at_batch_256() -> None:
+    assert device_seconds(decode(llama_cost("ngram", 4), 256, 4, 1024)) < 55e-3
+
+
+def test_moe_bytes_grow_with_the_tokens() -> None:
+    fast = HardwareSpec(**(vars(H100) | {"peak_flops": {"bf16": 1e20, "fp16": 1e20}}))
+    model = load_model("mixtral-8x7b")
+    cost = tiny_cost(model=model, profile=ideal_profile(fast), hardware=fast)
+    seconds = [timed(cost, tokens=rows)[O_TARGET] for rows in (1, 2, 4, 64)]
+    expert = 3 * 2.0 * model.hidden_size * model.moe_intermediate_size / fast.memory_bandwidth_bytes_per_s
+    touched = [8 * (1 - (1 - 2 / 8) ** rows) for rows in (1, 2, 4, 64)]
+    for i in range(3):
+        grown = 32 * expert * (touched[i + 1] - touched[i])
+        assert seconds[i + 1] - seconds[i] == pytest.approx(grown, rel=0.05)
+
+
+def test_sliding_window_reads_the_cut_context() -> None:
+    model = load_model("gpt-oss-20b")
+    cost = tiny_cost(model=model)
+    assert cost.params[P_WINDOW] == 128
+    short, long = (decode(cost, 8, 0, context)[O_TARGET] for context in (1000, 2000))
+    per_token = 2.0 * 2 * model.num_key_value_heads * model.head_dim * 1e-12
+    full_layers = model.num_hidden_layers - model.num_sliding_layers
+    assert long - short == pytest.approx(8 * 1000 * per_token * full_layers, rel=1e-6)
+
+
+def test_mla_reads_the_latent() -> None:
+    model = load_model("deepseek-v3")
+    cost = tiny_cost(model=model)
+    short, long = (decode(cost, 8, 0, context)[O_TARGET] for context in (1000, 2000))
+    compute = 8 * 1000 * 61 * 2.0 * 128 * (2 * 512 + 64) / 1e15
+    memory = 8 * 1000 * 61 * 2.0 * (512 + 64) * 1e-12
+    assert long - short == pytest.approx(max(compute, memory), rel=0.05)
+
+
+def test_eagle_with_k_0_still_runs_its_first_pass() -> None:
+    batch = {"tokens": 4, "seqs": 4, "decode_seqs": 4, "decode_tokens": 4, "decode_kv": 40, "decode_qkv": 40}
+    drafts = {"draft_seqs": 4, "draft_tokens": 4, "draft_passes": 1, "draft_kv": 40}
+    for method in ("eagle", "eagle3", "draft_model", "p_eagle", "pard", "dflash", "dspark", "eagle_tree"):
+        idle = timed(tiny_cost(method, 3), **batch)[O_DRAFT]
+        assert 0 < idle < timed(tiny_cost(method, 3), **batch, **drafts)[O_DRAFT]
+    for method in ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"):
+        assert timed(tiny_cost(method, 3), **batch)[O_DRAFT] == 0.0
+        assert timed(tiny_cost(method, 3), **batch, **drafts)[O_DRAFT] > 0.0
+
+
+def test_prefill_rows_go_through_the_draft() -> None:
+    prefill = {"tokens": 512, "seqs": 1, "prefill_seqs": 1, "prefill_tokens": 512, "prefill_kv": 512,
+               "prefill_qkv": 512 * 256.5}  # fmt: skip
+    for method in ("eagle", "draft_model", "p_eagle", "dflash"):
+        few = timed(tiny_cost(method, 3), tokens=1, seqs=1, decode_seqs=1, decode_tokens=1)[O_DRAFT]
+        assert timed(tiny_cost(method, 3), **prefill)[O_DRAFT] > few
+
+
+# Origins, allocation, helpers ---------------------------------------------------------------------------------------
+
+
+def test_seconds_are_split_by_origin() -> None:
+    def ranged(origin: Origin, rows: tuple[int, int] | None) -> OperatorProfile:
+        return OperatorProfile(Roofline(0.0, 1.0, 1.0, math.inf), origin, rows, "a test")
+
+    profile = ideal_profile(linear=ranged(Origin.MEASURED, (1, 8)), attention_decode=ranged(Origin.EXTRAPOLATED, None))
+    cost = tiny_cost("eagle", 2, profile)
+    inside, outside = decode(cost, 2, 2, 100), decode(cost, 20, 2, 100)
+    for out in (inside, outside):
+        assert out[O_ORIGIN_MEASURED:].sum() == pytest.approx(device_seconds(out), rel=1e-12)
+    assert inside[O_ORIGIN_MEASURED] > 0 < inside[O_ORIGIN_EXTRAPOLATED]
+    assert outside[O_ORIGIN_MEASURED] == 0.0
+
+
+def test_default_profile_is_all_extrapolated() -> None:
+    out = decode(llama_cost("eagle3", 3), 16, 3, 500)
+    assert out[O_ORIGIN_EXTRAPOLATED] == pytest.approx(device_seconds(out))
+
+
+@njit
+def _many_steps(cost: StepCost, f: np.ndarray, out: np.ndarray, steps: int) -> None:
+    for _ in range(steps):
+        step_time(cost, f, out)
+
+
+def test_step_time_allocates_nothing() -> None:
+    cost = llama_cost("eagle3", 3)
+    f, out = np.empty(N_FEATURES), np.empty(N_OUT)
+    decode_features(cost, 16, 3, 500, f)
+    _many_steps(cost, f, out, 1)
+    _nrt_python.memsys_enable_stats()
+
+    def allocations(steps: int) -> int:
+        before = rtsys.get_allocation_stats().alloc
+        _many_steps(cost, f, out, steps)
+        return int(rtsys.get_allocation_stats().alloc - before)
+
+    # Handing the arrays over from Python takes some; a thousand steps take no more than one.
+    assert allocations(1000) == allocations(1) > 0
+
+
+def test_host_hides_only_under_asynchronous_scheduling() -> None:
+    hidden = tiny_cost("eagle", 3)
+    exposed = tiny_cost("eagle", 3, async_scheduling=False)
+    out = decode(hidden, 4, 3, 100)
+    assert out[O_HOST] > device_seconds(out)
+    assert decode_step_seconds(hidden, 4, 3, 100) == pytest.approx(out[O_HOST])
+    assert decode_step_seconds(exposed, 4, 3, 100) == pytest.approx(out[O_HOST] + device_seconds(out))
+
+
+def test_a_tree_verifies_all_its_nodes() -> None:
+    cost = tiny_cost(get_method("eagle_tree").with_tree(3, 10), 4)
+    f = np.empty(N_FEATURES)
+    decode_features(cost, 2, 4, 100.0, f)
+    assert (f[F_TOKENS], f[F_DRAFT_PASSES], f[F_DECODE_KV]) == (2 * 11, 4, 2 * 111)
+
+
+def test_rows_beyond_the_tables_scale() -> None:
+    cost = tiny_cost()
+    inside, beyond = timed(cost, tokens=1024)[O_TARGET], timed(cost, tokens=2048)[O_TARGET]
+    assert beyond == pytest.approx(2 * inside)

@@ -1,0 +1,112 @@
+"""The affine whole-step fit of H100 and Llama-3.1-8B: published values reproduced, everything else refused."""
+
+import numpy as np
+import pytest
+
+from draftcast.calibration.hardware import load_hardware
+from draftcast.calibration.profile import load_profile
+from draftcast.errors import HardwareError
+from draftcast.kernels.catalog import load_model
+from draftcast.sim.methods import get_method
+from draftcast.sim.step_cost import compile_step_cost
+from draftcast.sim.step_time import (
+    F_DECODE_KV,
+    F_DECODE_SEQS,
+    F_DECODE_TOKENS,
+    F_PREFILL_KV,
+    F_PREFILL_QKV,
+    F_PREFILL_SEQS,
+    F_PREFILL_TOKENS,
+    F_SEQS,
+    F_TOKENS,
+    N_FEATURES,
+    N_OUT,
+    O_DRAFT,
+    O_HOST,
+    O_ORIGIN_EXTRAPOLATED,
+    O_ORIGIN_INTERPOLATED,
+    O_PREFILL,
+    O_SAMPLE,
+    O_TARGET,
+    StepCost,
+    decode_features,
+    decode_step_seconds,
+    step_time,
+)
+
+H100 = load_hardware("h100-sxm")
+LLAMA = load_model("llama-3.1-8b")
+AFFINE = "h100-llama-3.1-8b-affine"
+
+
+def affine_cost(method: str = "none", k: int = 0) -> StepCost:
+    profile = load_profile(AFFINE, H100)
+    return compile_step_cost(LLAMA, get_method(method), None, k, 1, None, "bf16", "auto", profile, H100, 8192, 256)
+
+
+def decode(cost: StepCost, num_seqs: int, k: int, context: float) -> np.ndarray:
+    f, out = np.empty(N_FEATURES), np.empty(N_OUT)
+    decode_features(cost, num_seqs, k, context, f)
+    step_time(cost, f, out)
+    return out
+
+
+def device_seconds(out: np.ndarray) -> float:
+    return float(out[O_DRAFT] + out[O_TARGET] + out[O_SAMPLE])
+
+
+def test_affine_values_are_reproduced() -> None:
+    eagle = affine_cost("eagle", 3)
+    # Batch 8, 1,000 tokens each in the cache, 4 rows each: 32 rows, 24 drafts.
+    out = decode(eagle, 8, 3, 1000)
+    assert out[O_TARGET] == pytest.approx(5.88590713e-03 + 32 * 2.10103129e-05 + 8000 * 3.92645679e-08, abs=1e-9)
+    assert out[O_DRAFT] == pytest.approx(2.13526175e-03 + 24 * 8.41429603e-07 + 8000 * 2.37768493e-09, abs=1e-9)
+    assert out[O_HOST] == pytest.approx(1.20683946e-03, abs=1e-12)
+    assert out[O_SAMPLE] == 0.0
+    assert decode_step_seconds(eagle, 8, 3, 1000) == pytest.approx(out[: O_SAMPLE + 1].sum(), abs=1e-12)
+    ngram = decode(affine_cost("ngram", 3), 8, 3, 1000)
+    assert ngram[O_DRAFT] == pytest.approx(0.005875 * out[O_TARGET], abs=1e-9)
+    plain = decode(affine_cost("none", 0), 8, 0, 1000)
+    assert plain[O_TARGET] == pytest.approx(5.88590713e-03 + 8 * 2.10103129e-05 + 8000 * 3.92645679e-08, abs=1e-9)
+    assert (plain[O_DRAFT], plain[O_HOST]) == (0.0, 1.20683946e-03)
+
+
+def test_affine_prefill_counts_rows_and_what_was_cached() -> None:
+    f, out = np.zeros(N_FEATURES), np.empty(N_OUT)
+    f[[F_TOKENS, F_SEQS, F_DECODE_SEQS, F_DECODE_TOKENS, F_DECODE_KV]] = [101, 2, 1, 1, 51]
+    f[[F_PREFILL_SEQS, F_PREFILL_TOKENS, F_PREFILL_KV, F_PREFILL_QKV]] = [1, 100, 300, 100 * 250.5]
+    step_time(affine_cost(), f, out)
+    assert out[O_TARGET] == pytest.approx(5.88590713e-03 + 101 * 2.10103129e-05 + 250 * 3.92645679e-08, abs=1e-9)
+    assert out[O_PREFILL] == pytest.approx(100 * 2.10103129e-05 + 200 * 3.92645679e-08, abs=1e-9)
+
+
+def test_affine_origin_follows_the_batch() -> None:
+    cost = affine_cost("eagle", 3)
+    for batch, origin in ((1, O_ORIGIN_INTERPOLATED), (64, O_ORIGIN_INTERPOLATED), (65, O_ORIGIN_EXTRAPOLATED)):
+        out = decode(cost, batch, 3, 1000)
+        assert out[origin] == pytest.approx(device_seconds(out))
+    eagle3 = decode(affine_cost("eagle3", 3), 8, 3, 1000)
+    assert eagle3[O_ORIGIN_INTERPOLATED] == pytest.approx(eagle3[O_TARGET])
+    assert eagle3[O_ORIGIN_EXTRAPOLATED] == pytest.approx(eagle3[O_DRAFT])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": load_model("qwen3-8b")}, "model = 'qwen3-8b'"),
+        ({"tp": 2}, "tensor_parallel_size = 2"),
+        ({"draft_tp": 2}, "draft_tensor_parallel_size = 2"),
+        ({"dtype": "fp8"}, "dtype = 'fp8'"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype = 'fp8'"),
+        ({"enforce_eager": True}, "enforce_eager = True"),
+        ({"method": get_method("medusa")}, "method = 'medusa': .*covers none, eagle, eagle3, ngram"),
+    ],
+)
+def test_affine_refuses_what_it_does_not_know(changes: dict, message: str) -> None:
+    arguments: dict = {
+        "model": LLAMA, "method": get_method("eagle"), "draft_model": None, "k": 3, "tp": 1, "draft_tp": 1,
+        "dtype": "bf16", "kv_cache_dtype": "auto", "profile": load_profile(AFFINE, H100), "hardware": H100,
+        "max_num_batched_tokens": 8192, "max_num_seqs": 256,
+    }  # fmt: skip
+    with pytest.raises(HardwareError, match=message):
+        compile_step_cost(**(arguments | changes))

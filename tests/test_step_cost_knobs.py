@@ -1,0 +1,266 @@
+"""No knob is silently ignored: each one moves the seconds it should move, and only bad values are refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from draftcast.calibration.hardware import HardwareSpec, load_hardware
+from draftcast.calibration.profile import OPERATORS, RooflineProfile, load_profile
+from draftcast.errors import DraftcastError, HardwareError, ModelError, ScenarioError
+from draftcast.kernels.catalog import load_model
+from draftcast.sim.methods import METHODS, get_method
+from draftcast.sim.step_cost import compile_step_cost
+from draftcast.sim.step_tables import EngineSettings, capture_sizes
+from draftcast.sim.step_time import (
+    F_PREFILL_KV,
+    F_PREFILL_QKV,
+    F_PREFILL_SEQS,
+    F_PREFILL_TOKENS,
+    F_SEQS,
+    F_TOKENS,
+    N_FEATURES,
+    N_OUT,
+    O_DRAFT,
+    O_HOST,
+    O_SAMPLE,
+    O_TARGET,
+    StepCost,
+    decode_features,
+    decode_step_seconds,
+    step_time,
+)
+
+H100 = load_hardware("h100-sxm")
+LLAMA = load_model("llama-3.1-8b")
+DRAFT = load_model("llama-3.2-1b")
+
+
+def default_profile(hardware: HardwareSpec = H100) -> RooflineProfile:
+    profile = load_profile(None, hardware)
+    assert isinstance(profile, RooflineProfile)
+    return profile
+
+
+BASE: dict = {
+    "model": LLAMA,
+    "method": get_method("draft_model"),
+    "draft_model": DRAFT,
+    "k": 3,
+    "tp": 2,
+    "draft_tp": 2,
+    "dtype": "bf16",
+    "kv_cache_dtype": "auto",
+    "profile": default_profile(),
+    "hardware": H100,
+    "max_num_batched_tokens": 2048,
+    "max_num_seqs": 256,
+}
+
+
+def seconds(*, num_seqs: int = 21, context: float = 1000.0, **changes: object) -> np.ndarray:
+    """Host, draft, target and sample seconds of a pure decode step."""
+    arguments = BASE | changes
+    cost: StepCost = compile_step_cost(**arguments)
+    f, out = np.empty(N_FEATURES), np.empty(N_OUT)
+    decode_features(cost, num_seqs, arguments["k"], context, f)
+    step_time(cost, f, out)
+    return out[: O_SAMPLE + 1]
+
+
+def refitted(family: str, **numbers: float) -> RooflineProfile:
+    profile = default_profile()
+    entry = profile.operators[family]
+    changed = dataclasses.replace(entry, roofline=dataclasses.replace(entry.roofline, **numbers))
+    return dataclasses.replace(profile, operators={**profile.operators, family: changed})
+
+
+T, D, S, H = O_TARGET, O_DRAFT, O_SAMPLE, O_HOST
+OTHER = load_hardware("h200")
+
+
+@pytest.mark.parametrize(
+    ("changes", "moved"),
+    [
+        ({"model": load_model("qwen3-8b")}, {T, S}),
+        ({"draft_model": load_model("llama-3.2-3b")}, {D}),
+        ({"k": 4}, {D, T, S}),
+        ({"tp": 1}, {T, S}),
+        ({"draft_tp": 1}, {D}),
+        ({"dtype": "fp8"}, {T}),
+        ({"dtype": "int4"}, {T}),
+        ({"draft_dtype": "fp8"}, {D}),
+        ({"kv_cache_dtype": "fp8"}, {D, T}),
+        ({"draft_kv_cache_dtype": "fp8"}, {D}),
+        ({"enforce_eager": True}, {D, T}),
+        ({"max_cudagraph_capture_size": 16}, {D, T}),
+        ({"cudagraph_capture_sizes": [200]}, {D, T}),
+        ({"num_seqs": 23}, {D, T, S, H}),
+        ({"context": 1500.0}, {D, T}),
+        ({"profile": default_profile(OTHER), "hardware": OTHER}, {D, T, S}),
+        ({"profile": dataclasses.replace(BASE["profile"], h0_s=2e-3)}, {H}),
+        ({"profile": dataclasses.replace(BASE["profile"], h1_s=2e-5)}, {H}),
+        ({"profile": dataclasses.replace(BASE["profile"], launch_s=1e-4), "enforce_eager": True}, {D, T}),
+        ({"profile": dataclasses.replace(BASE["profile"], cuda_graph_ceiling=0)}, {D, T}),
+    ],
+)
+def test_knob_moves_what_it_should(changes: dict, moved: set[int]) -> None:
+    before, after = seconds(), seconds(**changes)
+    assert {i for i in range(O_SAMPLE + 1) if before[i] != after[i]} == moved
+
+
+MOVED_BY_FAMILY = {
+    "linear": {D, T},
+    "attention_decode": {D, T},
+    "elementwise": {D, T},
+    "lm_head": {D, S},
+    "sampler": {D, S},
+    "all_reduce": {D, T, S},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "number"),
+    [
+        (family, number)
+        for family in MOVED_BY_FAMILY
+        for number in ("t0_s", "e_c", "e_m", "p")
+        if family != "all_reduce" or number in ("t0_s", "e_m")  # an all-reduce is bytes only
+    ],
+)
+def test_every_roofline_number_counts(family: str, number: str) -> None:
+    before = seconds(num_seqs=120)
+    after = seconds(num_seqs=120, profile=refitted(family, **{number: 0.3 if number != "p" else 1.5}))
+    assert {i for i in range(O_SAMPLE + 1) if before[i] != after[i]} == MOVED_BY_FAMILY[family]
+
+
+def test_every_family_is_used() -> None:
+    assert set(OPERATORS) == {*MOVED_BY_FAMILY, "attention_prefill", "moe"}
+    mixtral: dict = {"model": load_model("mixtral-8x7b")}
+    assert seconds(**mixtral)[T] != seconds(**mixtral, profile=refitted("moe", e_m=0.5))[T]
+    f, out = np.zeros(N_FEATURES), np.empty((2, N_OUT))
+    f[[F_TOKENS, F_SEQS, F_PREFILL_SEQS, F_PREFILL_TOKENS, F_PREFILL_KV, F_PREFILL_QKV]] = [
+        512,
+        1,
+        1,
+        512,
+        512,
+        512 * 256.5,
+    ]
+    for row, profile in enumerate((BASE["profile"], refitted("attention_prefill", e_c=0.3))):
+        step_time(compile_step_cost(**(BASE | {"profile": profile})), f, out[row])
+    assert (out[0, T] < out[1, T]) & (out[0, D] < out[1, D])
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("none", "mtp")])
+def test_every_method_costs_its_own(name: str) -> None:
+    method = get_method(name)
+    own: dict = {"method": method, "draft_model": DRAFT if method.needs_draft_model else None}
+    drafting = seconds(**own)[D]
+    assert drafting > 0
+    others = {
+        other: seconds(method=get_method(other), draft_model=DRAFT if get_method(other).needs_draft_model else None)[D]
+        for other in METHODS
+        if other not in (name, "mtp", "none")
+    }
+    assert drafting not in others.values()
+    if method.plan.name not in ("HOST_SEARCH", "DEVICE_SEARCH"):
+        assert seconds(**own, k=5)[D] > drafting
+
+
+def test_mtp_of_deepseek() -> None:
+    deepseek: dict = {"model": load_model("deepseek-v3"), "method": get_method("mtp"), "draft_model": None, "tp": 8,
+                      "draft_tp": 8}  # fmt: skip
+    out = seconds(**deepseek, k=1)
+    # One of 61 layers, one lm_head more.
+    assert 0.01 * out[T] < out[D] < 0.1 * out[T]
+
+
+def test_ngram_gpu_searches_the_padded_length() -> None:
+    gpu: dict = {"method": get_method("ngram_gpu"), "draft_model": None}
+    assert seconds(**gpu, max_model_len=1000)[D] < seconds(**gpu, max_model_len=100_000)[D]
+    assert seconds(**gpu, context=100.0)[D] == seconds(**gpu, context=1000.0)[D]
+
+
+def test_host_search_grows_with_the_context() -> None:
+    ngram: dict = {"method": get_method("ngram"), "draft_model": None}
+    suffix: dict = {"method": get_method("suffix"), "draft_model": None}
+    assert seconds(**ngram, context=100.0)[D] < seconds(**ngram, context=1000.0)[D]
+    assert seconds(**suffix, context=100.0)[D] == seconds(**suffix, context=1000.0)[D]
+
+
+def test_draft_tp_defaults_to_the_targets() -> None:
+    assert seconds(draft_tp=None).tolist() == seconds(draft_tp=2).tolist()
+
+
+def test_window_moves_the_target() -> None:
+    model = load_model("gpt-oss-20b")
+    wider = dataclasses.replace(model, sliding_window=512)
+    none: dict = {"method": get_method("none"), "draft_model": None, "k": 0}
+    assert seconds(**none, model=model)[T] < seconds(**none, model=wider)[T]
+
+
+def test_asynchronous_scheduling_hides_the_host() -> None:
+    small: dict = BASE | {"profile": dataclasses.replace(BASE["profile"], h0_s=0.1)}
+    asynchronous, synchronous = (
+        decode_step_seconds(compile_step_cost(**small, async_scheduling=flag), 1, 3, 10.0) for flag in (True, False)
+    )
+    assert asynchronous == pytest.approx(0.1, rel=1e-3)
+    assert synchronous > asynchronous
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"k": 0}, ScenarioError, "num_speculative_tokens = 0: must be at least 1"),
+        ({"method": get_method("none"), "draft_model": None}, ScenarioError, "num_speculative_tokens = 3: must be 0"),
+        ({"tp": 0}, ScenarioError, "tensor_parallel_size = 0: must be at least 1"),
+        ({"draft_tp": -1}, ScenarioError, "draft_tensor_parallel_size = -1"),
+        ({"tp": 3}, ModelError, "3"),
+        ({"dtype": "fp7"}, ModelError, "dtype = 'fp7'"),
+        ({"draft_dtype": "fp7"}, ModelError, "dtype = 'fp7'"),
+        ({"kv_cache_dtype": "int2"}, ModelError, "kv_cache_dtype = 'int2'"),
+        ({"draft_model": None}, ScenarioError, "draft_model = None: required by method draft_model"),
+        ({"hardware": OTHER}, HardwareError, "profile = 'default': the profile is bound to h100-sxm"),
+        ({"max_num_batched_tokens": 0}, ScenarioError, "max_num_batched_tokens = 0"),
+        ({"max_num_seqs": 0}, ScenarioError, "max_num_seqs = 0"),
+        ({"max_model_len": 0}, ScenarioError, "max_model_len = 0"),
+        ({"cudagraph_capture_sizes": [8, 0]}, ScenarioError, "cudagraph_capture_sizes = 0: must be at least 1"),
+        ({"max_cudagraph_capture_size": -1}, ScenarioError, "max_cudagraph_capture_size = -1"),
+    ],
+)
+def test_bad_setting_is_named(changes: dict, error: type[DraftcastError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        compile_step_cost(**(BASE | changes))
+
+
+def settings(**changes: object) -> EngineSettings:
+    values: dict = {
+        "k": 0,
+        "tp": 1,
+        "draft_tp": 1,
+        "dtype": "bf16",
+        "draft_dtype": "bf16",
+        "kv_cache_dtype": "bf16",
+        "draft_kv_cache_dtype": "bf16",
+        "max_num_batched_tokens": 8192,
+        "max_num_seqs": 256,
+        "enforce_eager": False,
+        "max_model_len": 4096,
+        "max_cudagraph_capture_size": None,
+        "cudagraph_capture_sizes": None,
+    }
+    return EngineSettings(**(values | changes))
+
+
+def test_capture_sizes_are_vllms() -> None:
+    assert capture_sizes(settings(max_num_seqs=8), 1, 512) == (1, 2, 4, 8, 16)
+    default = capture_sizes(settings(), 1, 512)
+    assert default == (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+    # Uniform decode batches of 1, 2, 4 and 5 requests of 4 rows join the grid up to min(5 * 4 * 2, 512).
+    assert capture_sizes(settings(max_num_seqs=5), 4, 512) == (1, 2, 4, 8, 16, 20, 24, 32, 40)
+    assert capture_sizes(settings(max_num_seqs=5, max_num_batched_tokens=22), 4, 512) == (1, 2, 4, 8, 16, 20, 22)
+    assert capture_sizes(settings(enforce_eager=True), 1, 512) == ()
+    assert capture_sizes(settings(max_cudagraph_capture_size=0), 1, 512) == ()
+    assert capture_sizes(settings(max_cudagraph_capture_size=20), 1, 512) == (1, 2, 4, 8, 16)
+    assert capture_sizes(settings(cudagraph_capture_sizes=(9, 3, 10**6)), 1, 512) == (3, 9)
