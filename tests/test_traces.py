@@ -245,6 +245,8 @@ CORRUPT: list[tuple[str, str | bytes, str]] = [
     ("csv time", bad(AZURE_2023, "2023-11-16 18:15:50.9951690", "yesterday"), "trace:3: TIMESTAMP = 'yesterday'"),
     ("csv date", bad(AZURE_2023, "2023-11-16 18:15:50", "2023-13-16 18:15:50"), "trace:3: TIMESTAMP = '2023-13"),
     ("csv nul", bad(AZURE_2023, ",396,", ",3\x0096,"), "trace:3: ContextTokens"),
+    ("csv return", bad(AZURE_2023, ",396,", ",3\r96,"), "trace:3: .*not a CSV line"),
+    ("csv endless", bad(AZURE_2023, ",396,", "," + "x" * 200_000 + ","), "trace:3: .*not a CSV line"),
     ("burst nan", bad(BURSTGPT, "45,", "nan,"), "trace:3: Timestamp = 'nan': must be a finite number >= 0"),
     ("burst negative", bad(BURSTGPT, "45,", "-45,"), "trace:3: Timestamp = '-45'"),
     ("burst column", bad(BURSTGPT, "Response tokens", "Answer"), "trace:1: Response tokens: missing column"),

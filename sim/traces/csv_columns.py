@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.sim.request_table import MAX_TOKENS
-from draftcast.sim.traces.source import TIME_ALLOWED, TOKENS_ALLOWED, TraceText
+from draftcast.sim.traces.source import TIME_ALLOWED, TOKENS_ALLOWED, TraceText, short, short_list
 
 Parse = Callable[[str], float]  # raises ValueError for what is not allowed
 IntArray = NDArray[np.int64]
@@ -24,7 +24,15 @@ IntArray = NDArray[np.int64]
 def header(text: str) -> list[str]:
     """Column names of the first line, without spaces around them."""
     first = text.lstrip("\r\n").split("\n", 1)[0].rstrip("\r")
-    return [name.strip() for name in next(csv.reader([first]), [])]
+    return [name.strip() for name in split_row(first) or []]
+
+
+def split_row(row: str) -> list[str] | None:
+    """The fields of one CSV line, or None when it is none (a stray carriage return, an endless field)."""
+    try:
+        return next(csv.reader([row.rstrip("\r")]), [])
+    except csv.Error:
+        return None
 
 
 def read_columns(
@@ -42,7 +50,7 @@ def read_columns(
     found = header(trace.text)
     for name in columns:
         if name not in found:
-            raise trace.error(f"missing column (found: {', '.join(found)})", 1, name)
+            raise trace.error(f"missing column (found: {short_list(found)})", 1, name)
     values = _read_fast(trace, columns) if found == trace.text.split("\n", 1)[0].rstrip("\r").split(",") else None
     if values is not None:
         n = len(next(iter(values.values())))
@@ -118,16 +126,18 @@ def _read_slow(
         if not seen_header:
             seen_header = True
             continue
-        fields = next(csv.reader([row.rstrip("\r")]))
+        fields = split_row(row)
+        if fields is None:
+            raise trace.error("not a CSV line", line, value=row[:60])
         if len(fields) != len(found):
-            message = f"has {len(fields)} of {len(found)} fields ({', '.join(found)}); is the file truncated?"
+            message = f"has {len(fields)} of {len(found)} fields ({short_list(found)}); is the file truncated?"
             raise trace.error(message, line)
         for name, (parse, allowed) in slow.items():
             field = fields[where[name]].strip()
             try:
                 values[name].append(parse(field))
             except (ValueError, OverflowError):
-                raise trace.error(allowed, line, name, value=field) from None
+                raise trace.error(allowed, line, name, value=short(field)) from None
         lines.append(line)
     return {name: np.array(column) for name, column in values.items()}, np.array(lines, dtype=np.int64)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class TraceText:
             except RecursionError:
                 raise self.error("JSON nested too deeply", line) from None
             if not isinstance(entry, dict):
-                raise self.error("each line must be a JSON object", line, value=_short(entry))
+                raise self.error("each line must be a JSON object", line, value=short(entry))
             yield line, entry
 
     def json_entries(self) -> Iterator[tuple[int, str, dict[str, Any]]]:
@@ -99,7 +99,7 @@ class TraceText:
             except RecursionError:
                 raise self.error("JSON nested too deeply", line, f"[{number}]") from None
             if not isinstance(entry, dict):
-                raise self.error("each entry must be a JSON object", line, f"[{number}]", value=_short(entry))
+                raise self.error("each entry must be a JSON object", line, f"[{number}]", value=short(entry))
             yield line, f"[{number}]", entry
             number += 1
             position = skip(position)
@@ -122,14 +122,14 @@ def tokens(trace: TraceText, line: int, key: str, value: object) -> int:
         return value
     if isinstance(value, float) and value.is_integer() and 0 <= value <= MAX_TOKENS:
         return int(value)
-    raise trace.error(TOKENS_ALLOWED, line, key, value=_short(value))
+    raise trace.error(TOKENS_ALLOWED, line, key, value=short(value))
 
 
 def seconds(trace: TraceText, line: int, key: str, value: object) -> float:
     """``value`` as a time that is finite and not negative, or TraceError."""
     if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 and math.isfinite(value):
         return float(value)
-    raise trace.error(TIME_ALLOWED, line, key, value=_short(value))
+    raise trace.error(TIME_ALLOWED, line, key, value=short(value))
 
 
 def member(trace: TraceText, line: int, entry: dict[str, Any], key: str, prefix: str = "") -> Any:
@@ -137,8 +137,7 @@ def member(trace: TraceText, line: int, entry: dict[str, Any], key: str, prefix:
     try:
         return entry[key]
     except KeyError:
-        found = ", ".join(map(str, entry)) or "nothing"
-        raise trace.error(f"missing field (found: {found})", line, prefix + key) from None
+        raise trace.error(f"missing field (found: {short_list(entry)})", line, prefix + key) from None
 
 
 def finish(trace: TraceText, table: RequestTable, arrival_is_sorted: bool = True) -> RequestTable:
@@ -183,7 +182,13 @@ def make_table(
     return finish(trace, table, is_sorted)
 
 
-def _short(value: object) -> object:
+def short(value: object) -> object:
     """A value short enough for a one-line message."""
     text = repr(value)
     return value if len(text) <= 60 else text[:57] + "..."
+
+
+def short_list(names: Iterable[str]) -> str:
+    """Names for a message, cut where they run long."""
+    text = ", ".join(names)
+    return (text if len(text) <= 200 else text[:197] + "...") or "nothing"

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.sim.request_table import RequestTable
-from draftcast.sim.traces.source import TraceText, make_table, member, tokens
+from draftcast.sim.traces.source import TraceText, make_table, member, short_list, tokens
 
 ALLOWED = "must be a list of integers from 1 to 256 (tokens a round yields, bonus included)"
 
@@ -38,7 +38,7 @@ def read(trace: TraceText, acceptance: str = "acc_eagle") -> RequestTable:
     for line, entry in trace.json_lines():
         prompt.append(_prompt_tokens(trace, line, entry))
         if acceptance not in entry:
-            choices = ", ".join(key for key in entry if key.startswith("acc_")) or "none"
+            choices = short_list(key for key in entry if key.startswith("acc_"))
             raise trace.error(f"no such acceptance record (this line has: {choices})", line, acceptance)
         record = entry[acceptance]
         if not isinstance(record, dict):
