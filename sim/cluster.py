@@ -76,7 +76,7 @@ class Cluster:
     def _run_static(self) -> None:
         self.assigned[:] = self._router.assign()
         for index, replica in enumerate(self.replicas):
-            replica.submit(np.flatnonzero(self.assigned == index).astype(np.int32))
+            replica.submit(np.flatnonzero(self.assigned == index).astype(np.uint32))
             self._env.process(self._advance_in_parts(replica))
         self._env.run()
 

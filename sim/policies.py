@@ -50,7 +50,7 @@ class Batch:
     """
 
     k: int  # num_speculative_tokens, the most a request may draft
-    request: NDArray[np.int32]  # row in the request table
+    request: NDArray[np.uint32]  # row in the request table
     outputs: NDArray[np.int32]  # output tokens delivered
     context: NDArray[np.int32]  # tokens in the KV cache after this step
     drafts: NDArray[np.int32]  # drafts verified in this step

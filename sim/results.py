@@ -66,9 +66,9 @@ def steps_frame(replicas: Sequence[Replica]) -> pd.DataFrame:
 
 
 def accepted_per_position(replicas: Sequence[Replica]) -> NDArray[np.int64]:
-    """Rounds in which draft position j was accepted, shape [k]."""
-    counts = sum(replica.state.position_accepted for replica in replicas)
-    return np.asarray(np.cumsum(counts[::-1])[::-1][1:], np.int64)
+    """Rounds in which draft position j was accepted, shape [segments, k]."""
+    counts = np.asarray(sum(replica.state.rounds_by_accepted for replica in replicas), np.int64)
+    return counts[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
 
 
 def itl_counts(replicas: Sequence[Replica]) -> NDArray[np.int64]:

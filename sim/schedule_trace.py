@@ -117,7 +117,7 @@ def trace(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
     e = s.engine[0]
     depth = int(s.config[0]["depth"])
     order = sorted(range(len(requests)), key=lambda i: (requests[i]["arrival_step"], i))
-    replica.submit(np.array(order, np.int32))
+    replica.submit(np.array(order, np.uint32))
     rounds = [0] * len(requests)
     sent = 0
     step = 0

@@ -22,7 +22,7 @@ from draftcast.sim.engine.state import Engine
 OWN_KEY = np.int64(1) << np.int64(60)
 OWN_KEY_BLOCKS = np.int64(1) << np.int64(22)
 EMPTY_SLOT = np.int64(0)
-# block_twin of a hashed block that the table does not list: only its own request could ask for it, and does not.
+# twin of a hashed block that the table does not list: only its own request could ask for it, and does not.
 UNLISTED = -2
 
 
@@ -48,11 +48,11 @@ def reset_blocks(ref: Engine) -> None:
     head = c.num_blocks
     previous = head
     for block in range(1, c.num_blocks):
-        s.block_next[previous] = block
-        s.block_prev[block] = previous
+        s.blocks[previous].next = block
+        s.blocks[block].prev = previous
         previous = block
-    s.block_next[previous] = head
-    s.block_prev[head] = previous
+    s.blocks[previous].next = head
+    s.blocks[head].prev = previous
 
 
 # ---- hash table: key -> first block with that key; twins follow in order of insertion ----
@@ -80,8 +80,8 @@ def _find(ref: Engine, key: int) -> int:
 @njit(cache=True)
 def _insert(ref: Engine, key: int, block: int) -> None:
     s = borrowed(ref)
-    s.block_key[block] = key
-    s.block_twin[block] = -1
+    s.blocks[block].key = key
+    s.blocks[block].twin = -1
     slot = _find(ref, key)
     if slot < 0:
         slot = -1 - slot
@@ -89,30 +89,30 @@ def _insert(ref: Engine, key: int, block: int) -> None:
         s.cache_block[slot] = block
         return
     last = s.cache_block[slot]
-    while s.block_twin[last] >= 0:
-        last = s.block_twin[last]
-    s.block_twin[last] = block
+    while s.blocks[last].twin >= 0:
+        last = s.blocks[last].twin
+    s.blocks[last].twin = block
 
 
 @njit(cache=True)
 def _evict(ref: Engine, block: int) -> None:
     """Forget the block's hash; linear probing's gap is closed by shifting back."""
     s = borrowed(ref)
-    key = s.block_key[block]
-    s.block_key[block] = 0
-    if s.block_twin[block] == UNLISTED:
+    key = s.blocks[block].key
+    s.blocks[block].key = 0
+    if s.blocks[block].twin == UNLISTED:
         return
     slot = _find(ref, key)
     first = s.cache_block[slot]
     if first == block:
-        twin = s.block_twin[block]
+        twin = s.blocks[block].twin
         if twin >= 0:
             s.cache_block[slot] = twin
             return
     else:
-        while s.block_twin[first] != block:
-            first = s.block_twin[first]
-        s.block_twin[first] = s.block_twin[block]
+        while s.blocks[first].twin != block:
+            first = s.blocks[first].twin
+        s.blocks[first].twin = s.blocks[block].twin
         return
     mask = s.cache_key.size - 1
     hole = slot
@@ -152,7 +152,11 @@ def find_hits(ref: Engine, i: int) -> int:
     r = s.requests[i]
     most = (r.tokens - 1) // c.block_size
     hits = 0
-    while hits < most and _find(ref, block_hash(ref, i, hits)) >= 0:
+    while hits < most:
+        key = block_hash(ref, i, hits)
+        # Blocks of its own are listed once the request has been preempted, not before.
+        if (key >= OWN_KEY and r.preemptions == 0) or _find(ref, key) < 0:
+            break
         hits += 1
     if c.drops_last_hit and hits > 0:
         hits -= 1
@@ -166,7 +170,7 @@ def count_evictable(ref: Engine, i: int, hits: int) -> int:
     count = 0
     for index in range(hits):
         block = s.cache_block[_find(ref, block_hash(ref, i, index))]
-        if s.block_refs[block] == 0:
+        if s.blocks[block].refs == 0:
             count += 1
     return count
 
@@ -180,12 +184,12 @@ def adopt_hits(ref: Engine, i: int, hits: int) -> None:
     take_table(ref, i)
     for index in range(hits):
         block = s.cache_block[_find(ref, block_hash(ref, i, index))]
-        if s.block_refs[block] == 0:
-            before, after = s.block_prev[block], s.block_next[block]
-            s.block_next[before] = after
-            s.block_prev[after] = before
+        if s.blocks[block].refs == 0:
+            before, after = s.blocks[block].prev, s.blocks[block].next
+            s.blocks[before].next = after
+            s.blocks[after].prev = before
             e.free_blocks -= 1
-        s.block_refs[block] += 1
+        s.blocks[block].refs += 1
         s.block_table[r.table, index] = block
     r.num_blocks = hits
     r.num_cached = hits
@@ -200,6 +204,20 @@ def take_table(ref: Engine, i: int) -> None:
     s.requests[i].table = s.free_table[e.num_free_tables]
 
 
+@njit(cache=True, forceinline=True)
+def holds(ref: Engine, i: int, tokens: int) -> bool:
+    """Whether the blocks of request ``i`` hold ``tokens`` tokens already: the usual case, told without a division."""
+    s = borrowed(ref)
+    return tokens <= s.requests[i].num_blocks * s.config[0].block_size
+
+
+@njit(cache=True, forceinline=True)
+def fills_block(ref: Engine, i: int, tokens: int) -> bool:
+    """Whether ``tokens`` tokens of request ``i`` fill a block that has no hash yet."""
+    s = borrowed(ref)
+    return tokens >= (s.requests[i].num_cached + 1) * s.config[0].block_size
+
+
 @njit(cache=True)
 def extend(ref: Engine, i: int, tokens: int) -> bool:
     """Grow request ``i`` to hold ``tokens`` tokens; False (and nothing done) when blocks are short."""
@@ -207,22 +225,22 @@ def extend(ref: Engine, i: int, tokens: int) -> bool:
     c = s.config[0]
     e = s.engine[0]
     r = s.requests[i]
-    if tokens <= r.num_blocks * c.block_size:  # the usual case, without a division
+    if holds(ref, i, tokens):
         return True
     need = blocks_for(tokens, c.block_size) - r.num_blocks
     if need > e.free_blocks:
         return False
     if c.prefix_caching:
         head = c.num_blocks
-        block = s.block_next[head]
+        block = s.blocks[head].next
         for index in range(r.num_blocks, r.num_blocks + need):
-            if s.block_key[block] != 0:
+            if s.blocks[block].key != 0:
                 _evict(ref, block)
-            s.block_refs[block] = 1
+            s.blocks[block].refs = 1
             s.block_table[r.table, index] = block
-            block = s.block_next[block]
-        s.block_next[head] = block
-        s.block_prev[block] = head
+            block = s.blocks[block].next
+        s.blocks[head].next = block
+        s.blocks[block].prev = head
     e.free_blocks -= need
     r.num_blocks += need
     return True
@@ -234,15 +252,15 @@ def cache_full_blocks(ref: Engine, i: int, tokens: int) -> None:
     s = borrowed(ref)
     c = s.config[0]
     r = s.requests[i]
-    if tokens < (r.num_cached + 1) * c.block_size:
+    if not fills_block(ref, i, tokens):
         return
     full = tokens // c.block_size
     for index in range(r.num_cached, full):
         key = block_hash(ref, i, index)
         block = s.block_table[r.table, index]
         if key >= OWN_KEY:
-            s.block_key[block] = key
-            s.block_twin[block] = UNLISTED
+            s.blocks[block].key = key
+            s.blocks[block].twin = UNLISTED
         else:
             _insert(ref, key, block)
     r.num_cached = full
@@ -255,8 +273,8 @@ def list_own_blocks(ref: Engine, i: int) -> None:
     r = s.requests[i]
     for index in range(r.num_cached):
         block = s.block_table[r.table, index]
-        if s.block_twin[block] == UNLISTED:
-            _insert(ref, s.block_key[block], block)
+        if s.blocks[block].twin == UNLISTED:
+            _insert(ref, s.blocks[block].key, block)
 
 
 @njit(cache=True)
@@ -271,17 +289,17 @@ def free_request(ref: Engine, i: int) -> None:
         front = head  # unhashed blocks go to the front in the order they are met
         for index in range(r.num_blocks - 1, -1, -1):
             block = s.block_table[r.table, index]
-            s.block_refs[block] -= 1
-            if s.block_refs[block] > 0:
+            s.blocks[block].refs -= 1
+            if s.blocks[block].refs > 0:
                 continue
             e.free_blocks += 1
-            before = front if s.block_key[block] == 0 else s.block_prev[head]
-            after = s.block_next[before]
-            s.block_next[before] = block
-            s.block_prev[block] = before
-            s.block_next[block] = after
-            s.block_prev[after] = block
-            if s.block_key[block] == 0:
+            before = front if s.blocks[block].key == 0 else s.blocks[head].prev
+            after = s.blocks[before].next
+            s.blocks[before].next = block
+            s.blocks[block].prev = before
+            s.blocks[block].next = after
+            s.blocks[after].prev = block
+            if s.blocks[block].key == 0:
                 front = block
         if r.table >= 0:
             s.free_table[e.num_free_tables] = r.table

@@ -36,7 +36,9 @@ def decide_drafts(engine: Engine, slot: int) -> None:
 @njit(cache=True)
 def commit(engine: Engine, slot: int) -> None:
     """Count the scheduled tokens as computed and the batch as in flight, without timing it."""
-    schedule.advance_computed(reference(engine), slot)
+    ref = reference(engine)
+    for j in range(engine.batch[slot].size):
+        schedule.advance_computed(ref, slot, j)
     engine.engine[0].in_flight += 1
 
 

@@ -14,6 +14,7 @@ from draftcast.sim.acceptance import AcceptanceArrays
 from draftcast.sim.engine import calls
 from draftcast.sim.engine.state import (
     BATCH,
+    BLOCK,
     ENGINE,
     ENTRY,
     FINISHED,
@@ -52,7 +53,7 @@ def request_rows(table: RequestTable) -> Array:
     rows["priority"] = table.priority
     rows["table"] = -1
     rows["segment"] = np.arange(n) * ITL_SEGMENTS // max(n, 1)
-    for name in ("first_scheduled_s", "first_token_s", "finish_s", "acceptance_ema"):
+    for name in ("first_scheduled_s", "first_token_s", "finish_s"):
         rows[name] = -1.0
     return rows
 
@@ -140,19 +141,15 @@ class Replica:
             config=settings.row(table.hash_block_tokens if has_hashes else 0),
             engine=np.zeros(1, ENGINE),
             requests=rows,
-            running=np.zeros(seqs, np.int32),
-            queue=np.zeros(n, np.int32),
-            arrivals=np.zeros(n, np.int32),
+            running=np.zeros(seqs, np.uint32),
+            queue=np.zeros(n, np.uint32),
+            arrivals=np.zeros(n, np.uint32),
             batch=np.zeros(2, BATCH),
             entries=np.zeros((2, seqs), ENTRY),
-            skipped=np.zeros(seqs + 8, np.int32),
-            block_table=np.zeros((seqs, width), np.int32),
+            skipped=np.zeros(seqs + 8, np.uint32),
+            block_table=np.zeros((seqs, width), np.uint32),
             free_table=np.zeros(seqs, np.int32),
-            block_next=np.zeros(pool + 1, np.int32),
-            block_prev=np.zeros(pool + 1, np.int32),
-            block_refs=np.zeros(pool, np.int32),
-            block_key=np.zeros(pool, np.int64),
-            block_twin=np.zeros(pool, np.int32),
+            blocks=np.zeros(pool + 1, BLOCK),
             cache_key=np.zeros(cache_size, np.int64),
             cache_block=np.zeros(cache_size, np.int32),
             hash_ids=np.asarray(table.hash_ids, np.int64) if has_hashes else np.zeros(0, np.int64),
@@ -164,14 +161,13 @@ class Replica:
             times=np.zeros(N_OUT),
             clocks=np.zeros(N_CLOCKS),
             itl=np.zeros((ITL_SEGMENTS, ITL_BINS), np.int64),
-            position_drafted=np.zeros(settings.num_speculative_tokens + 1, np.int64),
-            position_accepted=np.zeros(settings.num_speculative_tokens + 1, np.int64),
+            rounds_by_accepted=np.zeros((ITL_SEGMENTS, settings.num_speculative_tokens + 1), np.int64),
             steps=np.zeros(1024 if record_steps else 0, STEP),
-            finished=np.zeros(seqs + 1, np.int32),
+            finished=np.zeros(seqs + 1, np.uint32),
         )
         calls.reset(self.state)
 
-    def submit(self, requests: NDArray[np.int32] | list[int]) -> None:
+    def submit(self, requests: NDArray[np.uint32] | list[int]) -> None:
         """Send requests (row numbers, by arrival time, none earlier than those sent before)."""
         e = self.state.engine[0]
         start = int(e["num_arrivals"])
@@ -223,9 +219,9 @@ class Replica:
         return int(e["num_waiting"]) + int(e["num_arrivals"]) - int(e["next_arrival"])
 
     @property
-    def just_finished(self) -> NDArray[np.int32]:
+    def just_finished(self) -> NDArray[np.uint32]:
         """Requests that ended in the step after which ``advance(stop_on_finish=True)`` returned STOP_FINISHED."""
-        finished: NDArray[np.int32] = self.state.finished
+        finished: NDArray[np.uint32] = self.state.finished
         return finished[: finished[-1]]
 
     def steps(self) -> pd.DataFrame:
@@ -254,17 +250,17 @@ class Replica:
         if not c["prefix_caching"]:
             assert held.sum() + e["free_blocks"] == c["num_blocks"] - 1, "blocks leaked"
             return
-        refs = np.zeros(c["num_blocks"], np.int64)
+        refs = np.zeros(c["num_blocks"] + 1, np.int64)
         for i in running:
             np.add.at(refs, s.block_table[rows["table"][i], : rows["num_blocks"][i]], 1)
-        assert (refs == s.block_refs).all(), "reference counts disagree with the block tables"
+        assert (refs == s.blocks["refs"]).all(), "reference counts disagree with the block tables"
         free = 0
-        block = int(s.block_next[c["num_blocks"]])
+        block = int(s.blocks["next"][c["num_blocks"]])
         while block != c["num_blocks"]:
             assert refs[block] == 0 and block != 0, "a block is free and in use"
-            assert s.block_prev[s.block_next[block]] == block
+            assert s.blocks["prev"][s.blocks["next"][block]] == block
             free += 1
-            block = int(s.block_next[block])
+            block = int(s.blocks["next"][block])
         assert free == e["free_blocks"] == c["num_blocks"] - 1 - np.count_nonzero(refs), "blocks leaked"
 
 

@@ -105,6 +105,7 @@ def schedule(ref: Engine) -> int:
     slots = c.slots
     lookahead = c.lookahead
     max_model_len = c.max_model_len
+    caching = c.prefix_caching != 0
     prefill_scheduled = False
     preempted = False
     # A lone request has nobody to starve, so a long prefill may take the whole budget.
@@ -125,7 +126,8 @@ def schedule(ref: Engine) -> int:
             at += 1  # not strictly first come, first served: later requests may still run
             continue
 
-        allocated = blocks.extend(ref, i, min(r.computed + n + lookahead, max_model_len))
+        need = min(r.computed + n + lookahead, max_model_len)
+        allocated = blocks.holds(ref, i, need) or blocks.extend(ref, i, need)
         while not allocated:
             victim_at = _victim(ref)
             victim = _preempt(ref, victim_at)
@@ -139,7 +141,7 @@ def schedule(ref: Engine) -> int:
                     input_budget += restored + slots
             if victim == i:
                 break
-            allocated = blocks.extend(ref, i, min(r.computed + n + lookahead, max_model_len))
+            allocated = blocks.extend(ref, i, need)
         if not allocated:
             break
 
@@ -153,8 +155,9 @@ def schedule(ref: Engine) -> int:
         token_budget -= n
         input_budget -= n + slots
         at += 1
-        if c.prefix_caching:
-            blocks.cache_full_blocks(ref, i, min(r.computed + n, r.tokens))
+        known = min(r.computed + n, r.tokens)
+        if caching and blocks.fills_block(ref, i, known):
+            blocks.cache_full_blocks(ref, i, known)
 
     s.batch[slot].num_running = size
     if not preempted:
@@ -240,23 +243,19 @@ def _admit(
     return size
 
 
-@njit(cache=True)
-def advance_computed(ref: Engine, slot: int) -> None:
-    """Count the scheduled tokens as computed at once; a later rejection takes them back.
+@njit(cache=True, forceinline=True)
+def advance_computed(ref: Engine, slot: int, j: int) -> None:
+    """Count the tokens of entry ``j`` as computed at once; a later rejection takes them back.
 
     Asynchronous scheduling also expects the outputs: 1 + drafts placeholders, and as many draft placeholders
     as the policy put into ``next_drafts``.
     """
     s = borrowed(ref)
-    is_async = s.config[0].is_async
-    entries = s.entries[slot]
-    for j in range(s.batch[slot].size):
-        x = entries[j]
-        r = s.requests[x.request]
-        r.computed += x.tokens
-        r.in_flight += x.tokens
-        r.is_chunk = r.computed < r.tokens + r.placeholders
-        x.is_chunk = r.is_chunk
-        if is_async and not r.is_chunk:
-            r.placeholders += 1 + x.drafts
-            r.spec = x.next_drafts
+    x = s.entries[slot, j]
+    r = s.requests[x.request]
+    r.computed += x.tokens
+    r.in_flight += x.tokens
+    r.is_chunk = x.is_chunk
+    if s.config[0].is_async and not x.is_chunk:
+        r.placeholders += 1 + x.drafts
+        r.spec = x.next_drafts

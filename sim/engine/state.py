@@ -33,6 +33,7 @@ CLOCK_PREFILL, CLOCK_DRAFT, CLOCK_VERIFY, CLOCK_REJECTED, CLOCK_HOST, N_CLOCKS =
 # One row a request. The first 64 bytes are what a step touches.
 REQUEST = np.dtype(
     [
+        ("last_emission_s", "f8"),
         ("prompt", "i4"),  # prompt tokens
         ("max_tokens", "i4"),  # output tokens at which the request ends
         ("tokens", "i4"),  # prompt + output tokens known to the scheduler
@@ -45,20 +46,18 @@ REQUEST = np.dtype(
         ("num_blocks", "i4"),  # KV blocks held
         ("num_cached", "i4"),  # leading blocks that carry a hash
         ("table", "i4"),  # row of the block table, -1 without one
-        ("rounds", "i4"),  # verify rounds with at least one draft
         ("status", "i1"),
         ("is_chunk", "i1"),  # last scheduled as a non-final prefill chunk
         ("paused", "i1"),  # preempted and not emitting again yet
         ("class_id", "i1"),
-        ("last_emission_s", "f8"),
+        ("segment", "i1"),  # which of the ITL histogram's segments the request belongs to
+        ("rounds", "i4"),  # verify rounds with at least one draft
         ("draft_tokens", "i4"),  # drafts verified
         ("accepted", "i4"),  # drafts accepted (vLLM counts those past the end of the request too)
         ("priority", "i4"),
         ("preemptions", "i4"),
         ("hit_tokens", "i4"),  # prompt tokens served from the prefix cache at first admission
-        ("segment", "i4"),  # which of the ITL histogram's segments the request belongs to
         ("queue_key", "i8"),  # place among waiting requests, smaller is earlier
-        ("acceptance_ema", "f8"),  # moving average of accepted / drafted, -1 before the first round
         ("arrival_s", "f8"),
         ("first_scheduled_s", "f8"),
         ("first_token_s", "f8"),
@@ -71,10 +70,22 @@ REQUEST = np.dtype(
     align=True,
 )
 
+# One row a KV block, plus a last row that is head and tail of the free list. A row is what one cache line holds.
+BLOCK = np.dtype(
+    [
+        ("next", "u4"),  # in the free list
+        ("prev", "u4"),
+        ("refs", "i4"),  # requests that hold the block
+        ("twin", "i4"),  # next block with the same key, -1 at the end, -2 (UNLISTED) outside the hash table
+        ("key", "i8"),  # hash key, 0 without one
+    ],
+    align=True,
+)
+
 # One row a request of a scheduled batch.
 ENTRY = np.dtype(
     [
-        ("request", "i4"),
+        ("request", "u4"),  # unsigned: an index that numba need not test for being negative
         ("tokens", "i4"),  # scheduled tokens, drafts included
         ("drafts", "i4"),  # draft rows verified in this step
         ("proposed", "i4"),  # of them, drafts that a text search really proposed
@@ -213,19 +224,15 @@ class Engine(NamedTuple):
     config: Array  # CONFIG[1]
     engine: Array  # ENGINE[1]
     requests: Array  # REQUEST[n]
-    running: Array  # i4[max_num_seqs]
-    queue: Array  # i4[n], waiting requests, a binary heap
-    arrivals: Array  # i4[n], requests sent to this replica, by arrival time
+    running: Array  # u4[max_num_seqs]
+    queue: Array  # u4[n], waiting requests, a binary heap
+    arrivals: Array  # u4[n], requests sent to this replica, by arrival time
     batch: Array  # BATCH[2]
     entries: Array  # ENTRY[2, max_num_seqs]
-    skipped: Array  # i4[max_num_seqs + 8], requests passed over in this step
-    block_table: Array  # i4[max_num_seqs, blocks a sequence may need]
+    skipped: Array  # u4[max_num_seqs + 8], requests passed over in this step
+    block_table: Array  # u4[max_num_seqs, blocks a sequence may need]
     free_table: Array  # i4[max_num_seqs]
-    block_next: Array  # i4[num_blocks + 1], free list, entry num_blocks is the list's head and tail
-    block_prev: Array  # i4[num_blocks + 1]
-    block_refs: Array  # i4[num_blocks]
-    block_key: Array  # i8[num_blocks], hash key, 0 without one
-    block_twin: Array  # i4[num_blocks], next block with the same key
+    blocks: Array  # BLOCK[num_blocks + 1]
     cache_key: Array  # i8[2^b], open-addressing table: key to first block
     cache_block: Array  # i4[2^b]
     hash_ids: Array  # i8[...]
@@ -237,10 +244,9 @@ class Engine(NamedTuple):
     times: Array  # f8[N_OUT]
     clocks: Array  # f8[N_CLOCKS]
     itl: Array  # i8[segments, bins]
-    position_drafted: Array  # i8[k + 1], rounds that verified a draft at this position
-    position_accepted: Array  # i8[k + 1]
+    rounds_by_accepted: Array  # i8[segments, k + 1], rounds that accepted so many drafts
     steps: Array  # STEP[capacity], capacity 0: steps are not recorded
-    finished: Array  # i4[max_num_seqs], requests that ended in the last collected step
+    finished: Array  # u4[max_num_seqs], requests that ended in the last collected step
 
 
 @dataclass(frozen=True)

@@ -99,59 +99,79 @@ def draw(ref: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def measure(ref: Engine, slot: int) -> None:
-    """Fill the feature vector of the batch in ``slot`` (``draftcast.sim.step_cost``) and its token counts."""
+def commit(ref: Engine, slot: int) -> None:
+    """Count the batch's tokens as computed and fill its feature vector (``draftcast.sim.step_time``)."""
     s = borrowed(ref)
-    f = s.features
-    f[:] = 0.0
     c = s.config[0]
     window = c.window
+    on_host = c.proposes_on_host != 0
     batch = s.batch[slot]
     entries = s.entries[slot]
-    drafts = 0
-    most = 0
+    # Sums in registers: adding to the vector itself would make every entry wait for the one before.
+    decode_seqs = decode_tokens = decode_kv = decode_qkv = 0
+    prefill_seqs = prefill_tokens = prefill_kv = 0
+    prefill_qkv = 0.0
+    window_decode_kv = window_decode_qkv = window_prefill_kv = 0
+    window_prefill_qkv = 0.0
+    logit_rows = drafts = draft_seqs = draft_tokens = draft_kv = most = 0
     for j in range(batch.size):
+        advance_computed(ref, slot, j)
         x = entries[j]
-        end = x.computed + x.tokens
-        if x.tokens == 1 + x.drafts:
-            f[F_DECODE_SEQS] += 1.0
-            f[F_DECODE_TOKENS] += x.tokens
-            f[F_DECODE_KV] += end
-            f[F_DECODE_QKV] += float(x.tokens) * end
-            f[F_LOGIT_ROWS] += x.tokens
-            if window > 0:
-                seen = min(end, window)
-                f[F_WIN_DECODE_KV] += seen
-                f[F_WIN_DECODE_QKV] += float(x.tokens) * seen
-        else:
-            # Row i of a chunk attends to everything before it and itself.
-            mean_context = x.computed + 0.5 * (x.tokens + 1)
-            f[F_PREFILL_SEQS] += 1.0
-            f[F_PREFILL_TOKENS] += x.tokens
-            f[F_PREFILL_KV] += end
-            f[F_PREFILL_QKV] += x.tokens * mean_context
-            if not x.is_chunk:
-                f[F_LOGIT_ROWS] += 1.0 + x.drafts
-            if window > 0:
-                f[F_WIN_PREFILL_KV] += min(end, window + x.tokens)
-                f[F_WIN_PREFILL_QKV] += x.tokens * min(mean_context, float(window))
+        rows = int(x.tokens)
+        end = x.computed + rows
         drafts += x.drafts
+        if rows == 1 + x.drafts:
+            decode_seqs += 1
+            decode_tokens += rows
+            decode_kv += end
+            decode_qkv += rows * end
+            logit_rows += rows
+            if window > 0:
+                window_decode_kv += min(end, window)
+                window_decode_qkv += rows * min(end, window)
+        else:
+            mean_context = x.computed + 0.5 * (rows + 1)  # row i of a chunk attends to all before it and itself
+            prefill_seqs += 1
+            prefill_tokens += rows
+            prefill_kv += end
+            prefill_qkv += rows * mean_context
+            if not x.is_chunk:
+                logit_rows += 1 + x.drafts
+            if window > 0:
+                window_prefill_kv += min(end, window + rows)
+                window_prefill_qkv += rows * min(mean_context, float(window))
         if x.next_drafts > 0:
-            f[F_DRAFT_SEQS] += 1.0
-            f[F_DRAFT_TOKENS] += x.next_drafts
-            f[F_DRAFT_KV] += end
+            draft_seqs += 1
+            draft_tokens += x.next_drafts
+            draft_kv += end
             most = max(most, x.next_drafts)
-            if c.proposes_on_host:
-                f[F_PROPOSE_TOKENS] += end
+    batch.tokens = decode_tokens + prefill_tokens
+    batch.drafts = drafts
+    batch.decode_tokens = decode_tokens
+    batch.prefill_tokens = prefill_tokens
+    batch.max_next_drafts = most
+    f = s.features
+    f[F_TOKENS] = batch.tokens
     f[F_SEQS] = batch.size
-    f[F_TOKENS] = f[F_DECODE_TOKENS] + f[F_PREFILL_TOKENS]
+    f[F_DECODE_SEQS] = decode_seqs
+    f[F_DECODE_TOKENS] = decode_tokens
+    f[F_DECODE_KV] = decode_kv
+    f[F_DECODE_QKV] = decode_qkv
+    f[F_PREFILL_SEQS] = prefill_seqs
+    f[F_PREFILL_TOKENS] = prefill_tokens
+    f[F_PREFILL_KV] = prefill_kv
+    f[F_PREFILL_QKV] = prefill_qkv
+    f[F_WIN_DECODE_KV] = window_decode_kv
+    f[F_WIN_DECODE_QKV] = window_decode_qkv
+    f[F_WIN_PREFILL_KV] = window_prefill_kv
+    f[F_WIN_PREFILL_QKV] = window_prefill_qkv
+    f[F_LOGIT_ROWS] = logit_rows
+    f[F_DRAFT_SEQS] = draft_seqs
+    f[F_DRAFT_TOKENS] = draft_tokens
     # A tree's nodes come out of as many passes as it is deep; fewer nodes, proportionally fewer levels.
     f[F_DRAFT_PASSES] = most if c.tree_depth == 0 else -(-most * c.tree_depth // max(c.k, 1))
-    batch.tokens = int(f[F_TOKENS])
-    batch.drafts = drafts
-    batch.decode_tokens = int(f[F_DECODE_TOKENS])
-    batch.prefill_tokens = int(f[F_PREFILL_TOKENS])
-    batch.max_next_drafts = most
+    f[F_DRAFT_KV] = draft_kv
+    f[F_PROPOSE_TOKENS] = draft_kv if on_host else 0
 
 
 @njit(cache=True)
@@ -160,8 +180,7 @@ def launch(ref: Engine, slot: int) -> None:
     s = borrowed(ref)
     e = s.engine[0]
     batch = s.batch[slot]
-    advance_computed(ref, slot)
-    measure(ref, slot)
+    commit(ref, slot)
     step_time(member(ref, "cost"), s.features, s.times)
     host = s.times[O_HOST]
     batch.schedule_s = e.host_s
@@ -209,32 +228,39 @@ def _advance_clocks(ref: Engine, slot: int, now: float, rejected_rows: int) -> N
 
 
 @njit(cache=True)
-def _emit(ref: Engine, i: int, count: int, now: float) -> None:
-    """Deliver ``count`` tokens of request ``i`` at ``now``."""
+def _first_token(ref: Engine, i: int, now: float) -> None:
+    """Request ``i`` has its first token: prefill ends, its decoding clocks start unless it is paused."""
     s = borrowed(ref)
     r = s.requests[i]
-    s.engine[0].emitted_tokens += count
-    if r.first_token_s < 0.0:
-        r.first_token_s = now
-        if r.paused and r.status == RUNNING:
-            r.paused = 0
-            r.pressure_s += now - r.pause_start_s
-        # A first token that was in flight at the preemption arrives while the request is paused.
-        paused_s = r.pressure_s + (now - r.pause_start_s if r.paused else 0.0)
-        r.prefill_s = now - r.first_scheduled_s - paused_s
-        if not r.paused:
-            for clock in range(s.clocks.size):
-                r.clock_s[clock] -= s.clocks[clock]
-    else:
-        if r.paused and r.status == RUNNING:
-            r.paused = 0
-            r.pressure_s += now - r.pause_start_s
-            for clock in range(s.clocks.size):
-                r.clock_s[clock] -= s.clocks[clock]
-        gap = now - r.last_emission_s
-        bin_ = (np.float64(gap).view(np.int64) >> ITL_BIN_SHIFT) - ITL_BIN_OFFSET
-        s.itl[r.segment, min(max(bin_, 0), ITL_BINS - 1)] += 1
-    r.last_emission_s = now
+    r.first_token_s = now
+    if r.paused and r.status == RUNNING:
+        r.paused = 0
+        r.pressure_s += now - r.pause_start_s
+    # A first token that was in flight at the preemption arrives while the request is paused.
+    paused_s = r.pressure_s + (now - r.pause_start_s if r.paused else 0.0)
+    r.prefill_s = now - r.first_scheduled_s - paused_s
+    if not r.paused:
+        for clock in range(s.clocks.size):
+            r.clock_s[clock] -= s.clocks[clock]
+
+
+@njit(cache=True)
+def _unpause(ref: Engine, i: int, now: float) -> None:
+    """Request ``i`` emits again after a preemption: the pause ends, its clocks go on."""
+    s = borrowed(ref)
+    r = s.requests[i]
+    r.paused = 0
+    r.pressure_s += now - r.pause_start_s
+    for clock in range(s.clocks.size):
+        r.clock_s[clock] -= s.clocks[clock]
+
+
+@njit(cache=True)
+def _count_gaps(ref: Engine, segment: int, gap_s: float, count: int) -> None:
+    """Add ``count`` equal gaps between emissions to the histogram."""
+    s = borrowed(ref)
+    bin_ = (np.float64(gap_s).view(np.int64) >> ITL_BIN_SHIFT) - ITL_BIN_OFFSET
+    s.itl[segment, min(max(bin_, 0), ITL_BINS - 1)] += count
 
 
 @njit(cache=True)
@@ -265,6 +291,8 @@ def collect(ref: Engine) -> int:
     s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]
+    is_async = c.is_async != 0
+    caching = c.prefix_caching != 0
     slot = e.first_batch
     batch = s.batch[slot]
     entries = s.entries[slot]
@@ -284,6 +312,11 @@ def collect(ref: Engine) -> int:
     total_accepted = 0
     rejections = 0
     sampled = 0
+    emitted = 0
+    # Most requests of a step waited equally long: their gaps go to the histogram together.
+    gap_s = 0.0
+    gap_segment = 0
+    gaps = 0
     for j in range(batch.size):
         x = entries[j]
         i = x.request
@@ -310,25 +343,40 @@ def collect(ref: Engine) -> int:
                 rounds += 1
                 total_accepted += accepted
                 rejections += accepted < x.proposed
-                s.position_drafted[x.proposed] += 1
-                s.position_accepted[accepted] += 1
+                s.rounds_by_accepted[r.segment, accepted] += 1
         count = min(accepted + 1, r.prompt + r.max_tokens - r.tokens, c.max_model_len - r.tokens)
         r.tokens += count
-        _emit(ref, i, count, now)
-        if c.is_async:
+        emitted += count
+        if r.first_token_s < 0.0:
+            _first_token(ref, i, now)
+        else:
+            if r.paused and r.status == RUNNING:
+                _unpause(ref, i, now)
+            gap = now - r.last_emission_s
+            if gap != gap_s or r.segment != gap_segment:
+                _count_gaps(ref, gap_segment, gap_s, gaps)
+                gap_s = gap
+                gap_segment = int(r.segment)
+                gaps = 0
+            gaps += 1
+        r.last_emission_s = now
+        if is_async:
             if not is_stale:
                 r.placeholders -= count
-            if c.prefix_caching and r.status == RUNNING:
-                blocks.cache_full_blocks(ref, i, r.computed - r.placeholders)
+            known = r.computed - r.placeholders
+            if caching and r.status == RUNNING and blocks.fills_block(ref, i, known):
+                blocks.cache_full_blocks(ref, i, known)
         if r.tokens >= min(r.prompt + r.max_tokens, c.max_model_len):
             ended_running += r.status == RUNNING
             _finish(ref, i, now)
             s.finished[ended] = i
             ended += 1
-        elif not c.is_async:
+        elif not is_async:
             r.spec = 0
             if x.next_drafts > 0:
                 r.spec = proposed_drafts(member(ref, "acceptance"), i, r.tokens - r.prompt, x.next_drafts)
+    _count_gaps(ref, gap_segment, gap_s, gaps)
+    e.emitted_tokens += emitted
     if ended_running:
         kept = 0
         for at in range(e.num_running):
