@@ -167,9 +167,7 @@ def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:
     return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
 
 
-def _result(
-    scenario: Scenario, deployment: Deployment, done: list[_Replication], notes: tuple[str, ...]
-) -> RunResult:
+def _result(scenario: Scenario, deployment: Deployment, done: list[_Replication], notes: tuple[str, ...]) -> RunResult:
     figures = tuple({**r.metrics.summary(), **r.engine} for r in done)
     verdicts = [r.metrics.stability for r in done]
     # One replication that falls behind by chance does not make a system unstable; most of them do.
