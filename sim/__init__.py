@@ -1,1 +1,44 @@
-"""Simulated time: the engine step, the replica, the cluster, workload, acceptance, policies, metrics."""
+"""Simulated time: the engine step, the replica, the cluster, workload, acceptance, policies, metrics.
+
+Public names are imported when first used, so that importing one of them does not compile or load the others.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftcast.sim.compiled_cache import drop_stale_code
+
+if TYPE_CHECKING:
+    from draftcast.sim.cluster import Cluster
+    from draftcast.sim.engine.replica import Replica
+    from draftcast.sim.engine.state import EngineSettings
+    from draftcast.sim.policies import Batch, Policy
+    from draftcast.sim.request_table import RequestTable
+
+__all__ = ["Batch", "Cluster", "EngineSettings", "Policy", "Replica", "RequestTable"]
+
+_LAZY = {
+    "Batch": "draftcast.sim.policies",
+    "Cluster": "draftcast.sim.cluster",
+    "EngineSettings": "draftcast.sim.engine.state",
+    "Policy": "draftcast.sim.policies",
+    "Replica": "draftcast.sim.engine.replica",
+    "RequestTable": "draftcast.sim.request_table",
+}
+
+drop_stale_code(Path(__file__).parents[1])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -22,11 +22,12 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
+from numba.core import cgutils as _cgutils
 from numba.core.datamodel.models import PointerModel
 from numba.extending import intrinsic, overload, register_model
 
 RecordT = TypeVar("RecordT")
+cgutils: Any = _cgutils  # numba has no types there
 
 
 class Reference(types.Type):
@@ -42,12 +43,12 @@ class Reference(types.Type):
 
 
 @register_model(Reference)
-class _ReferenceModel(PointerModel):  # type: ignore[misc]
+class _ReferenceModel(PointerModel):
     def __init__(self, dmm: Any, fe_type: Reference) -> None:
         record = dmm.lookup(fe_type.record).get_data_type()
         self._pointee_model = dmm.lookup(fe_type.record)
         self._pointee_be_type = record
-        super(PointerModel, self).__init__(dmm, fe_type, record.as_pointer())
+        super(PointerModel, self).__init__(dmm, fe_type, record.as_pointer())  # type: ignore[no-untyped-call]
 
 
 def reference(record: RecordT) -> RecordT:
@@ -101,8 +102,7 @@ def _loaded(builder: Any, address: Any, layout: Any) -> Any:
     return scalar
 
 
-@intrinsic
-def _reference(typingctx: Any, record: Any) -> Any:
+def _reference_typed(typingctx: Any, record: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = cgutils.alloca_once(builder, context.get_value_type(record))
         builder.store(_disowned(context, builder, record, args[0]), address)
@@ -114,21 +114,24 @@ def _reference(typingctx: Any, record: Any) -> Any:
     return Reference(record)(record), codegen
 
 
-@intrinsic
-def _borrow_value(typingctx: Any, record: Any) -> Any:
+def _borrow_value_typed(typingctx: Any, record: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _disowned(context, builder, record, args[0])
 
     return record(record), codegen
 
 
-@intrinsic
-def _borrow_reference(typingctx: Any, ref: Any) -> Any:
+def _borrow_reference_typed(typingctx: Any, ref: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value = _loaded(builder, args[0], context.get_value_type(ref.record))
         return _disowned(context, builder, ref.record, value)
 
     return ref.record(ref), codegen
+
+
+_reference: Any = intrinsic(_reference_typed)
+_borrow_value: Any = intrinsic(_borrow_value_typed)
+_borrow_reference: Any = intrinsic(_borrow_reference_typed)
 
 
 def _member_address(name: str) -> Any:

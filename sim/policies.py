@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from abc import ABC
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, SupportsInt
 
@@ -73,7 +72,7 @@ class Batch:
         return float(decode_step_seconds(self._engine.cost, seqs, k, context))
 
 
-class Policy(ABC):
+class Policy:
     """Base of all policies. Subclass it, override ``decide``, and name it by import path in a scenario."""
 
     name: ClassVar[str] = ""
@@ -290,11 +289,13 @@ def load_policy(name: str, **parameters: Any) -> Policy:
         kind = POLICIES[name]
     else:
         known = ", ".join(sorted(POLICIES))
-        raise ScenarioError(f"unknown; known are {known}, or an import path module:Class", key="policy.name", value=name)
+        raise ScenarioError(
+            f"unknown; known are {known}, or an import path module:Class", key="policy.name", value=name
+        )
     try:
         return kind(**parameters)
     except TypeError as error:
-        known = ", ".join(f.name for f in fields(kind)) if hasattr(kind, "__dataclass_fields__") else "see its class"
+        known = ", ".join(f.name for f in fields(kind)) if is_dataclass(kind) else "see its class"
         raise ScenarioError(f"{error}; parameters are: {known or 'none'}", key="policy", value=name) from error
 
 

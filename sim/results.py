@@ -32,7 +32,7 @@ def requests_frame(replicas: Sequence[Replica], table: RequestTable, assigned: N
     return pd.DataFrame(
         {
             "request": np.arange(rows.size),
-            "class": pd.Categorical.from_codes(rows["class_id"].astype(np.int64), list(table.class_names)),
+            "class": pd.Categorical.from_codes(rows["class_id"].astype(np.int64), pd.Index(list(table.class_names))),
             "replica": assigned,
             "priority": rows["priority"],
             "arrival_s": rows["arrival_s"],

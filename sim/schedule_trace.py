@@ -15,6 +15,7 @@ Output: ``step``, ``tokens`` (scheduled tokens by request), ``drafts`` (drafts v
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ def _table(workload: dict[str, Any]) -> RequestTable:
         class_id=np.zeros(len(requests), np.int16),
         priority=np.array([r.get("priority", 0) for r in requests], np.int32),
         class_names=("all",),
-        hash_ids=np.array(sum(hash_ids, []), np.int64),
+        hash_ids=np.array(list(itertools.chain.from_iterable(hash_ids)), np.int64),
         hash_offsets=np.concatenate([[0], np.cumsum([len(h) for h in hash_ids])]).astype(np.int64),
         hash_block_tokens=workload.get("hash_block_tokens", workload["block_size"]),
     )
@@ -54,7 +55,8 @@ def _table(workload: dict[str, Any]) -> RequestTable:
 def _no_cost() -> StepCost:
     """A step cost for a scheduler whose steps are never timed."""
     nothing = np.zeros((1, 3))
-    return StepCost(np.zeros(N_PARAMS), *([nothing] * 6), np.zeros((N_BLOCKS, N_COLUMNS)))
+    tables = {name: nothing for name in StepCost._fields}
+    return StepCost(**{**tables, "params": np.zeros(N_PARAMS), "attention": np.zeros((N_BLOCKS, N_COLUMNS))})
 
 
 def build_replica(workload: dict[str, Any]) -> Replica:

@@ -61,7 +61,7 @@ def reset_blocks(ref: Engine) -> None:
 @njit(cache=True, forceinline=True)
 def _home(key: int, mask: int) -> int:
     x = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
-    return np.int64((x >> np.uint64(24)) & np.uint64(mask))
+    return int(np.int64((x >> np.uint64(24)) & np.uint64(mask)))
 
 
 @njit(cache=True)
@@ -137,8 +137,8 @@ def block_hash(ref: Engine, i: int, index: int) -> int:
         start = s.hash_offsets[i]
         whole = (index + 1) * c.block_size <= s.requests[i].prompt
         if whole and start + at < s.hash_offsets[i + 1]:
-            return s.hash_ids[start + at] * c.num_keys_per_hash + index % c.num_keys_per_hash + 1
-    return OWN_KEY + i * OWN_KEY_BLOCKS + index
+            return int(s.hash_ids[start + at] * c.num_keys_per_hash + index % c.num_keys_per_hash + 1)
+    return int(OWN_KEY + i * OWN_KEY_BLOCKS + index)
 
 
 # ---- what the scheduler calls ----
@@ -208,14 +208,14 @@ def take_table(ref: Engine, i: int) -> None:
 def holds(ref: Engine, i: int, tokens: int) -> bool:
     """Whether the blocks of request ``i`` hold ``tokens`` tokens already: the usual case, told without a division."""
     s = borrowed(ref)
-    return tokens <= s.requests[i].num_blocks * s.config[0].block_size
+    return bool(tokens <= s.requests[i].num_blocks * s.config[0].block_size)
 
 
 @njit(cache=True, forceinline=True)
 def fills_block(ref: Engine, i: int, tokens: int) -> bool:
     """Whether ``tokens`` tokens of request ``i`` fill a block that has no hash yet."""
     s = borrowed(ref)
-    return tokens >= (s.requests[i].num_cached + 1) * s.config[0].block_size
+    return bool(tokens >= (s.requests[i].num_cached + 1) * s.config[0].block_size)
 
 
 @njit(cache=True)

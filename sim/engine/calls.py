@@ -24,7 +24,7 @@ def enqueue(engine: Engine, request: int) -> None:
 @njit(cache=True)
 def schedule_batch(engine: Engine) -> int:
     """Fill the next free batch; the number of requests scheduled."""
-    return schedule.schedule(reference(engine))  # type: ignore[no-any-return]
+    return schedule.schedule(reference(engine))
 
 
 @njit(cache=True)
@@ -45,4 +45,4 @@ def commit(engine: Engine, slot: int) -> None:
 @njit(cache=True)
 def collect_output(engine: Engine) -> int:
     """Take the oldest output; how many requests ended."""
-    return step.collect(reference(engine))  # type: ignore[no-any-return]
+    return step.collect(reference(engine))

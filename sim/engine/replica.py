@@ -65,7 +65,7 @@ def most_slots(settings: EngineSettings, table_rows: Array) -> NDArray[np.int64]
     """
     slots = table_rows["prompt"].astype(np.int64) + table_rows["max_tokens"]
     slots += 2 * settings.num_speculative_tokens + settings.lookahead
-    return np.minimum(slots, settings.max_model_len)
+    return np.asarray(np.minimum(slots, settings.max_model_len), np.int64)
 
 
 def check_fits(settings: EngineSettings, rows: Array) -> None:
@@ -257,11 +257,12 @@ class Replica:
         free = 0
         block = int(s.blocks["next"][c["num_blocks"]])
         while block != c["num_blocks"]:
-            assert refs[block] == 0 and block != 0, "a block is free and in use"
+            assert refs[block] == 0, "a block is free and in use"
+            assert block != 0, "the null block is free"
             assert s.blocks["prev"][s.blocks["next"][block]] == block
             free += 1
             block = int(s.blocks["next"][block])
         assert free == e["free_blocks"] == c["num_blocks"] - 1 - np.count_nonzero(refs), "blocks leaked"
 
 
-__all__ = ["Decide", "Replica", "STOP_FINISHED", "check_fits", "request_rows"]
+__all__ = ["STOP_FINISHED", "Decide", "Replica", "check_fits", "request_rows"]

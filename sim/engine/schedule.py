@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from numba import njit
 
-from draftcast.sim.engine import blocks, queue
 from draftcast.sim.borrowed import borrowed
+from draftcast.sim.engine import blocks, queue
 from draftcast.sim.engine.state import PREEMPTED, RUNNING, Array, Engine
 
 
@@ -27,9 +27,8 @@ def _add_entry(ref: Engine, entries: Array, size: int, i: int, n: int, drafts: i
 
 
 @njit(cache=True)
-def _remove_entry(ref: Engine, entries: Array, size: int, i: int) -> int:
+def _remove_entry(entries: Array, size: int, i: int) -> int:
     """Take request ``i`` out of the first ``size`` entries, order kept; the tokens it held, or -1."""
-    s = borrowed(ref)
     for at in range(size):
         if entries[at].request == i:
             tokens = entries[at].tokens
@@ -134,7 +133,7 @@ def schedule(ref: Engine) -> int:
             preempted = True
             if victim_at < at:
                 at -= 1
-                restored = _remove_entry(ref, entries, size, victim)
+                restored = _remove_entry(entries, size, victim)
                 if restored >= 0:
                     size -= 1
                     token_budget += restored

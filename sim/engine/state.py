@@ -312,4 +312,4 @@ class EngineSettings:
         return config
 
 
-__all__ = ["Engine", "EngineSettings", "PolicyArrays", "N_FEATURES", "N_OUT"]
+__all__ = ["N_FEATURES", "N_OUT", "Engine", "EngineSettings", "PolicyArrays"]

@@ -12,10 +12,10 @@ import numpy as np
 from numba import njit
 
 from draftcast.sim.acceptance import accepted_drafts, proposed_drafts
+from draftcast.sim.borrowed import borrowed, member, reference
 from draftcast.sim.engine import blocks, queue
 from draftcast.sim.engine.decide import KIND_PYTHON, decide, observe
 from draftcast.sim.engine.schedule import advance_computed, schedule
-from draftcast.sim.borrowed import borrowed, member, reference
 from draftcast.sim.engine.state import (
     CLOCK_DRAFT,
     CLOCK_HOST,
@@ -259,7 +259,8 @@ def _unpause(ref: Engine, i: int, now: float) -> None:
 def _count_gaps(ref: Engine, segment: int, gap_s: float, count: int) -> None:
     """Add ``count`` equal gaps between emissions to the histogram."""
     s = borrowed(ref)
-    bin_ = (np.float64(gap_s).view(np.int64) >> ITL_BIN_SHIFT) - ITL_BIN_OFFSET
+    bits = int(np.float64(gap_s).view(np.int64))
+    bin_ = (bits >> ITL_BIN_SHIFT) - ITL_BIN_OFFSET
     s.itl[segment, min(max(bin_, 0), ITL_BINS - 1)] += count
 
 

@@ -1,0 +1,50 @@
+"""Keeps numba's on-disk cache honest.
+
+numba recompiles a cached function when the file it stands in changed, not when a function or array layout that it
+uses changed elsewhere; a stale caller would then run on the new layout. So the cached code of this package is dropped
+whenever any of its source files differs from when the cache was last known to be good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+
+ROOMS = ("sim", "calibration")
+STAMP = "draftcast-sources"
+
+
+def source_stamp(package: Path) -> str:
+    """Digest of name, size and time of change of every source file in the rooms that hold compiled code."""
+    digest = hashlib.sha256()
+    for room in ROOMS:
+        for folder, _, names in sorted(os.walk(os.path.realpath(package / room))):
+            for name in sorted(names):
+                if name.endswith(".py"):
+                    status = os.stat(os.path.join(folder, name))
+                    digest.update(f"{room}/{name}:{status.st_size}:{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def drop_stale_code(package: Path) -> bool:
+    """Delete cached machine code beside the sources if these changed since; whether something was dropped.
+
+    A package folder that cannot be written to keeps no such cache (numba then uses the user's own folder, by the
+    sources' path and time of change), so nothing is done there.
+    """
+    stamp = package / "sim" / "__pycache__" / STAMP
+    now = source_stamp(package)
+    with contextlib.suppress(OSError):
+        if stamp.is_file() and stamp.read_text() == now:
+            return False
+        stamp.parent.mkdir(exist_ok=True)
+        for room in ROOMS:
+            for cached in Path(os.path.realpath(package / room)).rglob("__pycache__/*.nb[ic]"):
+                cached.unlink(missing_ok=True)
+        fresh = stamp.with_name(f"{STAMP}.{os.getpid()}")
+        fresh.write_text(now)
+        fresh.replace(stamp)
+        return True
+    return False
