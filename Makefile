@@ -19,7 +19,7 @@ $(VENV)/.stamp: pyproject.toml
 	touch $@
 
 demo: $(VENV)/.stamp  ## speculation off and on at several request rates: the table and the cutover
-	$(BIN)/draftcast simulate default --rates 2,8,16,24,32,40 --compare-off
+	$(BIN)/draftcast simulate default --rates 10,30,50,60,70,80 --compare-off
 
 lint: $(VENV)/.stamp  ## ruff (lint and format) and mypy --strict
 	$(BIN)/ruff check .

@@ -79,6 +79,9 @@ def simulate(
     replications: Annotated[int | None, typer.Option(help="Independent repetitions behind the intervals.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the run here (whole or not at all).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="HTML", help="With --rates and --compare-off: write the picture here.")
+    ] = None,
     steps: Annotated[
         bool, typer.Option("--steps", help="Record every engine step (steps.parquet with --out).")
     ] = False,
@@ -102,6 +105,10 @@ def simulate(
     single = answer.points[0].on if not wanted and not compare_off else None
     if out is not None:
         _write(out, answer, single)
+    if plot is not None:
+        from draftcast.scenarios.plots import write_plot
+
+        write_plot(answer, plot)
     if as_json:
         _print_json(single.summary if single is not None else answer.summary())
     else:

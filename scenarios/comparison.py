@@ -71,7 +71,9 @@ class Point:
         if advantage is None:
             return "undefined"
         low, high = (advantage.low, advantage.high) if advantage.n > 1 else (advantage.mean, advantage.mean)
-        return "pays" if low > 1 else "costs" if high < 1 else "even"
+        word = "pays" if low > 1 else "costs" if high < 1 else "even"
+        # Without a steady state the ratio describes these runs, not the load: longer runs would drift further.
+        return word if self.on.steady and self.off.steady else f"{word} (not settled)"
 
     def _pairs(self, name: str) -> list[tuple[float, float]]:
         if self.off is None:

@@ -40,6 +40,12 @@ ONE_RUN = (
     ("preemptions", "preemptions", 1.0, ""),
     ("prefix cache hit rate", "prefix_cache_hit_rate", 1e2, "%"),
 )
+ENGINE = (
+    ("KV cache", "kv_cache_tokens", "tokens"),
+    ("KV lost to speculation", "kv_blocks_lost_to_speculation", "blocks"),
+    ("concurrency of mean requests", "max_concurrency", "requests"),
+    ("concurrency lost to speculation", "concurrency_lost_to_speculation", "requests"),
+)
 SHARES = ("queue", "prefill", "draft", "verify", "rejected", "host", "kv_pressure")
 
 
@@ -129,20 +135,27 @@ def run_table(scenario: Scenario, result: RunResult) -> Table:
     table.add_column("figure")
     table.add_column(f"mean ±{confidence:.0%} half width", justify="right")
     table.add_column("unit")
-    for name, key, factor, unit in ONE_RUN:
-        if key in figures and not math.isnan(figures[key].mean):
-            table.add_row(name, show(figures[key], factor), unit)
+    shown = [row for row in ONE_RUN if row[1] in figures and not math.isnan(figures[row[1]].mean)]
+    for name, key, factor, unit in shown:
+        table.add_row(name, show(figures[key], factor), unit, end_section=key == shown[-1][1])
     shares = [name for name in SHARES if f"share_time_{name}" in figures]
     for index, name in enumerate(shares):
         label = "where time goes: " + name.replace("_", " ")
-        table.add_row(label, show(figures[f"share_time_{name}"], 1e2), "%", end_section=index == len(shares) - 1)
+        last = index == len(shares) - 1
+        table.add_row(label, show(figures[f"share_time_{name}"], 1e2), "%", end_section=last)
+    for name, key, unit in ENGINE:
+        value = result.summary.get("engine", {}).get(key)
+        if value is not None:
+            table.add_row(name, f"{value:,.0f}", unit)
     return table
 
 
 def status_line(result: RunResult) -> str:
     """Stability and SLO in one sentence; empty when there is nothing to say."""
     if result.unstable:
-        return "UNSTABLE: the queue grows, so there is no steady state; latencies describe this run only."
+        rate = result.summary.get("stability", {}).get("largest_stable_rate_rps")
+        sustained = f" It completes {rate:.3g} req/s: the largest stable rate is about that." if rate else ""
+        return "UNSTABLE: the queue grows, so there is no steady state; latencies describe this run only." + sustained
     if result.slo_met is None:
         return ""
     return "SLO met." if result.slo_met else "SLO NOT MET."

@@ -45,6 +45,11 @@ class RunResult:
     slo_met: bool | None
     replications: tuple[Mapping[str, float], ...] = field(repr=False)
 
+    @property
+    def steady(self) -> bool:
+        """Whether most replications reached a steady state (or were too few requests to judge)."""
+        return bool(self.summary["stability"]["steady"])
+
     def integrity_error_s(self) -> float:
         """The largest gap between a request's end-to-end time and the sum of its parts; 0 up to rounding."""
         done = self.requests.dropna(subset=["finish_s"])
@@ -183,6 +188,7 @@ def _result(scenario: Scenario, deployment: Deployment, done: list[_Replication]
         "figures": summarise(figures, scenario.statistics.confidence),
         "stability": {
             "unstable": unstable,
+            "steady": sum(v.steady for v in verdicts) * 2 > len(verdicts),
             "verdicts": [v.verdict for v in verdicts],
             "reasons": [v.reason for v in verdicts],
             "largest_stable_rate_rps": float(np.mean(stable_rates)) if unstable and stable_rates else None,

@@ -1,0 +1,164 @@
+"""Speed of the engine: steps per second, a million requests, a small warm run, process start to first result.
+
+Run it with ``make bench``; it prints a table for people and one last JSON line for machines. Machines are shared and
+noisy, so steps per second stand beside a minimal loop on the same machine, measured in turn: a compiled decode loop
+over as many sequences that draws the same drafts and knows no scheduler, blocks, step cost, arrivals or metrics.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from draftcast.scenarios.deployment import deploy
+from draftcast.scenarios.load import load_scenario
+from draftcast.scenarios.simulate import simulate
+from draftcast.scenarios.workload_spec import acceptance_models, workload_spec
+from draftcast.sim.acceptance import compile_acceptance
+from draftcast.sim.engine.replica import Replica, request_rows
+from draftcast.sim.random_streams import request_keys, uniform
+from draftcast.sim.workload import build_requests
+
+AZURE = Path(__file__).parents[2] / "shared/data/traces/azure_llm_2023_conv.csv"
+STEADY = ["workload.arrivals={process: deterministic, request_rate_rps: 53}", "workload.num_requests=20000"]
+ROUNDS = 8
+ALPHA, K = 0.7, 3
+
+
+@njit(cache=True)
+def minimal_loop(keys: Any, context: Any, outputs: Any, limits: Any, alpha: float, k: int, steps: int) -> float:
+    """``steps`` steps of ``outputs.size`` sequences that accept drafts until one is rejected; the simulated time."""
+    now = 0.0
+    for _ in range(steps):
+        total = 0.0
+        for i in range(outputs.size):
+            accepted = 0
+            while accepted < k and uniform(keys[i], outputs[i] + accepted) < alpha:
+                accepted += 1
+            outputs[i] += accepted + 1
+            total += context[i] + outputs[i]
+            if outputs[i] >= limits[i]:
+                outputs[i] = 0
+        now += 1e-3 + 1e-8 * total
+    return now
+
+
+def steps_per_second(prefix_caching: bool) -> dict[str, float]:
+    """One replica at about 50 running sequences, k=3, paging on; best of several rounds, the minimal loop in turn."""
+    scenario = load_scenario("default", overrides=[*STEADY, f"engine.enable_prefix_caching={prefix_caching}".lower()])
+    deployment = deploy(scenario)
+    settings = deployment.settings
+    table = build_requests(workload_spec(scenario), 0, None, settings.max_model_len)
+    acceptance = compile_acceptance(acceptance_models(scenario), table.class_id, 0, K)
+    engine_s = minimal_s = math.inf
+    batch = 0.0
+    for round_ in range(ROUNDS + 1):
+        rows = request_rows(table)
+        policy = deployment.policy.compile(settings.num_speculative_tokens, settings.max_num_seqs)
+        replica = Replica(settings, rows, table, policy, deployment.cost, acceptance)
+        replica.submit(np.arange(len(table), dtype=np.uint32))
+        start = time.perf_counter()
+        replica.advance(math.inf)
+        elapsed = time.perf_counter() - start
+        engine = replica.state.engine[0]
+        batch = float(np.sum(rows["finish_s"] - rows["first_scheduled_s"]) / engine["mark_s"])
+        rng = np.random.default_rng(0)
+        n = round(batch)
+        loop = (request_keys(0, 2, n), rng.integers(100, 1000, n), np.zeros(n, np.int64), rng.integers(50, 500, n))
+        start = time.perf_counter()
+        minimal_loop(*loop, ALPHA, K, 50_000)
+        if round_ > 0:  # the first round compiles
+            engine_s = min(engine_s, elapsed / int(engine["step"]))
+            minimal_s = min(minimal_s, (time.perf_counter() - start) / 50_000)
+    return {
+        "steps_per_s": 1 / engine_s,
+        "minimal_steps_per_s": 1 / minimal_s,
+        "ratio_to_minimal": engine_s / minimal_s,
+        "mean_running": batch,
+    }
+
+
+def million_requests() -> dict[str, float] | None:
+    """A million requests tiled from the Azure conversation trace, through ``simulate``, in a process of its own."""
+    if not AZURE.exists():
+        return None
+    code = (
+        "import json, resource, time\n"
+        "from draftcast.scenarios.load import load_scenario\n"
+        "from draftcast.scenarios.simulate import simulate\n"
+        f"scenario = load_scenario('azure-conversation', trace={str(AZURE)!r}, overrides=["
+        "'workload.num_requests=1000000', 'statistics.replications=1'])\n"
+        "start = time.perf_counter()\n"
+        "simulate(scenario)\n"
+        "used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "print(json.dumps({'seconds': time.perf_counter() - start, 'peak_bytes': used * 1024}))\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return dict(json.loads(out.stdout))
+
+
+def small_run() -> float:
+    """Seconds of a warm 2,000-request ``simulate``: the best of five."""
+    scenario = load_scenario("default", overrides=["workload.num_requests=2000", "statistics.replications=1"])
+    times = []
+    for _ in range(6):
+        start = time.perf_counter()
+        simulate(scenario)
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def first_result() -> float:
+    """Seconds from process start to the first result of the command, compile cache warm: the best of three."""
+    command = [sys.executable, "-m", "draftcast", "simulate", "default", "--set", "workload.num_requests=2000"]
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def main() -> None:
+    """Run everything and print it."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    results: dict[str, Any] = {
+        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "paging": steps_per_second(False),
+        "paging_and_prefix_caching": steps_per_second(True),
+        "million_requests": million_requests(),
+        "small_run_s": small_run(),
+        "first_result_s": first_result(),
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+    print(f"{'engine':<28}{'steps/s':>12}{'minimal loop':>14}{'ratio':>8}{'running':>9}")
+    for name in ("paging", "paging_and_prefix_caching"):
+        row = results[name]
+        print(
+            f"{name:<28}{row['steps_per_s']:>12,.0f}{row['minimal_steps_per_s']:>14,.0f}"
+            f"{row['ratio_to_minimal']:>8.2f}{row['mean_running']:>9.1f}"
+        )
+    million = results["million_requests"]
+    if million is None:
+        print(f"one million requests: not run, {AZURE} is absent")
+    else:
+        print(f"one million requests: {million['seconds']:.1f} s, {million['peak_bytes'] / 1e9:.2f} GB")
+    print(f"2,000 requests, warm: {results['small_run_s'] * 1e3:.0f} ms")
+    print(f"process start to first result: {results['first_result_s']:.2f} s")
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Pictures of answers, as plotly figures: self-contained HTML for people, PNG for the docs (``docs/figures.py``)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftcast.errors import InputError
+from draftcast.scenarios.comparison import LATENCY, TOKENS, Comparison, Point
+from draftcast.scenarios.report import cutover_line, title
+
+if TYPE_CHECKING:
+    from draftcast.sim.statistics import Estimate
+
+ON, OFF, BREAK_EVEN = "#0b7285", "#868e96", "#c92a2a"
+
+
+def comparison_figure(comparison: Comparison) -> Any:
+    """Advantage against request rate with its band and the cutover; below, latency and token goodput, off and on.
+
+    Raises:
+        InputError: fewer than two rates, or nothing compared.
+    """
+    from plotly.subplots import make_subplots
+
+    points = [p for p in comparison.points if p.off is not None and p.request_rate_rps is not None]
+    if len(points) < 2:
+        raise InputError("a plot needs --compare-off and at least two --rates", file="--plot")
+    figure = make_subplots(
+        rows=2,
+        cols=2,
+        specs=[[{"colspan": 2}, None], [{}, {}]],
+        row_heights=[0.56, 0.44],
+        vertical_spacing=0.16,
+        horizontal_spacing=0.09,
+        subplot_titles=("Advantage: mean E2E latency off / on", "Mean E2E latency, s", "Token goodput, tokens/s"),
+    )
+    rates = [p.request_rate_rps for p in points]
+    advantages = [p.advantage for p in points]
+    _band(figure, rates, advantages, ON, "advantage", row=1, col=1)
+    figure.add_hline(y=1.0, line={"color": BREAK_EVEN, "dash": "dash", "width": 1.5}, row=1, col=1)
+    cut = comparison.cutover
+    if cut is not None and cut.kind == "crosses":
+        if math.isfinite(cut.low) and math.isfinite(cut.high):
+            figure.add_vrect(x0=cut.low, x1=cut.high, fillcolor=BREAK_EVEN, opacity=0.15, line_width=0, row=1, col=1)
+        label = {"text": f"cutover {cut.value:.3g} req/s", "font": {"color": BREAK_EVEN}}
+        figure.add_vline(x=cut.value, line={"color": BREAK_EVEN, "width": 1.5}, label=label, row=1, col=1)
+    for col, key in ((1, LATENCY), (2, TOKENS)):
+        for which, colour in (("off", OFF), ("on", ON)):
+            _band(figure, rates, _figures(points, which, key), colour, f"SD {which}", row=2, col=col, legend=col == 1)
+    figure.update_xaxes(title_text="request rate, req/s")
+    figure.update_layout(
+        template="plotly_white",
+        title={"text": f"{title(comparison.scenario)}<br><sup>{cutover_line(comparison)}</sup>"},
+        width=1000,
+        height=760,
+        legend={"orientation": "h", "x": 0.5, "xanchor": "center", "y": -0.12},
+    )
+    return figure
+
+
+def write_plot(comparison: Comparison, path: Path) -> None:
+    """Write the figure as one HTML file that needs no network.
+
+    Raises:
+        InputError: see `comparison_figure`; or the file cannot be written.
+    """
+    figure = comparison_figure(comparison)
+    try:
+        figure.write_html(path, include_plotlyjs=True)
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", file=str(path)) from None
+
+
+def _figures(points: list[Point], which: str, key: str) -> list[Estimate | None]:
+    return [point.figures(which).get(key) for point in points]
+
+
+def _band(
+    figure: Any,
+    x: list[float | None],
+    values: list[Estimate | None],
+    colour: str,
+    name: str,
+    *,
+    row: int,
+    col: int,
+    legend: bool = False,
+) -> None:
+    """A line of means with error bars that reach to the interval's ends."""
+    import plotly.graph_objects as go
+
+    means = [value.mean if value is not None else None for value in values]
+    halves = [value.half_width if value is not None and math.isfinite(value.half_width) else 0.0 for value in values]
+    figure.add_trace(
+        go.Scatter(
+            x=x,
+            y=means,
+            error_y={"type": "data", "array": halves, "thickness": 1.5, "width": 4},
+            mode="lines+markers",
+            line={"color": colour, "width": 2.5},
+            name=name,
+            showlegend=legend,
+        ),
+        row=row,
+        col=col,
+    )
