@@ -1,0 +1,276 @@
+"""The command line: exit codes, one-line errors, what goes to standard output, and the cutover table.
+
+Bad input goes through a real process; tables and exit codes run in this one, over a stand-in for the simulator where
+the figures must be known.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import draftcast
+from draftcast.errors import InputError
+from draftcast.scenarios import cli
+from draftcast.scenarios.comparison import compare
+from draftcast.scenarios.load import load_scenario
+from draftcast.scenarios.report import cutover_line, show
+from draftcast.scenarios.run_directory import make_manifest, read_run_directory
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.simulate import RunResult
+from draftcast.sim.statistics import Estimate
+
+RATE = "workload.arrivals.request_rate_rps"
+SPEC = "engine.speculative_config"
+SMALL = ["--replications", "2", "--set", "workload.num_requests=60"]
+
+
+def draftcast_process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "draftcast", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def refuse(tmp_path: Path, *arguments: str) -> str:
+    """Run a command that must be refused: exit 2, one line, no traceback, nothing written. Returns the line."""
+    before = sorted(tmp_path.rglob("*"))
+    done = draftcast_process("simulate", *arguments, "--out", "out/run", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("draftcast: error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--set", "engine.colour=red"], ["--set: engine.colour = 'red'", "unknown key", "allowed: model"]),
+        (["--set", "workload.arrivals.request_rate_ms=4"], ["request_rate_ms = 4", "did you mean request_rate_rps?"]),
+        (["--set", f"{RATE}=-1"], [f"{RATE} = -1", "must be above 0"]),
+        (["--set", f"{RATE}=.nan"], ["nan", "finite"]),
+        (["--set", f"{SPEC}.num_speculative_tokens=7"], ["3 rates do not cover", "num_speculative_tokens = 7"]),
+        (["--set", "cluster.router=best"], ["'best'", "round_robin, random, least_loaded"]),
+        (["--rates", "1,two"], ["--rates", "'two'", "numbers separated by commas"]),
+        (["--rates", "1,-2"], ["--rates", "'-2'", "above 0"]),
+        (["--speculative-config", "{"], ["--speculative-config", "not valid JSON"]),
+        (["--speculative-config", "null", "--compare-off"], ["--compare-off", "no speculation to compare with"]),
+        (["--seed", "-1"], ["statistics.seed = -1", "must be at least 0"]),
+        (["--replications", "0"], ["statistics.replications = 0", "must be at least 1"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(tmp_path: Path, arguments: list[str], parts: list[str]) -> None:
+    line = refuse(tmp_path, "default", *arguments)
+    for part in parts:
+        assert part in line, line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--set", "engine.model=gpt-9"], ["gpt-9", "Llama-3.1-8B"]),
+        (["--set", "hardware=h900"], ["h900", "h100-sxm"]),
+        (["--set", "profile=none-such"], ["none-such"]),
+        (["--set", "engine.model=llama-3.1-405b"], ["memory"]),
+        (["--set", "engine.max_model_len=100"], ["max_model_len"]),
+        (["--set", "engine.num_gpu_blocks=8"], ["block"]),
+        (["--set", "policy.name=nowhere:Policy"], ["nowhere"]),
+    ],
+)
+def test_what_does_not_exist_or_fit_is_refused(tmp_path: Path, arguments: list[str], parts: list[str]) -> None:
+    line = refuse(tmp_path, "default", *arguments)
+    for part in parts:
+        assert part in line, line
+
+
+AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (b"", ["t.csv"]),
+        (AZURE.split(b"\n")[0] + b"\n", ["t.csv"]),
+        (AZURE + b"2023-11-16 18:15:50.9951690,39", ["t.csv:3"]),
+        (AZURE + b"2023-11-16 18:15:50.9951690,-5,109\n", ["t.csv:3", "ContextTokens", "-5"]),
+        (AZURE + b"caf\xe9 \xff,1,2\n", ["t.csv"]),
+        (AZURE.decode().encode("utf-16"), ["t.csv"]),
+        (AZURE + b"2023-11-16 18:15:50.9951690,900000,109\n", ["t.csv:3", "max_model_len"]),
+        (None, ["t.csv"]),
+    ],
+    ids=["empty", "header only", "truncated", "negative", "not utf-8", "utf-16", "too long", "missing"],
+)
+def test_a_bad_trace_names_file_and_line(tmp_path: Path, content: bytes | None, parts: list[str]) -> None:
+    if content is not None:
+        (tmp_path / "t.csv").write_bytes(content)
+    line = refuse(tmp_path, "default", "--trace", "t.csv")
+    for part in parts:
+        assert part in line, line
+
+
+def test_a_place_that_is_not_a_run_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "out/run").mkdir(parents=True)
+    (tmp_path / "out/run/mine.txt").write_text("x")
+    assert "not a run of draftcast" in refuse(tmp_path, "default")
+
+
+def test_version_and_lists(tmp_path: Path) -> None:
+    assert draftcast_process("--version", cwd=tmp_path).stdout == f"draftcast {draftcast.__version__}\n"
+    runner = CliRunner()
+    for command, expected in (("scenarios", "default"), ("models", "Llama-3.1-8B"), ("hardware", "h100-sxm")):
+        done = runner.invoke(cli.app, [command])
+        assert done.exit_code == 0
+        assert any(line.split()[0] == expected for line in done.output.splitlines())
+
+
+# A stand-in for the simulator: latency grows with the rate, faster with speculation, which starts at 60 % of it.
+CAPACITY_OFF, CAPACITY_ON = 20.0, 10.0
+
+
+def pretend(scenario: Scenario, *, progress: Any = None, record_steps: bool = False) -> RunResult:
+    on = scenario.speculative_config is not None
+    arrivals = scenario.workload.arrivals
+    rate = getattr(arrivals, "request_rate_rps", 1.0)
+    latency = 0.6 * (1 + rate / CAPACITY_ON) if on else 1 + rate / CAPACITY_OFF
+    count = scenario.statistics.replications
+    figures = tuple(
+        {"mean_e2el_s": latency * (1 + noise), "output_throughput": 100 * rate, "mean_ttft_s": 0.1, "mean_tpot_s": 0.01}
+        for noise in (0.01 * index * (2 if on else 1) for index in range(count))
+    )
+    if progress is not None:
+        progress(1.0)
+    met = None if scenario.slo is None else latency * 1e3 < (scenario.slo.e2el_ms or 0)
+    return RunResult(
+        summary={"mean_e2el_s": latency, "stability": {"steady": True, "largest_stable_rate_rps": 30.0}},
+        requests=pd.DataFrame({"request": [0], "finish_s": [latency]}),
+        steps=pd.DataFrame({"start_s": [0.0]}) if record_steps else None,
+        manifest=make_manifest(scenario, "0"),
+        unstable=rate > 30,
+        slo_met=met,
+        replications=figures,
+    )
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    monkeypatch.setattr(draftcast, "simulate", pretend)
+    return CliRunner()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ([], 0),
+        (["--set", "slo.e2el_ms=5000"], 0),
+        (["--set", "slo.e2el_ms=1"], 3),
+        (["--set", f"{RATE}=40"], 4),
+        (["--set", f"{RATE}=40", "--set", "slo.e2el_ms=1"], 4),
+        # A table is an answer whatever it shows.
+        (["--rates", "4,40", "--set", "slo.e2el_ms=1"], 0),
+        (["--compare-off", "--set", f"{RATE}=40"], 0),
+    ],
+)
+def test_exit_codes(pretended: CliRunner, arguments: list[str], code: int) -> None:
+    done = pretended.invoke(cli.app, ["simulate", "default", *arguments])
+    assert done.exit_code == code, done.output
+
+
+def test_an_unstable_run_names_the_largest_stable_rate(pretended: CliRunner) -> None:
+    done = pretended.invoke(cli.app, ["simulate", "default", "--set", f"{RATE}=40"])
+    assert "UNSTABLE" in done.stdout
+    assert "30 req/s" in done.stdout
+
+
+def test_standard_output_is_json_only_when_asked(pretended: CliRunner) -> None:
+    text = pretended.invoke(cli.app, ["simulate", "default", "--set", f"{SPEC}.revision=main"])
+    assert "no effect on simulated time" in text.stderr
+    assert "mean E2E" in text.stdout
+    one = pretended.invoke(cli.app, ["simulate", "default", "--json", "--set", f"{SPEC}.revision=main"])
+    assert json.loads(one.stdout)["mean_e2el_s"] == pytest.approx(1.08)
+    table = pretended.invoke(cli.app, ["simulate", "default", "--json", "--rates", "2,20", "--compare-off"])
+    answer = json.loads(table.stdout)
+    assert [point["request_rate_rps"] for point in answer["points"]] == [2.0, 20.0]
+    assert [point["verdict"] for point in answer["points"]] == ["pays", "pays"]
+
+
+def test_the_table_shows_each_rate_off_and_on_and_the_cutover(pretended: CliRunner) -> None:
+    done = pretended.invoke(cli.app, ["simulate", "default", "--rates", "20,2", "--compare-off"])
+    lines = done.output.splitlines()
+    rows = [[cell.strip() for cell in line.split("│")] for line in lines if line.startswith("│")]
+    assert [row[1:3] for row in rows] == [["2", "off"], ["", "on"], ["20", "off"], ["", "on"]]
+    assert "token goodput tok/s" in done.output
+    assert "Cutover:" in done.output
+    assert max(len(line) for line in lines) <= 150
+
+
+def test_the_cutover_is_where_the_paired_advantage_crosses_one() -> None:
+    def steep(scenario: Scenario, **how: Any) -> RunResult:
+        result = pretend(scenario, **how)
+        if scenario.speculative_config is None:
+            return result
+        rate = scenario.workload.arrivals.request_rate_rps  # type: ignore[union-attr]
+        # Off is 1 + r/20 with the same noise; on is that over an advantage of 1.5 - r/20: 1 at r = 10.
+        off = pretend(load_scenario(overrides=[f"{RATE}={rate}"], speculative_config="null"))
+        figures = tuple(
+            {**row, "mean_e2el_s": row["mean_e2el_s"] / (1.5 - rate / 20) * (1 + 0.002 * (index - 2))}
+            for index, row in enumerate(off.replications)
+        )
+        return RunResult(result.summary, result.requests, None, result.manifest, rate > 18, None, figures)
+
+    seen: list[float] = []
+    answer = compare(load_scenario(), [2, 6, 14, 18, 19], run=steep, progress=seen.append)
+    assert [point.verdict for point in answer.points] == ["pays", "pays", "costs", "costs", "costs (on is overloaded)"]
+    assert answer.cutover is not None
+    assert answer.cutover.kind == "crosses"
+    assert answer.cutover.value == pytest.approx(10, rel=0.02)
+    assert answer.cutover.low <= 10 <= answer.cutover.high
+    assert cutover_line(answer).startswith("Cutover: speculation stops paying at ")
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+    one = compare(load_scenario(), [2], run=steep)
+    assert one.cutover is None
+    with pytest.raises(InputError, match="no speculation to compare with"):
+        compare(load_scenario(speculative_config="null"), [2], run=steep)
+
+
+def test_runs_are_written_and_read_back(pretended: CliRunner, tmp_path: Path) -> None:
+    target = tmp_path / "one"
+    assert pretended.invoke(cli.app, ["simulate", "default", "--out", str(target), "--steps"]).exit_code == 0
+    one = read_run_directory(target)
+    assert one.steps is not None
+    assert one.manifest["scenario"]["engine"]["model"] == "llama-3.1-8b"
+    target = tmp_path / "table"
+    done = pretended.invoke(cli.app, ["simulate", "default", "--rates", "2,4", "--compare-off", "--out", str(target)])
+    assert done.exit_code == 0, done.output
+    table = read_run_directory(target)
+    found = {(row.request_rate_rps, row.speculation) for row in table.requests.itertuples()}
+    assert found == {(2.0, "on"), (2.0, "off"), (4.0, "on"), (4.0, "off")}
+    assert table.manifest["points"] == 2
+    assert len(table.summary["points"]) == 2
+
+
+def test_figures_are_shown_with_their_half_width() -> None:
+    assert show(Estimate(0.0123, 0.0119, 0.0127, 0.0004, 5), 1e3) == "12.30 ±0.40"
+    assert show(Estimate(1234.5, 1200, 1270, 35.2, 5)) == "1,234 ±35"
+    assert show(Estimate(2.0, float("nan"), float("nan"), float("nan"), 1)) == "2.00"
+    assert show(None) == "-"
+
+
+def test_the_real_simulator_answers_the_default_question(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = CliRunner().invoke(cli.app, ["simulate", "default", *SMALL, "--json", "--out", str(out), "--steps"])
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout)
+    assert summary == read_run_directory(out).summary
+    length = summary["figures"]["mean_acceptance_length"]["mean"]
+    assert 2.3 < length < 2.9
+    table = CliRunner().invoke(cli.app, ["simulate", "default", *SMALL, "--rates", "1,2", "--compare-off"])
+    assert table.exit_code == 0, table.output
+    assert "pays" in table.output

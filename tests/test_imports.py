@@ -1,0 +1,104 @@
+"""The house: imports run one way, heavy packages stay out, public names are what the lists say."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# From the ground up; a room imports only itself and what is below it.
+ROOMS = ("kernels", "calibration", "sim", "scenarios", "dashboards")
+FILES = [(room, path) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+# What has no business in a process that only simulates or prints help.
+HEAVY = ("torch", "streamlit", "vllm", "dask", "distributed", "aiconfigurator")
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int, bool]]:
+    """(module, line, whether inside a function) of every import."""
+    stack = [(tree, False)]
+    while stack:
+        node, inside = stack.pop()
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno, inside) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            yield node.module or "", node.lineno, inside
+            # `from draftcast import sim` names a room as well.
+            yield from ((f"{node.module}.{alias.name}", node.lineno, inside) for alias in node.names)
+        function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        stack.extend((child, inside or function) for child in ast.iter_child_nodes(node))
+
+
+@pytest.mark.parametrize(("room", "path"), FILES, ids=lambda value: str(value).removeprefix(f"{ROOT}/"))
+def test_imports_run_one_way(room: str, path: Path) -> None:
+    above = ROOMS[ROOMS.index(room) + 1 :]
+    for module, line, inside in imports(ast.parse(path.read_text("utf-8"))):
+        parts = module.split(".")
+        assert parts[0] not in ROOMS, f"{path}:{line}: import {module} as draftcast.{module}"
+        if parts[0] == "draftcast" and len(parts) > 1:
+            assert parts[1] not in above, f"{path}:{line}: {room} imports {parts[1]}"
+        if parts[0] == "torch":
+            assert room in ("kernels", "calibration"), f"{path}:{line}: only kernels and calibration run torch"
+            assert inside, f"{path}:{line}: torch belongs inside the function that needs it"
+
+
+def loaded_after(code: str) -> set[str]:
+    """Top-level modules in ``sys.modules`` of a fresh process after ``code``."""
+    script = f"import sys\n{code}\nprint('\\n' + ' '.join(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+HELP = """
+sys.argv = ["draftcast", "--help"]
+from draftcast.scenarios.cli import main
+try:
+    main()
+except SystemExit as done:
+    assert not done.code, done.code
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import draftcast.sim", HEAVY),
+        ("import draftcast.scenarios.simulate", HEAVY),
+        (HELP, (*HEAVY, "numba", "pandas", "scipy", "simpy", "pyarrow", "numpy")),
+        ("import draftcast", (*HEAVY, "numba", "pandas", "pydantic", "yaml", "numpy")),
+    ],
+    ids=["sim", "simulate", "help", "draftcast"],
+)
+def test_heavy_packages_stay_out(code: str, absent: tuple[str, ...]) -> None:
+    assert not loaded_after(code) & set(absent)
+
+
+def test_public_names_are_those_of_the_list() -> None:
+    package = importlib.import_module("draftcast")
+    assert package.__all__ == [
+        "DraftcastError",
+        "InputError",
+        "RunResult",
+        "Scenario",
+        "__version__",
+        "load_scenario",
+        "simulate",
+    ]
+
+
+@pytest.mark.parametrize("name", ["draftcast", "draftcast.sim", "draftcast.scenarios.schema"])
+def test_exported_names_exist_once(name: str) -> None:
+    module = importlib.import_module(name)
+    names = module.__all__
+    assert len(set(names)) == len(names)
+    assert set(names) <= set(dir(module))
+    for each in names:
+        assert getattr(module, each) is not None
+    with pytest.raises(AttributeError, match="nothing_of_this_name"):
+        _ = module.nothing_of_this_name

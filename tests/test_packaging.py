@@ -1,0 +1,93 @@
+"""The wheel: one top-level name, all data files, and it runs where the source tree is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("kernels", "calibration", "sim", "scenarios", "dashboards")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built without network from the working tree."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel installed, not editable."""
+    folder = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--target", str(folder), str(wheel)], check=True, capture_output=True)
+    return folder
+
+
+def run_installed(installed: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python with the installed wheel and this environment's packages, but not the source tree."""
+    # -S leaves out site-packages with its .pth file of the editable install; its packages come back by plain path.
+    libraries = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
+    path = ":".join([str(installed), *libraries])
+    environment = {"PYTHONPATH": path, "PATH": "/usr/bin:/bin", "HOME": str(cwd), "NUMBA_CACHE_DIR": str(cwd / "numba")}
+    command = [sys.executable, "-S", "-P", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_wheel_s_only_top_level_name_is_draftcast(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name.split("/")[0] for name in archive.namelist()}
+    assert {name for name in names if not name.endswith(".dist-info")} == {"draftcast"}
+
+
+def test_every_source_and_data_file_is_in_the_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = set(archive.namelist())
+    wanted = {f"draftcast/{path.name}" for path in (ROOT / "src/draftcast").iterdir() if path.is_file()}
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*"):
+            if path.is_file() and path.suffix in (".py", ".json", ".yaml", ".md"):
+                wanted.add(f"draftcast/{path.relative_to(ROOT)}")
+    assert wanted <= packed, sorted(wanted - packed)
+    assert "draftcast/py.typed" in packed
+    assert not [name for name in packed if "__pycache__" in name]
+
+
+def test_a_non_editable_install_runs(installed: Path, tmp_path: Path) -> None:
+    where = run_installed(installed, tmp_path, "-c", "import draftcast; print(draftcast.__file__)")
+    assert where.stdout.strip() == str(installed / "draftcast/__init__.py"), where.stderr
+    for arguments, expected in (
+        (["--version"], "draftcast 0.1.0"),
+        (["models"], "Llama-3.1-8B"),
+        (["hardware"], "h100-sxm"),
+        (["scenarios"], "default"),
+    ):
+        done = run_installed(installed, tmp_path, "-m", "draftcast", *arguments)
+        assert done.returncode == 0, done.stderr
+        assert expected in done.stdout
+
+
+def test_a_non_editable_install_simulates(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "import draftcast\n"
+        "scenario = draftcast.load_scenario(overrides=['workload.num_requests=20', 'statistics.replications=1'])\n"
+        "result = draftcast.simulate(scenario)\n"
+        "print(len(result.requests), int(result.requests.finish_s.notna().sum()))\n"
+    )
+    done = run_installed(installed, tmp_path, "-c", code)
+    assert done.stdout.split() == ["20", "20"], done.stderr
+
+
+def test_the_command_is_installed() -> None:
+    done = subprocess.run([Path(sys.executable).with_name("draftcast"), "--version"], capture_output=True, check=True)
+    assert done.stdout.startswith(b"draftcast ")

@@ -1,0 +1,143 @@
+"""Run directories: written whole or not at all, read back as written, never over something else."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from draftcast import __version__
+from draftcast.errors import InputError
+from draftcast.scenarios.load import load_scenario, scenario_hash
+from draftcast.scenarios.run_directory import (
+    check_target,
+    make_manifest,
+    plain,
+    read_run_directory,
+    write_run_directory,
+)
+
+REQUESTS = pd.DataFrame({"request": [0, 1], "finish_s": [1.5, math.nan], "class": ["a", "b"]})
+STEPS = pd.DataFrame({"start_s": [0.0], "k": [3]})
+MANIFEST = {"seed": 0}
+
+
+def write(path: Path, **changes: object) -> Path:
+    parts: dict[str, object] = {"manifest": MANIFEST, "summary": {"a": 1}, "requests": REQUESTS, "steps": None}
+    return write_run_directory(path, **(parts | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("steps", [None, STEPS])
+def test_what_is_written_is_read_back(tmp_path: Path, steps: pd.DataFrame | None) -> None:
+    target = write(tmp_path / "deep" / "run", summary={"p99": np.float64(2.5), "none": math.nan}, steps=steps)
+    names = {entry.name for entry in target.iterdir()}
+    assert names == {"manifest.json", "summary.json", "requests.parquet"} | (
+        {"steps.parquet"} if steps is not None else set()
+    )
+    run = read_run_directory(target)
+    assert run.summary == {"p99": 2.5, "none": None}
+    assert run.manifest == {"format": "draftcast-run", "format_version": 1, "seed": 0}
+    pd.testing.assert_frame_equal(run.requests, REQUESTS, check_dtype=False)
+    assert (run.steps is None) == (steps is None)
+    assert [entry.name for entry in target.parent.iterdir()] == ["run"]  # nothing left beside it
+
+
+def test_the_manifest_repeats_the_run(tmp_path: Path) -> None:
+    scenario = load_scenario(overrides=["statistics.seed=7"])
+    manifest = json.loads(json.dumps(make_manifest(scenario, "abc", ["draftcast", "simulate"])))
+    assert load_scenario(manifest["scenario"]) == scenario
+    assert manifest["scenario_hash"] == scenario_hash(scenario)
+    assert manifest["profile_checksum"] == "abc"
+    assert manifest["seed"] == 7
+    assert manifest["draftcast_version"] == __version__
+    assert manifest["numpy_version"] == np.__version__
+    assert manifest["command"] == ["draftcast", "simulate"]
+    write(tmp_path / "r", manifest=manifest)
+    assert read_run_directory(tmp_path / "r").manifest == manifest
+
+
+def test_an_older_run_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    target = tmp_path / "run"
+    write(target, steps=STEPS)
+    write(target, summary={"a": 2})
+    run = read_run_directory(target)
+    assert run.summary == {"a": 2}
+    assert run.steps is None
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_what_is_not_a_run_is_never_touched(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    assert check_target(home) == home  # empty: nothing to lose
+    (home / "thesis.tex").write_text("x")
+    (home / "manifest.json").write_text('{"format": "something else"}')
+    for action in (check_target, write):
+        with pytest.raises(InputError, match="not empty and not a run"):
+            action(home)
+    assert (home / "thesis.tex").read_text() == "x"
+    file = tmp_path / "file"
+    file.write_text("x")
+    link = tmp_path / "link"
+    link.symlink_to(home)
+    for place in (file, link):
+        with pytest.raises(InputError, match="not a directory"):
+            write(place)
+
+
+def test_a_failure_leaves_the_old_run_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "run"
+    write(target)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
+    with pytest.raises(InputError, match="cannot write the run: No space left on device"):
+        write(target, summary={"a": 2})
+    with pytest.raises(InputError):
+        write(tmp_path / "new")
+    monkeypatch.undo()
+    assert read_run_directory(target).summary == {"a": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a run of draftcast"):
+        read_run_directory(tmp_path / "nowhere")
+    target = write(tmp_path / "run")
+    (target / "requests.parquet").write_bytes(b"PAR1 but not really")
+    with pytest.raises(InputError, match=r"requests\.parquet: damaged"):
+        read_run_directory(target)
+    (target / "summary.json").write_text("{")
+    with pytest.raises(InputError, match=r"summary\.json: damaged"):
+        read_run_directory(target)
+    (target / "manifest.json").write_text('{"format": "draftcast-run", "format_version": 9}')
+    with pytest.raises(InputError, match=r"format_version = 9: written by another version"):
+        read_run_directory(target)
+
+
+def test_plain_is_json() -> None:
+    @dataclass
+    class Interval:
+        low: float
+        high: np.float32
+
+    value = {
+        1: Interval(-math.inf, np.float32(2)),
+        "a": np.array([[1, 2]]),
+        "b": (np.bool_(True), None, Path("x")),
+        "c": pd.Timestamp(0),
+    }
+    text = json.dumps(plain(value), allow_nan=False)
+    assert json.loads(text) == {
+        "1": {"low": None, "high": 2.0},
+        "a": [[1, 2]],
+        "b": [True, None, "x"],
+        "c": "1970-01-01 00:00:00",
+    }

@@ -1,0 +1,355 @@
+"""The scenario file: what it accepts, and that every mistake is one line that names key, value and what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftcast.errors import ScenarioError
+from draftcast.kernels.dtypes import KV_BYTES, WEIGHT_BYTES
+from draftcast.scenarios.load import (
+    apply_overrides,
+    dump_scenario,
+    embedded_scenarios,
+    load_scenario,
+    scenario_hash,
+    to_mapping,
+    with_rate,
+    with_values,
+    without_speculation,
+)
+from draftcast.scenarios.schema import METHODS, POLICIES, ROUTERS, batch_defaults
+from draftcast.scenarios.schema.base import nearest_key
+from draftcast.scenarios.schema.engine import DTYPES, KV_DTYPES, QUANTIZATIONS
+from draftcast.scenarios.schema.speculation import SpeculativeConfig
+from draftcast.scenarios.workload_spec import acceptance_models, slos, workload_spec
+from draftcast.scenarios.yaml_text import parse_yaml, write_yaml
+from draftcast.sim import methods, policies, routers
+from draftcast.sim.acceptance import MAX_K
+
+RATE = "workload.arrivals.request_rate_rps"
+SPEC = "engine.speculative_config"
+
+
+def refused(*overrides: str, **how: Any) -> str:
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(overrides=overrides, **how)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        # unknown keys and wrong units
+        ("workload.arrivals.request_rate_ms=3", ["request_rate_ms = 3", "did you mean request_rate_rps?", "allowed: "]),
+        ("workload.arrivals.request_rate=3", ["did you mean request_rate_rps?"]),
+        ("workload.arrivals.qps=3", ["did you mean request_rate_rps?"]),
+        ("slo={ttft_s: 0.2}", ["slo.ttft_s", "did you mean ttft_ms?"]),
+        ("engine.max_num_batched_token=8", ["did you mean max_num_batched_tokens?"]),
+        ("engine.num_gpu_blocks_override=800", ["did you mean num_gpu_blocks?"]),
+        ("max_num_seqs=64", ["did you mean engine.max_num_seqs?"]),
+        ("request_rate=3", ["did you mean workload.arrivals.request_rate_rps?"]),
+        ("engine.speculative_config.foo=1", ["engine.speculative_config.foo = 1", "unknown key"]),
+        ("workload.arrivals.burstiness=2", ["unknown key"]),
+        # numbers
+        (f"{RATE}=-3", [f"{RATE} = -3", "must be above 0"]),
+        (f"{RATE}=0", ["must be above 0"]),
+        (f"{RATE}=.nan", ["nan", "must be a finite number"]),
+        (f"{RATE}=.inf", ["inf", "must be a finite number"]),
+        (f"{RATE}=fast", ["'fast'", "must be a number"]),
+        ('engine.max_num_seqs="64"', ["'64'", "must be a whole number"]),
+        ("engine.max_num_seqs=1.5", ["1.5", "must be a whole number"]),
+        ("engine.tensor_parallel_size=true", ["must be a whole number"]),
+        ("engine.gpu_memory_utilization=1.2", ["must be at most 1"]),
+        ("engine.watermark=1", ["must be below 1"]),
+        ("workload.num_requests=0", ["must be at least 1"]),
+        ("workload.lengths.prompt_tokens=0", ["workload.lengths.prompt_tokens", "must be at least 1"]),
+        # choices
+        ("cluster.router=fastest", ["'fastest'", *ROUTERS]),
+        (f"{SPEC}.method=magic", ["'magic'", *METHODS]),
+        ("workload.arrivals.process=storm", ["'storm'", "poisson", "closed_loop"]),
+        ("engine.dtype=bf17", ["'bf17'", "bfloat16"]),
+        ("engine.quantization=q4", ["'q4'", "awq"]),
+        ("engine.kv_cache_dtype=int3", ["'int3'", "fp8_e4m3"]),
+        ("policy.name=clever", ["'clever'", *POLICIES]),
+        ("statistics.warmup=some", ["auto or none"]),
+        ("schema_version=2", ["schema_version = 2", "must be 1"]),
+        # acceptance
+        ("acceptance=null", ["acceptance", "required when speculation is on"]),
+        (f"{SPEC}.num_speculative_tokens=5", ["acceptance.rates", "3 rates", "num_speculative_tokens = 5"]),
+        (f"{SPEC}.num_speculative_tokens=0", ["must be at least 1"]),
+        (f"{SPEC}.num_speculative_tokens=65", ["must be at most 64"]),
+        (f"{SPEC}.num_speculative_tokens=null", ["required for method eagle3"]),
+        ("acceptance.rates=[0.5, 0.6, 0.1]", ["acceptance.rates.1 = 0.6", "never rise"]),
+        ("acceptance.rates=[1.5, 0.6, 0.1]", ["acceptance.rates.0 = 1.5", "must be at most 1"]),
+        ("acceptance={model: ngram, match_probability: 0.5, alpha: 0.3}", ["only for methods ngram"]),
+        ("acceptance={model: tree, rates: [0.9, 0.8, 0.7]}", ["eagle_tree only"]),
+        ("acceptance={model: trace}", ["specdecode_bench"]),
+        ("acceptance={model: constant}", ["acceptance.alpha", "required"]),
+        # sections that do not agree
+        ("workload.arrivals.process=gamma", ["workload.arrivals.burstiness", "required"]),
+        ("workload.num_requests=null", ["workload.num_requests", "required with poisson arrivals"]),
+        ("workload.lengths=null", ["workload.lengths", "required"]),
+        ("workload.classes=[{name: a, share: 0.5}]", ["must sum to 1"]),
+        ("workload.classes=[{name: a, share: 0.5}, {name: a, share: 0.5}]", ["classes.1.name", "must differ"]),
+        ("workload.classes=[{name: a, share: 1.0, priority: 1}]", ["has no effect unless"]),
+        (f"{SPEC}.draft_tensor_parallel_size=2", ["must be 1 or the target's"]),
+        (f"{SPEC}.method=draft_model", ["needs a draft model"]),
+        (f"{SPEC}.synthetic_acceptance_length=2.0", ["only with rejection_sample_method: synthetic"]),
+        (f"{SPEC}.num_speculative_tokens_per_batch_size=[[1, 4, 3], [3, 8, 1]]", ["overlap"]),
+        (f"{SPEC}.num_speculative_tokens_per_batch_size=[[2, 4, 3]]", ["must start at batch size 1"]),
+        ("policy.name=batch_schedule", ["needs engine.speculative_config.num_speculative_tokens_per_batch_size"]),
+        ("slo={attainment: 0.9}", ["give at least one of ttft_ms"]),
+        # --set itself
+        ("engine", ["'engine'", "key=value"]),
+        ("engine.model.x=1", ["goes below a plain value"]),
+        ("workload.classes.3.share=1", ["not an index into a list"]),
+        ("engine=[1", ["not valid YAML"]),
+    ],
+)
+def test_a_mistake_is_one_line_with_place_key_value_and_choices(override: str, parts: list[str]) -> None:
+    base: dict[str, Any] = {}
+    if override.startswith("workload.classes.3"):
+        base["source"] = "closed-loop-classes"
+    elif override.startswith(f"{SPEC}.method=draft_model"):
+        text = refused(f"{SPEC}.model=null", override)
+        assert all(part in text for part in parts), text
+        return
+    text = refused(override, **base)
+    for part in parts:
+        assert part in text, text
+
+
+def test_an_error_names_set_for_overrides_and_the_file_for_the_rest(tmp_path: Path) -> None:
+    assert refused(f"{RATE}=-1").startswith("--set: workload.arrivals")
+    path = tmp_path / "mine.yaml"
+    path.write_text(embedded_scenarios()["default"].replace("request_rate_rps: 8.0", "request_rate_rps: -8"))
+    text = refused(source=path)
+    assert text.startswith(f"{path}: {RATE} = -8: must be above 0")
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (b"engine: {a: 1\nb: 2", [":", "not valid YAML"]),
+        (b"hardware: a\nengine: {}\nhardware: b\n", [":3: hardware", "duplicate key, first given in line 1"]),
+        (b"engine:\n  model: a\n  model: b\n", [":3: model", "duplicate key"]),
+        (b"- a\n- b\n", ["must be a mapping"]),
+        (b"", ["must be a mapping"]),
+        (b"name: caf\xe9\n", ["not UTF-8"]),
+        (b"name: !!python/object/apply:os.system ['true']\n", ["not valid YAML"]),
+        (b"1: 2\n", ["keys must be plain words"]),
+        (b"schema_version: 1\n", ["engine", "required"]),
+    ],
+)
+def test_a_broken_file_is_one_line_with_its_line(tmp_path: Path, content: bytes, parts: list[str]) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_bytes(content)
+    text = refused(source=path)
+    assert text.startswith(str(path))
+    assert all(part in text for part in parts), text
+
+
+def test_a_missing_file_lists_the_embedded_scenarios(tmp_path: Path) -> None:
+    text = refused(source="no-such-scenario")
+    assert "no such file" in text
+    assert "default" in text
+    assert "is a directory" in refused(source=tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(embedded_scenarios()))
+def test_embedded_scenarios_round_trip_with_the_same_hash(name: str, tmp_path: Path) -> None:
+    scenario = load_scenario(name)
+    path = tmp_path / "again.yaml"
+    path.write_text(dump_scenario(scenario), "utf-8")
+    again = load_scenario(path) if name != "azure-conversation" else load_scenario(to_mapping(scenario))
+    assert again == scenario
+    assert scenario_hash(again) == scenario_hash(scenario)
+    assert dump_scenario(again) == dump_scenario(scenario)
+
+
+@pytest.mark.parametrize("name", sorted(embedded_scenarios()))
+def test_embedded_scenarios_reach_the_simulator_s_own_words(name: str) -> None:
+    scenario = load_scenario(name)
+    spec = workload_spec(scenario)
+    models = acceptance_models(scenario)
+    assert len(models) == len(spec.classes)
+    assert acceptance_models(without_speculation(scenario)) == ()
+    assert set(slos(scenario)) <= {entry.name for entry in spec.classes}
+    if name == "default":
+        assert models[0].mean_acceptance_length(3) == pytest.approx(2.6049)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    rate=st.floats(1e-6, 1e6),
+    k=st.integers(1, 64),
+    alpha=st.floats(0, 1),
+    seed=st.integers(0, 2**63 - 1),
+    name=st.text(max_size=20).filter(lambda text: text.isprintable()),
+)
+def test_any_scenario_survives_yaml(rate: float, k: int, alpha: float, seed: int, name: str) -> None:
+    values = {
+        RATE: rate,
+        f"{SPEC}.num_speculative_tokens": k,
+        "acceptance": {"model": "constant", "alpha": alpha},
+        "statistics.seed": seed,
+        "name": name,
+    }
+    scenario = with_values(load_scenario(), values)
+    again = load_scenario(parse_yaml(dump_scenario(scenario), "dump"))
+    assert again == scenario
+    assert scenario_hash(again) == scenario_hash(scenario)
+
+
+def test_the_hash_ignores_names_and_defaults_written_out_but_nothing_that_changes_a_result(tmp_path: Path) -> None:
+    base = load_scenario()
+    same = scenario_hash(base)
+    assert scenario_hash(with_values(base, {"name": "other", "description": "words"})) == same
+    assert scenario_hash(with_values(base, {f"{SPEC}.parallel_drafting": False})) == same
+    for override in (f"{RATE}=9.0", "statistics.seed=1", "acceptance.rates=[0.7, 0.5, 0.3]", "policy.name=off"):
+        assert scenario_hash(load_scenario(overrides=[override])) != same
+    hashes = set()
+    for folder, text in (("a", "x"), ("b", "x"), ("c", "y")):
+        trace = tmp_path / folder / "t.csv"
+        trace.parent.mkdir()
+        trace.write_text(text)
+        hashes.add(scenario_hash(load_scenario(trace=trace)))
+    assert len(hashes) == 2  # by content, not by place
+
+
+def test_speculative_config_is_taken_verbatim_and_null_turns_it_off() -> None:
+    scenario = load_scenario(
+        speculative_config='{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
+    )
+    assert scenario.method == "ngram"
+    assert scenario.num_speculative_tokens == 3
+    spec = scenario.speculative_config
+    assert spec is not None
+    assert spec.model is None  # nothing left of the scenario's own
+    assert spec.without_effect == ("prompt_lookup_max",)
+    off = load_scenario(speculative_config="null")
+    assert off.method == "none"
+    assert off.resolved_policy.name == "off"
+    assert off.acceptance_of() is None
+    assert "not valid JSON" in refused(speculative_config="{method: ngram}")
+    assert refused(speculative_config='{"method": "ngram", "k": 3}').startswith("--speculative-config: ")
+
+
+@pytest.mark.parametrize(
+    ("given", "method"),
+    [
+        ({"method": "eagle3", "num_speculative_tokens": 3}, "eagle3"),
+        ({"method": "eagle3", "num_speculative_tokens": 3, "parallel_drafting": True}, "p_eagle"),
+        ({"model": "x", "num_speculative_tokens": 3, "parallel_drafting": True}, "pard"),
+        ({"model": "x", "num_speculative_tokens": 3}, "draft_model"),
+        ({"model": "ngram", "num_speculative_tokens": 3}, "ngram"),
+        ({"method": "deepseek_mtp", "num_speculative_tokens": 1}, "mtp"),
+        ({"method": "suffix"}, "suffix"),
+    ],
+)
+def test_the_method_follows_vllm_s_inference(given: dict[str, Any], method: str) -> None:
+    spec = SpeculativeConfig(**given)
+    assert spec.resolved_method == method
+    assert spec.k == given.get("num_speculative_tokens", 24)
+
+
+def test_synthetic_acceptance_is_the_acceptance_when_none_is_given() -> None:
+    config = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.4}
+    overrides = [f"{SPEC}.{key}={value}" for key, value in config.items()]
+    scenario = load_scenario(overrides=[*overrides, "acceptance=null"])
+    rates = acceptance_models(scenario)[0].unconditional(3)
+    assert rates == pytest.approx([1.0, 0.4, 0.0])  # vLLM: whole positions certain, one fractional
+    assert 1 + sum(rates) == pytest.approx(2.4)
+
+
+def test_policies_default_to_vllm_s_and_off_is_a_word() -> None:
+    assert load_scenario().resolved_policy.name == "fixed"
+    scheduled = load_scenario(overrides=[f"{SPEC}.num_speculative_tokens_per_batch_size=[[33, 64, 0], [1, 32, 3]]"])
+    assert scheduled.resolved_policy.name == "batch_schedule"
+    assert scheduled.speculative_config is not None
+    assert scheduled.speculative_config.num_speculative_tokens_per_batch_size == ((1, 32, 3), (33, 64, 0))
+    assert load_scenario(overrides=["policy.name=off"]).resolved_policy.name == "off"
+    assert load_scenario(overrides=["policy.name=my/file.py:Mine"]).resolved_policy.name == "my/file.py:Mine"
+    assert parse_yaml("[off, no, yes, on, y, true, 1e-3, 2024-01-01]", "t") == [
+        *("off", "no", "yes", "on", "y"),
+        *(True, 0.001, "2024-01-01"),
+    ]
+    assert parse_yaml(write_yaml({"a": "true", "b": "1e3", "c": "off", "d": None}), "t")["b"] == "1e3"
+
+
+def test_overrides_are_typed_and_reach_into_lists() -> None:
+    scenario = load_scenario(
+        "closed-loop-classes", overrides=["workload.classes.0.share=0.5", "workload.classes.1.share=0.5"]
+    )
+    assert [entry.share for entry in scenario.workload.classes] == [0.5, 0.5]
+    original = {"a": {"b": 1}}
+    assert apply_overrides(original, ["a.b=[1, x]", "c.d=null"]) == {"a": {"b": [1, "x"]}, "c": {"d": None}}
+    assert original == {"a": {"b": 1}}
+
+
+def test_a_trace_replaces_arrivals_and_lengths_and_keeps_trace_options() -> None:
+    scenario = load_scenario(trace="some/file.csv")
+    assert scenario.workload.arrivals.process == "trace"
+    assert Path(scenario.workload.arrivals.path) == Path("some/file.csv").absolute()
+    assert scenario.workload.lengths is None
+    assert scenario.workload.num_requests is None
+    azure = load_scenario("azure-conversation", trace="some/file.csv", overrides=["workload.arrivals.stop_s=60"])
+    assert azure.workload.arrivals.process == "trace"
+    assert (azure.workload.arrivals.format, azure.workload.arrivals.stop_s) == ("azure", 60)
+
+
+def test_paths_are_taken_from_the_scenario_s_folder(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(embedded_scenarios()["azure-conversation"])
+    arrivals = load_scenario(path).workload.arrivals
+    assert arrivals.process == "trace"
+    assert arrivals.path == str(tmp_path / "AzureLLMInferenceTrace_conv.csv")
+
+
+def test_with_rate_rescales_a_trace_and_refuses_what_has_no_rate() -> None:
+    arrivals = with_rate(
+        load_scenario(trace="t.csv", overrides=["workload.arrivals.time_scale=2.0"]), 3.0
+    ).workload.arrivals
+    assert arrivals.process == "trace"
+    assert (arrivals.request_rate_rps, arrivals.time_scale) == (3.0, 1.0)
+    with pytest.raises(ScenarioError, match="no single request rate"):
+        with_rate(load_scenario("closed-loop-classes"), 3.0)
+
+
+def test_a_scenario_is_frozen() -> None:
+    scenario = load_scenario()
+    with pytest.raises(ValueError, match="frozen"):
+        scenario.engine.block_size = 32  # type: ignore[misc]
+
+
+def test_the_names_are_those_of_the_simulator() -> None:
+    assert set(METHODS) == set(methods.METHODS) - {"none"}
+    assert set(POLICIES) == set(policies.POLICIES)
+    assert set(ROUTERS) == set(routers.ROUTERS)
+    assert {*DTYPES.values(), *QUANTIZATIONS.values()} <= set(WEIGHT_BYTES)
+    assert set(KV_DTYPES.values()) <= set(KV_BYTES)
+    assert MAX_K >= 64
+
+
+def test_batch_defaults_are_vllm_s() -> None:
+    gib = 2**30
+    assert batch_defaults(79.2 * gib, "h100-sxm") == (1024, 8192)
+    assert batch_defaults(79.2 * gib, "a100-80g") == (256, 2048)
+    assert batch_defaults(178 * gib, "b200") == (1024, 16384)
+    assert batch_defaults(22 * gib, "a10g") == (256, 2048)
+    assert batch_defaults(256 * gib, "cpu", 2) == (256, 4096)
+
+
+def test_nearest_key_prefers_the_unit_then_the_synonym_then_the_spelling() -> None:
+    known = ["request_rate_rps", "burstiness", "num_requests"]
+    assert nearest_key("request_rate_ms", known) == "request_rate_rps"
+    assert nearest_key("num_prompts", known) == "num_requests"
+    assert nearest_key("burstyness", known) == "burstiness"
+    assert nearest_key("colour", known) is None
