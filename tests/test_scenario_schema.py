@@ -242,6 +242,13 @@ def test_speculative_config_is_taken_verbatim_and_null_turns_it_off() -> None:
     assert refused(speculative_config='{"method": "ngram", "k": 3}').startswith("--speculative-config: ")
 
 
+def test_keys_that_change_no_simulated_time_are_named() -> None:
+    given = {"max_model_len": 4096, "rejection_sample_method": "block", "suffix_decoding_max_tree_depth": 8}
+    spec = SpeculativeConfig(method="suffix", num_speculative_tokens=3, **given)
+    assert set(spec.without_effect) == set(given)
+    assert SpeculativeConfig(method="suffix", suffix_decoding_max_tree_depth=8).without_effect == ()
+
+
 @pytest.mark.parametrize(
     ("given", "method"),
     [
@@ -260,10 +267,11 @@ def test_the_method_follows_vllm_s_inference(given: dict[str, Any], method: str)
     assert spec.k == given.get("num_speculative_tokens", 24)
 
 
-def test_synthetic_acceptance_is_the_acceptance_when_none_is_given() -> None:
+@pytest.mark.parametrize("acceptance", ["null", "{model: constant, alpha: 0.1}"])
+def test_synthetic_acceptance_is_the_acceptance_whatever_else_is_given(acceptance: str) -> None:
     config = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.4}
     overrides = [f"{SPEC}.{key}={value}" for key, value in config.items()]
-    scenario = load_scenario(overrides=[*overrides, "acceptance=null"])
+    scenario = load_scenario(overrides=[*overrides, f"acceptance={acceptance}"])
     rates = acceptance_models(scenario)[0].unconditional(3)
     assert rates == pytest.approx([1.0, 0.4, 0.0])  # vLLM: whole positions certain, one fractional
     assert 1 + sum(rates) == pytest.approx(2.4)

@@ -119,14 +119,17 @@ class Scenario(Frozen):
         return Policy(name="batch_schedule" if scheduled else "fixed")
 
     def acceptance_of(self, class_name: str | None = None) -> Acceptance | None:
-        """The acceptance model of a class (None: the scenario's own); None only when speculation is off."""
+        """The acceptance model of a class (None: the scenario's own); None only when speculation is off.
+
+        ``rejection_sample_method: synthetic`` prescribes the acceptance of every class, as it does on a server.
+        """
         if self.speculative_config is None:
             return None
+        if self.speculative_config.synthetic_rates is not None:
+            return PerPositionAcceptance(model="per_position", rates=self.speculative_config.synthetic_rates)
         for entry in self.workload.classes:
             if entry.name == class_name and entry.acceptance is not None:
                 return entry.acceptance
-        if self.acceptance is None and self.speculative_config.synthetic_rates is not None:
-            return PerPositionAcceptance(model="per_position", rates=self.speculative_config.synthetic_rates)
         return self.acceptance
 
     def slo_of(self, class_name: str | None = None) -> Slo | None:

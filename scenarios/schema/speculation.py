@@ -33,6 +33,8 @@ METHODS = (
 # vLLM names the parallel drafters by a base method and `parallel_drafting: true`.
 PARALLEL = {"eagle": "p_eagle", "eagle3": "p_eagle", "draft_model": "pard"}
 WITHOUT_EFFECT = (
+    "enforce_eager",
+    "max_model_len",
     "moe_backend",
     "attention_backend",
     "revision",
@@ -113,7 +115,12 @@ class SpeculativeConfig(Frozen):
     @property
     def without_effect(self) -> tuple[str, ...]:
         """Keys the user set that no simulated time depends on: show them, so that nobody tunes them here."""
-        return tuple(key for key in WITHOUT_EFFECT if key in self.model_fields_set)
+        keys = [key for key in WITHOUT_EFFECT if key in self.model_fields_set]
+        if self.rejection_sample_method == "block":
+            keys.append("rejection_sample_method")
+        if self.num_speculative_tokens is not None and "suffix_decoding_max_tree_depth" in self.model_fields_set:
+            keys.append("suffix_decoding_max_tree_depth")
+        return tuple(keys)
 
     @property
     def synthetic_rates(self) -> tuple[float, ...] | None:
