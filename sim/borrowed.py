@@ -4,9 +4,9 @@ numba passes a NamedTuple of arrays as one argument per array field and counts r
 operations: a helper of 3 ns costs 60, and a bundle of forty arrays takes longer to pass than the helper runs. So:
 
 - ``ref = reference(bundle)`` once, in the function that Python calls; ``ref`` is one address;
-- every function below takes ``ref`` and begins with ``s = borrowed(ref)``: the NamedTuple again, each field loaded
-  where it is used, owned by nobody. ``borrowed`` takes a NamedTuple as well;
-- ``part = member(ref, "acceptance")`` is the reference of a NamedTuple inside the bundle.
+- every function below takes ``ref`` and begins with ``s = borrowed(ref)``: attribute access as on the NamedTuple, each
+  field loaded where it is used, owned by nobody; a NamedTuple inside the bundle comes as a reference again.
+  ``borrowed`` takes a NamedTuple as well.
 
 Who calls ``reference`` keeps the bundle alive, and no view or array of it may be returned. Fields must not be rebound
 while a reference is out (elements may change): loads are marked invariant. In a function that calls another with
@@ -24,7 +24,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils as _cgutils
 from numba.core.datamodel.models import PointerModel
-from numba.extending import intrinsic, overload, register_model
+from numba.core.typing.templates import AttributeTemplate
+from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, overload, register_model
 
 RecordT = TypeVar("RecordT")
 cgutils: Any = _cgutils  # numba has no types there
@@ -61,29 +62,28 @@ def borrowed(record: RecordT) -> RecordT:
     return record
 
 
-def member(record: Any, name: str) -> Any:
-    """In compiled code the address of the NamedTuple called ``name`` in the bundle; in Python that NamedTuple."""
-    return getattr(record, name)
-
-
 @njit(cache=True, forceinline=True)
 def put(array: npt.NDArray[np.int64], index: int, value: int) -> None:
     """``array[index] = value`` for an array of a borrowed bundle, safe from dead-code elimination."""
     array[index] = value
 
 
+def _disowned_array(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    """The array ``value`` with both owners null: counting references of null is a no-op that the optimiser removes."""
+    array = context.make_array(kind)(context, builder, value)
+    array.meminfo = array.meminfo.type(None)
+    array.parent = array.parent.type(None)
+    return array._getvalue()
+
+
 def _disowned(context: Any, builder: Any, record: Any, value: Any) -> Any:
     """The NamedTuple ``value`` with every array's owner null, those of NamedTuples inside it too."""
-    for index, part_type in enumerate(record.types):
+    for index, kind in enumerate(record.types):
         part = builder.extract_value(value, index)
-        if isinstance(part_type, types.NamedTuple):
-            value = builder.insert_value(value, _disowned(context, builder, part_type, part), index)
-        elif isinstance(part_type, types.Array):
-            array = context.make_array(part_type)(context, builder, part)
-            # Both owners null: counting references of null is a no-op that the optimiser removes.
-            array.meminfo = array.meminfo.type(None)
-            array.parent = array.parent.type(None)
-            value = builder.insert_value(value, array._getvalue(), index)
+        if isinstance(kind, types.NamedTuple):
+            value = builder.insert_value(value, _disowned(context, builder, kind, part), index)
+        elif isinstance(kind, types.Array):
+            value = builder.insert_value(value, _disowned_array(context, builder, kind, part), index)
     return value
 
 
@@ -121,32 +121,31 @@ def _borrow_value_typed(typingctx: Any, record: Any) -> Any:
     return record(record), codegen
 
 
-def _borrow_reference_typed(typingctx: Any, ref: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = _loaded(builder, args[0], context.get_value_type(ref.record))
-        return _disowned(context, builder, ref.record, value)
-
-    return ref.record(ref), codegen
-
-
 _reference: Any = intrinsic(_reference_typed)
 _borrow_value: Any = intrinsic(_borrow_value_typed)
-_borrow_reference: Any = intrinsic(_borrow_reference_typed)
 
 
-def _member_address(name: str) -> Any:
-    """The intrinsic that takes a reference to the reference of its member ``name``."""
+@infer_getattr
+class _ReferenceAttributes(AttributeTemplate):  # type: ignore[misc]
+    """Types of a reference's attributes: those of the NamedTuple, references for the NamedTuples inside it."""
 
-    @intrinsic
-    def address(typingctx: Any, ref: Any) -> Any:
-        index = ref.record.fields.index(name)
+    key = Reference
 
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return cgutils.gep_inbounds(builder, args[0], 0, index)
+    def generic_resolve(self, ref: Reference, name: str) -> Any:
+        if name not in ref.record.fields:
+            return None
+        part = ref.record.types[ref.record.fields.index(name)]
+        return Reference(part) if isinstance(part, types.NamedTuple) else part
 
-        return Reference(ref.record.types[index])(ref), codegen
 
-    return address
+@lower_getattr_generic(Reference)
+def _reference_attribute(context: Any, builder: Any, ref: Reference, value: Any, name: str) -> Any:
+    index = ref.record.fields.index(name)
+    part = ref.record.types[index]
+    address = cgutils.gep_inbounds(builder, value, 0, index)
+    if isinstance(part, types.NamedTuple):
+        return address
+    return _disowned_array(context, builder, part, _loaded(builder, address, context.get_value_type(part)))
 
 
 # numba wants the annotations of an overload and of what it returns to agree, hence functions and not lambdas.
@@ -165,21 +164,9 @@ def _borrowed_overload(record: Any) -> Any:
     def of_value(record: Any) -> Any:
         return _borrow_value(record)
 
-    def of_reference(record: Any) -> Any:
-        return _borrow_reference(record)
+    def itself(record: Any) -> Any:
+        return record
 
     if isinstance(record, Reference):
-        return of_reference
+        return itself
     return of_value if isinstance(record, types.NamedTuple) else None
-
-
-@overload(member, jit_options={"forceinline": True}, prefer_literal=True)
-def _member_overload(record: Any, name: Any) -> Any:
-    if not isinstance(record, Reference) or not isinstance(name, types.StringLiteral):
-        return None
-    take = _member_address(name.literal_value)
-
-    def address(record: Any, name: Any) -> Any:
-        return take(record)
-
-    return address

@@ -9,7 +9,7 @@ from __future__ import annotations
 from numba import njit
 
 from draftcast.sim.acceptance import accepted_drafts
-from draftcast.sim.borrowed import borrowed, member
+from draftcast.sim.borrowed import borrowed
 from draftcast.sim.engine.state import Engine
 from draftcast.sim.step_time import decode_step_seconds
 
@@ -40,7 +40,7 @@ def goodput_drafts(ref: Engine, num_seqs: int, mean_context: float) -> int:
     for k in range(most + 1):
         expected += reach  # 1 + alpha + ... + alpha^k
         reach *= alpha
-        rate = expected / decode_step_seconds(member(ref, "cost"), num_seqs, k, mean_context)
+        rate = expected / decode_step_seconds(s.cost, num_seqs, k, mean_context)
         if rate > best_rate:
             best, best_rate = k, rate
     return best if c.tree_depth == 0 else -(-best * c.k // c.tree_depth)
@@ -71,7 +71,7 @@ def decide(ref: Engine, slot: int) -> None:
             x = entries[j]
             x.next_drafts = 0
             if not x.is_chunk and k > 0:
-                x.next_drafts = accepted_drafts(member(ref, "acceptance"), x.request, s.requests[x.request].future, k)
+                x.next_drafts = accepted_drafts(s.acceptance, x.request, s.requests[x.request].future, k)
         return
     if kind == KIND_FIXED:
         drafts = int(s.policy.table[0])

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from draftcast.sim.acceptance import accepted_drafts, proposed_drafts
-from draftcast.sim.borrowed import borrowed, member, reference
+from draftcast.sim.borrowed import borrowed, reference
 from draftcast.sim.engine import blocks, queue
 from draftcast.sim.engine.decide import KIND_PYTHON, decide, observe
 from draftcast.sim.engine.schedule import advance_computed, schedule
@@ -93,8 +93,8 @@ def draw(ref: Engine, slot: int) -> None:
         if x.drafts > 0 and not x.padded:  # padding holds no drafts, so nothing of it can be accepted
             x.proposed = x.drafts
             if by_match and is_async:  # rows are reserved before the search on the device is known to have matched
-                x.proposed = proposed_drafts(member(ref, "acceptance"), x.request, r.future, x.drafts)
-            x.accepted = accepted_drafts(member(ref, "acceptance"), x.request, r.future, x.proposed)
+                x.proposed = proposed_drafts(s.acceptance, x.request, r.future, x.drafts)
+            x.accepted = accepted_drafts(s.acceptance, x.request, r.future, x.proposed)
         r.future += x.accepted + 1
 
 
@@ -181,7 +181,7 @@ def launch(ref: Engine, slot: int) -> None:
     e = s.engine[0]
     batch = s.batch[slot]
     commit(ref, slot)
-    step_time(member(ref, "cost"), s.features, s.times)
+    step_time(s.cost, s.features, s.times)
     host = s.times[O_HOST]
     batch.schedule_s = e.host_s
     batch.host_s = host
@@ -375,7 +375,7 @@ def collect(ref: Engine) -> int:
         elif not is_async:
             r.spec = 0
             if x.next_drafts > 0:
-                r.spec = proposed_drafts(member(ref, "acceptance"), i, r.tokens - r.prompt, x.next_drafts)
+                r.spec = proposed_drafts(s.acceptance, i, r.tokens - r.prompt, x.next_drafts)
     _count_gaps(ref, gap_segment, gap_s, gaps)
     e.emitted_tokens += emitted
     if ended_running:
