@@ -138,10 +138,6 @@ def run_table(scenario: Scenario, result: RunResult) -> Table:
     shown = [row for row in ONE_RUN if row[1] in figures and not math.isnan(figures[row[1]].mean)]
     for name, key, factor, unit in shown:
         table.add_row(name, show(figures[key], factor), unit, end_section=key == shown[-1][1])
-    engine = result.summary["engine"]
-    table.add_row("KV blocks", f"{engine['num_gpu_blocks']:,}", f"{engine['kv_blocks_lost_to_speculation']:,} lost to SD")
-    lost = engine["concurrency_lost_to_speculation"]
-    table.add_row("requests that fit at once", f"{engine['max_concurrency']:,.1f}", f"{lost:,.1f} lost to SD")
     for origin in ("measured", "interpolated", "extrapolated"):
         key = f"share_device_time_{origin}"
         if key in figures and not math.isnan(figures[key].mean):

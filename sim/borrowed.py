@@ -24,11 +24,13 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils as _cgutils
 from numba.core.datamodel.models import PointerModel
-from numba.core.typing.templates import AttributeTemplate
+from numba.core.typing.templates import AttributeTemplate as _AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, overload, register_model
 
 RecordT = TypeVar("RecordT")
 cgutils: Any = _cgutils  # numba has no types there
+AttributeTemplate: Any = _AttributeTemplate
+_lower_attributes: Any = lower_getattr_generic
 
 
 class Reference(types.Type):
@@ -138,7 +140,7 @@ class _ReferenceAttributes(AttributeTemplate):  # type: ignore[misc]
         return Reference(part) if isinstance(part, types.NamedTuple) else part
 
 
-@lower_getattr_generic(Reference)
+@_lower_attributes(Reference)
 def _reference_attribute(context: Any, builder: Any, ref: Reference, value: Any, name: str) -> Any:
     index = ref.record.fields.index(name)
     part = ref.record.types[index]
