@@ -95,9 +95,7 @@ def _scheduler(w: dict[str, Any]) -> tuple[Scheduler, bool]:
         parallel_config=parallel,
         speculative_config=_speculative(w, model, parallel),
         device_config=DeviceConfig("cpu"),
-        cache_config=CacheConfig(
-            block_size=w["block_size"], gpu_memory_utilization=0.9, enable_prefix_caching=caching
-        ),
+        cache_config=CacheConfig(block_size=w["block_size"], gpu_memory_utilization=0.9, enable_prefix_caching=caching),
         scheduler_config=SchedulerConfig(
             max_num_seqs=w["max_num_seqs"],
             max_num_batched_tokens=w["max_num_batched_tokens"],
@@ -202,7 +200,9 @@ def drive(w: dict[str, Any]) -> Iterator[dict[str, Any]]:
         unfinished -= before - len(scheduler.requests)
         if not is_async and w["method"] != "none" and w["k"]:
             alive = [r for r, tokens in zip(ids, sampled, strict=True) if tokens and r in scheduler.requests]
-            scheduler.update_draft_token_ids(DraftTokenIds(alive, [[7] * out.num_spec_tokens_to_schedule for _ in alive]))
+            scheduler.update_draft_token_ids(
+                DraftTokenIds(alive, [[7] * out.num_spec_tokens_to_schedule for _ in alive])
+            )
 
 
 if __name__ == "__main__":
