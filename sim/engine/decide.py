@@ -26,6 +26,15 @@ TIER_ROW = TIER_STEP_0 + MAX_TIER_STEPS
 TIER_INDEX, TIER_EMA, TIER_SEEN, TIER_STATE = 0, 1, 2, 3
 
 
+@njit(cache=True, forceinline=True)
+def draft_levels(ref: Engine, drafts: int) -> int:
+    """Drafts one after the other in a round of ``drafts``: of a tree its levels, of which a path holds one each."""
+    c = borrowed(ref).config[0]
+    if c.tree_depth == 0:
+        return drafts
+    return int(min(-(-drafts * c.tree_depth // max(c.k, 1)), drafts))
+
+
 @njit(cache=True)
 def goodput_drafts(ref: Engine, num_seqs: int, mean_context: float) -> int:
     """The k in 0..num_speculative_tokens with the most expected tokens per second; of a tree, whole levels."""
@@ -43,7 +52,7 @@ def goodput_drafts(ref: Engine, num_seqs: int, mean_context: float) -> int:
         rate = expected / decode_step_seconds(s.cost, num_seqs, k, mean_context)
         if rate > best_rate:
             best, best_rate = k, rate
-    return best if c.tree_depth == 0 else -(-best * c.k // c.tree_depth)
+    return best if c.tree_depth == 0 else best * c.k // c.tree_depth
 
 
 @njit(cache=True)
@@ -71,7 +80,9 @@ def decide(ref: Engine, slot: int) -> None:
             x = entries[j]
             x.next_drafts = 0
             if not x.is_chunk and k > 0:
-                x.next_drafts = accepted_drafts(s.acceptance, x.request, s.requests[x.request].future, k)
+                most = draft_levels(ref, k)
+                levels = accepted_drafts(s.acceptance, x.request, s.requests[x.request].future, most)
+                x.next_drafts = levels * k // most
         return
     if kind == KIND_FIXED:
         drafts = int(s.policy.table[0])

@@ -25,6 +25,7 @@ from draftcast.sim.engine.state import (
     STEP,
     STOP_DECIDE,
     STOP_FINISHED,
+    STOP_MAX_STEPS,
     STOP_STEPS_FULL,
     STOP_STUCK,
     Array,
@@ -180,19 +181,23 @@ class Replica:
         Raises:
             SimulationError: a request can never run; :func:`check_fits` should have refused it.
         """
+        e = self.state.engine[0]
+        collected_before = int(e["step"]) - int(e["in_flight"])
         while True:
-            stop = advance(self.state, until_s, stop_on_finish, max_steps)
-            if stop == STOP_DECIDE:
-                assert self._decide is not None
-                e = self.state.engine[0]
-                self._decide(self.state, (int(e["first_batch"]) + int(e["in_flight"])) & 1)
-            elif stop == STOP_STEPS_FULL:
+            if self.state.steps.size and int(e["recorded"]) == self.state.steps.size:
                 grown = np.zeros(2 * self.state.steps.size, STEP)
                 grown[: self.state.steps.size] = self.state.steps
                 self.state = self.state._replace(steps=grown)
+            collected = int(e["step"]) - int(e["in_flight"]) - collected_before
+            if collected == max_steps:
+                return STOP_MAX_STEPS
+            stop = advance(self.state, until_s, stop_on_finish, max_steps - collected)
+            if stop == STOP_DECIDE:
+                assert self._decide is not None
+                self._decide(self.state, (int(e["first_batch"]) + int(e["in_flight"])) & 1)
             elif stop == STOP_STUCK:
                 raise SimulationError("the engine can run nothing although requests wait")
-            else:
+            elif stop != STOP_STEPS_FULL:
                 return int(stop)
 
     @property

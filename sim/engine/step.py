@@ -14,7 +14,7 @@ from numba import njit
 from draftcast.sim.acceptance import accepted_drafts, proposed_drafts
 from draftcast.sim.borrowed import borrowed, reference
 from draftcast.sim.engine import blocks, queue
-from draftcast.sim.engine.decide import KIND_PYTHON, decide, observe
+from draftcast.sim.engine.decide import KIND_PYTHON, decide, draft_levels, observe
 from draftcast.sim.engine.schedule import advance_computed, schedule
 from draftcast.sim.engine.state import (
     CLOCK_DRAFT,
@@ -94,7 +94,7 @@ def draw(ref: Engine, slot: int) -> None:
             x.proposed = x.drafts
             if by_match and is_async:  # rows are reserved before the search on the device is known to have matched
                 x.proposed = proposed_drafts(s.acceptance, x.request, r.future, x.drafts)
-            x.accepted = accepted_drafts(s.acceptance, x.request, r.future, x.proposed)
+            x.accepted = accepted_drafts(s.acceptance, x.request, r.future, draft_levels(ref, x.proposed))
         r.future += x.accepted + 1
 
 
@@ -169,7 +169,7 @@ def commit(ref: Engine, slot: int) -> None:
     f[F_DRAFT_SEQS] = draft_seqs
     f[F_DRAFT_TOKENS] = draft_tokens
     # A tree's nodes come out of as many passes as it is deep; fewer nodes, proportionally fewer levels.
-    f[F_DRAFT_PASSES] = most if c.tree_depth == 0 else -(-most * c.tree_depth // max(c.k, 1))
+    f[F_DRAFT_PASSES] = draft_levels(ref, most)
     f[F_DRAFT_KV] = draft_kv
     f[F_PROPOSE_TOKENS] = draft_kv if on_host else 0
 
@@ -343,7 +343,7 @@ def collect(ref: Engine) -> int:
                 r.accepted += accepted
                 rounds += 1
                 total_accepted += accepted
-                rejections += accepted < x.proposed
+                rejections += accepted < draft_levels(ref, x.proposed)
                 s.rounds_by_accepted[r.segment, accepted] += 1
         count = min(accepted + 1, r.prompt + r.max_tokens - r.tokens, c.max_model_len - r.tokens)
         r.tokens += count
@@ -458,6 +458,7 @@ def advance(engine: Engine, until_s: float, stop_on_finish: bool, max_steps: int
                 return STOP_TIME
             _arrive(ref)
             slot = (e.first_batch + e.in_flight) & 1
+            num_preemptions = e.num_preemptions
             size = schedule(ref)
             if size > 0:
                 draw(ref, slot)
@@ -467,6 +468,8 @@ def advance(engine: Engine, until_s: float, stop_on_finish: bool, max_steps: int
                 decide(ref, slot)
             elif e.in_flight > 0:
                 e.phase = PHASE_COLLECT
+            elif e.num_preemptions > num_preemptions:
+                continue  # the step's only candidate gave way to itself; those behind it, and the queue, come next
             elif e.next_arrival < e.num_arrivals:
                 arrival_s = s.requests[s.arrivals[e.next_arrival]].arrival_s
                 if arrival_s >= until_s:

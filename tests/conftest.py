@@ -1,0 +1,209 @@
+"""Fixtures of the engine's tests: a replica over a few requests, step costs that are easy numbers, a log by step.
+
+They come as fixtures because tests are imported one by one (``--import-mode=importlib``) and cannot import each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from draftcast.sim import results
+from draftcast.sim import step_time as st
+from draftcast.sim.acceptance import AcceptanceModel, Trace, compile_acceptance
+from draftcast.sim.engine.replica import Replica, request_rows
+from draftcast.sim.engine.state import STOP_MAX_STEPS, EngineSettings
+from draftcast.sim.methods import Method, get_method
+from draftcast.sim.policies import Fixed, Policy, python_hook
+from draftcast.sim.request_table import RequestTable
+
+
+def as_method(method: str | Method) -> Method:
+    return method if isinstance(method, Method) else get_method(method)
+
+
+def easy_cost(
+    *,
+    step_s: float = 1.0,
+    row_s: float = 0.125,
+    kv_s: float = 0.0,
+    host_s: float = 0.0,
+    host_hides: bool = True,
+    draft_s: float = 0.0,
+    draft_token_s: float = 0.0,
+    search_fraction: float = 0.0,
+    method: str | Method = "none",
+    is_async: bool = True,
+) -> st.StepCost:
+    """A step takes ``step_s + row_s * rows + kv_s * cached tokens``; eighths of a second are exact in binary.
+
+    The draft adds ``draft_s`` to every step and ``draft_token_s`` per draft made; text search a fraction of the target.
+    """
+    params = np.zeros(st.N_PARAMS)
+    params[st.P_AFFINE] = 1.0
+    params[st.P_OVERLAP_HOST] = float(host_hides)
+    params[st.P_ASYNC] = float(is_async)
+    params[st.P_PLAN] = float(as_method(method).plan)
+    params[st.P_HOST_FIXED_S] = host_s
+    params[st.P_FIT_TARGET_S] = step_s
+    params[st.P_FIT_ROW_S] = row_s
+    params[st.P_FIT_KV_S] = kv_s
+    params[st.P_FIT_DRAFT_S] = draft_s
+    params[st.P_FIT_DRAFT_TOKEN_S] = draft_token_s
+    params[st.P_FIT_SEARCH_FRACTION] = search_fraction
+    params[st.P_FIT_HIGH_SEQS] = 1e9
+    empty = np.zeros((1, 3))
+    return st.StepCost(params, empty, empty, empty, empty, empty, empty, np.zeros((st.N_BLOCKS, st.N_COLUMNS)))
+
+
+class Step(NamedTuple):
+    """One collected step: when it was scheduled, ran and was collected, what each request did, blocks held after it."""
+
+    schedule_s: float
+    launch_s: float
+    end_s: float
+    collect_s: float
+    rows: dict[int, tuple[int, int, int]]  # request: scheduled tokens, drafts verified among them, drafts accepted
+    next_drafts: dict[int, int]
+    used_blocks: int
+
+
+@dataclass
+class Case:
+    """Requests, and the replicas that may serve them; nothing has been sent yet."""
+
+    table: RequestTable
+    replicas: list[Replica]
+
+    @property
+    def replica(self) -> Replica:
+        return self.replicas[0]
+
+    @property
+    def rows(self) -> Any:
+        return self.replica.state.requests
+
+    def send(self) -> Case:
+        """Send all requests to the first replica."""
+        self.replica.submit(np.arange(len(self.table), dtype=np.uint32))
+        return self
+
+    def serve(self) -> Case:
+        """Send all requests to the first replica and run it, in one compiled call, until it is idle."""
+        self.send().replica.advance(math.inf)
+        return self
+
+    def log(self) -> list[Step]:
+        """Send all requests and run step by step."""
+        self.send()
+        steps = []
+        while self.replica.advance(math.inf, max_steps=1) == STOP_MAX_STEPS:
+            self.replica.check_integrity()
+            s = self.replica.state
+            e = s.engine[0]
+            slot = int(e["first_batch"]) ^ 1  # collected just now, not overwritten yet
+            batch = s.batch[slot]
+            entries = s.entries[slot][: batch["size"]]
+            rows = {int(x["request"]): (int(x["tokens"]), int(x["drafts"]), int(x["accepted"])) for x in entries}
+            drafts = {int(x["request"]): int(x["next_drafts"]) for x in entries if x["next_drafts"]}
+            used = int(s.config[0]["num_blocks"]) - 1 - int(e["free_blocks"])
+            times = [float(v) for v in (batch["schedule_s"], batch["launch_s"], batch["end_s"], e["host_s"])]
+            steps.append(Step(*times, rows, drafts, used))
+        return steps
+
+    def requests(self, assigned: Any = 0) -> pd.DataFrame:
+        """One row per request, as in a result."""
+        return results.requests_frame(self.replicas, self.table, np.broadcast_to(np.int32(assigned), len(self.table)))
+
+
+def build_case(
+    prompt: Sequence[int],
+    output: Sequence[int],
+    *,
+    arrival_s: Sequence[float] | None = None,
+    priority: Sequence[int] | None = None,
+    hash_ids: Sequence[Sequence[int]] | None = None,
+    hash_block_tokens: int = 4,
+    method: str | Method = "none",
+    k: int = 0,
+    policy: Policy | None = None,
+    accept: Sequence[Sequence[int]] | AcceptanceModel | None = None,
+    seed: int = 0,
+    cost: dict[str, Any] | None = None,
+    replicas: int = 1,
+    **settings: Any,
+) -> Case:
+    """Replicas of one engine over the given requests.
+
+    Args:
+        accept: accepted drafts by output position, one list per request, or a model. Position 1 is the round that is
+            verified when one output token exists.
+        cost: arguments of ``easy_cost``.
+        settings: fields of ``EngineSettings``; those that follow from the method are filled in.
+    """
+    facts = as_method(method)
+    hashes: dict[str, Any] = {}
+    if hash_ids is not None:
+        hashes = {
+            "hash_ids": np.array([h for ids in hash_ids for h in ids], np.int64),
+            "hash_offsets": np.cumsum([0, *map(len, hash_ids)]).astype(np.int64),
+            "hash_block_tokens": hash_block_tokens,
+        }
+    table = RequestTable.from_columns(prompt, output, arrival_s, priority=priority, **hashes)
+    policy = policy or Fixed()
+    from_method: dict[str, Any] = {
+        "slots": facts.slots(k),
+        "lookahead": facts.lookahead(k),
+        "num_speculative_tokens": facts.verify_nodes(k),
+        "pads_single_tokens": not policy.is_dynamic,
+        "async_scheduling": facts.is_async,
+        "drops_last_hit": facts.drops_last_prefix_block,
+        "proposes_on_host": facts.proposes_on_host,
+        "proposes_by_match": facts.proposes_by_match,
+        "tree_depth": k if facts.is_tree else 0,
+    }
+    small: dict[str, Any] = {
+        "block_size": 4,
+        "num_gpu_blocks": 101,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 64,
+        "enable_prefix_caching": hash_ids is not None,
+    }
+    engine = EngineSettings(**{**small, **from_method, **settings})
+    model = accept if isinstance(accept, AcceptanceModel) else Trace.from_lists(accept or [[0]] * len(table))
+    acceptance = compile_acceptance([model], table.class_id, seed, k)
+    step_cost = easy_cost(**{"method": method, "is_async": engine.async_scheduling, **(cost or {})})
+    rows = request_rows(table)
+    made = [
+        Replica(
+            engine,
+            rows,
+            table,
+            policy.compile(engine.num_speculative_tokens, engine.max_num_seqs),
+            step_cost,
+            acceptance,
+            record_steps=True,
+            decide=python_hook(policy),
+        )
+        for _ in range(replicas)
+    ]
+    return Case(table, made)
+
+
+@pytest.fixture(name="easy_cost")
+def easy_cost_fixture() -> Any:
+    """``easy_cost``: a step cost of easy numbers."""
+    return easy_cost
+
+
+@pytest.fixture(name="build_case")
+def build_case_fixture() -> Any:
+    """``build_case``: requests and replicas that are ready to serve them."""
+    return build_case
