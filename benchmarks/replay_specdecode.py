@@ -8,10 +8,10 @@ Their protocol: each recorded request becomes a batch of B equal requests that a
 with k = 3 and once without speculation; throughput is tokens over the batch's duration; the speed-up is the ratio of
 the two throughputs, each averaged over the requests.
 
-Why the figures differ by 1 to 2 %: theirs come from 300 of the 310 requests, drawn at random (their formulas over all 310
-give 1.727, 1.658, 1.360); their prefill makes no drafts, the engine's makes those of the first round; and they count the
-draft tokens of one request a step, the engine those of the batch. An n-gram recording does not tell a round without a
-match from a rejected one, so every round verifies k drafts here, which is too many at large batches.
+Why the figures differ by 1 to 2 %: theirs come from 300 of the 310 requests, drawn at random (their formulas over all
+310 give 1.727, 1.658, 1.360); their prefill makes no drafts, the engine's makes those of the first round; and they
+count the draft tokens of one request a step, the engine those of the batch. An n-gram recording does not tell a round
+without a match from a rejected one, so every round verifies k drafts here, which is too many at large batches.
 """
 
 from __future__ import annotations
