@@ -5,9 +5,10 @@ of the scheduler, so that the lines can be compared with those of vLLM 0.32's ``
 
 Input: ``block_size``, ``num_blocks``, ``max_num_seqs``, ``max_num_batched_tokens``, ``max_model_len``, ``method``
 (a name of ``draftcast.sim.methods``), ``k``; optional ``schedule`` (``[[first, last, k], ...]``), ``policy``
-(``fcfs``, ``priority``), ``watermark``, ``long_prefill_token_threshold``, ``async``, ``prefix_caching`` (default
-false) and ``hash_block_tokens``; ``requests``: ``arrival_step``, ``prompt``, ``output``, ``accept`` (drafts accepted
-in round 0, 1, ..., cycled), optional ``priority``, ``hash_ids``.
+(``fcfs``, ``priority``), ``watermark``, ``long_prefill_token_threshold``, ``max_num_scheduled_tokens``,
+``enable_chunked_prefill``, ``async``, ``prefix_caching`` (default false) and ``hash_block_tokens``; ``requests``:
+``arrival_step``, ``prompt``, ``output``, ``accept`` (drafts accepted in round 0, 1, ..., cycled), optional
+``priority``, ``hash_ids``.
 
 Output: ``step``, ``tokens`` (scheduled tokens by request), ``drafts`` (drafts verified by request), ``running``,
 ``waiting``, ``free_blocks``.
@@ -34,6 +35,37 @@ from draftcast.sim.request_table import RequestTable
 from draftcast.sim.step_time import N_BLOCKS, N_COLUMNS, N_PARAMS, StepCost
 
 _REQUIRED = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "method", "k")
+_REQUIRED_OF_REQUEST = ("arrival_step", "prompt", "output")
+_MAY_BE_ZERO = ("k", "arrival_step")
+
+
+def _check(workload: Any) -> None:
+    """Raise InputError for a missing key or a value of the wrong kind."""
+    if not isinstance(workload, dict):
+        raise InputError("must be a JSON object", key="workload", value=workload)
+    _check_keys(workload, (*_REQUIRED, "requests"), "")
+    if workload.get("policy", "fcfs") not in ("fcfs", "priority"):
+        raise InputError("must be fcfs or priority", key="policy", value=workload["policy"])
+    if not isinstance(workload["requests"], list):
+        raise InputError("must be a list of requests", key="requests", value=workload["requests"])
+    drafting = workload["method"] != "none" and workload["k"] > 0
+    for i, request in enumerate(workload["requests"]):
+        if not isinstance(request, dict):
+            raise InputError("must be a JSON object", key=f"requests[{i}]", value=request)
+        _check_keys(request, _REQUIRED_OF_REQUEST, f"requests[{i}].")
+        if drafting and not (isinstance(request.get("accept"), list) and request["accept"]):
+            key = f"requests[{i}].accept"
+            raise InputError("must be a list of at least one number", key=key, value=request.get("accept"))
+
+
+def _check_keys(found: dict[str, Any], required: tuple[str, ...], where: str) -> None:
+    for name in required:
+        if name not in found:
+            raise InputError(f"missing; required are {', '.join(required)}", key=where + name)
+        value = found[name]
+        least = 0 if name in _MAY_BE_ZERO else 1
+        if name not in ("method", "requests") and not (type(value) is int and value >= least):
+            raise InputError(f"must be a whole number of at least {least}", key=where + name, value=value)
 
 
 def _table(workload: dict[str, Any]) -> RequestTable:
@@ -63,11 +95,9 @@ def build_replica(workload: dict[str, Any]) -> Replica:
     """A replica set up as the workload says, with no request sent yet.
 
     Raises:
-        InputError: a required key is missing, naming it.
+        InputError: a required key is missing, naming it, or a value is of the wrong type.
     """
-    for name in (*_REQUIRED, "requests"):
-        if name not in workload:
-            raise InputError(f"missing; required are {', '.join((*_REQUIRED, 'requests'))}", key=name)
+    _check(workload)
     table = _table(workload)
     drafting = workload["method"] != "none" and workload["k"] > 0
     method = get_method(workload["method"] if drafting else "none")
@@ -80,6 +110,8 @@ def build_replica(workload: dict[str, Any]) -> Replica:
         max_num_seqs=workload["max_num_seqs"],
         max_num_batched_tokens=workload["max_num_batched_tokens"],
         max_model_len=workload["max_model_len"],
+        max_num_scheduled_tokens=workload.get("max_num_scheduled_tokens"),
+        enable_chunked_prefill=workload.get("enable_chunked_prefill", True),
         long_prefill_token_threshold=workload.get("long_prefill_token_threshold", 0),
         watermark=workload.get("watermark", 0.0),
         slots=method.slots(k),
@@ -112,9 +144,13 @@ def _settle(s: Engine, slot: int, requests: list[dict[str, Any]], rounds: list[i
 
 
 def trace(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield one record per scheduler call; request ``i`` arrives before call number ``arrival_step``."""
-    requests = workload["requests"]
+    """Yield one record per scheduler call; request ``i`` arrives before call number ``arrival_step``.
+
+    Raises:
+        InputError: see :func:`build_replica`; or requests that wait and can never run (vLLM would ask for ever).
+    """
     replica = build_replica(workload)
+    requests = workload["requests"]
     s = replica.state
     e = s.engine[0]
     depth = int(s.config[0]["depth"])
@@ -130,6 +166,7 @@ def trace(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
             sent += 1
             e["next_arrival"] = sent
         slot = (int(e["first_batch"]) + int(e["in_flight"])) & 1
+        num_preemptions = int(e["num_preemptions"])
         size = calls.schedule_batch(s)
         entries = s.entries[slot][:size]
         yield {
@@ -149,15 +186,18 @@ def trace(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 continue
         if e["in_flight"]:
             calls.collect_output(s)
+        elif not size and sent == len(order) and e["num_preemptions"] == num_preemptions:
+            waiting = s.queue[: e["num_waiting"]].tolist() + s.running[: e["num_running"]].tolist()
+            raise InputError("can never be scheduled: too few blocks or too long", key=f"requests[{min(waiting)}]")
     assert (s.requests["status"] == FINISHED).all()
 
 
 def main() -> int:
-    """Read a workload from standard input, print its trace."""
+    """Read a workload from standard input, print its trace; 2 when the input is bad."""
     try:
         for record in trace(json.load(sys.stdin)):
             print(json.dumps(record))
-    except (InputError, json.JSONDecodeError) as error:
+    except (InputError, ValueError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftcast.errors import SimulationError
+from draftcast.errors import CapacityError, SimulationError
 from draftcast.sim.arrivals import ClosedLoop, ThinkTime
 from draftcast.sim.cluster import Cluster
+from draftcast.sim.engine.replica import check_fits
 from draftcast.sim.engine.state import STOP_FINISHED, STOP_IDLE, STOP_MAX_STEPS
 from draftcast.sim.methods import get_method
 from draftcast.sim.policies import Off
@@ -356,6 +357,22 @@ def test_a_request_that_never_fits_is_an_error(build_case: Any) -> None:
         case.serve()
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_model_len": 12}, r"request 1: prompt_tokens = 12: must be below max_model_len = 12"),
+        ({"num_gpu_blocks": 4}, r"request 1: .* = 16: one request needs 4 KV blocks of 4 tokens, the engine has 3"),
+        ({"max_num_batched_tokens": 14, "enable_chunked_prefill": False}, r"request 1: .* = 15: .* holds 14 tokens"),
+        ({"max_num_scheduled_tokens": 14, "enable_chunked_prefill": False}, r"request 1: .* = 15: .* holds 14 tokens"),
+    ],
+)
+def test_requests_that_never_fit_are_refused(build_case: Any, settings: dict[str, Any], message: str) -> None:
+    case = build_case([4, 12], [1, 4], **settings)
+    with pytest.raises(CapacityError, match=message):
+        check_fits(case.replica.settings, case.rows)
+    check_fits(build_case([4, 12], [1, 4], num_gpu_blocks=5, max_num_batched_tokens=15).replica.settings, case.rows)
+
+
 # ---- drafts ----
 
 
@@ -379,8 +396,8 @@ def test_a_rejection_at_a_block_boundary_keeps_the_block(build_case: Any) -> Non
 
 def test_a_rejection_under_async_scheduling(build_case: Any) -> None:
     case = build_case([6], [6], method="eagle", k=2, accept=[[0, 0, 2, 0, 0, 1]])
-    # The same steps with 2 slots of lookahead. Step 1 reserves 6 + 3 + 2 slots: 3 blocks. Step 2 is scheduled as if both
-    # drafts of step 1 were accepted: 9 + 3 + 2, 4 blocks; step 3 after the rejection: 10 + 3 + 2.
+    # The same steps with 2 slots of lookahead. Step 1 reserves 6 + 3 + 2 slots: 3 blocks. Step 2 is scheduled as if
+    # both drafts of step 1 were accepted: 9 + 3 + 2, 4 blocks; step 3 after the rejection: 10 + 3 + 2.
     log = case.log()
     assert rows_and_ends(log) == [
         (1.75, {0: (6, 0, 0)}),

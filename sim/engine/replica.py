@@ -73,7 +73,8 @@ def check_fits(settings: EngineSettings, rows: Array) -> None:
     """Refuse requests that the engine could never finish, naming the first.
 
     Raises:
-        CapacityError: a prompt leaves no room for an output token, or a request alone exceeds the KV blocks.
+        CapacityError: a prompt leaves no room for an output token, a request alone exceeds the KV blocks, or, without
+            chunked prefill, its tokens could not be recomputed in one step.
     """
     too_long = np.flatnonzero(rows["prompt"] >= settings.max_model_len)
     if too_long.size:
@@ -94,6 +95,21 @@ def check_fits(settings: EngineSettings, rows: Array) -> None:
             f"the engine has {settings.num_gpu_blocks - 1}",
             key=f"request {i}: prompt_tokens + output_tokens",
             value=int(longest[i]),
+        )
+    if settings.enable_chunked_prefill:
+        return
+    budget = settings.max_num_batched_tokens - settings.slots
+    if settings.max_num_scheduled_tokens is not None:
+        budget = min(budget, settings.max_num_scheduled_tokens)
+    # After a preemption everything but the next token is prefilled again.
+    tokens = np.minimum(rows["prompt"] + rows["max_tokens"] - 1, settings.max_model_len - 1)
+    long = np.flatnonzero(tokens > budget)
+    if long.size:
+        i = int(long[0])
+        raise CapacityError(
+            f"without chunked prefill a step must hold them all, and it holds {budget} tokens",
+            key=f"request {i}: prompt_tokens + output_tokens - 1",
+            value=int(tokens[i]),
         )
 
 

@@ -51,7 +51,9 @@ MODEL = {
     "max_position_embeddings": 131072,
     "torch_dtype": "float32",
 }
-OPTIONAL = ("watermark", "long_prefill_token_threshold", "policy")
+OPTIONAL = ("watermark", "long_prefill_token_threshold", "policy", "max_num_scheduled_tokens")
+# draftcast's names of what vLLM calls by another name with parallel_drafting.
+PARALLEL = {"p_eagle": "eagle3", "pard": "draft_model", "dflash": "dflash", "dspark": "dspark"}
 
 
 @lru_cache(maxsize=1)
@@ -78,9 +80,7 @@ def _speculative(w: dict[str, Any], model: ModelConfig, parallel: ParallelConfig
         options |= {"method": "draft_model", "model": _model_folder()}
     if w.get("schedule"):
         options["num_speculative_tokens_per_batch_size"] = w["schedule"]
-    config = SpeculativeConfig(**options)
-    config.method = w["method"]
-    return config
+    return SpeculativeConfig(**options)
 
 
 def _scheduler(w: dict[str, Any]) -> tuple[Scheduler, bool]:
@@ -100,13 +100,17 @@ def _scheduler(w: dict[str, Any]) -> tuple[Scheduler, bool]:
             max_num_seqs=w["max_num_seqs"],
             max_num_batched_tokens=w["max_num_batched_tokens"],
             max_model_len=w["max_model_len"],
-            enable_chunked_prefill=True,
+            enable_chunked_prefill=w.get("enable_chunked_prefill", True),
             is_encoder_decoder=False,
             async_scheduling=is_async,
             **{name: w[name] for name in OPTIONAL if name in w},
         ),
     )
     config.cache_config.num_gpu_blocks = w["num_blocks"]
+    if config.speculative_config is not None:
+        # After validation, which refuses methods that this CPU build's model runner cannot run.
+        config.speculative_config.method = PARALLEL.get(w["method"], w["method"])
+        config.speculative_config.parallel_drafting = w["method"] in PARALLEL
     spec = FullAttentionSpec(block_size=w["block_size"], num_kv_heads=1, head_size=1, dtype=torch.float32)
     layers = KVCacheConfig(
         num_blocks=w["num_blocks"], kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]

@@ -6,6 +6,8 @@ from random import Random
 from typing import Any
 
 METHODS = ("none", "ngram", "draft_model")
+HIDDEN_STATES = ("eagle", "eagle3", "mtp", "dflash", "dspark", "p_eagle")
+EVERY_METHOD = (*METHODS, *HIDDEN_STATES, "pard", "ngram_gpu", "medusa", "suffix")
 
 
 def random_workload(seed: int, *, prefix_caching: bool = False, methods: tuple[str, ...] = METHODS) -> dict[str, Any]:
@@ -60,8 +62,17 @@ def random_workload(seed: int, *, prefix_caching: bool = False, methods: tuple[s
         workload["long_prefill_token_threshold"] = rng.choice([k + 2, 16, 50])
     if rng.random() < 0.3:
         workload["watermark"] = rng.choice([0.01, 0.05, 0.2])
-    if method == "draft_model" and rng.random() < 0.2:
+    if method in ("ngram", "medusa", "suffix"):
+        workload["async"] = False
+    if method in ("draft_model", *HIDDEN_STATES) and rng.random() < 0.2:
         workload["async"] = False
     if method == "none" and rng.random() < 0.3:
         workload["async"] = False
+    if rng.random() < 0.2:
+        workload["max_num_scheduled_tokens"] = max(workload["max_num_batched_tokens"] // 2, k + 2)
+    if rng.random() < 0.1:  # room for the longest prompt and the method's slots, and no threshold
+        workload["enable_chunked_prefill"] = False
+        workload["max_num_batched_tokens"] = max(workload["max_num_batched_tokens"], max_model_len + 8)
+        workload["max_num_scheduled_tokens"] = workload["max_num_batched_tokens"]
+        workload.pop("long_prefill_token_threshold", None)
     return workload

@@ -1,0 +1,116 @@
+"""The simulated scheduler against vLLM's own classes, line by line, over random workloads (``workloads.py``).
+
+In-process, because loading vLLM takes longer than hundreds of workloads. Needs the environment of ``make live-env``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import itertools
+import json
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from draftcast.sim import schedule_trace
+
+pytestmark = pytest.mark.live
+
+HERE = Path(__file__).parent
+REFERENCE = HERE.parents[2] / "shared" / "reference" / "vllm_schedule.py"
+# What the reference script does not take.
+NOT_IN_REFERENCE = ("max_num_scheduled_tokens", "enable_chunked_prefill")
+AT_ONCE = 40
+
+
+def load(name: str) -> ModuleType:
+    """A module that lies beside this file; tests are not on the import path."""
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+workloads = load("workloads")
+
+
+@pytest.fixture(scope="module")
+def drive() -> Callable[[dict[str, Any]], Iterator[dict[str, Any]]]:
+    """vLLM's scheduler as a generator of records."""
+    pytest.importorskip("vllm", reason="make live-env")
+    return load("vllm_scheduler_driver").drive  # type: ignore[no-any-return]
+
+
+def compare(number: int, workload: dict[str, Any], theirs: list[Any], ours: list[Any]) -> None:
+    """Assert equality; a failure names the first line that differs and the workload."""
+    for a, b in itertools.zip_longest(ours, theirs):
+        options = {key: value for key, value in workload.items() if key != "requests"}
+        assert a == b, f"workload {number} {options}\n  draftcast {a}\n  vLLM      {b}"
+
+
+@pytest.mark.parametrize("start", range(0, 160, AT_ONCE))
+def test_without_prefix_caching(drive: Any, start: int) -> None:
+    for number in range(start, start + AT_ONCE):
+        workload = workloads.random_workload(number)
+        compare(number, workload, list(drive(workload)), list(schedule_trace.trace(workload)))
+
+
+@pytest.mark.parametrize("start", range(1000, 1120, AT_ONCE))
+def test_with_prefix_caching(drive: Any, start: int) -> None:
+    for number in range(start, start + AT_ONCE):
+        workload = workloads.random_workload(number, prefix_caching=True, methods=workloads.EVERY_METHOD)
+        compare(number, workload, list(drive(workload)), list(schedule_trace.trace(workload)))
+
+
+@pytest.mark.parametrize("start", range(2000, 2080, AT_ONCE))
+def test_every_method(drive: Any, start: int) -> None:
+    for number in range(start, start + AT_ONCE):
+        workload = workloads.random_workload(number, methods=workloads.EVERY_METHOD)
+        compare(number, workload, list(drive(workload)), list(schedule_trace.trace(workload)))
+
+
+@pytest.fixture(scope="module")
+def printed_by_reference() -> Callable[[dict[str, Any]], list[str]]:
+    """What the reference script prints for a workload; it runs its ``main`` when loaded, and again when called."""
+    pytest.importorskip("vllm", reason="make live-env")
+    if not REFERENCE.exists():
+        pytest.skip(f"{REFERENCE} is not there")
+    main: Callable[[], None] | None = None
+
+    def run(workload: dict[str, Any]) -> list[str]:
+        nonlocal main
+        out, stdin = io.StringIO(), sys.stdin
+        sys.stdin = io.StringIO(json.dumps(workload))
+        try:
+            with contextlib.redirect_stdout(out):
+                if main is None:
+                    main = runpy.run_path(str(REFERENCE))["main"]
+                else:
+                    main()
+        finally:
+            sys.stdin = stdin
+        return out.getvalue().splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize("start", range(3000, 3200, AT_ONCE))
+def test_prints_what_the_reference_prints(printed_by_reference: Any, monkeypatch: Any, capsys: Any, start: int) -> None:
+    for number in range(start, start + AT_ONCE):
+        workload = workloads.random_workload(number)
+        for key in NOT_IN_REFERENCE:
+            workload.pop(key, None)
+        theirs = printed_by_reference(workload)
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(workload)))
+        assert schedule_trace.main() == 0
+        compare(number, workload, theirs, capsys.readouterr().out.splitlines())
