@@ -12,7 +12,7 @@ import itertools
 import json
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,32 +50,33 @@ def drive() -> Callable[[dict[str, Any]], Iterator[dict[str, Any]]]:
     return load("vllm_scheduler_driver").drive  # type: ignore[no-any-return]
 
 
-def compare(number: int, workload: dict[str, Any], theirs: list[Any], ours: list[Any]) -> None:
-    """Assert equality; a failure names the first line that differs and the workload."""
-    for a, b in itertools.zip_longest(ours, theirs):
-        options = {key: value for key, value in workload.items() if key != "requests"}
-        assert a == b, f"workload {number} {options}\n  draftcast {a}\n  vLLM      {b}"
+def compare(number: int, workload: dict[str, Any], theirs: list[Any], ours: Iterable[Any]) -> None:
+    """Assert equality; a failure names the first line that differs and the workload. ``ours`` may be endless."""
+    for step, (a, b) in enumerate(itertools.zip_longest(itertools.islice(ours, len(theirs) + 1), theirs)):
+        assert a == b, f"workload {number}, call {step}: {json.dumps(workload)}\n  draftcast {a}\n  vLLM      {b}"
 
 
-@pytest.mark.parametrize("start", range(0, 160, AT_ONCE))
-def test_without_prefix_caching(drive: Any, start: int) -> None:
+@pytest.mark.parametrize(
+    ("start", "options"),
+    [
+        *((start, {}) for start in range(0, 160, AT_ONCE)),
+        *((start, {"methods": workloads.EVERY_METHOD}) for start in range(2000, 2080, AT_ONCE)),
+        *((start, {"methods": workloads.EVERY_METHOD, "prefix_caching": True}) for start in range(1000, 1120, AT_ONCE)),
+    ],
+)
+def test_schedules_what_vllm_schedules(drive: Any, start: int, options: dict[str, Any]) -> None:
+    lines = 0
+    preempted = False
     for number in range(start, start + AT_ONCE):
-        workload = workloads.random_workload(number)
-        compare(number, workload, list(drive(workload)), list(schedule_trace.trace(workload)))
-
-
-@pytest.mark.parametrize("start", range(1000, 1120, AT_ONCE))
-def test_with_prefix_caching(drive: Any, start: int) -> None:
-    for number in range(start, start + AT_ONCE):
-        workload = workloads.random_workload(number, prefix_caching=True, methods=workloads.EVERY_METHOD)
-        compare(number, workload, list(drive(workload)), list(schedule_trace.trace(workload)))
-
-
-@pytest.mark.parametrize("start", range(2000, 2080, AT_ONCE))
-def test_every_method(drive: Any, start: int) -> None:
-    for number in range(start, start + AT_ONCE):
-        workload = workloads.random_workload(number, methods=workloads.EVERY_METHOD)
-        compare(number, workload, list(drive(workload)), list(schedule_trace.trace(workload)))
+        workload = workloads.random_workload(number, **options)
+        theirs = list(drive(workload))
+        compare(number, workload, theirs, schedule_trace.trace(workload))
+        lines += len(theirs)
+        preempted |= any(
+            b["running"] < a["running"] and b["waiting"] > a["waiting"] for a, b in itertools.pairwise(theirs)
+        )
+    assert lines > 40 * AT_ONCE, "the workloads are too small to say anything"
+    assert preempted, "no workload preempts: blocks are never scarce"
 
 
 @pytest.fixture(scope="module")
