@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from draftcast.scenarios.deployment import Deployment, deploy
 from draftcast.scenarios.run_directory import make_manifest
@@ -23,6 +24,7 @@ from draftcast.sim.policies import python_hook
 from draftcast.sim.random_streams import replication_seed
 from draftcast.sim.request_table import RequestTable
 from draftcast.sim.routers import make_router
+from draftcast.sim.warmup import shared_warmup
 from draftcast.sim.workload import WorkloadSpec, build_requests, load_traces
 
 Progress = Callable[[float], None]
@@ -59,9 +61,12 @@ class RunResult:
 
 @dataclass(frozen=True)
 class _Replication:
-    metrics: Metrics
+    """What the engine left behind, not measured yet."""
+
     requests: pd.DataFrame
     steps: pd.DataFrame | None
+    itl_counts: NDArray[np.int64]
+    accepted_per_position: NDArray[np.int64]
     engine: dict[str, float]
 
 
@@ -126,16 +131,31 @@ def _replicate(
     cluster = Cluster(replicas, table, router, loop, seed, progress)
     cluster.run()
     requests = results.requests_frame(replicas, table, cluster.assigned)
-    metrics = compute_metrics(
+    return _Replication(
         requests,
+        results.steps_frame(replicas) if record_steps else None,
         results.itl_counts(replicas),
-        slo=slos(scenario) or None,
-        warmup=scenario.statistics.warmup,
-        replicas=len(replicas),
-        accepted_per_position=results.accepted_per_position(replicas),
+        results.accepted_per_position(replicas),
+        _engine_figures(replicas),
     )
-    steps = results.steps_frame(replicas) if record_steps else None
-    return _Replication(metrics, requests, steps, _engine_figures(replicas))
+
+
+def _measure(scenario: Scenario, done: list[_Replication]) -> list[Metrics]:
+    """The figures of every replication; they share one warm-up cut, see `draftcast.sim.warmup`."""
+    cuts: list[Any] = [scenario.statistics.warmup] * len(done)
+    if scenario.statistics.warmup == "auto" and len(done) > 1:
+        cuts = shared_warmup([r.requests for r in done])
+    return [
+        compute_metrics(
+            r.requests,
+            r.itl_counts,
+            slo=slos(scenario) or None,
+            warmup=cut,
+            replicas=scenario.cluster.replicas,
+            accepted_per_position=r.accepted_per_position,
+        )
+        for r, cut in zip(done, cuts, strict=True)
+    ]
 
 
 def simulate(scenario: Scenario, *, progress: Progress | None = None, record_steps: bool = False) -> RunResult:
@@ -173,8 +193,9 @@ def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _result(scenario: Scenario, deployment: Deployment, done: list[_Replication], notes: tuple[str, ...]) -> RunResult:
-    figures = tuple({**r.metrics.summary(), **r.engine} for r in done)
-    verdicts = [r.metrics.stability for r in done]
+    measured = _measure(scenario, done)
+    figures = tuple({**m.summary(), **r.engine} for m, r in zip(measured, done, strict=True))
+    verdicts = [m.stability for m in measured]
     # One replication that falls behind by chance does not make a system unstable; most of them do.
     unstable = sum(v.verdict == "unstable" for v in verdicts) * 2 > len(verdicts)
     stable_rates = [v.largest_stable_rate_rps for v in verdicts if v.largest_stable_rate_rps is not None]
@@ -193,8 +214,8 @@ def _result(scenario: Scenario, deployment: Deployment, done: list[_Replication]
             "reasons": [v.reason for v in verdicts],
             "largest_stable_rate_rps": float(np.mean(stable_rates)) if unstable and stable_rates else None,
         },
-        "warmup_requests": [r.metrics.warmup.requests for r in done],
-        "by_class": [{name: dict(values) for name, values in r.metrics.by_class.items()} for r in done],
+        "warmup_requests": [m.warmup.requests for m in measured],
+        "by_class": [{name: dict(values) for name, values in m.by_class.items()} for m in measured],
         "engine": {
             "num_gpu_blocks": settings.num_gpu_blocks,
             "max_num_seqs": settings.max_num_seqs,

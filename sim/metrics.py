@@ -21,17 +21,16 @@ import pandas as pd
 
 from draftcast.errors import InputError
 from draftcast.sim.itl_histogram import (
-    ITL_SEGMENTS,
     histogram_mean_std,
     histogram_quantile,
     itl_bin_edges,
     segment_of,
-    segment_start,
 )
 from draftcast.sim.request_columns import TIME_COLUMNS, RequestColumns
 from draftcast.sim.slo import Slo, good_requests
 from draftcast.sim.stability import Stability, assess
-from draftcast.sim.statistics import Estimate, mser5, replication_interval
+from draftcast.sim.statistics import Estimate, replication_interval
+from draftcast.sim.warmup import Warmup, find_warmup
 
 __all__ = [
     "LATENCIES",
@@ -49,15 +48,6 @@ BoolArray = npt.NDArray[np.bool_]
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time")
 PERCENTILES = (50, 90, 95, 99)
-
-
-@dataclass(frozen=True)
-class Warmup:
-    """What was cut from the front before measuring."""
-
-    requests: int  # leading requests left out of every figure; a multiple of a twentieth of the run
-    start_s: float  # throughput counts what happens from here on: the arrival of the first measured request
-    reliable: bool  # False when 'auto' found no end of the transient in the first half
 
 
 @dataclass(frozen=True)
@@ -129,7 +119,7 @@ def compute_metrics(
     c = RequestColumns.of(requests)
     n = len(requests)
     stability = assess(c.arrival_s, c.scheduled_s, c.finish_s)
-    cut = _warmup(c, warmup, stability)
+    cut = find_warmup(c, warmup, stability)
     kept = slice(cut.requests, n)
     end = float(c.finish_s[c.finished].max(initial=c.arrival_s.max())) if end_s is None else end_s
     good = good_requests(requests, c, slo)
@@ -153,27 +143,6 @@ def compute_metrics(
         by_class=_by_class(requests, c, kept, good if slo is not None else None, stability.steady),
         transient=transient,
     )
-
-
-def _warmup(c: RequestColumns, warmup: Literal["none", "auto"] | int, stability: Stability) -> Warmup:
-    n, wanted, reliable = c.arrival_s.size, 0, True
-    if warmup == "auto":
-        # TPOT shows the batch filling up, TTFT the queue. Without a steady state (a growing queue, an offline batch)
-        # there is nothing to warm up to.
-        for series in (c.tpot_s, c.ttft_s) if stability.verdict == "stable" else ():
-            index = np.flatnonzero(np.isfinite(series))
-            found = mser5(series[index])
-            if found.cut:
-                wanted = max(wanted, int(index[found.cut]))
-                reliable = reliable and found.reliable
-    elif warmup != "none":
-        wanted = warmup
-    last = segment_start(ITL_SEGMENTS - 1, n)
-    if not isinstance(wanted, int) or not 0 <= wanted <= last:
-        raise InputError(f"must be 'none', 'auto' or a number from 0 to {last}", key="warmup", value=warmup)
-    # The first segment that starts at or after the wanted request.
-    requests = segment_start((wanted - 1) * ITL_SEGMENTS // n + 1, n)
-    return Warmup(requests, float(c.arrival_s[requests:].min()), reliable)
 
 
 def _throughput(
