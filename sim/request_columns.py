@@ -79,9 +79,9 @@ class LittlesLaw:
 def littles_law(requests: pd.DataFrame, steps: pd.DataFrame | None = None) -> LittlesLaw:
     """Little's law over the run, from the first arrival to the last completion.
 
-    L is the integral of the number in system over time: of ``running + waiting`` in the step records when given (an
-    independent count, exact but for arrivals inside a step), else of the requests' own arrivals and completions.
-    Unfinished requests are left out.
+    L is the integral of the number in system over time: of ``running + waiting`` in the step records of one run when
+    given (an independent count, exact but for the first step and arrivals inside a step), else of the requests' own
+    arrivals and completions. Unfinished requests are left out.
     """
     c = RequestColumns.of(requests)
     arrival, finish = c.arrival_s[c.finished], c.finish_s[c.finished]
@@ -89,14 +89,23 @@ def littles_law(requests: pd.DataFrame, steps: pd.DataFrame | None = None) -> Li
         return LittlesLaw(0.0, 0.0, math.nan)
     span = float(finish.max() - arrival.min())
     if steps is not None:
-        number = (steps["running"] + steps["waiting"]).to_numpy(dtype=np.float64)
-        area = float(number @ steps["duration_s"].to_numpy(dtype=np.float64))
+        area = sum(_area_under_steps(own) for _, own in steps.groupby("replica"))
     else:
         times = np.concatenate([arrival, finish])
         order = np.argsort(times, kind="stable")
         change = np.repeat([1.0, -1.0], arrival.size)[order]
         area = float(np.cumsum(change)[:-1] @ np.diff(times[order]))
     return LittlesLaw(area / span, arrival.size / span, float((finish - arrival).mean()))
+
+
+def _area_under_steps(steps: pd.DataFrame) -> float:
+    """Request-seconds in one replica. A step's counts hold from its end to the next step's end.
+
+    Durations are no weights: under asynchronous scheduling a step begins before the one before it ends.
+    """
+    number = (steps["running"] + steps["waiting"]).to_numpy(dtype=np.float64)
+    ends = (steps["start_s"] + steps["duration_s"]).to_numpy(dtype=np.float64)
+    return float(number[:-1] @ np.diff(ends))
 
 
 def check_requests(requests: pd.DataFrame, tolerance: float = 1e-6) -> None:

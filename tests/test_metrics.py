@@ -307,11 +307,12 @@ def test_littles_law() -> None:
     law = littles_law(frame)
     assert law.relative_gap < 1e-12
     assert law.mean_time_s == pytest.approx((frame["finish_s"] - frame["arrival_s"]).mean())
-    # Steps of 0.5 s over the hand case on a grid of arrivals and completions: 1, 2, 1, 2, 2, 1, 1, 1 in the system.
-    counts = [1, 1, 2, 1, 2, 1, 1, 1]
-    steps = pd.DataFrame({"duration_s": [0.5] * 8, "running": counts, "waiting": [0] * 8})
-    assert littles_law(hand(), steps).in_system == pytest.approx(1.25)
-    assert littles_law(hand(), steps).relative_gap == pytest.approx(0.0)
+    # Steps of 0.5 s over the hand case, each begun before the last one ended: in the system after each end are
+    # 1, 2, 1, 2, 1, 1, 1, 0 requests, 4.5 request-seconds in 4 s (the first step, with another 0.5, is not counted).
+    steps = pd.DataFrame({"replica": 0, "start_s": 0.5 * np.arange(8) - 0.25, "duration_s": 0.75})
+    steps["running"] = [1, 1, 1, 1, 1, 1, 1, 0]
+    steps["waiting"] = [0, 1, 0, 1, 0, 0, 0, 0]
+    assert littles_law(hand(), steps).in_system == pytest.approx(4.5 / 4)
 
 
 def test_step_figures_by_hand() -> None:
