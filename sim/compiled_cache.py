@@ -12,7 +12,7 @@ import hashlib
 import os
 from pathlib import Path
 
-ROOMS = ("sim", "calibration")
+ROOMS = ("kernels", "sim", "calibration")
 STAMP = "draftcast-sources"
 
 

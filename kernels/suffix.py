@@ -1,0 +1,332 @@
+"""Suffix decoding: what vLLM's ``suffix`` method drafts from the request's own text and earlier requests' outputs.
+
+The rule (Oliaro et al., SuffixDecoding, arXiv 2411.04975, as vLLM 0.32 runs it through arctic-inference 0.3): for every
+match length m below the last ``max_tree_depth`` tokens, take all places where the last m tokens stand, the end itself
+included, and follow the most frequent next token while the product of the shares ``count(next) / count(here)`` is at
+least ``min_token_prob``, for at most ``min(k, max_spec_factor * m)`` tokens and ``max_tree_depth`` tokens in all. The
+draft's score is the sum of those products. The best score wins, the longer match on a tie. This is asked of two texts,
+the request's own prompt and output, and the outputs of the last ``max_cached_requests`` requests (this one's among
+them); the own text wins a tie. Scores are float32, as there.
+
+The original keeps suffix trees; here the places themselves are walked, through a chain from each place to the previous
+one with the same token, which gives the same counts in less code (time: the places of the last token times the match).
+Ties between next tokens follow the order in which the tree keeps siblings, replayed over the places in text order.
+
+Simplified: requests are taken one after the other, while a server interleaves them, so that running requests see each
+other's unfinished outputs; and a request dropped from the cache leaves no trace in the order of siblings.
+
+All compiled functions stand in this one file, so that numba's cache notices every change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
+
+Tokens = NDArray[np.int32]
+Counts = NDArray[np.int32]
+UNLIMITED = 2**62  # a model length no text reaches
+END = -1  # closes an output among the earlier requests': never equal to a token
+
+
+class SuffixSettings(NamedTuple):
+    """vLLM's ``suffix_decoding_*`` keys, with its defaults.
+
+    max_tree_depth: tokens of a match and its draft together, >= 1.
+    max_spec_factor: draft tokens per token matched, >= 0.
+    min_token_prob: least product of shares a drafted token may have, 0..1.
+    max_cached_requests: requests whose outputs are searched as well, this one among them; 0 searches its own text only.
+    """
+
+    max_tree_depth: int = 24
+    max_spec_factor: float = 1.0
+    min_token_prob: float = 0.1
+    max_cached_requests: int = 10000
+
+
+class _Corpus(NamedTuple):
+    """A text that grows. ``previous[i]`` is the last place before i with the same token, ``last[token]`` the newest."""
+
+    text: Tokens  # capacity
+    previous: NDArray[np.int64]  # capacity
+    last: NDArray[np.int64]  # vocabulary
+
+
+class _Scratch(NamedTuple):
+    place: NDArray[np.int64]  # places of the last token, newest first
+    repeat: NDArray[np.int64]  # tokens that agree up to and including each place
+    member: NDArray[np.int64]  # places that still follow the draft, oldest first
+    slot: NDArray[np.int64]  # by token: its sibling slot, -1 none
+    token: Tokens  # by sibling slot, as are the next three
+    counts: NDArray[np.int64]
+    before: NDArray[np.int64]
+    after: NDArray[np.int64]
+    first: NDArray[np.int64]  # by count: the first sibling with it, -1 none
+
+
+@njit(cache=True)
+def _append(corpus: _Corpus, length: int, token: int) -> int:
+    corpus.text[length] = token
+    if token >= 0:
+        corpus.previous[length] = corpus.last[token]
+        corpus.last[token] = length
+    return length + 1
+
+
+@njit(cache=True)
+def _most_frequent(scratch: _Scratch, text: Tokens, members: int, step: int, length: int) -> tuple[int, int]:
+    """(token, count) of the continuation ``step`` tokens after each member; count 0 when every member ends there.
+
+    Siblings stand in order of falling count. One that grows past its neighbours moves to the front of the group it was
+    in or just below; one that led its group alone stays, and so ends its new group: this decides ties.
+    """
+    token, count, before, after = scratch.token, scratch.counts, scratch.before, scratch.after
+    slot, first = scratch.slot, scratch.first
+    first[: members + 2] = -1
+    slots, head, tail = 0, -1, -1
+    for i in range(members):
+        where = scratch.member[i] + step
+        if where >= length or text[where] < 0:
+            continue
+        s = slot[text[where]]
+        if s < 0:
+            s = slots
+            slots += 1
+            slot[text[where]] = s
+            token[s], count[s], before[s], after[s] = text[where], 1, tail, -1
+            if tail >= 0:
+                after[tail] = s
+            else:
+                head = s
+            tail = s
+            if first[1] < 0:
+                first[1] = s
+            continue
+        c, left, right = count[s], before[s], after[s]
+        same_after = right if right >= 0 and count[right] == c else -1
+        if left < 0 or count[left] > c + 1:
+            first[c] = same_after
+            count[s] = c + 1
+            first[c + 1] = s
+            continue
+        other = first[count[left]]
+        if first[c] == s:
+            first[c] = same_after
+        after[left] = right
+        if right >= 0:
+            before[right] = left
+        else:
+            tail = left
+        count[s] = c + 1
+        left = before[other]
+        before[s], after[s], before[other] = left, other, s
+        if left >= 0:
+            after[left] = s
+        else:
+            head = s
+        if left < 0 or count[left] != c + 1:
+            first[c + 1] = s
+    for s in range(slots):
+        slot[token[s]] = -1
+    return (token[head], count[head]) if head >= 0 else (-1, 0)
+
+
+@njit(cache=True)
+def _search(
+    corpus: _Corpus,
+    floor: int,
+    length: int,
+    context: Tokens,
+    context_length: int,
+    limits: tuple[int, int, np.float32, np.float32],
+    scratch: _Scratch,
+    draft: Tokens,
+    trial: Tokens,
+) -> tuple[int, np.float32]:
+    """(tokens, score) of the best draft for the end of ``context`` in ``corpus.text[floor:length]``, into ``draft``."""
+    k, depth, factor, least = limits
+    text = corpus.text
+    longest_context = min(depth, context_length) - 1
+    zero = np.float32(0.0)
+    if longest_context < 1 or k < 1:
+        return 0, zero
+    places, longest = 0, 0
+    at = corpus.last[context[context_length - 1]]
+    while at >= floor:
+        same = 1
+        while same < longest_context and at - same >= floor and text[at - same] == context[context_length - 1 - same]:
+            same += 1
+        scratch.place[places], scratch.repeat[places] = at, same
+        longest = max(longest, same)
+        places += 1
+        at = corpus.previous[at]
+    best, best_score = 0, zero
+    for matched in range(longest, 0, -1):
+        most = min(k, int(np.float64(np.float32(matched) * factor) + 1e-6))
+        if np.float32(most) <= best_score:
+            continue  # each token scores 1 at most, and a tie goes to the longer match
+        members = 0
+        for i in range(places - 1, -1, -1):
+            if scratch.repeat[i] >= matched:
+                scratch.member[members] = scratch.place[i]
+                members += 1
+        tokens, score, share = 0, zero, np.float32(1.0)
+        while tokens < most and matched + tokens < depth:
+            step = tokens + 1
+            token, count = _most_frequent(scratch, text, members, step, length)
+            if count == 0:
+                break
+            share = np.float32(share * (np.float32(count) / np.float32(members)))
+            if share < least:
+                break
+            trial[tokens] = token
+            tokens += 1
+            score = np.float32(score + share)
+            kept = 0
+            for i in range(members):
+                where = scratch.member[i] + step
+                if where < length and text[where] == token:
+                    scratch.member[kept] = scratch.member[i]
+                    kept += 1
+            members = kept
+        if score > best_score:
+            best, best_score = tokens, score
+            draft[:tokens] = trial[:tokens]
+    return best, best_score
+
+
+@njit(cache=True)
+def _match_positions(
+    tokens: Tokens,
+    prompt_tokens: int,
+    own: _Corpus,
+    earlier: _Corpus,
+    floor: int,
+    earlier_length: int,
+    use_earlier: bool,
+    limits: tuple[int, int, np.float32, np.float32],
+    max_model_len: int,
+    scratch: _Scratch,
+    last_draft: Tokens,
+) -> tuple[Counts, Counts, int]:
+    k, depth, factor, least = limits
+    outputs = len(tokens) - prompt_tokens
+    drafted = np.zeros(outputs + 1, dtype=np.int32)
+    accepted = np.zeros(outputs + 1, dtype=np.int32)
+    draft, second, trial = np.zeros(k, np.int32), np.zeros(k, np.int32), np.zeros(k, np.int32)
+    for i in range(len(tokens)):
+        own.last[tokens[i]] = -1
+    length = 0
+    for i in range(prompt_tokens):
+        length = _append(own, length, tokens[i])
+    for position in range(outputs + 1):
+        most = min(k, max_model_len - length - 1)
+        limits_here = (most, depth, factor, least)
+        count, score = _search(own, 0, length, tokens, length, limits_here, scratch, draft, trial)
+        if use_earlier:
+            other, other_score = _search(
+                earlier, floor, earlier_length, tokens, length, limits_here, scratch, second, trial
+            )
+            if other_score > score:
+                count = other
+                draft[:count] = second[:count]
+        drafted[position] = count
+        same = 0
+        while same < count and length + same < len(tokens) and draft[same] == tokens[length + same]:
+            same += 1
+        accepted[position] = same
+        last_draft[:count] = draft[:count]
+        if position < outputs:
+            if use_earlier:
+                earlier_length = _append(earlier, earlier_length, tokens[length])
+            length = _append(own, length, tokens[length])
+    if use_earlier:
+        earlier_length = _append(earlier, earlier_length, END)
+    return drafted, accepted, earlier_length
+
+
+def _positions(
+    requests: Sequence[tuple[ArrayLike, ArrayLike]], k: int, settings: SuffixSettings, max_model_len: int
+) -> Iterator[tuple[Counts, Counts, Tokens]]:
+    """Per request (drafted, accepted, the last draft), each counting one position more than there are output tokens."""
+    heads = [np.asarray(prompt, dtype=np.int64) for prompt, _ in requests]
+    tails = [np.asarray(output, dtype=np.int64) for _, output in requests]
+    everything = np.concatenate([*heads, *tails]) if heads else np.zeros(0, np.int64)
+    # Token ids become 0, 1, 2, ... so that arrays can be indexed by them.
+    vocabulary, inverse = np.unique(everything, return_inverse=True)
+    dense: Tokens = inverse.astype(np.int32)
+    cuts = np.concatenate(([0], np.cumsum([len(part) for part in (*heads, *tails)]))).astype(np.int64)
+    cached = settings.max_cached_requests
+    own_capacity = max((len(head) + len(tail) for head, tail in zip(heads, tails, strict=True)), default=0)
+    earlier_capacity = sum(len(tail) + 1 for tail in tails) if cached else 0
+
+    def corpus(capacity: int) -> _Corpus:
+        previous, last = np.full(capacity, -1, np.int64), np.full(len(vocabulary), -1, np.int64)
+        return _Corpus(np.zeros(capacity, np.int32), previous, last)
+
+    room = max(own_capacity, earlier_capacity) + 2
+    scratch = _Scratch(
+        place=np.zeros(room, np.int64),
+        repeat=np.zeros(room, np.int64),
+        member=np.zeros(room, np.int64),
+        slot=np.full(len(vocabulary), -1, np.int64),
+        token=np.zeros(room, np.int32),
+        counts=np.zeros(room, np.int64),
+        before=np.zeros(room, np.int64),
+        after=np.zeros(room, np.int64),
+        first=np.zeros(room, np.int64),
+    )
+    own, earlier = corpus(own_capacity), corpus(earlier_capacity)
+    limits = (k, settings.max_tree_depth, np.float32(settings.max_spec_factor), np.float32(settings.min_token_prob))
+    starts: list[int] = []
+    length = 0
+    for index, head in enumerate(heads):
+        starts.append(length)
+        floor = starts[max(0, index + 1 - cached)] if cached else 0
+        there = len(heads) + index
+        text = np.concatenate((dense[cuts[index] : cuts[index + 1]], dense[cuts[there] : cuts[there + 1]]))
+        last_draft = np.zeros(k, np.int32)
+        drafted, accepted, length = _match_positions(
+            text, len(head), own, earlier, floor, length, cached > 0, limits, max_model_len, scratch, last_draft
+        )
+        yield drafted, accepted, vocabulary[last_draft[: drafted[-1]]].astype(np.int32)
+
+
+def match_positions(
+    requests: Sequence[tuple[ArrayLike, ArrayLike]],
+    k: int,
+    settings: SuffixSettings | None = None,
+    max_model_len: int = UNLIMITED,
+) -> Iterator[tuple[Counts, Counts]]:
+    """What a round started at each output position would draft, and how much of it the known output confirms.
+
+    Position p of a request sees its prompt, its first p output tokens and the outputs of the requests before it. Under
+    greedy decoding exactly the drafts that equal the output are accepted, and drafts never change the text, so these
+    arrays hold every round that any schedule of drafts could run. A draft beyond the output's end counts as rejected.
+
+    Args:
+        requests: (prompt, output) token ids, in order of arrival.
+        k: ``num_speculative_tokens``, drafts per round at most.
+        max_model_len: drafts stop one token below it.
+
+    Yields:
+        drafted, accepted: int32[output tokens] for each request in turn, accepted <= drafted <= k.
+    """
+    for drafted, accepted, _ in _positions(requests, k, settings or SuffixSettings(), max_model_len):
+        yield drafted[:-1], accepted[:-1]
+
+
+def propose(
+    prompt: ArrayLike,
+    output: ArrayLike,
+    k: int,
+    settings: SuffixSettings | None = None,
+    earlier: Sequence[tuple[ArrayLike, ArrayLike]] = (),
+) -> Tokens:
+    """The draft for one request after ``output``; ``earlier`` requests ran before it. int32[0..k]."""
+    *_, (_, _, draft) = _positions([*earlier, (prompt, output)], k, settings or SuffixSettings(), UNLIMITED)
+    return draft
