@@ -17,6 +17,7 @@ import typer
 
 from draftcast import __version__
 from draftcast.errors import InputError
+from draftcast.scenarios import acceptance_cli
 
 if TYPE_CHECKING:
     from draftcast.scenarios.comparison import Comparison
@@ -33,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(acceptance_cli.app, name="acceptance")
 
 
 def main() -> None:
