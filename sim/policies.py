@@ -19,7 +19,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, SupportsInt
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -346,7 +346,7 @@ def python_hook(policy: Policy) -> Decide | None:
                 _engine=s,
             )
         )
-        drafts = np.clip(np.asarray(decision if not isinstance(decision, SupportsInt) else int(decision)), 0, k)
+        drafts = np.clip(np.asarray(decision).astype(np.int64), 0, k)
         entries["next_drafts"] = np.where(entries["is_chunk"] != 0, 0, drafts)
 
     return hook

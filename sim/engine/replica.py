@@ -188,6 +188,8 @@ class Replica:
         """Send requests (row numbers, by arrival time, none earlier than those sent before)."""
         e = self.state.engine[0]
         start = int(e["num_arrivals"])
+        if start + len(requests) > self.state.arrivals.size:
+            raise SimulationError("a replica was sent more requests than the table has: some twice")
         self.state.arrivals[start : start + len(requests)] = requests
         e["num_arrivals"] = start + len(requests)
 
