@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import simpy
+from simpy.events import EventPriority
 
 from draftcast.sim.arrivals import ClosedLoop
 from draftcast.sim.engine.replica import STOP_FINISHED, Replica
@@ -21,6 +22,10 @@ from draftcast.sim.routers import Router
 
 Progress = Callable[[float], None]
 PROGRESS_PARTS = 50
+
+# At one and the same moment of a closed loop replicas first hand out what they have finished, then users send, and only
+# then does any replica schedule: the order of an open loop, in which replicas are advanced to an arrival before it.
+FINISH_PRIORITY, SEND_PRIORITY, SCHEDULE_PRIORITY = EventPriority(1), EventPriority(2), EventPriority(3)
 
 
 class Cluster:
@@ -132,8 +137,7 @@ class Cluster:
             self._env.process(self._think_and_send(request, answered_s + float(self._think_s[request])))
 
     def _think_and_send(self, request: int, at: float) -> Generator[simpy.Event, Any, None]:
-        if at > self._env.now:
-            yield self._env.timeout(at - self._env.now)
+        yield self._pause(max(at - self._env.now, 0.0), SEND_PRIORITY)
         self.rows["arrival_s"][request] = at
         if self._routes is not None:
             chosen = int(self._routes[request])
@@ -148,17 +152,33 @@ class Cluster:
         """Run one replica up to whatever happens next elsewhere, answering users as requests end."""
         replica = self.replicas[index]
         while self._finished < len(self._table):
+            now = self._env.now
+            if self._env.peek() <= now:
+                self._answer(replica, now)
+                yield self._pause(0.0, SCHEDULE_PRIORITY)
             # A replica must take at least the step that starts now, or two of them would wait for each other.
-            until_s = max(self._env.peek(), math.nextafter(self._env.now, math.inf))
-            if replica.advance(until_s, stop_on_finish=True) == STOP_FINISHED:
-                for request in replica.just_finished.tolist():
-                    self._finished += 1
-                    self._send_after(float(self.rows["finish_s"][request]))
-                self._report(self._finished / len(self._table))
+            until_s = max(self._env.peek(), math.nextafter(now, math.inf))
+            self._answer(replica, until_s)
             next_s = replica.next_event_s
             if math.isinf(next_s):
                 self._wake[index] = self._env.event()
                 if self._finished < len(self._table):
                     yield self._wake[index]
+                    yield self._pause(0.0, SCHEDULE_PRIORITY)
             elif next_s >= self._env.peek() or next_s > until_s:
-                yield self._env.timeout(max(next_s - self._env.now, 0.0))
+                yield self._pause(max(next_s - now, 0.0), FINISH_PRIORITY)
+
+    def _answer(self, replica: Replica, until_s: float) -> None:
+        """Advance the replica to ``until_s`` or to the first step that ends requests, and let their users go on."""
+        if replica.advance(until_s, stop_on_finish=True) == STOP_FINISHED:
+            for request in replica.just_finished.tolist():
+                self._finished += 1
+                self._send_after(float(self.rows["finish_s"][request]))
+            self._report(self._finished / len(self._table))
+
+    def _pause(self, seconds: float, priority: EventPriority) -> simpy.Event:
+        """An event ``seconds`` from now, after all those of the same moment with a smaller priority."""
+        event = simpy.Event(self._env)
+        event._ok, event._value = True, None  # as simpy.Timeout does, which has no priority to choose
+        self._env.schedule(event, priority, seconds)
+        return event
