@@ -6,7 +6,6 @@ The slow pass accepts a superset of what the fast one does (12.0 for 12), so the
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -73,7 +72,9 @@ def _read_fast(trace: TraceText, columns: Mapping[str, str]) -> dict[str, NDArra
     }
     try:
         table = arrow_csv.read_csv(
-            io.BytesIO(trace.text.encode()),
+            pa.BufferReader(trace.text.encode()),
+            # Threads that Arrow has started may abort a process that ends right afterwards, say with an error.
+            read_options=arrow_csv.ReadOptions(use_threads=False),
             convert_options=arrow_csv.ConvertOptions(
                 column_types={name: types[kind] for name, kind in columns.items()}, include_columns=list(columns)
             ),
