@@ -120,17 +120,27 @@ class BatchSchedule(Policy):
     schedule: Sequence[Sequence[int]]
     name: ClassVar[str] = "batch_schedule"
 
+    def __post_init__(self) -> None:
+        self.lookup(1, 1)
+
     def lookup(self, k: int, max_num_seqs: int) -> NDArray[np.int64]:
         """Drafts by number of scheduled requests, shape [max_num_seqs + 1]; entry 0 is never used.
 
         Raises:
             ScenarioError: ranges overlap, leave out batch size 1, or are not (first, last, k).
         """
-        ranges = sorted(tuple(entry) for entry in self.schedule)
+        try:
+            ranges = sorted((int(first), int(last), int(drafts)) for first, last, drafts in self.schedule)
+        except (TypeError, ValueError):
+            raise ScenarioError(
+                "must be a list of ranges [first, last, k]",
+                key="num_speculative_tokens_per_batch_size",
+                value=self.schedule,
+            ) from None
         previous = 0
         table = np.zeros(max_num_seqs + 1, np.int64)
         for entry in ranges:
-            if len(entry) != 3 or entry[0] <= previous or entry[1] < entry[0] or entry[2] < 0:
+            if entry[0] <= previous or entry[1] < entry[0] or entry[2] < 0:
                 raise ScenarioError(
                     "must be inclusive ranges [first, last, k] that do not overlap, with k >= 0",
                     key="num_speculative_tokens_per_batch_size",
@@ -266,14 +276,15 @@ POLICIES: dict[str, type[Policy]] = {p.name: p for p in (Off, Fixed, BatchSchedu
 
 def _check_unit(policy: Policy, field: str, above_zero: bool = False) -> None:
     value = getattr(policy, field)
-    if not 0.0 <= value <= 1.0 or (above_zero and value == 0.0):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0.0 <= value <= 1.0 or (above_zero and value == 0.0):
         allowed = "must be above 0 and at most 1" if above_zero else "must be in 0..1"
         raise ScenarioError(allowed, key=f"policy.{field}", value=value)
 
 
 def _check_count(policy: Policy, field: str, least: int) -> None:
     value = getattr(policy, field)
-    if int(value) != value or value < least:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ScenarioError(f"must be a whole number of at least {least}", key=f"policy.{field}", value=value)
 
 
@@ -346,8 +357,14 @@ def python_hook(policy: Policy) -> Decide | None:
                 _engine=s,
             )
         )
-        drafts = np.clip(np.asarray(decision).astype(np.int64), 0, k)
-        entries["next_drafts"] = np.where(entries["is_chunk"] != 0, 0, drafts)
+        drafts = np.asarray(decision)
+        if drafts.dtype.kind not in "iu" or drafts.shape not in ((), entries.shape):
+            raise ScenarioError(
+                f"must return a whole number, or one for each of the {entries.size} scheduled requests",
+                key=f"{type(policy).__name__}.decide",
+                value=decision,
+            )
+        entries["next_drafts"] = np.where(entries["is_chunk"] != 0, 0, np.clip(drafts, 0, k))
 
     return hook
 

@@ -6,7 +6,7 @@ They come as fixtures because tests are imported one by one (``--import-mode=imp
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -99,20 +99,23 @@ class Case:
         self.send().replica.advance(math.inf)
         return self
 
+    def collected(self) -> Iterator[tuple[Any, Any]]:
+        """Send all requests and run step by step: the batch and its entries, each as it was just collected."""
+        self.send()
+        while self.replica.advance(math.inf, max_steps=1) == STOP_MAX_STEPS:
+            s = self.replica.state
+            slot = int(s.engine[0]["first_batch"]) ^ 1  # collected just now, not overwritten yet
+            yield s.batch[slot].copy(), s.entries[slot][: s.batch[slot]["size"]].copy()
+
     def log(self) -> list[Step]:
         """Send all requests and run step by step."""
-        self.send()
         steps = []
-        while self.replica.advance(math.inf, max_steps=1) == STOP_MAX_STEPS:
+        for batch, entries in self.collected():
             self.replica.check_integrity()
-            s = self.replica.state
-            e = s.engine[0]
-            slot = int(e["first_batch"]) ^ 1  # collected just now, not overwritten yet
-            batch = s.batch[slot]
-            entries = s.entries[slot][: batch["size"]]
+            e = self.replica.state.engine[0]
             rows = {int(x["request"]): (int(x["tokens"]), int(x["drafts"]), int(x["accepted"])) for x in entries}
             drafts = {int(x["request"]): int(x["next_drafts"]) for x in entries if x["next_drafts"]}
-            used = int(s.config[0]["num_blocks"]) - 1 - int(e["free_blocks"])
+            used = self.replica.settings.num_gpu_blocks - 1 - int(e["free_blocks"])
             times = [float(v) for v in (batch["schedule_s"], batch["launch_s"], batch["end_s"], e["host_s"])]
             steps.append(Step(*times, rows, drafts, used))
         return steps
