@@ -156,6 +156,7 @@ def deploy(scenario: Scenario) -> Deployment:
         max_num_seqs,
         engine.enforce_eager,
         draft_dtype=engine.draft_weight_dtype,
+        draft_kv_cache_dtype=engine.draft_kv_dtype,
         async_scheduling=is_async,
         max_model_len=max_model_len,
     )

@@ -91,12 +91,9 @@ def _engine_figures(replicas: list[Replica]) -> dict[str, float]:
     figures = {f"share_device_time_{name}": value / total if total else np.nan for name, value in device.items()}
     span = max(float(e["mark_s"]) for e in engines)
     blocks = sum(r.settings.num_gpu_blocks - 1 for r in replicas)
-    looked_up = sum(int(e["looked_up_tokens"]) for e in engines)
     figures["num_steps"] = steps
     figures["mean_step_tokens"] = sum(int(e["scheduled_tokens"]) for e in engines) / steps if steps else np.nan
     figures["kv_cache_usage"] = sum(float(e["kv_block_seconds"]) for e in engines) / (span * blocks) if span else 0.0
-    if looked_up:
-        figures["prefix_cache_hit_rate"] = sum(int(e["cached_tokens"]) for e in engines) / looked_up
     return figures
 
 

@@ -1,0 +1,452 @@
+"""No knob of a scenario file is ignored: each one, under the condition it is for, changes a figure of the result."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from draftcast import RunResult, load_scenario, simulate
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.speculation import WITHOUT_EFFECT
+
+SMALL = ("workload.num_requests=200", "statistics.replications=1", "workload.arrivals.request_rate_rps=20")
+# Latency or throughput, which a user would see; a knob about something else names its figure.
+SEEN = ("mean_ttft_s", "mean_e2el_s", "output_throughput")
+
+SPEC = "engine.speculative_config"
+BUSY = "workload.arrivals.request_rate_rps=120"
+SCARCE = ("engine.num_gpu_blocks=600", BUSY)  # 9,600 tokens: requests queue for memory and are preempted
+SHORT = "workload.lengths={prompt_tokens: 200, output_tokens: 40}"
+PROMPTS = "workload.lengths.prompt_tokens"
+NGRAM = f"{SPEC}={{method: ngram, num_speculative_tokens: 4}}"
+NGRAM_ACCEPTANCE = "acceptance={model: ngram, match_probability: 0.5, alpha: 0.6}"
+DRAFT = f"{SPEC}={{method: draft_model, model: llama-3.2-1b, num_speculative_tokens: 3}}"
+TREE = (f"{SPEC}={{method: eagle_tree, num_speculative_tokens: 3}}", "acceptance={model: tree, rates: [0.8, 0.6, 0.4]}")
+SYNTHETIC = f"{SPEC}={{method: eagle3, num_speculative_tokens: 3, rejection_sample_method: synthetic, "
+AZURE = "workload={arrivals: {process: trace, path: AZURE}}"
+MOONCAKE = ("workload={arrivals: {process: trace, path: MOONCAKE}}", "engine.max_model_len=null")
+LOOP = "workload.arrivals={process: closed_loop, concurrency: 8, think_time_s: 0.5}"
+CLASSES = (
+    "workload.classes=[{name: a, share: 0.5, lengths: {prompt_tokens: 100, output_tokens: 50}},"
+    " {name: b, share: 0.5, lengths: {prompt_tokens: 300, output_tokens: 150}}]"
+)
+SLO = "slo={ttft_ms: 20, tpot_ms: 2.8, e2el_ms: 500, attainment: 0.5}"
+
+
+SEGMENTS = (
+    "workload.arrivals={process: piecewise,"
+    " segments: [{duration_s: 2, request_rate_rps: 20}, {duration_s: 2, request_rate_rps: 60}]}"
+)
+
+
+class Knob(NamedTuple):
+    """``change`` changes ``figure`` (None: one of SEEN) against the small default scenario under ``condition``."""
+
+    field: str  # model and field of the schema
+    change: str | tuple[str, ...]
+    condition: str | tuple[str, ...] = ()
+    figure: str | None = None
+
+
+def lengths(distribution: str) -> str:
+    return f"{PROMPTS}={{{distribution}}}"
+
+
+def arrivals(process: str) -> str:
+    return f"workload.arrivals={{{process}}}"
+
+
+def acceptance(model: str) -> str:
+    return f"acceptance={{{model}}}"
+
+
+KNOBS = [
+    Knob("Engine.model", "engine.model=llama-3.2-3b"),
+    Knob("Engine.tensor_parallel_size", "engine.tensor_parallel_size=2"),
+    Knob("Engine.dtype", "engine.dtype=float32"),
+    Knob("Engine.quantization", "engine.quantization=fp8"),
+    Knob("Engine.kv_cache_dtype", "engine.kv_cache_dtype=fp8"),
+    Knob("Engine.max_model_len", "engine.max_model_len=300", "workload.max_model_len_action=clip"),
+    Knob("Engine.max_num_seqs", "engine.max_num_seqs=4"),
+    Knob("Engine.max_num_batched_tokens", "engine.max_num_batched_tokens=128", "engine.max_num_seqs=64"),
+    Knob("Engine.max_num_scheduled_tokens", "engine.max_num_scheduled_tokens=64"),
+    Knob("Engine.block_size", "engine.block_size=32", SCARCE),
+    Knob("Engine.gpu_memory_utilization", "engine.gpu_memory_utilization=0.85", (BUSY, "hardware=a10g")),
+    Knob("Engine.num_gpu_blocks", "engine.num_gpu_blocks=600", BUSY),
+    # Without shared prompts only a preempted request hits: its own blocks.
+    Knob("Engine.enable_prefix_caching", "engine.enable_prefix_caching=false", SCARCE),
+    Knob("Engine.enable_prefix_caching", "engine.enable_prefix_caching=false", MOONCAKE),
+    Knob(
+        "Engine.enable_chunked_prefill",
+        "engine.enable_chunked_prefill=false",
+        (
+            "engine.max_model_len=4096",
+            "engine.max_num_batched_tokens=4096",
+            BUSY,
+            lengths("distribution: constant, value: 1500"),
+        ),
+    ),
+    Knob("Engine.long_prefill_token_threshold", "engine.long_prefill_token_threshold=32"),
+    Knob("Engine.watermark", "engine.watermark=0.2", SCARCE),
+    Knob(
+        "Engine.scheduling_policy",
+        ("engine.scheduling_policy=priority", "workload.classes.1.priority=5"),
+        (CLASSES, "engine.max_num_seqs=4"),
+    ),
+    Knob("Engine.async_scheduling", "engine.async_scheduling=false"),
+    Knob("Engine.enforce_eager", "engine.enforce_eager=true"),
+    Knob("Engine.speculative_config", f"{SPEC}=null"),
+    # speculation
+    Knob("SpeculativeConfig.method", f"{SPEC}.method=eagle"),
+    Knob("SpeculativeConfig.model", f"{SPEC}.model=llama-3.2-3b", DRAFT),
+    Knob("SpeculativeConfig.num_speculative_tokens", f"{SPEC}.num_speculative_tokens=1"),
+    Knob(
+        "SpeculativeConfig.num_speculative_tokens_per_batch_size",
+        f"{SPEC}.num_speculative_tokens_per_batch_size=[[1, 4, 3], [5, 1024, 0]]",
+    ),
+    Knob(
+        "SpeculativeConfig.draft_tensor_parallel_size",
+        f"{SPEC}.draft_tensor_parallel_size=1",
+        (DRAFT, "engine.tensor_parallel_size=2"),
+    ),
+    Knob("SpeculativeConfig.quantization", f"{SPEC}.quantization=fp8", DRAFT),
+    Knob("SpeculativeConfig.kv_cache_dtype", f"{SPEC}.kv_cache_dtype=fp8", DRAFT),
+    Knob("SpeculativeConfig.parallel_drafting", f"{SPEC}.parallel_drafting=true"),
+    Knob("SpeculativeConfig.disable_eagle_block_drop", f"{SPEC}.disable_eagle_block_drop=true", MOONCAKE),
+    Knob(
+        "SpeculativeConfig.suffix_decoding_max_tree_depth",
+        f"{SPEC}.suffix_decoding_max_tree_depth=2",
+        (f"{SPEC}={{method: suffix}}", NGRAM_ACCEPTANCE),
+    ),
+    Knob(
+        "SpeculativeConfig.rejection_sample_method",
+        f"{SYNTHETIC}synthetic_acceptance_length: 1.5}}",
+        f"{SPEC}={{method: eagle3, num_speculative_tokens: 3}}",
+    ),
+    Knob(
+        "SpeculativeConfig.synthetic_acceptance_rates",
+        f"{SYNTHETIC}synthetic_acceptance_rates: [0.9, 0.5, 0.1]}}",
+        f"{SYNTHETIC}synthetic_acceptance_rates: [0.9, 0.8, 0.7]}}",
+    ),
+    Knob(
+        "SpeculativeConfig.synthetic_acceptance_length",
+        f"{SYNTHETIC}synthetic_acceptance_length: 3.5}}",
+        f"{SYNTHETIC}synthetic_acceptance_length: 2.5}}",
+    ),
+    Knob("SpeculativeConfig.tree_width", f"{SPEC}.tree_width=4", TREE),
+    Knob("SpeculativeConfig.max_tree_nodes", f"{SPEC}.max_tree_nodes=12", TREE),
+    # where it runs
+    Knob("Scenario.hardware", "hardware=a100-80g"),
+    Knob("Scenario.profile", "profile=h100-llama-3.1-8b-affine"),
+    Knob("Scenario.policy", "policy={name: goodput}", BUSY),
+    Knob("Policy.name", "policy.name=ema_tiers", (BUSY, "policy={name: goodput}")),
+    Knob("Policy.parameters", "policy.parameters={weight: 0.9}", (BUSY, "policy={name: goodput}")),
+    Knob("Scenario.cluster", "cluster={replicas: 2}"),
+    Knob("Cluster.replicas", "cluster.replicas=3", "cluster.replicas=2"),
+    Knob("Cluster.router", "cluster.router=least_loaded", "cluster.replicas=2"),
+    Knob("Cluster.router", "cluster.router=random", "cluster.replicas=2"),
+    Knob("Cluster.router", "cluster.router=power_of_two", ("cluster.replicas=3", "cluster.router=least_loaded")),
+    Knob(
+        "Cluster.router",
+        "cluster.router=prefix_affinity",
+        (*MOONCAKE, "cluster.replicas=2", "cluster.router=least_loaded"),
+        "prefix_cache_hit_rate",
+    ),
+    # workload
+    Knob("Scenario.workload", SHORT),
+    Knob("Workload.arrivals", arrivals("process: deterministic, request_rate_rps: 20")),
+    Knob("Workload.num_requests", "workload.num_requests=150"),
+    Knob("Workload.duration_s", "workload.duration_s=5"),
+    Knob("Workload.lengths", SHORT),
+    Knob("Workload.classes", CLASSES),
+    Knob(
+        "Workload.max_model_len_action",
+        "workload.max_model_len_action=drop",
+        ("engine.max_model_len=300", "workload.max_model_len_action=clip"),
+    ),
+    Knob("PoissonArrivals.request_rate_rps", "workload.arrivals.request_rate_rps=30"),
+    Knob(
+        "DeterministicArrivals.request_rate_rps",
+        "workload.arrivals.request_rate_rps=30",
+        arrivals("process: deterministic, request_rate_rps: 20"),
+    ),
+    Knob(
+        "GammaArrivals.request_rate_rps",
+        "workload.arrivals.request_rate_rps=30",
+        arrivals("process: gamma, request_rate_rps: 20, burstiness: 0.5"),
+    ),
+    Knob(
+        "GammaArrivals.burstiness",
+        "workload.arrivals.burstiness=4",
+        arrivals("process: gamma, request_rate_rps: 20, burstiness: 0.5"),
+    ),
+    Knob(
+        "PiecewiseArrivals.segments",
+        arrivals("process: piecewise, segments: [{duration_s: 2, request_rate_rps: 20}]"),
+        SEGMENTS,
+    ),
+    Knob(
+        "RateSegment.duration_s",
+        "workload.arrivals.segments.0.duration_s=4",
+        SEGMENTS,
+    ),
+    Knob(
+        "RateSegment.request_rate_rps",
+        "workload.arrivals.segments.0.request_rate_rps=40",
+        SEGMENTS,
+    ),
+    Knob("TraceArrivals.path", "workload.arrivals.path=OTHER", AZURE),
+    Knob("TraceArrivals.start_s", "workload.arrivals.start_s=3", AZURE),
+    Knob("TraceArrivals.stop_s", "workload.arrivals.stop_s=3", AZURE),
+    Knob("TraceArrivals.sample_requests", "workload.arrivals.sample_requests=100", AZURE),
+    Knob(
+        "TraceArrivals.sample_seed", "workload.arrivals.sample_seed=1", (AZURE, "workload.arrivals.sample_requests=100")
+    ),
+    Knob("TraceArrivals.max_prompt_tokens", "workload.arrivals.max_prompt_tokens=50", AZURE),
+    Knob("TraceArrivals.max_output_tokens", "workload.arrivals.max_output_tokens=20", AZURE),
+    Knob("TraceArrivals.time_scale", "workload.arrivals.time_scale=0.5", AZURE),
+    Knob("TraceArrivals.request_rate_rps", "workload.arrivals.request_rate_rps=40", AZURE),
+    Knob("ClosedLoopArrivals.concurrency", "workload.arrivals.concurrency=16", LOOP),
+    Knob("ClosedLoopArrivals.think_time_s", "workload.arrivals.think_time_s=0.1", LOOP),
+    Knob("ClosedLoopArrivals.think_time_distribution", "workload.arrivals.think_time_distribution=constant", LOOP),
+    Knob("Lengths.prompt_tokens", "workload.lengths.prompt_tokens=100", SHORT),
+    Knob("Lengths.output_tokens", "workload.lengths.output_tokens=20", SHORT),
+    Knob("Lengths.path", "workload.lengths={path: AZURE}", SHORT),
+    Knob("Lengths.order", "workload.lengths.order=sampled", "workload.lengths={path: AZURE}"),
+    Knob("ConstantTokens.value", f"{PROMPTS}.value=300", lengths("distribution: constant, value: 200")),
+    Knob("UniformTokens.low", f"{PROMPTS}.low=150", lengths("distribution: uniform, low: 10, high: 400")),
+    Knob("UniformTokens.high", f"{PROMPTS}.high=900", lengths("distribution: uniform, low: 10, high: 400")),
+    *(
+        Knob(f"{model}.{field}", f"{PROMPTS}.{field}={value}", lengths(f"distribution: {distribution}, {shape}"))
+        for model, distribution, shape, fields in (
+            ("LognormalTokens", "lognormal", "mean: 200, std: 200", ("mean", "std", "min", "max")),
+            ("GammaTokens", "gamma", "mean: 200, std: 200", ("mean", "std", "min", "max")),
+            ("ExponentialTokens", "exponential", "mean: 200", ("mean", "min", "max")),
+            ("GeometricTokens", "geometric", "mean: 200", ("mean", "min", "max")),
+        )
+        for field, value in (("mean", 300), ("std", 400), ("min", 150), ("max", 210))
+        if field in fields
+    ),
+    Knob(
+        "EmpiricalTokens.values", f"{PROMPTS}.values=[50, 700]", lengths("distribution: empirical, values: [50, 500]")
+    ),
+    Knob("EmpiricalTokens.weights", f"{PROMPTS}.weights=[1, 9]", lengths("distribution: empirical, values: [50, 500]")),
+    Knob("RequestClass.share", ("workload.classes.0.share=0.9", "workload.classes.1.share=0.1"), CLASSES),
+    Knob("RequestClass.lengths", "workload.classes.0.lengths=null", CLASSES),
+    Knob("RequestClass.acceptance", "workload.classes.0.acceptance={model: constant, alpha: 0.1}", CLASSES),
+    Knob("RequestClass.slo", "workload.classes.0.slo={ttft_ms: 12}", (CLASSES, SLO), "slo_attainment"),
+    Knob(
+        "RequestClass.priority",
+        "workload.classes.1.priority=5",
+        (CLASSES, "engine.scheduling_policy=priority", "engine.max_num_seqs=4"),
+    ),
+    # acceptance
+    Knob("Scenario.acceptance", acceptance("model: constant, alpha: 0.2")),
+    Knob("ConstantAcceptance.alpha", "acceptance.alpha=0.9", acceptance("model: constant, alpha: 0.2")),
+    Knob("PerPositionAcceptance.rates", "acceptance.rates=[0.9, 0.8, 0.7]"),
+    Knob("BetaAcceptance.mean", "acceptance.mean=0.8", acceptance("model: beta, mean: 0.5, concentration: 4")),
+    Knob(
+        "BetaAcceptance.concentration",
+        "acceptance.concentration=1",
+        acceptance("model: beta, mean: 0.5, concentration: 4"),
+    ),
+    *(
+        Knob(
+            f"MarkovAcceptance.{field}",
+            f"acceptance.{field}={value}",
+            acceptance("model: markov, alpha_good: 0.9, alpha_bad: 0.2, p_gb: 0.1, p_bg: 0.1"),
+        )
+        for field, value in (("alpha_good", 0.7), ("alpha_bad", 0.4), ("p_gb", 0.3), ("p_bg", 0.3))
+    ),
+    Knob("NgramAcceptance.match_probability", "acceptance.match_probability=0.9", (NGRAM, NGRAM_ACCEPTANCE)),
+    Knob("NgramAcceptance.alpha", "acceptance.alpha=0.9", (NGRAM, NGRAM_ACCEPTANCE)),
+    Knob(
+        "NgramAcceptance.rates",
+        "acceptance.rates=[0.9, 0.8, 0.7, 0.6]",
+        (NGRAM, acceptance("model: ngram, match_probability: 0.5, rates: [0.6, 0.4, 0.3, 0.2]")),
+    ),
+    Knob("NgramAcceptance.persistence", "acceptance.persistence=0.9", (NGRAM, NGRAM_ACCEPTANCE)),
+    Knob("NgramAcceptance.mean_match_tokens", "acceptance.mean_match_tokens=1.5", (NGRAM, NGRAM_ACCEPTANCE)),
+    Knob("TreeAcceptance.rates", "acceptance.rates=[0.5, 0.3, 0.1]", TREE),
+    Knob(
+        "TreeAcceptance.alpha",
+        "acceptance.alpha=0.7",
+        (TREE[0], acceptance("model: tree, alpha: 0.3, widths: [3, 2, 1]")),
+    ),
+    Knob(
+        "TreeAcceptance.widths",
+        "acceptance.widths=[6, 4, 2]",
+        (TREE[0], acceptance("model: tree, alpha: 0.3, widths: [3, 2, 1]")),
+    ),
+    Knob(
+        "TraceAcceptance.record",
+        "acceptance.record=acc_ngram",
+        ("workload.lengths={path: RECORDED}", acceptance("model: trace")),
+        "mean_acceptance_length",
+    ),
+    Knob("TraceAcceptance.path", "acceptance.path=RECORDED_OTHER", acceptance("model: trace, path: RECORDED")),
+    # objectives and statistics
+    Knob("Scenario.slo", SLO, (), "slo_attainment"),
+    *(
+        Knob(f"Slo.{bound}", f"slo.{bound}={value}", SLO, "slo_attainment")
+        for bound, value in (("ttft_ms", 12), ("tpot_ms", 2.5), ("e2el_ms", 100))
+    ),
+    Knob("Scenario.statistics", "statistics={replications: 2}"),
+    Knob("Statistics.replications", "statistics.replications=2"),
+    Knob("Statistics.seed", "statistics.seed=1"),
+    Knob("Statistics.warmup", "statistics.warmup=none", "workload.num_requests=400"),
+]
+
+# What no figure depends on, and why.
+EXEMPT = {
+    "Scenario.schema_version": "the file's format",
+    "Scenario.name": "a label",
+    "Scenario.description": "a label",
+    "Scenario.engine": "every field of it is tested",
+    "RequestClass.name": "a label of by_class, tested below",
+    "TraceArrivals.format": "says how to read the file; a wrong one is an error",
+    "Lengths.format": "says how to read the file; a wrong one is an error",
+    "Slo.attainment": "moves the verdict slo_met, tested below",
+    "Statistics.confidence": "moves the width of intervals, tested below",
+    "SpeculativeConfig.enable_adaptive_verification": "refused",
+    **dict.fromkeys((f"SpeculativeConfig.{key}" for key in WITHOUT_EFFECT), "named to the user as without effect"),
+}
+# The field that picks a member of a union; its choice is tested by the field that holds the union.
+DISCRIMINATORS = ("process", "distribution", "model")
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The made-up files that the overrides above name, by that name."""
+    folder = tmp_path_factory.mktemp("traces")
+
+    def write(name: str, lines: Iterator[str]) -> str:
+        path = Path(folder / name)
+        path.write_text("\n".join(lines) + "\n")
+        return str(path)
+
+    def azure(offset: int) -> Iterator[str]:
+        yield "TIMESTAMP,ContextTokens,GeneratedTokens"
+        for i in range(200):
+            seconds = 0.05 * i + 0.002 * (i % 7)
+            yield f"2023-11-16 18:15:{seconds:010.7f},{20 + 37 * (i + offset) % 400},{5 + 11 * (i + offset) % 60}"
+
+    def mooncake() -> Iterator[str]:
+        # 20 conversations of 6 turns, each turn's prompt being the last one and 600 tokens more.
+        for i in range(120):
+            user, turn = i % 20, i // 20
+            tokens = 600 * (turn + 1)
+            ids = [user * 100 + block for block in range(-(-tokens // 512))]
+            # Only a whole block's content is its own; the last, partial one changes with the next turn.
+            ids[-1] = ids[-1] if tokens % 512 == 0 else 10_000 + i
+            line = {"timestamp": 60 * i, "input_length": tokens, "output_length": 20 + i % 30, "hash_ids": ids}
+            yield json.dumps(line)
+
+    def recorded(shift: int) -> Iterator[str]:
+        for i in range(50):
+            eagle = [1 + (i + j + shift) % 4 for j in range(60)]
+            ngram = [1 + (j % 5 == 0) for j in range(60)]
+            yield json.dumps(
+                {"prompt_tokens": 100 + i, "acc_eagle": {"acc_len": eagle}, "acc_ngram": {"acc_len": ngram}}
+            )
+
+    return {
+        "AZURE": write("azure.csv", azure(0)),
+        "OTHER": write("other.csv", azure(17)),
+        "MOONCAKE": write("mooncake.jsonl", mooncake()),
+        "RECORDED_OTHER": write("recorded_other.jsonl", recorded(1)),
+        "RECORDED": write("recorded.jsonl", recorded(0)),
+    }
+
+
+def as_tuple(overrides: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (overrides,) if isinstance(overrides, str) else overrides
+
+
+@functools.cache
+def result_of(overrides: tuple[str, ...]) -> RunResult:
+    return simulate(load_scenario("default", overrides=overrides))
+
+
+def run(overrides: tuple[str, ...], files: dict[str, str]) -> RunResult:
+    named = [*SMALL, *overrides]
+    for name in sorted(files, key=len, reverse=True):
+        named = [text.replace(f" {name}", f" {files[name]}").replace(f"={name}", f"={files[name]}") for text in named]
+    # A condition that replaces the workload or the arrivals brings its own rate and number.
+    if any(text.startswith("workload={") for text in named):
+        named = [text for text in named if not text.startswith(SMALL[0]) and text != SMALL[2]]
+    elif any(text.startswith("workload.arrivals={") for text in named):
+        named.remove(SMALL[2])
+    return result_of(tuple(named))
+
+
+def differs(a: float, b: float) -> bool:
+    return a != b and not (math.isnan(a) and math.isnan(b))
+
+
+@pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: knob.field)
+def test_the_knob_changes_a_figure(knob: Knob, files: dict[str, str]) -> None:
+    before = run(as_tuple(knob.condition), files).summary["figures"]
+    after = run((*as_tuple(knob.condition), *as_tuple(knob.change)), files).summary["figures"]
+    names = SEEN if knob.figure is None else (knob.figure,)
+    assert any(differs(before[name].mean, after[name].mean) for name in names), names
+
+
+def schema_models(model: type[BaseModel]) -> set[type[BaseModel]]:
+    """``model`` and every model its fields may hold."""
+    found = {model}
+
+    def walk(annotation: Any) -> None:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            if annotation not in found:
+                found.update(schema_models(annotation))
+            return
+        for part in get_args(annotation):
+            walk(part)
+
+    for field in model.model_fields.values():
+        walk(field.annotation)
+    return found
+
+
+def test_every_field_of_the_schema_is_tested_or_exempt() -> None:
+    fields = set()
+    for model in schema_models(Scenario):
+        own = [
+            name
+            for name in model.model_fields
+            if name not in DISCRIMINATORS or model.__name__ in ("Engine", "SpeculativeConfig")
+        ]
+        fields |= {f"{model.__name__}.{name}" for name in own}
+    tested = {knob.field for knob in KNOBS}
+    assert not tested & EXEMPT.keys()
+    assert tested | EXEMPT.keys() == fields
+
+
+def test_class_names_label_their_figures(files: dict[str, str]) -> None:
+    by_class = run((CLASSES,), files).summary["by_class"][0]
+    renamed = run((CLASSES, "workload.classes.0.name=chat"), files).summary["by_class"][0]
+    assert (set(by_class), set(renamed)) == ({"a", "b"}, {"chat", "b"})
+    assert by_class["a"] == renamed["chat"] or str(by_class["a"]) == str(renamed["chat"])
+
+
+def test_attainment_moves_the_verdict(files: dict[str, str]) -> None:
+    attained = run((SLO,), files).summary["figures"]["slo_attainment"].mean
+    assert 0 < attained < 1
+    assert run((SLO, f"slo.attainment={attained - 0.01}"), files).slo_met is True
+    assert run((SLO, f"slo.attainment={attained + 0.01}"), files).slo_met is False
+
+
+def test_confidence_moves_the_width(files: dict[str, str]) -> None:
+    three = ("statistics.replications=3",)
+    usual = run(three, files).summary["figures"]["mean_ttft_s"]
+    narrow = run((*three, "statistics.confidence=0.8"), files).summary["figures"]["mean_ttft_s"]
+    assert narrow.mean == usual.mean
+    assert narrow.half_width < usual.half_width
