@@ -1,0 +1,137 @@
+"""Every drafting method and acceptance model through ``draftcast.simulate``: it runs and yields what it implies."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from draftcast import RunResult, load_scenario, simulate
+from draftcast.scenarios.schema import METHODS
+from draftcast.scenarios.workload_spec import acceptance_models
+from draftcast.sim.acceptance import AcceptanceModel
+from draftcast.sim.methods import METHODS as FACTS
+
+SMALL = (
+    "workload.num_requests=300",
+    "workload.arrivals.request_rate_rps=20",
+    "workload.lengths={prompt_tokens: 200, output_tokens: 150}",
+    "statistics={replications: 1, warmup: none}",
+)
+K = 3
+RATES = "acceptance={model: per_position, rates: [0.8, 0.5, 0.3]}"
+TREE = "acceptance={model: tree, alpha: 0.4, widths: [6, 4, 2]}"
+MATCHES = "acceptance={model: ngram, match_probability: 0.4, alpha: 0.7}"
+DEEPSEEK = ("engine.model=deepseek-v3", "engine.quantization=fp8", "engine.tensor_parallel_size=8", "hardware=h200")
+
+
+def spec(method: str, **fields: Any) -> str:
+    return f"engine.speculative_config={ {'method': method, 'num_speculative_tokens': K, **fields} }"
+
+
+@functools.cache
+def run(*overrides: str) -> tuple[RunResult, AcceptanceModel | None]:
+    scenario = load_scenario("default", overrides=[*SMALL, *overrides])
+    models = acceptance_models(scenario)
+    return simulate(scenario), models[0] if models else None
+
+
+def of_method(method: str) -> tuple[RunResult, AcceptanceModel]:
+    facts = FACTS[method]
+    fields = {"model": "llama-3.2-1b"} if facts.needs_draft_model else {}
+    acceptance = TREE if facts.is_tree else MATCHES if facts.proposes_by_match else RATES
+    result, model = run(*(DEEPSEEK if method == "mtp" else ()), spec(method, **fields), acceptance)
+    assert model is not None
+    return result, model
+
+
+def figure(result: RunResult, name: str) -> float:
+    return float(result.summary["figures"][name].mean)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_method_runs_and_accepts_what_its_model_implies(method: str) -> None:
+    result, model = of_method(method)
+    facts = FACTS[method]
+    rows = result.requests
+    assert result.integrity_error_s() < 1e-9
+    assert (rows["output_tokens"] == 150).all()
+    # 300 requests of 150 tokens are some 20,000 rounds; a round's accepted drafts scatter by about 1.1.
+    assert figure(result, "mean_acceptance_length") == pytest.approx(model.mean_acceptance_length(K), abs=0.035)
+    # Tokens add up: a request's first token comes with the prefill; a last round may accept past the end.
+    emitted = rows["num_drafts"] + rows["num_accepted_tokens"] + 1
+    if not facts.proposes_by_match:
+        assert (emitted - rows["output_tokens"]).between(0, K).all()
+    per_round = rows["num_draft_tokens"] / rows["num_drafts"]
+    assert (per_round <= facts.verify_nodes(K)).all()
+    if method != "suffix":
+        assert per_round.mean() > facts.verify_nodes(K) - 0.2  # a budget or the end of the context may trim a few
+    assert figure(result, "mean_time_draft_s") > 0
+    assert figure(result, "mean_time_rejected_s") > 0
+
+
+def test_synchronous_methods_show_the_host() -> None:
+    for method in METHODS:
+        host_s = figure(of_method(method)[0], "mean_time_host_s")
+        if FACTS[method].is_async:
+            assert host_s < 0.02 * figure(of_method(method)[0], "mean_e2el_s"), method
+        else:
+            assert host_s > 0.02 * figure(of_method(method)[0], "mean_e2el_s"), method
+
+
+def test_methods_cost_what_they_draft() -> None:
+    """Equal acceptance, so only costs differ: a head is cheaper than a model, a parallel pass than k of them."""
+
+    def draft_s(method: str) -> float:
+        return figure(of_method(method)[0], "mean_time_draft_s")
+
+    assert draft_s("medusa") < draft_s("eagle") < draft_s("draft_model")
+    assert draft_s("p_eagle") < draft_s("eagle3")
+    assert draft_s("pard") < draft_s("draft_model")
+    assert draft_s("ngram_gpu") < draft_s("medusa")
+
+
+@pytest.mark.parametrize(
+    ("method", "acceptance"),
+    [
+        ("eagle3", "acceptance={model: constant, alpha: 0.7}"),
+        ("eagle3", "acceptance={model: beta, mean: 0.6, concentration: 3}"),
+        ("eagle3", "acceptance={model: markov, alpha_good: 0.9, alpha_bad: 0.3, p_gb: 0.1, p_bg: 0.2}"),
+        ("eagle_tree", "acceptance={model: tree, rates: [0.9, 0.7, 0.4]}"),
+        ("ngram", "acceptance={model: ngram, match_probability: 0.3, rates: [0.8, 0.6, 0.5], persistence: 0.5}"),
+        ("suffix", "acceptance={model: ngram, match_probability: 0.6, alpha: 0.8, mean_match_tokens: 2}"),
+    ],
+)
+def test_acceptance_models_yield_their_formula(method: str, acceptance: str) -> None:
+    longer = "workload.lengths={prompt_tokens: 100, output_tokens: 400}"
+    result, model = run(longer, "workload.num_requests=3000", spec(method), acceptance)
+    assert model is not None
+    # The pooled formula counts every round alike. A beta model's requests differ by 0.6: 0.011 over 3,000 of them.
+    assert figure(result, "mean_acceptance_length") == pytest.approx(model.pooled_acceptance_length(K), abs=0.04)
+
+
+def test_synthetic_acceptance_is_what_vllm_would_make_of_it() -> None:
+    synthetic = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.4}
+    result, _ = run(spec("eagle3", **synthetic))
+    rates = [figure(result, f"acceptance_rate_position_{j}") for j in range(K)]
+    assert rates == [1.0, pytest.approx(0.4, abs=0.02), 0.0]
+
+
+def test_off_by_policy_is_not_free() -> None:
+    """k = 0 keeps the draft loaded and, for EAGLE, its first pass running: slower than an engine without it."""
+    without, _ = run("engine.speculative_config=null")
+    off, _ = run(spec("eagle3"), "policy={name: 'off'}")
+    assert figure(off, "num_drafts") == 0
+    assert figure(off, "mean_time_draft_s") > 0
+    assert figure(off, "mean_tpot_s") > figure(without, "mean_tpot_s")
+    assert figure(without, "mean_time_draft_s") == 0
+
+
+def test_an_oracle_rejects_nothing() -> None:
+    oracle, model = run(spec("eagle3"), RATES, "policy={name: oracle}")
+    fixed, _ = run(spec("eagle3"), RATES)
+    assert model is not None
+    assert figure(oracle, "acceptance_rate") == 1.0
+    assert figure(oracle, "mean_time_rejected_s") == 0.0
+    assert figure(oracle, "mean_tpot_s") < figure(fixed, "mean_tpot_s")
