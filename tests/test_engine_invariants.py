@@ -285,6 +285,15 @@ def test_clusters_serve_every_request_once(
         assert frame["arrival_s"].tolist() == case.table.arrival_s.tolist()
 
 
+def test_the_order_of_times_is_exact(build_case: Any) -> None:
+    """3.2375 + (11.350781249999999 - 3.2375) is more than the second: arrival + TTFT is no first-token time."""
+    frame = build_case([1], [1]).serve().requests()
+    frame[["arrival_s", "first_scheduled_s"]] = 3.2375
+    frame[["first_token_s", "finish_s"]] = 11.350781249999999
+    frame["time_prefill_s"] = frame["finish_s"] - frame["arrival_s"]
+    check_requests(frame, tolerance=1e-9)
+
+
 @settings(parent=modest, max_examples=40)
 @given(scenarios(), st.lists(st.floats(0.0, 20.0), min_size=1, max_size=6))
 def test_where_time_is_cut_changes_nothing(build_case: Any, scenario: dict[str, Any], cuts: list[float]) -> None:
