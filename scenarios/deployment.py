@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from draftcast.calibration.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile import HardwareProfile, load_profile
-from draftcast.errors import CapacityError, ScenarioError
+from draftcast.errors import ScenarioError
 from draftcast.kernels.catalog import load_model
 from draftcast.kernels.model import ModelSpec
-from draftcast.scenarios.schema import Scenario, batch_defaults
+from draftcast.scenarios.schema import BatchDefaults, Engine, Scenario, batch_defaults
 from draftcast.sim.engine.state import EngineSettings
 from draftcast.sim.memory import MemoryBudget, memory_budget
 from draftcast.sim.methods import Method, get_method
@@ -56,6 +56,41 @@ def _method(scenario: Scenario) -> Method:
     return method
 
 
+def _batch_limits(engine: Engine, hardware: HardwareSpec, max_model_len: int) -> BatchDefaults:
+    """The batch flags with vLLM's defaults for what is absent.
+
+    vLLM 0.32 ``EngineArgs._set_default_max_num_seqs_and_batched_tokens_args`` and ``SchedulerConfig``; the schema
+    checks flags against each other, here they are checked against the defaults too.
+
+    Raises:
+        ScenarioError: limits that contradict each other.
+    """
+    seqs, tokens = batch_defaults(hardware.memory_bytes, hardware.name, engine.tensor_parallel_size)
+    seqs = engine.max_num_seqs or seqs
+    if engine.max_num_batched_tokens is None:
+        if not engine.enable_chunked_prefill:
+            tokens = max(tokens, max_model_len)
+        tokens = min(tokens, seqs * max_model_len)
+    else:
+        tokens = engine.max_num_batched_tokens
+    if engine.max_num_seqs is None:
+        seqs = min(seqs, tokens)
+    for key, value, limit, name in (
+        ("max_num_seqs", seqs, tokens, "max_num_batched_tokens"),
+        ("max_num_scheduled_tokens", engine.max_num_scheduled_tokens or 0, tokens, "max_num_batched_tokens"),
+        ("long_prefill_token_threshold", engine.long_prefill_token_threshold, max_model_len, "max_model_len"),
+    ):
+        if value > limit:
+            raise ScenarioError(f"must not exceed {name} = {limit}", key=f"engine.{key}", value=value)
+    if not engine.enable_chunked_prefill and tokens < max_model_len:
+        raise ScenarioError(
+            f"must be at least max_model_len = {max_model_len} without chunked prefill",
+            key="engine.max_num_batched_tokens",
+            value=tokens,
+        )
+    return BatchDefaults(seqs, tokens)
+
+
 def deploy(scenario: Scenario) -> Deployment:
     """Resolve the scenario's engine on its hardware.
 
@@ -73,10 +108,8 @@ def deploy(scenario: Scenario) -> Deployment:
     # Heads follow from the target; only a draft model of its own is looked up by name.
     named = load_model(spec.model) if spec is not None and spec.model and method.needs_draft_model else None
     draft = head_of(method, model, named, k)
-    defaults = batch_defaults(hardware.memory_bytes, hardware.name, engine.tensor_parallel_size)
-    max_num_batched_tokens = engine.max_num_batched_tokens or defaults.max_num_batched_tokens
-    max_num_seqs = engine.max_num_seqs or min(defaults.max_num_seqs, max_num_batched_tokens)
     max_model_len = engine.max_model_len or model.max_position_embeddings
+    max_num_seqs, max_num_batched_tokens = _batch_limits(engine, hardware, max_model_len)
     is_async = method.is_async if engine.async_scheduling is None else engine.async_scheduling
     if is_async and not method.is_async:
         raise ScenarioError(
@@ -110,13 +143,6 @@ def deploy(scenario: Scenario) -> Deployment:
         enforce_eager=engine.enforce_eager,
         num_gpu_blocks=engine.num_gpu_blocks,
     )
-    if engine.num_gpu_blocks is None and memory.kv_tokens < max_model_len:
-        raise CapacityError(
-            f"the KV cache holds {memory.kv_tokens} tokens; lower max_model_len, or raise gpu_memory_utilization "
-            "or tensor_parallel_size",
-            key="engine.max_model_len",
-            value=max_model_len,
-        )
     policy = _policy(scenario)
     settings = EngineSettings(
         block_size=engine.block_size,

@@ -1,0 +1,115 @@
+"""From the engine section to what a replica gets: vLLM's defaults, and combinations that it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftcast import load_scenario
+from draftcast.errors import CapacityError, InputError, ScenarioError
+from draftcast.scenarios.deployment import Deployment, deploy
+
+DRAFT = "engine.speculative_config={method: draft_model, model: llama-3.2-1b, num_speculative_tokens: 4}"
+
+
+def deployed(*overrides: str) -> Deployment:
+    return deploy(load_scenario("default", overrides=overrides))
+
+
+def refused(*overrides: str) -> InputError:
+    with pytest.raises(InputError) as caught:
+        deployed(*overrides)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("overrides", "limits"),
+    [
+        # vLLM 0.32: 1,024 sequences and 8,192 tokens from 70 GiB of memory on, 256 and 2,048 below and on A100.
+        ((), (1024, 8192)),
+        (("hardware=a100-80g",), (256, 2048)),
+        (("hardware=b200",), (1024, 16384)),
+        (("engine.max_num_seqs=16",), (16, 8192)),
+        # A default holds no more than all sequences together may ask for ...
+        (("engine.max_num_seqs=2", "engine.max_model_len=1024"), (2, 2048)),
+        # ... and without chunked prefill no less than the longest request.
+        (("hardware=a100-80g", "engine.enable_chunked_prefill=false"), (256, 8192)),
+        # A default number of sequences never exceeds the tokens that are given.
+        (("engine.max_num_batched_tokens=512",), (512, 512)),
+    ],
+)
+def test_batch_limits_default_as_in_vllm(overrides: tuple[str, ...], limits: tuple[int, int]) -> None:
+    settings = deployed(*overrides).settings
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == limits
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (("engine.max_num_seqs=9000",), ("engine.max_num_seqs = 9000", "max_num_batched_tokens = 8192")),
+        (("engine.max_num_scheduled_tokens=9000",), ("engine.max_num_scheduled_tokens = 9000", "8192")),
+        (("engine.long_prefill_token_threshold=9000",), ("engine.long_prefill_token_threshold = 9000", "8192")),
+        (
+            ("engine.enable_chunked_prefill=false", "engine.max_model_len=null", "engine.max_num_batched_tokens=8192"),
+            ("engine.max_num_batched_tokens = 8192", "max_model_len = 131072"),
+        ),
+        (
+            ("engine.async_scheduling=true", "engine.speculative_config={method: ngram, num_speculative_tokens: 2}"),
+            ("engine.async_scheduling", "ngram"),
+        ),
+        (
+            (
+                "engine.speculative_config={method: pard, model: llama-3.2-1b, num_speculative_tokens: 8}",
+                "acceptance={model: constant, alpha: 0.5}",
+                "engine.max_num_batched_tokens=8",
+            ),
+            ("engine.max_num_batched_tokens = 8", "8 input rows"),
+        ),
+    ],
+)
+def test_what_vllm_refuses_is_refused(overrides: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    error = refused(*overrides)
+    assert isinstance(error, ScenarioError)
+    for part in parts:
+        assert part in str(error)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    weights = refused("hardware=a10g", "engine.model=llama-3.1-70b", "engine.speculative_config=null")
+    assert isinstance(weights, CapacityError)
+    context = refused("hardware=a10g", "engine.max_model_len=131072")
+    assert isinstance(context, CapacityError)
+    assert "max_model_len" in str(context)
+
+
+def test_method_facts_reach_the_scheduler() -> None:
+    four = ("acceptance.rates=[0.8, 0.6, 0.5, 0.4]",)
+    draft = deployed(DRAFT, *four).settings
+    assert (draft.slots, draft.lookahead, draft.num_speculative_tokens) == (1, 4, 4)
+    assert draft.async_scheduling
+    assert draft.pads_single_tokens
+    assert not draft.drops_last_hit
+    assert not deployed(DRAFT, *four, "policy={name: goodput}").settings.pads_single_tokens
+    eagle = deployed().settings
+    assert (eagle.slots, eagle.lookahead, eagle.drops_last_hit) == (0, 3, True)
+    assert not deployed("engine.speculative_config.disable_eagle_block_drop=true").settings.drops_last_hit
+    ngram = deployed("engine.speculative_config={method: ngram, num_speculative_tokens: 3}").settings
+    assert (ngram.lookahead, ngram.async_scheduling, ngram.proposes_on_host) == (0, False, True)
+    off = deployed("engine.speculative_config=null").settings
+    assert (off.slots, off.lookahead, off.num_speculative_tokens, off.async_scheduling) == (0, 0, 0, True)
+
+
+def test_a_tree_verifies_its_nodes() -> None:
+    tree = "engine.speculative_config={method: eagle_tree, num_speculative_tokens: 3, tree_width: 4, max_tree_nodes: 9}"
+    settings = deployed(tree, "acceptance={model: tree, rates: [0.8, 0.6, 0.4]}").settings
+    assert (settings.num_speculative_tokens, settings.tree_depth, settings.lookahead) == (9, 3, 3)
+
+
+def test_memory_is_shared_between_target_draft_and_cache() -> None:
+    off = deployed("engine.speculative_config=null")
+    draft = deployed(DRAFT, "acceptance.rates=[0.8, 0.6, 0.5, 0.4]")
+    assert draft.draft is not None
+    assert draft.memory.num_gpu_blocks < off.memory.num_gpu_blocks
+    assert deployed("engine.num_gpu_blocks=600").settings.num_gpu_blocks == 600
+    halved = deployed("engine.kv_cache_dtype=fp8", "engine.speculative_config=null")
+    assert halved.memory.num_gpu_blocks == pytest.approx(2 * off.memory.num_gpu_blocks, rel=1e-3)
