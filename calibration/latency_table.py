@@ -1,0 +1,168 @@
+"""Measured times, one row a point: the table that `calibrate` writes, importers fill and profiles interpolate.
+
+A row names an operator, its number formats, the kernel that ran and its shape, and holds the seconds of ONE launch.
+Shape columns that an operator does not have are 0. It knows no device: the manifest beside the file does.
+
+Operators and their shape columns:
+
+==================  ===================================================================================================
+linear              m rows, k input and n output features (lm_head is a linear layer of vocabulary width)
+moe                 m tokens, k hidden, n expert width on the rank, num_experts, top_k: routed gate_up, activation, down
+attention_decode    batch sequences, q queries each, context tokens attended to (the q new ones included), heads,
+                    kv_heads, head_dim, window (0: none), tree (1: ancestor mask); q > 1 is verification
+attention_prefill   the same with q the chunk; context is prefix + chunk
+rmsnorm, swiglu     m rows of width n
+rotary              m rows, heads, kv_heads, head_dim
+embedding           m rows of width n, k the vocabulary
+sampler             m rows of n logits
+rejection_sampler   batch requests, q = drafts + 1, n logits
+all_reduce          message_bytes over ranks
+==================  ===================================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from draftcast.errors import HardwareError
+
+SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
+    "linear": ("m", "k", "n"),
+    "moe": ("m", "k", "n", "num_experts", "top_k"),
+    "attention_decode": ("batch", "q", "context", "heads", "kv_heads", "head_dim", "window", "tree"),
+    "attention_prefill": ("batch", "q", "context", "heads", "kv_heads", "head_dim", "window"),
+    "rmsnorm": ("m", "n"),
+    "swiglu": ("m", "n"),
+    "rotary": ("m", "heads", "kv_heads", "head_dim"),
+    "embedding": ("m", "k", "n"),
+    "sampler": ("m", "n"),
+    "rejection_sampler": ("batch", "q", "n"),
+    "all_reduce": ("message_bytes", "ranks"),
+}
+"""Shape columns of each operator a table may hold."""
+
+MAY_BE_ZERO = ("window", "tree")
+LABELS = ("operator", "dtype", "kv_dtype", "implementation")
+SHAPES = (
+    "m",
+    "k",
+    "n",
+    "batch",
+    "q",
+    "context",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "window",
+    "tree",
+    "num_experts",
+    "top_k",
+    "message_bytes",
+    "ranks",
+)
+FLAGS = ("graph", "settled")
+TIMES = ("seconds", "low_s", "high_s")
+COLUMNS = (*LABELS, *SHAPES, *FLAGS, *TIMES, "repeats")
+POINT = (*LABELS, *SHAPES, "graph")
+"""Columns that tell one measured point from another."""
+
+
+@dataclass(frozen=True)
+class LatencyTable:
+    """A checked table.
+
+    Attributes:
+        frame: one row a point with the columns `COLUMNS`: `LABELS` strings, `SHAPES` and repeats int64, `FLAGS` bool,
+            `TIMES` float64 seconds; ``low_s`` and ``high_s`` bound the median (95 %), NaN where the source has none.
+    """
+
+    frame: pd.DataFrame
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    @classmethod
+    def from_frame(cls, frame: pd.DataFrame, file: str | None = None) -> LatencyTable:
+        """Check and order ``frame``; shape columns, flags, bounds and repeats that are absent are filled in.
+
+        Raises:
+            HardwareError: an unknown or missing column, an unknown operator, a shape of the wrong kind, a time that is
+                not a positive number, the same point twice; ``file`` is named.
+        """
+        unknown = [name for name in frame.columns if name not in COLUMNS]
+        if unknown:
+            raise HardwareError(f"unknown column; known: {', '.join(COLUMNS)}", file=file, key=str(unknown[0]))
+        for name in ("operator", "dtype", "seconds"):
+            if name not in frame.columns:
+                raise HardwareError("column required, but missing", file=file, key=name)
+        full = pd.DataFrame(index=frame.index)
+        defaults = {"settled": True, "graph": False, "low_s": np.nan, "high_s": np.nan}
+        for name in COLUMNS:
+            column = frame[name] if name in frame.columns else defaults.get(name, "" if name in LABELS else 0)
+            kind = object if name in LABELS else bool if name in FLAGS else np.float64 if name in TIMES else np.int64
+            try:
+                full[name] = pd.Series(column, index=frame.index).astype(kind)
+            except (TypeError, ValueError) as error:
+                raise HardwareError(f"column cannot be read as {kind.__name__}: {error}", file=file, key=name) from None
+        _check(full, file)
+        return cls(full.sort_values(list(POINT), kind="stable").reset_index(drop=True))
+
+    def of(self, operator: str) -> pd.DataFrame:
+        """Rows of one operator."""
+        return self.frame[self.frame["operator"] == operator]
+
+    def write(self, path: Path) -> None:
+        """Write as Parquet (zstd, dictionary-encoded); the same rows give the same bytes."""
+        table = pa.Table.from_pandas(self.frame, preserve_index=False).replace_schema_metadata(None)
+        pq.write_table(table, path, compression="zstd", compression_level=19, use_dictionary=True)
+
+    @classmethod
+    def read(cls, path: Path) -> LatencyTable:
+        """Read what `write` wrote. Raises HardwareError naming the file when it is not such a table."""
+        return cls.from_frame(read_frame(path), file=str(path))
+
+
+def read_frame(path: Path) -> pd.DataFrame:
+    """The columns of a table file, unchecked (a profile checks the file's checksum instead).
+
+    Raises:
+        HardwareError: unreadable, not Parquet, or not these columns.
+    """
+    try:
+        table = pq.read_table(path, memory_map=True)
+    except (OSError, pa.ArrowException) as error:
+        first = str(error).splitlines()[0]
+        raise HardwareError(f"is not a readable latency table: {first}", file=str(path)) from None
+    missing = [name for name in COLUMNS if name not in table.column_names]
+    if missing:
+        raise HardwareError("is not a latency table: column missing", file=str(path), key=missing[0])
+    return table.to_pandas()
+
+
+def _check(frame: pd.DataFrame, file: str | None) -> None:
+    for operator, rows in frame.groupby("operator", sort=False):
+        fields = SHAPE_FIELDS.get(str(operator))
+        if fields is None:
+            known = ", ".join(SHAPE_FIELDS)
+            raise HardwareError(f"unknown operator; known: {known}", file=file, key="operator", value=operator)
+        for name in SHAPES:
+            low = (0 if name in MAY_BE_ZERO else 1) if name in fields else 0
+            wrong = rows[(rows[name] < low) | ((rows[name] != 0) & (name not in fields))]
+            if len(wrong):
+                value = int(wrong[name].iloc[0])
+                allowed = f"at least {low}" if name in fields else "0"
+                raise HardwareError(f"must be {allowed} for {operator}", file=file, key=name, value=value)
+    bad = frame[~(np.isfinite(frame["seconds"]) & (frame["seconds"] > 0.0))]
+    if len(bad):
+        value = float(bad["seconds"].iloc[0])
+        raise HardwareError("must be a positive number of seconds", file=file, key="seconds", value=value)
+    twice = frame[frame.duplicated(list(POINT))]
+    if len(twice):
+        point = ", ".join(f"{name}={twice[name].iloc[0]}" for name in POINT if twice[name].iloc[0])
+        raise HardwareError("the same point stands twice", file=file, key="point", value=point)
