@@ -102,7 +102,7 @@ class LatencyTable:
             if name not in frame.columns:
                 raise HardwareError("column required, but missing", file=file, key=name)
         full = pd.DataFrame(index=frame.index)
-        defaults = {"settled": True, "graph": False, "low_s": np.nan, "high_s": np.nan}
+        defaults: dict[str, object] = {"settled": True, "graph": False, "low_s": np.nan, "high_s": np.nan}
         for name in COLUMNS:
             column = frame[name] if name in frame.columns else defaults.get(name, "" if name in LABELS else 0)
             kind = object if name in LABELS else bool if name in FLAGS else np.float64 if name in TIMES else np.int64
@@ -142,7 +142,8 @@ def read_frame(path: Path) -> pd.DataFrame:
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
         raise HardwareError("is not a latency table: column missing", file=str(path), key=missing[0])
-    return table.to_pandas()
+    frame: pd.DataFrame = table.to_pandas()
+    return frame
 
 
 def _check(frame: pd.DataFrame, file: str | None) -> None:
@@ -160,8 +161,8 @@ def _check(frame: pd.DataFrame, file: str | None) -> None:
                 raise HardwareError(f"must be {allowed} for {operator}", file=file, key=name, value=value)
     bad = frame[~(np.isfinite(frame["seconds"]) & (frame["seconds"] > 0.0))]
     if len(bad):
-        value = float(bad["seconds"].iloc[0])
-        raise HardwareError("must be a positive number of seconds", file=file, key="seconds", value=value)
+        seconds = float(bad["seconds"].iloc[0])
+        raise HardwareError("must be a positive number of seconds", file=file, key="seconds", value=seconds)
     twice = frame[frame.duplicated(list(POINT))]
     if len(twice):
         point = ", ".join(f"{name}={twice[name].iloc[0]}" for name in POINT if twice[name].iloc[0])
