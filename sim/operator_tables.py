@@ -1,6 +1,6 @@
 """Seconds of operators on one device at one tensor-parallel degree, for many row counts at once.
 
-Work comes from `draftcast.kernels.operators`, seconds from the rooflines of a profile. It knows no method and no
+Work comes from `draftcast.kernels.layers`, seconds from the rooflines of a profile. It knows no method and no
 scheduler: `draftcast.sim.step_tables` says which passes a step consists of.
 """
 
@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 
 from draftcast.calibration.origin import Origin
 from draftcast.calibration.profile import OperatorProfile, RooflineProfile
-from draftcast.kernels import operators
+from draftcast.kernels import layers
+from draftcast.kernels.attention import attention_work
 from draftcast.kernels.dtypes import activation_bytes
 from draftcast.kernels.model import ModelSpec
+from draftcast.kernels.sampler import sampler_work
+from draftcast.kernels.work import Work
 from draftcast.sim import step_time as st
 
 FloatArray = NDArray[np.float64]
@@ -33,9 +36,7 @@ class OperatorTables:
         # Formats narrower than 16 bits hold weights; attention, norms and unquantised matrices stay 16-bit.
         self.wide_dtype = dtype if dtype in ("fp32", "bf16", "fp16") else "bf16"
 
-    def operator(
-        self, family: str, dtype: str, work: operators.Work, rows: IntArray, launches: float = 1.0
-    ) -> FloatArray:
+    def operator(self, family: str, dtype: str, work: Work, rows: IntArray, launches: float = 1.0) -> FloatArray:
         """Table of an operator family: ``launches`` kernels whose work sums to ``work``; zero rows take no time."""
         entry = self.profile.operator(family, dtype)
         seconds = entry.roofline.seconds(
@@ -44,7 +45,7 @@ class OperatorTables:
         seconds = np.where(rows > 0, seconds + (launches - 1.0) * entry.roofline.t0_s, 0.0)
         return _by_origin(seconds, entry, rows)
 
-    def linear(self, layer: operators.LinearLayer, rows: IntArray, family: str = "linear") -> FloatArray:
+    def linear(self, layer: layers.LinearLayer, rows: IntArray, family: str = "linear") -> FloatArray:
         narrow = layer.weight_bytes_per_element(self.dtype) < self.act_bytes
         dtype = self.dtype if narrow else self.wide_dtype
         work = layer.work(rows, self.dtype).scale(layer.count)
@@ -54,7 +55,7 @@ class OperatorTables:
         """``launches`` equal collectives that move ``bytes_moved`` each, with the link's latency."""
         if self.tp == 1 or launches == 0:
             return np.zeros((len(rows), 3))
-        work = operators.Work(np.zeros(len(rows)), bytes_moved * launches)
+        work = Work(np.zeros(len(rows)), bytes_moved * launches)
         table = self.operator("all_reduce", self.wide_dtype, work, rows, launches)
         latency = np.where(rows > 0, launches * self.profile.hardware.link_latency_s, 0.0)
         return table + _by_origin(latency, self.profile.operator("all_reduce", self.wide_dtype), rows)
@@ -62,49 +63,49 @@ class OperatorTables:
     def model_pass(self, model: ModelSpec, rows: IntArray, scopes: Collection[str] = ("pass",)) -> FloatArray:
         """A forward pass over each number of rows, without attention and lm_head."""
         table = np.zeros((len(rows), 3))
-        for layer in operators.linear_layers(model, self.tp):
+        for layer in layers.linear_layers(model, self.tp):
             if layer.scope in scopes:
                 table += self.linear(layer, rows)
-        work = operators.elementwise_work(model, rows, tp=self.tp, act_bytes=self.act_bytes)
-        table += self.operator("elementwise", self.wide_dtype, work, rows, operators.elementwise_kernels(model))
-        message = operators.all_reduce_bytes(model, rows, tp=self.tp, act_bytes=self.act_bytes)
-        return table + self.collective(message, rows, operators.all_reduce_count(model))
+        work = layers.elementwise_work(model, rows, tp=self.tp, act_bytes=self.act_bytes)
+        table += self.operator("elementwise", self.wide_dtype, work, rows, layers.elementwise_kernels(model))
+        message = layers.all_reduce_bytes(model, rows, tp=self.tp, act_bytes=self.act_bytes)
+        return table + self.collective(message, rows, layers.all_reduce_count(model))
 
     def scope(self, model: ModelSpec, rows: IntArray, scope: str) -> FloatArray:
         """Only the matrices of one scope."""
-        layers = [layer for layer in operators.linear_layers(model, self.tp) if layer.scope == scope]
-        return sum((self.linear(layer, rows) for layer in layers), np.zeros((len(rows), 3)))
+        chosen = [layer for layer in layers.linear_layers(model, self.tp) if layer.scope == scope]
+        return sum((self.linear(layer, rows) for layer in chosen), np.zeros((len(rows), 3)))
 
     def lm_head(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """lm_head and the gathering of logits, for each number of rows."""
-        table = self.linear(operators.lm_head(model, self.tp), rows, "lm_head")
-        gathered = operators.logits_gather_bytes(model, rows, tp=self.tp, act_bytes=self.act_bytes)
+        table = self.linear(layers.lm_head(model, self.tp), rows, "lm_head")
+        gathered = layers.logits_gather_bytes(model, rows, tp=self.tp, act_bytes=self.act_bytes)
         return table + self.collective(gathered, rows, 1.0)
 
     def argmax(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """Greedy choice of a draft token: the logits are read once."""
         elements = rows.astype(np.float64) * model.vocab_size
-        work = operators.Work(elements, elements * self.act_bytes)
+        work = Work(elements, elements * self.act_bytes)
         return self.operator("sampler", self.wide_dtype, work, rows)
 
     def sampler(self, model: ModelSpec, rows: IntArray) -> FloatArray:
-        work = operators.sampler_work(model, rows, act_bytes=self.act_bytes)
+        work = sampler_work(rows, model.vocab_size, self.act_bytes)
         return self.operator("sampler", self.wide_dtype, work, rows)
 
     def launches(self, model: ModelSpec, scopes: Collection[str] = ("pass",)) -> float:
         """Kernels of one forward pass: matrices, attention with its KV write, element-wise, collectives."""
-        matrices = sum(layer.count for layer in operators.linear_layers(model, self.tp) if layer.scope in scopes)
-        collectives = operators.all_reduce_count(model) if self.tp > 1 else 0
-        return matrices + 2 * model.num_hidden_layers + operators.elementwise_kernels(model) + collectives
+        matrices = sum(layer.count for layer in layers.linear_layers(model, self.tp) if layer.scope in scopes)
+        collectives = layers.all_reduce_count(model) if self.tp > 1 else 0
+        return matrices + 2 * model.num_hidden_layers + layers.elementwise_kernels(model) + collectives
 
-    def attention(self, model: ModelSpec, family: str, layers: int, kv_cache_dtype: str, window: int) -> FloatArray:
-        """One row of ``StepCost.attention`` for ``layers`` equal attention layers."""
+    def attention(self, model: ModelSpec, family: str, count: int, kv_cache_dtype: str, window: int) -> FloatArray:
+        """One row of ``StepCost.attention`` for ``count`` equal attention layers."""
         column = np.zeros(st.N_COLUMNS)
-        if layers == 0:
+        if count == 0:
             return column
 
-        def unit(query_tokens: float, kv_tokens: float, query_kv: float) -> operators.Work:
-            return operators.attention_work(
+        def unit(query_tokens: float, kv_tokens: float, query_kv: float) -> Work:
+            return attention_work(
                 model,
                 query_tokens,
                 kv_tokens,
@@ -116,9 +117,9 @@ class OperatorTables:
 
         entry = self.profile.operator(family, self.wide_dtype)
         fit = entry.roofline
-        per_flop_s = layers / (fit.e_c * self.profile.peak_flops(self.wide_dtype))
-        per_byte_s = layers / (fit.e_m * self.profile.bandwidth_bytes_per_s(family))
-        column[st.A_T0_S] = layers * fit.t0_s
+        per_flop_s = count / (fit.e_c * self.profile.peak_flops(self.wide_dtype))
+        per_byte_s = count / (fit.e_m * self.profile.bandwidth_bytes_per_s(family))
+        column[st.A_T0_S] = count * fit.t0_s
         column[st.A_QKV_S] = float(unit(0, 0, 1).flops) * per_flop_s
         column[st.A_KV_S] = float(unit(0, 1, 0).bytes) * per_byte_s
         column[st.A_ROW_S] = float(unit(1, 0, 0).bytes) * per_byte_s
@@ -126,7 +127,7 @@ class OperatorTables:
         column[st.A_ORIGIN] = entry.origin
         column[st.A_LOW_ROWS], column[st.A_HIGH_ROWS] = entry.fitted_rows or (0.0, np.inf)
         column[st.A_WINDOW] = window
-        column[st.A_LAYERS] = layers
+        column[st.A_LAYERS] = count
         return column
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from draftcast.calibration.profile import RooflineProfile
 from draftcast.errors import ScenarioError
-from draftcast.kernels import drafters, operators
+from draftcast.kernels import drafters, layers
 from draftcast.kernels.model import ModelSpec
 from draftcast.sim import step_time as st
 from draftcast.sim.methods import DraftPlan, Method
@@ -220,7 +220,7 @@ def _fill_draft(
             draft_serial=serial + logits[: settings.max_num_seqs + 1],
         )
     if method.plan == DraftPlan.CONTEXT_BLOCK:
-        keys_values = operators.LinearLayer(
+        keys_values = layers.LinearLayer(
             "context_kv", head.hidden_size, head.kv_elements_per_layer(settings.draft_tp), head.num_hidden_layers
         )
         first = _padded_table(

@@ -20,7 +20,7 @@ HEAVY = ("torch", "streamlit", "vllm", "dask", "distributed", "aiconfigurator")
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, int, bool]]:
-    """(module, line, whether inside a function) of every import."""
+    """(module, line, whether inside a function or only for the type checker) of every import."""
     stack = [(tree, False)]
     while stack:
         node, inside = stack.pop()
@@ -31,8 +31,9 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int, bool]]:
             yield node.module or "", node.lineno, inside
             # `from draftcast import sim` names a room as well.
             yield from ((f"{node.module}.{alias.name}", node.lineno, inside) for alias in node.names)
-        function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        stack.extend((child, inside or function) for child in ast.iter_child_nodes(node))
+        later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        later |= isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        stack.extend((child, inside or later) for child in ast.iter_child_nodes(node))
 
 
 @pytest.mark.parametrize(("room", "path"), FILES, ids=lambda value: str(value).removeprefix(f"{ROOT}/"))

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from draftcast.errors import ModelError
-from draftcast.kernels import drafters, operators
+from draftcast.kernels import drafters, layers
 from draftcast.kernels.architectures import ARCHITECTURES
+from draftcast.kernels.attention import attention_work
 from draftcast.kernels.catalog import load_model, model_names
 from draftcast.kernels.model import ModelSpec
 
@@ -42,7 +43,7 @@ PUBLISHED = {
 
 def config_of(name: str) -> dict[str, Any]:
     """The bundled facts of a model, as a fresh dictionary."""
-    folder = Path(operators.__file__).parent / "models"
+    folder = Path(layers.__file__).parent / "models"
     config: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     return config
 
@@ -144,7 +145,7 @@ def test_matrices_of_the_operators_are_the_parameters(name: str) -> None:
     model = load_model(name)
     groups = model.parameter_groups(2)
     matrices = sum(
-        layer.k * layer.n * layer.count * max(1, layer.num_experts) for layer in operators.linear_layers(model, 2)
+        layer.k * layer.n * layer.count * max(1, layer.num_experts) for layer in layers.linear_layers(model, 2)
     )
     assert matrices == sum(groups[group] for group in ("attention", "dense_mlp", "experts", "shared_experts", "router"))
 
@@ -266,11 +267,11 @@ def test_opt_350m_projects_and_has_no_final_norm() -> None:
 
 
 def _fingerprint(model: ModelSpec) -> object:
-    layers = (operators.linear_layers(model, 2), operators.lm_head(model, 2))
-    attention = operators.attention_work(model, 4.0, 100.0, 400.0, tp=2)
-    elementwise = (*map(float, operators.elementwise_work(model, 3.0, tp=2)), operators.elementwise_kernels(model))
+    matrices = (layers.linear_layers(model, 2), layers.lm_head(model, 2))
+    attention = attention_work(model, 4.0, 100.0, 400.0, tp=2)
+    elementwise = (*map(float, layers.elementwise_work(model, 3.0, tp=2)), layers.elementwise_kernels(model))
     kv_bytes = model.kv_bytes_per_token("bf16")
-    return (model.parameter_groups(), kv_bytes, layers, *map(float, attention), *elementwise)
+    return (model.parameter_groups(), kv_bytes, matrices, *map(float, attention), *elementwise)
 
 
 # Read elsewhere: positions by the engine, windows by step cost and memory, MTP layers by mtp_head.
@@ -326,8 +327,8 @@ def test_eagle3_head_by_hand() -> None:
     head = drafters.eagle_head(load_model("Llama-3.1-8B"), "eagle3")
     assert head.num_parameters == 3 * h * h + 2 * h * qkv + h * h + 3 * h * 14336 + 32000 * h + 4 * h
     assert (head.num_hidden_layers, head.vocab_size, head.shares_embedding) == (1, 32000, True)
-    assert operators.lm_head(head).n == 32000
-    fc = {layer.name: layer for layer in operators.linear_layers(head)}["fc"]
+    assert layers.lm_head(head).n == 32000
+    fc = {layer.name: layer for layer in layers.linear_layers(head)}["fc"]
     assert (fc.k, fc.n, fc.scope) == (3 * h, h, "context")
     wider = drafters.eagle_head(load_model("Llama-3.1-8B"), "eagle3", draft_vocab_size=64000, intermediate_size=8192)
     assert wider.num_parameters - head.num_parameters == 32000 * h - 3 * h * 6144
@@ -359,7 +360,7 @@ def test_p_eagle_is_deeper_and_dflash_shares_the_head() -> None:
     assert p_eagle.num_parameters > drafters.eagle_head(target).num_parameters
     assert dflash.num_parameters / 1e9 == pytest.approx(1.05, abs=0.01)  # z-lab/Qwen3-8B-DFlash-b16
     assert dflash.shares_lm_head
-    assert operators.lm_head(dflash).n == 151936
+    assert layers.lm_head(dflash).n == 151936
     assert dspark.num_parameters - dflash.num_parameters == 2 * 256 * 151936 + 4096 + 257
 
 

@@ -1,37 +1,25 @@
-"""What the operators of a transformer step cost: FLOPs and bytes, on one tensor-parallel rank.
+"""What a forward pass of a model consists of on one tensor-parallel rank: matrices, element-wise work, collectives.
 
-Every formula takes numpy arrays (or scalars) of row counts and returns ``Work`` of float64 arrays that broadcast.
-A multiply-add is two FLOPs. Bytes are those that must cross the device memory once: weights, activations in and out,
-KV cache; caches and re-reads belong to the fitted efficiencies of a profile. Nothing here knows a device or a time.
+What each of them costs stands in the file of its family; `draftcast.kernels.work` says how work is counted. Row counts
+are numpy arrays (or scalars), results float64 arrays that broadcast.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from draftcast.kernels.dtypes import KV_BYTES, WEIGHT_BYTES, activation_bytes, kv_dtype, weight_dtype
+from draftcast.kernels.all_reduce import all_reduce_work
+from draftcast.kernels.dtypes import WEIGHT_BYTES, activation_bytes, weight_dtype
+from draftcast.kernels.linear import linear_work
 from draftcast.kernels.model import ModelSpec
+from draftcast.kernels.moe import moe_work
+from draftcast.kernels.work import FloatArray, Work, as_array
 
-FloatArray = NDArray[np.float64]
 Scope = Literal["pass", "context", "position"]
-
-
-class Work(NamedTuple):
-    """FLOPs and bytes of an operator; arrays of one shape. ``+`` concatenates tuples: use ``add``."""
-
-    flops: FloatArray
-    bytes: FloatArray
-
-    def add(self, other: Work) -> Work:
-        return Work(self.flops + other.flops, self.bytes + other.bytes)
-
-    def scale(self, factor: float) -> Work:
-        return Work(self.flops * factor, self.bytes * factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,83 +149,6 @@ def lm_head(model: ModelSpec, tp: int = 1) -> LinearLayer:
     )  # fmt: skip
 
 
-def linear_work(
-    m: ArrayLike, k: float, n: float, weight_bytes_per_element: float, act_bytes: float = 2.0
-) -> Work:  # fmt: skip
-    """``(m, k) @ (k, n)``: ``2mkn`` FLOPs; weights once, activations in and out once.
-
-    Zero rows cost nothing: the kernel is not launched.
-    """
-    rows = _array(m)
-    moved = np.where(rows > 0, k * n * weight_bytes_per_element, 0.0) + rows * (k + n) * act_bytes
-    return Work(2.0 * rows * k * n, moved)
-
-
-def touched_experts(tokens: ArrayLike, num_experts: int, top_k: int) -> FloatArray:
-    """Expected number of distinct experts visited: ``E * (1 - (1 - top_k/E)^T)``, routing uniform and independent."""
-    missed_by_one = math.log1p(-min(top_k / num_experts, 1.0 - 1e-15))
-    return np.asarray(-num_experts * np.expm1(_array(tokens) * missed_by_one), dtype=np.float64)
-
-
-def moe_work(
-    m: ArrayLike,
-    k: float,
-    n: float,
-    num_experts: int,
-    top_k: int,
-    weight_bytes_per_element: float,
-    act_bytes: float = 2.0,
-) -> Work:
-    """Grouped matrix multiplication of routed experts of shape ``k x n``.
-
-    Each of ``m`` rows visits ``top_k`` experts: ``2 m top_k k n`` FLOPs. The weights of every touched expert are read
-    once, so the bytes grow with m until all experts are touched.
-    """
-    rows = _array(m) * top_k
-    weights = touched_experts(m, num_experts, top_k) * k * n * weight_bytes_per_element
-    return Work(2.0 * rows * k * n, weights + rows * (k + n) * act_bytes)
-
-
-def attention_work(
-    model: ModelSpec,
-    query_tokens: ArrayLike,
-    kv_tokens: ArrayLike,
-    query_kv: ArrayLike,
-    *,
-    tp: int = 1,
-    kv_cache_dtype: str = "bf16",
-    act_bytes: float = 2.0,
-) -> Work:
-    """Attention of ONE layer over a batch of sequences, decode, verify or prefill alike.
-
-    ``4 H d sum(q S)`` FLOPs (scores and weighted sum). A sequence's KV is read once however many of its queries are
-    verified: ``2 sum(S) H_kv d bytes`` does not contain k (FlashAttention, arXiv 2205.14135; DESIGN section 3). New
-    K and V are written once per query token; queries are read and outputs written once.
-    MLA in absorbed form (arXiv 2405.04434): every head attends to one shared latent of ``kv_lora_rank + rope`` and sums
-    latents: ``2 H (2 kv_lora_rank + rope) sum(q S)`` FLOPs; the latent is read once per sequence for all heads.
-
-    Args:
-        query_tokens: sum of q over the sequences, in tokens.
-        kv_tokens: sum of S, the context each sequence attends to, new tokens included (cut to the window for a
-            sliding layer).
-        query_kv: sum of q*S (causal prefill: sum of the context each query sees).
-        tp: ranks; heads are split, KV heads replicated when fewer.
-        kv_cache_dtype: format of the KV cache.
-        act_bytes: bytes per activation element.
-    """
-    queries, context, pairs = _array(query_tokens), _array(kv_tokens), _array(query_kv)
-    heads, kv_bytes = model.num_attention_heads // tp, KV_BYTES[kv_dtype(kv_cache_dtype)]
-    elements = model.kv_elements_per_layer(tp)
-    if model.is_mla:
-        flops = 2.0 * heads * (2 * model.kv_lora_rank + model.qk_rope_head_dim) * pairs
-        query_io = heads * (2 * model.kv_lora_rank + model.qk_rope_head_dim)
-    else:
-        flops = 4.0 * heads * model.head_dim * pairs
-        query_io = 2 * heads * model.head_dim
-    moved = (context + queries) * elements * kv_bytes + queries * query_io * act_bytes
-    return Work(flops, moved)
-
-
 def elementwise_work(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> Work:
     """Norms, rotary embedding, activations, residuals, routing and the embedding look-up of a whole forward pass.
 
@@ -245,7 +156,7 @@ def elementwise_work(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: 
     each norm with its residual add reads and writes two rows of ``h`` (4h); rotary reads and writes q and k; SwiGLU
     reads ``2f`` and writes ``f`` (plain activation: ``f`` and ``f``), with f the width of the experts visited.
     """
-    rows = _array(m)
+    rows = as_array(m)
     hidden, layers = model.hidden_size, model.num_hidden_layers
     per_row = 2.0 * hidden  # embedding row read and written
     per_row += layers * model.norms_per_layer * 4.0 * hidden + (2.0 * hidden if model.final_norm else 0.0)
@@ -284,11 +195,8 @@ def elementwise_kernels(model: ModelSpec) -> int:
 
 
 def all_reduce_bytes(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> FloatArray:
-    """Bytes each rank sends in ONE all-reduce of ``m`` rows of hidden states.
-
-    Ring all-reduce: ``2 (tp-1)/tp`` times the message (Patarasuk and Yuan, JPDC 69(2), 2009); 0 for one rank.
-    """
-    return _array(m) * model.hidden_size * act_bytes * (2.0 * (tp - 1) / tp)
+    """Bytes each rank sends in ONE all-reduce of ``m`` rows of hidden states."""
+    return all_reduce_work(as_array(m) * model.hidden_size * act_bytes, tp).bytes
 
 
 def all_reduce_count(model: ModelSpec) -> int:
@@ -298,18 +206,4 @@ def all_reduce_count(model: ModelSpec) -> int:
 
 def logits_gather_bytes(model: ModelSpec, rows: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> FloatArray:
     """Bytes a rank receives when the logits of all ranks are gathered: ``(tp-1)/tp`` of ``rows x vocab``."""
-    return _array(rows) * model.vocab_size * act_bytes * ((tp - 1) / tp)
-
-
-def sampler_work(model: ModelSpec, rows: ArrayLike, *, act_bytes: float = 2.0) -> Work:
-    """Greedy or temperature sampling of ``rows`` of logits, rejection sampler included.
-
-    vLLM casts logits to fp32 (read 2, write 4), takes the softmax (read 4, write 4) and samples or compares (read 4):
-    ``16 + act_bytes`` bytes and about 5 FLOPs an element.
-    """
-    elements = _array(rows) * model.vocab_size
-    return Work(5.0 * elements, elements * (16.0 + act_bytes))
-
-
-def _array(value: ArrayLike) -> FloatArray:
-    return np.asarray(value, dtype=np.float64)
+    return as_array(rows) * model.vocab_size * act_bytes * ((tp - 1) / tp)

@@ -8,24 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftcast.kernels import drafters
+from draftcast.kernels.attention import attention_work
 from draftcast.kernels.catalog import load_model
-from draftcast.kernels.operators import (
+from draftcast.kernels.layers import (
     LinearLayer,
-    Work,
     all_reduce_bytes,
     all_reduce_count,
-    attention_work,
     elementwise_bytes,
     elementwise_kernels,
     elementwise_work,
     linear_layers,
-    linear_work,
     lm_head,
     logits_gather_bytes,
-    moe_work,
-    sampler_work,
-    touched_experts,
 )
+from draftcast.kernels.linear import linear_work
+from draftcast.kernels.moe import moe_work, touched_experts
+from draftcast.kernels.sampler import sampler_work
+from draftcast.kernels.work import Work
 
 LLAMA = load_model("Llama-3.1-8B")
 DEEPSEEK = load_model("DeepSeek-V3")
@@ -171,8 +170,9 @@ def test_collectives() -> None:
 
 
 def test_sampler_counts_logits() -> None:
-    assert sampler_work(LLAMA, 2).bytes == 2 * 128256 * 18
-    assert sampler_work(LLAMA, 2).flops == 2 * 128256 * 5
+    assert sampler_work(2, 128256).bytes == 2 * 128256 * 18
+    assert sampler_work(2, 128256, act_bytes=4.0).bytes == 2 * 128256 * 20
+    assert sampler_work(2, 128256).flops == 2 * 128256 * 5
 
 
 def test_bytes_of_a_weight() -> None:
