@@ -1,0 +1,216 @@
+"""From an iteration log's rows to timed steps: which intervals are a step's time, and how many KV tokens it read.
+
+A step is timed by the wall clock from the line before it to its own. That is the step's period, scheduling and output
+included, if the engine had no time to idle in between: sure when the step has a generation request, which was in the
+engine before the step began. Other steps (prompts only) may follow a pause and are not timed by the wall clock.
+
+Stamps are rounded down. Consecutive steps are taken together until the rounding is under a fiftieth of their time;
+with stamps of whole seconds such a block begins and ends where the second changes, and is uncertain by a step, not by
+a second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from draftcast.errors import InputError
+
+FloatArray = NDArray[np.float64]
+Clock = Literal["auto", "wall", "elapsed"]
+CLOCKS = ("auto", "wall", "elapsed")
+
+# vLLM's block size on GPUs where none is given on the command line.
+DEFAULT_BLOCK_SIZE = 16
+# A block lasts this many times the uncertainty of its ends: the difference of two uniform errors is then 1.6 % rms.
+_BLOCK_UNCERTAINTIES = 25.0
+# Wall-clock blocks of up to this many steps are taken as they are; with longer ones, elapsed says more, if it is whole.
+_SHORT_BLOCK = 4.0
+# Share of the wall time that elapsed must hold to stand for the step.
+WHOLE_ELAPSED = 0.8
+
+
+@dataclass(frozen=True)
+class TimedSteps:
+    """Steps, or blocks of consecutive steps, with their time.
+
+    Attributes:
+        frame: a row per block: ``steps``, sums over them of ``rows``, ``kv_tokens`` (NaN: not known), ``sequences``,
+            ``draft_tokens`` (drafts made, by what the next step verifies), ``context_tokens``; ``elapsed_s``,
+            ``wall_s`` (NaN: not known), ``seconds`` (by the clock); ``source``, ``run``, ``line`` (of the last step).
+        blocks: the same for the wall clock, whichever is used: ``wall_s`` and ``elapsed_s`` are both known in it.
+        clock: ``wall`` or ``elapsed``.
+        elapsed_share: elapsed over wall time where both are known, NaN where no wall time is.
+        left_out: steps that are not in it, by reason.
+    """
+
+    frame: pd.DataFrame
+    blocks: pd.DataFrame
+    clock: Literal["wall", "elapsed"]
+    elapsed_share: float
+    left_out: dict[str, int]
+
+
+def with_kv_tokens(
+    frame: pd.DataFrame, kv_capacity_tokens: float | None = None, block_size: int | None = None
+) -> pd.DataFrame:
+    """``frame`` with ``kv_tokens``: tokens in the KV cache before each step, over the requests that are in it.
+
+    From the KV usage the line before it shows: used share x capacity, less half a block for each request that goes on
+    (its last block is half full on average). In a stretch of steps without prompts, drafts or finished requests every
+    step adds one token a request, so the stretch's steps share one estimate, which takes the rounding of the usage (0.1
+    % of the capacity) away. With asynchronous scheduling the next step's blocks are in the usage already; that is seen
+    from when the usage jumps, and taken off. NaN where the line before is missing or shows no usage.
+
+    Approximate: with speculative decoding rejected drafts and lookahead slots count, a few tokens a request; shared
+    prefixes count once; models with sliding windows hold less than they have seen. A column ``kv_tokens`` that is there
+    already is left alone: who knows better says so.
+
+    Args:
+        kv_capacity_tokens: vLLM's ``KV cache size``, for logs that begin after it.
+        block_size: for logs that begin after the command line.
+    """
+    if "kv_tokens" in frame:
+        return frame
+    capacity = frame["kv_capacity_tokens"] if kv_capacity_tokens is None else float(kv_capacity_tokens)
+    size = frame["block_size"].fillna(DEFAULT_BLOCK_SIZE) if block_size is None else float(block_size)
+    frame = frame.assign(_used=frame["kv_usage"] * capacity, _slack=(size - 1.0) / 2.0, kv_tokens=np.nan)
+    for _, run in frame.groupby(["source", "run"], sort=False):
+        frame.loc[run.index, "kv_tokens"] = _kv_of_run(run)
+    return frame.drop(columns=["_used", "_slack"])
+
+
+def _kv_of_run(run: pd.DataFrame) -> FloatArray:
+    follows = np.r_[False, np.diff(run["step"]) == 1]
+    used = np.where(follows, run["_used"].shift().to_numpy(), np.nan)
+    requests = run["generation_requests"].to_numpy()
+    rows = run["context_tokens"].to_numpy() + run["generation_tokens"].to_numpy()
+    kv = used - run["_slack"].to_numpy() * requests - (rows if _allocates_ahead(run) else 0)
+    kv = np.maximum(kv, np.where(np.isnan(kv), np.nan, requests))
+    plain = (run["context_requests"].to_numpy() == 0) & (requests == run["generation_tokens"].to_numpy())
+    same = follows & plain & np.r_[False, plain[:-1] & (np.diff(requests) == 0)]
+    stretch = np.cumsum(~same)
+    grown = np.cumsum(np.where(same, requests, 0))
+    level = pd.Series(kv - grown).groupby(stretch).transform("mean").to_numpy()
+    return np.asarray(level + grown, dtype=np.float64)
+
+
+def _allocates_ahead(run: pd.DataFrame) -> bool:
+    """Whether a prompt's blocks show in the usage one line before its step: asynchronous scheduling."""
+    used = run["_used"].to_numpy()
+    prompts = run["context_tokens"].to_numpy()[2:]
+    rise = np.diff(used)
+    known = (prompts > 0) & ~np.isnan(rise[1:]) & ~np.isnan(rise[:-1])
+    if not known.any():
+        return False
+    on_time = np.abs(rise[1:] - prompts)[known]
+    ahead = np.abs(rise[:-1] - prompts)[known]
+    return bool(np.mean(ahead) < np.mean(on_time))
+
+
+def timed_steps(frame: pd.DataFrame, clock: Clock = "auto", warmup_steps: int = 10) -> TimedSteps:
+    """Steps with their time, from a frame with ``kv_tokens``.
+
+    Args:
+        clock: ``wall``; ``elapsed``: the log's own figure; ``auto``: the wall clock where its blocks are short,
+            otherwise ``elapsed`` where that holds at least 80 % of the wall time, otherwise the wall clock; ``elapsed``
+            where there are no stamps.
+        warmup_steps: first steps of every run that are left out: compilation, cold caches.
+
+    Raises:
+        InputError: no step can be timed by the wall clock asked for.
+    """
+    if clock not in CLOCKS:
+        raise InputError(f"must be one of {', '.join(CLOCKS)}", key="clock", value=clock)
+    parts = [_step_features(run, warmup_steps) for _, run in frame.groupby(["source", "run"], sort=False)]
+    steps = pd.concat(parts, ignore_index=True)
+    kept = steps[steps["reason"] == ""]
+    left_out = {str(reason): int(n) for reason, n in steps["reason"].value_counts().items() if reason}
+    blocks = pd.concat([_blocks(run) for _, run in steps.groupby(["source", "run"], sort=False)], ignore_index=True)
+    share = float(blocks["elapsed_s"].sum() / blocks["wall_s"].sum()) if len(blocks) else np.nan
+    short = len(blocks) > 0 and float(blocks["steps"].median()) <= _SHORT_BLOCK
+    if clock == "auto":
+        clock = "wall" if len(blocks) and (short or share < WHOLE_ELAPSED) else "elapsed"
+    if clock == "elapsed":
+        timed = kept[kept["elapsed_s"] > 0.0]
+        left_out |= {"elapsed rounds to 0": len(kept) - len(timed)} if len(timed) < len(kept) else {}
+        return TimedSteps(timed.assign(seconds=timed["elapsed_s"]), blocks, clock, share, left_out)
+    if not len(blocks):
+        raise InputError("no step can be timed: no time stamps, or no two steps in a row", key="clock", value=clock)
+    idle = len(kept) - int(blocks["steps"].sum())
+    left_out |= {"wall time not sure": idle} if idle else {}
+    return TimedSteps(blocks.assign(seconds=blocks["wall_s"]), blocks, clock, share, left_out)
+
+
+def _step_features(run: pd.DataFrame, warmup_steps: int) -> pd.DataFrame:
+    """One row per step of a run; ``reason`` is empty for those that may be used."""
+    follows = np.r_[False, np.diff(run["step"]) == 1]
+    generation = run["generation_requests"].to_numpy()
+    made = np.r_[(run["generation_tokens"].to_numpy() - generation)[1:], 0]
+    is_next = np.r_[follows[1:] & (generation[1:] > 0), False]
+    wall_s = np.r_[np.nan, np.diff(run["time_s"])]
+    features = pd.DataFrame(
+        {
+            "source": run["source"],
+            "run": run["run"],
+            "line": run["line"],
+            "steps": 1,
+            "rows": run["context_tokens"] + run["generation_tokens"],
+            "kv_tokens": run["kv_tokens"],
+            "sequences": run["context_requests"] + generation,
+            "draft_tokens": np.where(is_next, made, run["generation_tokens"] - generation),
+            "context_tokens": run["context_tokens"],
+            "elapsed_s": run["elapsed_s"],
+            "time_s": run["time_s"],
+            "resolution_s": run["resolution_s"],
+            "wall_s": np.where(follows & (generation > 0) & (wall_s >= 0.0), wall_s, np.nan),
+        }
+    )
+    reason = np.full(len(run), "", dtype=object)
+    reason[run["encoder_inputs"].to_numpy() > 0] = "encoder ran"
+    reason[run["dummy"].to_numpy()] = "dummy"
+    reason[:warmup_steps] = "warm-up"
+    return features.assign(reason=reason)
+
+
+def _blocks(run: pd.DataFrame) -> pd.DataFrame:
+    """Blocks of consecutive steps between two stamps that bound their time well enough."""
+    usable = (run["reason"] == "").to_numpy() & run["wall_s"].notna().to_numpy()
+    wall_s, resolution = run["wall_s"].to_numpy(), run["resolution_s"].to_numpy()
+    typical_s = float(np.mean(wall_s[usable])) if usable.any() else 0.0
+    ends: list[tuple[int, int]] = []  # first and last step
+    first: int | None = None
+    spent = 0.0
+    for i in range(len(run)):
+        if not usable[i]:
+            first = None
+            continue
+        # A stamp finer than a step will do; of coarser ones, one that has just changed.
+        fine = resolution[i] <= typical_s
+        sharp = fine or wall_s[i] > 0.0
+        if first is None:
+            if fine:
+                first, spent = i, 0.0  # the stamp of the step before it is the beginning
+            else:
+                if sharp:
+                    first, spent = i + 1, 0.0
+                continue
+        spent += wall_s[i]
+        if sharp and spent >= _BLOCK_UNCERTAINTIES * min(resolution[i], typical_s):
+            ends.append((first, i))
+            first, spent = i + 1, 0.0
+    summed = ["rows", "kv_tokens", "sequences", "draft_tokens", "context_tokens", "elapsed_s", "wall_s"]
+    if not ends:
+        return run.head(0)
+    totals = np.vstack([np.zeros(len(summed)), np.cumsum(run[summed].fillna(0.0).to_numpy(), axis=0)])
+    unknown = np.r_[0, np.cumsum(run["kv_tokens"].isna())]
+    a, b = np.array(ends).T
+    blocks: pd.DataFrame = run.take(b)
+    blocks[summed] = totals[b + 1] - totals[a]
+    blocks["steps"] = b + 1 - a
+    blocks.loc[(unknown[b + 1] - unknown[a]) > 0, "kv_tokens"] = np.nan
+    return blocks
