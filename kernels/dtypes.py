@@ -5,7 +5,12 @@ Names are short (``bf16``); vLLM's spellings (``bfloat16``, ``fp8_e4m3``) are ac
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from draftcast.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
 
 # int4: GPTQ/AWQ with groups of 128 weights, each with a 16-bit scale and a 4-bit zero point: 0.5 + 2.5/128.
 # mxfp4: OCP MX, groups of 32 with one 8-bit scale: 0.5 + 1/32 (gpt-oss experts).
@@ -63,6 +68,13 @@ def kv_dtype(name: str) -> str:
 def activation_bytes(dtype: str) -> float:
     """Bytes of one activation element of a model whose weights are in ``dtype`` (4 for fp32, else 2)."""
     return 4.0 if weight_dtype(dtype) == "fp32" else 2.0
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """torch's format for "fp32", "bf16" or "fp8" (e4m3)."""
+    import torch
+
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}[name]
 
 
 def _known(name: str, table: dict[str, float], key: str) -> str:
