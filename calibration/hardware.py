@@ -53,22 +53,22 @@ class HardwareSpec:
                 raise HardwareError(allowed, file=self.name, key=f"peak_flops.{dtype}", value=flops)
             _check_number(self.name, f"peak_flops.{dtype}", flops, allow_zero=False)
 
-    def supports(self, dtype: str) -> bool:
-        """Whether matrices in ``dtype`` can be multiplied; weight-only formats need their 16-bit format."""
-        return dtype in self.peak_flops or COMPUTE_DTYPE.get(dtype) in self.peak_flops
+    def ceilings(self, family: str, dtype: str) -> tuple[float, float]:
+        """Peak FLOP/s and bytes/s that bound an operator family at a number format.
 
-    def peak_flops_of(self, dtype: str) -> float:
-        """Dense FLOP/s in ``dtype``.
+        Weight-only formats are unpacked and multiplied in 16 bits, and so is fp8 on a device without fp8 matrix units
+        (as vLLM's Marlin kernels do); attention computes in 16 bits whatever the KV cache holds (``dtype`` is the
+        cache's). Collectives are bound by the link, every other family by the memory.
 
         Raises:
-            HardwareError: the device does not support it; lists what it supports.
+            HardwareError: the device has no peak for any of these.
         """
-        for key in (dtype, COMPUTE_DTYPE.get(dtype, dtype)):
-            if key in self.peak_flops:
-                return self.peak_flops[key]
-        raise HardwareError(
-            f"{self.name} has no such peak; it has: {', '.join(self.peak_flops)}", key="dtype", value=dtype
-        )
+        bandwidth = self.link_bandwidth_bytes_per_s if family == "all_reduce" else self.memory_bandwidth_bytes_per_s
+        attends = family.startswith("attention") and dtype != "fp32"
+        for candidate in ("bf16" if attends else COMPUTE_DTYPE.get(dtype, dtype), "bf16", "fp16", "fp32"):
+            if candidate in self.peak_flops:
+                return float(self.peak_flops[candidate]), float(bandwidth)
+        raise HardwareError(f"{self.name} has no peak FLOP/s for it", key="dtype", value=dtype)
 
 
 def _check_number(file: str, key: str, value: object, *, allow_zero: bool) -> None:

@@ -118,9 +118,12 @@ class LatencyTable:
         return self.frame[self.frame["operator"] == operator]
 
     def write(self, path: Path) -> None:
-        """Write as Parquet (zstd, dictionary-encoded); the same rows give the same bytes."""
+        """Write as Parquet (zstd, dictionary-encoded), a row group an operator; the same rows give the same bytes."""
         table = pa.Table.from_pandas(self.frame, preserve_index=False).replace_schema_metadata(None)
-        pq.write_table(table, path, compression="zstd", compression_level=19, use_dictionary=True)
+        starts = self.frame["operator"].drop_duplicates().index.to_numpy()
+        with pq.ParquetWriter(path, table.schema, compression="zstd", compression_level=19) as writer:
+            for start, end in zip(starts, [*starts[1:], len(table)], strict=True):
+                writer.write_table(table.slice(start, end - start))
 
     @classmethod
     def read(cls, path: Path) -> LatencyTable:
@@ -129,7 +132,7 @@ class LatencyTable:
 
 
 def read_frame(path: Path) -> pd.DataFrame:
-    """The columns of a table file, unchecked (a profile checks the file's checksum instead).
+    """The whole of a table file, unchecked.
 
     Raises:
         HardwareError: unreadable, not Parquet, or not these columns.
@@ -142,6 +145,22 @@ def read_frame(path: Path) -> pd.DataFrame:
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
         raise HardwareError("is not a latency table: column missing", file=str(path), key=missing[0])
+    frame: pd.DataFrame = table.to_pandas()
+    return frame
+
+
+def read_operator(path: Path, operator: str) -> pd.DataFrame:
+    """Formats, shape and seconds of one operator's points, unchecked: a profile checks the file's checksum instead.
+
+    Raises:
+        HardwareError: unreadable, or not these columns.
+    """
+    columns = ["dtype", "kv_dtype", *SHAPE_FIELDS[operator], "seconds"]
+    try:
+        table = pq.read_table(path, columns=columns, filters=[("operator", "==", operator)], memory_map=True)
+    except (OSError, KeyError, pa.ArrowException) as error:
+        first = str(error).splitlines()[0]
+        raise HardwareError(f"is not a readable latency table: {first}", file=str(path)) from None
     frame: pd.DataFrame = table.to_pandas()
     return frame
 

@@ -1,7 +1,11 @@
-"""Reading profiles: YAML in, `RooflineProfile` or `AffineProfile` out, every fault a one-line `HardwareError`."""
+"""Reading profiles: a YAML file or a measured folder in, `RooflineProfile` or `AffineProfile` out.
+
+Every fault is a one-line `HardwareError`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,7 +14,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from draftcast.calibration.hardware import HardwareSpec
+from draftcast.calibration.measured import MeasuredTimes
 from draftcast.calibration.origin import Origin
+from draftcast.calibration.profile_folder import FIT, MANIFEST, TABLE, read_manifest
 from draftcast.calibration.profile_spec import (
     OPERATORS,
     AffineProfile,
@@ -28,6 +34,9 @@ __all__ = [
     "OperatorProfile",
     "Origin",
     "RooflineProfile",
+    "default_sections",
+    "find_profile",
+    "has_profile",
     "load_profile",
     "profile_names",
 ]
@@ -75,6 +84,18 @@ class _Launch(_Section):
     cuda_graph_ceiling_by_hardware: dict[str, int] = Field(default_factory=dict)
 
 
+class _HeldOut(_Section):
+    operator: str
+    dtype: str
+    kv_dtype: str
+    points: int
+    held_out: int
+    median: float | None
+    p90: float | None
+    worst: float | None
+    worst_point: str
+
+
 class _RooflineFile(_Section):
     schema_version: Literal[1]
     kind: Literal["roofline"]
@@ -85,6 +106,7 @@ class _RooflineFile(_Section):
     host: _Host
     launch: _Launch
     operators: dict[str, _Operator]
+    held_out: list[_HeldOut] = Field(default_factory=list)
 
 
 class _Target(_Section):
@@ -149,32 +171,42 @@ _UniqueKeyLoader.yaml_implicit_resolvers = {
 
 def profile_names() -> tuple[str, ...]:
     """Names of the bundled profiles."""
-    return tuple(sorted(path.stem for path in PROFILE_FOLDER.glob("*.yaml")))
+    files = {path.stem for path in PROFILE_FOLDER.glob("*.yaml")}
+    return tuple(sorted(files | {path.parent.name for path in PROFILE_FOLDER.glob(f"*/{MANIFEST}")}))
 
 
 def load_profile(name_or_path: str | Path | None, hardware: HardwareSpec) -> HardwareProfile:
-    """The profile called ``name_or_path`` (bundled name or YAML file), or the default roofline when None.
+    """The profile called ``name_or_path``: a bundled name, a YAML file or a folder that `calibrate` wrote.
 
     Args:
-        name_or_path: None, a name of `profile_names`, or a path to a file.
+        name_or_path: None takes the bundled profile measured on the device, or assumed efficiencies where none is.
         hardware: the device the scenario runs on; a profile made for another device is refused.
 
     Raises:
-        HardwareError: unknown name, unreadable file, unknown or missing key, value out of range, wrong device.
+        HardwareError: unknown name, unreadable file, unknown or missing key, value out of range, wrong device, a table
+            that is not the one its manifest describes.
     """
-    path = _find(DEFAULT_PROFILE if name_or_path is None else name_or_path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise HardwareError(f"cannot be read as UTF-8 text: {error}", file=str(path)) from None
-    try:
-        raw = yaml.load(text, Loader=_UniqueKeyLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or error
-        raise HardwareError(f"is not valid YAML: {problem}", file=str(path), line=mark and mark.line + 1) from None
-    if not isinstance(raw, dict):
-        raise HardwareError("must hold a mapping with schema_version, kind, name, ...", file=str(path))
+    path = find_profile(hardware.name if name_or_path is None and has_profile(hardware) else name_or_path)
+    if not path.is_dir():
+        return _load_file(path, hardware)
+    manifest = read_manifest(path)
+    profile = _load_file(path / FIT, hardware)
+    if not isinstance(profile, RooflineProfile):
+        raise HardwareError("must be roofline beside a table", file=str(path / FIT), key="kind", value="affine")
+    return dataclasses.replace(
+        profile,
+        hardware=manifest.ceilings.applied(hardware),
+        measured=MeasuredTimes(path / TABLE, manifest.files[TABLE]),
+    )
+
+
+def has_profile(hardware: HardwareSpec) -> bool:
+    """Whether a profile measured on this device is bundled."""
+    return (PROFILE_FOLDER / hardware.name / MANIFEST).is_file()
+
+
+def _load_file(path: Path, hardware: HardwareSpec) -> HardwareProfile:
+    raw = _read_yaml(path)
     try:
         parsed = _FILE.validate_python(raw)
     except ValidationError as error:
@@ -191,15 +223,46 @@ def load_profile(name_or_path: str | Path | None, hardware: HardwareSpec) -> Har
     return _roofline(parsed, hardware, path)
 
 
-def _find(name_or_path: str | Path) -> Path:
-    bundled = PROFILE_FOLDER / f"{name_or_path}.yaml"
-    if isinstance(name_or_path, str) and name_or_path in profile_names():
-        return bundled
-    path = Path(name_or_path)
-    if path.is_file():
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HardwareError(f"cannot be read as UTF-8 text: {error}", file=str(path)) from None
+    try:
+        raw = yaml.load(text, Loader=_UniqueKeyLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or error
+        raise HardwareError(f"is not valid YAML: {problem}", file=str(path), line=mark and mark.line + 1) from None
+    if not isinstance(raw, dict):
+        raise HardwareError("must hold a mapping with schema_version, kind, name, ...", file=str(path))
+    return raw
+
+
+def default_sections(hardware: HardwareSpec) -> dict[str, Any]:
+    """Sections host, launch and operators of the default profile as it applies to a device, in plain values."""
+    parsed = _RooflineFile.model_validate(_read_yaml(PROFILE_FOLDER / f"{DEFAULT_PROFILE}.yaml"))
+    ceiling = parsed.launch.cuda_graph_ceiling_by_hardware.get(hardware.name, parsed.launch.cuda_graph_ceiling)
+    return {
+        "host": parsed.host.model_dump(),
+        "launch": {"kernel_s": parsed.launch.kernel_s, "cuda_graph_ceiling": ceiling},
+        "operators": {
+            family: operator.model_dump(exclude_defaults=True) for family, operator in parsed.operators.items()
+        },
+    }
+
+
+def find_profile(name_or_path: str | Path | None) -> Path:
+    """File or folder of a profile; None is the default. Raises HardwareError that lists the bundled names."""
+    name = DEFAULT_PROFILE if name_or_path is None else name_or_path
+    if isinstance(name, str) and name in profile_names():
+        folder = PROFILE_FOLDER / name
+        return folder if folder.is_dir() else PROFILE_FOLDER / f"{name}.yaml"
+    path = Path(name)
+    if path.is_file() or path.is_dir():
         return path
     raise HardwareError(
-        f"must be one of {', '.join(profile_names())} or the path of a YAML file",
+        f"must be one of {', '.join(profile_names())}, the path of a YAML file or of a folder that calibrate wrote",
         key="profile",
         value=str(name_or_path),
     )

@@ -1,4 +1,4 @@
-"""A measured profile as a folder: ``table.parquet``, ``manifest.json`` (where it comes from), ``profile.yaml`` (the fit).
+"""A measured profile as a folder: ``table.parquet``, ``manifest.json`` (its origin), ``profile.yaml`` (the fit).
 
 The manifest holds the checksum of the table, so a truncated, edited or swapped table is refused by name. It also holds
 the device, so that a table made elsewhere is not taken for this one.
@@ -6,6 +6,7 @@ the device, so that a table made elsewhere is not taken for this one.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from draftcast.calibration.hardware import HardwareSpec
 from draftcast.errors import HardwareError
 
 MANIFEST, TABLE, FIT = "manifest.json", "table.parquet", "profile.yaml"
@@ -28,6 +30,12 @@ class Ceilings(BaseModel):
 
     memory_bandwidth_bytes_per_s: Positive | None = None
     peak_flops: dict[str, Positive] = Field(default_factory=dict)
+
+    def applied(self, hardware: HardwareSpec) -> HardwareSpec:
+        """``hardware`` with the measured rates in place of the data sheet's."""
+        bandwidth = self.memory_bandwidth_bytes_per_s or hardware.memory_bandwidth_bytes_per_s
+        peaks = {**hardware.peak_flops, **self.peak_flops}
+        return dataclasses.replace(hardware, memory_bandwidth_bytes_per_s=bandwidth, peak_flops=peaks)
 
 
 class Manifest(BaseModel):

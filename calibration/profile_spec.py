@@ -1,9 +1,10 @@
 """What a device's kernels take: the profile that turns an operator's work into seconds, and how far to trust it.
 
-Two kinds. A `RooflineProfile` holds one soft roofline per operator family (and, where fitted, per dtype) and the host's
-step time. An `AffineProfile` holds a whole-step fit ``a + b*rows + c*KV tokens`` of one model on one device. Neither
-knows a model's shapes nor a scheduler: `draftcast.sim.step_cost` puts work and profile together. Profiles are data:
-YAML files in ``calibration/profiles``, read by `draftcast.calibration.profile`.
+Two kinds. A `RooflineProfile` holds measured times, where there are any, one soft roofline per operator family (and,
+where fitted, per dtype) for the shapes beyond them, and the host's step time. An `AffineProfile` holds a whole-step fit
+``a + b*rows + c*KV tokens`` of one model on one device. Neither knows a model's shapes nor a scheduler:
+`draftcast.sim.step_cost` puts work and profile together. Profiles are data: YAML files and folders in
+``calibration/profiles``, read by `draftcast.calibration.profile`.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftcast.calibration.hardware import HardwareSpec
+from draftcast.calibration.measured import MeasuredTimes
 from draftcast.calibration.origin import Origin
 from draftcast.calibration.roofline import FloatArray, Roofline
 from draftcast.errors import HardwareError
-from draftcast.kernels.dtypes import COMPUTE_DTYPE
+from draftcast.kernels.work import Work
 
 OPERATORS = (
     "linear",
@@ -76,6 +78,7 @@ class RooflineProfile:
         cuda_graph_ceiling: largest number of rows captured in a CUDA graph (vLLM's platform default).
         source: where the profile comes from.
         date: when it was made (ISO).
+        measured: the table of measured times, which comes before every roofline; None: rooflines only.
     """
 
     name: str
@@ -88,6 +91,7 @@ class RooflineProfile:
     cuda_graph_ceiling: int
     source: str
     date: str
+    measured: MeasuredTimes | None = None
 
     def operator(self, family: str, dtype: str) -> OperatorProfile:
         """Roofline of a family at a dtype. Raises HardwareError for an unknown family."""
@@ -96,33 +100,11 @@ class RooflineProfile:
             raise HardwareError(f"must be one of {', '.join(OPERATORS)}", key="operator", value=family)
         return found
 
-    def peak_flops(self, dtype: str) -> float:
-        """Dense peak FLOP/s at which weights of ``dtype`` are multiplied.
-
-        Weight-only formats are unpacked and multiplied in 16 bits, and so is fp8 on a device without fp8 matrix units
-        (as vLLM's Marlin kernels do). Raises HardwareError when the device has no peak for any of them.
-        """
-        for candidate in (COMPUTE_DTYPE.get(dtype, dtype), "bf16", "fp16", "fp32"):
-            peak = self.hardware.peak_flops.get(candidate)
-            if peak:
-                return float(peak)
-        raise HardwareError(f"{self.hardware.name} has no peak FLOP/s for it", key="dtype", value=dtype)
-
-    def bandwidth_bytes_per_s(self, family: str) -> float:
-        """Peak bandwidth that bounds a family: the link's for ``all_reduce``, the memory's for every other one."""
-        if family == "all_reduce":
-            return float(self.hardware.link_bandwidth_bytes_per_s)
-        return float(self.hardware.memory_bandwidth_bytes_per_s)
-
-    def operator_time(
-        self, operator: str, dtype: str, flops: ArrayLike, bytes_moved: ArrayLike, rows: ArrayLike = 1
-    ) -> tuple[FloatArray, NDArray[np.int64]]:
-        """Seconds and `Origin` values of one launch of ``operator``; the three arrays broadcast."""
-        entry = self.operator(operator, dtype)
-        seconds = entry.roofline.seconds(
-            flops, bytes_moved, self.peak_flops(dtype), self.bandwidth_bytes_per_s(operator)
-        )
-        return seconds, np.broadcast_to(entry.origins(rows), np.broadcast(seconds, np.asarray(rows)).shape)
+    def seconds_of(self, family: str, dtype: str) -> Callable[[Work], FloatArray]:
+        """The family's roofline at a dtype on this device: from an operator's work to seconds of one launch."""
+        roofline = self.operator(family, dtype).roofline
+        peak_flops, bandwidth = self.hardware.ceilings(family, dtype)
+        return lambda work: roofline.seconds(work.flops, work.bytes, peak_flops, bandwidth)
 
     def checksum(self) -> str:
         """SHA-256 over every number and source, the device's included; the manifest holds it."""
@@ -190,6 +172,8 @@ HardwareProfile = RooflineProfile | AffineProfile
 
 def _plain(value: object) -> object:
     """``value`` as JSON can write it, with mappings in a fixed order."""
+    if isinstance(value, MeasuredTimes):
+        return value.sha256
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -149,35 +149,95 @@ def lm_head(model: ModelSpec, tp: int = 1) -> LinearLayer:
     )  # fmt: skip
 
 
-def elementwise_work(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> Work:
+@dataclass(frozen=True, slots=True)
+class ElementwisePart:
+    """One kind of memory-bound kernel of a forward pass; per row, one FLOP is counted for every element moved.
+
+    Attributes:
+        kernel: name of the operator in `draftcast.kernels` that runs it; "" for none.
+        key: that operator's shape besides the rows.
+        count: how often it runs in a pass.
+        elements: elements a row moves in one run.
+        launches: kernels of all runs together.
+        in_experts: whether a fused kernel of routed experts does it too.
+    """
+
+    kernel: str
+    key: tuple[int, ...]
+    count: int
+    elements: float
+    launches: int
+    in_experts: bool = False
+
+    def work(self, m: ArrayLike, act_bytes: float = 2.0) -> Work:
+        """Work of all runs over ``m`` rows."""
+        elements = as_array(m) * self.elements * self.count
+        return Work(elements, elements * act_bytes)
+
+
+def elementwise_parts(model: ModelSpec, tp: int = 1) -> tuple[ElementwisePart, ...]:
     """Norms, rotary embedding, activations, residuals, routing and the embedding look-up of a whole forward pass.
 
-    Memory-bound; FLOPs are counted as one per element moved. Fused as in vLLM, bytes per row and layer:
-    each norm with its residual add reads and writes two rows of ``h`` (4h); rotary reads and writes q and k; SwiGLU
-    reads ``2f`` and writes ``f`` (plain activation: ``f`` and ``f``), with f the width of the experts visited.
+    Fused as in vLLM: each norm with its residual add reads and writes two rows of ``h`` (4h); rotary reads and writes q
+    and k; SwiGLU reads ``2f`` and writes ``f`` (a plain activation ``f`` and ``f``).
     """
-    rows = as_array(m)
     hidden, layers = model.hidden_size, model.num_hidden_layers
-    per_row = 2.0 * hidden  # embedding row read and written
-    per_row += layers * model.norms_per_layer * 4.0 * hidden + (2.0 * hidden if model.final_norm else 0.0)
+    parts = [ElementwisePart("embedding", (model.vocab_size, hidden), 1, 2.0 * hidden, 1)]
     if layers:
-        heads = model.num_attention_heads // tp
-        if model.is_mla:
-            rotary = (heads + 1) * model.qk_rope_head_dim + 2.0 * (model.q_lora_rank + model.kv_lora_rank)
-        elif model.position_embeddings:
-            rotary = 0.0
-        else:
-            rotary = (heads + model.kv_heads_per_rank(tp)) * model.head_dim
-        per_row += layers * 2.0 * rotary * (2.0 if model.qk_norm else 1.0)
-        per_width = 3.0 if model.gated_mlp else 2.0
-        per_row += model.num_dense_layers * per_width * math.ceil(model.intermediate_size / tp)
-        visited = model.num_experts_per_tok + model.num_shared_experts
-        per_row += model.num_moe_layers * per_width * visited * math.ceil(model.moe_intermediate_size / tp)
-        # Weighted sum of the visited experts' outputs, and the router's logits.
-        per_row += model.num_moe_layers * (hidden * (model.num_experts_per_tok + 1) + 2.0 * model.num_experts)
+        norms = layers * model.norms_per_layer
+        parts.append(ElementwisePart("rmsnorm", (hidden,), norms, 4.0 * hidden, norms))
+        parts += _rotary_parts(model, tp)
+        parts += _activation_parts(model, tp)
+    if model.final_norm:
+        # Without a residual: half of what the fused norm moves.
+        parts.append(ElementwisePart("", (), 1, 2.0 * hidden, 1))
     if model.num_draft_heads:
-        per_row += 3.0 * hidden
-    return Work(rows * per_row, rows * per_row * act_bytes)
+        parts.append(ElementwisePart("", (), 1, 3.0 * hidden, 1))
+    return tuple(parts)
+
+
+def _rotary_parts(model: ModelSpec, tp: int) -> list[ElementwisePart]:
+    layers, heads = model.num_hidden_layers, model.num_attention_heads // tp
+    if model.is_mla:
+        moved = (heads + 1) * model.qk_rope_head_dim + 2.0 * (model.q_lora_rank + model.kv_lora_rank)
+        parts = [ElementwisePart("", (), layers, 2.0 * moved, layers)]
+    elif model.position_embeddings:
+        # No rotary; a kernel adds the biases instead, its bytes are those of the matrices around it.
+        moved = 0.0
+        parts = [ElementwisePart("", (), layers, 0.0, layers)]
+    else:
+        kv_heads = model.kv_heads_per_rank(tp)
+        moved = float((heads + kv_heads) * model.head_dim)
+        parts = [ElementwisePart("rotary", (heads, kv_heads, model.head_dim), layers, 2.0 * moved, layers)]
+    if model.qk_norm:
+        parts.append(ElementwisePart("", (), layers, 2.0 * moved, layers))
+    return parts
+
+
+def _activation_parts(model: ModelSpec, tp: int) -> list[ElementwisePart]:
+    kernel, moved = ("swiglu", 3.0) if model.gated_mlp else ("", 2.0)
+    parts: list[ElementwisePart] = []
+    if model.num_dense_layers:
+        width = math.ceil(model.intermediate_size / tp)
+        parts.append(ElementwisePart(kernel, (width,), model.num_dense_layers, moved * width, model.num_dense_layers))
+    if model.num_moe_layers:
+        width, count = math.ceil(model.moe_intermediate_size / tp), model.num_moe_layers
+        top_k = model.num_experts_per_tok
+        # Choice of the experts from the router's logits; then permute, activation and the weighted sum.
+        parts.append(ElementwisePart("", (), count, 2.0 * model.num_experts, count))
+        experts = moved * width * top_k + model.hidden_size * (top_k + 1)
+        parts.append(ElementwisePart("", (), count, experts, 3 * count, in_experts=True))
+        if model.num_shared_experts:
+            shared = model.num_shared_experts * width
+            parts.append(ElementwisePart(kernel, (shared,), count, moved * shared, 0))
+    return parts
+
+
+def elementwise_work(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> Work:
+    """Work of all `elementwise_parts` over ``m`` rows."""
+    per_row = sum(part.count * part.elements for part in elementwise_parts(model, tp))
+    elements = as_array(m) * per_row
+    return Work(elements, elements * act_bytes)
 
 
 def elementwise_bytes(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> FloatArray:
@@ -186,12 +246,8 @@ def elementwise_bytes(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes:
 
 
 def elementwise_kernels(model: ModelSpec) -> int:
-    """Launches of ``elementwise_work`` in one forward pass: norms, rotary or bias, activation, routing, embedding."""
-    per_layer = model.norms_per_layer + 2 + (1 if model.qk_norm else 0)
-    routing = 3 * model.num_moe_layers  # top-k, permute, weighted sum
-    return (
-        1 + model.num_hidden_layers * per_layer + routing + int(model.final_norm) + (1 if model.num_draft_heads else 0)
-    )
+    """Launches of ``elementwise_work`` in one forward pass."""
+    return sum(part.launches for part in elementwise_parts(model))
 
 
 def all_reduce_bytes(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> FloatArray:

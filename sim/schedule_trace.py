@@ -26,13 +26,14 @@ import numpy as np
 
 from draftcast.errors import InputError
 from draftcast.sim.acceptance import Constant, compile_acceptance
+from draftcast.sim.attention_time import N_BLOCKS, N_COLUMNS
 from draftcast.sim.engine import calls
 from draftcast.sim.engine.replica import Replica, request_rows
 from draftcast.sim.engine.state import FINISHED, WAITING, Engine, EngineSettings
 from draftcast.sim.methods import get_method
 from draftcast.sim.policies import BatchSchedule, Fixed
 from draftcast.sim.request_table import RequestTable
-from draftcast.sim.step_time import N_BLOCKS, N_COLUMNS, N_PARAMS, StepCost
+from draftcast.sim.step_time import N_PARAMS, StepCost
 
 _REQUIRED = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "method", "k")
 _REQUIRED_OF_REQUEST = ("arrival_step", "prompt", "output")
@@ -88,7 +89,8 @@ def _no_cost() -> StepCost:
     """A step cost for a scheduler whose steps are never timed."""
     nothing = np.zeros((1, 3))
     tables = {name: nothing for name in StepCost._fields}
-    return StepCost(**{**tables, "params": np.zeros(N_PARAMS), "attention": np.zeros((N_BLOCKS, N_COLUMNS))})
+    attention = np.zeros((N_BLOCKS, N_COLUMNS))
+    return StepCost(**{**tables, "params": np.zeros(N_PARAMS), "attention": attention, "attention_grids": np.zeros(1)})
 
 
 def build_replica(workload: dict[str, Any]) -> Replica:

@@ -17,6 +17,7 @@ from draftcast.calibration.profile import AffineProfile, HardwareProfile
 from draftcast.errors import HardwareError, ScenarioError
 from draftcast.kernels.dtypes import activation_bytes, kv_dtype, weight_dtype
 from draftcast.kernels.model import ModelSpec
+from draftcast.sim import attention_time as at
 from draftcast.sim import step_time as st
 from draftcast.sim.methods import DraftPlan, Method
 from draftcast.sim.step_tables import EngineSettings, fill_roofline
@@ -101,7 +102,7 @@ def compile_step_cost(
     if isinstance(profile, AffineProfile):
         _check_affine(profile, model, method, hardware, settings)
         return _affine(params, profile, method)
-    if profile.hardware != hardware:
+    if profile.hardware.name != hardware.name:
         raise HardwareError(
             f"the profile is bound to {profile.hardware.name}, the scenario runs on {hardware.name}",
             key="profile",
@@ -181,4 +182,4 @@ def _affine(params: st.FloatArray, profile: AffineProfile, method: Method) -> St
     origins = profile.ngram_methods if searches else profile.draft_methods
     params[st.P_FIT_DRAFT_ORIGIN] = origins.get(method.name, Origin.EXTRAPOLATED)
     empty = np.zeros((1, 3))
-    return StepCost(params, empty, empty, empty, empty, empty, empty, attention=np.zeros((st.N_BLOCKS, st.N_COLUMNS)))
+    return StepCost(params, empty, empty, empty, empty, empty, empty, np.zeros((at.N_BLOCKS, at.N_COLUMNS)), empty[0])

@@ -18,6 +18,7 @@ from draftcast.calibration.profile import RooflineProfile
 from draftcast.errors import ScenarioError
 from draftcast.kernels import drafters, layers
 from draftcast.kernels.model import ModelSpec
+from draftcast.sim import attention_time as at
 from draftcast.sim import step_time as st
 from draftcast.sim.methods import DraftPlan, Method
 from draftcast.sim.operator_tables import OperatorTables
@@ -160,19 +161,22 @@ def fill_roofline(
     params[st.P_WINDOW] = window
     params[st.P_CUDA_GRAPH_ROWS] = sizes[-1] if sizes else 0
     params[st.P_TARGET_LAUNCH_S] = device.launches(model) * profile.launch_s
-    attention = np.zeros((st.N_BLOCKS, st.N_COLUMNS))
+    attention = np.zeros((at.N_BLOCKS, at.N_COLUMNS))
     # The engine cuts the target's sums to the window itself, so its blocks carry none.
-    _fill_attention(attention, 0, device, model, settings.kv_cache_dtype, own_window=False)
+    grids = _fill_attention(attention, 0, device, model, settings.kv_cache_dtype, np.zeros(1), own_window=False)
     empty = np.zeros((1, 3))
     cost = StepCost(
         params=params,
         target=_padded_table(lambda rows: device.model_pass(model, rows), last_row, sizes),
-        logits=_padded_table(lambda rows: device.lm_head(model, rows) + device.sampler(model, rows), last_logit, ()),
+        logits=_padded_table(
+            lambda rows: device.lm_head(model, rows) + device.sampler(model, rows, verify_rows), last_logit, ()
+        ),
         draft_first=empty,
         draft_next=empty,
         draft_logits=empty,
         draft_serial=empty,
         attention=attention,
+        attention_grids=grids,
     )
     head = head_of(method, model, draft_model, settings.k)
     if head is not None:
@@ -187,15 +191,21 @@ def _fill_attention(
     device: OperatorTables,
     model: ModelSpec,
     kv_cache_dtype: str,
+    grids: FloatArray,
     *,
     own_window: bool,
-) -> None:
+) -> FloatArray:
+    """Fill four rows of ``attention`` from ``first`` on; ``grids`` with their measured grids appended."""
     sliding = model.num_sliding_layers
     window = model.sliding_window if own_window else 0
     full = model.num_hidden_layers - sliding
     for offset, family in ((0, "attention_decode"), (2, "attention_prefill")):
-        attention[first + offset] = device.attention(model, family, full, kv_cache_dtype, 0)
-        attention[first + offset + 1] = device.attention(model, family, sliding, kv_cache_dtype, window)
+        for row, (count, size) in enumerate(((full, 0), (sliding, window)), first + offset):
+            attention[row], grid = device.attention(model, family, count, kv_cache_dtype, size)
+            if grid is not None:
+                attention[row, at.A_GRID] = len(grids)
+                grids = np.concatenate([grids, grid])
+    return grids
 
 
 def _fill_draft(
@@ -211,7 +221,16 @@ def _fill_draft(
     per_request = max(settings.k + method.block_rows_beyond_k, settings.k, method.tree_width)
     last_next = min(settings.max_num_seqs * per_request, max(last_row, settings.max_num_seqs))
     cost.params[st.P_DRAFT_LAUNCH_S] = device.launches(head) * profile.launch_s
-    _fill_attention(cost.attention, st.B_DRAFT_DECODE, device, head, settings.draft_kv_cache_dtype, own_window=True)
+    grids = _fill_attention(
+        cost.attention,
+        at.B_DRAFT_DECODE,
+        device,
+        head,
+        settings.draft_kv_cache_dtype,
+        cost.attention_grids,
+        own_window=True,
+    )
+    cost = cost._replace(attention_grids=grids)
     logits = _padded_table(lambda rows: device.lm_head(head, rows) + device.argmax(head, rows), last_next, ())
     if method.plan == DraftPlan.HEADS:
         serial = _padded_table(lambda rows: device.model_pass(head, rows), settings.max_num_seqs, ())
@@ -247,7 +266,8 @@ def _fill_search(params: FloatArray, method: Method, profile: RooflineProfile, s
         entry = profile.operator("elementwise", settings.dtype)
         moved = settings.max_model_len * NGRAM_GPU_BYTES_PER_POSITION
         params[st.P_SEARCH_STEP_S] = NGRAM_GPU_KERNELS * entry.roofline.t0_s
-        params[st.P_SEARCH_SEQ_S] = moved / (entry.roofline.e_m * profile.bandwidth_bytes_per_s("elementwise"))
+        _, bandwidth = profile.hardware.ceilings("elementwise", settings.dtype)
+        params[st.P_SEARCH_SEQ_S] = moved / (entry.roofline.e_m * bandwidth)
     elif method.name == "suffix":
         params[st.P_SEARCH_SEQ_S] = SUFFIX_SEQ_S
     elif method.plan == DraftPlan.HOST_SEARCH:

@@ -2,8 +2,8 @@
 
 `StepCost` is plain float64 arrays, built once per scenario by `draftcast.sim.step_cost.compile_step_cost`; `step_time`
 indexes them and allocates nothing. It knows neither models nor devices: dense tables give linear layers, norms,
-collectives, lm_head and sampler by rows; attention is a soft roofline over sums of the batch. Every table has one
-column per `draftcast.calibration.origin.Origin`, so seconds stay split by how far they can be trusted.
+collectives, lm_head and sampler by rows; attention (`draftcast.sim.attention_time`) goes by sums of the batch. Every
+table has one column per `draftcast.calibration.origin.Origin`: seconds stay split by how far they can be trusted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from draftcast.calibration.roofline import soft_max_scalar
+from draftcast.sim.attention_time import (
+    B_DECODE,
+    B_DECODE_WINDOW,
+    B_DRAFT_DECODE,
+    B_DRAFT_DECODE_WINDOW,
+    B_DRAFT_PREFILL,
+    B_DRAFT_PREFILL_WINDOW,
+    B_PREFILL,
+    B_PREFILL_WINDOW,
+    attention_seconds,
+)
 from draftcast.sim.borrowed import borrowed
 
 FloatArray = NDArray[np.float64]
@@ -84,29 +94,6 @@ P_FIT_TARGET_ORIGIN = 27
 P_FIT_DRAFT_ORIGIN = 28
 N_PARAMS = 29
 
-# Rows of StepCost.attention, one per kind of attention layer ...
-B_DECODE = 0
-B_DECODE_WINDOW = 1
-B_PREFILL = 2
-B_PREFILL_WINDOW = 3
-B_DRAFT_DECODE = 4
-B_DRAFT_DECODE_WINDOW = 5
-B_DRAFT_PREFILL = 6
-B_DRAFT_PREFILL_WINDOW = 7
-N_BLOCKS = 8
-# ... and its columns. Seconds are already those of all layers of the kind.
-A_T0_S = 0
-A_QKV_S = 1  # compute seconds per (query, context token) pair
-A_KV_S = 2  # memory seconds per context token, read once however many queries attend to it
-A_ROW_S = 3  # memory seconds per row (queries in, attention out)
-A_P = 4
-A_ORIGIN = 5
-A_LOW_ROWS = 6
-A_HIGH_ROWS = 7
-A_WINDOW = 8  # window of the draft's own layers (the target's sums come cut)
-A_LAYERS = 9  # 0: the model has no such layer
-N_COLUMNS = 10
-
 # draftcast.sim.methods.DraftPlan as constants the compiler can fold; a test holds them equal.
 AUTOREGRESSIVE = 1
 PARALLEL = 2
@@ -123,7 +110,8 @@ class StepCost(NamedTuple):
     ``target``: linear layers, norms, activations and collectives of the target pass by scheduled rows (padded to the
     capture size inside). ``logits``: lm_head and sampler by logit rows. ``draft_first``: rows of the first pass (or of
     the context projection). ``draft_next``: rows of every later pass (or of the block). ``draft_logits``: the draft's
-    lm_head by rows. ``draft_serial``: one head of a multi-head draft by requests. ``attention``: shape (8, 10).
+    lm_head by rows. ``draft_serial``: one head of a multi-head draft by requests. ``attention``: a row per kind of
+    attention layer, columns of `draftcast.sim.attention_time`; ``attention_grids``: the measured grids they point to.
     """
 
     params: FloatArray
@@ -134,6 +122,7 @@ class StepCost(NamedTuple):
     draft_logits: FloatArray
     draft_serial: FloatArray
     attention: FloatArray
+    attention_grids: FloatArray
 
 
 class _Step(NamedTuple):
@@ -176,27 +165,14 @@ def _add_table(table: FloatArray, rows: float, times: float, out: FloatArray) ->
     return float(measured + interpolated + extrapolated)
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", forceinline=True)
 def _attention(
-    blocks: FloatArray, b: int, qkv: float, kv: float, rows: float, seqs: float, times: float, out: FloatArray
+    cost: StepCost, b: int, qkv: float, kv: float, rows: float, seqs: float, times: float, out: FloatArray
 ) -> float:
     """``times`` x seconds of one kind of attention layer; nothing when the model has none or no row attends."""
-    if blocks[b, A_LAYERS] == 0.0 or rows <= 0.0:
-        return 0.0
-    window = blocks[b, A_WINDOW]
-    if window > 0.0 and kv > seqs * window:
-        # The draft's sums are not cut by the engine; capping the mean bounds the true sum from above.
-        qkv *= seqs * window / kv
-        kv = seqs * window
-    seconds = blocks[b, A_T0_S] + soft_max_scalar(
-        qkv * blocks[b, A_QKV_S], kv * blocks[b, A_KV_S] + rows * blocks[b, A_ROW_S], blocks[b, A_P]
+    return attention_seconds(
+        cost.attention, cost.attention_grids, b, qkv, kv, rows, seqs, out, O_ORIGIN_MEASURED, times
     )
-    seconds *= times
-    origin = int(blocks[b, A_ORIGIN])
-    if rows < blocks[b, A_LOW_ROWS] or rows > blocks[b, A_HIGH_ROWS]:
-        origin = EXTRAPOLATED
-    out[O_ORIGIN_MEASURED + origin] += seconds
-    return float(seconds)
 
 
 @njit(cache=True, error_model="numpy")
@@ -216,20 +192,20 @@ def _target_seconds(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
     seconds = _add_table(cost.target, rows, 1.0, out)
     decode_rows = f[F_DECODE_TOKENS]
     seqs = f[F_DECODE_SEQS]
-    seconds += _attention(cost.attention, B_DECODE, f[F_DECODE_QKV], f[F_DECODE_KV], decode_rows, seqs, 1.0, out)
+    seconds += _attention(cost, B_DECODE, f[F_DECODE_QKV], f[F_DECODE_KV], decode_rows, seqs, 1.0, out)
     prefill = 0.0
     prefill_rows = f[F_PREFILL_TOKENS]
     if prefill_rows > 0.0:
         prefill = _attention(
-            cost.attention, B_PREFILL, f[F_PREFILL_QKV], f[F_PREFILL_KV], prefill_rows, f[F_PREFILL_SEQS], 1.0, out
+            cost, B_PREFILL, f[F_PREFILL_QKV], f[F_PREFILL_KV], prefill_rows, f[F_PREFILL_SEQS], 1.0, out
         )
     if p[P_WINDOW] > 0.0:
         seconds += _attention(
-            cost.attention, B_DECODE_WINDOW, f[F_WIN_DECODE_QKV], f[F_WIN_DECODE_KV], decode_rows, seqs, 1.0, out
+            cost, B_DECODE_WINDOW, f[F_WIN_DECODE_QKV], f[F_WIN_DECODE_KV], decode_rows, seqs, 1.0, out
         )
         if prefill_rows > 0.0:
             prefill += _attention(
-                cost.attention,
+                cost,
                 B_PREFILL_WINDOW,
                 f[F_WIN_PREFILL_QKV],
                 f[F_WIN_PREFILL_KV],
@@ -263,16 +239,15 @@ def _draft_over_target_rows(
     # Requests that draft right after their prefill attend through F_DRAFT_KV alone.
     kv = f[F_DECODE_KV]
     seqs = f[F_DECODE_SEQS]
-    a = cost.attention
-    seconds += _attention(a, B_DRAFT_DECODE, qkv, kv, decode_rows, seqs, 1.0, out)
-    seconds += _attention(a, B_DRAFT_DECODE_WINDOW, qkv, kv, decode_rows, seqs, 1.0, out)
+    seconds += _attention(cost, B_DRAFT_DECODE, qkv, kv, decode_rows, seqs, 1.0, out)
+    seconds += _attention(cost, B_DRAFT_DECODE_WINDOW, qkv, kv, decode_rows, seqs, 1.0, out)
     prefill_rows = f[F_PREFILL_TOKENS]
     if prefill_rows > 0.0:
         kv = f[F_PREFILL_KV]
         qkv = f[F_PREFILL_QKV]
         seqs = f[F_PREFILL_SEQS]
-        seconds += _attention(a, B_DRAFT_PREFILL, qkv, kv, prefill_rows, seqs, 1.0, out)
-        seconds += _attention(a, B_DRAFT_PREFILL_WINDOW, qkv, kv, prefill_rows, seqs, 1.0, out)
+        seconds += _attention(cost, B_DRAFT_PREFILL, qkv, kv, prefill_rows, seqs, 1.0, out)
+        seconds += _attention(cost, B_DRAFT_PREFILL_WINDOW, qkv, kv, prefill_rows, seqs, 1.0, out)
     return _at_least(seconds, rows, cost.params[P_DRAFT_LAUNCH_S], 1.0, cost.params, out)
 
 
@@ -281,8 +256,8 @@ def _draft_block(cost: StepCost, rows: float, seqs: float, kv: float, times: flo
     """``times`` x seconds of a draft pass over ``rows`` rows of ``seqs`` requests with ``kv`` context tokens."""
     seconds = _add_table(cost.draft_next, rows, times, out)
     qkv = kv * rows / seqs
-    seconds += _attention(cost.attention, B_DRAFT_DECODE, qkv, kv, rows, seqs, times, out)
-    seconds += _attention(cost.attention, B_DRAFT_DECODE_WINDOW, qkv, kv, rows, seqs, times, out)
+    seconds += _attention(cost, B_DRAFT_DECODE, qkv, kv, rows, seqs, times, out)
+    seconds += _attention(cost, B_DRAFT_DECODE_WINDOW, qkv, kv, rows, seqs, times, out)
     return _at_least(seconds, rows, cost.params[P_DRAFT_LAUNCH_S], times, cost.params, out)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from draftcast.sim import attention_time as at
 from draftcast.sim import results
 from draftcast.sim import step_time as st
 from draftcast.sim.acceptance import AcceptanceModel, Trace, compile_acceptance
@@ -59,7 +60,8 @@ def easy_cost(
     params[st.P_FIT_SEARCH_FRACTION] = search_fraction
     params[st.P_FIT_HIGH_SEQS] = 1e9
     empty = np.zeros((1, 3))
-    return st.StepCost(params, empty, empty, empty, empty, empty, empty, np.zeros((st.N_BLOCKS, st.N_COLUMNS)))
+    attention = np.zeros((at.N_BLOCKS, at.N_COLUMNS))
+    return st.StepCost(params, empty, empty, empty, empty, empty, empty, attention, empty[0])
 
 
 class Step(NamedTuple):

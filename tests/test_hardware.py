@@ -56,20 +56,17 @@ def test_every_device_names_its_sources(name: str) -> None:
     assert spec.peak_flops["fp32"] <= spec.peak_flops["bf16"]
 
 
-def test_fp8_where_the_device_has_it() -> None:
-    assert load_hardware("h100").peak_flops_of("fp8") == pytest.approx(
-        2 * load_hardware("h100").peak_flops_of("bf16"), rel=0.001
-    )
-    assert not load_hardware("a100").supports("fp8")
-    with pytest.raises(HardwareError, match=r"a100-80g.*bf16"):
-        load_hardware("a100").peak_flops_of("fp8")
-
-
-def test_weight_only_formats_multiply_in_16_bits() -> None:
-    spec = load_hardware("h100")
-    assert spec.supports("int4")
-    assert spec.peak_flops_of("int4") == spec.peak_flops["fp16"]
-    assert spec.peak_flops_of("mxfp4") == spec.peak_flops["bf16"]
+def test_ceilings_by_format_and_family() -> None:
+    h100, a100 = load_hardware("h100"), load_hardware("a100")
+    bf16, memory = h100.ceilings("linear", "bf16")
+    assert (bf16, memory) == (h100.peak_flops["bf16"], h100.memory_bandwidth_bytes_per_s)
+    assert h100.ceilings("linear", "fp8")[0] == pytest.approx(2 * bf16, rel=0.001)
+    # Weight-only formats multiply in 16 bits, and so does fp8 without fp8 units.
+    assert h100.ceilings("linear", "int4")[0] == h100.ceilings("moe", "mxfp4")[0] == bf16
+    assert a100.ceilings("linear", "fp8")[0] == a100.peak_flops["bf16"]
+    # An fp8 cache is attended to in 16 bits; collectives cross the link.
+    assert h100.ceilings("attention_decode", "fp8")[0] == bf16
+    assert h100.ceilings("all_reduce", "bf16")[1] == h100.link_bandwidth_bytes_per_s
 
 
 @pytest.mark.parametrize(

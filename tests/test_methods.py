@@ -7,6 +7,7 @@ from draftcast.errors import ModelError, ScenarioError
 from draftcast.kernels.catalog import load_model
 from draftcast.kernels.drafters import eagle_head, medusa_heads
 from draftcast.sim import step_time
+from draftcast.sim.attention_time import N_BLOCKS, N_COLUMNS
 from draftcast.sim.methods import METHODS, DraftPlan, get_method, method_from_speculative_config
 from draftcast.sim.step_tables import head_of
 
@@ -212,7 +213,8 @@ def test_pass_rows_are_what_the_step_cost_charges() -> None:
             draft_next=ramp,
             draft_logits=nothing,
             draft_serial=ramp if method.plan == DraftPlan.HEADS else nothing,
-            attention=np.zeros((step_time.N_BLOCKS, step_time.N_COLUMNS)),
+            attention=np.zeros((N_BLOCKS, N_COLUMNS)),
+            attention_grids=np.zeros(1),
         )
         f = np.zeros(step_time.N_FEATURES)
         f[[step_time.F_TOKENS, step_time.F_DECODE_TOKENS]] = 10

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -18,6 +19,7 @@ from draftcast.calibration.profile import (
     profile_names,
 )
 from draftcast.errors import HardwareError
+from draftcast.kernels.work import Work
 
 H100 = load_hardware("h100-sxm")
 AFFINE = "h100-llama-3.1-8b-affine"
@@ -44,7 +46,7 @@ def loaded(tmp_path: Path, values: dict) -> RooflineProfile:
 
 
 def default_profile() -> RooflineProfile:
-    profile = load_profile(None, H100)
+    profile = load_profile("default", H100)
     assert isinstance(profile, RooflineProfile)
     return profile
 
@@ -56,7 +58,7 @@ def test_bundled_names() -> None:
 @pytest.mark.parametrize("device", hardware_names())
 def test_default_fits_every_device_and_is_a_guess(device: str) -> None:
     hardware = load_hardware(device)
-    profile = load_profile(None, hardware)
+    profile = load_profile("default", hardware)
     assert isinstance(profile, RooflineProfile)
     assert profile.hardware == hardware
     for family in OPERATORS:
@@ -64,7 +66,7 @@ def test_default_fits_every_device_and_is_a_guess(device: str) -> None:
         assert entry.origin is Origin.EXTRAPOLATED
         assert entry.source
         for dtype in ("bf16", "fp16", "fp8", "int4", "mxfp4", "fp32"):
-            assert profile.peak_flops(dtype) > 0
+            assert float(profile.seconds_of(family, dtype)(Work(np.asarray(1e9), np.asarray(1e9)))) > 0
 
 
 def test_affine_coefficients_are_the_published_ones() -> None:
@@ -96,26 +98,16 @@ def test_operator_time_hand_computed(tmp_path: Path) -> None:
     values = default_values()
     values["operators"]["linear"] |= {"t0_s": 1e-6, "e_c": 0.5, "e_m": 0.5, "p": 1}
     profile = loaded(tmp_path, values)
-    seconds, origins = profile.operator_time("linear", "bf16", 989.4e9, 3.35e9)
+    seconds = profile.seconds_of("linear", "bf16")(Work(np.asarray(989.4e9), np.asarray(3.35e9)))
     # 1 ms of the peak at half of it, 1 ms of the bandwidth at half of it, added.
     assert float(seconds) == pytest.approx(1e-6 + 2e-3 + 2e-3, rel=1e-3)
-    assert int(origins) == Origin.EXTRAPOLATED
 
 
 def test_collectives_use_the_link(tmp_path: Path) -> None:
     values = default_values()
     values["operators"]["all_reduce"] |= {"t0_s": 0.0, "e_m": 0.5, "p": math.inf}
-    seconds, _ = loaded(tmp_path, values).operator_time("all_reduce", "bf16", 0.0, 1e9)
+    seconds = loaded(tmp_path, values).seconds_of("all_reduce", "bf16")(Work(np.asarray(0.0), np.asarray(1e9)))
     assert float(seconds) == pytest.approx(1e9 / (0.5 * H100.link_bandwidth_bytes_per_s))
-
-
-def test_weight_only_formats_compute_in_16_bits() -> None:
-    profile = default_profile()
-    assert profile.peak_flops("int4") == profile.peak_flops("mxfp4") == profile.peak_flops("bf16")
-    assert profile.peak_flops("fp8") == pytest.approx(2 * profile.peak_flops("bf16"), rel=1e-3)
-    ampere = load_profile(None, load_hardware("a100-80g"))
-    assert isinstance(ampere, RooflineProfile)
-    assert ampere.peak_flops("fp8") == ampere.peak_flops("bf16")
 
 
 def test_dtype_entry_replaces_the_family(tmp_path: Path) -> None:
@@ -132,7 +124,7 @@ def test_dtype_entry_replaces_the_family(tmp_path: Path) -> None:
 def test_outside_the_fitted_rows_is_extrapolated(tmp_path: Path) -> None:
     values = default_values()
     values["operators"]["linear"] |= {"origin": "interpolated", "fitted_rows": [2, 4]}
-    _, origins = loaded(tmp_path, values).operator_time("linear", "bf16", 1.0, 1.0, rows=[1, 2, 4, 5])
+    origins = loaded(tmp_path, values).operator("linear", "bf16").origins([1, 2, 4, 5])
     assert [Origin(value).label for value in origins] == [
         "extrapolated",
         "interpolated",
@@ -149,7 +141,7 @@ def test_unknown_operator_lists_the_choices() -> None:
 def test_graph_ceiling_follows_the_device() -> None:
     ceilings = {}
     for device in ("h100-sxm", "b200", "cpu"):
-        profile = load_profile(None, load_hardware(device))
+        profile = load_profile("default", load_hardware(device))
         assert isinstance(profile, RooflineProfile)
         ceilings[device] = profile.cuda_graph_ceiling
     assert ceilings == {"h100-sxm": 512, "b200": 1024, "cpu": 0}
@@ -179,7 +171,7 @@ def test_profiles_are_frozen() -> None:
 
 
 def test_unknown_name_lists_the_choices() -> None:
-    with pytest.raises(HardwareError, match=r"profile = 'h1000': must be one of default, .*or the path of a YAML file"):
+    with pytest.raises(HardwareError, match=r"profile = 'h1000': must be one of default, .*, the path of a YAML file or of a folder"):
         load_profile("h1000", H100)
 
 

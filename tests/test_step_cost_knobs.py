@@ -37,7 +37,7 @@ DRAFT = load_model("llama-3.2-1b")
 
 
 def default_profile(hardware: HardwareSpec = H100) -> RooflineProfile:
-    profile = load_profile(None, hardware)
+    profile = load_profile("default", hardware)
     assert isinstance(profile, RooflineProfile)
     return profile
 

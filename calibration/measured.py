@@ -1,0 +1,179 @@
+"""Measured times of a profile: the table, read when it is first needed, as curves and attention grids.
+
+Which shape columns are interpolated is said here, once, for prediction (`draftcast.sim.operator_tables`) and for the
+held-out check (`draftcast.calibration.roofline_fit`) alike. fp16 takes bf16's times: the same units at the same width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from draftcast.calibration.attention_grid import AttentionGrid
+from draftcast.calibration.curves import CurveSet, Key
+from draftcast.calibration.latency_table import SHAPE_FIELDS, read_operator
+from draftcast.calibration.point_work import point_work
+from draftcast.kernels.work import FloatArray, Work
+
+Seconds = Callable[[Work], FloatArray]
+"""A family's fitted roofline at a dtype, on a device."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurveAxes:
+    """How an operator's points are interpolated: along ``x``, between ``axes``, never across ``group``."""
+
+    x: str
+    axes: tuple[str, ...] = ()
+    group: tuple[str, ...] = ()
+
+
+CURVES: dict[str, CurveAxes] = {
+    "linear": CurveAxes("m", ("k", "n")),
+    "moe": CurveAxes("m", ("k", "n"), ("num_experts", "top_k")),
+    "rmsnorm": CurveAxes("m", ("n",)),
+    "swiglu": CurveAxes("m", ("n",)),
+    "rotary": CurveAxes("m", ("heads", "kv_heads", "head_dim")),
+    "embedding": CurveAxes("m", ("k", "n")),
+    "sampler": CurveAxes("m", ("n",)),
+    "rejection_sampler": CurveAxes("batch", ("n",), ("q",)),
+    "all_reduce": CurveAxes("message_bytes", (), ("ranks",)),
+}
+ATTENTION = ("attention_decode", "attention_prefill")
+FAMILY = {
+    "linear": "linear",
+    "moe": "moe",
+    "attention_decode": "attention_decode",
+    "attention_prefill": "attention_prefill",
+    "rmsnorm": "elementwise",
+    "swiglu": "elementwise",
+    "rotary": "elementwise",
+    "embedding": "elementwise",
+    "sampler": "sampler",
+    "rejection_sampler": "sampler",
+    "all_reduce": "all_reduce",
+}
+"""Roofline family of each operator of a table."""
+
+
+def attention_group(operator: str) -> tuple[str, ...]:
+    """Shape columns that two points of one grid share."""
+    return tuple(name for name in SHAPE_FIELDS[operator] if name not in ("batch", "q", "context"))
+
+
+def grid_shape(operator: str, a: Any, b: Any, c: Any) -> dict[str, Any]:
+    """Shape columns at values of a grid's axes (see `draftcast.calibration.attention_grid`)."""
+    if operator == "attention_decode":
+        return {"q": a, "batch": b, "context": c}
+    return {"q": c, "batch": b, "context": a * c}
+
+
+def grid_axes(operator: str, rows: pd.DataFrame) -> FloatArray:
+    """Values of a grid's axes at measured points, shape (points, 3)."""
+    q, batch, context = (rows[name].to_numpy(np.float64) for name in ("q", "batch", "context"))
+    columns = (q, batch, context) if operator == "attention_decode" else (context / q, batch, q)
+    return np.stack(columns, axis=1)
+
+
+def curves_of(
+    operator: str, rows: pd.DataFrame, seconds: Seconds, dtype: str, group: Mapping[str, int]
+) -> CurveSet:  # fmt: skip
+    """Curves of the measured points ``rows`` of one operator, dtype and group."""
+    how = CURVES[operator]
+
+    def roofline(x: FloatArray, key: Key) -> FloatArray:
+        return seconds(point_work(operator, dtype, "", {how.x: x, **dict(zip(how.axes, key, strict=True)), **group}))
+
+    keys = rows[list(how.axes)].to_numpy(np.int64).reshape(len(rows), len(how.axes))
+    return CurveSet.from_points(keys, rows[how.x].to_numpy(), rows["seconds"].to_numpy(), roofline)
+
+
+def grid_of(
+    operator: str, rows: pd.DataFrame, seconds: Seconds, dtype: str, kv_dtype: str, group: Mapping[str, int]
+) -> AttentionGrid:
+    """Grid of the measured points ``rows`` of one attention operator, formats and group."""
+
+    def roofline(a: FloatArray, b: FloatArray, c: FloatArray) -> FloatArray:
+        return seconds(point_work(operator, dtype, kv_dtype, {**grid_shape(operator, a, b, c), **group}))
+
+    return AttentionGrid.from_points(grid_axes(operator, rows), rows["seconds"].to_numpy(), roofline)
+
+
+@dataclass(frozen=True)
+class MeasuredTimes:
+    """The table of a profile.
+
+    Attributes:
+        table: path of the Parquet file; read one operator at a time, when first asked for.
+        sha256: its checksum, verified by who made this.
+    """
+
+    table: Path
+    sha256: str
+    _rows: dict[str, pd.DataFrame] = field(default_factory=dict, repr=False, compare=False)
+
+    def rows(self, operator: str) -> pd.DataFrame:
+        """Measured points of one operator; empty when the table has none."""
+        if operator not in self._rows:
+            self._rows[operator] = read_operator(self.table, operator)
+        return self._rows[operator]
+
+    def curves(self, operator: str, dtype: str, seconds: Seconds, **group: int) -> CurveSet | None:
+        """Curves of an operator at a dtype; None when nothing was measured for it."""
+        rows = self.rows(operator)
+        wanted = rows["dtype"].to_numpy() == _measured_dtype(dtype)
+        for name, value in group.items():
+            wanted &= rows[name].to_numpy() == value
+        if not wanted.any():
+            return None
+        return curves_of(operator, rows[wanted], seconds, _measured_dtype(dtype), group)
+
+    def grid(
+        self, operator: str, dtype: str, kv_dtype: str, seconds: Seconds, *, heads: int, kv_heads: int, head_dim: int
+    ) -> AttentionGrid | None:
+        """Grid of full attention for these heads; None when nothing was measured at these formats.
+
+        Heads that were not measured take the ratio to the roofline of those nearest to them, first in head size, then in
+        heads per KV head; none of their nodes is marked measured.
+        """
+        rows = self.rows(operator)
+        wanted = (rows["dtype"].to_numpy() == _measured_dtype(dtype)) & (rows["window"].to_numpy() == 0)
+        wanted &= rows["kv_dtype"].to_numpy() == _measured_dtype(kv_dtype)
+        if "tree" in rows:
+            wanted &= rows["tree"].to_numpy() == 0
+        if not wanted.any():
+            return None
+        rows = rows[wanted]
+        shapes = rows[["heads", "kv_heads", "head_dim"]].to_numpy()
+        distinct = np.unique(shapes, axis=0)
+        nearest = distinct[int(np.argmin(_distance(distinct, heads, kv_heads, head_dim)))]
+        rows = rows[np.all(shapes == nearest, axis=1)]
+        group = dict.fromkeys(attention_group(operator), 0)
+        group |= dict(zip(("heads", "kv_heads", "head_dim"), (int(value) for value in nearest), strict=True))
+        grid = grid_of(operator, rows, seconds, _measured_dtype(dtype), _measured_dtype(kv_dtype), group)
+        if tuple(nearest) == (heads, kv_heads, head_dim):
+            return grid
+        own = {**group, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        mesh = np.meshgrid(*grid.axes, indexing="ij")
+        ratio = [
+            np.log(seconds(point_work(operator, dtype, kv_dtype, {**grid_shape(operator, *mesh), **heads_of})))
+            for heads_of in (own, group)
+        ]
+        return AttentionGrid(grid.axes, grid.log_s + ratio[0] - ratio[1], np.zeros_like(grid.measured))
+
+
+def _measured_dtype(dtype: str) -> str:
+    return "bf16" if dtype == "fp16" else dtype
+
+
+def _distance(shapes: NDArray[np.int64], heads: int, kv_heads: int, head_dim: int) -> FloatArray:
+    logs = np.log2(shapes.astype(np.float64))
+    size, kv = np.abs(logs[:, 2] - np.log2(head_dim)), np.abs(logs[:, 1] - np.log2(kv_heads))
+    ratio = np.abs(logs[:, 0] - logs[:, 1] - np.log2(heads / kv_heads))
+    return np.asarray(100.0 * size + 10.0 * ratio + kv, dtype=np.float64)

@@ -1,0 +1,143 @@
+"""The attention grid: nodes, holes, edges; and its compiled twin in the engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draftcast.calibration.attention_grid import MAX_NODES, AttentionGrid, FloatArray
+from draftcast.calibration.origin import Origin
+from draftcast.sim import attention_time as at
+
+QS, BATCHES, CONTEXTS = (1.0, 4.0, 8.0), (1.0, 16.0, 64.0), (128.0, 1024.0, 8192.0)
+
+
+def fitted(a: FloatArray, b: FloatArray, c: FloatArray) -> FloatArray:
+    """Decode: 3 us, 1 ns a query-context pair, 10 ns a context token, p = 1."""
+    return np.asarray(3e-6 + 1e-9 * a * b * c + 1e-8 * b * c)
+
+
+def grid(keep: FloatArray | None = None, factor: float = 1.25) -> AttentionGrid:
+    points = np.asarray([(a, b, c) for a in QS for b in BATCHES for c in CONTEXTS])
+    if keep is not None:
+        points = points[keep]
+    return AttentionGrid.from_points(points, factor * fitted(*points.T), fitted)
+
+
+def test_nodes_come_back_and_lie_inside() -> None:
+    log_s, inside = grid().log_seconds(np.asarray([4.0]), np.asarray([16.0]), np.asarray([1024.0]))
+    assert np.exp(log_s[0]) == pytest.approx(1.25 * float(fitted(*np.asarray([4.0, 16.0, 1024.0]))), rel=1e-12)
+    assert inside[0]
+
+
+def test_between_nodes_it_is_the_geometric_mean_of_the_corners() -> None:
+    log_s, inside = grid().log_seconds(np.asarray([1.0]), np.asarray([4.0]), np.asarray([128.0]))
+    corners = [float(fitted(np.asarray(1.0), np.asarray(b), np.asarray(128.0))) * 1.25 for b in (1.0, 16.0)]
+    assert np.exp(log_s[0]) == pytest.approx(np.sqrt(corners[0] * corners[1]), rel=1e-12)
+    assert inside[0]
+
+
+def test_a_hole_between_measured_nodes_is_filled_by_the_ratio_to_the_roofline() -> None:
+    keep = np.ones(27, dtype=bool)
+    keep[13] = False  # the middle node
+    filled = grid(keep)
+    log_s, inside = filled.log_seconds(np.asarray([4.0]), np.asarray([16.0]), np.asarray([1024.0]))
+    assert np.exp(log_s[0]) == pytest.approx(1.25 * float(fitted(*np.asarray([4.0, 16.0, 1024.0]))), rel=1e-9)
+    assert inside[0]
+
+
+def test_a_corner_without_neighbours_on_both_sides_is_not_measured() -> None:
+    keep = np.ones(27, dtype=bool)
+    keep[26] = False
+    cut = grid(keep)
+    assert not cut.measured[2, 2, 2] and cut.measured.sum() == 26
+    assert np.exp(cut.log_s[2, 2, 2]) == pytest.approx(1.25 * float(fitted(*np.asarray([8.0, 64.0, 8192.0]))), rel=1e-9)
+    assert not cut.log_seconds(np.asarray([8.0]), np.asarray([64.0]), np.asarray([8000.0]))[1][0]
+
+
+def test_outside_is_clamped_and_said() -> None:
+    whole = grid()
+    beyond = whole.log_seconds(np.asarray([16.0]), np.asarray([64.0]), np.asarray([8192.0]))
+    edge = whole.log_seconds(np.asarray([8.0]), np.asarray([64.0]), np.asarray([8192.0]))
+    assert beyond[0][0] == edge[0][0] and edge[1][0] and not beyond[1][0]
+
+
+def test_long_axes_are_thinned_with_both_ends_kept() -> None:
+    points = np.asarray([(1.0, 1.0, float(c)) for c in range(16, 16 + 3 * MAX_NODES)])
+    thin = AttentionGrid.from_points(points, fitted(*points.T), fitted)
+    assert len(thin.axes[2]) == MAX_NODES
+    assert (thin.axes[2][0], thin.axes[2][-1]) == (16.0, 15.0 + 3 * MAX_NODES)
+
+
+def blocks(prefill: bool = False, with_grid: bool = True) -> FloatArray:
+    table = np.zeros((at.N_BLOCKS, at.N_COLUMNS))
+    table[at.B_DECODE, [at.A_T0_S, at.A_QKV_S, at.A_KV_S, at.A_P]] = (3e-6, 1e-9, 1e-8, 1.0)
+    table[at.B_DECODE, at.A_LAYERS] = 1.0
+    table[at.B_DECODE, at.A_HIGH_ROWS] = np.inf
+    table[at.B_DECODE, at.A_ORIGIN] = int(Origin.EXTRAPOLATED)
+    table[at.B_DECODE, at.A_PREFILL] = float(prefill)
+    table[at.B_DECODE, at.A_GRID] = 0.0 if with_grid else -1.0
+    return table
+
+
+def compiled(table: FloatArray, flat: FloatArray, q: float, seqs: float, context: float) -> tuple[float, FloatArray]:
+    origins = np.zeros(3)
+    qkv, kv = q * seqs * context, seqs * context
+    seconds = at.attention_seconds(table, flat, at.B_DECODE, qkv, kv, q * seqs, seqs, origins, 0, 1.0)
+    return seconds, origins
+
+
+def test_the_compiled_twin_interpolates_as_the_grid_does() -> None:
+    whole = grid()
+    flat = at.flat_grid(whole, 1)
+    rng = np.random.default_rng(3)
+    for _ in range(300):
+        q, seqs, context = np.exp(rng.uniform(np.log([1, 1, 128]), np.log([8, 64, 8192])))
+        log_s, _ = whole.log_seconds(np.asarray([q]), np.asarray([seqs]), np.asarray([context]))
+        seconds, origins = compiled(blocks(), flat, q, seqs, context)
+        assert seconds == pytest.approx(np.exp(log_s[0]), rel=1e-9)
+        assert origins[int(Origin.INTERPOLATED)] == seconds == origins.sum()
+
+
+@pytest.mark.parametrize(("q", "seqs", "context"), [(16, 32, 512), (2, 256, 512), (2, 32, 64), (2, 32, 65536)])
+def test_beyond_the_grid_the_roofline_stretches_its_edge(q: float, seqs: float, context: float) -> None:
+    seconds, origins = compiled(blocks(), at.flat_grid(grid(), 1), q, seqs, context)
+    clamped = (min(q, 8.0), min(seqs, 64.0), min(max(context, 128.0), 8192.0))
+    edge, _ = compiled(blocks(), at.flat_grid(grid(), 1), *clamped)
+    ratio = fitted(*np.asarray([q, seqs, context])) / fitted(*np.asarray(clamped))
+    assert seconds == pytest.approx(edge * ratio, rel=1e-9)
+    assert origins[int(Origin.EXTRAPOLATED)] == seconds
+
+
+def test_layers_multiply() -> None:
+    once, _ = compiled(blocks(), at.flat_grid(grid(), 1), 1, 8, 512)
+    assert compiled(blocks(), at.flat_grid(grid(), 32), 1, 8, 512)[0] == pytest.approx(32 * once, rel=1e-12)
+
+
+def test_without_a_grid_the_roofline_speaks() -> None:
+    seconds, origins = compiled(blocks(with_grid=False), np.zeros(1), 4, 16, 1000)
+    assert seconds == pytest.approx(float(fitted(*np.asarray([4.0, 16.0, 1000.0]))), rel=1e-12)
+    assert origins[int(Origin.EXTRAPOLATED)] == seconds
+
+
+def test_ragged_prefill_counts_its_own_pairs() -> None:
+    # Two chunks of 100 and 1900 tokens attend to more pairs than two of 1000.
+    points = np.asarray([(r, b, c) for r in (1.0, 4.0) for b in (1.0, 4.0) for c in (64.0, 4096.0)])
+    whole = AttentionGrid.from_points(
+        points, np.asarray([1e-6 * b * r * c for r, b, c in points]), lambda r, b, c: 1e-6 * b * r * c
+    )
+    flat = at.flat_grid(whole, 1)
+    origins = np.zeros(3)
+
+    def prefill(chunks: tuple[int, ...]) -> float:
+        pairs = sum(c * (c + 1) / 2 for c in chunks)
+        return at.attention_seconds(
+            blocks(prefill=True), flat, at.B_DECODE, pairs, sum(chunks), sum(chunks), len(chunks), origins, 0, 1.0
+        )
+
+    def roofline(chunks: tuple[int, ...]) -> float:
+        return 3e-6 + 1e-9 * sum(c * (c + 1) / 2 for c in chunks) + 1e-8 * sum(chunks)
+
+    assert prefill((100, 1900)) / prefill((1000, 1000)) == pytest.approx(
+        roofline((100, 1900)) / roofline((1000, 1000)), rel=1e-9
+    )
