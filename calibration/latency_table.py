@@ -149,15 +149,21 @@ def read_frame(path: Path) -> pd.DataFrame:
     return frame
 
 
-def read_operator(path: Path, operator: str) -> pd.DataFrame:
-    """Formats, shape and seconds of one operator's points, unchecked: a profile checks the file's checksum instead.
+def read_points(path: Path, operator: str, **wanted: str | int) -> pd.DataFrame:
+    """Shape and seconds of an operator's points, unchecked: a profile checks the file's checksum instead.
+
+    Args:
+        path: a file that `LatencyTable.write` wrote.
+        operator: whose points.
+        wanted: columns of `LABELS` and `SHAPES` and the values they must have.
 
     Raises:
         HardwareError: unreadable, or not these columns.
     """
-    columns = ["dtype", "kv_dtype", *SHAPE_FIELDS[operator], "seconds"]
+    columns = [*SHAPE_FIELDS[operator], "seconds"]
+    filters = [("operator", "==", operator), *((name, "==", value) for name, value in wanted.items())]
     try:
-        table = pq.read_table(path, columns=columns, filters=[("operator", "==", operator)], memory_map=True)
+        table = pq.read_table(path, columns=columns, filters=filters, memory_map=True)
     except (OSError, KeyError, pa.ArrowException) as error:
         first = str(error).splitlines()[0]
         raise HardwareError(f"is not a readable latency table: {first}", file=str(path)) from None

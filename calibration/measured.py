@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from draftcast.calibration.attention_grid import AttentionGrid
 from draftcast.calibration.curves import CurveSet, Key
-from draftcast.calibration.latency_table import SHAPE_FIELDS, read_operator
+from draftcast.calibration.latency_table import MAY_BE_ZERO, SHAPE_FIELDS, read_points
 from draftcast.calibration.point_work import point_work
 from draftcast.kernels.work import FloatArray, Work
 
@@ -110,62 +110,66 @@ class MeasuredTimes:
     """The table of a profile.
 
     Attributes:
-        table: path of the Parquet file; read one operator at a time, when first asked for.
+        table: path of the Parquet file; read in parts, when first asked for.
         sha256: its checksum, verified by who made this.
     """
 
     table: Path
     sha256: str
-    _rows: dict[str, pd.DataFrame] = field(default_factory=dict, repr=False, compare=False)
-
-    def rows(self, operator: str) -> pd.DataFrame:
-        """Measured points of one operator; empty when the table has none."""
-        if operator not in self._rows:
-            self._rows[operator] = read_operator(self.table, operator)
-        return self._rows[operator]
+    _cache: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
     def curves(self, operator: str, dtype: str, seconds: Seconds, **group: int) -> CurveSet | None:
-        """Curves of an operator at a dtype; None when nothing was measured for it."""
-        rows = self.rows(operator)
-        wanted = rows["dtype"].to_numpy() == _measured_dtype(dtype)
-        for name, value in group.items():
-            wanted &= rows[name].to_numpy() == value
-        if not wanted.any():
-            return None
-        return curves_of(operator, rows[wanted], seconds, _measured_dtype(dtype), group)
+        """Curves of an operator at a dtype; None when nothing was measured for it.
+
+        Built once: a profile has one roofline for an operator and a dtype, so ``seconds`` is always the same function.
+        """
+        kind = _measured_dtype(dtype)
+        wanted = (operator, kind, *sorted(group.items()))
+        if wanted not in self._cache:
+            rows = read_points(self.table, operator, dtype=kind, **group)
+            self._cache[wanted] = curves_of(operator, rows, seconds, kind, group) if len(rows) else None
+        found: CurveSet | None = self._cache[wanted]
+        return found
 
     def grid(
         self, operator: str, dtype: str, kv_dtype: str, seconds: Seconds, *, heads: int, kv_heads: int, head_dim: int
     ) -> AttentionGrid | None:
         """Grid of full attention for these heads; None when nothing was measured at these formats.
 
-        Heads that were not measured take the ratio to the roofline of those nearest to them, first in head size, then in
-        heads per KV head; none of their nodes is marked measured.
+        Heads that were not measured take the ratio to the roofline of those nearest to them, first in head size, then
+        in heads per KV head; none of their nodes is marked measured.
         """
-        rows = self.rows(operator)
-        wanted = (rows["dtype"].to_numpy() == _measured_dtype(dtype)) & (rows["window"].to_numpy() == 0)
-        wanted &= rows["kv_dtype"].to_numpy() == _measured_dtype(kv_dtype)
-        if "tree" in rows:
-            wanted &= rows["tree"].to_numpy() == 0
-        if not wanted.any():
+        kind, kv_kind = _measured_dtype(dtype), _measured_dtype(kv_dtype)
+        own = dict.fromkeys(attention_group(operator), 0)
+        own |= {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        wanted = (operator, kind, kv_kind, *own.values())
+        if wanted not in self._cache:
+            self._cache[wanted] = self._grid(operator, kind, kv_kind, own, seconds)
+        found: AttentionGrid | None = self._cache[wanted]
+        return found
+
+    def _grid(
+        self, operator: str, dtype: str, kv_dtype: str, own: dict[str, int], seconds: Seconds
+    ) -> AttentionGrid | None:
+        rows = read_points(self.table, operator, dtype=dtype, kv_dtype=kv_dtype, **own)
+        if len(rows):
+            return grid_of(operator, rows, seconds, dtype, kv_dtype, own)
+        full = {name: 0 for name in own if name in MAY_BE_ZERO}
+        rows = read_points(self.table, operator, dtype=dtype, kv_dtype=kv_dtype, **full)
+        if not len(rows):
             return None
-        rows = rows[wanted]
-        shapes = rows[["heads", "kv_heads", "head_dim"]].to_numpy()
-        distinct = np.unique(shapes, axis=0)
-        nearest = distinct[int(np.argmin(_distance(distinct, heads, kv_heads, head_dim)))]
-        rows = rows[np.all(shapes == nearest, axis=1)]
-        group = dict.fromkeys(attention_group(operator), 0)
-        group |= dict(zip(("heads", "kv_heads", "head_dim"), (int(value) for value in nearest), strict=True))
-        grid = grid_of(operator, rows, seconds, _measured_dtype(dtype), _measured_dtype(kv_dtype), group)
-        if tuple(nearest) == (heads, kv_heads, head_dim):
-            return grid
-        own = {**group, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        heads = ["heads", "kv_heads", "head_dim"]
+        distinct = rows[heads].drop_duplicates().to_numpy()
+        nearest = distinct[int(np.argmin(_distance(distinct, *(own[name] for name in heads))))]
+        rows = rows[np.all(rows[heads].to_numpy() == nearest, axis=1)]
+        near = {**own, **dict(zip(heads, (int(value) for value in nearest), strict=True))}
+        grid = grid_of(operator, rows, seconds, dtype, kv_dtype, near)
         mesh = np.meshgrid(*grid.axes, indexing="ij")
-        ratio = [
-            np.log(seconds(point_work(operator, dtype, kv_dtype, {**grid_shape(operator, *mesh), **heads_of})))
-            for heads_of in (own, group)
-        ]
-        return AttentionGrid(grid.axes, grid.log_s + ratio[0] - ratio[1], np.zeros_like(grid.measured))
+        wanted, known = (
+            np.log(seconds(point_work(operator, dtype, kv_dtype, {**grid_shape(operator, *mesh), **shape})))
+            for shape in (own, near)
+        )
+        return AttentionGrid(grid.axes, grid.log_s + wanted - known, np.zeros_like(grid.measured))
 
 
 def _measured_dtype(dtype: str) -> str:

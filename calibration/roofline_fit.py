@@ -57,9 +57,18 @@ def fit_table(table: LatencyTable, hardware: HardwareSpec) -> tuple[list[FamilyF
     frame["family"] = frame["operator"].map(FAMILY)
     # Attention computes in 16 bits whatever the cache holds, so its format is the cache's.
     frame["fit_dtype"] = np.where(frame["kv_dtype"] != "", frame["kv_dtype"], frame["dtype"])
-    for (family, dtype), rows in frame.groupby(["family", "fit_dtype"]):
-        fit = _fit_family(str(family), str(dtype), rows, hardware)
+    # Prefill before decode: decode of one query a sequence never comes near the compute limit, so a table without
+    # verification cannot tell its compute efficiency; prefill's is taken.
+    prefill_e_c: dict[str, float] = {}
+    groups = sorted(frame.groupby(["family", "fit_dtype"]), key=lambda group: group[0][0] != "attention_prefill")
+    for (family, dtype), rows in groups:
+        e_c = None
+        if family == "attention_decode" and rows["q"].max() == 1:
+            e_c = prefill_e_c.get(str(dtype))
+        fit = _fit_family(str(family), str(dtype), rows, hardware, e_c)
         fits.append(fit)
+        if family == "attention_prefill":
+            prefill_e_c[str(dtype)] = fit.roofline.e_c
         seconds = _bound(fit.roofline, *hardware.ceilings(fit.family, fit.dtype))
         for (operator, kind, kv_dtype), points in rows.groupby(["operator", "dtype", "kv_dtype"]):
             errors.append(interpolation_errors(str(operator), str(kind), str(kv_dtype), points, seconds))
@@ -70,7 +79,9 @@ def _bound(roofline: Roofline, peak_flops: float, bandwidth: float) -> Seconds:
     return lambda work: roofline.seconds(work.flops, work.bytes, peak_flops, bandwidth)
 
 
-def _fit_family(family: str, dtype: str, rows: pd.DataFrame, hardware: HardwareSpec) -> FamilyFit:
+def _fit_family(
+    family: str, dtype: str, rows: pd.DataFrame, hardware: HardwareSpec, e_c: float | None
+) -> FamilyFit:  # fmt: skip
     flops, moved = np.empty(len(rows)), np.empty(len(rows))
     place = {index: at for at, index in enumerate(rows.index)}
     for (operator, kind, kv_dtype), points in rows.groupby(["operator", "dtype", "kv_dtype"]):
@@ -84,17 +95,23 @@ def _fit_family(family: str, dtype: str, rows: pd.DataFrame, hardware: HardwareS
     chosen = np.flatnonzero(train)
     if len(chosen) > MOST_POINTS:
         chosen = chosen[np.linspace(0, len(chosen) - 1, MOST_POINTS).round().astype(int)]
-    roofline = fit_roofline(flops[chosen] / peak, moved[chosen] / bandwidth, measured[chosen])
+    roofline = fit_roofline(flops[chosen] / peak, moved[chosen] / bandwidth, measured[chosen], e_c)
     predicted = roofline.seconds(flops, moved, peak, bandwidth)
     errors = Errors.of(predicted[~train], rows[~train], SHAPES)
     return FamilyFit(family, dtype, roofline, int(train.sum()), errors)
 
 
-def fit_roofline(compute_s: FloatArray, memory_s: FloatArray, measured_s: FloatArray) -> Roofline:
+def fit_roofline(
+    compute_s: FloatArray, memory_s: FloatArray, measured_s: FloatArray, e_c: float | None = None
+) -> Roofline:
     """Roofline of points whose compute and memory seconds at the ceilings and measured seconds are given.
 
     Efficiencies stay in (0, 1]; a time no point can tell (the compute time of a purely memory-bound kernel) keeps the
     value it started from.
+
+    Args:
+        compute_s, memory_s, measured_s: shape (points,).
+        e_c: compute efficiency known from elsewhere; None fits it.
     """
     from scipy.optimize import least_squares
 
@@ -107,6 +124,8 @@ def fit_roofline(compute_s: FloatArray, memory_s: FloatArray, measured_s: FloatA
 
     low = [math.log(1e-9), math.log(1e-4), math.log(1e-3), math.log(1e-3)]
     high = [math.log(shortest), 0.0, 0.0, math.log(30.0)]
+    if e_c is not None:
+        low[1], high[1] = math.log(e_c) - 1e-9, math.log(e_c) + 1e-9
     best = None
     for p in _P_STARTS:
         start = np.clip([math.log(shortest / 2), math.log(0.6), math.log(0.8), math.log(p - 1.0)], low, high)

@@ -50,7 +50,8 @@ def test_a_corner_without_neighbours_on_both_sides_is_not_measured() -> None:
     keep = np.ones(27, dtype=bool)
     keep[26] = False
     cut = grid(keep)
-    assert not cut.measured[2, 2, 2] and cut.measured.sum() == 26
+    assert not cut.measured[2, 2, 2]
+    assert cut.measured.sum() == 26
     assert np.exp(cut.log_s[2, 2, 2]) == pytest.approx(1.25 * float(fitted(*np.asarray([8.0, 64.0, 8192.0]))), rel=1e-9)
     assert not cut.log_seconds(np.asarray([8.0]), np.asarray([64.0]), np.asarray([8000.0]))[1][0]
 
@@ -59,7 +60,9 @@ def test_outside_is_clamped_and_said() -> None:
     whole = grid()
     beyond = whole.log_seconds(np.asarray([16.0]), np.asarray([64.0]), np.asarray([8192.0]))
     edge = whole.log_seconds(np.asarray([8.0]), np.asarray([64.0]), np.asarray([8192.0]))
-    assert beyond[0][0] == edge[0][0] and edge[1][0] and not beyond[1][0]
+    assert beyond[0][0] == edge[0][0]
+    assert edge[1][0]
+    assert not beyond[1][0]
 
 
 def test_long_axes_are_thinned_with_both_ends_kept() -> None:
