@@ -1,0 +1,1 @@
+"""Times the kernels of `draftcast.kernels` on the machine at hand and writes a profile folder."""

@@ -1,0 +1,193 @@
+"""How quiet the host is: fixed work timed before, during and after a calibration, and around every burst on a CPU.
+
+Nothing of a calibration runs in it, so what it shows is the machine: its spread is disturbance, its drift a change of
+clock or of neighbours. On a shared host a neighbour on a core's sibling thread or on the memory makes kernels 10-40 %
+slower, for tenths of a second to minutes; bursts are chosen by these readings and never by their own times, so choosing
+does not bias them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+INTERVAL_S = 30.0
+"""Pause between noise readings."""
+# Readings of a quiet machine vary by about 2 % (spin) and 10 % (read) on the virtual machine this was tried on, those
+# under a neighbour are off by 15 % and more.
+QUIET_SPIN, QUIET_READ = 1.05, 1.2
+_QUIET_QUANTILE = 0.1
+_SPIN_ELEMENTS = 32768  # per thread: 128 KiB in and out stay in a core's own cache
+_SPIN_REPEATS = 5
+_COPY_BYTES = 64 << 20
+_READING_REPEATS = 10
+
+
+class Quietness(NamedTuple):
+    """Seconds of the spin and of the read at one moment."""
+
+    spin_s: float
+    read_s: float
+
+    def worse(self, other: Quietness) -> Quietness:
+        return Quietness(max(self.spin_s, other.spin_s), max(self.read_s, other.read_s))
+
+
+class NoiseReading(NamedTuple):
+    """Seconds of each repeat of spin, read and copy, and the load average, at ``time_s`` (Unix)."""
+
+    time_s: float
+    spin_s: tuple[float, ...]
+    read_s: tuple[float, ...]
+    copy_s: tuple[float, ...]
+    load_average: float
+
+
+class NoiseProbe:
+    """Times the fixed work on all of torch's CPU threads.
+
+    Spin is an exponential over numbers in the cores' own caches: slowed by what takes a core, its sibling or its clock
+    away. Read is a sum over twice the last-level cache, copy a copy of 64 MiB: slowed by what else uses the memory.
+    """
+
+    def __init__(self, cache_bytes: int) -> None:
+        import torch
+
+        self._numbers = torch.linspace(-1.0, 1.0, _SPIN_ELEMENTS * torch.get_num_threads())
+        self._exponentials = torch.zeros_like(self._numbers)
+        self._memory = torch.ones(max(2 * cache_bytes, _COPY_BYTES) // 4)
+        self._copy = torch.zeros(_COPY_BYTES // 4)
+
+    def quietness(self) -> Quietness:
+        """Both in a few milliseconds."""
+        import torch
+
+        spins = [_seconds(lambda: torch.exp(self._numbers, out=self._exponentials)) for _ in range(_SPIN_REPEATS)]
+        return Quietness(statistics.median(spins), _seconds(self._memory.sum))
+
+    def read(self) -> NoiseReading:
+        """A reading for the manifest, about half a second."""
+        moments, copies = [], []
+        source = self._memory[: len(self._copy)]
+        for _ in range(_READING_REPEATS):
+            moments.append(self.quietness())
+            copies.append(_seconds(lambda: self._copy.copy_(source)))
+        spins, reads = zip(*moments, strict=True)
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+        return NoiseReading(time.time(), spins, reads, tuple(copies), load)
+
+
+class Levels:
+    """Spin and read of the quiet machine: the quickest tenth of all readings so far.
+
+    Attributes:
+        version: grows when the levels move, so that what was judged by them can be judged again.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._spins: list[float] = []
+        self._reads: list[float] = []
+        self._levels = Quietness(0.0, 0.0)
+
+    def add(self, moments: Iterable[Quietness]) -> None:
+        """Learn from more readings."""
+        before = len(self._spins)
+        for moment in moments:
+            self._spins.append(moment.spin_s)
+            self._reads.append(moment.read_s)
+        if before // 16 == len(self._spins) // 16 and before:
+            return
+        found = Quietness(*(float(np.quantile(values, _QUIET_QUANTILE)) for values in (self._spins, self._reads)))
+        if any(abs(new - old) > 1e-3 * new for new, old in zip(found, self._levels, strict=True)):
+            self._levels = found
+            self.version += 1
+
+    def is_quiet(self, moment: Quietness) -> bool:
+        """Whether such a reading is that of a quiet machine."""
+        spin_s, read_s = self._levels
+        return moment.spin_s <= QUIET_SPIN * spin_s and moment.read_s <= QUIET_READ * read_s
+
+
+def wait_until_quiet(probe: Callable[[], Quietness], levels: Levels, limit_s: float) -> Quietness:
+    """The first reading of a quiet machine, or the last one after ``limit_s``."""
+    end = time.perf_counter() + limit_s
+    while not levels.is_quiet(moment := probe()) and time.perf_counter() < end:
+        time.sleep(0.002)
+    return moment
+
+
+def noise_summary(readings: Sequence[NoiseReading]) -> dict[str, Any]:
+    """Figures for the manifest of at least one reading.
+
+    ``p90_over_median`` is over all repeats; ``drift`` is the change of the median from the first to the last third of
+    the readings, as a share of the first.
+    """
+    loads = [reading.load_average for reading in readings]
+    return {
+        "readings": len(readings),
+        "span_s": round(readings[-1].time_s - readings[0].time_s, 1),
+        "spin": _spread([reading.spin_s for reading in readings]),
+        "read": _spread([reading.read_s for reading in readings]),
+        "copy": _spread([reading.copy_s for reading in readings]),
+        "load_average": {"median": float(np.median(loads)), "largest": float(np.max(loads))},
+    }
+
+
+def _spread(repeats: Sequence[Sequence[float]]) -> dict[str, float]:
+    values = np.asarray(repeats, dtype=np.float64)
+    third = max(1, len(values) // 3)
+    first, last = float(np.median(values[:third])), float(np.median(values[-third:]))
+    median = float(np.median(values))
+    return {
+        "median_s": median,
+        "p90_over_median": float(np.quantile(values, 0.9)) / median,
+        "drift": last / first - 1.0,
+    }
+
+
+def host_facts() -> dict[str, Any]:
+    """What the host is: processor, cores, frequency governor ("" when not readable), operating system."""
+    governor = _text(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"))
+    return {
+        "processor": processor_name(),
+        "cores": usable_cores(),
+        "governor": governor,
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def processor_name() -> str:
+    """The processor's model as Linux names it, else as Python does."""
+    for line in _text(Path("/proc/cpuinfo")).splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

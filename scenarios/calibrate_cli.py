@@ -1,0 +1,166 @@
+"""``draftcast calibrate``: times the kernels on this machine and writes a profile folder.
+
+Measuring itself is ``draftcast.calibration.measure``'s; here are only options, text and defaults by device.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from draftcast.errors import InputError
+
+if TYPE_CHECKING:
+    from draftcast.calibration.measure.runner import Result, Status
+
+_MODELS = {"cpu": ["testbed-250M"], "cuda": ["Llama-3.1-8B"]}
+_KV_DTYPES = {"cpu": ["bf16"], "cuda": ["bf16", "fp8"]}
+_MAX_ROWS = {"cpu": 512, "cuda": 8192}
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_QUIET_S = 10.0  # between lines of progress that no one watches
+
+
+def calibrate(
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="What to time.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Profile folder; one that was cut short is continued.")],
+    model: Annotated[
+        list[str] | None, typer.Option(help="Whose shapes; repeatable. Absent: testbed-250M, on cuda Llama-3.1-8B.")
+    ] = None,
+    tp: Annotated[list[int] | None, typer.Option(help="Tensor-parallel degrees; repeatable. Absent: 1.")] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="Number formats: fp32, bf16, fp8; repeatable. Absent: bf16.")
+    ] = None,
+    kv_dtype: Annotated[
+        list[str] | None, typer.Option(help="Formats of the KV cache; repeatable. Absent: bf16, on cuda also fp8.")
+    ] = None,
+    operators: Annotated[str | None, typer.Option(metavar="A,B,...", help="Time only these operators.")] = None,
+    max_rows: Annotated[int | None, typer.Option(help="Most rows of a matrix product: 512, on cuda 8192.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads. Absent: every usable core.")] = None,
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Time to spend in all, e.g. 90s, 10m, 2h.")] = "10m",
+    hardware: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="Data sheet of the device; absent: recognised by its name.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The profile's name. Absent: the folder's.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the inputs and of the order among equals.")] = 0,
+) -> None:
+    """Time the kernels on this machine: table, manifest and fit in a profile folder. A killed run can be repeated."""
+    from dataclasses import asdict
+
+    from draftcast.calibration.measure import shapes
+    from draftcast.calibration.measure.device import find_device, hardware_of
+    from draftcast.calibration.measure.runner import Calibration, Settings, check_folder, digest
+    from draftcast.kernels.catalog import load_model
+    from draftcast.kernels.registry import operator
+
+    budget_s = _budget_seconds(budget)
+    rows = _MAX_ROWS[device] if max_rows is None else max_rows
+    if rows < 1:
+        raise InputError("an integer >= 1 is needed", file="--max-rows", value=rows)
+    chosen = _chosen(operators, shapes.OPERATORS)
+    dtypes = _known(dtype or ["bf16"], shapes.DTYPES, "--dtype")
+    kv_dtypes = _known(kv_dtype or _KV_DTYPES[device], shapes.DTYPES, "--kv-dtype")
+    check_folder(out)
+    models = [load_model(given) for given in model or _MODELS[device]]
+    tps = sorted(set(tp or [1]))
+    found = find_device(device, threads)
+    sheet_name, sheet = hardware_of(found, hardware)
+    kernels = {each: operator(each) for each in {*chosen, "linear"}}
+    grid = shapes.cpu_grid(rows) if device == "cpu" else shapes.cuda_grid(rows)
+    plan = shapes.plan(
+        models,
+        tps,
+        dtypes,
+        kv_dtypes,
+        grid,
+        {each: kernels[each] for each in chosen},
+        device=device,
+        memory_bytes=found.memory_bytes,
+        seed=seed,
+    )
+    settings = Settings(
+        names=tuple(each.name for each in models),
+        digest=digest([asdict(each) for each in models]),
+        tps=tuple(tps),
+        dtypes=tuple(dtypes),
+        kv_dtypes=tuple(kv_dtypes),
+        operators=tuple(chosen),
+        max_rows=rows,
+        seed=seed,
+    )
+    with Calibration(
+        out, settings, found, plan, kernels, budget_s=budget_s, progress=_progress_printer()
+    ) as calibration:  # fmt: skip
+        calibration.measure()
+        result = calibration.write(name or out.resolve().name, sheet_name, sheet)
+    _print_result(result)
+
+
+def _budget_seconds(text: str) -> float:
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if parts is None or float(parts[1]) == 0.0:
+        raise InputError("a time above 0 such as 90s, 10m or 2h is needed", file="--budget", value=text)
+    return float(parts[1]) * _SECONDS[parts[2]]
+
+
+def _chosen(text: str | None, known: tuple[str, ...]) -> list[str]:
+    if text is None:
+        return list(known)
+    return _known([part.strip() for part in text.split(",")], known, "--operators")
+
+
+def _known(given: list[str], known: tuple[str, ...], option: str) -> list[str]:
+    for value in given:
+        if value not in known:
+            raise InputError(f"unknown; known: {', '.join(known)}", file=option, value=value)
+    return [value for value in known if value in given]
+
+
+def _progress_printer() -> Callable[[Status], None]:
+    """Prints where the run stands: over itself on a terminal, else now and then a line."""
+    on_terminal = sys.stderr.isatty()
+    last = 0.0
+
+    def show(status: Status) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < (0.2 if on_terminal else _QUIET_S):
+            return
+        last = now
+        minutes, seconds = divmod(round(status.left_s), 60)
+        text = (
+            f"{status.measured} of {status.points} points measured, {status.settled} settled, "
+            f"at most {minutes}:{seconds:02d} left"
+        )
+        if on_terminal:
+            print(f"\r\x1b[K{text}  {status.now}", end="", file=sys.stderr, flush=True)
+        else:
+            print(text, file=sys.stderr)
+
+    return show
+
+
+def _print_result(result: Result) -> None:
+    frame = result.table.frame
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr)
+    width = (frame["high_s"] - frame["low_s"]) / frame["seconds"]
+    typer.echo(f"{'operator':<20}{'dtype':<12}{'points':>7}{'settled':>9}{'interval':>10}")
+    for (operator, dtype, kv_dtype), rows in frame.groupby(["operator", "dtype", "kv_dtype"]):
+        label = f"{dtype} kv {kv_dtype}" if kv_dtype else str(dtype)
+        middle = f"{width[rows.index].median():.1%}"
+        typer.echo(f"{operator:<20}{label:<12}{len(rows):>7}{int(rows['settled'].sum()):>9}{middle:>10}")
+    typer.echo("interval: 95 % interval of the median over the median, the middle one of the points")
+    noise = result.noise
+    typer.echo(
+        f"host: {noise['quiet_bursts']:.0%} of {noise['bursts']} bursts on a quiet machine; fixed loop p90 "
+        f"{noise['spin']['p90_over_median']:.2f} of its median, drift {noise['spin']['drift']:+.1%}"
+    )
+    for reason, count in sorted(result.left_out.items()):
+        typer.echo(f"left out: {count} points, {reason}")
+    typer.echo(f"written: {result.folder}")

@@ -1,0 +1,252 @@
+"""Timers on a clock that only launches move, buffer sets, and the gate that waits for a quiet machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftcast.calibration.measure import buffers, ceilings, device, noise, timer
+from draftcast.calibration.measure.points import Point
+from draftcast.calibration.measure.timer import BurstLimits, CpuTimer, CudaTimer, Launch
+from draftcast.errors import HardwareError
+from draftcast.kernels.registry import operator
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+class Clock:
+    """A clock that stands still but for the launches it makes, of ``seconds`` each."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.order: list[int] = []
+
+    def launches(self, *seconds: float) -> list[Launch]:
+        return [lambda number=number, took=took: self._run(number, took) for number, took in enumerate(seconds)]  # type: ignore[misc]
+
+    def _run(self, number: int, took: float) -> None:
+        self.order.append(number)
+        self.now_ns += round(took * 1e9)
+
+
+@pytest.fixture(name="clock")
+def clock_fixture(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    fake = SimpleNamespace(perf_counter_ns=lambda: clock.now_ns, perf_counter=lambda: clock.now_ns / 1e9)
+    monkeypatch.setattr(timer, "time", fake)
+    return clock
+
+
+def test_short_launches_are_repeated_within_a_sample(clock: Clock) -> None:
+    burst = CpuTimer(BurstLimits(warm_s=0.001, sample_s=0.0002, burst_s=0.01)).burst(clock.launches(*[10e-6] * 3))
+    assert burst.seconds == pytest.approx(10e-6)
+    assert burst.launches == 20
+    assert burst.samples >= 40
+
+
+def test_buffer_sets_take_turns(clock: Clock) -> None:
+    CpuTimer(BurstLimits(warm_s=0.001, sample_s=0.0002, burst_s=0.01)).burst(clock.launches(*[30e-6] * 5))
+    assert clock.order == [number % 5 for number in range(len(clock.order))]
+    assert len(clock.order) > 300
+
+
+def test_a_long_launch_is_run_once_to_warm_up_and_once_to_time(clock: Clock) -> None:
+    burst = CpuTimer().burst(clock.launches(2.0, 3.0))
+    assert clock.order == [0, 1]
+    assert (burst.seconds, burst.samples, burst.launches) == (3.0, 1, 1)
+
+
+def test_a_short_disturbance_does_not_show(clock: Clock) -> None:
+    quick, slow = clock.launches(0.001, 0.5)
+    sets = [quick] * 40 + [slow]
+    burst = CpuTimer(BurstLimits(warm_s=0.0, burst_s=2.0)).burst(sets)
+    assert burst.seconds == pytest.approx(0.001)
+
+
+def test_warm_up_is_not_timed(clock: Clock) -> None:
+    first = iter([1.0])
+
+    def launch() -> None:
+        clock.now_ns += round(next(first, 0.001) * 1e9)
+
+    assert CpuTimer().burst([launch]).seconds == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(("set_bytes", "sets"), [(1 << 30, 2), (1 << 20, 64), (3 << 20, 22), (100, 512), (0, 512)])
+def test_sets_together_exceed_the_cache(set_bytes: int, sets: int) -> None:
+    assert buffers.sets_needed(set_bytes, 32 << 20) == sets
+
+
+LINEAR = Point("linear", "bf16", "", "torch", (("m", 3), ("k", 64), ("n", 32)))
+
+
+def test_sets_are_copies_with_touched_outputs_of_their_own() -> None:
+    seen: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    real = operator("linear")
+    torch_one = real.implementations["torch"]
+
+    def prepare(inputs: Any, outputs: Any) -> Launch:
+        seen.append((dict(inputs), {name: value.clone() for name, value in outputs.items()}))
+        return torch_one.prepare(inputs, outputs)
+
+    spied = replace(real, implementations={"torch": replace(torch_one, prepare=prepare)})
+    found = buffers.launches(spied, LINEAR, "cpu", seed=1, cache_bytes=20_000)
+    assert len(found) == len(seen) >= 3
+    for inputs, outputs in seen[1:]:
+        for name, value in inputs.items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, seen[0][0][name])
+                assert value.data_ptr() != seen[0][0][name].data_ptr()
+        assert all(not value.any() for value in outputs.values())
+    for launch in found:
+        launch()
+
+
+def test_inputs_follow_the_seed() -> None:
+    def first_input(seed: int) -> Any:
+        taken: list[Any] = []
+        real = operator("linear")
+
+        def prepare(inputs: Any, _outputs: Any) -> Launch:
+            taken.append(next(value for value in inputs.values() if isinstance(value, torch.Tensor)).float())
+            return lambda: None
+
+        implementation = replace(real.implementations["torch"], prepare=prepare)
+        buffers.launches(replace(real, implementations={"torch": implementation}), LINEAR, "cpu", seed, 0)
+        return taken[0]
+
+    assert torch.equal(first_input(1), first_input(1))
+    assert not torch.equal(first_input(1), first_input(2))
+
+
+@pytest.fixture(name="quiet_levels")
+def quiet_levels_fixture(monkeypatch: pytest.MonkeyPatch) -> noise.Levels:
+    now = iter(np.arange(0.0, 100.0, 0.1))
+    monkeypatch.setattr(noise, "time", SimpleNamespace(perf_counter=lambda: float(next(now)), sleep=lambda _s: None))
+    levels = noise.Levels()
+    levels.add([noise.Quietness(1.0, 1.0)] * 16)
+    return levels
+
+
+def test_it_waits_for_a_quiet_machine(quiet_levels: noise.Levels) -> None:
+    readings = [noise.Quietness(1.3, 1.0), noise.Quietness(1.0, 1.5), noise.Quietness(1.01, 1.1)]
+    series = iter(readings)
+    assert noise.wait_until_quiet(lambda: next(series), quiet_levels, 1.0) == readings[-1]
+    assert next(series, None) is None
+
+
+def test_it_gives_up_waiting(quiet_levels: noise.Levels) -> None:
+    readings = [noise.Quietness(2.0, float(number)) for number in range(50)]
+    series = iter(readings)
+    assert noise.wait_until_quiet(lambda: next(series), quiet_levels, 1.0).read_s == pytest.approx(9.0, abs=1.0)
+
+
+def test_the_worse_of_two_readings() -> None:
+    assert noise.Quietness(1.0, 4.0).worse(noise.Quietness(2.0, 3.0)) == (2.0, 4.0)
+
+
+def test_noise_summary_by_hand() -> None:
+    readings = [
+        noise.NoiseReading(100.0 + 30 * i, (1.0, 1.0, 1.0), (3.0, 3.0, 6.0), (level, level, level), load)
+        for i, (level, load) in enumerate([(2.0, 0.0), (2.0, 1.0), (2.2, 5.0)])
+    ]
+    found = noise.noise_summary(readings)
+    assert (found["readings"], found["span_s"]) == (3, 60.0)
+    assert found["spin"] == {"median_s": 1.0, "p90_over_median": 1.0, "drift": 0.0}
+    assert found["read"]["median_s"] == 3.0
+    assert found["read"]["p90_over_median"] == 2.0
+    assert found["copy"]["median_s"] == 2.0
+    assert found["copy"]["drift"] == pytest.approx(0.1)
+    assert found["copy"]["p90_over_median"] == pytest.approx(1.1)
+    assert found["load_average"] == {"median": 1.0, "largest": 5.0}
+
+
+def test_a_real_reading_has_positive_times() -> None:
+    reading = noise.NoiseProbe(1 << 20).read()
+    assert min(*reading.spin_s, *reading.read_s, *reading.copy_s) > 0.0
+    assert {"processor", "cores", "governor"} <= noise.host_facts().keys()
+
+
+def test_ceilings_are_the_best_of_products_and_table() -> None:
+    import pandas as pd
+
+    from draftcast.calibration.latency_table import LatencyTable
+
+    rows = [
+        {"operator": "linear", "dtype": "bf16", "m": 10, "k": 10, "n": 10, "seconds": 1e-6},
+        {"operator": "linear", "dtype": "fp32", "m": 10, "k": 10, "n": 10, "seconds": 1.0},
+    ]
+    table = LatencyTable.from_frame(pd.DataFrame(rows))
+    rates = {"copy": 5e9, "read": 7e9, "gemm bf16 torch": 1e9, "gemm fp32 torch": 3e9, "gemm fp32 triton": 4e9}
+    assert ceilings.ceilings(rates, table, {"linear": operator("linear")}) == {
+        "peak_flops": {"bf16": pytest.approx(2e9), "fp32": 4e9},
+        "memory_bandwidth_bytes_per_s": 7e9,
+    }
+
+
+def test_streams_exceed_the_cache_and_run() -> None:
+    found = ceilings.stream_launches("cpu", 1 << 20)
+    assert found["copy"][0] == 2 * found["read"][0] == 2 * (256 << 20)
+    for _, (launch,) in found.values():
+        launch()
+
+
+def test_this_processor_is_found() -> None:
+    before = torch.get_num_threads()
+    found = device.find_device("cpu", 1)
+    assert torch.get_num_threads() == found.threads == 1
+    assert found.cache_bytes >= 1 << 18
+    assert found.memory_bytes >= 1 << 28
+    assert found.versions["torch"]
+    assert found.identity() != device.find_device("cpu", None).identity() or found.cores == 1
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 10_000])
+def test_threads_beyond_the_cores_are_refused(threads: int) -> None:
+    with pytest.raises(HardwareError, match="threads = "):
+        device.find_device("cpu", threads)
+
+
+@pytest.mark.parametrize(
+    ("name", "hardware"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80g"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA B200", "b200"),
+    ],
+)
+def test_gpus_are_recognised_by_the_drivers_name(name: str, hardware: str) -> None:
+    gpu = device.Device("cuda", name, 1, 1, 1, 1)
+    assert device.hardware_of(gpu, None)[0] == hardware
+    assert device.hardware_of(gpu, "l40s")[1].name == "l40s"
+
+
+def test_an_unknown_gpu_needs_a_data_sheet() -> None:
+    with pytest.raises(HardwareError, match="--hardware"):
+        device.hardware_of(device.Device("cuda", "Voodoo 2", 1, 1, 1, 1), None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_no_cuda_device_is_said_so() -> None:
+    with pytest.raises(HardwareError, match="no CUDA device"):
+        device.find_device("cuda", None)
+
+
+@needs_cuda
+@pytest.mark.parametrize("graph", [False, True])
+def test_cuda_bursts_rotate_and_time_the_device(graph: bool) -> None:
+    point = Point("linear", "bf16", "", "torch", (("m", 512), ("k", 4096), ("n", 4096)), graph)
+    ready = buffers.launches(operator("linear"), point, "cuda", 0, 50 << 20)
+    burst = CudaTimer().burst(ready, graph=graph)
+    flops = 2.0 * 512 * 4096 * 4096
+    assert 1e9 < flops / burst.seconds < 1e16
+    assert burst.samples >= 8
