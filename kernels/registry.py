@@ -28,6 +28,10 @@ Supports = Callable[[Shape, str, str, str], str]
 # Where each operator stands: module and name.
 _OPERATORS = {
     "linear": "draftcast.kernels.linear:LINEAR",
+    "rmsnorm": "draftcast.kernels.norm:RMSNORM",
+    "rotary": "draftcast.kernels.rotary:ROTARY",
+    "swiglu": "draftcast.kernels.activation:SWIGLU",
+    "embedding": "draftcast.kernels.embedding:EMBEDDING",
 }
 
 

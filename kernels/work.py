@@ -31,3 +31,9 @@ class Work(NamedTuple):
 
 def as_array(value: ArrayLike) -> FloatArray:
     return np.asarray(value, dtype=np.float64)
+
+
+def moved_work(elements: ArrayLike, act_bytes: float = 2.0) -> Work:
+    """A memory-bound kernel that moves ``elements``: one FLOP each, which no roofline will notice."""
+    moved = as_array(elements)
+    return Work(moved, moved * act_bytes)
