@@ -17,7 +17,7 @@ import typer
 
 from draftcast import __version__
 from draftcast.errors import InputError
-from draftcast.scenarios import acceptance_cli
+from draftcast.scenarios import acceptance_cli, profile_cli
 
 if TYPE_CHECKING:
     from draftcast.scenarios.comparison import Comparison
@@ -35,6 +35,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(acceptance_cli.app, name="acceptance")
+app.add_typer(profile_cli.app, name="profile")
 
 
 def main() -> None:
@@ -108,9 +109,9 @@ def simulate(
     if out is not None:
         _write(out, answer, single)
     if plot is not None:
-        from draftcast.scenarios.plots import write_plot
+        from draftcast.scenarios.plots import comparison_figure, write_figure
 
-        write_plot(answer, plot)
+        write_figure(comparison_figure(answer), plot)
     if as_json:
         _print_json(single.summary if single is not None else answer.summary())
     else:

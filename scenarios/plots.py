@@ -60,17 +60,22 @@ def comparison_figure(comparison: Comparison) -> Any:
     return figure
 
 
-def write_plot(comparison: Comparison, path: Path) -> None:
-    """Write the figure as one HTML file that needs no network.
+def write_figure(figure: Any, path: Path) -> None:
+    """Write a figure: ``.html`` as one file that needs no network; ``.png``, ``.svg`` and ``.pdf`` through kaleido.
 
     Raises:
-        InputError: see `comparison_figure`; or the file cannot be written.
+        InputError: the file cannot be written, or kaleido or the browser it needs is missing.
     """
-    figure = comparison_figure(comparison)
     try:
-        figure.write_html(path, include_plotlyjs=True)
+        if path.suffix in (".png", ".svg", ".pdf"):
+            figure.write_image(path)
+        else:
+            figure.write_html(path, include_plotlyjs=True)
     except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", file=str(path)) from None
+        raise InputError(f"cannot be written: {error.strerror or error}", file=str(path)) from None
+    except (ValueError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise InputError(f"cannot be drawn, take .html: {first}", file=str(path)) from None
 
 
 def _figures(points: list[Point], which: str, key: str) -> list[Estimate | None]:

@@ -1,0 +1,118 @@
+"""The picture of a profile: achieved rate against intensity under its roofs, and how far predictions miss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from draftcast.calibration.latency_table import SHAPE_FIELDS
+from draftcast.calibration.measured import FAMILY
+from draftcast.calibration.point_work import point_work
+from draftcast.scenarios.profile_view import OpenProfile, held_out_predictions
+
+MOST_POINTS = 1500
+"""Points drawn of one operator; of more, an even sample."""
+COLOURS = {
+    "linear": "#1971c2",
+    "moe": "#9c36b5",
+    "attention_decode": "#e8590c",
+    "attention_prefill": "#f08c00",
+    "rmsnorm": "#2f9e44",
+    "swiglu": "#66a80f",
+    "rotary": "#099268",
+    "embedding": "#5c940d",
+    "sampler": "#495057",
+    "rejection_sampler": "#868e96",
+}
+
+
+def profile_figure(opened: OpenProfile) -> Any:
+    """Above: intensity (FLOP/byte) against achieved FLOP/s with the ridge; below: error of held-out predictions.
+
+    Collectives are left out: they compute nothing.
+
+    Raises:
+        HardwareError: the profile has no measured table.
+    """
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(
+        rows=2,
+        cols=1,
+        row_heights=[0.62, 0.38],
+        vertical_spacing=0.14,
+        subplot_titles=("Measured kernels under the roofline", "Held-out points: predicted / measured - 1"),
+    )
+    frame = opened.table().frame
+    for (operator, dtype, kv_dtype), rows in frame.groupby(["operator", "dtype", "kv_dtype"]):
+        name = str(operator)
+        if name not in COLOURS:
+            continue
+        some = rows.iloc[_even(len(rows))]
+        shape = {field: some[field].to_numpy(np.float64) for field in SHAPE_FIELDS[name]}
+        work = point_work(name, str(dtype), str(kv_dtype), shape)
+        seconds = some["seconds"].to_numpy()
+        figure.add_scattergl(
+            x=work.flops / work.bytes,
+            y=work.flops / seconds / 1e12,
+            mode="markers",
+            marker={"size": 3.5, "opacity": 0.55, "color": COLOURS[name], "symbol": _symbol(str(dtype), str(kv_dtype))},
+            name=f"{name} {_formats(str(dtype), str(kv_dtype))}",
+            row=1,
+            col=1,
+        )
+    _roofs(figure, opened)
+    for errors in held_out_predictions(opened):
+        if errors.operator in COLOURS and len(errors.predictions):
+            some = errors.predictions.iloc[_even(len(errors.predictions))]
+            figure.add_scattergl(
+                x=1e6 * some["seconds"],
+                y=100.0 * some["error"],
+                mode="markers",
+                marker={"size": 3, "opacity": 0.5, "color": COLOURS[errors.operator]},
+                showlegend=False,
+                row=2,
+                col=1,
+            )
+    figure.update_xaxes(type="log", title_text="FLOP per byte", row=1, col=1)
+    figure.update_yaxes(type="log", title_text="achieved TFLOP/s", row=1, col=1)
+    figure.update_xaxes(type="log", title_text="measured time of one launch, us", row=2, col=1)
+    figure.update_yaxes(title_text="error, %", range=[-60, 60], row=2, col=1)
+    figure.update_layout(
+        template="plotly_white",
+        title={"text": f"{opened.profile.name}: measured kernels<br><sup>{opened.profile.source}</sup>"},
+        width=1000,
+        height=900,
+    )
+    return figure
+
+
+def _roofs(figure: Any, opened: OpenProfile) -> None:
+    device = getattr(opened.profile, "hardware", opened.hardware)
+    intensity = np.geomspace(0.1, 1e5, 200)
+    for dtype, dash in (("bf16", "solid"), ("fp8", "dash")):
+        if dtype not in device.peak_flops:
+            continue
+        peak, bandwidth = device.ceilings(FAMILY["linear"], dtype)
+        figure.add_scatter(
+            x=intensity,
+            y=np.minimum(intensity * bandwidth, peak) / 1e12,
+            mode="lines",
+            line={"color": "#212529", "width": 1.5, "dash": dash},
+            name=f"roof {dtype}, ridge at {peak / bandwidth:.0f} FLOP/byte",
+            row=1,
+            col=1,
+        )
+
+
+def _even(count: int) -> Any:
+    return np.unique(np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(int))
+
+
+def _formats(dtype: str, kv_dtype: str) -> str:
+    return f"{dtype}, KV {kv_dtype}" if kv_dtype and kv_dtype != dtype else dtype
+
+
+def _symbol(dtype: str, kv_dtype: str) -> str:
+    return "circle" if "fp8" not in (dtype, kv_dtype) else "diamond"

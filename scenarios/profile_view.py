@@ -1,0 +1,218 @@
+"""What a profile holds, as tables: provenance, rooflines, held-out errors, coverage, and two profiles side by side."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from draftcast.calibration.hardware import HardwareSpec, load_hardware
+from draftcast.calibration.held_out import OperatorErrors, fastest, held_out, interpolation_errors
+from draftcast.calibration.latency_table import SHAPE_FIELDS, LatencyTable
+from draftcast.calibration.measured import FAMILY
+from draftcast.calibration.profile import HardwareProfile, RooflineProfile, find_profile, load_profile
+from draftcast.calibration.profile_folder import FIT, TABLE, Manifest, read_manifest
+from draftcast.errors import HardwareError
+from draftcast.kernels.catalog import load_model
+from draftcast.sim import step_time as st
+from draftcast.sim.methods import METHODS
+from draftcast.sim.step_cost import compile_step_cost
+
+BATCHES = (1, 8, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class OpenProfile:
+    """A profile with the device it is bound to and, for a measured one, its folder.
+
+    Attributes:
+        folder: None for a profile that is one YAML file.
+        manifest: of the folder.
+    """
+
+    profile: HardwareProfile
+    hardware: HardwareSpec
+    folder: Path | None
+    manifest: Manifest | None
+
+    def table(self) -> LatencyTable:
+        """The measured table. Raises HardwareError when the profile has none."""
+        if self.folder is None:
+            raise HardwareError("holds no measured table", key="profile", value=self.profile.name)
+        return LatencyTable.read(self.folder / TABLE)
+
+
+def open_profile(name_or_path: str, hardware: str | None = None) -> OpenProfile:
+    """Load a profile on the device it names.
+
+    Args:
+        name_or_path: as for `load_profile`.
+        hardware: device for a profile that fits any; otherwise it must be the profile's own.
+
+    Raises:
+        HardwareError: unknown or invalid profile or device, or a device is needed and none given.
+    """
+    path = find_profile(name_or_path)
+    folder = path if path.is_dir() else None
+    manifest = read_manifest(path) if folder else None
+    named = manifest.hardware if manifest else _named_hardware(path)
+    if hardware is None and named == "any":
+        raise HardwareError("the profile fits any device: name one", key="--hardware", value=None)
+    spec = load_hardware(named if hardware is None else hardware)
+    return OpenProfile(load_profile(str(path) if folder else name_or_path, spec), spec, folder, manifest)
+
+
+def _named_hardware(path: Path) -> str:
+    raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return str(raw.get("hardware", "any")) if isinstance(raw, dict) else "any"
+
+
+def rooflines(profile: RooflineProfile) -> list[dict[str, Any]]:
+    """A row for every roofline: family, dtype ("" for the family's own), its four numbers, origin and source."""
+    entries = [((family, ""), entry) for family, entry in profile.operators.items()]
+    entries += list(profile.dtype_operators.items())
+    return [
+        {
+            "family": family,
+            "dtype": dtype,
+            "t0_us": 1e6 * entry.roofline.t0_s,
+            "e_c": entry.roofline.e_c,
+            "e_m": entry.roofline.e_m,
+            "p": entry.roofline.p,
+            "origin": entry.origin.label,
+            "source": entry.source,
+        }
+        for (family, dtype), entry in sorted(entries, key=lambda item: item[0])
+    ]
+
+
+def errors_of(opened: OpenProfile) -> list[dict[str, Any]]:
+    """Held-out errors as the profile records them; none for a profile without a table."""
+    if opened.folder is None:
+        return []
+    raw = yaml.safe_load((opened.folder / FIT).read_text(encoding="utf-8"))
+    return list(raw.get("held_out", []))
+
+
+def errors_by_shape(opened: OpenProfile) -> list[dict[str, Any]]:
+    """Held-out errors of every operator and format split by size: the operator's x in powers of four.
+
+    Computed from the table with the profile's own rooflines, as when it was fitted.
+    """
+    rows = []
+    for errors in held_out_predictions(opened):
+        x = _size_column(errors.operator)
+        sizes = errors.predictions[x].to_numpy(np.float64)
+        bins = np.floor(np.log(np.maximum(sizes, 1.0)) / math.log(4.0)).astype(int)
+        for low in sorted(set(bins)):
+            error = np.abs(errors.predictions["error"].to_numpy()[bins == low])
+            rows.append(
+                {
+                    "operator": errors.operator,
+                    "dtype": errors.dtype,
+                    "kv_dtype": errors.kv_dtype,
+                    "size": f"{x} {4**low}..{4 ** (low + 1) - 1}",
+                    "points": len(error),
+                    "median": float(np.median(error)),
+                    "p90": float(np.quantile(error, 0.9)),
+                    "worst": float(error.max()),
+                }
+            )
+    return rows
+
+
+def held_out_predictions(opened: OpenProfile) -> list[OperatorErrors]:
+    """Interpolation of the held-out points of every operator and format of the table."""
+    assert isinstance(opened.profile, RooflineProfile)
+    frame = fastest(opened.table().frame)
+    frame["held_out"] = held_out(frame)
+    found = []
+    for (operator, dtype, kv_dtype), rows in frame.groupby(["operator", "dtype", "kv_dtype"]):
+        seconds = opened.profile.seconds_of(FAMILY[str(operator)], str(kv_dtype) or str(dtype))
+        found.append(interpolation_errors(str(operator), str(dtype), str(kv_dtype), rows, seconds))
+    return found
+
+
+def _size_column(operator: str) -> str:
+    if operator.startswith("attention"):
+        return "context" if operator == "attention_decode" else "q"
+    return {"all_reduce": "message_bytes", "rejection_sampler": "batch"}.get(operator, "m")
+
+
+def coverage(table: LatencyTable) -> list[dict[str, Any]]:
+    """What was measured: for every operator and format the number of points and the range of each shape column."""
+    rows = []
+    for (operator, dtype, kv_dtype), points in table.frame.groupby(["operator", "dtype", "kv_dtype"]):
+        ranges = []
+        for name in SHAPE_FIELDS[str(operator)]:
+            values = points[name].unique()
+            low, high = values.min(), values.max()
+            ranges.append(f"{name} {low}" if low == high else f"{name} {low}..{high} ({len(values)})")
+        rows.append(
+            {
+                "operator": operator,
+                "dtype": dtype,
+                "kv_dtype": kv_dtype,
+                "points": len(points),
+                "settled": float(points["settled"].mean()),
+                "kernels": ", ".join(sorted(points["implementation"].unique())),
+                "covers": ", ".join(ranges),
+            }
+        )
+    return rows
+
+
+def compare(
+    first: OpenProfile, second: OpenProfile, model: str, *, k: int, method: str, context: int, dtype: str
+) -> pd.DataFrame:
+    """Milliseconds of a decode step at several batch sizes, part by part, in two profiles.
+
+    One row a batch size and part: host, draft, target, sample and, where both profiles know operators, the parts of the
+    target pass (linear and element-wise together, attention).
+    """
+    rows = []
+    spec = load_model(model)
+    for batch in BATCHES:
+        parts = [_step_parts(opened, spec.name, batch, k, method, context, dtype) for opened in (first, second)]
+        for part in parts[0]:
+            if part in parts[1]:
+                a, b = (1e3 * side[part] for side in parts)
+                rows.append(
+                    {"batch": batch, "part": part, "first_ms": a, "second_ms": b, "ratio": b / a if a else math.nan}
+                )
+    return pd.DataFrame(rows)
+
+
+def _step_parts(
+    opened: OpenProfile, model: str, batch: int, k: int, method: str, context: int, dtype: str
+) -> dict[str, float]:
+    cost = compile_step_cost(
+        load_model(model),
+        METHODS[method if k else "none"],
+        None,
+        k,
+        1,
+        None,
+        dtype,
+        "auto",
+        opened.profile,
+        opened.hardware,
+        8192,
+        max(BATCHES),
+    )
+    features, out = np.empty(st.N_FEATURES), np.empty(st.N_OUT)
+    st.decode_features(cost, batch, k, context, features)
+    st.step_time(cost, features, out)
+    parts = {"target": out[st.O_TARGET]}
+    if cost.params[st.P_AFFINE] == 0.0:
+        row = cost.target[int(features[st.F_TOKENS])].sum()
+        parts |= {"target: linear, norms, collectives": row, "target: attention": out[st.O_TARGET] - row}
+    parts |= {"draft": out[st.O_DRAFT], "lm_head and sampler": out[st.O_SAMPLE], "host": out[st.O_HOST]}
+    parts["device"] = out[st.O_TARGET] + out[st.O_DRAFT] + out[st.O_SAMPLE]
+    parts["device + host"] = parts["device"] + out[st.O_HOST]
+    return {name: float(value) for name, value in parts.items()}
