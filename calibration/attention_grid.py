@@ -53,6 +53,23 @@ class AttentionGrid:
         excess, measured = _fill_between(log_s - fitted, axes)
         return cls((axes[0], axes[1], axes[2]), _fill_beyond(excess, axes) + fitted, measured)
 
+    def stretched(self, values: FloatArray, roofline: RooflineSeconds) -> AttentionGrid:
+        """With nodes at those ``values`` of the first axis beyond its last: that one's, times the roofline's ratio.
+
+        They are not measured. The engine reads a node several times faster than it computes such a ratio.
+        """
+        last = self.axes[0][-1]
+        beyond = values[values > last][: MAX_NODES - len(self.axes[0])]
+        if not len(beyond):
+            return self
+        mesh = np.meshgrid(beyond, *self.axes[1:], indexing="ij")
+        ratio = np.log(roofline(*mesh)) - np.log(roofline(np.full_like(mesh[0], last), *mesh[1:]))
+        return AttentionGrid(
+            (np.concatenate([self.axes[0], beyond]), *self.axes[1:]),
+            np.concatenate([self.log_s, self.log_s[-1:] + ratio]),
+            np.concatenate([self.measured, np.zeros(ratio.shape, dtype=bool)]),
+        )
+
     def log_seconds(self, a: FloatArray, b: FloatArray, c: FloatArray) -> tuple[FloatArray, NDArray[np.bool_]]:
         """Log seconds at points clamped to the grid, and whether they lie inside it, between measured nodes."""
         inside = np.ones(np.broadcast(a, b, c).shape, dtype=bool)

@@ -45,6 +45,8 @@ CURVES: dict[str, CurveAxes] = {
     "rejection_sampler": CurveAxes("batch", ("n",), ("q",)),
     "all_reduce": CurveAxes("message_bytes", (), ("ranks",)),
 }
+VERIFY_QUERIES = np.asarray([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0])
+"""Queries per sequence at which decode's grid has nodes, measured or stretched by the roofline."""
 ATTENTION = ("attention_decode", "attention_prefill")
 FAMILY = {
     "linear": "linear",
@@ -102,7 +104,8 @@ def grid_of(
     def roofline(a: FloatArray, b: FloatArray, c: FloatArray) -> FloatArray:
         return seconds(point_work(operator, dtype, kv_dtype, {**grid_shape(operator, a, b, c), **group}))
 
-    return AttentionGrid.from_points(grid_axes(operator, rows), rows["seconds"].to_numpy(), roofline)
+    grid = AttentionGrid.from_points(grid_axes(operator, rows), rows["seconds"].to_numpy(), roofline)
+    return grid.stretched(VERIFY_QUERIES, roofline) if operator == "attention_decode" else grid
 
 
 @dataclass(frozen=True)

@@ -85,4 +85,7 @@ def soft_max_scalar(compute_s: float, memory_s: float, p: float) -> float:
     if p == 4.0:
         square = ratio * ratio
         return larger * math.sqrt(math.sqrt(1.0 + square * square))
+    if p >= 8.0 and ratio < 0.01:
+        # ratio**p is below rounding, and a power takes longer than the rest of a step's time.
+        return larger
     return float(larger * (1.0 + ratio**p) ** (1.0 / p))

@@ -118,10 +118,13 @@ def _grid_seconds(
                 measured = measured and grids[flags + node] > 0.0
     seconds = math.exp(total)
     if not inside or prefill:
-        if not inside:
-            x = math.exp(min(max(math.log(x), grids[axis_x]), grids[axis_x + nx - 1]))
-            seqs = math.exp(min(max(math.log(seqs), grids[axis_y]), grids[axis_y + ny - 1]))
-            z = math.exp(min(max(math.log(z), grids[axis_z]), grids[axis_z + nz - 1]))
+        # Off an axis, the nearest node is where the grid was read.
+        if not on_x:
+            x = math.exp(grids[axis_x + i])
+        if not on_y:
+            seqs = math.exp(grids[axis_y + j])
+        if not on_z:
+            z = math.exp(grids[axis_z + k])
         if prefill:
             equal = _roofline(blocks, b, seqs * z * (x * z - 0.5 * (z - 1.0)), seqs * x * z, seqs * z)
         else:

@@ -65,6 +65,16 @@ def test_outside_is_clamped_and_said() -> None:
     assert not beyond[1][0]
 
 
+def test_stretched_nodes_follow_the_roofline_and_are_not_measured() -> None:
+    longer = grid().stretched(np.asarray([2.0, 8.0, 16.0, 32.0]), fitted)
+    assert list(longer.axes[0]) == [1.0, 4.0, 8.0, 16.0, 32.0]
+    node = np.asarray([16.0]), np.asarray([16.0]), np.asarray([1024.0])
+    log_s, inside = longer.log_seconds(*node)
+    assert np.exp(log_s[0]) == pytest.approx(1.25 * float(fitted(*(float(x[0]) * np.ones(1) for x in node))[0]))
+    assert not inside[0]
+    assert longer.measured[:3].all()
+
+
 def test_long_axes_are_thinned_with_both_ends_kept() -> None:
     points = np.asarray([(1.0, 1.0, float(c)) for c in range(16, 16 + 3 * MAX_NODES)])
     thin = AttentionGrid.from_points(points, fitted(*points.T), fitted)

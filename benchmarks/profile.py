@@ -1,0 +1,90 @@
+"""Loading profiles and compiling step costs: ``.venv/bin/python benchmarks/profile.py`` (part of ``make bench``).
+
+Prints the best of several rounds, since machines are shared: loading every bundled profile, compiling the step cost of
+every bundled model on the H100's, and one `step_time` call with measured attention and without. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numba import njit
+
+from draftcast.calibration.hardware import load_hardware
+from draftcast.calibration.profile import load_profile, profile_names
+from draftcast.kernels.catalog import load_model, model_names
+from draftcast.scenarios.profile_view import open_profile
+from draftcast.sim import step_time as st
+from draftcast.sim.methods import METHODS
+from draftcast.sim.step_cost import StepCost, compile_step_cost
+
+ROUNDS = 5
+DEVICE = "h100-sxm"
+CALLS = 200_000
+
+
+def best_ms(run: Callable[[], object], rounds: int = ROUNDS) -> float:
+    """Milliseconds of the fastest of some rounds."""
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return 1e3 * min(times)
+
+
+@njit(cache=False)
+def _calls(cost: StepCost, features: st.FloatArray, out: st.FloatArray, times: int) -> float:
+    total = 0.0
+    for _ in range(times):
+        st.step_time(cost, features, out)
+        total += out[st.O_TARGET]
+    return total
+
+
+def step_ns(profile_name: str) -> float:
+    """Nanoseconds of one `step_time` call: 64 requests verifying three EAGLE-3 drafts."""
+    hardware = load_hardware(DEVICE)
+    cost = _compiled("Llama-3.1-8B", profile_name)
+    features, out = np.empty(st.N_FEATURES), np.empty(st.N_OUT)
+    st.decode_features(cost, 64, 3, 1000.0, features)
+    _calls(cost, features, out, 10)
+    assert hardware.name == DEVICE
+    return best_ms(lambda: _calls(cost, features, out, CALLS)) * 1e6 / CALLS
+
+
+def _compiled(model: str, profile_name: str) -> StepCost:
+    hardware = load_hardware(DEVICE)
+    # Loaded anew each time: a profile keeps what it has read.
+    profile = load_profile(profile_name, hardware)
+    method, k = METHODS["eagle3"], 3
+    spec = load_model(model)
+    if spec.is_mla:
+        method, k = METHODS["none"], 0
+    return compile_step_cost(spec, method, None, k, 1, None, "bf16", "auto", profile, hardware, 8192, 256)
+
+
+def main() -> None:
+    """Print the tables and the JSON line."""
+    loads = {
+        name: best_ms(lambda n=name: open_profile(n, DEVICE if n == "default" else None)) for name in profile_names()
+    }  # type: ignore[misc]
+    compiles = {name: best_ms(lambda n=name: _compiled(n, DEVICE)) for name in model_names()}  # type: ignore[misc]
+    steps = {name: step_ns(name) for name in (DEVICE, "default")}
+    for title, unit, figures in (
+        ("profile load", "ms", loads),
+        ("step cost compile, profile load included", "ms", compiles),
+        ("step_time call", "ns", steps),
+    ):
+        print(f"{title}:")
+        for name, value in figures.items():
+            print(f"  {name:<28} {value:8.1f} {unit}")
+    print(f"measured attention costs {steps[DEVICE] / steps['default']:.2f} times a roofline's step_time")
+    print(json.dumps({"load_ms": loads, "compile_ms": compiles, "step_ns": steps}))
+
+
+if __name__ == "__main__":
+    main()
