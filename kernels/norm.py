@@ -1,7 +1,7 @@
 """RMSNorm with the residual's addition fused: ``residual_out = x + residual``, ``y = rms_norm(residual_out) * weight``.
 
-Inputs: ``x`` and ``residual`` [m, n], ``weight`` [n], ``eps``. Outputs: ``y`` and ``residual_out`` [m, n]. Engines write
-the residual in place; here it has its own tensor, of the same bytes, so that every launch gives the same answer.
+Inputs: ``x`` and ``residual`` [m, n], ``weight`` [n], ``eps``. Outputs: ``y`` and ``residual_out`` [m, n]. Engines
+write the residual in place; here it has its own tensor, of the same bytes, so that every launch gives the same answer.
 """
 
 from __future__ import annotations

@@ -32,6 +32,9 @@ _OPERATORS = {
     "rotary": "draftcast.kernels.rotary:ROTARY",
     "swiglu": "draftcast.kernels.activation:SWIGLU",
     "embedding": "draftcast.kernels.embedding:EMBEDDING",
+    "sampler": "draftcast.kernels.sampler:SAMPLER",
+    "rejection_sampler": "draftcast.kernels.rejection:REJECTION_SAMPLER",
+    "all_reduce": "draftcast.kernels.all_reduce:ALL_REDUCE",
 }
 
 

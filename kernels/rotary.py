@@ -1,8 +1,8 @@
 """Rotary position embedding (arXiv 2104.09864), neox style: element i of a head turns with element i + head_dim/2.
 
 Inputs: ``q`` [m, heads, head_dim], ``k`` [m, kv_heads, head_dim], ``table`` [positions, head_dim] (cosines, then sines)
-and ``positions`` int64 [m], row of the table of each token. Outputs: ``q_out`` and ``k_out``, as ``q`` and ``k``: engines
-turn them in place, which is the same bytes.
+and ``positions`` int64 [m], row of the table of each token. Outputs: ``q_out`` and ``k_out``, as ``q`` and ``k``:
+engines turn them in place, which is the same bytes.
 """
 
 from __future__ import annotations
