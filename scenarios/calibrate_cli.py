@@ -23,6 +23,7 @@ _MODELS = {"cpu": ["testbed-250M"], "cuda": ["Llama-3.1-8B"]}
 _KV_DTYPES = {"cpu": ["bf16"], "cuda": ["bf16", "fp8"]}
 _MAX_ROWS = {"cpu": 512, "cuda": 8192}
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_INTERRUPTED = 130  # as shells report it
 _QUIET_S = 10.0  # between lines of progress that no one watches
 
 
@@ -69,7 +70,7 @@ def calibrate(
     models = [load_model(given) for given in model or _MODELS[device]]
     tps = sorted(set(tp or [1]))
     found = find_device(device, threads)
-    sheet_name, sheet = hardware_of(found, hardware)
+    sheet = hardware_of(found, hardware)
     kernels = {each: operator(each) for each in {*chosen, "linear"}}
     grid = shapes.cpu_grid(rows) if device == "cpu" else shapes.cuda_grid(rows)
     plan = shapes.plan(
@@ -96,8 +97,12 @@ def calibrate(
     with Calibration(
         out, settings, found, plan, kernels, budget_s=budget_s, progress=_progress_printer()
     ) as calibration:  # fmt: skip
-        calibration.measure()
-        result = calibration.write(name or out.resolve().name, sheet_name, sheet)
+        try:
+            calibration.measure()
+        except KeyboardInterrupt:
+            print("\ndraftcast: stopped; the same command goes on from here", file=sys.stderr)
+            raise typer.Exit(_INTERRUPTED) from None
+        result = calibration.write(name or out.resolve().name, sheet)
     _print_result(result)
 
 
@@ -150,12 +155,20 @@ def _print_result(result: Result) -> None:
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
     width = (frame["high_s"] - frame["low_s"]) / frame["seconds"]
-    typer.echo(f"{'operator':<20}{'dtype':<12}{'points':>7}{'settled':>9}{'interval':>10}")
-    for (operator, dtype, kv_dtype), rows in frame.groupby(["operator", "dtype", "kv_dtype"]):
-        label = f"{dtype} kv {kv_dtype}" if kv_dtype else str(dtype)
-        middle = f"{width[rows.index].median():.1%}"
-        typer.echo(f"{operator:<20}{label:<12}{len(rows):>7}{int(rows['settled'].sum()):>9}{middle:>10}")
-    typer.echo("interval: 95 % interval of the median over the median, the middle one of the points")
+    titles = ("points", "settled", "interval", "held out", "median", "p90")
+    typer.echo(f"{'operator':<20}{'dtype':<14}" + "".join(f"{title:>9}" for title in titles))
+    for entry in result.errors:
+        names = ("operator", "dtype", "kv_dtype")
+        own = (frame[list(names)] == [getattr(entry, name) for name in names]).all(axis=1)
+        label = f"{entry.dtype} kv {entry.kv_dtype}" if entry.kv_dtype else entry.dtype
+        off = entry.interpolated
+        figures = [f"{own.sum()}", f"{frame.loc[own, 'settled'].sum()}", f"{width[own].median():.1%}", f"{off.points}"]
+        figures += [f"{off.median:.1%}", f"{off.p90:.1%}"] if off.points else ["", ""]
+        typer.echo(f"{entry.operator:<20}{label:<14}" + "".join(f"{figure:>9}" for figure in figures))
+    typer.echo(
+        "interval: 95 % interval of the median over the median, the middle one of the points; median and p90: error of "
+        "interpolation on the points held out"
+    )
     noise = result.noise
     typer.echo(
         f"host: {noise['quiet_bursts']:.0%} of {noise['bursts']} bursts on a quiet machine; fixed loop p90 "

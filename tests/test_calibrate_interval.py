@@ -54,6 +54,14 @@ def test_one_disturbed_burst_of_nine_does_not_widen_the_interval() -> None:
     assert estimate([*quiet, 5.0]).settled
 
 
+def test_what_all_bursts_share_widens_the_interval() -> None:
+    short, long = estimate([1e-6] * 6).widened(1e-7), estimate([1e-3] * 6).widened(1e-7)
+    assert (short.low_s, short.high_s) == (pytest.approx(0.9e-6), pytest.approx(1.1e-6))
+    assert (short.settled, long.settled) == (False, True)
+    assert estimate([1e-8] * 6).widened(1e-7).low_s == 0.0
+    assert not math.isfinite(estimate([1.0]).widened(1e-7).high_s)
+
+
 @pytest.mark.parametrize("count", [3, 4, 6, 9])
 def test_the_interval_covers_the_median_as_often_as_it_says(count: int) -> None:
     rng = np.random.default_rng(7)

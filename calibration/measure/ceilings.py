@@ -1,7 +1,7 @@
 """The device's own limits as measured: bytes a second of a large copy, floating-point operations a second at best.
 
-They stand in for the data sheet where that describes another machine. The rate of a format is that of its largest
-matrix product or of the best kernel in the table, whichever is more, so that no efficiency comes out above one.
+They stand in for the data sheet where that describes another machine. The best kernel in the table counts as well as
+the largest copy and matrix product, so that no efficiency comes out above one.
 """
 
 from __future__ import annotations
@@ -47,27 +47,30 @@ def gemm_points(linear: Operator, dtypes: Sequence[str], device: str) -> list[Po
 
 
 def ceilings(
-    rates: Mapping[str, float], table: LatencyTable, operators: Mapping[str, Operator]
-) -> dict[str, Any]:  # fmt: skip
+    rates: Mapping[str, float], table: LatencyTable, operators: Mapping[str, Operator], cache_bytes: int
+) -> dict[str, Any]:
     """The manifest's ``ceilings``.
 
     Args:
         rates: measured bytes a second of ``copy`` and ``read``, FLOP/s of ``gemm <dtype> <implementation>``.
-        table: the measured points.
+        table: the measured points; those that move more than twice ``cache_bytes`` count for the memory as well.
     """
     peaks: dict[str, float] = {}
     for name, rate in rates.items():
         if name.startswith("gemm "):
             of = name.split()[1]
             peaks[of] = max(peaks.get(of, 0.0), rate)
+    bandwidth = max((rate for name, rate in rates.items() if name in ("copy", "read")), default=0.0)
     for (operator, dtype, kv_dtype), rows in table.frame.groupby(["operator", "dtype", "kv_dtype"]):
         shape: Mapping[str, Any] = {name: rows[name].to_numpy(float) for name in SHAPE_FIELDS[str(operator)]}
         work = operators[str(operator)].work(shape, str(dtype), str(kv_dtype))
-        best = float((work.flops / rows["seconds"].to_numpy(float)).max())
-        peaks[str(dtype)] = max(peaks.get(str(dtype), 0.0), best)
-    streams = [rate for name, rate in rates.items() if name in ("copy", "read")]
+        seconds = rows["seconds"].to_numpy(float)
+        peaks[str(dtype)] = max(peaks.get(str(dtype), 0.0), float((work.flops / seconds).max()))
+        if operator != "all_reduce":  # bound by the link
+            beyond_cache = work.bytes > 2.0 * cache_bytes
+            bandwidth = max(bandwidth, float((work.bytes / seconds).max(initial=0.0, where=beyond_cache)))
     measured = {"peak_flops": {dtype: rate for dtype, rate in peaks.items() if rate > 0.0}}
-    return {**measured, **({"memory_bandwidth_bytes_per_s": max(streams)} if streams else {})}
+    return {**measured, **({"memory_bandwidth_bytes_per_s": bandwidth} if bandwidth else {})}
 
 
 def _done(_: object) -> None:

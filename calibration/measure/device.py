@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -94,24 +95,21 @@ def find_device(kind: str, threads: int | None) -> Device:
     )
 
 
-def hardware_of(device: Device, named: str | None) -> tuple[str, HardwareSpec]:
-    """Name (or path) and data sheet of the device: the given one, else the bundled one it is recognised as.
+def hardware_of(device: Device, named: str | None) -> HardwareSpec:
+    """Data sheet of the device: the given one, else the bundled one it is recognised as.
 
     Raises:
         HardwareError: unknown name or file, or a GPU that is not bundled and not named.
     """
     if named is not None:
-        return named, load_hardware(named)
+        return load_hardware(named)
     if device.kind == "cpu":
-        return "cpu", load_hardware("cpu")
+        return load_hardware("cpu")
     # "NVIDIA H100 80GB HBM3": h100-80gb-hbm3, h100-80gb, h100; the longest that is known.
     words = re.sub("^(nvidia )?(geforce )?", "", device.name.lower()).split()
     for length in range(len(words), 0, -1):
-        try:
-            spec = load_hardware("-".join(words[:length]))
-        except HardwareError:
-            continue
-        return spec.name, spec
+        with contextlib.suppress(HardwareError):
+            return load_hardware("-".join(words[:length]))
     raise HardwareError(
         "is not a bundled device; give --hardware NAME or the path of a YAML file", key="device", value=device.name
     )

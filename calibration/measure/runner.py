@@ -18,13 +18,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftcast.calibration.hardware import HardwareSpec
 from draftcast.calibration.latency_table import LatencyTable
 from draftcast.calibration.measure.buffers import launches as make_launches
 from draftcast.calibration.measure.ceilings import BURSTS, ceilings, gemm_points, stream_launches
 from draftcast.calibration.measure.device import Device
+from draftcast.calibration.measure.interval import LAUNCH_SPREAD_S
 from draftcast.calibration.measure.journal import Journal
 from draftcast.calibration.measure.noise import (
     INTERVAL_S,
@@ -43,6 +44,9 @@ from draftcast.calibration.measure.timer import Burst, CpuTimer, CudaTimer, Laun
 from draftcast.calibration.profile_folder import TABLE, write_manifest
 from draftcast.errors import HardwareError, InputError
 from draftcast.kernels.registry import Operator
+
+if TYPE_CHECKING:
+    from draftcast.calibration.held_out import OperatorErrors
 
 JOURNAL = "journal.jsonl"
 # How long a visit waits for a quiet machine, and how often and how long it tries for a burst that stayed quiet.
@@ -85,10 +89,11 @@ class Status:
 
 @dataclass(frozen=True)
 class Result:
-    """What was written."""
+    """What was written, and how far interpolation was off on points held out of it."""
 
     folder: Path
     table: LatencyTable
+    errors: list[OperatorErrors]
     left_out: dict[str, int]
     noise: dict[str, Any]
 
@@ -124,6 +129,7 @@ class Calibration:
         self.rates: dict[str, float] = {}
         self.readings: list[NoiseReading] = []
         self.levels = Levels()
+        self._seen: set[str] = set()  # points this process has launched
         self.spent_s = 0.0
         check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +163,7 @@ class Calibration:
     def _next(self) -> Point | None:
         return next_point(self.plan.points, self.state, self.levels, self.spent_s, self.budget_s)
 
-    def write(self, name: str, hardware: str, spec: HardwareSpec, command: Sequence[str] | None = None) -> Result:
+    def write(self, name: str, hardware: HardwareSpec, command: Sequence[str] | None = None) -> Result:
         """Write table, manifest and fit of what the journal holds.
 
         Raises:
@@ -174,7 +180,7 @@ class Calibration:
         write_manifest(
             self.folder,
             name=name,
-            hardware=hardware,
+            hardware=hardware.name,
             device=self.device.name,
             driver=self.device.driver,
             clocks=self.device.clocks,
@@ -183,11 +189,11 @@ class Calibration:
             command=shlex.join(sys.argv if command is None else command),
             source="measured by draftcast calibrate",
             noise=noise,
-            ceilings=ceilings(self.rates, table, self.operators),
+            ceilings=ceilings(self.rates, table, self.operators, self.device.cache_bytes),
             left_out={reason: count for reason, count in left_out.items() if count},
         )
-        fit_profile(self.folder, spec)
-        return Result(self.folder, table, dict(+left_out), noise)
+        _, errors = fit_profile(self.folder, hardware)
+        return Result(self.folder, table, errors, dict(+left_out), noise)
 
     def table(self) -> LatencyTable:
         """The points measured so far."""
@@ -198,7 +204,8 @@ class Calibration:
             known = self.state.get(point.key)
             if known is None or not known.visits:
                 continue
-            found = known.estimate(self.levels)
+            # The replay of a graph has no host code.
+            found = known.estimate(self.levels).widened(0.0 if point.graph else LAUNCH_SPREAD_S)
             labels = ("operator", "dtype", "kv_dtype", "implementation", "graph")
             rows.append(
                 {
@@ -216,8 +223,9 @@ class Calibration:
 
     def noise(self) -> dict[str, Any]:
         """The manifest's ``noise``."""
-        quiet = sum(len(known.quiet_bursts(self.levels)) for known in self.state.values())
-        bursts = sum(known.visits for known in self.state.values())
+        measured = [known for known in self.state.values() if known.visits]
+        quiet = sum(len(known.quiet_bursts(self.levels)) for known in measured)
+        bursts = sum(known.visits for known in measured)
         found = {**noise_summary(self.readings), "host": host_facts(), "threads": self.device.threads}
         return {**found, "quiet_bursts": quiet / bursts if bursts else 0.0, "bursts": bursts}
 
@@ -257,9 +265,10 @@ class Calibration:
     def _measure_rates(self, probe: NoiseProbe) -> None:
         """Large copies and matrix products, unless the journal has them."""
         kind, seed = self.device.kind, self.settings.seed
-        if "copy" not in self.rates or "read" not in self.rates:
+        if not {"copy", "read"} <= self.rates.keys():
             for name, (moved, ready) in stream_launches(kind, self.device.cache_bytes).items():
-                self._measure_rate(name, float(moved), ready, probe)
+                if name not in self.rates:
+                    self._measure_rate(name, float(moved), ready, probe)
         linear = self.operators["linear"]
         for point in gemm_points(linear, self.settings.dtypes, kind):
             name = f"gemm {point.dtype} {point.implementation}"
@@ -269,7 +278,7 @@ class Calibration:
 
     def _measure_rate(self, name: str, amount: float, ready: Sequence[Launch], probe: NoiseProbe) -> None:
         started = time.perf_counter()
-        best = min(self._burst(ready, probe, graph=False)[0].seconds for _ in range(BURSTS))
+        best = min(self._burst(ready, probe)[0].seconds for _ in range(BURSTS))
         self._note(started, kind="rate", name=name, per_s=amount / best)
 
     def _visit(self, point: Point, probe: NoiseProbe) -> bool:
@@ -280,7 +289,8 @@ class Calibration:
         seed = int.from_bytes(hashlib.sha256(f"{self.settings.seed} {visit} {point.key}".encode()).digest()[:7])
         try:
             ready = make_launches(operator, point, self.device.kind, seed, self.device.cache_bytes)
-            burst, moment = self._burst(ready, probe, graph=point.graph)
+            burst, moment = self._burst(ready, probe, graph=point.graph, seen=point.key in self._seen)
+            self._seen.add(point.key)
         except InputError:
             raise
         except Exception as error:  # whatever a kernel raises: out of memory, no such configuration
@@ -293,17 +303,20 @@ class Calibration:
         self._note(started, kind="burst", point=point.key, visit=visit, **figures, spin_s=spin_s, read_s=read_s)
         return True
 
-    def _burst(self, ready: Sequence[Launch], probe: NoiseProbe, *, graph: bool) -> tuple[Burst, Quietness | None]:
+    def _burst(
+        self, ready: Sequence[Launch], probe: NoiseProbe, *, graph: bool = False, seen: bool = False
+    ) -> tuple[Burst, Quietness | None]:
         """A burst during which the machine was quiet, or after some tries one during which it was not.
 
         With the worse of the readings around it; None on a GPU, which does not feel who else uses the host's cores.
         """
         if self.device.kind != "cpu":
-            return self.timer.burst(ready, graph=graph), None
+            return self.timer.burst(ready, graph=graph, seen=seen), None
         end = time.perf_counter() + _TRY_S
         for _ in range(_TRIES):
             before = wait_until_quiet(probe.quietness, self.levels, _WAIT_S)
-            burst = self.timer.burst(ready, graph=graph)
+            burst = self.timer.burst(ready, graph=graph, seen=seen)
+            seen = True
             moment = before.worse(probe.quietness())
             if self.levels.is_quiet(moment) or time.perf_counter() >= end:
                 break

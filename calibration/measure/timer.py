@@ -34,11 +34,13 @@ class BurstLimits:
         warm_s: launches run untimed for this long, at least one.
         sample_s: least length of a sample; shorter launches are repeated within it.
         burst_s: samples are taken for this long, but at least one.
+        long_s: on the CPU a launch of this length needs no warm-up where it sets nothing up.
     """
 
     warm_s: float = 0.005
     sample_s: float = 0.0002
     burst_s: float = 0.04
+    long_s: float = 0.1
 
 
 class Timer(Protocol):
@@ -46,8 +48,13 @@ class Timer(Protocol):
 
     limits: BurstLimits
 
-    def burst(self, launches: Sequence[Launch], *, graph: bool = False) -> Burst:
-        """One burst over ``launches``: the same kernel on different buffers."""
+    def burst(self, launches: Sequence[Launch], *, graph: bool = False, seen: bool = False) -> Burst:
+        """One burst over ``launches``: the same kernel on different buffers.
+
+        Args:
+            graph: time the replay of a CUDA graph.
+            seen: this process has timed this kernel at this shape before, so its first launch sets nothing up.
+        """
         ...
 
 
@@ -57,13 +64,16 @@ class CpuTimer:
     def __init__(self, limits: BurstLimits | None = None) -> None:
         self.limits = limits or BurstLimits()
 
-    def burst(self, launches: Sequence[Launch], *, graph: bool = False) -> Burst:
+    def burst(self, launches: Sequence[Launch], *, graph: bool = False, seen: bool = False) -> Burst:
         """As `Timer.burst`; there are no graphs on the CPU."""
         assert not graph
         collecting = gc.isenabled()
         gc.disable()
         try:
-            position, count = self._warm_up(launches), 1
+            position, first_s = self._warm_up(launches)
+            count = 1
+            if seen and first_s >= self.limits.long_s:
+                return Burst(first_s, 1, 1)
             samples: list[float] = []
             end = time.perf_counter_ns() + int(self.limits.burst_s * 1e9)
             while not samples or time.perf_counter_ns() < end:
@@ -82,13 +92,15 @@ class CpuTimer:
             if collecting:
                 gc.enable()
 
-    def _warm_up(self, launches: Sequence[Launch]) -> int:
-        end = time.perf_counter() + self.limits.warm_s
-        done = 0
-        while done == 0 or time.perf_counter() < end:
+    def _warm_up(self, launches: Sequence[Launch]) -> tuple[int, float]:
+        """(launches made, seconds of the first)."""
+        start = time.perf_counter()
+        launches[0]()
+        first_s, done = time.perf_counter() - start, 1
+        while time.perf_counter() < start + self.limits.warm_s:
             launches[done % len(launches)]()
             done += 1
-        return done
+        return done, first_s
 
 
 class CudaTimer:
@@ -97,7 +109,7 @@ class CudaTimer:
     def __init__(self, limits: BurstLimits | None = None) -> None:
         self.limits = limits or BurstLimits(warm_s=0.02, sample_s=0.0005, burst_s=0.02)
 
-    def burst(self, launches: Sequence[Launch], *, graph: bool = False) -> Burst:
+    def burst(self, launches: Sequence[Launch], *, graph: bool = False, seen: bool = False) -> Burst:
         """As `Timer.burst`; with ``graph`` every set is launched once (or more, evenly) within one graph."""
         import torch
 

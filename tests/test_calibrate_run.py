@@ -1,0 +1,279 @@
+"""A calibration from end to end: what it writes, a budget that is too short, failures, a kill in mid-run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from draftcast.calibration.hardware import load_hardware
+from draftcast.calibration.latency_table import LatencyTable
+from draftcast.calibration.measure import runner
+from draftcast.calibration.measure.device import Device
+from draftcast.calibration.measure.noise import NoiseReading, Quietness
+from draftcast.calibration.measure.points import Point
+from draftcast.calibration.measure.runner import Calibration, Settings
+from draftcast.calibration.measure.shapes import Plan
+from draftcast.calibration.measure.timer import Burst, BurstLimits, Launch
+from draftcast.calibration.profile_folder import read_manifest
+from draftcast.errors import HardwareError
+from draftcast.kernels.registry import Implementation, Operator, operator
+
+DEVICE = Device("cpu", "a processor", 2, 2, 1 << 20, 1 << 34, clocks={"cpu_mhz": 2000.0}, versions={"torch": "2"})
+SETTINGS = Settings(("tiny",), "0", (1,), ("bf16",), ("bf16",), ("linear", "rmsnorm"), 8, 0)
+ROWS = (1, 8, 4, 2, 6, 3, 5, 7)
+POINTS = tuple(
+    [Point("linear", "bf16", "", "torch", (("m", m), ("k", 16), ("n", 8))) for m in ROWS]
+    + [Point("rmsnorm", "bf16", "", "torch", (("m", m), ("n", 16))) for m in ROWS]
+)
+PLAN = Plan(POINTS, {"does not fit in memory": 3})
+OPERATORS = {name: operator(name) for name in ("linear", "rmsnorm")}
+
+
+class FakeTimer:
+    """Every burst takes one second of the fake clock; a launch takes ``seconds`` of it."""
+
+    def __init__(self, clock: SimpleNamespace, seconds: Callable[[int], float] = lambda _count: 0.001) -> None:
+        self.limits = BurstLimits()
+        self.clock, self.seconds, self.count = clock, seconds, 0
+        self.seen: list[bool] = []
+
+    def burst(self, launches: Sequence[Launch], *, graph: bool = False, seen: bool = False) -> Burst:
+        self.seen.append(seen)
+        assert launches
+        assert not graph
+        self.count += 1
+        self.clock.now += 1.0
+        return Burst(self.seconds(self.count), 10, 2)
+
+
+class Probe:
+    """Readings of a machine that is quiet, but for the moments given."""
+
+    def __init__(self, *moments: float) -> None:
+        self.moments = iter(moments)
+
+    def quietness(self) -> Quietness:
+        return Quietness(next(self.moments, 1.0), 1.0)
+
+    def read(self) -> NoiseReading:
+        return NoiseReading(runner.time.time(), (1.0,) * 16, (1.0,) * 16, (1.0,) * 16, 0.5)
+
+
+@pytest.fixture(name="clock")
+def clock_fixture(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock that only bursts move, on a machine that is always quiet."""
+    clock = SimpleNamespace(now=0.0)
+    fake = SimpleNamespace(perf_counter=lambda: clock.now, time=lambda: 1e9 + clock.now)
+    monkeypatch.setattr(runner, "time", fake)
+    monkeypatch.setattr(runner, "NoiseProbe", lambda _cache: Probe())
+    monkeypatch.setattr(runner, "stream_launches", lambda _device, _cache: {"copy": (1000, [lambda: None])})
+    return clock
+
+
+def calibration(folder: Path, clock: SimpleNamespace, budget_s: float = 1e6, **changes: Any) -> Calibration:
+    given: dict[str, Any] = {"settings": SETTINGS, "device": DEVICE, "plan": PLAN, "operators": OPERATORS}
+    given |= {"timer": FakeTimer(clock)} | changes
+    arguments = [given.pop(name) for name in ("settings", "device", "plan", "operators")]
+    return Calibration(folder, *arguments, budget_s=budget_s, **given)
+
+
+def lines_of(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()[1:]]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def test_it_writes_table_manifest_and_fit(tmp_path: Path, clock: SimpleNamespace) -> None:
+    seen: list[runner.Status] = []
+    with calibration(tmp_path / "p", clock, progress=seen.append) as run:
+        run.measure()
+        result = run.write("mine", load_hardware("cpu"), command=["draftcast", "calibrate"])
+    table = LatencyTable.read(tmp_path / "p" / "table.parquet")
+    assert len(table) == len(POINTS)
+    assert set(table.frame["seconds"]) == {0.001}
+    assert table.frame["settled"].all()
+    assert set(table.frame["repeats"]) == {3 * 10 * 2}
+    assert set(table.of("linear")["m"]) == set(ROWS)
+    manifest = read_manifest(tmp_path / "p")
+    assert (manifest.name, manifest.hardware, manifest.device) == ("mine", "cpu", "a processor")
+    assert manifest.clocks == {"cpu_mhz": 2000.0}
+    assert manifest.command == "draftcast calibrate"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", manifest.date)
+    assert manifest.left_out == {"does not fit in memory": 3}
+    assert manifest.noise["bursts"] == 3 * len(POINTS)
+    assert manifest.noise["readings"] >= 2
+    assert manifest.noise["host"]["cores"] >= 1
+    assert manifest.ceilings.memory_bandwidth_bytes_per_s == pytest.approx(1000 / 0.001)
+    assert manifest.ceilings.peak_flops["bf16"] == pytest.approx(2.0 * 1024**3 / 0.001)
+    assert (tmp_path / "p" / "profile.yaml").is_file()
+    assert result.left_out == manifest.left_out
+    assert {entry.operator for entry in result.errors} == {"linear", "rmsnorm"}
+    assert len(seen) == 3 * len(POINTS)
+    assert (seen[-1].points, seen[-1].begun) == (len(POINTS), len(POINTS))
+    assert [status.left_s for status in seen] == sorted((status.left_s for status in seen), reverse=True)
+
+
+def test_a_kernel_is_warmed_up_once_in_a_process(tmp_path: Path, clock: SimpleNamespace) -> None:
+    timer = FakeTimer(clock)
+    with calibration(tmp_path / "p", clock, timer=timer) as run:
+        run.measure()
+    rates, visits = timer.seen[: -3 * len(POINTS)], timer.seen[-3 * len(POINTS) :]
+    assert rates
+    assert visits == [False] * len(POINTS) + [True] * (2 * len(POINTS))
+
+
+def test_noise_is_read_before_during_and_after(tmp_path: Path, clock: SimpleNamespace) -> None:
+    with calibration(tmp_path / "p", clock) as run:
+        run.measure()
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "p" / "journal.jsonl").read_text().splitlines()[1:]]
+    assert kinds[0] == kinds[-1] == "noise"
+    assert kinds.count("noise") == 2 + 1, "48 seconds of bursts: one reading on the way"
+
+
+def test_a_finished_run_measures_nothing_again(tmp_path: Path, clock: SimpleNamespace) -> None:
+    with calibration(tmp_path / "p", clock) as run:
+        run.measure()
+    before = Counter(line["point"] for line in lines_of(tmp_path / "p", "burst"))
+    again = FakeTimer(clock)
+    with calibration(tmp_path / "p", clock, timer=again) as run:
+        run.measure()
+        assert len(run.table()) == len(POINTS)
+    assert again.count == 0
+    assert Counter(line["point"] for line in lines_of(tmp_path / "p", "burst")) == before
+
+
+def test_a_short_budget_covers_every_operator_and_can_be_raised(tmp_path: Path, clock: SimpleNamespace) -> None:
+    interleaved = Plan(tuple(point for pair in zip(POINTS[:8], POINTS[8:], strict=True) for point in pair))
+    with calibration(tmp_path / "p", clock, budget_s=30.0, plan=interleaved) as run:
+        run.measure()
+        assert run.spent_s <= 30.0
+        short = run.table()
+        result = run.write("mine", load_hardware("cpu"))
+    assert {1, 8} <= set(short.of("linear")["m"])
+    assert {1, 8} <= set(short.of("rmsnorm")["m"])
+    assert 4 < len(short) < len(POINTS)
+    assert result.left_out["no time left in the budget"] == len(POINTS) - len(short)
+    assert set(Counter(line["point"] for line in lines_of(tmp_path / "p", "burst")).values()) == {3}
+    with calibration(tmp_path / "p", clock, budget_s=1e6, plan=interleaved) as run:
+        run.measure()
+        assert len(run.table()) == len(POINTS)
+    assert set(Counter(line["point"] for line in lines_of(tmp_path / "p", "burst")).values()) == {3}
+
+
+def test_points_that_do_not_settle_take_the_time_that_is_left(tmp_path: Path, clock: SimpleNamespace) -> None:
+    noisy = FakeTimer(clock, lambda count: 0.001 * (1.0 + 0.1 * (count % 3)))
+    with calibration(tmp_path / "p", clock, budget_s=200.0, timer=noisy) as run:
+        run.measure()
+        table = run.table().frame
+    assert run.spent_s >= 200.0
+    assert not table["settled"].all()
+    assert (table["low_s"] <= table["seconds"]).all()
+    assert (table["seconds"] <= table["high_s"]).all()
+
+
+def test_a_machine_that_is_never_quiet_is_recorded(
+    tmp_path: Path, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "wait_until_quiet", lambda _probe, _levels, _limit: Quietness(9.0, 9.0))
+    with calibration(tmp_path / "p", clock, budget_s=100.0) as run:
+        run.measure()
+        assert run.noise()["quiet_bursts"] == 0.0
+        assert not run.table().frame["settled"].any()
+
+
+def test_a_disturbed_burst_is_tried_again(
+    tmp_path: Path, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Before and after every burst; the first try of each visit is disturbed by its end.
+    monkeypatch.setattr(runner, "NoiseProbe", lambda _cache: Probe(*[1.0, 2.0, 1.0, 1.0] * 100))
+    monkeypatch.setattr(runner, "_TRY_S", 10.0)
+    timer = FakeTimer(clock, lambda count: 0.001 * (1 + count % 2))
+    with calibration(tmp_path / "p", clock, timer=timer, plan=Plan(POINTS[:2])) as run:
+        run.measure()
+        assert run.noise()["quiet_bursts"] == 1.0
+        assert set(run.table().frame["seconds"]) == {0.001}, "the second try of each visit"
+        assert timer.count > 2 * 3 * 2
+
+
+def broken(error: Exception, only_rows: int | None = None) -> Operator:
+    """The norm, but preparing it fails."""
+    real = operator("rmsnorm")
+    implementation = real.implementations["torch"]
+
+    def prepare(inputs: Any, outputs: Any) -> Launch:
+        if only_rows is None or next(iter(outputs.values())).shape[0] == only_rows:
+            raise error
+        return implementation.prepare(inputs, outputs)
+
+    return replace(real, implementations={"torch": Implementation("torch", implementation.supports, prepare)})
+
+
+def test_a_kernel_that_fails_is_left_out_with_its_reason(tmp_path: Path, clock: SimpleNamespace) -> None:
+    operators = {**OPERATORS, "rmsnorm": broken(RuntimeError("no such configuration\nand more"), only_rows=4)}
+    with calibration(tmp_path / "p", clock, operators=operators) as run:
+        run.measure()
+        result = run.write("mine", load_hardware("cpu"))
+    assert result.left_out["rmsnorm torch: RuntimeError: no such configuration"] == 1
+    assert len(result.table) == len(POINTS) - 1
+    with calibration(tmp_path / "p", clock, timer=FakeTimer(clock)) as run:
+        run.measure()
+        assert len(run.table()) == len(POINTS) - 1, "not tried again"
+
+
+def test_a_run_in_which_everything_fails_says_why(tmp_path: Path, clock: SimpleNamespace) -> None:
+    operators = {**OPERATORS, "rmsnorm": broken(RuntimeError("illegal memory access"))}
+    with (
+        calibration(tmp_path / "p", clock, operators=operators) as run,
+        pytest.raises(HardwareError, match=r"5 points in a row .*illegal memory access"),
+    ):
+        run.measure()
+
+
+def test_a_refused_folder_is_left_alone(tmp_path: Path, clock: SimpleNamespace) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(HardwareError, match="holds no calibration"):
+        calibration(tmp_path, clock)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    with pytest.raises(HardwareError, match="not a directory"):
+        calibration(tmp_path / "notes.txt", clock)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"settings": replace(SETTINGS, seed=1)}, "seed"),
+        ({"settings": replace(SETTINGS, dtypes=("fp32",))}, "dtypes"),
+        ({"settings": replace(SETTINGS, digest="1")}, "digest"),
+        ({"device": replace(DEVICE, name="another processor")}, "device"),
+        ({"device": replace(DEVICE, threads=1)}, "threads"),
+        ({"device": replace(DEVICE, driver="999")}, "driver"),
+        ({"device": replace(DEVICE, versions={"torch": "3"})}, "versions"),
+    ],
+)
+def test_a_journal_of_other_settings_or_device_is_refused(
+    tmp_path: Path, clock: SimpleNamespace, changes: dict[str, Any], key: str
+) -> None:
+    calibration(tmp_path / "p", clock).__exit__()
+    with pytest.raises(HardwareError, match=f"journal.jsonl: {key} = "):
+        calibration(tmp_path / "p", clock, **changes)
+
+
+def test_a_line_of_no_known_kind_is_refused(tmp_path: Path, clock: SimpleNamespace) -> None:
+    with calibration(tmp_path / "p", clock) as run:
+        run.journal.append({"kind": "burst", "took_s": 1.0})
+    with pytest.raises(HardwareError, match="not a line of a calibration's journal"):
+        calibration(tmp_path / "p", clock)
+
+
+def test_nothing_measured_is_said_so(tmp_path: Path, clock: SimpleNamespace) -> None:
+    with calibration(tmp_path / "p", clock, budget_s=0.5) as run:
+        run.measure()
+        with pytest.raises(HardwareError, match="larger --budget"):
+            run.write("mine", load_hardware("cpu"))
