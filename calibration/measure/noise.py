@@ -115,6 +115,10 @@ class Levels:
         spin_s, read_s = self._levels
         return moment.spin_s <= QUIET_SPIN * spin_s and moment.read_s <= QUIET_READ * read_s
 
+    def excess(self, moment: Quietness) -> float:
+        """How many times slower the fixed work was than on the quiet machine, at least 1."""
+        return max(1.0, *(now / level for now, level in zip(moment, self._levels, strict=True)))
+
 
 def wait_until_quiet(probe: Callable[[], Quietness], levels: Levels, limit_s: float) -> Quietness:
     """The first reading of a quiet machine, or the last one after ``limit_s``."""

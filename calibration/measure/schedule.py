@@ -50,7 +50,8 @@ class Progress:
     def estimate(self, levels: Levels) -> Estimate:
         """From the quiet bursts once there are enough of them.
 
-        Before that the median is that of the least disturbed ones, the interval spans all, and nothing is settled.
+        Before that the median is that of the least disturbed ones, nothing is settled, and the interval spans all
+        bursts and what each could have been on the quiet machine, had the kernel been slowed as the fixed work was.
         """
         return self._judged(levels)[1]
 
@@ -58,16 +59,17 @@ class Progress:
         by = len(self.bursts), levels.version
         if self._cached is None or self._cached[0] != by:
             quiet = [seconds for seconds, moment in self.bursts if moment is None or levels.is_quiet(moment)]
-            self._cached = by, quiet, self._estimate(quiet)
+            self._cached = by, quiet, self._estimate(quiet, levels)
         return self._cached[1:]
 
-    def _estimate(self, quiet: list[float]) -> Estimate:
+    def _estimate(self, quiet: list[float], levels: Levels) -> Estimate:
         if len(quiet) >= MIN_BURSTS:
             return estimate(quiet)
         found = estimate([seconds for seconds, _ in self.bursts])
         ranked = sorted(self.bursts, key=lambda burst: math.prod(burst[1] or (0.0,)))
         least = estimate([seconds for seconds, _ in ranked[:MIN_BURSTS]]).seconds
-        return Estimate(least, min(found.low_s, least), max(found.high_s, least), False)
+        low = min(seconds / (levels.excess(moment) if moment else 1.0) for seconds, moment in self.bursts)
+        return Estimate(least, min(found.low_s, low, least), max(found.high_s, least), False)
 
 
 def next_point(
