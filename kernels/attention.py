@@ -1,12 +1,26 @@
-"""Attention over a paged KV cache: decode, verify, tree verify and prefill."""
+"""Attention over a paged KV cache: decode, verify, tree verify and prefill.
+
+attention_decode: q new tokens of each of ``batch`` sequences over ``context`` tokens, the new ones included; q = 1 is
+decode, more is verify, ``tree`` = 1 verify under an ancestor mask. attention_prefill: a chunk of q prompt tokens after
+context - q earlier ones. One kernel serves both; inputs and the reference are those of `draftcast.kernels.paged`.
+
+Bytes: a sequence's KV is read ONCE, whatever q is; so is every query, and every output and new key and value is written
+once. (The kernels here find the new keys and values written; they are counted for the engine, which writes them.)
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
 from numpy.typing import ArrayLike
 
-from draftcast.kernels.dtypes import KV_BYTES, kv_dtype
+from draftcast.kernels import paged, paged_torch
+from draftcast.kernels.dtypes import KV_BYTES, activation_bytes, kv_dtype
 from draftcast.kernels.model import ModelSpec
-from draftcast.kernels.work import Work, as_array
+from draftcast.kernels.registry import Implementation, Operator, Shape, triton_runs
+from draftcast.kernels.work import FloatArray, Work, as_array
 
 
 def attention_work(
@@ -47,3 +61,82 @@ def attention_work(
         query_io = 2 * heads * model.head_dim
     moved = (context + queries) * elements * kv_bytes + queries * query_io * act_bytes
     return Work(flops, moved)
+
+
+def attention_shape_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str, *, causal: bool) -> Work:
+    """`attention_work` of ``batch`` equal sequences from the operators' shape fields, which may be arrays.
+
+    Args:
+        causal: prefill: query i sees context - q + i + 1 keys. Otherwise all queries are counted as seeing the context
+            (q is small beside it, and a tree's queries see fewer anyhow).
+    """
+    batch, q, context, window = (as_array(shape[name]) for name in ("batch", "q", "context", "window"))
+    heads, kv_heads, head_dim = (as_array(shape[name]) for name in ("heads", "kv_heads", "head_dim"))
+    pairs: FloatArray = q * context - (0.5 * q * (q - 1.0) if causal else 0.0)
+    # Of q queries a window cuts those that would see more; the first of them sees context - q + 1 keys.
+    cut = np.clip(context - window, 0.0, q)
+    lost = cut * (context - window) - 0.5 * cut * (cut - 1.0) if causal else q * np.maximum(context - window, 0.0)
+    pairs = np.where(window > 0, pairs - lost, pairs)
+    read = np.where(window > 0, np.minimum(context, window + q - 1.0), context)
+    moved = 2.0 * (read + q) * kv_heads * head_dim * KV_BYTES[kv_dtype(kv_cache_dtype)]
+    return Work(
+        4.0 * heads * head_dim * batch * pairs, batch * (moved + 2.0 * q * heads * head_dim * activation_bytes(dtype))
+    )
+
+
+def _decode_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> Work:
+    return attention_shape_work(shape, dtype, kv_cache_dtype, causal=False)
+
+
+def _prefill_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> Work:
+    return attention_shape_work(shape, dtype, kv_cache_dtype, causal=True)
+
+
+def _supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str) -> str:
+    if kv_cache_dtype not in (dtype, "fp8"):
+        return f"a {dtype} kernel reads a {dtype} or fp8 cache"
+    return paged.bad_shape(shape)
+
+
+def _triton_supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str) -> str:
+    head_dim = shape["head_dim"]
+    if head_dim < 16 or head_dim > 256 or head_dim & (head_dim - 1):
+        return "head_dim must be a power of two from 16 to 256"
+    reason = triton_runs(device) or _supports(shape, dtype, kv_cache_dtype, device)
+    if reason or device != "cuda" or kv_cache_dtype != "fp8":
+        return reason
+    import torch
+
+    return "" if torch.cuda.get_device_capability() >= (8, 9) else "fp8 needs a GPU of compute capability 8.9 or later"
+
+
+def _prepare_triton(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Callable[[], None]:
+    from draftcast.kernels.triton_kernels.attention import prepare
+
+    return prepare(inputs, outputs)
+
+
+_IMPLEMENTATIONS = {
+    "torch": Implementation("torch", _supports, paged_torch.prepare),
+    "triton": Implementation("triton", _triton_supports, _prepare_triton),
+}
+ATTENTION_DECODE = Operator(
+    name="attention_decode",
+    shape_fields=("batch", "q", "context", "heads", "kv_heads", "head_dim", "window", "tree"),
+    dtypes=("fp32", "bf16"),
+    work=_decode_work,
+    make_inputs=paged.make_inputs,
+    make_outputs=paged.make_outputs,
+    reference=paged.reference,
+    implementations=_IMPLEMENTATIONS,
+)
+ATTENTION_PREFILL = Operator(
+    name="attention_prefill",
+    shape_fields=("batch", "q", "context", "heads", "kv_heads", "head_dim", "window"),
+    dtypes=("fp32", "bf16"),
+    work=_prefill_work,
+    make_inputs=paged.make_inputs,
+    make_outputs=paged.make_outputs,
+    reference=paged.reference,
+    implementations=_IMPLEMENTATIONS,
+)

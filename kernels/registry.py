@@ -28,6 +28,9 @@ Supports = Callable[[Shape, str, str, str], str]
 # Where each operator stands: module and name.
 _OPERATORS = {
     "linear": "draftcast.kernels.linear:LINEAR",
+    "moe": "draftcast.kernels.moe:MOE",
+    "attention_decode": "draftcast.kernels.attention:ATTENTION_DECODE",
+    "attention_prefill": "draftcast.kernels.attention:ATTENTION_PREFILL",
     "rmsnorm": "draftcast.kernels.norm:RMSNORM",
     "rotary": "draftcast.kernels.rotary:ROTARY",
     "swiglu": "draftcast.kernels.activation:SWIGLU",
