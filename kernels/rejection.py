@@ -92,12 +92,13 @@ def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
     outputs = make_outputs(inputs)
     for sequence, temperature in enumerate(inputs["temperature"].tolist()):
-        logits = inputs["logits"][sequence].double()
+        drafts = inputs["draft_tokens"][sequence, : inputs["num_drafts"][sequence]].tolist()
+        logits = inputs["logits"][sequence, : len(drafts) + 1].double()
         target = torch.softmax(logits / (temperature or 1.0), 1)
         likeliest = [int((row == row.max()).nonzero()[0]) for row in logits]
         found: list[int] = []
         weights = None
-        for draft in inputs["draft_tokens"][sequence, : inputs["num_drafts"][sequence]].tolist():
+        for draft in drafts:
             place = len(found)
             q = torch.zeros_like(target[0])
             q[draft] = 1.0
@@ -115,7 +116,7 @@ def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         over = (cumulative > float(inputs["final_uniforms"][sequence]) * cumulative[-1]).nonzero()
         found.append(int(over[0]) if temperature > 0 and len(over) else likeliest[place])
         outputs["counts"][sequence] = len(found)
-        outputs["tokens"][sequence] = torch.tensor(found + [-1] * (logits.shape[0] - len(found)))
+        outputs["tokens"][sequence] = torch.tensor(found + [-1] * (inputs["logits"].shape[1] - len(found)))
     return outputs
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from draftcast.kernels import drafters
+from draftcast.kernels.activation import swiglu_work
+from draftcast.kernels.all_reduce import all_reduce_work
 from draftcast.kernels.attention import attention_work
 from draftcast.kernels.catalog import load_model
+from draftcast.kernels.embedding import embedding_work
 from draftcast.kernels.layers import (
     LinearLayer,
     all_reduce_bytes,
@@ -23,6 +28,8 @@ from draftcast.kernels.layers import (
 )
 from draftcast.kernels.linear import linear_work
 from draftcast.kernels.moe import moe_work, touched_experts
+from draftcast.kernels.norm import rmsnorm_work
+from draftcast.kernels.rotary import rotary_work
 from draftcast.kernels.sampler import sampler_work
 from draftcast.kernels.work import Work
 
@@ -161,10 +168,20 @@ def test_elementwise_by_hand() -> None:
     assert elementwise_kernels(LLAMA) == 32 * 4 + 2
 
 
+def test_the_kernels_of_a_layer_add_up_to_its_elementwise_work() -> None:
+    layer = rmsnorm_work(7, 4096).scale(2.0).add(rotary_work(7, 32, 8, 128)).add(swiglu_work(7, 14336))
+    two, one = (elementwise_work(replace(LLAMA, num_hidden_layers=layers), 7) for layers in (2, 1))
+    assert layer.bytes == two.bytes - one.bytes
+    assert layer.flops == two.flops - one.flops
+    assert embedding_work(7, 4096, act_bytes=4.0).bytes == 7 * 4096 * 2 * 4
+
+
 def test_collectives() -> None:
     assert all_reduce_bytes(LLAMA, 10, tp=1) == 0
     assert all_reduce_bytes(LLAMA, 10, tp=4) == 10 * 4096 * 2 * 1.5
     assert all_reduce_count(LLAMA) == 65
+    np.testing.assert_array_equal(all_reduce_work([8.0, 8.0], [1, 2]).bytes, [0, 8])
+    assert all_reduce_work(8.0, 4).flops == 0
     assert logits_gather_bytes(LLAMA, 10, tp=4) == 10 * 128256 * 2 * 0.75
     assert logits_gather_bytes(LLAMA, 10) == 0
 
