@@ -1,6 +1,6 @@
-"""``draftcast calibrate``: times the kernels on this machine and writes a profile folder.
+"""``draftcast calibrate --device``: times the kernels on this machine and writes a profile folder.
 
-Measuring itself is ``draftcast.calibration.measure``'s; here are only options, text and defaults by device.
+Measuring itself is ``draftcast.calibration.measure``'s; here are only text and defaults by device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -28,29 +28,28 @@ _QUIET_S = 10.0  # between lines of progress that no one watches
 
 
 def calibrate(
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="What to time.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Profile folder; one that was cut short is continued.")],
-    model: Annotated[
-        list[str] | None, typer.Option(help="Whose shapes; repeatable. Absent: testbed-250M, on cuda Llama-3.1-8B.")
-    ] = None,
-    tp: Annotated[list[int] | None, typer.Option(help="Tensor-parallel degrees; repeatable. Absent: 1.")] = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option(help="Number formats: fp32, bf16, fp8; repeatable. Absent: bf16.")
-    ] = None,
-    kv_dtype: Annotated[
-        list[str] | None, typer.Option(help="Formats of the KV cache; repeatable. Absent: bf16, on cuda also fp8.")
-    ] = None,
-    operators: Annotated[str | None, typer.Option(metavar="A,B,...", help="Time only these operators.")] = None,
-    max_rows: Annotated[int | None, typer.Option(help="Most rows of a matrix product: 512, on cuda 8192.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads. Absent: every usable core.")] = None,
-    budget: Annotated[str, typer.Option(metavar="TIME", help="Time to spend in all, e.g. 90s, 10m, 2h.")] = "10m",
-    hardware: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="Data sheet of the device; absent: recognised by its name.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="The profile's name. Absent: the folder's.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the inputs and of the order among equals.")] = 0,
+    device: Literal["cpu", "cuda"],
+    *,
+    out: Path,
+    model: list[str] | None,
+    tp: list[int] | None,
+    dtype: list[str] | None,
+    kv_dtype: list[str] | None,
+    operators: str | None,
+    max_rows: int | None,
+    threads: int | None,
+    budget: str,
+    hardware: str | None,
+    name: str | None,
+    seed: int,
 ) -> None:
-    """Time the kernels on this machine: table, manifest and fit in a profile folder. A killed run can be repeated."""
+    """Time the kernels of this machine and write a profile folder; a run that was cut short is continued.
+
+    None stands for the device's default; see the options of ``draftcast calibrate`` of the same names.
+
+    Raises:
+        InputError: a bad option, no such device, or a folder that holds something else.
+    """
     from dataclasses import asdict
 
     from draftcast.calibration.measure import shapes
