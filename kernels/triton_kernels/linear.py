@@ -127,7 +127,7 @@ def _linear(
         tl.store(part + split * (ROWS * COLUMNS), acc)
         # All threads' stores before the one thread's release.
         tl.debug_barrier()
-        if tl.atomic_add(arrived + tile, 1, sem="acq_rel") < SPLITS - 1:
+        if tl.atomic_add(arrived + tile, 1, sem="acq_rel") != SPLITS - 1:
             return
         tl.store(arrived + tile, 0)
         acc = tl.zeros([ROWS, COLUMNS], tl.float32)
