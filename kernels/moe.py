@@ -7,6 +7,7 @@ any token visits it, and not at all if none does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -88,14 +89,14 @@ def make_inputs(
         if not quantised:
             return torch.ones(experts, device=device)
         varied: torch.Tensor = 0.5 + torch.rand(experts, device=device, generator=generator)
-        return varied * FP8_SCALE * fan_in**-0.5
+        return varied * (FP8_SCALE / math.sqrt(fan_in))
 
     scores = torch.rand((m, experts), device=device, generator=generator)
     top = scores.topk(top_k, dim=1)
     return {
         "x": normal(m, k),
-        "gate_up": normal(experts, 2 * n, k, scale=k**-0.5),
-        "down": normal(experts, k, n, scale=n**-0.5),
+        "gate_up": normal(experts, 2 * n, k, scale=1 / math.sqrt(k)),
+        "down": normal(experts, k, n, scale=1 / math.sqrt(n)),
         "experts": top.indices.to(torch.int32),
         "shares": top.values.softmax(dim=1),
         "x_scale": FP8_SCALE if quantised else 1.0,

@@ -15,6 +15,9 @@ if not torch.cuda.is_available():
 
 from draftcast.errors import HardwareError
 from draftcast.kernels import paged, paged_torch
+from draftcast.kernels.attention import attention_work
+from draftcast.kernels.catalog import load_model
+from draftcast.kernels.registry import operator
 from draftcast.kernels.triton_kernels import attention as paged_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -93,8 +96,8 @@ def check(name: str, inputs: Mapping[str, Any], **options: Any) -> None:
 @both
 @pytest.mark.parametrize("q", range(1, 18))
 def test_verify_of_every_length_and_group(name: str, q: int) -> None:
-    """q = 1 ... 17; torch sees every GQA ratio of 1 ... 8 at each, Triton's interpreter one."""
-    for group in range(1, 9) if name == "torch" else [1 + q % 8]:
+    """q = 1 ... 17 over GQA ratios 1 ... 8, each ratio several times."""
+    for group in [1 + q % 8, 1 + (q + 3) % 8] if name == "torch" else [1 + q % 8]:
         check(name, make(q=q, context=60, heads=2 * group, kv_heads=2, seed=q))
 
 
@@ -203,6 +206,57 @@ def test_reference_by_hand() -> None:
 def test_shapes_that_are_no_attention(changed: dict[str, int], reason: str) -> None:
     with pytest.raises(HardwareError, match=reason):
         make(**changed)  # type: ignore[arg-type]
+
+
+SHAPE = {"batch": 3, "q": 5, "context": 40, "heads": 32, "kv_heads": 8, "head_dim": 128, "window": 0, "tree": 0}
+
+
+def test_verify_reads_the_cache_once() -> None:
+    """Whatever q is: bytes grow only by the new tokens' own, FLOPs q-fold."""
+    work = operator("attention_decode").work
+    decode, verify = (work({**SHAPE, "q": q}, "bf16", "bf16") for q in (1, 5))
+    assert verify.flops == 5 * decode.flops == 5 * 3 * 4 * 32 * 128 * 40
+    per_token = 2 * 8 * 128 * 2
+    assert decode.bytes == 3 * ((40 + 1) * per_token + 2 * 32 * 128 * 2)
+    assert verify.bytes - decode.bytes == 3 * 4 * (per_token + 2 * 32 * 128 * 2)
+    fp8 = work(SHAPE, "bf16", "fp8")
+    assert verify.bytes - fp8.bytes == 3 * (40 + 5) * per_token / 2
+
+
+def test_work_of_the_operator_is_that_of_a_model_layer() -> None:
+    model = load_model("Llama-3.1-8B")
+    layer = attention_work(model, 3 * 5, 3 * 40, 3 * 5 * 40, kv_cache_dtype="fp8")
+    assert operator("attention_decode").work(SHAPE, "bf16", "fp8") == layer
+
+
+@pytest.mark.parametrize("window", [0, 1, 3, 7, 8, 20, 50])
+@pytest.mark.parametrize(("q", "context"), [(1, 10), (5, 9), (8, 8), (6, 40)])
+def test_work_counts_what_each_query_sees(q: int, context: int, window: int) -> None:
+    shape = {**SHAPE, "batch": 1, "q": q, "context": context, "window": window}
+    seen = torch.tensor([min(context - q + i + 1, window or context) for i in range(q)])
+    prefill = operator("attention_prefill").work(shape, "bf16", "bf16")
+    assert prefill.flops == 4 * 32 * 128 * int(seen.sum())
+    keys = min(context, window + q - 1) if window else context
+    assert prefill.bytes == 2 * 8 * 128 * 2 * (keys + q) + 2 * q * 32 * 128 * 2
+    decode = operator("attention_decode").work(shape, "bf16", "bf16")
+    assert decode.flops == 4 * 32 * 128 * q * min(context, window or context)
+    assert decode.bytes == prefill.bytes
+
+
+@pytest.mark.parametrize("name", ["attention_decode", "attention_prefill"])
+def test_supports_says_why_not(name: str) -> None:
+    found = operator(name).implementations
+    for implementation in found.values():
+        assert implementation.supports(SHAPE, "bf16", "fp8", DEVICE) == ""
+        assert "fp8 cache" in implementation.supports(SHAPE, "bf16", "fp32", DEVICE)
+        assert "at least q" in implementation.supports({**SHAPE, "q": 41}, "bf16", "bf16", DEVICE)
+    odd = {**SHAPE, "head_dim": 80}
+    assert "power of two" in found["triton"].supports(odd, "bf16", "bf16", DEVICE)
+    assert found["torch"].supports(odd, "bf16", "bf16", DEVICE) == ""
+
+
+def test_torch_takes_any_head_size() -> None:
+    check("torch", make(q=3, head_dim=80, window=9))
 
 
 def test_splits_fill_the_device_and_no_more() -> None:

@@ -1,4 +1,7 @@
-"""Our n-gram search against vLLM's own NgramProposer: ten thousand random streams, and real ones where they are."""
+"""Our n-gram searches against vLLM's own NgramProposer: ten thousand random streams, and real ones where they are.
+
+Both are compared: the one that takes a text after the other, and the one that takes a padded batch at once (torch).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import pytest
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 from draftcast.kernels.ngram import propose_batch
+from draftcast.kernels.ngram_batch import search
 
 pytestmark = pytest.mark.live
 
@@ -36,7 +40,9 @@ def proposer(k: int, min_n: int, max_n: int, max_model_len: int) -> Any:
 
 
 def check(streams: list[np.ndarray], k: int, min_n: int, max_n: int, max_model_len: int) -> int:
-    """Both searches agree on every stream; the number of drafts."""
+    """All three searches agree on every stream; the number of drafts."""
+    import torch
+
     theirs = proposer(k, min_n, max_n, max_model_len)
     found = 0
     for start in range(0, len(streams), BATCH):
@@ -49,6 +55,9 @@ def check(streams: list[np.ndarray], k: int, min_n: int, max_n: int, max_model_l
         expected = theirs.propose(k, [[0]] * len(batch), lengths, tokens)
         drafts, counts = propose_batch(batch, k, min_n, max_n, max_model_len)
         assert [row[:count].tolist() for row, count in zip(drafts, counts, strict=True)] == expected
+        at_once = search(torch.from_numpy(tokens), torch.from_numpy(lengths), k, min_n, max_n, max_model_len)
+        np.testing.assert_array_equal(at_once[0].numpy(), drafts)
+        np.testing.assert_array_equal(at_once[1].numpy(), counts)
         found += sum(map(bool, expected))
     return found
 
