@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+import resource
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftcast.calibration.measure import buffers, ceilings, device, noise, timer
+from draftcast.calibration.measure import buffers, ceilings, device, memory, noise, timer
 from draftcast.calibration.measure.points import Point
 from draftcast.calibration.measure.timer import BurstLimits, CpuTimer, CudaTimer, Launch
 from draftcast.errors import HardwareError
@@ -207,6 +210,20 @@ def test_streams_exceed_the_cache_and_run() -> None:
     assert found["copy"][0] == 2 * found["read"][0] == 2 * (256 << 20)
     for _, (launch,) in found.values():
         launch()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="knows glibc's allocator only")
+def test_freed_memory_is_kept_and_then_returned() -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = resident_bytes()
+    with memory.freed_memory_kept():
+        torch.ones(1 << 25)  # 128 MiB, freed at once
+        assert resident_bytes() - before > 100 << 20
+    assert resident_bytes() - before < 50 << 20
+    torch.ones(1 << 25)
+    assert resident_bytes() - before < 50 << 20, "as it was"
 
 
 def test_this_processor_is_found() -> None:

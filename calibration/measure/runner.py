@@ -27,6 +27,7 @@ from draftcast.calibration.measure.ceilings import BURSTS, ceilings, gemm_points
 from draftcast.calibration.measure.device import Device
 from draftcast.calibration.measure.interval import LAUNCH_SPREAD_S
 from draftcast.calibration.measure.journal import Journal
+from draftcast.calibration.measure.memory import freed_memory_kept
 from draftcast.calibration.measure.noise import (
     INTERVAL_S,
     Levels,
@@ -145,6 +146,10 @@ class Calibration:
 
     def measure(self) -> None:
         """Visit points until nothing or no time is left."""
+        with freed_memory_kept():
+            self._measure()
+
+    def _measure(self) -> None:
         probe = NoiseProbe(self.device.cache_bytes)
         self._read_noise(probe)
         self._measure_rates(probe)
