@@ -54,7 +54,7 @@ def _equal_lengths(
     pieces = []
     for start in range(0, q, QUERY_TILE):
         stop = min(start + QUERY_TILE, q)
-        end = length if inputs["tree"] is not None else length - q + stop
+        end = length - q + stop  # a tree is one piece
         pieces.append((start, stop, end - begin, _mask(inputs, sequences, start, stop, begin, end)))
     # float8 has no gather of its own.
     raw = torch.uint8 if cache.element_size() == 1 else cache.dtype

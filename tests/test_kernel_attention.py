@@ -158,6 +158,12 @@ def test_head_sizes(name: str, head_dim: int) -> None:
     check(name, make(q=2, context=20, head_dim=head_dim, dtype="bf16"))
 
 
+def test_more_splits_than_one_chunk_of_the_sum() -> None:
+    """24 splits of one tile each, in chunks of 16; the short sequence fills two of them."""
+    plan = paged_triton.TilePlan(16, 16, 4, 2)
+    check("triton", make(lengths=[384, 20]), splits=24, plan=plan)
+
+
 def test_a_prepared_triton_launch_reads_lengths_and_tables_anew() -> None:
     """So a captured graph stays valid from step to step."""
     inputs = make(q=2, lengths=[20, 50])
