@@ -161,7 +161,7 @@ def test_head_sizes(name: str, head_dim: int) -> None:
 def test_more_splits_than_one_chunk_of_the_sum() -> None:
     """24 splits of one tile each, in chunks of 16; the short sequence fills two of them."""
     plan = paged_triton.TilePlan(16, 16, 4, 2)
-    check("triton", make(lengths=[384, 20]), splits=24, plan=plan)
+    check("triton", make(heads=8, lengths=[384, 20]), splits=24, plan=plan)
 
 
 def test_a_prepared_triton_launch_reads_lengths_and_tables_anew() -> None:
