@@ -228,12 +228,25 @@ def test_a_kernel_that_fails_is_left_out_with_its_reason(tmp_path: Path, clock: 
 
 
 def test_a_run_in_which_everything_fails_says_why(tmp_path: Path, clock: SimpleNamespace) -> None:
+    operators = {**OPERATORS, "rmsnorm": broken(RuntimeError("no such configuration"))}
+    with calibration(tmp_path / "p", clock, operators=operators, plan=Plan(POINTS[8:])) as run:
+        run.measure()
+        assert len(lines_of(tmp_path / "p", "failed")) == 8
+        with pytest.raises(HardwareError, match="nothing was measured: rmsnorm torch: RuntimeError: no such conf"):
+            run.write("mine", load_hardware("cpu"))
+
+
+def test_a_broken_device_ends_the_run_and_blames_no_point(
+    tmp_path: Path, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "is_alive", lambda _kind: False)
     operators = {**OPERATORS, "rmsnorm": broken(RuntimeError("illegal memory access"))}
     with (
         calibration(tmp_path / "p", clock, operators=operators) as run,
-        pytest.raises(HardwareError, match=r"5 points in a row .*illegal memory access"),
+        pytest.raises(HardwareError, match=r"rmsnorm/.*the device failed: .*illegal memory access"),
     ):
         run.measure()
+    assert not lines_of(tmp_path / "p", "failed")
 
 
 def test_a_refused_folder_is_left_alone(tmp_path: Path, clock: SimpleNamespace) -> None:

@@ -237,6 +237,16 @@ def test_this_processor_is_found() -> None:
     torch.set_num_threads(before)
 
 
+def test_a_device_that_computes_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device.is_alive("cpu")
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch, "ones", broken)
+    assert not device.is_alive("cpu")
+
+
 @pytest.mark.parametrize("threads", [0, -1, 10_000])
 def test_threads_beyond_the_cores_are_refused(threads: int) -> None:
     with pytest.raises(HardwareError, match="threads = "):

@@ -95,6 +95,16 @@ def find_device(kind: str, threads: int | None) -> Device:
     )
 
 
+def is_alive(kind: str) -> bool:
+    """Whether the device still computes: after some errors a GPU fails everything this process asks of it."""
+    import torch
+
+    try:
+        return int((torch.ones(2, device=kind) + 1).sum()) == 4
+    except RuntimeError:
+        return False
+
+
 def hardware_of(device: Device, named: str | None) -> HardwareSpec:
     """Data sheet of the device: the given one, else the bundled one it is recognised as.
 

@@ -24,8 +24,8 @@ from draftcast.calibration.hardware import HardwareSpec
 from draftcast.calibration.latency_table import LatencyTable
 from draftcast.calibration.measure.buffers import launches as make_launches
 from draftcast.calibration.measure.ceilings import BURSTS, ceilings, gemm_points, stream_launches
-from draftcast.calibration.measure.device import Device
-from draftcast.calibration.measure.interval import LAUNCH_SPREAD_S
+from draftcast.calibration.measure.device import Device, is_alive
+from draftcast.calibration.measure.interval import LAUNCH_SPREAD_S, MIN_BURSTS
 from draftcast.calibration.measure.journal import Journal
 from draftcast.calibration.measure.memory import freed_memory_kept
 from draftcast.calibration.measure.noise import (
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 JOURNAL = "journal.jsonl"
 # How long a visit waits for a quiet machine, and how often and how long it tries for a burst that stayed quiet.
 _WAIT_S, _TRIES, _TRY_S = 2.0, 4, 0.5
-# A driver that broke fails every point from there on.
-_FAILURES_IN_A_ROW = 5
 
 
 @dataclass(frozen=True)
@@ -153,16 +151,11 @@ class Calibration:
         probe = NoiseProbe(self.device.cache_bytes)
         self._read_noise(probe)
         self._measure_rates(probe)
-        failures = 0
         while (point := self._next()) is not None:
             if time.time() - self.readings[-1].time_s >= INTERVAL_S:
                 self._read_noise(probe)
             self.progress(self._status(point.key))
-            failures = 0 if self._visit(point, probe) else failures + 1
-            if failures == _FAILURES_IN_A_ROW:
-                raise HardwareError(
-                    f"{failures} points in a row cannot be timed: {self.state[point.key].failed}", file=point.key
-                )
+            self._visit(point, probe)
         self._read_noise(probe)
 
     def _next(self) -> Point | None:
@@ -180,7 +173,7 @@ class Calibration:
         table.write(self.folder / TABLE)
         left_out = Counter(self.plan.left_out)
         left_out["no time left in the budget"] += sum(point.key not in self.state for point in self.plan.points)
-        left_out.update(known.failed for known in self.state.values() if known.failed)
+        left_out.update(known.failed for known in self.state.values() if not known.visits)
         noise = self.noise()
         write_manifest(
             self.folder,
@@ -221,7 +214,8 @@ class Calibration:
                 }
             )
         if not rows:
-            raise HardwareError("nothing was measured; a larger --budget is needed", file=str(self.folder))
+            failed = next((known.failed for known in self.state.values()), "a larger --budget is needed")
+            raise HardwareError(f"nothing was measured: {failed}", file=str(self.folder))
         frame = pd.DataFrame(rows)
         whole = frame.columns.difference(["seconds", "low_s", "high_s"])
         return LatencyTable.from_frame(frame.fillna(dict.fromkeys(whole, 0)))
@@ -286,8 +280,8 @@ class Calibration:
         best = min(self._burst(ready, probe)[0].seconds for _ in range(BURSTS))
         self._note(started, kind="rate", name=name, per_s=amount / best)
 
-    def _visit(self, point: Point, probe: NoiseProbe) -> bool:
-        """One burst of ``point``, written to the journal; False when it cannot be timed."""
+    def _visit(self, point: Point, probe: NoiseProbe) -> None:
+        """One burst of ``point``, or why it cannot be timed, written to the journal."""
         started = time.perf_counter()
         operator = self.operators[point.operator]
         visit = self.state[point.key].visits if point.key in self.state else 0
@@ -301,12 +295,13 @@ class Calibration:
         except Exception as error:  # whatever a kernel raises: out of memory, no such configuration
             first = (str(error).splitlines() or [""])[0]
             reason = f"{point.operator} {point.implementation}: {type(error).__name__}: {first}"[:200]
+            if not is_alive(self.device.kind):
+                raise HardwareError(f"the device failed: {reason}", file=point.key) from error
             self._note(started, kind="failed", point=point.key, reason=reason)
-            return False
+            return
         figures = {"seconds": burst.seconds, "samples": burst.samples, "launches": burst.samples * burst.launches}
         spin_s, read_s = moment or (None, None)
         self._note(started, kind="burst", point=point.key, visit=visit, **figures, spin_s=spin_s, read_s=read_s)
-        return True
 
     def _burst(
         self, ready: Sequence[Launch], probe: NoiseProbe, *, graph: bool = False, seen: bool = False
@@ -330,7 +325,7 @@ class Calibration:
     def _status(self, now: str) -> Status:
         known = [progress for progress in self.state.values() if progress.visits]
         settled = sum(progress.estimate(self.levels).settled for progress in known)
-        measured = sum(progress.visits >= 3 for progress in known)
+        measured = sum(progress.visits >= MIN_BURSTS for progress in known)
         left_s = max(self.budget_s - self.spent_s, 0.0)
         return Status(self.spent_s, left_s, len(known), measured, settled, len(self.plan.points), now)
 
