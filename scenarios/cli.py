@@ -18,6 +18,7 @@ import typer
 from draftcast import __version__
 from draftcast.errors import InputError
 from draftcast.scenarios import acceptance_cli, profile_cli
+from draftcast.scenarios.calibrate_command import calibrate
 
 if TYPE_CHECKING:
     from draftcast.scenarios.comparison import Comparison
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 app.add_typer(acceptance_cli.app, name="acceptance")
 app.add_typer(profile_cli.app, name="profile")
+app.command()(calibrate)
 
 
 def main() -> None:

@@ -1,0 +1,101 @@
+"""The formats that can be imported, and a profile folder made from one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from draftcast.calibration.hardware import HardwareSpec
+from draftcast.calibration.importers.aiconfigurator import read_aiconfigurator
+from draftcast.calibration.importers.imported import Imported
+from draftcast.calibration.importers.llmservingsim import read_llmservingsim
+from draftcast.calibration.importers.vidur import read_vidur
+from draftcast.calibration.latency_table import LatencyTable
+from draftcast.calibration.profile_folder import TABLE, write_manifest
+from draftcast.errors import HardwareError
+from draftcast.kernels.model import ModelSpec
+
+FORMATS = ("aiconfigurator", "vidur", "llmservingsim")
+
+
+def import_table(
+    source: str,
+    path: Path | None,
+    hardware: HardwareSpec,
+    *,
+    model: ModelSpec | None = None,
+    tp: int | None = None,
+    dtype: str | None = None,
+    system: str | None = None,
+) -> LatencyTable:
+    """Table of one of `FORMATS`; arguments and errors of `read`."""
+    return read(source, path, hardware, model=model, tp=tp, dtype=dtype, system=system).table
+
+
+def read(
+    source: str,
+    path: Path | None,
+    hardware: HardwareSpec,
+    *,
+    model: ModelSpec | None = None,
+    tp: int | None = None,
+    dtype: str | None = None,
+    system: str | None = None,
+) -> Imported:
+    """Times of one of `FORMATS`.
+
+    Args:
+        path: file or folder; None only for aiconfigurator, whose package may be installed.
+        hardware: the device that was timed.
+        model, tp, dtype: for llmservingsim, whose files name layers but no sizes.
+        system: for aiconfigurator, the package's name of the device.
+
+    Raises:
+        HardwareError: an unknown format, an option it needs and lacks or does not take, an unreadable or foreign file.
+    """
+    if source not in FORMATS:
+        raise HardwareError(f"must be one of {', '.join(FORMATS)}", key="format", value=source)
+    takes = {"aiconfigurator": ("system",), "llmservingsim": ("model", "tp", "dtype"), "vidur": ()}[source]
+    for key, value in (("model", model), ("tp", tp), ("dtype", dtype), ("system", system)):
+        if value is not None and key not in takes:
+            raise HardwareError(f"{source} does not take it", key=key)
+    if source == "aiconfigurator":
+        return read_aiconfigurator(path, hardware, system=system)
+    if path is None:
+        raise HardwareError(f"the path of {source}'s files is needed", key="path")
+    if source == "vidur":
+        return read_vidur(path)
+    if model is None:
+        raise HardwareError("llmservingsim's files name no sizes: the model is needed", key="model")
+    return read_llmservingsim(path, model, tp, dtype or "bf16")
+
+
+def write_profile(
+    folder: Path, imported: Imported, hardware: HardwareSpec, *, name: str, date: str, command: str
+) -> None:
+    """Write table, manifest and fit into ``folder``.
+
+    Raises:
+        HardwareError: the folder cannot be written, or holds a profile already.
+    """
+    # The fit imports scipy; reading alone does not need it.
+    from draftcast.calibration.roofline_fit import fit_profile
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        imported.table.write(folder / TABLE)
+    except OSError as error:
+        raise HardwareError(f"cannot be written: {error.strerror}", file=str(folder)) from None
+    write_manifest(
+        folder,
+        name=name,
+        hardware=hardware.name,
+        device=imported.device,
+        versions=dict(imported.versions),
+        date=date,
+        command=command,
+        source=imported.source,
+        licence=imported.licence,
+        left_out=dict(imported.left_out),
+        sources=dict(imported.sources),
+    )
+    fit_profile(folder, hardware)

@@ -1,0 +1,102 @@
+"""Which imported times cannot be: rows faster than the device, and rows slower than a larger shape.
+
+Other tools time a kernel over and over on the same data. What fits the last-level cache is then read from the cache,
+while in an engine a layer's weights and KV come from memory: such a row is no time of an engine's step. A row far above
+a larger shape's time was disturbed, or ran a badly chosen kernel that padding avoids. Both are dropped and counted,
+never corrected: a profile then interpolates or extrapolates there, and says so.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from draftcast.calibration.hardware import HardwareSpec
+from draftcast.calibration.latency_table import LABELS, POINT, SHAPE_FIELDS, SHAPES
+from draftcast.calibration.measured import FAMILY
+from draftcast.calibration.point_work import point_work
+
+FLOOR_SHARE = {"attention_prefill": 0.5, "moe": 0.7, "all_reduce": 0.8}
+"""Least measured time over the floor, 1 for other operators. A prompt's new keys and values pass from kernel to kernel
+through the cache in an engine too; experts under a skewed routing are fewer than the floor's independent one touches;
+an all-reduce that is added up in the switch undercuts the floor's ring a little."""
+DISTURBED = 1.5
+"""A time this many times above a larger shape's, or a narrow format's above the wide one's, is dropped."""
+GROWS_WITH = {
+    "linear": (("m",),),
+    "moe": (("m",),),
+    "attention_decode": (("context",), ("batch",)),
+    "attention_prefill": (("q", "context"), ("batch",)),
+    "all_reduce": (("message_bytes",),),
+}
+"""Shape columns, moved together, that cannot make an operator faster when they grow."""
+BELOW_FLOOR = "faster than the memory bandwidth or the peak rate allows: timed out of the cache"
+ABOVE_LARGER = f"more than {DISTURBED} times the time of a larger shape: disturbed, or a kernel that padding avoids"
+ABOVE_WIDER = f"experts in fp8 more than {DISTURBED} times slower than in bf16: a kernel run without its tuning"
+
+
+def plausible(frame: pd.DataFrame, hardware: HardwareSpec) -> tuple[pd.DataFrame, dict[str, int]]:
+    """The rows that can be, and how many were dropped for which reason.
+
+    Args:
+        frame: columns of a latency table (`LABELS`, `SHAPES`, graph, seconds), one device.
+        hardware: its data sheet; the floor is the larger of work over peak rate and bytes over bandwidth.
+    """
+    left_out: dict[str, int] = {}
+    for reason, test in (
+        (BELOW_FLOOR, lambda rows: below_floor(rows, hardware)),
+        (ABOVE_LARGER, above_larger),
+        (ABOVE_WIDER, above_wider),
+    ):
+        bad = test(frame)
+        if bad.any():
+            left_out[reason] = int(bad.sum())
+            frame = frame[~bad]
+    return frame.reset_index(drop=True), left_out
+
+
+def floor_seconds(frame: pd.DataFrame, hardware: HardwareSpec) -> pd.Series:
+    """Least time of every row: its work at the device's data-sheet rates, nothing overlapping or starting."""
+    floor = pd.Series(0.0, index=frame.index)
+    for (operator, dtype, kv_dtype), rows in frame.groupby(["operator", "dtype", "kv_dtype"]):
+        shape = {name: rows[name].to_numpy(np.float64) for name in SHAPE_FIELDS[str(operator)]}
+        work = point_work(str(operator), str(dtype), str(kv_dtype), shape)
+        peak_flops, bandwidth = hardware.ceilings(FAMILY[str(operator)], str(kv_dtype or dtype))
+        floor[rows.index] = np.maximum(work.flops / peak_flops, work.bytes / bandwidth)
+    return floor
+
+
+def below_floor(frame: pd.DataFrame, hardware: HardwareSpec) -> pd.Series:
+    """Rows faster than their floor, by more than `FLOOR_SHARE` grants."""
+    share = frame["operator"].map(FLOOR_SHARE).fillna(1.0)
+    return frame["seconds"] < share * floor_seconds(frame, hardware)
+
+
+def above_larger(frame: pd.DataFrame) -> pd.Series:
+    """Rows that take more than `DISTURBED` times as long as the same kernel on a larger shape."""
+    bad = pd.Series(False, index=frame.index)
+    for operator, rows in frame.groupby("operator"):
+        for axes in GROWS_WITH.get(str(operator), ()):
+            falling = rows.sort_values(axes[0], ascending=False, kind="stable")
+            group = falling.groupby([name for name in POINT if name not in axes], sort=False).ngroup()
+            least = falling["seconds"].groupby(group).cummin().groupby(group).shift()
+            bad[falling.index] |= falling["seconds"] > DISTURBED * least
+    return bad
+
+
+def above_wider(frame: pd.DataFrame) -> pd.Series:
+    """fp8 rows of experts that take more than `DISTURBED` times as long as bf16 rows of the same shape.
+
+    fp8 moves half the bytes at twice the peak rate, so a tuned kernel is never that much slower.
+    """
+    keys = ["operator", *SHAPES]
+    wide = frame[frame["dtype"] == "bf16"].groupby(keys)["seconds"].min().rename("wide_s")
+    narrow = (frame["operator"] == "moe") & (frame["dtype"] == "fp8")
+    wide_s = frame[keys].join(wide, on=keys)["wide_s"]
+    return narrow & (frame["seconds"] > DISTURBED * wide_s)
+
+
+def complete(frame: pd.DataFrame) -> pd.DataFrame:
+    """``frame`` with every label and shape column of a table: absent labels empty, absent shapes 0."""
+    missing = {name: "" for name in LABELS if name not in frame} | {name: 0 for name in SHAPES if name not in frame}
+    return frame.assign(**missing)
