@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from draftcast.calibration.hardware import HardwareSpec
 from draftcast.calibration.importers.aiconfigurator_rows import FILES, FileKind
-from draftcast.calibration.importers.imported import Imported, table_of
-from draftcast.calibration.importers.plausible import complete, plausible
+from draftcast.calibration.importers.imported import Imported, complete, table_of
+from draftcast.calibration.importers.plausible import plausible
 from draftcast.calibration.profile_folder import sha256
 from draftcast.errors import HardwareError
 

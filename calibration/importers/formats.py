@@ -75,7 +75,7 @@ def write_profile(
     """Write table, manifest and fit into ``folder``.
 
     Raises:
-        HardwareError: the folder cannot be written, or holds a profile already.
+        HardwareError: the folder cannot be written.
     """
     # The fit imports scipy; reading alone does not need it.
     from draftcast.calibration.roofline_fit import fit_profile

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from draftcast.calibration.latency_table import LatencyTable
+from draftcast.calibration.latency_table import LABELS, SHAPES, LatencyTable
 from draftcast.errors import HardwareError
 
 
@@ -33,6 +33,14 @@ class Imported:
     versions: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
+
+
+def complete(frame: pd.DataFrame) -> pd.DataFrame:
+    """``frame`` with every label and shape column of a table: empty, or 0, where an operator has no such field."""
+    blank = {name: "" for name in LABELS} | {name: 0 for name in SHAPES}
+    missing = {name: value for name, value in blank.items() if name not in frame}
+    present = {name: value for name, value in blank.items() if name in frame}
+    return frame.fillna(present).assign(**missing)
 
 
 def table_of(frame: pd.DataFrame, path: Path) -> LatencyTable:

@@ -25,8 +25,7 @@ from pathlib import Path
 import pandas as pd
 
 from draftcast.calibration.importers.csv_rows import Row, read_rows
-from draftcast.calibration.importers.imported import Imported, table_of
-from draftcast.calibration.importers.plausible import complete
+from draftcast.calibration.importers.imported import Imported, complete, table_of
 from draftcast.calibration.profile_folder import sha256
 from draftcast.errors import HardwareError
 from draftcast.kernels.layers import linear_layers, lm_head

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.hardware import HardwareSpec
-from draftcast.calibration.latency_table import LABELS, POINT, SHAPE_FIELDS, SHAPES
+from draftcast.calibration.latency_table import POINT, SHAPE_FIELDS, SHAPES
 from draftcast.calibration.measured import FAMILY
 from draftcast.calibration.point_work import point_work
 
@@ -23,13 +23,14 @@ an all-reduce that is added up in the switch undercuts the floor's ring a little
 DISTURBED = 1.5
 """A time this many times above a larger shape's, or a narrow format's above the wide one's, is dropped."""
 GROWS_WITH = {
-    "linear": (("m",),),
-    "moe": (("m",),),
-    "attention_decode": (("context",), ("batch",)),
-    "attention_prefill": (("q", "context"), ("batch",)),
-    "all_reduce": (("message_bytes",),),
+    "linear": ("m",),
+    "moe": ("m",),
+    "attention_decode": ("context", "batch"),
+    "attention_prefill": ("q", "prefix", "batch"),
+    "all_reduce": ("message_bytes",),
 }
-"""Shape columns, moved together, that cannot make an operator faster when they grow."""
+"""What cannot make an operator faster when it grows, everything else equal; prefix is context less q."""
+PREFILL = "attention_prefill"
 BELOW_FLOOR = "faster than the memory bandwidth or the peak rate allows: timed out of the cache"
 ABOVE_LARGER = f"more than {DISTURBED} times the time of a larger shape: disturbed, or a kernel that padding avoids"
 ABOVE_WIDER = f"experts in fp8 more than {DISTURBED} times slower than in bf16: a kernel run without its tuning"
@@ -43,6 +44,8 @@ def plausible(frame: pd.DataFrame, hardware: HardwareSpec) -> tuple[pd.DataFrame
         hardware: its data sheet; the floor is the larger of work over peak rate and bytes over bandwidth.
     """
     left_out: dict[str, int] = {}
+    if frame.empty:
+        return frame, left_out
     for reason, test in (
         (BELOW_FLOOR, lambda rows: below_floor(rows, hardware)),
         (ABOVE_LARGER, above_larger),
@@ -76,9 +79,11 @@ def above_larger(frame: pd.DataFrame) -> pd.Series:
     """Rows that take more than `DISTURBED` times as long as the same kernel on a larger shape."""
     bad = pd.Series(False, index=frame.index)
     for operator, rows in frame.groupby("operator"):
-        for axes in GROWS_WITH.get(str(operator), ()):
-            falling = rows.sort_values(axes[0], ascending=False, kind="stable")
-            group = falling.groupby([name for name in POINT if name not in axes], sort=False).ngroup()
+        sizes = rows.assign(prefix=rows["context"] - rows["q"])
+        same = [name for name in (*POINT, "prefix") if name != ("context" if operator == PREFILL else "prefix")]
+        for axis in GROWS_WITH.get(str(operator), ()):
+            falling = sizes.sort_values(axis, ascending=False, kind="stable")
+            group = falling.groupby([name for name in same if name != axis], sort=False).ngroup()
             least = falling["seconds"].groupby(group).cummin().groupby(group).shift()
             bad[falling.index] |= falling["seconds"] > DISTURBED * least
     return bad
@@ -94,9 +99,3 @@ def above_wider(frame: pd.DataFrame) -> pd.Series:
     narrow = (frame["operator"] == "moe") & (frame["dtype"] == "fp8")
     wide_s = frame[keys].join(wide, on=keys)["wide_s"]
     return narrow & (frame["seconds"] > DISTURBED * wide_s)
-
-
-def complete(frame: pd.DataFrame) -> pd.DataFrame:
-    """``frame`` with every label and shape column of a table: absent labels empty, absent shapes 0."""
-    missing = {name: "" for name in LABELS if name not in frame} | {name: 0 for name in SHAPES if name not in frame}
-    return frame.assign(**missing)

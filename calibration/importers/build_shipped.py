@@ -1,0 +1,91 @@
+"""Builds the bundled profiles from an unpacked aiconfigurator-core: the same source gives the same bytes.
+
+``python -m draftcast.calibration.importers.build_shipped --source DIR --out calibration/profiles``
+
+Every row the importer takes is kept but for attention that no bundled model and few others have: heads wider than 256,
+and windows other than those of the bundled models on the heads that have them. Times are rounded to four digits (the
+source's own repetitions differ by more), which makes the files small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from draftcast.calibration.hardware import load_hardware
+from draftcast.calibration.importers.aiconfigurator import PACKAGE, read_aiconfigurator
+from draftcast.calibration.importers.formats import write_profile
+from draftcast.calibration.latency_table import LatencyTable
+from draftcast.errors import DraftcastError
+from draftcast.kernels.catalog import load_model, model_names
+from draftcast.kernels.work import FloatArray
+
+DEVICES = ("a100-80g", "b200", "h100-sxm", "h200", "l40s", "rtx-pro-6000")
+DATE = "2026-11-21"
+"""Day of the import; a rebuild from the same source keeps it."""
+COMMAND = "python -m draftcast.calibration.importers.build_shipped --source DIR --out calibration/profiles"
+WIDEST_HEAD = 256
+DIGITS = 4
+NOT_BUNDLED = "attention of heads or windows that few models have: not bundled"
+
+
+def shipped(table: LatencyTable) -> LatencyTable:
+    """The rows of an imported table that are bundled, their seconds rounded to `DIGITS` digits."""
+    frame = table.frame[table.frame["head_dim"] <= WIDEST_HEAD]
+    used = pd.MultiIndex.from_tuples(sorted(_windowed()), names=["window", "heads", "kv_heads", "head_dim"])
+    windows = pd.MultiIndex.from_frame(frame[used.names])
+    frame = frame[(frame["window"] == 0).to_numpy() | windows.isin(used)]
+    return LatencyTable.from_frame(frame.assign(seconds=rounded(frame["seconds"].to_numpy())))
+
+
+def _windowed() -> set[tuple[int, int, int, int]]:
+    """(window, heads, KV heads, head size) on a rank of every bundled model with sliding layers."""
+    return {
+        (model.sliding_window, model.num_attention_heads // tp, model.kv_heads_per_rank(tp), model.head_dim)
+        for model in map(load_model, model_names())
+        if model.sliding_window
+        for tp in (1, 2, 4, 8)
+        if model.num_attention_heads % tp == 0
+    }
+
+
+def rounded(seconds: FloatArray) -> FloatArray:
+    """Positive numbers rounded to `DIGITS` significant digits, as the nearest float64 of that decimal."""
+    return np.array([float(f"{value:.{DIGITS - 1}e}") for value in seconds])
+
+
+def build(source: Path, out: Path, devices: tuple[str, ...] = DEVICES) -> None:
+    """Write one profile folder a device below ``out``.
+
+    Raises:
+        HardwareError: see `read_aiconfigurator`.
+    """
+    for name in devices:
+        hardware = load_hardware(name)
+        imported = read_aiconfigurator(source, hardware)
+        table = shipped(imported.table)
+        left_out = {**imported.left_out, NOT_BUNDLED: len(imported.table) - len(table)}
+        kept = dataclasses.replace(imported, table=table, left_out=left_out)
+        write_profile(out / name, kept, hardware, name=name, date=DATE, command=COMMAND)
+        size = sum(file.stat().st_size for file in (out / name).iterdir())
+        print(f"{name:<14}{len(table):>8} rows{size / 1e6:>8.2f} MB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", type=Path, required=True, help=f"folder that holds {PACKAGE}, e.g. site-packages")
+    parser.add_argument("--out", type=Path, required=True, help="where the profile folders go")
+    parser.add_argument("--device", action="append", choices=DEVICES, help="only this one; repeatable")
+    given = parser.parse_args()
+    try:
+        build(given.source, given.out, tuple(given.device or DEVICES))
+    except DraftcastError as error:
+        parser.exit(2, f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,317 @@
+"""aiconfigurator's Parquet files: columns, units, choice among rows and files, and every fault named by file."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from draftcast.calibration.hardware import load_hardware
+from draftcast.calibration.importers import aiconfigurator, plausible
+from draftcast.calibration.importers.aiconfigurator import find_system, newest, read_aiconfigurator
+from draftcast.calibration.importers.aiconfigurator_rows import moe_rows
+from draftcast.errors import HardwareError
+from draftcast.kernels.moe import touched_experts
+
+H100 = load_hardware("h100-sxm")
+DEVICE = "NVIDIA H100 80GB HBM3"
+
+
+def put(root: Path, family: str, name: str, rows: list[dict], version: str = "0.24.0", **over: object) -> Path:
+    """One file of the package below ``root``; every row gets the columns all files have."""
+    file = root / "aiconfigurator_core/systems/data/h100_sxm" / family / "vllm" / version / f"{name}_perf.parquet"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    always = {"framework": "VLLM", "version": version, "device": DEVICE, "op_name": name, "kernel_source": "k"}
+    pd.DataFrame([{**always, **row, **over} for row in rows]).to_parquet(file)
+    return file
+
+
+def gemm(m: int, k: int, n: int, ms: float, dtype: str = "bfloat16") -> dict:
+    return {"gemm_dtype": dtype, "m": m, "k": k, "n": n, "latency": ms}
+
+
+def attention(batch: int, isl: int, step: int, ms: float, kv: str = "bfloat16", **more: object) -> dict:
+    heads = {"num_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    row = {"batch_size": batch, "isl": isl, "step": step, "kv_cache_dtype": kv, "latency": ms, "window_size": 0}
+    return {**heads, **row, **more}
+
+
+def moe(tokens: int, ms: float, distribution: str = "balanced", **more: object) -> dict:
+    row = {"num_tokens": tokens, "hidden_size": 2048, "inter_size": 768, "topk": 8, "num_experts": 128}
+    row |= {"moe_tp_size": 2, "moe_ep_size": 1, "distribution": distribution, "moe_dtype": "bfloat16", "latency": ms}
+    return {**row, **more}
+
+
+def all_reduce(elements: int, ranks: int, ms: float, mode: str = "graph") -> dict:
+    return {
+        "allreduce_dtype": "bfloat16",
+        "message_size": elements,
+        "num_gpus": ranks,
+        "latency": ms,
+        "kernel_source": f"vLLM_custom_{mode}",
+    }
+
+
+def shape(frame: pd.DataFrame, *fields: str) -> list[tuple]:
+    return [tuple(row) for row in frame[list(fields)].itertuples(index=False)]
+
+
+def test_linear_layers(tmp_path: Path) -> None:
+    put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02), gemm(8, 4096, 6144, 0.0125, "fp8")])
+    frame = read_aiconfigurator(tmp_path, H100).table.of("linear")
+    assert shape(frame, "dtype", "m", "k", "n", "graph", "settled", "repeats") == [
+        ("bf16", 8, 4096, 6144, True, False, 0),
+        ("fp8", 8, 4096, 6144, True, False, 0),
+    ]
+    assert frame["seconds"].tolist() == pytest.approx([20e-6, 12.5e-6])
+    assert frame["low_s"].isna().all()
+
+
+def test_formats_without_counterpart_are_counted(tmp_path: Path) -> None:
+    rows = [gemm(8, 4096, 6144, 0.02), gemm(8, 4096, 6144, 0.02, "fp8_block"), gemm(9, 4096, 6144, 0.02, "nvfp4")]
+    put(tmp_path, "gemm", "gemm", rows)
+    imported = read_aiconfigurator(tmp_path, H100)
+    assert len(imported.table) == 1
+    assert imported.left_out == {"linear layers in fp8_block": 1, "linear layers in nvfp4": 1}
+
+
+def test_attention_decode_context_counts_the_new_token(tmp_path: Path) -> None:
+    rows = [attention(4, 1, 1023, 0.03), attention(4, 1, 1023, 0.025, "fp8"), attention(4, 1, 63, 0.012)]
+    rows.append(attention(4, 1, 4095, 0.02, window_size=128))
+    put(tmp_path, "attention", "generation_attention", rows)
+    frame = read_aiconfigurator(tmp_path, H100).table.of("attention_decode")
+    fields = ("dtype", "kv_dtype", "batch", "q", "context", "heads", "kv_heads", "head_dim", "window", "tree")
+    assert shape(frame, *fields) == [
+        ("bf16", "bf16", 4, 1, 64, 32, 8, 128, 0, 0),
+        ("bf16", "bf16", 4, 1, 1024, 32, 8, 128, 0, 0),
+        ("bf16", "bf16", 4, 1, 4096, 32, 8, 128, 128, 0),
+        ("bf16", "fp8", 4, 1, 1024, 32, 8, 128, 0, 0),
+    ]
+    assert frame["seconds"].tolist() == pytest.approx([12e-6, 30e-6, 20e-6, 25e-6])
+
+
+def test_attention_prefill_context_is_prefix_and_chunk(tmp_path: Path) -> None:
+    rows = [attention(2, 512, 0, 0.05), attention(2, 512, 1536, 0.09)]
+    put(tmp_path, "attention", "context_attention", rows)
+    frame = read_aiconfigurator(tmp_path, H100).table.of("attention_prefill")
+    assert shape(frame, "batch", "q", "context") == [(2, 512, 512), (2, 512, 2048)]
+
+
+def test_files_without_windows(tmp_path: Path) -> None:
+    row = attention(4, 1, 1023, 0.03)
+    del row["window_size"]
+    put(tmp_path, "attention", "generation_attention", [row])
+    assert read_aiconfigurator(tmp_path, H100).table.frame["window"].tolist() == [0]
+
+
+def test_experts_on_one_rank(tmp_path: Path) -> None:
+    rows = [moe(64, 0.3), moe(64, 0.2, moe_dtype="w4a16_mxfp4"), moe(64, 0.25, moe_dtype="fp8_block")]
+    put(tmp_path, "moe", "moe", rows)
+    frame = read_aiconfigurator(tmp_path, H100).table.of("moe")
+    fields = ("dtype", "m", "k", "n", "num_experts", "top_k", "graph")
+    assert shape(frame, *fields) == [
+        ("bf16", 64, 2048, 384, 128, 8, True),
+        ("fp8", 64, 2048, 384, 128, 8, True),
+        ("mxfp4", 64, 2048, 384, 128, 8, True),
+    ]
+
+
+def test_experts_take_the_routing_nearest_to_independent_choice() -> None:
+    # 128 experts, 8 a token: 24 tokens make 1.5 pairs an expert, the last point of the crowded routing.
+    raw = pd.DataFrame(
+        [
+            {"kernel_source": "k", **moe(tokens, ms, routing)}
+            for tokens in (16, 24, 32)
+            for routing, ms in (("balanced", 4.0), ("power_law_1.2", 2.0), ("power_law_1.01", 3.0))
+        ]
+    )
+    taken = moe_rows(raw, {}).set_index("m")["seconds"]
+    assert taken.to_dict() == pytest.approx({16: 3e-3, 24: 3e-3, 32: 4e-3})
+    # Balanced visits all 128 from 16 tokens on, where independent choice visits 82.
+    assert touched_experts(16, 128, 8) == pytest.approx(82.4, abs=0.1)
+
+
+def test_experts_without_the_wanted_routing_take_the_next() -> None:
+    only = pd.DataFrame([{"kernel_source": "k", **moe(512, ms, name)} for name, ms in (("power_law_1.01", 3.0),)])
+    assert moe_rows(only, {})["seconds"].tolist() == pytest.approx([3e-3])
+    other = pd.DataFrame([{"kernel_source": "k", **moe(512, 3.0, "zipf")}])
+    assert moe_rows(other, {}).empty
+
+
+def test_experts_without_counterpart_are_counted() -> None:
+    raw = pd.DataFrame(
+        [
+            {"kernel_source": "k", **moe(64, 0.3)},
+            {"kernel_source": "k", **moe(64, 0.3, topk=22, num_experts=512)},
+            {"kernel_source": "k", **moe(64, 0.3, inter_size=1856)},
+            {"kernel_source": "marlin_situ_as_silu", **moe(64, 0.3)},
+            {"kernel_source": "k", **moe(64, 0.3, moe_tp_size=1, moe_ep_size=4)},
+            {"kernel_source": "k", **moe(64, 0.3, inter_size=705)},
+        ]
+    )
+    left_out: dict[str, int] = {}
+    assert len(moe_rows(raw, left_out)) == 1
+    assert list(left_out.values()) == [3, 1, 1]
+
+
+def test_all_reduce_counts_bytes(tmp_path: Path) -> None:
+    rows = [all_reduce(4096, 8, 0.006), all_reduce(4096, 8, 0.012, "eager")]
+    put(tmp_path, "comm", "custom_allreduce", rows)
+    frame = read_aiconfigurator(tmp_path, H100).table.of("all_reduce")
+    assert shape(frame, "implementation", "message_bytes", "ranks", "graph") == [
+        ("vLLM_custom_eager", 8192, 8, False),
+        ("vLLM_custom_graph", 8192, 8, True),
+    ]
+
+
+def test_newest_version_is_taken_and_recorded(tmp_path: Path) -> None:
+    put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.03)], version="0.9.0")
+    file = put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02)], version="0.24.0")
+    put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.04)], version="0.1.dev19")
+    assert newest(file.parents[1], file.name) == file
+    imported = read_aiconfigurator(tmp_path, H100)
+    assert imported.table.frame["seconds"].tolist() == pytest.approx([20e-6])
+    assert imported.device == DEVICE
+    assert imported.versions == {"aiconfigurator-core": "unknown", "vllm gemm": "0.24.0"}
+    (name, digest), *_ = imported.sources.items()
+    assert name == "h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"
+    assert len(digest) == 64
+
+
+def test_package_version_is_read_beside_it(tmp_path: Path) -> None:
+    put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02)])
+    info = tmp_path / "aiconfigurator_core-7.8.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: aiconfigurator-core\nVersion: 7.8.9\n")
+    assert read_aiconfigurator(tmp_path, H100).versions["aiconfigurator-core"] == "7.8.9"
+
+
+def test_one_point_timed_twice_is_its_median_and_kernels_stay_apart(tmp_path: Path) -> None:
+    times = [("a", 0.02), ("a", 0.03), ("a", 0.022), ("b", 0.05)]
+    rows = [{**gemm(8, 4096, 6144, ms), "kernel_source": kernel} for kernel, ms in times]
+    put(tmp_path, "gemm", "gemm", rows)
+    frame = read_aiconfigurator(tmp_path, H100).table.frame
+    assert shape(frame, "implementation") == [("a",), ("b",)]
+    assert frame["seconds"].tolist() == pytest.approx([22e-6, 50e-6])
+
+
+@pytest.mark.parametrize("below", ["", "aiconfigurator_core", "aiconfigurator_core/systems", "h100_sxm"])
+def test_the_path_may_be_any_of_the_package_folders(tmp_path: Path, below: str) -> None:
+    folder = put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02)]).parents[3]
+    given = folder if below == "h100_sxm" else tmp_path / below
+    assert find_system(given, H100) == folder
+    assert find_system(folder.parent, H100) == folder
+
+
+# Floor of 16 x 4096 x 6144 in bf16 on an H100: 16*2*(4096+6144) + 2*4096*6144 bytes over 3.35e12 = 15.12 us.
+def test_times_below_the_floor_are_dropped_and_counted(tmp_path: Path) -> None:
+    put(tmp_path, "gemm", "gemm", [gemm(16, 4096, 6144, 0.0151), gemm(17, 4096, 6144, 0.0153)])
+    imported = read_aiconfigurator(tmp_path, H100)
+    assert imported.table.frame["m"].tolist() == [17]
+    assert imported.left_out == {plausible.BELOW_FLOOR: 1}
+
+
+def test_times_far_above_a_larger_shapes_are_dropped(tmp_path: Path) -> None:
+    # 40 us at m = 4 is more than 1.5 times the 25 us at m = 8; 30 us at m = 2 is not. Another matrix does not count.
+    rows = [gemm(2, 4096, 6144, 0.03), gemm(4, 4096, 6144, 0.04), gemm(8, 4096, 6144, 0.025)]
+    rows += [gemm(16, 4096, 6144, 0.06), gemm(32, 4096, 1024, 0.01)]
+    put(tmp_path, "gemm", "gemm", rows)
+    imported = read_aiconfigurator(tmp_path, H100)
+    assert sorted(imported.table.frame["m"]) == [2, 8, 16, 32]
+    assert imported.left_out == {plausible.ABOVE_LARGER: 1}
+
+
+def test_attention_grows_with_batch_and_with_context(tmp_path: Path) -> None:
+    rows = [attention(4, 1, 1023, 0.09), attention(8, 1, 1023, 0.04), attention(2, 1, 4095, 0.04)]
+    rows.append(attention(2, 1, 1023, 0.07))  # above the longer context's
+    put(tmp_path, "attention", "generation_attention", rows)
+    imported = read_aiconfigurator(tmp_path, H100)
+    assert shape(imported.table.frame, "batch", "context") == [(2, 4096), (8, 1024)]
+    assert imported.left_out == {plausible.ABOVE_LARGER: 2}
+
+
+def test_fp8_experts_far_slower_than_bf16_are_dropped(tmp_path: Path) -> None:
+    rows = [moe(64, 0.3), moe(64, 0.5, moe_dtype="fp8"), moe(512, 0.6), moe(512, 0.8, moe_dtype="fp8")]
+    put(tmp_path, "moe", "moe", rows)
+    imported = read_aiconfigurator(tmp_path, H100)
+    assert shape(imported.table.frame, "dtype", "m") == [("bf16", 64), ("bf16", 512), ("fp8", 512)]
+    assert imported.left_out == {plausible.ABOVE_WIDER: 1}
+
+
+def fault(path: Path | None, **more: object) -> str:
+    with pytest.raises(HardwareError) as error:
+        read_aiconfigurator(path, H100, **more)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_file_that_is_not_parquet_is_named(tmp_path: Path) -> None:
+    file = put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02)])
+    file.write_text("m,n,k\n1,2,3\n")
+    assert str(file) in fault(tmp_path)
+    file.write_bytes(b"PAR1" + b"\0" * 40)
+    assert str(file) in fault(tmp_path)
+
+
+@pytest.mark.parametrize("column", ["latency", "m", "gemm_dtype", "kernel_source", "device", "framework"])
+def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
+    file = put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02)])
+    pd.read_parquet(file).drop(columns=column).to_parquet(file)
+    text = fault(tmp_path)
+    assert f"{file}: {column}: " in text
+    assert "column missing" in text
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "says"),
+    [
+        ("latency", 0.0, "positive milliseconds"),
+        ("latency", -0.1, "positive milliseconds"),
+        ("latency", np.nan, "positive milliseconds"),
+        ("latency", np.inf, "positive milliseconds"),
+        ("latency", "0.1", "numbers are needed"),
+        ("m", 0, "whole numbers >= 1"),
+        ("n", 1.5, "whole numbers >= 1"),
+        ("k", np.nan, "whole numbers >= 1"),
+        ("framework", "TRTLLM", "times of vllm are needed"),
+    ],
+)
+def test_a_bad_value_is_named(tmp_path: Path, column: str, value: object, says: str) -> None:
+    file = put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02)], **{column: value})
+    text = fault(tmp_path)
+    assert text.startswith(f"{file}: {column} = ")
+    assert says in text
+
+
+def test_an_empty_file_and_one_with_nothing_to_take(tmp_path: Path) -> None:
+    file = put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02, "nvfp4")])
+    assert "no row that can be imported" in fault(tmp_path)
+    pd.read_parquet(file).iloc[:0].to_parquet(file)
+    assert f"{file}: holds no row" in fault(tmp_path)
+
+
+def test_files_of_two_devices_are_refused(tmp_path: Path) -> None:
+    put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02)])
+    put(tmp_path, "comm", "custom_allreduce", [all_reduce(4096, 8, 0.006)], device="NVIDIA H100 PCIe")
+    assert "NVIDIA H100 80GB HBM3, NVIDIA H100 PCIe" in fault(tmp_path)
+
+
+def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "holds no times of the system h100_sxm" in fault(tmp_path)
+    put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02)])
+    assert "holds no times of the system gb200" in fault(tmp_path, system="gb200")
+    assert "holds no times of sglang" in fault(tmp_path, engine="sglang")
+    assert "known: vllm, sglang, trtllm" in fault(tmp_path, engine="tgi")
+    monkeypatch.setattr(aiconfigurator, "PACKAGE", "no_such_package")
+    assert "draftcast[profiles]" in fault(None)
+    with pytest.raises(HardwareError, match=r"mi300x.*name the system"):
+        read_aiconfigurator(tmp_path, load_hardware("mi300x"))
+
+
+def test_the_installed_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02)])
+    (tmp_path / "aiconfigurator_core").rename(tmp_path / "stand_in_package")
+    (tmp_path / "stand_in_package" / "__init__.py").write_text("raise RuntimeError('is not imported, only found')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(aiconfigurator, "PACKAGE", "stand_in_package")
+    assert len(read_aiconfigurator(None, H100).table) == 1
