@@ -203,12 +203,39 @@ def test_the_path_may_be_any_of_the_package_folders(tmp_path: Path, below: str) 
     assert find_system(folder.parent, H100) == folder
 
 
-# Floor of 16 x 4096 x 6144 in bf16 on an H100: 16*2*(4096+6144) + 2*4096*6144 bytes over 3.35e12 = 15.12 us.
-def test_times_below_the_floor_are_dropped_and_counted(tmp_path: Path) -> None:
-    put(tmp_path, "gemm", "gemm", [gemm(16, 4096, 6144, 0.0151), gemm(17, 4096, 6144, 0.0153)])
+# Weights of 4096 x 6144 in bf16 on an H100: 2*4096*6144 bytes over 3.35e12 = 15.024 us, in fp8 half of it. At 8192 rows
+# 2*8192*4096*6144 FLOPs over 989.4e12 = 416.7 us.
+def test_linear_times_below_the_floor_are_dropped_and_counted(tmp_path: Path) -> None:
+    rows = [gemm(16, 4096, 6144, 0.01502), gemm(17, 4096, 6144, 0.01503), gemm(8192, 4096, 6144, 0.4166)]
+    rows += [gemm(8193, 4096, 6144, 0.417), gemm(16, 4096, 6144, 0.0076, "fp8"), gemm(1, 4096, 6144, 0.0075, "fp8")]
+    put(tmp_path, "gemm", "gemm", rows)
     imported = read_aiconfigurator(tmp_path, H100)
-    assert imported.table.frame["m"].tolist() == [17]
-    assert imported.left_out == {plausible.BELOW_FLOOR: 1}
+    assert shape(imported.table.frame, "dtype", "m") == [("bf16", 17), ("bf16", 8193), ("fp8", 16)]
+    assert imported.left_out == {plausible.BELOW_FLOOR: 3}
+
+
+# KV of 64 x 1023 earlier tokens, 8 heads of 128: 2*2*64*1023*8*128 bytes over 3.35e12 = 80.05 us; a window of 128 cuts
+# it to 10.02 us. The same prompts at once read nothing from memory.
+def test_attention_times_below_the_floor_are_dropped_and_counted(tmp_path: Path) -> None:
+    rows = [attention(64, 1, 1023, 0.0800), attention(64, 1, 1023, 0.0405, "fp8")]
+    rows += [attention(64, 1, 1023, 0.0101, window_size=128), attention(64, 1, 2047, 0.0100, window_size=128)]
+    put(tmp_path, "attention", "generation_attention", rows)
+    put(tmp_path, "attention", "context_attention", [attention(64, 16, 0, 0.0080)])
+    imported = read_aiconfigurator(tmp_path, H100)
+    fields = ("operator", "kv_dtype", "context", "window")
+    assert shape(imported.table.frame, *fields) == [
+        ("attention_decode", "bf16", 1024, 128),
+        ("attention_decode", "fp8", 1024, 0),
+        ("attention_prefill", "bf16", 16, 0),
+    ]
+    assert imported.left_out == {plausible.BELOW_FLOOR: 2}
+
+
+@pytest.mark.parametrize(("ms", "kept"), [(0.0065, 0), (0.0066, 1)])
+def test_all_reduce_may_undercut_the_ring_a_little(tmp_path: Path, ms: float, kept: int) -> None:
+    # 2 MiB over 8 ranks of an H100: 2*7/8*2**21 bytes over 450e9 = 8.16 us, of which 0.8 is 6.52.
+    put(tmp_path, "comm", "custom_allreduce", [all_reduce(2**20, 8, ms), all_reduce(2**24, 8, 0.2)])
+    assert len(read_aiconfigurator(tmp_path, H100).table) == 1 + kept
 
 
 def test_times_far_above_a_larger_shapes_are_dropped(tmp_path: Path) -> None:

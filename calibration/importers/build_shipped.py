@@ -68,7 +68,8 @@ def build(source: Path, out: Path, devices: tuple[str, ...] = DEVICES) -> None:
         hardware = load_hardware(name)
         imported = read_aiconfigurator(source, hardware)
         table = shipped(imported.table)
-        left_out = {**imported.left_out, NOT_BUNDLED: len(imported.table) - len(table)}
+        few = len(imported.table) - len(table)
+        left_out = {**imported.left_out, **({NOT_BUNDLED: few} if few else {})}
         kept = dataclasses.replace(imported, table=table, left_out=left_out)
         write_profile(out / name, kept, hardware, name=name, date=DATE, command=COMMAND)
         size = sum(file.stat().st_size for file in (out / name).iterdir())

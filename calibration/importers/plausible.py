@@ -15,11 +15,12 @@ from draftcast.calibration.hardware import HardwareSpec
 from draftcast.calibration.latency_table import POINT, SHAPE_FIELDS, SHAPES
 from draftcast.calibration.measured import FAMILY
 from draftcast.calibration.point_work import point_work
+from draftcast.kernels.dtypes import KV_BYTES, WEIGHT_BYTES
+from draftcast.kernels.work import FloatArray, Work
 
-FLOOR_SHARE = {"attention_prefill": 0.5, "moe": 0.7, "all_reduce": 0.8}
-"""Least measured time over the floor, 1 for other operators. A prompt's new keys and values pass from kernel to kernel
-through the cache in an engine too; experts under a skewed routing are fewer than the floor's independent one touches;
-an all-reduce that is added up in the switch undercuts the floor's ring a little."""
+FLOOR_SHARE = {"moe": 0.7, "all_reduce": 0.8}
+"""Least measured time over the floor, 1 for other operators. Experts under a skewed routing are fewer than the floor's
+independent one touches; an all-reduce that is added up in the switch undercuts the floor's ring a little."""
 DISTURBED = 1.5
 """A time this many times above a larger shape's, or a narrow format's above the wide one's, is dropped."""
 GROWS_WITH = {
@@ -41,7 +42,7 @@ def plausible(frame: pd.DataFrame, hardware: HardwareSpec) -> tuple[pd.DataFrame
 
     Args:
         frame: columns of a latency table (`LABELS`, `SHAPES`, graph, seconds), one device.
-        hardware: its data sheet; the floor is the larger of work over peak rate and bytes over bandwidth.
+        hardware: its data sheet, for the floor of `floor_seconds`.
     """
     left_out: dict[str, int] = {}
     if frame.empty:
@@ -59,14 +60,29 @@ def plausible(frame: pd.DataFrame, hardware: HardwareSpec) -> tuple[pd.DataFrame
 
 
 def floor_seconds(frame: pd.DataFrame, hardware: HardwareSpec) -> pd.Series:
-    """Least time of every row: its work at the device's data-sheet rates, nothing overlapping or starting."""
+    """Least time of every row in an engine: its FLOPs at the peak rate, or what it must fetch at the full bandwidth."""
     floor = pd.Series(0.0, index=frame.index)
     for (operator, dtype, kv_dtype), rows in frame.groupby(["operator", "dtype", "kv_dtype"]):
         shape = {name: rows[name].to_numpy(np.float64) for name in SHAPE_FIELDS[str(operator)]}
         work = point_work(str(operator), str(dtype), str(kv_dtype), shape)
+        fetched = _fetched_bytes(str(operator), str(dtype), str(kv_dtype), shape, work)
         peak_flops, bandwidth = hardware.ceilings(FAMILY[str(operator)], str(kv_dtype or dtype))
-        floor[rows.index] = np.maximum(work.flops / peak_flops, work.bytes / bandwidth)
+        floor[rows.index] = np.maximum(work.flops / peak_flops, fetched / bandwidth)
     return floor
+
+
+def _fetched_bytes(operator: str, dtype: str, kv_dtype: str, shape: dict[str, FloatArray], work: Work) -> FloatArray:
+    """Bytes that no cache holds when a kernel starts: weights, and the KV of earlier steps.
+
+    Activations and new keys and values pass from kernel to kernel through the cache in an engine too.
+    """
+    if operator == "linear":
+        return shape["k"] * shape["n"] * WEIGHT_BYTES[dtype]
+    if operator in ("attention_decode", PREFILL):
+        window = np.where(shape["window"] > 0, shape["window"], np.inf)
+        earlier = np.minimum(shape["context"] - shape["q"], window)
+        return 2.0 * shape["batch"] * earlier * shape["kv_heads"] * shape["head_dim"] * KV_BYTES[kv_dtype]
+    return work.bytes
 
 
 def below_floor(frame: pd.DataFrame, hardware: HardwareSpec) -> pd.Series:
