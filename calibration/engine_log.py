@@ -51,6 +51,7 @@ COLUMNS = {
     "block_size": "float64",  # where it was given on the command line, else NaN
     "method": "str",  # speculative method as logged at start, "" none, "?" not logged
     "num_speculative_tokens": "int64",
+    "enforce_eager": "boolean",  # as logged at start, NA where not logged
     "version": "str",  # of vLLM
 }
 
@@ -74,6 +75,7 @@ _BLOCK_SIZE = re.compile(r"'block_size': (\d+)")
 _START = re.compile(r"LLM engine \(v([^)]+)\) with config: .*?speculative_config=(None|SpeculativeConfig\((.*?)\))")
 _METHOD = re.compile(r"method='([^']*)'")
 _DRAFTS = re.compile(r"num_spec_tokens=(\d+)")
+_EAGER = re.compile(r"\benforce_eager=(True|False)\b")
 
 
 @dataclass
@@ -84,6 +86,7 @@ class _Facts:
     block_size: float = math.nan
     method: str = "?"
     num_speculative_tokens: int = 0
+    enforce_eager: bool | None = None
     version: str = ""
 
     def read(self, text: str) -> None:
@@ -93,6 +96,8 @@ class _Facts:
             self.version = found[1]
             self.method = "" if found[2] == "None" else method[1] if method else "?"
             self.num_speculative_tokens = int(drafts[1]) if drafts else 0
+            eager = _EAGER.search(text)
+            self.enforce_eager = eager[1] == "True" if eager else None
         elif found := _CAPACITY.search(text):
             self.kv_capacity_tokens = float(found[1].replace(",", ""))
         elif "non-default args: " in text:  # the first line of a server: nothing of an earlier one holds

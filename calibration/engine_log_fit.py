@@ -2,8 +2,8 @@
 
 Rows are all scheduled rows (prompt tokens and drafts to verify included), KV tokens stand in the cache before the
 step, sequences are the requests in it: the features of an affine profile. A second log, of the same server with
-speculative decoding, adds what a step costs beyond them: for a drafting model ``fixed + token * drafts made + kv * KV
-tokens``, for text search a fraction of the target's time.
+speculative decoding, adds what a step costs beyond them: for a drafting model ``fixed + pass * passes + token * drafts
+made + kv * KV tokens``, for text search a fraction of the target's time.
 
 Errors are of stretches of time that took no part in the fit; neighbouring steps are alike, so single steps are never
 held out.
@@ -32,8 +32,6 @@ from draftcast.calibration.engine_log_steps import WHOLE_ELAPSED, Clock, TimedSt
 from draftcast.calibration.robust_fit import robust_fit
 from draftcast.errors import InputError
 
-AFFINE = ("fixed_s", "row_s", "kv_token_s")
-"""What an affine profile holds; a request's own cost is then carried by the others."""
 SEARCHES = ("ngram", "ngram_gpu", "suffix")
 """Methods that draft by text search."""
 
@@ -48,23 +46,23 @@ class EngineLogFit:
     """What an iteration log says about a server's step time.
 
     Attributes:
-        full: with a coefficient for sequences. affine: without, as an affine profile takes it.
+        regression: the coefficients, as an affine profile takes them, and their errors.
         clock: ``wall`` (stamps) or ``elapsed`` (the log's figure, plus the host's seconds where they are known).
         host_fixed_s, host_sequence_s: seconds of a step outside ``elapsed``; NaN where the log cannot say. They are in
-            the coefficients of the fits already.
+            the coefficients already.
         elapsed_share: elapsed over wall time, NaN where no wall time is known.
         repeat_error: median relative difference of successive points alike in rows and sequences, over sqrt(2): about
             the held-out median error of a perfect fit.
         steps, points: steps used, and points they were taken together to.
         left_out: steps not used, by reason.
         sequences: smallest and largest number of requests in a step.
-        method, num_speculative_tokens: of the second log; "" and 0 without one.
+        method, num_speculative_tokens: of the second log, every k in it; "" and none without one.
         speculative: the only log is of a server with speculative decoding: drafting is in the target's coefficients.
+        enforce_eager: what the server was started with; None where no log says so.
         sources, versions: files, and the vLLM versions they name.
     """
 
-    full: Fit
-    affine: Fit
+    regression: Fit
     clock: str
     host_fixed_s: float
     host_sequence_s: float
@@ -75,15 +73,16 @@ class EngineLogFit:
     left_out: dict[str, int]
     sequences: tuple[int, int]
     method: str
-    num_speculative_tokens: int
+    num_speculative_tokens: tuple[int, ...]
     speculative: bool
+    enforce_eager: bool | None
     sources: tuple[str, ...]
     versions: tuple[str, ...]
 
     @property
     def overhead_s(self) -> float:
-        """Seconds of every step outside ``elapsed``, at most the affine fit's fixed ones; 0 where not known."""
-        return min(self.host_fixed_s, self.affine.value("fixed_s")) if math.isfinite(self.host_fixed_s) else 0.0
+        """Seconds of every step outside ``elapsed``, at most the fixed ones; 0 where not known."""
+        return min(self.host_fixed_s, self.regression.value("fixed_s")) if math.isfinite(self.host_fixed_s) else 0.0
 
     def report(self) -> dict[str, Any]:
         """Plain data for JSON; None for what is not known."""
@@ -122,11 +121,12 @@ def fit_engine_log(
     resampling = Resampling(held_out, bootstrap, confidence, seed)
     frames = [frame]
     names: tuple[str, ...] = ()
-    drafts_with, num_drafts = "", 0
+    drafts_with = ""
+    num_drafts: tuple[int, ...] = ()
     if speculative_frame is not None:
         frames.append(speculative_frame)
         drafts_with = _method(frame, speculative_frame, method)
-        num_drafts = int(speculative_frame["num_speculative_tokens"].max())
+        num_drafts = tuple(int(k) for k in sorted(speculative_frame["num_speculative_tokens"].unique()))
         names = (FRACTION,) if drafts_with in SEARCHES else tuple(DRAFT)
     timed: list[TimedSteps] = []
     for logged in frames:
@@ -144,8 +144,7 @@ def fit_engine_log(
         points = points[~unknown].reset_index(drop=True)
     each = points["sequences"] / points["steps"]
     return EngineLogFit(
-        full=regress(points, (*TARGET, *names), resampling, hosts[0][0]),
-        affine=regress(points, (*AFFINE, *names), resampling, hosts[0][0]),
+        regression=regress(points, (*TARGET, *names), resampling, hosts[0][0]),
         clock=timed[0].clock,
         host_fixed_s=hosts[0][0],
         host_sequence_s=hosts[0][1],
@@ -158,6 +157,7 @@ def fit_engine_log(
         method=drafts_with,
         num_speculative_tokens=num_drafts,
         speculative=speculative_frame is None and is_speculative(frame),
+        enforce_eager=_enforce_eager(frames),
         sources=tuple(dict.fromkeys(str(source) for part in frames for source in part["source"].unique())),
         versions=tuple(dict.fromkeys(str(v) for part in frames for v in part["version"].unique() if v)),
     )
@@ -183,6 +183,18 @@ def _method(frame: pd.DataFrame, speculative_frame: pd.DataFrame, method: str | 
     if not logged and method is None:
         raise InputError("required: the log begins after the server named it", file=drafting, key="method")
     return logged[0] if logged else str(method)
+
+
+def _enforce_eager(frames: list[pd.DataFrame]) -> bool | None:
+    """What every log that names it says."""
+    named: bool | None = None
+    for frame in frames:
+        for source, eager in frame.loc[frame["enforce_eager"].notna(), ["source", "enforce_eager"]].itertuples(False):
+            if named not in (None, eager):
+                message = f"the logs differ: the others are of a server with {named}"
+                raise InputError(message, file=str(source), key="enforce_eager", value=bool(eager))
+            named = bool(eager)
+    return named
 
 
 def _host(timed: TimedSteps) -> tuple[float, float]:

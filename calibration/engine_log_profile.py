@@ -29,10 +29,9 @@ def write_profile(
     dtype: str,
     date: str,
 ) -> None:
-    """Write the affine fit as a profile and read it back as `load_profile` does.
+    """Write the fit as an affine profile and read it back as `load_profile` does.
 
-    ``overhead_s`` holds the seconds outside ``elapsed``, ``target`` the others; their sum is what was measured. A
-    request's own cost is in ``target.row_s`` and the fixed seconds: an affine profile has no coefficient for it.
+    ``overhead_s`` holds the seconds outside ``elapsed``, ``target`` the others; their sum is what was measured.
 
     Args:
         path: must not exist. date: ISO, of the measurement. dtype: a number format of profiles, e.g. ``bf16``.
@@ -61,7 +60,7 @@ def profile_text(fit: EngineLogFit, *, name: str, model: str, hardware: str, tp:
     if fit.method and fit.method not in (*DRAFTERS, *SEARCHES):
         message = f"an affine profile holds only {', '.join((*DRAFTERS, *SEARCHES))}"
         raise InputError(message, file=fit.sources[-1], key="method", value=fit.method)
-    value = fit.affine.value
+    value = fit.regression.value
     searches = fit.method in SEARCHES
     origin = {fit.method: "interpolated"} if fit.method else {}
     document: dict[str, Any] = {
@@ -72,6 +71,7 @@ def profile_text(fit: EngineLogFit, *, name: str, model: str, hardware: str, tp:
         "hardware": hardware,
         "tp": tp,
         "dtype": dtype,
+        "enforce_eager": bool(fit.enforce_eager),
         "date": date,
         "source": source_line(fit),
         "fitted_sequences": list(fit.sequences),
@@ -79,9 +79,11 @@ def profile_text(fit: EngineLogFit, *, name: str, model: str, hardware: str, tp:
             "fixed_s": value("fixed_s") - fit.overhead_s,
             "row_s": value("row_s"),
             "kv_token_s": value("kv_token_s"),
+            "sequence_s": value("sequence_s"),
         },
         "draft": {
             "fixed_s": value("draft_fixed_s"),
+            "pass_s": value("draft_pass_s"),
             "draft_token_s": value("draft_token_s"),
             "kv_token_s": value("draft_kv_token_s"),
             "methods": {} if searches else origin,
@@ -96,8 +98,8 @@ def profile_text(fit: EngineLogFit, *, name: str, model: str, hardware: str, tp:
 def source_line(fit: EngineLogFit) -> str:
     """Where the coefficients come from and how well they predict steps they have not seen."""
     vllm = ", ".join(fit.versions) or "of unknown version"
-    method = f"; {fit.method}, k {fit.num_speculative_tokens}" if fit.method else ""
-    errors = fit.affine.held_out["all"]
+    method = f"; {fit.method}, k {_depths(fit)}" if fit.method else ""
+    errors = fit.regression.held_out["all"]
     files = ", ".join(Path(source).name for source in fit.sources)
     return (
         f"iteration log of vLLM {vllm} ({files}{method}), {fit.clock} clock, {fit.steps} steps; held-out error "
@@ -108,27 +110,29 @@ def source_line(fit: EngineLogFit) -> str:
 def notes(fit: EngineLogFit) -> list[str]:
     """What a reader must know before trusting the coefficients, one line each."""
     lines = []
-    for name, found in fit.affine.coefficients.items():
+    for name, found in fit.regression.coefficients.items():
         if found.standing != "identified":
             interval = f" [{found.low:.3g}, {found.high:.3g}]" if math.isfinite(found.low) else ""
             lines.append(f"{name}: {found.standing}{interval}")
-    own = fit.full.coefficients["sequence_s"]
-    if own.standing == "identified":
-        lines.append(f"a request's own {own.value * 1e6:.1f} us a step are carried by the other coefficients")
+    if fit.enforce_eager is None:
+        lines.append("the log does not say enforce_eager: vLLM's default, false, is taken")
     if fit.clock == "elapsed" and not fit.elapsed_share > 0.0:
         lines.append("no usable stamps: elapsed is the wait for the result, and host time outside it is not included")
     elif fit.clock == "elapsed" and fit.overhead_s == 0.0:
         lines.append(f"elapsed holds {fit.elapsed_share:.0%} of the wall time only: these are not whole steps")
-    if fit.method and fit.method not in SEARCHES:
-        k = fit.num_speculative_tokens
-        lines.append(f"draft: fitted at k {k}; its fixed seconds grow with k, which a profile cannot say")
-    over = fit.affine.seconds_over_fit
+    if fit.method and fit.method not in SEARCHES and len(fit.num_speculative_tokens) == 1:
+        lines.append(f"draft: fitted at k {_depths(fit)} only; at another its seconds are taken in proportion to k")
+    over = fit.regression.seconds_over_fit
     if abs(over - 1.0) > 0.05:
         lines.append(
-            f"measured time is {over:.2f} times the fitted time: {fit.affine.outlier_points:.1%} of the points are "
-            f"outliers and hold {fit.affine.outlier_seconds:.1%} of the time"
+            f"measured time is {over:.2f} times the fitted time: {fit.regression.outlier_points:.1%} of the points "
+            f"are outliers and hold {fit.regression.outlier_seconds:.1%} of the time"
         )
     return lines
+
+
+def _depths(fit: EngineLogFit) -> str:
+    return ", ".join(str(k) for k in fit.num_speculative_tokens)
 
 
 def _rounded(value: Any) -> Any:

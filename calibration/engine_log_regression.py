@@ -18,8 +18,14 @@ from draftcast.errors import InputError
 
 TARGET = {"fixed_s": "steps", "row_s": "rows", "kv_token_s": "kv_tokens", "sequence_s": "sequences"}
 """Target coefficients and what they multiply, the most wanted first: of two that move together the first is fitted."""
-DRAFT = {"draft_fixed_s": "draft_steps", "draft_token_s": "drafts_made", "draft_kv_token_s": "draft_kv_tokens"}
-"""The same for a drafting model; the columns are 0 where none runs."""
+DRAFT = {
+    "draft_pass_s": "passes_made",
+    "draft_token_s": "drafts_made",
+    "draft_kv_token_s": "draft_kv_tokens",
+    "draft_fixed_s": "draft_steps",
+}
+"""The same for a drafting model; the columns are 0 where none runs. A log of one k cannot tell passes from fixed
+seconds: passes are wanted first, the cost then grows with k as the number of passes does."""
 FRACTION = "ngram_fraction"
 """Text search: seconds as a fraction of the target's."""
 
@@ -138,6 +144,7 @@ def as_points(timed: list[pd.DataFrame]) -> pd.DataFrame:
                 speculative=speculative,
                 draft_steps=points["steps"] * speculative,
                 drafts_made=points["draft_tokens"] * speculative,
+                passes_made=points["draft_passes"] * speculative,
                 draft_kv_tokens=points["kv_tokens"] * speculative,
                 stretch=first + np.arange(len(points)) * count // len(points),
             )

@@ -40,7 +40,8 @@ class TimedSteps:
 
     Attributes:
         frame: a row per block: ``steps``, sums over them of ``rows``, ``kv_tokens`` (NaN: not known), ``sequences``,
-            ``draft_tokens`` (drafts made, by what the next step verifies), ``context_tokens``; ``elapsed_s``,
+            ``draft_tokens`` (drafts made, by what the next step verifies), ``draft_passes`` (drafts made for one
+            request), ``context_tokens``; ``elapsed_s``,
             ``wall_s`` (NaN: not known), ``seconds`` (by the clock); ``source``, ``run``, ``line`` (of the last step).
         blocks: the same for the wall clock, whichever is used: ``wall_s`` and ``elapsed_s`` are both known in it.
         clock: ``wall`` or ``elapsed``.
@@ -150,7 +151,9 @@ def _step_features(run: pd.DataFrame, warmup_steps: int) -> pd.DataFrame:
     """One row per step of a run; ``reason`` is empty for those that may be used."""
     follows = np.r_[False, np.diff(run["step"]) == 1]
     generation = run["generation_requests"].to_numpy()
-    made = np.r_[(run["generation_tokens"].to_numpy() - generation)[1:], 0]
+    verified = run["generation_tokens"].to_numpy() - generation
+    # Every request drafts as many, but for those near their end: rounded up, the mean is the number of passes.
+    depth = -(-verified // np.maximum(generation, 1))
     is_next = np.r_[follows[1:] & (generation[1:] > 0), False]
     wall_s = np.r_[np.nan, np.diff(run["time_s"])]
     features = pd.DataFrame(
@@ -162,7 +165,8 @@ def _step_features(run: pd.DataFrame, warmup_steps: int) -> pd.DataFrame:
             "rows": run["context_tokens"] + run["generation_tokens"],
             "kv_tokens": run["kv_tokens"],
             "sequences": run["context_requests"] + generation,
-            "draft_tokens": np.where(is_next, made, run["generation_tokens"] - generation),
+            "draft_tokens": np.where(is_next, np.r_[verified[1:], 0], verified),
+            "draft_passes": np.where(is_next, np.r_[depth[1:], 0], depth),
             "context_tokens": run["context_tokens"],
             "elapsed_s": run["elapsed_s"],
             "time_s": run["time_s"],
@@ -203,7 +207,7 @@ def _blocks(run: pd.DataFrame) -> pd.DataFrame:
         if sharp and spent >= _BLOCK_UNCERTAINTIES * min(resolution[i], typical_s):
             ends.append((first, i))
             first, spent = i + 1, 0.0
-    summed = ["rows", "kv_tokens", "sequences", "draft_tokens", "context_tokens", "elapsed_s", "wall_s"]
+    summed = ["rows", "kv_tokens", "sequences", "draft_tokens", "draft_passes", "context_tokens", "elapsed_s", "wall_s"]
     if not ends:
         return run.head(0)
     totals = np.vstack([np.zeros(len(summed)), np.cumsum(run[summed].fillna(0.0).to_numpy(), axis=0)])

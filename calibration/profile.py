@@ -113,10 +113,12 @@ class _Target(_Section):
     fixed_s: Seconds
     row_s: Seconds
     kv_token_s: Seconds
+    sequence_s: Seconds = 0.0
 
 
 class _Draft(_Section):
     fixed_s: Seconds
+    pass_s: Seconds = 0.0
     draft_token_s: Seconds
     kv_token_s: Seconds
     methods: dict[str, OriginLabel]
@@ -135,6 +137,7 @@ class _AffineFile(_Section):
     hardware: str
     tp: int = Field(ge=1)
     dtype: Dtype
+    enforce_eager: bool = False
     date: str
     source: str
     fitted_sequences: tuple[int, int]
@@ -191,8 +194,13 @@ def load_profile(name_or_path: str | Path | None, hardware: HardwareSpec) -> Har
         return _load_file(path, hardware)
     manifest = read_manifest(path)
     profile = _load_file(path / FIT, hardware)
-    if not isinstance(profile, RooflineProfile):
-        raise HardwareError("must be roofline beside a table", file=str(path / FIT), key="kind", value="affine")
+    # Rooflines of a folder extend its table; a whole-step fit has none.
+    if isinstance(profile, AffineProfile) == manifest.has_table:
+        kind, beside = ("affine", "beside") if manifest.has_table else ("roofline", "without")
+        allowed = "roofline" if manifest.has_table else "affine"
+        raise HardwareError(f"must be {allowed} {beside} a table", file=str(path / FIT), key="kind", value=kind)
+    if isinstance(profile, AffineProfile):
+        return profile
     return dataclasses.replace(
         profile,
         hardware=manifest.ceilings.applied(hardware),
@@ -328,10 +336,13 @@ def _affine(parsed: _AffineFile, path: Path) -> AffineProfile:
         hardware_name=parsed.hardware,
         tp=parsed.tp,
         dtype=parsed.dtype,
+        enforce_eager=parsed.enforce_eager,
         target_fixed_s=parsed.target.fixed_s,
         target_row_s=parsed.target.row_s,
         target_kv_token_s=parsed.target.kv_token_s,
+        target_sequence_s=parsed.target.sequence_s,
         draft_fixed_s=parsed.draft.fixed_s,
+        draft_pass_s=parsed.draft.pass_s,
         draft_token_s=parsed.draft.draft_token_s,
         draft_kv_token_s=parsed.draft.kv_token_s,
         draft_methods={method: Origin.parse(label) for method, label in parsed.draft.methods.items()},

@@ -1,7 +1,8 @@
 """A measured profile as a folder: ``table.parquet``, ``manifest.json`` (its origin), ``profile.yaml`` (the fit).
 
 The manifest holds the checksum of the table, so a truncated, edited or swapped table is refused by name. It also holds
-the device, so that a table made elsewhere is not taken for this one.
+the device, so that a table made elsewhere is not taken for this one. A whole-step fit has no table: its folder holds
+``profile.yaml`` and the manifest with that file's checksum.
 """
 
 from __future__ import annotations
@@ -75,6 +76,11 @@ class Manifest(BaseModel):
     sources: dict[str, str] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict)
 
+    @property
+    def has_table(self) -> bool:
+        """Whether the folder holds a table; otherwise a whole-step fit alone."""
+        return TABLE in self.files
+
 
 def sha256(path: Path) -> str:
     """SHA-256 of a file, hexadecimal. Raises HardwareError when it cannot be read."""
@@ -85,13 +91,16 @@ def sha256(path: Path) -> str:
 
 
 def write_manifest(folder: Path, **fields: Any) -> Manifest:
-    """Write the manifest of the table that stands in ``folder``; ``files`` is computed. Fields: see `Manifest`.
+    """Write the manifest of the table, or else of the fit alone, that stands in ``folder``. Fields: see `Manifest`.
+
+    ``files`` is computed: of a folder with a table it names the table only: the fit is made from it.
 
     Raises:
-        HardwareError: a field missing, unknown or of the wrong kind; no table in the folder.
+        HardwareError: a field missing, unknown or of the wrong kind; neither table nor fit in the folder.
     """
+    data = TABLE if (folder / TABLE).exists() or not (folder / FIT).exists() else FIT
     try:
-        manifest = Manifest(**fields, files={TABLE: sha256(folder / TABLE)})
+        manifest = Manifest(**fields, files={data: sha256(folder / data)})
     except ValidationError as error:
         raise _fault(error, folder / MANIFEST) from None
     text = json.dumps(manifest.model_dump(), indent=1, sort_keys=True) + "\n"
@@ -117,7 +126,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise HardwareError("is not UTF-8 text", file=str(path)) from None
     except ValidationError as error:
         raise _fault(error, path) from None
-    if TABLE not in manifest.files:
+    if TABLE not in manifest.files and FIT not in manifest.files:
         raise HardwareError("required, but missing", file=str(path), key=f"files.{TABLE}")
     for name, wanted in manifest.files.items():
         found = sha256(folder / name)

@@ -2,7 +2,7 @@
 
 Two kinds. A `RooflineProfile` holds measured times, where there are any, one soft roofline per operator family (and,
 where fitted, per dtype) for the shapes beyond them, and the host's step time. An `AffineProfile` holds a whole-step fit
-``a + b*rows + c*KV tokens`` of one model on one device. Neither knows a model's shapes nor a scheduler:
+``a + b*rows + c*KV tokens + d*sequences`` of one model on one device. Neither knows a model's shapes nor a scheduler:
 `draftcast.sim.step_cost` puts work and profile together. Profiles are data: YAML files and folders in
 ``calibration/profiles``, read by `draftcast.calibration.profile`.
 """
@@ -115,13 +115,15 @@ class RooflineProfile:
 class AffineProfile:
     """A whole-step fit of one model on one device: no shapes, no dtypes, no rooflines.
 
-    ``target = target_fixed_s + target_row_s * rows + target_kv_token_s * KV tokens`` where rows are all scheduled rows
-    (prompt tokens of a prefill included) and KV tokens stand in the cache before the step, over all sequences.
-    ``draft`` likewise with the draft tokens of the step, summed over the batch. ``overhead_s`` is exposed in every
-    step.
+    ``target = target_fixed_s + target_row_s * rows + target_kv_token_s * KV tokens + target_sequence_s * sequences``
+    where rows are all scheduled rows (prompt tokens of a prefill included, none added by CUDA-graph padding), KV tokens
+    stand in the cache before the step, over all sequences, and sequences are the scheduled requests. ``draft =
+    draft_fixed_s + draft_pass_s * passes + draft_token_s * draft tokens + draft_kv_token_s * KV tokens`` where passes
+    are the most drafts made for one request and draft tokens are summed over the batch. ``overhead_s`` is exposed in
+    every step.
 
     Attributes:
-        model, hardware_name, tp, dtype: what was fitted; anything else is refused.
+        model, hardware_name, tp, dtype, enforce_eager: what was fitted; anything else is refused.
         draft_methods: origin of the draft fit for each method it may be used for.
         ngram_fraction: an n-gram draft's seconds as a fraction of the target's.
         fitted_sequences: inclusive batch range of the fit; outside it a prediction is extrapolated.
@@ -132,10 +134,13 @@ class AffineProfile:
     hardware_name: str
     tp: int
     dtype: str
+    enforce_eager: bool
     target_fixed_s: float
     target_row_s: float
     target_kv_token_s: float
+    target_sequence_s: float
     draft_fixed_s: float
+    draft_pass_s: float
     draft_token_s: float
     draft_kv_token_s: float
     draft_methods: Mapping[str, Origin]
@@ -145,22 +150,6 @@ class AffineProfile:
     fitted_sequences: tuple[int, int]
     source: str
     date: str
-
-    def target_seconds(self, rows: ArrayLike, kv_tokens: ArrayLike) -> FloatArray:
-        """Seconds of a target pass over ``rows`` with ``kv_tokens`` in the cache before it."""
-        return np.asarray(
-            self.target_fixed_s + self.target_row_s * np.asarray(rows) + self.target_kv_token_s * np.asarray(kv_tokens),
-            dtype=np.float64,
-        )
-
-    def draft_seconds(self, draft_tokens: ArrayLike, kv_tokens: ArrayLike) -> FloatArray:
-        """Seconds to make ``draft_tokens`` (over the batch) with the EAGLE head."""
-        return np.asarray(
-            self.draft_fixed_s
-            + self.draft_token_s * np.asarray(draft_tokens)
-            + self.draft_kv_token_s * np.asarray(kv_tokens),
-            dtype=np.float64,
-        )
 
     def checksum(self) -> str:
         """SHA-256 over every number and source; the manifest holds it."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from draftcast.calibration.engine_log_regression import Fit
     from draftcast.calibration.engine_log_steps import Clock
 
-PROFILE, REPORT = "profile.yaml", "engine_log.json"
-_UNITS = {"fixed_s": "ms", "draft_fixed_s": "ms", "ngram_fraction": ""}
+REPORT = "engine_log.json"
+_UNITS = {"fixed_s": "ms", "draft_fixed_s": "ms", "draft_pass_s": "ms", "ngram_fraction": ""}
 _SCALES = {"ms": 1e3, "us": 1e6, "": 1.0}
 
 
@@ -46,7 +46,7 @@ def calibrate_engine_log(
     block_size: int | None = None,
     as_json: bool = False,
 ) -> None:
-    """Fit step coefficients, print them, and with ``out`` write ``profile.yaml`` and ``engine_log.json`` there.
+    """Fit step coefficients, print them, and with ``out`` write a profile folder and ``engine_log.json`` there.
 
     Args:
         engine_log: logs of one server without speculative decoding.
@@ -63,8 +63,9 @@ def calibrate_engine_log(
 
     from draftcast.calibration.acceptance_fit import check_target, write_text
     from draftcast.calibration.engine_log_fit import fit_engine_log
-    from draftcast.calibration.engine_log_profile import notes, write_profile
+    from draftcast.calibration.engine_log_profile import notes, source_line, write_profile
     from draftcast.calibration.hardware import load_hardware
+    from draftcast.calibration.profile_folder import FIT, MANIFEST, write_manifest
 
     if out is not None:
         for option, given in (("--model", model), ("--hardware", hardware)):
@@ -74,8 +75,8 @@ def calibrate_engine_log(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"cannot be made: {error.strerror}", file=str(out)) from None
-        check_target(out / PROFILE)
-        check_target(out / REPORT)
+        for written in (FIT, MANIFEST, REPORT):
+            check_target(out / written)
     device = load_hardware(hardware) if hardware is not None else None
     fit = fit_engine_log(
         _read(engine_log),
@@ -93,7 +94,7 @@ def calibrate_engine_log(
     if out is not None and model is not None and device is not None:
         write_profile(
             fit,
-            out / PROFILE,
+            out / FIT,
             name=name or out.resolve().name,
             model=model,
             hardware=device,
@@ -101,13 +102,23 @@ def calibrate_engine_log(
             dtype=dtype,
             date=date.today().isoformat(),
         )
+        write_manifest(
+            out,
+            name=name or out.resolve().name,
+            hardware=device.name,
+            device=device.name,
+            versions={"vllm": ", ".join(fit.versions)} if fit.versions else {},
+            date=date.today().isoformat(),
+            command=" ".join(["draftcast calibrate", *(f"--engine-log {path}" for path in engine_log)]),
+            source=source_line(fit),
+        )
         write_text(out / REPORT, json.dumps(report, indent=1, allow_nan=False) + "\n")
     if as_json:
         typer.echo(json.dumps(report, allow_nan=False))
         return
     _print(fit, notes(fit))
     if out is not None:
-        typer.echo(f"written: {out / PROFILE}, {out / REPORT}")
+        typer.echo(f"written: {out / FIT}, {out / MANIFEST}, {out / REPORT}")
 
 
 def _read(paths: list[Path]) -> pd.DataFrame:
@@ -127,10 +138,8 @@ def _print(fit: EngineLogFit, notes: list[str]) -> None:
         typer.echo(
             f"outside elapsed: {fit.host_fixed_s * 1e3:.3f} ms a step + {fit.host_sequence_s * 1e6:.1f} us a sequence"
         )
-    typer.echo("\nwith a coefficient for sequences")
-    _print_fit(fit.full)
-    typer.echo("\nas an affine profile takes it")
-    _print_fit(fit.affine)
+    typer.echo("")
+    _print_fit(fit.regression)
     if math.isfinite(fit.repeat_error):
         typer.echo(f"\nlike steps in a row differ by {fit.repeat_error:.1%} (median): no fit's error can be much lower")
     for note in notes:

@@ -48,14 +48,17 @@ def show(
     tables: dict[str, list[dict[str, Any]]] = {}
     if isinstance(opened.profile, RooflineProfile):
         tables["rooflines"] = view.rooflines(opened.profile)
+    else:
+        shown |= view.coefficients(opened.profile)
     if opened.folder is not None:
         tables["held-out errors"] = view.errors_by_shape(opened) if by_shape else view.errors_of(opened)
         tables["coverage"] = view.coverage(opened.table())
     if as_json:
         typer.echo(json.dumps({**shown, **tables}, indent=1))
         return
+    width = max(10, *(len(name) for name in shown))
     for name, value in shown.items():
-        typer.echo(f"{name:<10} {json.dumps(value) if isinstance(value, dict) else value}")
+        typer.echo(f"{name:<{width}} {json.dumps(value) if isinstance(value, dict) else value}")
     for name, rows in tables.items():
         typer.echo(f"\n{name}\n{_text(rows)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from draftcast.calibration.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.held_out import OperatorErrors, fastest, held_out, interpolation_errors
 from draftcast.calibration.latency_table import SHAPE_FIELDS, LatencyTable
 from draftcast.calibration.measured import FAMILY
-from draftcast.calibration.profile import HardwareProfile, RooflineProfile, find_profile, load_profile
+from draftcast.calibration.profile import AffineProfile, HardwareProfile, RooflineProfile, find_profile, load_profile
 from draftcast.calibration.profile_folder import FIT, TABLE, Manifest, read_manifest
 from draftcast.errors import HardwareError
 from draftcast.kernels.catalog import load_model
@@ -31,8 +32,8 @@ class OpenProfile:
     """A profile with the device it is bound to and, for a measured one, its folder.
 
     Attributes:
-        folder: None for a profile that is one YAML file.
-        manifest: of the folder.
+        folder: None for a profile without a table.
+        manifest: None for a profile that is one YAML file.
     """
 
     profile: HardwareProfile
@@ -58,13 +59,13 @@ def open_profile(name_or_path: str, hardware: str | None = None) -> OpenProfile:
         HardwareError: unknown or invalid profile or device, or a device is needed and none given.
     """
     path = find_profile(name_or_path)
-    folder = path if path.is_dir() else None
-    manifest = read_manifest(path) if folder else None
+    manifest = read_manifest(path) if path.is_dir() else None
+    folder = path if manifest is not None and manifest.has_table else None
     named = manifest.hardware if manifest else _named_hardware(path)
     if hardware is None and named == "any":
         raise HardwareError("the profile fits any device: name one", key="--hardware", value=None)
     spec = load_hardware(named if hardware is None else hardware)
-    return OpenProfile(load_profile(str(path) if folder else name_or_path, spec), spec, folder, manifest)
+    return OpenProfile(load_profile(str(path) if manifest else name_or_path, spec), spec, folder, manifest)
 
 
 def _named_hardware(path: Path) -> str:
@@ -89,6 +90,15 @@ def rooflines(profile: RooflineProfile) -> list[dict[str, Any]]:
         }
         for (family, dtype), entry in sorted(entries, key=lambda item: item[0])
     ]
+
+
+def coefficients(profile: AffineProfile) -> dict[str, Any]:
+    """What a whole-step fit holds beyond its name and origin, by the names of `AffineProfile`."""
+    named = ("name", "hardware_name", "source", "date")
+    values = {each.name: getattr(profile, each.name) for each in dataclasses.fields(profile) if each.name not in named}
+    for key in ("draft_methods", "ngram_methods"):
+        values[key] = {method: origin.label for method, origin in values[key].items()}
+    return values
 
 
 def errors_of(opened: OpenProfile) -> list[dict[str, Any]]:

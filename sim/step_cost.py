@@ -146,7 +146,7 @@ def _check_affine(
         ("dtype", settings.dtype, profile.dtype),
         ("kv_cache_dtype", settings.kv_cache_dtype, profile.dtype),
         ("draft_kv_cache_dtype", settings.draft_kv_cache_dtype, profile.dtype),
-        ("enforce_eager", settings.enforce_eager, False),
+        ("enforce_eager", settings.enforce_eager, profile.enforce_eager),
         ("max_cudagraph_capture_size", settings.max_cudagraph_capture_size, None),
         ("cudagraph_capture_sizes", settings.cudagraph_capture_sizes, None),
     )
@@ -172,7 +172,9 @@ def _affine(params: st.FloatArray, profile: AffineProfile, method: Method) -> St
     params[st.P_FIT_TARGET_S] = profile.target_fixed_s
     params[st.P_FIT_ROW_S] = profile.target_row_s
     params[st.P_FIT_KV_S] = profile.target_kv_token_s
+    params[st.P_FIT_SEQ_S] = profile.target_sequence_s
     params[st.P_FIT_DRAFT_S] = profile.draft_fixed_s
+    params[st.P_FIT_DRAFT_PASS_S] = profile.draft_pass_s
     params[st.P_FIT_DRAFT_TOKEN_S] = profile.draft_token_s
     params[st.P_FIT_DRAFT_KV_S] = profile.draft_kv_token_s
     params[st.P_FIT_SEARCH_FRACTION] = profile.ngram_fraction

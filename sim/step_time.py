@@ -92,7 +92,9 @@ P_FIT_LOW_SEQS = 25
 P_FIT_HIGH_SEQS = 26
 P_FIT_TARGET_ORIGIN = 27
 P_FIT_DRAFT_ORIGIN = 28
-N_PARAMS = 29
+P_FIT_SEQ_S = 29
+P_FIT_DRAFT_PASS_S = 30
+N_PARAMS = 31
 
 # draftcast.sim.methods.DraftPlan as constants the compiler can fold; a test holds them equal.
 AUTOREGRESSIVE = 1
@@ -314,16 +316,18 @@ def _affine(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
     # The fit counts the KV tokens that stand in the cache before the step.
     prefill_kv = f[F_PREFILL_KV] - f[F_PREFILL_TOKENS]
     kv = f[F_DECODE_KV] - f[F_DECODE_TOKENS] + prefill_kv
-    target = p[P_FIT_TARGET_S] + p[P_FIT_ROW_S] * f[F_TOKENS] + p[P_FIT_KV_S] * kv
+    target = p[P_FIT_TARGET_S] + p[P_FIT_ROW_S] * f[F_TOKENS] + p[P_FIT_KV_S] * kv + p[P_FIT_SEQ_S] * f[F_SEQS]
     out[O_TARGET] = target
     if f[F_DECODE_TOKENS] > 0.0:
-        out[O_PREFILL] = p[P_FIT_ROW_S] * f[F_PREFILL_TOKENS] + p[P_FIT_KV_S] * prefill_kv
+        own = p[P_FIT_ROW_S] * f[F_PREFILL_TOKENS] + p[P_FIT_KV_S] * prefill_kv
+        out[O_PREFILL] = own + p[P_FIT_SEQ_S] * f[F_PREFILL_SEQS]
     else:
         out[O_PREFILL] = target
     draft = 0.0
     plan = int(p[P_PLAN])
     if plan == AUTOREGRESSIVE:
         draft = p[P_FIT_DRAFT_S] + p[P_FIT_DRAFT_TOKEN_S] * f[F_DRAFT_TOKENS] + p[P_FIT_DRAFT_KV_S] * kv
+        draft += p[P_FIT_DRAFT_PASS_S] * f[F_DRAFT_PASSES]
     elif plan in (HOST_SEARCH, DEVICE_SEARCH) and (f[F_DRAFT_SEQS] > 0.0 or f[F_PROPOSE_TOKENS] > 0.0):
         draft = p[P_FIT_SEARCH_FRACTION] * target
     out[O_DRAFT] = draft

@@ -134,7 +134,8 @@ def test_what_the_server_said_at_its_start(tmp_path: Path) -> None:
         tmp_path,
         "Engine 000: " + line(0),
         "INFO non-default args: {'model': 'm', 'block_size': 32}",
-        f"INFO Initializing a V1 LLM engine (v0.32.0) with config: model='m', speculative_config={speculative}='m'",
+        f"INFO Initializing a V1 LLM engine (v0.32.0) with config: model='m', speculative_config={speculative}='m', "
+        "quantization=None, enforce_eager=True, aux",
         "INFO GPU KV cache size: 456,128 tokens, Maximum concurrency for 4,096 tokens per request: 7.81x",
         "Engine 000: " + line(1),
         "INFO non-default args: {'model': 'm'}",
@@ -147,6 +148,7 @@ def test_what_the_server_said_at_its_start(tmp_path: Path) -> None:
     assert rows.loc[1, facts].tolist() == ["0.32.0", "eagle3", 5, 32.0, 456128.0]
     assert rows.loc[2, facts].tolist()[:3] == ["0.33.0", "", 0]
     assert rows.loc[2, ["block_size", "kv_capacity_tokens"]].isna().all()
+    assert rows["enforce_eager"].tolist() == [pd.NA, True, pd.NA]
 
 
 @pytest.mark.parametrize(
@@ -193,6 +195,7 @@ def test_real_log() -> None:
     drafting = read_engine_log(DATA / "engine_log_draft.log.gz")
     assert drafting["method"].unique().tolist() == ["draft_model"]
     assert drafting["num_speculative_tokens"].unique().tolist() == [3]
+    assert drafting["enforce_eager"].all()
     assert (drafting["generation_tokens"] > drafting["generation_requests"]).mean() > 0.9
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from draftcast.calibration.held_out import held_out
 from draftcast.calibration.latency_table import SHAPE_FIELDS, LatencyTable
 from draftcast.calibration.origin import Origin
 from draftcast.calibration.point_work import point_work
-from draftcast.calibration.profile import RooflineProfile, load_profile
+from draftcast.calibration.profile import AffineProfile, RooflineProfile, load_profile
 from draftcast.calibration.profile_folder import FIT, MANIFEST, TABLE, write_manifest
 from draftcast.calibration.roofline import Roofline
 from draftcast.calibration.roofline_fit import fit_profile, fit_roofline
@@ -206,6 +207,49 @@ def copy(folder: Path, tmp_path: Path) -> Path:
     for name in (TABLE, MANIFEST, FIT):
         (target / name).write_bytes((folder / name).read_bytes())
     return target
+
+
+AFFINE = """
+schema_version: 1
+kind: affine
+name: whole
+model: llama-3.1-8b
+hardware: h100-sxm
+tp: 1
+dtype: bf16
+date: 2026-11-21
+source: a test
+fitted_sequences: [1, 8]
+target: {fixed_s: 0.001, row_s: 0.0, kv_token_s: 0.0, sequence_s: 0.0001}
+draft: {fixed_s: 0.0, pass_s: 0.002, draft_token_s: 0.0, kv_token_s: 0.0, methods: {eagle: interpolated}}
+ngram: {fraction_of_target: 0.0, methods: {}}
+overhead_s: 0.0
+"""
+MADE = {"name": "a", "hardware": "h100-sxm", "device": "d", "date": "2026-11-21", "command": "-", "source": "a test"}
+
+
+def test_a_whole_step_fit_stands_in_a_folder_without_a_table(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / FIT).write_text(AFFINE)
+    manifest = write_manifest(tmp_path, **MADE)
+    assert list(manifest.files) == [FIT]
+    profile = load_profile(tmp_path, H100)
+    assert isinstance(profile, AffineProfile)
+    assert (profile.target_sequence_s, profile.draft_pass_s) == (1e-4, 2e-3)
+    shown = CliRunner().invoke(app, ["profile", "show", str(tmp_path), "--json"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["target_sequence_s"] == 1e-4
+    (tmp_path / FIT).write_text(AFFINE.replace("0.001", "0.002"))
+    with pytest.raises(HardwareError, match=r"profile.yaml: is not the file its manifest describes"):
+        load_profile(tmp_path, H100)
+    shutil.copy(folder / FIT, tmp_path / FIT)
+    write_manifest(tmp_path, **MADE)
+    with pytest.raises(HardwareError, match=r"kind = 'roofline': must be affine without a table"):
+        load_profile(tmp_path, H100)
+    shutil.copy(folder / TABLE, tmp_path / TABLE)
+    (tmp_path / FIT).write_text(AFFINE)
+    write_manifest(tmp_path, **MADE)
+    with pytest.raises(HardwareError, match=r"kind = 'affine': must be roofline beside a table"):
+        load_profile(tmp_path, H100)
 
 
 def test_a_changed_table_is_refused_by_name(copy: Path) -> None:

@@ -85,8 +85,7 @@ def test_affine_coefficients_are_the_published_ones() -> None:
     assert (profile.ngram_fraction, profile.overhead_s) == (0.005875, 1.20683946e-03)
     assert profile.fitted_sequences == (1, 64)
     assert "2601.11580" in profile.source
-    assert float(profile.target_seconds(10, 1000)) == pytest.approx(5.88590713e-03 + 2.10103129e-04 + 3.92645679e-05)
-    assert float(profile.draft_seconds(4, 1000)) == pytest.approx(2.13526175e-03 + 3.365718412e-06 + 2.37768493e-06)
+    assert (profile.target_sequence_s, profile.draft_pass_s, profile.enforce_eager) == (0.0, 0.0, False)
 
 
 def test_affine_is_for_one_device() -> None:

@@ -1,10 +1,12 @@
 """The affine whole-step fit of H100 and Llama-3.1-8B: published values reproduced, everything else refused."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from draftcast.calibration.hardware import load_hardware
-from draftcast.calibration.profile import load_profile
+from draftcast.calibration.profile import AffineProfile, HardwareProfile, load_profile
 from draftcast.errors import HardwareError
 from draftcast.kernels.catalog import load_model
 from draftcast.sim.methods import get_method
@@ -39,8 +41,8 @@ LLAMA = load_model("llama-3.1-8b")
 AFFINE = "h100-llama-3.1-8b-affine"
 
 
-def affine_cost(method: str = "none", k: int = 0) -> StepCost:
-    profile = load_profile(AFFINE, H100)
+def affine_cost(method: str = "none", k: int = 0, profile: HardwareProfile | None = None) -> StepCost:
+    profile = profile or load_profile(AFFINE, H100)
     return compile_step_cost(LLAMA, get_method(method), None, k, 1, None, "bf16", "auto", profile, H100, 8192, 256)
 
 
@@ -78,6 +80,32 @@ def test_affine_prefill_counts_rows_and_what_was_cached() -> None:
     step_time(affine_cost(), f, out)
     assert out[O_TARGET] == pytest.approx(5.88590713e-03 + 101 * 2.10103129e-05 + 250 * 3.92645679e-08, abs=1e-9)
     assert out[O_PREFILL] == pytest.approx(100 * 2.10103129e-05 + 200 * 3.92645679e-08, abs=1e-9)
+
+
+def test_seconds_of_a_sequence_and_of_a_draft_pass() -> None:
+    published = load_profile(AFFINE, H100)
+    assert isinstance(published, AffineProfile)
+    profile = dataclasses.replace(published, target_sequence_s=1e-4, draft_pass_s=5e-4)
+    for method, k in (("eagle", 3), ("eagle", 5), ("none", 0)):
+        before, after = (decode(affine_cost(method, k, each), 8, k, 1000) for each in (published, profile))
+        assert after[O_TARGET] - before[O_TARGET] == pytest.approx(8 * 1e-4)
+        assert after[O_DRAFT] - before[O_DRAFT] == pytest.approx(k * 5e-4)
+    f, out = np.zeros(N_FEATURES), np.empty(N_OUT)
+    f[[F_TOKENS, F_SEQS, F_DECODE_SEQS, F_DECODE_TOKENS, F_DECODE_KV]] = [101, 3, 1, 1, 51]
+    f[[F_PREFILL_SEQS, F_PREFILL_TOKENS, F_PREFILL_KV, F_PREFILL_QKV]] = [2, 100, 300, 100 * 250.5]
+    step_time(affine_cost(profile=profile), f, out)
+    assert out[O_PREFILL] == pytest.approx(100 * 2.10103129e-05 + 200 * 3.92645679e-08 + 2 * 1e-4, abs=1e-9)
+
+
+def test_a_fit_of_an_eager_server_is_for_eager_servers() -> None:
+    eager = dataclasses.replace(load_profile(AFFINE, H100), enforce_eager=True)
+    with pytest.raises(HardwareError, match=r"enforce_eager = False: .*fitted with True only"):
+        affine_cost("eagle", 3, eager)
+    arguments = (LLAMA, get_method("none"), None, 0, 1, None, "bf16", "auto", eager, H100, 8192, 256)
+    cost = compile_step_cost(*arguments, enforce_eager=True)
+    # Rows as they are: 33 cost one row more than 32, no capture size is padded to.
+    seconds = [decode(cost, n, 0, 1000)[O_TARGET] for n in (32, 33)]
+    assert seconds[1] - seconds[0] == pytest.approx(2.10103129e-05 + 1000 * 3.92645679e-08)
 
 
 def test_affine_origin_follows_the_batch() -> None:
