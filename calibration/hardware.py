@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import HardwareError
 from draftcast.kernels.dtypes import COMPUTE_DTYPE
 
@@ -79,20 +78,6 @@ def _check_number(file: str, key: str, value: object, *, allow_zero: bool) -> No
         raise HardwareError(allowed, file=file, key=key, value=value)
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Safe loader that refuses a key given twice; plain YAML would keep the last one silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key_node, _ in node.value:
-            if key_node.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {key_node.value!r} given twice", problem_mark=key_node.start_mark
-                )
-            seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
-
-
 @functools.cache
 def _bundled() -> dict[str, HardwareSpec]:
     """Lower-case name or alias -> device."""
@@ -135,15 +120,12 @@ def _read(path: Path) -> tuple[HardwareSpec, list[str]]:
     """(device, aliases) of one file."""
     file = str(path)
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or "not valid YAML"
-        raise HardwareError(problem, file=file, line=None if mark is None else mark.line + 1) from None
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise HardwareError("not UTF-8 text", file=file) from None
     except OSError as error:
         raise HardwareError(f"cannot be read: {error.strerror}", file=file) from None
+    values = parse_yaml(text, file, HardwareError)
     if not isinstance(values, dict):
         raise HardwareError("a mapping of keys is needed", file=file)
     for key in values:

@@ -10,7 +10,6 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from draftcast.calibration.hardware import HardwareSpec
@@ -25,6 +24,7 @@ from draftcast.calibration.profile_spec import (
     RooflineProfile,
 )
 from draftcast.calibration.roofline import Roofline
+from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import HardwareError
 
 __all__ = [
@@ -152,26 +152,6 @@ _FILE: TypeAdapter[_RooflineFile | _AffineFile] = TypeAdapter(
 )
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice and leaves dates as text."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str) and key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} given twice", key_node.start_mark)
-            if isinstance(key, str):
-                seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_UniqueKeyLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
 def profile_names() -> tuple[str, ...]:
     """Names of the bundled profiles."""
     files = {path.stem for path in PROFILE_FOLDER.glob("*.yaml")}
@@ -236,12 +216,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise HardwareError(f"cannot be read as UTF-8 text: {error}", file=str(path)) from None
-    try:
-        raw = yaml.load(text, Loader=_UniqueKeyLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or error
-        raise HardwareError(f"is not valid YAML: {problem}", file=str(path), line=mark and mark.line + 1) from None
+    raw = parse_yaml(text, str(path), HardwareError)
     if not isinstance(raw, dict):
         raise HardwareError("must hold a mapping with schema_version, kind, name, ...", file=str(path))
     return raw

@@ -15,10 +15,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from draftcast.calibration.yaml_text import parse_yaml, write_yaml
 from draftcast.errors import ScenarioError
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.validation import validate
-from draftcast.scenarios.yaml_text import parse_yaml, write_yaml
 
 DEFAULT_SCENARIO = "default"
 SUFFIX = ".yaml"
@@ -77,7 +77,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise ScenarioError("must look like key.key=value", file="--set", value=assignment)
-        _assign(result, key.strip(), parse_yaml(text, f"--set {key.strip()}"), "--set")
+        _assign(result, key.strip(), parse_yaml(text, f"--set {key.strip()}", ScenarioError), "--set")
     return result
 
 
@@ -169,7 +169,7 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _mapping_of(text: str, file: str) -> dict[str, Any]:
-    data = parse_yaml(text, file)
+    data = parse_yaml(text, file, ScenarioError)
     if not isinstance(data, dict):
         raise ScenarioError(
             "must be a mapping of sections (schema_version, engine, hardware, workload, ...)", file=file

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from draftcast.calibration.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.held_out import OperatorErrors, fastest, held_out, interpolation_errors
@@ -18,6 +17,7 @@ from draftcast.calibration.latency_table import SHAPE_FIELDS, LatencyTable
 from draftcast.calibration.measured import FAMILY
 from draftcast.calibration.profile import AffineProfile, HardwareProfile, RooflineProfile, find_profile, load_profile
 from draftcast.calibration.profile_folder import FIT, TABLE, Manifest, read_manifest
+from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import HardwareError
 from draftcast.kernels.catalog import load_model
 from draftcast.sim import step_time as st
@@ -69,7 +69,7 @@ def open_profile(name_or_path: str, hardware: str | None = None) -> OpenProfile:
 
 
 def _named_hardware(path: Path) -> str:
-    raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    raw = parse_yaml(path.read_text(encoding="utf-8"), str(path), HardwareError)
     return str(raw.get("hardware", "any")) if isinstance(raw, dict) else "any"
 
 
@@ -105,7 +105,8 @@ def errors_of(opened: OpenProfile) -> list[dict[str, Any]]:
     """Held-out errors as the profile records them; none for a profile without a table."""
     if opened.folder is None:
         return []
-    raw = yaml.safe_load((opened.folder / FIT).read_text(encoding="utf-8"))
+    fit = opened.folder / FIT
+    raw = parse_yaml(fit.read_text(encoding="utf-8"), str(fit), HardwareError)
     return list(raw.get("held_out", []))
 
 

@@ -87,6 +87,9 @@ def test_own_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({**values, "name": "mine", "memory_bytes": 1e9}), encoding="utf-8")
     assert load_hardware(path) == replace(load_hardware("h100"), name="mine", memory_bytes=1e9)
+    # A number as people write it, which YAML 1.1 takes for text.
+    path.write_text(yaml.safe_dump({**values, "name": "mine"}).replace("link_latency_s:", "link_latency_s: 5e-6 #"))
+    assert load_hardware(path).link_latency_s == 5e-6
 
 
 @pytest.mark.parametrize(
@@ -125,7 +128,7 @@ def test_bad_values_name_file_and_key(tmp_path: Path, change: dict[str, Any], wo
         (b"name: [", "bad.yaml"),
         (b"- 1", "mapping"),
         (b"\xff\xfe\x00", "UTF-8"),
-        (b"name: a\nname: b\n", "'name' given twice"),
+        (b"name: a\nname: b\n", ":2: name: duplicate key, first given in line 1"),
         (b"", "mapping"),
         (b"name: a\n", "missing"),
     ],

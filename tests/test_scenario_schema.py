@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftcast.calibration.yaml_text import parse_yaml, write_yaml
 from draftcast.errors import ScenarioError
 from draftcast.kernels.dtypes import KV_BYTES, WEIGHT_BYTES
 from draftcast.scenarios.load import (
@@ -27,7 +28,6 @@ from draftcast.scenarios.schema.base import nearest_key
 from draftcast.scenarios.schema.engine import DTYPES, KV_DTYPES, QUANTIZATIONS
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 from draftcast.scenarios.workload_spec import acceptance_models, slos, workload_spec
-from draftcast.scenarios.yaml_text import parse_yaml, write_yaml
 from draftcast.sim import methods, policies, routers
 from draftcast.sim.acceptance import MAX_K
 

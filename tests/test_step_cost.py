@@ -114,7 +114,7 @@ def tiny_cost(
     return compile_step_cost(**(arguments | changes))
 
 
-def llama_cost(method: str = "none", k: int = 0, profile: str | None = None) -> StepCost:
+def llama_cost(method: str = "none", k: int = 0, profile: str = "default") -> StepCost:
     return compile_step_cost(
         LLAMA, get_method(method), None, k, 1, None, "bf16", "auto", load_profile(profile, H100), H100, 8192, 256
     )

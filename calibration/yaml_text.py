@@ -1,4 +1,4 @@
-"""YAML in and out for scenario files: safe loading, no duplicate keys, YAML 1.2 scalars.
+"""YAML in and out, for scenarios, profiles and devices alike: safe loading, no duplicate keys, YAML 1.2 scalars.
 
 PyYAML follows YAML 1.1, where ``off`` is false and ``1e-3`` a string; a policy is called ``off``, so this loader knows
 only ``true``/``false`` as booleans and reads every usual float. Nothing but plain data is ever constructed.
@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from draftcast.errors import ScenarioError
+from draftcast.errors import InputError
 
 _BOOL = "tag:yaml.org,2002:bool"
 _FLOAT = "tag:yaml.org,2002:float"
@@ -51,9 +51,9 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dic
         key = loader.construct_object(key_node, deep=True)
         line = key_node.start_mark.line + 1
         if not isinstance(key, str):
-            raise ScenarioError("keys must be plain words", line=line, key=str(key))
+            raise InputError("keys must be plain words", line=line, key=str(key))
         if key in seen:
-            raise ScenarioError(f"duplicate key, first given in line {seen[key]}", line=line, key=key)
+            raise InputError(f"duplicate key, first given in line {seen[key]}", line=line, key=key)
         seen[key] = line
     loader.flatten_mapping(node)
     return {
@@ -64,21 +64,21 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dic
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
-def parse_yaml(text: str, file: str) -> Any:
+def parse_yaml(text: str, file: str, kind: type[InputError] = InputError) -> Any:
     """Plain data of one YAML document.
 
     Raises:
-        ScenarioError: bad syntax, a duplicate key or a tag beyond plain data, with file and line.
+        kind: bad syntax, a duplicate key or a tag beyond plain data, with file and line.
     """
     try:
         return yaml.load(text, Loader=_Loader)
-    except ScenarioError as error:
-        raise ScenarioError(error.message, file=file, line=error.line, key=error.key) from None
+    except InputError as error:
+        raise kind(error.message, file=file, line=error.line, key=error.key) from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
-        raise ScenarioError(f"not valid YAML: {error.problem}", file=file, line=line) from None
+        raise kind(f"not valid YAML: {error.problem}", file=file, line=line) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ScenarioError(f"not valid YAML: {error}", file=file) from None
+        raise kind(f"not valid YAML: {error}", file=file) from None
 
 
 def write_yaml(data: Any) -> str:
