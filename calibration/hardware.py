@@ -96,6 +96,11 @@ def hardware_names() -> list[str]:
     return sorted({spec.name for spec in _bundled().values()})
 
 
+def is_bundled_device(name: str) -> bool:
+    """Whether ``name`` is a bundled device's name or alias, in any case."""
+    return name.lower() in _bundled()
+
+
 def load_hardware(name_or_path: str | Path) -> HardwareSpec:
     """Device by bundled name or alias (any case), else by the path of a YAML file.
 

@@ -34,6 +34,11 @@ def model_names() -> list[str]:
     return sorted({name for name, _ in _bundled().values()})
 
 
+def is_bundled_model(name: str) -> bool:
+    """Whether ``name`` is a bundled model's name or alias, in any case."""
+    return name.lower() in _bundled()
+
+
 def load_model(name_or_path: str | Path) -> ModelSpec:
     """Model by bundled name or alias (any case), else by path to a ``config.json`` or to the folder holding one.
 

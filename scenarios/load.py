@@ -1,8 +1,8 @@
 """From a file, an embedded name or a mapping to a validated ``Scenario``, and back.
 
 Every way in ends in the same validation, and every failure is one ``ScenarioError`` line that names the file (or
-``--set``), the key, the value and what is allowed. Does not touch models, hardware or traces: what those names refer
-to is checked by who reads them.
+``--set``), the key, the value and what is allowed. What models, hardware or traces a scenario names is checked by who
+reads them (``scenarios/references.py`` says where they are looked for).
 """
 
 from __future__ import annotations
@@ -17,17 +17,12 @@ from typing import Any
 
 from draftcast.calibration.yaml_text import parse_yaml, write_yaml
 from draftcast.errors import ScenarioError
+from draftcast.scenarios.references import put_checksums, resolve_paths
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.validation import validate
 
 DEFAULT_SCENARIO = "default"
 SUFFIX = ".yaml"
-# Where a scenario names a file on disk: relative ones are taken from the scenario's own folder.
-PATH_KEYS = (
-    ("workload", "arrivals", "path"),
-    ("workload", "lengths", "path"),
-    ("acceptance", "path"),
-)
 
 
 def embedded_scenarios() -> dict[str, str]:
@@ -134,10 +129,7 @@ def scenario_hash(scenario: Scenario) -> str:
     if spec is not None:
         # With defaults here: a default written out asks the same question.
         data["engine"]["speculative_config"] = json.loads(spec.model_dump_json())
-    for section in _sections_with_paths(data):
-        path = Path(section["path"])
-        if path.is_file():
-            section["path"] = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    put_checksums(data)
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
@@ -162,9 +154,7 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     except OSError as error:
         raise ScenarioError(f"cannot be read: {error.strerror}", file=str(source)) from None
     data = _mapping_of(text, str(source))
-    for section in _sections_with_paths(data):
-        if isinstance(section["path"], str) and not Path(section["path"]).is_absolute():
-            section["path"] = str((path.parent / section["path"]).absolute())
+    resolve_paths(data, path.parent)
     return data, str(source)
 
 
@@ -175,25 +165,6 @@ def _mapping_of(text: str, file: str) -> dict[str, Any]:
             "must be a mapping of sections (schema_version, engine, hardware, workload, ...)", file=file
         )
     return data
-
-
-def _sections_with_paths(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The (mutable) sections of a raw scenario that name a file on disk."""
-    found = []
-    for *outer, last in PATH_KEYS:
-        found.append(_descend(data, outer, last))
-    workload = data.get("workload")
-    classes = workload.get("classes") if isinstance(workload, dict) else None
-    for entry in classes if isinstance(classes, list) else []:
-        found.append(_descend(entry, ["lengths"], "path"))
-        found.append(_descend(entry, ["acceptance"], "path"))
-    return [section for section in found if section is not None]
-
-
-def _descend(data: Any, keys: Iterable[str], last: str) -> dict[str, Any] | None:
-    for key in keys:
-        data = data.get(key) if isinstance(data, dict) else None
-    return data if isinstance(data, dict) and data.get(last) is not None else None
 
 
 def _use_trace(data: dict[str, Any], path: str, places: dict[str, str]) -> None:

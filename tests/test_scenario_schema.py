@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftcast.calibration.yaml_text import parse_yaml, write_yaml
-from draftcast.errors import ScenarioError
+from draftcast.errors import InputError, ScenarioError
 from draftcast.kernels.dtypes import KV_BYTES, WEIGHT_BYTES
+from draftcast.scenarios.deployment import deploy
 from draftcast.scenarios.load import (
     apply_overrides,
     dump_scenario,
@@ -319,6 +322,69 @@ def test_paths_are_taken_from_the_scenario_s_folder(tmp_path: Path) -> None:
     arrivals = load_scenario(path).workload.arrivals
     assert arrivals.process == "trace"
     assert arrivals.path == str(tmp_path / "AzureLLMInferenceTrace_conv.csv")
+
+
+def own_files(folder: Path) -> dict[str, Any]:
+    """A model, a device, a profile and a policy of one's own, in files beside a scenario; the scenario's mapping."""
+    folder.mkdir()
+    bundled = Path(str(files("draftcast")))
+    shutil.copy(bundled / "kernels/models/Llama-3.1-8B.json", folder / "config.json")
+    shutil.copy(bundled / "calibration/hardware/h100-sxm.yaml", folder / "gpu.yaml")
+    shutil.copytree(bundled / "calibration/profiles/h100-sxm", folder / "measured")
+    (folder / "mine.py").write_text(
+        "from draftcast.sim.policies import Policy\n"
+        "class Two(Policy):\n    def decide(self, batch):\n        return 2\n"
+    )
+    data = to_mapping(load_scenario(overrides=["workload.num_requests=20", "statistics.replications=1"]))
+    data["engine"] |= {"model": "config.json"}
+    return data | {"hardware": "gpu.yaml", "profile": "measured", "policy": {"name": "mine.py:Two"}}
+
+
+def test_every_path_is_taken_from_the_scenario_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = own_files(tmp_path / "here")
+    (tmp_path / "here/s.yaml").write_text(write_yaml(data))
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    # A file of the same name in the current directory is not the one that is meant.
+    (tmp_path / "there/gpu.yaml").write_text("nonsense")
+    scenario = load_scenario(tmp_path / "here/s.yaml")
+    assert scenario.hardware == str(tmp_path / "here/gpu.yaml")
+    deployment = deploy(scenario)
+    assert deployment.model.name == str(tmp_path / "here/config.json")
+    assert type(deployment.policy).__name__ == "Two"
+    (tmp_path / "here/gpu.yaml").unlink()
+    with pytest.raises(InputError, match=r"here/gpu\.yaml"):
+        deploy(load_scenario(tmp_path / "here/s.yaml"))
+    # Without a file there is no folder but the current one; bundled names stay names.
+    monkeypatch.chdir(tmp_path / "here")
+    assert type(deploy(load_scenario({**data, "hardware": "h100-sxm"})).policy).__name__ == "Two"
+    assert load_scenario({**data, "hardware": "H100"}).hardware == "H100"
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "gpu.yaml", "measured/profile.yaml", "measured/manifest.json", "mine.py"]
+)
+def test_the_hash_takes_what_a_scenario_names_by_content(tmp_path: Path, name: str) -> None:
+    hashes = []
+    for folder in ("a", "b"):
+        data = own_files(tmp_path / folder)
+        (tmp_path / folder / "s.yaml").write_text(write_yaml(data))
+        hashes.append(scenario_hash(load_scenario(tmp_path / folder / "s.yaml")))
+    assert hashes[0] == hashes[1]  # by content, not by place
+    with (tmp_path / "b" / name).open("a") as file:
+        file.write("\n")
+    assert scenario_hash(load_scenario(tmp_path / "b/s.yaml")) != hashes[0]
+
+
+def test_the_hash_takes_a_policy_s_module_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / "policies_of_mine.py"
+    module.write_text("x = 1\n")
+    scenario = load_scenario(overrides=["policy.name=policies_of_mine:Two"])
+    before = scenario_hash(scenario)
+    module.write_text("x = 2\n")
+    assert scenario_hash(scenario) != before
+    assert scenario_hash(load_scenario(overrides=["policy.name=no_such_module:Two"])) != before
 
 
 def test_with_rate_rescales_a_trace_and_refuses_what_has_no_rate() -> None:
