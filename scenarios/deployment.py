@@ -49,11 +49,7 @@ def _policy(scenario: Scenario) -> Policy:
 def _method(scenario: Scenario) -> Method:
     method = get_method(scenario.method)
     spec = scenario.speculative_config
-    if spec is not None and method.is_tree and (spec.tree_width or spec.max_tree_nodes):
-        width = spec.tree_width or method.tree_width
-        nodes = spec.max_tree_nodes if spec.max_tree_nodes is not None else method.max_tree_nodes
-        method = method.with_tree(width, nodes)
-    return method
+    return method.with_tree(*spec.tree_shape) if spec is not None and method.is_tree else method
 
 
 def _batch_limits(engine: Engine, hardware: HardwareSpec, max_model_len: int) -> BatchDefaults:

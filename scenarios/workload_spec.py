@@ -9,9 +9,17 @@ import itertools
 from typing import Any
 
 from draftcast.errors import ScenarioError
-from draftcast.scenarios.schema import Lengths, RequestClass, Scenario, workload
+from draftcast.scenarios.schema import (
+    Lengths,
+    RequestClass,
+    Scenario,
+    SpeculativeConfig,
+    TreeAcceptance,
+    workload,
+)
+from draftcast.scenarios.schema.speculation import DEFAULT_TREE
 from draftcast.sim import arrivals, lengths
-from draftcast.sim.acceptance import AcceptanceModel, build_acceptance
+from draftcast.sim.acceptance import AcceptanceModel, build_acceptance, rates_in_another_tree, tree_rates
 from draftcast.sim.slo import Slo
 from draftcast.sim.traces import TraceSpec
 from draftcast.sim.workload import RequestClass as SimulatedClass
@@ -51,8 +59,20 @@ def acceptance_models(scenario: Scenario) -> tuple[AcceptanceModel, ...]:
             return ()
         key = f"workload.classes.{index}.acceptance" if entry.acceptance is not None else "acceptance"
         parameters = model.model_dump(exclude={"model", "path", "record"}, exclude_none=True)
+        if isinstance(model, TreeAcceptance) and scenario.speculative_config is not None:
+            parameters = _tree(model, scenario.speculative_config)
         models.append(build_acceptance(model.model, parameters, key=key))
     return tuple(models)
+
+
+def _tree(model: TreeAcceptance, spec: SpeculativeConfig) -> dict[str, Any]:
+    """Parameters of the simulator's tree model, for the shape of the tree that is simulated."""
+    if model.rates is not None:
+        measured = (model.tree_width or DEFAULT_TREE[0], model.max_tree_nodes or DEFAULT_TREE[1])
+        return {"rates": rates_in_another_tree(model.rates, measured, spec.tree_shape, spec.k)}
+    if model.widths is not None:
+        return {"alpha": model.alpha, "widths": model.widths}
+    return {"rates": tuple(tree_rates(model.alpha or 0.0, spec.k, *spec.tree_shape).tolist())}
 
 
 def slos(scenario: Scenario) -> dict[str, Slo]:

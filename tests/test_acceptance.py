@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numba import njit
 
 from draftcast.errors import ScenarioError
@@ -29,7 +31,9 @@ from draftcast.sim.acceptance import (
     build_acceptance,
     compile_acceptance,
     proposed_drafts,
+    rates_in_another_tree,
     tree_depth_probabilities,
+    tree_rates,
 )
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "acceptance"
@@ -202,6 +206,38 @@ def test_tree_by_hand() -> None:
     assert Tree(alpha=0.5, widths=(2, 1)).mean_acceptance_length(2) == pytest.approx(2.125)
     chain, constant = Tree(alpha=0.7, widths=(1, 1, 1)), Constant(0.7)
     np.testing.assert_array_equal(chain.draft_probabilities(), constant.draft_probabilities()[:3])
+
+
+def test_tree_rates_of_a_shape_by_hand() -> None:
+    np.testing.assert_allclose(tree_rates(0.6, 3, 1), [0.6, 0.36, 0.216])  # a chain
+    # Depth 1: children of the root, 0.5 + 0.25. Depth 2: 11; then two of 12, 21 with a step each, 0.25 + 2 x 0.125.
+    np.testing.assert_allclose(tree_rates(0.5, 2, 2), [0.75, 0.25 + 0.125])
+    np.testing.assert_allclose(tree_rates(0.5, 2, 3), [0.875, 0.5])
+    # The likeliest four of those six nodes: 0.5, 0.25, 0.25 and one of 0.125, the shallowest first.
+    np.testing.assert_allclose(tree_rates(0.5, 2, 3, 4), [0.875, 0.25])
+    # All children of all nodes: a level is reached when every level before it was.
+    np.testing.assert_allclose(tree_rates(0.3, 2, 10_000), [1.0, 1.0], atol=1e-12)
+    assert tree_rates(0.0, 3, 4).tolist() == [0.0] * 3
+    assert tree_rates(1.0, 3, 4, 3).tolist() == [1.0] * 3
+
+
+@given(st.floats(0.0, 1.0), st.integers(1, 8), st.integers(1, 40), st.integers(0, 60))
+def test_tree_rates_never_rise_with_depth_nor_fall_with_nodes(alpha: float, depth: int, width: int, nodes: int) -> None:
+    rates = tree_rates(alpha, depth, width, nodes)
+    assert (np.diff(rates) <= 0).all()
+    assert ((rates >= 0) & (rates <= 1)).all()
+    assert tree_rates(alpha, depth, width + 1, nodes).sum() >= rates.sum() - 1e-12
+    assert tree_rates(alpha, depth, width, nodes + 1 if nodes else 0).sum() >= rates.sum() - 1e-12
+
+
+def test_rates_are_carried_over_to_another_tree() -> None:
+    # Rates that follow the formula exactly come out as the other tree's.
+    measured, wanted = (4, 10), (8, 30)
+    carried = rates_in_another_tree(tree_rates(0.4, 5, *measured).tolist(), measured, wanted, 3)
+    np.testing.assert_allclose(carried, tree_rates(0.4, 3, *wanted), rtol=1e-9)
+    assert rates_in_another_tree([0.9, 0.2], measured, measured, 1) == (0.9,)
+    assert rates_in_another_tree([0.0, 0.0], measured, wanted, 2) == (0.0, 0.0)
+    assert rates_in_another_tree([1.0, 1.0], measured, (1, 2), 2) == pytest.approx((1.0, 1.0))
 
 
 def test_trace_by_hand() -> None:

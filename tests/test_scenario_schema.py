@@ -36,6 +36,7 @@ from draftcast.sim.acceptance import MAX_K
 
 RATE = "workload.arrivals.request_rate_rps"
 SPEC = "engine.speculative_config"
+TREE = f"{SPEC}={{method: eagle_tree, num_speculative_tokens: 3}}"
 
 
 def refused(*overrides: str, **how: Any) -> str:
@@ -127,6 +128,35 @@ def test_a_mistake_is_one_line_with_place_key_value_and_choices(override: str, p
     text = refused(override, **base)
     for part in parts:
         assert part in text, text
+
+
+@pytest.mark.parametrize(
+    ("tree", "acceptance", "parts"),
+    [
+        ("tree_width=4", "rates: [0.9, 0.8, 0.7]", ["acceptance.rates", "are of one tree", "acceptance.tree_width"]),
+        ("tree_width=4", "alpha: 0.5, widths: [4, 5, 1]", ["acceptance.widths.1 = 5", "tree_width = 4"]),
+        ("max_tree_nodes=8", "alpha: 0.5, widths: [4, 4, 1]", ["acceptance.widths = ", "9 branches", "nodes = 8"]),
+        ("max_tree_nodes=2", "alpha: 0.5", [f"{SPEC}.max_tree_nodes = 2", "depth 3"]),
+        ("max_tree_nodes=null", "alpha: 0.5, tree_width: 4", ["acceptance.tree_width = 4", "alpha needs none"]),
+        ("tree_width=2000", "alpha: 0.5", [f"{SPEC}.tree_width = 2000", "at most 1024"]),
+    ],
+)
+def test_a_tree_and_its_acceptance_must_agree(tree: str, acceptance: str, parts: list[str]) -> None:
+    text = refused(TREE, f"{SPEC}.{tree}", f"acceptance={{model: tree, {acceptance}}}")
+    assert all(part in text for part in parts), text
+
+
+def test_the_shape_of_a_tree_changes_its_acceptance() -> None:
+    def rates(tree: str, acceptance: str) -> list[float]:
+        tree_and_model = (TREE, f"{SPEC}.{tree}", f"acceptance={{model: tree, {acceptance}}}")
+        return acceptance_models(load_scenario(overrides=tree_and_model))[0].unconditional(3).tolist()
+
+    assert rates("tree_width=1", "alpha: 0.5") == [0.5, 0.25, 0.125]  # a chain
+    assert rates("tree_width=4", "alpha: 0.5")[0] == 1 - 0.5**4
+    measured = "rates: [0.9, 0.7, 0.5], tree_width: 4, max_tree_nodes: 60"
+    assert rates("tree_width=4", measured) == [0.9, 0.7, 0.5]
+    wider, narrower = rates("tree_width=8", measured), rates("tree_width=2", measured)
+    assert all(a > b > c for a, b, c in zip(wider, [0.9, 0.7, 0.5], narrower, strict=True))
 
 
 def test_an_error_names_set_for_overrides_and_the_file_for_the_rest(tmp_path: Path) -> None:

@@ -140,8 +140,12 @@ KNOBS = [
         f"{SYNTHETIC}synthetic_acceptance_length: 3.5}}",
         f"{SYNTHETIC}synthetic_acceptance_length: 2.5}}",
     ),
-    Knob("SpeculativeConfig.tree_width", f"{SPEC}.tree_width=4", TREE),
-    Knob("SpeculativeConfig.max_tree_nodes", f"{SPEC}.max_tree_nodes=12", TREE),
+    *(
+        Knob(f"SpeculativeConfig.{change.partition('=')[0]}", f"{SPEC}.{change}", (TREE[0], tree), figure)
+        for change in ("tree_width=4", "max_tree_nodes=12")
+        for tree in ("acceptance={model: tree, alpha: 0.5}", f"{TREE[1][:-1]}, tree_width: 10}}")
+        for figure in (None, "mean_acceptance_length")
+    ),
     # where it runs
     Knob("Scenario.hardware", "hardware=a100-80g"),
     Knob("Scenario.profile", "profile=h100-llama-3.1-8b-affine"),
@@ -275,6 +279,8 @@ KNOBS = [
     Knob("NgramAcceptance.persistence", "acceptance.persistence=0.9", (NGRAM, NGRAM_ACCEPTANCE)),
     Knob("NgramAcceptance.mean_match_tokens", "acceptance.mean_match_tokens=1.5", (NGRAM, NGRAM_ACCEPTANCE)),
     Knob("TreeAcceptance.rates", "acceptance.rates=[0.5, 0.3, 0.1]", TREE),
+    Knob("TreeAcceptance.tree_width", "acceptance.tree_width=2", TREE, "mean_acceptance_length"),
+    Knob("TreeAcceptance.max_tree_nodes", "acceptance.max_tree_nodes=6", TREE, "mean_acceptance_length"),
     Knob(
         "TreeAcceptance.alpha",
         "acceptance.alpha=0.7",

@@ -10,7 +10,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from draftcast.scenarios.schema.base import Count, Frozen, Many, NonEmpty, Positive, Probability, wrong
+from draftcast.scenarios.schema.base import (
+    Count,
+    Frozen,
+    Many,
+    Nodes,
+    NonEmpty,
+    Positive,
+    Probability,
+    Width,
+    wrong,
+)
 
 
 def _non_increasing(rates: tuple[float, ...] | None) -> tuple[float, ...] | None:
@@ -87,21 +97,31 @@ class NgramAcceptance(Frozen):
 
 
 class TreeAcceptance(Frozen):
-    """A draft tree: unconditional rate per depth, or ``alpha`` of one branch and the ``widths`` tried at each depth."""
+    """A draft tree: ``alpha`` of one branch, or unconditional ``rates`` per depth as measured with one tree.
+
+    Alpha alone follows the shape of the tree that is simulated; ``widths`` says instead how many branches are tried at
+    each depth. Rates hold for the tree they were measured with (``tree_width``, ``max_tree_nodes``; absent: the default
+    tree) and are carried over to another.
+    """
 
     model: Literal["tree"]
     rates: Many[Probability] | None = None
     alpha: Probability | None = None
     widths: Many[Count] | None = None
+    tree_width: Width | None = None
+    max_tree_nodes: Nodes | None = None
 
     _check = field_validator("rates")(_non_increasing)
 
     @model_validator(mode="after")
     def _one_kind_of_rate(self) -> Self:
         if (self.alpha is None) == (self.rates is None):
-            raise wrong("alpha", self.alpha, "give exactly one of rates, and alpha with widths")
-        if (self.alpha is None) != (self.widths is None):
-            raise wrong("widths", None, "goes with alpha, one width per depth")
+            raise wrong("alpha", self.alpha, "give exactly one of rates and alpha (alpha with or without widths)")
+        if self.widths is not None and self.alpha is None:
+            raise wrong("widths", list(self.widths), "goes with alpha, one width per depth")
+        for key in ("tree_width", "max_tree_nodes"):
+            if self.rates is None and getattr(self, key) is not None:
+                raise wrong(key, getattr(self, key), "says which tree rates were measured with; alpha needs none")
         return self
 
 

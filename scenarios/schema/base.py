@@ -36,6 +36,9 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+# Of a draft tree: nodes drafted in a level, and verified in all (Sequoia's largest trees hold 768).
+Width = Annotated[int, Field(ge=1, le=1024)]
+Nodes = Annotated[int, Field(ge=1, le=4096)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 # Lists of a YAML file become tuples; `strict` holds for what is inside them.
 Many = Annotated[tuple[T, ...], Field(strict=False, min_length=1)]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from draftcast.scenarios.schema.acceptance import Acceptance, PerPositionAcceptance, known_positions
+from draftcast.scenarios.schema.acceptance import Acceptance, PerPositionAcceptance, TreeAcceptance, known_positions
 from draftcast.scenarios.schema.base import Count, Frozen, NonEmpty, nearest_key, wrong
 from draftcast.scenarios.schema.engine import Engine
 from draftcast.scenarios.schema.slo import Slo
@@ -216,3 +216,31 @@ class Scenario(Frozen):
             )
         if (model.model == "tree") != (method == "eagle_tree"):
             raise wrong(f"{key}.model", model.model, f"tree goes with method eagle_tree only; the method is {method}")
+        if isinstance(model, TreeAcceptance):
+            _tree_fits(key, model, spec)
+
+
+def _tree_fits(key: str, model: TreeAcceptance, spec: SpeculativeConfig) -> None:
+    """The tree that is simulated holds the branches that are accepted from, and rates say which tree they are of."""
+    width, nodes = spec.tree_shape
+    if model.widths is not None:
+        for depth, wanted in enumerate(model.widths[: spec.k]):
+            if wanted > width:
+                raise wrong(
+                    f"{key}.widths.{depth}", wanted, f"more branches than tree_width = {width}; alpha alone follows it"
+                )
+        total = sum(model.widths[: spec.k])
+        if total > nodes:
+            raise wrong(
+                f"{key}.widths",
+                list(model.widths),
+                f"{total} branches are more than max_tree_nodes = {nodes}; alpha alone follows it",
+            )
+    named = spec.tree_width is not None or spec.max_tree_nodes is not None
+    if model.rates is not None and named and model.tree_width is None and model.max_tree_nodes is None:
+        raise wrong(
+            f"{key}.rates",
+            list(model.rates),
+            "are of one tree, and this one has a shape of its own: say which tree they were measured with "
+            f"({key}.tree_width, {key}.max_tree_nodes), or give alpha",
+        )

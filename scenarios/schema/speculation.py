@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from draftcast.scenarios.schema.base import Count, Frozen, Many, NonEmpty, Probability, wrong
+from draftcast.scenarios.schema.base import Count, Frozen, Many, Nodes, NonEmpty, Probability, Width, wrong
+from draftcast.sim.methods import METHODS as tree_methods
 
 METHODS = (
     "draft_model",
@@ -53,6 +54,7 @@ WITHOUT_EFFECT = (
     "suffix_decoding_max_spec_factor",
 )
 MAX_SPECULATIVE_TOKENS = 64
+DEFAULT_TREE = (tree_methods["eagle_tree"].tree_width, tree_methods["eagle_tree"].max_tree_nodes)
 
 Schedule = Annotated[
     tuple[Annotated[tuple[int, int, int], Field(strict=False)], ...], Field(strict=False, min_length=1)
@@ -94,8 +96,8 @@ class SpeculativeConfig(Frozen):
     code_revision: str | None = None
     index_share_for_mtp_iteration: bool | None = None
     draft_load_config: dict[str, Any] | None = None
-    tree_width: Count | None = None
-    max_tree_nodes: Count | None = None
+    tree_width: Width | None = None
+    max_tree_nodes: Nodes | None = None
 
     @property
     def resolved_method(self) -> str:
@@ -111,6 +113,11 @@ class SpeculativeConfig(Frozen):
     def k(self) -> int:
         """Draft tokens per round (``num_speculative_tokens``; for suffix decoding its tree depth when absent)."""
         return self.num_speculative_tokens or min(self.suffix_decoding_max_tree_depth, MAX_SPECULATIVE_TOKENS)
+
+    @property
+    def tree_shape(self) -> tuple[int, int]:
+        """(nodes of a level, nodes verified in all) of ``eagle_tree``."""
+        return self.tree_width or DEFAULT_TREE[0], self.max_tree_nodes or DEFAULT_TREE[1]
 
     @property
     def without_effect(self) -> tuple[str, ...]:
@@ -178,6 +185,8 @@ class SpeculativeConfig(Frozen):
         for key in ("tree_width", "max_tree_nodes"):
             if method != "eagle_tree" and getattr(self, key) is not None:
                 raise wrong(key, getattr(self, key), "only with method eagle_tree")
+        if method == "eagle_tree" and self.tree_shape[1] < self.k:
+            raise wrong("max_tree_nodes", self.tree_shape[1], f"a tree of depth {self.k} has at least as many nodes")
         return self._check_synthetic()
 
     def _check_synthetic(self) -> Self:

@@ -8,6 +8,7 @@ from draftcast.sim.acceptance.compiled import MAX_K, AcceptanceArrays, accepted_
 from draftcast.sim.acceptance.fixed_rates import Constant, PerPosition, Tree, tree_depth_probabilities
 from draftcast.sim.acceptance.model import ACCEPTANCE_MODELS, AcceptanceModel, build_acceptance
 from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.acceptance.tree_shape import rates_in_another_tree, tree_rates
 from draftcast.sim.acceptance.two_state import Markov, Ngram
 
 __all__ = [
@@ -26,5 +27,7 @@ __all__ = [
     "build_acceptance",
     "compile_acceptance",
     "proposed_drafts",
+    "rates_in_another_tree",
     "tree_depth_probabilities",
+    "tree_rates",
 ]
