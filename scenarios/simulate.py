@@ -119,7 +119,7 @@ def _replicate(
             deployment.cost,
             acceptance,
             record_steps=record_steps,
-            decide=python_hook(deployment.policy),
+            decide=python_hook(deployment.policy.fresh()),
         )
         for _ in range(scenario.cluster.replicas)
     ]

@@ -7,6 +7,8 @@ A policy returns a decision, the engine applies it. Built-in policies compile to
         def decide(self, batch):
             return batch.k // 2 if batch.num_seqs > 32 else batch.k
 
+It may remember what it likes in ``self``: every replica of every replication runs a copy of its own.
+
 Anything but ``fixed`` makes the draft length dynamic, so one-token admissions are not padded (vLLM's rule for
 ``num_speculative_tokens_per_batch_size``), and everything that a method reserves (input slots, lookahead blocks,
 the draft's memory) stays reserved for ``num_speculative_tokens``: off by policy is not free.
@@ -14,6 +16,7 @@ the draft's memory) stays reserved for ``num_speculative_tokens``: off by policy
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 from collections.abc import Sequence
@@ -81,6 +84,20 @@ class Policy:
     def compile(self, k: int, max_num_seqs: int) -> PolicyArrays:
         """The arrays of the compiled rule. ``k`` is num_speculative_tokens."""
         return _arrays(rules.KIND_PYTHON)
+
+    def fresh(self) -> Policy:
+        """A policy of the same parameters that has seen nothing yet; every replica of every replication gets its own.
+
+        A deep copy of this one, which itself never decides. Override it for a policy that holds what must be shared.
+        """
+        try:
+            return copy.deepcopy(self)
+        except TypeError as error:
+            raise ScenarioError(
+                f"cannot be copied for each replica ({error}); let it override fresh()",
+                key="policy.name",
+                value=type(self).__name__,
+            ) from None
 
     def decide(self, batch: Batch) -> int | Sequence[int] | NDArray[np.integer[Any]]:
         """Drafts to make in this step: one number for all requests, or one each. Values are cut to 0..k."""
@@ -260,15 +277,25 @@ class EmaTiers(Policy):
 
 @dataclass(frozen=True)
 class Oracle(Policy):
-    """Drafts exactly what will be accepted, request by request: the upper bound of any draft-length policy.
+    """Knows which drafts of every request will be accepted, and takes the most tokens per second of the next step.
 
-    The draft's own cost is still paid for what is drafted; knowing beforehand is not possible on a real engine.
+    Rule: let the requests that will decode next verify d_i drafts each. Their step yields ``sum(1 + min(d_i, a_i))``
+    tokens, a_i being what would be accepted (and is still wanted before the request ends), and takes the draft passes
+    for max(d_i), the target pass over ``sum(1 + d_i)`` rows with its CUDA-graph padding, sampler and host. Every number
+    of passes 0..k and every number of rows is weighed, more drafts than will be accepted too: measured kernels are
+    faster at some larger row counts. Ties go to fewer drafts.
+
+    What it bounds: tokens per second of that one step, over all choices of drafts, as long as step time depends on
+    which request gets a draft only through the counts (contexts enter by their sum; prefill that joins the step is not
+    foreseen; where rows are given up or added to reach a CUDA-graph size, attention is taken to change little with
+    them). It is not a bound on a whole run: the best next step may leave worse ones behind, so another policy can come
+    out ahead over many steps, in practice by little.
     """
 
     name: ClassVar[str] = "oracle"
 
     def compile(self, k: int, max_num_seqs: int) -> PolicyArrays:
-        return _arrays(rules.KIND_ORACLE)
+        return _arrays(rules.KIND_ORACLE, state=np.zeros(k + 1))
 
 
 POLICIES: dict[str, type[Policy]] = {p.name: p for p in (Off, Fixed, BatchSchedule, Goodput, EmaTiers, Oracle)}

@@ -204,9 +204,11 @@ def test_the_oracle_drafts_what_is_accepted(build_case: Any, method: str, is_asy
     if method != "tree":
         assert (oracle["time_rejected_s"] == 0).all()
     assert oracle["num_draft_tokens"].sum() > 100
-    # It accepts what drafting k would, with fewer rows in between, so it is faster.
-    assert oracle["num_accepted_tokens"].tolist() == fixed["num_accepted_tokens"].tolist()
     assert oracle["finish_s"].max() < fixed["finish_s"].max()
+    if method != "tree":  # where a token costs three rows, some are not worth them
+        # It takes all that is accepted before a request's end, as drafting k does, with fewer rows.
+        beyond_the_end = fixed["num_accepted_tokens"] - oracle["num_accepted_tokens"]
+        assert beyond_the_end.between(0, 4).all()
 
 
 # ---- parameters and names ----

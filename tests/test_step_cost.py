@@ -365,8 +365,11 @@ def test_seconds_are_split_by_origin() -> None:
 
 
 def test_default_profile_is_all_extrapolated() -> None:
-    out = decode(llama_cost("eagle3", 3), 16, 3, 500)
+    out = decode(llama_cost("eagle3", 3, "default"), 16, 3, 500)
     assert out[O_ORIGIN_EXTRAPOLATED] == pytest.approx(device_seconds(out))
+    # Without a name the H100 takes the profile measured on it.
+    measured = decode(llama_cost("eagle3", 3), 16, 3, 500)
+    assert measured[O_ORIGIN_MEASURED] > 0.0
 
 
 @njit

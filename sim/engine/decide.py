@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from numba import njit
 
-from draftcast.sim.acceptance import accepted_drafts
 from draftcast.sim.borrowed import borrowed
+from draftcast.sim.engine.rules.oracle import decide_oracle
 from draftcast.sim.engine.state import Engine
 from draftcast.sim.step_time import decode_step_seconds
 
@@ -24,15 +24,6 @@ TIER_WEIGHT, TIER_INTERVAL, TIER_WARMUP, TIER_COUNT, TIER_FIRST = 0, 1, 2, 3, 4
 TIER_BATCH, TIER_DOWN, TIER_UP, TIER_STEPS, TIER_STEP_0, MAX_TIER_STEPS = 0, 1, 2, 3, 4, 12
 TIER_ROW = TIER_STEP_0 + MAX_TIER_STEPS
 TIER_INDEX, TIER_EMA, TIER_SEEN, TIER_STATE = 0, 1, 2, 3
-
-
-@njit(cache=True, forceinline=True)
-def draft_levels(ref: Engine, drafts: int) -> int:
-    """Drafts one after the other in a round of ``drafts``: of a tree its levels, of which a path holds one each."""
-    c = borrowed(ref).config[0]
-    if c.tree_depth == 0:
-        return drafts
-    return int(min(-(-drafts * c.tree_depth // max(c.k, 1)), drafts))
 
 
 @njit(cache=True)
@@ -76,13 +67,7 @@ def decide(ref: Engine, slot: int) -> None:
     kind = s.policy.kind[0]
     k = s.config[0].k
     if kind == KIND_ORACLE:
-        for j in range(batch.size):
-            x = entries[j]
-            x.next_drafts = 0
-            if not x.is_chunk and k > 0:
-                most = draft_levels(ref, k)
-                levels = accepted_drafts(s.acceptance, x.request, s.requests[x.request].future, most)
-                x.next_drafts = levels * k // most
+        decide_oracle(ref, slot)
         return
     if kind == KIND_FIXED:
         drafts = int(s.policy.table[0])

@@ -14,7 +14,8 @@ from numba import njit
 from draftcast.sim.acceptance import accepted_drafts, proposed_drafts
 from draftcast.sim.borrowed import borrowed, reference
 from draftcast.sim.engine import blocks, queue
-from draftcast.sim.engine.decide import KIND_PYTHON, decide, draft_levels, observe
+from draftcast.sim.engine.decide import KIND_PYTHON, decide, observe
+from draftcast.sim.engine.rules.forecast import draft_levels
 from draftcast.sim.engine.schedule import advance_computed, schedule
 from draftcast.sim.engine.state import (
     CLOCK_DRAFT,
