@@ -114,7 +114,7 @@ def tiny_cost(
     return compile_step_cost(**(arguments | changes))
 
 
-def llama_cost(method: str = "none", k: int = 0, profile: str = "default") -> StepCost:
+def llama_cost(method: str = "none", k: int = 0, profile: str | None = "default") -> StepCost:
     return compile_step_cost(
         LLAMA, get_method(method), None, k, 1, None, "bf16", "auto", load_profile(profile, H100), H100, 8192, 256
     )
@@ -368,7 +368,7 @@ def test_default_profile_is_all_extrapolated() -> None:
     out = decode(llama_cost("eagle3", 3, "default"), 16, 3, 500)
     assert out[O_ORIGIN_EXTRAPOLATED] == pytest.approx(device_seconds(out))
     # Without a name the H100 takes the profile measured on it.
-    measured = decode(llama_cost("eagle3", 3), 16, 3, 500)
+    measured = decode(llama_cost("eagle3", 3, None), 16, 3, 500)
     assert measured[O_ORIGIN_MEASURED] > 0.0
 
 
