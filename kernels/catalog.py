@@ -63,6 +63,15 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     return _from_file(path)
 
 
+def published_id(name_or_path: str) -> str:
+    """What a server calls the model: the Hugging Face id behind a bundled short name; ids and paths as they are."""
+    known = _bundled().get(name_or_path.lower())
+    if known is None or "/" in name_or_path:
+        return name_or_path
+    aliases: list[str] = known[1]["aliases"]
+    return next((alias for alias in aliases if "/" in alias), name_or_path)
+
+
 def _from_file(path: Path) -> ModelSpec:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

@@ -8,8 +8,6 @@ progress, notes and errors go to standard error. Heavy imports wait inside the c
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +17,8 @@ from draftcast import __version__
 from draftcast.errors import InputError
 from draftcast.scenarios import acceptance_cli, profile_cli
 from draftcast.scenarios.calibrate_command import calibrate
+from draftcast.scenarios.recommend_cli import recommend
+from draftcast.scenarios.terminal import print_json, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.scenarios.comparison import Comparison
@@ -38,6 +38,7 @@ app = typer.Typer(
 app.add_typer(acceptance_cli.app, name="acceptance")
 app.add_typer(profile_cli.app, name="profile")
 app.command()(calibrate)
+app.command()(recommend)
 
 
 def main() -> None:
@@ -75,7 +76,7 @@ def simulate(
     ] = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Take arrivals and lengths from a trace.")] = None,
     rates: Annotated[
-        str | None, typer.Option(metavar="R,R,...", help="Run at each of these mean request rates per second.")
+        str | None, typer.Option(metavar="R,R,...|A..B:N", help="Run at each of these mean request rates per second.")
     ] = None,
     compare_off: Annotated[
         bool, typer.Option("--compare-off", help="Also run without speculation, on the same requests, and compare.")
@@ -93,19 +94,20 @@ def simulate(
 ) -> None:
     """Simulate a scenario: latency, goodput and acceptance with intervals; with --compare-off, does SD pay."""
     from draftcast.scenarios.comparison import compare
+    from draftcast.scenarios.grid import parse_values
     from draftcast.scenarios.load import load_scenario
 
     changes = list(overrides or [])
     changes += [f"statistics.seed={seed}"] if seed is not None else []
     changes += [f"statistics.replications={replications}"] if replications is not None else []
     question = load_scenario(scenario, overrides=changes, speculative_config=speculative_config, trace=trace)
-    wanted = _rates(rates)
+    wanted = parse_values(rates, "--rates") if rates is not None else []
     if out is not None:
         from draftcast.scenarios.run_directory import check_target
 
         check_target(out)
     _notes(question)
-    with _progress_bar() as progress:
+    with progress_bar() as progress:
         answer = compare(question, wanted, compare_off=compare_off, progress=progress, record_steps=steps)
     single = answer.points[0].on if not wanted and not compare_off else None
     if out is not None:
@@ -115,7 +117,7 @@ def simulate(
 
         write_figure(comparison_figure(answer), plot)
     if as_json:
-        _print_json(single.summary if single is not None else answer.summary())
+        print_json(single.summary if single is not None else answer.summary())
     else:
         _print_tables(question, answer, single)
     if single is not None and single.unstable:
@@ -154,37 +156,10 @@ def hardware() -> None:
         typer.echo(f"{name:<16}{device.memory_bytes / 2**30:8.1f} GiB {bandwidth:7.2f} TB/s")
 
 
-def _rates(text: str | None) -> list[float]:
-    if text is None:
-        return []
-    found = []
-    for part in text.split(","):
-        try:
-            rate = float(part)
-        except ValueError:
-            raise InputError("must be numbers separated by commas, in req/s", file="--rates", value=part) from None
-        if not 0 < rate < float("inf"):
-            raise InputError("must be above 0 and finite, in req/s", file="--rates", value=part)
-        found.append(rate)
-    return sorted(set(found))
-
-
 def _notes(question: Scenario) -> None:
     spec = question.speculative_config
     for key in spec.without_effect if spec is not None else ():
         print(f"draftcast: note: engine.speculative_config.{key} has no effect on simulated time", file=sys.stderr)
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Callable[[float], None]]:
-    """A bar on standard error, gone when done; nothing at all when that is not a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("simulating", total=1.0)
-        yield lambda share: bar.update(task, completed=share)
 
 
 def _print_tables(question: Scenario, answer: Comparison, single: RunResult | None) -> None:
@@ -205,14 +180,6 @@ def _print_tables(question: Scenario, answer: Comparison, single: RunResult | No
         )
         if len(answer.points) > 1:
             console.print(cutover_line(answer))
-
-
-def _print_json(summary: dict[str, Any]) -> None:
-    import json
-
-    from draftcast.scenarios.run_directory import plain
-
-    typer.echo(json.dumps(plain(summary), allow_nan=False))
 
 
 def _write(out: Path, answer: Comparison, single: RunResult | None) -> None:

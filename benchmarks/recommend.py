@@ -1,0 +1,68 @@
+"""Is the recommended setting ever significantly worse than the best fixed k, or than off? Bundled scenarios and loads.
+
+    python benchmarks/recommend.py [--replications 5]
+
+The recommendation is made with one seed and judged with another, so that it cannot profit from its own noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+import numpy as np
+
+from draftcast.scenarios.load import load_scenario, with_values
+from draftcast.scenarios.recommend import METRICS, Load, recommend
+from draftcast.scenarios.simulate import simulate
+from draftcast.sim.statistics import replication_interval
+
+RATE = "workload.arrivals.request_rate_rps"
+CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    *(("default", f"{rate:g} req/s", {RATE: rate}) for rate in (2.0, 10.0, 30.0, 50.0, 60.0, 66.0)),
+    *(("ngram-code-editing", f"{rate:g} req/s", {RATE: rate}) for rate in (1.0, 4.0, 8.0)),
+    *(
+        ("closed-loop-classes", f"{clients} clients", {"workload.arrivals.concurrency": clients})
+        for clients in (8, 64, 256)
+    ),
+)
+
+
+def main() -> None:
+    """Print one line a case, then a JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replications", type=int, default=5)
+    replications = parser.parse_args().replications
+    worse = 0
+    seconds = []
+    print(f"{'scenario':<22}{'load':>12}  {'recommended':<58}{'over off':>16}{'over best fixed k':>26}{'s':>7}")
+    for name, label, values in CASES:
+        scenario = with_values(load_scenario(name), {**values, "statistics.replications": replications})
+        start = time.perf_counter()
+        answer = recommend(scenario, loads=[Load(label, {})])
+        seconds.append(time.perf_counter() - start)
+        fixed = [outcome for outcome in answer.outcomes if " k=" in outcome.candidate.label]
+        best = fixed[0]
+        off = next(outcome for outcome in answer.outcomes if outcome.candidate.label == "off")
+        fresh = {"statistics.seed": scenario.statistics.seed + 1000}
+        logs = [
+            np.log([r[METRICS["e2e"].figure] for r in simulate(with_values(o.candidate.scenario, fresh)).replications])
+            for o in (answer.chosen, best, off)
+        ]
+        over_best, over_off = (replication_interval(other - logs[0]) for other in logs[1:])
+        significant = max(over_best.high, over_best.mean) < 0 or max(over_off.high, over_off.mean) < 0
+        worse += significant
+        shown = f"{np.exp(over_best.mean):.4f} [{np.exp(over_best.low):.4f}, {np.exp(over_best.high):.4f}]"
+        mark = "  WORSE" if significant else ""
+        print(
+            f"{name:<22}{label:>12}  {answer.chosen.candidate.label:<58}{np.exp(over_off.mean):>16.3f}"
+            f"{shown:>26}{seconds[-1]:>7.1f}{mark}",
+            flush=True,
+        )
+    print(json.dumps({"cases": len(CASES), "significantly_worse": worse, "slowest_s": round(max(seconds), 1)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Numbers on a command line: ``1,2,5``, ``1..20:8`` (evenly spaced), ``1..64:7log`` (evenly in the logarithm)."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+
+from draftcast.errors import InputError
+
+_RANGE = re.compile(r"(?P<low>[^.:]+(?:\.\d+)?)\.\.(?P<high>[^:]+):(?P<count>\d+)(?P<log>log)?")
+_MOST = 1000
+
+
+def parse_values(text: str, place: str) -> list[float]:
+    """Increasing positive numbers without repeats.
+
+    Args:
+        text: numbers and ranges separated by commas.
+        place: the option, for errors.
+
+    Raises:
+        InputError: nothing, no number, not above 0, a range that does not rise or has fewer than 2 points.
+    """
+    found: set[float] = set()
+    for part in text.split(","):
+        matched = _RANGE.fullmatch(part.strip())
+        if matched is None:
+            found.add(_number(part, place))
+            continue
+        low, high = _number(matched["low"], place), _number(matched["high"], place)
+        count = int(matched["count"])
+        if not low < high or not 2 <= count <= _MOST:
+            raise InputError(
+                f"must be LOW..HIGH:POINTS with LOW < HIGH and 2 to {_MOST} points", file=place, value=part
+            )
+        points = np.geomspace(low, high, count) if matched["log"] else np.linspace(low, high, count)
+        found |= {low, *(float(f"{point:.6g}") for point in points[1:-1]), high}
+    return sorted(found)
+
+
+def _number(text: str, place: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise InputError("must be numbers separated by commas, or LOW..HIGH:POINTS", file=place, value=text) from None
+    if not 0 < value < math.inf:
+        raise InputError("must be above 0 and finite", file=place, value=text)
+    return value

@@ -1,0 +1,71 @@
+"""A recommendation for people: the table of candidates, the sentence above it, what to paste."""
+
+from __future__ import annotations
+
+import json
+
+from rich.table import Table
+
+from draftcast.scenarios.recommend import OFF, Outcome, Recommendation
+from draftcast.scenarios.report import show
+
+
+def candidates_table(answer: Recommendation) -> Table:
+    """One row per candidate, best first; the gain over off in all and, with several loads, at each."""
+    table = Table()
+    table.add_column("setting")
+    table.add_column("gain over off", justify="right")
+    several = len(answer.loads) > 1
+    for load in answer.loads if several else ():
+        table.add_column(load.label, justify="right")
+    table.add_column("")
+    for outcome in answer.outcomes:
+        each = [_at_load(outcome, index) for index in range(len(answer.loads))] if several else []
+        gain = show(outcome.gain) + " x" if outcome.gain is not None else "-"
+        table.add_row(outcome.candidate.label, gain, *each, _remark(answer, outcome))
+    return table
+
+
+def answer_line(answer: Recommendation) -> str:
+    """The recommendation in one sentence with its gain, its interval and the reason."""
+    chosen = answer.chosen
+    if not answer.worth_it:
+        return f"Leave speculation off: {answer.reason}."
+    if chosen.gain is None:
+        return f"Recommended: {chosen.candidate.label}; {answer.reason}."
+    gain = chosen.gain
+    level = f"{gain.confidence:.0%} interval {gain.low:.3g} to {gain.high:.3g}"
+    doubt = "" if gain.low > 1.0 else "; the interval does not exclude that it gains nothing"
+    return (
+        f"Recommended: {chosen.candidate.label}. {answer.metric.label} improves {gain.mean:.3g} x over off ({level}): "
+        f"{answer.reason}{doubt}."
+    )
+
+
+def paste_lines(answer: Recommendation, server: str) -> str:
+    """What to paste for ``server`` (vllm or sglang)."""
+    if server == "sglang":
+        return answer.sglang or f"SGLang: {answer.sglang_reason}"
+    if answer.speculative_config is None:
+        return answer.vllm
+    return f"--speculative-config '{json.dumps(answer.speculative_config)}'\n{answer.vllm}"
+
+
+def _at_load(outcome: Outcome, index: int) -> str:
+    gain, run = outcome.gains[index], outcome.runs[index]
+    if gain is not None:
+        return show(gain)
+    return "overloaded" if run.unstable else "not settled" if not run.steady else "off is overloaded"
+
+
+def _remark(answer: Recommendation, outcome: Outcome) -> str:
+    words = []
+    if outcome is answer.chosen:
+        words.append("recommended")
+    if outcome.overloaded and len(answer.loads) == 1:
+        words.append("overloaded")
+    elif outcome.overloaded:
+        words.append(f"overloaded at {outcome.overloaded} loads")
+    elif outcome.gain is None and outcome.candidate.label != OFF:
+        words.append("no steady state to compare")
+    return ", ".join(words)

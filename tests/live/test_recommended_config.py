@@ -1,0 +1,96 @@
+"""What draftcast recommends, read by vLLM itself: flags, SpeculativeConfig, and the lookup of a schedule."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftcast.kernels.catalog import load_model
+from draftcast.scenarios.load import load_scenario
+from draftcast.scenarios.recommend import recommend
+from draftcast.scenarios.serve_command import vllm_command
+from draftcast.sim.policies import BatchSchedule
+
+pytestmark = pytest.mark.live
+pytest.importorskip("vllm")
+MODELS = Path(load_model.__code__.co_filename).parent / "models"
+SMALL = ("workload.num_requests=300", "statistics.replications=2")
+
+
+def checkpoint(folder: Path, source: str, **changes: Any) -> str:
+    """A folder with the config.json of a bundled model; vLLM asks for no weights to check a configuration."""
+    config = json.loads((MODELS / f"{source}.json").read_text())
+    for key in ("source", "aliases"):
+        config.pop(key)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return str(folder)
+
+
+def vllm_reads(command: str) -> Any:
+    """VllmConfig that ``vllm serve`` would build from the command, its own argument parser included."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    words = shlex.split(command)
+    assert words[:2] == ["vllm", "serve"]
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    arguments = parser.parse_args(["--model", words[2], "--skip-tokenizer-init", *words[3:]])
+    return EngineArgs.from_cli_args(arguments).create_engine_config()
+
+
+def scenario(target: str, spec: dict[str, Any], rates: list[float], *overrides: str) -> Any:
+    accepted = {"model": "ngram", "match_probability": 0.6, "rates": rates}
+    if spec["method"] != "ngram":
+        accepted = {"model": "per_position", "rates": rates}
+    return load_scenario(
+        "default",
+        overrides=[*SMALL, f"engine.model={target}", f"acceptance={json.dumps(accepted)}", *overrides],
+        speculative_config=spec,
+    )
+
+
+@pytest.mark.parametrize("method", ["eagle3", "draft_model", "ngram"])
+def test_vllm_accepts_the_recommendation(tmp_path: Path, method: str) -> None:
+    target = checkpoint(tmp_path / "target", "Llama-3.1-8B")
+    spec: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
+    if method == "eagle3":
+        one_layer = {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}
+        spec["model"] = checkpoint(tmp_path / "draft", "Llama-3.1-8B", **one_layer)
+    if method == "draft_model":
+        spec["model"] = checkpoint(tmp_path / "draft", "Llama-3.2-1B")
+    answer = recommend(scenario(target, spec, [0.8, 0.6, 0.5], "workload.arrivals.request_rate_rps=10"))
+    assert answer.speculative_config is not None
+    read = vllm_reads(answer.vllm).speculative_config
+    assert read.method == method
+    assert read.num_speculative_tokens == answer.speculative_config["num_speculative_tokens"]
+    assert read.uses_dynamic_speculative_decoding() is (
+        "num_speculative_tokens_per_batch_size" in answer.speculative_config
+    )
+
+
+def test_the_schedules_lookup_is_vllms(tmp_path: Path) -> None:
+    """The schedule draftcast makes for a batch range, expanded by vLLM as its engine does."""
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+    target = checkpoint(tmp_path / "target", "Llama-3.1-8B")
+    one_layer = {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}
+    draft = checkpoint(tmp_path / "draft", "Llama-3.1-8B", **one_layer)
+    spec = {"method": "eagle3", "model": draft, "num_speculative_tokens": 3}
+    asked = scenario(target, spec, [0.73, 0.52, 0.35], "workload.arrivals.request_rate_rps=40")
+    answer = recommend(asked)
+    [tuned] = [o.candidate.scenario for o in answer.outcomes if "schedule" in o.candidate.label]
+    read = vllm_reads(vllm_command(tuned))
+    schedule = read.speculative_config.num_speculative_tokens_per_batch_size
+    k, most = read.speculative_config.num_speculative_tokens, 1024
+    theirs = build_dynamic_sd_schedule_lookup(schedule, most, k)
+    own = tuned.speculative_config
+    assert own is not None
+    assert own.num_speculative_tokens_per_batch_size is not None
+    ours = BatchSchedule(own.num_speculative_tokens_per_batch_size).lookup(k, most)
+    assert list(ours[1:]) == theirs[1:]
+    assert len(set(theirs[1:])) > 1

@@ -1,0 +1,188 @@
+"""The recommended setting: candidates, the schedule, the choice, the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from draftcast.errors import InputError
+from draftcast.scenarios import cli
+from draftcast.scenarios import recommend as module
+from draftcast.scenarios.deployment import deploy
+from draftcast.scenarios.load import load_scenario, with_values
+from draftcast.scenarios.recommend import Load, Recommendation, best_schedule, candidates, recommend, traffic_of
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.simulate import simulate
+from draftcast.scenarios.steady_step import token_seconds
+
+RATE = "workload.arrivals.request_rate_rps"
+SMALL = ("workload.num_requests=400", "statistics.replications=3")
+
+
+def question(*overrides: str, name: str = "default") -> Scenario:
+    return load_scenario(name, overrides=[*SMALL, *overrides])
+
+
+@pytest.fixture(scope="module")
+def paying() -> Recommendation:
+    return recommend(question(f"{RATE}=20"))
+
+
+def test_candidates_are_off_every_length_and_a_schedule() -> None:
+    labels = [candidate.label for candidate in candidates(question())]
+    assert labels[:4] == ["off", "eagle3 k=1", "eagle3 k=2", "eagle3 k=3"]
+    assert len(labels) == 5
+    assert labels[4].startswith("eagle3 schedule {1-")
+    constant = question("acceptance={model: constant, alpha: 0.7}")
+    lengths = [label for label in (c.label for c in candidates(constant, max_k=5)) if " k=" in label]
+    assert lengths == [f"eagle3 k={k}" for k in range(1, 6)]
+
+
+def test_a_given_schedule_is_a_candidate_and_runs_at_the_length_it_needs() -> None:
+    own = question("engine.speculative_config.num_speculative_tokens_per_batch_size=[[1, 4, 3], [5, 9, 0]]")
+    found = {candidate.label: candidate for candidate in candidates(own)}
+    spec = found["eagle3 schedule as given"].scenario.speculative_config
+    assert spec is not None
+    assert spec.num_speculative_tokens_per_batch_size == ((1, 4, 3), (5, 9, 0))
+    fixed = found["eagle3 k=2"].scenario
+    assert fixed.resolved_policy.name == "fixed"
+
+
+def test_the_schedule_is_the_best_length_at_every_batch_size() -> None:
+    scenario = question()
+    schedule = best_schedule(scenario, 3)
+    assert [first for first, _, _ in schedule] == [1, *(last + 1 for _, last, _ in schedule[:-1])]
+    lengths = [k for _, _, k in schedule]
+    assert lengths == sorted(lengths, reverse=True)
+    deployment = deploy(scenario)
+    asked = traffic_of(scenario, deployment)
+    loss = []
+    for first, last, k in schedule:
+        for size in {first, (first + last) // 2, last}:
+            seconds = [token_seconds(deployment.cost, asked, size, other) for other in range(4)]
+            loss.append(seconds[k] / min(seconds) - 1)
+    assert np.mean(loss) < 0.01
+    assert max(loss) < 0.05
+
+
+def test_the_steady_step_agrees_with_the_simulated_one() -> None:
+    """Closed loop at 32 clients: the batch is known, so time per token is the step's over the tokens it yields."""
+    loop = "workload.arrivals={process: closed_loop, concurrency: 32}"
+    scenario = question(loop, "workload.num_requests=4000")
+    for k in (1, 3):
+        tuned = with_values(scenario, {"engine.speculative_config.num_speculative_tokens": k})
+        deployment = deploy(tuned)
+        expected = token_seconds(deployment.cost, traffic_of(tuned, deployment), 32, k)
+        rates = [r["output_throughput"] for r in simulate(tuned).replications]
+        assert 32 / np.mean(rates) == pytest.approx(expected, rel=0.10)
+
+
+def test_speculation_wins_where_it_pays(paying: Recommendation) -> None:
+    assert paying.worth_it
+    assert paying.chosen.gain is not None
+    assert paying.chosen.gain.low > 1.5
+    assert paying.outcomes[-1].candidate.label == "off"
+    assert paying.speculative_config is not None
+    assert paying.speculative_config["method"] == "eagle3"
+    assert json.dumps(paying.speculative_config) in paying.vllm.replace("'", "")
+
+
+def test_off_wins_where_nothing_is_accepted() -> None:
+    answer = recommend(question(f"{RATE}=20", "acceptance={model: constant, alpha: 0.02}"), max_k=2)
+    assert answer.chosen.candidate.label == "off"
+    assert not answer.worth_it
+    assert answer.speculative_config is None
+    assert "--speculative-config" not in answer.vllm
+
+
+def test_a_longer_draft_that_is_never_accepted_loses_to_a_shorter_one() -> None:
+    answer = recommend(question(f"{RATE}=20", "acceptance={model: per_position, rates: [0.8, 0.0, 0.0]}"))
+    best_fixed = [o.candidate.label for o in answer.outcomes if " k=" in o.candidate.label]
+    assert best_fixed == ["eagle3 k=1", "eagle3 k=2", "eagle3 k=3"]
+
+
+def test_a_better_alternative_is_found() -> None:
+    other: dict[str, Any] = {
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 4},
+        "acceptance": {"model": "ngram", "match_probability": 0.95, "alpha": 0.97},
+    }
+    answer = recommend(
+        question(f"{RATE}=10", "acceptance={model: constant, alpha: 0.2}"), alternatives=[other], max_k=4
+    )
+    assert answer.chosen.candidate.label == "ngram k=4"
+
+
+def test_loads_are_judged_together_and_shown_apart() -> None:
+    loads = [Load(f"{rate}", {RATE: float(rate)}) for rate in (5, 30)]
+    answer = recommend(question(), loads=loads)
+    assert all(len(outcome.gains) == 2 for outcome in answer.outcomes)
+    first = answer.outcomes[0]
+    assert first.gain is not None
+    both = [gain.mean for gain in first.gains if gain is not None]
+    assert first.gain.mean == pytest.approx(float(np.sqrt(np.prod(both))), rel=1e-9)
+
+
+def test_the_metric_decides(paying: Recommendation) -> None:
+    by_tokens = recommend(question(f"{RATE}=20"), metric="token_goodput")
+    assert by_tokens.chosen.gain is not None
+    assert paying.chosen.gain is not None
+    # An open loop below capacity completes what arrives: only the time after the last arrival is shorter.
+    assert by_tokens.chosen.gain.mean < 1.3 < paying.chosen.gain.mean
+    with pytest.raises(InputError, match="unknown metric"):
+        recommend(question(), metric="vibes")
+
+
+def test_a_simpler_setting_is_taken_where_nothing_is_gained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At one request at a time every batch has size 1: the schedule does what the fixed length does."""
+    monkeypatch.setattr(module, "best_schedule", lambda _scenario, longest: [(1, 8, longest), (9, 1024, 0)])
+    answer = recommend(question("workload.arrivals={process: closed_loop, concurrency: 1}", "workload.num_requests=60"))
+    assert answer.chosen.candidate.label == "eagle3 k=3"
+
+
+def test_what_cannot_be_answered_is_refused() -> None:
+    with pytest.raises(InputError, match="no speculation"):
+        recommend(question("engine.speculative_config=null"))
+    with pytest.raises(InputError, match="at least 2"):
+        recommend(question("statistics.replications=1"))
+    with pytest.raises(InputError, match="speculative_config"):
+        recommend(question(), alternatives=[{"acceptance": {"model": "constant", "alpha": 0.5}}])
+
+
+def test_command(tmp_path: Path) -> None:
+    runner = CliRunner()
+    changes = [word for override in (*SMALL, f"{RATE}=20") for word in ("--set", override)]
+    target = tmp_path / "speculative.json"
+    done = runner.invoke(cli.app, ["recommend", "default", *changes, "--json", "--out", str(target)])
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert json.loads(target.read_text()) == answer["speculative_config"]
+    assert answer["gain"]["low"] > 1.5
+    shown = runner.invoke(cli.app, ["recommend", "default", *changes, "--rates", "5,20"])
+    assert "Recommended: eagle3" in shown.output
+    assert "vllm serve meta-llama/Llama-3.1-8B" in shown.output
+    assert "5 req/s" in shown.output
+    sglang = runner.invoke(cli.app, ["recommend", "default", *changes, "--concurrency", "2", "--server", "sglang"])
+    assert "sglang" in sglang.output.lower()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--server", "tgi"], "vllm or sglang"),
+        (["--rates", "1", "--concurrency", "2"], "not both"),
+        (["--concurrency", "1.5"], "whole numbers"),
+        (["--candidate", "nothing.yaml"], "neither JSON nor a readable file"),
+        (["--candidate", "{method: ngram}"], "speculative_config"),
+        (["--out", "no/such/folder/x.json"], "a folder that exists"),
+        (["--metric", "vibes"], "unknown metric"),
+    ],
+)
+def test_bad_options_are_one_line(arguments: list[str], part: str) -> None:
+    done = CliRunner().invoke(cli.app, ["recommend", "default", *arguments])
+    assert isinstance(done.exception, InputError)
+    assert part in str(done.exception)
