@@ -110,7 +110,7 @@ def _loads(question: Scenario, rates: str | None, concurrency: str | None) -> li
 
 
 def _alternative(text: str) -> dict[str, Any]:
-    from draftcast.scenarios.yaml_text import parse_yaml
+    from draftcast.calibration.yaml_text import parse_yaml
 
     path = Path(text)
     place = "--candidate"
