@@ -15,7 +15,7 @@ import typer
 
 from draftcast import __version__
 from draftcast.errors import InputError
-from draftcast.scenarios import acceptance_cli, profile_cli
+from draftcast.scenarios import acceptance_cli, catalog_cli, profile_cli
 from draftcast.scenarios.calibrate_command import calibrate
 from draftcast.scenarios.recommend_cli import recommend
 from draftcast.scenarios.terminal import print_json, progress_bar
@@ -39,6 +39,8 @@ app.add_typer(acceptance_cli.app, name="acceptance")
 app.add_typer(profile_cli.app, name="profile")
 app.command()(calibrate)
 app.command()(recommend)
+for command in (catalog_cli.scenarios, catalog_cli.models, catalog_cli.hardware):
+    app.command()(command)
 
 
 def main() -> None:
@@ -124,36 +126,6 @@ def simulate(
         raise typer.Exit(UNSTABLE)
     if single is not None and single.slo_met is False:
         raise typer.Exit(SLO_UNMET)
-
-
-@app.command()
-def scenarios() -> None:
-    """List the embedded scenarios."""
-    from draftcast.scenarios.load import embedded_scenarios, load_scenario
-
-    for name in embedded_scenarios():
-        typer.echo(f"{name:<24}{load_scenario(name).name}")
-
-
-@app.command()
-def models() -> None:
-    """List the bundled models; any Hugging Face config.json works as well."""
-    from draftcast.kernels.catalog import load_model, model_names
-
-    for name in model_names():
-        model = load_model(name)
-        typer.echo(f"{name:<24}{model.num_parameters / 1e9:9.2f} B parameters  {model.architecture}")
-
-
-@app.command()
-def hardware() -> None:
-    """List the bundled devices."""
-    from draftcast.calibration.hardware import hardware_names, load_hardware
-
-    for name in hardware_names():
-        device = load_hardware(name)
-        bandwidth = device.memory_bandwidth_bytes_per_s / 1e12
-        typer.echo(f"{name:<16}{device.memory_bytes / 2**30:8.1f} GiB {bandwidth:7.2f} TB/s")
 
 
 def _notes(question: Scenario) -> None:

@@ -15,10 +15,15 @@ Hardware = Annotated[str | None, typer.Option(help="Device, for a profile that f
 
 
 @app.command("list")
-def list_profiles() -> None:
+def list_profiles(
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+) -> None:
     """Names of the bundled profiles."""
     from draftcast.calibration.profile import profile_names
 
+    if as_json:
+        typer.echo(json.dumps(list(profile_names())))
+        return
     for name in profile_names():
         typer.echo(name)
 
@@ -88,13 +93,17 @@ def compare(
 def plot(
     profile: Name,
     out: Annotated[Path, typer.Option(help="Picture to write: .html, or .png and .svg where kaleido is installed.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Say as JSON what was written.")] = False,
 ) -> None:
     """Roofline picture of a measured profile: achieved rate against intensity, and held-out errors."""
     from draftcast.scenarios.plots import write_figure
     from draftcast.scenarios.profile_plot import profile_figure
     from draftcast.scenarios.profile_view import open_profile
 
-    write_figure(profile_figure(open_profile(profile)), out)
+    figure = profile_figure(open_profile(profile))
+    write_figure(figure, out)
+    if as_json:
+        typer.echo(json.dumps({"written": str(out), "series": [trace.name for trace in figure.data if trace.name]}))
 
 
 def _fits_any(name: str) -> bool:

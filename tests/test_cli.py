@@ -128,6 +128,7 @@ def test_version_and_lists(tmp_path: Path) -> None:
         done = runner.invoke(cli.app, [command])
         assert done.exit_code == 0
         assert any(line.split()[0] == expected for line in done.output.splitlines())
+        assert expected in json.loads(runner.invoke(cli.app, [command, "--json"]).stdout)
 
 
 # A stand-in for the simulator: latency grows with the rate, faster with speculation, which starts at 60 % of it.
