@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from draftcast.sim import step_time as st
-from draftcast.sim.acceptance import AcceptanceModel
+from draftcast.sim.acceptance import AcceptanceModel, Trace
 from draftcast.sim.request_table import RequestTable
 
 
@@ -48,6 +48,9 @@ def traffic(table: RequestTable, models: Sequence[AcceptanceModel]) -> Traffic:
     """Means of a request table; ``models`` holds one acceptance model a class."""
     prompt = table.prompt_tokens.astype(np.float64)
     output = np.maximum(table.output_tokens.astype(np.float64), 1.0)
+    # A recorded acceptance comes with the requests.
+    recorded = Trace(table.acceptance_offsets, table.acceptance_lengths)
+    models = [recorded if isinstance(model, Trace) else model for model in models]
     by_class = np.bincount(table.class_id, weights=output, minlength=len(models))
     return Traffic(
         prompt_tokens=float(prompt.mean()),

@@ -127,6 +127,18 @@ def test_loads_are_judged_together_and_shown_apart() -> None:
     assert first.gain.mean == pytest.approx(float(np.sqrt(np.prod(both))), rel=1e-9)
 
 
+def test_a_recorded_acceptance_has_a_best_length_too(tmp_path: Path) -> None:
+    """Every round yields three tokens, bonus included: two drafts are accepted, a third never."""
+    record = {"prompt_tokens": 100, "acc_eagle": {"acc_len": [3] * 120}}
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for _ in range(40)))
+    arrivals = {"process": "poisson", "request_rate_rps": 2.0}
+    lengths = {"path": str(tmp_path / "log.jsonl"), "format": "specdecode_bench"}
+    workload = {"arrivals": arrivals, "lengths": lengths, "num_requests": 200}
+    overrides = [f"workload={json.dumps(workload)}", "acceptance={model: trace}", "statistics.replications=2"]
+    answer = recommend(load_scenario("default", overrides=overrides), max_k=4)
+    assert answer.chosen.candidate.label == "eagle3 k=2"
+
+
 def test_the_metric_decides(paying: Recommendation) -> None:
     by_tokens = recommend(question(f"{RATE}=20"), metric="token_goodput")
     assert by_tokens.chosen.gain is not None
