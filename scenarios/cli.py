@@ -1,7 +1,8 @@
 """The ``draftcast`` command.
 
-Exit codes: 0 answered, 2 bad input, 3 the SLO is not met, 4 the cluster cannot keep up (unstable). A table of several
-runs (``--rates``, ``--compare-off``) is an answer whatever it shows: 0. Only ``--json`` puts JSON on standard output;
+Exit codes: 0 answered, 2 bad input, 3 the SLO is not met, 4 the cluster cannot keep up (unstable), 5 no steady state
+(not settled: more requests are needed, and no SLO is judged). A table of several runs (``--rates``, ``--compare-off``)
+is an answer whatever it shows: 0. Only ``--json`` puts JSON on standard output;
 progress, notes and errors go to standard error. Heavy imports wait inside the commands.
 """
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from draftcast.scenarios.schema import Scenario
     from draftcast.scenarios.simulate import RunResult
 
-BAD_INPUT, SLO_UNMET, UNSTABLE = 2, 3, 4
+BAD_INPUT, SLO_UNMET, UNSTABLE, NOT_SETTLED = 2, 3, 4, 5
 
 app = typer.Typer(
     name="draftcast",
@@ -104,6 +105,10 @@ def simulate(
     changes += [f"statistics.replications={replications}"] if replications is not None else []
     question = load_scenario(scenario, overrides=changes, speculative_config=speculative_config, trace=trace)
     wanted = parse_values(rates, "--rates") if rates is not None else []
+    if plot is not None:
+        from draftcast.scenarios.plots import check_plot
+
+        check_plot(plot, num_rates=len(wanted), compared=compare_off)
     if out is not None:
         from draftcast.scenarios.run_directory import check_target
 
@@ -124,6 +129,8 @@ def simulate(
         _print_tables(question, answer, single)
     if single is not None and single.unstable:
         raise typer.Exit(UNSTABLE)
+    if single is not None and not single.steady:
+        raise typer.Exit(NOT_SETTLED)
     if single is not None and single.slo_met is False:
         raise typer.Exit(SLO_UNMET)
 
@@ -135,13 +142,22 @@ def _notes(question: Scenario) -> None:
 
 
 def _print_tables(question: Scenario, answer: Comparison, single: RunResult | None) -> None:
-    from draftcast.scenarios.report import comparison_table, cutover_line, make_console, run_table, status_line
+    from draftcast.scenarios.report import (
+        capacity_line,
+        comparison_table,
+        cutover_line,
+        make_console,
+        note_lines,
+        run_table,
+        status_line,
+    )
 
     console = make_console()
     if single is not None:
         console.print(run_table(question, single))
-        if status_line(single):
-            console.print(status_line(single))
+        for line in [status_line(single), *note_lines(single)]:
+            if line:
+                console.print(line)
         return
     console.print(comparison_table(answer))
     if any(point.off is not None for point in answer.points):
@@ -152,6 +168,10 @@ def _print_tables(question: Scenario, answer: Comparison, single: RunResult | No
         )
         if len(answer.points) > 1:
             console.print(cutover_line(answer))
+    if capacity_line(answer):
+        console.print(capacity_line(answer))
+    for line in dict.fromkeys(line for p in answer.points for run in p.runs for line in note_lines(run)):
+        console.print(line)
 
 
 def _write(out: Path, answer: Comparison, single: RunResult | None) -> None:

@@ -168,7 +168,10 @@ def _mapping_of(text: str, file: str) -> dict[str, Any]:
 
 
 def _use_trace(data: dict[str, Any], path: str, places: dict[str, str]) -> None:
-    """Arrivals and lengths from ``path``; what the scenario says about clipping or scaling a trace stays."""
+    """Arrivals and lengths from ``path``; what the scenario says about clipping or scaling a trace stays.
+
+    Its format does not: it was the other file's, and is found out anew (or given with ``--set``).
+    """
     workload = data.setdefault("workload", {})
     if not isinstance(workload, dict):
         return
@@ -181,6 +184,7 @@ def _use_trace(data: dict[str, Any], path: str, places: dict[str, str]) -> None:
             if isinstance(entry, dict):
                 entry.pop("lengths", None)
     workload["arrivals"]["path"] = path
+    workload["arrivals"].pop("format", None)
     places["workload.arrivals"] = "--trace"
 
 

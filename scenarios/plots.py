@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from draftcast.sim.statistics import Estimate
 
 ON, OFF, BREAK_EVEN = "#0b7285", "#868e96", "#c92a2a"
+IMAGES = (".png", ".svg", ".pdf")  # drawn by kaleido
 
 
 def comparison_figure(comparison: Comparison) -> Any:
@@ -25,8 +26,7 @@ def comparison_figure(comparison: Comparison) -> Any:
     from plotly.subplots import make_subplots
 
     points = [p for p in comparison.points if p.off is not None and p.request_rate_rps is not None]
-    if len(points) < 2:
-        raise InputError("a plot needs --compare-off and at least two --rates", file="--plot")
+    _check_points(len(points))
     figure = make_subplots(
         rows=2,
         cols=2,
@@ -38,17 +38,19 @@ def comparison_figure(comparison: Comparison) -> Any:
     )
     rates = [p.request_rate_rps for p in points]
     advantages = [p.advantage for p in points]
-    _band(figure, rates, advantages, ON, "advantage", row=1, col=1)
+    settled = [p.states == ("steady", "steady") for p in points]
+    _band(figure, rates, advantages, settled, ON, "advantage", row=1, col=1)
     figure.add_hline(y=1.0, line={"color": BREAK_EVEN, "dash": "dash", "width": 1.5}, row=1, col=1)
     cut = comparison.cutover
-    if cut is not None and cut.kind == "crosses":
-        if math.isfinite(cut.low) and math.isfinite(cut.high):
-            figure.add_vrect(x0=cut.low, x1=cut.high, fillcolor=BREAK_EVEN, opacity=0.15, line_width=0, row=1, col=1)
-        label = {"text": f"cutover {cut.value:.3g} req/s", "font": {"color": BREAK_EVEN}}
-        figure.add_vline(x=cut.value, line={"color": BREAK_EVEN, "width": 1.5}, label=label, row=1, col=1)
+    if cut is not None and cut.kind == "between":
+        label = {"text": "cutover", "font": {"color": BREAK_EVEN}}
+        ends = {"x0": cut.pays_to_rps, "x1": cut.costs_from_rps}
+        figure.add_vrect(**ends, fillcolor=BREAK_EVEN, opacity=0.15, line_width=0, label=label, row=1, col=1)
     for col, key in ((1, LATENCY), (2, TOKENS)):
-        for which, colour in (("off", OFF), ("on", ON)):
-            _band(figure, rates, _figures(points, which, key), colour, f"SD {which}", row=2, col=col, legend=col == 1)
+        for side, (which, colour) in enumerate((("on", ON), ("off", OFF))):
+            settled = [p.states[side] == "steady" for p in points]
+            name = f"SD {which}"
+            _band(figure, rates, _figures(points, which, key), settled, colour, name, row=2, col=col, legend=col == 1)
     figure.update_xaxes(title_text="request rate, req/s")
     figure.update_layout(
         template="plotly_white",
@@ -60,6 +62,29 @@ def comparison_figure(comparison: Comparison) -> Any:
     return figure
 
 
+def check_plot(path: Path, *, num_rates: int, compared: bool) -> None:
+    """Refuse a plot that cannot be drawn or written; call it before a long simulation.
+
+    Raises:
+        InputError: fewer than two rates, nothing compared, no such folder, or a kind of file that is not known.
+    """
+    _check_points(num_rates if compared else 0)
+    if path.suffix not in (".html", *IMAGES):
+        raise InputError(f"must end in .html, {', '.join(IMAGES)}", file="--plot", value=str(path))
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise InputError("is a directory" if path.is_dir() else "no such folder", file="--plot", value=str(path))
+    if path.suffix in IMAGES:
+        from importlib.util import find_spec
+
+        if find_spec("kaleido") is None:
+            raise InputError(f"{path.suffix} needs kaleido (pip install kaleido); .html needs nothing", file="--plot")
+
+
+def _check_points(count: int) -> None:
+    if count < 2:
+        raise InputError("a plot needs --compare-off and at least two --rates", file="--plot")
+
+
 def write_figure(figure: Any, path: Path) -> None:
     """Write a figure: ``.html`` as one file that needs no network; ``.png``, ``.svg`` and ``.pdf`` through kaleido.
 
@@ -67,7 +92,7 @@ def write_figure(figure: Any, path: Path) -> None:
         InputError: the file cannot be written, or kaleido or the browser it needs is missing.
     """
     try:
-        if path.suffix in (".png", ".svg", ".pdf"):
+        if path.suffix in IMAGES:
             figure.write_image(path)
         else:
             figure.write_html(path, include_plotlyjs=True)
@@ -86,6 +111,7 @@ def _band(
     figure: Any,
     x: list[float | None],
     values: list[Estimate | None],
+    settled: list[bool],
     colour: str,
     name: str,
     *,
@@ -93,21 +119,23 @@ def _band(
     col: int,
     legend: bool = False,
 ) -> None:
-    """A line of means with error bars that reach to the interval's ends."""
+    """A line of means with error bars that reach to the interval's ends; open markers without a steady state."""
     import plotly.graph_objects as go
 
-    means = [value.mean if value is not None else None for value in values]
-    halves = [value.half_width if value is not None and math.isfinite(value.half_width) else 0.0 for value in values]
-    figure.add_trace(
-        go.Scatter(
-            x=x,
-            y=means,
-            error_y={"type": "data", "array": halves, "thickness": 1.5, "width": 4},
-            mode="lines+markers",
-            line={"color": colour, "width": 2.5},
-            name=name,
-            showlegend=legend,
-        ),
-        row=row,
-        col=col,
-    )
+    for steady in (True, False):
+        shown = [value if is_steady == steady else None for value, is_steady in zip(values, settled, strict=True)]
+        halves = [v.half_width if v is not None and math.isfinite(v.half_width) else 0.0 for v in shown]
+        figure.add_trace(
+            go.Scatter(
+                x=x,
+                y=[value.mean if value is not None else None for value in shown],
+                error_y={"type": "data", "array": halves, "thickness": 1.5, "width": 4},
+                mode="lines+markers" if steady else "markers",
+                marker={"symbol": "circle" if steady else "circle-open"},
+                line={"color": colour, "width": 2.5},
+                name=name if steady else f"{name}, no steady state",
+                showlegend=legend,
+            ),
+            row=row,
+            col=col,
+        )

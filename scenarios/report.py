@@ -97,26 +97,37 @@ def _add_rows(table: Table, point: Point, compared: bool) -> None:
 
 
 def cutover_line(comparison: Comparison) -> str:
-    """The answer in one sentence."""
+    """What the rates looked at say about the cutover, in a few sentences."""
     cut = comparison.cutover
-    rates = [point.request_rate_rps for point in comparison.points if point.request_rate_rps is not None]
     if cut is None:
-        return "Cutover: not determined (it needs at least two rates at which the cluster keeps up)."
+        return "Cutover: not looked for (it needs --compare-off and --rates)."
     level = f"{cut.confidence:.0%}"
-    if cut.kind == "always":
-        return f"Cutover: none; speculation pays at every rate looked at, up to {max(rates):g} req/s ({level})."
-    if cut.kind == "never":
-        return f"Cutover: none; speculation costs at every rate looked at, from {min(rates):g} req/s ({level})."
-    if cut.kind == "unclear":
-        return f"Cutover: unclear; {cut.reason}. More --replications or other --rates will tell."
-    bounds = "" if math.isnan(cut.low) else f" ({level} interval {_bound(cut.low)} to {_bound(cut.high)})"
-    return f"Cutover: speculation stops paying at {cut.value:.3g} req/s{bounds}."
+    seen = [p.request_rate_rps for p in comparison.points if p.request_rate_rps is not None]
+    if cut.kind == "between":
+        text = f"Cutover: between {cut.pays_to_rps:g} and {cut.costs_from_rps:g} req/s ({level} at each rate)."
+    elif cut.kind == "pays":
+        every = "at every rate looked at" if cut.pays_to_rps == max(seen) else "at every rate that can be compared"
+        text = f"Cutover: none seen; speculation pays {every}, up to {cut.pays_to_rps:g} req/s ({level} at each)."
+    elif cut.kind == "costs":
+        text = f"Cutover: none seen; speculation pays at no rate looked at, costs from {cut.costs_from_rps:g} req/s on."
+    elif cut.kind == "mixed":
+        text = f"Cutover: not one; speculation costs at {cut.costs_from_rps:g}, pays at {cut.pays_to_rps:g} req/s."
+    else:
+        text = "Cutover: cannot tell; at no rate looked at does speculation surely pay or surely cost."
+    if cut.overloaded_rps:
+        text += f" From {min(cut.overloaded_rps):g} req/s on both sides are overloaded."
+    if cut.undecided_rps:
+        text += f" Undecided: {', '.join(f'{rate:g}' for rate in cut.undecided_rps)} req/s"
+        text += f" (to settle, up to {cut.requests_needed:,} requests)." if cut.requests_needed else "."
+    return text
 
 
-def _bound(value: float) -> str:
-    if math.isinf(value):
-        return "below the rates looked at" if value < 0 else "beyond the rates looked at"
-    return f"{value:.3g}"
+def capacity_line(comparison: Comparison) -> str:
+    """What the cluster completes at most, on and off; empty where that is not known."""
+    last = comparison.points[-1]
+    sides = (("with speculation", last.capacity_on), ("without", last.capacity_off))
+    known = [f"{show(capacity)} req/s {name}" for name, capacity in sides if capacity is not None]
+    return f"Saturated, the cluster completes {', '.join(known)}." if known else ""
 
 
 def title(scenario: Scenario) -> str:
@@ -160,6 +171,17 @@ def status_line(result: RunResult) -> str:
         rate = result.summary.get("stability", {}).get("largest_stable_rate_rps")
         sustained = f" It completes {rate:.3g} req/s: the largest stable rate is about that." if rate else ""
         return "UNSTABLE: the queue grows, so there is no steady state; latencies describe this run only." + sustained
+    if not result.steady:
+        slo = " Whether the SLO is met cannot be told." if result.summary.get("slo_asked") else ""
+        return (
+            "NOT SETTLED: requests in flight still grow at the end, so there is no steady state; more requests will "
+            "tell whether the load is too high or the run too short." + slo
+        )
     if result.slo_met is None:
         return ""
     return "SLO met." if result.slo_met else "SLO NOT MET."
+
+
+def note_lines(result: RunResult) -> list[str]:
+    """What a reader must know before trusting the figures, one line each."""
+    return [f"note: {note}" for note in result.summary.get("notes", [])]

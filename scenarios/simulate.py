@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +19,12 @@ from draftcast.sim.acceptance import AcceptanceArrays, Constant, compile_accepta
 from draftcast.sim.arrivals import ClosedLoop
 from draftcast.sim.cluster import Cluster
 from draftcast.sim.engine.replica import Replica, check_fits, request_rows
-from draftcast.sim.metrics import Metrics, compute_metrics, summarise
+from draftcast.sim.metrics import Metrics, compute_metrics, do_not_differ, summarise
 from draftcast.sim.policies import python_hook
 from draftcast.sim.random_streams import replication_seed
 from draftcast.sim.request_table import RequestTable
 from draftcast.sim.routers import make_router
-from draftcast.sim.warmup import shared_warmup
+from draftcast.sim.warmup import SharedWarmup, longest_warmup, shared_warmup
 from draftcast.sim.workload import WorkloadSpec, build_requests, load_traces
 
 Progress = Callable[[float], None]
@@ -137,11 +137,24 @@ def _replicate(
     )
 
 
-def _measure(scenario: Scenario, done: list[_Replication]) -> list[Metrics]:
-    """The figures of every replication; they share one warm-up cut, see `draftcast.sim.warmup`."""
-    cuts: list[Any] = [scenario.statistics.warmup] * len(done)
-    if scenario.statistics.warmup == "auto" and len(done) > 1:
-        cuts = shared_warmup([r.requests for r in done])
+@dataclass(frozen=True)
+class _Served:
+    """A scenario whose requests were all served, not measured yet."""
+
+    scenario: Scenario
+    deployment: Deployment
+    replications: list[_Replication]
+    notes: tuple[str, ...]
+
+    def warmup(self) -> SharedWarmup:
+        """What to cut from the front of each replication; they share one cut, see `draftcast.sim.warmup`."""
+        asked = self.scenario.statistics.warmup
+        if asked == "auto":
+            return shared_warmup([r.requests for r in self.replications])
+        return SharedWarmup((asked,) * len(self.replications), reliable=True)
+
+
+def _measure(scenario: Scenario, done: list[_Replication], warmup: SharedWarmup) -> list[Metrics]:
     return [
         compute_metrics(
             r.requests,
@@ -151,7 +164,7 @@ def _measure(scenario: Scenario, done: list[_Replication]) -> list[Metrics]:
             replicas=scenario.cluster.replicas,
             accepted_per_position=r.accepted_per_position,
         )
-        for r, cut in zip(done, cuts, strict=True)
+        for r, cut in zip(done, warmup.cuts, strict=True)
     ]
 
 
@@ -166,6 +179,27 @@ def simulate(scenario: Scenario, *, progress: Progress | None = None, record_ste
     Raises:
         InputError: the scenario, a trace, a model, a device or the memory does not allow the run.
     """
+    return simulate_together([scenario], progress=progress, record_steps=record_steps)[0]
+
+
+def simulate_together(
+    scenarios: Sequence[Scenario], *, progress: Progress | None = None, record_steps: bool = False
+) -> list[RunResult]:
+    """Simulate scenarios whose figures are to be compared: all leave out the same requests, the longest warm-up's.
+
+    A cut of its own for each would compare other requests with each other. Arguments and errors as of `simulate`; the
+    scenarios need as many replications each, of as many requests.
+    """
+    served = [
+        _serve(scenario, _part(progress, index, len(scenarios)), record_steps)
+        for index, scenario in enumerate(scenarios)
+    ]
+    warmups = [each.warmup() for each in served]
+    warmup = longest_warmup(warmups)
+    return [_result(each, warmup, own.reliable) for each, own in zip(served, warmups, strict=True)]
+
+
+def _serve(scenario: Scenario, progress: Progress | None, record_steps: bool) -> _Served:
     deployment = deploy(scenario)
     spec = workload_spec(scenario)
     traces = load_traces(spec)
@@ -176,7 +210,7 @@ def simulate(scenario: Scenario, *, progress: Progress | None = None, record_ste
         table = build_requests(spec, seed, None, deployment.settings.max_model_len, traces)
         part = _part(progress, replication, count)
         done.append(_replicate(scenario, spec, deployment, table, seed, part, record_steps))
-    return _result(scenario, deployment, done, table.notes)
+    return _Served(scenario, deployment, done, table.notes)
 
 
 def _part(progress: Progress | None, index: int, count: int) -> Progress | None:
@@ -189,11 +223,15 @@ def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:
     return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
 
 
-def _slo_met(scenario: Scenario, measured: list[Metrics], done: list[_Replication], unstable: bool) -> bool | None:
-    """Whether every class attains its SLO as often as that asks for; None without an SLO, False when unstable."""
+def _slo_met(scenario: Scenario, measured: list[Metrics], done: list[_Replication], verdict: str) -> bool | None:
+    """Whether every class attains its SLO as often as that asks for.
+
+    None without an SLO, and without a steady state, where attainment would be a statement about the run's length;
+    False when unstable: a growing queue breaks any objective in the end.
+    """
     wanted = {c.name: slo.attainment for c in request_classes(scenario) if (slo := scenario.slo_of(c.name)) is not None}
-    if not wanted or unstable:
-        return False if wanted else None
+    if not wanted or verdict != "steady":
+        return False if wanted and verdict == "unstable" else None
     for name, least in wanted.items():
         # A run in which one class alone sent requests has no figures by class: its own are that class's.
         own = [m.by_class.get(name, {}) if m.by_class else m.values for m in measured]
@@ -204,12 +242,32 @@ def _slo_met(scenario: Scenario, measured: list[Metrics], done: list[_Replicatio
     return True
 
 
-def _result(scenario: Scenario, deployment: Deployment, done: list[_Replication], notes: tuple[str, ...]) -> RunResult:
-    measured = _measure(scenario, done)
+def _notes(served: _Served, reliable: bool, identical: bool) -> list[str]:
+    """What a reader must know before trusting the figures."""
+    asked, found = served.scenario.statistics, list(served.notes)
+    if identical:
+        found.append("replications do not differ (nothing in the scenario is drawn at random): no interval")
+    if asked.warmup == "auto" and len(served.replications) == 1:
+        found.append(
+            "warm-up cut found in one replication, whose own noise biases it (waiting times a few per cent low); "
+            "several replications share a cut without that bias"
+        )
+    if asked.warmup == "auto" and not reliable:
+        found.append(
+            "no end of the warm-up within the first half of the requests: the figures still carry a part of it; "
+            "more requests are needed"
+        )
+    return found
+
+
+def _result(served: _Served, warmup: SharedWarmup, reliable: bool) -> RunResult:
+    scenario, deployment, done = served.scenario, served.deployment, served.replications
+    measured = _measure(scenario, done, warmup)
     figures = tuple({**m.summary(), **r.engine} for m, r in zip(measured, done, strict=True))
     verdicts = [m.stability for m in measured]
     # One replication that falls behind by chance does not make a system unstable; most of them do.
     unstable = sum(v.verdict == "unstable" for v in verdicts) * 2 > len(verdicts)
+    steady = sum(v.steady for v in verdicts) * 2 > len(verdicts)
     stable_rates = [v.largest_stable_rate_rps for v in verdicts if v.largest_stable_rate_rps is not None]
     memory, settings = deployment.memory, deployment.settings
     mean_tokens = float(np.mean([(r.requests["prompt_tokens"] + r.requests["output_tokens"]).mean() for r in done]))
@@ -217,12 +275,14 @@ def _result(scenario: Scenario, deployment: Deployment, done: list[_Replication]
         "figures": summarise(figures, scenario.statistics.confidence),
         "stability": {
             "unstable": unstable,
-            "steady": sum(v.steady for v in verdicts) * 2 > len(verdicts),
+            "steady": steady,
             "verdicts": [v.verdict for v in verdicts],
             "reasons": [v.reason for v in verdicts],
             "largest_stable_rate_rps": float(np.mean(stable_rates)) if unstable and stable_rates else None,
+            "saturated_rates_rps": [v.saturated_rate_rps for v in verdicts],
         },
         "warmup_requests": [m.warmup.requests for m in measured],
+        "warmup_reliable": reliable,
         "by_class": [{name: dict(values) for name, values in m.by_class.items()} for m in measured],
         "engine": {
             "num_gpu_blocks": settings.num_gpu_blocks,
@@ -237,9 +297,11 @@ def _result(scenario: Scenario, deployment: Deployment, done: list[_Replication]
             "concurrency_lost_to_speculation": memory.lost_concurrency(round(mean_tokens), settings.lookahead),
         },
         "profile": deployment.profile.name,
-        "notes": list(notes),
+        "notes": _notes(served, reliable, do_not_differ(figures)),
     }
-    slo_met = summary["slo_met"] = _slo_met(scenario, measured, done, unstable)
+    verdict = "unstable" if unstable else "steady" if steady else "not settled"
+    summary["slo_asked"] = bool(slos(scenario))
+    slo_met = summary["slo_met"] = _slo_met(scenario, measured, done, verdict)
     return RunResult(
         summary=summary,
         requests=_stack([r.requests for r in done]),
@@ -251,4 +313,4 @@ def _result(scenario: Scenario, deployment: Deployment, done: list[_Replication]
     )
 
 
-__all__ = ["RunResult", "simulate"]
+__all__ = ["RunResult", "simulate", "simulate_together"]

@@ -1,6 +1,6 @@
 """The figures of a run in vLLM's terms: latencies, throughput, SLO goodput, acceptance, and where the time went.
 
-Works on the finished run's tables (requests, inter-token-latency histogram, steps); knows nothing of the engine.
+Works on the finished run's tables (requests, inter-token-latency histogram); knows nothing of the engine.
 Seconds inside; ``sim/vllm_result.py`` turns the figures into the keys and milliseconds of ``vllm bench serve``.
 
 Words: *output_throughput* (tokens emitted per second, also "token goodput" in SmartSpec) is not *request_goodput*
@@ -38,6 +38,7 @@ __all__ = [
     "Metrics",
     "Warmup",
     "compute_metrics",
+    "do_not_differ",
     "itl_bin_edges",
     "summarise",
 ]
@@ -88,7 +89,6 @@ def compute_metrics(
     warmup: Literal["none", "auto"] | int = "auto",
     end_s: float | None = None,
     replicas: int = 1,
-    steps: pd.DataFrame | None = None,
     accepted_per_position: IntArray | None = None,
 ) -> Metrics:
     """All figures of one run.
@@ -100,8 +100,7 @@ def compute_metrics(
         warmup: 'none'; 'auto' (MSER-5 on TPOT and TTFT, only when the run is stable); or a number of requests. Rounded
             up to a twentieth of the requests, so that the same cut applies to the ITL histogram.
         end_s: simulated time at which the run ended; the last completion by default.
-        replicas: divides the ``_per_replica`` figures and the busy share.
-        steps: step records, for step and batch figures.
+        replicas: divides the ``_per_replica`` figures.
         accepted_per_position: accepted drafts by draft position, [20, K] by segment or [K] for the whole run.
 
     Latencies, acceptance and SLO attainment describe the requests that arrive after the cut. Throughput counts all that
@@ -133,8 +132,6 @@ def compute_metrics(
     shown, transient = _withhold_percentiles(latencies, stability.steady)
     values |= shown
     values |= _acceptance_and_work(requests, kept)
-    if steps is not None:
-        values |= _steps(steps, cut.start_s, end, replicas)
     return Metrics(
         values=values,
         stability=stability,
@@ -249,25 +246,6 @@ def _per_position(requests: pd.DataFrame, accepted: IntArray | None, cut: int) -
     return tuple(_ratio(float(count), float(drafts.sum())) for count in accepted) if drafts.sum() else ()
 
 
-def _steps(steps: pd.DataFrame, start_s: float, end_s: float, replicas: int) -> dict[str, float]:
-    """Step and batch figures over [start_s, end_s]; means of batch sizes and queues are weighted by step duration."""
-    inside = steps["start_s"].to_numpy() >= start_s
-    duration = steps["duration_s"].to_numpy(dtype=np.float64)[inside]
-    busy = float(duration.sum())
-
-    def weighted(name: str) -> float:
-        return _ratio(float(duration @ steps[name].to_numpy(dtype=np.float64)[inside]), busy)
-
-    used = steps["kv_used_blocks"].to_numpy()[inside]
-    return {
-        "num_steps": float(duration.size),
-        "mean_step_s": _ratio(busy, duration.size),
-        "busy_share": _ratio(busy, (end_s - start_s) * replicas),
-        **{f"mean_{name}": weighted(name) for name in ("num_seqs", "num_tokens", "k", "running", "waiting")},
-        "max_kv_used_blocks": float(used.max()) if used.size else math.nan,
-    }
-
-
 def _by_class(
     requests: pd.DataFrame, c: RequestColumns, kept: slice, good: BoolArray | None, steady: bool
 ) -> dict[str, dict[str, float]]:
@@ -293,9 +271,12 @@ def summarise(replications: Sequence[Mapping[str, float]], confidence: float = 0
 
     A name that any replication leaves out is left out: one run without a steady state takes the percentiles away. NaN
     (undefined in that run) is skipped, so ``n`` may be smaller; all NaN gives an Estimate of NaN with n = 0.
+    Replications that do not differ are one: repeating a calculation narrows no interval.
     """
     if not replications:
         raise InputError("a summary needs at least one replication")
+    if do_not_differ(replications):
+        replications = replications[:1]
     result = {}
     for name in replications[0]:
         if all(name in r for r in replications):
@@ -303,3 +284,12 @@ def summarise(replications: Sequence[Mapping[str, float]], confidence: float = 0
             nothing = Estimate(math.nan, math.nan, math.nan, math.nan, 0, confidence)
             result[name] = replication_interval(finite, confidence) if finite else nothing
     return result
+
+
+def do_not_differ(replications: Sequence[Mapping[str, float]]) -> bool:
+    """Whether several replications are one and the same run: a trace without anything drawn at random, for example."""
+    first = replications[0]
+    return len(replications) > 1 and all(
+        first.keys() == other.keys() and np.array_equal(list(first.values()), list(other.values()), equal_nan=True)
+        for other in replications[1:]
+    )

@@ -22,7 +22,7 @@ from draftcast.sim.request_columns import RequestColumns
 from draftcast.sim.stability import Stability, assess
 from draftcast.sim.statistics import mser5
 
-__all__ = ["Warmup", "find_warmup", "shared_warmup"]
+__all__ = ["SharedWarmup", "Warmup", "find_warmup", "longest_warmup", "shared_warmup"]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -57,19 +57,37 @@ def find_warmup(c: RequestColumns, warmup: Literal["none", "auto"] | int, stabil
     return Warmup(requests, float(c.arrival_s[requests:].min()), reliable)
 
 
-def shared_warmup(runs: Sequence[pd.DataFrame]) -> list[Literal["none"] | int]:
-    """What to pass as ``warmup`` for each of several replications: one cut for the stable ones, none for the others.
+@dataclass(frozen=True)
+class SharedWarmup:
+    """What to pass as ``warmup`` for each of several replications, and whether the end of the transient was found."""
+
+    cuts: tuple[Literal["none"] | int, ...]
+    reliable: bool
+
+
+def shared_warmup(runs: Sequence[pd.DataFrame]) -> SharedWarmup:
+    """One cut for the stable ones of several replications, none for the others.
 
     Args:
         runs: request tables in request order; replications of one scenario, lengths may differ.
     """
     columns = [RequestColumns.of(requests) for requests in runs]
     stable = [assess(c.arrival_s, c.scheduled_s, c.finish_s).verdict == "stable" for c in columns]
-    wanted, _ = _transient([c for c, is_stable in zip(columns, stable, strict=True) if is_stable])
-    return [
+    wanted, reliable = _transient([c for c, is_stable in zip(columns, stable, strict=True) if is_stable])
+    cuts: list[Literal["none"] | int] = [
         min(wanted, segment_start(ITL_SEGMENTS - 1, c.arrival_s.size)) if is_stable else "none"
         for c, is_stable in zip(columns, stable, strict=True)
     ]
+    return SharedWarmup(tuple(cuts), reliable)
+
+
+def longest_warmup(warmups: Sequence[SharedWarmup]) -> SharedWarmup:
+    """For paired runs: in each replication the largest of their cuts."""
+    cuts: list[Literal["none"] | int] = []
+    for pair in zip(*(warmup.cuts for warmup in warmups), strict=True):
+        numbers = [cut for cut in pair if not isinstance(cut, str)]
+        cuts.append(max(numbers) if numbers else "none")
+    return SharedWarmup(tuple(cuts), all(warmup.reliable for warmup in warmups))
 
 
 def _transient(runs: Sequence[RequestColumns]) -> tuple[int, bool]:

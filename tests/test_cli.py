@@ -6,22 +6,25 @@ the figures must be known.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 import draftcast
 from draftcast.errors import InputError
-from draftcast.scenarios import cli
+from draftcast.scenarios import cli, saturation
+from draftcast.scenarios import simulate as simulate_module
 from draftcast.scenarios.comparison import compare
 from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.report import cutover_line, show
+from draftcast.scenarios.report import capacity_line, cutover_line, show
 from draftcast.scenarios.run_directory import make_manifest, read_run_directory
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import RunResult
@@ -148,20 +151,40 @@ def pretend(scenario: Scenario, *, progress: Any = None, record_steps: bool = Fa
     if progress is not None:
         progress(1.0)
     met = None if scenario.slo is None else latency * 1e3 < (scenario.slo.e2el_ms or 0)
+    settled = rate <= 28
     return RunResult(
-        summary={"mean_e2el_s": latency, "stability": {"steady": True, "largest_stable_rate_rps": 30.0}},
+        summary={
+            "mean_e2el_s": latency,
+            "stability": {"steady": settled, "largest_stable_rate_rps": 30.0},
+            "slo_asked": scenario.slo is not None,
+        },
         requests=pd.DataFrame({"request": [0], "finish_s": [latency]}),
         steps=pd.DataFrame({"start_s": [0.0]}) if record_steps else None,
         manifest=make_manifest(scenario, "0"),
         unstable=rate > 30,
-        slo_met=met,
+        slo_met=met if settled or rate > 30 else None,
         replications=figures,
     )
 
 
+def stand_in(
+    monkeypatch: pytest.MonkeyPatch, run: Any = pretend, capacities: dict[bool, Estimate] | None = None
+) -> None:
+    """Let ``run`` stand in for the simulator, and ``capacities`` (by speculation on or off) for a saturated run."""
+
+    def together(scenarios: Any, *, progress: Any = None, record_steps: bool = False) -> list[RunResult]:
+        return [run(scenario, progress=progress, record_steps=record_steps) for scenario in scenarios]
+
+    def saturated(scenario: Scenario, seen: RunResult, progress: Any = None) -> Estimate | None:
+        return capacities[scenario.speculative_config is not None] if capacities else None
+
+    monkeypatch.setattr(simulate_module, "simulate_together", together)
+    monkeypatch.setattr(saturation, "saturated_rate", saturated)
+
+
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
-    monkeypatch.setattr(draftcast, "simulate", pretend)
+    stand_in(monkeypatch)
     return CliRunner()
 
 
@@ -173,6 +196,8 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
         (["--set", "slo.e2el_ms=1"], 3),
         (["--set", f"{RATE}=40"], 4),
         (["--set", f"{RATE}=40", "--set", "slo.e2el_ms=1"], 4),
+        (["--set", f"{RATE}=29"], 5),
+        (["--set", f"{RATE}=29", "--set", "slo.e2el_ms=50000"], 5),
         # A table is an answer whatever it shows.
         (["--rates", "4,40", "--set", "slo.e2el_ms=1"], 0),
         (["--compare-off", "--set", f"{RATE}=40"], 0),
@@ -187,6 +212,13 @@ def test_an_unstable_run_names_the_largest_stable_rate(pretended: CliRunner) -> 
     done = pretended.invoke(cli.app, ["simulate", "default", "--set", f"{RATE}=40"])
     assert "UNSTABLE" in done.stdout
     assert "30 req/s" in done.stdout
+
+
+def test_a_run_that_is_not_settled_claims_no_objective(pretended: CliRunner) -> None:
+    done = pretended.invoke(cli.app, ["simulate", "default", "--set", f"{RATE}=29", "--set", "slo.e2el_ms=50000"])
+    assert "NOT SETTLED" in done.stdout
+    assert "cannot be told" in done.stdout
+    assert "SLO met" not in done.stdout
 
 
 def test_standard_output_is_json_only_when_asked(pretended: CliRunner) -> None:
@@ -211,34 +243,104 @@ def test_the_table_shows_each_rate_off_and_on_and_the_cutover(pretended: CliRunn
     assert max(len(line) for line in lines) <= 150
 
 
-def test_the_cutover_is_where_the_paired_advantage_crosses_one() -> None:
-    def steep(scenario: Scenario, **how: Any) -> RunResult:
-        result = pretend(scenario, **how)
-        if scenario.speculative_config is None:
-            return result
-        rate = scenario.workload.arrivals.request_rate_rps  # type: ignore[union-attr]
-        # Off is 1 + r/20 with the same noise; on is that over an advantage of 1.5 - r/20: 1 at r = 10.
-        off = pretend(load_scenario(overrides=[f"{RATE}={rate}"], speculative_config="null"))
-        figures = tuple(
-            {**row, "mean_e2el_s": row["mean_e2el_s"] / (1.5 - rate / 20) * (1 + 0.002 * (index - 2))}
-            for index, row in enumerate(off.replications)
-        )
-        return RunResult(result.summary, result.requests, None, result.manifest, rate > 18, None, figures)
+def steep(scenario: Scenario, **how: Any) -> RunResult:
+    """Off is 1 + r/20; on is that over an advantage of 1.5 - r/20: 1 at r = 10; on is overloaded above 18."""
+    result = pretend(scenario, **how)
+    if scenario.speculative_config is None:
+        return result
+    rate = scenario.workload.arrivals.request_rate_rps  # type: ignore[union-attr]
+    off = pretend(load_scenario(overrides=[f"{RATE}={rate}"], speculative_config="null"))
+    figures = tuple(
+        {**row, "mean_e2el_s": row["mean_e2el_s"] / (1.5 - rate / 20) * (1 + 0.002 * (index - 2))}
+        for index, row in enumerate(off.replications)
+    )
+    return RunResult(result.summary, result.requests, None, result.manifest, rate > 18, None, figures)
 
+
+def test_rates_bracket_the_cutover_and_name_no_value_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, steep)
     seen: list[float] = []
-    answer = compare(load_scenario(), [2, 6, 14, 18, 19], run=steep, progress=seen.append)
+    answer = compare(load_scenario(), [14, 2, 19, 18, 6, 2], progress=seen.append)
+    assert [point.request_rate_rps for point in answer.points] == [2, 6, 14, 18, 19]
     assert [point.verdict for point in answer.points] == ["pays", "pays", "costs", "costs", "costs (on is overloaded)"]
     assert answer.cutover is not None
-    assert answer.cutover.kind == "crosses"
-    assert answer.cutover.value == pytest.approx(10, rel=0.02)
-    assert answer.cutover.low <= 10 <= answer.cutover.high
-    assert cutover_line(answer).startswith("Cutover: speculation stops paying at ")
+    assert (answer.cutover.kind, answer.cutover.pays_to_rps, answer.cutover.costs_from_rps) == ("between", 6, 14)
+    assert cutover_line(answer).startswith("Cutover: between 6 and 14 req/s")
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
-    one = compare(load_scenario(), [2], run=steep)
-    assert one.cutover is None
+    assert cutover_line(compare(load_scenario(), [2, 4])).startswith("Cutover: none seen; speculation pays at every")
+    assert cutover_line(compare(load_scenario(), [14, 15])).startswith(
+        "Cutover: none seen; speculation pays at no rate"
+    )
+    assert compare(load_scenario(), compare_off=False).cutover is None
     with pytest.raises(InputError, match="no speculation to compare with"):
-        compare(load_scenario(speculative_config="null"), [2], run=steep)
+        compare(load_scenario(speculative_config="null"), [2])
+
+
+@pytest.mark.parametrize(
+    ("rates", "kind", "parts"),
+    [
+        ([4, 29], "pays", ["up to 4 req/s", "Undecided: 29"]),  # not settled on both sides
+        ([4, 200], "pays", ["up to 4 req/s", "From 200 req/s on both sides are overloaded"]),
+        ([29, 200], "unknown", ["cannot tell"]),
+    ],
+)
+def test_what_has_no_steady_state_pays_nothing(
+    monkeypatch: pytest.MonkeyPatch, rates: list[float], kind: str, parts: list[str]
+) -> None:
+    stand_in(monkeypatch)
+    answer = compare(load_scenario(), rates)
+    assert answer.cutover is not None
+    assert answer.cutover.kind == kind
+    for part in parts:
+        assert part in cutover_line(answer)
+
+
+def test_close_to_the_capacity_a_short_run_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The stand-in's one request looks stable and pays at any rate below 20; the capacities know better.
+    capacities = {True: Estimate(10.0, 9.8, 10.2, 0.2, 5), False: Estimate(16.0, 15.8, 16.2, 0.2, 5)}
+    many = pd.DataFrame({"request": np.arange(5000), "finish_s": 1.0})
+
+    def run(scenario: Scenario, **how: Any) -> RunResult:
+        result = pretend(scenario, **how)
+        return dataclasses.replace(result, requests=many)
+
+    stand_in(monkeypatch, run, capacities)
+    answer = compare(load_scenario(), [4, 9, 10, 11, 15.9, 17])
+    verdicts = [point.verdict for point in answer.points]
+    assert verdicts == ["pays", "not settled", "not settled", "costs (on is overloaded)", "not settled", "overloaded"]
+    # 20 / (1 - 9 / 9.8)^2 requests; at a capacity no number is enough.
+    assert answer.points[1].requests_needed == pytest.approx(3001.25)
+    assert cutover_line(answer).startswith("Cutover: between 4 and 11 req/s")
+    assert "10.00 ±0.20 req/s with speculation, 16.00 ±0.20 req/s without" in capacity_line(answer)
+    assert answer.summary()["capacity_rps"]["on"].mean == 10.0
+
+
+def test_replications_that_do_not_differ_have_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    def same(scenario: Scenario, **how: Any) -> RunResult:
+        result = pretend(scenario, **how)
+        return dataclasses.replace(result, replications=result.replications[:1] * 5)
+
+    stand_in(monkeypatch, same)
+    advantage = compare(load_scenario(), [2]).points[0].advantage
+    assert advantage is not None
+    assert advantage.n == 1
+    assert "±" not in show(advantage)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--rates", "2", "--compare-off", "--plot", "p.html"], "at least two --rates"),
+        (["--rates", "2,4", "--plot", "p.html"], "at least two --rates"),
+        (["--rates", "2,4", "--compare-off", "--plot", "p.bmp"], "must end in .html"),
+        (["--rates", "2,4", "--compare-off", "--plot", "none/p.html"], "no such folder"),
+    ],
+)
+def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_runs(
+    tmp_path: Path, arguments: list[str], part: str
+) -> None:
+    assert part in refuse(tmp_path, "default", *arguments)
 
 
 def test_runs_are_written_and_read_back(pretended: CliRunner, tmp_path: Path) -> None:

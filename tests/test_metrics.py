@@ -26,7 +26,7 @@ from draftcast.sim.itl_histogram import (
     segment_of,
     segment_start,
 )
-from draftcast.sim.metrics import LATENCIES, PERCENTILES, compute_metrics, summarise
+from draftcast.sim.metrics import LATENCIES, PERCENTILES, compute_metrics, do_not_differ, summarise
 from draftcast.sim.request_columns import TIME_COLUMNS, check_requests, littles_law
 from draftcast.sim.slo import Slo
 from draftcast.sim.vllm_result import vllm_result
@@ -315,17 +315,14 @@ def test_littles_law() -> None:
     assert littles_law(hand(), steps).in_system == pytest.approx(4.5 / 4)
 
 
-def test_step_figures_by_hand() -> None:
-    steps = pd.DataFrame(
-        {
-            "start_s": [0.0, 2.0], "duration_s": [1.0, 2.0], "num_seqs": [1, 4], "num_tokens": [10, 40], "k": [3, 0],
-            "running": [1, 4], "waiting": [0, 3], "kv_used_blocks": [5, 9],
-        }
-    )  # fmt: skip
-    m = compute_metrics(hand(), steps=steps)
-    assert (m["num_steps"], m["mean_step_s"], m["busy_share"]) == (2, 1.5, 0.75)
-    assert (m["mean_num_seqs"], m["mean_num_tokens"], m["mean_k"]) == (3.0, 30.0, 1.0)
-    assert (m["mean_waiting"], m["max_kv_used_blocks"]) == (2.0, 9)
+def test_replications_that_do_not_differ_are_one() -> None:
+    row = {"mean_ttft_s": 0.5, "acceptance_rate": math.nan}
+    assert do_not_differ([row, dict(row)])
+    assert not do_not_differ([row, {**row, "mean_ttft_s": 0.6}])
+    assert not do_not_differ([row])
+    same = summarise([row] * 5)["mean_ttft_s"]
+    assert (same.mean, same.n) == (0.5, 1)
+    assert math.isnan(same.half_width)
 
 
 def test_histogram_bins() -> None:

@@ -343,7 +343,7 @@ def test_a_trace_replaces_arrivals_and_lengths_and_keeps_trace_options() -> None
     assert scenario.workload.num_requests is None
     azure = load_scenario("azure-conversation", trace="some/file.csv", overrides=["workload.arrivals.stop_s=60"])
     assert azure.workload.arrivals.process == "trace"
-    assert (azure.workload.arrivals.format, azure.workload.arrivals.stop_s) == ("azure", 60)
+    assert azure.workload.arrivals.stop_s == 60
 
 
 def test_paths_are_taken_from_the_scenario_s_folder(tmp_path: Path) -> None:
@@ -415,6 +415,13 @@ def test_the_hash_takes_a_policy_s_module_by_content(tmp_path: Path, monkeypatch
     module.write_text("x = 2\n")
     assert scenario_hash(scenario) != before
     assert scenario_hash(load_scenario(overrides=["policy.name=no_such_module:Two"])) != before
+
+
+def test_another_trace_is_not_read_in_the_format_of_the_one_it_replaces() -> None:
+    assert load_scenario("azure-conversation").workload.arrivals.format == "azure"  # type: ignore[union-attr]
+    assert load_scenario("azure-conversation", trace="t.jsonl").workload.arrivals.format == "auto"  # type: ignore[union-attr]
+    given = load_scenario("azure-conversation", trace="t", overrides=["workload.arrivals.format=mooncake"])
+    assert given.workload.arrivals.format == "mooncake"  # type: ignore[union-attr]
 
 
 def test_with_rate_rescales_a_trace_and_refuses_what_has_no_rate() -> None:

@@ -12,6 +12,8 @@ import pandas as pd
 import pytest
 
 from draftcast import RunResult, load_scenario, simulate
+from draftcast.scenarios.load import without_speculation
+from draftcast.scenarios.simulate import simulate_together
 from draftcast.sim.request_columns import TIME_COLUMNS, check_requests
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
@@ -232,6 +234,46 @@ def test_overload_is_unstable_and_meets_no_objective() -> None:
     assert not [name for name in figures(result) if name.startswith("p99_")]
     rate = result.summary["stability"]["largest_stable_rate_rps"]
     assert not run(f"{RATE}={0.8 * rate}", "workload.num_requests=2000", "engine.max_num_seqs=64").unstable
+
+
+def test_the_largest_stable_rate_does_not_depend_on_the_overload() -> None:
+    seats = ("workload.num_requests=2000", "engine.max_num_seqs=64")
+    found = [run(f"{RATE}={rate}", *seats).summary["stability"]["largest_stable_rate_rps"] for rate in (100, 500, 5000)]
+    assert found == pytest.approx([found[0]] * 3, rel=0.03)
+
+
+def test_a_run_that_is_not_settled_meets_no_objective() -> None:
+    # Twice what the engine can serve: the batch still fills when the last request arrives, and nobody waits.
+    result = run(f"{RATE}=150", "slo={e2el_ms: 1000000}")
+    assert (result.unstable, result.steady, result.slo_met) == (False, False, None)
+    assert result.summary["slo_asked"] is True
+
+
+def test_what_is_compared_leaves_out_the_same_requests() -> None:
+    on = load_scenario("default", overrides=[*SMALL, f"{RATE}=60", "workload.num_requests=2000"])
+    off = without_speculation(on)
+    alone = [simulate(each).summary["warmup_requests"] for each in (on, off)]
+    assert alone[0] != alone[1]
+    together = simulate_together([on, off])
+    assert [each.summary["warmup_requests"] for each in together] == [np.maximum(*alone).tolist()] * 2
+
+
+def test_notes_say_what_weakens_the_figures() -> None:
+    def notes(*overrides: str) -> str:
+        return " ".join(run(*overrides).summary["notes"])
+
+    assert "biases" not in notes()
+    assert "biases" in notes("statistics.replications=1")
+    assert "biases" not in notes("statistics.replications=1", "statistics.warmup=none")
+    unsettled = run(f"{RATE}=72")
+    assert unsettled.summary["warmup_reliable"] is False
+    assert "no end of the warm-up" in " ".join(unsettled.summary["notes"])
+    fixed = "workload.lengths={prompt_tokens: 100, output_tokens: 60}"
+    even = "workload.arrivals={process: deterministic, request_rate_rps: 20}"
+    same = run(fixed, even, "engine.speculative_config=null")
+    assert "do not differ" in " ".join(same.summary["notes"])
+    assert math.isnan(same.summary["figures"]["mean_e2el_s"].half_width)
+    assert "do not differ" not in notes(fixed, even)  # what is accepted is drawn
 
 
 def test_progress_rises_to_one() -> None:
