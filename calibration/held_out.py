@@ -14,10 +14,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from draftcast.calibration.latency_table import SHAPE_FIELDS, SHAPES
+from draftcast.calibration.latency_table import SHAPE_FIELDS, SHAPES, LatencyTable
 from draftcast.calibration.measured import (
     ATTENTION,
     CURVES,
+    FAMILY,
     Seconds,
     attention_group,
     curves_of,
@@ -72,8 +73,12 @@ class OperatorErrors:
     predictions: pd.DataFrame
 
 
-def fastest(frame: pd.DataFrame) -> pd.DataFrame:
-    """The least of the times measured for one shape: an engine picks the fastest kernel. A copy."""
+def modelled(table: LatencyTable) -> pd.DataFrame:
+    """Points of the operators that a step is built from; of the times of one shape the least.
+
+    An engine picks the fastest kernel.
+    """
+    frame = table.frame[table.frame["operator"].isin(list(FAMILY))]
     shape = ["operator", "dtype", "kv_dtype", *SHAPES]
     return frame.sort_values("seconds", kind="stable").drop_duplicates(shape).sort_index().reset_index(drop=True)
 

@@ -17,6 +17,7 @@ embedding           m rows of width n, k the vocabulary
 sampler             m rows of n logits
 rejection_sampler   batch requests, q = drafts + 1, n logits
 all_reduce          message_bytes over ranks
+ngram               batch texts of context tokens searched for their own end (int32)
 ==================  ===================================================================================================
 """
 
@@ -44,6 +45,7 @@ SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
     "sampler": ("m", "n"),
     "rejection_sampler": ("batch", "q", "n"),
     "all_reduce": ("message_bytes", "ranks"),
+    "ngram": ("batch", "context"),
 }
 """Shape columns of each operator a table may hold."""
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from draftcast.calibration.attention_grid import AttentionGrid
 from draftcast.calibration.curves import CurveSet, Key
 from draftcast.calibration.latency_table import MAY_BE_ZERO, SHAPE_FIELDS, read_points
-from draftcast.calibration.point_work import point_work
+from draftcast.kernels import registry
 from draftcast.kernels.work import FloatArray, Work
 
 Seconds = Callable[[Work], FloatArray]
@@ -61,7 +61,7 @@ FAMILY = {
     "rejection_sampler": "sampler",
     "all_reduce": "all_reduce",
 }
-"""Roofline family of each operator of a table."""
+"""Roofline family of each operator of a table. ngram has none: it computes nothing, and no step is built from it."""
 
 
 def attention_group(operator: str) -> tuple[str, ...]:
@@ -87,10 +87,10 @@ def curves_of(
     operator: str, rows: pd.DataFrame, seconds: Seconds, dtype: str, group: Mapping[str, int]
 ) -> CurveSet:  # fmt: skip
     """Curves of the measured points ``rows`` of one operator, dtype and group."""
-    how = CURVES[operator]
+    how, work = CURVES[operator], registry.operator(operator).work
 
     def roofline(x: FloatArray, key: Key) -> FloatArray:
-        return seconds(point_work(operator, dtype, "", {how.x: x, **dict(zip(how.axes, key, strict=True)), **group}))
+        return seconds(work({how.x: x, **dict(zip(how.axes, key, strict=True)), **group}, dtype, ""))
 
     keys = rows[list(how.axes)].to_numpy(np.int64).reshape(len(rows), len(how.axes))
     return CurveSet.from_points(keys, rows[how.x].to_numpy(), rows["seconds"].to_numpy(), roofline)
@@ -100,9 +100,10 @@ def grid_of(
     operator: str, rows: pd.DataFrame, seconds: Seconds, dtype: str, kv_dtype: str, group: Mapping[str, int]
 ) -> AttentionGrid:
     """Grid of the measured points ``rows`` of one attention operator, formats and group."""
+    work = registry.operator(operator).work
 
     def roofline(a: FloatArray, b: FloatArray, c: FloatArray) -> FloatArray:
-        return seconds(point_work(operator, dtype, kv_dtype, {**grid_shape(operator, a, b, c), **group}))
+        return seconds(work({**grid_shape(operator, a, b, c), **group}, dtype, kv_dtype))
 
     grid = AttentionGrid.from_points(grid_axes(operator, rows), rows["seconds"].to_numpy(), roofline)
     return grid.stretched(VERIFY_QUERIES, roofline) if operator == "attention_decode" else grid
@@ -168,9 +169,9 @@ class MeasuredTimes:
         near = {**own, **dict(zip(heads, (int(value) for value in nearest), strict=True))}
         grid = grid_of(operator, rows, seconds, dtype, kv_dtype, near)
         mesh = np.meshgrid(*grid.axes, indexing="ij")
+        work = registry.operator(operator).work
         wanted, known = (
-            np.log(seconds(point_work(operator, dtype, kv_dtype, {**grid_shape(operator, *mesh), **shape})))
-            for shape in (own, near)
+            np.log(seconds(work({**grid_shape(operator, *mesh), **shape}, dtype, kv_dtype))) for shape in (own, near)
         )
         return AttentionGrid(grid.axes, grid.log_s + wanted - known, np.zeros_like(grid.measured))
 

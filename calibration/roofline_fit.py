@@ -7,6 +7,7 @@ What a table lacks keeps the assumed efficiencies of the default profile, and sa
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from dataclasses import dataclass
@@ -18,15 +19,15 @@ import pandas as pd
 import yaml
 
 from draftcast.calibration.hardware import HardwareSpec
-from draftcast.calibration.held_out import Errors, OperatorErrors, fastest, held_out, interpolation_errors
+from draftcast.calibration.held_out import Errors, OperatorErrors, held_out, interpolation_errors, modelled
 from draftcast.calibration.latency_table import SHAPE_FIELDS, SHAPES, LatencyTable
 from draftcast.calibration.measured import FAMILY, Seconds
 from draftcast.calibration.origin import Origin
-from draftcast.calibration.point_work import point_work
 from draftcast.calibration.profile import default_sections
 from draftcast.calibration.profile_folder import FIT, TABLE, read_manifest
 from draftcast.calibration.roofline import Roofline, soft_max
 from draftcast.errors import HardwareError
+from draftcast.kernels import registry
 from draftcast.kernels.work import FloatArray
 
 MOST_POINTS = 4000
@@ -46,13 +47,13 @@ class FamilyFit:
 
 
 def fit_table(table: LatencyTable, hardware: HardwareSpec) -> tuple[list[FamilyFit], list[OperatorErrors]]:
-    """Rooflines of every family and format of ``table``, and held-out errors of every operator in it.
+    """Rooflines of every family and format of ``table``, and held-out errors of every operator that has a family.
 
     Raises:
         HardwareError: a format the device has no peak rate for.
     """
     fits, errors = [], []
-    frame = fastest(table.frame)
+    frame = modelled(table)
     frame["held_out"] = held_out(frame)
     frame["family"] = frame["operator"].map(FAMILY)
     # Attention computes in 16 bits whatever the cache holds, so its format is the cache's.
@@ -86,7 +87,7 @@ def _fit_family(
     place = {index: at for at, index in enumerate(rows.index)}
     for (operator, kind, kv_dtype), points in rows.groupby(["operator", "dtype", "kv_dtype"]):
         shape = {name: points[name].to_numpy(np.float64) for name in SHAPE_FIELDS[str(operator)]}
-        work = point_work(str(operator), str(kind), str(kv_dtype), shape)
+        work = registry.operator(str(operator)).work(shape, str(kind), str(kv_dtype))
         at = [place[index] for index in points.index]
         flops[at], moved[at] = work.flops, work.bytes
     train = ~rows["held_out"].to_numpy()
@@ -183,10 +184,10 @@ def _sections(fits: list[FamilyFit], hardware: HardwareSpec) -> dict[str, Any]:
     for family in sorted({fit.family for fit in fits}):
         of_dtype = {fit.dtype: _fit_section(fit) for fit in fits if fit.family == family}
         main = "bf16" if "bf16" in of_dtype else min(of_dtype)
-        sections["operators"][family] = {**of_dtype.pop(main), "dtypes": of_dtype}
-    # A linear layer of vocabulary width.
+        sections["operators"][family] = {**of_dtype.pop(main), **({"dtypes": of_dtype} if of_dtype else {})}
+    # A linear layer of vocabulary width. A copy: YAML writes an object that stands twice as a reference.
     if any(fit.family == "linear" for fit in fits):
-        sections["operators"]["lm_head"] = sections["operators"]["linear"]
+        sections["operators"]["lm_head"] = copy.deepcopy(sections["operators"]["linear"])
     return sections
 
 

@@ -38,6 +38,7 @@ _OPERATORS = {
     "sampler": "draftcast.kernels.sampler:SAMPLER",
     "rejection_sampler": "draftcast.kernels.rejection:REJECTION_SAMPLER",
     "all_reduce": "draftcast.kernels.all_reduce:ALL_REDUCE",
+    "ngram": "draftcast.kernels.ngram_batch:NGRAM",
 }
 
 
@@ -64,7 +65,7 @@ class Operator:
     Attributes:
         name: as in a latency table.
         shape_fields: names of its sizes, a subset of the latency table's shape columns.
-        dtypes: of "fp32", "bf16", "fp8".
+        dtypes: of "fp32", "bf16", "fp8"; "int32" for what works on token ids.
         work: (shape, dtype, kv_dtype) to FLOPs and bytes; sizes may be arrays. kv_dtype is "" where it has no meaning.
         make_inputs: (shape, dtype, kv_dtype, device, generator) to named tensors and numbers.
         make_outputs: tensors of the right shape with any content, from the inputs.

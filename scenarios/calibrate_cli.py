@@ -27,7 +27,7 @@ _INTERRUPTED = 130  # as shells report it
 _QUIET_S = 10.0  # between lines of progress that no one watches
 
 
-def calibrate(
+def calibrate_device(
     device: Literal["cpu", "cuda"],
     *,
     out: Path,
@@ -101,7 +101,7 @@ def calibrate(
         except KeyboardInterrupt:
             print("\ndraftcast: stopped; the same command goes on from here", file=sys.stderr)
             raise typer.Exit(_INTERRUPTED) from None
-        result = calibration.write(name or out.resolve().name, sheet)
+        result = calibration.write(name or out.resolve().name, sheet, command=["draftcast", *sys.argv[1:]])
     _print_result(result)
 
 
@@ -151,19 +151,19 @@ def _progress_printer() -> Callable[[Status], None]:
 
 def _print_result(result: Result) -> None:
     frame = result.table.frame
+    errors = {(entry.operator, entry.dtype, entry.kv_dtype): entry.interpolated for entry in result.errors}
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
     width = (frame["high_s"] - frame["low_s"]) / frame["seconds"]
     titles = ("points", "settled", "interval", "held out", "median", "p90")
     typer.echo(f"{'operator':<20}{'dtype':<14}" + "".join(f"{title:>9}" for title in titles))
-    for entry in result.errors:
-        names = ("operator", "dtype", "kv_dtype")
-        own = (frame[list(names)] == [getattr(entry, name) for name in names]).all(axis=1)
-        label = f"{entry.dtype} kv {entry.kv_dtype}" if entry.kv_dtype else entry.dtype
-        off = entry.interpolated
-        figures = [f"{own.sum()}", f"{frame.loc[own, 'settled'].sum()}", f"{width[own].median():.1%}", f"{off.points}"]
-        figures += [f"{off.median:.1%}", f"{off.p90:.1%}"] if off.points else ["", ""]
-        typer.echo(f"{entry.operator:<20}{label:<14}" + "".join(f"{figure:>9}" for figure in figures))
+    for (operator, dtype, kv_dtype), rows in frame.groupby(["operator", "dtype", "kv_dtype"]):
+        label = f"{dtype} kv {kv_dtype}" if kv_dtype else dtype
+        figures = [f"{len(rows)}", f"{rows['settled'].sum()}", f"{width[rows.index].median():.1%}"]
+        off = errors.get((str(operator), str(dtype), str(kv_dtype)))
+        figures += [f"{off.points}"] if off is not None else []
+        figures += [f"{off.median:.1%}", f"{off.p90:.1%}"] if off is not None and off.points else []
+        typer.echo(f"{operator:<20}{label:<14}" + "".join(f"{figure:>9}" for figure in figures))
     typer.echo(
         "interval: 95 % interval of the median over the median, the middle one of the points; median and p90: error of "
         "interpolation on the points held out"

@@ -99,7 +99,7 @@ def calibrate(
             raise InputError(f"does not go with {source}", file=option, value=value)
     options: dict[str, Any] = {parameter: value for parameter, value in given.items() if parameter in known}
     if source == "--device":
-        from draftcast.scenarios.calibrate_cli import calibrate as calibrate_device
+        from draftcast.scenarios.calibrate_cli import calibrate_device
 
         calibrate_device(device or "cpu", **{**options, "out": _required(out, "--out", source)})
         return

@@ -8,7 +8,7 @@ import numpy as np
 
 from draftcast.calibration.latency_table import SHAPE_FIELDS
 from draftcast.calibration.measured import FAMILY
-from draftcast.calibration.point_work import point_work
+from draftcast.kernels import registry
 from draftcast.scenarios.profile_view import OpenProfile, held_out_predictions
 
 MOST_POINTS = 1500
@@ -51,7 +51,7 @@ def profile_figure(opened: OpenProfile) -> Any:
             continue
         some = rows.iloc[_even(len(rows))]
         shape = {field: some[field].to_numpy(np.float64) for field in SHAPE_FIELDS[name]}
-        work = point_work(name, str(dtype), str(kv_dtype), shape)
+        work = registry.operator(name).work(shape, str(dtype), str(kv_dtype))
         seconds = some["seconds"].to_numpy()
         figure.add_scattergl(
             x=work.flops / work.bytes,

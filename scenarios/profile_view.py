@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.hardware import HardwareSpec, load_hardware
-from draftcast.calibration.held_out import OperatorErrors, fastest, held_out, interpolation_errors
+from draftcast.calibration.held_out import OperatorErrors, held_out, interpolation_errors, modelled
 from draftcast.calibration.latency_table import SHAPE_FIELDS, LatencyTable
 from draftcast.calibration.measured import FAMILY
 from draftcast.calibration.profile import AffineProfile, HardwareProfile, RooflineProfile, find_profile, load_profile
@@ -140,7 +140,7 @@ def errors_by_shape(opened: OpenProfile) -> list[dict[str, Any]]:
 def held_out_predictions(opened: OpenProfile) -> list[OperatorErrors]:
     """Interpolation of the held-out points of every operator and format of the table."""
     assert isinstance(opened.profile, RooflineProfile)
-    frame = fastest(opened.table().frame)
+    frame = modelled(opened.table())
     frame["held_out"] = held_out(frame)
     found = []
     for (operator, dtype, kv_dtype), rows in frame.groupby(["operator", "dtype", "kv_dtype"]):

@@ -73,8 +73,8 @@ def command_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: str) 
             def measure(self) -> None:
                 pass
 
-            def write(self, name: str, hardware: Any) -> None:
-                seen.name, seen.hardware = name, hardware.name
+            def write(self, name: str, hardware: Any, command: list[str]) -> None:
+                seen.name, seen.hardware, seen.command = name, hardware.name, command
                 raise typer.Exit
 
         monkeypatch.setattr(runner, "Calibration", Spy)
@@ -113,11 +113,12 @@ def test_every_option_changes_what_is_measured_or_written(command: Command, tmp_
         shape["k"] for shape in shapes(base, "linear")
     }
     assert shapes(command("--tp", "2"), "all_reduce")
-    assert {point.dtype for point in command("--dtype", "fp32").plan.points} == {"fp32"}
+    assert {point.dtype for point in command("--dtype", "fp32").plan.points} == {"fp32", "int32"}, "int32: token ids"
     cached = command("--dtype", "bf16", "--kv-dtype", "fp32")
     assert {point.kv_dtype for point in cached.plan.points if "attention" in point.operator} <= {"fp32"}
     assert cached.settings.kv_dtypes == ("fp32",)
     assert {point.operator for point in command("--operators", "rotary, linear").plan.points} == {"linear", "rotary"}
+    assert {point.operator for point in command("--operators", "ngram").plan.points} == {"ngram"}
     assert max(shape["m"] for shape in shapes(command("--max-rows", "40"), "linear")) == 40
     assert command("--threads", "1").device.threads == 1
     assert [command("--budget", text).budget_s for text in ("90s", "1.5m", "2h")] == [90.0, 90.0, 7200.0]
@@ -157,9 +158,18 @@ def test_bad_options_are_refused_in_one_line(command: Command, options: tuple[st
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_a_device_that_is_not_there(command: Command) -> None:
+def test_a_device_that_is_not_there(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(InputError, match="no CUDA device"):
         command("--device", "cuda")
+
+
+def test_a_gpu_is_not_timed_through_tritons_interpreter(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(InputError, match="TRITON_INTERPRET = 1: interpreted kernels"):
+        command("--device", "cuda")
+    assert command("--device", "cpu").device.kind == "cpu"
 
 
 def test_on_cuda_both_cache_formats_graphs_and_many_rows(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +248,7 @@ def test_a_run_killed_in_the_middle_goes_on_where_it_stopped(tmp_path: Path, tin
     assert list(table.of("rmsnorm")["m"]) == [1, 2]
     manifest = read_manifest(tmp_path / "profile")
     assert manifest.name == "profile"
-    assert "calibrate" in manifest.command
+    assert manifest.command.startswith("draftcast calibrate --device cpu --out ")
     assert f"written: {tmp_path / 'profile'}" in output
 
     other = subprocess.run([*run.command, "9s", "--seed", "1"], capture_output=True, text=True, check=False)

@@ -155,7 +155,7 @@ def test_a_short_budget_covers_every_operator_and_can_be_raised(tmp_path: Path, 
         run.measure()
         assert run.spent_s <= 30.0
         short = run.table()
-        result = run.write("mine", load_hardware("cpu"))
+        result = run.write("mine", load_hardware("cpu"), ["draftcast"])
     assert {1, 8} <= set(short.of("linear")["m"])
     assert {1, 8} <= set(short.of("rmsnorm")["m"])
     assert 4 < len(short) < len(POINTS)
@@ -219,7 +219,7 @@ def test_a_kernel_that_fails_is_left_out_with_its_reason(tmp_path: Path, clock: 
     operators = {**OPERATORS, "rmsnorm": broken(RuntimeError("no such configuration\nand more"), only_rows=4)}
     with calibration(tmp_path / "p", clock, operators=operators) as run:
         run.measure()
-        result = run.write("mine", load_hardware("cpu"))
+        result = run.write("mine", load_hardware("cpu"), ["draftcast"])
     assert result.left_out["rmsnorm torch: RuntimeError: no such configuration"] == 1
     assert len(result.table) == len(POINTS) - 1
     with calibration(tmp_path / "p", clock, timer=FakeTimer(clock)) as run:
@@ -233,7 +233,7 @@ def test_a_run_in_which_everything_fails_says_why(tmp_path: Path, clock: SimpleN
         run.measure()
         assert len(lines_of(tmp_path / "p", "failed")) == 8
         with pytest.raises(HardwareError, match="nothing was measured: rmsnorm torch: RuntimeError: no such conf"):
-            run.write("mine", load_hardware("cpu"))
+            run.write("mine", load_hardware("cpu"), ["draftcast"])
 
 
 def test_a_broken_device_ends_the_run_and_blames_no_point(
@@ -289,4 +289,4 @@ def test_nothing_measured_is_said_so(tmp_path: Path, clock: SimpleNamespace) -> 
     with calibration(tmp_path / "p", clock, budget_s=0.5) as run:
         run.measure()
         with pytest.raises(HardwareError, match="larger --budget"):
-            run.write("mine", load_hardware("cpu"))
+            run.write("mine", load_hardware("cpu"), ["draftcast"])

@@ -159,7 +159,7 @@ def test_formats() -> None:
     assert 128256 not in {dict(point.shape)["n"] for point in by_dtype["fp8"]}, "lm_head is never quantised"
     assert 128256 in {dict(point.shape)["n"] for point in by_dtype["bf16"] if point.operator == "linear"}
     wide = planned(dtypes=["fp32"])
-    assert {point.dtype for point in wide.points} == {"fp32"}
+    assert {point.dtype for point in wide.points if point.operator != "ngram"} == {"fp32"}
     assert {point.kv_dtype for point in wide.points if point.operator == "attention_decode"} == {"fp32"}
 
 
@@ -205,6 +205,7 @@ def test_what_does_not_fit_is_left_out_and_counted() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "bytes_"),
     [
+        ("ngram", {"batch": 3, "context": 64}, 4 * 3 * 64),
         ("linear", {"m": 2, "k": 8, "n": 4}, 2 * (8 * 4 + 2 * (8 + 4))),
         ("embedding", {"m": 2, "k": 100, "n": 4}, 2 * (100 + 2) * 4),
         (
@@ -221,7 +222,8 @@ def test_what_does_not_fit_is_left_out_and_counted() -> None:
 )
 def test_footprints_by_hand(name: str, shape: dict[str, int], bytes_: int) -> None:
     kv_dtype = "bf16" if name.startswith("attention") else ""
-    assert footprint_bytes(name, shape, "bf16", kv_dtype) == bytes_
+    dtype = "int32" if name == "ngram" else "bf16"
+    assert footprint_bytes(name, shape, dtype, kv_dtype) == bytes_
 
 
 def test_an_implementation_says_why_it_cannot_run() -> None:
@@ -238,6 +240,16 @@ def test_triton_is_never_timed_in_its_interpreter() -> None:
     assert not on_cpu.left_out
     on_gpu = planned(operators={"rmsnorm": stub("rmsnorm", both)}, device="cuda")
     assert {point.implementation for point in on_gpu.points} == {"torch", "triton"}
+
+
+def test_the_text_search_is_timed_once_whatever_the_formats() -> None:
+    found = planned(dtypes=["bf16", "fp32"], tps=[1, 2])
+    searches = [point for point in found.points if point.operator == "ngram"]
+    assert {(dict(p.shape)["batch"], dict(p.shape)["context"]) for p in searches} == {
+        (batch, context) for batch in (1, 8, 64) for context in (128, 512, 2048) if batch * context <= 65536
+    }
+    assert {(point.dtype, point.kv_dtype) for point in searches} == {("int32", "")}
+    assert len(searches) == 8
 
 
 def test_only_the_operators_asked_for() -> None:

@@ -16,12 +16,12 @@ from draftcast.calibration.hardware import load_hardware
 from draftcast.calibration.held_out import held_out
 from draftcast.calibration.latency_table import SHAPE_FIELDS, LatencyTable
 from draftcast.calibration.origin import Origin
-from draftcast.calibration.point_work import point_work
 from draftcast.calibration.profile import AffineProfile, RooflineProfile, load_profile
 from draftcast.calibration.profile_folder import FIT, MANIFEST, TABLE, write_manifest
 from draftcast.calibration.roofline import Roofline
 from draftcast.calibration.roofline_fit import fit_profile, fit_roofline
 from draftcast.errors import HardwareError
+from draftcast.kernels import registry
 from draftcast.kernels.catalog import load_model
 from draftcast.scenarios.cli import app
 from draftcast.sim import step_time as st
@@ -55,7 +55,7 @@ def points(operator: str) -> pd.DataFrame:
     frame = pd.DataFrame(rows)
     shape = {name: frame.get(name, pd.Series(0, index=frame.index)).to_numpy() for name in SHAPE_FIELDS[operator]}
     kv_dtype = "bf16" if operator.startswith("attention") else ""
-    work = point_work(operator, "bf16", kv_dtype, shape)
+    work = registry.operator(operator).work(shape, "bf16", kv_dtype)
     family = "elementwise" if operator == "rmsnorm" else operator
     seconds = TRUE[operator].seconds(work.flops, work.bytes, *H100.ceilings(family, "bf16"))
     return frame.assign(operator=operator, dtype="bf16", kv_dtype=kv_dtype, implementation="a test", seconds=seconds)
@@ -149,7 +149,9 @@ def test_step_seconds_are_the_sum_of_the_measured_ones(folder: Path) -> None:
     st.step_time(cost, features, out)
 
     def one(operator: str, **shape: int) -> float:
-        work = point_work(operator, "bf16", "bf16" if "attention" in operator else "", shape)
+        kernel = registry.operator(operator)
+        whole = dict.fromkeys(kernel.shape_fields, 0) | shape
+        work = kernel.work(whole, "bf16", "bf16" if "attention" in operator else "")
         family = "elementwise" if operator == "rmsnorm" else operator
         return float(TRUE[operator].seconds(work.flops, work.bytes, *H100.ceilings(family, "bf16")))
 
@@ -198,6 +200,21 @@ def test_ceilings_of_the_manifest_replace_the_data_sheet(tmp_path: Path) -> None
     path = write_profile(tmp_path / "own", points("linear"), ceilings=ceilings)
     fit_profile(path, H100)
     assert loaded(path).hardware.ceilings("linear", "bf16") == (5e14, 1e12)
+
+
+def test_a_text_search_is_kept_and_gets_no_roofline(tmp_path: Path) -> None:
+    searches = [
+        {"operator": "ngram", "dtype": "int32", "kv_dtype": "", "implementation": "torch", "batch": batch,
+         "context": context, "seconds": 1e-5}
+        for batch in (1, 8) for context in (128, 512, 2048)
+    ]  # fmt: skip
+    path = write_profile(tmp_path / "searched", pd.concat([points("linear"), pd.DataFrame(searches)]).fillna(0))
+    fits, errors = fit_profile(path, H100)
+    assert {fit.family for fit in fits} == {"linear"}
+    assert {entry.operator for entry in errors} == {"linear"}
+    covered = json.loads(run("profile", "show", str(path), "--json"))["coverage"]
+    assert [row["points"] for row in covered if row["operator"] == "ngram"] == [6]
+    run("profile", "plot", str(path), "--out", str(tmp_path / "roof.html"))
 
 
 @pytest.fixture

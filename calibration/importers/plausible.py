@@ -14,7 +14,7 @@ import pandas as pd
 from draftcast.calibration.hardware import HardwareSpec
 from draftcast.calibration.latency_table import POINT, SHAPE_FIELDS, SHAPES
 from draftcast.calibration.measured import FAMILY
-from draftcast.calibration.point_work import point_work
+from draftcast.kernels import registry
 from draftcast.kernels.dtypes import KV_BYTES, WEIGHT_BYTES
 from draftcast.kernels.work import FloatArray, Work
 
@@ -64,7 +64,7 @@ def floor_seconds(frame: pd.DataFrame, hardware: HardwareSpec) -> pd.Series:
     floor = pd.Series(0.0, index=frame.index)
     for (operator, dtype, kv_dtype), rows in frame.groupby(["operator", "dtype", "kv_dtype"]):
         shape = {name: rows[name].to_numpy(np.float64) for name in SHAPE_FIELDS[str(operator)]}
-        work = point_work(str(operator), str(dtype), str(kv_dtype), shape)
+        work = registry.operator(str(operator)).work(shape, str(dtype), str(kv_dtype))
         fetched = _fetched_bytes(str(operator), str(dtype), str(kv_dtype), shape, work)
         peak_flops, bandwidth = hardware.ceilings(FAMILY[str(operator)], str(kv_dtype or dtype))
         floor[rows.index] = np.maximum(work.flops / peak_flops, fetched / bandwidth)

@@ -12,6 +12,7 @@ from typing import Any
 from draftcast.calibration.latency_table import SHAPE_FIELDS, LatencyTable
 from draftcast.calibration.measure.points import Point
 from draftcast.calibration.measure.timer import Launch
+from draftcast.kernels.dtypes import WEIGHT_BYTES
 from draftcast.kernels.registry import Operator
 
 BURSTS = 4
@@ -61,7 +62,9 @@ def ceilings(
             of = name.split()[1]
             peaks[of] = max(peaks.get(of, 0.0), rate)
     bandwidth = max((rate for name, rate in rates.items() if name in ("copy", "read")), default=0.0)
-    for (operator, dtype, kv_dtype), rows in table.frame.groupby(["operator", "dtype", "kv_dtype"]):
+    # A search over token ids computes nothing that a peak rate speaks of.
+    computing = table.frame[table.frame["dtype"].isin(list(WEIGHT_BYTES))]
+    for (operator, dtype, kv_dtype), rows in computing.groupby(["operator", "dtype", "kv_dtype"]):
         shape: Mapping[str, Any] = {name: rows[name].to_numpy(float) for name in SHAPE_FIELDS[str(operator)]}
         work = operators[str(operator)].work(shape, str(dtype), str(kv_dtype))
         seconds = rows["seconds"].to_numpy(float)

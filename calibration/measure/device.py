@@ -62,7 +62,8 @@ def find_device(kind: str, threads: int | None) -> Device:
     """The device of a kind; sets the number of torch's CPU threads (all usable cores when None).
 
     Raises:
-        HardwareError: unknown kind, no such device, a bad number of threads.
+        HardwareError: unknown kind, no such device, a bad number of threads, a GPU whose Triton kernels would run in
+            the interpreter.
     """
     import torch
 
@@ -81,6 +82,8 @@ def find_device(kind: str, threads: int | None) -> Device:
             clocks=_cpu_clocks(),
             **shared,
         )
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise HardwareError("interpreted kernels have no time worth keeping; unset it", key="TRITON_INTERPRET", value=1)
     if not torch.cuda.is_available():
         raise HardwareError("torch finds no CUDA device here", key="device", value=kind)
     properties: Any = torch.cuda.get_device_properties(0)

@@ -12,7 +12,6 @@ import datetime
 import hashlib
 import json
 import shlex
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -161,8 +160,8 @@ class Calibration:
     def _next(self) -> Point | None:
         return next_point(self.plan.points, self.state, self.levels, self.spent_s, self.budget_s)
 
-    def write(self, name: str, hardware: HardwareSpec, command: Sequence[str] | None = None) -> Result:
-        """Write table, manifest and fit of what the journal holds.
+    def write(self, name: str, hardware: HardwareSpec, command: Sequence[str]) -> Result:
+        """Write table, manifest and fit of what the journal holds; ``command`` is what repeats it.
 
         Raises:
             HardwareError: nothing was measured.
@@ -184,7 +183,7 @@ class Calibration:
             clocks=self.device.clocks,
             versions=self.device.versions,
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-            command=shlex.join(sys.argv if command is None else command),
+            command=shlex.join(command),
             source="measured by draftcast calibrate",
             noise=noise,
             ceilings=ceilings(self.rates, table, self.operators, self.device.cache_bytes),

@@ -34,7 +34,7 @@ class Grid:
         sampled_rows: of the sampler.
         queries, batches, contexts: queries of a sequence, sequences, cached tokens of decode and verify attention.
         trees: (queries, sequences, contexts) under an ancestor mask; a coarser grid, as it is the chain's cost but for
-            the mask.
+            the mask. The n-gram search takes its sequences and contexts too.
         chunks, ratios, prefills: prefill attention's queries, context in units of the chunk, sequences.
         max_tokens: most cached tokens of all sequences of a point; 0: any.
         graphs: whether points are timed eager (False), inside a CUDA graph (True), or both.
@@ -151,9 +151,11 @@ def plan(
 
 def footprint_bytes(operator: str, shape: Mapping[str, int], dtype: str, kv_dtype: str) -> float:
     """Bytes of one set of inputs and outputs, tables that a launch reads only parts of included."""
-    act = activation_bytes(dtype)
     size: Callable[[str], int] = lambda name: shape.get(name, 0)  # noqa: E731
     m, k, n, batch, q = (size(name) for name in ("m", "k", "n", "batch", "q"))
+    if operator == "ngram":
+        return 4.0 * batch * size("context")
+    act = activation_bytes(dtype)
     if operator == "linear":
         return k * n * WEIGHT_BYTES[dtype] + m * (k + n) * act
     if operator == "moe":
@@ -207,6 +209,8 @@ def _all_series(
     grid: Grid,
     left_out: Counter[str],
 ) -> Iterator[Series]:
+    _, batches, contexts = grid.trees
+    yield Series("ngram", "int32", "", {}, {"batch": batches, "context": contexts}, grid.max_tokens)
     for model in models:
         for tp in tps:
             for dtype in dtypes:
