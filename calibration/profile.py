@@ -6,6 +6,7 @@ Every fault is a one-line `HardwareError`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,6 +20,7 @@ from draftcast.calibration.profile_folder import FIT, MANIFEST, TABLE, read_mani
 from draftcast.calibration.profile_spec import (
     OPERATORS,
     AffineProfile,
+    FrontEnd,
     HardwareProfile,
     OperatorProfile,
     RooflineProfile,
@@ -30,6 +32,7 @@ from draftcast.errors import HardwareError
 __all__ = [
     "OPERATORS",
     "AffineProfile",
+    "FrontEnd",
     "HardwareProfile",
     "OperatorProfile",
     "Origin",
@@ -114,11 +117,16 @@ class _Target(_Section):
     row_s: Seconds
     kv_token_s: Seconds
     sequence_s: Seconds = 0.0
+    rows: tuple[tuple[Annotated[float, Field(ge=1.0, allow_inf_nan=False)], Seconds], ...] = ()
+    query_kv_s: Seconds = 0.0
+    prefill_query_kv_s: Seconds = 0.0
+    logit_row_s: Seconds = 0.0
 
 
 class _Draft(_Section):
     fixed_s: Seconds
     pass_s: Seconds = 0.0
+    row_s: Seconds = 0.0
     draft_token_s: Seconds
     kv_token_s: Seconds
     methods: dict[str, OriginLabel]
@@ -126,7 +134,17 @@ class _Draft(_Section):
 
 class _Ngram(_Section):
     fraction_of_target: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+    step_s: Seconds = 0.0
+    sequence_s: Seconds = 0.0
+    token_s: Seconds = 0.0
     methods: dict[str, OriginLabel]
+
+
+class _FrontEnd(_Section):
+    request_s: Seconds
+    output_s: Seconds
+    output_sequence_s: Seconds
+    turnaround_s: Seconds
 
 
 class _AffineFile(_Section):
@@ -145,6 +163,7 @@ class _AffineFile(_Section):
     draft: _Draft
     ngram: _Ngram
     overhead_s: Seconds
+    front_end: _FrontEnd | None = None
 
 
 _FILE: TypeAdapter[_RooflineFile | _AffineFile] = TypeAdapter(
@@ -305,6 +324,10 @@ def _roofline(parsed: _RooflineFile, hardware: HardwareSpec, path: Path) -> Roof
 
 def _affine(parsed: _AffineFile, path: Path) -> AffineProfile:
     _check_range(parsed.fitted_sequences, path, "fitted_sequences")
+    for (rows, seconds), (next_rows, next_seconds) in itertools.pairwise(parsed.target.rows):
+        if next_rows <= rows or next_seconds < seconds:
+            message = "must be [rows, seconds] with ascending rows and seconds that never fall"
+            raise HardwareError(message, file=str(path), key="target.rows", value=[next_rows, next_seconds])
     return AffineProfile(
         name=parsed.name,
         model=parsed.model,
@@ -316,15 +339,24 @@ def _affine(parsed: _AffineFile, path: Path) -> AffineProfile:
         target_row_s=parsed.target.row_s,
         target_kv_token_s=parsed.target.kv_token_s,
         target_sequence_s=parsed.target.sequence_s,
+        target_rows=parsed.target.rows,
+        target_query_kv_s=parsed.target.query_kv_s,
+        target_prefill_query_kv_s=parsed.target.prefill_query_kv_s,
+        target_logit_row_s=parsed.target.logit_row_s,
         draft_fixed_s=parsed.draft.fixed_s,
         draft_pass_s=parsed.draft.pass_s,
+        draft_row_s=parsed.draft.row_s,
         draft_token_s=parsed.draft.draft_token_s,
         draft_kv_token_s=parsed.draft.kv_token_s,
         draft_methods={method: Origin.parse(label) for method, label in parsed.draft.methods.items()},
         ngram_fraction=parsed.ngram.fraction_of_target,
+        ngram_step_s=parsed.ngram.step_s,
+        ngram_sequence_s=parsed.ngram.sequence_s,
+        ngram_token_s=parsed.ngram.token_s,
         ngram_methods={method: Origin.parse(label) for method, label in parsed.ngram.methods.items()},
         overhead_s=parsed.overhead_s,
         fitted_sequences=parsed.fitted_sequences,
         source=parsed.source,
         date=parsed.date,
+        front_end=None if parsed.front_end is None else FrontEnd(**parsed.front_end.model_dump()),
     )

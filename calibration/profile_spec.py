@@ -112,21 +112,42 @@ class RooflineProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """Seconds between client and engine that no engine step holds: HTTP, process hand-over, detokeniser, streaming.
+
+    Attributes:
+        request_s: from a request's sending to its arrival in the engine, and from a step's end to the front end's log.
+        output_s, output_sequence_s: from there to the client, fixed and for each request of the step.
+        turnaround_s: from the last piece of an answer to the same client's next request, think time aside.
+    """
+
+    request_s: float
+    output_s: float
+    output_sequence_s: float
+    turnaround_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class AffineProfile:
     """A whole-step fit of one model on one device: no shapes, no dtypes, no rooflines.
 
-    ``target = target_fixed_s + target_row_s * rows + target_kv_token_s * KV tokens + target_sequence_s * sequences``
-    where rows are all scheduled rows (prompt tokens of a prefill included, none added by CUDA-graph padding), KV tokens
-    stand in the cache before the step, over all sequences, and sequences are the scheduled requests. ``draft =
-    draft_fixed_s + draft_pass_s * passes + draft_token_s * draft tokens + draft_kv_token_s * KV tokens`` where passes
-    are the most drafts made for one request and draft tokens are summed over the batch. ``overhead_s`` is exposed in
-    every step.
+    ``target = target_fixed_s + target_row_s * rows + target_rows(rows) + target_kv_token_s * KV tokens +
+    target_sequence_s * sequences + target_query_kv_s * pairs + target_prefill_query_kv_s * prompt pairs +
+    target_logit_row_s * sampled rows``. Rows are all scheduled rows (prompt tokens of a prefill included, none added by
+    CUDA-graph padding), KV tokens stand in the cache before the step, over all sequences, sequences are the scheduled
+    requests, pairs are those of a query and a token it attends to, apart for decoding requests and for prompts.
+    ``draft = draft_fixed_s + draft_pass_s * passes + draft_row_s * rows + draft_token_s * draft tokens +
+    draft_kv_token_s * KV tokens`` where passes are the most drafts made for one request and draft tokens are summed
+    over the batch. A text search takes ``ngram_fraction * target + ngram_step_s + ngram_sequence_s * requests searched
+    + ngram_token_s * tokens searched``. ``overhead_s`` is exposed in every step.
 
     Attributes:
         model, hardware_name, tp, dtype, enforce_eager: what was fitted; anything else is refused.
-        draft_methods: origin of the draft fit for each method it may be used for.
+        target_rows: seconds at ascending numbers of rows, none falling; straight in between and, extrapolated, beyond.
+        draft_methods, ngram_methods: origin of the draft's or the search's fit for each method it may be used for.
         ngram_fraction: an n-gram draft's seconds as a fraction of the target's.
         fitted_sequences: inclusive batch range of the fit; outside it a prediction is extrapolated.
+        front_end: what the server's front end and its client add, where it was measured.
     """
 
     name: str
@@ -139,17 +160,26 @@ class AffineProfile:
     target_row_s: float
     target_kv_token_s: float
     target_sequence_s: float
+    target_rows: tuple[tuple[float, float], ...]
+    target_query_kv_s: float
+    target_prefill_query_kv_s: float
+    target_logit_row_s: float
     draft_fixed_s: float
     draft_pass_s: float
+    draft_row_s: float
     draft_token_s: float
     draft_kv_token_s: float
     draft_methods: Mapping[str, Origin]
     ngram_fraction: float
+    ngram_step_s: float
+    ngram_sequence_s: float
+    ngram_token_s: float
     ngram_methods: Mapping[str, Origin]
     overhead_s: float
     fitted_sequences: tuple[int, int]
     source: str
     date: str
+    front_end: FrontEnd | None = None
 
     def checksum(self) -> str:
         """SHA-256 over every number and source; the manifest holds it."""

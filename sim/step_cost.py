@@ -101,7 +101,7 @@ def compile_step_cost(
     params[st.P_IS_TREE] = float(method.is_tree)
     if isinstance(profile, AffineProfile):
         _check_affine(profile, model, method, hardware, settings)
-        return _affine(params, profile, method)
+        return _affine(params, profile, method, settings.max_num_batched_tokens)
     if profile.hardware.name != hardware.name:
         raise HardwareError(
             f"the profile is bound to {profile.hardware.name}, the scenario runs on {hardware.name}",
@@ -166,22 +166,44 @@ def _check_affine(
         )
 
 
-def _affine(params: st.FloatArray, profile: AffineProfile, method: Method) -> StepCost:
+def _affine(params: st.FloatArray, profile: AffineProfile, method: Method, most_rows: int) -> StepCost:
     params[st.P_AFFINE] = 1.0
     params[st.P_HOST_FIXED_S] = profile.overhead_s
     params[st.P_FIT_TARGET_S] = profile.target_fixed_s
     params[st.P_FIT_ROW_S] = profile.target_row_s
     params[st.P_FIT_KV_S] = profile.target_kv_token_s
     params[st.P_FIT_SEQ_S] = profile.target_sequence_s
+    params[st.P_FIT_QUERY_KV_S] = profile.target_query_kv_s
+    params[st.P_FIT_PREFILL_QUERY_KV_S] = profile.target_prefill_query_kv_s
+    params[st.P_FIT_LOGIT_ROW_S] = profile.target_logit_row_s
+    params[st.P_FIT_HIGH_ROWS] = profile.target_rows[-1][0] if profile.target_rows else 0.0
     params[st.P_FIT_DRAFT_S] = profile.draft_fixed_s
     params[st.P_FIT_DRAFT_PASS_S] = profile.draft_pass_s
+    params[st.P_FIT_DRAFT_ROW_S] = profile.draft_row_s
     params[st.P_FIT_DRAFT_TOKEN_S] = profile.draft_token_s
     params[st.P_FIT_DRAFT_KV_S] = profile.draft_kv_token_s
     params[st.P_FIT_SEARCH_FRACTION] = profile.ngram_fraction
+    params[st.P_SEARCH_STEP_S] = profile.ngram_step_s
+    params[st.P_SEARCH_SEQ_S] = profile.ngram_sequence_s
+    params[st.P_SEARCH_TOKEN_S] = profile.ngram_token_s
     params[st.P_FIT_LOW_SEQS], params[st.P_FIT_HIGH_SEQS] = profile.fitted_sequences
     params[st.P_FIT_TARGET_ORIGIN] = Origin.INTERPOLATED
     searches = method.plan in (DraftPlan.HOST_SEARCH, DraftPlan.DEVICE_SEARCH)
     origins = profile.ngram_methods if searches else profile.draft_methods
     params[st.P_FIT_DRAFT_ORIGIN] = origins.get(method.name, Origin.EXTRAPOLATED)
     empty = np.zeros((1, 3))
-    return StepCost(params, empty, empty, empty, empty, empty, empty, np.zeros((at.N_BLOCKS, at.N_COLUMNS)), empty[0])
+    curve = _curve_over_rows(profile.target_rows, most_rows) if profile.target_rows else empty
+    return StepCost(params, curve, empty, empty, empty, empty, empty, np.zeros((at.N_BLOCKS, at.N_COLUMNS)), empty[0])
+
+
+def _curve_over_rows(points: Sequence[tuple[float, float]], most_rows: int) -> st.FloatArray:
+    """The fitted curve as a table by rows; a step without rows takes none of it."""
+    x, seconds = np.asarray(points, dtype=np.float64).T
+    rows = np.arange(most_rows + 1, dtype=np.float64)
+    table = np.zeros((most_rows + 1, 3))
+    table[:, int(Origin.INTERPOLATED)] = np.interp(rows, x, seconds)
+    if len(x) > 1:
+        slope = (seconds[-1] - seconds[-2]) / (x[-1] - x[-2])
+        table[:, int(Origin.INTERPOLATED)] += slope * np.maximum(rows - x[-1], 0.0)
+    table[0] = 0.0
+    return table

@@ -94,7 +94,14 @@ P_FIT_TARGET_ORIGIN = 27
 P_FIT_DRAFT_ORIGIN = 28
 P_FIT_SEQ_S = 29
 P_FIT_DRAFT_PASS_S = 30
-N_PARAMS = 31
+P_FIT_QUERY_KV_S = 31
+P_FIT_PREFILL_QUERY_KV_S = 32
+P_FIT_LOGIT_ROW_S = 33
+P_FIT_DRAFT_ROW_S = 34
+P_FIT_HIGH_ROWS = 35  # end of the fit's curve over rows, 0: it has none
+P_DECODE_EXCESS = 36  # share by which a step without prompts takes longer than predicted; used to attribute errors
+P_PROMPT_EXCESS = 37  # the same for a step with prompts
+N_PARAMS = 38
 
 # draftcast.sim.methods.DraftPlan as constants the compiler can fold; a test holds them equal.
 AUTOREGRESSIVE = 1
@@ -110,10 +117,11 @@ class StepCost(NamedTuple):
     """A scenario's step cost as arrays. Tables have shape (rows + 1, 3): seconds by number of rows and origin.
 
     ``target``: linear layers, norms, activations and collectives of the target pass by scheduled rows (padded to the
-    capture size inside). ``logits``: lm_head and sampler by logit rows. ``draft_first``: rows of the first pass (or of
-    the context projection). ``draft_next``: rows of every later pass (or of the block). ``draft_logits``: the draft's
-    lm_head by rows. ``draft_serial``: one head of a multi-head draft by requests. ``attention``: a row per kind of
-    attention layer, columns of `draftcast.sim.attention_time`; ``attention_grids``: the measured grids they point to.
+    capture size inside); of an affine fit, its curve over rows. ``logits``: lm_head and sampler by logit rows.
+    ``draft_first``: rows of the first pass (or of the context projection). ``draft_next``: rows of every later pass (or
+    of the block). ``draft_logits``: the draft's lm_head by rows. ``draft_serial``: one head of a multi-head draft by
+    requests. ``attention``: a row per kind of attention layer, columns of `draftcast.sim.attention_time`;
+    ``attention_grids``: the measured grids they point to.
     """
 
     params: FloatArray
@@ -316,10 +324,16 @@ def _affine(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
     # The fit counts the KV tokens that stand in the cache before the step.
     prefill_kv = f[F_PREFILL_KV] - f[F_PREFILL_TOKENS]
     kv = f[F_DECODE_KV] - f[F_DECODE_TOKENS] + prefill_kv
+    curve = _table_seconds(cost.target, f[F_TOKENS])
     target = p[P_FIT_TARGET_S] + p[P_FIT_ROW_S] * f[F_TOKENS] + p[P_FIT_KV_S] * kv + p[P_FIT_SEQ_S] * f[F_SEQS]
+    target += curve + p[P_FIT_QUERY_KV_S] * f[F_DECODE_QKV] + p[P_FIT_PREFILL_QUERY_KV_S] * f[F_PREFILL_QKV]
+    target += p[P_FIT_LOGIT_ROW_S] * f[F_LOGIT_ROWS]
     out[O_TARGET] = target
     if f[F_DECODE_TOKENS] > 0.0:
         own = p[P_FIT_ROW_S] * f[F_PREFILL_TOKENS] + p[P_FIT_KV_S] * prefill_kv
+        own += curve - _table_seconds(cost.target, f[F_DECODE_TOKENS])
+        own += p[P_FIT_PREFILL_QUERY_KV_S] * f[F_PREFILL_QKV]
+        own += p[P_FIT_LOGIT_ROW_S] * (f[F_LOGIT_ROWS] - f[F_DECODE_TOKENS])
         out[O_PREFILL] = own + p[P_FIT_SEQ_S] * f[F_PREFILL_SEQS]
     else:
         out[O_PREFILL] = target
@@ -327,15 +341,18 @@ def _affine(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
     plan = int(p[P_PLAN])
     if plan == AUTOREGRESSIVE:
         draft = p[P_FIT_DRAFT_S] + p[P_FIT_DRAFT_TOKEN_S] * f[F_DRAFT_TOKENS] + p[P_FIT_DRAFT_KV_S] * kv
-        draft += p[P_FIT_DRAFT_PASS_S] * f[F_DRAFT_PASSES]
+        draft += p[P_FIT_DRAFT_PASS_S] * f[F_DRAFT_PASSES] + p[P_FIT_DRAFT_ROW_S] * f[F_TOKENS]
     elif plan in (HOST_SEARCH, DEVICE_SEARCH) and (f[F_DRAFT_SEQS] > 0.0 or f[F_PROPOSE_TOKENS] > 0.0):
-        draft = p[P_FIT_SEARCH_FRACTION] * target
+        draft = p[P_FIT_SEARCH_FRACTION] * target + p[P_SEARCH_STEP_S] + p[P_SEARCH_SEQ_S] * f[F_DRAFT_SEQS]
+        draft += p[P_SEARCH_TOKEN_S] * f[F_DRAFT_KV]
     out[O_DRAFT] = draft
     target_origin = int(p[P_FIT_TARGET_ORIGIN])
     draft_origin = int(p[P_FIT_DRAFT_ORIGIN])
     if f[F_SEQS] < p[P_FIT_LOW_SEQS] or f[F_SEQS] > p[P_FIT_HIGH_SEQS]:
         target_origin = EXTRAPOLATED
         draft_origin = EXTRAPOLATED
+    if f[F_TOKENS] > p[P_FIT_HIGH_ROWS] > 0.0:
+        target_origin = EXTRAPOLATED
     out[O_ORIGIN_MEASURED + target_origin] += target
     out[O_ORIGIN_MEASURED + draft_origin] += draft
 
@@ -358,10 +375,14 @@ def step_time(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
     v.out[O_HOST] = c.params[P_HOST_FIXED_S] + c.params[P_HOST_SEQ_S] * v.f[F_SEQS]
     if c.params[P_AFFINE] > 0.0:
         _affine(c, v.f, v.out)
-        return
-    _target_seconds(c, v.f, v.out)
-    v.out[O_SAMPLE] = _add_table(c.logits, v.f[F_LOGIT_ROWS], 1.0, v.out)
-    v.out[O_DRAFT] = _draft_seconds(c, v.f, v.out)
+    else:
+        _target_seconds(c, v.f, v.out)
+        v.out[O_SAMPLE] = _add_table(c.logits, v.f[F_LOGIT_ROWS], 1.0, v.out)
+        v.out[O_DRAFT] = _draft_seconds(c, v.f, v.out)
+    excess = c.params[P_PROMPT_EXCESS] if v.f[F_PREFILL_TOKENS] > 0.0 else c.params[P_DECODE_EXCESS]
+    if excess != 0.0:
+        for i in range(N_OUT):
+            v.out[i] *= 1.0 + excess
 
 
 @njit(cache=True, error_model="numpy")

@@ -14,6 +14,7 @@ from draftcast.calibration.profile import (
     OPERATORS,
     PROFILE_FOLDER,
     AffineProfile,
+    FrontEnd,
     RooflineProfile,
     load_profile,
     profile_names,
@@ -86,6 +87,40 @@ def test_affine_coefficients_are_the_published_ones() -> None:
     assert profile.fitted_sequences == (1, 64)
     assert "2601.11580" in profile.source
     assert (profile.target_sequence_s, profile.draft_pass_s, profile.enforce_eager) == (0.0, 0.0, False)
+
+
+def affine_with(tmp_path: Path, **sections: object) -> AffineProfile:
+    values = yaml.safe_load((PROFILE_FOLDER / f"{AFFINE}.yaml").read_text())
+    for section, changes in sections.items():
+        values[section] = values.get(section, {}) | changes
+    values["date"] = str(values["date"])
+    path = tmp_path / "affine.yaml"
+    path.write_text(yaml.safe_dump(values))
+    profile = load_profile(path, H100)
+    assert isinstance(profile, AffineProfile)
+    return profile
+
+
+def test_what_a_live_calibration_adds_to_an_affine_fit(tmp_path: Path) -> None:
+    plain = affine_with(tmp_path)
+    assert (plain.target_rows, plain.target_logit_row_s, plain.draft_row_s, plain.front_end) == ((), 0.0, 0.0, None)
+    target = {"rows": [[1, 0.0], [8, 0.25]], "query_kv_s": 1e-9, "prefill_query_kv_s": 2e-9, "logit_row_s": 3e-9}
+    front_end = {"request_s": 0.002, "output_s": 0.001, "output_sequence_s": 1e-4, "turnaround_s": 0.003}
+    search = {"step_s": 4e-9, "sequence_s": 5e-9, "token_s": 6e-9}
+    profile = affine_with(tmp_path, target=target, draft={"row_s": 7e-9}, ngram=search, front_end=front_end)
+    assert profile.target_rows == ((1.0, 0.0), (8.0, 0.25))
+    assert profile.front_end == FrontEnd(**front_end)
+    found = [
+        profile.target_query_kv_s, profile.target_prefill_query_kv_s, profile.target_logit_row_s, profile.ngram_step_s,
+        profile.ngram_sequence_s, profile.ngram_token_s, profile.draft_row_s,
+    ]  # fmt: skip
+    assert found == [1e-9, 2e-9, 3e-9, 4e-9, 5e-9, 6e-9, 7e-9]
+
+
+@pytest.mark.parametrize("rows", [[[1, 0.0], [1, 0.1]], [[1, 0.2], [8, 0.1]]])
+def test_a_curve_over_rows_never_falls(tmp_path: Path, rows: list[list[float]]) -> None:
+    with pytest.raises(HardwareError, match=r"target\.rows = .*ascending rows and seconds that never fall"):
+        affine_with(tmp_path, target={"rows": rows})
 
 
 def test_affine_is_for_one_device() -> None:

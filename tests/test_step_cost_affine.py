@@ -13,8 +13,14 @@ from draftcast.sim.methods import get_method
 from draftcast.sim.step_cost import compile_step_cost
 from draftcast.sim.step_time import (
     F_DECODE_KV,
+    F_DECODE_QKV,
     F_DECODE_SEQS,
     F_DECODE_TOKENS,
+    F_DRAFT_KV,
+    F_DRAFT_PASSES,
+    F_DRAFT_SEQS,
+    F_DRAFT_TOKENS,
+    F_LOGIT_ROWS,
     F_PREFILL_KV,
     F_PREFILL_QKV,
     F_PREFILL_SEQS,
@@ -30,6 +36,8 @@ from draftcast.sim.step_time import (
     O_PREFILL,
     O_SAMPLE,
     O_TARGET,
+    P_DECODE_EXCESS,
+    P_PROMPT_EXCESS,
     StepCost,
     decode_features,
     decode_step_seconds,
@@ -95,6 +103,83 @@ def test_seconds_of_a_sequence_and_of_a_draft_pass() -> None:
     f[[F_PREFILL_SEQS, F_PREFILL_TOKENS, F_PREFILL_KV, F_PREFILL_QKV]] = [2, 100, 300, 100 * 250.5]
     step_time(affine_cost(profile=profile), f, out)
     assert out[O_PREFILL] == pytest.approx(100 * 2.10103129e-05 + 200 * 3.92645679e-08 + 2 * 1e-4, abs=1e-9)
+
+
+def mixed_features() -> np.ndarray:
+    """Two requests verify 3 drafts each at 100 and 200 tokens, one prompt of 50 tokens; all three draft 3 more."""
+    f = np.zeros(N_FEATURES)
+    f[[F_TOKENS, F_SEQS, F_DECODE_SEQS, F_DECODE_TOKENS, F_DECODE_KV]] = [58, 3, 2, 8, 308]
+    f[[F_DECODE_QKV, F_PREFILL_SEQS, F_PREFILL_TOKENS, F_PREFILL_KV]] = [4 * 308, 1, 50, 50]
+    f[[F_PREFILL_QKV, F_LOGIT_ROWS, F_DRAFT_SEQS, F_DRAFT_TOKENS]] = [50 * 25.5, 9, 3, 9]
+    f[[F_DRAFT_PASSES, F_DRAFT_KV]] = [3, 358]
+    return f
+
+
+@pytest.mark.parametrize(
+    ("field", "per_unit", "target", "prefill"),
+    [
+        ("target_query_kv_s", 1e-6, 4 * 308, 0),
+        ("target_prefill_query_kv_s", 1e-6, 50 * 25.5, 50 * 25.5),
+        ("target_logit_row_s", 1e-5, 9, 1),
+    ],
+)
+def test_a_targets_coefficient_times_what_it_is_of(field: str, per_unit: float, target: float, prefill: float) -> None:
+    published = load_profile(AFFINE, H100)
+    outs = []
+    for value in (0.0, per_unit):
+        outs.append(np.empty(N_OUT))
+        step_time(affine_cost("eagle", 3, dataclasses.replace(published, **{field: value})), mixed_features(), outs[-1])
+    assert outs[1][O_TARGET] - outs[0][O_TARGET] == pytest.approx(target * per_unit)
+    assert outs[1][O_PREFILL] - outs[0][O_PREFILL] == pytest.approx(prefill * per_unit, abs=1e-12)
+
+
+def test_a_curve_over_rows_is_straight_between_its_points_and_extrapolated_beyond() -> None:
+    published = load_profile(AFFINE, H100)
+    curve = ((1.0, 0.0), (8.0, 0.007), (64.0, 0.035))
+    cost, without = affine_cost(profile=dataclasses.replace(published, target_rows=curve)), affine_cost()
+    for rows, seconds in ((1, 0.0), (4, 0.003), (8, 0.007), (36, 0.021), (64, 0.035), (100, 0.053), (9000, 4.503)):
+        extra = decode(cost, rows, 0, 0)[O_TARGET] - decode(without, rows, 0, 0)[O_TARGET]
+        # Beyond max_num_batched_tokens, 8,192 here, a table goes on in proportion.
+        assert extra == pytest.approx(seconds, rel=2e-4), rows
+    assert decode(cost, 64, 0, 0)[O_ORIGIN_EXTRAPOLATED] == 0.0
+    wide = mixed_features()
+    wide[[F_TOKENS, F_PREFILL_TOKENS, F_PREFILL_KV]] = [65, 57, 57]
+    out = np.empty(N_OUT)
+    step_time(cost, wide, out)
+    assert out[O_ORIGIN_EXTRAPOLATED] == pytest.approx(out[O_TARGET])
+    # What the prompt's rows add to those of the decoding requests.
+    step_time(cost, mixed_features(), out)
+    before = np.empty(N_OUT)
+    step_time(without, mixed_features(), before)
+    assert out[O_PREFILL] - before[O_PREFILL] == pytest.approx(0.007 + 50 * 0.0005 - 0.007)
+
+
+def test_a_drafts_rows_and_a_searchs_own_seconds() -> None:
+    published = load_profile(AFFINE, H100)
+    changed = dataclasses.replace(
+        published, draft_row_s=1e-5, ngram_step_s=1e-3, ngram_sequence_s=1e-4, ngram_token_s=1e-6
+    )
+    extra = {}
+    for method in ("eagle", "ngram", "none"):
+        outs = [np.empty(N_OUT), np.empty(N_OUT)]
+        for profile, out in zip((published, changed), outs, strict=True):
+            step_time(affine_cost(method, 0 if method == "none" else 3, profile), mixed_features(), out)
+        extra[method] = outs[1][O_DRAFT] - outs[0][O_DRAFT]
+    assert extra["eagle"] == pytest.approx(58 * 1e-5)
+    assert extra["ngram"] == pytest.approx(1e-3 + 3 * 1e-4 + 358 * 1e-6)
+    assert extra["none"] == 0.0
+
+
+def test_excess_lengthens_steps_with_and_without_prompts_apart() -> None:
+    cost = affine_cost("eagle", 3)
+    plain = decode(cost, 8, 3, 1000)
+    mixed = np.empty(N_OUT)
+    step_time(cost, mixed_features(), mixed)
+    cost.params[[P_DECODE_EXCESS, P_PROMPT_EXCESS]] = [0.5, -0.25]
+    out = np.empty(N_OUT)
+    step_time(cost, mixed_features(), out)
+    assert decode(cost, 8, 3, 1000) == pytest.approx(1.5 * plain)
+    assert out == pytest.approx(0.75 * mixed)
 
 
 def test_a_fit_of_an_eager_server_is_for_eager_servers() -> None:
