@@ -19,6 +19,7 @@ from draftcast.errors import InputError
 from draftcast.scenarios import acceptance_cli, catalog_cli, profile_cli
 from draftcast.scenarios.calibrate_command import calibrate
 from draftcast.scenarios.recommend_cli import recommend
+from draftcast.scenarios.sweep_cli import sweep
 from draftcast.scenarios.terminal import print_json, progress_bar
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ app.add_typer(acceptance_cli.app, name="acceptance")
 app.add_typer(profile_cli.app, name="profile")
 app.command()(calibrate)
 app.command()(recommend)
+app.command()(sweep)
 for command in (catalog_cli.scenarios, catalog_cli.models, catalog_cli.hardware):
     app.command()(command)
 

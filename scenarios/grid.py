@@ -35,9 +35,16 @@ def parse_values(text: str, place: str) -> list[float]:
             raise InputError(
                 f"must be LOW..HIGH:POINTS with LOW < HIGH and 2 to {_MOST} points", file=place, value=part
             )
-        points = np.geomspace(low, high, count) if matched["log"] else np.linspace(low, high, count)
-        found |= {low, *(float(f"{point:.6g}") for point in points[1:-1]), high}
+        found.update(spaced(low, high, count, log=matched["log"] is not None))
     return sorted(found)
+
+
+def spaced(low: float, high: float, count: int, *, log: bool) -> list[float]:
+    """``count`` numbers from ``low`` to ``high``, evenly spaced (in the logarithm): the ends as given, the others to
+    six digits, which is how people would write them.
+    """
+    points = np.geomspace(low, high, count) if log else np.linspace(low, high, count)
+    return [low, *(float(f"{point:.6g}") for point in points[1:-1]), high]
 
 
 def _number(text: str, place: str) -> float:

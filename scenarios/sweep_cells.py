@@ -1,0 +1,203 @@
+"""One cell of a sweep: its content address, how it is computed, and what is kept of it.
+
+The address takes everything that can change the figures: the scenario with its seed and the content of all files it
+names, the profile, this package's code. A worker computes the address anew, so that one with other files or another
+version refuses instead of answering another question.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from draftcast import __version__
+from draftcast.calibration.hardware import load_hardware
+from draftcast.calibration.profile import load_profile
+from draftcast.errors import InputError
+from draftcast.scenarios.load import load_scenario, scenario_hash, to_mapping
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.sweep_store import KEY, REPLICATION
+
+CODE_ROOMS = ("kernels", "calibration", "sim", "scenarios")
+CODE_SUFFIXES = (".py", ".json", ".yaml")
+# Profiles and embedded scenarios are part of the address by content already; published cases change no figure.
+NOT_CODE = ("profiles", "files", "published")
+DONE, ERROR = "done", "error"
+STATUS, MESSAGE, SCENARIO = "status", "error", "scenario"
+_FACTS = ("unstable", "steady", "slo_met")
+_ENGINE = "engine_"
+
+
+@dataclass(frozen=True)
+class Address:
+    """What a cell's figures depend on."""
+
+    scenario: str
+    profile: str
+    code: str
+
+    @property
+    def key(self) -> str:
+        """Sha256 (hex) of the parts."""
+        return hashlib.sha256(json.dumps([self.scenario, self.profile, self.code]).encode()).hexdigest()
+
+    def difference(self, other: Address) -> str:
+        """Which parts differ, in words."""
+        names = {"scenario": "files it names", "profile": "profile", "code": "draftcast's code"}
+        return ", ".join(word for part, word in names.items() if getattr(self, part) != getattr(other, part))
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker is sent."""
+
+    address: Address
+    scenario: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a worker sends back: rows for the data set, or why there are none (which another try may change)."""
+
+    key: str
+    rows: tuple[dict[str, Any], ...] = ()
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A finished cell, as read from the data set.
+
+    Attributes:
+        error: why it has no figures; empty when it has.
+        replications: each replication's figures, names and units as of ``RunResult.replications``.
+        num_gpus: devices of the whole cluster.
+    """
+
+    error: str = ""
+    replications: tuple[Mapping[str, float], ...] = field(default=(), repr=False)
+    engine: Mapping[str, float] = field(default_factory=dict, repr=False)
+    unstable: bool = False
+    steady: bool = False
+    slo_met: bool | None = None
+    num_gpus: int = 0
+    confidence: float = 0.95
+
+
+@functools.cache
+def code_digest() -> str:
+    """Sha256 (hex) of the version and of every source and data file that the figures may depend on."""
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256(__version__.encode())
+    for room in CODE_ROOMS:
+        for folder, folders, names in os.walk(package / room):
+            folders[:] = sorted(name for name in folders if name not in NOT_CODE)
+            for name in sorted(names):
+                if name.endswith(CODE_SUFFIXES):
+                    path = Path(folder, name)
+                    digest.update(path.relative_to(package).as_posix().encode() + b"\0")
+                    digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def address_of(scenario: Scenario) -> Address:
+    """The address of a scenario's results.
+
+    Raises:
+        InputError: an unknown device or profile.
+    """
+    profile = _profile_checksum(scenario.profile, scenario.hardware, _time_of(scenario.profile, scenario.hardware))
+    return Address(scenario_hash(scenario), profile, code_digest())
+
+
+@functools.lru_cache(maxsize=256)
+def _profile_checksum(profile: str | None, hardware: str, changed: tuple[int, ...]) -> str:
+    del changed  # only there so that an edited file is read anew
+    return load_profile(profile, load_hardware(hardware)).checksum()
+
+
+def _time_of(*names: str | None) -> tuple[int, ...]:
+    """When files of these names, or inside folders of these names, were last changed."""
+    times = []
+    for name in names:
+        path = Path(name or "").expanduser()
+        inside = sorted(path.iterdir()) if name and path.is_dir() else [path]
+        times += [file.stat().st_mtime_ns for file in inside if name and file.is_file()]
+    return tuple(times)
+
+
+def task_of(scenario: Scenario) -> Task:
+    """What to send for ``scenario``. Raises InputError as of ``address_of``."""
+    return Task(address_of(scenario), to_mapping(scenario))
+
+
+def run_task(task: Task) -> Outcome:
+    """Compute a cell in this process: the figures of every replication, or the error that the input has.
+
+    What the input cannot help (a bug, no memory) is a failure, not an error: nothing is kept of it.
+    """
+    key = task.address.key
+    try:
+        scenario = load_scenario(task.scenario)
+        own = address_of(scenario)
+        if own != task.address:
+            return Outcome(key, failure=f"the worker has another state of: {task.address.difference(own)}")
+        return Outcome(key, tuple(_rows(scenario, own)))
+    except InputError as error:
+        return Outcome(key, ({**_head(task), REPLICATION: 0, STATUS: ERROR, MESSAGE: str(error)},))
+    except Exception as error:
+        return Outcome(key, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _head(task: Task) -> dict[str, Any]:
+    return {
+        KEY: task.address.key,
+        SCENARIO: json.dumps(task.scenario, sort_keys=True),
+        "scenario_hash": task.address.scenario,
+        "profile_checksum": task.address.profile,
+        "code": task.address.code,
+        "draftcast_version": __version__,
+    }
+
+
+def _rows(scenario: Scenario, address: Address) -> list[dict[str, Any]]:
+    from draftcast.scenarios.simulate import simulate
+
+    result = simulate(scenario)
+    facts: dict[str, Any] = {"unstable": result.unstable, "steady": result.steady, "slo_met": result.slo_met}
+    facts |= {_ENGINE + name: float(value) for name, value in result.summary["engine"].items()}
+    facts["num_gpus"] = float(scenario.engine.tensor_parallel_size * scenario.cluster.replicas)
+    facts["confidence"] = scenario.statistics.confidence
+    head = _head(Task(address, to_mapping(scenario)))
+    rows = []
+    for index, figures in enumerate(result.replications):
+        plain = {name: float(value) for name, value in figures.items()}
+        row = {**head, REPLICATION: index, STATUS: DONE, **facts, **plain}
+        rows.append({name: value for name, value in row.items() if value is not None})
+    return rows
+
+
+def cell_of(rows: Sequence[Mapping[str, Any]]) -> Cell:
+    """A cell from its rows in the data set."""
+    first = rows[0]
+    if first[STATUS] == ERROR:
+        return Cell(error=first[MESSAGE])
+    known = {*_head(Task(Address("", "", ""), {})), REPLICATION, STATUS, *_FACTS, "num_gpus", "confidence"}
+    return Cell(
+        replications=tuple(
+            {name: value for name, value in row.items() if name not in known and not name.startswith(_ENGINE)}
+            for row in rows
+        ),
+        engine={name.removeprefix(_ENGINE): value for name, value in first.items() if name.startswith(_ENGINE)},
+        unstable=first["unstable"],
+        steady=first["steady"],
+        slo_met=first.get("slo_met"),
+        num_gpus=int(first["num_gpus"]),
+        confidence=first["confidence"],
+    )

@@ -1,0 +1,66 @@
+"""A sweep for people: its table, and what to say under it."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from draftcast.scenarios.report import show, title
+from draftcast.scenarios.sweep_result import GPU, USER, SweepProgress, SweepResult
+
+COLUMNS = (
+    ("TTFT ms", "mean_ttft_s", 1e3),
+    ("TPOT ms", "mean_tpot_s", 1e3),
+    ("E2E s", "mean_e2el_s", 1.0),
+    ("tok/s/user", USER, 1.0),
+    ("tok/s/GPU", GPU, 1.0),
+)
+# A longer table is cut to the Pareto front; the CSV holds all.
+MOST_ROWS = 60
+
+
+def sweep_table(result: SweepResult) -> Table:
+    """One row a cell (of a large sweep, of its Pareto front), half widths of the intervals behind ±."""
+    front = {id(cell) for cell in result.pareto}
+    shown = result.cells if len(result.cells) <= MOST_ROWS else result.pareto
+    table = Table(title=title(result.scenario), title_justify="left")
+    for axis in result.axes:
+        table.add_column(axis.name, justify="right")
+    for name, _, _ in COLUMNS:
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    table.add_column("Pareto", justify="center")
+    for cell in shown:
+        point = [part.partition("=")[2] for part in cell.label.split(", ")]
+        figures = [show(cell.figures.get(key), factor) for _, key, factor in COLUMNS]
+        table.add_row(*point, *figures, cell.verdict, "*" if id(cell) in front else "")
+    return table
+
+
+def summary_line(result: SweepResult) -> str:
+    """What was done, in one sentence."""
+    counts = f"{result.computed} cells computed, {result.reused} found in the data set"
+    cut = "" if len(result.cells) <= MOST_ROWS else f"; the table shows the Pareto front of {len(result.cells)} cells"
+    kept = f"; kept in {result.folder}" if result.folder is not None else ""
+    return f"{counts}, {result.elapsed_s:.1f} s{cut}{kept}"
+
+
+def error_lines(result: SweepResult) -> list[str]:
+    """Cells without figures: one line for each error, with all the cells that have it."""
+    labels: dict[str, list[str]] = {}
+    for cell in result.errors:
+        labels.setdefault(cell.error, []).append(cell.label)
+    return [f"{'; '.join(cells)}: {error}" for error, cells in labels.items()]
+
+
+def progress_line(now: SweepProgress) -> str:
+    """How far a sweep is, for a log."""
+    left = "" if now.left_s is None else f", {time_text(now.left_s)} left"
+    failed = f", {now.failed} without figures" if now.failed else ""
+    return f"{now.done} of {now.total} cells{failed}{left}"
+
+
+def time_text(seconds: float) -> str:
+    """``1:05:09`` or ``5:09``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

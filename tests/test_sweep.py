@@ -1,0 +1,257 @@
+"""Sweeps on this machine: every cell once, the same wherever it ran, whatever is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftcast.errors import InputError
+from draftcast.scenarios.load import load_scenario, with_values
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.simulate import simulate
+from draftcast.scenarios.sweep import SweepProgress, sweep
+from draftcast.scenarios.sweep_cells import address_of, code_digest, run_task, task_of
+from draftcast.scenarios.sweep_grid import apply
+from draftcast.scenarios.sweep_store import ResultStore
+
+SMALL = ["workload.num_requests=120", "statistics.replications=2"]
+
+
+@pytest.fixture(scope="module")
+def base() -> Scenario:
+    return load_scenario("default", overrides=SMALL)
+
+
+def children(pid: int | str = "self") -> list[int]:
+    """Processes that a process of this machine started and that still run."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def until(condition: Callable[[], Any], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+
+
+def text(rows: Any) -> str:
+    """Rows to be compared to the last bit, undefined figures included."""
+    return json.dumps(rows, sort_keys=True)
+
+
+def test_cells_are_what_simulate_gives_though_a_worker_was_killed(base: Scenario, tmp_path: Path) -> None:
+    grid = {"rate": [5.0, 20.0], "k": [0, 1, 3]}
+    killed: list[int] = []
+    seen: list[SweepProgress] = []
+
+    def progress(now: SweepProgress) -> None:
+        seen.append(now)
+        if now.done and not killed:
+            killed.append(children()[-1])
+            os.kill(killed[0], signal.SIGKILL)
+
+    result = sweep(base, grid, folder=tmp_path / "set", workers=2, progress=progress)
+    assert killed
+    assert (result.computed, result.reused, result.complete, result.errors) == (6, 0, True, ())
+    assert [tuple(cell.values.values()) for cell in result.cells] == [(r, k) for r in grid["rate"] for k in grid["k"]]
+    assert (seen[0].done, seen[0].left_s, seen[-1].done, seen[-1].left_s) == (0, None, 6, 0.0)
+    assert [now.done for now in seen] == sorted(now.done for now in seen)
+    assert any(now.left_s for now in seen)
+    assert not children()
+
+    kept = ResultStore(tmp_path / "set").rows(cell.key for cell in result.cells)
+    for cell in result.cells:
+        here = run_task(task_of(apply(base, cell.values)))
+        assert here.key == cell.key
+        assert text(kept[cell.key]) == text(list(here.rows))
+    last = result.cells[-1]
+    plain = simulate(apply(base, last.values))
+    assert last.cell is not None
+    assert text(list(last.cell.replications)) == text([dict(r) for r in plain.replications])
+    assert last.figures["mean_e2el_s"] == plain.summary["figures"]["mean_e2el_s"]
+    assert last.cell.engine == {name: float(value) for name, value in plain.summary["engine"].items()}
+
+    # The same again computes nothing; a larger grid only what is new.
+    again = sweep(base, grid, folder=tmp_path / "set", workers=1)
+    assert (again.computed, again.reused) == (0, 6)
+    assert again.frame().equals(result.frame())
+    more = sweep(base, {**grid, "k": [0, 1, 2, 3]}, folder=tmp_path / "set", workers=1)
+    assert (more.computed, more.reused) == (2, 6)
+
+
+def test_a_killed_sweep_goes_on_and_repeats_nothing(base: Scenario, tmp_path: Path) -> None:
+    grid = ["rate=4..40:10", "k=1,3"]
+    folder = tmp_path / "set"
+    program = f"""
+from draftcast.scenarios.load import load_scenario
+from draftcast.scenarios.sweep import sweep
+asked = load_scenario("default", overrides={[*SMALL, "workload.num_requests=1500"]})
+sweep(asked, {grid}, folder="{folder}", workers=2)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        until(lambda: len(list((folder / "results").glob("*.parquet"))) >= 3)
+        workers = children(process.pid)
+        assert len(workers) == 2
+    finally:
+        process.kill()
+        process.wait()
+    until(lambda: not any(is_alive(pid) for pid in workers))  # nobody goes on in the dark
+    stored = ResultStore(folder)
+    finished = set(stored.table()["key"].to_pylist())
+    assert 3 <= len(finished) < 20
+    before = stored.rows(finished)
+
+    asked = with_values(base, {"workload.num_requests": 1500})
+    result = sweep(asked, grid, folder=folder, workers=2)
+    assert (result.reused, result.computed) == (len(finished), 20 - len(finished))
+    assert result.complete
+    assert not result.errors
+    assert stored.table().num_rows == 40
+    assert text(stored.rows(finished)) == text(before)
+
+
+def test_stopping_keeps_what_is_done(base: Scenario, tmp_path: Path) -> None:
+    done: list[int] = []
+    grid = {"seed": list(range(8))}
+    result = sweep(
+        base,
+        grid,
+        folder=tmp_path / "set",
+        workers=1,
+        progress=lambda now: done.append(now.done),
+        stop=lambda: bool(done) and done[-1] >= 2,
+    )
+    assert not result.complete
+    assert 2 <= result.computed < 8
+    verdicts = [cell.verdict for cell in result.cells]
+    assert verdicts.count("not run") == 8 - result.computed
+    assert not result.errors
+    assert not children()
+    assert sweep(base, grid, folder=tmp_path / "set", workers=1, stop=lambda: True).reused == result.computed
+
+
+POLICIES = """
+import os
+
+from draftcast.sim import Policy
+
+
+class Fatal(Policy):
+    def decide(self, batch):
+        os._exit(77)
+
+
+class Broken(Policy):
+    def decide(self, batch):
+        raise ZeroDivisionError("no such thing")
+"""
+
+
+def test_one_cell_s_error_is_not_the_others(base: Scenario, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(POLICIES)
+    grid = {
+        "policy": ["fixed", f"{tmp_path}/own.py:Fatal", f"{tmp_path}/own.py:Broken"],
+        # The last cannot be loaded: not a roofline's name.
+        "profile": [None, "no-such-profile"],
+    }
+    result = sweep(base, grid, folder=tmp_path / "set", workers=2)
+    good, unknown, fatal, _, broken, _ = result.cells
+    assert good.verdict in ("stable", "not settled")
+    assert good.figures["mean_e2el_s"].mean > 0
+    assert "no-such-profile" in unknown.error
+    assert fatal.error == "its worker died 3 times (exit code 77)"
+    assert "ZeroDivisionError: no such thing" in broken.error
+    assert [cell.verdict for cell in result.cells[1:]] == ["error"] * 5
+    # What another try may change is not kept; the input's own errors need none.
+    assert set(ResultStore(tmp_path / "set").table()["key"].to_pylist()) == {good.key}
+    assert result.computed == 1
+    assert len(result.errors) == 5
+    with pytest.raises(InputError, match="no point of the grid can be asked"):
+        sweep(base, {"profile": ["no-such-profile"]}, folder=tmp_path / "set")
+
+
+def test_an_error_that_the_input_has_is_kept(base: Scenario, tmp_path: Path) -> None:
+    # 8 GB of weights on a device with so much of its memory to use.
+    grid = {"engine.gpu_memory_utilization": [0.05, 0.9]}
+    result = sweep(base, grid, folder=tmp_path / "set", workers=1)
+    assert "memory" in result.cells[0].error
+    assert not result.cells[1].error
+    assert result.frame()["verdict"].tolist() == ["error", result.cells[1].verdict]
+    again = sweep(base, grid, folder=tmp_path / "set", workers=1)
+    assert (again.reused, again.computed) == (2, 0)
+    assert again.cells[0].error == result.cells[0].error
+
+
+def test_the_address_takes_all_that_changes_a_figure(base: Scenario, tmp_path: Path) -> None:
+    key = address_of(base).key
+    assert address_of(with_values(base, {"name": "another name"})).key == key
+    changes: dict[str, Any] = {
+        "statistics.seed": 1,
+        "statistics.replications": 3,
+        "workload.num_requests": 121,
+        "profile": "default",
+        "hardware": "h200",
+    }
+    assert len({address_of(with_values(base, {k: v})).key for k, v in changes.items()} - {key}) == len(changes)
+    # A file that a scenario names counts by its content.
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,374,44\n")
+    traced = load_scenario("default", trace=trace)
+    before = task_of(traced)
+    trace.write_text(trace.read_text() + "2023-11-16 18:17:04.0319600,396,109\n")
+    assert address_of(traced).key != before.address.key
+    # A worker that sees another file, or runs other code, refuses.
+    assert "another state of: files it names" in run_task(before).failure
+    profile = tmp_path / "own.yaml"
+    profile.write_text((Path(__file__).parents[1] / "calibration/profiles/default.yaml").read_text())
+    own = with_values(base, {"profile": str(profile)})
+    first = address_of(own)
+    profile.write_text(profile.read_text().replace("kernel_s: ", "kernel_s: 1"))
+    os.utime(profile, ns=(0, 0))
+    assert address_of(own).profile != first.profile
+    assert len(code_digest()) == 64
+
+
+def test_points_that_ask_the_same_question_are_run_once(base: Scenario) -> None:
+    result = sweep(base, {"method": ["eagle", "eagle3"], "k": [0, 2]}, workers=1)
+    assert result.computed == 3
+    assert result.folder is None
+    assert result.cells[0].key == result.cells[2].key
+    assert result.cells[0].figures == result.cells[2].figures
+
+
+def test_pareto_front_leaves_out_what_is_overloaded(base: Scenario) -> None:
+    # 400 requests a second are beyond this server: long queues, high throughput.
+    asked = with_values(base, {"workload.num_requests": 800, "statistics.replications": 1})
+    result = sweep(asked, {"rate": [5.0, 400.0], "tp": [1, 2]}, workers=1)
+    cells = {tuple(cell.values.values()): cell for cell in result.cells}
+    tp1, tp2 = cells[5.0, 1], cells[5.0, 2]
+    assert [cell.cell.num_gpus for cell in (tp1, tp2) if cell.cell] == [1, 2]
+    per_gpu = [cell.figures["tokens_per_s_per_gpu"].mean for cell in (tp1, tp2)]
+    output = [cell.figures["output_throughput"].mean for cell in (tp1, tp2)]
+    assert per_gpu == [output[0], output[1] / 2]
+    assert tp1.figures["tokens_per_s_per_user"].mean == pytest.approx(1 / tp1.figures["mean_tpot_s"].mean)
+    overloaded = cells[400.0, 1]
+    assert overloaded.verdict == "unstable"
+    assert overloaded.figures["tokens_per_s_per_gpu"].mean > per_gpu[0]
+    assert overloaded not in result.pareto
+    assert set(map(id, result.pareto)) <= {id(cell) for cell in result.cells if cell.verdict != "unstable"}
+    assert result.frame()["pareto"].tolist() == [cell in result.pareto for cell in result.cells]
