@@ -69,15 +69,24 @@ def check_plot(path: Path, *, num_rates: int, compared: bool) -> None:
         InputError: fewer than two rates, nothing compared, no such folder, or a kind of file that is not known.
     """
     _check_points(num_rates if compared else 0)
+    check_picture(path, "--plot")
+
+
+def check_picture(path: Path, option: str) -> None:
+    """Refuse a file that `write_figure` could not write; ``option`` is what gave it.
+
+    Raises:
+        InputError: no such folder, or a kind of file that is not known or needs what is not installed.
+    """
     if path.suffix not in (".html", *IMAGES):
-        raise InputError(f"must end in .html, {', '.join(IMAGES)}", file="--plot", value=str(path))
+        raise InputError(f"must end in .html, {', '.join(IMAGES)}", file=option, value=str(path))
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InputError("is a directory" if path.is_dir() else "no such folder", file="--plot", value=str(path))
+        raise InputError("is a directory" if path.is_dir() else "no such folder", file=option, value=str(path))
     if path.suffix in IMAGES:
         from importlib.util import find_spec
 
         if find_spec("kaleido") is None:
-            raise InputError(f"{path.suffix} needs kaleido (pip install kaleido); .html needs nothing", file="--plot")
+            raise InputError(f"{path.suffix} needs kaleido (pip install kaleido); .html needs nothing", file=option)
 
 
 def _check_points(count: int) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from draftcast.errors import HardwareError
+from draftcast.scenarios.terminal import print_json
 
 app = typer.Typer(help="Look at profiles of measured or assumed kernel times.", no_args_is_help=True)
 
@@ -18,14 +20,16 @@ Hardware = Annotated[str | None, typer.Option(help="Device, for a profile that f
 def list_profiles(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
-    """Names of the bundled profiles."""
-    from draftcast.calibration.profile import profile_names
+    """The bundled profiles: device, date, and whether their times are measured."""
+    from draftcast.scenarios.profile_view import bundled
 
+    found = bundled()
     if as_json:
-        typer.echo(json.dumps(list(profile_names())))
+        print_json(found)
         return
-    for name in profile_names():
-        typer.echo(name)
+    for name, entry in found.items():
+        points = f"{entry['points']:,} " if entry["points"] else ""
+        typer.echo(f"{name:<28}{entry['hardware']:<16}{entry['date']:<13}{points}{entry['kind']}")
 
 
 @app.command()
@@ -37,7 +41,9 @@ def show(
 ) -> None:
     """Provenance, rooflines, held-out errors and coverage."""
     from draftcast.calibration.profile import RooflineProfile
+    from draftcast.scenarios import profile_report as report
     from draftcast.scenarios import profile_view as view
+    from draftcast.scenarios.report import make_console
 
     opened = view.open_profile(profile, hardware)
     shown: dict[str, Any] = {
@@ -59,13 +65,17 @@ def show(
         tables["held-out errors"] = view.errors_by_shape(opened) if by_shape else view.errors_of(opened)
         tables["coverage"] = view.coverage(opened.table())
     if as_json:
-        typer.echo(json.dumps({**shown, **tables}, indent=1))
+        print_json({**shown, **tables})
         return
-    width = max(10, *(len(name) for name in shown))
-    for name, value in shown.items():
-        typer.echo(f"{name:<{width}} {json.dumps(value) if isinstance(value, dict) else value}")
-    for name, rows in tables.items():
-        typer.echo(f"\n{name}\n{_text(rows)}")
+    typer.echo("\n".join(report.provenance_lines(shown)))
+    console = make_console()
+    for name, note in (("rooflines", report.ROOFLINE_NOTE), ("held-out errors", report.ERROR_NOTE)):
+        if tables.get(name):
+            console.print()
+            console.print(report.rows_table(tables[name], name))
+            console.print(note)
+    if "coverage" in tables:
+        typer.echo("\ncoverage\n" + "\n".join(report.coverage_lines(tables["coverage"])))
 
 
 @app.command()
@@ -75,6 +85,7 @@ def compare(
     model: Annotated[str, typer.Option(help="Model whose decode step is compared.")] = "Llama-3.1-8B",
     method: Annotated[str, typer.Option(help="Speculation method of the step.")] = "eagle",
     num_speculative_tokens: Annotated[int, typer.Option("--num-speculative-tokens", min=0, help="k; 0: off.")] = 0,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")] = 1,
     context: Annotated[int, typer.Option(min=1, help="Context tokens of every sequence.")] = 1024,
     dtype: Annotated[str, typer.Option(help="Weight format.")] = "bf16",
     hardware: Hardware = None,
@@ -82,11 +93,19 @@ def compare(
 ) -> None:
     """Milliseconds of a decode step in two profiles, part by part, at several batch sizes."""
     from draftcast.scenarios import profile_view as view
+    from draftcast.scenarios.profile_report import rows_table
+    from draftcast.scenarios.report import make_console
 
-    one, other = (view.open_profile(name, hardware if _fits_any(name) else None) for name in (first, second))
-    frame = view.compare(one, other, model, k=num_speculative_tokens, method=method, context=context, dtype=dtype)
-    rows: list[dict[str, Any]] = [dict(zip(frame.columns, row, strict=True)) for row in frame.to_numpy().tolist()]
-    typer.echo(json.dumps(rows, indent=1) if as_json else _text(rows))
+    one, other = (view.open_profile(name, hardware if view.fits_any_device(name) else None) for name in (first, second))
+    step = view.Step(model, method, num_speculative_tokens, tp, context, dtype)
+    rows = view.compare(one, other, step)
+    if as_json:
+        print_json({"first": one.profile.name, "second": other.profile.name, "rows": rows})
+        return
+    named = {"first_ms": f"{one.profile.name}, ms", "second_ms": f"{other.profile.name}, ms"}
+    if len(set(named.values())) == 1:
+        named = {"first_ms": f"{first}, ms", "second_ms": f"{second}, ms"}
+    make_console().print(rows_table([{named.get(key, key): value for key, value in row.items()} for row in rows]))
 
 
 @app.command()
@@ -96,28 +115,16 @@ def plot(
     as_json: Annotated[bool, typer.Option("--json", help="Say as JSON what was written.")] = False,
 ) -> None:
     """Roofline picture of a measured profile: achieved rate against intensity, and held-out errors."""
-    from draftcast.scenarios.plots import write_figure
+    from draftcast.scenarios.plots import check_picture, write_figure
     from draftcast.scenarios.profile_plot import profile_figure
-    from draftcast.scenarios.profile_view import open_profile
+    from draftcast.scenarios.profile_view import fits_any_device, open_profile
 
+    check_picture(out, "--out")
+    if fits_any_device(profile):
+        raise HardwareError("holds no measured table, so there is nothing to draw", key="profile", value=profile)
     figure = profile_figure(open_profile(profile))
     write_figure(figure, out)
     if as_json:
-        typer.echo(json.dumps({"written": str(out), "series": [trace.name for trace in figure.data if trace.name]}))
-
-
-def _fits_any(name: str) -> bool:
-    from draftcast.calibration.profile import find_profile
-
-    path = find_profile(name)
-    return path.is_file() and "\nhardware: any" in path.read_text(encoding="utf-8")
-
-
-def _text(rows: list[dict[str, Any]]) -> str:
-    import pandas as pd
-
-    return (
-        pd.DataFrame(rows).to_string(index=False, na_rep="-", float_format=lambda value: f"{value:.4g}")
-        if rows
-        else "(none)"
-    )
+        print_json({"written": str(out), "series": [trace.name for trace in figure.data if trace.name]})
+        return
+    typer.echo(f"written: {out}")

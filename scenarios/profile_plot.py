@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
+from draftcast.calibration.hardware import HardwareSpec
 from draftcast.calibration.latency_table import SHAPE_FIELDS
 from draftcast.calibration.measured import FAMILY
+from draftcast.calibration.profile import RooflineProfile
 from draftcast.kernels import registry
 from draftcast.scenarios.profile_view import OpenProfile, held_out_predictions
 
-MOST_POINTS = 1500
+MOST_POINTS = 800
 """Points drawn of one operator; of more, an even sample."""
+DECADES = 6
+"""Of achieved rates below the peak; what is slower is launch time alone."""
+WIDEST_ERROR = 60.0  # per cent
 COLOURS = {
     "linear": "#1971c2",
     "moe": "#9c36b5",
@@ -42,7 +48,7 @@ def profile_figure(opened: OpenProfile) -> Any:
         cols=1,
         row_heights=[0.62, 0.38],
         vertical_spacing=0.14,
-        subplot_titles=("Measured kernels under the roofline", "Held-out points: predicted / measured - 1"),
+        subplot_titles=("Measured kernels and the device's roofs", " "),
     )
     frame = opened.table().frame
     for (operator, dtype, kv_dtype), rows in frame.groupby(["operator", "dtype", "kv_dtype"]):
@@ -58,13 +64,16 @@ def profile_figure(opened: OpenProfile) -> Any:
             y=work.flops / seconds / 1e12,
             mode="markers",
             marker={"size": 3.5, "opacity": 0.55, "color": COLOURS[name], "symbol": _symbol(str(dtype), str(kv_dtype))},
-            name=f"{name} {_formats(str(dtype), str(kv_dtype))}",
+            name=f"{name.replace('_', ' ')}, {_formats(str(dtype), str(kv_dtype))}",
             row=1,
             col=1,
         )
     _roofs(figure, opened)
+    held = beyond = 0
     for errors in held_out_predictions(opened):
         if errors.operator in COLOURS and len(errors.predictions):
+            held += len(errors.predictions)
+            beyond += int((100.0 * errors.predictions["error"].abs() > WIDEST_ERROR).sum())
             some = errors.predictions.iloc[_even(len(errors.predictions))]
             figure.add_scattergl(
                 x=1e6 * some["seconds"],
@@ -75,13 +84,21 @@ def profile_figure(opened: OpenProfile) -> Any:
                 row=2,
                 col=1,
             )
-    figure.update_xaxes(type="log", title_text="FLOP per byte", row=1, col=1)
-    figure.update_yaxes(type="log", title_text="achieved TFLOP/s", row=1, col=1)
-    figure.update_xaxes(type="log", title_text="measured time of one launch, us", row=2, col=1)
-    figure.update_yaxes(title_text="error, %", range=[-60, 60], row=2, col=1)
+    figure.layout.annotations[
+        1
+    ].text = (
+        f"Interpolation: predicted / measured - 1 at {held:,} held-out points, {beyond:,} of them beyond the picture"
+    )
+    decades = {"type": "log", "dtick": 1, "exponentformat": "power"}
+    top = math.ceil(math.log10(2e-12 * max(_device(opened).peak_flops.values())))
+    figure.update_xaxes(**decades, title_text="FLOP per byte", row=1, col=1)
+    figure.update_yaxes(**decades, title_text="achieved TFLOP/s", range=[top - DECADES, top], row=1, col=1)
+    figure.update_xaxes(**decades, title_text="measured time of one launch, us", row=2, col=1)
+    figure.update_yaxes(title_text="error, %", range=[-WIDEST_ERROR, WIDEST_ERROR], row=2, col=1)
     figure.update_layout(
         template="plotly_white",
         title={"text": f"{opened.profile.name}: measured kernels<br><sup>{opened.profile.source}</sup>"},
+        legend={"itemsizing": "constant"},
         width=1000,
         height=900,
     )
@@ -89,7 +106,7 @@ def profile_figure(opened: OpenProfile) -> Any:
 
 
 def _roofs(figure: Any, opened: OpenProfile) -> None:
-    device = getattr(opened.profile, "hardware", opened.hardware)
+    device = _device(opened)
     intensity = np.geomspace(0.1, 1e5, 200)
     for dtype, dash in (("bf16", "solid"), ("fp8", "dash")):
         if dtype not in device.peak_flops:
@@ -104,6 +121,12 @@ def _roofs(figure: Any, opened: OpenProfile) -> None:
             row=1,
             col=1,
         )
+
+
+def _device(opened: OpenProfile) -> HardwareSpec:
+    """The device with the rates measured on it; a profile with a table is of rooflines."""
+    assert isinstance(opened.profile, RooflineProfile)
+    return opened.profile.hardware
 
 
 def _even(count: int) -> Any:

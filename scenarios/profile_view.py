@@ -9,22 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pyarrow.parquet as pq
 
 from draftcast.calibration.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.held_out import OperatorErrors, held_out, interpolation_errors, modelled
 from draftcast.calibration.latency_table import SHAPE_FIELDS, LatencyTable
 from draftcast.calibration.measured import FAMILY
-from draftcast.calibration.profile import AffineProfile, HardwareProfile, RooflineProfile, find_profile, load_profile
+from draftcast.calibration.profile import (
+    AffineProfile,
+    HardwareProfile,
+    RooflineProfile,
+    find_profile,
+    load_profile,
+    profile_names,
+)
 from draftcast.calibration.profile_folder import FIT, TABLE, Manifest, read_manifest
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import HardwareError
 from draftcast.kernels.catalog import load_model
 from draftcast.sim import step_time as st
-from draftcast.sim.methods import METHODS
-from draftcast.sim.step_cost import compile_step_cost
+from draftcast.sim.methods import get_method
+from draftcast.sim.step_cost import StepCost, compile_step_cost
 
 BATCHES = (1, 8, 64, 128, 256)
+NO_VERIFY = "verification (q > 1) was not measured: it is decode's time stretched by the roofline, extrapolated"
 
 
 @dataclass(frozen=True)
@@ -61,16 +69,40 @@ def open_profile(name_or_path: str, hardware: str | None = None) -> OpenProfile:
     path = find_profile(name_or_path)
     manifest = read_manifest(path) if path.is_dir() else None
     folder = path if manifest is not None and manifest.has_table else None
-    named = manifest.hardware if manifest else _named_hardware(path)
+    named = manifest.hardware if manifest else str(_top(path).get("hardware", "any"))
     if hardware is None and named == "any":
         raise HardwareError("the profile fits any device: name one", key="--hardware", value=None)
     spec = load_hardware(named if hardware is None else hardware)
     return OpenProfile(load_profile(str(path) if manifest else name_or_path, spec), spec, folder, manifest)
 
 
-def _named_hardware(path: Path) -> str:
-    raw = parse_yaml(path.read_text(encoding="utf-8"), str(path), HardwareError)
-    return str(raw.get("hardware", "any")) if isinstance(raw, dict) else "any"
+def bundled() -> dict[str, dict[str, Any]]:
+    """Of every bundled profile its device ("any"), date, kind, and how many measured points it holds (0: none)."""
+    found = {}
+    for name in profile_names():
+        path = find_profile(name)
+        raw, table = _top(path), path / TABLE
+        points = pq.read_metadata(table).num_rows if table.is_file() else 0
+        kind = "measured points" if points else "assumed efficiencies"
+        found[name] = {
+            "hardware": str(raw.get("hardware")),
+            "date": str(raw.get("date")),
+            "kind": "whole-step fit of one model" if raw.get("kind") == "affine" else kind,
+            "points": points,
+        }
+    return found
+
+
+def fits_any_device(name_or_path: str) -> bool:
+    """Whether a profile is of no device in particular. Raises HardwareError when there is no such profile."""
+    return str(_top(find_profile(name_or_path)).get("hardware", "any")) == "any"
+
+
+def _top(path: Path) -> dict[str, Any]:
+    """The mapping in a profile's YAML file, unchecked; empty when it holds something else."""
+    file = path / FIT if path.is_dir() else path
+    raw = parse_yaml(file.read_text(encoding="utf-8"), str(file), HardwareError)
+    return raw if isinstance(raw, dict) else {}
 
 
 def rooflines(profile: RooflineProfile) -> list[dict[str, Any]]:
@@ -156,7 +188,10 @@ def _size_column(operator: str) -> str:
 
 
 def coverage(table: LatencyTable) -> list[dict[str, Any]]:
-    """What was measured: for every operator and format the number of points and the range of each shape column."""
+    """What was measured: for every operator and format the number of points and the range of each shape column.
+
+    ``settled`` is None where the source gave no intervals.
+    """
     rows = []
     for (operator, dtype, kv_dtype), points in table.frame.groupby(["operator", "dtype", "kv_dtype"]):
         ranges = []
@@ -170,52 +205,68 @@ def coverage(table: LatencyTable) -> list[dict[str, Any]]:
                 "dtype": dtype,
                 "kv_dtype": kv_dtype,
                 "points": len(points),
-                "settled": float(points["settled"].mean()),
+                "settled": float(points["settled"].mean()) if points["low_s"].notna().any() else None,
                 "kernels": ", ".join(sorted(points["implementation"].unique())),
                 "covers": ", ".join(ranges),
+                "note": NO_VERIFY if operator == "attention_decode" and points["q"].max() == 1 else "",
             }
         )
     return rows
 
 
-def compare(
-    first: OpenProfile, second: OpenProfile, model: str, *, k: int, method: str, context: int, dtype: str
-) -> pd.DataFrame:
+@dataclass(frozen=True)
+class Step:
+    """A decode step: every sequence at ``context`` tokens, verifying ``k`` drafts of ``method`` (0: none)."""
+
+    model: str
+    method: str
+    k: int
+    tp: int
+    context: int
+    dtype: str
+
+
+def compare(first: OpenProfile, second: OpenProfile, step: Step) -> list[dict[str, Any]]:
     """Milliseconds of a decode step at several batch sizes, part by part, in two profiles.
 
     One row a batch size and part: host, draft, target, sample and, where both profiles know operators, the parts of the
     target pass (linear and element-wise together, attention).
+
+    Raises:
+        InputError: no such model or method, one that needs a draft model, or a degree that does not divide the model.
     """
+    costs = [_step_cost(opened, step) for opened in (first, second)]
     rows = []
-    spec = load_model(model)
     for batch in BATCHES:
-        parts = [_step_parts(opened, spec.name, batch, k, method, context, dtype) for opened in (first, second)]
+        parts = [step_parts(cost, batch, step.k, step.context) for cost in costs]
         for part in parts[0]:
             if part in parts[1]:
                 a, b = (1e3 * side[part] for side in parts)
                 rows.append(
                     {"batch": batch, "part": part, "first_ms": a, "second_ms": b, "ratio": b / a if a else math.nan}
                 )
-    return pd.DataFrame(rows)
+    return rows
 
 
-def _step_parts(
-    opened: OpenProfile, model: str, batch: int, k: int, method: str, context: int, dtype: str
-) -> dict[str, float]:
-    cost = compile_step_cost(
-        load_model(model),
-        METHODS[method if k else "none"],
+def _step_cost(opened: OpenProfile, step: Step) -> StepCost:
+    return compile_step_cost(
+        load_model(step.model),
+        get_method(step.method if step.k else "none"),
         None,
-        k,
-        1,
+        step.k,
+        step.tp,
         None,
-        dtype,
+        step.dtype,
         "auto",
         opened.profile,
         opened.hardware,
         8192,
         max(BATCHES),
     )
+
+
+def step_parts(cost: StepCost, batch: int, k: int, context: int) -> dict[str, float]:
+    """Seconds of the parts of one decode step of ``batch`` sequences, each with ``context`` tokens in the cache."""
     features, out = np.empty(st.N_FEATURES), np.empty(st.N_OUT)
     st.decode_features(cost, batch, k, context, features)
     st.step_time(cost, features, out)

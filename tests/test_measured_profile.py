@@ -20,7 +20,7 @@ from draftcast.calibration.profile import AffineProfile, RooflineProfile, load_p
 from draftcast.calibration.profile_folder import FIT, MANIFEST, TABLE, write_manifest
 from draftcast.calibration.roofline import Roofline
 from draftcast.calibration.roofline_fit import fit_profile, fit_roofline
-from draftcast.errors import HardwareError
+from draftcast.errors import HardwareError, InputError
 from draftcast.kernels import registry
 from draftcast.kernels.catalog import load_model
 from draftcast.scenarios.cli import app
@@ -353,25 +353,32 @@ def test_show_prints_provenance_fits_errors_and_coverage(folder: Path) -> None:
     text = run("profile", "show", str(folder))
     for expected in ("a-test", "rooflines", "held-out errors", "coverage", "m 1..8192 (24)", "attention_decode"):
         assert expected in text
+    assert "verification (q > 1) was not measured" not in text
+    assert max(map(len, text.splitlines())) <= 150
     shown = json.loads(run("profile", "show", str(folder), "--json", "--by-shape"))
     sizes = [row["size"] for row in shown["held-out errors"] if row["operator"] == "linear"]
     assert len(sizes) > 1
-    assert "default" in run("profile", "list")
+    shipped = run("profile", "show", "h100-sxm")
+    assert "attention_decode bf16 KV bf16: 16,796 points, no interval known" in shipped
+    assert "verification (q > 1) was not measured" in shipped
     assert "assumed" in run("profile", "show", "default", "--hardware", "h100")
 
 
 def test_compare_sets_two_profiles_side_by_side(folder: Path) -> None:
     def rows(*more: str) -> dict[tuple[int, str], dict[str, float]]:
         found = json.loads(run("profile", "compare", str(folder), "default", "--hardware", "h100", "--json", *more))
-        return {(row["batch"], row["part"]): row for row in found}
+        assert (found["first"], found["second"]) == ("a-test", "default")
+        return {(row["batch"], row["part"]): row for row in found["rows"]}
 
     plain, drafted, long = rows(), rows("--num-speculative-tokens", "3"), rows("--context", "8192")
     entry = plain[64, "device"]
     assert entry["ratio"] == pytest.approx(entry["second_ms"] / entry["first_ms"])
     assert drafted[64, "draft"]["first_ms"] > plain[64, "draft"]["first_ms"] == 0.0
+    assert plain[64, "draft"]["ratio"] is None
     attention = "target: attention"
     assert long[64, attention]["first_ms"] > 4 * plain[64, attention]["first_ms"]
     assert rows("--dtype", "fp8")[1, "device"]["first_ms"] < plain[1, "device"]["first_ms"]
+    assert rows("--tp", "2")[256, "device"]["first_ms"] < plain[256, "device"]["first_ms"]
     assert rows("--model", "Llama-3.2-1B")[1, "device"]["first_ms"] < plain[1, "device"]["first_ms"]
 
 
@@ -382,7 +389,36 @@ def test_plot_writes_a_picture_that_stands_alone(folder: Path, tmp_path: Path) -
     assert "ridge at" in text
 
 
-def test_looking_at_what_is_not_there_is_one_line() -> None:
-    result = CliRunner().invoke(app, ["profile", "plot", "default", "--out", "x.html"])
-    assert isinstance(result.exception, HardwareError)
-    assert "name one" in str(result.exception)
+def test_the_list_says_what_is_measured() -> None:
+    lines = {line.split()[0]: line for line in run("profile", "list").splitlines()}
+    assert "137,162 measured points" in lines["h100-sxm"]
+    assert "assumed efficiencies" in lines["default"]
+    listed = json.loads(run("profile", "list", "--json"))
+    assert listed.keys() == lines.keys()
+    assert (listed["default"]["hardware"], listed["default"]["points"]) == ("any", 0)
+    assert listed["h100-llama-3.1-8b-affine"]["kind"] == "whole-step fit of one model"
+    assert listed["h200"] == {"hardware": "h200", "date": "2026-11-21", "kind": "measured points", "points": 136968}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("show default", "profile fits any device: name one"),
+        ("show h100-sxm --hardware l40s", "made for this device"),
+        ("show no-such", "profile = 'no-such': must be one of a100-80g"),
+        ("compare h100-sxm h200 --method telepathy --num-speculative-tokens 1", "method = 'telepathy': must be one of"),
+        ("compare h100-sxm h200 --method draft_model --num-speculative-tokens 1", "required by method draft_model"),
+        ("compare h100-sxm h200 --model no-such", "unknown model"),
+        ("compare h100-sxm h200 --tp 3", "tensor_parallel_size = 3"),
+        ("compare h100-sxm h200 --dtype int3", "unknown number format"),
+        ("plot default --out x.html", "holds no measured table"),
+        ("plot h100-llama-3.1-8b-affine --out x.html", "holds no measured table"),
+        ("plot h100-sxm --out x.txt", "must end in .html"),
+        ("plot h100-sxm --out no/such/x.html", "no such folder"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line(arguments: str, message: str) -> None:
+    result = CliRunner().invoke(app, ["profile", *arguments.split()])
+    assert isinstance(result.exception, InputError)
+    assert message in str(result.exception)
+    assert "\n" not in str(result.exception)
