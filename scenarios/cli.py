@@ -1,8 +1,8 @@
 """The ``draftcast`` command.
 
 Exit codes: 0 answered, 2 bad input, 3 the SLO is not met, 4 the cluster cannot keep up (unstable), 5 no steady state
-(not settled: more requests are needed, and no SLO is judged). A table of several runs (``--rates``, ``--compare-off``)
-is an answer whatever it shows: 0. Only ``--json`` puts JSON on standard output;
+(not settled: more requests are needed, and no SLO is judged), 6 a live run failed or is incomplete. A table of several
+runs (``--rates``, ``--compare-off``) is an answer whatever it shows: 0. Only ``--json`` puts JSON on standard output;
 progress, notes and errors go to standard error. Heavy imports wait inside the commands.
 """
 
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftcast import __version__
-from draftcast.errors import InputError
-from draftcast.scenarios import acceptance_cli, catalog_cli, profile_cli
+from draftcast.errors import InputError, LiveError
+from draftcast.scenarios import acceptance_cli, catalog_cli, live_cli, profile_cli
 from draftcast.scenarios.calibrate_command import calibrate
 from draftcast.scenarios.recommend_cli import recommend
 from draftcast.scenarios.sweep_cli import sweep
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from draftcast.scenarios.schema import Scenario
     from draftcast.scenarios.simulate import RunResult
 
-BAD_INPUT, SLO_UNMET, UNSTABLE, NOT_SETTLED = 2, 3, 4, 5
+BAD_INPUT, SLO_UNMET, UNSTABLE, NOT_SETTLED, LIVE_FAILED = 2, 3, 4, 5, 6
 
 app = typer.Typer(
     name="draftcast",
@@ -39,6 +39,7 @@ app = typer.Typer(
 )
 app.add_typer(acceptance_cli.app, name="acceptance")
 app.add_typer(profile_cli.app, name="profile")
+app.add_typer(live_cli.app, name="live")
 app.command()(calibrate)
 app.command()(recommend)
 app.command()(sweep)
@@ -47,12 +48,15 @@ for command in (catalog_cli.scenarios, catalog_cli.models, catalog_cli.hardware)
 
 
 def main() -> None:
-    """Entry point: bad input is one line on standard error and exit code 2."""
+    """Entry point: bad input is one line on standard error and exit code 2, a failed live run likewise with 6."""
     try:
         app()
     except InputError as error:
         print(f"draftcast: error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
+    except LiveError as error:
+        print(f"draftcast: error: {error}", file=sys.stderr)
+        sys.exit(LIVE_FAILED)
 
 
 def _version(wanted: bool) -> None:

@@ -2,8 +2,8 @@
 
 A line is a JSON list. ``["r", request_id, class, due_s, prompt_tokens, output_tokens_wanted]`` a request is known;
 ``["s", request_id, time_s]`` it was sent; ``["c", request_id, time_s, tokens]`` a chunk of its answer came;
-``["f", request_id, time_s, wrong_tokens]`` its answer is whole; ``["e", request_id, time_s, message]`` it failed.
-Times are seconds since the run's start. `tables` makes the run directory's tables of them.
+``["f", request_id, time_s, wrong_tokens]`` its answer is whole, since then; ``["e", request_id, time_s, message]`` it
+failed. Times are seconds since the run's start. `tables` makes the run directory's tables of them.
 """
 
 from __future__ import annotations

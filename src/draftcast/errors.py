@@ -7,7 +7,7 @@ DraftcastError
 │   ├── ModelError        an unknown model, an unknown architecture, a bad config.json
 │   ├── HardwareError     an unknown device or profile, a bad profile file
 │   └── CapacityError     the model or a request does not fit into the device's memory or the engine's limits
-├── LiveError             a live run failed: the server, the load client or the disk; one line, exit code 5
+├── LiveError             a live run failed: the server, the load client or the disk; one line, exit code 6
 └── SimulationError       an engine invariant broke: a bug in draftcast, please report it
 """
 

@@ -1,0 +1,70 @@
+"""Keeps a server's life tied to that of the process that started it.
+
+``python -m draftcast.calibration.live.keeper GRACE_S COMMAND...`` runs the command in a session of its own and waits
+for its end, a signal, or for standard input to close, which it does when its parent closes it or dies, however it
+dies. Then the command's whole process group is asked to end (SIGTERM), and after GRACE_S seconds made to (SIGKILL).
+The group is the one this process made, so nothing else can be hit. Exits with the command's exit code (128 + signal as
+a shell has it), 0 when it was this process that ended the command.
+
+Standard library only: it stays as small as it can while a measurement runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+_POLL_S = 0.1
+
+
+def main() -> None:
+    """Entry point of the process."""
+    grace_s, command = float(sys.argv[1]), sys.argv[2:]
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        sys.exit(127)
+    let_go = threading.Event()
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # set now: the command must not inherit it
+        signal.signal(each, lambda *_: let_go.set())
+    threading.Thread(target=_wait_for_parent, args=(let_go,), daemon=True).start()
+    while child.poll() is None and not let_go.wait(_POLL_S):
+        pass
+    ended_itself = child.poll() is not None
+    _signal_group(child.pid, signal.SIGTERM)
+    end = time.monotonic() + grace_s
+    while time.monotonic() < end and (child.poll() is None or _group_lives(child.pid)):
+        time.sleep(_POLL_S)
+    _signal_group(child.pid, signal.SIGKILL)
+    code = child.wait()
+    os._exit((code if code >= 0 else 128 - code) if ended_itself else 0)
+
+
+def _wait_for_parent(let_go: threading.Event) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 1024):
+            pass
+    let_go.set()
+
+
+def _signal_group(group: int, which: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, which)
+
+
+def _group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Records one live run: metrics, log and noise around a load, all into a run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from draftcast.calibration.live.http import get
+from draftcast.calibration.live.journal import read_journal, tables
+from draftcast.calibration.live.load import Progress, run_load
+from draftcast.calibration.live.plan import LoadPlan
+from draftcast.calibration.live.run_directory import (
+    JOURNAL,
+    METRICS_AFTER,
+    METRICS_BEFORE,
+    SERVER_LOG,
+    LiveRun,
+    LiveRunWriter,
+)
+from draftcast.calibration.live.server import Server
+from draftcast.calibration.live.server_facts import ServerFacts, acceptance_between, server_facts
+from draftcast.calibration.measure.noise import NoiseProbe, NoiseReading, host_facts, noise_summary
+from draftcast.errors import LiveError
+
+# A step's line is written a moment after its tokens are sent.
+_LOG_LAG_S = 0.5
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server that answers, whoever started it.
+
+    Attributes:
+        url: without ``/v1``.
+        facts: what it says of itself.
+        log: its log, growing; None: not here.
+        server: where we started it.
+    """
+
+    url: str
+    facts: ServerFacts
+    log: Path | None = None
+    server: Server | None = None
+
+    @classmethod
+    def of(cls, url: str, log: Path | None = None, server: Server | None = None) -> Endpoint:
+        """Ask the server at ``url``.
+
+        Raises:
+            LiveError: nobody answers there, or not as vLLM does.
+        """
+        return cls(url, server_facts(url), log, server)
+
+    def trouble(self) -> str:
+        """Why the server cannot go on; "" while it can, as far as can be told."""
+        if self.server is None or self.server.exit_code is None:
+            return ""
+        return self.server.epitaph("during the run")
+
+    def manifest(self) -> dict[str, Any]:
+        """Its part of a run's manifest."""
+        return {
+            "command": self.server.command if self.server is not None else [],
+            "environment": dict(self.server.environment) if self.server is not None else {},
+            "url": self.url,
+            "model": self.facts.model,
+            "version": self.facts.version,
+            "log": self.log is not None,
+            "config": self.facts.config,
+        }
+
+
+class Noise:
+    """Readings of how quiet this host is; none where torch is not installed."""
+
+    def __init__(self) -> None:
+        try:
+            from draftcast.calibration.measure.device import find_device
+
+            self._probe: NoiseProbe | None = NoiseProbe(find_device("cpu", None).cache_bytes)
+        except ImportError:
+            self._probe = None
+
+    def read(self) -> NoiseReading | None:
+        """One reading, about half a second."""
+        return self._probe.read() if self._probe is not None else None
+
+
+def record(
+    writer: LiveRunWriter,
+    endpoint: Endpoint,
+    plan: LoadPlan,
+    *,
+    noise: Noise | None = None,
+    warmup: LoadPlan | None = None,
+    progress: Progress = lambda _: None,
+) -> LiveRun:
+    """Send ``warmup`` unrecorded, then ``plan`` recorded, and finish the run.
+
+    Returns:
+        The run; it is marked incomplete, with a reason, when a request failed, the server or the client did not reach
+        the end, or a token differs from the known continuation.
+
+    Raises:
+        LiveError: the disk refuses.
+        KeyboardInterrupt, ...: what stopped it; the run is finished first, as incomplete.
+    """
+    recording = _Recording(writer, endpoint, noise)
+    try:
+        reason = recording.carry_out(plan, warmup, progress)
+    except BaseException as error:
+        with contextlib.suppress(LiveError):
+            recording.close("interrupted" if isinstance(error, KeyboardInterrupt) else str(error))
+        raise
+    return recording.close(reason)
+
+
+class _Recording:
+    def __init__(self, writer: LiveRunWriter, endpoint: Endpoint, noise: Noise | None) -> None:
+        self._writer = writer
+        self._endpoint = endpoint
+        self._noise = noise
+        self._readings: list[NoiseReading] = []
+        self._log_mark: int | None = None
+        writer.update(server=endpoint.manifest(), machine=machine_facts())
+
+    def carry_out(self, plan: LoadPlan, warmup: LoadPlan | None, progress: Progress) -> str:
+        """Everything up to the last answer; returns why it stopped early, or ""."""
+        if warmup is not None:
+            with TemporaryDirectory(prefix="draftcast-") as folder:
+                warmed = run_load(warmup, Path(folder) / JOURNAL, self._endpoint.trouble)
+            if warmed.reason:
+                return f"{warmed.reason} (while warming up)"
+        self._read_noise()
+        before = self._metrics(METRICS_BEFORE)
+        if self._endpoint.log is not None:
+            self._log_mark = self._endpoint.log.stat().st_size
+        result = run_load(plan, self._writer.folder / JOURNAL, self._endpoint.trouble, progress)
+        start_unix_s = result.summary.pop("start_unix_s", None)
+        self._writer.update(client=result.summary, start_unix_s=start_unix_s)
+        after = self._metrics(METRICS_AFTER)
+        self._writer.update(acceptance=acceptance_between(before, after))
+        self._read_noise()
+        return result.reason
+
+    def close(self, reason: str) -> LiveRun:
+        """Finish the run with what there is."""
+        (self._writer.folder / JOURNAL).touch()
+        requests, _ = tables(read_journal(self._writer.folder / JOURNAL))
+        checked = requests[requests["wrong_tokens"] >= 0]
+        wrong, of = int(checked["wrong_tokens"].sum()), int(checked["output_tokens"].sum())
+        failed = requests[requests["error"] != ""]
+        if not reason and len(failed):
+            reason = f"{len(failed)} of {len(requests)} requests failed; the first: {failed['error'].iloc[0]}"
+        if not reason and wrong:
+            reason = f"{wrong} of {of} tokens differ from the known continuation"
+        self._copy_log()
+        self._writer.update(
+            known_continuation={"checked_tokens": of, "wrong_tokens": wrong} if len(checked) else None,
+            noise=_summary(self._readings),
+        )
+        return self._writer.finish(reason)
+
+    def _metrics(self, name: str) -> str | None:
+        try:
+            text = get(f"{self._endpoint.url}/metrics")
+        except LiveError:
+            return None  # a server that is gone, or that has none
+        self._writer.write_text(name, text)
+        return text
+
+    def _read_noise(self) -> None:
+        if self._noise is not None and (reading := self._noise.read()) is not None:
+            self._readings.append(reading)
+
+    def _copy_log(self) -> None:
+        """The server's start, which says what it is, and what it printed during the run."""
+        source, target = self._endpoint.log, self._writer.folder / SERVER_LOG
+        if source is None or self._log_mark is None:
+            return
+        time.sleep(_LOG_LAG_S)
+        part = target.with_name(f".{target.name}.part")
+        try:
+            with source.open("rb") as log, part.open("wb") as copy:
+                for line in log:
+                    if b"Iteration(" in line or log.tell() > self._log_mark:
+                        break
+                    copy.write(line)
+                log.seek(self._log_mark)
+                shutil.copyfileobj(log, copy)
+            part.replace(target)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise LiveError(f"{target}: cannot be written: {error.strerror or error}") from None
+
+
+def machine_facts() -> dict[str, Any]:
+    """This host: processor, cores, governor, system, memory_bytes, python, gpus (a line of nvidia-smi each)."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {**host_facts(), "memory_bytes": memory, "python": platform.python_version(), "gpus": _gpus()}
+
+
+def _gpus() -> list[str]:
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in answer.splitlines() if line.strip()]
+
+
+def _summary(readings: list[NoiseReading]) -> dict[str, Any]:
+    return noise_summary(readings) if readings else {}
