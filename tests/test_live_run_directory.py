@@ -46,7 +46,12 @@ def journal(folder: Path) -> None:
 def test_tables_hold_every_line() -> None:
     requests, chunks = tables(LINES)
     assert dict(requests.dtypes.astype(str)) | dict(chunks.dtypes.astype(str)) == REQUESTS_DTYPES | CHUNKS_DTYPES
-    rows = requests.drop(columns=["class", "prompt_tokens", "output_tokens_wanted"]).fillna("never").values.tolist()
+    rows = (
+        requests.drop(columns=["class", "prompt_tokens", "output_tokens_wanted"])
+        .astype(object)
+        .fillna("never")
+        .values.tolist()
+    )
     never = "never"
     expected = [
         [0, 0.0, 0.001, 0.2, 0.31, 4, "", 0],
