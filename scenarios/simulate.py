@@ -168,18 +168,28 @@ def _measure(scenario: Scenario, done: list[_Replication], warmup: SharedWarmup)
     ]
 
 
-def simulate(scenario: Scenario, *, progress: Progress | None = None, record_steps: bool = False) -> RunResult:
+def simulate(
+    scenario: Scenario,
+    *,
+    progress: Progress | None = None,
+    record_steps: bool = False,
+    deployment: Deployment | None = None,
+) -> RunResult:
     """Simulate a scenario.
 
     Args:
         scenario: from :func:`draftcast.load_scenario`.
         progress: called with the share of the work done, 0 to 1.
         record_steps: keep one row per engine step.
+        deployment: what `deploy` gave for a scenario with the same engine, hardware, profile and policy; it takes
+            longer to resolve than a thousand requests to simulate.
 
     Raises:
         InputError: the scenario, a trace, a model, a device or the memory does not allow the run.
     """
-    return simulate_together([scenario], progress=progress, record_steps=record_steps)[0]
+    served = _serve(scenario, progress, record_steps, deployment)
+    warmup = served.warmup()
+    return _result(served, warmup, warmup.reliable)
 
 
 def simulate_together(
@@ -199,8 +209,10 @@ def simulate_together(
     return [_result(each, warmup, own.reliable) for each, own in zip(served, warmups, strict=True)]
 
 
-def _serve(scenario: Scenario, progress: Progress | None, record_steps: bool) -> _Served:
-    deployment = deploy(scenario)
+def _serve(
+    scenario: Scenario, progress: Progress | None, record_steps: bool, deployment: Deployment | None = None
+) -> _Served:
+    deployment = deployment or deploy(scenario)
     spec = workload_spec(scenario)
     traces = load_traces(spec)
     count = scenario.statistics.replications

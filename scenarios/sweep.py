@@ -20,7 +20,7 @@ from typing import Any
 
 from draftcast.errors import InputError
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.sweep_cells import Outcome, Task, cell_of, task_of
+from draftcast.scenarios.sweep_cells import DEPLOYED, Outcome, Task, cell_of, task_of
 from draftcast.scenarios.sweep_grid import Axis, GridPoint, grid_points, parse_axis
 from draftcast.scenarios.sweep_result import SweepCell, SweepProgress, SweepResult, cell_figures
 from draftcast.scenarios.sweep_store import ResultStore
@@ -210,5 +210,4 @@ def _task(point: GridPoint) -> tuple[Task | None, str]:
 
 
 def _engine_of(task: Task) -> str:
-    data = task.scenario
-    return json.dumps([data["engine"], data["hardware"], data["profile"], data["policy"]], sort_keys=True)
+    return json.dumps([task.scenario[name] for name in DEPLOYED], sort_keys=True)

@@ -14,15 +14,19 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftcast import __version__
 from draftcast.calibration.hardware import load_hardware
 from draftcast.calibration.profile import load_profile
 from draftcast.errors import InputError
 from draftcast.scenarios.load import load_scenario, scenario_hash, to_mapping
+from draftcast.scenarios.references import put_checksums
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.sweep_store import KEY, REPLICATION
+
+if TYPE_CHECKING:
+    from draftcast.scenarios.deployment import Deployment
 
 CODE_ROOMS = ("kernels", "calibration", "sim", "scenarios")
 CODE_SUFFIXES = (".py", ".json", ".yaml")
@@ -32,6 +36,10 @@ DONE, ERROR = "done", "error"
 STATUS, MESSAGE, SCENARIO = "status", "error", "scenario"
 _FACTS = ("unstable", "steady", "slo_met")
 _ENGINE = "engine_"
+# What a deployment is resolved from; a worker keeps the last few, for its next cells have the same.
+DEPLOYED = ("engine", "hardware", "profile", "policy")
+_KEPT = 4
+_deployments: dict[str, Deployment] = {}
 
 
 @dataclass(frozen=True)
@@ -169,7 +177,7 @@ def _head(task: Task) -> dict[str, Any]:
 def _rows(scenario: Scenario, address: Address) -> list[dict[str, Any]]:
     from draftcast.scenarios.simulate import simulate
 
-    result = simulate(scenario)
+    result = simulate(scenario, deployment=_deployment(scenario))
     facts: dict[str, Any] = {"unstable": result.unstable, "steady": result.steady, "slo_met": result.slo_met}
     facts |= {_ENGINE + name: float(value) for name, value in result.summary["engine"].items()}
     facts["num_gpus"] = float(scenario.engine.tensor_parallel_size * scenario.cluster.replicas)
@@ -181,6 +189,21 @@ def _rows(scenario: Scenario, address: Address) -> list[dict[str, Any]]:
         row = {**head, REPLICATION: index, STATUS: DONE, **facts, **plain}
         rows.append({name: value for name, value in row.items() if value is not None})
     return rows
+
+
+def _deployment(scenario: Scenario) -> Deployment:
+    """The scenario's deployment, from the last cell with the same engine where files have not changed since."""
+    from draftcast.scenarios.deployment import deploy
+
+    data = {name: part for name, part in to_mapping(scenario).items() if name in DEPLOYED}
+    put_checksums(data)
+    key = json.dumps(data, sort_keys=True)
+    # Taken out and put back: the order of the dictionary is the order of use.
+    found = _deployments.pop(key, None) or deploy(scenario)
+    _deployments[key] = found
+    if len(_deployments) > _KEPT:
+        del _deployments[next(iter(_deployments))]
+    return found
 
 
 def cell_of(rows: Sequence[Mapping[str, Any]]) -> Cell:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from draftcast.errors import InputError
+from draftcast.scenarios.deployment import deploy
 from draftcast.scenarios.load import load_scenario, with_values
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import simulate
@@ -228,6 +229,35 @@ def test_the_address_takes_all_that_changes_a_figure(base: Scenario, tmp_path: P
     os.utime(profile, ns=(0, 0))
     assert address_of(own).profile != first.profile
     assert len(code_digest()) == 64
+
+
+def test_a_worker_resolves_an_engine_once(base: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved: list[Scenario] = []
+
+    def counted(scenario: Scenario) -> Any:
+        resolved.append(scenario)
+        return deploy(scenario)
+
+    monkeypatch.setattr("draftcast.scenarios.deployment.deploy", counted)
+    monkeypatch.setattr("draftcast.scenarios.sweep_cells._deployments", {})
+    policy = tmp_path / "own.py"
+    policy.write_text(POLICIES.replace("os._exit(77)", "return 1"))
+    other = with_values(base, {"policy": {"name": f"{policy}:Fatal"}})
+    cells = [apply(base, {"rate": rate}) for rate in (5.0, 10.0)] + [apply(other, {"rate": 5.0}), apply(base, {"k": 1})]
+    outcomes = [run_task(task_of(cell)) for cell in cells]
+    assert len(resolved) == 3
+    for cell, outcome in zip(cells, outcomes, strict=True):
+        alone = simulate(cell)
+        assert [row["mean_e2el_s"] for row in outcome.rows] == [r["mean_e2el_s"] for r in alone.replications]
+    # An edited file is another engine, and four others push the oldest out.
+    policy.write_text(policy.read_text().replace("return 1", "return 2"))
+    edited = run_task(task_of(cells[2]))
+    assert edited.key != outcomes[2].key
+    resolved.clear()
+    for k in (1, 2, 3):
+        run_task(task_of(apply(base, {"k": k, "tp": 2})))
+    run_task(task_of(cells[3]))
+    assert len(resolved) == 4
 
 
 def test_points_that_ask_the_same_question_are_run_once(base: Scenario) -> None:
