@@ -131,6 +131,76 @@ def run(
         raise LiveError(f"{out}: incomplete: {recorded.manifest['incomplete_reason']}")
 
 
+@app.command()
+def sweep(
+    scenario: ScenarioArgument,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Holds every run and index.json; a begun sweep goes on.")],
+    overrides: Overrides = None,
+    k: Annotated[str, typer.Option(metavar="K,K,...", help="Draft lengths of the scenario's method.")] = "1,3,5",
+    candidate: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="JSON|FILE",
+            help='Another method: {"speculative_config": {...}, "acceptance": {...}}; repeatable.',
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str | None, typer.Option(metavar="C,C,...|A..B:N", help="Closed-loop users; 1,2,4,8,16,32 when absent.")
+    ] = None,
+    rates: Annotated[
+        str | None,
+        typer.Option(metavar="R,R,...|A..B:N", help="Requests per second; shares of the capacity when absent."),
+    ] = None,
+    cell_seconds: Annotated[float, typer.Option(min=0.1, help="Seconds in which a run sends requests.")] = 15.0,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every run is made.")] = 1,
+    in_turn: Annotated[
+        bool, typer.Option("--in-turn/--together", help="One server at a time, for a GPU that holds one; or all up.")
+    ] = False,
+    vllm: Vllm = None,
+    server_arg: ServerArguments = None,
+    start_timeout: StartTimeout = 600.0,
+    request_timeout: RequestTimeout = 120.0,
+    warmup_requests: WarmupRequests = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Run the same loads with speculation off and on, interleaved, on servers of our own."""
+    from draftcast.calibration.live.run_directory import LiveRun
+    from draftcast.scenarios.grid import parse_values
+    from draftcast.scenarios.live_progress import shown_progress
+    from draftcast.scenarios.live_run import LiveOptions
+    from draftcast.scenarios.live_sweep import CONCURRENCIES, SweepPlan, live_sweep
+    from draftcast.scenarios.load import load_scenario
+    from draftcast.scenarios.recommend_cli import alternative_method
+
+    users = parse_values(concurrency, "--concurrency") if concurrency is not None else list(CONCURRENCIES)
+    plan = SweepPlan(
+        ks=tuple(numbers("--k", k, int)),
+        alternatives=tuple(alternative_method(text) for text in candidate or ()),
+        concurrencies=tuple(sorted({round(value) for value in users})),
+        rates_rps=tuple(parse_values(rates, "--rates")) if rates is not None else None,
+        cell_s=cell_seconds,
+        rounds=rounds,
+        in_turn=in_turn,
+    )
+    options = LiveOptions(
+        vllm=split_command(vllm),
+        server_arguments=tuple(server_arg or ()),
+        start_timeout_s=start_timeout,
+        request_timeout_s=request_timeout,
+        warmup_requests=warmup_requests,
+    )
+    with stoppable(out), shown_progress() as progress:
+        index = live_sweep(load_scenario(scenario, overrides=overrides or ()), out, plan, options, progress)
+    if as_json:
+        print_json(index)
+    else:
+        for cell in index["cells"]:
+            typer.echo(summary_line(LiveRun.read(out / cell["dir"])))
+    if not index["complete"]:
+        short = [cell for cell in index["cells"] if not cell["complete"]]
+        raise LiveError(f"{out}: {len(short)} runs are incomplete; the first: {short[0]['incomplete_reason']}")
+
+
 def summary(recorded: LiveRun) -> dict[str, Any]:
     """Counts of a run: requests, finished, output_tokens, span_s (start to the last answer), acceptance_rates."""
     requests, counted = recorded.requests, recorded.manifest["acceptance"]

@@ -18,19 +18,20 @@ from draftcast.calibration.live.plan import LoadPlan
 from draftcast.calibration.live.prompts import NgramTarget, Prompts, continuation_prompts, random_prompts
 from draftcast.calibration.live.record import Endpoint, Noise, record
 from draftcast.calibration.live.run_directory import SERVER_LOG, LiveRun, LiveRunWriter
-from draftcast.calibration.live.server import Server, ServerFlags, flags_of
+from draftcast.calibration.live.server import Server, ServerFlags
 from draftcast.errors import ScenarioError
-from draftcast.kernels.catalog import load_model
+from draftcast.kernels.catalog import load_model, published_id
 from draftcast.scenarios.load import to_mapping
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.acceptance import NgramAcceptance
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
+from draftcast.scenarios.serve_command import speculative_config_json, vllm_flags
 from draftcast.scenarios.workload_spec import workload_spec
 from draftcast.sim.arrivals import ClosedLoop
 from draftcast.sim.request_table import RequestTable
 from draftcast.sim.workload import build_requests
 
-LIVE_POLICIES = ("off", "fixed", "batch_schedule")
+LIVE_POLICIES = ("fixed", "batch_schedule")
 # vLLM 0.32: where neither is given both are 5; where one is, the other is the same.
 _PROMPT_LOOKUP = 5
 _WARMUP_SEED = 2**31
@@ -86,59 +87,31 @@ def server_flags(scenario: Scenario, options: LiveOptions) -> ServerFlags:
     engine, spec = scenario.engine, scenario.speculative_config
     if scenario.cluster.replicas != 1:
         raise ScenarioError("a live run has one server", key="cluster.replicas", value=scenario.cluster.replicas)
-    policy = scenario.resolved_policy.name
-    if policy not in LIVE_POLICIES:
-        raise ScenarioError(f"vLLM knows only {', '.join(LIVE_POLICIES)}", key="policy.name", value=policy)
-    for key, model in (
-        ("engine.model", engine.model),
-        ("engine.speculative_config.model", spec.model if spec is not None else None),
-    ):
-        if model is not None and "/" not in model and not Path(model).is_dir():
-            raise ScenarioError(
-                "names a shape; a server needs weights: give a folder or a Hugging Face id", key=key, value=model
-            )
+    policy = scenario.policy
+    if spec is not None and policy is not None and (policy.name not in LIVE_POLICIES or policy.parameters):
+        raise ScenarioError(
+            f"vLLM has no policies; {' and '.join(LIVE_POLICIES)} without parameters are what speculative_config says",
+            key="policy.name",
+            value=policy.name,
+        )
+    model = _weights("engine.model", published_id(engine.model))
+    flags = vllm_flags(engine)
+    if (config := speculative_config(scenario)) is not None:
+        if config.get("model") is not None:
+            _weights("engine.speculative_config.model", config["model"])
+        flags += ["--speculative-config", json.dumps(config)]
     on_cpu = scenario.hardware == "cpu"
-    flags = flags_of(
-        {
-            "tensor_parallel_size": engine.tensor_parallel_size,
-            "dtype": engine.dtype,
-            "quantization": engine.quantization,
-            "kv_cache_dtype": engine.kv_cache_dtype,
-            "max_model_len": engine.max_model_len,
-            "max_num_seqs": engine.max_num_seqs,
-            "max_num_batched_tokens": engine.max_num_batched_tokens,
-            "max_num_scheduled_tokens": engine.max_num_scheduled_tokens,
-            "block_size": engine.block_size,
-            # vLLM takes the memory of a CPU's cache from VLLM_CPU_KVCACHE_SPACE.
-            "gpu_memory_utilization": None if on_cpu else engine.gpu_memory_utilization,
-            "num_gpu_blocks_override": engine.num_gpu_blocks,
-            "enable_prefix_caching": engine.enable_prefix_caching,
-            "enable_chunked_prefill": engine.enable_chunked_prefill,
-            "long_prefill_token_threshold": engine.long_prefill_token_threshold or None,
-            "watermark": engine.watermark or None,
-            "scheduling_policy": engine.scheduling_policy,
-            "async_scheduling": engine.async_scheduling,
-            "enforce_eager": True if engine.enforce_eager else None,
-        }
-    )
-    config = speculative_config(scenario)
-    if config is not None:
-        flags = (*flags, "--speculative-config", json.dumps(config))
-    return ServerFlags(engine.model, (*flags, *options.server_arguments), options.vllm, on_cpu, options.port)
+    return ServerFlags(model, (*flags, *options.server_arguments), options.vllm, on_cpu, options.port)
 
 
 def speculative_config(scenario: Scenario) -> dict[str, Any] | None:
     """vLLM's ``--speculative-config`` of a scenario; None where the server shall not speculate.
 
     Raises:
-        ScenarioError: a method or a key that vLLM does not have.
+        ScenarioError: a method that vLLM does not have.
     """
-    if scenario.speculative_config is None or scenario.resolved_policy.name == "off":
-        return None
-    config: dict[str, Any] = to_mapping(scenario)["engine"]["speculative_config"]
-    if scenario.method == "eagle_tree":
-        raise ScenarioError("vLLM has no tree drafting", key="engine.speculative_config.method", value="eagle_tree")
-    return config
+    spec = scenario.speculative_config
+    return speculative_config_json(spec) if spec is not None else None
 
 
 def live_requests(scenario: Scenario, seed: int) -> RequestTable:
@@ -285,6 +258,13 @@ def live_run(
         server.wait_ready(options.start_timeout_s, progress.waiting)
         endpoint = Endpoint.of(server.url, server.log, server)
         return record_scenario(scenario, endpoint, writer, options, noise=noise, progress=progress)
+
+
+def _weights(key: str, model: str) -> str:
+    if "/" not in model and not Path(model).is_dir():
+        message = "is a shape without weights; a server needs a folder or a Hugging Face id"
+        raise ScenarioError(message, key=key, value=model)
+    return model
 
 
 def _lookup_min(spec: SpeculativeConfig) -> int:

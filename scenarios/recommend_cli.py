@@ -61,7 +61,7 @@ def recommend(
     changes += [f"statistics.seed={seed}"] if seed is not None else []
     changes += [f"statistics.replications={replications}"] if replications is not None else []
     question = load_scenario(scenario, overrides=changes, trace=trace)
-    others = [_alternative(text) for text in candidate or []]
+    others = [alternative_method(text) for text in candidate or []]
     with progress_bar() as progress:
         answer = find(
             question,
@@ -109,7 +109,12 @@ def _loads(question: Scenario, rates: str | None, concurrency: str | None) -> li
     return found
 
 
-def _alternative(text: str) -> dict[str, Any]:
+def alternative_method(text: str) -> dict[str, Any]:
+    """The mapping of a ``--candidate``, JSON or a YAML file.
+
+    Raises:
+        InputError: neither of the two.
+    """
     from draftcast.calibration.yaml_text import parse_yaml
 
     path = Path(text)

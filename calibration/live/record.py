@@ -32,6 +32,7 @@ from draftcast.errors import LiveError
 
 # A step's line is written a moment after its tokens are sent.
 _LOG_LAG_S = 0.5
+_NOISE_FRESH_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Noise:
     """Readings of how quiet this host is; none where torch is not installed."""
 
     def __init__(self) -> None:
+        self._last: NoiseReading | None = None
         try:
             from draftcast.calibration.measure.device import find_device
 
@@ -90,8 +92,10 @@ class Noise:
             self._probe = None
 
     def read(self) -> NoiseReading | None:
-        """One reading, about half a second."""
-        return self._probe.read() if self._probe is not None else None
+        """One reading, about half a second; the last one again where that was made just now, after another run."""
+        if self._probe is not None and (self._last is None or time.time() - self._last.time_s > _NOISE_FRESH_S):
+            self._last = self._probe.read()
+        return self._last
 
 
 def record(

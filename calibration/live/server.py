@@ -36,8 +36,8 @@ _ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # for /server_info, the resolved configuration; the server listens on 127.0.0.1 only
     "VLLM_NO_USAGE_STATS": "1",
 }
-# Where the user's environment says nothing: vLLM's own default on CPUs takes half of the memory.
-_CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2"}
+# GiB of KV cache where the user's environment says nothing: vLLM's own default on CPUs takes half of the memory.
+_CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
 @dataclass(frozen=True)
@@ -201,18 +201,6 @@ def find_vllm() -> tuple[str, ...]:
         "or give --url of a running server",
         key="vllm",
     )
-
-
-def flags_of(values: Mapping[str, str | int | float | bool | None]) -> tuple[str, ...]:
-    """Command-line flags from values by vLLM's names: None is left out, booleans become ``--name`` or ``--no-name``."""
-    found: list[str] = []
-    for name, value in values.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            found.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            found += [f"--{flag}", str(value)]
-    return tuple(found)
 
 
 def _free_port() -> int:
