@@ -103,6 +103,7 @@ def simulate(
 ) -> None:
     """Simulate a scenario: latency, goodput and acceptance with intervals; with --compare-off, does SD pay."""
     from draftcast.scenarios.comparison import compare
+    from draftcast.scenarios.error_places import naming
     from draftcast.scenarios.grid import parse_values
     from draftcast.scenarios.load import load_scenario
 
@@ -120,7 +121,7 @@ def simulate(
 
         check_target(out)
     _notes(question)
-    with progress_bar() as progress:
+    with naming(scenario), progress_bar() as progress:
         answer = compare(question, wanted, compare_off=compare_off, progress=progress, record_steps=steps)
     single = answer.points[0].on if not wanted and not compare_off else None
     if out is not None:

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 from draftcast.calibration.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile import HardwareProfile, load_profile
-from draftcast.errors import ScenarioError
+from draftcast.errors import CapacityError, ScenarioError
 from draftcast.kernels.catalog import load_model
 from draftcast.kernels.model import ModelSpec
+from draftcast.scenarios.error_places import DRAFT_MODEL, engine_keys
 from draftcast.scenarios.schema import BatchDefaults, Engine, Scenario, batch_defaults
+from draftcast.scenarios.schema import Policy as AskedPolicy
+from draftcast.scenarios.schema.engine import MOST_BLOCKS
 from draftcast.sim.engine.state import EngineSettings
 from draftcast.sim.memory import MemoryBudget, memory_budget
 from draftcast.sim.methods import Method, get_method
@@ -38,12 +41,23 @@ class Deployment:
 
 
 def _policy(scenario: Scenario) -> Policy:
-    asked = scenario.resolved_policy
-    parameters = dict(asked.parameters)
+    """The policy that runs. One that is given is checked though nothing drafts."""
     spec = scenario.speculative_config
+    asked = scenario.resolved_policy
     if asked.name == "batch_schedule" and spec is not None:
-        parameters.setdefault("schedule", spec.num_speculative_tokens_per_batch_size)
-    return load_policy(asked.name, **parameters)
+        return load_policy("batch_schedule", schedule=spec.num_speculative_tokens_per_batch_size)
+    if spec is None and scenario.policy is not None and scenario.policy.name != "batch_schedule":
+        _load_policy(scenario.policy)
+    return _load_policy(asked)
+
+
+def _load_policy(asked: AskedPolicy) -> Policy:
+    try:
+        policy = load_policy(asked.name, **asked.parameters)
+        policy.compile(1, 1)  # what it is made of has to be numbers
+        return policy
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ScenarioError(str(error), key="policy.parameters", value=asked.parameters) from None
 
 
 def _method(scenario: Scenario) -> Method:
@@ -95,6 +109,11 @@ def deploy(scenario: Scenario) -> Deployment:
         CapacityError: weights, or one request of max_model_len, do not fit in memory.
         ScenarioError: settings that vLLM refuses.
     """
+    with engine_keys():
+        return _deploy(scenario)
+
+
+def _deploy(scenario: Scenario) -> Deployment:
     engine, spec = scenario.engine, scenario.speculative_config
     model = load_model(engine.model)
     hardware = load_hardware(scenario.hardware)
@@ -102,9 +121,19 @@ def deploy(scenario: Scenario) -> Deployment:
     method = _method(scenario)
     k = scenario.num_speculative_tokens
     # Heads follow from the target; only a draft model of its own is looked up by name.
-    named = load_model(spec.model) if spec is not None and spec.model and method.needs_draft_model else None
-    draft = head_of(method, model, named, k)
+    named = None
+    if spec is not None and spec.model and method.needs_draft_model:
+        with engine_keys(DRAFT_MODEL):
+            named = load_model(spec.model)
+    with engine_keys("engine.speculative_config.method"):
+        draft = head_of(method, model, named, k)
     max_model_len = engine.max_model_len or model.max_position_embeddings
+    if max_model_len > model.max_position_embeddings:
+        raise ScenarioError(
+            f"must not exceed the model's own maximum of {model.max_position_embeddings} (vLLM refuses it)",
+            key="engine.max_model_len",
+            value=max_model_len,
+        )
     max_num_seqs, max_num_batched_tokens = _batch_limits(engine, hardware, max_model_len)
     is_async = method.is_async if engine.async_scheduling is None else engine.async_scheduling
     if is_async and not method.is_async:
@@ -139,7 +168,21 @@ def deploy(scenario: Scenario) -> Deployment:
         enforce_eager=engine.enforce_eager,
         num_gpu_blocks=engine.num_gpu_blocks,
     )
+    if memory.num_gpu_blocks > MOST_BLOCKS:
+        raise CapacityError(
+            f"leaves room for {memory.num_gpu_blocks} blocks, more than {MOST_BLOCKS}; take a larger block size",
+            key="engine.block_size",
+            value=engine.block_size,
+        )
     policy = _policy(scenario)
+    threshold, rows = engine.long_prefill_token_threshold, method.verify_rows(k)
+    if k and not policy.is_dynamic and 0 < threshold < rows:
+        raise ScenarioError(
+            f"must be 0 or at least 1 + the {rows - 1} drafts of a round: vLLM pads a request's first decode step to "
+            f"{rows} rows, and its scheduler fails where the threshold cuts them",
+            key="engine.long_prefill_token_threshold",
+            value=threshold,
+        )
     settings = EngineSettings(
         block_size=engine.block_size,
         num_gpu_blocks=memory.num_gpu_blocks,

@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from draftcast.scenarios.deployment import Deployment, deploy
+from draftcast.scenarios.error_places import within_memory, workload_keys
 from draftcast.scenarios.run_directory import make_manifest
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.workload_spec import acceptance_models, request_classes, slos, workload_spec
@@ -108,7 +109,8 @@ def _replicate(
 ) -> _Replication:
     settings = deployment.settings
     rows = request_rows(table)
-    check_fits(settings, rows)
+    with workload_keys():
+        check_fits(settings, rows)
     acceptance = _acceptance(scenario, table, seed, scenario.num_speculative_tokens)
     replicas = [
         Replica(
@@ -200,10 +202,11 @@ def simulate_together(
     A cut of its own for each would compare other requests with each other. Arguments and errors as of `simulate`; the
     scenarios need as many replications each, of as many requests.
     """
-    served = [
-        _serve(scenario, _part(progress, index, len(scenarios)), record_steps)
-        for index, scenario in enumerate(scenarios)
-    ]
+    with within_memory():
+        served = [
+            _serve(scenario, _part(progress, index, len(scenarios)), record_steps)
+            for index, scenario in enumerate(scenarios)
+        ]
     warmups = [each.warmup() for each in served]
     warmup = longest_warmup(warmups)
     return [_result(each, warmup, own.reliable) for each, own in zip(served, warmups, strict=True)]
@@ -213,13 +216,15 @@ def _serve(
     scenario: Scenario, progress: Progress | None, record_steps: bool, deployment: Deployment | None = None
 ) -> _Served:
     deployment = deployment or deploy(scenario)
-    spec = workload_spec(scenario)
-    traces = load_traces(spec)
+    with workload_keys():
+        spec = workload_spec(scenario)
+        traces = load_traces(spec)
     count = scenario.statistics.replications
     done = []
     for replication in range(count):
         seed = replication_seed(scenario.statistics.seed, replication)
-        table = build_requests(spec, seed, None, deployment.settings.max_model_len, traces)
+        with workload_keys():
+            table = build_requests(spec, seed, None, deployment.settings.max_model_len, traces)
         part = _part(progress, replication, count)
         done.append(_replicate(scenario, spec, deployment, table, seed, part, record_steps))
     return _Served(scenario, deployment, done, table.notes)

@@ -39,6 +39,8 @@ SUFFIX_SEQ_S = 20.0e-6
 NGRAM_GPU_BYTES_PER_POSITION = 12.0
 NGRAM_GPU_KERNELS = 10
 
+MAX_ROWS = 2**22  # 100 MB a table
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -151,7 +153,17 @@ def fill_roofline(
     profile: RooflineProfile,
     settings: EngineSettings,
 ) -> StepCost:
-    """`StepCost` of a roofline profile; fills what ``params`` still lacks."""
+    """`StepCost` of a roofline profile; fills what ``params`` still lacks.
+
+    Raises:
+        ScenarioError: more rows in a step than tables are made for.
+    """
+    if settings.max_num_batched_tokens > MAX_ROWS:
+        raise ScenarioError(
+            f"must be at most {MAX_ROWS} with a roofline profile, whose tables have an entry a row",
+            key="max_num_batched_tokens",
+            value=settings.max_num_batched_tokens,
+        )
     device = OperatorTables(profile, settings.tp, settings.dtype)
     verify_rows = method.verify_rows(settings.k)
     sizes = capture_sizes(settings, verify_rows, profile.cuda_graph_ceiling)

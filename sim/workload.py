@@ -25,6 +25,7 @@ from draftcast.sim.traces import TraceSpec, load_trace
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
+MAX_SECONDS = 1e9  # of simulated time: beyond it steps of a tenth of a millisecond are lost to rounding
 MAX_MODEL_LEN_ACTIONS = ("error", "clip", "drop")
 
 
@@ -249,6 +250,9 @@ def _arrivals(spec: WorkloadSpec, files: _Traces, seed: int, n: int | None) -> N
         arrival_s = arrivals.draw_until(seed, spec.duration_s)
     else:
         raise ScenarioError(f"required with {arrivals.kind} arrivals (or duration_s)", key="num_requests")
+    if len(arrival_s) and not arrival_s[-1] <= MAX_SECONDS:
+        message = f"the last of {len(arrival_s)} requests would arrive after {arrival_s[-1]:.3g} s; at most 1e9 s"
+        raise ScenarioError(f"{message} (30 years) are simulated: raise the rate or send fewer", key="arrivals")
     return arrival_s if spec.duration_s is None else arrival_s[arrival_s < spec.duration_s]
 
 

@@ -78,12 +78,12 @@ def test_bad_input_is_one_line_and_exit_2(tmp_path: Path, arguments: list[str], 
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--set", "engine.model=gpt-9"], ["gpt-9", "Llama-3.1-8B"]),
+        (["--set", "engine.model=gpt-9"], ["default: engine.model = 'gpt-9'", "Llama-3.1-8B"]),
         (["--set", "hardware=h900"], ["h900", "h100-sxm"]),
         (["--set", "profile=none-such"], ["none-such"]),
         (["--set", "engine.model=llama-3.1-405b"], ["memory"]),
-        (["--set", "engine.max_model_len=100"], ["max_model_len"]),
-        (["--set", "engine.num_gpu_blocks=8"], ["block"]),
+        (["--set", "engine.max_model_len=100"], ["default: workload.lengths (request 0): prompt of", "max_model_len"]),
+        (["--set", "engine.num_gpu_blocks=8"], ["default: engine.max_model_len", "block"]),
         (["--set", "policy.name=nowhere:Policy"], ["nowhere"]),
     ],
 )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from draftcast import load_scenario
+from draftcast.calibration.hardware import load_hardware
 from draftcast.errors import CapacityError, InputError, ScenarioError
 from draftcast.scenarios.deployment import Deployment, deploy
 
+FOUR = "acceptance.rates=[0.8, 0.6, 0.5, 0.4]"
+BLOCKS = "engine.num_gpu_blocks=10000"
 DRAFT = "engine.speculative_config={method: draft_model, model: llama-3.2-1b, num_speculative_tokens: 4}"
 
 
@@ -57,6 +62,8 @@ def test_batch_limits_default_as_in_vllm(overrides: tuple[str, ...], limits: tup
             ("engine.async_scheduling=true", "engine.speculative_config={method: ngram, num_speculative_tokens: 2}"),
             ("engine.async_scheduling", "ngram"),
         ),
+        (("engine.max_model_len=131073",), ("engine.max_model_len = 131073", "the model's own maximum of 131072")),
+        (("engine.long_prefill_token_threshold=3",), ("engine.long_prefill_token_threshold = 3", "at least 1 + the 3")),
         (
             (
                 "engine.speculative_config={method: pard, model: llama-3.2-1b, num_speculative_tokens: 8}",
@@ -72,6 +79,66 @@ def test_what_vllm_refuses_is_refused(overrides: tuple[str, ...], parts: tuple[s
     assert isinstance(error, ScenarioError)
     for part in parts:
         assert part in str(error)
+
+
+def test_a_threshold_below_a_round_is_for_engines_that_do_not_pad() -> None:
+    assert deployed("engine.long_prefill_token_threshold=4").settings.long_prefill_token_threshold == 4
+    for unpadded in ("policy={name: goodput}", "engine.speculative_config=null"):
+        assert deployed("engine.long_prefill_token_threshold=3", unpadded).settings.long_prefill_token_threshold == 3
+
+
+AFFINE = "profile=h100-llama-3.1-8b-affine"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        # The key of the scenario, whatever a floor below calls it.
+        (("engine.model=nobody",), ("engine.model = 'nobody'", "unknown model")),
+        ((DRAFT.replace("llama-3.2-1b", "nobody"), FOUR), ("engine.speculative_config.model = 'nobody'",)),
+        (("hardware=nothing",), ("hardware = 'nothing'", "unknown device")),
+        (("profile=nothing",), ("profile = 'nothing'", "must be one of")),
+        (("engine.speculative_config.method=mtp",), ("engine.model = 'Llama-3.1-8B'", "multi-token")),
+        (("engine.tensor_parallel_size=5",), ("engine.tensor_parallel_size = 5",)),
+        (("policy={name: goodput, parameters: {weight: 2}}",), ("policy.parameters.weight = 2", "at most 1")),
+        (("policy={name: goodput, parameters: {speed: 2}}",), ("policy = 'goodput'", "weight")),
+        (("policy={name: ema_tiers, parameters: {tiers: [{batch_size: x, steps: [1]}]}}",), ("policy.parameters",)),
+        # A policy is checked though nothing drafts.
+        (
+            ("engine.speculative_config=null", "policy={name: goodput, parameters: {weight: 2}}"),
+            ("policy.parameters.weight = 2",),
+        ),
+        (("engine.speculative_config=null", "policy={name: 'no.such:Policy'}"), ("policy.name = 'no.such:Policy'",)),
+        # A whole-step fit knows one format, of the draft too.
+        ((AFFINE, "engine.quantization=fp8"), ("engine.dtype = 'fp8'", "fitted with 'bf16' only")),
+        (
+            (AFFINE, "engine.speculative_config.quantization=fp8"),
+            ("engine.speculative_config.quantization = 'fp8'", "fitted with 'bf16' only"),
+        ),
+        ((AFFINE, "engine.max_num_seqs=8", "engine.enforce_eager=true"), ("engine.enforce_eager = True",)),
+        # Tables have an entry a row.
+        (("engine.max_num_batched_tokens=500000000", BLOCKS), ("engine.max_num_batched_tokens = 500000000", "4194304")),
+        (("engine.block_size=1", "engine.model=opt-125m", "hardware=BIG"), ("engine.block_size = 1", "33554432")),
+    ],
+)
+def test_an_error_names_the_scenario_s_key(overrides: tuple[str, ...], parts: tuple[str, ...], tmp_path: Path) -> None:
+    text = load_hardware("b200")
+    big = tmp_path / "big.yaml"
+    big.write_text(f"""
+name: big
+vendor: nobody
+memory_bytes: 1e16
+memory_bandwidth_bytes_per_s: {text.memory_bandwidth_bytes_per_s}
+peak_flops: {{bf16: 1e15}}
+link_bandwidth_bytes_per_s: 1e12
+link_latency_s: 1e-6
+board_power_w: 0
+sources: [a test]
+""")
+    off = ("engine.speculative_config=null", "engine.max_model_len=null") if "hardware=BIG" in overrides else ()
+    error = refused(*off, *(text.replace("BIG", str(big)) for text in overrides))
+    for part in parts:
+        assert part in str(error), str(error)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -12,8 +12,10 @@ of which takes one step. Its second moment is known, so the formula of Pollaczek
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +54,18 @@ def single_server(tmp_path_factory: pytest.TempPathFactory) -> Run:
         seed: int = 0,
         record_steps: bool = False,
     ) -> RunResult:
+        longest = 50_000_000
+        model = folder / "config.json"
+        if not model.exists():
+            facts = json.loads(Path(str(files("draftcast"))).joinpath("kernels/models/Llama-3.1-8B.json").read_text())
+            model.write_text(json.dumps(facts | {"max_position_embeddings": longest}))
         profile = folder / f"step-{step_s}-row-{row_s}.yaml"
         if not profile.exists():
             facts = {
                 "schema_version": 1,
                 "kind": "affine",
                 "name": "exact",
-                "model": "llama-3.1-8b",
+                "model": str(model).lower(),
                 "hardware": "h100-sxm",
                 "tp": 1,
                 "dtype": "bf16",
@@ -71,11 +78,10 @@ def single_server(tmp_path_factory: pytest.TempPathFactory) -> Run:
                 "overhead_s": 0.0,
             }
             profile.write_text(yaml.safe_dump(facts))
-        longest = 50_000_000
         scenario = {
             "schema_version": 1,
             "engine": {
-                "model": "llama-3.1-8b",
+                "model": str(model),
                 "max_num_seqs": 1,
                 "max_num_batched_tokens": longest,
                 "max_model_len": longest,

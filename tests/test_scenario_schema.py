@@ -74,10 +74,22 @@ def refused(*overrides: str, **how: Any) -> str:
         ("engine.watermark=1", ["must be below 1"]),
         ("workload.num_requests=0", ["must be at least 1"]),
         ("workload.lengths.prompt_tokens=0", ["workload.lengths.prompt_tokens", "must be at least 1"]),
+        # beyond what is simulated
+        (f"{RATE}=1e300", ["1e+300", "must be at most 1000000000"]),
+        ("workload.num_requests=100000000", ["must be at most 67108864"]),
+        ("workload.lengths.prompt_tokens={distribution: uniform, low: 1, high: 3000000000}", ["high = 3000000000"]),
+        ("workload.lengths.prompt_tokens={distribution: gamma, mean: 100, std: 1e-300}", ["std = 1e-300"]),
+        ("workload.arrivals={process: closed_loop, concurrency: 2, think_time_s: 1e300}", ["think_time_s = 1e+300"]),
+        ("engine.num_gpu_blocks=100000000000", ["engine.num_gpu_blocks = 100000000000", "must be at most 33554432"]),
+        ("cluster.replicas=5000", ["must be at most 1024"]),
+        ("engine.tensor_parallel_size=2000", ["must be at most 1024"]),
+        ("acceptance={model: beta, mean: 0.5, concentration: 1e-300}", ["acceptance.concentration = 1e-300"]),
+        ('name="\\ud800"', ["name", "no valid text at character 0"]),
         # choices
         ("cluster.router=fastest", ["'fastest'", *ROUTERS]),
         (f"{SPEC}.method=magic", ["'magic'", *METHODS]),
         ("workload.arrivals.process=storm", ["'storm'", "poisson", "closed_loop"]),
+        (f"{SPEC}.method=any_mtp", ["'any_mtp'", "deepseek_mtp", "qwen3_next_mtp"]),
         ("engine.dtype=bf17", ["'bf17'", "bfloat16"]),
         ("engine.quantization=q4", ["'q4'", "awq"]),
         ("engine.kv_cache_dtype=int3", ["'int3'", "fp8_e4m3"]),
@@ -108,6 +120,12 @@ def refused(*overrides: str, **how: Any) -> str:
         (f"{SPEC}.synthetic_acceptance_length=2.0", ["only with rejection_sample_method: synthetic"]),
         (f"{SPEC}.num_speculative_tokens_per_batch_size=[[1, 4, 3], [3, 8, 1]]", ["overlap"]),
         (f"{SPEC}.num_speculative_tokens_per_batch_size=[[2, 4, 3]]", ["must start at batch size 1"]),
+        (
+            f"{SPEC}={{method: eagle_tree, num_speculative_tokens: 3, rejection_sample_method: synthetic,"
+            " synthetic_acceptance_length: 2}",
+            ["rejection_sample_method = 'synthetic'", "not a tree's"],
+        ),
+        ("policy={name: batch_schedule, parameters: {schedule: [[1, 4, 1]]}}", ["policy.parameters.schedule", SPEC]),
         ("policy.name=batch_schedule", ["needs engine.speculative_config.num_speculative_tokens_per_batch_size"]),
         ("slo={attainment: 0.9}", ["give at least one of ttft_ms"]),
         # --set itself
@@ -187,6 +205,15 @@ def test_a_broken_file_is_one_line_with_its_line(tmp_path: Path, content: bytes,
     text = refused(source=path)
     assert text.startswith(str(path))
     assert all(part in text for part in parts), text
+
+
+@pytest.mark.parametrize("policy", ["fixed", "goodput", "my.module:Mine"])
+def test_a_schedule_that_the_policy_would_ignore_is_refused(policy: str) -> None:
+    schedule = f"{SPEC}.num_speculative_tokens_per_batch_size=[[1, 4, 3], [5, 64, 0]]"
+    text = refused(schedule, f"policy.name={policy}")
+    assert f"policy.name = '{policy}': would ignore {SPEC}.num_speculative_tokens_per_batch_size" in text
+    for kept in ("batch_schedule", "off"):
+        assert load_scenario(overrides=[schedule, f"policy.name={kept}"]).resolved_policy.name == kept
 
 
 def test_a_missing_file_lists_the_embedded_scenarios(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from draftcast.scenarios.schema.base import (
     Many,
     Nodes,
     NonEmpty,
-    Positive,
     Probability,
     Width,
     wrong,
@@ -56,7 +55,7 @@ class BetaAcceptance(Frozen):
 
     model: Literal["beta"]
     mean: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
-    concentration: Positive
+    concentration: Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 
 
 class MarkovAcceptance(Frozen):

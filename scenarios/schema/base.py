@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 UNIT_SUFFIXES = ("_ms", "_us", "_s", "_sec", "_seconds", "_rps", "_qps", "_rpm", "_tokens", "_bytes", "_gb", "_gib")
@@ -32,14 +32,31 @@ SYNONYMS = {
 }
 
 T = TypeVar("T")
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# Bounds no question needs to cross; inside them times keep a tenth of a microsecond and token counts fit 32 bits.
+MOST_SECONDS = 1e9
+MOST_TOKENS = 10**9
+Positive = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS, allow_inf_nan=False)]
+Duration = Annotated[float, Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 # Of a draft tree: nodes drafted in a level, and verified in all (Sequoia's largest trees hold 768).
 Width = Annotated[int, Field(ge=1, le=1024)]
 Nodes = Annotated[int, Field(ge=1, le=4096)]
-NonEmpty = Annotated[str, Field(min_length=1)]
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise wrong("", None, f"holds no valid text at character {error.start}") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+NonEmpty = Annotated[str, Field(min_length=1), AfterValidator(_encodable)]
 # Lists of a YAML file become tuples; `strict` holds for what is inside them.
 Many = Annotated[tuple[T, ...], Field(strict=False, min_length=1)]
 

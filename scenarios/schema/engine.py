@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from draftcast.scenarios.schema.base import Count, Frozen, NonEmpty, wrong
+from draftcast.scenarios.schema.base import MOST_TOKENS, Count, Frozen, NonEmpty, wrong
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 
 # vLLM's names -> the short names of draftcast.kernels.dtypes.
@@ -33,6 +33,9 @@ KV_DTYPES = {
     "fp8_e4m3": "fp8",
     "fp8_e5m2": "fp8",
 }
+
+# A block takes 60 bytes here and holds 16 tokens by default: this many are more than any device has.
+MOST_BLOCKS = 2**25
 
 
 class BatchDefaults(NamedTuple):
@@ -69,20 +72,20 @@ class Engine(Frozen):
     """One replica's engine: model, parallelism, scheduler and cache flags, speculation."""
 
     model: NonEmpty
-    tensor_parallel_size: Count = 1
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=1024)] = 1
     dtype: str = "auto"
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
     max_model_len: Count | None = None
-    max_num_seqs: Count | None = None
+    max_num_seqs: Annotated[int, Field(ge=1, le=2**20)] | None = None
     max_num_batched_tokens: Count | None = None
     max_num_scheduled_tokens: Count | None = None
-    block_size: Count = 16
+    block_size: Annotated[int, Field(ge=1, le=2**16)] = 16
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.92
-    num_gpu_blocks: Annotated[int, Field(ge=2)] | None = None
+    num_gpu_blocks: Annotated[int, Field(ge=2, le=MOST_BLOCKS)] | None = None
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
+    long_prefill_token_threshold: Annotated[int, Field(ge=0, le=MOST_TOKENS)] = 0
     watermark: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from draftcast.scenarios.schema.acceptance import Acceptance, PerPositionAcceptance, TreeAcceptance, known_positions
-from draftcast.scenarios.schema.base import Count, Frozen, NonEmpty, nearest_key, wrong
+from draftcast.scenarios.schema.base import Frozen, NonEmpty, Text, nearest_key, wrong
 from draftcast.scenarios.schema.engine import Engine
 from draftcast.scenarios.schema.slo import Slo
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
@@ -21,7 +21,7 @@ MATCHING_METHODS = ("ngram", "ngram_gpu", "suffix")
 class Cluster(Frozen):
     """Identical replicas behind a router."""
 
-    replicas: Count = 1
+    replicas: Annotated[int, Field(ge=1, le=1024)] = 1
     router: str = "round_robin"
 
     @field_validator("router")
@@ -64,8 +64,8 @@ class Scenario(Frozen):
     """One question to the simulator. Built by ``draftcast.load_scenario``; immutable, hashable by ``scenario_hash``."""
 
     schema_version: Literal[1]
-    name: str = ""
-    description: str = ""
+    name: Text = ""
+    description: Text = ""
     engine: Engine
     hardware: NonEmpty
     # A named or own step-time profile; None builds the roofline from the hardware's data sheet.
@@ -152,16 +152,30 @@ class Scenario(Frozen):
                         entry.priority,
                         "has no effect unless engine.scheduling_policy is priority",
                     )
-        policy = self.policy
-        if policy is not None and policy.name == "batch_schedule" and self.speculative_config is not None:
-            given = self.speculative_config.num_speculative_tokens_per_batch_size
-            if given is None:
-                raise wrong(
-                    "policy.name",
-                    policy.name,
-                    "needs engine.speculative_config.num_speculative_tokens_per_batch_size: [[first, last, k], ...]",
-                )
+        if self.policy is not None:
+            self._schedule_has_one_place(self.policy)
         return self
+
+    def _schedule_has_one_place(self, policy: Policy) -> None:
+        """A schedule stands in vLLM's dictionary, and the policy that follows it runs."""
+        place = "engine.speculative_config.num_speculative_tokens_per_batch_size"
+        if policy.name == "batch_schedule" and policy.parameters:
+            key = next(iter(policy.parameters))
+            raise wrong(
+                f"policy.parameters.{key}",
+                policy.parameters[key],
+                f"batch_schedule takes none; its schedule is {place}: [[first, last, k], ...]",
+            )
+        spec = self.speculative_config
+        if spec is None:
+            return
+        given = spec.num_speculative_tokens_per_batch_size
+        if policy.name == "batch_schedule" and given is None:
+            raise wrong("policy.name", policy.name, f"needs {place}: [[first, last, k], ...]")
+        if policy.name not in ("batch_schedule", "off") and given is not None:
+            raise wrong(
+                "policy.name", policy.name, f"would ignore {place}; take that away, or the policy (or batch_schedule)"
+            )
 
     def _recording_is_there(self) -> None:
         """Recorded acceptance belongs to recorded requests, so the requests must come from a file."""

@@ -31,6 +31,16 @@ METHODS = (
     "suffix",
     "eagle_tree",
 )
+# vLLM 0.32's names of `mtp` by target, `MTPModelTypes` of vllm/config/speculative.py.
+MTP_METHODS = tuple(
+    f"{target}_mtp"
+    for target in (
+        *("deepseek", "dots3_note", "mimo", "mimo_v2", "glm4_moe", "glm4_moe_lite", "glm_ocr", "glm5_next", "ernie"),
+        *("nemotron_h", "exaone_moe", "exaone4_5", "qwen3_next", "qwen3_5", "qwen4_exp", "longcat_flash"),
+        *("bailing_hybrid", "bailing_hybrid_v3", "minimax_m3", "kimi_k3", "pangu_ultra_moe", "step3p5", "hy_v3"),
+        *("hy_v4", "gemma4", "inkling"),
+    )
+)
 # vLLM names the parallel drafters by a base method and `parallel_drafting: true`.
 PARALLEL = {"eagle": "p_eagle", "eagle3": "p_eagle", "draft_model": "pard"}
 WITHOUT_EFFECT = (
@@ -105,7 +115,7 @@ class SpeculativeConfig(Frozen):
         method = self.method
         if method is None:
             method = "ngram" if self.model in ("ngram", "[ngram]") else "draft_model"
-        if method.endswith("_mtp"):
+        if method in MTP_METHODS:
             method = "mtp"
         return PARALLEL.get(method, method) if self.parallel_drafting else method
 
@@ -145,9 +155,10 @@ class SpeculativeConfig(Frozen):
     @field_validator("method")
     @classmethod
     def _known_method(cls, value: str | None) -> str | None:
-        if value is None or value in METHODS or value.endswith("_mtp"):
+        if value is None or value in METHODS or value in MTP_METHODS:
             return value
-        raise wrong("", value, f"unknown method; choose from {', '.join(METHODS)} (no speculation: null)")
+        models = ", ".join(MTP_METHODS) if value.endswith("mtp") else f"{MTP_METHODS[0]} and vLLM's other names of mtp"
+        raise wrong("", value, f"unknown method; choose from {', '.join(METHODS)}, {models} (no speculation: null)")
 
     @field_validator("num_speculative_tokens_per_batch_size")
     @classmethod
@@ -196,6 +207,8 @@ class SpeculativeConfig(Frozen):
                 key = "synthetic_acceptance_rates" if rates is not None else "synthetic_acceptance_length"
                 raise wrong(key, rates or length, "only with rejection_sample_method: synthetic")
             return self
+        if self.resolved_method == "eagle_tree":
+            raise wrong("rejection_sample_method", "synthetic", "prescribes a chain's acceptance, not a tree's")
         if (rates is None) == (length is None):
             raise wrong(
                 "rejection_sample_method",

@@ -8,8 +8,22 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from draftcast.scenarios.schema.acceptance import Acceptance
-from draftcast.scenarios.schema.base import Count, Frozen, Many, NonEmpty, NonNegative, Positive, Probability, wrong
+from draftcast.scenarios.schema.base import (
+    MOST_SECONDS,
+    MOST_TOKENS,
+    Count,
+    Duration,
+    Frozen,
+    Many,
+    NonEmpty,
+    NonNegative,
+    Probability,
+    Rate,
+    Seconds,
+    wrong,
+)
 from draftcast.scenarios.schema.slo import Slo
+from draftcast.sim.arrivals import MAX_REQUESTS
 
 TraceFormat = Literal["auto", "azure", "burstgpt", "specdecode_bench", "vllm_bench", "mooncake", "sharegpt"]
 
@@ -18,29 +32,29 @@ class PoissonArrivals(Frozen):
     """Independent arrivals at a mean rate."""
 
     process: Literal["poisson"]
-    request_rate_rps: Positive
+    request_rate_rps: Rate
 
 
 class GammaArrivals(Frozen):
     """Gamma gaps as in ``vllm bench serve --burstiness``: 1 is Poisson, below 1 burstier, above 1 more even."""
 
     process: Literal["gamma"]
-    request_rate_rps: Positive
-    burstiness: Positive
+    request_rate_rps: Rate
+    burstiness: Annotated[float, Field(ge=0.001, le=1e6, allow_inf_nan=False)]
 
 
 class DeterministicArrivals(Frozen):
     """Equal gaps."""
 
     process: Literal["deterministic"]
-    request_rate_rps: Positive
+    request_rate_rps: Rate
 
 
 class RateSegment(Frozen):
     """A stretch of time with a constant Poisson rate; 0 means nobody comes."""
 
-    duration_s: Positive
-    request_rate_rps: NonNegative
+    duration_s: Annotated[float, Field(ge=1e-3, le=MOST_SECONDS, allow_inf_nan=False)]
+    request_rate_rps: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
 class PiecewiseArrivals(Frozen):
@@ -53,6 +67,9 @@ class PiecewiseArrivals(Frozen):
     def _someone_comes(self) -> Self:
         if all(segment.request_rate_rps == 0 for segment in self.segments):
             raise wrong("segments", 0, "at least one segment needs a request_rate_rps above 0")
+        total = math.fsum(segment.duration_s for segment in self.segments)
+        if total > MOST_SECONDS:
+            raise wrong("segments", total, f"together they must last at most {MOST_SECONDS:g} s")
         return self
 
 
@@ -66,16 +83,16 @@ class TraceArrivals(Frozen):
     process: Literal["trace"]
     path: NonEmpty
     format: TraceFormat = "auto"
-    start_s: NonNegative = 0.0
-    stop_s: Positive | None = None
+    start_s: Seconds = 0.0
+    stop_s: Duration | None = None
     # Requests drawn without replacement, each at its own time.
     sample_requests: Count | None = None
     sample_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     max_prompt_tokens: Count | None = None
     max_output_tokens: Count | None = None
     # Factor on every gap: 2 spreads the trace over twice the time. Or give the mean rate to scale to.
-    time_scale: Positive = 1.0
-    request_rate_rps: Positive | None = None
+    time_scale: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 1.0
+    request_rate_rps: Rate | None = None
 
     @model_validator(mode="after")
     def _clip_is_a_window(self) -> Self:
@@ -90,8 +107,8 @@ class ClosedLoopArrivals(Frozen):
     """A fixed number of clients; each sends its next request when the last one is answered, after a think time."""
 
     process: Literal["closed_loop"]
-    concurrency: Count
-    think_time_s: NonNegative = 0.0
+    concurrency: Annotated[int, Field(ge=1, le=2**20)]
+    think_time_s: Seconds = 0.0
     think_time_distribution: Literal["exponential", "constant"] = "exponential"
 
 
@@ -99,6 +116,11 @@ Arrivals = Annotated[
     PoissonArrivals | GammaArrivals | DeterministicArrivals | PiecewiseArrivals | TraceArrivals | ClosedLoopArrivals,
     Field(discriminator="process"),
 ]
+
+
+MeanTokens = Annotated[float, Field(ge=0.1, le=MOST_TOKENS, allow_inf_nan=False)]
+# Beyond these a distribution is constant, or all its mass is at its bounds.
+SpreadTokens = Annotated[float, Field(ge=1e-3, le=MOST_TOKENS, allow_inf_nan=False)]
 
 
 class _Bounded(Frozen):
@@ -139,30 +161,30 @@ class LognormalTokens(_Bounded):
     """Lognormal with the mean and standard deviation of the tokens themselves (not of their logarithm)."""
 
     distribution: Literal["lognormal"]
-    mean: Positive
-    std: Positive
+    mean: MeanTokens
+    std: SpreadTokens
 
 
 class GammaTokens(_Bounded):
     """Gamma with this mean and standard deviation."""
 
     distribution: Literal["gamma"]
-    mean: Positive
-    std: Positive
+    mean: MeanTokens
+    std: SpreadTokens
 
 
 class ExponentialTokens(_Bounded):
     """Exponential, rounded; 0 becomes 1 (min)."""
 
     distribution: Literal["exponential"]
-    mean: Positive
+    mean: MeanTokens
 
 
 class GeometricTokens(_Bounded):
     """Geometric on 1, 2, ...: memoryless output lengths."""
 
     distribution: Literal["geometric"]
-    mean: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+    mean: Annotated[float, Field(ge=1, le=MOST_TOKENS, allow_inf_nan=False)]
 
 
 class EmpiricalTokens(Frozen):
@@ -236,7 +258,7 @@ class RequestClass(Frozen):
     lengths: Lengths | None = None
     acceptance: Acceptance | None = None
     slo: Slo | None = None
-    priority: int = 0
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
 
 
 class Workload(Frozen):
@@ -244,8 +266,8 @@ class Workload(Frozen):
 
     arrivals: Arrivals
     # How many requests: a number, or all that arrive before duration_s, or both limits. A trace alone: once through.
-    num_requests: Count | None = None
-    duration_s: Positive | None = None
+    num_requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
+    duration_s: Duration | None = None
     lengths: Lengths | None = None
     classes: Annotated[tuple[RequestClass, ...], Field(strict=False)] = ()
     # What becomes of a request whose prompt and output exceed max_model_len.

@@ -13,6 +13,8 @@ DraftcastError
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class DraftcastError(Exception):
     """Root of every error that draftcast raises on purpose."""
@@ -44,6 +46,7 @@ class InputError(DraftcastError):
         self.file = file
         self.line = line
         self.key = key
+        self.value = value
         place = []
         if file is not None:
             place.append(f"{file}:{line}" if line is not None else file)
@@ -55,6 +58,10 @@ class InputError(DraftcastError):
             place.append(repr(value))
         text = ": ".join([*place, message])
         super().__init__(" ".join(text.split()))
+
+    def at(self, *, file: str | None = None, key: str | None = None) -> Self:
+        """The same error with its file, or with another name for its key, known better where it is caught."""
+        return type(self)(self.message, file=file or self.file, line=self.line, key=key or self.key, value=self.value)
 
 
 class ScenarioError(InputError):
