@@ -202,16 +202,16 @@ def simulate_together(
     A cut of its own for each would compare other requests with each other. Arguments and errors as of `simulate`; the
     scenarios need as many replications each, of as many requests.
     """
-    with within_memory():
-        served = [
-            _serve(scenario, _part(progress, index, len(scenarios)), record_steps)
-            for index, scenario in enumerate(scenarios)
-        ]
+    served = [
+        _serve(scenario, _part(progress, index, len(scenarios)), record_steps)
+        for index, scenario in enumerate(scenarios)
+    ]
     warmups = [each.warmup() for each in served]
     warmup = longest_warmup(warmups)
     return [_result(each, warmup, own.reliable) for each, own in zip(served, warmups, strict=True)]
 
 
+@within_memory()
 def _serve(
     scenario: Scenario, progress: Progress | None, record_steps: bool, deployment: Deployment | None = None
 ) -> _Served:
