@@ -18,6 +18,7 @@ from draftcast import __version__
 from draftcast.errors import InputError, LiveError
 from draftcast.scenarios import acceptance_cli, catalog_cli, live_cli, profile_cli
 from draftcast.scenarios.calibrate_command import calibrate
+from draftcast.scenarios.published_cli import published
 from draftcast.scenarios.recommend_cli import recommend
 from draftcast.scenarios.sweep_cli import sweep
 from draftcast.scenarios.terminal import print_json, progress_bar
@@ -43,6 +44,7 @@ app.add_typer(live_cli.app, name="live")
 app.command()(calibrate)
 app.command()(recommend)
 app.command()(sweep)
+app.command()(published)
 for command in (catalog_cli.scenarios, catalog_cli.models, catalog_cli.hardware):
     app.command()(command)
 
