@@ -32,7 +32,7 @@ def published(
         described = {name: case.model_dump(mode="json", include=DESCRIBED) for name, case in cases.items()}
         print_json({"cases": described, "forecasts": [forecast.summary() for forecast in forecasts]})
         return
-    from draftcast.scenarios.published_report import assumption_lines, forecast_table, page
+    from draftcast.scenarios.published_report import assumption_lines, forecast_table, page, summary_line
     from draftcast.scenarios.report import make_console
 
     if markdown:
@@ -40,6 +40,7 @@ def published(
         return
     console = make_console()
     console.print(forecast_table(forecasts))
+    console.print(summary_line(forecasts))
     for line in assumption_lines(cases):
         console.print(line)
 

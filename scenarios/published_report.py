@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
@@ -26,6 +27,7 @@ made, is listed under its case, and is not changed when the forecast misses. The
 - Where no acceptance is published for the pair and data, trained drafters get 0.7 a token: the middle of what arXiv
   2211.17192 reports for small models drafting large ones (0.5 to 0.9).
 """
+NEAR = 0.1
 COLUMNS = ("case", "point", "metric", "published", "forecast", "error", "without", "with", "acceptance length")
 
 
@@ -66,6 +68,14 @@ def forecast_table(forecasts: Sequence[PublishedForecast]) -> Table:
     return table
 
 
+def summary_line(forecasts: Sequence[PublishedForecast]) -> str:
+    """How far off the forecasts are, all of them counted."""
+    errors = sorted(abs(forecast.error) for forecast in forecasts)
+    near = sum(error <= NEAR for error in errors)
+    middle = statistics.median(errors)
+    return f"{near} of {len(errors)} forecasts within {NEAR:.0%} of what was published; median error {middle:.0%}."
+
+
 def assumption_lines(cases: Mapping[str, PublishedCase]) -> list[str]:
     """Which inputs each source does not give."""
     lines = []
@@ -79,7 +89,12 @@ def page(cases: Mapping[str, PublishedCase], forecasts: Sequence[PublishedForeca
     """The page of the docs."""
     lines = [HEAD, f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
     lines += [f"| {' | '.join(row)} |" for row in rows(forecasts)]
-    lines += ["", "`without` and `with` are ours / published, in the metric's unit (ms, s, tokens/s)."]
+    lines += [
+        "",
+        summary_line(forecasts),
+        "",
+        "`without` and `with` are ours / published, in the metric's unit (ms, s, tokens/s).",
+    ]
     for case in cases.values():
         lines += ["", f"## {case.title}", "", f"{case.source}; {case.engine_version}."]
         lines += [f"<{case.url}>"] if case.url else []
