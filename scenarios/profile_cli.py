@@ -92,13 +92,15 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
     """Milliseconds of a decode step in two profiles, part by part, at several batch sizes."""
-    from draftcast.scenarios import profile_view as view
+    from draftcast.scenarios.profile_compare import Step
+    from draftcast.scenarios.profile_compare import compare as compare_step
     from draftcast.scenarios.profile_report import rows_table
+    from draftcast.scenarios.profile_view import fits_any_device, open_profile
     from draftcast.scenarios.report import make_console
 
-    one, other = (view.open_profile(name, hardware if view.fits_any_device(name) else None) for name in (first, second))
-    step = view.Step(model, method, num_speculative_tokens, tp, context, dtype)
-    rows = view.compare(one, other, step)
+    one, other = (open_profile(name, hardware if fits_any_device(name) else None) for name in (first, second))
+    step = Step(model, method, num_speculative_tokens, tp, context, dtype)
+    rows = compare_step(one, other, step)
     if as_json:
         print_json({"first": one.profile.name, "second": other.profile.name, "rows": rows})
         return

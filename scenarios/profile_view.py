@@ -1,4 +1,4 @@
-"""What a profile holds, as tables: provenance, rooflines, held-out errors, coverage, and two profiles side by side."""
+"""What a profile holds, as tables: provenance, rooflines, held-out errors, coverage."""
 
 from __future__ import annotations
 
@@ -26,12 +26,7 @@ from draftcast.calibration.profile import (
 from draftcast.calibration.profile_folder import FIT, TABLE, Manifest, read_manifest
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import HardwareError
-from draftcast.kernels.catalog import load_model
-from draftcast.sim import step_time as st
-from draftcast.sim.methods import get_method
-from draftcast.sim.step_cost import StepCost, compile_step_cost
 
-BATCHES = (1, 8, 64, 128, 256)
 NO_VERIFY = "verification (q > 1) was not measured: it is decode's time stretched by the roofline, extrapolated"
 
 
@@ -212,69 +207,3 @@ def coverage(table: LatencyTable) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-@dataclass(frozen=True)
-class Step:
-    """A decode step: every sequence at ``context`` tokens, verifying ``k`` drafts of ``method`` (0: none)."""
-
-    model: str
-    method: str
-    k: int
-    tp: int
-    context: int
-    dtype: str
-
-
-def compare(first: OpenProfile, second: OpenProfile, step: Step) -> list[dict[str, Any]]:
-    """Milliseconds of a decode step at several batch sizes, part by part, in two profiles.
-
-    One row a batch size and part: host, draft, target, sample and, where both profiles know operators, the parts of the
-    target pass (linear and element-wise together, attention).
-
-    Raises:
-        InputError: no such model or method, one that needs a draft model, or a degree that does not divide the model.
-    """
-    costs = [_step_cost(opened, step) for opened in (first, second)]
-    rows = []
-    for batch in BATCHES:
-        parts = [step_parts(cost, batch, step.k, step.context) for cost in costs]
-        for part in parts[0]:
-            if part in parts[1]:
-                a, b = (1e3 * side[part] for side in parts)
-                rows.append(
-                    {"batch": batch, "part": part, "first_ms": a, "second_ms": b, "ratio": b / a if a else math.nan}
-                )
-    return rows
-
-
-def _step_cost(opened: OpenProfile, step: Step) -> StepCost:
-    return compile_step_cost(
-        load_model(step.model),
-        get_method(step.method if step.k else "none"),
-        None,
-        step.k,
-        step.tp,
-        None,
-        step.dtype,
-        "auto",
-        opened.profile,
-        opened.hardware,
-        8192,
-        max(BATCHES),
-    )
-
-
-def step_parts(cost: StepCost, batch: int, k: int, context: int) -> dict[str, float]:
-    """Seconds of the parts of one decode step of ``batch`` sequences, each with ``context`` tokens in the cache."""
-    features, out = np.empty(st.N_FEATURES), np.empty(st.N_OUT)
-    st.decode_features(cost, batch, k, context, features)
-    st.step_time(cost, features, out)
-    parts = {"target": out[st.O_TARGET]}
-    if cost.params[st.P_AFFINE] == 0.0:
-        row = cost.target[int(features[st.F_TOKENS])].sum()
-        parts |= {"target: linear, norms, collectives": row, "target: attention": out[st.O_TARGET] - row}
-    parts |= {"draft": out[st.O_DRAFT], "lm_head and sampler": out[st.O_SAMPLE], "host": out[st.O_HOST]}
-    parts["device"] = out[st.O_TARGET] + out[st.O_DRAFT] + out[st.O_SAMPLE]
-    parts["device + host"] = parts["device"] + out[st.O_HOST]
-    return {name: float(value) for name, value in parts.items()}

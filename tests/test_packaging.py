@@ -50,13 +50,23 @@ def test_the_wheel_s_only_top_level_name_is_draftcast(wheel: Path) -> None:
     assert {name for name in names if not name.endswith(".dist-info")} == {"draftcast"}
 
 
+def test_the_wheel_is_small_and_holds_the_profiles(wheel: Path) -> None:
+    assert wheel.stat().st_size < 15e6
+    with zipfile.ZipFile(wheel) as archive:
+        sizes = {Path(entry.filename).parent.name: entry.file_size for entry in archive.infolist()
+                 if entry.filename.endswith("profiles/NOTICE") or entry.filename.endswith("table.parquet")}  # fmt: skip
+        assert sum(entry.file_size for entry in archive.infolist()) < 15e6, "unpacked"
+    assert {"profiles", "a100-80g", "b200", "h100-sxm", "h200", "l40s", "rtx-pro-6000"} == set(sizes)
+    assert min(size for name, size in sizes.items() if name != "profiles") > 100_000
+
+
 def test_every_source_and_data_file_is_in_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
     wanted = {f"draftcast/{path.name}" for path in (ROOT / "src/draftcast").iterdir() if path.is_file()}
     for room in ROOMS:
         for path in (ROOT / room).rglob("*"):
-            if path.is_file() and path.suffix in (".py", ".json", ".yaml", ".md"):
+            if path.is_file() and path.suffix in (".py", ".json", ".yaml", ".md", ".parquet"):
                 wanted.add(f"draftcast/{path.relative_to(ROOT)}")
     assert wanted <= packed, sorted(wanted - packed)
     assert "draftcast/py.typed" in packed
