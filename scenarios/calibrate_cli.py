@@ -5,16 +5,20 @@ Measuring itself is ``draftcast.calibration.measure``'s; here are only text and 
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from draftcast.errors import InputError
+from draftcast.scenarios.profile_report import rows_table
+from draftcast.scenarios.report import make_console
+from draftcast.scenarios.terminal import print_json
 
 if TYPE_CHECKING:
     from draftcast.calibration.measure.runner import Result, Status
@@ -42,6 +46,7 @@ def calibrate_device(
     hardware: str | None,
     name: str | None,
     seed: int,
+    as_json: bool,
 ) -> None:
     """Time the kernels of this machine and write a profile folder; a run that was cut short is continued.
 
@@ -102,7 +107,7 @@ def calibrate_device(
             print("\ndraftcast: stopped; the same command goes on from here", file=sys.stderr)
             raise typer.Exit(_INTERRUPTED) from None
         result = calibration.write(name or out.resolve().name, sheet, command=["draftcast", *sys.argv[1:]])
-    _print_result(result)
+    _print_result(result, as_json)
 
 
 def _budget_seconds(text: str) -> float:
@@ -149,21 +154,15 @@ def _progress_printer() -> Callable[[Status], None]:
     return show
 
 
-def _print_result(result: Result) -> None:
-    frame = result.table.frame
-    errors = {(entry.operator, entry.dtype, entry.kv_dtype): entry.interpolated for entry in result.errors}
+def _print_result(result: Result, as_json: bool) -> None:
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
-    width = (frame["high_s"] - frame["low_s"]) / frame["seconds"]
-    titles = ("points", "settled", "interval", "held out", "median", "p90")
-    typer.echo(f"{'operator':<20}{'dtype':<14}" + "".join(f"{title:>9}" for title in titles))
-    for (operator, dtype, kv_dtype), rows in frame.groupby(["operator", "dtype", "kv_dtype"]):
-        label = f"{dtype} kv {kv_dtype}" if kv_dtype else dtype
-        figures = [f"{len(rows)}", f"{rows['settled'].sum()}", f"{width[rows.index].median():.1%}"]
-        off = errors.get((str(operator), str(dtype), str(kv_dtype)))
-        figures += [f"{off.points}"] if off is not None else []
-        figures += [f"{off.median:.1%}", f"{off.p90:.1%}"] if off is not None and off.points else []
-        typer.echo(f"{operator:<20}{label:<14}" + "".join(f"{figure:>9}" for figure in figures))
+    rows = _operator_rows(result)
+    if as_json:
+        found = {"operators": rows, "noise": result.noise, "left_out": result.left_out, "written": str(result.folder)}
+        print_json(found)
+        return
+    make_console().print(rows_table(rows))
     typer.echo(
         "interval: 95 % interval of the median over the median, the middle one of the points; median and p90: error of "
         "interpolation on the points held out"
@@ -176,3 +175,27 @@ def _print_result(result: Result) -> None:
     for reason, count in sorted(result.left_out.items()):
         typer.echo(f"left out: {count} points, {reason}")
     typer.echo(f"written: {result.folder}")
+
+
+def _operator_rows(result: Result) -> list[dict[str, Any]]:
+    """A row an operator and format: points, how many settled, their intervals, errors on the held-out ones."""
+    frame = result.table.frame
+    errors = {(entry.operator, entry.dtype, entry.kv_dtype): entry.interpolated for entry in result.errors}
+    width = (frame["high_s"] - frame["low_s"]) / frame["seconds"]
+    rows = []
+    for (operator, dtype, kv_dtype), points in frame.groupby(["operator", "dtype", "kv_dtype"]):
+        off = errors.get((str(operator), str(dtype), str(kv_dtype)))
+        rows.append(
+            {
+                "operator": operator,
+                "dtype": dtype,
+                "kv_dtype": kv_dtype,
+                "points": len(points),
+                "settled": int(points["settled"].sum()),
+                "interval": float(width[points.index].median()),
+                "held_out": off.points if off is not None else 0,
+                "median": off.median if off is not None else math.nan,
+                "p90": off.p90 if off is not None else math.nan,
+            }
+        )
+    return rows

@@ -13,7 +13,7 @@ import typer
 
 from draftcast.errors import InputError
 
-_PROFILE = ("model", "hardware", "tp", "dtype", "name", "out")
+_PROFILE = ("model", "hardware", "tp", "dtype", "name", "out", "as_json")
 _SOURCES: dict[str, tuple[tuple[str, ...], str]] = {
     "--device": ((*_PROFILE, "kv_dtype", "operators", "max_rows", "threads", "budget", "seed"), "what to time"),
     "--engine-log": (
@@ -28,7 +28,6 @@ _SOURCES: dict[str, tuple[tuple[str, ...], str]] = {
             "seed",
             "kv_capacity_tokens",
             "block_size",
-            "as_json",
         ),
         "a log of vLLM",
     ),
@@ -82,7 +81,7 @@ def calibrate(
     kv_capacity_tokens: Annotated[float | None, typer.Option(help="--engine-log: KV cache in tokens.")] = None,
     block_size: Annotated[int | None, typer.Option(help="--engine-log: tokens of a KV block.")] = None,
     system: Annotated[str | None, typer.Option(help="--import: the tool's own name of the device.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="--engine-log: the report as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Measure time: of this machine's kernels, of a server's steps, or from another tool's tables."""
     source = _one_source({"--device": device, "--engine-log": engine_log, "--import": import_from})
@@ -95,8 +94,8 @@ def calibrate(
     for parameter, value in given.items():
         came_from = context.get_parameter_source(parameter)
         if parameter not in known and came_from is not None and came_from.name != "DEFAULT":
-            option = "--json" if parameter == "as_json" else f"--{parameter.replace('_', '-')}"
-            raise InputError(f"does not go with {source}", file=option, value=value)
+            option = "path" if parameter == "path" else f"--{parameter.replace('_', '-')}"
+            raise InputError(f"does not go with {source}", file=option, value=_plain(value))
     options: dict[str, Any] = {parameter: value for parameter, value in given.items() if parameter in known}
     if source == "--device":
         from draftcast.scenarios.calibrate_cli import calibrate_device
@@ -120,7 +119,8 @@ def _one_source(sources: dict[str, object]) -> str:
     chosen = [name for name, value in sources.items() if value]
     if len(chosen) != 1:
         wanted = ", ".join(f"{name} ({what})" for name, (_, what) in _SOURCES.items())
-        raise InputError(f"give exactly one of {wanted}", file="calibrate", value=" ".join(chosen) or None)
+        given = f", not {' and '.join(chosen)}" if chosen else ""
+        raise InputError(f"exactly one of {wanted} is needed{given}", file="calibrate")
     return chosen[0]
 
 
@@ -132,5 +132,12 @@ def _required(value: Path | None, option: str, source: str) -> Path:
 
 def _single(values: list[Any] | None, option: str, source: str) -> Any:
     if values is not None and len(values) > 1:
-        raise InputError(f"only one with {source}", file=option, value=" ".join(str(value) for value in values))
+        raise InputError(f"only one with {source}", file=option, value=_plain(values))
     return values[0] if values else None
+
+
+def _plain(value: object) -> object:
+    """An option's value as the user wrote it."""
+    if isinstance(value, list):
+        return " ".join(str(item) for item in value)
+    return str(value) if isinstance(value, Path) else value

@@ -12,6 +12,9 @@ from pathlib import Path
 import typer
 
 from draftcast.errors import InputError
+from draftcast.scenarios.profile_report import rows_table
+from draftcast.scenarios.report import make_console
+from draftcast.scenarios.terminal import print_json
 
 
 def calibrate_import(
@@ -25,6 +28,7 @@ def calibrate_import(
     dtype: str | None = None,
     system: str | None = None,
     name: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Read ``path`` as ``source`` and write a profile folder ``out``; print what was taken and what was not.
 
@@ -35,6 +39,7 @@ def calibrate_import(
         hardware: the device that was timed, by name or file.
         model, tp, dtype, system: see `draftcast.calibration.importers.formats.read`.
         name: the profile's name; absent: the folder's.
+        as_json: print one JSON object instead of text.
 
     Raises:
         InputError: an option missing or superfluous, a file that cannot be read, a folder that holds files already.
@@ -72,9 +77,14 @@ def calibrate_import(
         command=shlex.join([*command, "--out", out.name]),
     )
     frame = imported.table.frame
-    typer.echo(f"{'operator':<20}{'dtype':<12}{'points':>8}")
-    for (operator, kind, kv_dtype), rows in frame.groupby(["operator", "dtype", "kv_dtype"]):
-        typer.echo(f"{operator:<20}{f'{kind} kv {kv_dtype}' if kv_dtype else kind:<12}{len(rows):>8}")
+    rows = [
+        {"operator": operator, "dtype": kind, "kv_dtype": kv_dtype, "points": len(points)}
+        for (operator, kind, kv_dtype), points in frame.groupby(["operator", "dtype", "kv_dtype"])
+    ]
+    if as_json:
+        print_json({"operators": rows, "left_out": dict(imported.left_out), "written": str(out)})
+        return
+    make_console().print(rows_table(rows))
     for reason, count in sorted(imported.left_out.items()):
         typer.echo(f"left out: {count} rows, {reason}")
     typer.echo(f"written: {out}")
