@@ -27,8 +27,8 @@ made, is listed under its case, and is not changed when the forecast misses. The
 - Where no acceptance is published for the pair and data, trained drafters get 0.7 a token: the middle of what arXiv
   2211.17192 reports for small models drafting large ones (0.5 to 0.9).
 """
-LEGEND = """`without` and `with` speculation are ours / published, in the metric's unit. The acceptance length holds the bonus
-token and counts rounds with a draft: an n-gram search that finds nothing makes none."""
+LEGEND = """`without` and `with` speculation are ours / published, in the metric's unit. The acceptance length holds the
+bonus token and counts rounds with a draft: an n-gram search that finds nothing makes none."""
 NEAR = 0.1
 COLUMNS = ("case", "point", "metric", "published", "forecast", "error", "without", "with", "acceptance length")
 
