@@ -151,6 +151,12 @@ def sweep(
         str | None,
         typer.Option(metavar="R,R,...|A..B:N", help="Requests per second; shares of the capacity when absent."),
     ] = None,
+    calibration_concurrency: Annotated[
+        str | None, typer.Option(metavar="C,C,...", help="Also closed loops to calibrate on, not to judge by.")
+    ] = None,
+    calibration_lengths: Annotated[
+        str | None, typer.Option(metavar="YAML", help="Their workload.lengths: others than the scenario's.")
+    ] = None,
     cell_seconds: Annotated[float, typer.Option(min=0.1, help="Seconds in which a run sends requests.")] = 15.0,
     rounds: Annotated[int, typer.Option(min=1, help="How often every run is made.")] = 1,
     in_turn: Annotated[
@@ -165,18 +171,24 @@ def sweep(
 ) -> None:
     """Run the same loads with speculation off and on, interleaved, on servers of our own."""
     from draftcast.calibration.live.run_directory import LiveRun
+    from draftcast.calibration.yaml_text import parse_yaml
     from draftcast.scenarios.grid import parse_values
+    from draftcast.scenarios.live_modes import CONCURRENCIES, SweepPlan
     from draftcast.scenarios.live_progress import shown_progress
     from draftcast.scenarios.live_run import LiveOptions
-    from draftcast.scenarios.live_sweep import CONCURRENCIES, SweepPlan, live_sweep
+    from draftcast.scenarios.live_sweep import live_sweep
     from draftcast.scenarios.load import load_scenario
     from draftcast.scenarios.recommend_cli import alternative_method
 
-    users = parse_values(concurrency, "--concurrency") if concurrency is not None else list(CONCURRENCIES)
+    if (calibration_concurrency is None) != (calibration_lengths is None):
+        raise InputError("go together", file="--calibration-concurrency and --calibration-lengths")
+    lengths = parse_yaml(calibration_lengths, "--calibration-lengths") if calibration_lengths is not None else None
     plan = SweepPlan(
         ks=tuple(numbers("--k", k, int)),
         alternatives=tuple(alternative_method(text) for text in candidate or ()),
-        concurrencies=tuple(sorted({round(value) for value in users})),
+        concurrencies=_users("--concurrency", concurrency) or CONCURRENCIES,
+        calibration_concurrencies=_users("--calibration-concurrency", calibration_concurrency),
+        calibration_lengths=lengths,
         rates_rps=tuple(parse_values(rates, "--rates")) if rates is not None else None,
         cell_s=cell_seconds,
         rounds=rounds,
@@ -242,6 +254,13 @@ def split_command(text: str | None) -> tuple[str, ...]:
     if text is not None and not words:
         raise InputError("must be a command", file="--vllm", value=text)
     return words
+
+
+def _users(option: str, text: str | None) -> tuple[int, ...]:
+    from draftcast.scenarios.grid import parse_values
+
+    values = parse_values(text, option) if text is not None else []
+    return tuple(sorted({max(1, round(value)) for value in values}))
 
 
 def numbers(option: str, text: str, kind: type[Any]) -> list[Any]:

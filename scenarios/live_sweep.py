@@ -7,6 +7,8 @@ runs every load and is stopped, in several rounds of alternating order; for a GP
 
 The same load has the same requests on every server (common random numbers); different loads have different prompts, so
 that no prefix cache knows them. Closed loops come first: rates that are not given follow from what they reached.
+Before them stand, where they are asked for, *calibration* cells: closed loops of other lengths, for whoever fits step
+times and must not do so on the runs he judges them by.
 
 ``index.json`` is rewritten after every cell; the same command goes on where it was stopped. What the measurements mean
 is not known here.
@@ -18,18 +20,17 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from draftcast.calibration.live.checkpoint import draft_folder
-from draftcast.calibration.live.continuation import DraftLayout
 from draftcast.calibration.live.record import Endpoint, Noise
 from draftcast.calibration.live.run_directory import LiveRun, LiveRunWriter, is_live_run
 from draftcast.calibration.live.server import Server
-from draftcast.errors import InputError, LiveError, ScenarioError
+from draftcast.errors import InputError, LiveError
+from draftcast.scenarios.live_modes import OFF, RATE_SHARES, Mode, SweepPlan, modes_of
 from draftcast.scenarios.live_run import (
     LiveOptions,
     Progress,
@@ -39,118 +40,44 @@ from draftcast.scenarios.live_run import (
     server_flags,
 )
 from draftcast.scenarios.load import scenario_hash, with_values
-from draftcast.scenarios.recommend import speculative_values
 from draftcast.scenarios.schema import Scenario
 
 INDEX = "index.json"
 KIND, SCHEMA_VERSION = "live-sweep", 1
-OFF = "off"
-CONCURRENCIES = (1, 2, 4, 8, 16, 32)
-# Of what the closed loop with the most users reached without speculation.
-RATE_SHARES = (0.3, 0.45, 0.6, 0.75, 0.9)
+_KINDS = ("calibration", "concurrency", "rate")
 # Requests are made for no more than this many tokens a second from one user.
 _FASTEST_TOKENS_PER_S = 500.0
 _FEWEST = 8  # requests of an open-loop cell, on average
 
 
 @dataclass(frozen=True)
-class Mode:
-    """One way to run the server.
-
-    Attributes:
-        name: short, unique; names folders.
-        scenario: with this mode's speculation.
-    """
-
-    name: str
-    scenario: Scenario
-
-    @property
-    def method(self) -> str:
-        return self.scenario.method
-
-    @property
-    def k(self) -> int:
-        return self.scenario.num_speculative_tokens
-
-
-@dataclass(frozen=True)
-class SweepPlan:
-    """What a sweep runs.
-
-    Attributes:
-        ks: draft lengths of the scenario's own method; on a testbed each has its draft beside the scenario's.
-        alternatives: other methods, ``{"speculative_config": ..., "acceptance": ...}`` each.
-        concurrencies: closed loops.
-        rates_rps: open loops; None: `RATE_SHARES` of the largest closed loop's throughput without speculation.
-        cell_s: seconds in which a cell sends requests; it ends when they are answered.
-        rounds: how often every cell is run.
-        in_turn: one server at a time.
-    """
-
-    ks: tuple[int, ...] = (1, 3, 5)
-    alternatives: tuple[Mapping[str, Any], ...] = ()
-    concurrencies: tuple[int, ...] = CONCURRENCIES
-    rates_rps: tuple[float, ...] | None = None
-    cell_s: float = 15.0
-    rounds: int = 1
-    in_turn: bool = False
-
-
-@dataclass(frozen=True)
 class _Cell:
     mode: str
-    load_kind: str  # concurrency or rate
+    kind: str  # one of _KINDS
     load: float
     round: int
 
     @property
+    def load_kind(self) -> str:
+        return "rate" if self.kind == "rate" else "concurrency"
+
+    @property
     def folder(self) -> str:
-        return f"{self.load_kind}-{self.load:g}/{self.mode}" + (f"-{self.round}" if self.round else "")
-
-
-def modes_of(scenario: Scenario, plan: SweepPlan) -> tuple[Mode, ...]:
-    """Off, the scenario's method at every draft length, and the alternatives.
-
-    Raises:
-        ScenarioError: the scenario does not speculate, an acceptance that does not cover a length.
-        InputError: two modes of one name.
-    """
-    if scenario.speculative_config is None:
-        raise ScenarioError("a sweep compares with it", key="engine.speculative_config", value=None)
-    found = [Mode(OFF, with_values(scenario, {"engine.speculative_config": None, "policy": None}))]
-    for k in plan.ks:
-        config = {**speculative_values(scenario), "num_speculative_tokens": k}
-        if config.get("model") is not None:
-            beside = Path(config["model"]).parent / draft_folder(k)
-            if DraftLayout.read(Path(config["model"])) is not None:
-                config["model"] = str(beside)  # a testbed's draft is built for its k
-        found.append(_mode(with_values(scenario, {"engine.speculative_config": config, "policy": None})))
-    for alternative in plan.alternatives:
-        values = {"engine.speculative_config": alternative.get("speculative_config"), "policy": None}
-        if alternative.get("acceptance") is not None:
-            values["acceptance"] = alternative["acceptance"]
-        if alternative.get("speculative_config") is None or set(alternative) - {"speculative_config", "acceptance"}:
-            raise InputError('must be {"speculative_config": {...}, "acceptance": {...}}', file="--candidate")
-        found.append(_mode(with_values(scenario, values)))
-    names = [mode.name for mode in found]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InputError(f"two of the modes are {twice}", file="--candidate")
-    return tuple(found)
+        return f"{self.kind}-{self.load:g}/{self.mode}" + (f"-{self.round}" if self.round else "")
 
 
 def live_sweep(
     scenario: Scenario,
     out: Path,
-    plan: SweepPlan = SweepPlan(),  # frozen
+    plan: SweepPlan = SweepPlan(),  # noqa: B008  # frozen
     options: LiveOptions = LiveOptions(),  # noqa: B008  # frozen
     progress: Progress = Progress(),  # noqa: B008  # frozen
 ) -> dict[str, Any]:
     """Run every cell that ``out`` does not hold yet; returns the index.
 
     The index: schema_version, kind, complete, scenario_hash, plan, rates_rps, created_unix_s, cells: list of {dir
-    (below ``out``), mode, method, k, load_kind (rate or concurrency), load (req/s or users), round, order, seed,
-    complete, incomplete_reason}.
+    (below ``out``), purpose (calibration or validation), mode, method, k, load_kind (rate or concurrency), load (req/s
+    or users), round, order, seed, complete, incomplete_reason}.
 
     Raises:
         InputError: the scenario or the plan cannot be run; ``out`` holds another sweep.
@@ -159,14 +86,17 @@ def live_sweep(
     modes = {mode.name: mode for mode in modes_of(scenario, plan)}
     for mode in modes.values():
         server_flags(mode.scenario, options)
-        live_prompts(mode.scenario, live_requests(mode.scenario, 0), 0)
+        for lengths in (None, plan.calibration_lengths):
+            asked = (
+                mode.scenario if lengths is None else with_values(mode.scenario, {"workload.lengths": dict(lengths)})
+            )
+            live_prompts(asked, live_requests(asked, 0), 0)
     sweep = _Sweep(out, scenario, plan, options, progress, modes)
     try:
-        for kind in ("concurrency", "rate"):
-            if plan.in_turn:
-                sweep.run_in_turn(kind, sweep.loads(kind))
-            else:
-                sweep.run_together(kind, sweep.loads(kind))
+        if plan.in_turn:
+            sweep.run_in_turn()
+        else:
+            sweep.run_together()
     finally:
         sweep.close()
     sweep.finish()
@@ -206,7 +136,9 @@ class _Sweep:
     # ---- order ----
 
     def loads(self, kind: str) -> list[float]:
-        """The loads of a kind; rates are worked out when the closed loops are done."""
+        """The loads of a kind; rates are worked out when the closed loops without speculation are done."""
+        if kind == "calibration":
+            return [float(users) for users in self.plan.calibration_concurrencies]
         if kind == "concurrency":
             return [float(users) for users in self.plan.concurrencies]
         if self.index["rates_rps"] is None:
@@ -214,21 +146,24 @@ class _Sweep:
             self._write()
         return list(self.index["rates_rps"])
 
-    def run_together(self, kind: str, loads: Sequence[float]) -> None:
+    def run_together(self) -> None:
         """Each load on every server, beginning with another server each time."""
         names = list(self.modes)
-        for turn in range(self.plan.rounds):
-            for number, load in enumerate(loads):
-                first = (number + turn) % len(names)
-                for name in names[first:] + names[:first]:
-                    self._run(_Cell(name, kind, load, turn))
+        for kind in _KINDS:
+            for turn in range(self.plan.rounds):
+                for number, load in enumerate(self.loads(kind)):
+                    first = (number + turn) % len(names)
+                    for name in names[first:] + names[:first]:
+                        self._run(_Cell(name, kind, load, turn))
 
-    def run_in_turn(self, kind: str, loads: Sequence[float]) -> None:
+    def run_in_turn(self) -> None:
         """Each server every load; every second round in the opposite order."""
         for turn in range(self.plan.rounds):
-            for name in list(self.modes)[:: -1 if turn % 2 else 1]:
-                for load in list(loads)[:: -1 if turn % 2 else 1]:
-                    self._run(_Cell(name, kind, load, turn))
+            back = -1 if turn % 2 else 1
+            for name in list(self.modes)[::back]:
+                for kind in _KINDS:
+                    for load in self.loads(kind)[::back]:
+                        self._run(_Cell(name, kind, load, turn))
                 self.close()
 
     # ---- one cell ----
@@ -243,11 +178,11 @@ class _Sweep:
         mode, seed = self.modes[cell.mode], self._seed(cell)
         is_first = cell.mode not in self._endpoints
         endpoint = self._endpoint(cell.mode)
-        self.progress.say(f"{cell.load_kind} {cell.load:g}, {cell.mode}{f', round {cell.round}' if cell.round else ''}")
+        self.progress.say(f"{cell.kind} {cell.load:g}, {cell.mode}{f', round {cell.round}' if cell.round else ''}")
         # At a low rate a cell takes longer: a handful of requests is the least that says anything.
         send_for_s = max(self.plan.cell_s, _FEWEST / cell.load if cell.load_kind == "rate" else 0.0)
         run = record_scenario(
-            _at_load(mode.scenario, cell, send_for_s),
+            self._at_load(mode.scenario, cell, send_for_s),
             endpoint,
             LiveRunWriter.create(folder),
             replace(self.options, send_for_s=send_for_s),
@@ -264,6 +199,7 @@ class _Sweep:
         cells = [entry for entry in self.index["cells"] if entry["dir"] != cell.folder]
         entry = {
             "dir": cell.folder,
+            "purpose": "calibration" if cell.kind == "calibration" else "validation",
             "mode": cell.mode,
             "method": self.modes[cell.mode].method,
             "k": self.modes[cell.mode].k,
@@ -280,8 +216,7 @@ class _Sweep:
 
     def _seed(self, cell: _Cell) -> int:
         """The same for every mode of a load and a round, and no other."""
-        loads = self.loads(cell.load_kind)
-        number = 2 * loads.index(cell.load) + (cell.load_kind == "rate")
+        number = len(_KINDS) * self.loads(cell.kind).index(cell.load) + _KINDS.index(cell.kind)
         return self.scenario.statistics.seed * 1_000_003 + 1000 * cell.round + number
 
     def _endpoint(self, name: str) -> Endpoint:
@@ -305,22 +240,35 @@ class _Sweep:
         self._endpoints.clear()
         self._running.close()
 
+    def _at_load(self, scenario: Scenario, cell: _Cell, send_for_s: float) -> Scenario:
+        """The scenario under a cell's load, with requests for as long as it sends."""
+        if cell.kind == "calibration" and self.plan.calibration_lengths is not None:
+            scenario = with_values(scenario, {"workload.lengths": dict(self.plan.calibration_lengths)})
+        if cell.load_kind == "rate":
+            arrivals: dict[str, Any] = {"process": "poisson", "request_rate_rps": cell.load}
+            # Three standard deviations more than come on average; what is due later is not sent.
+            mean = cell.load * send_for_s
+            count = math.ceil(mean + 3 * math.sqrt(mean) + 5)
+        else:
+            arrivals = {"process": "closed_loop", "concurrency": int(cell.load)}
+            mean_output = float(live_requests(scenario, scenario.statistics.seed).output_tokens.mean())
+            count = math.ceil(cell.load * max(1.0, send_for_s * _FASTEST_TOKENS_PER_S / mean_output))
+        values = {"workload.arrivals": arrivals, "workload.num_requests": count, "workload.duration_s": None}
+        return with_values(scenario, values)
+
     # ---- index ----
 
     def _rates(self) -> list[float]:
         """Request rates from what the largest closed loop reached without speculation."""
         largest = max(self.plan.concurrencies, default=None)
-        entry = next(
-            (e for e in self.index["cells"] if (e["mode"], e["load_kind"], e["load"]) == (OFF, "concurrency", largest)),
-            None,
-        )
-        if entry is None:
+        if largest is None:
             raise InputError("rates follow from closed loops; give --rates, or --concurrency", file="--rates")
-        finish_s = LiveRun.read(self.out / entry["dir"]).requests["finish_s"]
+        folder = self.out / _Cell(OFF, "concurrency", float(largest), 0).folder
+        finish_s = LiveRun.read(folder).requests["finish_s"]
         answered = int((finish_s <= self.plan.cell_s).sum())
         if not answered:
             message = f"no request was answered in {self.plan.cell_s:g} s; give --rates, or longer cells"
-            raise LiveError(f"{self.out / entry['dir']}: {message}")
+            raise LiveError(f"{folder}: {message}")
         return [float(f"{share * answered / self.plan.cell_s:.3g}") for share in RATE_SHARES]
 
     def finish(self) -> None:
@@ -366,22 +314,3 @@ def _known_index(out: Path, header: Mapping[str, Any]) -> dict[str, Any] | None:
             message = "holds another sweep; repeat the command that began it, or name another folder"
             raise InputError(message, file=str(out), key=key, value=found.get(key))
     return found
-
-
-def _mode(scenario: Scenario) -> Mode:
-    return Mode(f"{scenario.method}-k{scenario.num_speculative_tokens}", scenario)
-
-
-def _at_load(scenario: Scenario, cell: _Cell, send_for_s: float) -> Scenario:
-    """The scenario under a cell's load, with requests for as long as it sends."""
-    if cell.load_kind == "rate":
-        arrivals: dict[str, Any] = {"process": "poisson", "request_rate_rps": cell.load}
-        # Three standard deviations more than come on average; what is due later is not sent.
-        mean = cell.load * send_for_s
-        count = math.ceil(mean + 3 * math.sqrt(mean) + 5)
-    else:
-        arrivals = {"process": "closed_loop", "concurrency": int(cell.load)}
-        mean_output = float(live_requests(scenario, scenario.statistics.seed).output_tokens.mean())
-        count = math.ceil(cell.load * max(1.0, send_for_s * _FASTEST_TOKENS_PER_S / mean_output))
-    values = {"workload.arrivals": arrivals, "workload.num_requests": count, "workload.duration_s": None}
-    return with_values(scenario, values)

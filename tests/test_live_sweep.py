@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from draftcast.calibration.live import record
 from draftcast.calibration.live.checkpoint import write_testbed
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.errors import InputError, LiveError, ScenarioError
 from draftcast.kernels.catalog import load_model
 from draftcast.scenarios import live_sweep as module
 from draftcast.scenarios.cli import app
+from draftcast.scenarios.live_modes import SweepPlan, modes_of
 from draftcast.scenarios.live_run import LiveOptions, Progress
-from draftcast.scenarios.live_sweep import SweepPlan, live_sweep, modes_of, read_index
+from draftcast.scenarios.live_sweep import live_sweep, read_index
 from draftcast.scenarios.live_testbed import testbed_scenario as write_scenario
 from draftcast.scenarios.load import load_scenario
 from draftcast.scenarios.schema import Scenario
@@ -43,8 +45,9 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Noise", lambda: None)
+    monkeypatch.setattr(record, "_LOG_LAG_S", 0.05)  # the stand-in writes its lines before it answers
 
 
 def question(testbed: Path) -> Scenario:
@@ -107,9 +110,29 @@ def test_together_each_load_meets_every_server_before_the_next(testbed: Path, tm
 
 
 def test_in_turn_one_server_runs_every_load_and_rounds_alternate(testbed: Path, tmp_path: Path) -> None:
-    plan = SweepPlan((1,), (), concurrencies=(1, 2), rates_rps=(), cell_s=0.3, rounds=2, in_turn=True)
+    plan = SweepPlan(
+        (1,),
+        concurrencies=(1, 2),
+        rates_rps=(),
+        calibration_concurrencies=(3,),
+        calibration_lengths={"prompt_tokens": 20, "output_tokens": 12},
+        cell_s=0.3,
+        rounds=2,
+        in_turn=True,
+    )
     index = live_sweep(question(testbed), tmp_path, plan, OPTIONS)
-    order = [(cell["mode"], cell["load"], cell["round"]) for cell in index["cells"]]
+    other = [cell for cell in index["cells"] if cell["purpose"] == "calibration"]
+    assert [(cell["mode"], cell["load_kind"], cell["load"], cell["order"]) for cell in other] == [
+        ("off", "concurrency", 3.0, 0),
+        ("draft_model-k1", "concurrency", 3.0, 3),
+        ("draft_model-k1", "concurrency", 3.0, 6),
+        ("off", "concurrency", 3.0, 9),
+    ]
+    lengths = LiveRun.read(tmp_path / other[0]["dir"]).requests
+    assert (set(lengths["prompt_tokens"]), set(lengths["output_tokens"])) == ({20}, {12})
+    judged = [cell for cell in index["cells"] if cell["purpose"] == "validation"]
+    assert set(LiveRun.read(tmp_path / judged[0]["dir"]).requests["output_tokens"]) == {10}
+    order = [(cell["mode"], cell["load"], cell["round"]) for cell in judged]
     assert order == [
         ("off", 1.0, 0),
         ("off", 2.0, 0),
@@ -121,10 +144,13 @@ def test_in_turn_one_server_runs_every_load_and_rounds_alternate(testbed: Path, 
         ("off", 1.0, 1),
     ]
     assert len(list((tmp_path / "servers").iterdir())) == 4
-    assert len({cell["seed"] for cell in index["cells"]}) == 4
+    assert len({cell["seed"] for cell in judged}) == 4
 
 
-def test_a_stopped_sweep_goes_on_and_rates_follow_the_closed_loop(testbed: Path, tmp_path: Path) -> None:
+def test_a_stopped_sweep_goes_on_and_rates_follow_the_closed_loop(
+    testbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RATE_SHARES", (0.3, 0.9))
     plan = SweepPlan((2,), (), concurrencies=(2,), rates_rps=None, cell_s=0.5)
 
     def stop(text: str) -> None:
@@ -139,11 +165,11 @@ def test_a_stopped_sweep_goes_on_and_rates_follow_the_closed_loop(testbed: Path,
         [("off", "concurrency", 2.0), ("draft_model-k2", "concurrency", 2.0)],
     )
     answered = int((LiveRun.read(tmp_path / begun["cells"][0]["dir"]).requests["finish_s"] <= 0.5).sum())
-    assert begun["rates_rps"] == [float(f"{share * answered / 0.5:.3g}") for share in module.RATE_SHARES]
+    assert begun["rates_rps"] == [float(f"{share * answered / 0.5:.3g}") for share in (0.3, 0.9)]
     kept = (tmp_path / begun["cells"][0]["dir"] / "requests.parquet").stat().st_mtime_ns
     index = live_sweep(question(testbed), tmp_path, plan, OPTIONS)
     assert index["complete"]
-    assert len(index["cells"]) == 2 + 2 * len(module.RATE_SHARES)
+    assert len(index["cells"]) == 2 + 2 * 2
     assert index["rates_rps"] == begun["rates_rps"]
     assert (tmp_path / begun["cells"][0]["dir"] / "requests.parquet").stat().st_mtime_ns == kept
     with pytest.raises(InputError, match=r"plan = .*: holds another sweep"):
@@ -213,5 +239,7 @@ def test_the_command_runs_a_sweep(testbed: Path, tmp_path: Path) -> None:
     assert len([text for text in done.stdout.splitlines() if "requests" in text]) == 6
     again = CliRunner().invoke(app, [*line, "--json"], catch_exceptions=False)
     assert json.loads(again.stdout) == read_index(tmp_path)
+    with pytest.raises(InputError, match="--calibration-lengths: go together"):
+        CliRunner().invoke(app, [*line, "--calibration-concurrency", "1"], catch_exceptions=False)
     with pytest.raises(InputError, match="must be numbers separated by commas"):
         CliRunner().invoke(app, [*line, "--k", "x"], catch_exceptions=False)
