@@ -10,7 +10,7 @@ points, and two sweeps share what they have in common. The functions take a call
 
 from __future__ import annotations
 
-import json
+import math
 import tempfile
 import time
 from collections import Counter
@@ -20,7 +20,7 @@ from typing import Any
 
 from draftcast.errors import InputError
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.sweep_cells import DEPLOYED, Outcome, Task, cell_of, task_of
+from draftcast.scenarios.sweep_cells import Outcome, Task, cell_of, engine_key, task_of
 from draftcast.scenarios.sweep_grid import Axis, GridPoint, grid_points, parse_axis
 from draftcast.scenarios.sweep_result import SweepCell, SweepProgress, SweepResult, cell_figures
 from draftcast.scenarios.sweep_store import ResultStore
@@ -28,6 +28,8 @@ from draftcast.scenarios.sweep_workers import Workers, workers_for
 
 # How long to wait for outcomes before looking whether to stop.
 _PATIENCE_S = 0.2
+# How often to report while no cell is finished.
+_REPORT_EVERY_S = 1.0
 
 __all__ = ["SweepCell", "SweepProgress", "SweepResult", "sweep"]
 
@@ -50,7 +52,7 @@ def sweep(
         folder: the data set; None keeps it only as long as the sweep runs.
         workers: local processes; by default as many as there are cores.
         cluster: address of a Dask scheduler to use instead.
-        progress: called at the start and whenever cells are finished.
+        progress: called at the start, whenever cells are finished, and every second in between.
         stop: asked several times a second; True ends the sweep, with what is done kept.
 
     A ``KeyboardInterrupt`` passes through after what is done was kept.
@@ -93,12 +95,14 @@ class _Run:
         # Cells finished when the first were, and when that was: time left is told from the pace since then, for
         # before it workers were starting.
         self.first: tuple[int, float] | None = None
+        self.reported_s = -math.inf
+        self.workers = 0
 
     def result(self, count: int | None, cluster: str | None, kept: bool) -> SweepResult:
         """Compute what is missing and answer."""
         missing = {t.address.key: t for t in self.tasks if t is not None and t.address.key not in self.rows}
         # Neighbours share an engine: a worker that gets them one after the other resolves it once.
-        waiting = sorted(missing.values(), key=_engine_of, reverse=True)
+        waiting = sorted(missing.values(), key=lambda task: engine_key(task.scenario), reverse=True)
         self._report()
         complete = True
         if waiting:
@@ -128,9 +132,12 @@ class _Run:
                 running += _fill(workers, waiting)
                 self.unkept += workers.collect(_PATIENCE_S)
                 running -= len(self.unkept)
+                self.workers = workers.count
                 # The next cells are on their way before these are written.
                 running += _fill(workers, waiting)
                 self._keep()
+                if time.monotonic() - self.reported_s > _REPORT_EVERY_S:
+                    self._report()
         except KeyboardInterrupt:
             self.unkept += workers.collect(0)
             self._keep()
@@ -158,7 +165,7 @@ class _Run:
         broken = [key for key, rows in self.rows.items() if cell_of(rows).error]
         finished = len(self.rows) - len(self.reused) + len(self.failures)
         left = len(self.points_of) - len(self.reused) - finished
-        now_s = time.monotonic()
+        now_s = self.reported_s = time.monotonic()
         if finished and self.first is None:
             self.first = (finished, now_s)
         left_s = None if left else 0.0
@@ -172,6 +179,7 @@ class _Run:
                 failed=refused + sum(self.points_of[key] for key in (*broken, *self.failures)),
                 elapsed_s=now_s - self.began_s,
                 left_s=left_s,
+                workers=self.workers,
             )
         )
 
@@ -207,7 +215,3 @@ def _task(point: GridPoint) -> tuple[Task | None, str]:
         return task_of(point.scenario), ""
     except InputError as error:
         return None, str(error)
-
-
-def _engine_of(task: Task) -> str:
-    return json.dumps([task.scenario[name] for name in DEPLOYED], sort_keys=True)

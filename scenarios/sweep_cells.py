@@ -36,8 +36,9 @@ DONE, ERROR = "done", "error"
 STATUS, MESSAGE, SCENARIO = "status", "error", "scenario"
 _FACTS = ("unstable", "steady", "slo_met")
 _ENGINE = "engine_"
-# What a deployment is resolved from; a worker keeps the last few, for its next cells have the same.
-DEPLOYED = ("engine", "hardware", "profile", "policy")
+# What shapes no engine; cells that differ in nothing else share a deployment, of which a worker keeps the last few.
+_NOT_DEPLOYED = ("name", "description", "cluster", "statistics")
+_LOAD = ("arrivals", "num_requests", "duration_s")
 _KEPT = 4
 _deployments: dict[str, Deployment] = {}
 
@@ -191,13 +192,20 @@ def _rows(scenario: Scenario, address: Address) -> list[dict[str, Any]]:
     return rows
 
 
+def engine_key(data: Mapping[str, Any]) -> str:
+    """Text that is equal for scenarios (as mappings) that differ in their load and statistics only."""
+    rest = {name: part for name, part in data.items() if name not in _NOT_DEPLOYED}
+    rest["workload"] = {name: part for name, part in data["workload"].items() if name not in _LOAD}
+    return json.dumps(rest, sort_keys=True)
+
+
 def _deployment(scenario: Scenario) -> Deployment:
     """The scenario's deployment, from the last cell with the same engine where files have not changed since."""
     from draftcast.scenarios.deployment import deploy
 
-    data = {name: part for name, part in to_mapping(scenario).items() if name in DEPLOYED}
+    data = to_mapping(scenario)
     put_checksums(data)
-    key = json.dumps(data, sort_keys=True)
+    key = engine_key(data)
     # Taken out and put back: the order of the dictionary is the order of use.
     found = _deployments.pop(key, None) or deploy(scenario)
     _deployments[key] = found

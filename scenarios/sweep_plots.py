@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from draftcast.errors import InputError
-from draftcast.scenarios.report import title
+from draftcast.scenarios.sweep_report import swept_title
 from draftcast.scenarios.sweep_result import GPU, USER, SweepCell, SweepResult
 
-FRONT = "#c92a2a"
+FRONT = "#212529"
 
 
 def sweep_figure(result: SweepResult, metric: str) -> Any:
@@ -53,7 +53,7 @@ def sweep_figure(result: SweepResult, metric: str) -> Any:
     figure.update_xaxes(title_text="tokens/s/GPU", row=1, col=1)
     figure.update_yaxes(title_text="tokens/s/user (1 / mean TPOT)", row=1, col=1)
     figure.update_xaxes(title_text=result.axes[0].name, row=1, col=2)
-    figure.update_layout(template="plotly_white", title=title(result.scenario), width=1200, height=560)
+    figure.update_layout(template="plotly_white", title=swept_title(result), width=1200, height=560)
     return figure
 
 

@@ -18,11 +18,16 @@ COLUMNS = (
 MOST_ROWS = 60
 
 
+def swept_title(result: SweepResult) -> str:
+    """The base scenario and what varies in it, on one line."""
+    return f"{title(result.scenario)}; swept: {', '.join(axis.name for axis in result.axes)}"
+
+
 def sweep_table(result: SweepResult) -> Table:
     """One row a cell (of a large sweep, of its Pareto front), half widths of the intervals behind ±."""
     front = {id(cell) for cell in result.pareto}
     shown = result.cells if len(result.cells) <= MOST_ROWS else result.pareto
-    table = Table(title=title(result.scenario), title_justify="left")
+    table = Table(title=swept_title(result), title_justify="left")
     for axis in result.axes:
         table.add_column(axis.name, justify="right")
     for name, _, _ in COLUMNS:
@@ -56,7 +61,8 @@ def progress_line(now: SweepProgress) -> str:
     """How far a sweep is, for a log."""
     left = "" if now.left_s is None else f", {time_text(now.left_s)} left"
     failed = f", {now.failed} without figures" if now.failed else ""
-    return f"{now.done} of {now.total} cells{failed}{left}"
+    nobody = ", no workers yet" if now.workers == 0 and now.done < now.total else ""
+    return f"{now.done} of {now.total} cells{failed}{left}{nobody}"
 
 
 def time_text(seconds: float) -> str:

@@ -31,6 +31,7 @@ class SweepProgress:
         reused: cells found in the data set.
         failed: cells without figures.
         left_s: estimate of the time left; None before there is a pace to tell it from.
+        workers: that compute now; 0 while a cluster has none.
     """
 
     total: int
@@ -39,6 +40,7 @@ class SweepProgress:
     failed: int
     elapsed_s: float
     left_s: float | None
+    workers: int
 
 
 @dataclass(frozen=True)

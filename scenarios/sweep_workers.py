@@ -36,6 +36,10 @@ class Workers(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
     @property
+    def count(self) -> int:
+        """How many compute now."""
+
+    @property
     def free(self) -> int:
         """How many more tasks to send now."""
 
@@ -66,13 +70,12 @@ class LocalWorkers:
                 worker.stop()
 
     @property
-    def free(self) -> int:
-        return sum(worker is None or worker.task is None for worker in self._workers)
+    def count(self) -> int:
+        return sum(worker is not None for worker in self._workers)
 
     @property
-    def pids(self) -> list[int]:
-        """Of the processes that run now."""
-        return [worker.process.pid for worker in self._workers if worker is not None]
+    def free(self) -> int:
+        return sum(worker is None or worker.task is None for worker in self._workers)
 
     def send(self, task: Task) -> None:
         index = next(i for i, worker in enumerate(self._workers) if worker is None or worker.task is None)
@@ -117,6 +120,7 @@ class _Process:
             [sys.executable, "-c", command],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            stdout=2,  # what a user's policy prints is no part of the answer
             env=environment,
             start_new_session=True,
         )
@@ -168,7 +172,7 @@ class ClusterWorkers:
         self._address = address
         self._running: dict[Any, str] = {}
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._places, self._counted_s = 1, -math.inf
+        self.count, self._counted_s = 0, -math.inf
         connect: Any = distributed.Client  # untyped
         try:
             self._client = connect(address, timeout=_CONNECT_S, set_as_default=False)
@@ -179,8 +183,9 @@ class ClusterWorkers:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(Exception):
-            self._client.cancel(list(self._running), force=True)
+        if self._client.status == "running":
+            with contextlib.suppress(Exception):
+                self._client.cancel(list(self._running), force=True)
         self._client.close()
 
     @property
@@ -189,11 +194,11 @@ class ClusterWorkers:
         self._check_connection()
         if time.monotonic() - self._counted_s > _COUNT_EVERY_S:
             try:
-                self._places = max(1, 2 * sum(self._client.nthreads().values()))
+                self.count = sum(self._client.nthreads().values())
             except (OSError, RuntimeError):
                 raise self._gone() from None
             self._counted_s = time.monotonic()
-        return self._places - len(self._running)
+        return max(1, 2 * self.count) - len(self._running)
 
     def send(self, task: Task) -> None:
         # Under the content address alone, a lost scheduler's memory could answer with a failure of before.

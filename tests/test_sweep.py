@@ -76,6 +76,8 @@ def test_cells_are_what_simulate_gives_though_a_worker_was_killed(base: Scenario
     assert [now.done for now in seen] == sorted(now.done for now in seen)
     assert any(now.left_s for now in seen)
     assert not children()
+    assert {now.workers for now in seen} <= {0, 1, 2}
+    assert seen[-1].workers == 2
 
     kept = ResultStore(tmp_path / "set").rows(cell.key for cell in result.cells)
     for cell in result.cells:
@@ -157,6 +159,7 @@ from draftcast.sim import Policy
 
 class Fatal(Policy):
     def decide(self, batch):
+        print("not part of the answer")
         os._exit(77)
 
 
@@ -243,7 +246,8 @@ def test_a_worker_resolves_an_engine_once(base: Scenario, tmp_path: Path, monkey
     policy = tmp_path / "own.py"
     policy.write_text(POLICIES.replace("os._exit(77)", "return 1"))
     other = with_values(base, {"policy": {"name": f"{policy}:Fatal"}})
-    cells = [apply(base, {"rate": rate}) for rate in (5.0, 10.0)] + [apply(other, {"rate": 5.0}), apply(base, {"k": 1})]
+    loads = ({"rate": 5.0}, {"rate": 10.0}, {"concurrency": 4, "replicas": 2, "seed": 3, "requests": 100})
+    cells = [*(apply(base, load) for load in loads), apply(other, {"rate": 5.0}), apply(base, {"k": 1})]
     outcomes = [run_task(task_of(cell)) for cell in cells]
     assert len(resolved) == 3
     for cell, outcome in zip(cells, outcomes, strict=True):
@@ -251,12 +255,12 @@ def test_a_worker_resolves_an_engine_once(base: Scenario, tmp_path: Path, monkey
         assert [row["mean_e2el_s"] for row in outcome.rows] == [r["mean_e2el_s"] for r in alone.replications]
     # An edited file is another engine, and four others push the oldest out.
     policy.write_text(policy.read_text().replace("return 1", "return 2"))
-    edited = run_task(task_of(cells[2]))
-    assert edited.key != outcomes[2].key
+    edited = run_task(task_of(cells[3]))
+    assert edited.key != outcomes[3].key
     resolved.clear()
     for k in (1, 2, 3):
         run_task(task_of(apply(base, {"k": k, "tp": 2})))
-    run_task(task_of(cells[3]))
+    run_task(task_of(cells[4]))
     assert len(resolved) == 4
 
 

@@ -105,6 +105,8 @@ def test_ctrl_c_keeps_what_is_done_and_exits_with_130(tmp_path: Path) -> None:
 
 
 def test_progress_says_how_much_time_is_left() -> None:
-    now = SweepProgress(total=200, done=50, reused=10, failed=2, elapsed_s=30.0, left_s=3909.0)
+    now = SweepProgress(total=200, done=50, reused=10, failed=2, elapsed_s=30.0, left_s=3909.0, workers=2)
     assert progress_line(now) == "50 of 200 cells, 2 without figures, 1:05:09 left"
+    waiting = SweepProgress(total=4, done=0, reused=0, failed=0, elapsed_s=30.0, left_s=None, workers=0)
+    assert progress_line(waiting) == "0 of 4 cells, no workers yet"
     assert time_text(61.4) == "1:01"

@@ -124,3 +124,9 @@ def test_no_scheduler_is_one_line(base: Scenario, monkeypatch: pytest.MonkeyPatc
     assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="no scheduler answers"):
         sweep(base, {"k": [0]}, cluster="nonsense://")
+
+
+def test_without_distributed_it_says_what_to_install(base: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(InputError, match=r"pip install 'draftcast\[cluster\]'"):
+        sweep(base, {"k": [0]}, cluster="tcp://127.0.0.1:1")
