@@ -33,9 +33,9 @@ from draftcast.calibration.live.run_directory import LiveRun, is_live_run
 from draftcast.calibration.live.server import Server, ServerFlags
 from draftcast.errors import InputError, LiveError, ScenarioError
 from draftcast.kernels.catalog import load_model
-from draftcast.scenarios import live_cli
 from draftcast.scenarios import live_run as module
 from draftcast.scenarios.cli import app
+from draftcast.scenarios.live_options import stoppable
 from draftcast.scenarios.live_run import LiveOptions, live_requests, live_run, server_flags
 from draftcast.scenarios.live_testbed import testbed_scenario as write_scenario
 from draftcast.scenarios.load import load_scenario
@@ -352,7 +352,7 @@ def test_signals_end_the_command_in_order(
         finally:
             cleaned.append(True)
 
-    with pytest.raises(typer.Exit) as stopped, live_cli.stoppable(tmp_path / "run"):
+    with pytest.raises(typer.Exit) as stopped, stoppable(tmp_path / "run"):
         work()
     assert (stopped.value.exit_code, cleaned) == (code, [True])
     assert capsys.readouterr().err.endswith(f"; see {tmp_path / 'run'}\n")
@@ -524,6 +524,19 @@ def test_a_bench_result_becomes_a_run(tmp_path: Path) -> None:
     assert run.manifest["acceptance"]["per_position"] == [2, 1, 0]
     assert run.manifest["scenario"] == {"name": "s"}
     assert (run.complete, run.manifest["incomplete_reason"]) == (False, "1 of 3 requests failed")
+
+
+def test_the_command_takes_a_bench_result(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(bench_result()))
+    line = ["live", "import", str(file), "--out", str(tmp_path / "run"), "--scenario", "default", "--json"]
+    data = json.loads(CliRunner().invoke(app, line, catch_exceptions=False).stdout)
+    assert (data["requests"], data["finished"], data["output_tokens"]) == (3, 2, 5)
+    assert data["manifest"]["scenario"]["hardware"] == "h100-sxm"
+    assert data["manifest"]["speculative_config"]["method"] == "eagle3"
+    line = ["live", "import", str(file), "--out", str(tmp_path / "other"), "--set", "hardware=cpu"]
+    with pytest.raises(InputError, match="go with --scenario"):
+        CliRunner().invoke(app, line, catch_exceptions=False)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,171 @@
+"""The whole validation on a real vLLM server: calibration runs, then the sweep that the forecast is judged by.
+
+    python benchmarks/live.py --out DIR [--vllm 'PYTHON -m vllm.entrypoints.openai.api_server'] [--quick]
+
+Made for two CPU cores (about 25 minutes on a quiet machine; ``--quick`` about 5): a 54 M parameter target in float32
+with drafts of one layer, speculation off, draft_model k = 1, 3, 5 and ngram k = 3. Calibration runs are closed loops of
+other lengths and other numbers of users. A stopped run goes on with the same command. Prints progress, the measured
+gain of every mode at every load, and one last JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from draftcast.calibration.live.checkpoint import TARGET, draft_folder, write_testbed
+from draftcast.calibration.live.run_directory import LiveRun
+from draftcast.kernels.catalog import load_model
+from draftcast.kernels.model import ModelSpec
+from draftcast.scenarios.live_modes import OFF, SweepPlan
+from draftcast.scenarios.live_options import split_command
+from draftcast.scenarios.live_progress import shown_progress
+from draftcast.scenarios.live_run import LiveOptions
+from draftcast.scenarios.live_sweep import live_sweep
+from draftcast.scenarios.load import load_scenario
+from draftcast.scenarios.schema import Scenario
+
+KS = (1, 3, 5)
+RATES = (0.8, 0.62, 0.48, 0.37, 0.28)
+NGRAM = {
+    "speculative_config": {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 3,
+    },
+    "acceptance": {"model": "ngram", "match_probability": 0.45, "rates": [0.85, 0.7, 0.6]},
+}
+LENGTHS = {
+    "prompt_tokens": {"distribution": "uniform", "low": 80, "high": 144},
+    "output_tokens": {"distribution": "uniform", "low": 24, "high": 56},
+}
+CALIBRATION_LENGTHS = {
+    "prompt_tokens": {"distribution": "uniform", "low": 96, "high": 320},
+    "output_tokens": {"distribution": "uniform", "low": 32, "high": 64},
+}
+FULL = SweepPlan(
+    KS,
+    (NGRAM,),
+    concurrencies=(1, 2, 3, 4, 6, 8, 12, 16),
+    calibration_concurrencies=(1, 5, 20),
+    calibration_lengths=CALIBRATION_LENGTHS,
+    cell_s=9.0,
+)
+QUICK = replace(FULL, ks=(3,), concurrencies=(1, 8), rates_rps=(2.0,), calibration_concurrencies=(4,), cell_s=6.0)
+# The first answers of a closed loop come from one batch of prompts.
+_SETTLED_S = 1.5
+
+
+def target_shape() -> ModelSpec:
+    """54 M parameters, 10 layers."""
+    fields: dict[str, Any] = {
+        "name": "benchmark target",
+        "num_hidden_layers": 10,
+        "hidden_size": 640,
+        "word_embed_proj_dim": 640,
+        "num_attention_heads": 10,
+        "num_key_value_heads": 5,
+        "head_dim": 64,
+        "intermediate_size": 1920,
+        "vocab_size": 8192,
+        "max_position_embeddings": 2048,
+    }
+    return replace(load_model("testbed-250M"), **fields)
+
+
+def question(folder: Path) -> Scenario:
+    """The scenario; its checkpoints are written when they are not there."""
+    if not (folder / TARGET).is_dir():
+        target = target_shape()
+        write_testbed(folder, target, replace(target, num_hidden_layers=1), RATES, KS, dtype="fp32")
+    return load_scenario(
+        {
+            "schema_version": 1,
+            "name": "54 M target on two CPU cores",
+            "engine": {
+                "model": str((folder / TARGET).absolute()),
+                "dtype": "float32",
+                "max_model_len": 1024,
+                "max_num_seqs": 64,
+                "max_num_batched_tokens": 1024,
+                "block_size": 32,
+                "num_gpu_blocks": 512,
+                "enforce_eager": True,
+                "speculative_config": {
+                    "method": "draft_model",
+                    "model": str((folder / draft_folder(max(KS))).absolute()),
+                    "num_speculative_tokens": max(KS),
+                },
+            },
+            "hardware": "cpu",
+            "workload": {
+                "arrivals": {"process": "poisson", "request_rate_rps": 1.0},
+                "num_requests": 100,
+                "lengths": LENGTHS,
+            },
+            "acceptance": {"model": "per_position", "rates": list(RATES)},
+        }
+    )
+
+
+def throughput(run: LiveRun, sent_for_s: float) -> float:
+    """Output tokens per second while requests were being sent, the first batch of prompts left out."""
+    chunks = run.chunks
+    inside = (chunks["time_s"] > _SETTLED_S) & (chunks["time_s"] <= sent_for_s)
+    return float(chunks["tokens"][inside].sum()) / (sent_for_s - _SETTLED_S)
+
+
+def mean_e2e_s(run: LiveRun) -> float:
+    """Mean of due to the last token, answered requests."""
+    return float((run.requests["finish_s"] - run.requests["due_s"]).mean())
+
+
+def gains(out: Path, index: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Per mode and load, throughput over that of off (closed loops), mean E2E of off over the mode's (rates)."""
+    figures: dict[str, dict[str, float]] = {}
+    for cell in index["cells"]:
+        if cell["purpose"] == "validation":
+            run = LiveRun.read(out / cell["dir"])
+            closed = cell["load_kind"] == "concurrency"
+            figure = throughput(run, index["plan"]["cell_s"]) if closed else 1.0 / mean_e2e_s(run)
+            label = f"{cell['load']:g} {'users' if closed else 'req/s'}"
+            figures.setdefault(cell["mode"], {})[label] = figure
+    off = figures.pop(OFF)
+    return {mode: {label: value / off[label] for label, value in own.items()} for mode, own in figures.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--vllm", default=None, help="how vLLM's server is called; found when absent")
+    parser.add_argument("--quick", action="store_true", help="few loads, off, draft_model k=3 and ngram k=3")
+    options = parser.parse_args()
+    began = time.monotonic()
+    asked = question(options.out / "testbed")
+    with shown_progress() as progress:
+        index = live_sweep(
+            asked,
+            options.out / "sweep",
+            QUICK if options.quick else FULL,
+            LiveOptions(vllm=split_command(options.vllm)),
+            progress,
+        )
+    found = gains(options.out / "sweep", index)
+    labels = list(next(iter(found.values())))
+    print(f"{'gain over off':<18}" + "".join(f"{label:>12}" for label in labels))
+    for mode, own in found.items():
+        print(f"{mode:<18}" + "".join(f"{own[label]:>12.3f}" for label in labels))
+    incomplete = [cell["dir"] for cell in index["cells"] if not cell["complete"]]
+    minutes = (time.monotonic() - began) / 60
+    print(json.dumps({"gains": found, "incomplete": incomplete, "minutes": round(minutes, 1)}))
+    sys.exit(1 if incomplete else 0)
+
+
+if __name__ == "__main__":
+    main()
