@@ -1,9 +1,10 @@
 """The ``draftcast`` command.
 
 Exit codes: 0 answered, 2 bad input, 3 the SLO is not met, 4 the cluster cannot keep up (unstable), 5 no steady state
-(not settled: more requests are needed, and no SLO is judged), 6 a live run failed or is incomplete. A table of several
-runs (``--rates``, ``--compare-off``) is an answer whatever it shows: 0. Only ``--json`` puts JSON on standard output;
-progress, notes and errors go to standard error. Heavy imports wait inside the commands.
+(not settled: more requests are needed, and no SLO is judged), 6 a live run failed or is incomplete, 7 a sweep has
+cells without figures, 130 interrupted. A table of several runs (``--rates``, ``--compare-off``) is an answer whatever
+it shows: 0. Only ``--json`` puts JSON on standard output; progress, notes and errors go to standard error. Heavy
+imports wait inside the commands.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from draftcast.scenarios.terminal import print_json
 if TYPE_CHECKING:
     from draftcast.scenarios.sweep import SweepProgress
 
-CELLS_WITHOUT_FIGURES, INTERRUPTED = 6, 130
+CELLS_WITHOUT_FIGURES, INTERRUPTED = 7, 130
 DEFAULT_FOLDER = Path("draftcast-sweep")
 # Between two lines of progress where nobody watches a bar.
 _LOG_EVERY_S = 10.0

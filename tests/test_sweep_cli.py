@@ -48,7 +48,7 @@ def test_the_example_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_json_and_cells_without_figures(tmp_path: Path) -> None:
     arguments = ["default", "--grid", "k=3,5", "--grid", "rate=10,20", *SMALL, "--out", str(tmp_path / "set")]
     result = run(app, ["sweep", *arguments, "--seed", "4", "--json"])
-    assert result.exit_code == 6
+    assert result.exit_code == 7
     answer = json.loads(result.stdout)
     assert [(cell["values"], cell["verdict"] == "error") for cell in answer["cells"]] == [
         ({"k": k, "rate": rate}, k == 5) for k in (3, 5) for rate in (10, 20)
