@@ -82,7 +82,7 @@ def test_a_bundled_draft_gets_its_published_id_and_parallel_drafters_vllms_names
 
 def test_trees_are_not_vllms() -> None:
     tree = {"method": "eagle_tree", "num_speculative_tokens": 3, "tree_width": 2}
-    acceptance = {"model": "tree", "rates": [0.8, 0.6, 0.4]}
+    acceptance = {"model": "tree", "alpha": 0.6}
     spec = with_values(load_scenario("default"), {SPEC: tree, "acceptance": acceptance}).speculative_config
     assert spec is not None
     with pytest.raises(ScenarioError, match="drafts no trees"):

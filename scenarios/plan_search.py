@@ -1,0 +1,202 @@
+"""Does a cluster of so many replicas meet the objectives at so many requests per second, and up to how many.
+
+Every run draws the same requests, lengths and draft tokens (common random numbers); a higher rate squeezes the same
+arrivals. So the answer changes from met to not met once, up to chance near the limit, and bisection finds where.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from draftcast.scenarios.deployment import Deployment
+from draftcast.scenarios.load import with_rate, with_values
+from draftcast.scenarios.plan_slo import Objective
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.simulate import RunResult, simulate
+from draftcast.scenarios.steady_step import Traffic, token_seconds, traffic
+from draftcast.scenarios.workload_spec import acceptance_models, workload_spec
+from draftcast.sim.acceptance import Constant
+from draftcast.sim.random_streams import replication_seed
+from draftcast.sim.statistics import Estimate
+from draftcast.sim.workload import build_requests
+
+MOST_REQUESTS = 60_000
+"""A run of many replicas gets as many requests for each as one alone, up to this many in all."""
+IDLE_SHARE = 0.01
+"""Share of a replica's estimated capacity at which hardly any request meets another: latency's floor."""
+_STEPS = 40
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What limits: how much of it is used.
+
+    Attributes:
+        name: an objective as it was written, ``slo.attainment``, or ``capacity`` (the queue grows).
+        value, limit: the figure and its bound: seconds, shares of requests, or requests per second.
+        used: value over limit (for a share: what is missed over what may be); above 1 it is broken.
+    """
+
+    name: str
+    value: float
+    limit: float
+    used: float
+
+
+@dataclass(frozen=True)
+class Check:
+    """One simulated load.
+
+    Attributes:
+        rate_rps, replicas: what was simulated.
+        met: a steady state, and every objective's mean over the replications within its limit.
+        verdict: ``steady``, ``unstable`` (the queue grows) or ``not settled`` (too near to capacity to tell).
+        constraints: the objectives, the tightest first; ``capacity`` alone without a steady state.
+        figures: of the run, with intervals.
+    """
+
+    rate_rps: float
+    replicas: int
+    met: bool
+    verdict: str
+    constraints: tuple[Constraint, ...]
+    figures: dict[str, Estimate] = field(repr=False)
+
+    @property
+    def tightest(self) -> Constraint:
+        """The objective that is nearest to its limit, or furthest beyond it."""
+        return self.constraints[0]
+
+
+@dataclass(frozen=True)
+class LargestRate:
+    """Bracket of the largest rate that meets the objectives: the last that did, the first that did not (requests/s).
+
+    ``limit`` is what broke at the latter; None when nothing did up to the largest rate that was tried.
+    """
+
+    met: float
+    not_met: float
+    limit: Constraint | None
+
+
+class Cluster:
+    """Clusters of one engine under one workload, of any number of replicas; every load is simulated once.
+
+    Args:
+        scenario: with arrivals that have a single rate.
+        deployment: of its engine.
+        objectives: none: the scenario's own ``slo``.
+        ran: called after every simulation.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        deployment: Deployment,
+        objectives: tuple[Objective, ...],
+        ran: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._scenario = scenario
+        self._deployment = deployment
+        self._objectives = objectives
+        self._ran = ran
+        self._checks: dict[tuple[int, float], Check] = {}
+
+    @functools.cached_property
+    def traffic(self) -> Traffic:
+        """Means over the requests of the first replication."""
+        seed = replication_seed(self._scenario.statistics.seed, 0)
+        max_model_len = self._deployment.settings.max_model_len
+        table = build_requests(workload_spec(self._scenario), seed, None, max_model_len)
+        # Without speculation there is no acceptance, and none is asked for.
+        models = acceptance_models(self._scenario) or [Constant(alpha=0.0)] * len(table.class_names)
+        return traffic(table, models)
+
+    def estimated_rate(self) -> float:
+        """Requests per second that one replica completes with a full batch, from its mean step alone."""
+        asked, settings = self.traffic, self._deployment.settings
+        tokens = round(asked.prompt_tokens + asked.output_tokens)
+        held = self._deployment.memory.max_concurrency(tokens, settings.lookahead)
+        batch = max(1, min(settings.max_num_seqs, math.floor(held)))
+        seconds = token_seconds(self._deployment.cost, asked, batch, self._scenario.num_speculative_tokens)
+        return batch / (asked.output_tokens * seconds)
+
+    def check(self, replicas: int, rate_rps: float) -> Check:
+        """Simulate ``replicas`` at ``rate_rps``, or recall it."""
+        key = (replicas, rate_rps)
+        if key not in self._checks:
+            values = {"cluster.replicas": replicas, **self._requests(replicas)}
+            run = simulate(with_values(with_rate(self._scenario, rate_rps), values), deployment=self._deployment)
+            self._checks[key] = judge(run, replicas, rate_rps, self._objectives, self._scenario)
+            self._ran()
+        return self._checks[key]
+
+    def largest_rate(self, replicas: int, start_rps: float, tolerance: float) -> LargestRate | None:
+        """Where ``replicas`` stop meeting the objectives, by bisection in the logarithm of the rate.
+
+        Args:
+            start_rps: where to begin. tolerance: relative width of the bracket to stop at.
+
+        None when the objectives are not met at any rate down to 2^-40 of the start.
+        """
+        low: float | None = None
+        high: float | None = None
+        rate = start_rps
+        for _ in range(_STEPS):
+            if self.check(replicas, rate).met:
+                low = rate
+            else:
+                high = rate
+            if low is None:
+                rate /= 2.0
+            elif high is None:
+                rate *= 1.5
+            elif high / low <= 1.0 + tolerance:
+                break
+            else:
+                rate = math.sqrt(low * high)
+        if low is None:
+            return None
+        return LargestRate(low, high or math.inf, self.check(replicas, high).tightest if high is not None else None)
+
+    def _requests(self, replicas: int) -> dict[str, int]:
+        """More requests for more replicas; a trace is as long as it is."""
+        own = self._scenario.workload.num_requests
+        if own is None or replicas <= 1:
+            return {}
+        return {"workload.num_requests": max(own, min(own * replicas, MOST_REQUESTS))}
+
+
+def judge(
+    run: RunResult, replicas: int, rate_rps: float, objectives: tuple[Objective, ...], scenario: Scenario
+) -> Check:
+    """Whether a run meets the objectives (none: the scenario's own ``slo``), and by how much."""
+    figures = run.summary["figures"]
+    verdict = "unstable" if run.unstable else "steady" if run.steady else "not settled"
+    if verdict != "steady":
+        completed = run.summary["stability"]["largest_stable_rate_rps"] or math.nan
+        found = [Constraint("capacity", rate_rps, completed, rate_rps / completed)]
+        return Check(rate_rps, replicas, False, verdict, tuple(found), figures)
+    if objectives:
+        found = [
+            Constraint(each.label, each.limit_s * each.ratio(figures), each.limit_s, each.ratio(figures))
+            for each in objectives
+        ]
+        # A figure that the run does not have (no request with two output tokens) breaks no bound.
+        found.sort(key=lambda each: 0.0 if math.isnan(each.used) else -each.used)
+        met = not any(each.used > 1.0 for each in found)
+    else:
+        found, met = [_attainment(run, scenario)], run.slo_met is not False
+    return Check(rate_rps, replicas, met, verdict, tuple(found), figures)
+
+
+def _attainment(run: RunResult, scenario: Scenario) -> Constraint:
+    """The scenario's own SLO: of all requests, the share that may miss it and the share that does."""
+    wanted = [slo.attainment for slo in (scenario.slo, *(entry.slo for entry in scenario.workload.classes)) if slo]
+    attained, least = run.summary["figures"]["slo_attainment"].mean, min(wanted)
+    used = (1.0 - attained) / (1.0 - least) if least < 1.0 else (math.inf if attained < 1.0 else 0.0)
+    return Constraint("slo.attainment", attained, least, used)

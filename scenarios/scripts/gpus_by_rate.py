@@ -1,0 +1,43 @@
+"""How many GPUs each request rate needs, without speculative decoding and with it: what SD saves as a service grows.
+
+python -m draftcast.scenarios.scripts.gpus_by_rate default --rates 20,50,100,200 --slo 'tpot:p95<20ms'
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from draftcast.scenarios.grid import parse_values
+from draftcast.scenarios.load import load_scenario
+from draftcast.scenarios.plan import GIVEN, OFF, plan
+from draftcast.scenarios.plan_slo import parse_objectives
+from draftcast.scenarios.scripts import run
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a line a rate: GPUs without speculation, GPUs with it, and the share saved."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenario", help="a YAML file or an embedded scenario; it needs a speculative_config")
+    parser.add_argument("--rates", required=True, metavar="R,R,...|A..B:N", help="requests per second")
+    parser.add_argument("--slo", required=True, help="objectives, e.g. 'ttft:p95<500ms;tpot:p95<30ms'")
+    parser.add_argument("--headroom", type=float, default=0.0, help="share beyond each rate that must hold too")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a scenario's key")
+    given = parser.parse_args(arguments)
+    scenario = load_scenario(given.scenario, overrides=given.set)
+    objectives = parse_objectives(given.slo)
+    print(f"{'req/s':>10}{'GPUs off':>10}{'GPUs SD':>10}{'saved':>8}")
+    for rate in parse_values(given.rates, "--rates"):
+        answer = plan(scenario, rate_rps=rate, objectives=objectives, methods=[OFF, GIVEN], headroom=given.headroom)
+        sizings = {sizing.candidate.method == OFF: sizing for sizing in answer.sizings}
+        off, on = sizings[True], sizings[False]
+        saved = f"{1 - on.num_gpus / off.num_gpus:.0%}" if off.feasible and on.feasible else "-"
+        counts = [str(each.num_gpus) if each.feasible else "-" for each in (off, on)]
+        print(f"{rate:>10g}{counts[0]:>10}{counts[1]:>10}{saved:>8}")
+        for sizing in (off, on):
+            if not sizing.feasible:
+                print(f"{'':>10}{sizing.candidate.label}: {sizing.reason}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,47 @@
+"""How much a recorded traffic may grow before a cluster must: fewest GPUs for a trace, with one replica to spare.
+
+The trace is replayed as it was recorded, then faster and faster: its gaps shrink, its lengths and their order stay.
+
+    python -m draftcast.scenarios.scripts.trace_growth azure-conversation trace.csv --slo 'ttft:p95<2s' --growth 1,1.5,2
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from draftcast.scenarios.grid import parse_values
+from draftcast.scenarios.load import load_scenario
+from draftcast.scenarios.plan import mean_rate, plan
+from draftcast.scenarios.plan_slo import parse_objectives
+from draftcast.scenarios.scripts import run
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a line a growth factor: GPUs of the best method, and the growth that they still hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenario", help="a YAML file or an embedded scenario; the trace replaces its workload")
+    parser.add_argument("trace", type=Path, help="a trace file of a known format")
+    parser.add_argument("--slo", required=True, help="objectives, e.g. 'ttft:p95<500ms;tpot:p95<30ms'")
+    parser.add_argument("--growth", default="1,1.5,2", metavar="F,F,...|A..B:N", help="factors on the recorded rate")
+    parser.add_argument("--spare", type=int, default=1, help="replicas that may fail (1: N+1)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a scenario's key")
+    given = parser.parse_args(arguments)
+    scenario = load_scenario(given.scenario, overrides=given.set, trace=given.trace)
+    recorded = mean_rate(scenario)
+    objectives = parse_objectives(given.slo)
+    print(f"recorded: {recorded:.4g} requests/s on average")
+    print(f"{'growth':>8}{'req/s':>10}{'GPUs':>6}  {'best':<32}{'holds up to':>12}")
+    for factor in parse_values(given.growth, "--growth"):
+        answer = plan(scenario, rate_rps=factor * recorded, objectives=objectives, spare=given.spare)
+        best = answer.best
+        if best is None or best.largest is None:
+            print(f"{factor:>8g}{factor * recorded:>10.4g}     -  {answer.sizings[0].reason}")
+            continue
+        held = f"x {best.largest.met / recorded:.2f}"
+        print(f"{factor:>8g}{factor * recorded:>10.4g}{best.num_gpus:>6}  {best.candidate.label:<32}{held:>12}")
+
+
+if __name__ == "__main__":
+    run(main)
