@@ -32,6 +32,7 @@ def attention_work(
     tp: int = 1,
     kv_cache_dtype: str = "bf16",
     act_bytes: float = 2.0,
+    absorbed: bool = True,
 ) -> Work:
     """Attention of ONE layer over a batch of sequences, decode, verify or prefill alike.
 
@@ -39,7 +40,9 @@ def attention_work(
     verified: ``2 sum(S) H_kv d bytes`` does not contain k (FlashAttention, arXiv 2205.14135; DESIGN section 3). New
     K and V are written once per query token; queries are read and outputs written once.
     MLA in absorbed form (arXiv 2405.04434): every head attends to one shared latent of ``kv_lora_rank + rope`` and sums
-    latents: ``2 H (2 kv_lora_rank + rope) sum(q S)`` FLOPs; the latent is read once per sequence for all heads.
+    latents: ``2 H (2 kv_lora_rank + rope) sum(q S)`` FLOPs; the latent is read once per sequence for all heads. Prompts
+    run in the plain form instead, over keys and values expanded per head (vLLM's ``forward_mha``): ``2 H (nope + rope +
+    v) sum(q S)`` FLOPs. Expanding is the layer kv_b's; expanding a cached prefix once more for a chunk is not counted.
 
     Args:
         query_tokens: sum of q over the sequences, in tokens.
@@ -49,13 +52,18 @@ def attention_work(
         tp: ranks; heads are split, KV heads replicated when fewer.
         kv_cache_dtype: format of the KV cache.
         act_bytes: bytes per activation element.
+        absorbed: which form of MLA; without meaning for other attention.
     """
     queries, context, pairs = as_array(query_tokens), as_array(kv_tokens), as_array(query_kv)
     heads, kv_bytes = model.num_attention_heads // tp, KV_BYTES[kv_dtype(kv_cache_dtype)]
     elements = model.kv_elements_per_layer(tp)
-    if model.is_mla:
+    if model.is_mla and absorbed:
         flops = 2.0 * heads * (2 * model.kv_lora_rank + model.qk_rope_head_dim) * pairs
         query_io = heads * (2 * model.kv_lora_rank + model.qk_rope_head_dim)
+    elif model.is_mla:
+        widths = model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim
+        written = queries * elements * kv_bytes
+        return Work(2.0 * heads * widths * pairs, written + (context + queries) * heads * widths * act_bytes)
     else:
         flops = 4.0 * heads * model.head_dim * pairs
         query_io = 2 * heads * model.head_dim

@@ -185,6 +185,7 @@ class OperatorTables:
                 tp=self.tp,
                 kv_cache_dtype=kv_cache_dtype,
                 act_bytes=self.act_bytes,
+                absorbed=family != "attention_prefill",
             )
 
         entry = self.profile.operator(family, kv_cache_dtype)

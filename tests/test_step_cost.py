@@ -329,6 +329,17 @@ def test_mla_reads_the_latent() -> None:
     assert long - short == pytest.approx(max(compute, memory), rel=0.05)
 
 
+def test_mla_prompts_are_not_absorbed() -> None:
+    cost = tiny_cost(model=load_model("deepseek-v3"))
+    chunk = {"tokens": 512, "seqs": 1, "prefill_seqs": 1, "prefill_tokens": 512}
+    short, long = (
+        timed(cost, **chunk, prefill_kv=context, prefill_qkv=512.0 * context)[O_TARGET] for context in (20_000, 40_000)
+    )
+    compute = 512 * 20_000 * 61 * 2.0 * 128 * (128 + 64 + 128) / 1e15
+    memory = 20_000 * 61 * 2.0 * 128 * (128 + 64 + 128) * 1e-12
+    assert long - short == pytest.approx(max(compute, memory), rel=0.05)
+
+
 def test_eagle_with_k_0_still_runs_its_first_pass() -> None:
     batch = {"tokens": 4, "seqs": 4, "decode_seqs": 4, "decode_tokens": 4, "decode_kv": 40, "decode_qkv": 40}
     drafts = {"draft_seqs": 4, "draft_tokens": 4, "draft_passes": 1, "draft_kv": 40}

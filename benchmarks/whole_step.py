@@ -1,0 +1,176 @@
+"""A whole decode step built from the kernels, against what a profile says of it: the held-out check of step times.
+
+    python benchmarks/whole_step.py --profile DIR [--device cuda] [--model Llama-3.1-8B] [--graph]
+
+Every layer has random weights and a KV cache of its own and its kernels run in order, in the implementation that is
+the fastest here; what one writes the next does not read, which changes no time. Three figures a point: the step as a
+whole, the sum of its kernels timed one kind at a time, and the profile's (``draftcast profile compare`` splits it).
+Not run, but part of the profile's figure: the final norm and what has no kernel here. Prints a table and a JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+from collections.abc import Iterator
+
+from draftcast.calibration.measure.device import Device, find_device
+from draftcast.calibration.measure.memory import freed_memory_kept
+from draftcast.calibration.measure.shapes import footprint_bytes
+from draftcast.calibration.measure.timer import CpuTimer, CudaTimer, Launch, Timer
+from draftcast.calibration.measured import CURVES
+from draftcast.errors import DraftcastError, HardwareError
+from draftcast.kernels import layers
+from draftcast.kernels.catalog import load_model
+from draftcast.kernels.model import ModelSpec
+from draftcast.kernels.registry import operator
+from draftcast.scenarios.profile_compare import Step, step_cost, step_parts
+from draftcast.scenarios.profile_view import open_profile
+
+DTYPE = "bf16"
+BURSTS = 5
+MEMORY_SHARE = 0.7
+Kind = tuple[str, dict[str, int], int]
+"""Operator, its shape, how often it runs in a step."""
+
+
+def kinds(model: ModelSpec, batch: int, q: int, context: int) -> Iterator[Kind]:
+    """Kernels of one step in which each of ``batch`` sequences has ``q`` rows over ``context`` tokens."""
+    rows = batch * q
+    for layer in layers.linear_layers(model):
+        if not layer.num_experts:
+            yield "linear", {"m": rows, "k": layer.k, "n": layer.n}, layer.count
+    if model.is_moe:
+        experts = {"k": model.hidden_size, "n": model.moe_intermediate_size}
+        routing = {"num_experts": model.num_experts, "top_k": model.num_experts_per_tok}
+        yield "moe", {"m": rows, **experts, **routing}, model.num_moe_layers
+    for part in layers.elementwise_parts(model):
+        if part.kernel and not part.in_experts:
+            yield part.kernel, {"m": rows, **dict(zip(CURVES[part.kernel].axes, part.key, strict=True))}, part.count
+    heads = {
+        "heads": model.num_attention_heads,
+        "kv_heads": model.num_key_value_heads,
+        "head_dim": model.head_dim,
+        "tree": 0,
+    }
+    for window, count in (
+        (0, model.num_hidden_layers - model.num_sliding_layers),
+        (model.sliding_window, model.num_sliding_layers),
+    ):
+        if count:
+            yield "attention_decode", {"batch": batch, "q": q, "context": context, "window": window, **heads}, count
+    head = layers.lm_head(model)
+    yield "linear", {"m": rows, "k": head.k, "n": head.n}, 1
+    if q == 1:
+        yield "sampler", {"m": rows, "n": model.vocab_size}, 1
+    else:
+        yield "rejection_sampler", {"batch": batch, "q": q, "n": model.vocab_size}, 1
+
+
+def kv_dtype_of(name: str) -> str:
+    return DTYPE if name.startswith("attention") else ""
+
+
+def launches(kind: Kind, device: Device, timer: Timer, seed: int) -> list[Launch]:
+    """A launch for every run of the kernel in a step, on buffers of its own, in the fastest implementation."""
+    import torch
+
+    name, shape, count = kind
+    found = operator(name)
+    generator = torch.Generator(device=device.kind)
+    generator.manual_seed(seed)
+    sets = []
+    for _ in range(count):
+        inputs = found.make_inputs(shape, DTYPE, kv_dtype_of(name), device.kind, generator)
+        outputs = found.make_outputs(inputs)
+        sets.append((inputs, outputs))
+    fastest: tuple[float, list[Launch]] | None = None
+    for implementation in found.implementations.values():
+        if implementation.name == "triton" and device.kind == "cpu":  # its interpreter's times mean nothing
+            continue
+        if implementation.supports(shape, DTYPE, kv_dtype_of(name), device.kind):
+            continue
+        ready = [implementation.prepare(*each) for each in sets]
+        seconds = timer.burst(ready).seconds
+        if fastest is None or seconds < fastest[0]:
+            fastest = seconds, ready
+    if fastest is None:
+        raise HardwareError("no implementation runs here", key=name, value=shape)
+    return fastest[1]
+
+
+def in_order(kernels: list[list[Launch]]) -> list[Launch]:
+    """Launches layer by layer: the i-th share of every kind before the next share of any."""
+    most = max(len(each) for each in kernels)
+    placed = [((index + 0.5) / len(each) * most, launch) for each in kernels for index, launch in enumerate(each)]
+    return [launch for _, launch in sorted(placed, key=lambda pair: pair[0])]
+
+
+def median_s(timer: Timer, ready: list[Launch], graph: bool) -> float:
+    return statistics.median(timer.burst(ready, graph=graph, seen=True).seconds for _ in range(BURSTS))
+
+
+def measure(model: ModelSpec, device: Device, batch: int, k: int, context: int, graph: bool) -> tuple[float, float]:
+    """(Seconds of the step as a whole, sum of its kernels timed alone)."""
+    timer: Timer = CpuTimer() if device.kind == "cpu" else CudaTimer()
+    found = list(kinds(model, batch, 1 + k, context))
+    needed = sum(count * footprint_bytes(name, shape, DTYPE, kv_dtype_of(name)) for name, shape, count in found)
+    if needed > MEMORY_SHARE * device.memory_bytes:
+        raise HardwareError(f"{needed / 1e9:.0f} GB needed", key="memory", value=f"{device.memory_bytes / 1e9:.0f} GB")
+    kernels = [launches(kind, device, timer, seed) for seed, kind in enumerate(found)]
+    alone = sum(len(each) * median_s(timer, each, graph) for each in kernels)
+    steps = in_order(kernels)
+
+    def step() -> None:
+        for launch in steps:
+            launch()
+
+    step()
+    return median_s(timer, [step], graph), alone
+
+
+def main() -> None:
+    """Print the tables and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profile", required=True, help="a bundled profile, or a folder that calibrate wrote")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, help="of the CPU; as in the calibration (all)")
+    parser.add_argument("--model", default="testbed-250M")
+    parser.add_argument("--batches", default="1,8,64")
+    parser.add_argument("--k", default="0,3")
+    parser.add_argument("--contexts", default="256,1024")
+    parser.add_argument("--graph", action="store_true", help="replay the step as one CUDA graph")
+    given = parser.parse_args()
+    opened, model = open_profile(given.profile), load_model(given.model)
+    device = find_device(given.device, given.threads)
+    batches, ks, contexts = (tuple(map(int, text.split(","))) for text in (given.batches, given.k, given.contexts))
+    mode = "one CUDA graph" if given.graph else "eager"
+    print(f"{model.name} on {device.name}, profile {opened.profile.name}, {mode}")
+    print(f"{'batch':>6}{'k':>4}{'context':>9}{'step, ms':>11}{'kernels, ms':>13}{'profile, ms':>13}{'error':>9}")
+    rows = []
+    with freed_memory_kept():
+        for context, k, batch in itertools.product(contexts, ks, batches):
+            # ``context`` counts the new tokens; a step finds the cache without them.
+            step = Step(given.model, "ngram", k, context=context - 1 - k)
+            parts = step_parts(opened, step_cost(opened, step), step, batch)
+            predicted = parts["target"] + parts["lm_head and sampler"]
+            try:
+                whole, alone = measure(model, device, batch, k, context, given.graph)
+            except DraftcastError as error:
+                print(f"{batch:>6}{k:>4}{context:>9}  left out: {error}")
+                continue
+            error_share = predicted / whole - 1.0
+            figures = f"{1e3 * whole:>11.3f}{1e3 * alone:>13.3f}{1e3 * predicted:>13.3f}{error_share:>+9.1%}"
+            print(f"{batch:>6}{k:>4}{context:>9}{figures}", flush=True)
+            rows.append({"batch": batch, "k": k, "context": context, "step_s": whole, "kernels_s": alone}
+                        | {"profile_s": predicted, "error": error_share})  # fmt: skip
+    errors = [abs(float(row["error"])) for row in rows]
+    if errors:
+        print(f"median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
+    print(json.dumps({"model": given.model, "device": device.name, "graph": given.graph, "steps": rows}))
+
+
+if __name__ == "__main__":
+    main()
