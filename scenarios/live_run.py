@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -244,19 +245,15 @@ def live_run(
     live_prompts(scenario, table, scenario.statistics.seed)  # what is wrong with them shows before a server starts
     writer = LiveRunWriter.create(out)
     noise = Noise()
-    if options.url is not None:
-        return record_scenario(
-            scenario,
-            Endpoint.of(options.url.rstrip("/").removesuffix("/v1"), options.server_log),
-            writer,
-            options,
-            noise=noise,
-            progress=progress,
-        )
-    with Server.start(flags, writer.folder / SERVER_LOG) as server:
-        progress.say(server.shown)
-        server.wait_ready(options.start_timeout_s, progress.waiting)
-        endpoint = Endpoint.of(server.url, server.log, server)
+    with ExitStack() as running:
+        with writer.noting():
+            if options.url is not None:
+                endpoint = Endpoint.of(options.url.rstrip("/").removesuffix("/v1"), options.server_log)
+            else:
+                server = running.enter_context(Server.start(flags, writer.folder / SERVER_LOG))
+                progress.say(server.shown)
+                server.wait_ready(options.start_timeout_s, progress.waiting)
+                endpoint = Endpoint.of(server.url, server.log, server)
         return record_scenario(scenario, endpoint, writer, options, noise=noise, progress=progress)
 
 

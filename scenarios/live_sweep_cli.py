@@ -53,8 +53,9 @@ def sweep(
     cell_seconds: Annotated[float, typer.Option(min=0.1, help="Seconds in which a run sends requests.")] = 15.0,
     rounds: Annotated[int, typer.Option(min=1, help="How often every run is made.")] = 1,
     in_turn: Annotated[
-        bool, typer.Option("--in-turn/--together", help="One server at a time, for a GPU that holds one; or all up.")
-    ] = False,
+        bool | None,
+        typer.Option("--in-turn/--together", help="One server at a time; or all up, the default for hardware cpu."),
+    ] = None,
     vllm: Vllm = None,
     server_arg: ServerArguments = None,
     start_timeout: StartTimeout = 600.0,
@@ -76,6 +77,7 @@ def sweep(
     if (calibration_concurrency is None) != (calibration_lengths is None):
         raise InputError("go together", file="--calibration-concurrency and --calibration-lengths")
     lengths = parse_yaml(calibration_lengths, "--calibration-lengths") if calibration_lengths is not None else None
+    asked = load_scenario(scenario, overrides=overrides or ())
     plan = SweepPlan(
         ks=tuple(numbers("--k", k, int)),
         alternatives=tuple(alternative_method(text) for text in candidate or ()),
@@ -85,7 +87,7 @@ def sweep(
         rates_rps=tuple(parse_values(rates, "--rates")) if rates is not None else None,
         cell_s=cell_seconds,
         rounds=rounds,
-        in_turn=in_turn,
+        in_turn=asked.hardware != "cpu" if in_turn is None else in_turn,
     )
     options = LiveOptions(
         vllm=split_command(vllm),
@@ -95,7 +97,7 @@ def sweep(
         warmup_requests=warmup_requests,
     )
     with stoppable(out), shown_progress() as progress:
-        index = live_sweep(load_scenario(scenario, overrides=overrides or ()), out, plan, options, progress)
+        index = live_sweep(asked, out, plan, options, progress)
     if as_json:
         print_json(index)
     else:

@@ -29,7 +29,7 @@ from draftcast.calibration.live.client import Client
 from draftcast.calibration.live.http import get
 from draftcast.calibration.live.journal import Journal
 from draftcast.calibration.live.plan import LoadPlan
-from draftcast.calibration.live.run_directory import LiveRun, is_live_run
+from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.server import Server, ServerFlags
 from draftcast.errors import InputError, LiveError, ScenarioError
 from draftcast.kernels.catalog import load_model
@@ -267,7 +267,8 @@ def test_a_server_that_cannot_start_shows_its_last_lines(
     expected = r"^the server ended with exit code 7 before it was ready: ValueError: no such .*; the last lines of .*\n"
     with pytest.raises(LiveError, match=expected):
         live_run(question(testbed), tmp_path / "run", OPTIONS)
-    assert is_live_run(tmp_path / "run")
+    reason = LiveRun.read(tmp_path / "run").manifest["incomplete_reason"]
+    assert reason.startswith("the server ended with exit code 7 before it was ready: ValueError: no such quantization")
 
 
 def test_a_server_that_is_never_ready_is_stopped(

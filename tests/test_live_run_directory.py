@@ -104,6 +104,17 @@ def test_a_reason_marks_the_run_incomplete(tmp_path: Path) -> None:
     assert (run.complete, run.manifest["incomplete_reason"], len(run.requests)) == (False, "the server died", 0)
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"), [(LiveError("no server\nits log"), "no server"), (KeyboardInterrupt(), "interrupted")]
+)
+def test_what_ends_a_run_before_its_load_is_noted(tmp_path: Path, error: BaseException, reason: str) -> None:
+    writer = LiveRunWriter.create(tmp_path)
+    with pytest.raises(type(error)), writer.noting():
+        raise error
+    run = LiveRun.read(tmp_path)
+    assert (run.complete, run.manifest["incomplete_reason"], len(run.requests)) == (False, reason, 0)
+
+
 def test_a_full_disk_leaves_the_older_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = LiveRunWriter.create(tmp_path, name="before")
 
@@ -114,7 +125,7 @@ def test_a_full_disk_leaves_the_older_manifest(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(LiveError, match=r"manifest\.json: cannot be written: No space left on device"):
         writer.update(name="after")
     assert read_manifest(tmp_path)["name"] == "before"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [MANIFEST]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [JOURNAL, MANIFEST]
 
 
 def test_a_journal_on_a_full_disk_says_so() -> None:

@@ -239,6 +239,10 @@ def test_the_command_runs_a_sweep(testbed: Path, tmp_path: Path) -> None:
     assert len([text for text in done.stdout.splitlines() if "requests" in text]) == 6
     again = CliRunner().invoke(app, [*line, "--json"], catch_exceptions=False)
     assert json.loads(again.stdout) == read_index(tmp_path)
+    assert (json.loads(again.stdout)["plan"]["in_turn"], json.loads(again.stdout)["plan"]["cell_s"]) == (False, 0.4)
+    for more in (["--in-turn"], ["--set", "hardware=h100-sxm"]):
+        with pytest.raises(InputError, match="holds another sweep"):
+            CliRunner().invoke(app, [*line, *more], catch_exceptions=False)
     with pytest.raises(InputError, match="--calibration-lengths: go together"):
         CliRunner().invoke(app, [*line, "--calibration-concurrency", "1"], catch_exceptions=False)
     with pytest.raises(InputError, match="must be numbers separated by commas"):

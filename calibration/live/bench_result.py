@@ -14,8 +14,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from draftcast.calibration.live.journal import tables
-from draftcast.calibration.live.run_directory import LiveRun, LiveRunWriter
+from draftcast.calibration.live.journal import Journal
+from draftcast.calibration.live.run_directory import JOURNAL, LiveRun, LiveRunWriter
 from draftcast.errors import InputError
 
 _LISTS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "errors")
@@ -29,10 +29,12 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
         LiveError: the disk refuses.
     """
     result = _read(file)
-    requests, chunks = tables(_lines(file, result))
-    failed = requests[requests["error"] != ""]
+    lines = _lines(file, result)
     writer = LiveRunWriter.create(out, **{"name": str(result.get("label") or file.stem), **manifest})
-    writer.write_tables(requests, chunks)
+    journal = Journal(out / JOURNAL)
+    for line in lines:
+        journal.append(*line)
+    journal.close()
     counts = [result.get(f"spec_decode_{name}") for name in ("num_drafts", "draft_tokens", "accepted_tokens")]
     rates = result.get("spec_decode_per_position_acceptance_rates")
     if all(counts) and isinstance(rates, list):
@@ -42,10 +44,9 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
     writer.update(
         server={"command": [], "url": "", "version": "", "log": False, "config": {}},
         client={"source": f"vllm bench serve, {file.name}"},
-        complete=not len(failed),
-        incomplete_reason=f"{len(failed)} of {len(requests)} requests failed" if len(failed) else "",
     )
-    return LiveRun.read(out)
+    failed = sum(bool(error) for error in result["errors"])
+    return writer.finish(f"{failed} of {len(result['errors'])} requests failed" if failed else "")
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from draftcast.calibration.live.run_directory import (
     SERVER_LOG,
     LiveRun,
     LiveRunWriter,
+    why,
 )
 from draftcast.calibration.live.server import Server
 from draftcast.calibration.live.server_facts import ServerFacts, acceptance_between, server_facts
@@ -122,7 +123,7 @@ def record(
         reason = recording.carry_out(plan, warmup, progress)
     except BaseException as error:
         with contextlib.suppress(LiveError):
-            recording.close("interrupted" if isinstance(error, KeyboardInterrupt) else str(error))
+            recording.close(why(error))
         raise
     return recording.close(reason)
 
@@ -157,7 +158,6 @@ class _Recording:
 
     def close(self, reason: str) -> LiveRun:
         """Finish the run with what there is."""
-        (self._writer.folder / JOURNAL).touch()
         requests, _ = tables(read_journal(self._writer.folder / JOURNAL))
         checked = requests[requests["wrong_tokens"] >= 0]
         wrong, of = int(checked["wrong_tokens"].sum()), int(checked["output_tokens"].sum())

@@ -18,7 +18,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -137,6 +137,7 @@ class LiveRunWriter:
         writer = cls(folder, {})
         now = datetime.now(UTC).isoformat(timespec="seconds")
         writer.update(**{**MANIFEST_KEYS, "created_at": now, "incomplete_reason": "the run did not end", **manifest})
+        (folder / JOURNAL).touch()
         return writer
 
     def update(self, **manifest: Any) -> None:
@@ -164,13 +165,21 @@ class LiveRunWriter:
         Raises:
             LiveError: the disk refuses; what is on disk then is still readable and marked incomplete.
         """
-        journal = self.folder / JOURNAL
-        requests, chunks = tables(read_journal(journal) if journal.exists() else [])
-        self.write_tables(requests, chunks)
+        self.write_tables(*tables(read_journal(self.folder / JOURNAL)))
         self.update(complete=not incomplete_reason, incomplete_reason=incomplete_reason)
         with contextlib.suppress(OSError):
-            journal.unlink()
+            (self.folder / JOURNAL).unlink()
         return LiveRun.read(self.folder)
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """What ends the run before its load began is the reason in its manifest, and raised all the same."""
+        try:
+            yield
+        except BaseException as error:
+            with contextlib.suppress(LiveError):
+                self.finish(why(error))
+            raise
 
     def write_tables(self, requests: pd.DataFrame, chunks: pd.DataFrame) -> None:
         """``requests.parquet`` and ``chunks.parquet``, columns as in the module's text.
@@ -199,6 +208,13 @@ class LiveRunWriter:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
             raise LiveError(f"{self.folder / name}: cannot be written: {error.strerror or error}") from None
+
+
+def why(error: BaseException) -> str:
+    """An exception as an ``incomplete_reason``: its first line."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def is_live_run(folder: str | Path) -> bool:
