@@ -31,7 +31,7 @@ format: $(VENV)/.stamp  ## let ruff rewrite the code
 	$(BIN)/ruff format .
 
 test: lint  ## lint, then every test that needs neither a GPU nor vLLM
-	$(BIN)/python -m pytest -n 2 -m 'not live' tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not live' tests
 
 live-env: $(LIVE)/.stamp  ## the environment with vLLM (CPU build) that the live tests run in
 
