@@ -1,6 +1,7 @@
 """Draw the pictures of the docs: ``.venv/bin/python docs/figures.py`` (needs ``pip install kaleido`` and a Chromium).
 
-Every picture comes from the simulator with the numbers of an embedded scenario; nothing is drawn by hand.
+Every picture comes from the simulator with the numbers of an embedded scenario, or from a bundled profile; nothing is
+drawn by hand.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from pathlib import Path
 from draftcast.scenarios.comparison import compare
 from draftcast.scenarios.load import load_scenario
 from draftcast.scenarios.plots import comparison_figure
+from draftcast.scenarios.profile_plot import profile_figure
+from draftcast.scenarios.profile_view import open_profile
 
 IMAGES = Path(__file__).parent / "img"
 DEMO_RATES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 65.0, 70.0, 75.0, 80.0)
@@ -20,6 +23,7 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     answer = compare(load_scenario("default"), DEMO_RATES)
     comparison_figure(answer).write_image(IMAGES / "demo.png", scale=1)
+    profile_figure(open_profile("h100-sxm")).write_image(IMAGES / "h100-sxm.png", scale=1)
 
 
 if __name__ == "__main__":
