@@ -123,6 +123,7 @@ def test_small_row_counts_are_there(frames: dict[str, pd.DataFrame], name: str) 
 # (heads, KV heads, head size) on a rank of bundled models that the source did not time: these take the ratio to the
 # roofline of the nearest heads, and count as extrapolated. Nowhere timed: OPT-2.7b's 80-wide heads, 125m's odd ones.
 NO_HEADS = {(128, 8, 128), (6, 2, 128), (6, 6, 64), (3, 3, 64)}
+NO_HEADS |= {(14, 2, 64), (7, 1, 64)}  # Qwama-0.5B's
 NO_HEADS |= {(heads, heads, 80) for heads in (32, 16, 8, 4)}
 NO_DECODE_HEADS = {(32, 32, 128), (16, 16, 128), (12, 12, 64)}  # more than 8 KV heads
 

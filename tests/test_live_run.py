@@ -343,6 +343,8 @@ def test_an_interrupted_run_is_kept_and_its_server_stopped(testbed: Path, tmp_pa
 def test_signals_end_the_command_in_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], which: signal.Signals, code: int
 ) -> None:
+    # A shell starts background jobs with SIGINT ignored, and that is inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     before = signal.getsignal(signal.SIGTERM)
     cleaned = []
 

@@ -97,7 +97,7 @@ def test_every_bundled_model_has_a_step_cost_at_every_degree(name: str) -> None:
             assert np.isfinite(out).all()
             assert device_s > 0.9 * weights_s, f"{model.name} tp {tp}"
             measured_by_degree[model.name, tp] = 1.0 - out[st.O_ORIGIN_EXTRAPOLATED] / device_s
-    assert len(measured_by_degree) == 71
+    assert len(measured_by_degree) == 73
     # Most of a dense Llama's step rests on measured times, straight or interpolated.
     for tp in (1, 2, 4, 8):
         assert measured_by_degree[LLAMA, tp] > 0.85

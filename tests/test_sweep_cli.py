@@ -89,6 +89,8 @@ def test_ctrl_c_keeps_what_is_done_and_exits_with_130(tmp_path: Path) -> None:
     out = tmp_path / "set"
     small = ["--set", "workload.num_requests=1500", "--replications", "2", "--workers", "2"]
     arguments = ["default", "--grid", "seed=0..49", *small, "--out", str(out)]
+    # A shell starts background jobs with SIGINT ignored, and that would be inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "draftcast", "sweep", *arguments], stderr=subprocess.PIPE, start_new_session=True
     )
