@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from draftcast.calibration.acceptance_measure import Measurement
 from draftcast.errors import InputError
 
 MODELS = ("ngram", "per_position")
+WIDTH = 110
 _DIGITS = 6
 _MOST_PERSISTENT = 0.999
 
@@ -92,7 +94,8 @@ def acceptance_text(model: dict[str, Any], notes: Sequence[str], *, as_json: boo
     """The mapping that stands under ``acceptance:``; YAML carries the notes as comments, JSON has none."""
     if as_json:
         return json.dumps(model, allow_nan=False) + "\n"
-    comments = "".join(f"# {' '.join(note.split())}\n" for note in notes)
+    lines = (line for note in notes for line in textwrap.wrap(" ".join(note.split()), WIDTH))
+    comments = "".join(f"# {line}\n" for line in lines)
     return comments + yaml.safe_dump(model, sort_keys=False, default_flow_style=None, width=100)
 
 

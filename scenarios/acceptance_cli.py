@@ -164,19 +164,28 @@ def _measured_text(measured: Measurement) -> list[str]:
 
     report = measured.report()
     spread = report["per_request"]["mean_acceptance_length"]
-    quantiles = (
-        ", ".join(f"{name} {spread[name]:.3f}" for name in ("std", "p10", "p50", "p90"))
-        if spread["mean"] is not None
-        else "no request drafts"
-    )
+    quantiles = _quantiles(spread) if spread["mean"] is not None else "no request drafts"
     return [
         f"{report['num_requests']} requests, {report['num_rounds']} rounds, {report['num_drafts']} with a draft; "
         f"in [] the {measured.confidence:.0%} interval over requests",
         *(row(label, *measured.figures[name]) for name, label in _LABELS.items()),
-        *(row(f"accepted up to position {position}", *rate) for position, rate in enumerate(measured.rates)),
+        *(
+            row(f"accepted up to position {position}", *rate)
+            for position, rate in enumerate(measured.rates[: _told(measured)])
+        ),
         f"mean acceptance length by request: {quantiles}",
         f"rounds cut by a record's end: {report['rounds_cut_by_end']} (drafts beyond it count as rejected)",
     ]
+
+
+def _told(measured: Measurement) -> int:
+    """Positions worth a line: those up to the last that any draft reached, and one more."""
+    reached = sum(rate.value > 0 for rate in measured.rates)
+    return min(reached + 1, len(measured.rates))
+
+
+def _quantiles(spread: dict[str, float]) -> str:
+    return ", ".join(f"{name} {spread[name]:.3f}" for name in ("std", "p10", "p50", "p90"))
 
 
 def _notes(measured: Measurement, tokens: Path, model: str) -> list[str]:
@@ -189,6 +198,15 @@ def _notes(measured: Measurement, tokens: Path, model: str) -> list[str]:
         f"Mean acceptance length {length.value:.4f} [{length.low:.4f}, {length.high:.4f}], rounds with a draft "
         f"{share.value:.4f} [{share.low:.4f}, {share.high:.4f}], {drafts.value:.2f} draft tokens in each.",
     ]
+    bounds = ", ".join(f"[{rate.low:.4f}, {rate.high:.4f}]" for rate in measured.rates[: _told(measured)])
+    if bounds:
+        notes.append(f"{measured.confidence:.0%} intervals of the rates, over requests: {bounds}.")
+    lag = measured.figures["match_autocorrelation"]
+    if math.isfinite(lag.value):
+        notes.append(f"Lag-1 autocorrelation of matches {lag.value:.4f} [{lag.low:.4f}, {lag.high:.4f}].")
+    spread = measured.report()["per_request"]["mean_acceptance_length"]
+    if spread["mean"] is not None:
+        notes.append(f"Mean acceptance length of single requests: {_quantiles(spread)}.")
     if model == "per_position":
         notes.append("Rates of the rounds with a draft; under this model the simulator drafts in every round.")
     return notes

@@ -271,6 +271,30 @@ def test_written_section_is_taken_by_a_scenario(tmp_path: Path, options: list[st
     assert loaded.model_dump(exclude_none=True)["rates"] == tuple(section["rates"])
 
 
+def test_the_written_file_says_how_sure_its_numbers_are(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl", random_log(30))
+    done = measure(*NGRAM, "--tokens", str(log), "--json", "--out", str(tmp_path / "a.yaml"))
+    report = json.loads(done.stdout)
+    lines = [line for line in (tmp_path / "a.yaml").read_text().splitlines() if line.startswith("# ")]
+    assert max(map(len, lines)) <= 112
+    notes = " ".join(line[2:] for line in lines)
+    rates = report["per_position_acceptance_rates"]
+    assert ", ".join(f"[{rate['low']:.4f}, {rate['high']:.4f}]" for rate in rates) in notes
+    lag = report["figures"]["match_autocorrelation"]
+    assert f"autocorrelation of matches {lag['value']:.4f} [{lag['low']:.4f}, {lag['high']:.4f}]" in notes
+    spread = report["per_request"]["mean_acceptance_length"]
+    assert f"std {spread['std']:.3f}, p10 {spread['p10']:.3f}" in notes
+
+
+def test_positions_that_no_draft_reached_are_one_line(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl", random_log(10))
+    few = measure(*NGRAM, "--tokens", str(log)).stdout
+    many = measure(*NGRAM, "--num-speculative-tokens", "60", "--tokens", str(log)).stdout
+    assert few.count("accepted up to position") == 4
+    assert 4 < many.count("accepted up to position") < 60
+    assert many.count("0.0000   [0.0000, 0.0000]") == 1
+
+
 def test_per_position_section(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl", random_log(10))
     done = measure(*NGRAM, "--tokens", str(log), "--model", "per_position", "--out", str(tmp_path / "a.yaml"))
