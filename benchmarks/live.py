@@ -144,15 +144,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--vllm", default=None, help="how vLLM's server is called; found when absent")
+    parser.add_argument("--cell-seconds", type=float, default=None, help="seconds in which a run sends (9; quick 6)")
     parser.add_argument("--quick", action="store_true", help="few loads, off, draft_model k=3 and ngram k=3")
     options = parser.parse_args()
+    plan = QUICK if options.quick else FULL
+    if options.cell_seconds is not None:
+        plan = replace(plan, cell_s=options.cell_seconds)
     began = time.monotonic()
     asked = question(options.out / "testbed")
     with shown_progress() as progress:
         index = live_sweep(
             asked,
             options.out / "sweep",
-            QUICK if options.quick else FULL,
+            plan,
             LiveOptions(vllm=split_command(options.vllm)),
             progress,
         )
