@@ -35,6 +35,7 @@ _LOG_FLAGS = ("--enable-logging-iteration-details", "--logging-config.formatter"
 _ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # for /server_info, the resolved configuration; the server listens on 127.0.0.1 only
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",  # a quieter level, inherited from the caller's environment, hides the iteration lines
 }
 # GiB of KV cache where the user's environment says nothing: vLLM's own default on CPUs takes half of the memory.
 _CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
