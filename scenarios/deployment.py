@@ -16,10 +16,12 @@ from draftcast.scenarios.error_places import DRAFT_MODEL, engine_keys
 from draftcast.scenarios.schema import BatchDefaults, Engine, Scenario, batch_defaults
 from draftcast.scenarios.schema import Policy as AskedPolicy
 from draftcast.scenarios.schema.engine import MOST_BLOCKS
+from draftcast.scenarios.workload_spec import confidences, request_classes, slos
 from draftcast.sim.engine.state import EngineSettings
 from draftcast.sim.memory import MemoryBudget, memory_budget
 from draftcast.sim.methods import Method, get_method
 from draftcast.sim.policies import Policy, load_policy
+from draftcast.sim.policies.base import NEEDS_CONFIDENCE
 from draftcast.sim.step_cost import compile_step_cost
 from draftcast.sim.step_tables import head_of
 from draftcast.sim.step_time import StepCost
@@ -40,24 +42,54 @@ class Deployment:
     cost: StepCost
 
 
+def policy_of(scenario: Scenario) -> Policy:
+    """The policy that runs. One that is given is checked though nothing drafts.
+
+    Raises:
+        ScenarioError: an unknown policy or parameter, or the scenario lacks what the policy goes by.
+    """
+    with engine_keys():
+        return _policy(scenario)
+
+
 def _policy(scenario: Scenario) -> Policy:
-    """The policy that runs. One that is given is checked though nothing drafts."""
     spec = scenario.speculative_config
     asked = scenario.resolved_policy
     if asked.name == "batch_schedule" and spec is not None:
         return load_policy("batch_schedule", schedule=spec.num_speculative_tokens_per_batch_size)
     if spec is None and scenario.policy is not None and scenario.policy.name != "batch_schedule":
-        _load_policy(scenario.policy)
-    return _load_policy(asked)
+        _load_policy(scenario, scenario.policy)
+    policy = _load_policy(scenario, asked)
+    if policy.needs_confidence and None in confidences(scenario):
+        raise ScenarioError(NEEDS_CONFIDENCE, key="acceptance.confidence_discrimination", value=None)
+    return policy
 
 
-def _load_policy(asked: AskedPolicy) -> Policy:
+def _load_policy(scenario: Scenario, asked: AskedPolicy) -> Policy:
+    parameters = dict(asked.parameters)
+    if asked.name == "slo_aware":
+        given, classes = parameters.get("tpot_s"), len(request_classes(scenario))
+        if "tpot_s" not in parameters:
+            parameters["tpot_s"] = _tpot_s(scenario)
+        if isinstance(given, list | tuple) and len(given) != classes:
+            raise ScenarioError(
+                f"must be one number, or one for each of {classes} classes", key="policy.tpot_s", value=given
+            )
     try:
-        policy = load_policy(asked.name, **asked.parameters)
+        policy = load_policy(asked.name, **parameters)
         policy.compile(1, 1)  # what it is made of has to be numbers
         return policy
     except (ValueError, TypeError, OverflowError) as error:
         raise ScenarioError(str(error), key="policy.parameters", value=asked.parameters) from None
+
+
+def _tpot_s(scenario: Scenario) -> list[float]:
+    """The TPOT of every class in the order of their ids, 0 where it has none."""
+    found = slos(scenario)
+    limits = [found[entry.name].tpot_ms if entry.name in found else None for entry in request_classes(scenario)]
+    if not any(limits):
+        raise ScenarioError("needs slo.tpot_ms, or policy.parameters.tpot_s", key="policy.name", value="slo_aware")
+    return [(limit or 0.0) / 1000.0 for limit in limits]
 
 
 def _method(scenario: Scenario) -> Method:

@@ -14,7 +14,7 @@ from draftcast.scenarios.deployment import Deployment, deploy
 from draftcast.scenarios.error_places import within_memory, workload_keys
 from draftcast.scenarios.run_directory import make_manifest
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.workload_spec import acceptance_models, request_classes, slos, workload_spec
+from draftcast.scenarios.workload_spec import acceptance_models, confidences, request_classes, slos, workload_spec
 from draftcast.sim import results
 from draftcast.sim.acceptance import AcceptanceArrays, Constant, compile_acceptance
 from draftcast.sim.arrivals import ClosedLoop
@@ -78,6 +78,7 @@ def _acceptance(scenario: Scenario, table: RequestTable, seed: int, k: int) -> A
         table.class_id,
         seed,
         k,
+        confidence=confidences(scenario),
         offsets=table.acceptance_offsets,
         lengths=table.acceptance_lengths,
     )
@@ -98,6 +99,36 @@ def _engine_figures(replicas: list[Replica]) -> dict[str, float]:
     return figures
 
 
+def build_replicas(
+    scenario: Scenario, deployment: Deployment, table: RequestTable, seed: int, *, record_steps: bool = False
+) -> list[Replica]:
+    """The replicas of one replication, none of them sent anything yet.
+
+    Raises:
+        CapacityError: a request that the engine could never finish.
+    """
+    settings = deployment.settings
+    rows = request_rows(table)
+    with workload_keys():
+        check_fits(settings, rows)
+    acceptance = _acceptance(scenario, table, seed, scenario.num_speculative_tokens)
+    return [
+        Replica(
+            settings,
+            rows,
+            table,
+            deployment.policy.compile(
+                settings.num_speculative_tokens, settings.max_num_seqs, replication_seed(seed, replica)
+            ),
+            deployment.cost,
+            acceptance,
+            record_steps=record_steps,
+            decide=python_hook(deployment.policy.fresh()),
+        )
+        for replica in range(scenario.cluster.replicas)
+    ]
+
+
 def _replicate(
     scenario: Scenario,
     spec: WorkloadSpec,
@@ -107,24 +138,7 @@ def _replicate(
     progress: Progress | None,
     record_steps: bool,
 ) -> _Replication:
-    settings = deployment.settings
-    rows = request_rows(table)
-    with workload_keys():
-        check_fits(settings, rows)
-    acceptance = _acceptance(scenario, table, seed, scenario.num_speculative_tokens)
-    replicas = [
-        Replica(
-            settings,
-            rows,
-            table,
-            deployment.policy.compile(settings.num_speculative_tokens, settings.max_num_seqs),
-            deployment.cost,
-            acceptance,
-            record_steps=record_steps,
-            decide=python_hook(deployment.policy.fresh()),
-        )
-        for _ in range(scenario.cluster.replicas)
-    ]
+    replicas = build_replicas(scenario, deployment, table, seed, record_steps=record_steps)
     router = make_router(scenario.cluster.router, table, len(replicas), seed)
     loop = spec.arrivals if isinstance(spec.arrivals, ClosedLoop) else None
     cluster = Cluster(replicas, table, router, loop, seed, progress)
@@ -330,4 +344,4 @@ def _result(served: _Served, warmup: SharedWarmup, reliable: bool) -> RunResult:
     )
 
 
-__all__ = ["RunResult", "simulate", "simulate_together"]
+__all__ = ["RunResult", "build_replicas", "simulate", "simulate_together"]

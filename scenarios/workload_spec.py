@@ -58,11 +58,18 @@ def acceptance_models(scenario: Scenario) -> tuple[AcceptanceModel, ...]:
         if model is None:
             return ()
         key = f"workload.classes.{index}.acceptance" if entry.acceptance is not None else "acceptance"
-        parameters = model.model_dump(exclude={"model", "path", "record"}, exclude_none=True)
+        not_rates = {"model", "path", "record", "confidence_discrimination"}
+        parameters = model.model_dump(exclude=not_rates, exclude_none=True)
         if isinstance(model, TreeAcceptance) and scenario.speculative_config is not None:
             parameters = _tree(model, scenario.speculative_config)
         models.append(build_acceptance(model.model, parameters, key=key))
     return tuple(models)
+
+
+def confidences(scenario: Scenario) -> tuple[float | None, ...]:
+    """How much each class's draft knows of its own acceptance, in the order of their ids; None: not given."""
+    models = [scenario.acceptance_of(entry.name) for entry in request_classes(scenario)]
+    return tuple(model.confidence_discrimination if model is not None else None for model in models)
 
 
 def _tree(model: TreeAcceptance, spec: SpeculativeConfig) -> dict[str, Any]:

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from draftcast.sim.cluster import Cluster
     from draftcast.sim.engine.replica import Replica
     from draftcast.sim.engine.state import EngineSettings
-    from draftcast.sim.policies import Batch, Policy
+    from draftcast.sim.policies import Batch, Decision, Policy
     from draftcast.sim.request_table import RequestTable
 
-__all__ = ["Batch", "Cluster", "EngineSettings", "Policy", "Replica", "RequestTable"]
+__all__ = ["Batch", "Cluster", "Decision", "EngineSettings", "Policy", "Replica", "RequestTable"]
 
 _LAZY = {
     "Batch": "draftcast.sim.policies",
     "Cluster": "draftcast.sim.cluster",
+    "Decision": "draftcast.sim.policies",
     "EngineSettings": "draftcast.sim.engine.state",
     "Policy": "draftcast.sim.policies",
     "Replica": "draftcast.sim.engine.replica",

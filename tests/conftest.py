@@ -64,6 +64,27 @@ def easy_cost(
     return st.StepCost(params, empty, empty, empty, empty, empty, empty, attention, empty[0])
 
 
+def table_cost(target_s: list[float], first_s: float = 0.0, pass_s: float = 0.0, host_s: float = 0.0) -> st.StepCost:
+    """EAGLE: a target pass takes ``target_s[rows]``, the first draft pass ``first_s``, every later one ``pass_s``."""
+    params = np.zeros(st.N_PARAMS)
+    params[st.P_PLAN] = float(get_method("eagle").plan)
+    params[st.P_TREE_WIDTH] = 1.0
+    params[st.P_OVERLAP_HOST] = params[st.P_ASYNC] = 1.0
+    params[st.P_HOST_FIXED_S] = host_s
+
+    def table(seconds: Any) -> np.ndarray:
+        column = np.asarray(seconds, float)
+        return np.stack([column, np.zeros_like(column), np.zeros_like(column)], axis=1)
+
+    rows = len(target_s)
+    none = table(np.zeros(rows))
+    attention = np.zeros((at.N_BLOCKS, at.N_COLUMNS))
+    return st.StepCost(
+        params, table(target_s), none, table(np.full(rows, first_s)), table(np.full(rows, pass_s)), none, none,
+        attention, np.zeros(3),
+    )  # fmt: skip
+
+
 class Step(NamedTuple):
     """One collected step: when it was scheduled, ran and was collected, what each request did, blocks held after it."""
 
@@ -139,8 +160,9 @@ def build_case(
     k: int = 0,
     policy: Policy | None = None,
     accept: Sequence[Sequence[int]] | AcceptanceModel | None = None,
+    confidence: float | None = None,
     seed: int = 0,
-    cost: dict[str, Any] | None = None,
+    cost: dict[str, Any] | st.StepCost | None = None,
     replicas: int = 1,
     **settings: Any,
 ) -> Case:
@@ -149,7 +171,8 @@ def build_case(
     Args:
         accept: accepted drafts by output position, one list per request, or a model. Position 1 is the round that is
             verified when one output token exists.
-        cost: arguments of ``easy_cost``.
+        confidence: how much the draft's confidence tells, 0 to 1; None for a draft without one.
+        cost: arguments of ``easy_cost``, or a step cost.
         settings: fields of ``EngineSettings``; those that follow from the method are filled in.
     """
     facts = as_method(method)
@@ -183,8 +206,11 @@ def build_case(
     }
     engine = EngineSettings(**{**small, **from_method, **settings})
     model = accept if isinstance(accept, AcceptanceModel) else Trace.from_lists(accept or [[0]] * len(table))
-    acceptance = compile_acceptance([model], table.class_id, seed, k)
-    step_cost = easy_cost(**{"method": method, "is_async": engine.async_scheduling, **(cost or {})})
+    acceptance = compile_acceptance([model], table.class_id, seed, k, confidence=[confidence])
+    if isinstance(cost, st.StepCost):
+        step_cost = cost
+    else:
+        step_cost = easy_cost(**{"method": method, "is_async": engine.async_scheduling, **(cost or {})})
     rows = request_rows(table)
     made = [
         Replica(
@@ -206,6 +232,12 @@ def build_case(
 def easy_cost_fixture() -> Any:
     """``easy_cost``: a step cost of easy numbers."""
     return easy_cost
+
+
+@pytest.fixture(name="table_cost")
+def table_cost_fixture() -> Any:
+    """``table_cost``: a step cost whose target pass takes a given time at every number of rows."""
+    return table_cost
 
 
 @pytest.fixture(name="build_case")

@@ -22,11 +22,39 @@ from draftcast.scenarios.simulate import simulate
 from draftcast.sim.acceptance import Beta, Constant, Ngram, accepted_drafts, proposed_drafts
 from draftcast.sim.cluster import Cluster
 from draftcast.sim.engine.state import STOP_MAX_STEPS
-from draftcast.sim.policies import Batch, BatchSchedule, EmaTiers, Fixed, Goodput, Off, Oracle, Policy
+from draftcast.sim.policies import (
+    AdaptiveVerification,
+    Bandit,
+    Batch,
+    BatchSchedule,
+    Confidence,
+    Decision,
+    EmaTiers,
+    Fixed,
+    Goodput,
+    Off,
+    Oracle,
+    Policy,
+    SloAware,
+    Tetris,
+)
 from draftcast.sim.routers import ROUTERS, make_router
 
 N = 40
-POLICIES: tuple[Policy, ...] = (Fixed(), Off(), BatchSchedule([[1, 3, 3], [4, 8, 1]]), Goodput(), EmaTiers(), Oracle())
+POLICIES: tuple[Policy, ...] = (
+    Fixed(),
+    Off(),
+    BatchSchedule([[1, 3, 3], [4, 8, 1]]),
+    Goodput(),
+    EmaTiers(),
+    Confidence(),
+    Tetris(),
+    SloAware(tpot_s=1.0),
+    Bandit(),
+    Bandit("ucb"),
+    AdaptiveVerification(),
+    Oracle(),
+)
 METHODS = ("eagle", "ngram", "ngram_gpu")
 
 
@@ -60,6 +88,23 @@ class ByRequest(Policy):
         return batch.request.astype(np.int64) % 4
 
 
+class PythonConfidence(Policy):
+    """Up to the draft after which a rejection is likelier than 0.4."""
+
+    def decide(self, batch: Batch) -> Any:
+        return np.minimum((batch.survival >= 0.6).sum(axis=1) + 1, batch.k)
+
+
+class PythonTetris(Policy):
+    """Everybody drafts k; half of all drafts is verified, the likeliest."""
+
+    def decide(self, batch: Batch) -> Decision:
+        drafting = np.flatnonzero(~batch.is_prefill)
+        candidates = [(-batch.survival[i, level], level, i) for i in drafting for level in range(batch.k)]
+        chosen = [i for _, _, i in sorted(candidates)[: len(candidates) // 2]]
+        return Decision(verify=np.bincount(chosen, minlength=batch.num_seqs).astype(int), make=batch.k)
+
+
 def busy(build_case: Any, policy: Policy, method: str = "eagle", k: int = 3, **changes: Any) -> Any:
     """Forty requests in scarce blocks: preemptions, chunks, prefix hits."""
     rng = np.random.default_rng(5)
@@ -72,6 +117,7 @@ def busy(build_case: Any, policy: Policy, method: str = "eagle", k: int = 3, **c
         "k": k,
         "policy": policy,
         "accept": Ngram(0.6, alpha=0.7, persistence=0.8) if method.startswith("ngram") else Constant(0.7),
+        "confidence": 0.5,
         "seed": 11,
         "num_gpu_blocks": 25,
         "max_num_batched_tokens": 24,
@@ -110,8 +156,14 @@ def test_one_call_a_step_changes_nothing(build_case: Any, policy: Policy, method
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     ("in_python", "compiled"),
-    [(PythonFixed(), Fixed()), (PythonOff(), Off()), (PythonSchedule(), BatchSchedule([[1, 3, 3], [4, 8, 1]]))],
-    ids=("fixed", "off", "batch_schedule"),
+    [
+        (PythonFixed(), Fixed()),
+        (PythonOff(), Off()),
+        (PythonSchedule(), BatchSchedule([[1, 3, 3], [4, 8, 1]])),
+        (PythonConfidence(), Confidence(max_rejection_probability=0.4)),
+        (PythonTetris(), Tetris(capacity=0.5)),
+    ],
+    ids=("fixed", "off", "batch_schedule", "confidence", "tetris"),
 )
 def test_a_python_policy_is_bit_identical_to_its_compiled_twin(
     build_case: Any, in_python: Policy, compiled: Policy, method: str

@@ -20,7 +20,20 @@ from draftcast.sim.arrivals import ClosedLoop, ThinkTime
 from draftcast.sim.cluster import Cluster
 from draftcast.sim.engine.replica import check_fits, most_slots
 from draftcast.sim.methods import Method, get_method
-from draftcast.sim.policies import BatchSchedule, EmaTiers, Fixed, Goodput, Off, Oracle, Policy
+from draftcast.sim.policies import (
+    AdaptiveVerification,
+    Bandit,
+    BatchSchedule,
+    Confidence,
+    EmaTiers,
+    Fixed,
+    Goodput,
+    Off,
+    Oracle,
+    Policy,
+    SloAware,
+    Tetris,
+)
 from draftcast.sim.request_columns import TIME_COLUMNS, check_requests, littles_law
 from draftcast.sim.routers import ROUTERS, make_router
 
@@ -34,6 +47,11 @@ POLICIES: tuple[Policy, ...] = (
     Off(),
     BatchSchedule([[1, 2, 4], [3, 9, 1]]),
     Goodput(),
+    Confidence(),
+    Tetris(),
+    SloAware(tpot_s=2.0),
+    Bandit(),
+    AdaptiveVerification(),
     EmaTiers(),
     Oracle(),
 )
@@ -68,6 +86,7 @@ def scenarios(draw: Any, max_requests: int = 10) -> dict[str, Any]:
         "k": draw(st.integers(1, 5)) if method.drafts else 0,
         "policy": draw(st.sampled_from(POLICIES)),
         "accept": acceptance_of(method, draw(st.sampled_from([0.0, 0.5, 0.9, 1.0]))),
+        "confidence": draw(st.sampled_from([0.0, 0.4, 1.0])),
         "seed": draw(st.integers(0, 2**32)),
         "block_size": block_size,
         "max_num_seqs": draw(st.sampled_from([1, 3, 8])),

@@ -12,9 +12,11 @@ from numba import njit
 
 import draftcast
 from draftcast.errors import ScenarioError
+from draftcast.scenarios.schema.scenario import POLICIES as SCENARIO_POLICIES
 from draftcast.sim.acceptance import Constant
 from draftcast.sim.borrowed import reference
 from draftcast.sim.engine import decide as rules
+from draftcast.sim.engine.rules import ema_tiers, goodput
 from draftcast.sim.policies import (
     POLICIES,
     BatchSchedule,
@@ -32,12 +34,12 @@ from draftcast.sim.policies import (
 
 @njit(cache=True)
 def observe(engine: Any, rounds: int, accepted: int, rejections: int, sampled: int) -> None:
-    rules.observe(reference(engine), rounds, accepted, rejections, sampled)
+    rules.observe(reference(engine), 0, rounds, accepted, rejections, sampled, rounds + accepted, 1.0)
 
 
 @njit(cache=True)
 def goodput_drafts(engine: Any, num_seqs: int, mean_context: float) -> int:
-    return rules.goodput_drafts(reference(engine), num_seqs, mean_context)
+    return goodput.goodput_drafts(reference(engine), num_seqs, mean_context)
 
 
 LONG = {"max_model_len": 512, "num_gpu_blocks": 201}
@@ -119,9 +121,9 @@ def test_goodput_learns_alpha_from_tested_drafts(build_case: Any) -> None:
     case = build_case([4], [4], method="eagle", k=4, policy=Goodput(initial_acceptance=0.5, weight=0.5))
     # Two rounds: 3 accepted in all, one of them ended by a rejection: 3 of 4 tested drafts.
     observe(case.replica.state, 2, 3, 1, 2)
-    assert case.replica.state.policy.state[rules.GOODPUT_ALPHA] == 0.5 * 0.5 + 0.5 * 0.75
+    assert case.replica.state.policy.state[goodput.GOODPUT_ALPHA] == 0.5 * 0.5 + 0.5 * 0.75
     observe(case.replica.state, 0, 0, 0, 2)  # nothing tested: nothing learned
-    assert case.replica.state.policy.state[rules.GOODPUT_ALPHA] == 0.625
+    assert case.replica.state.policy.state[goodput.GOODPUT_ALPHA] == 0.625
 
 
 def test_goodput_probes_after_an_interval_without_drafts(build_case: Any) -> None:
@@ -139,8 +141,8 @@ def test_goodput_probes_after_an_interval_without_drafts(build_case: Any) -> Non
 
 
 def tier_state(case: Any, tier: int = 0) -> tuple[int, float]:
-    state = case.replica.state.policy.state[tier * rules.TIER_STATE : (tier + 1) * rules.TIER_STATE]
-    return int(state[rules.TIER_INDEX]), float(state[rules.TIER_EMA])
+    state = case.replica.state.policy.state[tier * ema_tiers.TIER_STATE : (tier + 1) * ema_tiers.TIER_STATE]
+    return int(state[ema_tiers.TIER_INDEX]), float(state[ema_tiers.TIER_EMA])
 
 
 def test_ema_tiers_walks_up_and_down(build_case: Any) -> None:
@@ -295,7 +297,7 @@ def test_unknown_and_bad_parameters_are_refused() -> None:
 
 
 def test_the_registry_holds_every_policy() -> None:
-    assert set(POLICIES) == {"off", "fixed", "batch_schedule", "goodput", "ema_tiers", "oracle"}
+    assert tuple(POLICIES) == SCENARIO_POLICIES
     assert math.isclose(load_policy("goodput", weight=0.3).weight, 0.3)  # type: ignore[attr-defined]
 
 

@@ -16,14 +16,19 @@ from draftcast.sim.methods import get_method
 from draftcast.sim.policies import (
     POLICIES,
     SGLANG_TIERS,
+    AdaptiveVerification,
+    Bandit,
     Batch,
     BatchSchedule,
+    Confidence,
     EmaTiers,
     Fixed,
     Goodput,
     Off,
     Oracle,
     Policy,
+    SloAware,
+    Tetris,
     Tier,
     load_policy,
     python_hook,
@@ -243,6 +248,15 @@ PARAMETERS: dict[str, tuple[Policy, Policy]] = {
         EmaTiers([Tier(1, (1, 3, 5))], 0.5, 1, 0),
         EmaTiers([Tier(1, (1, 3, 5))], 0.5, 20, 0),
     ),
+    "confidence.max_rejection_probability": (Confidence(0.3), Confidence(0.8)),
+    "confidence.min_confidence": (Confidence(1.0, 0.0), Confidence(1.0, 0.6)),
+    "tetris.capacity": (Tetris(0.4), Tetris(0.8)),
+    "slo_aware.tpot_s": (SloAware(0.0), SloAware([0.8])),
+    "slo_aware.latency_slack": (SloAware(1.0, 0.2), SloAware(1.0, 0.5)),
+    "bandit.algorithm": (Bandit("bin_greedy"), Bandit("ucb")),
+    "bandit.exploration": (Bandit("ucb", 0.0), Bandit("ucb", 2.0)),
+    "bandit.switch_cost_s": (Bandit(switch_cost_s=0.0), Bandit(switch_cost_s=100.0)),
+    "adaptive_verification.early_stop": (AdaptiveVerification(False), AdaptiveVerification(True)),
     "ema_tiers.warmup_batches": (EmaTiers([Tier(1, (1, 3, 5))], 0.5, 1, 0), EmaTiers([Tier(1, (1, 3, 5))], 0.5, 1, 20)),
 }
 
@@ -256,11 +270,14 @@ def test_every_parameter_is_listed() -> None:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_every_parameter_changes_the_outcome(build_case: Any, name: str) -> None:
+def test_every_parameter_changes_the_outcome(build_case: Any, table_cost: Any, name: str) -> None:
+    # Times that go up and down with the rows are what an early stop is about.
+    cost = table_cost([1.0 + rows % 2 for rows in range(65)]) if name.endswith("early_stop") else None
+
     def finishes(policy: Policy) -> list[float]:
         case = build_case(
-            [4] * 6, [40] * 6, arrival_s=[8.0 * i for i in range(6)], method="eagle", k=5, policy=policy,
-            accept=Constant(0.6), max_model_len=128,
+            [4] * 6, [110] * 6, arrival_s=[8.0 * i for i in range(6)], method="eagle", k=5, policy=policy,
+            accept=Constant(0.6), confidence=0.4, max_model_len=128, cost=cost,
         )  # fmt: skip
         return case.serve().requests()["finish_s"].tolist()  # type: ignore[no-any-return]
 
@@ -272,7 +289,11 @@ def test_every_parameter_changes_the_outcome(build_case: Any, name: str) -> None
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
-        ("best", {}, "policy.name = 'best': unknown; known are batch_schedule, ema_tiers, fixed, goodput, off, oracle"),
+        (
+            "best",
+            {},
+            "policy.name = 'best': unknown; known are adaptive_verification, bandit, batch",
+        ),
         ("goodput", {"wait": 1}, r"unexpected keyword argument 'wait'; parameters are: weight, initial_acceptance"),
         ("off", {"k": 1}, "parameters are: none"),
         ("batch_schedule", {}, "missing 1 required positional argument: 'schedule'; parameters are: schedule"),
@@ -289,6 +310,17 @@ def test_every_parameter_changes_the_outcome(build_case: Any, name: str) -> None
         ("ema_tiers", {"tiers": [{"batch_size": 1, "steps": []}]}, "needs 1 to 12 draft lengths"),
         ("ema_tiers", {"tiers": [{"batch_size": 1, "steps": [-1]}]}, "none negative"),
         ("ema_tiers", {"tiers": [{"size": 1}]}, "unexpected keyword argument 'size'"),
+        ("confidence", {"max_rejection_probability": 1.5}, r"max_rejection_probability = 1.5: must be in 0..1"),
+        ("confidence", {"min_confidence": -0.1}, r"min_confidence = -0.1: must be in 0..1"),
+        ("tetris", {"capacity": 2}, r"policy.capacity = 2: must be in 0..1"),
+        ("slo_aware", {}, "missing 1 required positional argument: 'tpot_s'"),
+        ("slo_aware", {"tpot_s": "fast"}, "policy.tpot_s = 'fast': must be seconds, at least 0"),
+        ("slo_aware", {"tpot_s": [0.1, -1.0]}, "policy.tpot_s = -1.0: must be seconds, at least 0"),
+        ("slo_aware", {"tpot_s": 0.1, "latency_slack": -1}, "latency_slack = -1: must be a number of at least 0"),
+        ("bandit", {"algorithm": "luck"}, "policy.algorithm = 'luck': must be one of bin_greedy, ucb"),
+        ("bandit", {"exploration": math.inf}, "must be a number of at least 0"),
+        ("bandit", {"switch_cost_s": "dear"}, "must be a number of at least 0"),
+        ("adaptive_verification", {"early_stop": 1}, "policy.early_stop = 1: must be true or false"),
         ("nowhere.to_be_found:Policy", {}, "cannot be imported: No module named 'nowhere'"),
         ("math:Policy", {}, "'Policy' is not a draftcast.sim.Policy in it"),
         ("math:pi", {}, "'pi' is not a draftcast.sim.Policy in it"),

@@ -34,14 +34,22 @@ def _non_increasing(rates: tuple[float, ...] | None) -> tuple[float, ...] | None
     return rates
 
 
-class ConstantAcceptance(Frozen):
+class AcceptanceBase(Frozen):
+    """What every model has besides its own rates."""
+
+    # How well the draft's own confidence tells accepted tokens from rejected ones, for policies that go by it: mean
+    # confidence of accepted drafts less that of rejected ones. None: the draft's confidence is not known.
+    confidence_discrimination: Probability | None = None
+
+
+class ConstantAcceptance(AcceptanceBase):
     """Every draft token is accepted with the same probability, independently."""
 
     model: Literal["constant"]
     alpha: Probability
 
 
-class PerPositionAcceptance(Frozen):
+class PerPositionAcceptance(AcceptanceBase):
     """Measured unconditional rate of each draft position."""
 
     model: Literal["per_position"]
@@ -50,7 +58,7 @@ class PerPositionAcceptance(Frozen):
     _check = field_validator("rates")(_non_increasing)
 
 
-class BetaAcceptance(Frozen):
+class BetaAcceptance(AcceptanceBase):
     """Each request has its own alpha from a Beta(mean*concentration, (1-mean)*concentration): latency tails."""
 
     model: Literal["beta"]
@@ -58,7 +66,7 @@ class BetaAcceptance(Frozen):
     concentration: Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 
 
-class MarkovAcceptance(Frozen):
+class MarkovAcceptance(AcceptanceBase):
     """Good and bad stretches with their own alpha; ``p_gb`` (good to bad) and ``p_bg`` are per output token."""
 
     model: Literal["markov"]
@@ -74,7 +82,7 @@ class MarkovAcceptance(Frozen):
         return self
 
 
-class NgramAcceptance(Frozen):
+class NgramAcceptance(AcceptanceBase):
     """A lookup finds a match with some probability (else no draft); matched drafts follow ``rates`` or ``alpha``."""
 
     model: Literal["ngram"]
@@ -95,7 +103,7 @@ class NgramAcceptance(Frozen):
         return self
 
 
-class TreeAcceptance(Frozen):
+class TreeAcceptance(AcceptanceBase):
     """A draft tree: ``alpha`` of one branch, or unconditional ``rates`` per depth as measured with one tree.
 
     Alpha alone follows the shape of the tree that is simulated; ``widths`` says instead how many branches are tried at
@@ -124,7 +132,7 @@ class TreeAcceptance(Frozen):
         return self
 
 
-class TraceAcceptance(Frozen):
+class TraceAcceptance(AcceptanceBase):
     """Recorded acceptance by output position: ``<record>.acc_len`` of a ``specdecode_bench`` file.
 
     Without ``path`` the file the requests come from; with it, each request replays a row of that file.

@@ -14,7 +14,19 @@ from draftcast.scenarios.schema.speculation import SpeculativeConfig
 from draftcast.scenarios.schema.workload import Workload
 
 ROUTERS = ("round_robin", "random", "least_loaded", "power_of_two", "prefix_affinity")
-POLICIES = ("off", "fixed", "batch_schedule", "goodput", "ema_tiers", "oracle")
+POLICIES = (
+    "off",
+    "fixed",
+    "batch_schedule",
+    "goodput",
+    "ema_tiers",
+    "confidence",
+    "tetris",
+    "slo_aware",
+    "bandit",
+    "adaptive_verification",
+    "oracle",
+)
 MATCHING_METHODS = ("ngram", "ngram_gpu", "suffix")
 
 

@@ -15,9 +15,10 @@ from draftcast.sim.acceptance.compiled import (
     KIND_TRACE,
     MAX_K,
     N_PARAMS,
+    P_CONFIDENCE,
     AcceptanceArrays,
 )
-from draftcast.sim.acceptance.model import AcceptanceModel, check_drafts
+from draftcast.sim.acceptance.model import AcceptanceModel, check_drafts, check_probability
 from draftcast.sim.acceptance.trace import Trace, check_recording
 from draftcast.sim.random_streams import Stream, request_keys, request_uniforms
 
@@ -28,6 +29,7 @@ def compile_acceptance(
     seed: int,
     k: int = 0,
     *,
+    confidence: Sequence[float | None] = (),
     offsets: npt.ArrayLike | None = None,
     lengths: npt.ArrayLike | None = None,
 ) -> AcceptanceArrays:
@@ -39,6 +41,8 @@ def compile_acceptance(
         seed: the run's seed; every draw follows from (seed, request, output position).
         k: most drafts the run may ask for. A model that does not know that many raises; drafts beyond k are never
             needed, and drafts beyond what a model knows would be rejected.
+        confidence: per class, how well the draft's confidence tells accepted drafts from rejected ones (0..1, see
+            ``draftcast.sim.acceptance.confidence``), None for none; empty: none for any class.
         offsets, lengths: the request table's recorded acceptance, for classes whose model is ``trace``.
 
     Raises:
@@ -65,6 +69,10 @@ def compile_acceptance(
             members = classes == c
             alpha[members] = model.quantile(request_uniforms(seed, Stream.ALPHA, n)[members])
 
+    for c, discrimination in enumerate(confidence or [None] * len(models)):
+        has = discrimination is not None
+        params[c, P_CONFIDENCE] = check_probability("confidence_discrimination", discrimination) if has else -1.0
+    has_confidence = bool((params[:, P_CONFIDENCE] >= 0.0).any())
     has_chain = bool(np.isin(kinds, (KIND_MARKOV, KIND_NGRAM)).any())
     recorded_offsets, recorded_lengths = np.zeros(0, np.int64), np.zeros(0, np.uint8)
     if (kinds == KIND_TRACE).any():
@@ -79,6 +87,9 @@ def compile_acceptance(
         if len(bare):
             message = f"acceptance model trace needs a recording for every request; request {bare[0]} has none"
             raise ScenarioError(message, key="acceptance_lengths")
+        if has_confidence:
+            rates = Trace(recorded_offsets, recorded_lengths).conditional(k)
+            conditional[kinds == KIND_TRACE, :k] = rates
     return AcceptanceArrays(
         kind=kinds,
         conditional=conditional,

@@ -36,7 +36,8 @@ P_STAY = 2  # P(1 at p + 1 | 1 at p)
 P_ALPHA_0 = 3  # markov: acceptance in state 0
 P_ALPHA_1 = 4  # markov: acceptance in state 1
 P_LONGER = 5  # ngram: P(match longer than j | at least j); 1 never ends a draft early
-N_PARAMS = 6
+P_CONFIDENCE = 6  # discrimination of the draft's confidence, -1 without one
+N_PARAMS = 7
 
 
 class AcceptanceArrays(NamedTuple):
@@ -55,7 +56,7 @@ class AcceptanceArrays(NamedTuple):
 
 
 @njit(cache=True, forceinline=True)
-def _state_at(arrays: AcceptanceArrays, request: int, c: int, position: int) -> int:
+def state_at(arrays: AcceptanceArrays, request: int, c: int, position: int) -> int:
     """State (0 or 1) of the request's chain at an output position; O(positions since the last call).
 
     The chain starts stationary at position 0. A cursor remembers where it stands; a call behind the cursor (a second
@@ -82,7 +83,7 @@ def _state_at(arrays: AcceptanceArrays, request: int, c: int, position: int) -> 
 @njit(cache=True, forceinline=True)
 def _accepted_markov(arrays: AcceptanceArrays, request: int, c: int, position: int, drafts: int) -> int:
     a = borrowed(arrays)
-    state = _state_at(a, request, c, position)
+    state = state_at(a, request, c, position)
     key = a.keys[request]
     match_key = a.match_keys[request]
     enter = a.params[c, P_ENTER]
@@ -133,7 +134,7 @@ def accepted_drafts(arrays: AcceptanceArrays, request: int, position: int, draft
 @njit(cache=True, forceinline=True)
 def _proposed_ngram(arrays: AcceptanceArrays, request: int, c: int, position: int, k: int) -> int:
     a = borrowed(arrays)
-    if k == 0 or _state_at(a, request, c, position) == 0:
+    if k == 0 or state_at(a, request, c, position) == 0:
         return 0
     longer = a.params[c, P_LONGER]
     if longer >= 1.0:

@@ -38,8 +38,8 @@ from draftcast.sim.itl_histogram import ITL_BINS, ITL_SEGMENTS
 from draftcast.sim.request_table import RequestTable
 from draftcast.sim.step_time import N_FEATURES, N_OUT, StepCost
 
-Decide = Callable[[Engine, int], None]
-"""A Python policy's hook: fill ``next_drafts`` of the entries of the batch in the given slot."""
+Decide = Callable[[Engine], None]
+"""A Python policy's hook: read the batch that ``draftcast.sim.engine.rules.python`` shows, write the decision there."""
 
 
 def request_rows(table: RequestTable) -> Array:
@@ -212,7 +212,7 @@ class Replica:
             stop = advance(self.state, until_s, stop_on_finish, max_steps - collected)
             if stop == STOP_DECIDE:
                 assert self._decide is not None
-                self._decide(self.state, (int(e["first_batch"]) + int(e["in_flight"])) & 1)
+                self._decide(self.state)
             elif stop == STOP_STUCK:
                 raise SimulationError("the engine can run nothing although requests wait")
             elif stop != STOP_STEPS_FULL:

@@ -91,7 +91,8 @@ ENTRY = np.dtype(
         ("proposed", "i4"),  # of them, drafts that a text search really proposed
         ("computed", "i4"),  # tokens computed before this step
         ("accepted", "i4"),
-        ("next_drafts", "i4"),  # drafts to make in this step, verified in the next
+        ("next_drafts", "i4"),  # of the drafts made in this step, those verified in the next
+        ("drafted", "i2"),  # drafts made in this step
         ("padded", "i1"),  # drafts are padding of a one-token admission
         ("is_chunk", "i1"),
     ],
@@ -212,10 +213,13 @@ Array = NDArray[Any]
 class PolicyArrays(NamedTuple):
     """A compiled policy: its kind, its parameters, its batch-size table and its moving state."""
 
-    kind: Array  # i8[1], see policies.py
+    kind: Array  # i8[1], see decide.py
     params: Array  # f8[...]
     table: Array  # i8[max_num_seqs + 1], drafts by batch size
     state: Array  # f8[...], moving averages, updated as outputs come in
+    scratch: Array  # f8[...], work space of one decision
+    order: Array  # i8[...], work space of one decision
+    row_s: Array  # f8[rows + 1], seconds of a decode step that go by its rows; NaN before the first decision
 
 
 class Engine(NamedTuple):

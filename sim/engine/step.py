@@ -16,6 +16,7 @@ from draftcast.sim.borrowed import borrowed, reference
 from draftcast.sim.engine import blocks, queue
 from draftcast.sim.engine.decide import KIND_PYTHON, decide, observe
 from draftcast.sim.engine.rules.forecast import draft_levels
+from draftcast.sim.engine.rules.python import show_batch, take_decision
 from draftcast.sim.engine.schedule import advance_computed, schedule
 from draftcast.sim.engine.state import (
     CLOCK_DRAFT,
@@ -114,7 +115,7 @@ def commit(ref: Engine, slot: int) -> None:
     prefill_qkv = 0.0
     window_decode_kv = window_decode_qkv = window_prefill_kv = 0
     window_prefill_qkv = 0.0
-    logit_rows = drafts = draft_seqs = draft_tokens = draft_kv = most = 0
+    logit_rows = drafts = draft_seqs = draft_tokens = draft_kv = most = verified = 0
     for j in range(batch.size):
         advance_computed(ref, slot, j)
         x = entries[j]
@@ -141,16 +142,17 @@ def commit(ref: Engine, slot: int) -> None:
             if window > 0:
                 window_prefill_kv += min(end, window + rows)
                 window_prefill_qkv += rows * min(mean_context, float(window))
-        if x.next_drafts > 0:
+        if x.drafted > 0:
             draft_seqs += 1
-            draft_tokens += x.next_drafts
+            draft_tokens += x.drafted
             draft_kv += end
-            most = max(most, x.next_drafts)
+            most = max(most, x.drafted)
+            verified = max(verified, x.next_drafts)
     batch.tokens = decode_tokens + prefill_tokens
     batch.drafts = drafts
     batch.decode_tokens = decode_tokens
     batch.prefill_tokens = prefill_tokens
-    batch.max_next_drafts = most
+    batch.max_next_drafts = verified
     f = s.features
     f[F_TOKENS] = batch.tokens
     f[F_SEQS] = batch.size
@@ -303,6 +305,7 @@ def collect(ref: Engine) -> int:
     now = max(e.host_s, batch.end_s)
     e.host_s = now
 
+    elapsed_s = now - e.mark_s
     rejected_rows = 0
     for j in range(batch.size):
         rejected_rows += entries[j].drafts - entries[j].accepted
@@ -387,7 +390,7 @@ def collect(ref: Engine) -> int:
                 s.running[kept] = i
                 kept += 1
         e.num_running = kept
-    observe(ref, rounds, total_accepted, rejections, sampled)
+    observe(ref, slot, rounds, total_accepted, rejections, sampled, emitted, elapsed_s)
     if s.steps.size:
         _record(ref, slot, now, total_accepted)
     return ended
@@ -465,6 +468,7 @@ def advance(engine: Engine, until_s: float, stop_on_finish: bool, max_steps: int
                 draw(ref, slot)
                 e.phase = PHASE_DECIDE
                 if s.policy.kind[0] == KIND_PYTHON:
+                    show_batch(ref, slot)
                     return STOP_DECIDE
                 decide(ref, slot)
             elif e.in_flight > 0:
@@ -479,7 +483,10 @@ def advance(engine: Engine, until_s: float, stop_on_finish: bool, max_steps: int
             else:
                 return STOP_STUCK
         if e.phase == PHASE_DECIDE:
-            launch(ref, (e.first_batch + e.in_flight) & 1)
+            slot = (e.first_batch + e.in_flight) & 1
+            if s.policy.kind[0] == KIND_PYTHON:
+                take_decision(ref, slot)
+            launch(ref, slot)
             e.phase = PHASE_COLLECT if e.in_flight == c.depth else PHASE_SCHEDULE
         if e.phase == PHASE_COLLECT:
             if max(e.host_s, s.batch[e.first_batch].end_s) > until_s:

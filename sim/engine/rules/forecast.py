@@ -27,6 +27,7 @@ from draftcast.sim.step_time import (
     O_SAMPLE,
     O_TARGET,
     P_AFFINE,
+    P_FIT_ROW_S,
     P_OVERLAP_HOST,
     step_time,
 )
@@ -42,15 +43,18 @@ def draft_levels(ref: Engine, drafts: int) -> int:
 
 
 @njit(cache=True)
-def device_seconds(ref: Engine, seqs: int, drafting: int, drafts: int, passes: int, context: float) -> float:
-    """Device seconds of a decode step in which ``seqs`` requests verify ``drafts`` rows and as many are made.
+def device_seconds(
+    ref: Engine, seqs: int, verified: int, drafting: int, made: int, passes: int, context: float
+) -> float:
+    """Device seconds of a decode step of ``seqs`` requests that verifies drafts and makes new ones.
 
     Args:
         ref: the engine; its feature and time vectors serve as scratch space, which `commit` fills anew.
         seqs: requests, each with one row besides its drafts.
-        drafting: those that draft.
-        drafts: draft rows of all requests together.
-        passes: the most drafts of one request, a tree's levels.
+        verified: draft rows of all requests together.
+        drafting: requests for which drafts are made.
+        made: drafts made for all of them together.
+        passes: the most drafts made for one request; of a tree its levels.
         context: tokens in the KV cache before the step, of all requests together; drafts count as spread evenly.
     """
     s = borrowed(ref)
@@ -58,7 +62,7 @@ def device_seconds(ref: Engine, seqs: int, drafting: int, drafts: int, passes: i
     f = s.features
     for i in range(N_FEATURES):
         f[i] = 0.0
-    rows = float(seqs + drafts)
+    rows = float(seqs + verified)
     kv = context + rows
     mean_kv = kv / seqs
     f[F_TOKENS] = rows
@@ -71,9 +75,9 @@ def device_seconds(ref: Engine, seqs: int, drafting: int, drafts: int, passes: i
         f[F_WIN_DECODE_KV] = seqs * min(mean_kv, float(c.window))
         f[F_WIN_DECODE_QKV] = rows * min(mean_kv, float(c.window))
     f[F_LOGIT_ROWS] = rows
-    if drafts > 0:
+    if made > 0:
         f[F_DRAFT_SEQS] = drafting
-        f[F_DRAFT_TOKENS] = drafts
+        f[F_DRAFT_TOKENS] = made
         f[F_DRAFT_PASSES] = passes
         f[F_DRAFT_KV] = drafting * mean_kv
         if c.proposes_on_host:
@@ -92,14 +96,36 @@ def with_host(ref: Engine, device_s: float) -> float:
     return float(device_s + host_s)
 
 
-@njit(cache=True, forceinline=True)
-def table_seconds(ref: Engine, rows: int) -> float:
-    """The part of a decode step that goes by its rows alone, CUDA-graph padding in it: linear layers to sampler."""
-    cost = borrowed(ref).cost
-    seconds = 0.0
-    if cost.params[P_AFFINE] == 0.0:
+@njit(cache=True)
+def undrafted_seconds(ref: Engine, slot: int, drafting: int, made: int, passes: int) -> float:
+    """Device seconds of a decode step of the batch's drafting requests that verifies none and makes drafts.
+
+    Fills ``policy.row_s`` too. ``passes`` as in `device_seconds`.
+    """
+    s = borrowed(ref)
+    fill_row_seconds(ref)
+    entries = s.entries[slot]
+    context = 0.0
+    for j in range(s.batch[slot].size):
+        if not entries[j].is_chunk:
+            context += entries[j].computed + entries[j].tokens
+    return device_seconds(ref, drafting, 0, drafting, made, passes, context)
+
+
+@njit(cache=True)
+def fill_row_seconds(ref: Engine) -> None:
+    """Fill ``policy.row_s`` once: linear layers to sampler by rows, CUDA-graph padding in them."""
+    s = borrowed(ref)
+    row_s = s.policy.row_s
+    if row_s[0] == row_s[0]:
+        return
+    cost = s.cost
+    for rows in range(row_s.size):
+        if cost.params[P_AFFINE] > 0.0:
+            row_s[rows] = cost.params[P_FIT_ROW_S] * rows
+            continue
         i = min(rows, cost.target.shape[0] - 1)
         j = min(rows, cost.logits.shape[0] - 1)
+        row_s[rows] = 0.0
         for origin in range(3):
-            seconds += cost.target[i, origin] + cost.logits[j, origin]
-    return seconds
+            row_s[rows] += cost.target[i, origin] + cost.logits[j, origin]

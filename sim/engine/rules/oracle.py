@@ -6,44 +6,39 @@ from numba import njit
 
 from draftcast.sim.acceptance import accepted_drafts, proposed_drafts
 from draftcast.sim.borrowed import borrowed
-from draftcast.sim.engine.rules.forecast import device_seconds, draft_levels, table_seconds, with_host
+from draftcast.sim.engine.rules.forecast import device_seconds, draft_levels, fill_row_seconds, with_host
 from draftcast.sim.engine.state import Engine
 
 
 @njit(cache=True)
-def _useful_levels(ref: Engine, i: int, k: int) -> int:
-    """Levels of request ``i``'s next round that yield a token the request still wants; -1 when it will have ended."""
-    s = borrowed(ref)
-    r = s.requests[i]
-    left = min(r.prompt + r.max_tokens, s.config[0].max_model_len) - r.prompt - r.future
-    if left <= 0:
-        return -1
-    levels = draft_levels(ref, proposed_drafts(s.acceptance, i, r.future, k))
-    return int(min(accepted_drafts(s.acceptance, i, r.future, levels), left - 1))
-
-
-@njit(cache=True)
 def decide_oracle(ref: Engine, slot: int) -> None:
-    """Fill ``next_drafts``: see ``draftcast.sim.policies.Oracle`` for the rule.
+    """Fill ``next_drafts`` and ``drafted``: see ``draftcast.sim.policies.Oracle`` for the rule.
 
     First by numbers: for every number of draft passes, how many levels in all are worth their rows. Then by request.
     ``policy.state[j]`` counts requests with at least j useful levels.
     """
     s = borrowed(ref)
-    batch = s.batch[slot]
-    entries = s.entries[slot]
+    fill_row_seconds(ref)
+    row_s = s.policy.row_s
+    at_least = s.policy.state
     k = s.config[0].k
     most = draft_levels(ref, k)
-    at_least = s.policy.state
+    nodes = k / max(most, 1)  # rows of a level; a tree's last one may be cut
     for level in range(most + 1):
         at_least[level] = 0.0
     seqs = 0
     context = 0.0
-    for j in range(batch.size):
+    entries = s.entries[slot]
+    for j in range(s.batch[slot].size):
         x = entries[j]
-        x.next_drafts = -1 if x.is_chunk else _useful_levels(ref, x.request, k)
-        if x.next_drafts < 0:
+        r = s.requests[x.request]
+        left = min(r.prompt + r.max_tokens, s.config[0].max_model_len) - r.prompt - r.future
+        x.next_drafts = -1
+        if x.is_chunk or left <= 0:
             continue
+        # Levels that yield a token the request still wants.
+        levels = draft_levels(ref, proposed_drafts(s.acceptance, x.request, r.future, k))
+        x.next_drafts = min(accepted_drafts(s.acceptance, x.request, r.future, levels), left - 1)
         seqs += 1
         context += x.computed + x.tokens
         at_least[x.next_drafts] += 1.0
@@ -56,27 +51,26 @@ def decide_oracle(ref: Engine, slot: int) -> None:
     for passes in range(most + 1 if seqs > 0 else 0):
         useful += int(at_least[passes]) if passes > 0 else 0
         drafting = int(at_least[1]) if passes > 0 else 0
-        rows = useful * k // max(most, 1)
-        device_s = device_seconds(ref, seqs, drafting, rows, passes, context)
+        rows = int(useful * nodes)
+        device_s = device_seconds(ref, seqs, rows, drafting, rows, passes, context)
         seconds = with_host(ref, device_s)
         tokens = float(seqs + useful)
         if tokens * best_s > best_tokens * seconds:
             best_tokens, best_s, best_passes, best_levels = tokens, seconds, passes, useful
         # Other numbers of levels for the same passes: fewer may stay below a CUDA-graph size, more may reach one at
-        # which measured kernels are faster. What the tables do not hold changes little with the rows.
-        rest_s = device_s - table_seconds(ref, seqs + rows)
+        # which measured kernels are faster. What does not go by rows alone changes little with them.
+        rest_s = device_s - row_s[seqs + rows]
         found = -1
         found_tokens, found_s = best_tokens, best_s
         for levels in range(seqs * passes + 1):
-            seconds = with_host(ref, rest_s + table_seconds(ref, seqs + levels * k // max(most, 1)))
+            seconds = with_host(ref, rest_s + row_s[seqs + int(levels * nodes)])
             tokens = float(seqs + min(levels, useful))
-            if levels != useful and tokens * found_s > found_tokens * seconds:
+            if tokens * found_s > found_tokens * seconds and levels != useful:
                 found, found_tokens, found_s = levels, tokens, seconds
         if found >= 0:
             drafting = min(max(drafting, -(-found // max(passes, 1))), found)
-            found_s = with_host(
-                ref, device_seconds(ref, seqs, drafting, found * k // max(most, 1), min(passes, found), context)
-            )
+            rows = int(found * nodes)
+            found_s = with_host(ref, device_seconds(ref, seqs, rows, drafting, rows, min(passes, found), context))
             if found_tokens * best_s > best_tokens * found_s:
                 best_tokens, best_s, best_passes, best_levels = found_tokens, found_s, passes, found
     _hand_out(ref, slot, best_passes, best_levels, most)
@@ -104,3 +98,4 @@ def _hand_out(ref: Engine, slot: int, passes: int, levels: int, most: int) -> No
             added = min(passes - own, missing)
             missing -= added
         x.next_drafts = (own - taken + added) * k // max(most, 1)
+        x.drafted = x.next_drafts

@@ -1,0 +1,79 @@
+"""The built-in policies by name, and policies of the user's own by import path."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from draftcast.errors import ScenarioError
+from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
+from draftcast.sim.policies.bandit import Bandit
+from draftcast.sim.policies.base import Policy
+from draftcast.sim.policies.confidence import Confidence
+from draftcast.sim.policies.ema_tiers import EmaTiers
+from draftcast.sim.policies.goodput import Goodput
+from draftcast.sim.policies.oracle import Oracle
+from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
+from draftcast.sim.policies.slo_aware import SloAware
+from draftcast.sim.policies.tetris import Tetris
+
+POLICIES: dict[str, type[Policy]] = {
+    policy.name: policy
+    for policy in (
+        Off,
+        Fixed,
+        BatchSchedule,
+        Goodput,
+        EmaTiers,
+        Confidence,
+        Tetris,
+        SloAware,
+        Bandit,
+        AdaptiveVerification,
+        Oracle,
+    )
+}
+
+
+def load_policy(name: str, **parameters: Any) -> Policy:
+    """A policy by registered name, or by import path ``package.module:Class`` or ``path/to/file.py:Class``.
+
+    Raises:
+        ScenarioError: unknown name, module, class or parameter; the message lists what is allowed.
+    """
+    if ":" in name:
+        kind = _import_policy(name)
+    elif name in POLICIES:
+        kind = POLICIES[name]
+    else:
+        known = ", ".join(sorted(POLICIES))
+        raise ScenarioError(
+            f"unknown; known are {known}, or an import path module:Class", key="policy.name", value=name
+        )
+    try:
+        return kind(**parameters)
+    except TypeError as error:
+        known = ", ".join(f.name for f in fields(kind)) if is_dataclass(kind) else "see its class"
+        raise ScenarioError(f"{error}; parameters are: {known or 'none'}", key="policy", value=name) from error
+
+
+def _import_policy(path: str) -> type[Policy]:
+    module_name, _, class_name = path.rpartition(":")
+    try:
+        if module_name.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(f"draftcast_policy_{Path(module_name).stem}", module_name)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(module_name)
+    except (ImportError, OSError, SyntaxError) as error:
+        raise ScenarioError(f"cannot be imported: {error}", key="policy.name", value=path) from error
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type) or not issubclass(found, Policy):
+        raise ScenarioError(f"{class_name!r} is not a draftcast.sim.Policy in it", key="policy.name", value=path)
+    return found

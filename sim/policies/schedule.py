@@ -1,0 +1,88 @@
+"""Draft lengths that are known beforehand: off, fixed, by batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftcast.errors import ScenarioError
+from draftcast.sim.engine import decide as rules
+from draftcast.sim.engine.state import PolicyArrays
+from draftcast.sim.policies.base import Policy, arrays
+
+
+@dataclass(frozen=True)
+class Off(Policy):
+    """Never draft, with everything loaded and reserved: what SD "off" by policy (k = 0) still costs."""
+
+    name: ClassVar[str] = "off"
+
+    def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
+        return arrays(rules.KIND_FIXED, table=[0])
+
+
+@dataclass(frozen=True)
+class Fixed(Policy):
+    """Always draft ``num_speculative_tokens``, as vLLM does without a schedule."""
+
+    name: ClassVar[str] = "fixed"
+    is_dynamic: ClassVar[bool] = False
+
+    def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
+        return arrays(rules.KIND_FIXED, table=[k])
+
+
+@dataclass(frozen=True)
+class BatchSchedule(Policy):
+    """Drafts by batch size: vLLM's ``num_speculative_tokens_per_batch_size``.
+
+    ``schedule`` holds inclusive ranges ``(first, last, k)``, the first starting at 1. A gap and everything past the
+    last range keep the k of the range before; no k exceeds num_speculative_tokens
+    (vLLM 0.32 ``v1/spec_decode/dynamic/utils.py``).
+    """
+
+    schedule: Sequence[Sequence[int]]
+    name: ClassVar[str] = "batch_schedule"
+
+    def __post_init__(self) -> None:
+        self.lookup(1, 1)
+
+    def lookup(self, k: int, max_num_seqs: int) -> NDArray[np.int64]:
+        """Drafts by number of scheduled requests, shape [max_num_seqs + 1]; entry 0 is never used.
+
+        Raises:
+            ScenarioError: ranges overlap, leave out batch size 1, or are not (first, last, k).
+        """
+        try:
+            ranges = sorted((int(first), int(last), int(drafts)) for first, last, drafts in self.schedule)
+        except (TypeError, ValueError):
+            raise ScenarioError(
+                "must be a list of ranges [first, last, k]",
+                key="num_speculative_tokens_per_batch_size",
+                value=self.schedule,
+            ) from None
+        previous = 0
+        table = np.zeros(max_num_seqs + 1, np.int64)
+        for entry in ranges:
+            if entry[0] <= previous or entry[1] < entry[0] or entry[2] < 0:
+                raise ScenarioError(
+                    "must be inclusive ranges [first, last, k] that do not overlap, with k >= 0",
+                    key="num_speculative_tokens_per_batch_size",
+                    value=list(entry),
+                )
+            previous = entry[1]
+            table[entry[0] :] = min(k, entry[2])
+        if not ranges or ranges[0][0] != 1:
+            raise ScenarioError(
+                "the first range must start at batch size 1",
+                key="num_speculative_tokens_per_batch_size",
+                value=[list(entry) for entry in self.schedule],
+            )
+        return table
+
+    def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
+        return arrays(rules.KIND_TABLE, table=self.lookup(k, max_num_seqs))

@@ -1,0 +1,36 @@
+"""Draft for all, verify the likeliest of the whole batch: TETRIS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from draftcast.sim.engine import decide as rules
+from draftcast.sim.engine.rules.selection import work_spaces
+from draftcast.sim.engine.state import PolicyArrays
+from draftcast.sim.policies.base import Policy, arrays, check_unit
+
+
+@dataclass(frozen=True)
+class Tetris(Policy):
+    """Every request drafts ``num_speculative_tokens``; of all these drafts a capacity is verified, the likeliest first.
+
+    Rule: a draft's worth is the product of the confidences up to it, the chance that it is reached and accepted. The
+    ``capacity`` largest of the batch are verified; worth never rises along a request, so each gets a prefix. This is
+    the best choice of that many drafts in a step (TETRIS, arXiv 2502.15197, section 4). The paper's capacity is a
+    number of tokens, the batch's size times the length that a fixed window would verify; here it is a share of what was
+    drafted.
+
+    Args:
+        capacity: share of the batch's drafts that is verified, in 0..1.
+    """
+
+    capacity: float = 0.5
+    name: ClassVar[str] = "tetris"
+    needs_confidence: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_unit(self, "capacity")
+
+    def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
+        return arrays(rules.KIND_TETRIS, params=[self.capacity], **work_spaces(k, max_num_seqs))
