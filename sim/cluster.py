@@ -8,6 +8,7 @@ closed loop, in which an answer leads to the user's next request.
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -119,9 +120,12 @@ class Cluster:
     def _run_closed_loop(self, loop: ClosedLoop) -> None:
         n = len(self._table)
         self._think_s = loop.think_time_s.draw(self._seed, n)
+        self._users = loop.concurrency
         self._routes = self._router.assign() if self._router.is_static else None
         self._next_request = 0
         self._finished = 0
+        self._sends_s: list[float] = []  # when users who have their answer will send, sorted
+        self._no_answer_before_s = [0.0] * len(self.replicas)
         self._wake = [self._env.event() for _ in self.replicas]
         for _ in range(min(loop.concurrency, n)):
             self._send_after(0.0)
@@ -134,10 +138,13 @@ class Cluster:
         if self._next_request < len(self._table):
             request = self._next_request
             self._next_request += 1
-            self._env.process(self._think_and_send(request, answered_s + float(self._think_s[request])))
+            at = answered_s + float(self._think_s[request])
+            insort(self._sends_s, at)
+            self._env.process(self._think_and_send(request, at))
 
     def _think_and_send(self, request: int, at: float) -> Generator[simpy.Event, Any, None]:
-        yield self._pause(max(at - self._env.now, 0.0), SEND_PRIORITY)
+        yield self._pause_until(at, SEND_PRIORITY)
+        self._sends_s.remove(at)
         self.rows["arrival_s"][request] = at
         if self._routes is not None:
             chosen = int(self._routes[request])
@@ -145,40 +152,64 @@ class Cluster:
             self.replicas[chosen].submit([request])
         else:
             chosen = self.replicas.index(self._send(request))
+        self._no_answer_before_s[chosen] = min(self._no_answer_before_s[chosen], at)
         if not self._wake[chosen].triggered:
             self._wake[chosen].succeed()
 
+    def _undisturbed_until_s(self, index: int) -> float:
+        """Up to when no user can send anything, unless this replica answers one first.
+
+        The next to send is a user who thinks already, or one who gets another replica's answer and then thinks for at
+        least the shortest of the thoughts that come next; no more of them than users can begin before.
+        """
+        thoughts = self._think_s[self._next_request : self._next_request + self._users]
+        until_s = self._sends_s[0] if self._sends_s else math.inf
+        if thoughts.size:
+            others = (at for other, at in enumerate(self._no_answer_before_s) if other != index)
+            until_s = min(until_s, min(others, default=math.inf) + float(thoughts.min()))
+        return until_s
+
     def _serve(self, index: int) -> Generator[simpy.Event, Any, None]:
-        """Run one replica up to whatever happens next elsewhere, answering users as requests end."""
+        """Run one replica for as long as nothing can come in between, answering users as requests end."""
         replica = self.replicas[index]
         while self._finished < len(self._table):
-            now = self._env.now
-            if self._env.peek() <= now:
-                self._answer(replica, now)
-                yield self._pause(0.0, SCHEDULE_PRIORITY)
+            if self._env.peek() <= self._env.now:
+                if replica.advance(self._env.now, stop_on_finish=True) == STOP_FINISHED:
+                    self._answer(replica)
+                yield self._pause_until(self._env.now, SCHEDULE_PRIORITY)
             # A replica must take at least the step that starts now, or two of them would wait for each other.
-            until_s = max(self._env.peek(), math.nextafter(now, math.inf))
-            self._answer(replica, until_s)
-            next_s = replica.next_event_s
-            if math.isinf(next_s):
+            until_s = max(self._undisturbed_until_s(index), math.nextafter(self._env.now, math.inf))
+            if replica.advance(until_s, stop_on_finish=True) == STOP_FINISHED:
+                answered_s = float(self.rows["finish_s"][replica.just_finished[0]])
+                self._no_answer_before_s[index] = answered_s
+                yield self._pause_until(answered_s, FINISH_PRIORITY)
+                self._answer(replica)
+                continue
+            next_s = self._no_answer_before_s[index] = replica.next_event_s
+            if not math.isinf(next_s):
+                yield self._pause_until(next_s, FINISH_PRIORITY)
+            elif self._finished < len(self._table):
                 self._wake[index] = self._env.event()
-                if self._finished < len(self._table):
-                    yield self._wake[index]
-                    yield self._pause(0.0, SCHEDULE_PRIORITY)
-            elif next_s >= self._env.peek() or next_s > until_s:
-                yield self._pause(max(next_s - now, 0.0), FINISH_PRIORITY)
+                yield self._wake[index]
+                yield self._pause_until(self._env.now, SCHEDULE_PRIORITY)
 
-    def _answer(self, replica: Replica, until_s: float) -> None:
-        """Advance the replica to ``until_s`` or to the first step that ends requests, and let their users go on."""
-        if replica.advance(until_s, stop_on_finish=True) == STOP_FINISHED:
-            for request in replica.just_finished.tolist():
-                self._finished += 1
-                self._send_after(float(self.rows["finish_s"][request]))
-            self._report(self._finished / len(self._table))
+    def _answer(self, replica: Replica) -> None:
+        """Let the users go on whose requests have just ended."""
+        for request in replica.just_finished.tolist():
+            self._finished += 1
+            self._send_after(float(self.rows["finish_s"][request]))
+        self._report(self._finished / len(self._table))
 
-    def _pause(self, seconds: float, priority: EventPriority) -> simpy.Event:
-        """An event ``seconds`` from now, after all those of the same moment with a smaller priority."""
+    def _pause_until(self, at: float, priority: EventPriority) -> simpy.Event:
+        """An event at exactly ``at`` (now if that is past), after all those of that moment with a smaller priority."""
         event = simpy.Event(self._env)
         event._ok, event._value = True, None  # as simpy.Timeout does, which has no priority to choose
-        self._env.schedule(event, priority, seconds)
+        now = self._env.now
+        delay = max(at - now, 0.0)
+        # SimPy adds the delay to now; rounded, the sum may miss the moment at which others act.
+        while now + delay < at:
+            delay = math.nextafter(delay, math.inf)
+        while delay > 0.0 and now + delay > at:
+            delay = math.nextafter(delay, 0.0)
+        self._env.schedule(event, priority, delay)
         return event

@@ -13,6 +13,7 @@ import pytest
 from draftcast.sim.acceptance import Constant
 from draftcast.sim.arrivals import ClosedLoop, ThinkTime
 from draftcast.sim.cluster import Cluster
+from draftcast.sim.engine.replica import Replica
 from draftcast.sim.routers import make_router
 
 RESULTS = ["replica", "arrival_s", "first_scheduled_s", "first_token_s", "finish_s", "output_tokens", "num_drafts"]
@@ -242,6 +243,23 @@ def test_more_users_than_requests(serve: Serve) -> None:
     requests, _ = serve([1] * 3, [1] * 3, closed_loop=ClosedLoop(8), cost=ONE_SECOND)
     assert requests["arrival_s"].tolist() == [0.0] * 3
     assert requests["finish_s"].tolist() == [1.0] * 3
+
+
+def test_a_replica_runs_on_while_nobody_can_send(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two users who think longer than an answer takes: some calls a request, not one a step."""
+    calls = 0
+    advance = Replica.advance
+
+    def counted(*arguments: Any, **named: Any) -> int:
+        nonlocal calls
+        calls += 1
+        return advance(*arguments, **named)
+
+    monkeypatch.setattr(Replica, "advance", counted)
+    n, loop = 30, ClosedLoop(2, ThinkTime("constant", 60.0))
+    _, case = serve([1] * n, [40] * n, closed_loop=loop, replicas=2, router="least_loaded", cost=ONE_SECOND)
+    assert sum(int(replica.state.engine[0]["step"]) for replica in case.replicas) > 30 * n
+    assert calls < 8 * n
 
 
 # ---- what routers are for ----
