@@ -17,7 +17,7 @@ import typer
 
 from draftcast import __version__
 from draftcast.errors import InputError, LiveError
-from draftcast.scenarios import acceptance_cli, catalog_cli, live_cli, profile_cli
+from draftcast.scenarios import acceptance_cli, catalog_cli, live_cli, policy_cli, profile_cli
 from draftcast.scenarios.calibrate_command import calibrate
 from draftcast.scenarios.plan_cli import plan
 from draftcast.scenarios.published_cli import published
@@ -44,6 +44,7 @@ app.add_typer(acceptance_cli.app, name="acceptance")
 app.add_typer(profile_cli.app, name="profile")
 app.add_typer(live_cli.app, name="live")
 app.command()(calibrate)
+app.command()(policy_cli.compare)
 app.command()(plan)
 app.command()(recommend)
 app.command()(sweep)

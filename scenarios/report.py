@@ -130,12 +130,13 @@ def capacity_line(comparison: Comparison) -> str:
     return f"Saturated, the cluster completes {', '.join(known)}." if known else ""
 
 
-def title(scenario: Scenario) -> str:
+def title(scenario: Scenario, *, with_policy: bool = True) -> str:
     """What was asked, on one line."""
     engine, spec = scenario.engine, scenario.speculative_config
     drafted = f"{scenario.method}, k={spec.k}" if spec is not None else "no speculation"
     size = f"{scenario.cluster.replicas} x TP{engine.tensor_parallel_size}"
-    return f"{engine.model} on {scenario.hardware} ({size}); {drafted}; policy {scenario.resolved_policy.name}"
+    policy = f"; policy {scenario.resolved_policy.name}" if with_policy else ""
+    return f"{engine.model} on {scenario.hardware} ({size}); {drafted}{policy}"
 
 
 def run_table(scenario: Scenario, result: RunResult) -> Table:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("kernels", "calibration", "sim", "scenarios", "dashboards")
 FILES = [(room, path) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 # What has no business in a process that only simulates or prints help.
-HEAVY = ("torch", "streamlit", "vllm", "dask", "distributed", "aiconfigurator")
+HEAVY = ("torch", "streamlit", "vllm", "dask", "distributed", "aiconfigurator", "gymnasium")
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, int, bool]]:

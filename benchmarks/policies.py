@@ -1,0 +1,131 @@
+"""Speed of the policies: engine steps per second of every built-in one and of a Python policy.
+
+    python benchmarks/policies.py [--sequences 50] [--rounds 5]
+
+One replica with so many sequences running, k=3, paging, no arrivals in between; best of several rounds, policies taking
+turns. Machines are shared and noisy, so a minimal compiled loop over as many sequences (benchmarks/engine.py) runs in
+turn and the ratio to it stands beside. The bars: 200,000 steps/s compiled, 20,000 with a policy in Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from typing import Any
+
+import numpy as np
+from engine import ALPHA, K, minimal_loop
+
+from draftcast.scenarios.deployment import deploy
+from draftcast.scenarios.load import load_scenario
+from draftcast.scenarios.workload_spec import acceptance_models, confidences, workload_spec
+from draftcast.sim.acceptance import compile_acceptance
+from draftcast.sim.engine.replica import Replica, request_rows
+from draftcast.sim.policies import Batch, Policy, load_policy, python_hook
+from draftcast.sim.random_streams import request_keys
+from draftcast.sim.workload import build_requests
+
+BAR, PYTHON_BAR = 200_000, 20_000
+REQUESTS = 5_000
+POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("off", {}),
+    ("fixed", {}),
+    ("batch_schedule", {"schedule": [[1, 16, 3], [17, 64, 2]]}),
+    ("goodput", {}),
+    ("ema_tiers", {}),
+    ("confidence", {}),
+    ("tetris", {}),
+    ("slo_aware", {"tpot_s": 0.02}),
+    ("bandit", {}),
+    ("bandit", {"algorithm": "ucb"}),
+    ("adaptive_verification", {}),
+    ("adaptive_verification", {"early_stop": True}),
+    ("oracle", {}),
+)
+
+
+class ByBatch(Policy):
+    """A decision of one number, from what every policy sees."""
+
+    def decide(self, batch: Batch) -> int:
+        return batch.k if batch.num_seqs < 64 and batch.kv_usage < 0.9 else 1
+
+
+class ByRequest(Policy):
+    """A decision for each request, from its own past."""
+
+    def decide(self, batch: Batch) -> Any:
+        return np.where(batch.acceptance < 0.3, 1, batch.k)
+
+
+def seconds_per_step(policy: Policy, case: Any) -> float:
+    """Seconds of an engine step with ``policy``, all requests served once."""
+    deployment, table, acceptance = case
+    settings = deployment.settings
+    rows = request_rows(table)
+    compiled = policy.compile(settings.num_speculative_tokens, settings.max_num_seqs)
+    replica = Replica(settings, rows, table, compiled, deployment.cost, acceptance, decide=python_hook(policy.fresh()))
+    replica.submit(np.arange(len(table), dtype=np.uint32))
+    start = time.perf_counter()
+    replica.advance(math.inf)
+    return (time.perf_counter() - start) / int(replica.state.engine[0]["step"])
+
+
+def minimal_seconds(sequences: int) -> float:
+    """Seconds of a step of the minimal loop."""
+    rng = np.random.default_rng(0)
+    n, steps = sequences, 50_000
+    loop = (request_keys(0, 2, n), rng.integers(100, 1000, n), np.zeros(n, np.int64), rng.integers(50, 500, n))
+    start = time.perf_counter()
+    minimal_loop(*loop, ALPHA, K, steps)
+    return (time.perf_counter() - start) / steps
+
+
+def main() -> None:
+    """Print one line a policy, then a JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sequences", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=5)
+    asked = parser.parse_args()
+    overrides = [
+        f"engine.max_num_seqs={asked.sequences}",
+        "engine.enable_prefix_caching=false",
+        "workload.arrivals={process: deterministic, request_rate_rps: 1000000}",
+        f"workload.num_requests={REQUESTS}",
+        "acceptance.confidence_discrimination=0.5",
+        "policy.name=off",  # lengths vary: the engine that every policy but `fixed` runs in
+    ]
+    scenario = load_scenario("default", overrides=overrides)
+    deployment = deploy(scenario)
+    table = build_requests(workload_spec(scenario), 0, None, deployment.settings.max_model_len)
+    acceptance = compile_acceptance(acceptance_models(scenario), table.class_id, 0, K, confidence=confidences(scenario))
+    built_in = {}
+    for name, parameters in POLICIES:
+        given = ", ".join(
+            f"{key}={value}" for key, value in parameters.items() if name in ("bandit", "adaptive_verification")
+        )
+        built_in[f"{name}({given})" if given else name] = load_policy(name, **parameters)
+    own: dict[str, Policy] = {"python, one length": ByBatch(), "python, by request": ByRequest()}
+    best = dict.fromkeys([*built_in, *own], math.inf)
+    minimal_s = math.inf
+    for round_ in range(asked.rounds + 1):
+        found = minimal_seconds(asked.sequences)
+        minimal_s = min(minimal_s, found) if round_ else math.inf  # the first round compiles
+        for label, policy in (built_in | own).items():
+            found = seconds_per_step(policy, (deployment, table, acceptance))
+            best[label] = min(best[label], found) if round_ else math.inf
+    print(f"{'policy':<42}{'steps/s':>12}{'bar':>10}{'of bar':>9}{'minimal loop / it':>20}")
+    for label, seconds in best.items():
+        bar = PYTHON_BAR if label in own else BAR
+        print(f"{label:<42}{1 / seconds:>12,.0f}{bar:>10,}{1 / seconds / bar:>9.2f}{seconds / minimal_s:>20.2f}")
+    print(f"{'minimal loop':<42}{1 / minimal_s:>12,.0f}")
+    rates = {label: round(1 / seconds) for label, seconds in best.items()}
+    slowest = min(rates[label] for label in built_in)
+    print(json.dumps({"sequences": asked.sequences, "steps_per_s": rates, "minimal_steps_per_s": round(1 / minimal_s),
+                      "slowest_built_in": slowest, "slowest_python": min(rates[label] for label in own)}))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
