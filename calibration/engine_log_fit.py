@@ -133,8 +133,8 @@ def fit_engine_log(
         known = with_kv_tokens(logged, kv_capacity_tokens, block_size)
         # One clock for both logs, or the difference of the clocks would pass for drafting.
         timed.append(timed_steps(known, timed[0].clock if timed else clock, warmup_steps))
-    hosts = [_host(part) for part in timed]
-    points = as_points([_with_host(part, *host) for part, host in zip(timed, hosts, strict=True)])
+    hosts = [host_seconds(part) for part in timed]
+    points = as_points([with_host(part, *host) for part, host in zip(timed, hosts, strict=True)])
     left_out: dict[str, int] = {}
     for part in timed:
         left_out |= {reason: left_out.get(reason, 0) + count for reason, count in part.left_out.items()}
@@ -197,7 +197,7 @@ def _enforce_eager(frames: list[pd.DataFrame]) -> bool | None:
     return named
 
 
-def _host(timed: TimedSteps) -> tuple[float, float]:
+def host_seconds(timed: TimedSteps) -> tuple[float, float]:
     """Seconds of a step outside ``elapsed``, fixed and per sequence; NaN where elapsed is not the step's wait."""
     if not timed.elapsed_share >= WHOLE_ELAPSED:
         return math.nan, math.nan
@@ -208,7 +208,7 @@ def _host(timed: TimedSteps) -> tuple[float, float]:
     return fixed_s, sequence_s
 
 
-def _with_host(timed: TimedSteps, fixed_s: float, sequence_s: float) -> pd.DataFrame:
+def with_host(timed: TimedSteps, fixed_s: float, sequence_s: float) -> pd.DataFrame:
     """The points, with the host's seconds added where ``elapsed`` is the clock."""
     points = timed.frame
     if timed.clock == "wall" or not math.isfinite(fixed_s):

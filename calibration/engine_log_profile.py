@@ -92,7 +92,7 @@ def profile_text(fit: EngineLogFit, *, name: str, model: str, hardware: str, tp:
         "overhead_s": fit.overhead_s,
     }
     comments = "".join(f"# {note}\n" for note in notes(fit))
-    return comments + yaml.safe_dump(_rounded(document), sort_keys=False, default_flow_style=None, width=110)
+    return comments + yaml.safe_dump(rounded(document), sort_keys=False, default_flow_style=None, width=110)
 
 
 def source_line(fit: EngineLogFit) -> str:
@@ -135,8 +135,8 @@ def _depths(fit: EngineLogFit) -> str:
     return ", ".join(str(k) for k in fit.num_speculative_tokens)
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """Numbers to nine digits: more is not measured, and every digit would be in the diff of a recalibration."""
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: rounded(item) for key, item in value.items()}
     return float(f"{value:.9g}") if isinstance(value, float) else value

@@ -11,6 +11,7 @@ a second.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -113,10 +114,14 @@ def _allocates_ahead(run: pd.DataFrame) -> bool:
     return bool(np.mean(ahead) < np.mean(on_time))
 
 
-def timed_steps(frame: pd.DataFrame, clock: Clock = "auto", warmup_steps: int = 10) -> TimedSteps:
+def timed_steps(
+    frame: pd.DataFrame, clock: Clock = "auto", warmup_steps: int = 10, features: Sequence[str] = ()
+) -> TimedSteps:
     """Steps with their time, from a frame with ``kv_tokens``.
 
     Args:
+        frame: a column ``busy`` that is there already says which steps followed the one before without a pause.
+        features: further columns, to be summed like the others.
         clock: ``wall``; ``elapsed``: the log's own figure; ``auto``: the wall clock where its blocks are short,
             otherwise ``elapsed`` where that holds at least 80 % of the wall time, otherwise the wall clock; ``elapsed``
             where there are no stamps.
@@ -127,11 +132,13 @@ def timed_steps(frame: pd.DataFrame, clock: Clock = "auto", warmup_steps: int = 
     """
     if clock not in CLOCKS:
         raise InputError(f"must be one of {', '.join(CLOCKS)}", key="clock", value=clock)
-    parts = [_step_features(run, warmup_steps) for _, run in frame.groupby(["source", "run"], sort=False)]
+    parts = [_step_features(run, warmup_steps, features) for _, run in frame.groupby(["source", "run"], sort=False)]
     steps = pd.concat(parts, ignore_index=True)
     kept = steps[steps["reason"] == ""]
     left_out = {str(reason): int(n) for reason, n in steps["reason"].value_counts().items() if reason}
-    blocks = pd.concat([_blocks(run) for _, run in steps.groupby(["source", "run"], sort=False)], ignore_index=True)
+    blocks = pd.concat(
+        [_blocks(run, features) for _, run in steps.groupby(["source", "run"], sort=False)], ignore_index=True
+    )
     share = float(blocks["elapsed_s"].sum() / blocks["wall_s"].sum()) if len(blocks) else np.nan
     short = len(blocks) > 0 and float(blocks["steps"].median()) <= _SHORT_BLOCK
     if clock == "auto":
@@ -147,7 +154,7 @@ def timed_steps(frame: pd.DataFrame, clock: Clock = "auto", warmup_steps: int = 
     return TimedSteps(blocks.assign(seconds=blocks["wall_s"]), blocks, clock, share, left_out)
 
 
-def _step_features(run: pd.DataFrame, warmup_steps: int) -> pd.DataFrame:
+def _step_features(run: pd.DataFrame, warmup_steps: int, more: Sequence[str]) -> pd.DataFrame:
     """One row per step of a run; ``reason`` is empty for those that may be used."""
     follows = np.r_[False, np.diff(run["step"]) == 1]
     generation = run["generation_requests"].to_numpy()
@@ -156,6 +163,7 @@ def _step_features(run: pd.DataFrame, warmup_steps: int) -> pd.DataFrame:
     depth = -(-verified // np.maximum(generation, 1))
     is_next = np.r_[follows[1:] & (generation[1:] > 0), False]
     wall_s = np.r_[np.nan, np.diff(run["time_s"])]
+    busy = run["busy"].to_numpy() if "busy" in run else generation > 0
     features = pd.DataFrame(
         {
             "source": run["source"],
@@ -171,7 +179,8 @@ def _step_features(run: pd.DataFrame, warmup_steps: int) -> pd.DataFrame:
             "elapsed_s": run["elapsed_s"],
             "time_s": run["time_s"],
             "resolution_s": run["resolution_s"],
-            "wall_s": np.where(follows & (generation > 0) & (wall_s >= 0.0), wall_s, np.nan),
+            "wall_s": np.where(follows & busy & (wall_s >= 0.0), wall_s, np.nan),
+            **{name: run[name] for name in more},
         }
     )
     reason = np.full(len(run), "", dtype=object)
@@ -181,7 +190,7 @@ def _step_features(run: pd.DataFrame, warmup_steps: int) -> pd.DataFrame:
     return features.assign(reason=reason)
 
 
-def _blocks(run: pd.DataFrame) -> pd.DataFrame:
+def _blocks(run: pd.DataFrame, more: Sequence[str]) -> pd.DataFrame:
     """Blocks of consecutive steps between two stamps that bound their time well enough."""
     usable = (run["reason"] == "").to_numpy() & run["wall_s"].notna().to_numpy()
     wall_s, resolution = run["wall_s"].to_numpy(), run["resolution_s"].to_numpy()
@@ -208,6 +217,7 @@ def _blocks(run: pd.DataFrame) -> pd.DataFrame:
             ends.append((first, i))
             first, spent = i + 1, 0.0
     summed = ["rows", "kv_tokens", "sequences", "draft_tokens", "draft_passes", "context_tokens", "elapsed_s", "wall_s"]
+    summed += [name for name in more if name not in summed]
     if not ends:
         return run.head(0)
     totals = np.vstack([np.zeros(len(summed)), np.cumsum(run[summed].fillna(0.0).to_numpy(), axis=0)])

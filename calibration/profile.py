@@ -164,6 +164,7 @@ class _AffineFile(_Section):
     ngram: _Ngram
     overhead_s: Seconds
     front_end: _FrontEnd | None = None
+    fitted_runs: dict[str, str] = Field(default_factory=dict)
 
 
 _FILE: TypeAdapter[_RooflineFile | _AffineFile] = TypeAdapter(
@@ -359,4 +360,5 @@ def _affine(parsed: _AffineFile, path: Path) -> AffineProfile:
         source=parsed.source,
         date=parsed.date,
         front_end=None if parsed.front_end is None else FrontEnd(**parsed.front_end.model_dump()),
+        fitted_runs=parsed.fitted_runs,
     )

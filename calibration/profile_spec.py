@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -148,6 +148,7 @@ class AffineProfile:
         ngram_fraction: an n-gram draft's seconds as a fraction of the target's.
         fitted_sequences: inclusive batch range of the fit; outside it a prediction is extrapolated.
         front_end: what the server's front end and its client add, where it was measured.
+        fitted_runs: digest -> name of every live run the fit has seen; none of them can check it.
     """
 
     name: str
@@ -180,6 +181,7 @@ class AffineProfile:
     source: str
     date: str
     front_end: FrontEnd | None = None
+    fitted_runs: Mapping[str, str] = field(default_factory=dict)
 
     def checksum(self) -> str:
         """SHA-256 over every number and source; the manifest holds it."""

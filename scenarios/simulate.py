@@ -26,7 +26,7 @@ from draftcast.sim.random_streams import replication_seed
 from draftcast.sim.request_table import RequestTable
 from draftcast.sim.routers import make_router
 from draftcast.sim.warmup import SharedWarmup, longest_warmup, shared_warmup
-from draftcast.sim.workload import WorkloadSpec, build_requests, load_traces
+from draftcast.sim.workload import build_requests, load_traces
 
 Progress = Callable[[float], None]
 
@@ -61,7 +61,7 @@ class RunResult:
 
 
 @dataclass(frozen=True)
-class _Replication:
+class Replication:
     """What the engine left behind, not measured yet."""
 
     requests: pd.DataFrame
@@ -129,22 +129,26 @@ def build_replicas(
     ]
 
 
-def _replicate(
+def replicate(
     scenario: Scenario,
-    spec: WorkloadSpec,
+    loop: ClosedLoop | None,
     deployment: Deployment,
     table: RequestTable,
     seed: int,
     progress: Progress | None,
     record_steps: bool,
-) -> _Replication:
+) -> Replication:
+    """Serve the requests of ``table`` once: at their arrival times, or as the users of ``loop`` send them.
+
+    Raises:
+        CapacityError: a request that could never be served.
+    """
     replicas = build_replicas(scenario, deployment, table, seed, record_steps=record_steps)
     router = make_router(scenario.cluster.router, table, len(replicas), seed)
-    loop = spec.arrivals if isinstance(spec.arrivals, ClosedLoop) else None
     cluster = Cluster(replicas, table, router, loop, seed, progress)
     cluster.run()
     requests = results.requests_frame(replicas, table, cluster.assigned)
-    return _Replication(
+    return Replication(
         requests,
         results.steps_frame(replicas) if record_steps else None,
         results.itl_counts(replicas),
@@ -159,7 +163,7 @@ class _Served:
 
     scenario: Scenario
     deployment: Deployment
-    replications: list[_Replication]
+    replications: list[Replication]
     notes: tuple[str, ...]
 
     def warmup(self) -> SharedWarmup:
@@ -170,7 +174,7 @@ class _Served:
         return SharedWarmup((asked,) * len(self.replications), reliable=True)
 
 
-def _measure(scenario: Scenario, done: list[_Replication], warmup: SharedWarmup) -> list[Metrics]:
+def _measure(scenario: Scenario, done: list[Replication], warmup: SharedWarmup) -> list[Metrics]:
     return [
         compute_metrics(
             r.requests,
@@ -233,6 +237,7 @@ def _serve(
     with workload_keys():
         spec = workload_spec(scenario)
         traces = load_traces(spec)
+    loop = spec.arrivals if isinstance(spec.arrivals, ClosedLoop) else None
     count = scenario.statistics.replications
     done = []
     for replication in range(count):
@@ -240,7 +245,7 @@ def _serve(
         with workload_keys():
             table = build_requests(spec, seed, None, deployment.settings.max_model_len, traces)
         part = _part(progress, replication, count)
-        done.append(_replicate(scenario, spec, deployment, table, seed, part, record_steps))
+        done.append(replicate(scenario, loop, deployment, table, seed, part, record_steps))
     return _Served(scenario, deployment, done, table.notes)
 
 
@@ -254,7 +259,7 @@ def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:
     return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
 
 
-def _slo_met(scenario: Scenario, measured: list[Metrics], done: list[_Replication], verdict: str) -> bool | None:
+def _slo_met(scenario: Scenario, measured: list[Metrics], done: list[Replication], verdict: str) -> bool | None:
     """Whether every class attains its SLO as often as that asks for.
 
     None without an SLO, and without a steady state, where attainment would be a statement about the run's length;

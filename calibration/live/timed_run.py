@@ -1,0 +1,100 @@
+"""A live run's engine steps with their composition and their time, ready to be fitted or compared.
+
+Which clock times a step is `draftcast.calibration.engine_log_steps`' to know, but for one choice: where the log's
+``elapsed`` is nearly the whole step (worker processes and synchronous scheduling), it is taken together with the host's
+seconds beside it, because it is stamped next to the engine and the line's own stamp waits for a busy front end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from draftcast.calibration.engine_log import read_engine_log
+from draftcast.calibration.engine_log_fit import host_seconds, with_host
+from draftcast.calibration.engine_log_steps import WHOLE_ELAPSED, timed_steps
+from draftcast.calibration.live.composition import FEATURES, compose
+from draftcast.calibration.live.run_directory import LiveRun
+from draftcast.errors import InputError
+
+_WARMUP_STEPS = 5
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """One run's steps.
+
+    Attributes:
+        run: where they come from.
+        method, k: how the server drafted; "" and 0 without speculative decoding.
+        steps: every logged step of the run, columns of `draftcast.calibration.live.composition.compose`.
+        points: timed steps, or blocks of consecutive ones: sums of the features, ``steps``, ``seconds``, ``source``,
+            ``line``.
+        clock: ``wall`` or ``elapsed``. elapsed_share: of the wall time, NaN where that is not known.
+        host_s: seconds of a step beside ``elapsed``, fixed and per sequence; NaN with the wall clock.
+        left_out: steps without a time, by reason.
+    """
+
+    run: LiveRun
+    method: str
+    k: int
+    steps: pd.DataFrame
+    points: pd.DataFrame
+    clock: str
+    elapsed_share: float
+    host_s: tuple[float, float]
+    left_out: dict[str, int]
+
+    @property
+    def label(self) -> str:
+        """The run's folder and how it drafted, for tables."""
+        return f"{self.run.folder.name} ({self.method} k={self.k})" if self.method else f"{self.run.folder.name} (off)"
+
+
+def composed_steps(run: LiveRun) -> pd.DataFrame:
+    """Every logged step of the run with what it held.
+
+    Raises:
+        InputError: the run has no log, or one that does not belong to it.
+    """
+    log = run.server_log
+    if log is None:
+        raise InputError("has no server.log, so its steps are not known", file=str(run.folder))
+    return compose(
+        read_engine_log(log),
+        run.requests,
+        run.chunks,
+        float(run.manifest["start_unix_s"]),
+        run.manifest["speculative_config"],
+    )
+
+
+def timed_run(run: LiveRun, steps: pd.DataFrame | None = None, more: Sequence[str] = ()) -> TimedRun:
+    """The run's steps with their time.
+
+    Args:
+        steps: of `composed_steps`, where they are there already; with further columns ``more`` to be summed.
+
+    Raises:
+        InputError: see `composed_steps`; or no step can be timed.
+    """
+    frame = composed_steps(run) if steps is None else steps
+    names = (*FEATURES, *more)
+    timed = timed_steps(frame, "auto", _WARMUP_STEPS, names)
+    host_s = host_seconds(timed)
+    if timed.clock == "wall" and timed.elapsed_share >= WHOLE_ELAPSED:
+        timed = timed_steps(frame, "elapsed", _WARMUP_STEPS, names)
+    spec = run.manifest["speculative_config"] or {}
+    return TimedRun(
+        run=run,
+        method=str(spec.get("method") or ("draft_model" if spec.get("model") else "")),
+        k=int(spec.get("num_speculative_tokens") or 0),
+        steps=frame,
+        points=with_host(timed, *host_s),
+        clock=timed.clock,
+        elapsed_share=timed.elapsed_share,
+        host_s=host_s,
+        left_out=timed.left_out,
+    )

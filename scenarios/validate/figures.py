@@ -1,0 +1,102 @@
+"""Figures of a run as its client saw it, live or simulated: one definition for both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from draftcast.calibration.live.run_directory import LiveRun
+from draftcast.scenarios.validate.question import Question
+from draftcast.scenarios.workload_spec import slos
+from draftcast.sim.itl_histogram import itl_histogram
+from draftcast.sim.metrics import compute_metrics
+from draftcast.sim.slo import Slo
+
+_STATISTICS = ("mean", "median", "p95")
+_LATENCIES = ("ttft", "tpot", "itl", "e2el")
+FIGURES = (
+    *(f"{statistic}_{name}_s" for name in _LATENCIES for statistic in _STATISTICS),
+    "output_throughput",
+    "request_throughput",
+    "request_goodput",
+    "slo_attainment",
+    "mean_acceptance_length",
+    "acceptance_rate",
+)
+"""What is compared, beside the acceptance by draft position (``acceptance_rate_position_<i>``)."""
+
+
+def run_figures(
+    requests: pd.DataFrame, itl_counts: Any, objectives: Mapping[str, Slo], accepted_per_position: Any = None
+) -> dict[str, float]:
+    """`FIGURES` over the whole run: nothing is cut off, whatever the load did; NaN where undefined."""
+    metrics = compute_metrics(
+        requests,
+        itl_counts,
+        slo=dict(objectives) or None,
+        warmup="none",
+        accepted_per_position=accepted_per_position,
+    )
+    found = {**metrics.transient, **metrics.summary()}
+    positions = [name for name in found if name.startswith("acceptance_rate_position_")]
+    return {name: float(found.get(name, math.nan)) for name in (*FIGURES, *positions)}
+
+
+def live_figures(question: Question) -> dict[str, float]:
+    """The same of the recorded run; acceptance is the server's own count."""
+    requests = live_requests(question)
+    ids = question.live.requests["request_id"].to_numpy()[question.kept]
+    gaps, owners = _gaps(question.live.chunks, ids)
+    figures = run_figures(requests, itl_histogram(gaps, owners, len(requests)), slos(question.scenario))
+    counts = question.live.manifest["acceptance"]
+    if counts and counts["num_drafts"]:
+        drafts = counts["num_drafts"]
+        figures["mean_acceptance_length"] = 1.0 + counts["num_accepted_tokens"] / drafts
+        figures["acceptance_rate"] = counts["num_accepted_tokens"] / counts["num_draft_tokens"]
+        for position, count in enumerate(counts["per_position"]):
+            figures[f"acceptance_rate_position_{position}"] = count / drafts
+    return figures
+
+
+def live_requests(question: Question) -> pd.DataFrame:
+    """The answered requests in the columns of a simulated run; what a client cannot see is 0 or NaN."""
+    rows = question.live.requests.loc[question.kept]
+    nothing = np.zeros(len(rows))
+    return pd.DataFrame(
+        {
+            "request": np.arange(len(rows)),
+            "class": rows["class"].to_numpy(),
+            "arrival_s": rows["sent_s"].to_numpy(),
+            # When the engine began is not the client's to know.
+            "first_scheduled_s": rows["sent_s"].to_numpy(),
+            "first_token_s": rows["first_token_s"].to_numpy(),
+            "finish_s": rows["finish_s"].to_numpy(),
+            "prompt_tokens": rows["prompt_tokens"].to_numpy(),
+            "output_tokens": rows["output_tokens"].to_numpy(),
+            **dict.fromkeys(("cached_tokens", "preemptions"), nothing),
+            **dict.fromkeys(("num_drafts", "num_draft_tokens", "num_accepted_tokens"), nothing),
+            "time_queue_s": nothing,
+            **dict.fromkeys(
+                [f"time_{cause}_s" for cause in ("prefill", "draft", "verify", "rejected", "host", "kv_pressure")],
+                nothing,
+            ),
+        }
+    )
+
+
+def chunk_gaps(live: LiveRun) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Seconds between the pieces of the same answer, all answers together."""
+    return _gaps(live.chunks, live.requests["request_id"].to_numpy())[0]
+
+
+def _gaps(chunks: pd.DataFrame, ids: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Gaps and the position in ``ids`` of the request each belongs to."""
+    position = pd.Series(np.arange(len(ids)), index=ids)
+    own = chunks[chunks["request_id"].isin(ids)].sort_values(["request_id", "time_s"], kind="stable")
+    gap_s = own.groupby("request_id")["time_s"].diff()
+    later = gap_s.notna()
+    return gap_s[later].to_numpy(np.float64), position[own.loc[later, "request_id"]].to_numpy(np.int64)

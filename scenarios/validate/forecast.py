@@ -1,0 +1,111 @@
+"""The forecast of a live run: its requests simulated, seen as its client saw them.
+
+The simulator knows engines. What lies between client and engine is a measured term of its own (`FrontEnd`): it moves a
+request's arrival in the engine after its sending and a piece's arrival at the client after its step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from draftcast.calibration.profile import FrontEnd
+from draftcast.scenarios.load import with_values
+from draftcast.scenarios.simulate import replicate
+from draftcast.scenarios.validate.figures import run_figures
+from draftcast.scenarios.validate.question import Question, with_excess
+from draftcast.scenarios.workload_spec import slos
+from draftcast.sim.arrivals import ThinkTime
+from draftcast.sim.random_streams import replication_seed
+
+FloatArray = NDArray[np.float64]
+
+NOTHING = FrontEnd(0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What a forecast takes from elsewhere than scenario and server.
+
+    Attributes:
+        acceptance: a scenario's acceptance section; None: the scenario's own.
+        decode_excess, prompt_excess: share by which steps without and with prompts last longer than the profile says.
+        front_end: seconds between client and engine.
+    """
+
+    acceptance: Mapping[str, Any] | None = None
+    decode_excess: float = 0.0
+    prompt_excess: float = 0.0
+    front_end: FrontEnd = NOTHING
+
+
+@dataclass(frozen=True)
+class Played:
+    """One replication as the client saw it.
+
+    Attributes:
+        requests: as of a simulation, with the client's times. steps: the engine's, with ``step_s``, what each took.
+        figures: by name, see `run_figures`.
+    """
+
+    requests: pd.DataFrame
+    steps: pd.DataFrame
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Turnaround(ThinkTime):
+    """A user's think time, and what passes between engine and client on either side of it."""
+
+    added_s: float = 0.0
+
+    def draw(self, seed: int, n: int) -> FloatArray:
+        return super().draw(seed, n) + self.added_s
+
+
+def forecast(question: Question, assumptions: Assumptions) -> list[Played]:
+    """Play the run's requests, as often as the scenario asks for replications."""
+    scenario, front_end = question.scenario, assumptions.front_end
+    if assumptions.acceptance is not None and scenario.speculative_config is not None:
+        # One acceptance was measured over all classes.
+        classes = [{**entry.model_dump(mode="json"), "acceptance": None} for entry in scenario.workload.classes]
+        values = {"acceptance": dict(assumptions.acceptance), "workload.classes": classes}
+        scenario = with_values(scenario, values)
+    deployment = with_excess(question.deployment, assumptions.decode_excess, assumptions.prompt_excess)
+    table, loop = question.table, question.loop
+    if loop is None:
+        table = dataclasses.replace(table, arrival_s=table.arrival_s + front_end.request_s)
+    else:
+        added_s = front_end.request_s + front_end.output_s + front_end.turnaround_s
+        think = _Turnaround(**dataclasses.asdict(loop.think_time_s), added_s=added_s)
+        loop = dataclasses.replace(loop, think_time_s=think)
+        table = dataclasses.replace(table, arrival_s=np.zeros(len(table)), has_arrivals=False)
+    played = []
+    for number in range(scenario.statistics.replications):
+        seed = replication_seed(scenario.statistics.seed, number)
+        done = replicate(scenario, loop, deployment, table, seed, None, True)
+        assert done.steps is not None
+        steps = done.steps.assign(step_s=done.steps[["host_s", "draft_s", "target_s"]].sum(axis=1))
+        requests = _at_client(done.requests, steps, front_end)
+        figures = run_figures(requests, done.itl_counts, slos(scenario), done.accepted_per_position)
+        played.append(Played(requests, steps, figures))
+    return played
+
+
+def _at_client(requests: pd.DataFrame, steps: pd.DataFrame, front_end: FrontEnd) -> pd.DataFrame:
+    """Times of sending and of the pieces' arrival at the client."""
+    ends = (steps["start_s"] + steps["duration_s"]).to_numpy(np.float64)
+    outputs = steps["num_seqs"].to_numpy(np.float64)
+    seen = {"arrival_s": requests["arrival_s"].to_numpy(np.float64) - front_end.request_s}
+    for name in ("first_token_s", "finish_s"):
+        at = requests[name].to_numpy(np.float64)
+        # The step that ended then; its end is this very number, but for rounding.
+        step = np.clip(np.searchsorted(ends, at - 1e-9), 0, len(ends) - 1)
+        seen[name] = at + front_end.output_s + front_end.output_sequence_s * outputs[step]
+    return requests.assign(**seen)
