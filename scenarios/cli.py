@@ -24,6 +24,7 @@ from draftcast.scenarios.published_cli import published
 from draftcast.scenarios.recommend_cli import recommend
 from draftcast.scenarios.sweep_cli import sweep
 from draftcast.scenarios.terminal import print_json, progress_bar
+from draftcast.scenarios.validate.cli import validate
 
 if TYPE_CHECKING:
     from draftcast.scenarios.comparison import Comparison
@@ -49,6 +50,7 @@ app.command()(plan)
 app.command()(recommend)
 app.command()(sweep)
 app.command()(published)
+app.command()(validate)
 for command in (catalog_cli.scenarios, catalog_cli.models, catalog_cli.hardware):
     app.command()(command)
 

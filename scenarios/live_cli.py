@@ -30,6 +30,7 @@ from draftcast.scenarios.live_options import (
 )
 from draftcast.scenarios.live_sweep_cli import sweep
 from draftcast.scenarios.terminal import print_json
+from draftcast.scenarios.validate.cli import calibrate
 
 app = typer.Typer(
     help="Run scenarios on a real vLLM server and record what happens.",
@@ -37,6 +38,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(sweep)
+app.command()(calibrate)
 
 
 @app.command()

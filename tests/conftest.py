@@ -5,9 +5,12 @@ They come as fixtures because tests are imported one by one (``--import-mode=imp
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -244,3 +247,15 @@ def table_cost_fixture() -> Any:
 def build_case_fixture() -> Any:
     """``build_case``: requests and replicas that are ready to serve them."""
     return build_case
+
+
+@pytest.fixture(name="played", scope="session")
+def played_fixture() -> Any:
+    """``played``: the module that plays live runs, see ``played_run.py``."""
+    spec = importlib.util.spec_from_file_location("played_run", Path(__file__).with_name("played_run.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["played_run"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

@@ -17,16 +17,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.live.run_directory import (
-    METRICS_AFTER,
-    SERVER_LOG,
-    LiveRun,
-    LiveRunWriter,
-)
+from draftcast.calibration.live.composition import FEATURES
+from draftcast.calibration.live.run_directory import SERVER_LOG, LiveRun, LiveRunWriter
 from draftcast.calibration.profile import FrontEnd
 from draftcast.scenarios.deployment import deploy
 from draftcast.scenarios.load import load_scenario, to_mapping
 from draftcast.scenarios.workload_spec import acceptance_models, workload_spec
+from draftcast.sim import step_time
 from draftcast.sim.acceptance import Constant, compile_acceptance
 from draftcast.sim.arrivals import ClosedLoop
 from draftcast.sim.cluster import Cluster
@@ -38,9 +35,97 @@ from draftcast.sim.step_time import P_DECODE_EXCESS, P_PROMPT_EXCESS
 from draftcast.sim.workload import build_requests
 
 START_UNIX_S = 1_795_000_000.25
+TRUE_PROFILE: dict[str, Any] = {
+    "schema_version": 1,
+    "kind": "affine",
+    "name": "made-up",
+    "model": "testbed-250m",
+    "hardware": "cpu",
+    "tp": 1,
+    "dtype": "fp32",
+    "enforce_eager": True,
+    "date": "2026-11-21",
+    "source": "made up for tests: a curve as of a CPU, everything a profile can hold is there",
+    "fitted_sequences": [1, 64],
+    "target": {
+        "fixed_s": 0.020,
+        "row_s": 0.0,
+        "rows": [[1, 0.0], [2, 0.010], [8, 0.014], [32, 0.06], [256, 0.35]],
+        "kv_token_s": 2e-6,
+        "sequence_s": 3e-4,
+        "prefill_query_kv_s": 1e-7,
+    },
+    "draft": {
+        "fixed_s": 0.0,
+        "pass_s": 0.002,
+        "row_s": 2e-5,
+        "draft_token_s": 1e-4,
+        "kv_token_s": 0.0,
+        "methods": {"draft_model": "interpolated"},
+    },
+    "ngram": {
+        "fraction_of_target": 0.0,
+        "step_s": 0.0005,
+        "sequence_s": 1e-4,
+        "token_s": 0.0,
+        "methods": {"ngram": "interpolated"},
+    },
+    "overhead_s": 0.001,
+    "front_end": {"request_s": 0.002, "output_s": 0.001, "output_sequence_s": 0.0001, "turnaround_s": 0.0005},
+}
+"""The step time that played servers have."""
 QUICK = FrontEnd(request_s=0.002, output_s=0.001, output_sequence_s=0.0001, turnaround_s=0.0005)
 # Of every step's time the part that vLLM's own figure leaves out.
 _OUTSIDE_ELAPSED_S = 0.001
+
+
+def question(profile: Path, method: str | None = None, k: int = 3, **changes: Any) -> dict[str, Any]:
+    """A scenario of the made-up server.
+
+    Args:
+        profile: file of `TRUE_PROFILE`.
+        method: None, ``draft_model`` or ``ngram``.
+        changes: ``rate`` or ``users``, ``requests``, ``prompt``: smallest and largest prompt, ``output``: the same.
+    """
+    arrivals: dict[str, Any] = {"process": "poisson", "request_rate_rps": changes.get("rate", 1.2)}
+    if "users" in changes:
+        arrivals = {"process": "closed_loop", "concurrency": changes["users"]}
+    lengths = {"prompt_tokens": changes.get("prompt", (32, 200)), "output_tokens": changes.get("output", (16, 96))}
+    scenario: dict[str, Any] = {
+        "schema_version": 1,
+        "name": "played",
+        "hardware": "cpu",
+        "profile": str(profile),
+        "engine": {
+            "model": "testbed-250M",
+            "dtype": "float32",
+            "max_model_len": 2048,
+            "max_num_seqs": 64,
+            "max_num_batched_tokens": 2048,
+            "block_size": 32,
+            "num_gpu_blocks": 2000,
+            "enforce_eager": True,
+            "async_scheduling": False,
+            "enable_prefix_caching": False,
+        },
+        "workload": {
+            "arrivals": arrivals,
+            "num_requests": changes.get("requests", 60),
+            "lengths": {
+                name: {"distribution": "uniform", "low": low, "high": high} for name, (low, high) in lengths.items()
+            },
+        },
+        "slo": {"ttft_ms": 300, "tpot_ms": 60},
+        "statistics": {"replications": 3},
+    }
+    if method == "draft_model":
+        spec = {"method": method, "model": "testbed-250M", "num_speculative_tokens": k}
+        scenario["acceptance"] = {"model": "per_position", "rates": [0.7, 0.5, 0.35, 0.2, 0.1][:k]}
+        scenario["engine"]["speculative_config"] = spec
+    elif method == "ngram":
+        scenario["engine"]["speculative_config"] = {"method": method, "num_speculative_tokens": k}
+        scenario["acceptance"] = {"model": "ngram", "match_probability": 0.6, "alpha": 0.7}
+    return scenario
 
 
 @dataclasses.dataclass
@@ -50,6 +135,7 @@ class _Step:
     context: tuple[int, int]  # requests, tokens
     generation: tuple[int, int]
     used_blocks: int
+    features: Any  # as the step cost took them; of the step itself only where scheduling is synchronous
 
 
 class _Watched(Replica):
@@ -92,6 +178,7 @@ class _Watched(Replica):
                 (int((~decodes).sum()), int(entries["tokens"][~decodes].sum())),
                 (int(decodes.sum()), int(entries["tokens"][decodes].sum())),
                 self.settings.num_gpu_blocks - 1 - int(s.engine[0]["free_blocks"]),
+                s.features.copy(),
             )
         )
         made = s.requests["tokens"] - tokens_before
@@ -138,6 +225,8 @@ def play(
     if loop is None:
         table = dataclasses.replace(table, arrival_s=sent_s + front_end.request_s)
     else:
+        # The pause has to be known before the batch is.
+        front_end = dataclasses.replace(front_end, output_sequence_s=0.0)
         pause_s = front_end.request_s + front_end.output_s + front_end.turnaround_s
         loop = dataclasses.replace(loop, think_time_s=dataclasses.replace(loop.think_time_s, mean_s=pause_s))
         loop = dataclasses.replace(loop, think_time_s=dataclasses.replace(loop.think_time_s, distribution="constant"))
@@ -171,7 +260,7 @@ def _write(
     requests = pd.DataFrame(
         {
             "request_id": np.arange(rows.size),
-            "class": [replica_class for replica_class in ["default"] * rows.size],
+            "class": "default",
             "due_s": sent_s,
             "sent_s": sent_s,
             "first_token_s": seen["min"].to_numpy(),
@@ -196,7 +285,9 @@ def _write(
         "num_accepted_tokens": int(rows["accepted"].sum()),
         "per_position": per_position,
     }
-    writer.write_text(METRICS_AFTER, "")
+    names = {name: getattr(step_time, f"F_{name.upper()}") for name in FEATURES}
+    true = {name: [float(step.features[place]) for step in replica.seen] for name, place in names.items()}
+    pd.DataFrame(true).to_parquet(folder / "true_steps.parquet")
     if log:
         (folder / SERVER_LOG).write_text(_log(replica, settings, spec), encoding="utf-8")
     writer.update(

@@ -21,17 +21,26 @@ _LATENCIES = ("ttft", "tpot", "itl", "e2el")
 FIGURES = (
     *(f"{statistic}_{name}_s" for name in _LATENCIES for statistic in _STATISTICS),
     "output_throughput",
+    "busy_throughput",
     "request_throughput",
     "request_goodput",
     "slo_attainment",
     "mean_acceptance_length",
     "acceptance_rate",
 )
-"""What is compared, beside the acceptance by draft position (``acceptance_rate_position_<i>``)."""
+"""What is compared, beside the acceptance by draft position (``acceptance_rate_position_<i>``). *busy_throughput* is a
+closed loop's: output tokens a second until the last request is sent, while every user has one in the system."""
+
+# A closed loop whose users send for less than this share of the run says little about being busy.
+_LEAST_BUSY = 0.2
 
 
 def run_figures(
-    requests: pd.DataFrame, itl_counts: Any, objectives: Mapping[str, Slo], accepted_per_position: Any = None
+    requests: pd.DataFrame,
+    itl_counts: Any,
+    objectives: Mapping[str, Slo],
+    closed_loop: bool,
+    accepted_per_position: Any = None,
 ) -> dict[str, float]:
     """`FIGURES` over the whole run: nothing is cut off, whatever the load did; NaN where undefined."""
     metrics = compute_metrics(
@@ -42,6 +51,7 @@ def run_figures(
         accepted_per_position=accepted_per_position,
     )
     found = {**metrics.transient, **metrics.summary()}
+    found["busy_throughput"] = _busy_throughput(requests) if closed_loop else math.nan
     positions = [name for name in found if name.startswith("acceptance_rate_position_")]
     return {name: float(found.get(name, math.nan)) for name in (*FIGURES, *positions)}
 
@@ -51,13 +61,14 @@ def live_figures(question: Question) -> dict[str, float]:
     requests = live_requests(question)
     ids = question.live.requests["request_id"].to_numpy()[question.kept]
     gaps, owners = _gaps(question.live.chunks, ids)
-    figures = run_figures(requests, itl_histogram(gaps, owners, len(requests)), slos(question.scenario))
-    counts = question.live.manifest["acceptance"]
-    if counts and counts["num_drafts"]:
-        drafts = counts["num_drafts"]
-        figures["mean_acceptance_length"] = 1.0 + counts["num_accepted_tokens"] / drafts
-        figures["acceptance_rate"] = counts["num_accepted_tokens"] / counts["num_draft_tokens"]
-        for position, count in enumerate(counts["per_position"]):
+    counts = itl_histogram(gaps, owners, len(requests))
+    figures = run_figures(requests, counts, slos(question.scenario), question.loop is not None)
+    counted = question.live.manifest["acceptance"]
+    if counted and counted["num_drafts"]:
+        drafts = counted["num_drafts"]
+        figures["mean_acceptance_length"] = 1.0 + counted["num_accepted_tokens"] / drafts
+        figures["acceptance_rate"] = counted["num_accepted_tokens"] / counted["num_draft_tokens"]
+        for position, count in enumerate(counted["per_position"]):
             figures[f"acceptance_rate_position_{position}"] = count / drafts
     return figures
 
@@ -86,6 +97,18 @@ def live_requests(question: Question) -> pd.DataFrame:
             ),
         }
     )
+
+
+def _busy_throughput(requests: pd.DataFrame) -> float:
+    """Output tokens a second from the first to the last sending; an answer's tokens spread evenly after its first."""
+    sent_s = requests["arrival_s"].to_numpy(np.float64)
+    start_s, end_s = float(sent_s.min()), float(sent_s.max())
+    if end_s - start_s < _LEAST_BUSY * (float(requests["finish_s"].max()) - start_s):
+        return math.nan
+    first_s, finish_s = requests["first_token_s"].to_numpy(np.float64), requests["finish_s"].to_numpy(np.float64)
+    answer_s = np.maximum(finish_s - first_s, 1e-9)
+    rest = (requests["output_tokens"].to_numpy(np.float64) - 1.0) * np.clip((end_s - first_s) / answer_s, 0.0, 1.0)
+    return float((rest + 1.0)[first_s <= end_s].sum()) / (end_s - start_s)
 
 
 def chunk_gaps(live: LiveRun) -> np.ndarray[Any, np.dtype[np.float64]]:

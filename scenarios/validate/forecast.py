@@ -51,11 +51,12 @@ class Played:
 
     Attributes:
         requests: as of a simulation, with the client's times. steps: the engine's, with ``step_s``, what each took.
-        figures: by name, see `run_figures`.
+        itl_counts: histogram of the gaps between emissions. figures: by name, see `run_figures`.
     """
 
     requests: pd.DataFrame
     steps: pd.DataFrame
+    itl_counts: NDArray[np.int64]
     figures: dict[str, float]
 
 
@@ -93,8 +94,9 @@ def forecast(question: Question, assumptions: Assumptions) -> list[Played]:
         assert done.steps is not None
         steps = done.steps.assign(step_s=done.steps[["host_s", "draft_s", "target_s"]].sum(axis=1))
         requests = _at_client(done.requests, steps, front_end)
-        figures = run_figures(requests, done.itl_counts, slos(scenario), done.accepted_per_position)
-        played.append(Played(requests, steps, figures))
+        positions = done.accepted_per_position
+        figures = run_figures(requests, done.itl_counts, slos(scenario), loop is not None, positions)
+        played.append(Played(requests, steps, done.itl_counts.sum(axis=0), figures))
     return played
 
 

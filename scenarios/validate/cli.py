@@ -1,0 +1,126 @@
+"""``draftcast validate`` and ``draftcast live calibrate``: a live run beside its forecast, and the profile it needs.
+
+Fitting is ``draftcast.calibration.live``'s, comparing ``draftcast.scenarios.validate``'s; here are only text and files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftcast.errors import InputError
+from draftcast.scenarios.live_options import AsJson, Overrides, ScenarioArgument
+from draftcast.scenarios.terminal import print_json
+
+if TYPE_CHECKING:
+    from draftcast.calibration.live.run_directory import LiveRun
+    from draftcast.calibration.live.step_profile import LiveCalibration
+
+
+def validate(
+    scenario: ScenarioArgument,
+    live: Annotated[
+        Path, typer.Option(metavar="DIR", help="A live run; or a result of vllm bench serve --save-detailed.")
+    ],
+    profile: Annotated[
+        str | None, typer.Option(help="A profile's name, file or folder, instead of the scenario's.")
+    ] = None,
+    measured_acceptance: Annotated[
+        bool, typer.Option("--measured-acceptance", help="Forecast with the acceptance the server counted in this run.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write validation.html and validation.json here.")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forecast a recorded run on its own requests and compare: figures, step times, and what the error is made of."""
+    from draftcast.scenarios.load import load_scenario
+    from draftcast.scenarios.validate import comparison, report
+
+    question = load_scenario(scenario, overrides=overrides or ())
+    found = comparison.validate(_live_run(live), question, profile=profile, measured=measured_acceptance)
+    written = report.write_report(found, out) if out is not None else ()
+    if as_json:
+        print_json(report.summary(found))
+        return
+    typer.echo(report.text(found))
+    if written:
+        typer.echo(f"written: {', '.join(str(path) for path in written)}")
+
+
+def calibrate(
+    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Live runs of one server, with their logs.")],
+    out: Annotated[Path | None, typer.Option(metavar="PROFILE", help="Profile folder to write.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of the profile; the folder's when absent.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fit a server's step time, with and without speculation, and its front end to live runs."""
+    from draftcast.calibration.hardware import load_hardware
+    from draftcast.calibration.live.run_directory import LiveRun
+    from draftcast.calibration.live.step_profile import calibrate_live, write_live_profile
+    from draftcast.kernels.catalog import load_model
+    from draftcast.scenarios.load import load_scenario
+
+    recorded = [LiveRun.read(run) for run in runs]
+    asked = load_scenario(recorded[0].manifest["scenario"])
+    found = calibrate_live(recorded)
+    if out is not None:
+        write_live_profile(
+            found,
+            out,
+            name=name or out.resolve().name,
+            model=load_model(asked.engine.model).name,
+            hardware=load_hardware(asked.hardware),
+            tp=asked.engine.tensor_parallel_size,
+            dtype=asked.engine.weight_dtype,
+        )
+    if as_json:
+        print_json(found.report())
+        return
+    _print_calibration(found)
+    if out is not None:
+        typer.echo(f"written: {out}")
+
+
+def _live_run(path: Path) -> LiveRun:
+    """A run directory, or a bench result read as one."""
+    from tempfile import TemporaryDirectory
+
+    from draftcast.calibration.live.bench_result import import_bench_result
+    from draftcast.calibration.live.run_directory import LiveRun
+
+    if path.is_dir():
+        return LiveRun.read(path)
+    if not path.is_file():
+        raise InputError("no such run directory or file", file=str(path))
+    with TemporaryDirectory() as folder:
+        return import_bench_result(path, Path(folder) / path.stem)
+
+
+def _print_calibration(found: LiveCalibration) -> None:
+    from draftcast.calibration.live.step_fit import errors_text
+    from draftcast.scenarios.validate.page import aligned
+
+    fit = found.fit
+    table = [["coefficient", "seconds", ""]]
+    for name, value in fit.coefficients.items():
+        other = fit.folded.get(name)
+        note = "" if other is None else f"moves with {other}" if other else "nothing to multiply"
+        table.append([name, f"{value:.4g}", note])
+    curve = ", ".join(f"{rows:.0f}: {seconds * 1e3:.4g}" for rows, seconds in fit.rows)
+    held_out: list[list[str]] = [["held out", "points", "errors"]]
+    held_out += [[each.run, str(each.errors.points), errors_text(each.errors)] for each in fit.held_out]
+    held_out.append(["all", str(fit.all.points), errors_text(fit.all)])
+    seconds: Any = found.front_end.seconds
+    for line in (*aligned(table), "", f"rows: ms beyond the fixed seconds: {curve}", "", *aligned(held_out), ""):
+        typer.echo(line.rstrip())
+    typer.echo(
+        f"front end: {seconds.request_s * 1e3:.2f} ms into the engine ({found.front_end.arrivals} requests), "
+        f"{seconds.output_s * 1e3:.2f} ms + {seconds.output_sequence_s * 1e6:.0f} us a request out of it "
+        f"({found.front_end.pieces} pieces), {seconds.turnaround_s * 1e3:.2f} ms from answer to next request"
+    )
+    for note in found.notes:
+        typer.echo(f"note: {note}")
