@@ -30,7 +30,7 @@ from draftcast.scenarios.live_options import (
 )
 from draftcast.scenarios.live_sweep_cli import sweep
 from draftcast.scenarios.terminal import print_json
-from draftcast.scenarios.validate.cli import calibrate
+from draftcast.scenarios.validate.cli import calibrate, report
 
 app = typer.Typer(
     help="Run scenarios on a real vLLM server and record what happens.",
@@ -39,6 +39,7 @@ app = typer.Typer(
 )
 app.command()(sweep)
 app.command()(calibrate)
+app.command()(report)
 
 
 @app.command()

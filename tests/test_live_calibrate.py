@@ -37,7 +37,7 @@ def profile(played: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(played: Any, profile: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, LiveRun]:
     """Runs of one server: two loads without drafts, with two draft lengths, with text search."""
-    folder = tmp_path_factory.mktemp("runs")
+    folder = tmp_path_factory.mktemp("made") / "runs"
     wanted: dict[str, tuple[str | None, int, dict[str, Any]]] = {
         "off-4": (None, 0, {"users": 4}),
         "off-16": (None, 0, {"users": 16, "requests": 80}),
@@ -74,13 +74,13 @@ def test_the_step_time_of_a_played_server_is_found_again(played: Any, calibrated
 def test_errors_are_of_runs_that_were_not_seen(calibrated: LiveCalibration) -> None:
     fit = calibrated.fit
     assert {each.run: each.whole for each in fit.held_out} == {
-        "off-4 (off)": True,
-        "off-16 (off)": True,
-        "off-rate (off)": True,
-        "draft-3 (draft_model k=3)": True,
-        "draft-rate (draft_model k=3)": True,
-        "draft-1 (draft_model k=1)": True,
-        "ngram (ngram k=3)": False,
+        "runs/off-4 (off)": True,
+        "runs/off-16 (off)": True,
+        "runs/off-rate (off)": True,
+        "runs/draft-3 (draft_model k=3)": True,
+        "runs/draft-rate (draft_model k=3)": True,
+        "runs/draft-1 (draft_model k=1)": True,
+        "runs/ngram (ngram k=3)": False,
     }
     # Noise of 2 % a step: a perfect fit errs by 1.3 % at the median and 3.3 % at the ninth decile.
     assert 0.01 < fit.all.median < 0.03
@@ -121,7 +121,7 @@ def test_a_profile_folder_is_written_and_read_back(
     assert found.draft_pass_s == pytest.approx(calibrated.fit.coefficients["draft_pass_s"], rel=1e-8)
     assert found.ngram_step_s == pytest.approx(calibrated.fit.coefficients["ngram_step_s"], rel=1e-8, abs=1e-15)
     assert (set(found.draft_methods), set(found.ngram_methods)) == ({"draft_model"}, {"ngram"})
-    assert found.fitted_runs == {run_digest(run): name for name, run in runs.items()}
+    assert found.fitted_runs == {run_digest(run): f"runs/{name}" for name, run in runs.items()}
     assert found.front_end is not None
     report = json.loads((folder / "calibration.json").read_text())
     assert [run["method"] for run in report["runs"]].count("draft_model") == 3
@@ -149,7 +149,7 @@ def test_what_cannot_be_fitted_together_is_refused(
     with pytest.raises(InputError, match=r"has no server\.log"):
         fit_steps([bare])
     few = played.play(tmp_path / "few", played.question(profile, requests=1, output=(20, 20)))
-    with pytest.raises(InputError, match=r"few: \d+ timed steps are too few; at least 40"):
+    with pytest.raises(InputError, match=r"few: \d+ timed steps with no speculation are too few; 40"):
         fit_steps([few])
     eagle = played.question(profile)
     eagle["engine"]["dtype"] = "bfloat16"

@@ -155,9 +155,12 @@ def _check(runs: Sequence[TimedRun]) -> None:
         if run.method and run.method not in (*DRAFTERS, *SEARCHES):
             message = f"a whole-step fit holds only {', '.join((*DRAFTERS, *SEARCHES))}"
             raise InputError(message, file=str(run.run.folder), key="method", value=run.method)
-        if len(run.points) < LEAST_POINTS:
-            message = f"{len(run.points)} timed steps are too few; at least {LEAST_POINTS} are needed"
-            raise InputError(message, file=str(run.run.folder))
+    for method in dict.fromkeys(run.method for run in runs):
+        own = [run for run in runs if run.method == method]
+        count = sum(len(run.points) for run in own)
+        if count < LEAST_POINTS:
+            message = f"{count} timed steps with {method or 'no speculation'} are too few; {LEAST_POINTS} are needed"
+            raise InputError(message, file=str(own[0].run.folder))
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,7 @@ class _Data:
     def of(cls, runs: Sequence[TimedRun], knots: tuple[int, ...]) -> _Data:
         parts, designs = [], []
         for number, run in enumerate(runs):
-            stretch = np.arange(len(run.points)) * _STRETCHES // len(run.points)
+            stretch = np.arange(len(run.points)) * _STRETCHES // max(len(run.points), 1)
             parts.append(run.points.assign(number=number, label=run.label, kind=run.method, stretch=stretch))
             names, x = _design(run.points, run.method, knots)
             designs.append(pd.DataFrame(x, columns=list(names)))

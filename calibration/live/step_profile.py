@@ -23,6 +23,7 @@ from draftcast.calibration.hardware import HardwareSpec
 from draftcast.calibration.live.front_end import FrontEndMeasurement, measure_front_end
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_fit import StepFit, errors_text, fit_steps
+from draftcast.calibration.live.timed_run import run_name
 from draftcast.calibration.profile import load_profile
 from draftcast.calibration.profile_folder import FIT, MANIFEST, write_manifest
 from draftcast.errors import InputError
@@ -191,7 +192,7 @@ def _document(found: LiveCalibration, *, name: str, model: str, hardware: str, t
         },
         "overhead_s": 0.0,
         "front_end": dataclasses.asdict(found.front_end.seconds),
-        "fitted_runs": {run_digest(run.run): run.run.folder.resolve().name for run in fit.runs},
+        "fitted_runs": {run_digest(run.run): run_name(run.run) for run in fit.runs},
     }
 
 

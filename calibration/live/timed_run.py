@@ -50,7 +50,13 @@ class TimedRun:
     @property
     def label(self) -> str:
         """The run's folder and how it drafted, for tables."""
-        return f"{self.run.folder.name} ({self.method} k={self.k})" if self.method else f"{self.run.folder.name} (off)"
+        how = f"{self.method} k={self.k}" if self.method else "off"
+        return f"{run_name(self.run)} ({how})"
+
+
+def run_name(run: LiveRun) -> str:
+    """The run's folder with the one it lies in: a sweep's runs of one mode have the same last name."""
+    return "/".join(run.folder.resolve().parts[-2:])
 
 
 def composed_steps(run: LiveRun) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""``draftcast validate`` and ``draftcast live calibrate``: a live run beside its forecast, and the profile it needs.
+"""``draftcast validate``, ``live calibrate`` and ``live report``: live runs beside their forecasts, and the profile.
 
 Fitting is ``draftcast.calibration.live``'s, comparing ``draftcast.scenarios.validate``'s; here are only text and files.
 """
@@ -83,6 +83,37 @@ def calibrate(
     _print_calibration(found)
     if out is not None:
         typer.echo(f"written: {out}")
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Of a live sweep.")],
+    profile: Annotated[
+        str | None,
+        typer.Option(help="A profile's name, file or folder; made from the sweep's calibration runs when absent."),
+    ] = None,
+    measured_acceptance: Annotated[
+        bool, typer.Option("--measured-acceptance", help="Forecast with the acceptance each server counted.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write sweep-validation.md, .html and .json here, not into DIR.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Validate every run of a live sweep: errors, speculation's effect at every load, the cutovers, what misses."""
+    from draftcast.scenarios.terminal import progress_bar
+    from draftcast.scenarios.validate import sweep_report
+    from draftcast.scenarios.validate.page import aligned
+    from draftcast.scenarios.validate.sweep import validate_sweep
+
+    with progress_bar("validating") as progress:
+        found = validate_sweep(folder, profile, measured=measured_acceptance, progress=progress)
+    written = sweep_report.write_sweep_report(found, out or folder)
+    if as_json:
+        print_json(sweep_report.summary(found))
+        return
+    for line in (*sweep_report.head(found), "", *aligned(sweep_report.verdict_rows(found))):
+        typer.echo(line.rstrip())
+    typer.echo(f"written: {', '.join(str(path) for path in written)}")
 
 
 def _live_run(path: Path) -> LiveRun:

@@ -1,0 +1,197 @@
+"""A live sweep beside its forecast: every run validated, speculation's effect at every load, the cutovers.
+
+The sweep's calibration runs make the profile where none is given; they are never judged by it. A profile made from
+other runs of the sweep leaves those out, and the report says which.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftcast.calibration.engine_log_regression import Errors
+from draftcast.calibration.hardware import load_hardware
+from draftcast.calibration.live.run_directory import LiveRun
+from draftcast.calibration.live.step_profile import calibrate_live, run_digest, write_live_profile
+from draftcast.calibration.profile import AffineProfile, load_profile
+from draftcast.errors import InputError
+from draftcast.kernels.catalog import load_model
+from draftcast.scenarios.live_modes import OFF
+from draftcast.scenarios.live_sweep import read_index
+from draftcast.scenarios.load import load_scenario
+from draftcast.scenarios.validate.comparison import Validation, validate
+from draftcast.scenarios.validate.effects import Cutover, Effect, capacities, cutover, effect
+
+PROFILE = "profile"
+BELOW_CAPACITY = 0.8
+"""Share of a mode's capacity up to which latencies at a rate are held to their bars."""
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One judged run of the sweep.
+
+    Attributes:
+        entry: of the sweep's index.
+        capacity_share: offered tokens a second over what the mode's closed loops reached at most; NaN in closed loops.
+    """
+
+    entry: dict[str, Any]
+    validation: Validation = field(repr=False)
+    capacity_share: float
+
+    @property
+    def key(self) -> tuple[str, str, float, int]:
+        """Mode, kind of load, load, round."""
+        return (self.entry["mode"], self.entry["load_kind"], self.entry["load"], self.entry["round"])
+
+    @property
+    def judged(self) -> bool:
+        """Whether the figures are held to their bars: closed loops, and rates below 80 % of the capacity."""
+        return not self.capacity_share > BELOW_CAPACITY
+
+
+@dataclass(frozen=True)
+class SweepValidation:
+    """What `validate_sweep` found.
+
+    Attributes:
+        folder: of the sweep. profile: its name; calibrated_on: the runs behind it.
+        cells: every judged run. effects, cutovers: by mode and load.
+        steps: errors of step time over all judged runs, by mode and over ``all``.
+        notes: what a reader must know, runs that are not judged among it.
+    """
+
+    folder: Path
+    profile: str
+    calibrated_on: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    effects: tuple[Effect, ...]
+    cutovers: tuple[Cutover, ...]
+    steps: dict[str, Errors]
+    notes: tuple[str, ...]
+
+
+def validate_sweep(
+    folder: Path, profile: str | None = None, *, measured: bool = False, progress: Progress | None = None
+) -> SweepValidation:
+    """Validate every run of a sweep.
+
+    Args:
+        folder: of `draftcast live sweep`.
+        profile: None: made from the sweep's calibration runs, in ``folder/profile``.
+        measured: forecast with the acceptance each server counted, not the scenario's.
+
+    Raises:
+        InputError: no sweep, no profile and no calibration runs, no run to judge.
+    """
+    index = read_index(folder)
+    named = profile or _own_profile(folder, index)
+    notes: list[str] = []
+    cells: list[tuple[dict[str, Any], Validation]] = []
+    entries = [entry for entry in index["cells"] if entry.get("purpose", "validation") == "validation"]
+    seen: set[str] | None = None
+    for number, entry in enumerate(entries):
+        live = LiveRun.read(folder / entry["dir"])
+        scenario = load_scenario(live.manifest["scenario"])
+        if seen is None:
+            loaded = load_profile(named, load_hardware(scenario.hardware))
+            seen = set(loaded.fitted_runs) if isinstance(loaded, AffineProfile) else set()
+        if run_digest(live) in seen:
+            notes.append(f"{entry['dir']}: the profile has seen it, not judged")
+        elif not (live.requests["finish_s"].notna() & (live.requests["error"] == "")).any():
+            notes.append(f"{entry['dir']}: no request was answered, not judged: {live.manifest['incomplete_reason']}")
+        else:
+            cells.append((entry, validate(live, scenario, profile=named, measured=measured, attribute=False)))
+            notes += [f"{entry['dir']}: {note}" for note in cells[-1][1].notes]
+        if progress is not None:
+            progress((number + 1) / len(entries))
+    if not cells:
+        raise InputError("no run of the sweep can be judged", file=str(folder))
+    found = cells[0][1].question.deployment.profile
+    effects = _effects(cells)
+    closed = [each for each in effects if each.load_kind == "concurrency"]
+    by_mode = [[each for each in closed if each.mode == mode] for mode in _modes(cells)]
+    return SweepValidation(
+        folder=folder,
+        profile=found.name,
+        calibrated_on=tuple(sorted(found.fitted_runs.values())) if isinstance(found, AffineProfile) else (),
+        cells=_with_capacity(cells),
+        effects=tuple(effects),
+        cutovers=tuple(where for each in by_mode if each and (where := cutover(each)) is not None),
+        steps=_step_errors(cells),
+        notes=tuple(notes),
+    )
+
+
+def _own_profile(folder: Path, index: dict[str, Any]) -> str:
+    """The profile of the sweep's calibration runs, made when it is not there."""
+    if not (folder / PROFILE).exists():
+        entries = [entry for entry in index["cells"] if entry.get("purpose") == "calibration"]
+        runs = [LiveRun.read(folder / entry["dir"]) for entry in entries]
+        if not runs:
+            message = "no calibration runs in the sweep; give --profile, or run it with --calibration-concurrency"
+            raise InputError(message, file=str(folder))
+        asked = load_scenario(runs[0].manifest["scenario"])
+        write_live_profile(
+            calibrate_live(runs),
+            folder / PROFILE,
+            name=f"{folder.resolve().name}-calibration",
+            model=load_model(asked.engine.model).name,
+            hardware=load_hardware(asked.hardware),
+            tp=asked.engine.tensor_parallel_size,
+            dtype=asked.engine.weight_dtype,
+        )
+    return str(folder / PROFILE)
+
+
+def _modes(cells: Sequence[tuple[dict[str, Any], Validation]]) -> list[str]:
+    return [mode for mode in dict.fromkeys(entry["mode"] for entry, _ in cells) if mode != OFF]
+
+
+def _effects(cells: Sequence[tuple[dict[str, Any], Validation]]) -> list[Effect]:
+    """Of every mode at every load that was run off as well, rounds taken together."""
+    by_key = {(e["mode"], e["load_kind"], e["load"], e["round"]): validation for e, validation in cells}
+    pairs: dict[tuple[str, str, float], list[tuple[Validation, Validation]]] = defaultdict(list)
+    for (mode, kind, load, turn), on in by_key.items():
+        off = by_key.get((OFF, kind, load, turn))
+        if mode != OFF and off is not None:
+            pairs[mode, kind, load].append((off, on))
+    return [effect(mode, kind, load, both) for (mode, kind, load), both in sorted(pairs.items())]
+
+
+def _with_capacity(cells: Sequence[tuple[dict[str, Any], Validation]]) -> tuple[Cell, ...]:
+    closed: dict[str, list[Validation]] = defaultdict(list)
+    for entry, validation in cells:
+        if entry["load_kind"] == "concurrency":
+            closed[entry["mode"]].append(validation)
+    most = capacities(closed)
+    found = []
+    for entry, validation in cells:
+        share = np.nan
+        if entry["load_kind"] == "rate" and entry["mode"] in most:
+            offered = entry["load"] * float(validation.live_requests["output_tokens"].mean())
+            share = offered / most[entry["mode"]]
+        found.append(Cell(entry, validation, float(share)))
+    return tuple(found)
+
+
+def _step_errors(cells: Sequence[tuple[dict[str, Any], Validation]]) -> dict[str, Errors]:
+    import pandas as pd
+
+    points: dict[str, list[Any]] = defaultdict(list)
+    for entry, validation in cells:
+        if validation.steps is not None:
+            points[entry["mode"]].append(validation.steps.timed.points)
+    if not points:
+        return {}
+    by_mode = {mode: pd.concat(frames, ignore_index=True) for mode, frames in points.items()}
+    by_mode["all"] = pd.concat(list(by_mode.values()), ignore_index=True)
+    return {mode: Errors.of(frame["predicted_s"].to_numpy(np.float64), frame) for mode, frame in by_mode.items()}

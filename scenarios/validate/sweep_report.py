@@ -1,0 +1,232 @@
+"""A validated sweep as Markdown, as one self-contained HTML page and as JSON; what misses its bar is shown."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from draftcast import __version__
+from draftcast.calibration.live.step_fit import errors_text
+from draftcast.errors import InputError
+from draftcast.scenarios.plots import BREAK_EVEN, OFF, ON
+from draftcast.scenarios.run_directory import plain
+from draftcast.scenarios.validate.effects import Cutover, Effect
+from draftcast.scenarios.validate.page import MISSED, html_table, markdown_table, page
+from draftcast.scenarios.validate.report import STEP_BARS, bars, percent
+from draftcast.scenarios.validate.sweep import Cell, SweepValidation
+
+STEM = "sweep-validation"
+_COLOURS = (ON, "#e8590c", "#5f3dc4", "#2b8a3e", "#a61e4d", OFF)
+
+
+def verdicts(found: SweepValidation) -> dict[str, dict[str, Any]]:
+    """What was asked and what holds: by name ``{"held": ..., "of": ..., "missed": [...]}``."""
+    asked: dict[str, dict[str, Any]] = {}
+
+    def count(name: str, where: str, held: bool) -> None:
+        entry = asked.setdefault(name, {"held": 0, "of": 0, "missed": []})
+        entry["of"] += 1
+        entry["held"] += held
+        if not held:
+            entry["missed"].append(where)
+
+    for mode, errors in found.steps.items():
+        if errors.points and mode != "all":
+            count("step_time", mode, errors.median <= STEP_BARS["median"] and errors.p90 <= STEP_BARS["p90"])
+    for cell in found.cells:
+        for name, bar in bars(cell.validation).items() if cell.judged else ():
+            if name in cell.validation.figures:
+                count(name, cell.entry["dir"], abs(cell.validation.figures[name].error) <= bar)
+    for each in found.effects:
+        if each.sign != "small":
+            count("sign_of_the_effect", f"{each.mode} at {_load(each)}", each.sign == "right")
+    for where in found.cutovers:
+        count("cutover", where.mode, where.within_bar)
+    return asked
+
+
+def summary(found: SweepValidation) -> dict[str, Any]:
+    """Plain data for JSON."""
+    first = found.cells[0].validation.question.live.manifest
+    return {
+        "draftcast_version": __version__,
+        "folder": str(found.folder),
+        "created_at": first["created_at"],
+        "machine": first["machine"],
+        "server_version": first["server"].get("version"),
+        "profile": found.profile,
+        "calibrated_on": list(found.calibrated_on),
+        "verdicts": verdicts(found),
+        "steps": found.steps,
+        "cutovers": [{**vars(each), "within_bar": each.within_bar} for each in found.cutovers],
+        "effects": [
+            {**{name: value for name, value in vars(each).items() if name != "resamples"}, "sign": each.sign}
+            for each in found.effects
+        ],
+        "cells": [_cell(cell) for cell in found.cells],
+        "notes": list(found.notes),
+    }
+
+
+def write_sweep_report(found: SweepValidation, folder: Path) -> tuple[Path, ...]:
+    """``sweep-validation.md``, ``.html`` and ``.json`` in ``folder``; returns their paths.
+
+    Raises:
+        InputError: the folder cannot be made or written.
+    """
+    contents = {
+        ".md": markdown(found),
+        ".html": _page(found),
+        ".json": json.dumps(plain(summary(found)), indent=1, allow_nan=False) + "\n",
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for suffix, content in contents.items():
+            (folder / f"{STEM}{suffix}").write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror or error}", file=str(folder)) from None
+    return tuple(folder / f"{STEM}{suffix}" for suffix in contents)
+
+
+def markdown(found: SweepValidation) -> str:
+    """The whole report as Markdown."""
+    parts = [f"# Live sweep {found.folder.name} beside its forecast", "\n".join(head(found))]
+    for title, table in _tables(found):
+        parts += [f"## {title}", markdown_table(table)]
+    if found.notes:
+        parts += ["## Notes", "\n".join(f"- {note}" for note in found.notes)]
+    return "\n\n".join(parts) + "\n"
+
+
+def head(found: SweepValidation) -> list[str]:
+    """What was run on what, a few lines."""
+    manifest = found.cells[0].validation.question.live.manifest
+    machine = manifest["machine"]
+    acceptance = sorted({cell.validation.acceptance for cell in found.cells} - {""})
+    return [
+        f"Measured {manifest['created_at']} on {machine.get('processor') or 'an unnamed machine'}, "
+        f"{machine.get('cores', '?')} cores, vLLM {manifest['server'].get('version') or '?'}.",
+        f"Profile {found.profile}, calibrated on {', '.join(found.calibrated_on) or 'no runs of this kind'}.",
+        f"{len(found.cells)} runs judged; acceptance: {', '.join(acceptance) or 'none'}.",
+    ]
+
+
+def verdict_rows(found: SweepValidation) -> list[list[str]]:
+    """A line for every bar: how many hold it, and who does not."""
+    table = [["bar", "held", "missed by"]]
+    for name, entry in verdicts(found).items():
+        missed = f" {MISSED}" if entry["missed"] else ""
+        table.append([name, f"{entry['held']} of {entry['of']}{missed}", ", ".join(entry["missed"])])
+    return table
+
+
+def _tables(found: SweepValidation) -> list[tuple[str, list[list[str]]]]:
+    cutovers = [["mode", "measured users", "interval", "forecast users", "within a step or 15 %"]]
+    for each in found.cutovers:
+        interval = f"{_users(each, each.low)} to {_users(each, each.high)}"
+        held = "yes" if each.within_bar else MISSED
+        cutovers.append([each.mode, _users(each, each.measured), interval, _users(each, each.forecast), held])
+    effects = [["load", "mode", "measured", "interval", "forecast", "sign"]]
+    for effect in sorted(found.effects, key=lambda each: (each.load_kind, each.load, each.mode)):
+        shown = [f"{effect.measured:.3f}", f"{effect.low:.3f} to {effect.high:.3f}", f"{effect.forecast:.3f}"]
+        effects.append([_load(effect), effect.mode, *shown, MISSED if effect.sign == "WRONG" else effect.sign])
+    steps = [["mode", "points", "errors"]]
+    steps += [[mode, str(errors.points), errors_text(errors)] for mode, errors in found.steps.items()]
+    return [
+        ("Bars", verdict_rows(found)),
+        ("Cutover: users at which the throughput gain crosses 1", cutovers),
+        ("Effect of speculation (throughput gain in closed loops, E2E latency off / on at rates)", effects),
+        ("Step time", steps),
+        ("Runs: relative error of the forecast", _run_rows(found)),
+    ]
+
+
+def _run_rows(found: SweepValidation) -> list[list[str]]:
+    names = {"output_throughput": "tok/s", "mean_tpot_s": "TPOT", "mean_e2el_s": "E2E", "median_ttft_s": "TTFT p50"}
+    table = [["run", *names.values(), "acceptance length", "steps median, p90", "of capacity"]]
+    for cell in found.cells:
+        wanted = bars(cell.validation) if cell.judged else {}
+        figures = cell.validation.figures
+        row = [cell.entry["dir"]]
+        for name in (*names, "mean_acceptance_length"):
+            error = figures[name].error if name in figures else math.nan
+            row.append(percent(error) + (f" {MISSED}" if abs(error) > wanted.get(name, math.inf) else ""))
+        steps = cell.validation.steps
+        row.append(f"{steps.errors['all'].median:.1%}, {steps.errors['all'].p90:.1%}" if steps is not None else "")
+        row.append(f"{cell.capacity_share:.0%}" if math.isfinite(cell.capacity_share) else "")
+        table.append(row)
+    return table
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    figures = cell.validation.figures
+    return {
+        **cell.entry,
+        "capacity_share": cell.capacity_share,
+        "judged": cell.judged,
+        "acceptance": cell.validation.acceptance,
+        "figures": {
+            name: {"measured": each.measured, "forecast": each.forecast.mean, "error": each.error}
+            for name, each in figures.items()
+        },
+        "steps": cell.validation.steps.summary() if cell.validation.steps is not None else None,
+    }
+
+
+def _page(found: SweepValidation) -> str:
+    parts = [f"<p>{html.escape(line)}</p>" for line in head(found)]
+    for title, table in _tables(found):
+        parts += [f"<h2>{html.escape(title)}</h2>", html_table(table)]
+    parts += [f"<p>note: {html.escape(note)}</p>" for note in found.notes]
+    picture = effects_figure(found).to_html(full_html=False, include_plotlyjs=True)
+    return page(f"Live sweep {found.folder.name} beside its forecast", "\n".join([*parts[:3], picture, *parts[3:]]))
+
+
+def effects_figure(found: SweepValidation) -> Any:
+    """Measured and forecast effect over users and over rates, one colour a mode."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    kinds = [kind for kind in ("concurrency", "rate") if any(each.load_kind == kind for each in found.effects)]
+    titles = {"concurrency": "Throughput gain by users", "rate": "E2E latency, off / on, by request rate"}
+    figure = make_subplots(rows=1, cols=max(len(kinds), 1), subplot_titles=[titles[kind] for kind in kinds])
+    modes = list(dict.fromkeys(each.mode for each in found.effects))
+    for col, kind in enumerate(kinds, start=1):
+        for colour, mode in zip(_COLOURS * len(modes), modes, strict=False):
+            own = sorted((e for e in found.effects if (e.mode, e.load_kind) == (mode, kind)), key=lambda e: e.load)
+            loads = [each.load for each in own]
+            spread = {
+                "type": "data",
+                "symmetric": False,
+                "array": [max(each.high - each.measured, 0.0) for each in own],
+                "arrayminus": [max(each.measured - each.low, 0.0) for each in own],
+            }
+            shared = {"x": loads, "legendgroup": mode, "line": {"color": colour}}
+            measured = [each.measured for each in own]
+            figure.add_trace(
+                go.Scatter(**shared, y=measured, error_y=spread, mode="markers", name=mode, showlegend=col == 1), 1, col
+            )
+            forecast = [each.forecast for each in own]
+            name = f"{mode}, forecast"
+            trace = go.Scatter(**shared, y=forecast, mode="lines", name=name, showlegend=col == 1)
+            figure.add_trace(trace, 1, col)
+        figure.add_hline(y=1.0, line={"color": BREAK_EVEN, "dash": "dash", "width": 1.5}, row=1, col=col)
+        figure.update_xaxes(title_text="users" if kind == "concurrency" else "requests/s", row=1, col=col)
+    figure.update_layout(template="plotly_white", height=520, legend={"orientation": "h", "y": -0.2})
+    if "concurrency" in kinds:
+        figure.update_xaxes(type="log", row=1, col=1 + kinds.index("concurrency"))
+    return figure
+
+
+def _load(effect: Effect) -> str:
+    return f"{effect.load:g} {'users' if effect.load_kind == 'concurrency' else 'req/s'}"
+
+
+def _users(cutover: Cutover, value: float) -> str:
+    """Users, or beyond which end of what was run."""
+    if value == math.inf:
+        return f"above {cutover.users[-1]:g}"
+    return f"below {cutover.users[0]:g}" if value == -math.inf else f"{value:.3g}"

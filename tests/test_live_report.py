@@ -1,0 +1,179 @@
+"""A live sweep beside its forecast: effects, cutovers, verdicts, and the runs that made the profile left out."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from draftcast.errors import InputError
+from draftcast.scenarios.cli import main
+from draftcast.scenarios.validate.effects import Cutover, Effect, cutover
+from draftcast.scenarios.validate.sweep import SweepValidation, validate_sweep
+from draftcast.scenarios.validate.sweep_report import summary, verdicts
+
+MODES: dict[str, tuple[str | None, int]] = {"off": (None, 0), "draft_model-k3": ("draft_model", 3)}
+USERS, RATES = (1, 4, 16), (0.8,)
+
+
+@pytest.fixture(scope="module")
+def sweep(played: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two modes over closed loops and a rate, after closed loops of other lengths to calibrate on."""
+    folder = tmp_path_factory.mktemp("sweep")
+    profile = folder / "true.yaml"
+    profile.write_text(yaml.safe_dump(played.TRUE_PROFILE))
+    cells = []
+    loads = [("calibration", "concurrency", users) for users in (2, 12)]
+    loads += [("validation", "concurrency", users) for users in USERS] + [
+        ("validation", "rate", rate) for rate in RATES
+    ]
+    for number, (purpose, kind, load) in enumerate(loads):
+        for mode, (method, k) in MODES.items():
+            changes: dict[str, Any] = {"users": load} if kind == "concurrency" else {"rate": load}
+            changes |= {"requests": 30 + 5 * int(load)}
+            changes |= {"prompt": (32, 400)} if purpose == "calibration" else {}
+            place = f"{'calibration' if purpose == 'calibration' else kind}-{load:g}/{mode}"
+            played.play(folder / place, played.question(profile, method, k, **changes), seed=number, noise=0.02)
+            entry = {"dir": place, "purpose": purpose, "mode": mode, "method": method or "none", "k": k}
+            entry |= {"load_kind": kind, "load": float(load), "round": 0, "order": len(cells), "seed": number}
+            cells.append({**entry, "complete": True, "incomplete_reason": ""})
+    index = {"schema_version": 1, "kind": "live-sweep", "complete": True, "cells": cells}
+    (folder / "index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(sweep: Path) -> SweepValidation:
+    return validate_sweep(sweep)
+
+
+def test_the_profile_comes_from_runs_that_are_not_judged(found: SweepValidation) -> None:
+    assert found.calibrated_on == tuple(sorted(f"calibration-{users}/{mode}" for users in (2, 12) for mode in MODES))
+    assert len(found.cells) == (len(USERS) + len(RATES)) * len(MODES)
+    assert all(cell.entry["purpose"] == "validation" for cell in found.cells)
+
+
+def test_step_times_and_effects_are_forecast(found: SweepValidation) -> None:
+    assert found.steps["all"].median < 0.04
+    assert found.steps["off"].points > 300
+    closed = {each.load: each for each in found.effects if each.load_kind == "concurrency"}
+    assert sorted(closed) == list(USERS)
+    assert closed[1].measured > 1.2 > 1.0 > closed[16].measured
+    for each in found.effects:
+        assert each.forecast == pytest.approx(each.measured, rel=0.12)
+        assert each.low < each.measured < each.high
+        assert each.sign in ("right", "small")
+
+
+def test_the_cutover_is_measured_with_its_interval_and_forecast(found: SweepValidation) -> None:
+    (where,) = found.cutovers
+    assert where.low <= where.measured <= where.high
+    assert 4 <= where.measured <= 16
+    assert where.forecast == pytest.approx(where.measured, rel=0.3)
+    assert where.within_bar
+
+
+def test_only_rates_below_the_capacity_are_held_to_latencies(found: SweepValidation) -> None:
+    rates = [cell for cell in found.cells if cell.entry["load_kind"] == "rate"]
+    assert all(0.1 < cell.capacity_share < 0.8 for cell in rates)
+    assert all(cell.judged for cell in found.cells)
+    asked = verdicts(found)
+    assert asked["mean_tpot_s"]["of"] == len(rates)
+    assert asked["output_throughput"]["of"] == len(USERS) * len(MODES)
+    assert asked["step_time"] == {"held": 2, "of": 2, "missed": []}
+    assert asked["cutover"] == {"held": 1, "of": 1, "missed": []}
+
+
+def test_a_run_that_the_profile_has_seen_is_left_out(sweep: Path, found: SweepValidation, tmp_path: Path) -> None:
+    text = (sweep / "profile" / "profile.yaml").read_text()
+    from draftcast.calibration.live.step_profile import run_digest
+
+    digest = run_digest(found.cells[0].validation.question.live)
+    own = yaml.safe_load(text)
+    own["fitted_runs"][digest] = "one of the sweep"
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
+    again = validate_sweep(sweep, str(tmp_path / "own.yaml"))
+    assert len(again.cells) == len(found.cells) - 1
+    assert f"{found.cells[0].entry['dir']}: the profile has seen it, not judged" in again.notes
+
+
+def test_a_profile_that_is_wrong_misses_its_bars_and_shows_it(
+    played: Any, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = {**played.TRUE_PROFILE, "target": {**played.TRUE_PROFILE["target"], "fixed_s": 0.04}}
+    (tmp_path / "slow.yaml").write_text(yaml.safe_dump(slow))
+    out = tmp_path / "out"
+    command = ["draftcast", "live", "report", str(sweep), "--profile", str(tmp_path / "slow.yaml"), "--out", str(out)]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert "MISSED" in capsys.readouterr().out
+    report = json.loads((out / "sweep-validation.json").read_text())
+    assert report["verdicts"]["step_time"]["held"] == 0
+    assert report["verdicts"]["output_throughput"]["missed"]
+    assert len(report["cells"]) == (len(USERS) + len(RATES)) * len(MODES)
+    content = (out / "sweep-validation.md").read_text()
+    assert "| concurrency-1/off |" in content
+    assert "MISSED" in content
+    assert "src=" not in (out / "sweep-validation.html").read_text().split("<script")[0]
+
+
+def test_summary_is_plain(found: SweepValidation) -> None:
+    report = summary(found)
+    assert report["cutovers"][0]["mode"] == "draft_model-k3"
+    assert "resamples" not in report["effects"][0]
+    assert report["cells"][0]["figures"]["output_throughput"]["measured"] > 0.0
+
+
+def test_without_calibration_runs_a_profile_is_needed(sweep: Path, tmp_path: Path) -> None:
+    index = json.loads((sweep / "index.json").read_text())
+    index["cells"] = [cell for cell in index["cells"] if cell["purpose"] == "validation"]
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(InputError, match="no calibration runs in the sweep; give --profile"):
+        validate_sweep(tmp_path)
+    with pytest.raises(InputError, match="no live sweep"):
+        validate_sweep(tmp_path / "absent")
+
+
+def gains(mode: str, values: dict[float, float], forecast: dict[float, float]) -> list[Effect]:
+    spread = np.linspace(-0.05, 0.05, 101)
+    return [
+        Effect(mode, "concurrency", load, value, value - 0.05, value + 0.05, forecast[load], value + spread)
+        for load, value in values.items()
+    ]
+
+
+def test_cutovers_by_hand() -> None:
+    # Half way between 4 and 16 on the logarithm: at 8 users.
+    measured = {1.0: 1.5, 4.0: 1.2, 16.0: 0.8}
+    found = cutover(gains("on", measured, {1.0: 1.5, 4.0: 1.1, 16.0: 0.7}))
+    assert found is not None
+    assert found.measured == pytest.approx(8.0)
+    assert found.forecast == pytest.approx(4.0 * 4.0**0.25)
+    assert found.low == pytest.approx(4.0 * 4.0 ** (0.1525 / 0.4), rel=0.02)
+    assert found.high == pytest.approx(4.0 * 4.0 ** (0.2475 / 0.4), rel=0.02)
+    assert found.within_bar  # 5.7 against 8: a third of a step apart
+    always = cutover(gains("on", dict.fromkeys(measured, 1.5), dict.fromkeys(measured, 0.5)))
+    assert always is not None
+    assert (always.measured, always.forecast) == (math.inf, -math.inf)
+    assert not always.within_bar
+    assert cutover(gains("on", {4.0: 1.2}, {4.0: 1.2})) is None
+
+
+def test_one_dip_does_not_end_a_gain() -> None:
+    values = {1.0: 1.2, 2.0: 0.98, 4.0: 1.1, 8.0: 0.7}
+    found = cutover(gains("on", values, values))
+    assert found is not None
+    assert 4.0 < found.measured < 8.0
+
+
+@pytest.mark.parametrize(
+    ("measured", "forecast", "held"),
+    [(8.0, 9.0, True), (8.0, 16.0, True), (8.0, 17.0, False), (math.inf, 16.0, True), (math.inf, 7.0, False)],
+)
+def test_within_a_step_or_fifteen_per_cent(measured: float, forecast: float, held: bool) -> None:
+    found = Cutover("on", measured, measured, measured, forecast, (1.0, 4.0, 8.0, 16.0, 32.0))
+    assert found.within_bar is held
