@@ -40,7 +40,7 @@ $(LIVE)/.stamp: .ci/live-env pyproject.toml
 	.ci/live-env $(LIVE) $(PYTHON)
 	touch $@
 
-test-live: $(LIVE)/.stamp  ## live tests: the simulated scheduler against vLLM's own
+test-live: $(LIVE)/.stamp  ## live tests against vLLM itself: scheduler, n-gram search, flags, live runs and a short validation
 	HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 $(LIVE)/bin/python -m pytest -m live tests/live
 
 bench: $(VENV)/.stamp  ## speed of the engine, of profiles and of a sweep: tables, then one JSON line each

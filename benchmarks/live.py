@@ -4,8 +4,8 @@
 
 Made for two CPU cores (about 25 minutes on a quiet machine; ``--quick`` about 5): a 54 M parameter target in float32
 with drafts of one layer, speculation off, draft_model k = 1, 3, 5 and ngram k = 3. Calibration runs are closed loops of
-other lengths and other numbers of users. A stopped run goes on with the same command. Prints progress, the measured
-gain of every mode at every load, and one last JSON line.
+other lengths and other numbers of users. A stopped run goes on with the same command. Prints progress, which bars
+hold, the measured cutovers and effects beside the forecast's, and one last JSON line; the whole report is in DIR/sweep.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from draftcast.calibration.live.checkpoint import TARGET, draft_folder, write_testbed
-from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.kernels.catalog import load_model
 from draftcast.kernels.model import ModelSpec
-from draftcast.scenarios.live_modes import OFF, SweepPlan
+from draftcast.scenarios.live_modes import SweepPlan
 from draftcast.scenarios.live_options import split_command
 from draftcast.scenarios.live_progress import shown_progress
 from draftcast.scenarios.live_run import LiveOptions
 from draftcast.scenarios.live_sweep import live_sweep
 from draftcast.scenarios.load import load_scenario
+from draftcast.scenarios.run_directory import plain
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.validate.cli import report_sweep
 
 KS = (1, 3, 5)
 RATES = (0.8, 0.62, 0.48, 0.37, 0.28)
@@ -58,8 +59,6 @@ FULL = SweepPlan(
     cell_s=9.0,
 )
 QUICK = replace(FULL, ks=(3,), concurrencies=(1, 8), rates_rps=(2.0,), calibration_concurrencies=(4,), cell_s=6.0)
-# The first answers of a closed loop come from one batch of prompts.
-_SETTLED_S = 1.5
 
 
 def target_shape() -> ModelSpec:
@@ -114,32 +113,6 @@ def question(folder: Path) -> Scenario:
     )
 
 
-def throughput(run: LiveRun, sent_for_s: float) -> float:
-    """Output tokens per second while requests were being sent, the first batch of prompts left out."""
-    chunks = run.chunks
-    inside = (chunks["time_s"] > _SETTLED_S) & (chunks["time_s"] <= sent_for_s)
-    return float(chunks["tokens"][inside].sum()) / (sent_for_s - _SETTLED_S)
-
-
-def mean_e2e_s(run: LiveRun) -> float:
-    """Mean of due to the last token, answered requests."""
-    return float((run.requests["finish_s"] - run.requests["due_s"]).mean())
-
-
-def gains(out: Path, index: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Per mode and load, throughput over that of off (closed loops), mean E2E of off over the mode's (rates)."""
-    figures: dict[str, dict[str, float]] = {}
-    for cell in index["cells"]:
-        if cell["purpose"] == "validation":
-            run = LiveRun.read(out / cell["dir"])
-            closed = cell["load_kind"] == "concurrency"
-            figure = throughput(run, index["plan"]["cell_s"]) if closed else 1.0 / mean_e2e_s(run)
-            label = f"{cell['load']:g} {'users' if closed else 'req/s'}"
-            figures.setdefault(cell["mode"], {})[label] = figure
-    off = figures.pop(OFF)
-    return {mode: {label: value / off[label] for label, value in own.items()} for mode, own in figures.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
@@ -160,14 +133,12 @@ def main() -> None:
             LiveOptions(vllm=split_command(options.vllm)),
             progress,
         )
-    found = gains(options.out / "sweep", index)
-    labels = list(next(iter(found.values())))
-    print(f"{'gain over off':<18}" + "".join(f"{label:>12}" for label in labels))
-    for mode, own in found.items():
-        print(f"{mode:<18}" + "".join(f"{own[label]:>12.3f}" for label in labels))
+    found, shown = report_sweep(options.out / "sweep")
+    print(shown)
     incomplete = [cell["dir"] for cell in index["cells"] if not cell["complete"]]
     minutes = (time.monotonic() - began) / 60
-    print(json.dumps({"gains": found, "incomplete": incomplete, "minutes": round(minutes, 1)}))
+    told = {name: found[name] for name in ("verdicts", "steps", "cutovers", "known_continuation")}
+    print(json.dumps(plain({**told, "incomplete": incomplete, "minutes": round(minutes, 1)})))
     sys.exit(1 if incomplete else 0)
 
 

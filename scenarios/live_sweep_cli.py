@@ -1,4 +1,4 @@
-"""``draftcast live sweep``: options to a plan, the index to text or JSON."""
+"""``draftcast live sweep``: options to a plan; the runs and what they say beside the forecast to text or JSON."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def sweep(
     warmup_requests: WarmupRequests = 8,
     as_json: AsJson = False,
 ) -> None:
-    """Run the same loads with speculation off and on, interleaved, on servers of our own."""
+    """Run the same loads with speculation off and on, interleaved, on servers of our own; the forecast beside them."""
     from draftcast.calibration.live.run_directory import LiveRun
     from draftcast.calibration.yaml_text import parse_yaml
     from draftcast.scenarios.grid import parse_values
@@ -73,6 +73,7 @@ def sweep(
     from draftcast.scenarios.live_sweep import live_sweep
     from draftcast.scenarios.load import load_scenario
     from draftcast.scenarios.recommend_cli import alternative_method
+    from draftcast.scenarios.validate.cli import report_sweep
 
     if (calibration_concurrency is None) != (calibration_lengths is None):
         raise InputError("go together", file="--calibration-concurrency and --calibration-lengths")
@@ -98,11 +99,15 @@ def sweep(
     )
     with stoppable(out), shown_progress() as progress:
         index = live_sweep(asked, out, plan, options, progress)
-    if as_json:
-        print_json(index)
-    else:
+    if not as_json:
         for cell in index["cells"]:
             typer.echo(summary_line(LiveRun.read(out / cell["dir"])))
+    judged = any(cell["complete"] and cell["purpose"] == "validation" for cell in index["cells"])
+    found, shown = report_sweep(out) if judged else (None, "no complete run to compare with the forecast")
+    if as_json:
+        print_json({**index, "report": found})
+    else:
+        typer.echo(f"\n{shown}")
     if not index["complete"]:
         short = [cell for cell in index["cells"] if not cell["complete"]]
         raise LiveError(f"{out}: {len(short)} runs are incomplete; the first: {short[0]['incomplete_reason']}")

@@ -1,5 +1,6 @@
 """A live sweep beside its forecast: effects, cutovers, verdicts, and the runs that made the profile left out."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -74,6 +75,7 @@ def test_the_cutover_is_measured_with_its_interval_and_forecast(found: SweepVali
     assert 4 <= where.measured <= 16
     assert where.forecast == pytest.approx(where.measured, rel=0.3)
     assert where.within_bar
+    assert where.forecast_low <= where.forecast <= where.forecast_high
 
 
 def test_only_rates_below_the_capacity_are_held_to_latencies(found: SweepValidation) -> None:
@@ -124,24 +126,62 @@ def test_a_profile_that_is_wrong_misses_its_bars_and_shows_it(
 def test_summary_is_plain(found: SweepValidation) -> None:
     report = summary(found)
     assert report["cutovers"][0]["mode"] == "draft_model-k3"
-    assert "resamples" not in report["effects"][0]
+    assert not {"resamples", "replications"} & set(report["effects"][0])
     assert report["cells"][0]["figures"]["output_throughput"]["measured"] > 0.0
 
 
-def test_without_calibration_runs_a_profile_is_needed(sweep: Path, tmp_path: Path) -> None:
+def test_without_calibration_runs_the_scenarios_own_profile_forecasts(
+    sweep: Path, found: SweepValidation, tmp_path: Path
+) -> None:
     index = json.loads((sweep / "index.json").read_text())
-    index["cells"] = [cell for cell in index["cells"] if cell["purpose"] == "validation"]
+    index["cells"] = [cell for cell in index["cells"] if cell["dir"] == "concurrency-1/off"]
+    (tmp_path / "concurrency-1").symlink_to(sweep / "concurrency-1")
     (tmp_path / "index.json").write_text(json.dumps(index))
-    with pytest.raises(InputError, match="no calibration runs in the sweep; give --profile"):
-        validate_sweep(tmp_path)
+    own = validate_sweep(tmp_path)
+    assert (own.profile, own.calibrated_on, own.cutovers) == ("made-up", (), ())
+    assert own.cells[0].validation.figures["mean_e2el_s"].error != found.cells[0].validation.figures["mean_e2el_s"].error
+    assert not (tmp_path / "profile").exists()
     with pytest.raises(InputError, match="no live sweep"):
         validate_sweep(tmp_path / "absent")
+
+
+def test_a_report_elsewhere_leaves_the_sweep_alone_and_is_made_anew(sweep: Path, tmp_path: Path) -> None:
+    before = sorted(str(path) for path in sweep.rglob("*"))
+    index = json.loads((sweep / "index.json").read_text())
+    for _ in range(2):
+        again = validate_sweep(sweep, out=tmp_path)
+    assert again.calibrated_on
+    assert (tmp_path / "profile" / "calibration.json").is_file()
+    assert sorted(str(path) for path in sweep.rglob("*")) == before
+    assert len(again.cells) + len(again.calibrated_on) == len(index["cells"])
+
+
+def test_acceptance_and_the_known_text_are_in_the_report(sweep: Path, found: SweepValidation, tmp_path: Path) -> None:
+    (accepted,) = found.acceptance
+    assert accepted.mode == "draft_model-k3"
+    assert accepted.measured == pytest.approx((0.7, 0.5, 0.35), abs=0.04)
+    assert accepted.forecast == pytest.approx(accepted.measured, abs=0.04)
+    # A played server has no known text; one that had would be held to it, wherever the run belongs.
+    assert "known_continuation" not in verdicts(found)
+    checked = {"calibration-2/off": (100, 0), "concurrency-1/off": (50, 1)}
+    asked = verdicts(dataclasses.replace(found, continuation=checked))
+    assert asked["known_continuation"] == {"held": 1, "of": 2, "missed": ["concurrency-1/off"]}
 
 
 def gains(mode: str, values: dict[float, float], forecast: dict[float, float]) -> list[Effect]:
     spread = np.linspace(-0.05, 0.05, 101)
     return [
-        Effect(mode, "concurrency", load, value, value - 0.05, value + 0.05, forecast[load], value + spread)
+        Effect(
+            mode,
+            "concurrency",
+            load,
+            value,
+            value - 0.05,
+            value + 0.05,
+            forecast[load],
+            value + spread,
+            forecast[load] + np.array([-0.02, 0.0, 0.02]),
+        )
         for load, value in values.items()
     ]
 
@@ -155,6 +195,8 @@ def test_cutovers_by_hand() -> None:
     assert found.forecast == pytest.approx(4.0 * 4.0**0.25)
     assert found.low == pytest.approx(4.0 * 4.0 ** (0.1525 / 0.4), rel=0.02)
     assert found.high == pytest.approx(4.0 * 4.0 ** (0.2475 / 0.4), rel=0.02)
+    assert found.forecast_low == pytest.approx(4.0 * 4.0**0.2)
+    assert found.forecast_high == pytest.approx(4.0 * 4.0**0.3)
     assert found.within_bar  # 5.7 against 8: a third of a step apart
     always = cutover(gains("on", dict.fromkeys(measured, 1.5), dict.fromkeys(measured, 0.5)))
     assert always is not None
@@ -172,8 +214,19 @@ def test_one_dip_does_not_end_a_gain() -> None:
 
 @pytest.mark.parametrize(
     ("measured", "forecast", "held"),
-    [(8.0, 9.0, True), (8.0, 16.0, True), (8.0, 17.0, False), (math.inf, 16.0, True), (math.inf, 7.0, False)],
+    [
+        (8.0, 9.0, True),
+        (8.0, 16.0, True),
+        (8.0, 17.0, False),
+        (math.inf, math.inf, True),
+        # How far beyond the last number of users is not known.
+        (math.inf, 32.0, True),
+        (math.inf, 31.0, False),
+        (1.0, -math.inf, True),
+        (-math.inf, 2.0, False),
+        (-math.inf, math.inf, False),
+    ],
 )
 def test_within_a_step_or_fifteen_per_cent(measured: float, forecast: float, held: bool) -> None:
-    found = Cutover("on", measured, measured, measured, forecast, (1.0, 4.0, 8.0, 16.0, 32.0))
+    found = Cutover("on", measured, measured, measured, forecast, forecast, forecast, (1.0, 4.0, 8.0, 16.0, 32.0))
     assert found.within_bar is held

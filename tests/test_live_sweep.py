@@ -237,9 +237,13 @@ def test_the_command_runs_a_sweep(testbed: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, line, catch_exceptions=False)
     assert done.exit_code == 0
     assert len([text for text in done.stdout.splitlines() if "requests" in text]) == 6
-    again = CliRunner().invoke(app, [*line, "--json"], catch_exceptions=False)
-    assert json.loads(again.stdout) == read_index(tmp_path)
-    assert (json.loads(again.stdout)["plan"]["in_turn"], json.loads(again.stdout)["plan"]["cell_s"]) == (False, 0.4)
+    assert "Cutover: users at which the throughput gain crosses 1" in done.stdout
+    again = json.loads(CliRunner().invoke(app, [*line, "--json"], catch_exceptions=False).stdout)
+    report = again.pop("report")
+    assert again == read_index(tmp_path)
+    assert (again["plan"]["in_turn"], again["plan"]["cell_s"]) == (False, 0.4)
+    assert len(report["cells"]) == 6
+    assert report["known_continuation"]["wrong_tokens"] == 0 < report["known_continuation"]["checked_tokens"]
     for more in (["--in-turn"], ["--set", "hardware=h100-sxm"]):
         with pytest.raises(InputError, match="holds another sweep"):
             CliRunner().invoke(app, [*line, *more], catch_exceptions=False)

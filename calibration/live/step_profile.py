@@ -29,6 +29,8 @@ from draftcast.calibration.profile_folder import FIT, MANIFEST, write_manifest
 from draftcast.errors import InputError
 
 REPORT = "calibration.json"
+PROFILE_FILES = (FIT, MANIFEST, REPORT)
+"""What `write_live_profile` writes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +105,7 @@ def write_live_profile(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot be made: {error.strerror}", file=str(folder)) from None
-    for written in (FIT, MANIFEST, REPORT):
+    for written in PROFILE_FILES:
         check_target(folder / written)
     today = date.today().isoformat()
     document = _document(found, name=name, model=model, hardware=hardware.name, tp=tp, dtype=dtype, date=today)

@@ -89,31 +89,47 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Of a live sweep.")],
     profile: Annotated[
         str | None,
-        typer.Option(help="A profile's name, file or folder; made from the sweep's calibration runs when absent."),
+        typer.Option(
+            help="A profile's name, file or folder; when absent, made from the sweep's calibration runs, if it has any."
+        ),
     ] = None,
     measured_acceptance: Annotated[
         bool, typer.Option("--measured-acceptance", help="Forecast with the acceptance each server counted.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write sweep-validation.md, .html and .json here, not into DIR.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write sweep-validation.md, .html, .json and the profile here, not into DIR."),
     ] = None,
+    static: Annotated[
+        bool, typer.Option("--static", help="Draw an SVG (needs kaleido), for a page of kilobytes without a script.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Validate every run of a live sweep: errors, speculation's effect at every load, the cutovers, what misses."""
+    found, shown = report_sweep(folder, profile, measured=measured_acceptance, out=out, static=static)
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(shown)
+
+
+def report_sweep(
+    folder: Path, profile: str | None = None, *, measured: bool = False, out: Path | None = None, static: bool = False
+) -> tuple[dict[str, Any], str]:
+    """Validate a sweep and write its report; returns it as plain data and as text.
+
+    Raises:
+        InputError: see `draftcast.scenarios.validate.sweep.validate_sweep`; or the report cannot be written.
+    """
     from draftcast.scenarios.terminal import progress_bar
     from draftcast.scenarios.validate import sweep_report
-    from draftcast.scenarios.validate.page import aligned
     from draftcast.scenarios.validate.sweep import validate_sweep
 
     with progress_bar("validating") as progress:
-        found = validate_sweep(folder, profile, measured=measured_acceptance, progress=progress)
-    written = sweep_report.write_sweep_report(found, out or folder)
-    if as_json:
-        print_json(sweep_report.summary(found))
-        return
-    for line in (*sweep_report.head(found), "", *aligned(sweep_report.verdict_rows(found))):
-        typer.echo(line.rstrip())
-    typer.echo(f"written: {', '.join(str(path) for path in written)}")
+        found = validate_sweep(folder, profile, measured=measured, out=out, progress=progress)
+    written = sweep_report.write_sweep_report(found, out or folder, static=static)
+    shown = f"{sweep_report.text(found)}\nwritten: {', '.join(str(path) for path in written)}"
+    return sweep_report.summary(found), shown
 
 
 def _live_run(path: Path) -> LiveRun:

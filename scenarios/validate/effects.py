@@ -37,8 +37,9 @@ class Effect:
     Attributes:
         mode, load_kind, load: as in the sweep's index.
         measured, low, high: over all rounds, with its interval.
-        forecast: over all rounds.
+        forecast: over all rounds and replications.
         resamples: of the measured effect, shape (`RESAMPLES`,).
+        replications: the forecast effect by replication.
     """
 
     mode: str
@@ -49,6 +50,7 @@ class Effect:
     high: float
     forecast: float
     resamples: FloatArray
+    replications: FloatArray
 
     @property
     def sign(self) -> str:
@@ -65,7 +67,7 @@ class Cutover:
     Infinite: it does so beyond the largest (inf) or below the smallest (-inf) number of users that was run.
 
     Attributes:
-        measured, low, high: with the interval. forecast: of the same loads.
+        measured, low, high: with the interval. forecast: of the same loads, with the range over its replications.
         users: the numbers of users that were run.
     """
 
@@ -74,20 +76,20 @@ class Cutover:
     low: float
     high: float
     forecast: float
+    forecast_low: float
+    forecast_high: float
     users: tuple[float, ...]
 
     @property
     def within_bar(self) -> bool:
         """Whether the two are within one step of the numbers of users that were run, or within 15 %."""
-        if math.isinf(self.measured) and math.isinf(self.forecast):
-            return self.measured == self.forecast
         if math.isfinite(self.measured) and abs(self.forecast / self.measured - 1.0) <= CUTOVER_BAR:
             return True
         return abs(self._place(self.measured) - self._place(self.forecast)) <= 1.0
 
     def _place(self, users: float) -> float:
-        """On the scale on which neighbouring numbers of users are 1 apart; beyond the ends at the ends."""
-        return float(np.interp(users, self.users, np.arange(len(self.users))))
+        """On the scale on which neighbouring numbers of users are 1 apart; what lies beyond an end, a step from it."""
+        return float(np.interp(users, self.users, np.arange(len(self.users)), left=-1.0, right=len(self.users)))
 
 
 def effect(
@@ -100,11 +102,10 @@ def effect(
     drawn = rng.integers(0, len(rounds), (RESAMPLES, len(rounds)))
     resamples = np.stack([values for _, values in rounds])[drawn, np.arange(RESAMPLES)[:, None]].mean(axis=1)
     low, high = np.percentile(resamples, (_TAIL, 100.0 - _TAIL))
-    forecasts = [_forecast(load_kind, off, on) for off, on in pairs]
-    measured = float(np.mean([value for value, _ in rounds]))
-    return Effect(
-        mode, load_kind, load, measured, float(low), float(high), float(np.mean(forecasts)), np.asarray(resamples)
-    )
+    replications = np.mean([_forecasts(load_kind, off, on) for off, on in pairs], axis=0)
+    measured, forecast = float(np.mean([value for value, _ in rounds])), float(replications.mean())
+    resamples = np.asarray(resamples)
+    return Effect(mode, load_kind, load, measured, float(low), float(high), forecast, resamples, replications)
 
 
 def cutover(effects: Sequence[Effect]) -> Cutover | None:
@@ -117,7 +118,17 @@ def cutover(effects: Sequence[Effect]) -> Cutover | None:
     low, high = np.percentile(resampled, (_TAIL, 100.0 - _TAIL), method="nearest")
     measured = _crossing(users, np.array([each.measured for each in ordered]))
     forecast = _crossing(users, np.array([each.forecast for each in ordered]))
-    return Cutover(ordered[0].mode, measured, float(low), float(high), forecast, tuple(users.tolist()))
+    played = [_crossing(users, gains) for gains in np.column_stack([each.replications for each in ordered])]
+    return Cutover(
+        ordered[0].mode,
+        measured,
+        float(low),
+        float(high),
+        forecast,
+        min(played),
+        max(played),
+        tuple(users.tolist()),
+    )
 
 
 def _crossing(users: FloatArray, gains: FloatArray) -> float:
@@ -134,10 +145,12 @@ def _crossing(users: FloatArray, gains: FloatArray) -> float:
     return float(users[place - 1] * (users[place] / users[place - 1]) ** share)
 
 
-def _forecast(load_kind: str, off: Validation, on: Validation) -> float:
+def _forecasts(load_kind: str, off: Validation, on: Validation) -> FloatArray:
+    """The effect by replication; the same random numbers stand behind a replication of either run."""
     name = closed_loop_figure(off, on) if load_kind == "concurrency" else "mean_e2el_s"
-    ratio = on.figures[name].forecast.mean / off.figures[name].forecast.mean
-    return ratio if load_kind == "concurrency" else 1.0 / ratio
+    pairs = zip(off.played, on.played, strict=True)
+    ratios = np.array([with_it.figures[name] / without.figures[name] for without, with_it in pairs])
+    return ratios if load_kind == "concurrency" else 1.0 / ratios
 
 
 def closed_loop_figure(*runs: Validation) -> str:

@@ -1,7 +1,7 @@
 """A live sweep beside its forecast: every run validated, speculation's effect at every load, the cutovers.
 
-The sweep's calibration runs make the profile where none is given; they are never judged by it. A profile made from
-other runs of the sweep leaves those out, and the report says which.
+The sweep's calibration runs make the profile where none is given, and are not judged; a sweep without them is forecast
+with the scenario's own profile. Whatever runs a profile was made from are left out, and the report says which.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from draftcast.calibration.engine_log_regression import Errors
 from draftcast.calibration.hardware import load_hardware
 from draftcast.calibration.live.run_directory import LiveRun
-from draftcast.calibration.live.step_profile import calibrate_live, run_digest, write_live_profile
+from draftcast.calibration.live.step_profile import PROFILE_FILES, calibrate_live, run_digest, write_live_profile
 from draftcast.calibration.profile import AffineProfile, load_profile
 from draftcast.errors import InputError
 from draftcast.kernels.catalog import load_model
@@ -58,6 +58,21 @@ class Cell:
         return not self.capacity_share > BELOW_CAPACITY
 
 
+@dataclass@dataclass(frozen=True)
+class Accepted:
+    """A mode's acceptance over all its judged runs.
+
+    Attributes:
+        drafts: rounds with drafts that the servers counted.
+        measured, forecast: unconditional rates by draft position, runs weighted by their rounds.
+    """
+
+    mode: str
+    drafts: int
+    measured: tuple[float, ...]
+    forecast: tuple[float, ...]
+
+
 @dataclass(frozen=True)
 class SweepValidation:
     """What `validate_sweep` found.
@@ -66,6 +81,8 @@ class SweepValidation:
         folder: of the sweep. profile: its name; calibrated_on: the runs behind it.
         cells: every judged run. effects, cutovers: by mode and load.
         steps: errors of step time over all judged runs, by mode and over ``all``.
+        acceptance: of every mode that drafts and whose servers count.
+        continuation: tokens compared with the known text and wrong ones, of every run, calibration runs as well.
         notes: what a reader must know, runs that are not judged among it.
     """
 
@@ -76,35 +93,43 @@ class SweepValidation:
     effects: tuple[Effect, ...]
     cutovers: tuple[Cutover, ...]
     steps: dict[str, Errors]
+    acceptance: tuple[Accepted, ...]
+    continuation: dict[str, tuple[int, int]]
     notes: tuple[str, ...]
 
 
 def validate_sweep(
-    folder: Path, profile: str | None = None, *, measured: bool = False, progress: Progress | None = None
+    folder: Path,
+    profile: str | None = None,
+    *,
+    measured: bool = False,
+    out: Path | None = None,
+    progress: Progress | None = None,
 ) -> SweepValidation:
     """Validate every run of a sweep.
 
     Args:
         folder: of `draftcast live sweep`.
-        profile: None: made from the sweep's calibration runs, in ``folder/profile``.
+        profile: None: made from the sweep's calibration runs; the scenario's own where it has none.
         measured: forecast with the acceptance each server counted, not the scenario's.
+        out: where a profile that is made goes, into ``profile``; None: ``folder``.
 
     Raises:
-        InputError: no sweep, no profile and no calibration runs, no run to judge.
+        InputError: no sweep, calibration runs that cannot be fitted, no run to judge.
     """
     index = read_index(folder)
-    named = profile or _own_profile(folder, index)
+    named = profile or _own_profile(folder, index, out or folder)
     notes: list[str] = []
     cells: list[tuple[dict[str, Any], Validation]] = []
-    entries = [entry for entry in index["cells"] if entry.get("purpose", "validation") == "validation"]
-    seen: set[str] | None = None
-    for number, entry in enumerate(entries):
+    continuation = {}
+    for number, entry in enumerate(index["cells"]):
         live = LiveRun.read(folder / entry["dir"])
+        if known := live.manifest["known_continuation"]:
+            continuation[entry["dir"]] = (known["checked_tokens"], known["wrong_tokens"])
+        if entry["purpose"] != "validation":
+            continue
         scenario = load_scenario(live.manifest["scenario"])
-        if seen is None:
-            loaded = load_profile(named, load_hardware(scenario.hardware))
-            seen = set(loaded.fitted_runs) if isinstance(loaded, AffineProfile) else set()
-        if run_digest(live) in seen:
+        if run_digest(live) in _seen_by(named or scenario.profile, scenario.hardware):
             notes.append(f"{entry['dir']}: the profile has seen it, not judged")
         elif not (live.requests["finish_s"].notna() & (live.requests["error"] == "")).any():
             notes.append(f"{entry['dir']}: no request was answered, not judged: {live.manifest['incomplete_reason']}")
@@ -112,7 +137,7 @@ def validate_sweep(
             cells.append((entry, validate(live, scenario, profile=named, measured=measured, attribute=False)))
             notes += [f"{entry['dir']}: {note}" for note in cells[-1][1].notes]
         if progress is not None:
-            progress((number + 1) / len(entries))
+            progress((number + 1) / len(index["cells"]))
     if not cells:
         raise InputError("no run of the sweep can be judged", file=str(folder))
     found = cells[0][1].question.deployment.profile
@@ -127,29 +152,39 @@ def validate_sweep(
         effects=tuple(effects),
         cutovers=tuple(where for each in by_mode if each and (where := cutover(each)) is not None),
         steps=_step_errors(cells),
+        acceptance=_acceptance(cells),
+        continuation=continuation,
         notes=tuple(notes),
     )
 
 
-def _own_profile(folder: Path, index: dict[str, Any]) -> str:
-    """The profile of the sweep's calibration runs, made when it is not there."""
-    if not (folder / PROFILE).exists():
-        entries = [entry for entry in index["cells"] if entry.get("purpose") == "calibration"]
-        runs = [LiveRun.read(folder / entry["dir"]) for entry in entries]
-        if not runs:
-            message = "no calibration runs in the sweep; give --profile, or run it with --calibration-concurrency"
-            raise InputError(message, file=str(folder))
-        asked = load_scenario(runs[0].manifest["scenario"])
-        write_live_profile(
-            calibrate_live(runs),
-            folder / PROFILE,
-            name=f"{folder.resolve().name}-calibration",
-            model=load_model(asked.engine.model).name,
-            hardware=load_hardware(asked.hardware),
-            tp=asked.engine.tensor_parallel_size,
-            dtype=asked.engine.weight_dtype,
-        )
-    return str(folder / PROFILE)
+def _own_profile(folder: Path, index: dict[str, Any], out: Path) -> str | None:
+    """The profile of the sweep's calibration runs, made anew; None where there are none."""
+    entries = [entry for entry in index["cells"] if entry["purpose"] == "calibration" and entry["complete"]]
+    if not entries:
+        return None
+    runs = [LiveRun.read(folder / entry["dir"]) for entry in entries]
+    found = calibrate_live(runs)
+    for file in PROFILE_FILES:
+        (out / PROFILE / file).unlink(missing_ok=True)
+    asked = load_scenario(runs[0].manifest["scenario"])
+    write_live_profile(
+        found,
+        out / PROFILE,
+        name=f"{folder.resolve().name}-calibration",
+        model=load_model(asked.engine.model).name,
+        hardware=load_hardware(asked.hardware),
+        tp=asked.engine.tensor_parallel_size,
+        dtype=asked.engine.weight_dtype,
+    )
+    return str(out / PROFILE)
+
+
+def _seen_by(profile: str | None, hardware: str) -> set[str]:
+    """Digests of the runs that a profile was fitted to."""
+    found = load_profile(profile, load_hardware(hardware))
+    return set(found.fitted_runs) if isinstance(found, AffineProfile) else set()
+
 
 
 def _modes(cells: Sequence[tuple[dict[str, Any], Validation]]) -> list[str]:
@@ -180,6 +215,24 @@ def _with_capacity(cells: Sequence[tuple[dict[str, Any], Validation]]) -> tuple[
             offered = entry["load"] * float(validation.live_requests["output_tokens"].mean())
             share = offered / most[entry["mode"]]
         found.append(Cell(entry, validation, float(share)))
+    return tuple(found)
+
+
+def _acceptance(cells: Sequence[tuple[dict[str, Any], Validation]]) -> tuple[Accepted, ...]:
+    found = []
+    for mode in _modes(cells):
+        runs = [validation for entry, validation in cells if entry["mode"] == mode]
+        counts = [run.question.live.manifest["acceptance"] for run in runs]
+        counted = [(run, count) for run, count in zip(runs, counts, strict=True) if count and count["num_drafts"]]
+        if not counted:
+            continue
+        drafts = np.array([count["num_drafts"] for _, count in counted])
+        names = [f"acceptance_rate_position_{i}" for i in range(len(counted[0][1]["per_position"]))]
+        known = [name for name in names if all(name in run.figures for run, _ in counted)]
+        measured = [[run.figures[name].measured for run, _ in counted] for name in known]
+        forecast = [[run.figures[name].forecast.mean for run, _ in counted] for name in known]
+        sides = [tuple(float(np.average(row, weights=drafts)) for row in side) for side in (measured, forecast)]
+        found.append(Accepted(mode, int(drafts.sum()), *sides))
     return tuple(found)
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import html
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from draftcast import __version__
 from draftcast.calibration.live.step_fit import errors_text
 from draftcast.errors import InputError
-from draftcast.scenarios.plots import BREAK_EVEN, OFF, ON
+from draftcast.scenarios.plots import BREAK_EVEN, OFF, ON, write_figure
 from draftcast.scenarios.run_directory import plain
 from draftcast.scenarios.validate.effects import Cutover, Effect
-from draftcast.scenarios.validate.page import MISSED, html_table, markdown_table, page
+from draftcast.scenarios.validate.page import MISSED, aligned, html_table, markdown_table, page
 from draftcast.scenarios.validate.report import STEP_BARS, bars, percent
 from draftcast.scenarios.validate.sweep import Cell, SweepValidation
 
 STEM = "sweep-validation"
+# Of an effect; too many to be written out.
+_DRAWS = ("resamples", "replications")
 _COLOURS = (ON, "#e8590c", "#5f3dc4", "#2b8a3e", "#a61e4d", OFF)
 
 
@@ -33,6 +36,8 @@ def verdicts(found: SweepValidation) -> dict[str, dict[str, Any]]:
         if not held:
             entry["missed"].append(where)
 
+    for where, (checked, wrong) in found.continuation.items():
+        count("known_continuation", where, checked > 0 and not wrong)
     for mode, errors in found.steps.items():
         if errors.points and mode != "all":
             count("step_time", mode, errors.median <= STEP_BARS["median"] and errors.p90 <= STEP_BARS["p90"])
@@ -61,9 +66,22 @@ def summary(found: SweepValidation) -> dict[str, Any]:
         "calibrated_on": list(found.calibrated_on),
         "verdicts": verdicts(found),
         "steps": found.steps,
-        "cutovers": [{**vars(each), "within_bar": each.within_bar} for each in found.cutovers],
+        "known_continuation": {
+            "checked_tokens": sum(checked for checked, _ in found.continuation.values()),
+            "wrong_tokens": sum(wrong for _, wrong in found.continuation.values()),
+        },
+        "acceptance": [vars(each) for each in found.acceptance],
+        "cutovers": [
+            # JSON has no infinity: in words beside the numbers.
+            {
+                **vars(each),
+                "within_bar": each.within_bar,
+                "shown": [_users(each, each.measured), _users(each, each.forecast)],
+            }
+            for each in found.cutovers
+        ],
         "effects": [
-            {**{name: value for name, value in vars(each).items() if name != "resamples"}, "sign": each.sign}
+            {**{name: value for name, value in vars(each).items() if name not in _DRAWS}, "sign": each.sign}
             for each in found.effects
         ],
         "cells": [_cell(cell) for cell in found.cells],
@@ -71,19 +89,23 @@ def summary(found: SweepValidation) -> dict[str, Any]:
     }
 
 
-def write_sweep_report(found: SweepValidation, folder: Path) -> tuple[Path, ...]:
+def write_sweep_report(found: SweepValidation, folder: Path, *, static: bool = False) -> tuple[Path, ...]:
     """``sweep-validation.md``, ``.html`` and ``.json`` in ``folder``; returns their paths.
 
+    Args:
+        static: the picture is an SVG of kaleido's, also on its own, and not a script of five megabytes.
+
     Raises:
-        InputError: the folder cannot be made or written.
+        InputError: the folder cannot be made or written, or the picture cannot be drawn.
     """
-    contents = {
-        ".md": markdown(found),
-        ".html": _page(found),
-        ".json": json.dumps(plain(summary(found)), indent=1, allow_nan=False) + "\n",
-    }
+    contents = {".json": json.dumps(plain(summary(found)), indent=1, allow_nan=False) + "\n"}
+    figure = effects_figure(found)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if static:
+            contents[".svg"] = _svg(figure, folder / f"{STEM}.svg")
+        picture = contents.get(".svg") or figure.to_html(full_html=False, include_plotlyjs=True)
+        contents |= {".html": _page(found, picture), ".md": markdown(found, f"{STEM}.svg" if static else None)}
         for suffix, content in contents.items():
             (folder / f"{STEM}{suffix}").write_text(content, encoding="utf-8")
     except OSError as error:
@@ -91,9 +113,17 @@ def write_sweep_report(found: SweepValidation, folder: Path) -> tuple[Path, ...]
     return tuple(folder / f"{STEM}{suffix}" for suffix in contents)
 
 
-def markdown(found: SweepValidation) -> str:
-    """The whole report as Markdown."""
+def _svg(figure: Any, path: Path) -> str:
+    """The figure as SVG text, by way of ``path``."""
+    write_figure(figure.update_layout(width=1080), path)
+    return path.read_text(encoding="utf-8")
+
+
+def markdown(found: SweepValidation, picture: str | None = None) -> str:
+    """The whole report as Markdown; ``picture``: file of the effects beside it."""
     parts = [f"# Live sweep {found.folder.name} beside its forecast", "\n".join(head(found))]
+    if picture is not None:
+        parts.append(f"![Measured and forecast effect of speculation]({picture})")
     for title, table in _tables(found):
         parts += [f"## {title}", markdown_table(table)]
     if found.notes:
@@ -114,6 +144,14 @@ def head(found: SweepValidation) -> list[str]:
     ]
 
 
+def text(found: SweepValidation) -> str:
+    """For a terminal: what was run, the bars, the cutovers, the effects."""
+    lines = head(found)
+    for title, table in _tables(found)[:3]:
+        lines += ["", title, *aligned(table)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
 def verdict_rows(found: SweepValidation) -> list[list[str]]:
     """A line for every bar: how many hold it, and who does not."""
     table = [["bar", "held", "missed by"]]
@@ -124,22 +162,28 @@ def verdict_rows(found: SweepValidation) -> list[list[str]]:
 
 
 def _tables(found: SweepValidation) -> list[tuple[str, list[list[str]]]]:
-    cutovers = [["mode", "measured users", "interval", "forecast users", "within a step or 15 %"]]
+    cutovers = [["mode", "measured users", "interval", "forecast users", "range", "within a step or 15 %"]]
     for each in found.cutovers:
         interval = f"{_users(each, each.low)} to {_users(each, each.high)}"
+        spread = f"{_users(each, each.forecast_low)} to {_users(each, each.forecast_high)}"
         held = "yes" if each.within_bar else MISSED
-        cutovers.append([each.mode, _users(each, each.measured), interval, _users(each, each.forecast), held])
+        shown = [_users(each, each.measured), interval, _users(each, each.forecast), spread]
+        cutovers.append([each.mode, *shown, held])
     effects = [["load", "mode", "measured", "interval", "forecast", "sign"]]
     for effect in sorted(found.effects, key=lambda each: (each.load_kind, each.load, each.mode)):
         shown = [f"{effect.measured:.3f}", f"{effect.low:.3f} to {effect.high:.3f}", f"{effect.forecast:.3f}"]
         effects.append([_load(effect), effect.mode, *shown, MISSED if effect.sign == "WRONG" else effect.sign])
     steps = [["mode", "points", "errors"]]
     steps += [[mode, str(errors.points), errors_text(errors)] for mode, errors in found.steps.items()]
+    accepted = [["mode", "rounds with drafts", "measured", "forecast"]]
+    for counted in found.acceptance:
+        accepted.append([counted.mode, str(counted.drafts), _rates(counted.measured), _rates(counted.forecast)])
     return [
         ("Bars", verdict_rows(found)),
         ("Cutover: users at which the throughput gain crosses 1", cutovers),
         ("Effect of speculation (throughput gain in closed loops, E2E latency off / on at rates)", effects),
-        ("Step time", steps),
+        ("Step time of runs that took no part in the fit", steps),
+        ("Acceptance by draft position, all runs of a mode together", accepted),
         ("Runs: relative error of the forecast", _run_rows(found)),
     ]
 
@@ -176,12 +220,11 @@ def _cell(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _page(found: SweepValidation) -> str:
+def _page(found: SweepValidation, picture: str) -> str:
     parts = [f"<p>{html.escape(line)}</p>" for line in head(found)]
     for title, table in _tables(found):
         parts += [f"<h2>{html.escape(title)}</h2>", html_table(table)]
     parts += [f"<p>note: {html.escape(note)}</p>" for note in found.notes]
-    picture = effects_figure(found).to_html(full_html=False, include_plotlyjs=True)
     return page(f"Live sweep {found.folder.name} beside its forecast", "\n".join([*parts[:3], picture, *parts[3:]]))
 
 
@@ -219,6 +262,10 @@ def effects_figure(found: SweepValidation) -> Any:
     if "concurrency" in kinds:
         figure.update_xaxes(type="log", row=1, col=1 + kinds.index("concurrency"))
     return figure
+
+
+def _rates(rates: Sequence[float]) -> str:
+    return ", ".join(f"{rate:.3f}" for rate in rates)
 
 
 def _load(effect: Effect) -> str:

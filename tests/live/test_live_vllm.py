@@ -17,10 +17,14 @@ from draftcast.calibration.live.record import Endpoint
 from draftcast.calibration.live.run_directory import LiveRun, LiveRunWriter
 from draftcast.calibration.live.server import Server
 from draftcast.kernels.catalog import load_model
+from draftcast.scenarios.live_modes import SweepPlan
 from draftcast.scenarios.live_run import LiveOptions, Progress, live_run, record_scenario, server_flags
+from draftcast.scenarios.live_sweep import live_sweep
 from draftcast.scenarios.live_testbed import testbed_scenario as write_scenario
 from draftcast.scenarios.load import load_scenario
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.validate.sweep import validate_sweep
+from draftcast.scenarios.validate.sweep_report import write_sweep_report
 
 pytestmark = pytest.mark.live
 
@@ -84,6 +88,44 @@ def test_ngram_matches_and_accepts_as_wanted(testbed: Path, tmp_path: Path) -> N
     check_whole(run)
     assert rates_of(run) == pytest.approx(NGRAM_RATES, abs=TOLERANCE)
     assert run.manifest["acceptance"]["num_drafts"] / generation_rounds(run) == pytest.approx(0.4, abs=TOLERANCE)
+
+
+def test_a_sweep_is_calibrated_forecast_and_compared(testbed: Path, tmp_path: Path) -> None:
+    """The short version of benchmarks/live.py; how near the forecast comes is for a machine left alone to say."""
+    spec = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 3}
+    accepted = {"model": "ngram", "match_probability": 0.4, "rates": list(NGRAM_RATES)}
+    lengths = {"prompt_tokens": {"distribution": "uniform", "low": 150, "high": 500}, "output_tokens": 70}
+    plan = SweepPlan(
+        ks=(3,),
+        alternatives=({"speculative_config": spec, "acceptance": accepted},),
+        concurrencies=(1, 6),
+        rates_rps=(2.0,),
+        calibration_concurrencies=(2, 8),
+        calibration_lengths=lengths,
+        cell_s=4.0,
+    )
+    index = live_sweep(question(testbed), tmp_path, plan, OPTIONS)
+    assert index["complete"]
+    found = validate_sweep(tmp_path)
+    modes = ("off", "draft_model-k3", "ngram-k3")
+    assert {name.rpartition("calibration-")[2] for name in found.calibrated_on} == {
+        f"{users}/{mode}" for users in (2, 8) for mode in modes
+    }
+    assert len(found.cells) == 3 * len(modes)
+    assert len(found.continuation) == 5 * len(modes)
+    assert all(checked > 0 and wrong == 0 for checked, wrong in found.continuation.values())
+    assert {name for name, errors in found.steps.items() if errors.points > 50} == {*modes, "all"}
+    assert {(each.mode, each.load_kind, each.load) for each in found.effects} == {
+        (mode, kind, load)
+        for mode in modes[1:]
+        for kind, load in (("concurrency", 1.0), ("concurrency", 6.0), ("rate", 2.0))
+    }
+    assert [where.mode for where in found.cutovers] == list(modes[1:])
+    rates = {accepted.mode: accepted.measured for accepted in found.acceptance}
+    assert rates["draft_model-k3"] == pytest.approx(RATES, abs=TOLERANCE)
+    assert rates["ngram-k3"] == pytest.approx(NGRAM_RATES, abs=TOLERANCE)
+    written = write_sweep_report(found, tmp_path / "report")
+    assert [path.suffix for path in written] == [".json", ".html", ".md"]
 
 
 def test_without_speculation_and_then_the_engine_dies(testbed: Path, tmp_path: Path) -> None:
