@@ -12,9 +12,10 @@ import yaml
 
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main
+from draftcast.scenarios.validate import sweep_report
 from draftcast.scenarios.validate.effects import Cutover, Effect, cutover
 from draftcast.scenarios.validate.sweep import SweepValidation, validate_sweep
-from draftcast.scenarios.validate.sweep_report import summary, verdicts
+from draftcast.scenarios.validate.sweep_report import summary, verdicts, write_sweep_report
 
 MODES: dict[str, tuple[str | None, int]] = {"off": (None, 0), "draft_model-k3": ("draft_model", 3)}
 USERS, RATES = (1, 4, 16), (0.8,)
@@ -121,6 +122,18 @@ def test_a_profile_that_is_wrong_misses_its_bars_and_shows_it(
     assert "| concurrency-1/off |" in content
     assert "MISSED" in content
     assert "src=" not in (out / "sweep-validation.html").read_text().split("<script")[0]
+
+
+def test_a_static_page_holds_its_picture_and_no_script(
+    found: SweepValidation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_report, "write_figure", lambda figure, path: path.write_text("<svg>drawn</svg>"))
+    written = write_sweep_report(found, tmp_path, static=True)
+    assert {path.name for path in written} == {f"sweep-validation.{kind}" for kind in ("md", "html", "json", "svg")}
+    content = (tmp_path / "sweep-validation.html").read_text()
+    assert "<svg>drawn</svg>" in content
+    assert "<script" not in content
+    assert "(sweep-validation.svg)" in (tmp_path / "sweep-validation.md").read_text()
 
 
 def test_summary_is_plain(found: SweepValidation) -> None:
