@@ -59,8 +59,12 @@ def test_the_profile_comes_from_runs_that_are_not_judged(found: SweepValidation)
 
 
 def test_step_times_and_effects_are_forecast(found: SweepValidation) -> None:
-    assert found.steps["all"].median < 0.04
-    assert found.steps["off"].points > 300
+    assert found.steps["all"].errors.median < 0.04
+    assert found.steps["off"].errors.points > 300
+    # Noise of 2 % a step: the played machine repeats itself so well, and no forecast can do better.
+    median, p90 = found.steps["off"].repeat_spread
+    assert median == pytest.approx(0.0135, rel=0.2)
+    assert p90 == pytest.approx(0.033, rel=0.2)
     closed = {each.load: each for each in found.effects if each.load_kind == "concurrency"}
     assert sorted(closed) == list(USERS)
     assert closed[1].measured > 1.2 > 1.0 > closed[16].measured

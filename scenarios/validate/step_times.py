@@ -17,6 +17,10 @@ from draftcast.sim import step_time as st
 
 FloatArray = NDArray[np.float64]
 
+# What has to be the same for two steps to be expected to take the same time; contexts grow by a token a step.
+_COMPOSITION = ("steps", "seqs", "decode_tokens", "prefill_tokens", "draft_tokens")
+_LEAST_NEIGHBOURS = 20
+
 
 @dataclass(frozen=True)
 class StepTimes:
@@ -51,6 +55,7 @@ class StepTimes:
             "points": len(points),
             "steps": int(steps.sum()),
             "errors": self.errors,
+            "repeat_spread": repeat_spread(points),
             "step_s": {"mean": means, **quantiles},
             "decode_excess": self.decode_excess,
             "prompt_excess": self.prompt_excess,
@@ -93,6 +98,22 @@ def priced(cost: st.StepCost, steps: pd.DataFrame) -> FloatArray:
         device = out[st.O_DRAFT] + out[st.O_TARGET] + out[st.O_SAMPLE]
         seconds[row] = max(device, out[st.O_HOST]) if hides else device + out[st.O_HOST]
     return seconds
+
+
+def repeat_spread(points: pd.DataFrame) -> tuple[float, float]:
+    """Median and p90 of the relative difference of neighbouring steps of the same composition, over the root of two.
+
+    The error of a forecast that knew the mean of every composition: how far the machine itself repeats a step. NaN
+    where there are hardly any such neighbours.
+    """
+    alike = points[["source", *_COMPOSITION]]
+    same = (alike == alike.shift()).all(axis=1).to_numpy()[1:]
+    seconds = points["seconds"].to_numpy(np.float64)
+    spread = np.abs(np.log(seconds[1:] / seconds[:-1]))[same] / np.sqrt(2.0)
+    if len(spread) < _LEAST_NEIGHBOURS:
+        return np.nan, np.nan
+    median, p90 = np.quantile(spread, (0.5, 0.9))
+    return float(median), float(p90)
 
 
 def _excess(points: pd.DataFrame) -> float:

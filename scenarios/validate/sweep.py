@@ -26,6 +26,7 @@ from draftcast.scenarios.live_sweep import read_index
 from draftcast.scenarios.load import load_scenario
 from draftcast.scenarios.validate.comparison import Validation, validate
 from draftcast.scenarios.validate.effects import Cutover, Effect, capacities, cutover, effect
+from draftcast.scenarios.validate.step_times import repeat_spread
 
 PROFILE = "profile"
 BELOW_CAPACITY = 0.8
@@ -59,6 +60,18 @@ class Cell:
 
 
 @dataclass@dataclass(frozen=True)
+class ModeSteps:
+    """Step time in the judged runs of a mode: errors of the profile, and how far the machine itself repeats a step.
+
+    Attributes:
+        repeat_spread: see `draftcast.scenarios.validate.step_times.repeat_spread`.
+    """
+
+    errors: Errors
+    repeat_spread: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class Accepted:
     """A mode's acceptance over all its judged runs.
 
@@ -80,7 +93,7 @@ class SweepValidation:
     Attributes:
         folder: of the sweep. profile: its name; calibrated_on: the runs behind it.
         cells: every judged run. effects, cutovers: by mode and load.
-        steps: errors of step time over all judged runs, by mode and over ``all``.
+        steps: step time over all judged runs, by mode and over ``all``.
         acceptance: of every mode that drafts and whose servers count.
         continuation: tokens compared with the known text and wrong ones, of every run, calibration runs as well.
         notes: what a reader must know, runs that are not judged among it.
@@ -92,7 +105,7 @@ class SweepValidation:
     cells: tuple[Cell, ...]
     effects: tuple[Effect, ...]
     cutovers: tuple[Cutover, ...]
-    steps: dict[str, Errors]
+    steps: dict[str, ModeSteps]
     acceptance: tuple[Accepted, ...]
     continuation: dict[str, tuple[int, int]]
     notes: tuple[str, ...]
@@ -151,7 +164,7 @@ def validate_sweep(
         cells=_with_capacity(cells),
         effects=tuple(effects),
         cutovers=tuple(where for each in by_mode if each and (where := cutover(each)) is not None),
-        steps=_step_errors(cells),
+        steps=_steps(cells),
         acceptance=_acceptance(cells),
         continuation=continuation,
         notes=tuple(notes),
@@ -236,7 +249,7 @@ def _acceptance(cells: Sequence[tuple[dict[str, Any], Validation]]) -> tuple[Acc
     return tuple(found)
 
 
-def _step_errors(cells: Sequence[tuple[dict[str, Any], Validation]]) -> dict[str, Errors]:
+def _steps(cells: Sequence[tuple[dict[str, Any], Validation]]) -> dict[str, ModeSteps]:
     import pandas as pd
 
     points: dict[str, list[Any]] = defaultdict(list)
@@ -247,4 +260,7 @@ def _step_errors(cells: Sequence[tuple[dict[str, Any], Validation]]) -> dict[str
         return {}
     by_mode = {mode: pd.concat(frames, ignore_index=True) for mode, frames in points.items()}
     by_mode["all"] = pd.concat(list(by_mode.values()), ignore_index=True)
-    return {mode: Errors.of(frame["predicted_s"].to_numpy(np.float64), frame) for mode, frame in by_mode.items()}
+    return {
+        mode: ModeSteps(Errors.of(frame["predicted_s"].to_numpy(np.float64), frame), repeat_spread(frame))
+        for mode, frame in by_mode.items()
+    }

@@ -38,7 +38,8 @@ def verdicts(found: SweepValidation) -> dict[str, dict[str, Any]]:
 
     for where, (checked, wrong) in found.continuation.items():
         count("known_continuation", where, checked > 0 and not wrong)
-    for mode, errors in found.steps.items():
+    for mode, steps in found.steps.items():
+        errors = steps.errors
         if errors.points and mode != "all":
             count("step_time", mode, errors.median <= STEP_BARS["median"] and errors.p90 <= STEP_BARS["p90"])
     for cell in found.cells:
@@ -173,8 +174,10 @@ def _tables(found: SweepValidation) -> list[tuple[str, list[list[str]]]]:
     for effect in sorted(found.effects, key=lambda each: (each.load_kind, each.load, each.mode)):
         shown = [f"{effect.measured:.3f}", f"{effect.low:.3f} to {effect.high:.3f}", f"{effect.forecast:.3f}"]
         effects.append([_load(effect), effect.mode, *shown, MISSED if effect.sign == "WRONG" else effect.sign])
-    steps = [["mode", "points", "errors"]]
-    steps += [[mode, str(errors.points), errors_text(errors)] for mode, errors in found.steps.items()]
+    steps = [["mode", "points", "errors", "the same step again: median, p90"]]
+    for mode, each_steps in found.steps.items():
+        again = ", ".join(f"{value:.1%}" if math.isfinite(value) else "-" for value in each_steps.repeat_spread)
+        steps.append([mode, str(each_steps.errors.points), errors_text(each_steps.errors), again])
     accepted = [["mode", "rounds with drafts", "measured", "forecast"]]
     for counted in found.acceptance:
         accepted.append([counted.mode, str(counted.drafts), _rates(counted.measured), _rates(counted.forecast)])

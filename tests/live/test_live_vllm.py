@@ -114,7 +114,7 @@ def test_a_sweep_is_calibrated_forecast_and_compared(testbed: Path, tmp_path: Pa
     assert len(found.cells) == 3 * len(modes)
     assert len(found.continuation) == 5 * len(modes)
     assert all(checked > 0 and wrong == 0 for checked, wrong in found.continuation.values())
-    assert {name for name, errors in found.steps.items() if errors.points > 50} == {*modes, "all"}
+    assert {name for name, steps in found.steps.items() if steps.errors.points > 50} == {*modes, "all"}
     assert {(each.mode, each.load_kind, each.load) for each in found.effects} == {
         (mode, kind, load)
         for mode in modes[1:]
