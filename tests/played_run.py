@@ -50,7 +50,7 @@ TRUE_PROFILE: dict[str, Any] = {
     "target": {
         "fixed_s": 0.020,
         "row_s": 0.0,
-        "rows": [[1, 0.0], [2, 0.010], [8, 0.014], [32, 0.06], [256, 0.75]],
+        "rows": [[1, 0.0], [2, 0.010], [8, 0.014], [32, 0.06], [256, 0.35]],
         "kv_token_s": 2e-6,
         "sequence_s": 3e-4,
         "prefill_query_kv_s": 1e-7,

@@ -59,7 +59,7 @@ class Cell:
         return not self.capacity_share > BELOW_CAPACITY
 
 
-@dataclass@dataclass(frozen=True)
+@dataclass(frozen=True)
 class ModeSteps:
     """Step time in the judged runs of a mode: errors of the profile, and how far the machine itself repeats a step.
 
@@ -197,7 +197,6 @@ def _seen_by(profile: str | None, hardware: str) -> set[str]:
     """Digests of the runs that a profile was fitted to."""
     found = load_profile(profile, load_hardware(hardware))
     return set(found.fitted_runs) if isinstance(found, AffineProfile) else set()
-
 
 
 def _modes(cells: Sequence[tuple[dict[str, Any], Validation]]) -> list[str]:

@@ -36,8 +36,8 @@ def verdicts(found: SweepValidation) -> dict[str, dict[str, Any]]:
         if not held:
             entry["missed"].append(where)
 
-    for where, (checked, wrong) in found.continuation.items():
-        count("known_continuation", where, checked > 0 and not wrong)
+    for folder, (checked, wrong) in found.continuation.items():
+        count("known_continuation", folder, checked > 0 and not wrong)
     for mode, steps in found.steps.items():
         errors = steps.errors
         if errors.points and mode != "all":
@@ -147,8 +147,12 @@ def head(found: SweepValidation) -> list[str]:
 
 def text(found: SweepValidation) -> str:
     """For a terminal: what was run, the bars, the cutovers, the effects."""
-    lines = head(found)
-    for title, table in _tables(found)[:3]:
+    bars_held, *tables = _tables(found)[:3]
+    lines = [*head(found), "", *aligned([row[:2] for row in bars_held[1]])]
+    lines += [
+        f"{MISSED} {name}: {', '.join(entry['missed'])}" for name, entry in verdicts(found).items() if entry["missed"]
+    ]
+    for title, table in tables:
         lines += ["", title, *aligned(table)]
     return "\n".join(line.rstrip() for line in lines)
 
