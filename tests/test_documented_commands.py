@@ -1,10 +1,9 @@
-"""Every command line shown in README and docs is one that draftcast takes, and every command is shown somewhere.
-
-Parsing only: what the commands answer is tested beside each of them.
-"""
+"""Every command line shown in README and docs is one that draftcast takes, every command is shown somewhere, and
+README's list is run as it stands, in a folder with the files that it names."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
+from typer.testing import CliRunner
 
 from draftcast.scenarios import cli
 
@@ -20,6 +21,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(?:bash|console|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NO_JSON = {"dashboard"}
+# They need a server of vLLM's (tests/live runs them), ten minutes (tests/test_calibrate_run.py), or never end.
+NOT_HERE = {"live", "validate", "calibrate", "dashboard"}
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -59,6 +62,43 @@ def test_a_documented_line_parses(page: Path, words: list[str]) -> None:
     assert path in ALL, f"{page}: no command {' '.join(words)}"
     if "--help" not in rest:
         ALL[path].make_context(" ".join(path), rest)
+
+
+def named_files(folder: Path) -> None:
+    """What README's lines read: a scenario, a trace, a log of tokens, a server's counters."""
+    scenario = yaml.safe_load((ROOT / "scenarios/files/default.yaml").read_text("utf-8"))
+    scenario["workload"]["num_requests"] = 400
+    (folder / "my.yaml").write_text(yaml.safe_dump(scenario))
+    rows = [f"2023-11-16 18:{i // 60:02d}:{i % 60:02d}.0000000,{200 + 7 * i},{20 + i % 90}" for i in range(600)]
+    (folder / "AzureLLMInferenceTrace_conv.csv").write_text(
+        "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows])
+    )
+    record = {"prompt_token_ids": [1, 2, 3, 4, 5, 1, 2], "generated_token_ids": [3, 4, 5, 9, 1, 2, 3, 4]}
+    (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for _ in range(20)))
+    counts = {"drafts": 100, "draft_tokens": 200, "accepted_tokens": 110}
+    (folder / "metrics.txt").write_text(
+        "".join(f'vllm:spec_decode_num_{name}_total{{engine="0"}} {count}.0\n' for name, count in counts.items())
+        + "".join(
+            f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="{i}"}} {count}.0\n'
+            for i, count in enumerate((70, 40))
+        )
+    )
+
+
+RUN = [words for page, words in LINES if page.name == "README.md" and words[0] not in NOT_HERE]
+
+
+@pytest.mark.parametrize("words", RUN, ids=[" ".join(words)[:90] for words in RUN])
+def test_readme_line_runs(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli.app, words)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    # 4: one load of the line is beyond what the server holds, which is an answer.
+    assert done.exit_code in ((0, 4) if words[0] == "simulate" else (0,)), done.output
+    assert done.stdout.strip()
+    if "--out" in words:
+        assert (tmp_path / words[words.index("--out") + 1]).exists()
 
 
 def test_every_command_is_documented() -> None:
