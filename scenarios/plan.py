@@ -311,7 +311,7 @@ class _Sizer:
         idle = cluster.check(1, IDLE_SHARE * estimate)
         if not idle.met:
             return self._infeasible(f"{_broken(idle)} with hardly any load: more replicas cannot help", idle)
-        alone = cluster.largest_rate(1, 0.8 * estimate, self.tolerance)
+        alone = cluster.largest_rate(1, 0.8 * estimate, 1.2, self.tolerance)
         if alone is None:
             return self._infeasible(f"{_broken(idle)} at any load", idle)
         needed = self.target * (1.0 + self.headroom)
@@ -322,7 +322,11 @@ class _Sizer:
                 f"needs more than {self.max_gpus} GPUs: one replica holds {alone.met:.3g} of {needed:.3g} requests/s"
             )
             return self._infeasible(reason, cluster.check(1, alone.not_met) if math.isfinite(alone.not_met) else idle)
-        largest = cluster.largest_rate(replicas, needed, self.tolerance) if replicas > 1 else alone
+        largest: LargestRate | None = alone
+        if replicas > 1:
+            # Together they hold about what they hold alone: a bracket a few per cent wide is soon found.
+            start = max(needed, replicas * alone.met)
+            largest = cluster.largest_rate(replicas, start, 1.0 + 2 * self.tolerance, self.tolerance)
         check = cluster.check(replicas, needed)
         tokens = cluster.traffic.output_tokens * self.target
         return Sizing(self.candidate, replicas, self.spare, check, largest, "", self.target, tokens, price)

@@ -27,7 +27,9 @@ MOST_REQUESTS = 60_000
 """A run of many replicas gets as many requests for each as one alone, up to this many in all."""
 IDLE_SHARE = 0.01
 """Share of a replica's estimated capacity at which hardly any request meets another: latency's floor."""
-_STEPS = 40
+_STEPS = 60
+_LARGEST_STEP = 4.0
+_WIDEST = 1e6
 
 
 @dataclass(frozen=True)
@@ -135,13 +137,14 @@ class Cluster:
             self._ran()
         return self._checks[key]
 
-    def largest_rate(self, replicas: int, start_rps: float, tolerance: float) -> LargestRate | None:
+    def largest_rate(self, replicas: int, start_rps: float, step: float, tolerance: float) -> LargestRate | None:
         """Where ``replicas`` stop meeting the objectives, by bisection in the logarithm of the rate.
 
         Args:
-            start_rps: where to begin. tolerance: relative width of the bracket to stop at.
+            start_rps: where to begin. step: factor of the first move up or down; it is squared from move to move until
+                the rate is bracketed. tolerance: relative width of the bracket to stop at.
 
-        None when the objectives are not met at any rate down to 2^-40 of the start.
+        None when the objectives are not met at any rate down to a millionth of the start.
         """
         low: float | None = None
         high: float | None = None
@@ -151,14 +154,17 @@ class Cluster:
                 low = rate
             else:
                 high = rate
-            if low is None:
-                rate /= 2.0
-            elif high is None:
-                rate *= 1.5
-            elif high / low <= 1.0 + tolerance:
-                break
-            else:
+            if low is not None and high is not None:
+                if high / low <= 1.0 + tolerance:
+                    break
                 rate = math.sqrt(low * high)
+                continue
+            if rate < start_rps / _WIDEST:
+                return None
+            if rate > start_rps * _WIDEST:
+                break
+            rate *= step if high is None else 1.0 / step
+            step = min(step**2, _LARGEST_STEP)
         if low is None:
             return None
         return LargestRate(low, high or math.inf, self.check(replicas, high).tightest if high is not None else None)
