@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format live-env test-live bench clean
+.PHONY: help demo dashboard test lint format live-env test-live bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -20,6 +20,9 @@ $(VENV)/.stamp: pyproject.toml
 
 demo: $(VENV)/.stamp  ## speculation off and on at several request rates: the table and the cutover
 	$(BIN)/draftcast simulate default --rates 10,30,50,60,70,80 --compare-off
+
+dashboard: $(VENV)/.stamp  ## the what-if pages in a browser, on this machine only
+	$(BIN)/draftcast dashboard
 
 lint: $(VENV)/.stamp  ## ruff (lint and format) and mypy --strict
 	$(BIN)/ruff check .

@@ -19,6 +19,7 @@ from draftcast import __version__
 from draftcast.errors import InputError, LiveError
 from draftcast.scenarios import acceptance_cli, catalog_cli, live_cli, policy_cli, profile_cli
 from draftcast.scenarios.calibrate_command import calibrate
+from draftcast.scenarios.dashboard_command import dashboard
 from draftcast.scenarios.plan_cli import plan
 from draftcast.scenarios.published_cli import published
 from draftcast.scenarios.recommend_cli import recommend
@@ -46,6 +47,7 @@ app.add_typer(profile_cli.app, name="profile")
 app.add_typer(live_cli.app, name="live")
 app.command()(calibrate)
 app.command()(policy_cli.compare)
+app.command()(dashboard)
 app.command()(plan)
 app.command()(recommend)
 app.command()(sweep)

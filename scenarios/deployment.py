@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draftcast.calibration.hardware import HardwareSpec, load_hardware
-from draftcast.calibration.profile import HardwareProfile, load_profile
+from draftcast.calibration.profile import HardwareProfile
 from draftcast.errors import CapacityError, ScenarioError
 from draftcast.kernels.catalog import load_model
 from draftcast.kernels.model import ModelSpec
 from draftcast.scenarios.error_places import DRAFT_MODEL, engine_keys
+from draftcast.scenarios.profile_cache import cached_profile
 from draftcast.scenarios.schema import BatchDefaults, Engine, Scenario, batch_defaults
 from draftcast.scenarios.schema import Policy as AskedPolicy
 from draftcast.scenarios.schema.engine import MOST_BLOCKS
@@ -149,7 +150,7 @@ def _deploy(scenario: Scenario) -> Deployment:
     engine, spec = scenario.engine, scenario.speculative_config
     model = load_model(engine.model)
     hardware = load_hardware(scenario.hardware)
-    profile = load_profile(scenario.profile, hardware)
+    profile = cached_profile(scenario.profile, hardware)
     method = _method(scenario)
     k = scenario.num_speculative_tokens
     # Heads follow from the target; only a draft model of its own is looked up by name.

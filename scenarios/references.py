@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +43,7 @@ class _Reference:
     kind: Kind
     section: dict[str, Any]
     key: str
+    dotted: str  # the whole key, for messages
 
     @property
     def place(self) -> str:
@@ -93,6 +94,21 @@ def put_checksums(data: Mapping[str, Any]) -> None:
             reference.put(f"sha256:{checksum}")
 
 
+def outside_names(data: Mapping[str, Any]) -> dict[str, str]:
+    """Dotted key -> name of all that a raw scenario takes from outside draftcast: files, and code to import.
+
+    A draft's name that is no file is only a label, like the Hugging Face name in a pasted ``--speculative-config``.
+    """
+    found = {}
+    for reference in _references(data):
+        name = str(reference.section[reference.key])
+        label = reference.dotted == "engine.speculative_config.model" and not Path(name).expanduser().exists()
+        imported = reference.kind == "policy" and bool(reference.place)
+        if imported or (reference.names_a_file and not label):
+            found[reference.dotted] = name
+    return found
+
+
 def _checksum(reference: _Reference) -> str | None:
     if reference.names_a_file:
         path = Path(reference.place).expanduser()
@@ -123,16 +139,16 @@ def _module_file(module: str) -> Path | None:
 
 def _references(data: Mapping[str, Any]) -> Iterator[_Reference]:
     for kind, (*outer, last) in _PLACES:
-        yield from _at(kind, data, outer, last)
+        yield from _at(kind, data, outer, last, "")
     workload = data.get("workload")
     classes = workload.get("classes") if isinstance(workload, dict) else None
-    for entry in classes if isinstance(classes, list) else []:
+    for index, entry in enumerate(classes if isinstance(classes, list) else []):
         for section, last in _IN_A_CLASS:
-            yield from _at("trace", entry, (section,), last)
+            yield from _at("trace", entry, (section,), last, f"workload.classes.{index}.")
 
 
-def _at(kind: Kind, data: Any, keys: Iterable[str], last: str) -> Iterator[_Reference]:
+def _at(kind: Kind, data: Any, keys: Sequence[str], last: str, prefix: str) -> Iterator[_Reference]:
     for key in keys:
         data = data.get(key) if isinstance(data, dict) else None
     if isinstance(data, dict) and isinstance(data.get(last), str) and data[last]:
-        yield _Reference(kind, data, last)
+        yield _Reference(kind, data, last, prefix + ".".join([*keys, last]))

@@ -158,8 +158,8 @@ def replicate(
 
 
 @dataclass(frozen=True)
-class _Served:
-    """A scenario whose requests were all served, not measured yet."""
+class Served:
+    """A scenario whose requests were all served; `measure` makes its figures, as often as asked."""
 
     scenario: Scenario
     deployment: Deployment
@@ -207,9 +207,7 @@ def simulate(
     Raises:
         InputError: the scenario, a trace, a model, a device or the memory does not allow the run.
     """
-    served = _serve(scenario, progress, record_steps, deployment)
-    warmup = served.warmup()
-    return _result(served, warmup, warmup.reliable)
+    return measure([serve(scenario, progress=progress, record_steps=record_steps, deployment=deployment)])[0]
 
 
 def simulate_together(
@@ -221,18 +219,28 @@ def simulate_together(
     scenarios need as many replications each, of as many requests.
     """
     served = [
-        _serve(scenario, _part(progress, index, len(scenarios)), record_steps)
+        serve(scenario, progress=_part(progress, index, len(scenarios)), record_steps=record_steps)
         for index, scenario in enumerate(scenarios)
     ]
+    return measure(served)
+
+
+def measure(served: Sequence[Served]) -> list[RunResult]:
+    """The figures of runs that are to be compared: all leave out the same requests, the longest warm-up's."""
     warmups = [each.warmup() for each in served]
     warmup = longest_warmup(warmups)
     return [_result(each, warmup, own.reliable) for each, own in zip(served, warmups, strict=True)]
 
 
 @within_memory()
-def _serve(
-    scenario: Scenario, progress: Progress | None, record_steps: bool, deployment: Deployment | None = None
-) -> _Served:
+def serve(
+    scenario: Scenario,
+    *,
+    progress: Progress | None = None,
+    record_steps: bool = False,
+    deployment: Deployment | None = None,
+) -> Served:
+    """Run the engine over the scenario's requests, without measuring; arguments and errors as of `simulate`."""
     deployment = deployment or deploy(scenario)
     with workload_keys():
         spec = workload_spec(scenario)
@@ -246,7 +254,7 @@ def _serve(
             table = build_requests(spec, seed, None, deployment.settings.max_model_len, traces)
         part = _part(progress, replication, count)
         done.append(replicate(scenario, loop, deployment, table, seed, part, record_steps))
-    return _Served(scenario, deployment, done, table.notes)
+    return Served(scenario, deployment, done, table.notes)
 
 
 def _part(progress: Progress | None, index: int, count: int) -> Progress | None:
@@ -254,9 +262,11 @@ def _part(progress: Progress | None, index: int, count: int) -> Progress | None:
 
 
 def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    for index, frame in enumerate(frames):
+    # Copies, though not of the columns: the frames may be measured again.
+    own = [frame.copy(deep=False) for frame in frames]
+    for index, frame in enumerate(own):
         frame.insert(0, "replication", index)
-    return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+    return own[0] if len(own) == 1 else pd.concat(own, ignore_index=True)
 
 
 def _slo_met(scenario: Scenario, measured: list[Metrics], done: list[Replication], verdict: str) -> bool | None:
@@ -278,7 +288,7 @@ def _slo_met(scenario: Scenario, measured: list[Metrics], done: list[Replication
     return True
 
 
-def _notes(served: _Served, reliable: bool, identical: bool) -> list[str]:
+def _notes(served: Served, reliable: bool, identical: bool) -> list[str]:
     """What a reader must know before trusting the figures."""
     asked, found = served.scenario.statistics, list(served.notes)
     if identical:
@@ -296,7 +306,7 @@ def _notes(served: _Served, reliable: bool, identical: bool) -> list[str]:
     return found
 
 
-def _result(served: _Served, warmup: SharedWarmup, reliable: bool) -> RunResult:
+def _result(served: Served, warmup: SharedWarmup, reliable: bool) -> RunResult:
     scenario, deployment, done = served.scenario, served.deployment, served.replications
     measured = _measure(scenario, done, warmup)
     figures = tuple({**m.summary(), **r.engine} for m, r in zip(measured, done, strict=True))
@@ -349,4 +359,4 @@ def _result(served: _Served, warmup: SharedWarmup, reliable: bool) -> RunResult:
     )
 
 
-__all__ = ["RunResult", "build_replicas", "simulate", "simulate_together"]
+__all__ = ["RunResult", "Served", "build_replicas", "measure", "serve", "simulate", "simulate_together"]

@@ -1,0 +1,93 @@
+"""What every page is made of: a title with the fidelity badge, warnings on top, pictures, facts for the footer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import streamlit as st
+
+from draftcast.dashboards.results import Answer
+from draftcast.dashboards.session import Session, missing_uploads, short_error
+from draftcast.errors import InputError
+from draftcast.scenarios.fidelity import Fidelity
+
+# The bar of plotly's buttons cannot be reached by keyboard; the downloads below hold what it offers.
+CONFIG = {"displayModeBar": False, "responsive": True}
+ICONS = {
+    "measured": ":material/verified:",
+    "interpolated": ":material/linear_scale:",
+    "extrapolated": ":material/warning:",
+}
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of the navigation.
+
+    Attributes:
+        name: in the address; empty for the first one.
+        title: in the navigation and on top of the page.
+        question: what the page answers, in a few words under the title.
+        icon: of the navigation.
+        render: draws it below title and warnings.
+    """
+
+    name: str
+    title: str
+    question: str
+    icon: str
+    render: Callable[[Session], None]
+
+
+def banner(session: Session) -> None:
+    """What a link asked for and did not get, and a change that was refused."""
+    for warning in session.warnings:
+        st.warning(warning, icon=":material/link_off:")
+    if session.refused:
+        st.error(f"Not changed: {session.refused}", icon=":material/block:")
+
+
+def cannot_run(session: Session, error: InputError) -> None:
+    """In place of an answer: why there is none."""
+    missing = missing_uploads(session)
+    if missing:
+        st.error(f"Upload {' and '.join(missing)} again: a link does not carry files.", icon=":material/upload_file:")
+    else:
+        st.error(f"This cannot be simulated: {short_error(error)}", icon=":material/error:")
+
+
+def badge(found: Fidelity | None) -> None:
+    """The word and the worst share; it leads to the coverage map."""
+    if found is None:
+        return
+    shares = ", ".join(f"{share:.0%} {word}" for word, share in found.shares.items())
+    with st.container(key=f"badge-{found.word}"):
+        st.page_link(
+            st.session_state["pages"]["trust"],
+            label=str(found),
+            icon=ICONS[found.word],
+            help=f"Where the device time of this result comes from: {shares}. Opens the coverage map of the profile.",
+        )
+
+
+def figure(name: str, picture: Any, caption: str, alt: str) -> None:
+    """A picture with its caption; ``name`` is what tests and screen readers find it by."""
+    st.plotly_chart(picture, key=name, config=CONFIG, theme="streamlit", alt=alt)
+    if caption:
+        st.caption(caption)
+
+
+def run_facts(found: Answer) -> Mapping[str, str]:
+    """Footer of a page that shows one run."""
+    run, statistics = found.run, found.scenario.statistics
+    cuts = run.summary["warmup_requests"]
+    cut = str(cuts[0]) if len(set(cuts)) == 1 else f"{min(cuts)} to {max(cuts)}"
+    return {
+        "run": found.hash[:12],
+        "seed": str(statistics.seed),
+        "replications": str(statistics.replications),
+        "warm-up cut": f"{cut} requests",
+        "profile": run.summary["profile"],
+    }

@@ -1,0 +1,287 @@
+"""What a browser session asks, and how a link says it.
+
+A question is a scenario over a named base. The link holds the base's name and the keys that were changed, as ``--set``
+takes them; nothing else is needed to see the same page again. A link, an upload and a control go through the same
+validation, and none of them can name a file of the server or code to import: only what ships with draftcast, what the
+base names itself, and what this session uploaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from draftcast.errors import InputError, ScenarioError
+from draftcast.scenarios.changes import Changes, assignments, changed_keys, command_line, value_text
+from draftcast.scenarios.load import DEFAULT_SCENARIO, embedded_scenarios, load_scenario, to_mapping, with_values
+from draftcast.scenarios.references import outside_names
+from draftcast.scenarios.schema import Scenario
+
+SCENARIO, BASELINE, RUN = "scenario", "baseline", "run"
+UPLOADED = "upload:"
+# A page answers while a key is pressed: fewer requests than a file may ask for, until the sidebar says otherwise.
+QUICK_REQUESTS, QUICK_REPLICATIONS = 2000, 3
+MOST_RUNS = 6
+
+
+@dataclass(frozen=True)
+class Question:
+    """A scenario and the named one it is told apart from."""
+
+    base: str
+    scenario: Scenario
+
+    @property
+    def link_changes(self) -> Changes:
+        """What differs from how the page opens the base."""
+        return changed_keys(opened(self.base), self.scenario)
+
+    def command(self, command: str, *options: str) -> str:
+        """The ``draftcast`` command that asks the same; uploaded files by their own names."""
+        changes = _places(changed_keys(base_scenario(self.base), self.scenario), "")
+        return command_line(command, self.base, changes, *options)
+
+
+@dataclass
+class Session:
+    """Everything a browser session keeps. One per session, never shared.
+
+    Attributes:
+        question: what all pages show.
+        baseline: what What-if shows differences to, if pinned.
+        runs: what Compare shows besides the question.
+        views: settings of pages that are no part of a scenario, by their key in the link.
+        warnings: what a link asked for and could not get, a line each.
+        refused: why the last change of a control was not made.
+        folder: the session's own folder; uploads are written here and nowhere else.
+        written: links this session wrote, so that an old one is not read as a new question.
+    """
+
+    question: Question
+    baseline: Question | None = None
+    runs: list[Question] = field(default_factory=list)
+    views: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    refused: str = ""
+    folder: tempfile.TemporaryDirectory[str] = field(
+        default_factory=lambda: tempfile.TemporaryDirectory(prefix="draftcast-session-")
+    )
+    written: set[str] = field(default_factory=set)
+
+    @property
+    def path(self) -> Path:
+        """The session's own folder."""
+        return Path(self.folder.name)
+
+    def change(self, values: Callable[[], Mapping[str, Any]]) -> None:
+        """Change keys of the question; what the validation refuses changes nothing and is told on the page."""
+        try:
+            scenario = with_values(self.question.scenario, values())
+            check_names(scenario, self.question.base, self.path)
+        except InputError as error:
+            self.refused = short_error(error)
+        else:
+            self.question = Question(self.question.base, scenario)
+            self.refused = ""
+
+
+@functools.cache
+def base_scenario(base: str) -> Scenario:
+    """A base as it stands in its file; read once."""
+    return load_scenario(base)
+
+
+@functools.cache
+def opened(base: str) -> Scenario:
+    """How a page opens a base: with as many requests and replications as answer at once."""
+    scenario = base_scenario(base)
+    requests, replications = scenario.workload.num_requests, scenario.statistics.replications
+    values: dict[str, Any] = {"statistics.replications": min(replications, QUICK_REPLICATIONS)}
+    if requests is not None:
+        values["workload.num_requests"] = min(requests, QUICK_REQUESTS)
+    return with_values(scenario, values)
+
+
+def bases() -> list[str]:
+    """Names of the scenarios to choose from: the embedded ones, then files the dashboard was started with."""
+    return [*embedded_scenarios(), *st.session_state.get("files", ())]
+
+
+def session() -> Session:
+    """This browser session; read from the link when it is new."""
+    query = {key: st.query_params.get_all(key) for key in st.query_params}
+    known: Session | None = st.session_state.get("session")
+    if known is None:
+        known = st.session_state["session"] = Session(Question(DEFAULT_SCENARIO, opened(DEFAULT_SCENARIO)))
+        read_link(known, query)
+    elif query and _text(query) not in known.written:
+        read_link(known, query)
+    return known
+
+
+def write_link(known: Session) -> None:
+    """Put what the page shows into the address bar."""
+    link = link_of(known)
+    known.written.add(_text(link))
+    current = {key: st.query_params.get_all(key) for key in st.query_params}
+    if current != link:
+        st.query_params.from_dict(link)
+
+
+def link_of(known: Session) -> dict[str, list[str]]:
+    """Query parameters that reproduce the session's pages."""
+    link = {key: [value] for key, value in link_of_question(known.question).items()}
+    if known.baseline is not None:
+        link[BASELINE] = [json.dumps(link_of_question(known.baseline), ensure_ascii=False)]
+    if known.runs:
+        link[RUN] = [json.dumps(link_of_question(run), ensure_ascii=False) for run in known.runs]
+    return link | {key: [value] for key, value in known.views.items()}
+
+
+def read_link(known: Session, query: Mapping[str, Sequence[str]]) -> None:
+    """Take over what a link asks; what it asks wrongly is left out and named in ``warnings``."""
+    known.warnings, known.refused, known.baseline, known.runs, known.views = [], "", None, [], {}
+    plain = {key: values[-1] for key, values in query.items() if values}
+    known.views = {key: plain.pop(key) for key in list(plain) if key.startswith("view.")}
+    pinned = plain.pop(BASELINE, None)
+    plain.pop(RUN, None)
+    known.question = _read_question(known, plain)
+    if pinned is not None:
+        known.baseline = _read_stored(known, BASELINE, pinned)
+    for text in query.get(RUN, ())[:MOST_RUNS]:
+        run = _read_stored(known, RUN, text)
+        known.runs += [run] if run is not None else []
+
+
+def check_names(scenario: Scenario, base: str, folder: Path) -> None:
+    """Refuse names of files or code that neither the base names nor this session uploaded.
+
+    Raises:
+        ScenarioError: naming the key.
+    """
+    own = outside_names(to_mapping(base_scenario(base)))
+    for key, name in outside_names(to_mapping(scenario)).items():
+        uploaded = Path(name).is_absolute() and Path(name).resolve().parent == folder.resolve()
+        if name not in own.values() and not uploaded:
+            raise ScenarioError(
+                "the dashboard takes what ships with draftcast and what you upload, no other file or code",
+                key=key,
+                value=name,
+            )
+
+
+def missing_uploads(known: Session) -> list[str]:
+    """Files that the question takes from this session's folder and that were not uploaded here: links carry none."""
+    names = outside_names(to_mapping(known.question.scenario)).values()
+    return [Path(name).name for name in names if Path(name).parent == known.path and not Path(name).exists()]
+
+
+def short_error(error: Exception) -> str:
+    """An error in one line, without the path of the session's folder."""
+    text = str(error)
+    known: Session | None = st.session_state.get("session")
+    return text.replace(f"{known.path}/", "") if known is not None else text
+
+
+def link_of_question(question: Question) -> dict[str, str]:
+    """Query parameters of one question."""
+    link = {SCENARIO: question.base} if question.base != DEFAULT_SCENARIO else {}
+    return link | {key: value_text(value) for key, value in _places(question.link_changes, UPLOADED).items()}
+
+
+def _places(changes: Mapping[str, Any], prefix: str) -> Changes:
+    """Uploaded files by name instead of by their place in the session's folder."""
+    known: Session | None = st.session_state.get("session")
+    if known is None:
+        return dict(changes)
+    start = f"{known.path}/"
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, str) and value.startswith(start):
+            return prefix + value.removeprefix(start)
+        if isinstance(value, dict):
+            return {key: placed(item) for key, item in value.items()}
+        return [placed(item) for item in value] if isinstance(value, list) else value
+
+    return {key: placed(value) for key, value in changes.items()}
+
+
+def _read_stored(known: Session, key: str, text: str) -> Question | None:
+    """A question inside a link, as `link_of_question` wrote it."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
+        known.warnings.append(f"{key}: not a run of this dashboard; left out")
+        return None
+    return _read_question(known, values)
+
+
+def _read_question(known: Session, query: Mapping[str, str]) -> Question:
+    """The question of plain query parameters; keys that make no valid scenario are left out, each with a warning."""
+    values = dict(query)
+    base = values.pop(SCENARIO, DEFAULT_SCENARIO)
+    if base not in bases():
+        known.warnings.append(f"{SCENARIO} = {base!r}: unknown scenario; choose from {', '.join(bases())}")
+        base = DEFAULT_SCENARIO
+    while True:
+        try:
+            return Question(base, _scenario_of(known, base, values))
+        except InputError as error:
+            guilty = _guilty(known, base, values, error)
+            known.warnings.append(f"{guilty}: {short_error(error)}; left out")
+            del values[guilty]
+
+
+def _scenario_of(known: Session, base: str, values: Mapping[str, str]) -> Scenario:
+    # Keys of the link come after those that every page opens the base with.
+    changes = assignments(changed_keys(base_scenario(base), opened(base)))
+    sets = [f"{key}={value.replace(UPLOADED, f'{known.path}/')}" for key, value in values.items()]
+    scenario = load_scenario(base, overrides=[*changes, *sets])
+    check_names(scenario, base, known.path)
+    return scenario
+
+
+def _guilty(known: Session, base: str, values: Mapping[str, str], error: InputError) -> str:
+    """The key of the link to leave out: the one the error names, else the first that fails beside those before it."""
+    named = (error.key or error.file or "").removeprefix("--set ")
+    for key in values:
+        if named == key or named.startswith(f"{key}.") or key.startswith(f"{named}."):
+            return key
+    kept: dict[str, str] = {}
+    for key, value in values.items():
+        try:
+            _scenario_of(known, base, {**kept, key: value})
+        except InputError:
+            return key
+        kept[key] = value
+    raise error
+
+
+def _text(query: Mapping[str, Sequence[str]]) -> str:
+    return json.dumps(sorted((key, list(values)) for key, values in query.items()))
+
+
+__all__ = [
+    "MOST_RUNS",
+    "Question",
+    "Session",
+    "bases",
+    "check_names",
+    "link_of",
+    "link_of_question",
+    "missing_uploads",
+    "opened",
+    "read_link",
+    "session",
+    "short_error",
+    "write_link",
+]

@@ -1,0 +1,143 @@
+"""Figures as tiles: the value with its interval, and how it differs from SD off and from the pinned baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import streamlit as st
+
+from draftcast.scenarios.difference import Difference, difference
+from draftcast.sim.statistics import Estimate
+
+PER_GPU = "tokens_per_s_per_gpu"
+WORDS = {"better": "better", "worse": "worse", "cannot tell": "cannot tell from chance"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of a tile.
+
+    Attributes:
+        name: of the figure in a run's summary.
+        label: for people.
+        unit: shown behind the value.
+        factor: from the figure's unit to the shown one.
+    """
+
+    name: str
+    label: str
+    unit: str
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Side:
+    """A run as far as tiles need it: its figures with intervals, and by replication for differences."""
+
+    figures: Mapping[str, Estimate]
+    replications: Sequence[Mapping[str, float]]
+
+
+LATENCY_TILES: tuple[tuple[str, str, tuple[Figure, ...]], ...] = tuple(
+    (
+        title,
+        explained,
+        tuple(Figure(f"{stat}_{name}_s", stat, unit, factor) for stat in ("p50", "p95", "p99")),
+    )
+    for title, name, unit, factor, explained in (
+        ("TTFT", "ttft", "ms", 1e3, "Time to first token: from arrival to the first output token, queueing included."),
+        (
+            "TPOT",
+            "tpot",
+            "ms",
+            1e3,
+            "Time per output token of a request after its first: (E2E - TTFT) / (output tokens - 1).",
+        ),
+        ("E2E latency", "e2el", "s", 1.0, "From arrival to the last output token."),
+    )
+)
+THROUGHPUT_TILE = (
+    "Throughput",
+    "What the cluster delivers. SLO goodput counts requests that meet every bound of the SLO.",
+    (
+        Figure("request_goodput", "SLO goodput", "req/s"),
+        Figure(PER_GPU, "token goodput", "tok/s/GPU"),
+        Figure("mean_acceptance_length", "accepted", "tok/round"),
+    ),
+)
+
+
+def number(value: float, like: float | None = None) -> str:
+    """Three figures or so, never an exponent for usual sizes; with as many digits as ``like`` gets, if given."""
+    if not math.isfinite(value):
+        return "–"
+    size = abs(value if like is None else like)
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:,.{digits}f}"
+
+
+def tile(
+    title: str,
+    explained: str,
+    figures: Sequence[Figure],
+    run: Side,
+    pairs: Mapping[str, tuple[Side, Side]],
+    confidence: float,
+) -> str:
+    """One card as HTML; ``pairs`` are the run and another one measured together, by the name of the other."""
+    rows = [_row(each, run, pairs, confidence) for each in figures]
+    heads = "".join(f"<th scope='col'>vs {escape(name)}</th>" for name in pairs)
+    return (
+        f"<section class='dc-tile' aria-label='{escape(title)}'><h3 title='{escape(explained, quote=True)}'>"
+        f"{escape(title)}</h3><table><thead><tr><th></th><th></th>{heads}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></section>"
+    )
+
+
+def _row(figure: Figure, run: Side, pairs: Mapping[str, tuple[Side, Side]], confidence: float) -> str:
+    value = run.figures.get(figure.name)
+    cells = [f"<th scope='row'>{escape(figure.label)}</th>", _value_cell(figure, value)]
+    for name, (own, other) in pairs.items():
+        change = difference(figure.name, own.replications, other.replications, confidence)
+        cells.append(_difference_cell(figure, name, change, confidence))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _value_cell(figure: Figure, value: Estimate | None) -> str:
+    if value is None or not math.isfinite(value.mean):
+        reason = "no SLO" if figure.name == "request_goodput" else "no steady state" if value is None else "undefined"
+        return f"<td class='dc-none' data-figure='{figure.name}' data-value=''>– <small>{reason}</small></td>"
+    shown = value.scaled(figure.factor)
+    half = f" <small>±{number(shown.half_width, shown.mean)}</small>" if math.isfinite(shown.half_width) else ""
+    bounds = "one replication: no interval"
+    if half:
+        span = f"{number(shown.low)} to {number(shown.high)} {figure.unit}"
+        bounds = f"{value.confidence:.0%} interval {span}, {value.n} replications"
+    return (
+        f"<td data-figure='{figure.name}' data-value='{value.mean!r}' title='{escape(bounds, quote=True)}'>"
+        f"<b>{number(shown.mean)}</b>{half} <span class='dc-unit'>{escape(figure.unit)}</span></td>"
+    )
+
+
+def _difference_cell(figure: Figure, name: str, change: Difference | None, confidence: float) -> str:
+    if change is None:
+        return f"<td class='dc-diff dc-even' data-against='{escape(name)}' data-difference=''>–</td>"
+    shown = change.difference.scaled(figure.factor)
+    text = f"{number(shown.mean)} {figure.unit}"
+    if change.ratio is not None:
+        text = f"{change.ratio.mean - 1:+.0%}".replace("+0%", "0%").replace("-0%", "0%")
+    span = f" ({confidence:.0%}: {number(shown.low)} to {number(shown.high)})" if math.isfinite(shown.low) else ""
+    tip = f"{shown.mean:+.3g} {figure.unit}{span}: {WORDS[change.verdict]}"
+    word = change.verdict.replace(" ", "-")
+    return (
+        f"<td class='dc-diff dc-{word}' data-against='{escape(name)}' data-verdict='{change.verdict}' "
+        f"data-difference='{change.difference.mean!r}' title='{escape(tip, quote=True)}'>{text}</td>"
+    )
+
+
+def show_tiles(cards: Sequence[str]) -> None:
+    """Cards side by side, as many as fit."""
+    st.html(f"<div class='dc-tiles'>{''.join(cards)}</div>")

@@ -1,0 +1,83 @@
+"""What a scenario changes in another one, as few keys: for links, commands and comparisons.
+
+The changes are what ``load_scenario(base, overrides=assignments(...))`` makes of the base: a scenario with the same
+hash. Keys are dotted as ``--set`` takes them.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from draftcast.calibration.yaml_text import parse_yaml
+from draftcast.errors import InputError
+from draftcast.scenarios.load import load_scenario, to_mapping
+from draftcast.scenarios.schema import Scenario
+
+Changes = dict[str, Any]
+
+
+def changed_keys(base: Scenario, scenario: Scenario) -> Changes:
+    """Dotted key -> value of ``scenario`` where it differs from ``base``.
+
+    A section whose keys differ (another arrival process, another acceptance model) is given as a whole.
+    """
+    return dict(_differences(to_mapping(base), to_mapping(scenario), ""))
+
+
+def _differences(base: Any, asked: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in asked.items():
+        own = base.get(key)
+        inside = isinstance(own, dict) and isinstance(value, dict) and own.keys() <= value.keys()
+        if inside and _kind(own) == _kind(value):
+            yield from _differences(own, value, f"{prefix}{key}.")
+        elif key not in base or own != value or type(own) is not type(value):
+            yield f"{prefix}{key}", _short(value)
+
+
+def _kind(section: Any) -> tuple[Any, ...]:
+    """What tells one alternative of a section from another."""
+    return tuple(section.get(key) for key in ("process", "model", "distribution"))
+
+
+def _short(value: Any) -> Any:
+    """A section without the keys that are absent anyway; a policy's parameters are its own business."""
+    if isinstance(value, dict):
+        return {key: item if key == "parameters" else _short(item) for key, item in value.items() if item is not None}
+    return [_short(item) for item in value] if isinstance(value, list) else value
+
+
+def value_text(value: Any) -> str:
+    """``value`` as the text after ``key=``: plain where YAML reads it back as it is, else JSON."""
+    if isinstance(value, str) and value == value.strip():
+        try:
+            if parse_yaml(value, "value") == value:
+                return value
+        except InputError:
+            pass
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:.0f}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def assignments(changes: Mapping[str, Any]) -> list[str]:
+    """``key=value`` of every change, as ``--set`` and ``load_scenario(overrides=...)`` take them."""
+    return [f"{key}={value_text(value)}" for key, value in changes.items()]
+
+
+def with_changes(base: str | Path, changes: Mapping[str, Any]) -> Scenario:
+    """The scenario that ``changes`` make of ``base``.
+
+    Raises:
+        ScenarioError: see `load_scenario`; the place of a bad value is ``--set``.
+    """
+    return load_scenario(base, overrides=assignments(changes))
+
+
+def command_line(command: str, base: str | Path, changes: Mapping[str, Any], *options: str) -> str:
+    """``draftcast COMMAND BASE --set ... OPTIONS``, quoted for a shell."""
+    sets = [word for assignment in assignments(changes) for word in ("--set", assignment)]
+    return shlex.join(["draftcast", command, str(base), *sets, *options])

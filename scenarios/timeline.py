@@ -1,0 +1,83 @@
+"""Queue, batch and KV cache of a run over time, in as many equal stretches as a picture can show.
+
+Each value is the exact time average of its stretch, so that no spike falls between two samples unseen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from draftcast.scenarios.simulate import RunResult
+
+FloatArray = NDArray[np.float64]
+STRETCHES = 160
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One replication.
+
+    Attributes:
+        time_s: middle of each stretch, shape [n].
+        waiting: requests that arrived and were not scheduled yet, mean over the stretch.
+        running: requests that were scheduled and have not finished (preempted ones included).
+        kv_usage: share of the KV blocks in use; None when steps were not recorded.
+    """
+
+    time_s: FloatArray
+    waiting: FloatArray
+    running: FloatArray
+    kv_usage: FloatArray | None
+
+
+def timeline(run: RunResult, replication: int = 0, stretches: int = STRETCHES) -> Timeline:
+    """The timeline of one replication, from its first arrival to its last event."""
+    requests = run.requests[run.requests["replication"] == replication]
+    arrival, scheduled, finish = (
+        requests[name].to_numpy(np.float64) for name in ("arrival_s", "first_scheduled_s", "finish_s")
+    )
+    end = float(np.nanmax(np.concatenate([arrival, scheduled, finish])))
+    edges = np.linspace(float(arrival.min()), end, stretches + 1)
+    kv = _kv_usage(run, replication, edges) if run.steps is not None else None
+    return Timeline(
+        (edges[1:] + edges[:-1]) / 2,
+        _mean_between(arrival, scheduled, edges),
+        _mean_between(scheduled[np.isfinite(scheduled)], finish[np.isfinite(scheduled)], edges),
+        kv,
+    )
+
+
+def _mean_between(start: FloatArray, stop: FloatArray, edges: FloatArray) -> FloatArray:
+    """Mean number of intervals [start, stop) that are open in each stretch; a NaN stop never comes."""
+    stop = np.where(np.isfinite(stop), stop, np.inf)
+    return np.asarray(np.diff(_started_area(start, edges) - _started_area(stop, edges)) / np.diff(edges))
+
+
+def _started_area(times: FloatArray, edges: FloatArray) -> FloatArray:
+    """Integral up to each edge of the number of ``times`` passed."""
+    ordered = np.sort(times[np.isfinite(times)])
+    count = np.searchsorted(ordered, edges)
+    total = np.concatenate([[0.0], np.cumsum(ordered)])
+    return np.asarray(count * edges - total[count])
+
+
+def _kv_usage(run: RunResult, replication: int, edges: FloatArray) -> FloatArray:
+    assert run.steps is not None
+    steps = run.steps[run.steps["replication"] == replication]
+    blocks = run.summary["engine"]["num_gpu_blocks"] - 1
+    replicas = [own for _, own in steps.groupby("replica")]
+    areas = sum((_step_area(own, edges) for own in replicas), np.zeros(edges.size))
+    return np.asarray(np.diff(areas) / np.diff(edges) / (blocks * max(len(replicas), 1)))
+
+
+def _step_area(steps: pd.DataFrame, edges: FloatArray) -> FloatArray:
+    """Integral of the blocks one replica uses: what a step holds lasts to the next one's end, or until it is idle."""
+    ends = (steps["start_s"] + steps["duration_s"]).to_numpy(np.float64)
+    used = steps["kv_used_blocks"].to_numpy(np.float64)
+    used = np.where((steps["running"] + steps["waiting"]).to_numpy() > 0, used, 0.0)
+    area = np.concatenate([[0.0], np.cumsum(used[:-1] * np.diff(ends))])
+    return np.asarray(np.interp(edges, ends, area))

@@ -1,0 +1,263 @@
+"""A dashboard server and a headless Chromium, for tests, screenshots and the benchmark.
+
+Waits are for conditions on the page, never for a length of time. Everything stays on 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+WAIT_S = 60.0
+# What Streamlit's own front end says about a reader's settings; nothing the pages can change.
+HARMLESS = ("Permissions policy", "theme.sidebar")
+
+
+def missing() -> str:
+    """Why no browser test can run here; empty when one can."""
+    try:
+        import selenium  # noqa: F401
+        import streamlit  # noqa: F401
+    except ImportError as error:
+        return f"needs {error.name}: pip install -e '.[test]'"
+    if not any(map(shutil.which, CHROMIUM)):
+        return "needs Chromium (Debian: apt-get install chromium chromium-driver)"
+    return "" if shutil.which("chromedriver") else "needs chromedriver (Debian: apt-get install chromium-driver)"
+
+
+class Server:
+    """``draftcast dashboard`` in a process of its own, on a free port."""
+
+    def __init__(self, *scenarios: str) -> None:
+        from draftcast.scenarios.dashboard_command import streamlit_command
+
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115  closed in stop()
+        command = streamlit_command(list(scenarios), port=port)
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT, env=dict(os.environ))
+        until = time.monotonic() + WAIT_S
+        while not self._answers():
+            if self.process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"the dashboard did not start: {self.output()[-2000:]}")
+            time.sleep(0.05)
+
+    def _answers(self) -> bool:
+        try:
+            with urlopen(f"{self.url}/_stcore/health", timeout=1) as reply:
+                return bool(reply.status == 200)
+        except OSError:
+            return False
+
+    def output(self) -> str:
+        """What the server printed."""
+        self.log.seek(0)
+        return self.log.read().decode(errors="replace")
+
+    def stop(self) -> None:
+        """End it and wait for it."""
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.log.close()
+
+
+class Browser:
+    """A Chromium with a fresh profile."""
+
+    def __init__(self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        from selenium import webdriver
+        from selenium.webdriver.chrome.service import Service
+
+        self.url = url
+        self.downloads = Path(tempfile.mkdtemp(prefix="draftcast-downloads-"))
+        options = webdriver.ChromeOptions()
+        options.binary_location = next(found for name in CHROMIUM if (found := shutil.which(name)))
+        for flag in (
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--no-first-run",
+            "--hide-scrollbars",
+            "--force-device-scale-factor=1",
+        ):
+            options.add_argument(flag)
+        options.add_experimental_option("prefs", {"download.default_directory": str(self.downloads)})
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        self.driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+        self.resize(width, height)
+        self.theme(dark)
+
+    def quit(self) -> None:
+        """Close it and drop what it downloaded."""
+        self.driver.quit()
+        shutil.rmtree(self.downloads, ignore_errors=True)
+
+    def resize(self, width: int, height: int) -> None:
+        """The page's own size, as a device of that size has it."""
+        self.driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
+        )
+
+    def theme(self, dark: bool) -> None:
+        """What the reader's system prefers."""
+        value = "dark" if dark else "light"
+        self.driver.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": value}]}
+        )
+
+    def open(self, page: str = "", query: Mapping[str, str] | str = "") -> None:
+        """Open a page in a new session and wait until it stands."""
+        text = query if isinstance(query, str) else urlencode(query)
+        self.driver.get("about:blank")
+        self.driver.get(f"{self.url}/{page}" + (f"?{text}" if text else ""))
+        self.settled()
+
+    def script(self, code: str, *arguments: Any) -> Any:
+        """JavaScript in the page; ``return`` its value."""
+        return self.driver.execute_script(code, *arguments)
+
+    def until(self, condition: Callable[[], Any], what: str) -> Any:
+        """The condition's first true value; what it raises while the page changes is ignored."""
+        end = time.monotonic() + WAIT_S
+        while True:
+            try:
+                found = condition()
+            except Exception as error:
+                found, what = None, f"{what.partition(' [')[0]} [{type(error).__name__}: {str(error)[:200]}]"
+            if found:
+                return found
+            if time.monotonic() > end:
+                raise AssertionError(f"waited {WAIT_S:.0f} s for {what}; the page says: {self.text()[:1500]}")
+            time.sleep(0.03)
+
+    def settled(self) -> None:
+        """Wait until the page's script has run to its end and its footer, or an error instead, is shown."""
+        self.until(
+            lambda: self.script(
+                "const app = document.querySelector('[data-testid=stApp]');"
+                "return app && app.dataset.testScriptState === 'notRunning'"
+                " && document.querySelector('.dc-footer, [data-testid=stAlert]')"
+                " && !document.querySelector('[data-stale=true]')"
+            ),
+            "the page",
+        )
+
+    def text(self) -> str:
+        """All visible text."""
+        return str(self.script("return document.body.innerText"))
+
+    def find(self, css: str) -> Any:
+        """The first element, once it is there."""
+        from selenium.webdriver.common.by import By
+
+        return self.until(lambda: self.driver.find_element(By.CSS_SELECTOR, css), css)
+
+    def all(self, css: str) -> list[Any]:
+        """All elements there are now."""
+        from selenium.webdriver.common.by import By
+
+        return list(self.driver.find_elements(By.CSS_SELECTOR, css))
+
+    def input(self, label: str) -> Any:
+        """The input of this accessible name."""
+        return self.find(f"input[aria-label='{label}']")
+
+    def run_hash(self) -> str:
+        """The run that the footer names."""
+        return str(self.script("return document.querySelector('.dc-footer code')?.innerText ?? ''"))
+
+    def type_into(self, label: str, text: str) -> None:
+        """Put ``text`` into an input by keyboard and wait for the run it asks for."""
+        from selenium.webdriver.common.keys import Keys
+
+        before = self.run_hash()
+        field = self.input(label)
+        field.send_keys(Keys.CONTROL, "a")
+        field.send_keys(text, Keys.ENTER)
+        self.until(lambda: self.run_hash() not in ("", before), f"another run after {label} = {text}")
+        self.settled()
+
+    def tiles(self) -> dict[str, float | None]:
+        """Every tile's value as the page holds it, unrounded; None where it shows none."""
+        found = self.script(
+            "return [...document.querySelectorAll('.dc-tile [data-figure]')]"
+            ".map(cell => [cell.dataset.figure, cell.dataset.value])"
+        )
+        return {name: float(value) if value else None for name, value in found}
+
+    def plot(self, name: str) -> list[dict[str, Any]]:
+        """The data of a picture: name, x and y of each trace."""
+        code = (
+            "const graph = document.querySelector(`.st-key-${arguments[0]} .js-plotly-plot`);"
+            "return graph && graph._fullData && JSON.stringify(graph._fullData.map("
+            "trace => ({name: trace.name, x: Array.from(trace.x ?? []), y: Array.from(trace.y ?? [])})))"
+        )
+        return list(json.loads(self.until(lambda: self.script(code, name), f"the picture {name}")))
+
+    def query(self) -> str:
+        """The address after the question mark."""
+        return str(self.script("return location.search")).removeprefix("?")
+
+    def upload(self, label: str, path: Path) -> None:
+        """Give a file to the uploader of this label."""
+        field = self.find(
+            f"[data-testid=stFileUploader][class] input[type=file][aria-label='{label}'], "
+            f"[data-testid=stFileUploader]:has([aria-label='{label}']) input[type=file]"
+        )
+        field.send_keys(str(path))
+
+    def download(self, label: str) -> Path:
+        """Press a download button and return the file once it is whole."""
+        before = set(self.downloads.iterdir())
+        button = self.until(
+            lambda: next(each for each in self.all("[data-testid=stDownloadButton] button") if label in each.text),
+            label,
+        )
+        self.script("arguments[0].scrollIntoView({block: 'center'})", button)
+        button.click()
+
+        def arrived() -> Path | None:
+            # Chromium writes under a hidden name, or with a suffix of its own, until the file is whole.
+            new = [each for each in set(self.downloads.iterdir()) - before if each.suffix != ".crdownload"]
+            return next((each for each in new if not each.name.startswith(".")), None)
+
+        found = self.until(arrived, f"the download {label}")
+        assert isinstance(found, Path)
+        return found
+
+    def errors(self) -> list[str]:
+        """What went wrong in the console since the last call."""
+        severe = [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+        return [message for message in severe if not any(known in message for known in HARMLESS)]
+
+    def screenshot(self, path: Path, *, whole: bool = False) -> None:
+        """A PNG of what is seen, or of the whole page."""
+        if whole:
+            height = int(
+                self.script("return document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight + 20")
+            )
+            width = int(self.script("return innerWidth"))
+            self.resize(width, max(height, 400))
+        self.driver.save_screenshot(str(path))

@@ -1,0 +1,76 @@
+"""Choices that touch several keys at once leave a valid scenario behind, and carry over what has a meaning there."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftcast.errors import ScenarioError
+from draftcast.scenarios import choices
+from draftcast.scenarios.load import load_scenario, with_values
+from draftcast.scenarios.schema import METHODS, Scenario
+from draftcast.scenarios.workload_spec import acceptance_models
+
+
+def changed(scenario: Scenario, values: dict[str, object]) -> Scenario:
+    return with_values(scenario, values)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("start", ["default", "ngram-code-editing"])
+def test_every_method_follows_every_other(start: str, method: str) -> None:
+    scenario = load_scenario(start)
+    found = changed(scenario, choices.with_method(scenario, method))
+    assert (found.method, found.num_speculative_tokens) == (method, scenario.num_speculative_tokens)
+    back = changed(found, choices.with_method(found, scenario.method))
+    assert back.method == scenario.method
+
+
+def test_off_and_on_again() -> None:
+    scenario = load_scenario()
+    off = changed(scenario, choices.with_method(scenario, "off"))
+    assert off.speculative_config is None
+    again = changed(off, choices.with_method(off, "eagle3"))
+    assert (again.method, again.num_speculative_tokens) == ("eagle3", choices.DEFAULT_K)
+    with pytest.raises(ScenarioError, match="choose from off, draft_model"):
+        choices.with_method(scenario, "magic")
+
+
+def test_a_draft_model_shares_the_vocabulary() -> None:
+    scenario = load_scenario()
+    assert choices.draft_models(scenario) == ["Llama-3.2-1B", "Llama-3.2-3B"]
+    found = changed(scenario, choices.with_method(scenario, "draft_model", "Llama-3.2-3B"))
+    assert found.speculative_config is not None
+    assert found.speculative_config.model == "Llama-3.2-3B"
+    lonely = load_scenario(overrides=["engine.model=DeepSeek-V3", "engine.tensor_parallel_size=8"])
+    with pytest.raises(ScenarioError, match="shares its vocabulary"):
+        choices.with_method(lonely, "draft_model")
+
+
+def test_another_target_drops_the_old_head() -> None:
+    scenario = load_scenario()
+    found = changed(scenario, choices.with_model(scenario, "Qwen3-8B"))
+    assert found.engine.model == "Qwen3-8B"
+    assert found.speculative_config is not None
+    assert found.speculative_config.model is None
+    drafted = changed(scenario, choices.with_method(scenario, "draft_model"))
+    assert choices.with_model(drafted, "Llama-3.1-70B") == {"engine.model": "Llama-3.1-70B"}
+
+
+@pytest.mark.parametrize("model", choices.ACCEPTANCE_MODELS)
+def test_another_acceptance_model_accepts_as_much(model: str) -> None:
+    scenario = load_scenario()
+    found = changed(scenario, choices.with_acceptance_model(scenario, model))
+    before, after = (acceptance_models(each)[0].mean_acceptance_length(3) for each in (scenario, found))
+    # A Beta with the same mean accepts a little more: requests with a high rate make longer runs.
+    assert after == pytest.approx(before, rel=0.05 if model == "beta" else 0.001)
+
+
+def test_arrivals_keep_the_lengths_of_a_trace() -> None:
+    scenario = load_scenario("azure-conversation")
+    found = changed(scenario, choices.with_arrivals(scenario, "poisson", 2.0))
+    assert found.workload.lengths is not None
+    assert found.workload.lengths.path == "AzureLLMInferenceTrace_conv.csv"
+    for process in choices.ARRIVALS:
+        assert (
+            changed(load_scenario(), choices.with_arrivals(scenario, process, 2.0)).workload.arrivals.process == process
+        )

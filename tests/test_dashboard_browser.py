@@ -1,0 +1,194 @@
+"""The dashboard in a real browser: one server and one Chromium for all tests of this file."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pandas as pd
+import pytest
+from browser import Browser, Server, missing
+
+from draftcast.scenarios.load import load_scenario, scenario_hash
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
+
+# Small enough to answer at once on two cores, long enough for intervals that tell something.
+QUICK = {"workload.num_requests": "400", "statistics.replications": "3"}
+K = "Draft tokens k"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    started = Server()
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="module")
+def chromium(server: Server) -> Iterator[Browser]:
+    opened = Browser(server.url)
+    yield opened
+    opened.quit()
+
+
+@pytest.fixture
+def page(chromium: Browser) -> Iterator[Browser]:
+    """The browser; what a test does must leave nothing in its console."""
+    chromium.errors()
+    yield chromium
+    assert chromium.errors() == []
+
+
+def asked(page: Browser) -> dict[str, Any]:
+    """What ``draftcast simulate --json`` gives for the command that the page shows."""
+    command = shlex.split(page.find("[data-testid=stCode] code").text.replace("\n", " "))
+    assert command[:2] == ["draftcast", "simulate"]
+    done = subprocess.run([sys.executable, "-m", *command, "--json"], capture_output=True, text=True, check=False)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_k_by_keyboard_updates_tiles_and_data(page: Browser) -> None:
+    page.open(query=QUICK)
+    before, drawn = page.tiles(), page.plot("latency")
+    page.type_into(K, "2")
+    assert "num_speculative_tokens=2" in page.query()
+    after = page.tiles()
+    assert after["p50_tpot_s"] != before["p50_tpot_s"]
+    assert page.plot("latency")[0]["x"] != drawn[0]["x"]
+    figures = asked(page)["figures"]
+    shown = {name: value for name, value in after.items() if name in figures and value is not None}
+    assert len(shown) >= 10
+    assert shown == {name: figures[name]["mean"] for name in shown}
+    assert after["tokens_per_s_per_gpu"] == figures["output_throughput"]["mean"]
+
+
+def test_the_link_reproduces_every_tile_in_a_fresh_profile(page: Browser, server: Server) -> None:
+    page.open(query=QUICK | {"baseline": "{}"})
+    page.type_into(K, "1")
+    page.type_into("Load, req/s", "14")
+    shown, hashed, link = page.tiles(), page.run_hash(), page.query()
+    cells = page.script("return [...document.querySelectorAll('.dc-diff')].map(cell => cell.dataset.difference)")
+    assert "baseline" in link
+    other = Browser(server.url)
+    try:
+        other.open(query=link)
+        assert (other.tiles(), other.run_hash()) == (shown, hashed)
+        code = "return [...document.querySelectorAll('.dc-diff')].map(cell => cell.dataset.difference)"
+        assert other.script(code) == cells
+        assert other.errors() == []
+    finally:
+        other.quit()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("engine.no_such_flag", "1"), ("engine.speculative_config.num_speculative_tokens", "900")]
+)
+def test_a_bad_query_value_is_named_and_the_page_stands(page: Browser, key: str, value: str) -> None:
+    page.open(query=QUICK | {key: value})
+    alert = page.find("[data-testid=stAlert]").text
+    assert key in alert
+    assert "left out" in alert
+    assert page.tiles()["p50_ttft_s"] is not None
+    assert key not in unquote(page.query())
+
+
+def test_overload_shows_the_largest_stable_rate_and_no_percentile(page: Browser) -> None:
+    page.open(query=QUICK | {"workload.num_requests": "1500", "workload.arrivals.request_rate_rps": "400"})
+    text = page.text()
+    assert "UNSTABLE" in text
+    assert "the largest stable rate" in text
+    tiles = page.tiles()
+    assert [tiles[f"p99_{name}_s"] for name in ("ttft", "tpot", "e2el")] == [None, None, None]
+    assert "no steady state" in text
+
+
+def test_an_infeasible_slo_names_its_tightest_constraint(page: Browser) -> None:
+    page.open(query=QUICK)
+    page.type_into("TPOT, ms", "1")
+    text = page.find("[data-testid=stAlert]").text
+    assert "SLO infeasible at any load: TPOT within 1 ms is the tightest constraint." in text
+    page.type_into("TPOT, ms", "50")
+    assert "SLO met. Tightest: TPOT within 50 ms" in page.text()
+
+
+def test_downloads_come_back_as_they_went(page: Browser) -> None:
+    page.open(query=QUICK | {"statistics.seed": "11"})
+    hashed = page.run_hash()
+    scenario = page.download("Scenario YAML")
+    assert scenario_hash(load_scenario(scenario)).startswith(hashed)
+    rows = pd.read_csv(page.download("CSV"))
+    assert len(rows) == 3 * 400
+    assert len(pd.read_parquet(page.download("Parquet"))) == len(rows)
+    figures = json.loads(page.download("JSON").read_text())["points"][0]["on"]["figures"]
+    assert figures["num_requests"]["mean"] < 400
+    report = page.download("HTML report").read_text()
+    assert report.count("Plotly.newPlot(") >= 3
+    assert "Speculation pays at 8 req/s" in report
+    page.open(query=QUICK)
+    assert page.run_hash() != hashed
+    page.upload("Upload a scenario (YAML)", scenario)
+    page.until(lambda: page.run_hash() == hashed, "the same run hash")
+
+
+@pytest.mark.parametrize(("rate", "requests", "advice"), [("2", "400", "on"), ("50", "1500", "off")])
+def test_the_page_says_where_speculation_pays(page: Browser, rate: str, requests: str, advice: str) -> None:
+    cell = {"workload.arrivals.request_rate_rps": rate, "workload.num_requests": requests}
+    page.open(query=QUICK | cell | {"acceptance": "{model: constant, alpha: 0.4}"})
+    verdict = page.find(".dc-verdict")
+    assert verdict.get_attribute("data-advice") == advice, verdict.text
+    assert f"Recommended: {advice}" in verdict.text
+    if advice == "on":
+        assert float(verdict.get_attribute("data-low")) > 1.0
+
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:15:51.2224670,879,55
+"""
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,230,1317,Conversation log
+"""
+MOONCAKE = """{"timestamp": 0, "input_length": 1100, "output_length": 500, "hash_ids": [0, 1, 2]}
+{"timestamp": 1500, "input_length": 700, "output_length": 490, "hash_ids": [0, 3]}
+"""
+SHAREGPT = """[{"prompt_tokens": 12, "output_tokens": 30}, {"prompt_tokens": 5, "output_tokens": 7},
+{"prompt_tokens": 8, "output_tokens": 4}, {"prompt_tokens": 9, "output_tokens": 3}]
+"""
+VLLM_BENCH = '{"input_lens": [10, 20, 30], "output_lens": [5, 6, 8], "start_times": [1000.5, 1001.0, 1002.5]}\n'
+ACCEPTANCE = (
+    '{"id": "a", "prompt_token_ids": [5, 6, 7], "generated_token_ids": [1, 2], "acc_eagle": {"acc_len": [1, 4]}}\n'
+)
+TRACES = {
+    "azure.csv": (AZURE, "3 requests over 5 s; mean prompt 550, mean output 69 tokens"),
+    "burstgpt.csv": (BURSTGPT, "2 requests over 40 s; mean prompt 780, mean output 124 tokens"),
+    "mooncake.jsonl": (MOONCAKE, "2 requests over 2 s; mean prompt 900, mean output 495 tokens"),
+    "sharegpt.json": (SHAREGPT, "4 requests without times: its lengths are used; mean prompt 8, mean output 11 tokens"),
+    "bench.json": (VLLM_BENCH, "3 requests over 2 s; mean prompt 20, mean output 6 tokens"),
+    "acceptance.jsonl": (ACCEPTANCE, "1 requests without times: its lengths are used; mean prompt 3"),
+    "corrupt.csv": (AZURE.replace(",396,", ",many,"), "corrupt.csv:3: ContextTokens = 'many'"),
+    "corrupt.jsonl": (MOONCAKE.replace("490", "true"), "corrupt.jsonl:2: output_length = True"),
+}
+
+
+def test_every_trace_format_uploads(page: Browser, tmp_path: Path) -> None:
+    page.open(query=QUICK)
+    page.find("[data-testid=stExpander] summary").click()
+    for name, (content, said) in TRACES.items():
+        path = tmp_path / name
+        path.write_text(content)
+        before = page.run_hash()
+        page.upload("Upload a trace", path)
+        page.until(lambda said=said: said in page.text(), said)
+        page.settled()
+        assert (page.run_hash() != before) == (not name.startswith("corrupt"))
+    assert "upload:acceptance.jsonl" in unquote(page.query())

@@ -1,0 +1,245 @@
+"""The pages' logic without a browser: state, links, uploads, what is refused, what the command line gives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("streamlit")
+from streamlit.testing.v1 import AppTest
+
+from draftcast.dashboards import session as sessions
+from draftcast.dashboards.uploads import take_scenario, take_trace
+from draftcast.errors import InputError
+from draftcast.scenarios.load import dump_scenario, load_scenario, scenario_hash
+
+APP = Path(__file__).parents[1] / "dashboards" / "app.py"
+SMALL = {"workload.num_requests": "150", "statistics.replications": "2"}
+K = "control:engine.speculative_config.num_speculative_tokens"
+
+
+def open_page(query: dict[str, str] | None = None) -> AppTest:
+    app = AppTest.from_file(str(APP), default_timeout=300)
+    for key, value in (SMALL if query is None else SMALL | query).items():
+        app.query_params[key] = value
+    return app.run()
+
+
+def known(app: AppTest) -> sessions.Session:
+    assert not app.exception, app.exception
+    found: sessions.Session = app.session_state["session"]
+    return found
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
+    """A session without a page."""
+    state: dict[str, Any] = {}
+    monkeypatch.setattr(sessions.st, "session_state", state)
+    state["session"] = sessions.Session(sessions.Question("default", sessions.opened("default")))
+    yield state["session"]
+    state["session"].folder.cleanup()
+
+
+def test_a_page_opens_with_a_quick_run_and_an_empty_link() -> None:
+    app = AppTest.from_file(str(APP), default_timeout=300).run()
+    asked = known(app).question.scenario
+    assert (asked.workload.num_requests, asked.statistics.replications) == (2000, 3)
+    assert dict(app.query_params) == {}
+
+
+def test_a_control_changes_the_question_and_the_link() -> None:
+    app = open_page()
+    app.number_input(key=K).set_value(2).run()
+    assert known(app).question.scenario.num_speculative_tokens == 2
+    assert dict(app.query_params) == {**SMALL, K.removeprefix("control:"): "2"}
+
+
+def test_a_refused_change_changes_nothing_and_says_so() -> None:
+    app = open_page()
+    before = known(app).question
+    app.text_input(key="control:other").set_value("engine.block_size=-1").run()
+    assert known(app).question == before
+    assert "engine.block_size = -1: must be at least 1" in app.error[0].value
+    app.text_input(key="control:other").set_value("engine.block_size=32").run()
+    assert known(app).question.scenario.engine.block_size == 32
+    assert not app.error
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("engine.max_num_sequences", "8", "did you mean max_num_seqs?"),
+        ("engine.speculative_config.num_speculative_tokens", "99", "must be at most 64"),
+        ("engine.speculative_config.num_speculative_tokens", "7", "3 rates do not cover"),
+        ("scenario", "nothing", "choose from azure-conversation"),
+        ("baseline", "{", "not a run of this dashboard"),
+        ("policy.name", "os:system", "no other file or code"),
+        ("engine.model", "/etc/passwd", "no other file or code"),
+        ("workload.lengths", "{path: /etc/passwd}", "no other file or code"),
+        ("acceptance", "[", "not valid YAML"),
+    ],
+)
+def test_a_bad_link_names_its_key_and_the_page_stands(key: str, value: str, said: str) -> None:
+    app = open_page({key: value, "statistics.seed": "5"})
+    asked = known(app).question
+    (warning,) = [each.value for each in app.warning if each.value.startswith(key.partition(" ")[0])]
+    assert said in warning
+    assert asked.scenario.statistics.seed == 5
+    assert asked.scenario.num_speculative_tokens == 3
+    assert not app.error
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"engine.speculative_config": "null"},
+        {"acceptance": '{"model": "constant", "alpha": 0.6}', "workload.arrivals.request_rate_rps": "12.5"},
+        {"scenario": "ngram-code-editing", "slo": '{"ttft_ms": 200.0, "attainment": 0.9}'},
+    ],
+)
+def test_a_link_says_what_it_was_made_of(alone: sessions.Session, changes: dict[str, str]) -> None:
+    sessions.read_link(alone, {key: [value] for key, value in changes.items()})
+    assert not alone.warnings
+    assert sessions.link_of(alone) == {key: [value] for key, value in changes.items()}
+
+
+def test_a_link_carries_the_baseline_and_the_runs(alone: sessions.Session) -> None:
+    alone.baseline = alone.question
+    alone.change(lambda: {"statistics.seed": 4})
+    alone.runs = [alone.question, alone.baseline]
+    link = sessions.link_of(alone)
+    other = sessions.Session(alone.baseline)
+    sessions.read_link(other, link)
+    assert (other.question, other.baseline, other.runs) == (alone.question, alone.baseline, alone.runs)
+
+
+def test_an_uploaded_scenario_keeps_its_hash(alone: sessions.Session) -> None:
+    asked = load_scenario("closed-loop-classes", overrides=["statistics.seed=7"])
+    receipt = take_scenario(alone, "../my scenario.yaml", dump_scenario(asked).encode())
+    assert receipt.good, receipt.text
+    assert scenario_hash(alone.question.scenario) == scenario_hash(asked)
+    assert [path.name for path in alone.path.iterdir()] == ["my_scenario.yaml"]
+    link = sessions.link_of(alone)
+    other = sessions.Session(alone.question)
+    sessions.read_link(other, link)
+    assert scenario_hash(other.question.scenario) == scenario_hash(asked)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("schema_version: 1\nengine: {model: llama-3.1-8b}\n", "bad.yaml: hardware: required"),
+        ("a: !!python/object/apply:os.system [id]\n", "not valid YAML"),
+        ("a: 1\na: 2\n", "bad.yaml:2: a: duplicate key"),
+    ],
+)
+def test_a_bad_scenario_is_told_by_line_or_key(alone: sessions.Session, text: str, said: str) -> None:
+    before = alone.question
+    receipt = take_scenario(alone, "bad.yaml", text.encode())
+    assert not receipt.good
+    assert said in receipt.text
+    assert str(alone.path) not in receipt.text
+    assert alone.question == before
+
+
+def test_an_upload_reaches_no_file_of_the_server(alone: sessions.Session, tmp_path: Path) -> None:
+    secret = tmp_path / "trace.csv"
+    secret.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,10,20\n")
+    asked = load_scenario("azure-conversation", overrides=[f"workload.arrivals.path={secret}"])
+    receipt = take_scenario(alone, "s.yaml", dump_scenario(asked).encode())
+    assert not receipt.good
+    assert "workload.arrivals.path" in receipt.text
+    assert "no other file or code" in receipt.text
+
+
+def test_uploads_have_a_limit(alone: sessions.Session) -> None:
+    receipt = take_scenario(alone, "big.yaml", b"#" * (2**20 + 1))
+    assert not receipt.good
+    assert "larger than the 1 MB" in receipt.text
+    assert list(alone.path.iterdir()) == []
+
+
+def test_a_trace_is_served_and_named_in_the_command(alone: sessions.Session) -> None:
+    rows = "".join(f"2023-11-16 18:15:{second:02d},100,{50 + second}\n" for second in range(40))
+    receipt = take_trace(alone, "my trace.csv", f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}".encode())
+    assert receipt.text.startswith("my_trace.csv: 40 requests over 39 s; mean prompt 100, mean output 70 tokens")
+    assert alone.question.scenario.workload.num_requests == 40
+    command = alone.question.command("simulate")
+    assert '"path": "my_trace.csv"' in command
+    assert str(alone.path) not in command
+    link = sessions.link_of(alone)
+    assert "upload:my_trace.csv" in link["workload.arrivals"][0]
+    corrupt = take_trace(alone, "bad.csv", b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,ten,20\n")
+    assert not corrupt.good
+    assert corrupt.text.startswith("bad.csv:2: ContextTokens = 'ten'")
+
+
+def test_a_link_to_an_upload_of_another_session_says_so(alone: sessions.Session) -> None:
+    arrivals = json.dumps({"process": "trace", "path": "upload:gone.csv"})
+    sessions.read_link(alone, {"workload.arrivals": [arrivals], "workload.lengths": ["null"]})
+    assert not alone.warnings
+    assert sessions.missing_uploads(alone) == ["gone.csv"]
+    (alone.path / "gone.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    assert sessions.missing_uploads(alone) == []
+
+
+def test_sessions_do_not_see_each_other() -> None:
+    first, second = open_page(), open_page()
+    first.number_input(key=K).set_value(1).run()
+    second.number_input(key=K).set_value(2).run()
+    first.run()
+    assert known(first).question.scenario.num_speculative_tokens == 1
+    assert known(second).question.scenario.num_speculative_tokens == 2
+    assert known(first).path != known(second).path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"control:method": "ngram"},
+        {"control:method": "draft_model"},
+        {"control:method": "off"},
+        {"control:acceptance.model": "constant"},
+        {"control:workload.arrivals.process": "closed_loop"},
+        {"control:hardware": "mi300x"},
+        {"control:engine.model": "Qwen3-8B"},
+        {"scenario": "closed-loop-classes"},
+        {"scenario": "azure-conversation"},
+    ],
+)
+def test_every_choice_leaves_a_page(change: dict[str, str]) -> None:
+    app = open_page()
+    before = scenario_hash(known(app).question.scenario)
+    for key, value in change.items():
+        app.selectbox(key=key).set_value(value).run()
+    assert scenario_hash(known(app).question.scenario) != before
+    assert not known(app).refused
+    said = [each.value for each in app.error]
+    # The recorded trace is not part of the package: the page stands and says what is missing.
+    assert bool(said) == (change == {"scenario": "azure-conversation"}), said
+
+
+def test_the_page_gives_the_figures_of_the_command_it_shows() -> None:
+    app = open_page({"engine.speculative_config.num_speculative_tokens": "2", "statistics.seed": "3"})
+    asked = known(app).question
+    command = asked.command("simulate", "--json")
+    assert command.startswith("draftcast simulate default --set ")
+    done = subprocess.run([sys.executable, "-m", *command.split()], capture_output=True, text=True, check=True)
+    figures = json.loads(done.stdout)["figures"]
+    tiles = "".join(each.proto.body for each in app.get("html"))
+    for name in ("p50_ttft_s", "p95_tpot_s", "p99_e2el_s", "mean_acceptance_length"):
+        assert f"data-figure='{name}' data-value='{figures[name]['mean']!r}'" in tiles
+
+
+def test_names_from_outside_are_those_of_the_base_alone() -> None:
+    base = load_scenario("azure-conversation")
+    sessions.check_names(base, "azure-conversation", Path("/nowhere"))
+    with pytest.raises(InputError, match=r"workload\.arrivals\.path"):
+        sessions.check_names(base, "default", Path("/nowhere"))

@@ -1,0 +1,247 @@
+"""What is read out of a run: timeline, differences, fidelity, bottleneck, SLO, verdict, files to take away."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from draftcast.scenarios.bottleneck import bottleneck
+from draftcast.scenarios.comparison import Point
+from draftcast.scenarios.deployment import deploy
+from draftcast.scenarios.difference import difference
+from draftcast.scenarios.exports import csv_bytes, html_report, json_bytes, parquet_bytes
+from draftcast.scenarios.fidelity import fidelity
+from draftcast.scenarios.load import load_scenario, without_speculation
+from draftcast.scenarios.operating_point import ceilings, operating_point
+from draftcast.scenarios.run_plots import latency_figure, time_figure, timeline_figure
+from draftcast.scenarios.simulate import RunResult, measure, serve, simulate
+from draftcast.scenarios.slo_answer import idle_scenario, slo_answer
+from draftcast.scenarios.timeline import timeline
+from draftcast.scenarios.verdict import verdict
+from draftcast.sim.statistics import Estimate
+
+NGRAM = "engine.speculative_config={method: ngram, num_speculative_tokens: 3}"
+CLIP = "workload.max_model_len_action=clip"
+SMALL = ("workload.num_requests=200", "statistics.replications=2")
+
+
+def run_of(requests: dict[str, list[float]], steps: dict[str, list[float]] | None = None) -> RunResult:
+    rows = pd.DataFrame({"replication": 0, "request": range(len(requests["arrival_s"])), **requests})
+    recorded = None if steps is None else pd.DataFrame({"replication": 0, "replica": 0, **steps})
+    summary: dict[str, Any] = {"engine": {"num_gpu_blocks": 11}, "warmup_requests": [0]}
+    return RunResult(summary, rows, recorded, {}, False, None, ())
+
+
+def estimate(mean: float) -> Estimate:
+    return Estimate(mean, mean, mean, 0.0, 2)
+
+
+def test_timeline_is_the_average_of_each_stretch() -> None:
+    requests = {
+        "arrival_s": [0.0, 2.0, 3.5],
+        "first_scheduled_s": [1.0, 2.0, math.nan],
+        "finish_s": [3.0, 4.0, math.nan],
+    }
+    steps = {
+        "start_s": [0.0, 1.0, 3.0],
+        "duration_s": [1.0, 1.0, 1.0],
+        "kv_used_blocks": [5, 10, 10],
+        "running": [1, 1, 0],
+        "waiting": [0, 0, 0],
+    }
+    shown = timeline(run_of(requests, steps), stretches=4)
+    assert shown.time_s.tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert shown.waiting.tolist() == [1.0, 0.0, 0.0, 0.5]
+    assert shown.running.tolist() == [0.0, 1.0, 2.0, 1.0]
+    # 5 of 10 blocks from the first step's end at 1 s to the second's at 2 s, then 10 to 4 s, then nobody is there.
+    assert shown.kv_usage is not None
+    assert shown.kv_usage.tolist() == [0.0, 0.5, 1.0, 1.0]
+    assert timeline(run_of(requests), stretches=4).kv_usage is None
+
+
+def test_differences_are_paired() -> None:
+    slow = [{"mean_e2el_s": value} for value in (1.0, 2.0, 3.0)]
+    fast = [{"mean_e2el_s": value - 0.5} for value in (1.0, 2.0, 3.0)]
+    found = difference("mean_e2el_s", fast, slow)
+    assert found is not None
+    assert found.ratio is not None
+    assert (found.difference.mean, found.difference.half_width, found.verdict) == (-0.5, 0.0, "better")
+    assert found.ratio.mean == 0.75
+    back = difference("mean_e2el_s", slow, fast)
+    assert back is not None
+    assert back.verdict == "worse"
+    itself = difference("mean_e2el_s", slow, slow)
+    assert itself is not None
+    assert (itself.difference.mean, itself.verdict) == (0.0, "cannot tell")
+
+
+@pytest.mark.parametrize(
+    ("figure", "verdict_of_more"),
+    [
+        ("p99_ttft_s", "worse"),
+        ("output_throughput", "better"),
+        ("slo_attainment", "better"),
+        ("num_steps", "cannot tell"),
+    ],
+)
+def test_what_more_of_a_figure_means(figure: str, verdict_of_more: str) -> None:
+    more, less = ([{figure: value + extra} for extra in (0.0, 0.1)] for value in (2.0, 1.0))
+    found = difference(figure, more, less)
+    assert found is not None
+    assert found.verdict == verdict_of_more
+
+
+def test_runs_that_cannot_be_paired_have_no_interval() -> None:
+    found = difference("mean_tpot_s", [{"mean_tpot_s": 2.0}], [{"mean_tpot_s": 1.0}, {"mean_tpot_s": 3.0}])
+    assert found is not None
+    assert (found.difference.mean, found.verdict) == (0.0, "cannot tell")
+    assert math.isnan(found.difference.low)
+    assert difference("p99_tpot_s", [{}], [{"p99_tpot_s": 1.0}]) is None
+    assert difference("p99_tpot_s", [{"p99_tpot_s": math.nan}], [{"p99_tpot_s": 1.0}]) is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "interpolated", "extrapolated", "word"),
+    [(0.7, 0.2, 0.1, "measured"), (0.6, 0.3, 0.1, "interpolated"), (0.0, 0.6, 0.4, "extrapolated")],
+)
+def test_fidelity_in_a_word(measured: float, interpolated: float, extrapolated: float, word: str) -> None:
+    shares = {"measured": measured, "interpolated": interpolated, "extrapolated": extrapolated}
+    figures = {f"share_device_time_{name}": estimate(share) for name, share in shares.items()}
+    better = {f"share_device_time_{name}": estimate(share) for name, share in zip(shares, (1.0, 0.0, 0.0), strict=True)}
+    found = fidelity([better, figures])
+    assert found is not None
+    assert (found.word, found.worst_share) == (word, extrapolated)
+    assert str(found) == f"{word} · {extrapolated:.0%} of device time extrapolated"
+    assert fidelity([]) is None
+
+
+def test_verifying_more_drafts_moves_towards_compute() -> None:
+    scenario = load_scenario()
+    deployment = deploy(scenario)
+    device = ceilings(scenario, deployment)
+    points = [operating_point(scenario, deployment, 16, k, 512.0) for k in range(4)]
+    assert [point.rows for point in points] == [16.0, 32.0, 48.0, 64.0]
+    # Weights and KV are read once whatever k is: the bytes barely grow, the FLOPs in proportion to the rows.
+    assert points[3].flops / points[0].flops == pytest.approx(4.0, rel=0.01)
+    assert points[3].bytes / points[0].bytes == pytest.approx(1.0, rel=0.04)
+    weights = deployment.model.weight_bytes("bf16")
+    assert points[0].bytes == pytest.approx(weights, rel=0.15)
+    assert all(point.bytes_per_s < device.bytes_per_s for point in points)
+    assert points[3].intensity < device.ridge
+    crowded = operating_point(scenario, deployment, 1024, 3, 512.0)
+    assert crowded.flops_per_s / device.flops_per_s > crowded.bytes_per_s / device.bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind", "said"),
+    [
+        ((), "memory bandwidth", "3.35 TB/s"),
+        (("engine.max_num_seqs=2",), "max_num_seqs", "one of the 2 slots"),
+        (
+            ("engine.num_gpu_blocks=400", "engine.max_model_len=4608", "LOAD=40"),
+            "KV cache",
+            "room for 15 mean requests",
+        ),
+        (("workload.lengths={prompt_tokens: 6000, output_tokens: 2}", "LOAD=2"), "prefill", "86% of a request's time"),
+        (("workload.lengths={prompt_tokens: 6000, output_tokens: 2}",), "prefill", "for a busy GPU; of the rest 9"),
+        (("engine.model=Qwen3-0.6B", NGRAM), "kernel latency", "a mean step (2 sequences, 8 rows)"),
+        (("engine.model=opt-125m", NGRAM, "engine.max_model_len=2048", CLIP), "host", "on the CPU, not the GPU"),
+    ],
+)
+def test_the_bottleneck_has_its_numbers(overrides: tuple[str, ...], kind: str, said: str) -> None:
+    changes = [each.replace("LOAD", "workload.arrivals.request_rate_rps") for each in ("LOAD=10", *overrides)]
+    scenario = load_scenario(overrides=[*SMALL, *changes])
+    found = bottleneck(scenario, deploy(scenario), simulate(scenario))
+    assert (found.kind, said in found.sentence) == (kind, True), found.sentence
+
+
+def test_slo_names_its_tightest_bound() -> None:
+    scenario = load_scenario(overrides=[*SMALL, "slo={ttft_ms: 1000, tpot_ms: 3.0, e2el_ms: 60000}"])
+    run = simulate(scenario)
+    idle = simulate(idle_scenario(scenario))
+    found = slo_answer(scenario, run, idle)
+    assert found is not None
+    assert (found.met, found.feasible, found.tightest.key) == (False, False, "tpot_ms")
+    assert found.sentence.startswith("SLO infeasible at any load: TPOT within 3 ms is the tightest constraint.")
+    easy = load_scenario(overrides=[*SMALL, "slo={ttft_ms: 5000, tpot_ms: 500}"])
+    met = slo_answer(easy, simulate(easy))
+    assert met is not None
+    assert (met.met, met.feasible) == (True, None)
+    assert slo_answer(load_scenario(), run) is None
+
+
+def test_slo_that_a_lower_load_would_meet() -> None:
+    overrides = [*SMALL, "workload.arrivals.request_rate_rps=40", "slo={tpot_ms: 4.2}"]
+    scenario = load_scenario(overrides=overrides)
+    found = slo_answer(scenario, simulate(scenario), simulate(idle_scenario(scenario)))
+    assert found is not None
+    assert (found.met, found.feasible) == (False, True)
+    assert found.sentence.startswith("SLO not met at this load: TPOT within 4.2 ms is the tightest constraint")
+    assert found.tightest.met < found.tightest.attainment
+
+
+@pytest.mark.parametrize(("rate", "word", "advice"), [(4, "pays", "on"), (400, "overloaded", "")])
+def test_the_verdict_in_a_sentence(rate: int, word: str, advice: str) -> None:
+    overrides = ["workload.num_requests=600", "statistics.replications=2", f"workload.arrivals.request_rate_rps={rate}"]
+    scenario = load_scenario(overrides=overrides)
+    on, off = measure([serve(scenario), serve(without_speculation(scenario))])
+    found = verdict(Point(float(rate), on, off, 0.95), f"at {rate} req/s")
+    assert (found.word, found.advice) == (word, advice), found.sentence
+    assert f"at {rate} req/s" in found.sentence
+    assert verdict(Point(float(rate), off, None, 0.95), "now").advice == ""
+
+
+def test_a_costly_draft_is_advised_against() -> None:
+    overrides = ["workload.num_requests=400", "statistics.replications=2", "acceptance={model: constant, alpha: 0.0}"]
+    scenario = load_scenario(overrides=overrides)
+    on, off = measure([serve(scenario), serve(without_speculation(scenario))])
+    found = verdict(Point(8.0, on, off, 0.95), "at 8 req/s")
+    assert (found.word, found.advice) == ("costs", "off")
+    assert "times as long as without" in found.sentence
+
+
+def test_pictures_hold_the_run() -> None:
+    scenario = load_scenario(overrides=SMALL)
+    run = simulate(scenario, record_steps=True)
+    latency = latency_figure({"SD on": run}, {"tpot_ms": 20.0})
+    kept = run.requests[run.requests["request"] >= run.summary["warmup_requests"][0]]
+    ttft_ms = 1e3 * (kept["first_token_s"] - kept["arrival_s"])
+    assert latency.data[0].x[60] == pytest.approx(float(np.median(ttft_ms)), rel=1e-6)
+    assert latency.data[0].y[60] == 50.0
+    bars = {bar.name: bar.x[0] for bar in time_figure({"SD on": run}).data}
+    assert sum(bars.values()) == pytest.approx(run.summary["figures"]["mean_e2el_s"].mean, rel=1e-5)
+    assert [trace.name for trace in timeline_figure(timeline(run)).data] == ["waiting", "running", "KV cache"]
+
+
+def test_a_measured_run_can_be_measured_again() -> None:
+    served = serve(load_scenario(overrides=SMALL))
+    first, second = measure([served])[0], measure([served, served])[0]
+    assert first.replications == second.replications
+    assert first.requests.equals(second.requests)
+
+
+def test_files_to_take_away() -> None:
+    table = pd.DataFrame({"request": [0, 1], "e2el_s": [0.1 + 0.2, 1.5]})
+    assert csv_bytes(table).decode().splitlines() == ["request,e2el_s", f"0,{0.1 + 0.2!r}", "1,1.5"]
+    assert pd.read_parquet(io.BytesIO(parquet_bytes(table))).equals(table)
+    assert json.loads(json_bytes({"a": math.nan, "b": (1, 2)})) == {"a": None, "b": [1, 2]}
+
+
+def test_the_report_needs_no_network() -> None:
+    import plotly.graph_objects as go
+
+    figures = [go.Figure(go.Scatter(x=[1], y=[2])), go.Figure(go.Scatter(x=[1], y=[2]))]
+    page = html_report("<title>", ["a & b"], {"Figures": pd.DataFrame({"x": [1.23456]})}, figures)
+    assert "&lt;title&gt;" in page
+    assert "a &amp; b" in page
+    assert "1.235" in page
+    assert page.count("plotly.js v") == 1
+    head = page.split("plotly.js v")[0]
+    assert "src=" not in head
+    assert "http" not in head
