@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
@@ -20,25 +19,6 @@ ICONS = {
     "interpolated": ":material/linear_scale:",
     "extrapolated": ":material/warning:",
 }
-
-
-@dataclass(frozen=True)
-class Page:
-    """A page of the navigation.
-
-    Attributes:
-        name: in the address; empty for the first one.
-        title: in the navigation and on top of the page.
-        question: what the page answers, in a few words under the title.
-        icon: of the navigation.
-        render: draws it below title and warnings.
-    """
-
-    name: str
-    title: str
-    question: str
-    icon: str
-    render: Callable[[Session], None]
 
 
 def banner(session: Session) -> None:
@@ -58,16 +38,19 @@ def cannot_run(session: Session, error: InputError) -> None:
         st.error(f"This cannot be simulated: {short_error(error)}", icon=":material/error:")
 
 
-def badge(found: Fidelity | None) -> None:
+def badge(session: Session, found: Fidelity | None) -> None:
     """The word and the worst share; it leads to the coverage map."""
     if found is None:
         return
     shares = ", ".join(f"{share:.0%} {word}" for word, share in found.shares.items())
     with st.container(key=f"badge-{found.word}"):
-        st.page_link(
-            st.session_state["pages"]["trust"],
-            label=str(found),
+        st.button(
+            str(found),
+            key="badge",
             icon=ICONS[found.word],
+            type="tertiary",
+            on_click=session.go,
+            args=("trust",),
             help=f"Where the device time of this result comes from: {shares}. Opens the coverage map of the profile.",
         )
 

@@ -24,7 +24,19 @@ from draftcast.scenarios.load import DEFAULT_SCENARIO, embedded_scenarios, load_
 from draftcast.scenarios.references import outside_names
 from draftcast.scenarios.schema import Scenario
 
-SCENARIO, BASELINE, RUN = "scenario", "baseline", "run"
+PAGE, SCENARIO, BASELINE, RUN = "page", "scenario", "baseline", "run"
+PAGES = {
+    "what-if": "What-if",
+    "cutover": "Cutover",
+    "capacity": "Capacity",
+    "sweep": "Sweep",
+    "compare": "Compare",
+    "trust": "Trust",
+}
+FIRST_PAGE = "what-if"
+# Settings of pages that are no part of a scenario.
+TRUST_OPERATOR = "view.trust.operator"
+VIEWS = (TRUST_OPERATOR,)
 UPLOADED = "upload:"
 # A page answers while a key is pressed: fewer requests than a file may ask for, until the sidebar says otherwise.
 QUICK_REQUESTS, QUICK_REPLICATIONS = 2000, 3
@@ -55,16 +67,19 @@ class Session:
 
     Attributes:
         question: what all pages show.
+        page: the page on the screen.
         baseline: what What-if shows differences to, if pinned.
         runs: what Compare shows besides the question.
         views: settings of pages that are no part of a scenario, by their key in the link.
         warnings: what a link asked for and could not get, a line each.
         refused: why the last change of a control was not made.
         folder: the session's own folder; uploads are written here and nowhere else.
-        written: links this session wrote, so that an old one is not read as a new question.
+        written: the link this session wrote last.
+        touched: a control was used since then, so a link that still says the old thing is only late.
     """
 
     question: Question
+    page: str = FIRST_PAGE
     baseline: Question | None = None
     runs: list[Question] = field(default_factory=list)
     views: dict[str, str] = field(default_factory=dict)
@@ -73,7 +88,8 @@ class Session:
     folder: tempfile.TemporaryDirectory[str] = field(
         default_factory=lambda: tempfile.TemporaryDirectory(prefix="draftcast-session-")
     )
-    written: set[str] = field(default_factory=set)
+    written: str = ""
+    touched: bool = False
 
     @property
     def path(self) -> Path:
@@ -82,6 +98,7 @@ class Session:
 
     def change(self, values: Callable[[], Mapping[str, Any]]) -> None:
         """Change keys of the question; what the validation refuses changes nothing and is told on the page."""
+        self.touched = True
         try:
             scenario = with_values(self.question.scenario, values())
             check_names(scenario, self.question.base, self.path)
@@ -90,6 +107,31 @@ class Session:
         else:
             self.question = Question(self.question.base, scenario)
             self.refused = ""
+
+    def ask(self, question: Question) -> None:
+        """Another question altogether."""
+        self.question, self.refused, self.warnings, self.touched = question, "", [], True
+
+    def go(self, page: str) -> None:
+        """Show another page."""
+        self.page, self.touched = page, True
+
+    def view(self, key: str, default: str, allowed: Sequence[str] | None = None) -> str:
+        """A setting of a page; what a link says wrongly is told and left out."""
+        value = self.views.get(key, default)
+        if allowed is not None and value not in allowed:
+            self.warnings.append(f"{key} = {value!r}: choose from {', '.join(allowed)}; left out")
+            del self.views[key]
+            return default
+        return value
+
+    def see(self, key: str, value: str, default: str) -> None:
+        """Change a setting of a page; the link holds it only while it differs from the default."""
+        self.touched = True
+        if value == default:
+            self.views.pop(key, None)
+        else:
+            self.views[key] = value
 
 
 @functools.cache
@@ -115,13 +157,13 @@ def bases() -> list[str]:
 
 
 def session() -> Session:
-    """This browser session; read from the link when it is new."""
+    """This browser session; read from the link when it is new, or when the reader went back or forward."""
     query = {key: st.query_params.get_all(key) for key in st.query_params}
     known: Session | None = st.session_state.get("session")
     if known is None:
         known = st.session_state["session"] = Session(Question(DEFAULT_SCENARIO, opened(DEFAULT_SCENARIO)))
         read_link(known, query)
-    elif query and _text(query) not in known.written:
+    elif not known.touched and _text(query) != known.written:
         read_link(known, query)
     return known
 
@@ -129,7 +171,7 @@ def session() -> Session:
 def write_link(known: Session) -> None:
     """Put what the page shows into the address bar."""
     link = link_of(known)
-    known.written.add(_text(link))
+    known.written, known.touched = _text(link), False
     current = {key: st.query_params.get_all(key) for key in st.query_params}
     if current != link:
         st.query_params.from_dict(link)
@@ -137,7 +179,8 @@ def write_link(known: Session) -> None:
 
 def link_of(known: Session) -> dict[str, list[str]]:
     """Query parameters that reproduce the session's pages."""
-    link = {key: [value] for key, value in link_of_question(known.question).items()}
+    link = {PAGE: [known.page]} if known.page != FIRST_PAGE else {}
+    link |= {key: [value] for key, value in link_of_question(known.question).items()}
     if known.baseline is not None:
         link[BASELINE] = [json.dumps(link_of_question(known.baseline), ensure_ascii=False)]
     if known.runs:
@@ -149,7 +192,8 @@ def read_link(known: Session, query: Mapping[str, Sequence[str]]) -> None:
     """Take over what a link asks; what it asks wrongly is left out and named in ``warnings``."""
     known.warnings, known.refused, known.baseline, known.runs, known.views = [], "", None, [], {}
     plain = {key: values[-1] for key, values in query.items() if values}
-    known.views = {key: plain.pop(key) for key in list(plain) if key.startswith("view.")}
+    known.page = _read_page(known, plain.pop(PAGE, FIRST_PAGE))
+    known.views = {key: plain.pop(key) for key in VIEWS if key in plain}
     pinned = plain.pop(BASELINE, None)
     plain.pop(RUN, None)
     known.question = _read_question(known, plain)
@@ -211,6 +255,13 @@ def _places(changes: Mapping[str, Any], prefix: str) -> Changes:
         return [placed(item) for item in value] if isinstance(value, list) else value
 
     return {key: placed(value) for key, value in changes.items()}
+
+
+def _read_page(known: Session, name: str) -> str:
+    if name in PAGES:
+        return name
+    known.warnings.append(f"{PAGE} = {name!r}: choose from {', '.join(PAGES)}; left out")
+    return FIRST_PAGE
 
 
 def _read_stored(known: Session, key: str, text: str) -> Question | None:

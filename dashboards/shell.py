@@ -1,49 +1,76 @@
-"""The frame around every page: navigation, sidebar, warnings, and the link that reproduces what is shown."""
+"""The frame around every page: navigation, sidebar, warnings, and the link that reproduces what is shown.
+
+Pages are told apart by ``page`` in the link, not by a path: everything a page shows stands in one place.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import streamlit as st
 
 from draftcast.dashboards import trust, what_if
-from draftcast.dashboards.page import Page, banner
-from draftcast.dashboards.session import Session, session, write_link
+from draftcast.dashboards.page import banner
+from draftcast.dashboards.session import PAGES, Session, session, write_link
 from draftcast.dashboards.sidebar import sidebar
 from draftcast.dashboards.style import apply_style
 
 ICON = Path(__file__).with_name("icon.png")
-PAGES = (
-    Page(
-        "",
-        "What-if",
-        "What does speculation change for one deployment under one load?",
-        ":material/tune:",
-        what_if.render,
+NAVIGATION = "page"
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of the navigation.
+
+    Attributes:
+        question: what it answers, in a few words under the title.
+        icon: of the navigation.
+        render: draws it below title and warnings.
+    """
+
+    question: str
+    icon: str
+    render: Callable[[Session], None]
+
+
+SHOWN: Mapping[str, Page] = {
+    "what-if": Page(
+        "What does speculation change for one deployment under one load?", ":material/tune:", what_if.render
     ),
-    Page("trust", "Trust", "How far can these numbers be trusted, and why?", ":material/verified:", trust.render),
-)
+    "trust": Page("How far can these numbers be trusted, and why?", ":material/verified:", trust.render),
+}
 
 
 def run_app(files: tuple[str, ...] = ()) -> None:
-    """Draw the page that the address names; ``files`` are further scenarios to choose from."""
+    """Draw the page that the link names; ``files`` are further scenarios to choose from."""
     st.set_page_config(page_title="draftcast", page_icon=str(ICON), layout="wide")
     st.session_state["files"] = files
     apply_style()
     known = session()
-    pages = {page.name: _entry(page, known) for page in PAGES}
-    st.session_state["pages"] = pages
-    chosen = st.navigation(list(pages.values()))
+    _navigation(known)
     sidebar(known)
-    chosen.run()
+    page = SHOWN[known.page]
+    st.title(PAGES[known.page], anchor=False)
+    st.caption(page.question)
+    # A page may find something in the link to warn of; its place is on top all the same.
+    top = st.container()
+    page.render(known)
+    with top:
+        banner(known)
     write_link(known)
 
 
-def _entry(page: Page, known: Session) -> st.Page:
-    def draw() -> None:
-        st.title(page.title, anchor=False)
-        st.caption(page.question)
-        banner(known)
-        page.render(known)
-
-    return st.Page(draw, title=page.title, icon=page.icon, url_path=page.name or None, default=not page.name)
+def _navigation(known: Session) -> None:
+    st.session_state[NAVIGATION] = known.page
+    st.segmented_control(
+        "Page",
+        list(SHOWN),
+        key=NAVIGATION,
+        format_func=lambda name: f"{SHOWN[name].icon} {PAGES[name]}",
+        label_visibility="collapsed",
+        required=True,
+        on_change=lambda: known.go(st.session_state[NAVIGATION]),
+    )

@@ -49,7 +49,7 @@ def _picker(session: Session) -> None:
 
 def _pick(session: Session) -> None:
     base = st.session_state["scenario"]
-    session.question, session.refused, session.warnings = Question(base, opened(base)), "", []
+    session.ask(Question(base, opened(base)))
     st.session_state.pop("upload-trace:receipt", None)
     st.session_state.pop("upload-scenario:receipt", None)
 

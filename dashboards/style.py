@@ -9,7 +9,7 @@ LIGHT = {"better": "#2b8a3e", "worse": "#c92a2a", "fair": "#1864ab", "weak": "#c
 DARK = {"better": "#69db7c", "worse": "#ff8787", "fair": "#74c0fc", "weak": "#ffa94d"}
 STYLE = """
 <style>
-[data-testid="stMainBlockContainer"] { padding: 3.6rem clamp(1rem, 3vw, 3rem) 2rem; max-width: 1500px; }
+[data-testid="stMainBlockContainer"] { padding: 4.4rem clamp(1rem, 3vw, 3rem) 2rem; max-width: 1500px; }
 [data-testid="stMainBlockContainer"] h1 { font-size: 1.7rem; padding: 0; }
 [data-testid="stMainBlockContainer"] h2 { font-size: 1.3rem; padding: .3rem 0; }
 [data-testid="stMainBlockContainer"] h3 { font-size: 1.05rem; padding: .2rem 0 0; }
@@ -39,11 +39,12 @@ STYLE = """
 .dc-table th, .dc-table td { padding: .3rem .55rem; text-align: right; white-space: nowrap;
   border-bottom: 1px solid color-mix(in srgb, currentColor 14%, transparent); }
 .dc-table th:first-child, .dc-table td:first-child { text-align: left; }
+.dc-facts th, .dc-facts td { text-align: left !important; white-space: normal !important; }
 .dc-table thead th { font-weight: 600; }
-[class*="st-key-badge-"] a { border-radius: 1rem; border: 1px solid currentColor; padding: .05rem .6rem; }
-.st-key-badge-measured a, .st-key-badge-measured a span, .st-key-badge-measured a p { color: BETTER; }
-.st-key-badge-interpolated a, .st-key-badge-interpolated a span, .st-key-badge-interpolated a p { color: FAIR; }
-.st-key-badge-extrapolated a, .st-key-badge-extrapolated a span, .st-key-badge-extrapolated a p { color: WEAK; }
+[class*="st-key-badge-"] button { border-radius: 1rem; border: 1px solid currentColor; padding: .05rem .7rem; }
+.st-key-badge-measured button { color: BETTER; }
+.st-key-badge-interpolated button { color: FAIR; }
+.st-key-badge-extrapolated button { color: WEAK; }
 </style>
 """
 

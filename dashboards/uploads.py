@@ -54,7 +54,7 @@ def take_scenario(session: Session, name: str, content: bytes) -> Receipt:
         check_names(scenario, DEFAULT_SCENARIO, session.path)
     except InputError as error:
         return Receipt(short_error(error), False)
-    session.question, session.refused = Question(DEFAULT_SCENARIO, scenario), ""
+    session.ask(Question(DEFAULT_SCENARIO, scenario))
     return Receipt(f"{name}: {scenario.name or 'scenario'} loaded", True)
 
 
@@ -66,7 +66,7 @@ def take_trace(session: Session, name: str, content: bytes) -> Receipt:
         scenario = with_values(session.question.scenario, _of_trace(session.question.scenario, path, table))
     except DraftcastError as error:
         return Receipt(short_error(error), False)
-    session.question, session.refused = Question(session.question.base, scenario), ""
+    session.ask(Question(session.question.base, scenario))
     notes = "".join(f" {note.replace(f'{session.path}/', '')}." for note in table.notes)
     when = f"over {table.span_s:,.0f} s" if table.has_arrivals else "without times: its lengths are used"
     return Receipt(

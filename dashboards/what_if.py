@@ -13,7 +13,7 @@ import streamlit as st
 from draftcast.dashboards.footer import Exports, footer
 from draftcast.dashboards.page import badge, cannot_run, figure, run_facts
 from draftcast.dashboards.results import Answer, answer, side_of, together
-from draftcast.dashboards.session import MOST_RUNS, Session, short_error
+from draftcast.dashboards.session import MOST_RUNS, Question, Session, short_error
 from draftcast.dashboards.tiles import LATENCY_TILES, THROUGHPUT_TILE, show_tiles, tile
 from draftcast.dashboards.what_if_controls import controls
 from draftcast.errors import InputError
@@ -44,7 +44,7 @@ def render(session: Session) -> None:
         return
     runs = {ON if OFF in others else OFF: own.run} | {name: pair.other.run for name, pair in others.items()}
     with top:
-        badge(fidelity([run.summary["figures"] for run in runs.values()]))
+        badge(session, fidelity([run.summary["figures"] for run in runs.values()]))
     on, without = others[OFF].runs if OFF in others else (own.run, None)
     point = Point(_rate(scenario), on, without, scenario.statistics.confidence)
     lines = _answer_lines(own, point)
@@ -147,18 +147,28 @@ def _buttons(session: Session) -> None:
             "Pin as baseline",
             icon=":material/keep:",
             help="Tiles then show the difference to what is on the page now, whatever you change.",
-            on_click=lambda: setattr(session, "baseline", session.question),
+            on_click=_pin,
+            args=(session, session.question),
         )
         if session.baseline is not None:
-            st.button("Unpin", icon=":material/keep_off:", on_click=lambda: setattr(session, "baseline", None))
+            st.button("Unpin", icon=":material/keep_off:", on_click=_pin, args=(session, None))
         full = len(session.runs) >= MOST_RUNS - 1
         st.button(
             "Add to Compare",
             icon=":material/add:",
             disabled=full,
             help=f"Compare shows the page beside up to {MOST_RUNS - 1} runs kept this way.",
-            on_click=lambda: session.runs.append(session.question),
+            on_click=_keep,
+            args=(session,),
         )
+
+
+def _pin(session: Session, baseline: Question | None) -> None:
+    session.baseline, session.touched = baseline, True
+
+
+def _keep(session: Session) -> None:
+    session.runs, session.touched = [*session.runs, session.question], True
 
 
 def _pictures(own: Answer, runs: Mapping[str, RunResult]) -> dict[str, Callable[[], Any]]:
