@@ -43,12 +43,8 @@ def render(session: Session) -> None:
     trusted = fidelity([found.run.summary["figures"]])
     badge(session, trusted)
     if trusted is not None:
-        st.html(
-            _table(
-                ("device time", "share", "what it means"),
-                [(w, f"{trusted.shares[w]:.0%}", MEANING[w]) for w in ORIGINS],
-            )
-        )
+        rows = [(word, f"{trusted.shares[word]:.0%}", MEANING[word]) for word in ORIGINS]
+        st.html(_table(("device time", "share", "what it means"), rows, facts=True))
     opened, tables, pictures = _opened(session), {}, []
     st.header("Coverage map", anchor="coverage")
     try:
@@ -76,7 +72,7 @@ def render(session: Session) -> None:
             st.html(_errors_table(errors_of(opened)))
     st.header("Where the profile comes from", anchor="profile")
     facts = _origin(found, opened)
-    st.html(_table(("", ""), list(facts.items())))
+    st.html(_table(("", ""), list(facts.items()), facts=True))
     footer(run_facts(found), _command(found), _exports(found, facts, tables, pictures))
 
 
@@ -166,11 +162,12 @@ def _errors_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return _table(("operator", "points", "held out", "median error", "p90", "worst"), shown)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, facts: bool = False) -> str:
     heads = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     top = f"<thead><tr>{heads}</tr></thead>" if any(head) else ""
-    return f"<div class='dc-table' tabindex='0'><table>{top}<tbody>{body}</tbody></table></div>"
+    look = "dc-table dc-facts" if facts else "dc-table"
+    return f"<div class='{look}' tabindex='0'><table>{top}<tbody>{body}</tbody></table></div>"
 
 
 def _command(found: Answer) -> str:

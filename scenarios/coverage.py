@@ -47,7 +47,7 @@ class Coverage:
         layers: the model's own matrices.
         attention: measured points of attention for the scenario's heads by operator (``batch``, ``q``, ``context``).
         heads_measured: whether the points in ``attention`` are of these very heads, or of the nearest.
-        asked: ranges of a run: ``batch``, ``context``, ``prompt``, ``chunk`` as (low, high), ``rows`` of a step.
+        asked: ranges of a run as (low, high): ``batch`` and ``context`` of decodes, ``chunk`` of prompts.
     """
 
     matrices: pd.DataFrame
@@ -119,7 +119,5 @@ def _asked(deployment: Deployment, requests: pd.DataFrame) -> dict[str, tuple[fl
     return {
         "batch": (1.0, max(most, 1.0)),
         "context": (float(prompt.min()), float(total.max())),
-        "prompt": (float(prompt.min()), float(prompt.max())),
-        "chunk": (float(prompt.min()), chunk),
-        "rows": (1.0, float(deployment.settings.max_num_batched_tokens)),
+        "chunk": (float(min(prompt.min(), chunk)), chunk),
     }

@@ -49,10 +49,10 @@ def coverage_figure(covered: Coverage) -> Any:
     _dots(figure, decode["batch"], decode["context"], "batch %{x}, context %{y}", col=2)
     _box(figure, covered.asked["batch"], covered.asked["context"], decode["batch"], decode["context"], col=2)
     _dots(figure, prefill["q"], prefill["context"], "chunk %{x}, context %{y}", col=3)
-    _box(figure, covered.asked["chunk"], covered.asked["prompt"], prefill["q"], prefill["context"], col=3)
+    _line(figure, covered.asked["chunk"], prefill["q"], col=3)
     for col, (x, y) in enumerate((("k", "n"), ("batch", "context"), ("chunk", "context")), start=1):
-        figure.update_xaxes(type="log", title_text=x, row=1, col=col)
-        figure.update_yaxes(type="log", title_text=y, row=1, col=col)
+        figure.update_xaxes(type="log", dtick=1, title_text=x, row=1, col=col)
+        figure.update_yaxes(type="log", dtick=1, title_text=y, row=1, col=col)
     styled(figure, height=380)
     figure.update_layout(margin={"t": 60}, legend={"y": 1.12})
     return figure
@@ -94,8 +94,8 @@ def fit_figure(predictions: pd.DataFrame) -> Any:
         row=1,
         col=2,
     )
-    figure.update_xaxes(type="log", title_text="measured, us", row=1, col=1)
-    figure.update_yaxes(type="log", title_text="predicted, us", row=1, col=1)
+    figure.update_xaxes(type="log", dtick=1, title_text="measured, us", row=1, col=1)
+    figure.update_yaxes(type="log", dtick=1, title_text="predicted, us", row=1, col=1)
     figure.update_xaxes(title_text="error, % (ends: and beyond)", row=1, col=2)
     figure.update_yaxes(title_text="points", row=1, col=2)
     styled(figure, height=340, legend=False)
@@ -130,6 +130,22 @@ def _box(figure: Any, x: tuple[float, float], y: tuple[float, float], known_x: A
         name="this scenario",
         showlegend=col == 2,
         hovertemplate="%{x:,.0f}, %{y:,.0f}<extra>this scenario</extra>",
+        row=1,
+        col=col,
+    )
+
+
+def _line(figure: Any, chunk: tuple[float, float], known: Any, *, col: int) -> None:
+    """Prompts without a cached prefix: the context is the chunk itself."""
+    inside = len(known) > 0 and chunk[1] <= known.max()
+    figure.add_scatter(
+        x=list(chunk),
+        y=list(chunk),
+        mode="lines+markers",
+        line={"color": ASKED if inside else OUTSIDE, "width": 5},
+        name="this scenario",
+        showlegend=False,
+        hovertemplate="prompt of %{x:,.0f} tokens<extra>this scenario</extra>",
         row=1,
         col=col,
     )

@@ -16,6 +16,7 @@ import pytest
 from browser import Browser, Server, missing
 
 from draftcast.scenarios.load import load_scenario, scenario_hash
+from draftcast.scenarios.simulate import simulate
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
 
@@ -26,6 +27,8 @@ K = "Draft tokens k"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
+    # Compiled here, where nothing waits for it, if this checkout never simulated.
+    simulate(load_scenario(overrides=["workload.num_requests=20", "statistics.replications=1"]), record_steps=True)
     started = Server()
     yield started
     started.stop()
@@ -192,3 +195,15 @@ def test_every_trace_format_uploads(page: Browser, tmp_path: Path) -> None:
         page.settled()
         assert (page.run_hash() != before) == (not name.startswith("corrupt"))
     assert "upload:acceptance.jsonl" in unquote(page.query())
+
+
+def test_outside_calibration_the_badge_leads_to_the_coverage_map(page: Browser) -> None:
+    page.open(query=QUICK)
+    assert "interpolated" in page.find("[class*=st-key-badge-] button").text
+    page.open(query=QUICK | {"hardware": "mi300x"})
+    badge = page.find(".st-key-badge-extrapolated button")
+    assert "extrapolated · 100% of device time extrapolated" in badge.text
+    badge.click()
+    page.until(lambda: page.find("#coverage").text == "Coverage map", "the coverage map")
+    assert "page=trust" in page.query()
+    assert "No measured profile of mi300x" in page.text()

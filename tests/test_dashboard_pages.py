@@ -21,11 +21,12 @@ from draftcast.scenarios.load import dump_scenario, load_scenario, scenario_hash
 
 APP = Path(__file__).parents[1] / "dashboards" / "app.py"
 SMALL = {"workload.num_requests": "150", "statistics.replications": "2"}
+WAIT_S = 1800  # the first page of a fresh checkout compiles the engine
 K = "control:engine.speculative_config.num_speculative_tokens"
 
 
 def open_page(query: dict[str, str] | None = None) -> AppTest:
-    app = AppTest.from_file(str(APP), default_timeout=300)
+    app = AppTest.from_file(str(APP), default_timeout=WAIT_S)
     for key, value in (SMALL if query is None else SMALL | query).items():
         app.query_params[key] = value
     return app.run()
@@ -48,7 +49,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
 
 
 def test_a_page_opens_with_a_quick_run_and_an_empty_link() -> None:
-    app = AppTest.from_file(str(APP), default_timeout=300).run()
+    app = AppTest.from_file(str(APP), default_timeout=WAIT_S).run()
     asked = known(app).question.scenario
     assert (asked.workload.num_requests, asked.statistics.replications) == (2000, 3)
     assert dict(app.query_params) == {}
@@ -78,6 +79,7 @@ def test_a_refused_change_changes_nothing_and_says_so() -> None:
         ("engine.max_num_sequences", "8", "did you mean max_num_seqs?"),
         ("engine.speculative_config.num_speculative_tokens", "99", "must be at most 64"),
         ("engine.speculative_config.num_speculative_tokens", "7", "3 rates do not cover"),
+        ("page", "nowhere", "choose from what-if, cutover"),
         ("scenario", "nothing", "choose from azure-conversation"),
         ("baseline", "{", "not a run of this dashboard"),
         ("policy.name", "os:system", "no other file or code"),
