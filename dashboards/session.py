@@ -25,14 +25,7 @@ from draftcast.scenarios.references import outside_names
 from draftcast.scenarios.schema import Scenario
 
 PAGE, SCENARIO, BASELINE, RUN = "page", "scenario", "baseline", "run"
-PAGES = {
-    "what-if": "What-if",
-    "cutover": "Cutover",
-    "capacity": "Capacity",
-    "sweep": "Sweep",
-    "compare": "Compare",
-    "trust": "Trust",
-}
+PAGES = {"what-if": "What-if", "trust": "Trust"}
 FIRST_PAGE = "what-if"
 # Settings of pages that are no part of a scenario.
 TRUST_OPERATOR = "view.trust.operator"
