@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import streamlit as st
 
@@ -11,6 +11,8 @@ from draftcast.dashboards.results import Answer
 from draftcast.dashboards.session import Session, missing_uploads, short_error
 from draftcast.errors import InputError
 from draftcast.scenarios.fidelity import Fidelity
+
+T = TypeVar("T")
 
 # The bar of plotly's buttons cannot be reached by keyboard; the downloads below hold what it offers.
 CONFIG = {"displayModeBar": False, "responsive": True}
@@ -74,3 +76,16 @@ def run_facts(found: Answer) -> Mapping[str, str]:
         "warm-up cut": f"{cut} requests",
         "profile": run.summary["profile"],
     }
+
+
+def under_bar(text: str, run: Callable[[Callable[[float], None]], T]) -> T:
+    """``run(progress)`` under a bar that is gone afterwards; a change of any control ends it and begins anew."""
+    bar = st.progress(0.0, text=text)
+
+    def progress(share: float) -> None:
+        bar.progress(min(share, 1.0), text=text)
+
+    try:
+        return run(progress)
+    finally:
+        bar.empty()

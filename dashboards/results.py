@@ -49,18 +49,19 @@ def answer(scenario: Scenario) -> Answer:
     Raises:
         InputError: the scenario cannot be run.
     """
-    return _answer(*_key(scenario), scenario)[0]
+    return _answer(*question_key(scenario), scenario)[0]
 
 
 def together(first: Scenario, second: Scenario) -> tuple[RunResult, RunResult] | None:
     """Two runs measured over the same requests, to be compared; None where they serve different numbers of them."""
-    a, b = (_answer(*_key(scenario), scenario)[1] for scenario in (first, second))
+    a, b = (_answer(*question_key(scenario), scenario)[1] for scenario in (first, second))
     if [len(r.requests) for r in a.replications] != [len(r.requests) for r in b.replications]:
         return None
-    return _together(*_key(first), *_key(second), a, b)
+    return _together(*question_key(first), *question_key(second), a, b)
 
 
-def _key(scenario: Scenario) -> tuple[str, tuple[str, ...]]:
+def question_key(scenario: Scenario) -> tuple[str, tuple[str, ...]]:
+    """What tells one question from another, whoever asks it."""
     return scenario_hash(scenario), tuple(sorted(outside_names(to_mapping(scenario)).values()))
 
 

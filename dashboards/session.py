@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,13 +25,16 @@ from draftcast.scenarios.load import DEFAULT_SCENARIO, embedded_scenarios, load_
 from draftcast.scenarios.references import outside_names
 from draftcast.scenarios.schema import Scenario
 
-PAGE, SCENARIO, BASELINE, RUN = "page", "scenario", "baseline", "run"
-PAGES = {"what-if": "What-if", "trust": "Trust"}
+PAGE, SCENARIO, BASELINE, RUN, MEASURED = "page", "scenario", "baseline", "run", "measured"
+PAGES = {"what-if": "What-if", "compare": "Compare", "trust": "Trust"}
 FIRST_PAGE = "what-if"
 # Settings of pages that are no part of a scenario.
 TRUST_OPERATOR = "view.trust.operator"
-VIEWS = (TRUST_OPERATOR,)
+PUBLISHED_ASKED = "view.trust.published"
+REFERENCE = "view.compare.reference"
+VIEWS = (TRUST_OPERATOR, PUBLISHED_ASKED, REFERENCE)
 UPLOADED = "upload:"
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,80}")
 # A page answers while a key is pressed: fewer requests than a file may ask for, until the sidebar says otherwise.
 QUICK_REQUESTS, QUICK_REPLICATIONS = 2000, 3
 MOST_RUNS = 6
@@ -63,6 +67,7 @@ class Session:
         page: the page on the screen.
         baseline: what What-if shows differences to, if pinned.
         runs: what Compare shows besides the question.
+        measured: uploaded measured runs that Compare shows, by name; each is a live run directory in the own folder.
         views: settings of pages that are no part of a scenario, by their key in the link.
         warnings: what a link asked for and could not get, a line each.
         refused: why the last change of a control was not made.
@@ -75,6 +80,7 @@ class Session:
     page: str = FIRST_PAGE
     baseline: Question | None = None
     runs: list[Question] = field(default_factory=list)
+    measured: list[str] = field(default_factory=list)
     views: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     refused: str = ""
@@ -88,6 +94,15 @@ class Session:
     def path(self) -> Path:
         """The session's own folder."""
         return Path(self.folder.name)
+
+    @property
+    def room(self) -> int:
+        """How many more runs Compare can take."""
+        return MOST_RUNS - 1 - len(self.runs) - len(self.measured)
+
+    def measured_folder(self, name: str) -> Path:
+        """Where an uploaded measured run lies, if it was uploaded in this session."""
+        return self.path / f"measured-{name}"
 
     def change(self, values: Callable[[], Mapping[str, Any]]) -> None:
         """Change keys of the question; what the validation refuses changes nothing and is told on the page."""
@@ -178,23 +193,32 @@ def link_of(known: Session) -> dict[str, list[str]]:
         link[BASELINE] = [json.dumps(link_of_question(known.baseline), ensure_ascii=False)]
     if known.runs:
         link[RUN] = [json.dumps(link_of_question(run), ensure_ascii=False) for run in known.runs]
+    if known.measured:
+        link[MEASURED] = list(known.measured)
     return link | {key: [value] for key, value in known.views.items()}
 
 
 def read_link(known: Session, query: Mapping[str, Sequence[str]]) -> None:
     """Take over what a link asks; what it asks wrongly is left out and named in ``warnings``."""
-    known.warnings, known.refused, known.baseline, known.runs, known.views = [], "", None, [], {}
+    known.warnings, known.refused, known.baseline = [], "", None
+    known.runs, known.measured, known.views = [], [], {}
     plain = {key: values[-1] for key, values in query.items() if values}
     known.page = _read_page(known, plain.pop(PAGE, FIRST_PAGE))
     known.views = {key: plain.pop(key) for key in VIEWS if key in plain}
     pinned = plain.pop(BASELINE, None)
-    plain.pop(RUN, None)
+    for key in (RUN, MEASURED):
+        plain.pop(key, None)
     known.question = _read_question(known, plain)
     if pinned is not None:
         known.baseline = _read_stored(known, BASELINE, pinned)
-    for text in query.get(RUN, ())[:MOST_RUNS]:
-        run = _read_stored(known, RUN, text)
+    for text in query.get(RUN, ()):
+        run = _read_stored(known, RUN, text) if _has_room(known, RUN) else None
         known.runs += [run] if run is not None else []
+    for name in query.get(MEASURED, ()):
+        if _PLAIN.fullmatch(name) is None:
+            known.warnings.append(f"{MEASURED} = {name!r}: not a measured run of this dashboard; left out")
+        elif _has_room(known, MEASURED):
+            known.measured.append(name)
 
 
 def check_names(scenario: Scenario, base: str, folder: Path) -> None:
@@ -248,6 +272,13 @@ def _places(changes: Mapping[str, Any], prefix: str) -> Changes:
         return [placed(item) for item in value] if isinstance(value, list) else value
 
     return {key: placed(value) for key, value in changes.items()}
+
+
+def _has_room(known: Session, key: str) -> bool:
+    if known.room > 0:
+        return True
+    known.warnings.append(f"{key}: Compare takes at most {MOST_RUNS} runs; left out")
+    return False
 
 
 def _read_page(known: Session, name: str) -> str:

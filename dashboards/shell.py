@@ -11,7 +11,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from draftcast.dashboards import trust, what_if
+from draftcast.dashboards import compare, trust, what_if
 from draftcast.dashboards.page import banner
 from draftcast.dashboards.session import PAGES, Session, session, write_link
 from draftcast.dashboards.sidebar import sidebar
@@ -39,6 +39,9 @@ class Page:
 SHOWN: Mapping[str, Page] = {
     "what-if": Page(
         "What does speculation change for one deployment under one load?", ":material/tune:", what_if.render
+    ),
+    "compare": Page(
+        "What differs between runs, and which differences are real?", ":material/compare_arrows:", compare.render
     ),
     "trust": Page("How far can these numbers be trusted, and why?", ":material/verified:", trust.render),
 }

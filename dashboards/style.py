@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import streamlit as st
 
-# Text in these colours keeps a contrast of 4.5 on the theme's background.
-LIGHT = {"better": "#2b8a3e", "worse": "#c92a2a", "fair": "#1864ab", "weak": "#c2410c"}
-DARK = {"better": "#69db7c", "worse": "#ff8787", "fair": "#74c0fc", "weak": "#ffa94d"}
+# On the light and the dark theme; text in these colours keeps a contrast of 4.5 on the background.
+COLOURS = {
+    "better": ("#237032", "#69db7c"),
+    "worse": ("#c92a2a", "#ff8787"),
+    "fair": ("#1864ab", "#74c0fc"),
+    "weak": ("#b03a08", "#ffa94d"),
+}
 STYLE = """
 <style>
 [data-testid="stMainBlockContainer"] { padding: 4.4rem clamp(1rem, 3vw, 3rem) 2rem; max-width: 1500px; }
@@ -41,6 +45,8 @@ STYLE = """
 .dc-table th:first-child, .dc-table td:first-child { text-align: left; }
 .dc-facts th, .dc-facts td { text-align: left !important; white-space: normal !important; }
 .dc-table thead th { font-weight: 600; }
+.dc-compare td b { font-weight: 600; }
+.dc-compare small, .dc-run small { opacity: .8; }
 [class*="st-key-badge-"] button { border-radius: 1rem; border: 1px solid currentColor; padding: .05rem .7rem; }
 .st-key-badge-measured button { color: BETTER; }
 .st-key-badge-interpolated button { color: FAIR; }
@@ -50,8 +56,8 @@ STYLE = """
 
 
 def apply_style() -> None:
-    """Put the style sheet on the page, in the colours of the reader's theme."""
+    """Put the style sheet on the page; colours follow the theme, also when the reader changes it."""
     sheet = STYLE
-    for name, colour in (DARK if st.context.theme.type == "dark" else LIGHT).items():
-        sheet = sheet.replace(name.upper(), colour)
+    for name, (light, dark) in COLOURS.items():
+        sheet = sheet.replace(name.upper(), f"light-dark({light}, {dark})")
     st.html(sheet)

@@ -99,14 +99,15 @@ def tile(
 
 def _row(figure: Figure, run: Side, pairs: Mapping[str, tuple[Side, Side]], confidence: float) -> str:
     value = run.figures.get(figure.name)
-    cells = [f"<th scope='row'>{escape(figure.label)}</th>", _value_cell(figure, value)]
+    cells = [f"<th scope='row'>{escape(figure.label)}</th>", value_cell(figure, value)]
     for name, (own, other) in pairs.items():
         change = difference(figure.name, own.replications, other.replications, confidence)
-        cells.append(_difference_cell(figure, name, change, confidence))
+        cells.append(difference_cell(figure, name, change, confidence))
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def _value_cell(figure: Figure, value: Estimate | None) -> str:
+def value_cell(figure: Figure, value: Estimate | None) -> str:
+    """A figure with the half width of its interval; the value itself stands unrounded beside it."""
     if value is None or not math.isfinite(value.mean):
         reason = "no SLO" if figure.name == "request_goodput" else "no steady state" if value is None else "undefined"
         return f"<td class='dc-none' data-figure='{figure.name}' data-value=''>– <small>{reason}</small></td>"
@@ -122,7 +123,15 @@ def _value_cell(figure: Figure, value: Estimate | None) -> str:
     )
 
 
-def _difference_cell(figure: Figure, name: str, change: Difference | None, confidence: float) -> str:
+def difference_cell(
+    figure: Figure, name: str, change: Difference | None, confidence: float, *, words: bool = False
+) -> str:
+    """A difference in per cent (in the figure's unit where nothing can be divided), its interval in the tip.
+
+    Args:
+        name: what the figure is compared with.
+        words: say better, worse or cannot tell, not only by colour.
+    """
     if change is None:
         return f"<td class='dc-diff dc-even' data-against='{escape(name)}' data-difference=''>–</td>"
     shown = change.difference.scaled(figure.factor)
@@ -132,6 +141,7 @@ def _difference_cell(figure: Figure, name: str, change: Difference | None, confi
     span = f" ({confidence:.0%}: {number(shown.low)} to {number(shown.high)})" if math.isfinite(shown.low) else ""
     tip = f"{shown.mean:+.3g} {figure.unit}{span}: {WORDS[change.verdict]}"
     word = change.verdict.replace(" ", "-")
+    text += f" <small>{change.verdict}</small>" if words else ""
     return (
         f"<td class='dc-diff dc-{word}' data-against='{escape(name)}' data-verdict='{change.verdict}' "
         f"data-difference='{change.difference.mean!r}' title='{escape(tip, quote=True)}'>{text}</td>"

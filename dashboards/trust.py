@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
-from html import escape
 from typing import Any
 
 import pandas as pd
@@ -15,9 +14,11 @@ from draftcast.calibration.held_out import OperatorErrors
 from draftcast.calibration.profile import has_profile
 from draftcast.dashboards.footer import Exports, footer
 from draftcast.dashboards.page import badge, cannot_run, figure, run_facts
+from draftcast.dashboards.published import published_results
 from draftcast.dashboards.results import Answer, answer
 from draftcast.dashboards.session import TRUST_OPERATOR as PART
 from draftcast.dashboards.session import Session
+from draftcast.dashboards.table import html_table
 from draftcast.errors import HardwareError, InputError
 from draftcast.scenarios.coverage import coverage_of
 from draftcast.scenarios.coverage_plot import coverage_figure, fit_figure
@@ -44,7 +45,9 @@ def render(session: Session) -> None:
     badge(session, trusted)
     if trusted is not None:
         rows = [(word, f"{trusted.shares[word]:.0%}", MEANING[word]) for word in ORIGINS]
-        st.html(_table(("device time", "share", "what it means"), rows, facts=True))
+        st.html(
+            html_table(("device time", "share", "what it means"), rows, facts=True, name="Origin of the device time")
+        )
     opened, tables, pictures = _opened(session), {}, []
     st.header("Coverage map", anchor="coverage")
     try:
@@ -72,7 +75,10 @@ def render(session: Session) -> None:
             st.html(_errors_table(errors_of(opened)))
     st.header("Where the profile comes from", anchor="profile")
     facts = _origin(found, opened)
-    st.html(_table(("", ""), list(facts.items()), facts=True))
+    st.html(html_table(("", ""), list(facts.items()), facts=True, name="Profile"))
+    published = published_results(session)
+    if published is not None:
+        tables["Published results"] = published
     footer(run_facts(found), _command(found), _exports(found, facts, tables, pictures))
 
 
@@ -159,15 +165,7 @@ def _errors_table(rows: Sequence[Mapping[str, Any]]) -> str:
         )
         for row in rows
     ]
-    return _table(("operator", "points", "held out", "median error", "p90", "worst"), shown)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, facts: bool = False) -> str:
-    heads = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    top = f"<thead><tr>{heads}</tr></thead>" if any(head) else ""
-    look = "dc-table dc-facts" if facts else "dc-table"
-    return f"<div class='{look}' tabindex='0'><table>{top}<tbody>{body}</tbody></table></div>"
+    return html_table(("operator", "points", "held out", "median error", "p90", "worst"), shown, name="Held-out errors")
 
 
 def _command(found: Answer) -> str:

@@ -6,22 +6,30 @@ before it is written.
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
+from draftcast.calibration.live.bench_result import import_bench_result
+from draftcast.calibration.live.run_directory import CHUNKS, JOURNAL, MANIFEST, REQUESTS
 from draftcast.dashboards.session import QUICK_REQUESTS, Question, Session, check_names, short_error
 from draftcast.errors import DraftcastError, InputError
 from draftcast.scenarios.choices import with_arrivals
 from draftcast.scenarios.load import DEFAULT_SCENARIO, load_scenario, with_values
+from draftcast.scenarios.measured_run import read_measured_run
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.request_table import RequestTable
 from draftcast.sim.traces import read_trace
 
 SCENARIO_MB, TRACE_MB = 1, 64
+# Of a live run directory, what the comparison reads.
+LIVE_FILES = (MANIFEST, REQUESTS, CHUNKS, JOURNAL)
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -39,12 +47,21 @@ def keep(session: Session, name: str, content: bytes, limit_mb: int) -> Path:
     Raises:
         InputError: too large.
     """
-    plain = _NOT_PLAIN.sub("_", Path(name).name).lstrip(".") or "upload"
-    if len(content) > limit_mb * 2**20:
-        raise InputError(f"is larger than the {limit_mb} MB this page takes", file=plain, value=f"{len(content)} bytes")
+    plain = plain_name(name)
+    _check_size(plain, len(content), limit_mb)
     target = session.path / plain
     target.write_bytes(content)
     return target
+
+
+def plain_name(name: str) -> str:
+    """A file name that stands for nothing but itself."""
+    return _NOT_PLAIN.sub("_", Path(name).name).lstrip(".")[-80:] or "upload"
+
+
+def _check_size(name: str, size: int, limit_mb: int) -> None:
+    if size > limit_mb * 2**20:
+        raise InputError(f"is larger than the {limit_mb} MB this page takes", file=name, value=f"{size} bytes")
 
 
 def take_scenario(session: Session, name: str, content: bytes) -> Receipt:
@@ -89,6 +106,54 @@ def _of_trace(scenario: Scenario, path: Path, table: RequestTable) -> dict[str, 
     return values | {"workload.arrivals": {"process": "trace", "path": str(path)}, "workload.lengths": None}
 
 
+def take_measured(session: Session, files: Mapping[str, bytes]) -> Receipt:
+    """Keep an uploaded measured run for Compare: one bench result, or the files of a live run directory."""
+    try:
+        _check_size("the upload", sum(map(len, files.values())), TRACE_MB)
+        name = _keep_measured(session, files)
+    except DraftcastError as error:
+        return Receipt(short_error(error), False)
+    if name not in session.measured:
+        session.measured = [*session.measured, name]
+    session.touched = True
+    run = read_measured_run(session.measured_folder(name))
+    return Receipt(f"{name}: {run.facts['requests']}", True)
+
+
+def _keep_measured(session: Session, files: Mapping[str, bytes]) -> str:
+    """Its name; nothing is left of what cannot be read."""
+    own = {Path(name).name: content for name, content in files.items()}
+    if MANIFEST not in own and len(own) != 1:
+        raise InputError(f"give one result of vllm bench serve, or a run's {MANIFEST}, {REQUESTS} and {CHUNKS}")
+    name = _live_name(own[MANIFEST]) if MANIFEST in own else plain_name(next(iter(own)))
+    if name not in session.measured and session.room <= 0:
+        raise InputError("Compare is full: remove a run first", file=name)
+    folder = session.measured_folder(name)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        if MANIFEST in own:
+            folder.mkdir()
+            for file in LIVE_FILES:
+                if file in own:
+                    (folder / file).write_bytes(own[file])
+        else:
+            import_bench_result(keep(session, name, own.popitem()[1], TRACE_MB), folder)
+        read_measured_run(folder)
+    except DraftcastError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return name
+
+
+def _live_name(manifest: bytes) -> str:
+    try:
+        found = json.loads(manifest)
+    except ValueError as error:
+        raise InputError(f"damaged: {error}", file=MANIFEST) from None
+    label = "-".join(str(found.get(key, "")) for key in ("name", "created_at")) if isinstance(found, dict) else ""
+    return plain_name(label.strip("-") or "live-run")
+
+
 def scenario_uploader(session: Session) -> None:
     """The uploader of the sidebar."""
     st.file_uploader(
@@ -115,6 +180,27 @@ def trace_uploader(session: Session) -> None:
         args=(session, "upload-trace", take_trace),
     )
     _show_receipt("upload-trace")
+
+
+def measured_uploader(session: Session) -> None:
+    """The uploader of Compare."""
+    st.file_uploader(
+        "Upload a measured run",
+        type=["json", "jsonl", "parquet"],
+        accept_multiple_files=True,
+        key="upload-measured",
+        max_upload_size=TRACE_MB,
+        help="One result of `vllm bench serve --save-result --save-detailed`, or the files of a `draftcast live run` "
+        "directory together: manifest.json, requests.parquet, chunks.parquet.",
+        on_change=_received_measured,
+        args=(session,),
+    )
+    _show_receipt("upload-measured")
+
+
+def _received_measured(session: Session) -> None:
+    files = {file.name: file.getvalue() for file in st.session_state["upload-measured"]}
+    st.session_state["upload-measured:receipt"] = take_measured(session, files) if files else None
 
 
 def _received(session: Session, key: str, take: Any) -> None:

@@ -25,7 +25,7 @@ from draftcast.scenarios.report import status_line, title
 from draftcast.scenarios.run_plots import latency_figure, time_figure, timeline_figure
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import RunResult, simulate
-from draftcast.scenarios.slo_answer import SloAnswer, idle_scenario, slo_answer
+from draftcast.scenarios.slo_answer import SloAnswer, idle_scenario, measured_requests, slo_answer
 from draftcast.scenarios.verdict import verdict
 
 ON, OFF, BASELINE = "SD on", "SD off", "baseline"
@@ -152,11 +152,10 @@ def _buttons(session: Session) -> None:
         )
         if session.baseline is not None:
             st.button("Unpin", icon=":material/keep_off:", on_click=_pin, args=(session, None))
-        full = len(session.runs) >= MOST_RUNS - 1
         st.button(
             "Add to Compare",
             icon=":material/add:",
-            disabled=full,
+            disabled=session.room <= 0,
             help=f"Compare shows the page beside up to {MOST_RUNS - 1} runs kept this way.",
             on_click=_keep,
             args=(session,),
@@ -175,7 +174,7 @@ def _pictures(own: Answer, runs: Mapping[str, RunResult]) -> dict[str, Callable[
     slo = own.scenario.slo
     limits = {key: getattr(slo, key) for key in ("ttft_ms", "tpot_ms", "e2el_ms")} if slo is not None else {}
     return {
-        "latency": lambda: latency_figure(runs, limits),
+        "latency": lambda: latency_figure({name: measured_requests(run) for name, run in runs.items()}, limits),
         "time": lambda: time_figure(runs),
         "timeline": lambda: timeline_figure(own.timeline),
     }

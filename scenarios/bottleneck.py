@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from draftcast.scenarios.deployment import Deployment
-from draftcast.scenarios.operating_point import Ceilings, OperatingPoint, ceilings, operating_point
+from draftcast.scenarios.operating_point import Ceilings, OperatingPoint, ceilings, mean_batch, operating_point
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import RunResult
 from draftcast.sim.statistics import Estimate
@@ -117,12 +117,6 @@ def _ceiling(device: Ceilings, point: OperatingPoint) -> tuple[str, str]:
 
 
 def _mean_step(scenario: Scenario, deployment: Deployment, run: RunResult) -> OperatingPoint:
-    """A decode step of the mean batch: by Little's law, requests in service = their rate x their time in service."""
-    figures = run.summary["figures"]
-    rate = figures["request_throughput"].mean / scenario.cluster.replicas
-    in_service = figures["mean_e2el_s"].mean - figures["mean_time_queue_s"].mean
-    busy = rate * in_service if math.isfinite(rate * in_service) else 1.0
-    num_seqs = min(max(1, round(busy)), deployment.settings.max_num_seqs)
-    requests = run.requests
-    context = float((requests["prompt_tokens"] + requests["output_tokens"] / 2).mean())
+    """A decode step of the mean batch."""
+    num_seqs, context = mean_batch(scenario, deployment, run)
     return operating_point(scenario, deployment, num_seqs, scenario.num_speculative_tokens, context)

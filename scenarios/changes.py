@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,23 @@ def _short(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: item if key == "parameters" else _short(item) for key, item in value.items() if item is not None}
     return [_short(item) for item in value] if isinstance(value, list) else value
+
+
+def differing(scenarios: Sequence[Scenario]) -> dict[str, list[Any]]:
+    """Dotted keys in which any scenario differs from the first -> the value of each, None where it has no such key.
+
+    A section that one of them replaces as a whole (another arrival process, no speculation) stands as a whole for all.
+    """
+    first = scenarios[0]
+    keys = dict.fromkeys(key for other in scenarios[1:] for key in changed_keys(first, other))
+    whole = [key for key in keys if not any(key.startswith(f"{other}.") for other in keys)]
+    return {key: [_at(to_mapping(each), key) for each in scenarios] for key in whole}
+
+
+def _at(section: Any, key: str) -> Any:
+    for part in key.split("."):
+        section = section.get(part) if isinstance(section, dict) else None
+    return _short(section)
 
 
 def value_text(value: Any) -> str:

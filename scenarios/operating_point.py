@@ -6,6 +6,7 @@ it takes beside the draft, so that the picture shows how verifying k drafts move
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,11 @@ from draftcast.kernels.layers import elementwise_work, linear_layers, lm_head
 from draftcast.kernels.work import Work
 from draftcast.scenarios.deployment import Deployment
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.simulate import RunResult
 from draftcast.sim import step_time as st
+
+# Draft lengths of the roofline picture.
+MOST_K = 7
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,32 @@ def operating_point(
     seconds = float(out[st.O_TARGET] + out[st.O_SAMPLE])
     rows = float(f[st.F_TOKENS])
     return OperatingPoint(num_seqs, k, rows, float(work.flops), float(work.bytes), seconds, float(out[st.O_DRAFT]))
+
+
+def mean_batch(scenario: Scenario, deployment: Deployment, run: RunResult) -> tuple[int, float]:
+    """Requests of the mean decode step of one replica, and their mean context in tokens.
+
+    By Little's law: requests in service are their rate times their time in service.
+    """
+    figures = run.summary["figures"]
+    rate = figures["request_throughput"].mean / scenario.cluster.replicas
+    in_service = figures["mean_e2el_s"].mean - figures["mean_time_queue_s"].mean
+    busy = rate * in_service if math.isfinite(rate * in_service) else 1.0
+    requests = run.requests
+    context = float((requests["prompt_tokens"] + requests["output_tokens"] / 2).mean())
+    return min(max(1, round(busy)), deployment.settings.max_num_seqs), context
+
+
+def operating_tracks(
+    scenario: Scenario, deployment: Deployment, run: RunResult, most_k: int = MOST_K
+) -> dict[int, list[OperatingPoint]]:
+    """Points of k = 0 to ``most_k`` by batch size: one request, the run's mean batch, and as many as fit at once."""
+    mean, context = mean_batch(scenario, deployment, run)
+    room = int(min(deployment.settings.max_num_seqs, max(run.summary["engine"]["max_concurrency"], 1.0)))
+    return {
+        num_seqs: [operating_point(scenario, deployment, num_seqs, k, context) for k in range(most_k + 1)]
+        for num_seqs in sorted({1, mean, max(room, mean)})
+    }
 
 
 def _target_work(scenario: Scenario, deployment: Deployment, f: st.FloatArray) -> Work:

@@ -22,7 +22,7 @@ def candidates_table(answer: Recommendation) -> Table:
     for outcome in answer.outcomes:
         each = [_at_load(outcome, index) for index in range(len(answer.loads))] if several else []
         gain = show(outcome.gain) + " x" if outcome.gain is not None else "-"
-        table.add_row(outcome.candidate.label, gain, *each, _remark(answer, outcome))
+        table.add_row(outcome.candidate.label, gain, *each, remark(answer, outcome))
     return table
 
 
@@ -58,7 +58,8 @@ def _at_load(outcome: Outcome, index: int) -> str:
     return "overloaded" if run.unstable else "not settled" if not run.steady else "off is overloaded"
 
 
-def _remark(answer: Recommendation, outcome: Outcome) -> str:
+def remark(answer: Recommendation, outcome: Outcome) -> str:
+    """What there is to say of a candidate, in a few words; often nothing."""
     words = []
     if outcome is answer.chosen:
         words.append("recommended")

@@ -5,15 +5,17 @@ One palette for all pictures of the dashboard: a colour means the same thing eve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from draftcast.scenarios.simulate import RunResult
-from draftcast.scenarios.slo_answer import measured_requests
 from draftcast.scenarios.timeline import Timeline
 from draftcast.sim.request_columns import RequestColumns
+from draftcast.sim.statistics import Estimate
 
 ON, OFF, BASELINE, LIMIT = "#1098ad", "#868e96", "#e8890c", "#e03131"
 SERIES = ("#1098ad", "#e8890c", "#7048e8", "#2f9e44", "#d6336c", "#868e96")
@@ -47,20 +49,35 @@ def styled(figure: Any, *, height: int, legend: bool = True) -> Any:
     return figure
 
 
-def latency_figure(runs: Mapping[str, RunResult], limits_ms: Mapping[str, float | None]) -> Any:
-    """Cumulative share of requests by TTFT, TPOT and E2E latency, one line a run, after the warm-up.
+def on_page(figure: Any, *, height: int) -> Any:
+    """A picture made for a file, as the pages show pictures: their template, their size, no title of its own."""
+    import plotly.io
+
+    figure.update_layout(template=plotly.io.templates.default, title=None, width=None)
+    return styled(figure, height=height)
+
+
+def latency_figure(
+    runs: Mapping[str, pd.DataFrame],
+    limits_ms: Mapping[str, float | None],
+    colours: Mapping[str, str] | None = None,
+) -> Any:
+    """Cumulative share of requests by TTFT, TPOT and E2E latency, one line a run.
 
     Args:
-        runs: by name, at most as many as `SERIES`; the one named ``SD off`` is grey.
+        runs: requests by name of the run, see `measured_requests`; at most as many runs as `SERIES`; the one named
+            ``SD off`` is grey.
         limits_ms: the SLO's ``ttft_ms``, ``tpot_ms``, ``e2el_ms`` where it has them.
+        colours: of the runs; `colour_of` where None.
     """
     from plotly.subplots import make_subplots
 
     figure = make_subplots(rows=1, cols=3, shared_yaxes=True, horizontal_spacing=0.03)
     shares = np.linspace(0.0, 1.0, POINTS)
+    colours = colours or {name: colour_of(name, list(runs)) for name in runs}
     longest = dict.fromkeys((latency for latency, _, _ in LATENCIES), 0.0)
-    for name, run in runs.items():
-        columns = RequestColumns.of(measured_requests(run))
+    for name, requests in runs.items():
+        columns = RequestColumns.of(requests)
         for col, (latency, _, scale) in enumerate(LATENCIES, start=1):
             values = getattr(columns, f"{latency}_s")
             values = values[np.isfinite(values)]
@@ -70,7 +87,7 @@ def latency_figure(runs: Mapping[str, RunResult], limits_ms: Mapping[str, float 
                 x=(np.quantile(values, shares) * scale).round(6) if values.size else [],
                 y=100 * shares,
                 mode="lines",
-                line={"color": colour_of(name, list(runs)), "width": 2.2},
+                line={"color": colours[name], "width": 2.2},
                 name=name,
                 legendgroup=name,
                 showlegend=col == 1,
@@ -142,3 +159,35 @@ def colour_of(name: str, names: Sequence[str]) -> str:
     """The same run has the same colour in every picture."""
     known = {"SD off": OFF, "baseline": BASELINE}
     return known.get(name, SERIES[list(names).index(name) % len(SERIES)])
+
+
+def ratio_figure(rows: Mapping[str, Sequence[tuple[str, Estimate | None]]], colours: Mapping[str, str]) -> Any:
+    """How many times as large each figure is in a run as in the reference, with its paired interval.
+
+    Args:
+        rows: by run, the ratio of each figure by its label; None where it has none.
+        colours: of the runs.
+    """
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for name, ratios in rows.items():
+        known = [(label, ratio) for label, ratio in ratios if ratio is not None and math.isfinite(ratio.mean)]
+        halves = [ratio.half_width if math.isfinite(ratio.half_width) else 0.0 for _, ratio in known]
+        figure.add_scatter(
+            x=[round(ratio.mean, 6) for _, ratio in known],
+            y=[label for label, _ in known],
+            error_x={"type": "data", "array": halves, "thickness": 1.4, "width": 5},
+            mode="markers",
+            marker={"color": colours[name], "size": 9},
+            name=name,
+            hovertemplate="%{y}: %{x:.3f} times the reference<extra>" + name + "</extra>",
+        )
+    figure.add_vline(x=1.0, line={"color": OFF, "dash": "dash", "width": 1.5})
+    figure.update_layout(scattermode="group", scattergap=0.35)
+    figure.update_xaxes(title_text="times the reference")
+    figure.update_yaxes(type="category", autorange="reversed")
+    labels = max((len(ratios) for ratios in rows.values()), default=0)
+    shown = styled(figure, height=130 + labels * max(26, 15 * len(rows)))
+    shown.update_yaxes(rangemode="normal")
+    return shown

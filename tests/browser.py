@@ -159,7 +159,7 @@ class Browser:
                 "const app = document.querySelector('[data-testid=stApp]');"
                 "return app && app.dataset.testScriptState === 'notRunning'"
                 " && document.querySelector('.dc-footer, [data-testid=stAlert]')"
-                " && !document.querySelector('[data-stale=true]')"
+                " && !document.querySelector('[data-stale=true], [data-testid=stSkeleton]')"
             ),
             "the page",
         )
@@ -197,6 +197,33 @@ class Browser:
         field.send_keys(Keys.CONTROL, "a")
         field.send_keys(text, Keys.ENTER)
         self.until(lambda: self.run_hash() not in ("", before), f"another run after {label} = {text}")
+        self.settled()
+
+    def tab(self, times: int) -> None:
+        """Press Tab so often, beginning at the top of the page."""
+        from selenium.webdriver import ActionChains, Keys
+
+        self.script("document.activeElement.blur(); scrollTo(0, 0)")
+        keys = ActionChains(self.driver)
+        for _ in range(times):
+            keys.send_keys(Keys.TAB)
+        keys.perform()
+
+    def press(self, label: str) -> None:
+        """Press the button whose text holds this and wait until the page has answered."""
+        button = self.until(
+            lambda: next(each for each in self.all("[data-testid=stButton] button") if label in each.text), label
+        )
+        # A quick answer may come and go between two looks at the state.
+        self.script(
+            "window.draftcastRan = false; const app = document.querySelector('[data-testid=stApp]');"
+            "new MutationObserver((_, self) => { if (app.dataset.testScriptState === 'running') {"
+            " window.draftcastRan = true; self.disconnect(); } }).observe(app, {attributes: true});"
+            "arguments[0].scrollIntoView({block: 'center'})",
+            button,
+        )
+        button.click()
+        self.until(lambda: self.script("return window.draftcastRan"), f"an answer to {label}")
         self.settled()
 
     def tiles(self) -> dict[str, float | None]:

@@ -259,3 +259,14 @@ def played_fixture() -> Any:
     sys.modules["played_run"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A session of the dashboard without a page."""
+    sessions = pytest.importorskip("draftcast.dashboards.session")
+    state: dict[str, Any] = {}
+    monkeypatch.setattr(sessions.st, "session_state", state)
+    state["session"] = sessions.Session(sessions.Question("default", sessions.opened("default")))
+    yield state["session"]
+    state["session"].folder.cleanup()

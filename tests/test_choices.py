@@ -37,7 +37,7 @@ def test_off_and_on_again() -> None:
 
 def test_a_draft_model_shares_the_vocabulary() -> None:
     scenario = load_scenario()
-    assert choices.draft_models(scenario) == ["Llama-3.2-1B", "Llama-3.2-3B"]
+    assert choices.draft_models(scenario) == ["Qwama-0.5B", "Llama-3.2-1B", "Llama-3.2-3B"]
     found = changed(scenario, choices.with_method(scenario, "draft_model", "Llama-3.2-3B"))
     assert found.speculative_config is not None
     assert found.speculative_config.model == "Llama-3.2-3B"

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import pandas as pd
 import pytest
+from bench_results import bench_file
 from browser import Browser, Server, missing
 
 from draftcast.scenarios.load import load_scenario, scenario_hash
@@ -207,3 +208,111 @@ def test_outside_calibration_the_badge_leads_to_the_coverage_map(page: Browser) 
     page.until(lambda: page.find("#coverage").text == "Coverage map", "the coverage map")
     assert "page=trust" in page.query()
     assert "No measured profile of mi300x" in page.text()
+
+
+def test_a_run_compared_with_itself_differs_in_nothing(page: Browser) -> None:
+    page.open(query=QUICK)
+    page.press("Add to Compare")
+    page.open(query=page.query() + "&page=compare")
+    cells = page.script(
+        "return [...document.querySelectorAll('.dc-compare .dc-diff')]"
+        ".filter(cell => cell.dataset.difference).map(cell => [cell.dataset.difference, cell.innerText])"
+    )
+    assert len(cells) >= 12
+    assert {float(value) for value, _ in cells} == {0.0}
+    assert all("cannot tell" in text for _, text in cells)
+    assert "No key: the simulated runs ask the same." in page.text()
+    assert all(x == 1.0 for x in page.plot("ratios")[0]["x"])
+
+
+def test_a_measured_run_stands_beside_the_simulated_one(page: Browser, tmp_path: Path) -> None:
+    page.open(query=QUICK | {"page": "compare"})
+    page.find("[data-testid=stExpander] summary").click()
+    page.upload("Upload a measured run", bench_file(tmp_path))
+    page.until(lambda: "measured: bench.json" in page.text(), "the measured run")
+    page.settled()
+    shown = page.script(
+        "return [...document.querySelectorAll('.dc-compare [data-figure=p50_ttft_s]')].map(cell => cell.dataset.value)"
+    )
+    assert float(shown[1]) == pytest.approx(0.3)
+    assert "measured=bench.json" in page.query()
+
+
+# What a page needs to be at its fullest.
+PAGES = {
+    "what-if": {"baseline": "{}", "slo": "{tpot_ms: 20}"},
+    "compare": {"run": json.dumps({"engine.speculative_config": "null"})},
+    "trust": {},
+}
+# Whatever sticks out of the page to the right and does not scroll by itself.
+WIDER = """
+const main = document.querySelector('[data-testid=stMain]');
+const found = [...main.querySelectorAll('[data-testid=stMainBlockContainer] *')].filter(each => {
+  const box = each.getBoundingClientRect();
+  return box.width && box.right > innerWidth + 1 && !each.closest('.dc-table, pre, svg, [data-testid=stCode]');
+});
+return [main.scrollWidth - main.clientWidth, found.slice(0, 5).map(each => each.outerHTML.slice(0, 200))];
+"""
+IS_DARK = """
+const app = getComputedStyle(document.querySelector('[data-testid=stApp]'));
+return Math.max(...app.backgroundColor.match(/[0-9]+/g).map(Number)) < 64;
+"""
+# Text whose colour is nearly that of what is behind it.
+PALE = """
+const parse = text => (text.match(/[0-9.]+/g) ?? []).map(Number);
+const light = rgb => {
+  const [r, g, b] = rgb.map(v => v / 255)
+    .map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+  return .2126 * r + .7152 * g + .0722 * b; };
+const ground = light(parse(getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor));
+return [...document.querySelectorAll(
+  '.dc-tile td, .dc-tile th, .dc-verdict, .dc-why, .dc-table td, .dc-footer span, h1, h2, h3')]
+  .filter(each => each.innerText.trim()).filter(each => {
+    const own = light(parse(getComputedStyle(each).color));
+    return (Math.max(own, ground) + .05) / (Math.min(own, ground) + .05) < 4.5;
+  }).slice(0, 5).map(e => e.outerHTML.slice(0, 200));
+"""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_fit_wide_and_narrow_light_and_dark(page: Browser, name: str) -> None:
+    try:
+        page.open(query=QUICK | PAGES[name] | {"page": name})
+        for width, dark in ((1280, False), (1280, True), (390, True), (390, False)):
+            page.resize(width, 900)
+            page.theme(dark)
+            page.until(lambda dark=dark: page.script(IS_DARK) == dark, "the theme")
+            page.settled()
+            page.until(lambda: page.script(WIDER) == [0, []], f"a page that fits {width} px")
+            page.until(lambda: page.script(PALE) == [], "text that can be read")
+        assert "nan" not in page.text().lower().split()
+    finally:
+        page.resize(1280, 900)
+        page.theme(False)
+
+
+# Visible controls that a keyboard should reach. Of a group of radio buttons one is enough: arrows lead to the others.
+CONTROLS = """
+const name = each => each.getAttribute('aria-label') || each.innerText?.trim() || each.title ||
+  (each.id && document.querySelector(`label[for="${each.id}"]`)?.innerText) || each.closest('label')?.innerText || '';
+window.draftcastSeen = new Set();
+document.addEventListener('focusin', event => window.draftcastSeen.add(event.target));
+window.draftcastControls = [...document.querySelectorAll(
+  'input, button:not([role=radio][aria-checked=false]), select, textarea, a[href], summary')]
+  .filter(each => each.tabIndex >= 0 && !each.disabled && each.offsetParent)
+  .filter(each => !each.closest('details:not([open]) > :not(summary)'))
+  .filter(each => getComputedStyle(each).visibility !== 'hidden');
+return window.draftcastControls.map(name);
+"""
+UNSEEN = """
+return window.draftcastControls.filter(each => !window.draftcastSeen.has(each)).map(e => e.outerHTML.slice(0, 200));
+"""
+
+
+def test_controls_are_reached_by_tab_and_have_names(page: Browser) -> None:
+    page.open(query=QUICK)
+    names = page.script(CONTROLS)
+    assert len(names) >= 30
+    assert all(names), names
+    page.tab(len(names) + 40)
+    assert page.script(UNSEEN) == []

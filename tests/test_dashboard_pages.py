@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("streamlit")
+from app_pages import APP, SMALL, WAIT_S, known, open_page
 from streamlit.testing.v1 import AppTest
 
 from draftcast.dashboards import session as sessions
@@ -19,33 +18,7 @@ from draftcast.dashboards.uploads import take_scenario, take_trace
 from draftcast.errors import InputError
 from draftcast.scenarios.load import dump_scenario, load_scenario, scenario_hash
 
-APP = Path(__file__).parents[1] / "dashboards" / "app.py"
-SMALL = {"workload.num_requests": "150", "statistics.replications": "2"}
-WAIT_S = 1800  # the first page of a fresh checkout compiles the engine
 K = "control:engine.speculative_config.num_speculative_tokens"
-
-
-def open_page(query: dict[str, str] | None = None) -> AppTest:
-    app = AppTest.from_file(str(APP), default_timeout=WAIT_S)
-    for key, value in (SMALL if query is None else SMALL | query).items():
-        app.query_params[key] = value
-    return app.run()
-
-
-def known(app: AppTest) -> sessions.Session:
-    assert not app.exception, app.exception
-    found: sessions.Session = app.session_state["session"]
-    return found
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
-    """A session without a page."""
-    state: dict[str, Any] = {}
-    monkeypatch.setattr(sessions.st, "session_state", state)
-    state["session"] = sessions.Session(sessions.Question("default", sessions.opened("default")))
-    yield state["session"]
-    state["session"].folder.cleanup()
 
 
 def test_a_page_opens_with_a_quick_run_and_an_empty_link() -> None:
@@ -79,7 +52,7 @@ def test_a_refused_change_changes_nothing_and_says_so() -> None:
         ("engine.max_num_sequences", "8", "did you mean max_num_seqs?"),
         ("engine.speculative_config.num_speculative_tokens", "99", "must be at most 64"),
         ("engine.speculative_config.num_speculative_tokens", "7", "3 rates do not cover"),
-        ("page", "nowhere", "choose from what-if, trust"),
+        ("page", "nowhere", "choose from what-if, compare"),
         ("scenario", "nothing", "choose from azure-conversation"),
         ("baseline", "{", "not a run of this dashboard"),
         ("policy.name", "os:system", "no other file or code"),

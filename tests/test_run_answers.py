@@ -21,7 +21,7 @@ from draftcast.scenarios.load import load_scenario, without_speculation
 from draftcast.scenarios.operating_point import ceilings, operating_point
 from draftcast.scenarios.run_plots import latency_figure, time_figure, timeline_figure
 from draftcast.scenarios.simulate import RunResult, measure, serve, simulate
-from draftcast.scenarios.slo_answer import idle_scenario, slo_answer
+from draftcast.scenarios.slo_answer import idle_scenario, measured_requests, slo_answer
 from draftcast.scenarios.timeline import timeline
 from draftcast.scenarios.verdict import verdict
 from draftcast.sim.statistics import Estimate
@@ -209,7 +209,7 @@ def test_a_costly_draft_is_advised_against() -> None:
 def test_pictures_hold_the_run() -> None:
     scenario = load_scenario(overrides=SMALL)
     run = simulate(scenario, record_steps=True)
-    latency = latency_figure({"SD on": run}, {"tpot_ms": 20.0})
+    latency = latency_figure({"SD on": measured_requests(run)}, {"tpot_ms": 20.0})
     kept = run.requests[run.requests["request"] >= run.summary["warmup_requests"][0]]
     ttft_ms = 1e3 * (kept["first_token_s"] - kept["arrival_s"])
     assert latency.data[0].x[60] == pytest.approx(float(np.median(ttft_ms)), rel=1e-6)

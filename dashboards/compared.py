@@ -1,0 +1,144 @@
+"""The runs that Compare shows: what each is, its figures, and how it differs from the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from draftcast.dashboards.results import Answer, answer, side_of, together
+from draftcast.dashboards.session import Question, Session, short_error
+from draftcast.dashboards.tiles import LATENCY_TILES, THROUGHPUT_TILE, Figure, Side
+from draftcast.errors import InputError
+from draftcast.scenarios.changes import changed_keys, differing, value_text
+from draftcast.scenarios.difference import Difference, difference
+from draftcast.scenarios.measured_run import MeasuredRun, read_measured_run
+from draftcast.scenarios.slo_answer import measured_requests
+from draftcast.sim.metrics import summarise
+from draftcast.sim.slo import Slo
+
+# By letter of the run, then by figure; None where either side has no such figure.
+Changes = Mapping[str, Mapping[str, Difference | None]]
+FIGURES = (
+    *(
+        Figure(each.name, f"{title} {each.label}", each.unit, each.factor)
+        for title, _, figures in LATENCY_TILES
+        for each in figures
+    ),
+    Figure("request_throughput", "throughput", "req/s"),
+    Figure("output_throughput", "token goodput", "tok/s"),
+    *THROUGHPUT_TILE[2],
+)
+LETTERS = "ABCDEF"
+OWN = "What-if's run"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of the comparison.
+
+    Attributes:
+        letter: what the page calls it.
+        about: what it is, in a few words.
+        side: its figures, with intervals where it has replications.
+        requests: those that its latencies describe.
+        found: the simulated answer; None for a measured run.
+        measured: the measured run; None for a simulated one.
+    """
+
+    letter: str
+    about: str
+    side: Side
+    requests: pd.DataFrame
+    found: Answer | None = None
+    measured: MeasuredRun | None = None
+
+    @property
+    def name(self) -> str:
+        """Letter and words."""
+        return f"{self.letter} · {self.about}"
+
+    @property
+    def run_hash(self) -> str:
+        """As the footer shows it; empty for a measured run."""
+        return self.found.hash[:12] if self.found is not None else ""
+
+
+def entries_of(session: Session, own: Answer) -> list[Entry]:
+    """The question's run first, then what was kept, then what was measured; what cannot be had is told and left out."""
+    entries = [Entry(LETTERS[0], OWN, side_of(own.scenario, own.run), measured_requests(own.run), own)]
+    for letter, run in zip(LETTERS[1:], session.runs, strict=False):
+        try:
+            found = answer(run.scenario)
+        except InputError as error:
+            st.error(f"{letter} cannot be simulated: {short_error(error)}", icon=":material/error:")
+            continue
+        about = _about(session.question, run)
+        entries.append(Entry(letter, about, side_of(run.scenario, found.run), measured_requests(found.run), found))
+    slo = own.scenario.slo
+    bounds = Slo(ttft_ms=slo.ttft_ms, tpot_ms=slo.tpot_ms, e2el_ms=slo.e2el_ms) if slo is not None else None
+    for letter, name in zip(LETTERS[1 + len(session.runs) :], session.measured, strict=False):
+        folder = session.measured_folder(name)
+        if not folder.is_dir():
+            st.error(f"Upload {name} again: a link does not carry files.", icon=":material/upload_file:")
+            continue
+        run_seen = read_measured_run(folder, bounds)
+        side = Side(summarise([run_seen.figures], own.scenario.statistics.confidence), [run_seen.figures])
+        entries.append(Entry(letter, f"measured: {name}", side, run_seen.requests, measured=run_seen))
+    return entries
+
+
+def _about(question: Question, run: Question) -> str:
+    changes = changed_keys(question.scenario, run.scenario)
+    if not changes:
+        return "the same run"
+    words = ", ".join(f"{key.rpartition('.')[2]}={value_text(value)}" for key, value in changes.items())
+    words = words.replace("speculative_config=null", "SD off")
+    return words if len(words) <= 48 else f"{words[:47]}…"
+
+
+def changes_of(reference: Entry, entry: Entry, confidence: float) -> dict[str, Difference | None]:
+    """Difference of every figure to the reference; simulated runs over the requests that both measure."""
+    own, other = entry.side, reference.side
+    if entry.found is not None and reference.found is not None:
+        pair = together(entry.found.scenario, reference.found.scenario)
+        if pair is not None:
+            own, other = side_of(entry.found.scenario, pair[0]), side_of(reference.found.scenario, pair[1])
+    return {each.name: difference(each.name, own.replications, other.replications, confidence) for each in FIGURES}
+
+
+def changed_table(entries: Sequence[Entry]) -> pd.DataFrame:
+    """Only the keys in which simulated runs differ, a column a run."""
+    asked = [entry for entry in entries if entry.found is not None]
+    found = differing([entry.found.scenario for entry in asked if entry.found is not None])
+    texts = {key: ["–" if value is None else _short_text(value) for value in values] for key, values in found.items()}
+    rows = [[key, *values] for key, values in texts.items()]
+    return pd.DataFrame(rows, columns=["key", *(entry.letter for entry in asked)])
+
+
+def _short_text(value: Any) -> str:
+    return short_error(Exception(value_text(value)))
+
+
+def difference_rows(
+    entries: Sequence[Entry], reference: Entry, changes: Mapping[str, Mapping[str, Difference | None]]
+) -> Iterator[dict[str, Any]]:
+    """A row for every run and figure."""
+    for entry in entries:
+        for each in FIGURES:
+            value = entry.side.figures.get(each.name)
+            row: dict[str, Any] = {"run": entry.letter, "about": entry.about, "figure": each.name}
+            row |= {name: getattr(value, name, None) for name in ("mean", "low", "high")}
+            change = changes.get(entry.letter, {}).get(each.name)
+            row |= {
+                "against": reference.letter if entry is not reference else None,
+                "difference": change.difference.mean if change is not None else None,
+                "difference_low": change.difference.low if change is not None else None,
+                "difference_high": change.difference.high if change is not None else None,
+                "ratio": change.ratio.mean if change is not None and change.ratio is not None else None,
+                "verdict": change.verdict if change is not None else None,
+            }
+            yield row

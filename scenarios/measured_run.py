@@ -1,0 +1,125 @@
+"""A measured run beside simulated ones: what its client saw, as figures under the names a simulation gives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from draftcast.calibration.live.run_directory import MANIFEST, LiveRun
+from draftcast.errors import InputError
+from draftcast.sim.itl_histogram import itl_histogram
+from draftcast.sim.metrics import compute_metrics
+from draftcast.sim.request_columns import TIME_COLUMNS
+from draftcast.sim.slo import Slo
+
+_LATENCIES = ("_ttft_s", "_tpot_s", "_itl_s", "_e2el_s")
+_THROUGHPUT = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
+# What no client can see; the metrics want the columns all the same and what they make of them is left out.
+_UNSEEN = ("cached_tokens", "preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens", *TIME_COLUMNS)
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A live run's figures, over the whole run: nothing is cut off.
+
+    Attributes:
+        figures: latencies in seconds, throughput per second, and the server's own count of acceptance.
+        requests: answered requests, with the columns of a simulated run that a client knows.
+        facts: what was recorded about server and load, for people.
+        notes: what a reader must know.
+    """
+
+    figures: Mapping[str, float]
+    requests: pd.DataFrame
+    facts: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def read_measured_run(folder: Path, slo: Slo | None = None) -> MeasuredRun:
+    """The figures of a live run directory (a ``vllm bench serve`` result comes as one through ``import_bench_result``).
+
+    Args:
+        slo: what good requests meet; None: no goodput.
+
+    Raises:
+        InputError: no live run, a damaged one, or one without an answered request.
+    """
+    live = LiveRun.read(folder)
+    requests = _answered(live)
+    if requests.empty:
+        raise InputError("no request was answered", file=str(folder))
+    position = pd.Series(np.arange(len(requests)), index=requests["request_id"])
+    metrics = compute_metrics(requests, _itl_counts(live, position), slo=slo, warmup="none")
+    values = {**metrics.transient, **metrics.summary()}
+    seen = {name: value for name, value in values.items() if name.endswith(_LATENCIES) or name in _THROUGHPUT}
+    if slo is not None:
+        seen["slo_attainment"] = values["slo_attainment"]
+    lost = len(live.requests) - len(requests)
+    notes = [f"incomplete: {live.manifest['incomplete_reason']}"] if not live.complete else []
+    notes += [f"{lost} of {len(live.requests)} requests were not answered and are left out"] if lost else []
+    return MeasuredRun(seen | _acceptance(live), requests, _facts(live, requests), tuple(notes))
+
+
+def _answered(live: LiveRun) -> pd.DataFrame:
+    rows = live.requests
+    rows = rows[(rows["error"] == "") & rows["finish_s"].notna() & (rows["output_tokens"] > 0)]
+    rows = rows.sort_values("sent_s", kind="stable", ignore_index=True)
+    known: dict[str, Any] = {
+        "request": np.arange(len(rows)),
+        "request_id": rows["request_id"],
+        "class": rows["class"],
+        "arrival_s": rows["sent_s"],
+        # When the engine began is not the client's to know.
+        "first_scheduled_s": rows["sent_s"],
+        "first_token_s": rows["first_token_s"],
+        "finish_s": rows["finish_s"],
+        "prompt_tokens": rows["prompt_tokens"],
+        "output_tokens": rows["output_tokens"],
+    }
+    return pd.DataFrame(known | dict.fromkeys(_UNSEEN, 0.0))
+
+
+def _itl_counts(live: LiveRun, position: Any) -> Any:
+    """Histogram of the gaps between pieces of the same answer."""
+    own = live.chunks[live.chunks["request_id"].isin(position.index)]
+    own = own.sort_values(["request_id", "time_s"], kind="stable")
+    gap_s = own.groupby("request_id")["time_s"].diff()
+    later = gap_s.notna()
+    owners = position[own.loc[later, "request_id"]].to_numpy(np.int64)
+    return itl_histogram(gap_s[later].to_numpy(np.float64), owners, len(position))
+
+
+def _acceptance(live: LiveRun) -> dict[str, float]:
+    counted = live.manifest["acceptance"]
+    if not counted:
+        return {}
+    try:
+        drafts, proposed, accepted = (
+            float(counted[f"num_{name}"]) for name in ("drafts", "draft_tokens", "accepted_tokens")
+        )
+    except (KeyError, TypeError, ValueError):
+        raise InputError("damaged", file=str(live.folder / MANIFEST), key="acceptance", value=counted) from None
+    return {
+        "mean_acceptance_length": 1.0 + accepted / drafts if drafts else math.nan,
+        "acceptance_rate": accepted / proposed if proposed else math.nan,
+    }
+
+
+def _facts(live: LiveRun, requests: pd.DataFrame) -> dict[str, str]:
+    manifest = live.manifest
+    client, server = (value if isinstance(value := manifest[key], dict) else {} for key in ("client", "server"))
+    span_s = float(requests["arrival_s"].iloc[-1] - requests["arrival_s"].iloc[0])
+    rate = f"{(len(requests) - 1) / span_s:.3g} req/s sent" if span_s > 0 else "sent at once"
+    return {
+        "source": str(client.get("source") or "draftcast live run"),
+        "requests": f"{len(requests):,}, {rate}",
+        "speculation": str(manifest["speculative_config"] or "not recorded or off"),
+        "server": f"vLLM {server['version']}" if server.get("version") else "not recorded",
+        "recorded": str(manifest["created_at"]),
+    }

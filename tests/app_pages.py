@@ -1,0 +1,29 @@
+"""The dashboard's script run without a browser, for tests of its logic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from streamlit.testing.v1 import AppTest
+
+from draftcast.dashboards import session as sessions
+
+APP = Path(__file__).parents[1] / "dashboards" / "app.py"
+SMALL = {"workload.num_requests": "150", "statistics.replications": "2"}
+WAIT_S = 1800  # the first page of a fresh checkout compiles the engine
+
+
+def open_page(query: Mapping[str, str | list[str]] | None = None) -> AppTest:
+    """A page of a small run that was opened by a link."""
+    app = AppTest.from_file(str(APP), default_timeout=WAIT_S)
+    for key, value in (SMALL | dict(query or {})).items():
+        app.query_params[key] = value
+    return app.run()
+
+
+def known(app: AppTest) -> sessions.Session:
+    """The page's session; the page must stand without an exception."""
+    assert not app.exception, app.exception
+    found: sessions.Session = app.session_state["session"]
+    return found

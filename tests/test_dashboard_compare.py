@@ -1,0 +1,128 @@
+"""Compare without a browser: pairs, the reference, measured runs by upload, what a link carries."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit")
+from app_pages import SMALL, known, open_page
+from bench_results import BENCH, bench_file
+from streamlit.testing.v1 import AppTest
+
+from draftcast.calibration.live.bench_result import import_bench_result
+from draftcast.dashboards import session as sessions
+from draftcast.dashboards.uploads import take_measured
+from draftcast.scenarios.load import load_scenario, without_speculation
+from draftcast.scenarios.simulate import simulate_together
+
+COMPARE = {"page": "compare"}
+
+
+def cells(app: AppTest) -> list[tuple[str, str, str]]:
+    """Verdict, difference and what is compared of every difference on the page."""
+    html = "".join(each.proto.body for each in app.get("html"))
+    found = re.findall(r"data-against='(\w)' data-verdict='([^']+)' data-difference='([^']+)'", html)
+    return [(against, verdict, value) for against, verdict, value in found]
+
+
+def test_a_run_alone_asks_for_another() -> None:
+    app = open_page(COMPARE)
+    known(app)
+    assert "Add a run to compare with" in app.info[0].value
+    assert cells(app) == []
+
+
+def test_a_run_beside_itself_differs_in_nothing() -> None:
+    app = open_page(COMPARE)
+    next(button for button in app.button if button.label == "Add the same run").click().run()
+    assert len(known(app).runs) == 1
+    found = cells(app)
+    assert len(found) >= 10
+    assert {(verdict, float(value)) for _, verdict, value in found} == {("cannot tell", 0.0)}
+    assert app.query_params["run"] == json.dumps(SMALL)
+
+
+def test_differences_are_paired_and_turn_with_the_reference() -> None:
+    app = open_page(COMPARE)
+    next(button for button in app.button if button.label == "Add it with speculation off").click().run()
+    asked = known(app).question.scenario
+    on, off = simulate_together([asked, without_speculation(asked)])
+    gap = sum(a["p50_tpot_s"] - b["p50_tpot_s"] for a, b in zip(off.replications, on.replications, strict=True)) / 2
+    values = [float(value) for _, _, value in cells(app)]
+    assert any(value == pytest.approx(gap, rel=1e-9) for value in values)
+    app.selectbox(key=sessions.REFERENCE).set_value("B").run()
+    turned = [float(value) for against, _, value in cells(app) if against == "B"]
+    assert any(value == pytest.approx(-gap, rel=1e-9) for value in turned)
+    assert app.query_params[sessions.REFERENCE] == "B"
+    next(button for button in app.button if button.label == "Remove B").click().run()
+    assert known(app).runs == []
+    assert sessions.REFERENCE not in app.query_params
+
+
+def test_a_link_with_too_many_runs_says_so() -> None:
+    crowded = open_page({**COMPARE, "run": [json.dumps(SMALL)] * 7})
+    assert len(known(crowded).runs) == sessions.MOST_RUNS - 1
+    assert any("at most 6 runs" in each.value for each in crowded.warning)
+
+
+def test_a_bench_result_stands_beside_the_simulation(alone: sessions.Session, tmp_path: Path) -> None:
+    receipt = take_measured(alone, {"my bench.json": json.dumps(BENCH).encode()})
+    assert receipt.good, receipt.text
+    assert alone.measured == ["my_bench.json"]
+    assert receipt.text == "my_bench.json: 2, 1 req/s sent"
+    assert sessions.link_of(alone)["measured"] == ["my_bench.json"]
+    assert take_measured(alone, {"my bench.json": json.dumps(BENCH).encode()}).good
+    assert len(alone.measured) == 1
+
+
+def test_a_live_run_directory_is_taken_whole(alone: sessions.Session, tmp_path: Path) -> None:
+    import_bench_result(bench_file(tmp_path), tmp_path / "run", name="on a")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    receipt = take_measured(alone, files)
+    assert receipt.good, receipt.text
+    assert alone.measured[0].startswith("on_a-")
+    assert alone.measured_folder(alone.measured[0]).parent == alone.path
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"bench.json": b"{"}, "bench.json: not one JSON object"),
+        ({"bench.json": b"{}"}, "input_lens"),
+        ({"a.json": b"{}", "b.json": b"{}"}, "give one result of vllm bench serve"),
+        ({"manifest.json": b"{}"}, "not the manifest of a live run"),
+        ({"manifest.json": b"["}, "manifest.json: damaged"),
+        ({"bench.json": json.dumps(BENCH | {"ttfts": [0.2, "x", 0.0]}).encode()}, "request 1"),
+    ],
+)
+def test_a_bad_measured_run_leaves_nothing(alone: sessions.Session, files: dict[str, bytes], said: str) -> None:
+    receipt = take_measured(alone, files)
+    assert not receipt.good
+    assert said in receipt.text
+    assert str(alone.path) not in receipt.text
+    assert alone.measured == []
+    assert not [path for path in alone.path.iterdir() if path.is_dir()]
+
+
+def test_a_link_to_a_measured_run_asks_for_it_again() -> None:
+    app = open_page(COMPARE | {"measured": "gone.json"})
+    assert known(app).measured == ["gone.json"]
+    assert any("Upload gone.json again" in each.value for each in app.error)
+    next(button for button in app.button if button.label == "Remove B").click().run()
+    assert known(app).measured == []
+    bad = open_page(COMPARE | {"measured": "../etc"})
+    assert any(each.value.startswith("measured = '../etc'") for each in bad.warning)
+
+
+def test_another_question_keeps_what_was_kept() -> None:
+    app = open_page(COMPARE)
+    next(button for button in app.button if button.label == "Add the same run").click().run()
+    app.number_input(key="control:statistics.seed").set_value(9).run()
+    kept = known(app).runs[0].scenario
+    assert kept.statistics.seed == load_scenario().statistics.seed
+    html = "".join(each.proto.body for each in app.get("html"))
+    assert "statistics.seed" in html
