@@ -40,13 +40,15 @@ class Exports:
     figures: Callable[[], Sequence[Any]]
 
 
-def footer(facts: Mapping[str, str], command: str, exports: Exports) -> None:
-    """The facts in one line, the command to copy, the downloads."""
+def footer(facts: Mapping[str, str], command: str, exports: Exports | None) -> None:
+    """The facts in one line, the command to copy, the downloads where there is something to take away."""
     st.divider()
     shown = "".join(f"<span>{escape(name)} <code>{escape(value)}</code></span>" for name, value in facts.items())
     st.html(f"<div class='dc-footer' role='contentinfo'>{shown}<span>draftcast <code>{__version__}</code></span></div>")
     st.caption("The same from a shell")
     st.code(command, language="bash", wrap_lines=True)
+    if exports is None:
+        return
     with st.container(horizontal=True, key="exports"):
         _button("CSV", "csv", "text/csv", exports.name, lambda: csv_bytes(exports.rows()))
         _button("Parquet", "parquet", "application/octet-stream", exports.name, lambda: parquet_bytes(exports.rows()))

@@ -11,6 +11,7 @@ from draftcast.dashboards.results import Answer
 from draftcast.dashboards.session import Session, missing_uploads, short_error
 from draftcast.errors import InputError
 from draftcast.scenarios.fidelity import Fidelity
+from draftcast.scenarios.schema import Scenario
 
 T = TypeVar("T")
 
@@ -57,11 +58,31 @@ def badge(session: Session, found: Fidelity | None) -> None:
         )
 
 
-def figure(name: str, picture: Any, caption: str, alt: str) -> None:
-    """A picture with its caption; ``name`` is what tests and screen readers find it by."""
-    st.plotly_chart(picture, key=name, config=CONFIG, theme="streamlit", alt=alt)
+def figure(name: str, picture: Any, caption: str, alt: str, on_click: Callable[[], None] | None = None) -> None:
+    """A picture with its caption; ``name`` is what tests and screen readers find it by.
+
+    Args:
+        on_click: called when a marker was clicked; `clicked` tells which.
+    """
+    st.plotly_chart(
+        picture,
+        key=name,
+        config=CONFIG,
+        theme="streamlit",
+        alt=alt,
+        on_select=on_click or "ignore",
+        selection_mode="points",
+    )
     if caption:
         st.caption(caption)
+
+
+def clicked(name: str) -> Any:
+    """``customdata`` of the marker that was clicked in the picture ``name``; None where none was."""
+    state = st.session_state.get(name)
+    points = state["selection"]["points"] if state else []
+    found = points[0].get("customdata") if points else None
+    return found[0] if isinstance(found, list) else found
 
 
 def run_facts(found: Answer) -> Mapping[str, str]:
@@ -75,6 +96,18 @@ def run_facts(found: Answer) -> Mapping[str, str]:
         "replications": str(statistics.replications),
         "warm-up cut": f"{cut} requests",
         "profile": run.summary["profile"],
+    }
+
+
+def runs_facts(scenario: Scenario, asked: str) -> Mapping[str, str]:
+    """Footer of a page that shows many runs; ``asked`` stands for all of them."""
+    statistics = scenario.statistics
+    cut = "by run (MSER-5)" if statistics.warmup == "auto" else "none"
+    return {
+        "run": asked[:12],
+        "seed": str(statistics.seed),
+        "replications": str(statistics.replications),
+        "warm-up cut": cut,
     }
 
 

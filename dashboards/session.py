@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import streamlit as st
 
@@ -26,13 +27,21 @@ from draftcast.scenarios.references import outside_names
 from draftcast.scenarios.schema import Scenario
 
 PAGE, SCENARIO, BASELINE, RUN, MEASURED = "page", "scenario", "baseline", "run", "measured"
-PAGES = {"what-if": "What-if", "compare": "Compare", "trust": "Trust"}
+PAGES = {"what-if": "What-if", "capacity": "Capacity", "sweep": "Sweep", "compare": "Compare", "trust": "Trust"}
 FIRST_PAGE = "what-if"
 # Settings of pages that are no part of a scenario.
 TRUST_OPERATOR = "view.trust.operator"
 PUBLISHED_ASKED = "view.trust.published"
 REFERENCE = "view.compare.reference"
-VIEWS = (TRUST_OPERATOR, PUBLISHED_ASKED, REFERENCE)
+CAPACITY_RATE, CAPACITY_HEADROOM, CAPACITY_SPARE = "view.capacity.rate", "view.capacity.headroom", "view.capacity.spare"
+CAPACITY_HARDWARE, CAPACITY_TP, CAPACITY_METHODS = "view.capacity.hardware", "view.capacity.tp", "view.capacity.methods"
+CAPACITY_PRICES, CAPACITY_CURVE = "view.capacity.prices", "view.capacity.curve"
+SWEEP_GRID, SWEEP_METRIC, SWEEP_RUN = "view.sweep.grid", "view.sweep.metric", "view.sweep.run"
+VIEWS = (
+    *(TRUST_OPERATOR, PUBLISHED_ASKED, REFERENCE),
+    *(CAPACITY_RATE, CAPACITY_HEADROOM, CAPACITY_SPARE, CAPACITY_HARDWARE, CAPACITY_TP, CAPACITY_METHODS),
+    *(CAPACITY_PRICES, CAPACITY_CURVE, SWEEP_GRID, SWEEP_METRIC, SWEEP_RUN),
+)
 UPLOADED = "upload:"
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,80}")
 # A page answers while a key is pressed: fewer requests than a file may ask for, until the sidebar says otherwise.
@@ -257,6 +266,11 @@ def link_of_question(question: Question) -> dict[str, str]:
     return link | {key: value_text(value) for key, value in _places(question.link_changes, UPLOADED).items()}
 
 
+def href_of(question: Question) -> str:
+    """A link to What-if that asks ``question``, relative to the server."""
+    return f"?{urlencode(link_of_question(question))}"
+
+
 def _places(changes: Mapping[str, Any], prefix: str) -> Changes:
     """Uploaded files by name instead of by their place in the session's folder."""
     known: Session | None = st.session_state.get("session")
@@ -351,6 +365,7 @@ __all__ = [
     "Session",
     "bases",
     "check_names",
+    "href_of",
     "link_of",
     "link_of_question",
     "missing_uploads",

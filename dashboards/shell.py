@@ -11,7 +11,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from draftcast.dashboards import compare, trust, what_if
+from draftcast.dashboards import capacity, compare, sweep, trust, what_if
 from draftcast.dashboards.page import banner
 from draftcast.dashboards.session import PAGES, Session, session, write_link
 from draftcast.dashboards.sidebar import sidebar
@@ -40,6 +40,10 @@ SHOWN: Mapping[str, Page] = {
     "what-if": Page(
         "What does speculation change for one deployment under one load?", ":material/tune:", what_if.render
     ),
+    "capacity": Page(
+        "How many GPUs does a load need for its SLO, and what do they cost?", ":material/dns:", capacity.render
+    ),
+    "sweep": Page("Which settings does no other beat, over a whole grid of them?", ":material/grid_on:", sweep.render),
     "compare": Page(
         "What differs between runs, and which differences are real?", ":material/compare_arrows:", compare.render
     ),

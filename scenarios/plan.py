@@ -10,8 +10,8 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from draftcast.calibration.hardware import HardwareSpec, load_hardware
 from draftcast.errors import CapacityError, InputError, ModelError
@@ -23,6 +23,9 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.workload_spec import workload_spec
 from draftcast.sim.arrivals import TraceArrivals
 from draftcast.sim.workload import load_traces
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 GIVEN, OFF = "given", "off"
 """Methods by word: the scenario's own speculation, and none. Any other is a mapping with its own acceptance."""
@@ -180,6 +183,23 @@ class Plan:
             "candidates": [sizing.summary() for sizing in self.sizings],
         }
 
+    def frame(self) -> pd.DataFrame:
+        """One row a candidate, the best first, with the plain values of `Sizing.summary`."""
+        import pandas as pd
+
+        left_out = ("figures", "price", "limit_beyond", "tightest_constraint")
+        rows = []
+        for sizing in self.sizings:
+            row = {name: value for name, value in sizing.summary().items() if name not in left_out}
+            row |= {
+                "price_per_gpu_hour": sizing.price.per_gpu_hour if sizing.price is not None else None,
+                "price_date": sizing.price.date if sizing.price is not None else None,
+                "tightest": sizing.check.tightest.name if sizing.check is not None else None,
+                "tightest_used": sizing.check.tightest.used if sizing.check is not None else None,
+            }
+            rows.append(row)
+        return pd.DataFrame(rows)
+
 
 def plan(
     scenario: Scenario,
@@ -222,16 +242,29 @@ def plan(
         raise InputError("must be above 0 and finite, in requests per second", key="rate", value=target)
     question = with_rate(scenario, target)
     found = candidates(question, hardware, tensor_parallel_sizes, methods)
-    priced = _prices(prices, found)
+    _prices(prices, found)  # refused before anything is simulated
     sizings = []
     for index, candidate in enumerate(found):
         sizer = _Sizer(candidate, target, tuple(objectives), headroom, spare, max_gpus, tolerance)
         sizer.progress = _part(progress, index, len(found))
-        sizings.append(sizer.sizing(priced.get(candidate.hardware.name)))
+        sizings.append(sizer.sizing())
     if progress is not None:
         progress(1.0)
-    order = sorted(range(len(sizings)), key=lambda index: (_rank(sizings[index]), index))
-    return Plan(scenario, target, headroom, spare, tuple(objectives), tuple(sizings[index] for index in order))
+    return with_prices(Plan(scenario, target, headroom, spare, tuple(objectives), tuple(sizings)), prices)
+
+
+def with_prices(answer: Plan, prices: Mapping[str, Price] | None) -> Plan:
+    """The same plan at other prices (none: without), ranked anew; nothing is simulated.
+
+    Raises:
+        InputError: an unknown device, or a candidate's device without a price beside others that have one.
+    """
+    priced = _prices(prices, [sizing.candidate for sizing in answer.sizings])
+    sizings = [
+        replace(each, price=priced.get(each.candidate.hardware.name) if each.feasible else None)
+        for each in answer.sizings
+    ]
+    return replace(answer, sizings=tuple(sorted(sizings, key=_rank)))
 
 
 def candidates(
@@ -298,7 +331,7 @@ class _Sizer:
     tolerance: float
     progress: Progress | None = None
 
-    def sizing(self, price: Price | None) -> Sizing:
+    def sizing(self) -> Sizing:
         try:
             deployment = deploy(self.candidate.scenario)
         except (CapacityError, ModelError) as error:
@@ -329,7 +362,7 @@ class _Sizer:
             largest = cluster.largest_rate(replicas, start, 1.0 + 2 * self.tolerance, self.tolerance)
         check = cluster.check(replicas, needed)
         tokens = cluster.traffic.output_tokens * self.target
-        return Sizing(self.candidate, replicas, self.spare, check, largest, "", self.target, tokens, price)
+        return Sizing(self.candidate, replicas, self.spare, check, largest, "", self.target, tokens)
 
     def _fewest(self, cluster: Cluster, first: int, most: int, rate_rps: float) -> int | None:
         """Fewest replicas that meet the objectives, from a first guess on; None: more than ``most``."""

@@ -7,27 +7,26 @@ from rich.table import Table
 from draftcast.scenarios.plan import Plan, Sizing
 from draftcast.scenarios.plan_search import Constraint
 
+TEXTS = ("hardware", "TP", "method")
+
 
 def plan_table(answer: Plan) -> Table:
     """One row a candidate, the best first."""
-    priced = any(sizing.price is not None for sizing in answer.sizings)
+    head, rows = plan_cells(answer)
     table = Table()
-    for name in ("hardware", "TP", "method"):
-        table.add_column(name)
-    numbers = [
-        "GPUs",
-        "replicas",
-        "largest req/s",
-        "headroom",
-        *(["cost/h", "cost/Mtok"] if priced else []),
-        "kWh/Mtok",
-    ]
-    for name in numbers:
-        table.add_column(name, justify="right")
-    table.add_column("tightest")
-    for sizing in answer.sizings:
-        table.add_row(*_cells(sizing, priced))
+    for name in head:
+        table.add_column(name, justify="left" if name in (*TEXTS, head[-1]) else "right")
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def plan_cells(answer: Plan) -> tuple[list[str], list[list[str]]]:
+    """Names of the columns and the texts of a row for each candidate; costs only where there are prices."""
+    priced = any(sizing.price is not None for sizing in answer.sizings)
+    costs = ["cost/h", "cost/Mtok"] if priced else []
+    head = [*TEXTS, "GPUs", "replicas", "largest req/s", "headroom", *costs, "kWh/Mtok", "tightest"]
+    return head, [_cells(sizing, priced) for sizing in answer.sizings]
 
 
 def answer_line(answer: Plan) -> str:

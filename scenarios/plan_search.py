@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from draftcast.scenarios.deployment import Deployment
 from draftcast.scenarios.load import with_rate, with_values
@@ -131,8 +132,7 @@ class Cluster:
         """Simulate ``replicas`` at ``rate_rps``, or recall it."""
         key = (replicas, rate_rps)
         if key not in self._checks:
-            values = {"cluster.replicas": replicas, **self._requests(replicas)}
-            run = simulate(with_values(with_rate(self._scenario, rate_rps), values), deployment=self._deployment)
+            run = simulate(cluster_scenario(self._scenario, replicas, rate_rps), deployment=self._deployment)
             self._checks[key] = judge(run, replicas, rate_rps, self._objectives, self._scenario)
             self._ran()
         return self._checks[key]
@@ -169,12 +169,14 @@ class Cluster:
             return None
         return LargestRate(low, high or math.inf, self.check(replicas, high).tightest if high is not None else None)
 
-    def _requests(self, replicas: int) -> dict[str, int]:
-        """More requests for more replicas; a trace is as long as it is."""
-        own = self._scenario.workload.num_requests
-        if own is None or replicas <= 1:
-            return {}
-        return {"workload.num_requests": max(own, min(own * replicas, MOST_REQUESTS))}
+
+def cluster_scenario(scenario: Scenario, replicas: int, rate_rps: float) -> Scenario:
+    """What `Cluster.check` simulates: more requests for more replicas; a trace is as long as it is."""
+    values: dict[str, Any] = {"cluster.replicas": replicas}
+    own = scenario.workload.num_requests
+    if own is not None and replicas > 1:
+        values["workload.num_requests"] = max(own, min(own * replicas, MOST_REQUESTS))
+    return with_values(with_rate(scenario, rate_rps), values)
 
 
 def judge(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from draftcast.scenarios.report import show, title
-from draftcast.scenarios.sweep_result import GPU, USER, SweepProgress, SweepResult
+from draftcast.scenarios.sweep_result import GPU, USER, SweepCell, SweepProgress, SweepResult
 
 COLUMNS = (
     ("TTFT ms", "mean_ttft_s", 1e3),
@@ -25,20 +25,30 @@ def swept_title(result: SweepResult) -> str:
 
 def sweep_table(result: SweepResult) -> Table:
     """One row a cell (of a large sweep, of its Pareto front), half widths of the intervals behind ±."""
-    front = {id(cell) for cell in result.pareto}
-    shown = result.cells if len(result.cells) <= MOST_ROWS else result.pareto
     table = Table(title=swept_title(result), title_justify="left")
-    for axis in result.axes:
-        table.add_column(axis.name, justify="right")
-    for name, _, _ in COLUMNS:
+    head = sweep_head(result)
+    for name in head[:-2]:
         table.add_column(name, justify="right")
-    table.add_column("verdict")
-    table.add_column("Pareto", justify="center")
-    for cell in shown:
-        point = [part.partition("=")[2] for part in cell.label.split(", ")]
-        figures = [show(cell.figures.get(key), factor) for _, key, factor in COLUMNS]
-        table.add_row(*point, *figures, cell.verdict, "*" if id(cell) in front else "")
+    table.add_column(head[-2])
+    table.add_column(head[-1], justify="center")
+    for _, row in sweep_rows(result):
+        table.add_row(*row)
     return table
+
+
+def sweep_head(result: SweepResult) -> list[str]:
+    """Names of the table's columns."""
+    return [*(axis.name for axis in result.axes), *(name for name, _, _ in COLUMNS), "verdict", "Pareto"]
+
+
+def sweep_rows(result: SweepResult) -> list[tuple[SweepCell, list[str]]]:
+    """The cells of the table (all, or of a large sweep its Pareto front), each with the texts of its row."""
+    front = {id(cell) for cell in result.pareto}
+    rows = []
+    for cell in result.cells if len(result.cells) <= MOST_ROWS else result.pareto:
+        figures = [show(cell.figures.get(key), factor) for _, key, factor in COLUMNS]
+        rows.append((cell, [*cell.point, *figures, cell.verdict, "*" if id(cell) in front else ""]))
+    return rows
 
 
 def summary_line(result: SweepResult) -> str:

@@ -72,9 +72,14 @@ class SweepCell:
         return "unstable" if self.cell.unstable else "stable" if self.cell.steady else "not settled"
 
     @property
+    def point(self) -> tuple[str, ...]:
+        """The values of the axes, as texts."""
+        return tuple(_text(value) for value in self.values.values())
+
+    @property
     def label(self) -> str:
         """The point in one line."""
-        return ", ".join(f"{name}={_text(value)}" for name, value in self.values.items())
+        return ", ".join(f"{name}={text}" for name, text in zip(self.values, self.point, strict=True))
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,7 @@ class Browser:
         from selenium.webdriver.chrome.service import Service
 
         self.url = url
+        self.wait_s = WAIT_S
         self.downloads = Path(tempfile.mkdtemp(prefix="draftcast-downloads-"))
         options = webdriver.ChromeOptions()
         options.binary_location = next(found for name in CHROMIUM if (found := shutil.which(name)))
@@ -140,7 +141,7 @@ class Browser:
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         """The condition's first true value; what it raises while the page changes is ignored."""
-        end = time.monotonic() + WAIT_S
+        end = time.monotonic() + self.wait_s
         while True:
             try:
                 found = condition()
@@ -149,7 +150,7 @@ class Browser:
             if found:
                 return found
             if time.monotonic() > end:
-                raise AssertionError(f"waited {WAIT_S:.0f} s for {what}; the page says: {self.text()[:1500]}")
+                raise AssertionError(f"waited {self.wait_s:.0f} s for {what}; the page says: {self.text()[:1500]}")
             time.sleep(0.03)
 
     def settled(self) -> None:
@@ -190,13 +191,34 @@ class Browser:
 
     def type_into(self, label: str, text: str) -> None:
         """Put ``text`` into an input by keyboard and wait for the run it asks for."""
+        self.timed_change(label, text)
+
+    def timed_change(self, label: str, text: str) -> float:
+        """Like `type_into`; seconds from Enter until the page stands."""
+        before = self.run_hash()
+        self.write_into(label, text)
+        began_s = time.perf_counter()
+        self.press_enter(label)
+        self.answered(before)
+        return time.perf_counter() - began_s
+
+    def write_into(self, label: str, text: str) -> None:
+        """Put ``text`` into an input without asking for anything yet."""
         from selenium.webdriver.common.keys import Keys
 
-        before = self.run_hash()
         field = self.input(label)
         field.send_keys(Keys.CONTROL, "a")
-        field.send_keys(text, Keys.ENTER)
-        self.until(lambda: self.run_hash() not in ("", before), f"another run after {label} = {text}")
+        field.send_keys(text)
+
+    def press_enter(self, label: str) -> None:
+        """Ask for what an input holds."""
+        from selenium.webdriver.common.keys import Keys
+
+        self.input(label).send_keys(Keys.ENTER)
+
+    def answered(self, before: str) -> None:
+        """Wait for another run than ``before`` (of `run_hash`)."""
+        self.until(lambda: self.run_hash() not in ("", before), f"another run than {before}")
         self.settled()
 
     def tab(self, times: int) -> None:
@@ -288,3 +310,24 @@ class Browser:
             width = int(self.script("return innerWidth"))
             self.resize(width, max(height, 400))
         self.driver.save_screenshot(str(path))
+
+    def click_mark(self, name: str, trace: int, number: int) -> None:
+        """Click the marker ``number`` of a picture's scatter trace ``trace``, with the mouse."""
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        code = (
+            "const graph = document.querySelector(`.st-key-${arguments[0]} .js-plotly-plot`);"
+            "return graph.querySelectorAll('.scatterlayer .trace')[arguments[1]]"
+            ".querySelectorAll('.points path')[arguments[2]]"
+        )
+        mark = self.until(lambda: self.script(code, name, trace, number), f"a marker of {name}")
+        self.script("arguments[0].scrollIntoView({block: 'center'})", mark)
+        hovers = f".st-key-{name} .hoverlayer .hovertext"
+
+        def hovered() -> bool:
+            # Plotly takes a click only where it has noticed the pointer.
+            ActionChains(self.driver).move_to_element_with_offset(mark, 1, 0).move_to_element(mark).perform()
+            return bool(self.all(hovers))
+
+        self.until(hovered, f"the pointer over {name}")
+        ActionChains(self.driver).click().perform()

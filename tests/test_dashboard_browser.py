@@ -243,6 +243,8 @@ PAGES = {
     "what-if": {"baseline": "{}", "slo": "{tpot_ms: 20}"},
     "compare": {"run": json.dumps({"engine.speculative_config": "null"})},
     "trust": {},
+    "capacity": {"slo": "{tpot_ms: 20, attainment: 0.9}", "view.capacity.methods": "off", "view.capacity.spare": "1"},
+    "sweep": {},
 }
 # Whatever sticks out of the page to the right and does not scroll by itself.
 WIDER = """
@@ -316,3 +318,40 @@ def test_controls_are_reached_by_tab_and_have_names(page: Browser) -> None:
     assert all(names), names
     page.tab(len(names) + 40)
     assert page.script(UNSEEN) == []
+
+
+def test_capacity_names_its_gpus_and_the_bound_that_no_gpu_keeps(page: Browser) -> None:
+    slo = {"slo": '{"tpot_ms": 20.0, "attainment": 0.9}', "view.capacity.rate": "150"}
+    page.open(query=QUICK | slo | {"page": "capacity"})
+    gpus = int(page.find(".dc-verdict").get_attribute("data-gpus"))
+    assert gpus >= 2
+    assert f"{gpus} GPUs:" in page.text()
+    knee = next(trace for trace in page.plot("goodput") if trace["name"] == "within the SLO")
+    below, beyond = knee["y"][0], knee["y"][-1]
+    assert below == pytest.approx(knee["x"][0], rel=0.3)
+    assert beyond < 0.9 * knee["x"][-1]
+    page.type_into("Target load, req/s", "400")
+    assert int(page.find(".dc-verdict").get_attribute("data-gpus")) > gpus
+    assert "view.capacity.rate=400" in page.query()
+    page.type_into("TPOT, ms", "1")
+    assert "Infeasible." in page.text()
+    assert "TPOT within 1 ms is the tightest constraint" in page.text()
+
+
+def test_a_swept_cell_opens_in_what_if(page: Browser) -> None:
+    page.open(query=QUICK | {"page": "sweep", "view.sweep.grid": "rate=4,16;k=0,2"})
+    page.find(".st-key-sweep\\.start button, [class*=st-key-sweep-start] button").click()
+    page.until(lambda: page.all(".st-key-pareto .js-plotly-plot"), "the Pareto picture")
+    page.settled()
+    link = page.query()
+    marks = page.plot("pareto")
+    assert [trace["name"] for trace in marks] == ["Pareto front", "k=0", "k=2"]
+    page.click_mark("pareto", 2, 1)
+    page.until(lambda: "page=sweep" not in page.query() and page.tiles(), "What-if")
+    page.settled()
+    assert "num_speculative_tokens=2" in page.query()
+    assert "request_rate_rps=16" in page.query()
+    tokens = page.tiles()["tokens_per_s_per_gpu"]
+    assert tokens == marks[2]["x"][1]
+    page.driver.back()
+    page.until(lambda: page.query() == link and page.all(".st-key-pareto .js-plotly-plot"), "the sweep again")

@@ -18,9 +18,12 @@ from typer.testing import CliRunner
 from draftcast.errors import InputError
 from draftcast.scenarios import cli
 from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.plan import GIVEN, OFF, Plan, Price, candidates, mean_rate, plan
+from draftcast.scenarios.plan import GIVEN, OFF, Plan, Price, candidates, mean_rate, plan, with_prices
 from draftcast.scenarios.plan_cli import parse_prices
+from draftcast.scenarios.plan_curve import SHARES, curve_frame, goodput_curve
+from draftcast.scenarios.plan_plots import goodput_figure
 from draftcast.scenarios.plan_report import answer_line
+from draftcast.scenarios.plan_search import cluster_scenario
 from draftcast.scenarios.plan_slo import Objective, parse_objectives
 from draftcast.scenarios.schema import Scenario
 
@@ -390,3 +393,57 @@ def test_an_objective_on_what_no_request_has_breaks_nothing(server: Callable[...
     assert best is not None
     assert best.check is not None
     assert [limit.name for limit in best.check.constraints] == ["e2el:p95<15ms", "tpot:p95<1ms"]
+
+
+def test_other_prices_rank_anew_and_simulate_nothing(
+    server: Callable[..., Scenario], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"rate_rps": 150.0, "objectives": LAX, "tensor_parallel_sizes": [1], "hardware": ["h100-sxm", "h200"]}
+    scenario = server("profile=null", "engine.num_gpu_blocks=null")
+    plain = plan(scenario, **asked)
+    prices = {"h100-sxm": Price(9.0, "2026-11-01"), "h200": Price(1.0, "2026-11-02")}
+    priced = plan(scenario, **asked, prices=prices)
+    monkeypatch.setattr("draftcast.scenarios.plan_search.simulate", None)
+    assert repr(with_prices(plain, prices).summary()) == repr(priced.summary())
+    assert repr(with_prices(priced, None).summary()) == repr(plain.summary())
+    assert priced.sizings[0].candidate.hardware.name == "h200"
+    frame = priced.frame()
+    assert list(frame["price_per_gpu_hour"]) == [1.0, 9.0]
+    assert list(frame["num_gpus"]) == [sizing.num_gpus for sizing in priced.sizings]
+    with pytest.raises(InputError, match="has no price"):
+        with_prices(plain, {"h200": DEAR})
+
+
+def test_goodput_follows_the_load_up_to_the_knee(server: Callable[..., Scenario]) -> None:
+    scenario = server("slo={e2el_ms: 15, attainment: 0.95}", "workload.num_requests=800")
+    best = plan(scenario, rate_rps=180.0).best
+    assert best is not None
+    seen: list[float] = []
+    checks = goodput_curve(best, progress=seen.append)
+    assert best.largest is not None
+    assert best.replicas == 2
+    assert seen[-1] == 1.0
+    assert seen == sorted(seen)
+    rates = [check.rate_rps for check in checks]
+    assert rates == sorted({180.0, *(share * best.largest.met for share in SHARES)})
+    frame = curve_frame(checks)
+    within = frame[frame["rate_rps"] <= best.largest.met]
+    # Two servers of 100 requests/s in turn, arrivals at even gaps: nobody waits below 200, and nobody is late.
+    assert within["met"].all()
+    assert within["request_goodput"].to_numpy() == pytest.approx(within["rate_rps"].to_numpy(), rel=0.02)
+    beyond = frame[frame["rate_rps"] > 1.2 * best.largest.met]
+    assert not beyond["met"].any()
+    assert (beyond["verdict"] == "unstable").all()
+    assert (beyond["request_throughput"] < 205.0).all()
+    names = [trace.name for trace in goodput_figure(best, checks).data]
+    assert names == ["completed", "within the SLO"]
+    infeasible = plan(scenario, rate_rps=180.0, max_gpus=1).sizings[0]
+    assert goodput_curve(infeasible) == ()
+
+
+def test_a_cluster_gets_the_requests_of_all_its_replicas(server: Callable[..., Scenario]) -> None:
+    scenario = server()
+    assert cluster_scenario(scenario, 1, 90.0).workload.num_requests == 200
+    asked = cluster_scenario(scenario, 3, 90.0)
+    assert (asked.workload.num_requests, asked.cluster.replicas) == (600, 3)
+    assert cluster_scenario(scenario, 400, 90.0).workload.num_requests == 60_000
