@@ -73,7 +73,7 @@ def test_a_bad_axis_is_one_line_that_names_the_option(base: Scenario, text: str,
 CHANGES: dict[str, tuple[Any, str, Any]] = {
     "rate": (3.0, "workload.arrivals.request_rate_rps", 3.0),
     "concurrency": (7, "workload.arrivals", None),
-    "acceptance": (0.5, "acceptance", {"model": "constant", "alpha": 0.5}),
+    "acceptance": (0.5, "acceptance", {"model": "constant", "alpha": 0.5, "confidence_discrimination": None}),
     "method": ("eagle", "engine.speculative_config.method", "eagle"),
     "k": (2, "engine.speculative_config.num_speculative_tokens", 2),
     "policy": ("goodput", "policy.name", "goodput"),
