@@ -158,7 +158,9 @@ def _acceptance(scenario: Scenario, value: Any) -> Scenario:
             key = f"workload.classes.{index}.acceptance"
             raise ScenarioError(f"class {entry.name} has its own; name {key}", key="acceptance", value=value)
     if scenario.acceptance is None or scenario.acceptance.model not in ("ngram", "tree", "beta"):
-        return with_values(scenario, {"acceptance": {"model": "constant", "alpha": value}})
+        known = scenario.acceptance.confidence_discrimination if scenario.acceptance is not None else None
+        constant = {"model": "constant", "alpha": value, "confidence_discrimination": known}
+        return with_values(scenario, {"acceptance": constant})
     if scenario.acceptance.model == "beta":
         return with_values(scenario, {"acceptance.mean": value})
     own = scenario.acceptance.model_dump(mode="json", exclude={"rates"}, exclude_none=True)

@@ -67,6 +67,10 @@ def acceptance(model: str) -> str:
     return f"acceptance={{{model}}}"
 
 
+def as_tuple(overrides: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (overrides,) if isinstance(overrides, str) else overrides
+
+
 KNOBS = [
     Knob("Engine.model", "engine.model=llama-3.2-3b"),
     Knob("Engine.tensor_parallel_size", "engine.tensor_parallel_size=2"),
@@ -298,6 +302,22 @@ KNOBS = [
         "mean_acceptance_length",
     ),
     Knob("TraceAcceptance.path", "acceptance.path=RECORDED_OTHER", acceptance("model: trace, path: RECORDED")),
+    *(
+        Knob(
+            f"{model}Acceptance.confidence_discrimination",
+            "acceptance.confidence_discrimination=0.9",
+            (*as_tuple(condition), "acceptance.confidence_discrimination=0.1", "policy.name=confidence"),
+        )
+        for model, condition in (
+            ("Constant", acceptance("model: constant, alpha: 0.6")),
+            ("PerPosition", ()),
+            ("Beta", acceptance("model: beta, mean: 0.5, concentration: 4")),
+            ("Markov", acceptance("model: markov, alpha_good: 0.9, alpha_bad: 0.2, p_gb: 0.1, p_bg: 0.1")),
+            ("Ngram", (NGRAM, NGRAM_ACCEPTANCE)),
+            ("Tree", TREE),
+            ("Trace", acceptance("model: trace, path: RECORDED")),
+        )
+    ),
     # objectives and statistics
     Knob("Scenario.slo", SLO, (), "slo_attainment"),
     *(
@@ -370,10 +390,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "RECORDED_OTHER": write("recorded_other.jsonl", recorded(1)),
         "RECORDED": write("recorded.jsonl", recorded(0)),
     }
-
-
-def as_tuple(overrides: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (overrides,) if isinstance(overrides, str) else overrides
 
 
 @functools.cache

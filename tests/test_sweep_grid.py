@@ -125,7 +125,11 @@ def test_acceptance_keeps_the_kind_of_model_that_knows_more(base: Scenario) -> N
     beta = with_values(base, {"acceptance": {"model": "beta", "mean": 0.6, "concentration": 3.0}})
     changed = apply(beta, {"acceptance": 0.4}).acceptance
     assert changed is not None
-    assert changed.model_dump() == {"model": "beta", "mean": 0.4, "concentration": 3.0}
+    assert changed.model_dump(exclude_none=True) == {"model": "beta", "mean": 0.4, "concentration": 3.0}
+    sure = with_values(base, {"acceptance.confidence_discrimination": 0.3})
+    changed = apply(sure, {"acceptance": 0.4}).acceptance
+    assert changed is not None
+    assert changed.model_dump() == {"model": "constant", "alpha": 0.4, "confidence_discrimination": 0.3}
 
 
 def test_an_acceptance_that_would_have_no_effect_is_refused(base: Scenario) -> None:
