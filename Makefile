@@ -46,8 +46,9 @@ $(LIVE)/.stamp: .ci/live-env pyproject.toml
 test-live: $(LIVE)/.stamp  ## live tests against vLLM itself: scheduler, n-gram search, flags, live runs and a short validation
 	HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 $(LIVE)/bin/python -m pytest -m live tests/live
 
-bench: $(VENV)/.stamp  ## speed of the engine, of profiles, of a sweep and of the dashboard: tables, then one JSON line each
+bench: $(VENV)/.stamp  ## speed of the engine, of policies, of profiles, of a sweep and of the dashboard: tables, then one JSON line each
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/policies.py
 	$(BIN)/python benchmarks/profile.py
 	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/dashboard.py
