@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
 import time
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def main() -> None:
     browser = Browser(server.url)
     browser.wait_s = 600.0
     try:
-        seconds = np.array(changes(browser, asked.changes))
+        seconds, cpu_s = changes(browser, server, asked.changes)
         together_s, wrong, strangers = at_once(browser, asked.sessions)
     finally:
         browser.quit()
@@ -51,6 +51,7 @@ def main() -> None:
     print("a changed control, 2,000 requests x 3 replications, on and off, until all is drawn")
     print(f"{'changes':>10}{'p50 s':>10}{'p95 s':>10}{'slowest s':>12}{'bar p95 s':>12}")
     print(f"{len(seconds):>10}{p50_s:>10.2f}{p95_s:>10.2f}{seconds.max():>12.2f}{BAR_S:>12.2f}")
+    print(f"of which {cpu_s:.2f} s a change are the server's processor time, whatever else the machine does")
     print(f"{asked.sessions} sessions at once, each on another page: the last one stood after {together_s:.1f} s")
     print(f"sessions with other figures than draftcast simulate --json: {wrong}; with strange keys: {strangers}")
     result = {
@@ -58,6 +59,7 @@ def main() -> None:
         "p50_s": round(float(p50_s), 3),
         "p95_s": round(float(p95_s), 3),
         "max_s": round(float(seconds.max()), 3),
+        "server_cpu_s": round(cpu_s, 3),
         "sessions": asked.sessions,
         "together_s": round(together_s, 2),
         "sessions_with_wrong_figures": wrong,
@@ -67,20 +69,29 @@ def main() -> None:
     sys.exit(1 if wrong or strangers else 0)
 
 
-def changes(browser: Browser, count: int) -> list[float]:
-    """Seconds of each change, after some to warm up."""
+def changes(browser: Browser, server: Server, count: int) -> tuple[np.ndarray, float]:
+    """(seconds of each change after some to warm up, mean processor seconds of the server for one)."""
     browser.open()
-    steps = [
-        change
-        for index in range(WARM_UP + count)
-        for change in (
-            (RATE, f"{4 + 0.25 * index:g}"),
-            (K, str(1 + index % 3)),
-            (PROMPT, f"{150 + 2 * index}"),
-            (SEED, str(100 + index)),
-        )
-    ]
-    return [browser.timed_change(label, text) for label, text in islice(steps, WARM_UP + count)][WARM_UP:]
+    seconds = []
+    began_s = 0.0
+    for index in range(WARM_UP + count):
+        if index == WARM_UP:
+            began_s = processor_s(server.process.pid)
+        step = index // 4
+        label, text = (
+            (RATE, f"{4 + 0.25 * step:g}"),
+            (K, str(1 + step % 2)),
+            (PROMPT, f"{150 + 2 * step}"),
+            (SEED, str(100 + step)),
+        )[index % 4]
+        seconds.append(browser.timed_change(label, text))
+    return np.array(seconds[WARM_UP:]), (processor_s(server.process.pid) - began_s) / count
+
+
+def processor_s(pid: int) -> float:
+    """Seconds that a process has computed so far, as Linux counts them."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def at_once(browser: Browser, count: int) -> tuple[float, int, int]:

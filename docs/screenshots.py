@@ -29,11 +29,13 @@ class Shot:
     Attributes:
         query: of the link.
         press: buttons to press, in this order, waiting for the page after each.
+        until: CSS of what the page shows in the end.
         width, dark: of the browser.
     """
 
     query: dict[str, str]
     press: tuple[str, ...] = ()
+    until: str = ".dc-footer"
     width: int = 1280
     dark: bool = False
 
@@ -41,6 +43,21 @@ class Shot:
 SHOTS = {
     "what-if": Shot({"workload.arrivals.request_rate_rps": "40", "slo": "{tpot_ms: 20, attainment: 0.9}"}),
     "what-if-dark": Shot({"workload.arrivals.request_rate_rps": "40"}, width=390, dark=True),
+    "capacity": Shot(
+        {
+            "page": "capacity",
+            "slo": "{ttft_ms: 500, tpot_ms: 30, attainment: 0.95}",
+            "view.capacity.rate": "150",
+            "view.capacity.hardware": "h100-sxm,a100-80g",
+            "view.capacity.spare": "1",
+            "view.capacity.prices": "h100-sxm=2.5@2026-11-01,a100-80g=1.3@2026-11-01",
+        }
+    ),
+    "sweep": Shot(
+        {"page": "sweep", "view.sweep.grid": "rate=8,16,32,48,64;k=0,1,3"},
+        ("Run 15 cells",),
+        ".st-key-metric .js-plotly-plot",
+    ),
     "compare": Shot({"page": "compare"}, ("Add it with speculation off",)),
     "trust": Shot({"page": "trust"}, ("Forecast",)),
 }
@@ -60,10 +77,13 @@ def main(names: list[str]) -> None:
 def photograph(server: Server, shot: Shot, target: Path) -> None:
     """Open the page, press what is to be pressed, and write the whole page as a small PNG."""
     page = Browser(server.url, width=shot.width, dark=shot.dark)
+    page.wait_s = 600.0
     try:
         page.open(query=shot.query)
         for label in shot.press:
             page.press(label)
+        page.find(shot.until)
+        page.settled()
         with tempfile.TemporaryDirectory() as folder:
             raw = Path(folder) / "page.png"
             page.screenshot(raw, whole=True)
