@@ -165,7 +165,7 @@ def _show_figures(best: Sizing) -> None:
     shown = {
         "GPUs": (f"{best.num_gpus}", f"{best.candidate.label}: {best.replicas} replicas{spare}"),
         "Headroom": (f"{best.headroom:+.0%}", "How much more than the target holds, without spare replicas."),
-        "Largest load": (f"{number(best.largest.met)} req/s", "Up to here the SLO is met; the knee below."),
+        "Largest req/s": (number(best.largest.met), "Up to here the SLO is met; the knee below."),
         "Cost an hour": (
             "–" if best.cost_per_hour is None else f"{best.cost_per_hour:,.2f}",
             "No price was given for every GPU type." if price is None else f"Your price of {price.date}.",
@@ -223,7 +223,8 @@ def _show_curve(session: Session, found: Plan, chosen: Sizing, checks: Sequence[
         "goodput",
         drawn,
         f"{replicas} of {chosen.candidate.label}: requests per second that keep the SLO, with intervals. Knee: the "
-        "largest load at which it is met. Open markers: no steady state, what they show depends on how long it lasted.",
+        "largest load at which it is met. Rates are over whole runs with the quiet end of their last requests, hence a "
+        "little below the load. Open markers: no steady state, what they show depends on how long it lasted.",
         "SLO goodput and completed requests per second against load, with the target and the knee.",
     )
     return drawn
