@@ -2,7 +2,7 @@
 
     python benchmarks/live.py --out DIR [--vllm 'PYTHON -m vllm.entrypoints.openai.api_server'] [--quick]
 
-Made for two CPU cores (about 25 minutes on a quiet machine; ``--quick`` about 5): a 54 M parameter target in float32
+Made for two CPU cores (about 30 minutes on a quiet machine; ``--quick`` about 5): a 54 M parameter target in float32
 with drafts of one layer, speculation off, draft_model k = 1, 3, 5 and ngram k = 3. Calibration runs are closed loops of
 other lengths and other numbers of users. A stopped run goes on with the same command. Prints progress, which bars
 hold, the measured cutovers and effects beside the forecast's, and one last JSON line; the whole report is in DIR/sweep.
@@ -54,7 +54,7 @@ FULL = SweepPlan(
     KS,
     (NGRAM,),
     concurrencies=(1, 2, 3, 4, 6, 8, 12, 16),
-    calibration_concurrencies=(1, 5, 20),
+    calibration_concurrencies=(1, 5, 7, 10, 14, 20),
     calibration_lengths=CALIBRATION_LENGTHS,
     cell_s=9.0,
 )

@@ -7,7 +7,7 @@ runs every load and is stopped, in several rounds of alternating order; for a GP
 
 The same load has the same requests on every server (common random numbers); different loads have different prompts, so
 that no prefix cache knows them. Closed loops come first: rates that are not given follow from what they reached.
-Before them stand, where they are asked for, *calibration* cells: closed loops of other lengths, for whoever fits step
+Among them stand, where they are asked for, *calibration* cells: closed loops of other lengths, for whoever fits step
 times and must not do so on the runs he judges them by.
 
 ``index.json`` is rewritten after every cell; the same command goes on where it was stopped. What the measurements mean
@@ -20,7 +20,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -149,12 +149,25 @@ class _Sweep:
     def run_together(self) -> None:
         """Each load on every server, beginning with another server each time."""
         names = list(self.modes)
-        for kind in _KINDS:
-            for turn in range(self.plan.rounds):
-                for number, load in enumerate(self.loads(kind)):
-                    first = (number + turn) % len(names)
-                    for name in names[first:] + names[:first]:
-                        self._run(_Cell(name, kind, load, turn))
+        for turn in range(self.plan.rounds):
+            for kind, load in self._spread():
+                first = (self.loads(kind).index(load) + turn) % len(names)
+                for name in names[first:] + names[:first]:
+                    self._run(_Cell(name, kind, load, turn))
+
+    def _spread(self) -> Iterator[tuple[str, float]]:
+        """Every kind and load, calibration evenly among the others: a machine that drifts is met by both alike."""
+        rates = RATE_SHARES if self.plan.rates_rps is None else self.plan.rates_rps
+        judged = len(self.plan.concurrencies) + len(rates)
+        waiting = self.loads("calibration")
+        count, done = len(waiting), 0
+        for kind in ("concurrency", "rate"):
+            for load in self.loads(kind):
+                while waiting and (count - len(waiting)) * judged <= done * count:
+                    yield "calibration", waiting.pop(0)
+                yield kind, load
+                done += 1
+        yield from (("calibration", load) for load in waiting)
 
     def run_in_turn(self) -> None:
         """Each server every load; every second round in the opposite order."""

@@ -109,6 +109,22 @@ def test_together_each_load_meets_every_server_before_the_next(testbed: Path, tm
     assert steps == tokens
 
 
+def test_together_calibration_is_spread_over_the_sweep(testbed: Path, tmp_path: Path) -> None:
+    plan = SweepPlan(
+        (),
+        concurrencies=(1, 2),
+        rates_rps=(20.0,),
+        calibration_concurrencies=(3, 4),
+        calibration_lengths={"prompt_tokens": 20, "output_tokens": 12},
+        cell_s=0.2,
+        rounds=2,
+    )
+    index = live_sweep(question(testbed), tmp_path, plan, OPTIONS)
+    order = [(cell["purpose"][:3], cell["load"], cell["round"]) for cell in index["cells"]]
+    once = [("cal", 3.0), ("val", 1.0), ("val", 2.0), ("cal", 4.0), ("val", 20.0)]
+    assert order == [(*cell, turn) for turn in (0, 1) for cell in once]
+
+
 def test_in_turn_one_server_runs_every_load_and_rounds_alternate(testbed: Path, tmp_path: Path) -> None:
     plan = SweepPlan(
         (1,),

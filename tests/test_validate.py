@@ -149,6 +149,17 @@ def test_failed_requests_are_left_out_and_said(played: Any, profile: Path, tmp_p
         validate(LiveRun(run.folder, run.manifest, requests, run.chunks), load_scenario(scenario))
 
 
+@pytest.mark.parametrize(("others", "said"), [(None, False), (0.05, False), (0.83, True)])
+def test_work_of_others_beside_a_run_is_said(
+    played: Any, profile: Path, tmp_path: Path, others: float | None, said: bool
+) -> None:
+    scenario = played.question(profile, requests=10)
+    run = played.play(tmp_path / "run", scenario)
+    run = LiveRun(run.folder, {**run.manifest, "noise": {"others_cores": others}}, run.requests, run.chunks)
+    found = validate(run, load_scenario(scenario), attribute=False)
+    assert ("other processes used 0.83 cores of the server's machine meanwhile" in found.notes) == said
+
+
 def test_a_profile_cannot_check_itself(played: Any, profile: Path, tmp_path: Path) -> None:
     scenario = played.question(profile, requests=30)
     seen, other = (played.play(tmp_path / name, scenario, seed=seed) for seed, name in enumerate(("seen", "other")))

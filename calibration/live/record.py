@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from draftcast.calibration.live.cpu_use import busy_seconds, tree_seconds
 from draftcast.calibration.live.http import get
 from draftcast.calibration.live.journal import read_journal, tables
 from draftcast.calibration.live.load import Progress, run_load
@@ -135,6 +136,7 @@ class _Recording:
         self._noise = noise
         self._readings: list[NoiseReading] = []
         self._log_mark: int | None = None
+        self._others_cores: float | None = None
         writer.update(server=endpoint.manifest(), machine=machine_facts())
 
     def carry_out(self, plan: LoadPlan, warmup: LoadPlan | None, progress: Progress) -> str:
@@ -148,7 +150,12 @@ class _Recording:
         before = self._metrics(METRICS_BEFORE)
         if self._endpoint.log is not None:
             self._log_mark = self._endpoint.log.stat().st_size
+        used, began = self._cpu_seconds(), time.monotonic()
         result = run_load(plan, self._writer.folder / JOURNAL, self._endpoint.trouble, progress)
+        used_after, spent_s = self._cpu_seconds(), time.monotonic() - began
+        if used is not None and used_after is not None:
+            own_s = used_after[1] - used[1] + float(result.summary.get("cpu_s") or 0.0)
+            self._others_cores = max(used_after[0] - used[0] - own_s, 0.0) / spent_s
         start_unix_s = result.summary.pop("start_unix_s", None)
         self._writer.update(client=result.summary, start_unix_s=start_unix_s)
         after = self._metrics(METRICS_AFTER)
@@ -169,7 +176,7 @@ class _Recording:
         self._copy_log()
         self._writer.update(
             known_continuation={"checked_tokens": of, "wrong_tokens": wrong} if len(checked) else None,
-            noise=_summary(self._readings),
+            noise=_summary(self._readings, self._others_cores),
         )
         return self._writer.finish(reason)
 
@@ -180,6 +187,12 @@ class _Recording:
             return None  # a server that is gone, or that has none
         self._writer.write_text(name, text)
         return text
+
+    def _cpu_seconds(self) -> tuple[float, float] | None:
+        """CPU seconds so far of this host and of our server; None where they are not known, or the server not ours."""
+        pid = self._endpoint.server.pid if self._endpoint.server is not None else None
+        busy_s = busy_seconds()
+        return (busy_s, tree_seconds(pid)) if pid is not None and busy_s is not None else None
 
     def _read_noise(self) -> None:
         if self._noise is not None and (reading := self._noise.read()) is not None:
@@ -222,5 +235,5 @@ def _gpus() -> list[str]:
     return [line.strip() for line in answer.splitlines() if line.strip()]
 
 
-def _summary(readings: list[NoiseReading]) -> dict[str, Any]:
-    return noise_summary(readings) if readings else {}
+def _summary(readings: list[NoiseReading], others_cores: float | None) -> dict[str, Any]:
+    return {**(noise_summary(readings) if readings else {}), "others_cores": others_cores}

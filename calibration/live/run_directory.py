@@ -50,7 +50,9 @@ MANIFEST_KEYS: dict[str, Any] = {
     "server": {},
     "client": {},  # lateness_p50_s, lateness_p99_s, lateness_max_s: due to sent
     "machine": {},  # processor, cores, memory_bytes, system, python
-    "noise": {},  # as `draftcast.calibration.measure.noise.noise_summary`
+    # as `draftcast.calibration.measure.noise.noise_summary`, and others_cores: cores that neither our server nor the
+    # client but other processes used while the load ran, on average; null where that is not known
+    "noise": {},
     "known_continuation": None,  # checked_tokens, wrong_tokens
     "start_unix_s": None,  # Unix time of second 0
     "acceptance": None,  # num_drafts, num_draft_tokens, num_accepted_tokens, per_position: counts over the run

@@ -137,6 +137,11 @@ class Server:
         """None while it runs."""
         return self._keeper.poll() if self._keeper is not None else 0
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process all others of the server descend from; None when it was stopped."""
+        return self._keeper.pid if self._keeper is not None else None
+
     def wait_ready(self, timeout_s: float, waiting: Callable[[float], None] = lambda _: None) -> None:
         """Until it answers ``/health``; ``waiting`` is called with the seconds so far.
 

@@ -19,7 +19,8 @@ from draftcast.calibration.live.composition import FEATURES, compose
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.errors import InputError
 
-_WARMUP_STEPS = 5
+# The client warms a server up before it records; the first steps are often the only ones with many prompts.
+_WARMUP_STEPS = 0
 
 
 @dataclass(frozen=True)

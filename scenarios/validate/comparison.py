@@ -25,6 +25,8 @@ from draftcast.sim.statistics import Estimate
 CAUSES = ("acceptance", "step time", "client", "scheduling")
 """What a difference is put down to, in the order in which measured values replace forecast ones; the last is the rest:
 what runs when, and chance."""
+# Of a core; more work of others than this is no quiet machine.
+_MANY_OTHERS = 0.1
 
 
 @dataclass(frozen=True)
@@ -186,4 +188,7 @@ def _notes(asked: Question, steps: StepTimes | None) -> tuple[str, ...]:
     late = manifest["client"].get("lateness_p99_s")
     if late is not None and late > 0.01:
         notes.append(f"the client sent late, by {late * 1e3:.0f} ms at p99; forecast and run begin at the sending")
+    others = manifest["noise"].get("others_cores")
+    if others is not None and others > _MANY_OTHERS:
+        notes.append(f"other processes used {others:.2f} cores of the server's machine meanwhile")
     return tuple(notes)

@@ -27,6 +27,9 @@ from draftcast.sim.random_streams import replication_seed
 FloatArray = NDArray[np.float64]
 
 NOTHING = FrontEnd(0.0, 0.0, 0.0, 0.0)
+# Between two requests that are sent at the same moment, on their way into the engine. Far shorter than a step; only
+# that it is not nothing matters.
+_ENTRY_GAP_S = 1e-4
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,18 @@ class Played:
 
 @dataclass(frozen=True)
 class _Turnaround(ThinkTime):
-    """A user's think time, and what passes between engine and client on either side of it."""
+    """A user's think time, and what passes between engine and client on either side of it.
+
+    ``users`` begin together, but the front end takes their first requests one after the other: an engine that was idle
+    begins its first step with the first alone.
+    """
 
     added_s: float = 0.0
+    users: int = 0
 
     def draw(self, seed: int, n: int) -> FloatArray:
-        return super().draw(seed, n) + self.added_s
+        entry_s = np.where(np.arange(n) < self.users, _ENTRY_GAP_S * np.arange(n), 0.0)
+        return super().draw(seed, n) + self.added_s + entry_s
 
 
 def forecast(question: Question, assumptions: Assumptions) -> list[Played]:
@@ -84,7 +93,7 @@ def forecast(question: Question, assumptions: Assumptions) -> list[Played]:
         table = dataclasses.replace(table, arrival_s=table.arrival_s + front_end.request_s)
     else:
         added_s = front_end.request_s + front_end.output_s + front_end.turnaround_s
-        think = _Turnaround(**dataclasses.asdict(loop.think_time_s), added_s=added_s)
+        think = _Turnaround(**dataclasses.asdict(loop.think_time_s), added_s=added_s, users=loop.concurrency)
         loop = dataclasses.replace(loop, think_time_s=think)
         table = dataclasses.replace(table, arrival_s=np.zeros(len(table)), has_arrivals=False)
     played = []

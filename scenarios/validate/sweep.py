@@ -147,7 +147,7 @@ def validate_sweep(
         elif not (live.requests["finish_s"].notna() & (live.requests["error"] == "")).any():
             notes.append(f"{entry['dir']}: no request was answered, not judged: {live.manifest['incomplete_reason']}")
         else:
-            cells.append((entry, validate(live, scenario, profile=named, measured=measured, attribute=False)))
+            cells.append((entry, validate(live, scenario, profile=named, measured=measured)))
             notes += [f"{entry['dir']}: {note}" for note in cells[-1][1].notes]
         if progress is not None:
             progress((number + 1) / len(index["cells"]))

@@ -9,17 +9,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from draftcast import __version__
 from draftcast.calibration.live.step_fit import errors_text
 from draftcast.errors import InputError
 from draftcast.scenarios.plots import BREAK_EVEN, OFF, ON, write_figure
 from draftcast.scenarios.run_directory import plain
+from draftcast.scenarios.validate.comparison import CAUSES
 from draftcast.scenarios.validate.effects import Cutover, Effect
 from draftcast.scenarios.validate.page import MISSED, aligned, html_table, markdown_table, page
 from draftcast.scenarios.validate.report import STEP_BARS, bars, percent
 from draftcast.scenarios.validate.sweep import Cell, SweepValidation
 
 STEM = "sweep-validation"
+RUNS = "Runs: relative error of the forecast; in brackets with the run's own acceptance, step times and front end"
 # Of an effect; too many to be written out.
 _DRAWS = ("resamples", "replications")
 _COLOURS = (ON, "#e8590c", "#5f3dc4", "#2b8a3e", "#a61e4d", OFF)
@@ -191,8 +195,22 @@ def _tables(found: SweepValidation) -> list[tuple[str, list[list[str]]]]:
         ("Effect of speculation (throughput gain in closed loops, E2E latency off / on at rates)", effects),
         ("Step time of runs that took no part in the fit", steps),
         ("Acceptance by draft position, all runs of a mode together", accepted),
-        ("Runs: relative error of the forecast", _run_rows(found)),
+        ("What the errors are made of: medians of the absolute values over the judged runs", _cause_rows(found)),
+        (RUNS, _run_rows(found)),
     ]
+
+
+def _cause_rows(found: SweepValidation) -> list[list[str]]:
+    """Of every figure with a bar: its error, and what each cause put right in turn changes."""
+    table = [["figure", "runs", "error", *CAUSES]]
+    names = dict.fromkeys(name for cell in found.cells for name in bars(cell.validation))
+    for name in names:
+        held = [cell.validation for cell in found.cells if cell.judged and name in bars(cell.validation)]
+        shares = [[run.figures[name].error, *run.attribution[name].values()] for run in held if name in run.attribution]
+        if shares:
+            typical = np.median(np.abs(shares), axis=0)
+            table.append([name, str(len(shares)), *(f"{value:.1%}" for value in typical)])
+    return table
 
 
 def _run_rows(found: SweepValidation) -> list[list[str]]:
@@ -204,7 +222,9 @@ def _run_rows(found: SweepValidation) -> list[list[str]]:
         row = [cell.entry["dir"]]
         for name in (*names, "mean_acceptance_length"):
             error = figures[name].error if name in figures else math.nan
-            row.append(percent(error) + (f" {MISSED}" if abs(error) > wanted.get(name, math.inf) else ""))
+            rest = cell.validation.attribution.get(name, {}).get("scheduling", math.nan)
+            shown = f"{percent(error)} ({percent(-rest)})" if math.isfinite(rest) else percent(error)
+            row.append(shown + (f" {MISSED}" if abs(error) > wanted.get(name, math.inf) else ""))
         steps = cell.validation.steps
         row.append(f"{steps.errors['all'].median:.1%}, {steps.errors['all'].p90:.1%}" if steps is not None else "")
         row.append(f"{cell.capacity_share:.0%}" if math.isfinite(cell.capacity_share) else "")
@@ -220,7 +240,12 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "judged": cell.judged,
         "acceptance": cell.validation.acceptance,
         "figures": {
-            name: {"measured": each.measured, "forecast": each.forecast.mean, "error": each.error}
+            name: {
+                "measured": each.measured,
+                "forecast": each.forecast.mean,
+                "error": each.error,
+                "causes": cell.validation.attribution.get(name),
+            }
             for name, each in figures.items()
         },
         "steps": cell.validation.steps.summary() if cell.validation.steps is not None else None,
