@@ -186,6 +186,7 @@ def test_a_server_that_tells_less_is_recorded_all_the_same(
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "no_ids,closed")
     run = live_run(question(testbed, off=True), tmp_path / "run", OPTIONS)
+    assert run.manifest["noise"]["others_cores"] >= 0.0
     assert run.complete
     assert run.requests["output_tokens"].tolist() == [15] * 12
     assert run.requests["wrong_tokens"].tolist() == [-1] * 12
@@ -418,6 +419,8 @@ def test_the_command_prints_what_was_recorded(
     assert "5 of 5 requests" in done.stdout
     assert "as known; acceptance by position 1.000, 0.000" in done.stdout
     assert LiveRun.read(tmp_path / "run").manifest["noise"]["readings"] == 2
+    # What a server that somebody else started uses is not told from the rest.
+    assert LiveRun.read(tmp_path / "run").manifest["noise"]["others_cores"] is None
     line[4] = str(tmp_path / "json")
     data = json.loads(CliRunner().invoke(app, [*line, "--json"], catch_exceptions=False).stdout)
     assert (data["finished"], data["acceptance_rates"], data["manifest"]["complete"]) == (5, [1.0, 0.0], True)
