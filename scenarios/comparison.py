@@ -16,6 +16,7 @@ from draftcast.errors import InputError
 from draftcast.scenarios.load import with_rate, without_speculation
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.metrics import summarise
+from draftcast.sim.stability import shortfall
 from draftcast.sim.statistics import Estimate, paired_ratio
 
 if TYPE_CHECKING:
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
 
 LATENCY = "mean_e2el_s"
 TOKENS = "output_throughput"
-# Requests a run needs, in units of 1 / (1 - rate / capacity)^2, the time in which a queue near its capacity forgets
-# that it began empty. Measured on the bundled chat scenario: 10 units leave mean latency 5 % short, 20 units 3 %.
-FORGETTING = 20.0
+SETTLED_SHORTFALL = 0.5
+"""A run that may fall short of the steady state by more than this share says nothing about it."""
 Progress = Callable[[float], None]
 State = Literal["steady", "not settled", "overloaded"]
 
@@ -39,14 +39,10 @@ class Side:
 
     def state(self, rate: float | None) -> State:
         """Whether the figures describe the load or only the run. The capacity knows better than a short run."""
-        if self.run.unstable:
+        if self.run.unstable or (rate is not None and self.capacity is not None and rate > self.capacity.high):
             return "overloaded"
-        if rate is not None and self.capacity is not None:
-            if rate > self.capacity.high:
-                return "overloaded"
-            if len(self.run.requests) < self.requests_needed(rate) * len(self.run.replications):
-                return "not settled"
-        return "steady" if self.run.steady else "not settled"
+        settled = self.run.steady and self.shortfall(rate) < SETTLED_SHORTFALL
+        return "steady" if settled else "not settled"
 
     def keeps_up(self, rate: float | None) -> bool:
         """Whether a steady state surely exists, also where this run is too short to show its figures."""
@@ -54,12 +50,13 @@ class Side:
             return self.state(rate) == "steady"
         return not self.run.unstable and rate < self.capacity.low
 
-    def requests_needed(self, rate: float) -> float:
-        """Requests after which a run at this rate has forgotten its empty start; infinite at the capacity."""
-        if self.capacity is None:
+    def shortfall(self, rate: float | None) -> float:
+        """By how much its latency may fall short of the steady state; 0 where the capacity is not known."""
+        if rate is None or self.capacity is None:
             return 0.0
-        room = 1 - rate / self.capacity.low
-        return FORGETTING / room**2 if room > 0 else math.inf
+        num_requests = len(self.run.requests) / len(self.run.replications)
+        latency_s = sum(row[LATENCY] for row in self.run.replications) / len(self.run.replications)
+        return shortfall(num_requests, rate * latency_s, rate / self.capacity.low)
 
 
 @dataclass(frozen=True)
@@ -104,12 +101,6 @@ class Point:
         return tuple(side.state(self.request_rate_rps) for side in self.sides)
 
     @property
-    def requests_needed(self) -> float:
-        """Requests after which both sides would have settled; 0 where that is not the reason."""
-        rate = self.request_rate_rps
-        return max(side.requests_needed(rate) for side in self.sides) if rate is not None else 0.0
-
-    @property
     def verdict(self) -> str:
         """In a word: ``pays``, ``costs``, ``even``, ``overloaded`` or ``not settled``.
 
@@ -132,6 +123,8 @@ class Point:
         if advantage is None:
             return "undefined"
         low, high = (advantage.low, advantage.high) if advantage.n > 1 else (advantage.mean, advantage.mean)
+        # Either latency may still grow by its shortfall.
+        low, high = low / (1 + on.shortfall(rate)), high * (1 + off.shortfall(rate))
         return "pays" if low > 1 else "costs" if high < 1 else "even"
 
     def _paired(self, name: str, inverse: bool) -> Estimate | None:
@@ -157,7 +150,6 @@ class Bracket:
     ``kind``: ``between`` (pays up to ``pays_to_rps``, costs from ``costs_from_rps`` on), ``pays`` (wherever the
     comparison could be made), ``costs`` (the same), ``mixed`` (pays above a rate at which it costs) or ``unknown``.
     ``undecided_rps``: rates that are even or not settled. ``overloaded_rps``: rates that overload both sides.
-    ``requests_needed``: what the longest of the undecided rates would need to settle, where that is finite.
     """
 
     kind: Literal["between", "pays", "costs", "mixed", "unknown"]
@@ -165,7 +157,6 @@ class Bracket:
     costs_from_rps: float | None
     undecided_rps: tuple[float, ...]
     overloaded_rps: tuple[float, ...]
-    requests_needed: int | None
     confidence: float
 
 
@@ -248,13 +239,10 @@ def compare(
 def bracket(points: Sequence[Point], confidence: float) -> Bracket:
     """What points with rates, in increasing order, say about where speculation stops paying."""
     rates: dict[str, list[float]] = {"pays": [], "costs": [], "overloaded": [], "undecided": []}
-    needed = 0.0
     for point in points:
         assert point.request_rate_rps is not None
         word = point.verdict.partition(" (")[0]
         rates[word if word in rates else "undecided"].append(point.request_rate_rps)
-        if point.verdict == "not settled" and math.isfinite(point.requests_needed):
-            needed = max(needed, point.requests_needed)
     pays, costs = rates["pays"], rates["costs"]
     kind: Literal["between", "pays", "costs", "mixed", "unknown"] = "unknown"
     if pays and costs:
@@ -267,7 +255,6 @@ def bracket(points: Sequence[Point], confidence: float) -> Bracket:
         costs[0] if costs else None,
         tuple(rates["undecided"]),
         tuple(rates["overloaded"]),
-        math.ceil(needed) or None,
         confidence,
     )
 

@@ -117,8 +117,7 @@ def cutover_line(comparison: Comparison) -> str:
     if cut.overloaded_rps:
         text += f" From {min(cut.overloaded_rps):g} req/s on both sides are overloaded."
     if cut.undecided_rps:
-        text += f" Undecided: {', '.join(f'{rate:g}' for rate in cut.undecided_rps)} req/s"
-        text += f" (to settle, up to {cut.requests_needed:,} requests)." if cut.requests_needed else "."
+        text += f" Undecided: {', '.join(f'{rate:g}' for rate in cut.undecided_rps)} req/s; more requests decide more."
     return text
 
 
