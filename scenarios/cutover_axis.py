@@ -14,8 +14,6 @@ import numpy as np
 from draftcast.errors import InputError
 from draftcast.scenarios.load import to_mapping, with_rate, with_values
 from draftcast.scenarios.schema import Scenario
-from draftcast.sim.arrivals import ClosedLoop
-
 
 AXIS_OPTION = "--over"
 
@@ -70,6 +68,9 @@ class RateAxis(Axis):
     unit = "req/s"
 
     def at(self, scenario: Scenario, x: float) -> Scenario:
+        process = scenario.workload.arrivals.process
+        if process in ("piecewise", "closed_loop"):
+            raise InputError(f"{process} arrivals have no single request rate", file=AXIS_OPTION, value="rate")
         return with_rate(scenario, x)
 
     def rate_rps(self, scenario: Scenario, x: float) -> float | None:
@@ -122,7 +123,9 @@ class ContextAxis(Axis):
         lengths = [scenario.workload.lengths, *(entry.lengths for entry in scenario.workload.classes)]
         given = [each for each in lengths if each is not None]
         if scenario.workload.arrivals.process == "trace" or any(each.path is not None for each in given):
-            raise InputError("prompts come from a file; give distributions to vary them", file=AXIS_OPTION, value="context")
+            raise InputError(
+                "prompts come from a file; give distributions to vary them", file=AXIS_OPTION, value="context"
+            )
         values: dict[str, Any] = {}
         prompt = {"distribution": "constant", "value": round(x)}
         if scenario.workload.lengths is not None:
@@ -192,7 +195,7 @@ def axis_named(name: str) -> Axis:
 
 def is_closed(scenario: Scenario) -> bool:
     """Whether the arrivals wait for answers."""
-    return isinstance(workload_spec(scenario).arrivals, ClosedLoop)
+    return scenario.workload.arrivals.process == "closed_loop"
 
 
 def _closed_loop(scenario: Scenario, arrivals: Mapping[str, Any]) -> Scenario:

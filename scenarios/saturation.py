@@ -20,29 +20,34 @@ TURNOVERS = 20
 MIN_REPLICATIONS = 3
 
 
-def saturated_rate(scenario: Scenario, seen: RunResult, progress: Progress | None = None) -> Estimate | None:
-    """Requests per second that the scenario's cluster completes when saturated, with its interval.
+def saturated_rates(scenario: Scenario, slots: float, progress: Progress | None = None) -> tuple[float, ...] | None:
+    """Requests per second that the scenario's cluster completes when saturated, one per replication.
 
     Args:
         scenario: with arrivals that have a single rate.
-        seen: any run of the same engine; says how many requests it holds at once.
+        slots: requests that the cluster holds at once.
 
     None when there is no single rate (piecewise, closed loop) or the run cannot be saturated.
     """
     rate = getattr(scenario.workload.arrivals, "request_rate_rps", None)
     if rate is None:
         return None
-    engine = seen.summary["engine"]
-    slots = scenario.cluster.replicas * min(engine["max_num_seqs"], engine["max_concurrency"])
-    asked = scenario.statistics
     offered = with_values(
         with_rate(scenario, OVERLOAD * rate),
         {
             "workload.num_requests": math.ceil(TURNOVERS * slots),
             "workload.duration_s": None,
             "statistics.warmup": "none",
-            "statistics.replications": max(asked.replications, MIN_REPLICATIONS),
+            "statistics.replications": max(scenario.statistics.replications, MIN_REPLICATIONS),
         },
     )
     rates = simulate(offered, progress=progress).summary["stability"]["saturated_rates_rps"]
-    return replication_interval(rates, asked.confidence) if all(map(math.isfinite, rates)) else None
+    return tuple(rates) if all(map(math.isfinite, rates)) else None
+
+
+def saturated_rate(scenario: Scenario, seen: RunResult, progress: Progress | None = None) -> Estimate | None:
+    """`saturated_rates` with their interval; ``seen`` is any run of the same engine, which says what it holds."""
+    engine = seen.summary["engine"]
+    slots = scenario.cluster.replicas * min(engine["max_num_seqs"], engine["max_concurrency"])
+    rates = saturated_rates(scenario, slots, progress)
+    return None if rates is None else replication_interval(rates, scenario.statistics.confidence)

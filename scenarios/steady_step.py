@@ -37,6 +37,8 @@ class Traffic:
 
     def tokens_per_round(self, k: int) -> float:
         """Mean tokens that a decoding request gains in a step with k drafts, rounds without a draft included."""
+        if k == 0:
+            return 1.0  # also without speculation, where no class has an acceptance model
         return sum(share * model.tokens_per_round(k) for share, model in zip(self.shares, self.models, strict=True))
 
     def draft_share(self, k: int) -> float:
@@ -61,8 +63,34 @@ def traffic(table: RequestTable, models: Sequence[AcceptanceModel]) -> Traffic:
     )
 
 
+@dataclass(frozen=True)
+class MeanStep:
+    """A mean step: its seconds and what they go to.
+
+    Attributes:
+        seconds: of the step, the host's where it does not hide behind the device.
+        host_s, draft_s, target_s, sample_s: of its parts, hidden or not.
+        tokens: output tokens of a request.
+        features: what it computes, indexed by `draftcast.sim.step_time`'s ``F_`` constants.
+    """
+
+    seconds: float
+    host_s: float
+    draft_s: float
+    target_s: float
+    sample_s: float
+    tokens: float
+    features: st.FloatArray
+
+
 def token_seconds(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int) -> float:
     """Mean seconds per output token of a request while ``num_seqs`` decode with k drafts each (for a tree: depth k)."""
+    step = mean_step(cost, asked, num_seqs, k)
+    return step.seconds / step.tokens
+
+
+def mean_step(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int) -> MeanStep:
+    """The mean step of ``num_seqs`` decoding requests with k drafts each, and the prompts that come along."""
     f, out = np.zeros(st.N_FEATURES), np.zeros(st.N_OUT)
     st.decode_features(cost, num_seqs, k, asked.context_tokens, f)
     drafted = asked.draft_share(k) if k else 0.0
@@ -90,4 +118,6 @@ def token_seconds(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int) -> f
     st.step_time(cost, f, out)
     device = out[st.O_DRAFT] + out[st.O_TARGET] + out[st.O_SAMPLE]
     hidden = cost.params[st.P_OVERLAP_HOST] > 0.0 and cost.params[st.P_ASYNC] > 0.0
-    return float(max(device, out[st.O_HOST]) if hidden else device + out[st.O_HOST]) / tokens
+    seconds = max(device, out[st.O_HOST]) if hidden else device + out[st.O_HOST]
+    host, draft, target, sample = (float(out[part]) for part in (st.O_HOST, st.O_DRAFT, st.O_TARGET, st.O_SAMPLE))
+    return MeanStep(float(seconds), host, draft, target, sample, tokens, f)

@@ -161,9 +161,9 @@ def _confidence_set(inside: Sequence[Probe], confidence: float, sense: float) ->
             break
     for p, q in segments:
         if p.has_value and q.has_value:
-            start, end = sense * float(p.indices.mean()), sense * float(q.indices.mean())
-            if start > 0 >= end:
-                value = p.x + (q.x - p.x) * start / (start - end)
+            before, after = sense * float(p.indices.mean()), sense * float(q.indices.mean())
+            if before > 0 >= after:
+                value = p.x + (q.x - p.x) * before / (before - after)
                 break
     # Where a neighbour has fewer replications the band's mean is theirs; the interval holds the value all the same.
     return (value, min(low, value), max(high, value)) if math.isfinite(value) else (value, low, high)

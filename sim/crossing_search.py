@@ -72,10 +72,10 @@ class _Search:
         for _ in range(MAX_ROUNDS):
             crossing = self.crossing()
             if crossing.kind == "crosses":
-                x = self._inside_gap(crossing)
-                if x is None:
+                closer = self._inside_gap(crossing)
+                if closer is None:
                     return crossing
-                self.probe(x, self.replications)
+                self.probe(closer, self.replications)
             elif crossing.kind != "unclear" or not self._repeat():
                 return crossing
         return self.crossing()

@@ -1,0 +1,273 @@
+"""One point of a cutover: the advantage at x from paired runs, or the sign alone where a side is overloaded.
+
+Chooses how long a run must be for its load, keeps count of the requests simulated, and asks a saturated run what the
+cluster can complete where the fluid estimate says that x may be close to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from draftcast.errors import InputError
+from draftcast.scenarios.cutover_axis import Axis, BatchAxis, RateAxis, is_closed
+from draftcast.scenarios.cutover_estimate import Fluid
+from draftcast.scenarios.load import scenario_hash, with_rate, with_values, without_speculation
+from draftcast.scenarios.recommend import Metric
+from draftcast.scenarios.saturation import MIN_REPLICATIONS, TURNOVERS, saturated_rates
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.simulate import RunResult, simulate_together
+from draftcast.sim.crossing import Probe
+from draftcast.sim.stability import shortfall
+from draftcast.sim.statistics import Estimate, replication_interval
+
+MIN_REQUESTS = 1000
+MAX_REQUESTS = 24_000
+"""Of one replication; the bounds between which the load decides."""
+FIRST_SHORTFALL = 0.15
+"""By how much a first look's latency may fall short of the steady state; every effort halves it."""
+CLOSED_LOOP_TURNS = 20
+"""Answers per client of a closed loop at a first look."""
+BATCH_REQUESTS = 256
+"""Requests in all static batches of one replication at a first look."""
+NEAR_CAPACITY = 0.6
+"""Utilisation from which the capacity is simulated instead of estimated: the estimate is good to some 20 %."""
+THROUGHPUT_METRICS = ("token_goodput", "cost")
+
+State = Literal["steady", "near capacity", "overloaded"]
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a probe was made of: each side's figures (replication means), empty where nothing was run."""
+
+    x: float
+    replications: int
+    requests: int  # of one replication
+    states: tuple[State, State]  # with and without speculation
+    on: dict[str, float]
+    off: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One side of the question at x, before anything but a saturated run is simulated."""
+
+    scenario: Scenario
+    fluid: Fluid
+    rate_rps: float | None
+    capacity: Estimate | None  # simulated; None far below it, and in closed loops
+    rates: tuple[float, ...]  # its replications
+
+    @property
+    def utilisation(self) -> float:
+        """Rate over capacity, for a run's length; the lower bound of a simulated one."""
+        if self.rate_rps is None:
+            return 0.0
+        capacity = self.capacity.low if self.capacity is not None else self.fluid.capacity_rps()
+        return self.rate_rps / capacity
+
+    @property
+    def state(self) -> State:
+        if self.rate_rps is None or self.capacity is None:
+            return "steady"
+        if self.rate_rps > self.capacity.high:
+            return "overloaded"
+        return "steady" if self.rate_rps < self.capacity.low else "near capacity"
+
+    def in_system(self) -> float:
+        """Requests in the system by the fluid estimate; what it holds where that says overloaded."""
+        if self.rate_rps is None:
+            return 0.0
+        return min(self.fluid.in_system(self.rate_rps), float(self.fluid.slots))
+
+
+class Prober:
+    """Answers `draftcast.sim.crossing_search.search` for one scenario with speculation.
+
+    Args:
+        budget_requests: simulated in all, over both sides, replications and saturated runs.
+        progress: called with the share of the budget that is spent.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        axis: Axis,
+        metric: Metric,
+        budget_requests: int,
+        progress: Progress | None = None,
+    ) -> None:
+        if scenario.speculative_config is None:
+            raise InputError("the scenario has no speculation to compare with", key="engine.speculative_config")
+        self.scenario, self.axis, self.metric, self.budget_requests = scenario, axis, metric, budget_requests
+        self.spent_requests = 0
+        self.looks: dict[float, Look] = {}
+        self._progress = progress
+        self._fluids: dict[str, Fluid] = {}
+        self._saturated: dict[str, tuple[float, ...] | None] = {}
+
+    def __call__(self, x: float, replications: int, effort: int) -> Probe | None:
+        """See `draftcast.sim.crossing_search.Ask`."""
+        on, off = self.sides(x)
+        if on is None or off is None:
+            return None
+        states = (on.state, off.state)
+        if self.metric.name in THROUGHPUT_METRICS and on.rate_rps is not None:
+            return self._delivered(x, on, off)
+        if states != ("steady", "steady"):
+            self.looks[x] = Look(x, 0, 0, states, {}, {})
+            return _bound(x, states)
+        return self._simulated(x, on, off, replications, effort)
+
+    def sides(self, x: float) -> tuple[_Side, _Side] | tuple[None, None]:
+        """Both sides at x; None without the budget to say how close they are to their capacity."""
+        with_sd = self.axis.at(self.scenario, x)
+        made = []
+        for each in (with_sd, without_speculation(with_sd)):
+            rate, fluid = self.axis.rate_rps(each, x) if not is_closed(each) else None, self.fluid(each, x)
+            rates: tuple[float, ...] | None = ()
+            # Along rates one saturated run serves every x; elsewhere each x has its own capacity.
+            if rate is not None and (isinstance(self.axis, RateAxis) or rate > NEAR_CAPACITY * fluid.capacity_rps()):
+                if not self._affords_capacity(each, fluid):
+                    return None, None
+                rates = self._capacity(each, fluid)
+            capacity = replication_interval(rates, each.statistics.confidence) if rates else None
+            made.append(_Side(each, fluid, rate, capacity, rates or ()))
+        return made[0], made[1]
+
+    def fluid(self, scenario: Scenario, x: float) -> Fluid:
+        """The fluid estimate of a side; one engine and one mix of requests for all rates, clients and batches."""
+        key = f"{scenario.method} {x if self.axis.name in ('context', 'acceptance') else ''}"
+        if key not in self._fluids:
+            self._fluids[key] = Fluid.of(scenario)
+        return self._fluids[key]
+
+    def own_fluid(self) -> Fluid:
+        """The fluid estimate of the scenario as it is, with speculation."""
+        if "" not in self._fluids:
+            self._fluids[""] = Fluid.of(self.scenario)
+        return self._fluids[""]
+
+    def _capacity_key(self, scenario: Scenario) -> str:
+        return scenario_hash(with_values(with_rate(scenario, 1.0), {"workload.num_requests": 1}))
+
+    def _capacity_cost(self, scenario: Scenario, fluid: Fluid) -> int:
+        return TURNOVERS * fluid.slots * max(scenario.statistics.replications, MIN_REPLICATIONS)
+
+    def _affords_capacity(self, scenario: Scenario, fluid: Fluid) -> bool:
+        known = self._capacity_key(scenario) in self._saturated
+        return known or self.spent_requests + self._capacity_cost(scenario, fluid) <= self.budget_requests
+
+    def _capacity(self, scenario: Scenario, fluid: Fluid) -> tuple[float, ...] | None:
+        key = self._capacity_key(scenario)
+        if key not in self._saturated:
+            part = self._part(self._capacity_cost(scenario, fluid))
+            self._saturated[key] = saturated_rates(scenario, fluid.slots, part)
+        return self._saturated[key]
+
+    def _part(self, requests: int) -> Progress | None:
+        """Books the requests of a run and maps its 0..1 to its part of the budget."""
+        before = self.spent_requests
+        self.spent_requests += requests
+        if self._progress is None:
+            return None
+        report, budget = self._progress, self.budget_requests
+        return lambda share: report(min((before + share * requests) / budget, 1.0))
+
+    def _requests(self, x: float, on: _Side, off: _Side, effort: int) -> int:
+        """Requests of one replication: so many that its latency falls short of the steady state by little."""
+        if on.rate_rps is None:
+            clients = round(x) if self.axis.name == "concurrency" else _clients(on.scenario)
+            longer: int = 2**effort
+            return max(MIN_REQUESTS, CLOSED_LOOP_TURNS * clients) * longer
+        allowed = FIRST_SHORTFALL / 2**effort
+        wanted = max(shortfall(1, side.in_system(), min(side.utilisation, 0.999)) / allowed for side in (on, off))
+        return min(max(math.ceil(wanted), MIN_REQUESTS), MAX_REQUESTS)
+
+    def _simulated(self, x: float, on: _Side, off: _Side, replications: int, effort: int) -> Probe | None:
+        groups, requests = 1, self._requests(x, on, off, effort)
+        if isinstance(self.axis, BatchAxis):
+            requests = round(x)
+            groups = max(1, math.ceil(BATCH_REQUESTS * 2**effort / requests))
+        values: dict[str, Any] = {"statistics.replications": replications * groups}
+        if on.rate_rps is None and not is_closed(on.scenario):
+            # A pattern in time is what it is: a trace or segments, as long as the scenario says.
+            requests = on.scenario.workload.num_requests or MIN_REQUESTS
+        else:
+            values |= {"workload.num_requests": requests, "workload.duration_s": None}
+        cost = 2 * replications * groups * requests
+        if self.spent_requests + cost > self.budget_requests:
+            return None
+        scenarios = [with_values(side.scenario, values) for side in (on, off)]
+        runs = simulate_together(scenarios, progress=self._part(cost))
+        figures = [_grouped(run.replications, groups) for run in runs]
+        on_state, off_state = (_state(side, run) for side, run in zip((on, off), runs, strict=True))
+        means = [_means(rows) for rows in figures]
+        simulated = len(runs[0].requests) // replications
+        self.looks[x] = Look(x, replications, simulated, (on_state, off_state), means[0], means[1])
+        if (on_state, off_state) != ("steady", "steady"):
+            return _bound(x, (on_state, off_state))
+        slack = [self._shortfall(side, run, requests) for side, run in zip((on, off), means, strict=True)]
+        name = self._figure(on.rate_rps is not None)
+        with_sd, without = (tuple(row[name] for row in rows) for rows in figures)
+        if self.metric.less_is_better:
+            # A latency may still grow: with speculation to its harm, without to its favour.
+            return Probe(x, without, with_sd, slack_low=slack[0], slack_high=slack[1])
+        return Probe(x, with_sd, without)
+
+    def _shortfall(self, side: _Side, figures: dict[str, float], requests: int) -> float:
+        if side.rate_rps is None:
+            return 0.0
+        return shortfall(requests, side.rate_rps * figures["mean_e2el_s"], side.utilisation)
+
+    def _figure(self, is_open: bool) -> str:
+        # At one rate all good requests come out of as many: the share that is good, without the run's last minutes.
+        return "slo_attainment" if self.metric.name == "slo_goodput" and is_open else self.metric.figure
+
+    def _delivered(self, x: float, on: _Side, off: _Side) -> Probe:
+        """Throughput of an open loop: what arrives, up to what the cluster can complete. Needs no run of its own."""
+        rate = on.rate_rps
+        assert rate is not None
+        count = max(len(on.rates), len(off.rates), MIN_REPLICATIONS)
+        with_sd, without = (tuple(min(rate, each) for each in side.rates or (rate,) * count) for side in (on, off))
+        self.looks[x] = Look(x, 0, 0, (on.state, off.state), {}, {})
+        return Probe(x, with_sd, without, note=_note((on.state, off.state)))
+
+
+def _clients(scenario: Scenario) -> int:
+    return int(getattr(scenario.workload.arrivals, "concurrency", 1))
+
+
+def _state(side: _Side, run: RunResult) -> State:
+    # A capacity that was simulated knows better than a run that is short for it.
+    if run.unstable and side.capacity is None:
+        return "overloaded"
+    return "steady" if run.steady else "near capacity"
+
+
+def _bound(x: float, states: tuple[State, State]) -> Probe:
+    """Off overloaded while on keeps up is surely to the better, the reverse to the worse; else nothing is known."""
+    sure = {("steady", "overloaded"): 1, ("overloaded", "steady"): -1}.get(states, 0)
+    return Probe(x, sure=sure, note=_note(states))
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = [name for name in rows[0] if all(name in row for row in rows)]
+    return {name: float(np.mean([row[name] for row in rows])) for name in names}
+
+
+def _grouped(rows: Sequence[Mapping[str, float]], groups: int) -> list[dict[str, float]]:
+    """Means over so many runs each: the static batches of one replication."""
+    return [_means(rows[start : start + groups]) for start in range(0, len(rows), groups)]
+
+
+def _note(states: tuple[State, State]) -> str:
+    words = {"overloaded": "overloaded", "near capacity": "too close to its capacity to settle"}
+    sides = [f"{name} {words[state]}" for name, state in zip(("on", "off"), states, strict=True) if state in words]
+    return ", ".join(sides)
