@@ -36,15 +36,16 @@ class Fluid:
     drafts: Callable[[int], int] = field(repr=False)
     exact_policy: bool
     """False: the policy depends on more than the batch; the full draft length stands for it."""
+    _steps: dict[int, MeanStep] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, scenario: Scenario) -> Fluid:
-        """The fluid of a scenario.
+    def of(cls, scenario: Scenario, deployment: Deployment | None = None) -> Fluid:
+        """The fluid of a scenario; ``deployment`` as of `draftcast.simulate`.
 
         Raises:
             InputError: as of `draftcast.simulate`.
         """
-        deployment = deploy(scenario)
+        deployment = deployment or deploy(scenario)
         few = with_values(scenario, {"workload.num_requests": SAMPLE_REQUESTS, "workload.duration_s": None})
         k, policy = scenario.num_speculative_tokens, deployment.policy
         drafts: Callable[[int], int] = lambda _: k  # noqa: E731
@@ -69,7 +70,10 @@ class Fluid:
     def step(self, in_system: float) -> MeanStep:
         """The mean step with so many requests in all replicas together."""
         num_seqs = max(1, round(in_system / self.replicas))
-        return mean_step(self.deployment.cost, self.traffic, num_seqs, self.drafts(num_seqs))
+        if num_seqs not in self._steps:
+            k = self.drafts(num_seqs)
+            self._steps[num_seqs] = mean_step(self.deployment.cost, self.traffic, num_seqs, k)
+        return self._steps[num_seqs]
 
     def latency_s(self, in_system: float) -> float:
         """Seconds from first to last token of a mean request with so many requests in the system."""

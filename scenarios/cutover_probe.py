@@ -109,7 +109,7 @@ class Prober:
         self.spent_requests = 0
         self.looks: dict[float, Look] = {}
         self._progress = progress
-        self._fluids: dict[str, Fluid] = {}
+        self._fluids: dict[tuple[bool, float | None], Fluid] = {}
         self._saturated: dict[str, tuple[float, ...] | None] = {}
 
     def __call__(self, x: float, replications: int, effort: int) -> Probe | None:
@@ -143,16 +143,19 @@ class Prober:
 
     def fluid(self, scenario: Scenario, x: float) -> Fluid:
         """The fluid estimate of a side; one engine and one mix of requests for all rates, clients and batches."""
-        key = f"{scenario.method} {x if self.axis.name in ('context', 'acceptance') else ''}"
-        if key not in self._fluids:
-            self._fluids[key] = Fluid.of(scenario)
-        return self._fluids[key]
+        return self._fluid(scenario, x if self.axis.name in ("context", "acceptance") else None)
 
     def own_fluid(self) -> Fluid:
         """The fluid estimate of the scenario as it is, with speculation."""
-        if "" not in self._fluids:
-            self._fluids[""] = Fluid.of(self.scenario)
-        return self._fluids[""]
+        return self._fluid(self.scenario, None)
+
+    def _fluid(self, scenario: Scenario, x: float | None) -> Fluid:
+        speculates = scenario.speculative_config is not None
+        if (speculates, x) not in self._fluids:
+            # No axis touches the engine: each side is resolved once.
+            known = next((fluid.deployment for (on, _), fluid in self._fluids.items() if on == speculates), None)
+            self._fluids[speculates, x] = Fluid.of(scenario, known)
+        return self._fluids[speculates, x]
 
     def _capacity_key(self, scenario: Scenario) -> str:
         return scenario_hash(with_values(with_rate(scenario, 1.0), {"workload.num_requests": 1}))
@@ -168,7 +171,7 @@ class Prober:
         key = self._capacity_key(scenario)
         if key not in self._saturated:
             part = self._part(self._capacity_cost(scenario, fluid))
-            self._saturated[key] = saturated_rates(scenario, fluid.slots, part)
+            self._saturated[key] = saturated_rates(scenario, fluid.slots, part, fluid.deployment)
         return self._saturated[key]
 
     def _part(self, requests: int) -> Progress | None:
@@ -184,8 +187,7 @@ class Prober:
         """Requests of one replication: so many that its latency falls short of the steady state by little."""
         if on.rate_rps is None:
             clients = round(x) if self.axis.name == "concurrency" else _clients(on.scenario)
-            longer: int = 2**effort
-            return max(MIN_REQUESTS, CLOSED_LOOP_TURNS * clients) * longer
+            return max(MIN_REQUESTS, CLOSED_LOOP_TURNS * clients) * int(2**effort)
         allowed = FIRST_SHORTFALL / 2**effort
         wanted = max(shortfall(1, side.in_system(), min(side.utilisation, 0.999)) / allowed for side in (on, off))
         return min(max(math.ceil(wanted), MIN_REQUESTS), MAX_REQUESTS)
@@ -205,7 +207,8 @@ class Prober:
         if self.spent_requests + cost > self.budget_requests:
             return None
         scenarios = [with_values(side.scenario, values) for side in (on, off)]
-        runs = simulate_together(scenarios, progress=self._part(cost))
+        deployments = [side.fluid.deployment for side in (on, off)]
+        runs = simulate_together(scenarios, progress=self._part(cost), deployments=deployments)
         figures = [_grouped(run.replications, groups) for run in runs]
         on_state, off_state = (_state(side, run) for side, run in zip((on, off), runs, strict=True))
         means = [_means(rows) for rows in figures]

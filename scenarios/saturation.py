@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from draftcast.scenarios.deployment import Deployment
 from draftcast.scenarios.load import with_rate, with_values
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import Progress, RunResult, simulate
@@ -20,12 +21,18 @@ TURNOVERS = 20
 MIN_REPLICATIONS = 3
 
 
-def saturated_rates(scenario: Scenario, slots: float, progress: Progress | None = None) -> tuple[float, ...] | None:
+def saturated_rates(
+    scenario: Scenario,
+    slots: float,
+    progress: Progress | None = None,
+    deployment: Deployment | None = None,
+) -> tuple[float, ...] | None:
     """Requests per second that the scenario's cluster completes when saturated, one per replication.
 
     Args:
         scenario: with arrivals that have a single rate.
         slots: requests that the cluster holds at once.
+        deployment: as of `draftcast.simulate`.
 
     None when there is no single rate (piecewise, closed loop) or the run cannot be saturated.
     """
@@ -41,7 +48,7 @@ def saturated_rates(scenario: Scenario, slots: float, progress: Progress | None 
             "statistics.replications": max(scenario.statistics.replications, MIN_REPLICATIONS),
         },
     )
-    rates = simulate(offered, progress=progress).summary["stability"]["saturated_rates_rps"]
+    rates = simulate(offered, progress=progress, deployment=deployment).summary["stability"]["saturated_rates_rps"]
     return tuple(rates) if all(map(math.isfinite, rates)) else None
 
 

@@ -211,16 +211,26 @@ def simulate(
 
 
 def simulate_together(
-    scenarios: Sequence[Scenario], *, progress: Progress | None = None, record_steps: bool = False
+    scenarios: Sequence[Scenario],
+    *,
+    progress: Progress | None = None,
+    record_steps: bool = False,
+    deployments: Sequence[Deployment | None] | None = None,
 ) -> list[RunResult]:
     """Simulate scenarios whose figures are to be compared: all leave out the same requests, the longest warm-up's.
 
     A cut of its own for each would compare other requests with each other. Arguments and errors as of `simulate`; the
     scenarios need as many replications each, of as many requests.
     """
+    resolved = deployments or [None] * len(scenarios)
     served = [
-        serve(scenario, progress=_part(progress, index, len(scenarios)), record_steps=record_steps)
-        for index, scenario in enumerate(scenarios)
+        serve(
+            scenario,
+            progress=_part(progress, index, len(scenarios)),
+            record_steps=record_steps,
+            deployment=deployment,
+        )
+        for index, (scenario, deployment) in enumerate(zip(scenarios, resolved, strict=True))
     ]
     return measure(served)
 
