@@ -20,6 +20,7 @@ $(VENV)/.stamp: pyproject.toml
 
 demo: $(VENV)/.stamp  ## speculation off and on at several request rates: the table and the cutover
 	$(BIN)/draftcast simulate default --rates 10,30,50,60,70,80 --compare-off
+	$(BIN)/draftcast cutover default
 
 dashboard: $(VENV)/.stamp  ## the what-if pages in a browser, on this machine only
 	$(BIN)/draftcast dashboard
@@ -52,6 +53,7 @@ bench: $(VENV)/.stamp  ## speed of the engine, of policies, of profiles, of a sw
 	$(BIN)/python benchmarks/profile.py
 	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/dashboard.py
+	$(BIN)/python benchmarks/cutover.py
 
 clean:  ## remove the environments and caches
 	rm -rf $(VENV) $(LIVE) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -1,10 +1,10 @@
 """The ``draftcast`` command.
 
 Exit codes: 0 answered, 2 bad input, 3 the SLO is not met, 4 the cluster cannot keep up (unstable), 5 no steady state
-(not settled: more requests are needed, and no SLO is judged), 6 a live run failed or is incomplete, 7 a sweep has
-cells without figures, 130 interrupted. A table of several runs (``--rates``, ``--compare-off``) is an answer whatever
-it shows: 0. Only ``--json`` puts JSON on standard output; progress, notes and errors go to standard error. Heavy
-imports wait inside the commands.
+(not settled: more requests are needed, and no SLO is judged) or no cutover to be told, 6 a live run failed or is
+incomplete, 7 a sweep has cells without figures, 130 interrupted. A table of several runs (``--rates``,
+``--compare-off``) is an answer whatever it shows: 0. Only ``--json`` puts JSON on standard output; progress, notes and
+errors go to standard error. Heavy imports wait inside the commands.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from draftcast.errors import InputError, LiveError
 from draftcast.scenarios import acceptance_cli, catalog_cli, live_cli, policy_cli, profile_cli
 from draftcast.scenarios.calibrate_command import calibrate
 from draftcast.scenarios.dashboard_command import dashboard
+from draftcast.scenarios.cutover_cli import cutover
 from draftcast.scenarios.plan_cli import plan
 from draftcast.scenarios.published_cli import published
 from draftcast.scenarios.recommend_cli import recommend
@@ -48,6 +49,7 @@ app.add_typer(live_cli.app, name="live")
 app.command()(calibrate)
 app.command()(policy_cli.compare)
 app.command()(dashboard)
+app.command()(cutover)
 app.command()(plan)
 app.command()(recommend)
 app.command()(sweep)

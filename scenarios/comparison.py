@@ -12,9 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from draftcast.errors import InputError
 from draftcast.scenarios.load import with_rate, without_speculation
 from draftcast.scenarios.schema import Scenario
+from draftcast.sim.crossing import Crossing, Probe, locate
 from draftcast.sim.metrics import summarise
 from draftcast.sim.stability import shortfall
 from draftcast.sim.statistics import Estimate, paired_ratio
@@ -101,40 +104,55 @@ class Point:
         return tuple(side.state(self.request_rate_rps) for side in self.sides)
 
     @property
-    def verdict(self) -> str:
-        """In a word: ``pays``, ``costs``, ``even``, ``overloaded`` or ``not settled``.
+    def probe(self) -> Probe:
+        """What this rate says about the cutover; the sign alone where a side is overloaded or one replication is all.
 
         Stability decides before latency: without a steady state the ratio describes these runs, not the load, and
         longer runs would drift further.
         """
         rate, states = self.request_rate_rps, self.states
+        x = 0.0 if rate is None else rate
+        on, off = self.sides
+        if states[1] == "overloaded" and on.keeps_up(rate):
+            return Probe(x, sure=1, note="off is overloaded")
+        if states[0] == "overloaded" and off.keeps_up(rate):
+            return Probe(x, sure=-1, note="on is overloaded")
+        advantage = self.advantage
+        if states != ("steady", "steady") or advantage is None:
+            return Probe(x)
+        if advantage.n == 1:
+            return Probe(x, sure=int(np.sign(advantage.mean - 1)))
+        gains, bases = zip(*self._pairs(LATENCY), strict=True)
+        # Either latency may still grow by its shortfall.
+        return Probe(x, gains, bases, slack_low=on.shortfall(rate), slack_high=off.shortfall(rate))
+
+    @property
+    def verdict(self) -> str:
+        """In a word: ``pays``, ``costs``, ``even``, ``overloaded`` or ``not settled``."""
+        states = self.states
         if self.off is None:
             return {"steady": "stable"}.get(states[0], states[0])
-        on, off = self.sides
         if states == ("overloaded", "overloaded"):
             return "overloaded"
-        if states[1] == "overloaded" and on.keeps_up(rate):
-            return "pays (off is overloaded)"
-        if states[0] == "overloaded" and off.keeps_up(rate):
-            return "costs (on is overloaded)"
+        probe = self.probe
+        sign = probe.sign(self.confidence)
+        if sign:
+            word = "pays" if sign > 0 else "costs"
+            return f"{word} ({probe.note})" if probe.note else word
         if states != ("steady", "steady"):
             return "not settled"
-        advantage = self.advantage
-        if advantage is None:
-            return "undefined"
-        low, high = (advantage.low, advantage.high) if advantage.n > 1 else (advantage.mean, advantage.mean)
-        # Either latency may still grow by its shortfall.
-        low, high = low / (1 + on.shortfall(rate)), high * (1 + off.shortfall(rate))
-        return "pays" if low > 1 else "costs" if high < 1 else "even"
+        return "undefined" if self.advantage is None else "even"
 
-    def _paired(self, name: str, inverse: bool) -> Estimate | None:
-        if self.off is None:
-            return None
+    def _pairs(self, name: str) -> list[tuple[float, float]]:
+        """The figure without and with speculation, by replication; replications that do not differ are one."""
+        assert self.off is not None
         rows = zip(self.off.replications, self.on.replications, strict=True)
         pairs = [(off[name], on[name]) for off, on in rows]
         pairs = [(off, on) for off, on in pairs if math.isfinite(off) and math.isfinite(on)]
-        if len(set(pairs)) == 1:  # replications that do not differ are one
-            pairs = pairs[:1]
+        return pairs[:1] if len(set(pairs)) == 1 else pairs
+
+    def _paired(self, name: str, inverse: bool) -> Estimate | None:
+        pairs = self._pairs(name) if self.off is not None else []
         if not pairs:
             return None
         off, on = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -144,29 +162,16 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Bracket:
-    """What the rates looked at say about the cutover; ``draftcast.scenarios.cutover`` looks for it.
-
-    ``kind``: ``between`` (pays up to ``pays_to_rps``, costs from ``costs_from_rps`` on), ``pays`` (wherever the
-    comparison could be made), ``costs`` (the same), ``mixed`` (pays above a rate at which it costs) or ``unknown``.
-    ``undecided_rps``: rates that are even or not settled. ``overloaded_rps``: rates that overload both sides.
-    """
-
-    kind: Literal["between", "pays", "costs", "mixed", "unknown"]
-    pays_to_rps: float | None
-    costs_from_rps: float | None
-    undecided_rps: tuple[float, ...]
-    overloaded_rps: tuple[float, ...]
-    confidence: float
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """The points in order of rate, and what they say about the cutover (None: nothing compared, or no rates)."""
+    """The points in order of rate, and what they say about the cutover (None: nothing compared, or no rates).
+
+    Of the crossing only the signs are to be shown: between rates this far apart no line can be drawn;
+    `draftcast.scenarios.cutover` looks between them.
+    """
 
     scenario: Scenario
     points: tuple[Point, ...]
-    cutover: Bracket | None
+    cutover: Crossing | None
 
     def summary(self) -> dict[str, Any]:
         """For ``--json`` and ``summary.json``."""
@@ -178,7 +183,12 @@ class Comparison:
             rows.append(row | {"verdict": point.verdict})
         last = self.points[-1]
         capacity = {"on": last.capacity_on, "off": last.capacity_off}
-        return {"points": rows, "capacity_rps": capacity, "cutover": self.cutover}
+        cut = self.cutover
+        seen = None
+        if cut is not None:
+            spans = {"surely_pays_rps": cut.above, "surely_costs_rps": cut.below}
+            seen = {"kind": cut.kind, **spans, "confidence": cut.confidence}
+        return {"points": rows, "capacity_rps": capacity, "cutover": seen}
 
 
 def estimates(result: RunResult, confidence: float) -> dict[str, Estimate]:
@@ -233,30 +243,8 @@ def compare(
         Point(rate, found[0], found[1] if compare_off else None, confidence, *capacities)
         for (rate, _), found in zip(asked, runs, strict=True)
     )
-    return Comparison(scenario, points, bracket(points, confidence) if compare_off and rates else None)
-
-
-def bracket(points: Sequence[Point], confidence: float) -> Bracket:
-    """What points with rates, in increasing order, say about where speculation stops paying."""
-    rates: dict[str, list[float]] = {"pays": [], "costs": [], "overloaded": [], "undecided": []}
-    for point in points:
-        assert point.request_rate_rps is not None
-        word = point.verdict.partition(" (")[0]
-        rates[word if word in rates else "undecided"].append(point.request_rate_rps)
-    pays, costs = rates["pays"], rates["costs"]
-    kind: Literal["between", "pays", "costs", "mixed", "unknown"] = "unknown"
-    if pays and costs:
-        kind = "between" if pays[-1] < costs[0] else "mixed"
-    elif pays or costs:
-        kind = "pays" if pays else "costs"
-    return Bracket(
-        kind,
-        pays[-1] if pays else None,
-        costs[0] if costs else None,
-        tuple(rates["undecided"]),
-        tuple(rates["overloaded"]),
-        confidence,
-    )
+    cut = locate([point.probe for point in points], confidence) if compare_off and rates else None
+    return Comparison(scenario, points, cut)
 
 
 def _own_rate(scenario: Scenario) -> float | None:

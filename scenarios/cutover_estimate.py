@@ -67,6 +67,11 @@ class Fluid:
         held = self.deployment.memory.max_concurrency(tokens, settings.lookahead)
         return self.replicas * max(1, math.floor(min(settings.max_num_seqs, held)))
 
+    def kv_share(self, in_system: float) -> float:
+        """Share of the KV tokens that so many mean requests in decode hold, at most 1."""
+        held = in_system * self.traffic.context_tokens / (self.replicas * self.deployment.memory.kv_tokens)
+        return min(held, 1.0)
+
     def step(self, in_system: float) -> MeanStep:
         """The mean step with so many requests in all replicas together."""
         num_seqs = max(1, round(in_system / self.replicas))

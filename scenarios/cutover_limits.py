@@ -34,7 +34,7 @@ class Limits:
         memory_share, compute_share: what the target's bytes or FLOPs alone would take of the step at the device's peak.
         draft_share: of the step.
         host_share: of the step, the part that does not hide behind the device.
-        kv_share: of the KV blocks, in use on average; NaN where nothing was simulated.
+        kv_share: of the KV blocks, in use on average.
     """
 
     limit: str

@@ -32,8 +32,10 @@ FIRST_SHORTFALL = 0.15
 """By how much a first look's latency may fall short of the steady state; every effort halves it."""
 CLOSED_LOOP_TURNS = 20
 """Answers per client of a closed loop at a first look."""
-BATCH_REQUESTS = 256
+BATCH_REQUESTS = 64
 """Requests in all static batches of one replication at a first look."""
+LEAST_BILLED = 200
+"""Requests that a run takes as long as, however short it is."""
 NEAR_CAPACITY = 0.6
 """Utilisation from which the capacity is simulated instead of estimated: the estimate is good to some 20 %."""
 THROUGHPUT_METRICS = ("token_goodput", "cost")
@@ -91,8 +93,10 @@ class Prober:
     """Answers `draftcast.sim.crossing_search.search` for one scenario with speculation.
 
     Args:
-        budget_requests: simulated in all, over both sides, replications and saturated runs.
+        budget_requests: simulated in all, over both sides, replications and saturated runs; a run counts as at least
+            `LEAST_BILLED`.
         progress: called with the share of the budget that is spent.
+        saturated: what saturated runs completed, by scenario; shared where the same engine is asked again.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class Prober:
         metric: Metric,
         budget_requests: int,
         progress: Progress | None = None,
+        saturated: dict[str, tuple[float, ...] | None] | None = None,
     ) -> None:
         if scenario.speculative_config is None:
             raise InputError("the scenario has no speculation to compare with", key="engine.speculative_config")
@@ -110,7 +115,7 @@ class Prober:
         self.looks: dict[float, Look] = {}
         self._progress = progress
         self._fluids: dict[tuple[bool, float | None], Fluid] = {}
-        self._saturated: dict[str, tuple[float, ...] | None] = {}
+        self._saturated = {} if saturated is None else saturated
 
     def __call__(self, x: float, replications: int, effort: int) -> Probe | None:
         """See `draftcast.sim.crossing_search.Ask`."""
@@ -145,9 +150,9 @@ class Prober:
         """The fluid estimate of a side; one engine and one mix of requests for all rates, clients and batches."""
         return self._fluid(scenario, x if self.axis.name in ("context", "acceptance") else None)
 
-    def own_fluid(self) -> Fluid:
-        """The fluid estimate of the scenario as it is, with speculation."""
-        return self._fluid(self.scenario, None)
+    def own_fluids(self) -> tuple[Fluid, Fluid]:
+        """The fluid estimates of the scenario as it is, with and without speculation."""
+        return self._fluid(self.scenario, None), self._fluid(without_speculation(self.scenario), None)
 
     def _fluid(self, scenario: Scenario, x: float | None) -> Fluid:
         speculates = scenario.speculative_config is not None
@@ -187,8 +192,8 @@ class Prober:
         """Requests of one replication: so many that its latency falls short of the steady state by little."""
         if on.rate_rps is None:
             clients = round(x) if self.axis.name == "concurrency" else _clients(on.scenario)
-            return max(MIN_REQUESTS, CLOSED_LOOP_TURNS * clients) * int(2**effort)
-        allowed = FIRST_SHORTFALL / 2**effort
+            return max(LEAST_BILLED, CLOSED_LOOP_TURNS * clients) << effort
+        allowed = FIRST_SHORTFALL / (1 << effort)
         wanted = max(shortfall(1, side.in_system(), min(side.utilisation, 0.999)) / allowed for side in (on, off))
         return min(max(math.ceil(wanted), MIN_REQUESTS), MAX_REQUESTS)
 
@@ -203,7 +208,7 @@ class Prober:
             requests = on.scenario.workload.num_requests or MIN_REQUESTS
         else:
             values |= {"workload.num_requests": requests, "workload.duration_s": None}
-        cost = 2 * replications * groups * requests
+        cost = 2 * replications * groups * max(requests, LEAST_BILLED)
         if self.spent_requests + cost > self.budget_requests:
             return None
         scenarios = [with_values(side.scenario, values) for side in (on, off)]

@@ -42,9 +42,9 @@ def comparison_figure(comparison: Comparison) -> Any:
     _band(figure, rates, advantages, settled, ON, "advantage", row=1, col=1)
     figure.add_hline(y=1.0, line={"color": BREAK_EVEN, "dash": "dash", "width": 1.5}, row=1, col=1)
     cut = comparison.cutover
-    if cut is not None and cut.kind == "between":
+    if cut is not None and cut.kind == "crosses":
         label = {"text": "cutover", "font": {"color": BREAK_EVEN}}
-        ends = {"x0": cut.pays_to_rps, "x1": cut.costs_from_rps}
+        ends = dict(zip(("x0", "x1"), cut.gap, strict=True))
         figure.add_vrect(**ends, fillcolor=BREAK_EVEN, opacity=0.15, line_width=0, label=label, row=1, col=1)
     for col, key in ((1, LATENCY), (2, TOKENS)):
         for side, (which, colour) in enumerate((("on", ON), ("off", OFF))):

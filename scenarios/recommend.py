@@ -216,7 +216,7 @@ def candidates(
 def _of_method(scenario: Scenario, max_k: int) -> list[Candidate]:
     spec = scenario.speculative_config
     assert spec is not None
-    longest = _longest(scenario, max_k)
+    longest = longest_draft(scenario, max_k)
     given = {"num_speculative_tokens_per_batch_size": None, "num_speculative_tokens": None}
     base = {**speculative_values(scenario), **given}
     method = scenario.method
@@ -250,7 +250,7 @@ def speculative_values(scenario: Scenario) -> dict[str, Any]:
     return dict(to_mapping(scenario)["engine"]["speculative_config"])
 
 
-def _longest(scenario: Scenario, max_k: int) -> int:
+def longest_draft(scenario: Scenario, max_k: int) -> int:
     """Longest draft that the acceptance of every class covers; `max_k` where it covers any."""
     names: list[str | None] = [*(entry.name for entry in scenario.workload.classes)] or [None]
     known = [

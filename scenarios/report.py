@@ -102,22 +102,27 @@ def cutover_line(comparison: Comparison) -> str:
     if cut is None:
         return "Cutover: not looked for (it needs --compare-off and --rates)."
     level = f"{cut.confidence:.0%}"
-    seen = [p.request_rate_rps for p in comparison.points if p.request_rate_rps is not None]
-    if cut.kind == "between":
-        text = f"Cutover: between {cut.pays_to_rps:g} and {cut.costs_from_rps:g} req/s ({level} at each rate)."
-    elif cut.kind == "pays":
-        every = "at every rate looked at" if cut.pays_to_rps == max(seen) else "at every rate that can be compared"
-        text = f"Cutover: none seen; speculation pays {every}, up to {cut.pays_to_rps:g} req/s ({level} at each)."
-    elif cut.kind == "costs":
-        text = f"Cutover: none seen; speculation pays at no rate looked at, costs from {cut.costs_from_rps:g} req/s on."
-    elif cut.kind == "mixed":
-        text = f"Cutover: not one; speculation costs at {cut.costs_from_rps:g}, pays at {cut.pays_to_rps:g} req/s."
+    rated = [(p.request_rate_rps, p.verdict) for p in comparison.points if p.request_rate_rps is not None]
+    above, below = cut.above, cut.below
+    if cut.kind == "crosses":
+        first, last = cut.gap
+        rises = "" if cut.falls else "; speculation costs below, pays above"
+        text = f"Cutover: between {first:g} and {last:g} req/s ({level} at each rate){rises}."
+    elif above is not None and below is not None:
+        text = "Cutover: not one; along the rates speculation surely pays and surely costs in turn."
+    elif above is not None:
+        every = "at every rate looked at" if above[1] == rated[-1][0] else "at every rate that can be compared"
+        text = f"Cutover: none seen; speculation pays {every}, up to {above[1]:g} req/s ({level} at each)."
+    elif below is not None:
+        text = f"Cutover: none seen; speculation pays at no rate looked at, costs from {below[0]:g} req/s on."
     else:
         text = "Cutover: cannot tell; at no rate looked at does speculation surely pay or surely cost."
-    if cut.overloaded_rps:
-        text += f" From {min(cut.overloaded_rps):g} req/s on both sides are overloaded."
-    if cut.undecided_rps:
-        text += f" Undecided: {', '.join(f'{rate:g}' for rate in cut.undecided_rps)} req/s; more requests decide more."
+    overloaded = [rate for rate, verdict in rated if verdict == "overloaded"]
+    if overloaded:
+        text += f" From {min(overloaded):g} req/s on both sides are overloaded."
+    undecided = [f"{rate:g}" for rate, verdict in rated if verdict in ("even", "not settled", "undefined")]
+    if undecided:
+        text += f" Undecided: {', '.join(undecided)} req/s; more requests decide more."
     return text
 
 

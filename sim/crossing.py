@@ -89,11 +89,11 @@ class Probe:
 class Crossing:
     """Where the advantage crosses 1.
 
-    ``kind``: ``crosses``; ``always`` or ``never`` (surely above or below 1 wherever anything is sure); ``even`` (1 up
-    to half a per cent at every point); ``more than once``; or ``unclear``. ``low`` and ``high`` bound the crossing with
-    the given confidence; ``value`` is NaN where no two values lie on either side of it (then a bound is what is known).
-    ``falls``: the advantage falls through 1 (it pays below, costs above). ``above`` and ``below``: first and last x at
-    which the advantage is surely above and below 1.
+    ``kind``: ``crosses``; ``always`` or ``never`` (surely above or below 1 at every point with a value, leaving out
+    those at which it is 1 up to half a per cent); ``even`` (that at every point); ``more than once``; or ``unclear``.
+    ``low`` and ``high`` bound the crossing with the given confidence; ``value`` is NaN where no two values lie on
+    either side of it (then a bound is what is known). ``falls``: the advantage falls through 1 (it pays below, costs
+    above). ``above`` and ``below``: first and last x at which the advantage is surely above and below 1.
     """
 
     kind: Kind
@@ -109,6 +109,13 @@ class Crossing:
     def best(self) -> float:
         """The value, else the middle of the interval."""
         return self.value if math.isfinite(self.value) else (self.low + self.high) / 2
+
+    @property
+    def gap(self) -> tuple[float, float]:
+        """Of kind ``crosses``: the last x of the sign before it and the first of the sign after it."""
+        assert self.above is not None
+        assert self.below is not None
+        return (self.above[1], self.below[0]) if self.falls else (self.below[1], self.above[0])
 
     @property
     def relative_width(self) -> float:
@@ -136,9 +143,10 @@ def locate(probes: Sequence[Probe], confidence: float = 0.95) -> Crossing:
     if len(changes) > 1:
         return without_crossing("more than once")
     if not changes:
-        if above or below:
-            return without_crossing("always" if above else "never")
-        return without_crossing("even" if points and all(p.is_even(confidence) for p in points) else "unclear")
+        if points and all(p.is_even(confidence) for p in points):
+            return without_crossing("even")
+        is_open = any(p.has_value and not p.sign(confidence) and not p.is_even(confidence) for p in points)
+        return without_crossing("unclear" if is_open or not known else "always" if above else "never")
     (left, _), (right, _) = changes[0]
     falls = changes[0][0][1] > 0
     inside = [probe for probe in points if left.x <= probe.x <= right.x]

@@ -24,6 +24,8 @@ MIN_PINNED = 10
 MAX_REPLICATIONS = 64
 MAX_EFFORT = 4
 MOST_AT_ONCE = 8.0
+REACH = 0.05
+"""Share of the crossing to either side of it over which a curve is taken for a line, however loose the target."""
 
 
 class Ask(Protocol):
@@ -51,6 +53,7 @@ class _Search:
         self.replications = replications
         self.confidence = confidence
         self.target = target
+        self.reach = min(target, REACH)
         self.unit = unit
         self.probes: dict[float, Probe] = {}
         self.repeated: dict[float, int] = {}
@@ -82,16 +85,14 @@ class _Search:
 
     def _inside_gap(self, crossing: Crossing) -> float | None:
         """Where to look inside the gap that holds the crossing; None when it is small enough."""
-        assert crossing.above is not None
-        assert crossing.below is not None
-        ends = (crossing.above[1], crossing.below[0]) if crossing.falls else (crossing.below[1], crossing.above[0])
+        ends = crossing.gap
         xs = [x for x in sorted(self.probes) if ends[0] <= x <= ends[1]]
         if math.isfinite(crossing.value):
             low, high = next(pair for pair in itertools.pairwise(xs) if pair[0] <= crossing.value <= pair[1])
-            if high - low <= max(4 * self.target * crossing.value, 2 * self.unit):
+            if high - low <= max(4 * self.reach * crossing.value, 2 * self.unit):
                 return None
             # Not at the value itself: just beyond it, so that it ends up in the small part of the gap.
-            step = max(self.target * crossing.value, self.unit)
+            step = max(self.reach * crossing.value, self.unit)
             x = crossing.value + step if crossing.value - low < high - crossing.value else crossing.value - step
             margin = max(self.unit, (high - low) / 20)
             return self.whole(min(max(x, low + margin), high - margin))
@@ -124,7 +125,7 @@ class _Search:
         Only they decide: a probe that was made to find the place, with fewer replications or because another had been
         on the wrong side by chance, would cut the interval where it should not.
         """
-        best, centre, half = rough, rough.value, max(self.target * rough.value, (rough.high - rough.low) / 2, self.unit)
+        best, centre, half = rough, rough.value, max(self.reach * rough.value, (rough.high - rough.low) / 2, self.unit)
         replications, effort = max(self.replications, MIN_PINNED), 0
         for _ in range(MAX_LOOKS):
             xs = sorted({self.whole(x) for x in (centre - half, centre, centre + half) if x > 0})
@@ -137,11 +138,11 @@ class _Search:
                 best, centre = found, found.value
                 if found.relative_width <= self.target or found.high - found.low < self.unit:
                     return found, "narrow enough"
-                half = max(self.target * centre, (found.high - found.low) / 2, self.unit)
+                half = max(self.reach * centre, (found.high - found.low) / 2, self.unit)
                 wider = found.relative_width / self.target
-            elif found.kind in ("always", "never"):
-                # It lies beyond the probes, on the side to which the rough curve falls or rises.
-                side = 1.0 if (found.kind == "always") == rough.falls else -1.0
+            elif (found.above is None) != (found.below is None):
+                # It lies beyond the sure probes, on the side to which the rough curve falls or rises.
+                side = 1.0 if (found.above is not None) == rough.falls else -1.0
                 centre, half, wider = centre + side * half, 1.5 * half, 1.0
             else:
                 half, wider = 1.5 * half, 2.0

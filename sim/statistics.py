@@ -1,4 +1,4 @@
-"""Intervals, warm-up truncation, trend tests and crossing points for simulation output.
+"""Intervals, warm-up truncation and trend tests for simulation output.
 
 Knows numbers only, not requests or engines; a replication is one independent run (its own seed), and paired values come
 from runs that share their random streams (common random numbers). scipy is imported inside the functions that need it,

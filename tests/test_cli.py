@@ -264,7 +264,7 @@ def test_rates_bracket_the_cutover_and_name_no_value_between_them(monkeypatch: p
     assert [point.request_rate_rps for point in answer.points] == [2, 6, 14, 18, 19]
     assert [point.verdict for point in answer.points] == ["pays", "pays", "costs", "costs", "costs (on is overloaded)"]
     assert answer.cutover is not None
-    assert (answer.cutover.kind, answer.cutover.pays_to_rps, answer.cutover.costs_from_rps) == ("between", 6, 14)
+    assert (answer.cutover.kind, answer.cutover.above, answer.cutover.below) == ("crosses", (2, 6), (14, 19))
     assert cutover_line(answer).startswith("Cutover: between 6 and 14 req/s")
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
@@ -280,9 +280,9 @@ def test_rates_bracket_the_cutover_and_name_no_value_between_them(monkeypatch: p
 @pytest.mark.parametrize(
     ("rates", "kind", "parts"),
     [
-        ([4, 29], "pays", ["up to 4 req/s", "Undecided: 29"]),  # not settled on both sides
-        ([4, 200], "pays", ["up to 4 req/s", "From 200 req/s on both sides are overloaded"]),
-        ([29, 200], "unknown", ["cannot tell"]),
+        ([4, 29], "always", ["up to 4 req/s", "Undecided: 29"]),  # not settled on both sides
+        ([4, 200], "always", ["up to 4 req/s", "From 200 req/s on both sides are overloaded"]),
+        ([29, 200], "unclear", ["cannot tell"]),
     ],
 )
 def test_what_has_no_steady_state_pays_nothing(

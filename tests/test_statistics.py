@@ -1,4 +1,4 @@
-"""Closed forms and coverage of the interval, truncation, trend and crossing helpers."""
+"""Closed forms and coverage of the interval, truncation and trend helpers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from draftcast.errors import InputError
-from draftcast.sim.crossing import Crossing, crossing, falling
 from draftcast.sim.statistics import (
     batch_means_interval,
     lag1_autocorrelation,
@@ -184,82 +183,6 @@ def test_mann_kendall_level() -> None:
 def test_lag1_autocorrelation() -> None:
     assert lag1_autocorrelation([1, -1, 1, -1]) == pytest.approx(-0.75)
     assert math.isnan(lag1_autocorrelation([1.0, 1.0, 1.0]))
-
-
-RATES = np.array([1.0, 2.0, 4.0, 6.0, 8.0, 12.0])
-
-
-def test_crossing_of_a_line_is_exact() -> None:
-    # 1.6 - 0.1 x falls through 1 at x = 6, a point looked at; through 1.1 at 5 and through 0.75 at 8.5, in between.
-    ratios = np.tile(1.6 - 0.1 * RATES, (3, 1))
-    assert crossing(RATES, ratios).value == pytest.approx(6.0, abs=1e-9)
-    assert crossing(RATES, ratios, level=1.1).value == pytest.approx(5.0, abs=1e-6)
-    assert crossing(RATES, ratios, level=0.75).value == pytest.approx(8.5, abs=0.02)
-
-
-def test_crossing_of_a_closed_form_curve() -> None:
-    # 2 * exp(-x / 8) falls through 1 at 8 ln 2 = 5.545.
-    assert crossing(RATES, [2 * np.exp(-RATES / 8)]).value == pytest.approx(8 * math.log(2), rel=0.005)
-
-
-def test_crossing_coverage() -> None:
-    rng = np.random.default_rng(6)
-    hits = []
-    for _ in range(TRIALS):
-        noise = rng.normal(0, 0.05, (6, 1)) + rng.normal(0, 0.03, (6, RATES.size))  # replications share a seed over x
-        found = crossing(RATES, 1.6 - 0.1 * RATES + noise)
-        assert found.kind == "crosses"
-        assert found.low <= found.value <= found.high
-        hits.append(found.low <= 6.0 <= found.high)
-    assert 0.92 <= sum(hits) / TRIALS <= 0.995  # the monotone fit may only narrow the doubt, never add to it
-
-
-@pytest.mark.parametrize(
-    ("offset", "kind", "low", "high"),
-    [(3.0, "always", math.inf, math.inf), (-3.0, "never", -math.inf, -math.inf)],
-)
-def test_never_and_always(offset: float, kind: str, low: float, high: float) -> None:
-    rng = np.random.default_rng(8)
-    found = crossing(RATES, 1.0 + offset - 0.1 * RATES + rng.normal(0, 0.05, (5, RATES.size)))
-    assert (found.kind, found.low, found.high) == (kind, low, high)
-    assert math.isnan(found.value)
-    assert str(found) == kind
-
-
-def test_cannot_tell() -> None:
-    rng = np.random.default_rng(8)
-    noisy = 1.0 + rng.normal(0, 0.5, (4, RATES.size))
-    assert crossing(RATES, noisy).kind == "unclear"
-    assert crossing(RATES, np.ones((4, RATES.size))).kind == "unclear"  # off against off
-    # Help that is sure at low rates and undecided at the highest: no upper end.
-    fading = np.array([1.5, 1.4, 1.3, 1.2, 1.1, 1.0]) + rng.normal(0, 0.02, (6, RATES.size))
-    found = crossing(RATES, fading)
-    assert found.kind == "unclear"
-    assert found.low > 8
-    assert found.high == math.inf
-    # Harm, then help: not one crossing.
-    rising = np.tile([0.5, 0.6, 1.5, 1.4, 0.7, 0.6], (3, 1))
-    assert "more than once" in crossing(RATES, rising).reason
-
-
-def test_one_replication_crosses_without_an_interval() -> None:
-    found = crossing(RATES, 1.6 - 0.1 * RATES)
-    assert found.kind == "crosses"
-    assert math.isnan(found.low)
-    assert math.isnan(found.high)
-    assert str(found) == "6"
-    assert isinstance(found, Crossing)
-
-
-def test_bad_crossing_input() -> None:
-    for x, ratios in (([1, 2], [[1, 2, 3]]), ([2, 1], [[1, 2]]), ([1, 2], [[1, math.nan]]), ([1], [[1]])):
-        with pytest.raises(InputError):
-            crossing(x, ratios)
-
-
-def test_falling_fit() -> None:
-    assert falling(np.array([3.0, 1.0, 2.0, 0.0])).tolist() == [3.0, 1.5, 1.5, 0.0]
-    assert falling(np.array([1.0, 2.0, 3.0])).tolist() == [2.0, 2.0, 2.0]
 
 
 def test_import_leaves_scipy_out() -> None:

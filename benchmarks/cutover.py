@@ -1,0 +1,147 @@
+"""How long `draftcast cutover` takes on the demo scenario, and how often its interval holds a crossing that is known.
+
+    python benchmarks/cutover.py [--coverage 100] [--shortfall]
+
+``--coverage``: requests all alike in a closed loop over a whole-step profile of easy numbers. By Little's law the mean
+latency of N clients is the time of a request's steps plus that of all N's rows, so the crossing follows from the mean
+number of rounds; so many seeds look for it. ``--shortfall``: by how much short runs close to the capacity fall short
+of long ones, beside the bound of `draftcast.sim.stability.shortfall`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from draftcast.scenarios.cutover import cutover
+from draftcast.scenarios.cutover_answer import Cutover
+from draftcast.scenarios.cutover_report import detail_lines, headline
+from draftcast.scenarios.load import load_scenario, with_rate, with_values, without_speculation
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.simulate import simulate
+from draftcast.sim.stability import shortfall
+
+PROMPT, OUTPUT, K, ALPHA = 8, 41, 3, 0.5
+STEP_S, ROW_S, SEARCH = 10e-3, 0.2e-3, 0.01
+PROFILE = f"""
+schema_version: 1
+kind: affine
+name: easy
+model: llama-3.1-8b
+hardware: h100-sxm
+tp: 1
+dtype: bf16
+date: 2026-11-21
+source: numbers for a closed form
+fitted_sequences: [1, 256]
+target: {{fixed_s: {STEP_S}, row_s: {ROW_S}, kv_token_s: 0.0}}
+draft: {{fixed_s: 0.0, draft_token_s: 0.0, kv_token_s: 0.0, methods: {{eagle: interpolated}}}}
+ngram: {{fraction_of_target: {SEARCH}, methods: {{ngram: interpolated}}}}
+overhead_s: 0.0
+"""
+
+
+def main() -> None:
+    """Print the demo's answer and its time, what else was asked for, then a JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--coverage", type=int, default=0, metavar="SEEDS")
+    parser.add_argument("--shortfall", action="store_true")
+    asked = parser.parse_args()
+    cutover(load_scenario(), at=[5.0], budget_requests=60_000)  # compiles, or loads what is compiled
+    wall, cpu = time.perf_counter(), time.process_time()
+    (answer,) = cutover(load_scenario())
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    for line in [headline(answer), *detail_lines(answer)]:
+        print(line)
+    print(f"{wall:.1f} s, {cpu:.1f} s of one core")
+    result: dict[str, object] = {
+        "cutover_rps": [answer.crossing.low, answer.crossing.high],
+        "seconds": round(wall, 2),
+        "core_seconds": round(cpu, 2),
+    }
+    if asked.coverage:
+        result |= coverage(asked.coverage)
+    if asked.shortfall:
+        short_runs()
+    print(json.dumps(result))
+
+
+def coverage(seeds: int) -> dict[str, object]:
+    """How many of so many seeds' intervals hold the closed form's crossing, and how wide they are."""
+    known = closed_form()
+    found: list[Cutover] = []
+    with tempfile.TemporaryDirectory() as folder:
+        profile = Path(folder) / "easy.yaml"
+        profile.write_text(PROFILE)
+        for seed in range(seeds):
+            found += cutover(easy(profile, seed), over="concurrency", at=[4, 12, 20, 28])
+    crossings = [answer.crossing for answer in found if answer.verdict == "crosses"]
+    held = sum(crossing.low <= known <= crossing.high for crossing in crossings)
+    width = float(np.median([crossing.relative_width for crossing in crossings]))
+    value = float(np.mean([crossing.value for crossing in crossings]))
+    print(
+        f"closed form: {known:.3f} clients; {held} of {seeds} intervals hold it; "
+        f"mean value {value:.3f}, median width {width:.1%}"
+    )
+    return {"closed_form": known, "seeds": seeds, "held": held, "mean_value": value}
+
+
+def easy(profile: Path, seed: int) -> Scenario:
+    """Requests all alike, a step of 10 ms + 0.2 ms a row, drafts found in every round."""
+    return load_scenario(
+        overrides=[
+            f"engine.speculative_config={{method: ngram, num_speculative_tokens: {K}}}",
+            f"acceptance={{model: ngram, match_probability: 1.0, alpha: {ALPHA}}}",
+            f"profile={profile}",
+            f"workload.lengths={{prompt_tokens: {PROMPT}, output_tokens: {OUTPUT}}}",
+            f"statistics={{replications: 5, seed: {seed}}}",
+        ]
+    )
+
+
+def closed_form() -> float:
+    """Clients at which latency is the same with and without speculation."""
+    kept = [ALPHA**i * (1 - ALPHA) for i in range(K)] + [ALPHA**K]
+    mean = [0.0]
+    for left in range(1, OUTPUT):
+        mean.append(1 + sum(p * mean[max(left - 1 - i, 0)] for i, p in enumerate(kept)))
+    rounds = mean[OUTPUT - 1]
+    steps_s = OUTPUT * STEP_S - (1 + rounds) * STEP_S * (1 + SEARCH)
+    rows_s = (PROMPT + rounds * (1 + K)) * ROW_S * (1 + SEARCH) - (PROMPT + OUTPUT - 1) * ROW_S
+    return steps_s / rows_s
+
+
+def short_runs() -> None:
+    """Mean latency of short runs over that of a long one, with and without speculation, beside the bound."""
+    print(f"{'':>16}{'rho':>7}{'requests':>10}{'falls short by':>16}{'bound':>8}")
+    for name, scenario in (("with", load_scenario()), ("without", without_speculation(load_scenario()))):
+        capacity = float(np.mean(_saturated(scenario)))
+        for rho in (0.9, 0.95, 0.983):
+            rated = with_rate(scenario, rho * capacity)
+            long_s = _latency_s(rated, 400_000, 1)
+            for requests in (1000, 6000, 24_000):
+                missing = long_s / _latency_s(rated, requests, max(5, 60_000 // requests)) - 1
+                bound = shortfall(requests, rho * capacity * long_s, rho)
+                print(f"{name:>16}{rho:>7}{requests:>10,}{missing:>16.1%}{bound:>8.1%}", flush=True)
+
+
+def _saturated(scenario: Scenario) -> list[float]:
+    offered = with_values(with_rate(scenario, 200.0), {"workload.num_requests": 6000, "statistics.warmup": "none"})
+    rates = simulate(offered).summary["stability"]["saturated_rates_rps"]
+    assert all(map(math.isfinite, rates))
+    return list(rates)
+
+
+def _latency_s(scenario: Scenario, requests: int, replications: int) -> float:
+    values = {"workload.num_requests": requests, "statistics.replications": replications}
+    return float(np.mean([row["mean_e2el_s"] for row in simulate(with_values(scenario, values)).replications]))
+
+
+if __name__ == "__main__":
+    main()
