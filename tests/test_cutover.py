@@ -106,8 +106,9 @@ def test_what_limits_is_said_on_both_sides(found: Cutover) -> None:
             assert side.memory_share > 0
             assert 0 <= side.kv_share <= 1
             assert side.in_system == pytest.approx(place.x, rel=0.05)  # a closed loop: all clients are in the system
-    # 10 ms and 4 rows of 0.2 ms for each client, prompts aside.
-    assert found.upper.on.step_ms == pytest.approx((10 + 0.8 * found.upper.x) * 1.01, rel=0.03)
+    # 10 ms and 0.2 ms a row: 4 rows of each client, and prompts come as fast as 1.875 tokens a step use outputs up.
+    rows = found.upper.x * (1 + K + 1.875 * PROMPT / OUTPUT)
+    assert found.upper.on.step_ms == pytest.approx((10 + 0.2 * rows) * (1 + SEARCH), rel=1e-3)
     text = "\n".join(detail_lines(found))
     assert "with speculation" in text
     assert "requests simulated" in text
@@ -122,11 +123,14 @@ def test_a_summary_holds_every_look(found: Cutover) -> None:
     assert headline(found).startswith("ngram k=3: cutover at ")
 
 
-def test_the_target_and_the_budget_decide_when_to_stop(tmp_path: Path, found: Cutover) -> None:
+def test_the_target_and_the_budget_decide_when_to_stop(tmp_path: Path) -> None:
     scenario = easy(tmp_path)
-    (tight,) = cutover(scenario, over="concurrency", at=[4, 40], target=0.005)
-    assert tight.requests > found.requests
-    assert tight.crossing.relative_width < found.crossing.relative_width
+    loop = easy(tmp_path, "workload.arrivals={process: closed_loop, concurrency: 20}")
+    (loose,) = cutover(loop, over="acceptance", at=[0.3, 0.8])
+    (tight,) = cutover(loop, over="acceptance", at=[0.3, 0.8], target=0.01)
+    assert tight.requests > loose.requests
+    assert 0.05 >= loose.crossing.relative_width > tight.crossing.relative_width
+    assert tight.crossing.relative_width <= 0.01
     (poor,) = cutover(scenario, over="concurrency", at=[4, 40], budget_requests=12_000)
     assert poor.stopped == "budget spent"
     assert poor.requests <= 12_000
