@@ -19,8 +19,8 @@ from draftcast import __version__
 from draftcast.errors import InputError, LiveError
 from draftcast.scenarios import acceptance_cli, catalog_cli, live_cli, policy_cli, profile_cli
 from draftcast.scenarios.calibrate_command import calibrate
-from draftcast.scenarios.dashboard_command import dashboard
 from draftcast.scenarios.cutover_cli import cutover
+from draftcast.scenarios.dashboard_command import dashboard
 from draftcast.scenarios.plan_cli import plan
 from draftcast.scenarios.published_cli import published
 from draftcast.scenarios.recommend_cli import recommend

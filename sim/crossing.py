@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from draftcast.sim.statistics import Estimate, student_t
 
-__all__ = ["Crossing", "Probe", "locate"]
+__all__ = ["Crossing", "Probe", "falling", "locate"]
 
 FloatArray = npt.NDArray[np.float64]
 Kind = Literal["crosses", "always", "never", "even", "more than once", "unclear"]
@@ -239,3 +239,17 @@ def _mean_error(values: FloatArray) -> tuple[float, float]:
 def _ratio(index: float) -> float:
     """Advantage of an index; an index outside (-1, 1), of a wide interval, is 0 or infinite."""
     return 0.0 if index <= -1 else math.inf if index >= 1 else (1 + index) / (1 - index)
+
+
+def falling(values: FloatArray) -> FloatArray:
+    """Least-squares non-increasing fit (pool adjacent violators, Barlow et al. 1972)."""
+    means: list[float] = []
+    sizes: list[int] = []
+    for value in values:
+        means.append(float(value))
+        sizes.append(1)
+        while len(means) > 1 and means[-1] > means[-2]:
+            size = sizes[-1] + sizes[-2]
+            means[-2:] = [(means[-1] * sizes[-1] + means[-2] * sizes[-2]) / size]
+            sizes[-2:] = [size]
+    return np.repeat(means, sizes)
