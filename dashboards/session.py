@@ -27,10 +27,19 @@ from draftcast.scenarios.references import outside_names
 from draftcast.scenarios.schema import Scenario
 
 PAGE, SCENARIO, BASELINE, RUN, MEASURED = "page", "scenario", "baseline", "run", "measured"
-PAGES = {"what-if": "What-if", "capacity": "Capacity", "sweep": "Sweep", "compare": "Compare", "trust": "Trust"}
+PAGES = {
+    "what-if": "What-if",
+    "cutover": "Cutover",
+    "capacity": "Capacity",
+    "sweep": "Sweep",
+    "compare": "Compare",
+    "trust": "Trust",
+}
 FIRST_PAGE = "what-if"
 # Settings of pages that are no part of a scenario.
 TRUST_OPERATOR = "view.trust.operator"
+CUTOVER_OVER, CUTOVER_METRIC, CUTOVER_ASKED = "view.cutover.over", "view.cutover.metric", "view.cutover.asked"
+MAP_K_ASKED, MAP_ACCEPTANCE_ASKED = "view.cutover.map-k", "view.cutover.map-acceptance"
 PUBLISHED_ASKED = "view.trust.published"
 REFERENCE = "view.compare.reference"
 CAPACITY_RATE, CAPACITY_HEADROOM, CAPACITY_SPARE = "view.capacity.rate", "view.capacity.headroom", "view.capacity.spare"
@@ -41,6 +50,7 @@ VIEWS = (
     *(TRUST_OPERATOR, PUBLISHED_ASKED, REFERENCE),
     *(CAPACITY_RATE, CAPACITY_HEADROOM, CAPACITY_SPARE, CAPACITY_HARDWARE, CAPACITY_TP, CAPACITY_METHODS),
     *(CAPACITY_PRICES, CAPACITY_CURVE, SWEEP_GRID, SWEEP_METRIC, SWEEP_RUN),
+    *(CUTOVER_OVER, CUTOVER_METRIC, CUTOVER_ASKED, MAP_K_ASKED, MAP_ACCEPTANCE_ASKED),
 )
 UPLOADED = "upload:"
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,80}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from draftcast.dashboards import capacity, compare, sweep, trust, what_if
+from draftcast.dashboards import capacity, compare, cutover, sweep, trust, what_if
 from draftcast.dashboards.page import banner
 from draftcast.dashboards.session import PAGES, Session, session, write_link
 from draftcast.dashboards.sidebar import sidebar
@@ -39,6 +39,9 @@ class Page:
 SHOWN: Mapping[str, Page] = {
     "what-if": Page(
         "What does speculation change for one deployment under one load?", ":material/tune:", what_if.render
+    ),
+    "cutover": Page(
+        "At which load does speculation stop paying, and which setting is best?", ":material/swap_vert:", cutover.render
     ),
     "capacity": Page(
         "How many GPUs does a load need for its SLO, and what do they cost?", ":material/dns:", capacity.render

@@ -206,7 +206,7 @@ def test_outside_calibration_the_badge_leads_to_the_coverage_map(page: Browser) 
     assert "extrapolated · 100% of device time extrapolated" in badge.text
     badge.click()
     page.until(lambda: page.find("#coverage").text == "Coverage map", "the coverage map")
-    assert "page=trust" in page.query()
+    page.until(lambda: "page=trust" in page.query(), "the link of Trust")
     assert "No measured profile of mi300x" in page.text()
 
 

@@ -1,0 +1,97 @@
+"""Cutover without a browser: the search waits for its button, the answers are those of the scenarios' functions."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("streamlit")
+from app_pages import known, open_page
+from streamlit.testing.v1 import AppTest
+
+from draftcast.dashboards import session as sessions
+from draftcast.scenarios.cutover import cutover
+from draftcast.scenarios.cutover_report import headline
+from draftcast.scenarios.deployment import deploy
+from draftcast.scenarios.load import load_scenario
+from draftcast.scenarios.operating_point import ceilings, operating_tracks
+from draftcast.scenarios.recommend import recommend
+from draftcast.scenarios.roofline_plot import roofline_figure
+from draftcast.scenarios.simulate import simulate
+
+# Few slots: a capacity is found with few requests.
+CUTOVER = {
+    "page": "cutover",
+    "engine.max_num_seqs": "16",
+    "workload.lengths.prompt_tokens": "{distribution: constant, value: 64}",
+    "workload.lengths.output_tokens": "{distribution: constant, value: 32}",
+}
+
+
+def html_of(app: AppTest) -> str:
+    return "".join(each.proto.body for each in app.get("html"))
+
+
+def press(app: AppTest, label: str) -> None:
+    next(button for button in app.button if label in button.label).click().run()
+
+
+def test_the_search_waits_for_its_button_and_for_this_question() -> None:
+    app = open_page(CUTOVER)
+    asked = known(app).question.scenario
+    assert "data-verdict" not in html_of(app)
+    press(app, "Find the cutover")
+    (expected,) = cutover(asked)
+    assert f"data-verdict='{expected.verdict}'" in html_of(app)
+    assert headline(expected) in html_of(app).replace("&#x27;", "'")
+    assert sessions.CUTOVER_ASKED in app.query_params
+    again = open_page({**CUTOVER, sessions.CUTOVER_ASKED: app.query_params[sessions.CUTOVER_ASKED]})
+    assert f"data-verdict='{expected.verdict}'" in html_of(again)
+    app.number_input(key="control:statistics.seed").set_value(5).run()
+    assert "data-verdict" not in html_of(app)
+
+
+def test_the_recommended_setting_is_that_of_the_command_line() -> None:
+    app = open_page(CUTOVER)
+    expected = recommend(known(app).question.scenario)
+    assert f"data-setting='{expected.chosen.candidate.label}'" in html_of(app)
+    shown = [each.value for each in app.code]
+    assert any(expected.vllm in text for text in shown)
+    command = next(text for text in shown if text.startswith("draftcast cutover"))
+    assert command.endswith("--over rate --metric e2e")
+
+
+def test_a_map_is_drawn_when_asked_for() -> None:
+    app = open_page(CUTOVER)
+    before = len(app.get("plotly_chart"))
+    press(app, "against draft tokens k")
+    assert not known(app).warnings
+    assert len(app.get("plotly_chart")) == before + 1
+
+
+def test_a_metric_that_needs_an_slo_is_offered_with_one() -> None:
+    app = open_page(CUTOVER)
+    assert "slo_goodput" not in app.selectbox(key=sessions.CUTOVER_METRIC).options
+    bad = open_page({**CUTOVER, sessions.CUTOVER_METRIC: "slo_goodput"})
+    assert any(each.value.startswith(sessions.CUTOVER_METRIC) for each in bad.warning)
+
+
+def test_without_speculation_there_is_nothing_to_look_for() -> None:
+    app = open_page({"page": "cutover", "engine.speculative_config": "null"})
+    known(app)
+    assert "Speculation is off" in app.info[0].value
+    assert len(app.get("plotly_chart")) == 1
+
+
+def test_more_drafts_move_along_the_roofline() -> None:
+    scenario = load_scenario(overrides=["workload.num_requests=150", "statistics.replications=2"])
+    deployment, run = deploy(scenario), simulate(scenario)
+    tracks = operating_tracks(scenario, deployment, run)
+    assert min(tracks) == 1
+    for points in tracks.values():
+        assert [point.k for point in points] == list(range(8))
+        intensities = [point.intensity for point in points]
+        assert intensities == sorted(intensities)
+    drawn = roofline_figure(ceilings(scenario, deployment), tracks)
+    assert len(drawn.data) == 1 + len(tracks)
+    first = next(iter(tracks.values()))
+    assert drawn.data[1].x[3] == pytest.approx(first[3].intensity, rel=1e-3)
