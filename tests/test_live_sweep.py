@@ -250,6 +250,7 @@ def test_the_command_runs_a_sweep(testbed: Path, tmp_path: Path) -> None:
     line = ["live", "sweep", str(testbed / "scenario.yaml"), "--out", str(tmp_path), "--k", "2", "--concurrency", "2"]
     line += ["--rates", "20", "--cell-seconds", "0.4", "--vllm", " ".join(FAKE), "--warmup-requests", "2"]
     line += ["--set", "workload.lengths={prompt_tokens: 30, output_tokens: 10}", "--candidate", json.dumps(NGRAM)]
+    line += ["--set", "statistics.replications=1"]
     done = CliRunner().invoke(app, line, catch_exceptions=False)
     assert done.exit_code == 0
     assert len([text for text in done.stdout.splitlines() if "requests" in text]) == 6
