@@ -193,9 +193,9 @@ class Prober:
         if on.rate_rps is None:
             clients = round(x) if self.axis.name == "concurrency" else _clients(on.scenario)
             return max(LEAST_BILLED, CLOSED_LOOP_TURNS * clients) << effort
-        allowed = FIRST_SHORTFALL / (1 << effort)
-        wanted = max(shortfall(1, side.in_system(), min(side.utilisation, 0.999)) / allowed for side in (on, off))
-        return min(max(math.ceil(wanted), MIN_REQUESTS), MAX_REQUESTS)
+        short = max(shortfall(1, side.in_system(), min(side.utilisation, 0.999)) for side in (on, off))
+        first = max(math.ceil(short / FIRST_SHORTFALL), MIN_REQUESTS)
+        return min(first << effort, MAX_REQUESTS)
 
     def _simulated(self, x: float, on: _Side, off: _Side, replications: int, effort: int) -> Probe | None:
         groups, requests = 1, self._requests(x, on, off, effort)
