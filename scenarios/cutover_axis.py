@@ -157,10 +157,10 @@ class AcceptanceAxis(Axis):
                 "rejection_sample_method: synthetic prescribes the acceptance", file=AXIS_OPTION, value="acceptance"
             )
         own = scenario.acceptance
-        model: dict[str, Any] = {"model": "constant", "alpha": x}
-        if scenario.method == "eagle_tree":
-            model = {"model": "tree", "alpha": x}
-        elif own is not None and own.model == "ngram":
+        known = own.confidence_discrimination if own is not None else None
+        shape = "tree" if scenario.method == "eagle_tree" else "constant"
+        model: dict[str, Any] = {"model": shape, "alpha": x, "confidence_discrimination": known}
+        if own is not None and own.model == "ngram":
             model = {**own.model_dump(exclude_none=True), "alpha": x, "rates": None}
         values: dict[str, Any] = {"acceptance": model}
         for index, entry in enumerate(scenario.workload.classes):

@@ -16,6 +16,7 @@ from draftcast.errors import InputError
 from draftcast.scenarios.cli import app
 from draftcast.scenarios.cutover import cutover
 from draftcast.scenarios.cutover_answer import Cutover
+from draftcast.scenarios.cutover_axis import axis_named
 from draftcast.scenarios.cutover_map import speedup_map
 from draftcast.scenarios.cutover_report import contour_lines, detail_lines, headline, number
 from draftcast.scenarios.load import load_scenario
@@ -204,6 +205,13 @@ def test_every_axis(tmp_path: Path, over: str, at: list[float], unit: str) -> No
     figures = [probe.advantage(0.95) for probe in (first, last)]
     signs = [probe.sign(0.95) for probe in (first, last)]
     assert signs[0] != signs[1] or figures[0] != figures[1]
+
+
+def test_a_changed_acceptance_keeps_what_the_draft_knows_of_it() -> None:
+    own = "acceptance={model: constant, alpha: 0.5, confidence_discrimination: 0.3}"
+    changed = axis_named("acceptance").at(load_scenario(overrides=[own]), 0.4).acceptance
+    assert changed is not None
+    assert changed.model_dump() == {"model": "constant", "alpha": 0.4, "confidence_discrimination": 0.3}
 
 
 def test_more_acceptance_breaks_even_at_a_given_load(tmp_path: Path) -> None:
