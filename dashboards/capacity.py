@@ -223,8 +223,7 @@ def _show_curve(session: Session, found: Plan, chosen: Sizing, checks: Sequence[
         "goodput",
         drawn,
         f"{replicas} of {chosen.candidate.label}: requests per second that keep the SLO, with intervals. Knee: the "
-        "largest load at which it is met. Rates are over whole runs with the quiet end of their last requests, hence a "
-        "little below the load. Open markers: no steady state, what they show depends on how long it lasted.",
+        "largest load at which it is met. Open markers: no steady state, totals that depend on the length of the run.",
         "SLO goodput and completed requests per second against load, with the target and the knee.",
     )
     return drawn

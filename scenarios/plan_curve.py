@@ -11,10 +11,12 @@ from draftcast.scenarios.deployment import deploy
 from draftcast.scenarios.plan import Sizing
 from draftcast.scenarios.plan_search import Check, Cluster
 from draftcast.scenarios.plan_slo import Objective
+from draftcast.sim.statistics import Estimate
 
 # Loads to look at, in shares of the largest that meets the SLO: closer together where the curve bends.
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
-FIGURES = ("request_goodput", "request_throughput")
+
+COMPLETED, WITHIN = "completed", "within the SLO"
 
 
 def goodput_curve(
@@ -26,8 +28,7 @@ def goodput_curve(
         objectives: the plan's own; none: the scenario's ``slo``.
         progress: called with the share of the work done, 0 to 1.
 
-    By rising rate; empty for an infeasible sizing. With the scenario's ``slo`` the checks' figures hold
-    ``request_goodput`` (requests/s that meet it).
+    By rising rate; empty for an infeasible sizing.
     """
     if sizing.largest is None:
         return ()
@@ -41,14 +42,33 @@ def goodput_curve(
     return tuple(checks)
 
 
+def delivered(check: Check) -> dict[str, Estimate]:
+    """Requests/s `COMPLETED` and, of them, `WITHIN` the scenario's ``slo`` (absent without one).
+
+    With a steady state what comes in goes out, so completed is the load and goodput the attained share of it; totals
+    over the run's length would count the quiet end of its last requests as well. Without one these totals are all
+    there is.
+    """
+    if check.verdict != "steady":
+        found = {COMPLETED: check.figures.get("request_throughput"), WITHIN: check.figures.get("request_goodput")}
+    else:
+        rate = check.rate_rps
+        attained = check.figures.get("slo_attainment")
+        found = {
+            COMPLETED: Estimate(rate, rate, rate, 0.0, 1),
+            WITHIN: attained.scaled(rate) if attained is not None else None,
+        }
+    return {name: estimate for name, estimate in found.items() if estimate is not None}
+
+
 def curve_frame(checks: Sequence[Check]) -> pd.DataFrame:
-    """One row a load: ``rate_rps``, ``verdict``, ``met``, and the figures of `FIGURES` with ``_low`` and ``_high``."""
+    """One row a load: ``rate_rps``, ``verdict``, ``met``, and `delivered` as ``completed_rps`` and ``goodput_rps`` with
+    their ``_low`` and ``_high``."""
     rows = []
     for check in checks:
         row: dict[str, Any] = {"rate_rps": check.rate_rps, "verdict": check.verdict, "met": check.met}
-        for name in FIGURES:
-            estimate = check.figures.get(name)
-            if estimate is not None:
-                row |= {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+        for name, estimate in delivered(check).items():
+            column = "completed_rps" if name == COMPLETED else "goodput_rps"
+            row |= {column: estimate.mean, f"{column}_low": estimate.low, f"{column}_high": estimate.high}
         rows.append(row)
     return pd.DataFrame(rows)

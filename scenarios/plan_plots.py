@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftcast.scenarios.plan import Plan, Sizing
-from draftcast.scenarios.plan_curve import FIGURES
+from draftcast.scenarios.plan_curve import COMPLETED, WITHIN, delivered
 from draftcast.scenarios.plan_search import Check
 from draftcast.scenarios.run_plots import BASELINE, LIMIT, OFF, ON, styled
 from draftcast.sim.statistics import Estimate
-
-GOOD, COMPLETED = FIGURES
 
 
 def sizing_figure(answer: Plan) -> Any:
@@ -49,8 +47,8 @@ def goodput_figure(sizing: Sizing, checks: Sequence[Check]) -> Any:
 
     figure = go.Figure()
     rates = [check.rate_rps for check in checks]
-    for name, key, colour in (("completed", COMPLETED, OFF), ("within the SLO", GOOD, ON)):
-        found = [check.figures.get(key) for check in checks]
+    for name, colour in ((COMPLETED, OFF), (WITHIN, ON)):
+        found = [delivered(check).get(name) for check in checks]
         figure.add_scatter(
             x=rates,
             y=[estimate.mean if estimate is not None else None for estimate in found],

@@ -430,11 +430,13 @@ def test_goodput_follows_the_load_up_to_the_knee(server: Callable[..., Scenario]
     within = frame[frame["rate_rps"] <= best.largest.met]
     # Two servers of 100 requests/s in turn, arrivals at even gaps: nobody waits below 200, and nobody is late.
     assert within["met"].all()
-    assert within["request_goodput"].to_numpy() == pytest.approx(within["rate_rps"].to_numpy(), rel=0.02)
+    assert within["goodput_rps"].to_numpy() == pytest.approx(within["rate_rps"].to_numpy())
+    assert within["completed_rps"].to_numpy() == pytest.approx(within["rate_rps"].to_numpy())
     beyond = frame[frame["rate_rps"] > 1.2 * best.largest.met]
     assert not beyond["met"].any()
     assert (beyond["verdict"] == "unstable").all()
-    assert (beyond["request_throughput"] < 205.0).all()
+    assert (beyond["completed_rps"] < 205.0).all()
+    assert (beyond["goodput_rps"] < beyond["completed_rps"]).all()
     names = [trace.name for trace in goodput_figure(best, checks).data]
     assert names == ["completed", "within the SLO"]
     infeasible = plan(scenario, rate_rps=180.0, max_gpus=1).sizings[0]
