@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,8 @@ from draftcast.sim.itl_histogram import itl_histogram
 from draftcast.sim.metrics import compute_metrics
 from draftcast.sim.request_columns import TIME_COLUMNS
 from draftcast.sim.slo import Slo
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 _LATENCIES = ("_ttft_s", "_tpot_s", "_itl_s", "_e2el_s")
 _THROUGHPUT = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
@@ -54,8 +55,8 @@ def read_measured_run(folder: Path, slo: Slo | None = None) -> MeasuredRun:
     requests = _answered(live)
     if requests.empty:
         raise InputError("no request was answered", file=str(folder))
-    position = pd.Series(np.arange(len(requests)), index=requests["request_id"])
-    metrics = compute_metrics(requests, _itl_counts(live, position), slo=slo, warmup="none")
+    counts = itl_histogram(*piece_gaps(live.chunks, requests["request_id"].to_numpy()), len(requests))
+    metrics = compute_metrics(requests, counts, slo=slo, warmup="none")
     values = {**metrics.transient, **metrics.summary()}
     seen = {name: value for name, value in values.items() if name.endswith(_LATENCIES) or name in _THROUGHPUT}
     if slo is not None:
@@ -63,39 +64,44 @@ def read_measured_run(folder: Path, slo: Slo | None = None) -> MeasuredRun:
     lost = len(live.requests) - len(requests)
     notes = [f"incomplete: {live.manifest['incomplete_reason']}"] if not live.complete else []
     notes += [f"{lost} of {len(live.requests)} requests were not answered and are left out"] if lost else []
-    return MeasuredRun(seen | _acceptance(live), requests, _facts(live, requests), tuple(notes))
+    return MeasuredRun(seen | counted_acceptance(live), requests, _facts(live, requests), tuple(notes))
 
 
-def _answered(live: LiveRun) -> pd.DataFrame:
-    rows = live.requests
-    rows = rows[(rows["error"] == "") & rows["finish_s"].notna() & (rows["output_tokens"] > 0)]
-    rows = rows.sort_values("sent_s", kind="stable", ignore_index=True)
+def as_simulated(rows: pd.DataFrame) -> pd.DataFrame:
+    """Answered requests of a live run (`LiveRun.requests`), in their order, in the columns of a simulated run.
+
+    What a client cannot see is 0.
+    """
     known: dict[str, Any] = {
         "request": np.arange(len(rows)),
-        "request_id": rows["request_id"],
-        "class": rows["class"],
-        "arrival_s": rows["sent_s"],
+        "request_id": rows["request_id"].to_numpy(),
+        "class": rows["class"].to_numpy(),
+        "arrival_s": rows["sent_s"].to_numpy(),
         # When the engine began is not the client's to know.
-        "first_scheduled_s": rows["sent_s"],
-        "first_token_s": rows["first_token_s"],
-        "finish_s": rows["finish_s"],
-        "prompt_tokens": rows["prompt_tokens"],
-        "output_tokens": rows["output_tokens"],
+        "first_scheduled_s": rows["sent_s"].to_numpy(),
+        "first_token_s": rows["first_token_s"].to_numpy(),
+        "finish_s": rows["finish_s"].to_numpy(),
+        "prompt_tokens": rows["prompt_tokens"].to_numpy(),
+        "output_tokens": rows["output_tokens"].to_numpy(),
     }
     return pd.DataFrame(known | dict.fromkeys(_UNSEEN, 0.0))
 
 
-def _itl_counts(live: LiveRun, position: Any) -> Any:
-    """Histogram of the gaps between pieces of the same answer."""
-    own = live.chunks[live.chunks["request_id"].isin(position.index)]
-    own = own.sort_values(["request_id", "time_s"], kind="stable")
+def piece_gaps(chunks: pd.DataFrame, ids: Array) -> tuple[Array, Array]:
+    """Seconds between the pieces of the same answer, and the position in ``ids`` of the request each belongs to."""
+    position = pd.Series(np.arange(len(ids)), index=ids)
+    own = chunks[chunks["request_id"].isin(ids)].sort_values(["request_id", "time_s"], kind="stable")
     gap_s = own.groupby("request_id")["time_s"].diff()
     later = gap_s.notna()
-    owners = position[own.loc[later, "request_id"]].to_numpy(np.int64)
-    return itl_histogram(gap_s[later].to_numpy(np.float64), owners, len(position))
+    return gap_s[later].to_numpy(np.float64), position[own.loc[later, "request_id"]].to_numpy(np.int64)
 
 
-def _acceptance(live: LiveRun) -> dict[str, float]:
+def counted_acceptance(live: LiveRun) -> dict[str, float]:
+    """The server's own count: mean acceptance length, rate, and rates by position; empty where nothing was drafted.
+
+    Raises:
+        InputError: the manifest's count lacks a key or holds no numbers.
+    """
     counted = live.manifest["acceptance"]
     if not counted:
         return {}
@@ -103,12 +109,22 @@ def _acceptance(live: LiveRun) -> dict[str, float]:
         drafts, proposed, accepted = (
             float(counted[f"num_{name}"]) for name in ("drafts", "draft_tokens", "accepted_tokens")
         )
+        kept = [float(count) for count in counted["per_position"]]
     except (KeyError, TypeError, ValueError):
         raise InputError("damaged", file=str(live.folder / MANIFEST), key="acceptance", value=counted) from None
+    if not drafts:
+        return {}
     return {
-        "mean_acceptance_length": 1.0 + accepted / drafts if drafts else math.nan,
-        "acceptance_rate": accepted / proposed if proposed else math.nan,
+        "mean_acceptance_length": 1.0 + accepted / drafts,
+        "acceptance_rate": accepted / proposed,
+        **{f"acceptance_rate_position_{position}": count / drafts for position, count in enumerate(kept)},
     }
+
+
+def _answered(live: LiveRun) -> pd.DataFrame:
+    rows = live.requests
+    rows = rows[(rows["error"] == "") & rows["finish_s"].notna() & (rows["output_tokens"] > 0)]
+    return as_simulated(rows.sort_values("sent_s", kind="stable"))
 
 
 def _facts(live: LiveRun, requests: pd.DataFrame) -> dict[str, str]:

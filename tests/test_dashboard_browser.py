@@ -243,6 +243,7 @@ PAGES = {
     "what-if": {"baseline": "{}", "slo": "{tpot_ms: 20}"},
     "compare": {"run": json.dumps({"engine.speculative_config": "null"})},
     "trust": {},
+    "cutover": {},
     "capacity": {"slo": "{tpot_ms: 20, attainment: 0.9}", "view.capacity.methods": "off", "view.capacity.spare": "1"},
     "sweep": {},
 }

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.live.run_directory import LiveRun
+from draftcast.scenarios.measured_run import as_simulated, counted_acceptance, piece_gaps
 from draftcast.scenarios.validate.question import Question
 from draftcast.scenarios.workload_spec import slos
 from draftcast.sim.itl_histogram import itl_histogram
@@ -60,43 +61,15 @@ def live_figures(question: Question) -> dict[str, float]:
     """The same of the recorded run; acceptance is the server's own count."""
     requests = live_requests(question)
     ids = question.live.requests["request_id"].to_numpy()[question.kept]
-    gaps, owners = _gaps(question.live.chunks, ids)
+    gaps, owners = piece_gaps(question.live.chunks, ids)
     counts = itl_histogram(gaps, owners, len(requests))
     figures = run_figures(requests, counts, slos(question.scenario), question.loop is not None)
-    counted = question.live.manifest["acceptance"]
-    if counted and counted["num_drafts"]:
-        drafts = counted["num_drafts"]
-        figures["mean_acceptance_length"] = 1.0 + counted["num_accepted_tokens"] / drafts
-        figures["acceptance_rate"] = counted["num_accepted_tokens"] / counted["num_draft_tokens"]
-        for position, count in enumerate(counted["per_position"]):
-            figures[f"acceptance_rate_position_{position}"] = count / drafts
-    return figures
+    return figures | counted_acceptance(question.live)
 
 
 def live_requests(question: Question) -> pd.DataFrame:
-    """The answered requests in the columns of a simulated run; what a client cannot see is 0 or NaN."""
-    rows = question.live.requests.loc[question.kept]
-    nothing = np.zeros(len(rows))
-    return pd.DataFrame(
-        {
-            "request": np.arange(len(rows)),
-            "class": rows["class"].to_numpy(),
-            "arrival_s": rows["sent_s"].to_numpy(),
-            # When the engine began is not the client's to know.
-            "first_scheduled_s": rows["sent_s"].to_numpy(),
-            "first_token_s": rows["first_token_s"].to_numpy(),
-            "finish_s": rows["finish_s"].to_numpy(),
-            "prompt_tokens": rows["prompt_tokens"].to_numpy(),
-            "output_tokens": rows["output_tokens"].to_numpy(),
-            **dict.fromkeys(("cached_tokens", "preemptions"), nothing),
-            **dict.fromkeys(("num_drafts", "num_draft_tokens", "num_accepted_tokens"), nothing),
-            "time_queue_s": nothing,
-            **dict.fromkeys(
-                [f"time_{cause}_s" for cause in ("prefill", "draft", "verify", "rejected", "host", "kv_pressure")],
-                nothing,
-            ),
-        }
-    )
+    """The answered requests in the columns of a simulated run; what a client cannot see is 0."""
+    return as_simulated(question.live.requests.loc[question.kept])
 
 
 def _busy_throughput(requests: pd.DataFrame) -> float:
@@ -113,13 +86,4 @@ def _busy_throughput(requests: pd.DataFrame) -> float:
 
 def chunk_gaps(live: LiveRun) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Seconds between the pieces of the same answer, all answers together."""
-    return _gaps(live.chunks, live.requests["request_id"].to_numpy())[0]
-
-
-def _gaps(chunks: pd.DataFrame, ids: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Gaps and the position in ``ids`` of the request each belongs to."""
-    position = pd.Series(np.arange(len(ids)), index=ids)
-    own = chunks[chunks["request_id"].isin(ids)].sort_values(["request_id", "time_s"], kind="stable")
-    gap_s = own.groupby("request_id")["time_s"].diff()
-    later = gap_s.notna()
-    return gap_s[later].to_numpy(np.float64), position[own.loc[later, "request_id"]].to_numpy(np.int64)
+    return piece_gaps(live.chunks, live.requests["request_id"].to_numpy())[0]
