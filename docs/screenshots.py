@@ -58,6 +58,7 @@ SHOTS = {
         ("Run 15 cells",),
         ".st-key-metric .js-plotly-plot",
     ),
+    "cutover": Shot({"page": "cutover"}, ("Find the cutover",), ".st-key-advantage .js-plotly-plot"),
     "compare": Shot({"page": "compare"}, ("Add it with speculation off",)),
     "trust": Shot({"page": "trust"}, ("Forecast",)),
 }
