@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 from urllib.request import urlopen
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-WAIT_S = 60.0
+WAIT_S = 180.0  # of a machine that does other things too; nothing is judged by it
 # What Streamlit's own front end says about a reader's settings; nothing the pages can change.
 HARMLESS = ("Permissions policy", "theme.sidebar")
 

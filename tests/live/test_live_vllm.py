@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -121,9 +122,12 @@ def test_a_sweep_is_calibrated_forecast_and_compared(testbed: Path, tmp_path: Pa
         for kind, load in (("concurrency", 1.0), ("concurrency", 6.0), ("rate", 2.0))
     }
     assert [where.mode for where in found.cutovers] == list(modes[1:])
-    rates = {accepted.mode: accepted.measured for accepted in found.acceptance}
-    assert rates["draft_model-k3"] == pytest.approx(RATES, abs=TOLERANCE)
-    assert rates["ngram-k3"] == pytest.approx(NGRAM_RATES, abs=TOLERANCE)
+    counted = {each.mode: each for each in found.acceptance}
+    for mode, wanted in (("draft_model-k3", RATES), ("ngram-k3", NGRAM_RATES)):
+        # Runs of seconds hold some hundred drafts, too few for TOLERANCE, which the tests above keep: chance decides.
+        errors = [math.sqrt(rate * (1 - rate) / counted[mode].drafts) for rate in wanted]
+        off = [abs(rate - own) for rate, own in zip(wanted, counted[mode].measured, strict=True)]
+        assert all(each < 4 * error for each, error in zip(off, errors, strict=True)), counted[mode]
     written = write_sweep_report(found, tmp_path / "report")
     assert [path.suffix for path in written] == [".json", ".html", ".md"]
 
