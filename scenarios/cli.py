@@ -25,7 +25,7 @@ from draftcast.scenarios.plan_cli import plan
 from draftcast.scenarios.published_cli import published
 from draftcast.scenarios.recommend_cli import recommend
 from draftcast.scenarios.sweep_cli import sweep
-from draftcast.scenarios.terminal import print_json, progress_bar
+from draftcast.scenarios.terminal import asked_changes, print_json, progress_bar
 from draftcast.scenarios.validate.cli import validate
 
 if TYPE_CHECKING:
@@ -119,9 +119,7 @@ def simulate(
     from draftcast.scenarios.grid import parse_values
     from draftcast.scenarios.load import load_scenario
 
-    changes = list(overrides or [])
-    changes += [f"statistics.seed={seed}"] if seed is not None else []
-    changes += [f"statistics.replications={replications}"] if replications is not None else []
+    changes = asked_changes(overrides, seed, replications)
     question = load_scenario(scenario, overrides=changes, speculative_config=speculative_config, trace=trace)
     wanted = parse_values(rates, "--rates") if rates is not None else []
     if plot is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftcast.errors import InputError
-from draftcast.scenarios.terminal import print_json, progress_bar
+from draftcast.scenarios.terminal import asked_changes, print_json, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.scenarios.cutover_answer import Cutover
@@ -75,9 +75,7 @@ def cutover(
     from draftcast.scenarios.load import load_scenario
     from draftcast.scenarios.recommend_cli import alternative_method
 
-    changes = list(overrides or [])
-    changes += [f"statistics.seed={seed}"] if seed is not None else []
-    changes += [f"statistics.replications={replications}"] if replications is not None else []
+    changes = asked_changes(overrides, seed, replications)
     question = load_scenario(scenario, overrides=changes, speculative_config=speculative_config, trace=trace)
     if plot is not None:
         from draftcast.scenarios.plots import check_picture

@@ -112,7 +112,7 @@ def counted_acceptance(live: LiveRun) -> dict[str, float]:
         kept = [float(count) for count in counted["per_position"]]
     except (KeyError, TypeError, ValueError):
         raise InputError("damaged", file=str(live.folder / MANIFEST), key="acceptance", value=counted) from None
-    if not drafts:
+    if not drafts or not proposed:
         return {}
     return {
         "mean_acceptance_length": 1.0 + accepted / drafts,

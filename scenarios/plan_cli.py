@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftcast.errors import InputError
-from draftcast.scenarios.terminal import print_json, progress_bar
+from draftcast.scenarios.terminal import asked_changes, print_json, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.scenarios.plan import Method, Price
@@ -67,9 +67,7 @@ def plan(
     from draftcast.scenarios.plan_slo import parse_objectives
     from draftcast.scenarios.report import make_console, title
 
-    changes = list(overrides or [])
-    changes += [f"statistics.seed={seed}"] if seed is not None else []
-    changes += [f"statistics.replications={replications}"] if replications is not None else []
+    changes = asked_changes(overrides, seed, replications)
     question = load_scenario(scenario, overrides=changes, trace=trace)
     with naming(scenario), progress_bar() as progress:
         answer = size(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftcast.scenarios.terminal import print_json, progress_bar
+from draftcast.scenarios.terminal import asked_changes, print_json, progress_bar
 
 
 def compare(
@@ -35,9 +35,7 @@ def compare(
     from draftcast.scenarios.policy_report import policies_table, ranking_lines
     from draftcast.scenarios.report import make_console
 
-    changes = list(overrides or [])
-    changes += [f"statistics.seed={seed}"] if seed is not None else []
-    changes += [f"statistics.replications={replications}"] if replications is not None else []
+    changes = asked_changes(overrides, seed, replications)
     question = load_scenario(scenario, overrides=changes, trace=trace)
     with naming(scenario), progress_bar() as progress:
         asked = [policies] if policies is not None else []

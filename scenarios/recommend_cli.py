@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftcast.errors import InputError
-from draftcast.scenarios.terminal import print_json, progress_bar
+from draftcast.scenarios.terminal import asked_changes, print_json, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.scenarios.recommend import Load
@@ -57,9 +57,7 @@ def recommend(
         raise InputError("must be vllm or sglang", file="--server", value=server)
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
         raise InputError("must be a file in a folder that exists", file="--out", value=str(out))
-    changes = list(overrides or [])
-    changes += [f"statistics.seed={seed}"] if seed is not None else []
-    changes += [f"statistics.replications={replications}"] if replications is not None else []
+    changes = asked_changes(overrides, seed, replications)
     question = load_scenario(scenario, overrides=changes, trace=trace)
     others = [alternative_method(text) for text in candidate or []]
     with progress_bar() as progress:

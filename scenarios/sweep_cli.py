@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftcast.errors import InputError
-from draftcast.scenarios.terminal import print_json
+from draftcast.scenarios.terminal import asked_changes, print_json
 
 if TYPE_CHECKING:
     from draftcast.scenarios.sweep import SweepProgress
@@ -57,9 +57,7 @@ def sweep(
     from draftcast.scenarios.load import load_scenario
     from draftcast.scenarios.sweep import sweep as run
 
-    changes = list(overrides or [])
-    changes += [f"statistics.seed={seed}"] if seed is not None else []
-    changes += [f"statistics.replications={replications}"] if replications is not None else []
+    changes = asked_changes(overrides, seed, replications)
     question = load_scenario(scenario, overrides=changes, speculative_config=speculative_config, trace=trace)
     for option, target in (("--csv", csv), ("--plot", plot)):
         if target is not None and (target.is_dir() or not target.absolute().parent.is_dir()):

@@ -1,4 +1,4 @@
-"""What every command does with a terminal: a progress bar on standard error, JSON on standard output."""
+"""What every command shares: its changes of a scenario, a progress bar on standard error, JSON on standard output."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import typer
+
+
+def asked_changes(overrides: list[str] | None, seed: int | None, replications: int | None) -> list[str]:
+    """``--set``, ``--seed`` and ``--replications`` of a command line as changes of a scenario, in this order."""
+    changes = list(overrides or [])
+    changes += [f"statistics.seed={seed}"] if seed is not None else []
+    return changes + ([f"statistics.replications={replications}"] if replications is not None else [])
 
 
 @contextmanager

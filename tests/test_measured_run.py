@@ -50,6 +50,14 @@ def test_a_damaged_run_is_refused_by_file_and_key(tmp_path: Path) -> None:
         read_measured_run(tmp_path / "run")
 
 
+def test_counts_without_a_draft_token_say_nothing_of_acceptance(tmp_path: Path) -> None:
+    import_bench_result(bench_file(tmp_path), tmp_path / "run")
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    nothing = {"num_drafts": 3, "num_draft_tokens": 0, "num_accepted_tokens": 0, "per_position": []}
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest | {"acceptance": nothing}))
+    assert "acceptance_rate" not in read_measured_run(tmp_path / "run").figures
+
+
 def test_a_run_without_answers_is_refused(tmp_path: Path) -> None:
     LiveRunWriter.create(tmp_path / "run").finish()
     with pytest.raises(InputError, match="no request was answered"):
