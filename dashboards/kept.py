@@ -1,7 +1,7 @@
 """Answers that take many runs, kept while the server runs and shared by all sessions, which must not change them.
 
 Streamlit's own cache replays what was drawn while an answer was made; these are made under a progress bar that must be
-gone afterwards.
+gone afterwards, or in a thread that draws nothing.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """The answers used last, by their question.
+    """The answers used last, by their question. Who asks what is being made for another waits for that one.
 
     Args:
         most: how many.
@@ -23,18 +24,28 @@ class Kept(Generic[T]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._found: OrderedDict[Hashable, T] = OrderedDict()
+        self._found: OrderedDict[Hashable, Future[T]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, question: Hashable, make: Callable[[], T]) -> T:
-        """The answer, made where there is none; what ``make`` raises is not kept."""
-        with self._lock:
-            if question in self._found:
+        """The answer, made where there is none; what ``make`` raises is not kept, and whoever waited makes it anew."""
+        while True:
+            with self._lock:
+                found = self._found.get(question)
+                if found is None:
+                    own = self._found[question] = Future()
+                    break
                 self._found.move_to_end(question)
-                return self._found[question]
-        found = make()  # outside the lock: others ask meanwhile
+            if found.exception() is None:
+                return found.result()
+        try:
+            own.set_result(make())
+        except BaseException as error:
+            with self._lock:
+                self._found.pop(question, None)
+            own.set_exception(error)
+            raise
         with self._lock:
-            self._found[question] = found
             while len(self._found) > self._most:
                 self._found.popitem(last=False)
-        return found
+        return own.result()

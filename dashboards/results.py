@@ -6,13 +6,14 @@ session's file is another question.
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import streamlit as st
-
+from draftcast.dashboards.kept import Kept
 from draftcast.dashboards.tiles import PER_GPU, Side
 from draftcast.scenarios.deployment import Deployment
+from draftcast.scenarios.deployment_cache import cached_deployment
 from draftcast.scenarios.load import scenario_hash, to_mapping
 from draftcast.scenarios.references import outside_names
 from draftcast.scenarios.schema import Scenario
@@ -43,21 +44,40 @@ class Answer:
     hash: str
 
 
+_answers: Kept[tuple[Answer, Served]] = Kept(MOST_KEPT)
+_pairs: Kept[tuple[RunResult, RunResult]] = Kept(MOST_KEPT)
+
+
 def answer(scenario: Scenario) -> Answer:
     """Simulate, or take what was simulated.
 
     Raises:
         InputError: the scenario cannot be run.
     """
-    return _answer(*question_key(scenario), scenario)[0]
+    return _answer(scenario)[0]
+
+
+def answers(scenarios: Sequence[Scenario]) -> list[Answer]:
+    """`answer` of each; they are simulated side by side, since the engine runs without Python's lock.
+
+    Raises:
+        InputError: of the first that cannot be run.
+    """
+    with ThreadPoolExecutor(len(scenarios)) as threads:
+        return list(threads.map(answer, scenarios))
 
 
 def together(first: Scenario, second: Scenario) -> tuple[RunResult, RunResult] | None:
     """Two runs measured over the same requests, to be compared; None where they serve different numbers of them."""
-    a, b = (_answer(*question_key(scenario), scenario)[1] for scenario in (first, second))
-    if [len(r.requests) for r in a.replications] != [len(r.requests) for r in b.replications]:
+    (a, served), (b, other) = _answer(first), _answer(second)
+    if [len(r.requests) for r in served.replications] != [len(r.requests) for r in other.replications]:
         return None
-    return _together(*question_key(first), *question_key(second), a, b)
+
+    def measured() -> tuple[RunResult, RunResult]:
+        one, two = measure([served, other], [a.run, b.run])
+        return one, two
+
+    return _pairs.get((question_key(first), question_key(second)), measured)
 
 
 def question_key(scenario: Scenario) -> tuple[str, tuple[str, ...]]:
@@ -65,27 +85,23 @@ def question_key(scenario: Scenario) -> tuple[str, tuple[str, ...]]:
     return scenario_hash(scenario), tuple(sorted(outside_names(to_mapping(scenario)).values()))
 
 
-@st.cache_resource(max_entries=MOST_KEPT, show_spinner=False)
-def _answer(asked: str, files: tuple[str, ...], _scenario: Scenario) -> tuple[Answer, Served]:
-    served = serve(_scenario, record_steps=True)
-    run = measure([served])[0]
-    shown = timeline(run)
-    # Step records are the bulk of a run; what the pictures need of them is in the timeline.
-    bare = [dataclasses.replace(each, steps=None) for each in served.replications]
-    found = Answer(_scenario, dataclasses.replace(run, steps=None), shown, served.deployment, asked)
-    return found, dataclasses.replace(served, replications=bare)
+def _answer(scenario: Scenario) -> tuple[Answer, Served]:
+    asked = question_key(scenario)
+    return _answers.get(asked, lambda: _simulated(scenario, asked[0]))
 
 
-@st.cache_resource(max_entries=MOST_KEPT, show_spinner=False)
-def _together(
-    first: str, first_files: tuple[str, ...], second: str, second_files: tuple[str, ...], _a: Served, _b: Served
-) -> tuple[RunResult, RunResult]:
-    one, other = measure([_a, _b])
-    return one, other
+def _simulated(scenario: Scenario, asked: str) -> tuple[Answer, Served]:
+    deployment = cached_deployment(scenario)
+    recorded = serve(scenario, record_steps="first", deployment=deployment)
+    first = recorded.replications[0]
+    shown = timeline(first.requests, first.steps, deployment.settings.num_gpu_blocks - 1)
+    served = recorded.without_steps()
+    return Answer(scenario, measure([served])[0], shown, deployment, asked), served
 
 
 def side_of(scenario: Scenario, run: RunResult) -> Side:
     """A run's figures for tiles, with tokens per second and device."""
     gpus = scenario.cluster.replicas * scenario.engine.tensor_parallel_size
-    replications = [{**each, PER_GPU: each["output_throughput"] / gpus} for each in run.replications]
-    return Side(summarise(replications, scenario.statistics.confidence), replications)
+    per_gpu = [{PER_GPU: each["output_throughput"] / gpus} for each in run.replications]
+    figures = run.summary["figures"] | summarise(per_gpu, scenario.statistics.confidence)
+    return Side(figures, [{**each, **own} for each, own in zip(run.replications, per_gpu, strict=True)])

@@ -12,7 +12,7 @@ import streamlit as st
 
 from draftcast.dashboards.footer import Exports, footer
 from draftcast.dashboards.page import badge, cannot_run, figure, run_facts
-from draftcast.dashboards.results import Answer, answer, side_of, together
+from draftcast.dashboards.results import Answer, answers, side_of, together
 from draftcast.dashboards.session import MOST_RUNS, Question, Session, short_error
 from draftcast.dashboards.tiles import LATENCY_TILES, THROUGHPUT_TILE, show_tiles, tile
 from draftcast.dashboards.what_if_controls import controls
@@ -38,7 +38,7 @@ def render(session: Session) -> None:
     scenario = session.question.scenario
     try:
         with st.spinner("Simulating"):
-            own, others = answer(scenario), _others(session)
+            own, others = _answered(session)
     except InputError as error:
         cannot_run(session, error)
         return
@@ -63,18 +63,19 @@ class Other:
     runs: tuple[RunResult, RunResult]
 
 
-def _others(session: Session) -> dict[str, Other]:
+def _answered(session: Session) -> tuple[Answer, dict[str, Other]]:
+    """The page's run, and by name what it is compared with."""
     scenario = session.question.scenario
     asked = {}
     if scenario.speculative_config is not None:
         asked[OFF] = without_speculation(scenario)
     if session.baseline is not None:
         asked[BASELINE] = session.baseline.scenario
+    own, *alone = answers([scenario, *asked.values()])
     found = {}
-    for name, other in asked.items():
-        alone = answer(other)
-        found[name] = Other(alone, together(scenario, other) or (answer(scenario).run, alone.run))
-    return found
+    for (name, other), answered in zip(asked.items(), alone, strict=True):
+        found[name] = Other(answered, together(scenario, other) or (own.run, answered.run))
+    return own, found
 
 
 def _rate(scenario: Scenario) -> float | None:

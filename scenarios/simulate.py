@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -166,12 +168,22 @@ class Served:
     replications: list[Replication]
     notes: tuple[str, ...]
 
+    @functools.cached_property
     def warmup(self) -> SharedWarmup:
         """What to cut from the front of each replication; they share one cut, see `draftcast.sim.warmup`."""
         asked = self.scenario.statistics.warmup
         if asked == "auto":
             return shared_warmup([r.requests for r in self.replications])
         return SharedWarmup((asked,) * len(self.replications), reliable=True)
+
+    @functools.cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row per request of all replications; whatever is cut, they stay the same."""
+        return _stack([r.requests for r in self.replications])
+
+    def without_steps(self) -> Served:
+        """The same without step records, which are the bulk of a run."""
+        return dataclasses.replace(self, replications=[dataclasses.replace(r, steps=None) for r in self.replications])
 
 
 def _measure(scenario: Scenario, done: list[Replication], warmup: SharedWarmup) -> list[Metrics]:
@@ -235,11 +247,18 @@ def simulate_together(
     return measure(served)
 
 
-def measure(served: Sequence[Served]) -> list[RunResult]:
-    """The figures of runs that are to be compared: all leave out the same requests, the longest warm-up's."""
-    warmups = [each.warmup() for each in served]
-    warmup = longest_warmup(warmups)
-    return [_result(each, warmup, own.reliable) for each, own in zip(served, warmups, strict=True)]
+def measure(served: Sequence[Served], alone: Sequence[RunResult | None] = ()) -> list[RunResult]:
+    """The figures of runs that are to be compared: all leave out the same requests, the longest warm-up's.
+
+    Args:
+        alone: what this gave for each run by itself, where that is known: the run with the longest warm-up is not
+            measured again.
+    """
+    warmup = longest_warmup([each.warmup for each in served])
+    return [
+        known if known is not None and each.warmup.cuts == warmup.cuts else _result(each, warmup)
+        for each, known in zip(served, alone or [None] * len(served), strict=True)
+    ]
 
 
 @within_memory()
@@ -247,10 +266,14 @@ def serve(
     scenario: Scenario,
     *,
     progress: Progress | None = None,
-    record_steps: bool = False,
+    record_steps: bool | Literal["first"] = False,
     deployment: Deployment | None = None,
 ) -> Served:
-    """Run the engine over the scenario's requests, without measuring; arguments and errors as of `simulate`."""
+    """Run the engine over the scenario's requests, without measuring; arguments and errors as of `simulate`.
+
+    ``record_steps="first"`` keeps those of the first replication alone. Threads that serve different scenarios compute
+    side by side.
+    """
     deployment = deployment or deploy(scenario)
     with workload_keys():
         spec = workload_spec(scenario)
@@ -263,7 +286,8 @@ def serve(
         with workload_keys():
             table = build_requests(spec, seed, None, deployment.settings.max_model_len, traces)
         part = _part(progress, replication, count)
-        done.append(replicate(scenario, loop, deployment, table, seed, part, record_steps))
+        recorded = replication == 0 if record_steps == "first" else record_steps
+        done.append(replicate(scenario, loop, deployment, table, seed, part, recorded))
     return Served(scenario, deployment, done, table.notes)
 
 
@@ -298,7 +322,7 @@ def _slo_met(scenario: Scenario, measured: list[Metrics], done: list[Replication
     return True
 
 
-def _notes(served: Served, reliable: bool, identical: bool) -> list[str]:
+def _notes(served: Served, identical: bool) -> list[str]:
     """What a reader must know before trusting the figures."""
     asked, found = served.scenario.statistics, list(served.notes)
     if identical:
@@ -308,7 +332,7 @@ def _notes(served: Served, reliable: bool, identical: bool) -> list[str]:
             "warm-up cut found in one replication, whose own noise biases it (waiting times a few per cent low); "
             "several replications share a cut without that bias"
         )
-    if asked.warmup == "auto" and not reliable:
+    if asked.warmup == "auto" and not served.warmup.reliable:
         found.append(
             "no end of the warm-up within the first half of the requests: the figures still carry a part of it; "
             "more requests are needed"
@@ -316,7 +340,7 @@ def _notes(served: Served, reliable: bool, identical: bool) -> list[str]:
     return found
 
 
-def _result(served: Served, warmup: SharedWarmup, reliable: bool) -> RunResult:
+def _result(served: Served, warmup: SharedWarmup) -> RunResult:
     scenario, deployment, done = served.scenario, served.deployment, served.replications
     measured = _measure(scenario, done, warmup)
     figures = tuple({**m.summary(), **r.engine} for m, r in zip(measured, done, strict=True))
@@ -338,7 +362,7 @@ def _result(served: Served, warmup: SharedWarmup, reliable: bool) -> RunResult:
             "saturated_rates_rps": [v.saturated_rate_rps for v in verdicts],
         },
         "warmup_requests": [m.warmup.requests for m in measured],
-        "warmup_reliable": reliable,
+        "warmup_reliable": served.warmup.reliable,
         "by_class": [{name: dict(values) for name, values in m.by_class.items()} for m in measured],
         "engine": {
             "num_gpu_blocks": settings.num_gpu_blocks,
@@ -353,14 +377,14 @@ def _result(served: Served, warmup: SharedWarmup, reliable: bool) -> RunResult:
             "concurrency_lost_to_speculation": memory.lost_concurrency(round(mean_tokens), settings.lookahead),
         },
         "profile": deployment.profile.name,
-        "notes": _notes(served, reliable, do_not_differ(figures)),
+        "notes": _notes(served, do_not_differ(figures)),
     }
     verdict = "unstable" if unstable else "steady" if steady else "not settled"
     summary["slo_asked"] = bool(slos(scenario))
     slo_met = summary["slo_met"] = _slo_met(scenario, measured, done, verdict)
     return RunResult(
         summary=summary,
-        requests=_stack([r.requests for r in done]),
+        requests=served.requests,
         steps=_stack([r.steps for r in done if r.steps is not None]) if done[0].steps is not None else None,
         manifest=make_manifest(scenario, deployment.profile.checksum()),
         unstable=unstable,

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from draftcast.errors import InputError
+from draftcast.scenarios.deployment_cache import engine_key
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.sweep_cells import Outcome, Task, cell_of, engine_key, task_of
+from draftcast.scenarios.sweep_cells import Outcome, Task, cell_of, task_of
 from draftcast.scenarios.sweep_grid import Axis, GridPoint, grid_points, parse_axis
 from draftcast.scenarios.sweep_result import SweepCell, SweepProgress, SweepResult, cell_figures
 from draftcast.scenarios.sweep_store import ResultStore

@@ -14,33 +14,25 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from draftcast import __version__
 from draftcast.calibration.hardware import load_hardware
 from draftcast.calibration.profile import load_profile
 from draftcast.errors import InputError
 from draftcast.scenarios.load import load_scenario, scenario_hash, to_mapping
-from draftcast.scenarios.references import put_checksums
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.sweep_store import KEY, REPLICATION
 
-if TYPE_CHECKING:
-    from draftcast.scenarios.deployment import Deployment
-
 CODE_ROOMS = ("kernels", "calibration", "sim", "scenarios")
 CODE_SUFFIXES = (".py", ".json", ".yaml")
-# Profiles and embedded scenarios are part of the address by content already; published cases change no figure.
-NOT_CODE = ("profiles", "files", "published")
+# Profiles and embedded scenarios are part of the address by content already; what others or we measured changes no
+# figure.
+NOT_CODE = ("profiles", "files", "published", "validation_results")
 DONE, ERROR = "done", "error"
 STATUS, MESSAGE, SCENARIO = "status", "error", "scenario"
 _FACTS = ("unstable", "steady", "slo_met")
 _ENGINE = "engine_"
-# What shapes no engine; cells that differ in nothing else share a deployment, of which a worker keeps the last few.
-_NOT_DEPLOYED = ("name", "description", "cluster", "statistics")
-_LOAD = ("arrivals", "num_requests", "duration_s")
-_KEPT = 4
-_deployments: dict[str, Deployment] = {}
 
 
 @dataclass(frozen=True)
@@ -176,9 +168,10 @@ def _head(task: Task) -> dict[str, Any]:
 
 
 def _rows(scenario: Scenario, address: Address) -> list[dict[str, Any]]:
+    from draftcast.scenarios.deployment_cache import cached_deployment
     from draftcast.scenarios.simulate import simulate
 
-    result = simulate(scenario, deployment=_deployment(scenario))
+    result = simulate(scenario, deployment=cached_deployment(scenario))
     facts: dict[str, Any] = {"unstable": result.unstable, "steady": result.steady, "slo_met": result.slo_met}
     facts |= {_ENGINE + name: float(value) for name, value in result.summary["engine"].items()}
     facts["num_gpus"] = float(scenario.engine.tensor_parallel_size * scenario.cluster.replicas)
@@ -190,28 +183,6 @@ def _rows(scenario: Scenario, address: Address) -> list[dict[str, Any]]:
         row = {**head, REPLICATION: index, STATUS: DONE, **facts, **plain}
         rows.append({name: value for name, value in row.items() if value is not None})
     return rows
-
-
-def engine_key(data: Mapping[str, Any]) -> str:
-    """Text that is equal for scenarios (as mappings) that differ in their load and statistics only."""
-    rest = {name: part for name, part in data.items() if name not in _NOT_DEPLOYED}
-    rest["workload"] = {name: part for name, part in data["workload"].items() if name not in _LOAD}
-    return json.dumps(rest, sort_keys=True)
-
-
-def _deployment(scenario: Scenario) -> Deployment:
-    """The scenario's deployment, from the last cell with the same engine where files have not changed since."""
-    from draftcast.scenarios.deployment import deploy
-
-    data = to_mapping(scenario)
-    put_checksums(data)
-    key = engine_key(data)
-    # Taken out and put back: the order of the dictionary is the order of use.
-    found = _deployments.pop(key, None) or deploy(scenario)
-    _deployments[key] = found
-    if len(_deployments) > _KEPT:
-        del _deployments[next(iter(_deployments))]
-    return found
 
 
 def cell_of(rows: Sequence[Mapping[str, Any]]) -> Cell:

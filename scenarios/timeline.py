@@ -11,8 +11,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from draftcast.scenarios.simulate import RunResult
-
 FloatArray = NDArray[np.float64]
 STRETCHES = 160
 
@@ -34,15 +32,21 @@ class Timeline:
     kv_usage: FloatArray | None
 
 
-def timeline(run: RunResult, replication: int = 0, stretches: int = STRETCHES) -> Timeline:
-    """The timeline of one replication, from its first arrival to its last event."""
-    requests = run.requests[run.requests["replication"] == replication]
+def timeline(
+    requests: pd.DataFrame, steps: pd.DataFrame | None, num_blocks: int, stretches: int = STRETCHES
+) -> Timeline:
+    """The timeline of one replication, from its first arrival to its last event.
+
+    Args:
+        requests, steps: as of ``Replication``; None: steps were not recorded.
+        num_blocks: KV blocks that a replica has for requests.
+    """
     arrival, scheduled, finish = (
         requests[name].to_numpy(np.float64) for name in ("arrival_s", "first_scheduled_s", "finish_s")
     )
     end = float(np.nanmax(np.concatenate([arrival, scheduled, finish])))
     edges = np.linspace(float(arrival.min()), end, stretches + 1)
-    kv = _kv_usage(run, replication, edges) if run.steps is not None else None
+    kv = _kv_usage(steps, num_blocks, edges) if steps is not None else None
     return Timeline(
         (edges[1:] + edges[:-1]) / 2,
         _mean_between(arrival, scheduled, edges),
@@ -65,10 +69,7 @@ def _started_area(times: FloatArray, edges: FloatArray) -> FloatArray:
     return np.asarray(count * edges - total[count])
 
 
-def _kv_usage(run: RunResult, replication: int, edges: FloatArray) -> FloatArray:
-    assert run.steps is not None
-    steps = run.steps[run.steps["replication"] == replication]
-    blocks = run.summary["engine"]["num_gpu_blocks"] - 1
+def _kv_usage(steps: pd.DataFrame, blocks: int, edges: FloatArray) -> FloatArray:
     replicas = [own for _, own in steps.groupby("replica")]
     areas = sum((_step_area(own, edges) for own in replicas), np.zeros(edges.size))
     return np.asarray(np.diff(areas) / np.diff(edges) / (blocks * max(len(replicas), 1)))

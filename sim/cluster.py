@@ -83,7 +83,8 @@ class Cluster:
         self.assigned[:] = self._router.assign()
         for index, replica in enumerate(self.replicas):
             replica.submit(np.flatnonzero(self.assigned == index).astype(np.uint32))
-            self._env.process(self._advance_in_parts(replica))
+            if self._progress is not None:
+                self._env.process(self._advance_in_parts(replica))
         self._env.run()
 
     def _advance_in_parts(self, replica: Replica) -> Generator[simpy.Event, Any, None]:

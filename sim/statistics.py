@@ -7,6 +7,7 @@ so that ``import draftcast.sim`` stays fast.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ class Estimate:
         return f"{self.mean:.4g}" if math.isnan(self.half_width) else f"{self.mean:.4g} ± {self.half_width:.2g}"
 
 
+@functools.lru_cache(maxsize=256)
 def student_t(degrees: int, confidence: float) -> float:
     """Two-sided critical value of Student's t, for example 2.776 for 4 degrees at 0.95."""
     from scipy.special import stdtrit

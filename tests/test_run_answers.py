@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,10 +16,10 @@ from draftcast.scenarios.deployment import deploy
 from draftcast.scenarios.difference import difference
 from draftcast.scenarios.exports import csv_bytes, html_report, json_bytes, parquet_bytes
 from draftcast.scenarios.fidelity import fidelity
-from draftcast.scenarios.load import load_scenario, without_speculation
+from draftcast.scenarios.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.operating_point import ceilings, operating_point
 from draftcast.scenarios.run_plots import latency_figure, time_figure, timeline_figure
-from draftcast.scenarios.simulate import RunResult, measure, serve, simulate
+from draftcast.scenarios.simulate import measure, serve, simulate
 from draftcast.scenarios.slo_answer import idle_scenario, measured_requests, slo_answer
 from draftcast.scenarios.timeline import timeline
 from draftcast.scenarios.verdict import verdict
@@ -31,38 +30,34 @@ CLIP = "workload.max_model_len_action=clip"
 SMALL = ("workload.num_requests=200", "statistics.replications=2")
 
 
-def run_of(requests: dict[str, list[float]], steps: dict[str, list[float]] | None = None) -> RunResult:
-    rows = pd.DataFrame({"replication": 0, "request": range(len(requests["arrival_s"])), **requests})
-    recorded = None if steps is None else pd.DataFrame({"replication": 0, "replica": 0, **steps})
-    summary: dict[str, Any] = {"engine": {"num_gpu_blocks": 11}, "warmup_requests": [0]}
-    return RunResult(summary, rows, recorded, {}, False, None, ())
-
-
 def estimate(mean: float) -> Estimate:
     return Estimate(mean, mean, mean, 0.0, 2)
 
 
 def test_timeline_is_the_average_of_each_stretch() -> None:
-    requests = {
-        "arrival_s": [0.0, 2.0, 3.5],
-        "first_scheduled_s": [1.0, 2.0, math.nan],
-        "finish_s": [3.0, 4.0, math.nan],
-    }
-    steps = {
+    requests = pd.DataFrame(
+        {
+            "arrival_s": [0.0, 2.0, 3.5],
+            "first_scheduled_s": [1.0, 2.0, math.nan],
+            "finish_s": [3.0, 4.0, math.nan],
+        }
+    )
+    recorded = {
+        "replica": 0,
         "start_s": [0.0, 1.0, 3.0],
         "duration_s": [1.0, 1.0, 1.0],
         "kv_used_blocks": [5, 10, 10],
         "running": [1, 1, 0],
         "waiting": [0, 0, 0],
     }
-    shown = timeline(run_of(requests, steps), stretches=4)
+    shown = timeline(requests, pd.DataFrame(recorded), 10, stretches=4)
     assert shown.time_s.tolist() == [0.5, 1.5, 2.5, 3.5]
     assert shown.waiting.tolist() == [1.0, 0.0, 0.0, 0.5]
     assert shown.running.tolist() == [0.0, 1.0, 2.0, 1.0]
     # 5 of 10 blocks from the first step's end at 1 s to the second's at 2 s, then 10 to 4 s, then nobody is there.
     assert shown.kv_usage is not None
     assert shown.kv_usage.tolist() == [0.0, 0.5, 1.0, 1.0]
-    assert timeline(run_of(requests), stretches=4).kv_usage is None
+    assert timeline(requests, None, 10, stretches=4).kv_usage is None
 
 
 def test_differences_are_paired() -> None:
@@ -208,7 +203,11 @@ def test_a_costly_draft_is_advised_against() -> None:
 
 def test_pictures_hold_the_run() -> None:
     scenario = load_scenario(overrides=SMALL)
-    run = simulate(scenario, record_steps=True)
+    served = serve(scenario, record_steps="first")
+    first, second = served.replications
+    run = measure([served.without_steps()])[0]
+    assert second.steps is None
+    assert run.steps is None
     latency = latency_figure({"SD on": measured_requests(run)}, {"tpot_ms": 20.0})
     kept = run.requests[run.requests["request"] >= run.summary["warmup_requests"][0]]
     ttft_ms = 1e3 * (kept["first_token_s"] - kept["arrival_s"])
@@ -216,7 +215,8 @@ def test_pictures_hold_the_run() -> None:
     assert latency.data[0].y[60] == 50.0
     bars = {bar.name: bar.x[0] for bar in time_figure({"SD on": run}).data}
     assert sum(bars.values()) == pytest.approx(run.summary["figures"]["mean_e2el_s"].mean, rel=1e-5)
-    assert [trace.name for trace in timeline_figure(timeline(run)).data] == ["waiting", "running", "KV cache"]
+    shown = timeline(first.requests, first.steps, run.summary["engine"]["num_gpu_blocks"] - 1)
+    assert [trace.name for trace in timeline_figure(shown).data] == ["waiting", "running", "KV cache"]
 
 
 def test_a_measured_run_can_be_measured_again() -> None:
@@ -224,6 +224,18 @@ def test_a_measured_run_can_be_measured_again() -> None:
     first, second = measure([served])[0], measure([served, served])[0]
     assert first.replications == second.replications
     assert first.requests.equals(second.requests)
+
+
+def test_runs_known_alone_are_measured_together_as_if_they_were_not() -> None:
+    scenario = load_scenario(overrides=("workload.num_requests=400", "statistics.replications=2"))
+    pair = [serve(scenario), serve(with_values(scenario, {"workload.arrivals.request_rate_rps": 45.0}))]
+    assert pair[0].warmup.cuts != pair[1].warmup.cuts
+    alone = [measure([each])[0] for each in pair]
+    known, anew = measure(pair, alone), measure(pair)
+    assert [run.replications for run in known] == [run.replications for run in anew]
+    assert [run.summary["warmup_requests"] for run in known] == [run.summary["warmup_requests"] for run in anew]
+    # One of the two had the longest cut already.
+    assert [run is before for run, before in zip(known, alone, strict=True)].count(True) == 1
 
 
 def test_files_to_take_away() -> None:

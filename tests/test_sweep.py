@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -241,8 +242,9 @@ def test_a_worker_resolves_an_engine_once(base: Scenario, tmp_path: Path, monkey
         resolved.append(scenario)
         return deploy(scenario)
 
-    monkeypatch.setattr("draftcast.scenarios.deployment.deploy", counted)
-    monkeypatch.setattr("draftcast.scenarios.sweep_cells._deployments", {})
+    monkeypatch.setattr("draftcast.scenarios.deployment_cache.deploy", counted)
+    monkeypatch.setattr("draftcast.scenarios.deployment_cache._kept", OrderedDict())
+    monkeypatch.setattr("draftcast.scenarios.deployment_cache.MOST_KEPT", 4)
     policy = tmp_path / "own.py"
     policy.write_text(POLICIES.replace("os._exit(77)", "return 1"))
     other = with_values(base, {"policy": {"name": f"{policy}:Fatal"}})

@@ -433,13 +433,13 @@ def _arrive(ref: Engine) -> None:
         e.next_arrival += 1
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def advance(engine: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -> int:
     """Run every step that is scheduled before ``until_s`` and take every output that is in by then.
 
     Returns why it stopped (``STOP_*``): the time is reached, nothing is left to do, a Python policy must decide,
     requests finished (only with ``stop_on_finish``), the step record is full, ``max_steps`` outputs were taken,
-    or nothing can run (a request that can never fit).
+    or nothing can run (a request that can never fit). Other threads of Python run meanwhile.
     """
     ref = reference(engine)
     s = borrowed(ref)
