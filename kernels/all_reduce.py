@@ -101,7 +101,11 @@ class Team:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        self._group = _process_group(store, 0, ranks, device, TIMEOUT_S)
+        try:
+            self._group = _process_group(store, 0, ranks, device, TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
         self._messages: torch.Tensor | None = None
         self._launched = 0
 
@@ -245,4 +249,5 @@ ALL_REDUCE = Operator(
     make_outputs=make_outputs,
     reference=reference,
     implementations={"torch": Implementation("torch", _supports, _prepare)},
+    close=close_teams,
 )

@@ -58,6 +58,10 @@ class Implementation:
     prepare: Prepare
 
 
+def _nothing_runs() -> None:
+    """``close`` of what leaves nothing behind."""
+
+
 @dataclass(frozen=True)
 class Operator:
     """What an operator costs, runs on and should answer.
@@ -71,6 +75,7 @@ class Operator:
         make_outputs: tensors of the right shape with any content, from the inputs.
         reference: the outputs in float64, or the exact integers.
         implementations: by name.
+        close: ends what launches leave running between them, an all-reduce's processes; they must be prepared anew.
     """
 
     name: str
@@ -81,6 +86,7 @@ class Operator:
     make_outputs: Callable[[Mapping[str, Any]], dict[str, torch.Tensor]]
     reference: Callable[[Mapping[str, Any]], dict[str, torch.Tensor]]
     implementations: Mapping[str, Implementation]
+    close: Callable[[], None] = _nothing_runs
 
 
 def operator_names() -> tuple[str, ...]:

@@ -5,10 +5,11 @@ They come as fixtures because tests are imported one by one (``--import-mode=imp
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -247,6 +248,38 @@ def table_cost_fixture() -> Any:
 def build_case_fixture() -> Any:
     """``build_case``: requests and replicas that are ready to serve them."""
     return build_case
+
+
+def running_children(of: int | str = "self") -> dict[int, str]:
+    """Processes that a process of this machine started and that still run: number and command line.
+
+    Left out is the helper that ``multiprocessing`` starts once and keeps as long as the process lives.
+    """
+    found = {}
+    for listed in Path(f"/proc/{of}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread ended just now
+            for child in listed.read_text().split():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the child did
+                    folder = Path("/proc", child)
+                    command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()  # empty at the very start
+                    ended = (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+                    if not ended and "multiprocessing.resource_tracker" not in command:
+                        found[int(child)] = command
+    return found
+
+
+@pytest.fixture
+def children() -> Callable[..., list[int]]:
+    """``children(of)``: what runs of the processes another one started; of this process, since the test began.
+
+    Earlier tests and fixtures of wider scope may have processes of their own in this one.
+    """
+    before = running_children()
+
+    def started(of: int | str = "self") -> list[int]:
+        return [pid for pid in running_children(of) if pid not in before]
+
+    return started
 
 
 @pytest.fixture(name="played", scope="session")

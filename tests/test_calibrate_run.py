@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -176,6 +177,28 @@ def test_points_that_do_not_settle_take_the_time_that_is_left(tmp_path: Path, cl
     assert not table["settled"].all()
     assert (table["low_s"] <= table["seconds"]).all()
     assert (table["seconds"] <= table["high_s"]).all()
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_no_process_of_an_operator_stays(
+    tmp_path: Path, clock: SimpleNamespace, children: Callable[[], list[int]], breaks: bool
+) -> None:
+    point = Point("all_reduce", "fp32", "", "torch", (("message_bytes", 64), ("ranks", 2)))
+    seen: list[int] = []
+
+    def second(_count: int) -> float:
+        seen.append(len(children()))
+        if breaks and seen[-1]:
+            raise KeyboardInterrupt
+        return 0.001
+
+    operators = {name: operator(name) for name in ("linear", "all_reduce")}
+    changes = {"plan": Plan((point,), {}), "operators": operators, "timer": FakeTimer(clock, second)}
+    stopped = pytest.raises(KeyboardInterrupt) if breaks else nullcontext()
+    with calibration(tmp_path / "p", clock, **changes) as run, stopped:
+        run.measure()
+    assert seen[-1] == 1, "the other rank"
+    assert not children()
 
 
 def test_a_machine_that_is_never_quiet_is_recorded(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ TORCH = ALL_REDUCE.implementations["torch"]
 @pytest.fixture(scope="module", autouse=True)
 def _no_process_stays() -> Iterator[None]:
     yield
-    all_reduce.close_teams()
+    ALL_REDUCE.close()
 
 
 def made(message_bytes: int, dtype: str = "fp32", seed: int = 0) -> dict[str, Any]:
@@ -75,6 +75,22 @@ def test_a_rank_that_is_gone_is_an_error_and_the_next_starts_anew() -> None:
     launch()
     assert all_reduce.team(2, "cpu") is not old
     torch.testing.assert_close(found.double(), ALL_REDUCE.reference(inputs)["sum"], rtol=1e-6, atol=1e-6)
+
+
+def test_a_team_that_cannot_be_formed_leaves_no_process(
+    monkeypatch: pytest.MonkeyPatch, children: Callable[[], list[int]]
+) -> None:
+    seen: list[int] = []
+
+    def refused(*_: object) -> None:
+        seen.extend(children())
+        raise RuntimeError("no connection")
+
+    monkeypatch.setattr(all_reduce, "_process_group", refused)
+    with pytest.raises(RuntimeError, match="no connection"):
+        all_reduce.Team(3, "cpu")
+    assert len(seen) == 2
+    assert not children()
 
 
 def test_what_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

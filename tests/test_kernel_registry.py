@@ -84,9 +84,10 @@ def test_outputs_have_the_reference_shapes(name: str) -> None:
 
 
 @each
-def test_an_implementation_refuses_or_runs(name: str) -> None:
+def test_an_implementation_refuses_or_runs(name: str, request: pytest.FixtureRequest) -> None:
     """What `supports` admits fills every output; the answers themselves are checked family by family."""
     found = operator(name)
+    request.addfinalizer(found.close)
     ran = 0
     for dtype in found.dtypes:
         for implementation in found.implementations.values():

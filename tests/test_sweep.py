@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,13 @@ def base() -> Scenario:
     return load_scenario("default", overrides=SMALL)
 
 
-def children(pid: int | str = "self") -> list[int]:
-    """Processes that a process of this machine started and that still run."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the caller's own, which a sweep leaves alone."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        assert process.poll() is None
+        process.kill()
 
 
 def is_alive(pid: int) -> bool:
@@ -58,7 +61,9 @@ def text(rows: Any) -> str:
     return json.dumps(rows, sort_keys=True)
 
 
-def test_cells_are_what_simulate_gives_though_a_worker_was_killed(base: Scenario, tmp_path: Path) -> None:
+def test_cells_are_what_simulate_gives_though_a_worker_was_killed(
+    base: Scenario, tmp_path: Path, bystander: subprocess.Popen[bytes], children: Callable[..., list[int]]
+) -> None:
     grid = {"rate": [5.0, 20.0], "k": [0, 1, 3]}
     killed: list[int] = []
     seen: list[SweepProgress] = []
@@ -67,6 +72,7 @@ def test_cells_are_what_simulate_gives_though_a_worker_was_killed(base: Scenario
         seen.append(now)
         if now.done and not killed:
             killed.append(children()[-1])
+            assert b"sweep_workers" in Path(f"/proc/{killed[0]}/cmdline").read_bytes()
             os.kill(killed[0], signal.SIGKILL)
 
     result = sweep(base, grid, folder=tmp_path / "set", workers=2, progress=progress)
@@ -100,7 +106,9 @@ def test_cells_are_what_simulate_gives_though_a_worker_was_killed(base: Scenario
     assert (more.computed, more.reused) == (2, 6)
 
 
-def test_a_killed_sweep_goes_on_and_repeats_nothing(base: Scenario, tmp_path: Path) -> None:
+def test_a_killed_sweep_goes_on_and_repeats_nothing(
+    base: Scenario, tmp_path: Path, children: Callable[..., list[int]]
+) -> None:
     grid = ["rate=4..40:10", "k=1,3"]
     folder = tmp_path / "set"
     program = f"""
@@ -132,7 +140,9 @@ sweep(asked, {grid}, folder="{folder}", workers=2)
     assert text(stored.rows(finished)) == text(before)
 
 
-def test_stopping_keeps_what_is_done(base: Scenario, tmp_path: Path) -> None:
+def test_stopping_keeps_what_is_done(
+    base: Scenario, tmp_path: Path, bystander: subprocess.Popen[bytes], children: Callable[..., list[int]]
+) -> None:
     done: list[int] = []
     grid = {"seed": list(range(8))}
     result = sweep(

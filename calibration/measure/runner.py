@@ -142,9 +142,13 @@ class Calibration:
         self.journal.__exit__()
 
     def measure(self) -> None:
-        """Visit points until nothing or no time is left."""
-        with freed_memory_kept():
-            self._measure()
+        """Visit points until nothing or no time is left; whatever ends it, no process of an operator stays."""
+        try:
+            with freed_memory_kept():
+                self._measure()
+        finally:
+            for operator in self.operators.values():
+                operator.close()
 
     def _measure(self) -> None:
         probe = NoiseProbe(self.device.cache_bytes)
