@@ -24,7 +24,6 @@ from draftcast.scenarios.simulate import build_replicas
 from draftcast.scenarios.workload_spec import workload_spec
 from draftcast.sim.engine.replica import Replica
 from draftcast.sim.engine.state import STOP_DECIDE, STOP_FINISHED, STOP_IDLE
-from draftcast.sim.engine.step import advance
 from draftcast.sim.policies import Batch, Policy
 from draftcast.sim.policies.hook import write_decision
 from draftcast.sim.random_streams import replication_seed
@@ -113,7 +112,7 @@ class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     def _run(self, replica: Replica) -> None:
         """Up to the next decision or the end, noting when requests end."""
         while True:
-            stop = advance(replica.state, math.inf, True, -1)
+            stop = replica.run(math.inf, stop_on_finish=True)
             if stop == STOP_FINISHED:
                 self._ended_s += replica.state.requests["finish_s"][replica.just_finished].tolist()
             elif stop == STOP_DECIDE:

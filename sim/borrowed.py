@@ -8,6 +8,8 @@ operations: a helper of 3 ns costs 60, and a bundle of forty arrays takes longer
   field loaded where it is used, owned by nobody; a NamedTuple inside the bundle comes as a reference again.
   ``borrowed`` takes a NamedTuple as well.
 
+Python, which calls one compiled function over and over, holds the bundle in a :class:`Held` and passes its address.
+
 Who calls ``reference`` keeps the bundle alive, and no view or array of it may be returned. Fields must not be rebound
 while a reference is out (elements may change): loads are marked invariant. In a function that calls another with
 ``inline="always"`` numba's dead-code elimination drops direct stores into borrowed arrays; use ``forceinline=True``
@@ -16,12 +18,16 @@ instead, or :func:`put`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
+from numba import extending as _extending
 from numba import njit, types
+from numba import typeof as _typeof
 from numba.core import cgutils as _cgutils
 from numba.core.datamodel.models import PointerModel
 from numba.core.typing.templates import AttributeTemplate as _AttributeTemplate
@@ -29,6 +35,8 @@ from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, ove
 
 RecordT = TypeVar("RecordT")
 cgutils: Any = _cgutils  # numba has no types there
+extending: Any = _extending
+typeof: Any = _typeof
 AttributeTemplate: Any = _AttributeTemplate
 _lower_attributes: Any = lower_getattr_generic
 
@@ -65,7 +73,7 @@ def borrowed(record: RecordT) -> RecordT:
 
 
 @njit(cache=True, forceinline=True)
-def put(array: npt.NDArray[np.int64], index: int, value: int) -> None:
+def put(array: npt.NDArray[Any], index: int, value: Any) -> None:
     """``array[index] = value`` for an array of a borrowed bundle, safe from dead-code elimination."""
     array[index] = value
 
@@ -123,8 +131,61 @@ def _borrow_value_typed(typingctx: Any, record: Any) -> Any:
     return record(record), codegen
 
 
+def _size_typed(typingctx: Any, record: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.get_constant(types.intp, context.get_abi_sizeof(context.get_value_type(record)))
+
+    return types.intp(record), codegen
+
+
+def _write_typed(typingctx: Any, record: Any, memory: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(memory)(context, builder, args[1])
+        address = builder.bitcast(array.data, context.get_value_type(record).as_pointer())
+        builder.store(_disowned(context, builder, record, args[0]), address)
+        return context.get_dummy_value()
+
+    return types.none(record, memory), codegen
+
+
 _reference: Any = intrinsic(_reference_typed)
 _borrow_value: Any = intrinsic(_borrow_value_typed)
+_size: Any = intrinsic(_size_typed)
+_write: Any = intrinsic(_write_typed)
+
+
+@njit(cache=True)
+def _size_bytes(record: Any) -> int:
+    return int(_size(record))
+
+
+@njit(cache=True)
+def _write_to(record: Any, memory: npt.NDArray[np.uint64]) -> None:
+    _write(record, memory)
+
+
+@extending.unbox(Reference)
+def _unbox_reference(kind: Any, address: Any, c: Any) -> Any:
+    pointer = c.builder.bitcast(c.pyapi.long_as_voidptr(address), c.context.get_value_type(kind))
+    return extending.NativeValue(pointer, is_error=c.pyapi.c_api_error())
+
+
+class Held:
+    """A bundle whose references stand in memory of its own, for compiled functions that Python calls often.
+
+    A call with the bundle itself takes some 30 us: numba looks up the type of every array and unpacks it. Keeps the
+    bundle alive; must itself live as long as what `bind` returned is called.
+    """
+
+    def __init__(self, record: Any) -> None:
+        self._record = record
+        self._kind = Reference(typeof(record))
+        self._memory = np.zeros(-(-_size_bytes(record) // 8), np.uint64)
+        _write_to(record, self._memory)
+
+    def bind(self, function: Any, *kinds: types.Type) -> Callable[..., Any]:
+        """The compiled ``function(ref, ...)`` with ``ref`` given; ``kinds`` are the types of its other arguments."""
+        return partial(function.compile((self._kind, *kinds)), self._memory.ctypes.data)
 
 
 @infer_getattr

@@ -119,9 +119,15 @@ class Cluster:
     # ---- closed loop ----
 
     def _run_closed_loop(self, loop: ClosedLoop) -> None:
+        from scipy.ndimage import minimum_filter1d
+
         n = len(self._table)
-        self._think_s = loop.think_time_s.draw(self._seed, n)
-        self._users = loop.concurrency
+        thoughts = loop.think_time_s.draw(self._seed, n)
+        self._think_s: list[float] = thoughts.tolist()
+        # From each request on, the shortest thought of as many as there are users.
+        window = max(min(loop.concurrency, n), 1)
+        least = minimum_filter1d(thoughts, window, mode="constant", cval=math.inf, origin=-(window // 2))
+        self._least_thought_s: list[float] = [*least.tolist(), math.inf]
         self._routes = self._router.assign() if self._router.is_static else None
         self._next_request = 0
         self._finished = 0
@@ -139,7 +145,7 @@ class Cluster:
         if self._next_request < len(self._table):
             request = self._next_request
             self._next_request += 1
-            at = answered_s + float(self._think_s[request])
+            at = answered_s + self._think_s[request]
             insort(self._sends_s, at)
             self._env.process(self._think_and_send(request, at))
 
@@ -163,12 +169,9 @@ class Cluster:
         The next to send is a user who thinks already, or one who gets another replica's answer and then thinks for at
         least the shortest of the thoughts that come next; no more of them than users can begin before.
         """
-        thoughts = self._think_s[self._next_request : self._next_request + self._users]
         until_s = self._sends_s[0] if self._sends_s else math.inf
-        if thoughts.size:
-            others = (at for other, at in enumerate(self._no_answer_before_s) if other != index)
-            until_s = min(until_s, min(others, default=math.inf) + float(thoughts.min()))
-        return until_s
+        others = (at for other, at in enumerate(self._no_answer_before_s) if other != index)
+        return min(until_s, min(others, default=math.inf) + self._least_thought_s[self._next_request])
 
     def _serve(self, index: int) -> Generator[simpy.Event, Any, None]:
         """Run one replica for as long as nothing can come in between, answering users as requests end."""

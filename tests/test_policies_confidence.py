@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,10 @@ from draftcast.sim.acceptance import (
     has_confidence,
     survivals,
 )
+from draftcast.sim.acceptance.compiled import KIND_BETA, KIND_TRACE
 from draftcast.sim.borrowed import reference
 from draftcast.sim.policies import Policy
+from draftcast.sim.random_streams import GOLDEN, MIX_1, mix64_array
 
 N, K = 40_000, 3
 MODELS: dict[str, AcceptanceModel] = {
@@ -86,6 +89,33 @@ def test_confidence_is_calibrated_and_tells_as_much_as_asked(name: str, discrimi
         bin_ = (first >= low) & (first <= low + 0.1)
         if bin_.sum() > 4000:
             assert was[bin_].mean() == pytest.approx(first[bin_].mean(), abs=0.025)
+
+
+def by_the_formula(arrays: AcceptanceArrays, discrimination: float, i: int) -> list[float]:
+    """Survival of request i, draft by draft, as the module that forecasts it states it."""
+    position, kind, out, alive = int(POSITIONS[i]), arrays.kind[0], [], 1.0
+    recorded = int(arrays.lengths[arrays.offsets[i] + position]) if kind == KIND_TRACE else -1
+    for j in range(K):
+        p = float(arrays.alpha[i]) if kind == KIND_BETA else float(arrays.conditional[0, j])
+        counter = (int(arrays.keys[i]) + (position + j + 1) * int(GOLDEN)) % 2**64
+        bits = int(mix64_array(np.array([counter], np.uint64))[0])
+        accepted = (j < recorded) if j <= recorded else (bits >> 11) * 2.0**-53 < p
+        product = bits * int(MIX_1) % 2**64
+        square = max(2.0 * discrimination - 1.0, 0.0)
+        square += 2.0 * min(discrimination, 1.0 - discrimination) * ((product >> 38) * 2.0**-26)
+        spread = math.sqrt(square)
+        low = p * (1.0 - spread)
+        alive *= low + spread * ((product % 2**38) * 2.0**-38 < low + spread * accepted)
+        out.append(alive)
+    return out
+
+
+@pytest.mark.parametrize("name", ["constant", "per_position", "beta", "trace"])
+@pytest.mark.parametrize("discrimination", [0.0, 0.3, 0.8, 1.0])
+def test_the_forecast_is_the_formula_to_the_last_bit(name: str, discrimination: float) -> None:
+    arrays = compiled(MODELS[name], discrimination)
+    found = survival(arrays)
+    assert [found[i].tolist() for i in range(200)] == [by_the_formula(arrays, discrimination, i) for i in range(200)]
 
 
 def test_survival_is_the_chance_to_be_reached_and_accepted() -> None:

@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba import njit
 
 from draftcast.sim.acceptance import Beta
+from draftcast.sim.borrowed import reference
+from draftcast.sim.engine.rules.selection import level_of, pick_likeliest, rank_drafts, request_of
 from draftcast.sim.policies import AdaptiveVerification, Confidence, Policy, SloAware, Tetris
 
 SYNC = {"async_scheduling": False}
@@ -180,3 +183,56 @@ def test_a_batch_of_many_is_ranked_exactly(build_case: Any) -> None:
         worth = sorted(((-(a ** (j + 1)), j, i) for i, a in enumerate(alphas) for j in range(k)))
         best = [i for _, _, i in worth[: int(capacity * n * k)]]
         assert first_drafts(case) == np.bincount(best, minlength=n).tolist()
+
+
+# ---- the selection itself, against a plain sort ----
+
+
+@njit
+def pick(engine: Any, n: int, most: int, count: int) -> None:
+    pick_likeliest(reference(engine), 0, n, most, count)
+
+
+@njit
+def rank(engine: Any, n: int, most: int) -> int:
+    return rank_drafts(reference(engine), 0, n, most)
+
+
+def drafts_at_random(case: Any, rng: np.random.Generator) -> tuple[int, int, list[tuple[int, int, int]]]:
+    """Write the forecast of a batch; requests, levels and (lost survival, level, request) of all drafts in order."""
+    s = case.replica.state
+    seqs, k = s.entries.shape[1], int(s.config[0]["k"])
+    n, most = int(rng.integers(1, seqs + 1)), int(rng.integers(1, k + 1))
+    # Few values make many ties, with each other and with certainty and impossibility.
+    some = rng.choice([0.0, 0.25, 0.5, 0.9, 1.0], (most, n))
+    survival = np.cumprod(some if rng.random() < 0.5 else rng.random((most, n)), axis=0)
+    s.policy.scratch[: seqs * most].reshape(most, seqs)[:, :n] = survival
+    s.policy.order[:n] = rng.permutation(seqs)[:n]
+    drafts = [(int((1.0 - survival[j, i]) * (1 << 40)), j, i) for j in range(most) for i in range(n)]
+    return n, most, sorted(drafts)
+
+
+def test_the_likeliest_are_those_a_sort_puts_first(build_case: Any) -> None:
+    rng = np.random.default_rng(7)
+    case = build_case([4], [9], method="eagle", k=5, policy=Tetris(), max_num_seqs=24)
+    s = case.replica.state
+    for _ in range(200):
+        n, most, drafts = drafts_at_random(case, rng)
+        members = s.policy.order[:n].copy()
+        held = rng.integers(0, most + 1, n) * rng.integers(0, 2)  # some levels granted already, or none
+        s.entries[0]["next_drafts"][members] = held
+        count = int(rng.integers(-1, n * most + 2))
+        pick(s, n, most, count)
+        best = [i for _, j, i in drafts if j >= held[i]][: max(count, 0)]
+        assert s.entries[0]["next_drafts"][members].tolist() == (held + np.bincount(best, minlength=n)).tolist()
+
+
+def test_the_ranking_is_the_sorted_list(build_case: Any) -> None:
+    rng = np.random.default_rng(8)
+    case = build_case([4], [9], method="eagle", k=5, policy=AdaptiveVerification(), max_num_seqs=24)
+    s = case.replica.state
+    for _ in range(100):
+        n, most, drafts = drafts_at_random(case, rng)
+        first = rank(s, n, most)
+        found = s.policy.order[first : first + n * most].tolist()
+        assert [(level_of(c), request_of(c)) for c in found] == [(j, i) for _, j, i in drafts]

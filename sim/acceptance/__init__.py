@@ -5,7 +5,7 @@ from __future__ import annotations
 from draftcast.sim.acceptance.beta import Beta
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.compiled import MAX_K, AcceptanceArrays, accepted_drafts, proposed_drafts
-from draftcast.sim.acceptance.confidence import has_confidence, prefix_survival, survivals
+from draftcast.sim.acceptance.confidence import describe_drafts, forecast_survival, has_confidence, survivals
 from draftcast.sim.acceptance.fixed_rates import Constant, PerPosition, Tree, tree_depth_probabilities
 from draftcast.sim.acceptance.model import ACCEPTANCE_MODELS, AcceptanceModel, build_acceptance
 from draftcast.sim.acceptance.trace import Trace
@@ -27,8 +27,9 @@ __all__ = [
     "accepted_drafts",
     "build_acceptance",
     "compile_acceptance",
+    "describe_drafts",
+    "forecast_survival",
     "has_confidence",
-    "prefix_survival",
     "proposed_drafts",
     "rates_in_another_tree",
     "survivals",

@@ -39,12 +39,15 @@ from draftcast.sim.acceptance.compiled import (
     proposed_drafts,
     state_at,
 )
-from draftcast.sim.borrowed import borrowed, reference
-from draftcast.sim.random_streams import GOLDEN, MIX_1, S11, TO_UNIT, mix64, uniform
+from draftcast.sim.borrowed import borrowed, put, reference
+from draftcast.sim.random_streams import GOLDEN, MIX_1, S11, mix64, uniform
 
 S38 = np.uint64(38)
 LOW_38 = np.uint64((1 << 38) - 1)
 TO_26, TO_38 = 2.0**-26, 2.0**-38
+TWO_53 = 2.0**53
+ALWAYS = 1 << 53  # a limit above every draw
+TWO_52, TWO_52_BITS = 2.0**52, np.uint64(0x4330000000000000)
 
 
 def has_confidence(arrays: AcceptanceArrays) -> bool:
@@ -53,25 +56,31 @@ def has_confidence(arrays: AcceptanceArrays) -> bool:
 
 
 @njit(cache=True, forceinline=True)
-def prefix_survival(
+def describe_drafts(
     arrays: AcceptanceArrays,
     request: int,
     position: int,
     levels: int,
-    out: npt.NDArray[np.float64],
-    start: int,
+    survival: npt.NDArray[np.float64],
+    draws: npt.NDArray[np.int64],
+    i: int,
     stride: int,
 ) -> None:
-    """Write the forecast that drafts 0..j are all accepted, j = 0..levels-1, to ``out[start + j * stride]``.
+    """Write down what `forecast_survival` needs of a round, as the i-th of at most ``stride``.
 
     The round is verified when ``position`` output tokens exist, as in ``accepted_drafts``. Drafts that a text search
     does not find have no chance.
+
+    Args:
+        arrays, request, position, levels: the round.
+        survival: rows of ``stride`` numbers: p of every level, the least square of the spread, and its range.
+        draws: rows of ``stride`` numbers: below which acceptance draw a level is accepted, and the draws' counter.
+        i, stride: the place in each row, and the rows' length.
     """
     a = borrowed(arrays)
     c = a.class_id[request]
     kind = a.kind[c]
     discrimination = a.params[c, P_CONFIDENCE]
-    key = a.keys[request]
     recorded = 0
     state = 0
     if kind == KIND_TRACE:
@@ -79,37 +88,62 @@ def prefix_survival(
         recorded = int(a.lengths[at]) if at < a.offsets[request + 1] else 0
     elif kind == KIND_MARKOV:
         state = state_at(arrays, request, c, position)
-    least_square = max(2.0 * discrimination - 1.0, 0.0)
-    square_range = 2.0 * min(discrimination, 1.0 - discrimination)
     proposed = proposed_drafts(arrays, request, position, levels)
-    survival = 1.0
     for j in range(levels):
-        if j >= proposed:
-            survival = 0.0
-        at = position + j
         if kind == KIND_BETA:
             p = a.alpha[request]
         elif kind == KIND_MARKOV:
             p = a.params[c, P_ALPHA_1] if state == 1 else a.params[c, P_ALPHA_0]
             enter = a.params[c, P_STAY] if state == 1 else a.params[c, P_ENTER]
-            state = 1 if uniform(a.match_keys[request], at + 1) < enter else 0
+            state = 1 if uniform(a.match_keys[request], position + j + 1) < enter else 0
         else:
             p = a.conditional[c, j]
-        confidence = p
-        if discrimination > 0.0:
-            bits = mix64(key + np.uint64(at + 1) * GOLDEN)  # the number that `uniform` makes the acceptance draw of
-            accepted = float(np.int64(bits >> S11)) * TO_UNIT < p
-            # What a recording would have accepted after its first rejection is not known: it is drawn.
-            if kind == KIND_TRACE and j <= recorded:
-                accepted = j < recorded
+        if j >= proposed:
+            p = 0.0
+        # draw * 2**-53 < p, the comparison of ``accepted_drafts``, in whole numbers.
+        limit = math.ceil(p * TWO_53)
+        # What a recording would have accepted after its first rejection is not known: it is drawn.
+        if kind == KIND_TRACE and j <= recorded:
+            limit = ALWAYS if j < recorded else 0
+        put(survival, j * stride + i, p)
+        put(draws, j * stride + i, limit)
+    put(survival, levels * stride + i, max(2.0 * discrimination - 1.0, 0.0))
+    put(survival, (levels + 1) * stride + i, max(2.0 * min(discrimination, 1.0 - discrimination), 0.0))
+    put(draws, levels * stride + i, np.int64(a.keys[request] + np.uint64(position + 1) * GOLDEN))
+
+
+@njit(cache=True, forceinline=True)
+def _as_float(bits: np.uint64) -> float:
+    """A whole number below 2**52 as a float; unlike a conversion this can be done for several at a time."""
+    return float(np.uint64(bits | TWO_52_BITS).view(np.float64) - TWO_52)
+
+
+@njit(cache=True)
+def forecast_survival(
+    survival: npt.NDArray[np.float64], draws: npt.NDArray[np.int64], n: int, levels: int, stride: int
+) -> None:
+    """Turn what `describe_drafts` wrote for ``n`` rounds into the forecast that drafts 0..j of each are all accepted.
+
+    The i-th round's stands in ``survival[j * stride + i]``. No branch, and nothing in a row depends on its neighbour:
+    a processor works on many at once.
+    """
+    counters = draws[levels * stride : levels * stride + n]
+    least_square = survival[levels * stride : levels * stride + n]
+    square_range = survival[(levels + 1) * stride : (levels + 1) * stride + n]
+    for j in range(levels):
+        row = survival[j * stride : j * stride + n]
+        before = survival[max(j - 1, 0) * stride : max(j - 1, 0) * stride + n]
+        limits = draws[j * stride : j * stride + n]
+        further = np.uint64(j) * GOLDEN
+        for i in range(n):
+            bits = mix64(np.uint64(counters[i]) + further)  # the number that `uniform` makes the acceptance draw of
+            accepted = np.int64(bits >> S11) < limits[i]
             bits *= MIX_1
-            spread = math.sqrt(least_square + square_range * (float(np.int64(bits >> S38)) * TO_26))
-            low = p * (1.0 - spread)
-            # Sums instead of branches, which nobody could predict: high is low + spread.
-            is_high = float(np.int64(bits & LOW_38)) * TO_38 < low + spread * accepted
-            confidence = low + spread * is_high
-        survival *= confidence
-        out[start + j * stride] = survival
+            spread = math.sqrt(least_square[i] + square_range[i] * (_as_float(bits >> S38) * TO_26))
+            low = row[i] * (1.0 - spread)
+            is_high = _as_float(bits & LOW_38) * TO_38 < low + (spread if accepted else 0.0)
+            confidence = low + (spread if is_high else 0.0)
+            row[i] = confidence if j == 0 else before[i] * confidence
 
 
 @njit(cache=True)
@@ -119,9 +153,14 @@ def survivals(
     positions: npt.NDArray[np.int64],
     out: npt.NDArray[np.float64],
 ) -> None:
-    """`prefix_survival` of many requests into ``out``, shape [requests, levels]; for callers in Python."""
+    """`forecast_survival` of many rounds into ``out``, shape [requests, levels]; for callers in Python."""
     ref = reference(arrays)
-    flat = out.reshape(-1)
-    levels = out.shape[1]
-    for i in range(requests.size):
-        prefix_survival(ref, requests[i], positions[i], levels, flat, i * levels, 1)
+    n, levels = out.shape
+    survival = np.empty((levels + 2) * n)
+    draws = np.empty((levels + 1) * n, np.int64)
+    for i in range(n):
+        describe_drafts(ref, requests[i], positions[i], levels, survival, draws, i, n)
+    forecast_survival(survival, draws, n, levels, n)
+    for i in range(n):
+        for j in range(levels):
+            out[i, j] = survival[j * n + i]

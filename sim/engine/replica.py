@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
+from numba import types
 from numpy.typing import NDArray
 
 from draftcast.errors import CapacityError, SimulationError
 from draftcast.sim.acceptance import AcceptanceArrays
+from draftcast.sim.borrowed import Held
 from draftcast.sim.engine import calls
 from draftcast.sim.engine.state import (
     BATCH,
@@ -154,7 +156,7 @@ class Replica:
         cache_size = 1 << max(4, int(2 * pool - 1).bit_length()) if caching else 1
         self.settings = settings
         self._decide = decide
-        self.state = Engine(
+        state = Engine(
             config=settings.row(table.hash_block_tokens if has_hashes else 0),
             engine=np.zeros(1, ENGINE),
             requests=rows,
@@ -182,7 +184,8 @@ class Replica:
             steps=np.zeros(1024 if record_steps else 0, STEP),
             finished=np.zeros(seqs + 1, np.uint32),
         )
-        calls.reset(self.state)
+        self._hold(state)
+        calls.reset(state)
 
     def submit(self, requests: NDArray[np.uint32] | list[int]) -> None:
         """Send requests (row numbers, by arrival time, none earlier than those sent before)."""
@@ -199,24 +202,44 @@ class Replica:
         Raises:
             SimulationError: a request can never run; :func:`check_fits` should have refused it.
         """
-        e = self.state.engine[0]
-        collected_before = int(e["step"]) - int(e["in_flight"])
+        before = self._num_collected if max_steps >= 0 else 0
         while True:
-            if self.state.steps.size and int(e["recorded"]) == self.state.steps.size:
-                grown = np.zeros(2 * self.state.steps.size, STEP)
-                grown[: self.state.steps.size] = self.state.steps
-                self.state = self.state._replace(steps=grown)
-            collected = int(e["step"]) - int(e["in_flight"]) - collected_before
-            if collected == max_steps:
+            left = max_steps - (self._num_collected - before) if max_steps >= 0 else -1
+            if left == 0:
                 return STOP_MAX_STEPS
-            stop = advance(self.state, until_s, stop_on_finish, max_steps - collected)
+            stop = self.run(until_s, stop_on_finish, left)
             if stop == STOP_DECIDE:
                 assert self._decide is not None
                 self._decide(self.state)
             elif stop == STOP_STUCK:
                 raise SimulationError("the engine can run nothing although requests wait")
             elif stop != STOP_STEPS_FULL:
-                return int(stop)
+                return stop
+
+    def run(self, until_s: float, stop_on_finish: bool = False, max_steps: int = -1) -> int:
+        """One compiled call of :func:`draftcast.sim.engine.step.advance`; the reason it stopped.
+
+        As :meth:`advance`, for callers that decide themselves: it stops where a Python policy must, and where nothing
+        can run.
+        """
+        steps = self.state.steps
+        if steps.size and int(self.state.engine[0]["recorded"]) == steps.size:
+            grown = np.zeros(2 * steps.size, STEP)
+            grown[: steps.size] = steps
+            self._hold(self.state._replace(steps=grown))
+        return int(self._advance(until_s, stop_on_finish, max_steps))
+
+    def _hold(self, state: Engine) -> None:
+        """Make ``state`` the engine's arrays, in compiled code too."""
+        self.state = state
+        self._held = Held(state)
+        self._advance = self._held.bind(advance, types.float64, types.boolean, types.int64)
+
+    @property
+    def _num_collected(self) -> int:
+        """Outputs taken."""
+        e = self.state.engine[0]
+        return int(e["step"]) - int(e["in_flight"])
 
     @property
     def next_event_s(self) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from draftcast.sim.acceptance import accepted_drafts, proposed_drafts
-from draftcast.sim.borrowed import borrowed, reference
+from draftcast.sim.borrowed import borrowed
 from draftcast.sim.engine import blocks, queue
 from draftcast.sim.engine.decide import KIND_PYTHON, decide, observe
 from draftcast.sim.engine.rules.forecast import draft_levels
@@ -434,14 +434,13 @@ def _arrive(ref: Engine) -> None:
 
 
 @njit(cache=True, nogil=True)
-def advance(engine: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -> int:
+def advance(ref: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -> int:
     """Run every step that is scheduled before ``until_s`` and take every output that is in by then.
 
     Returns why it stopped (``STOP_*``): the time is reached, nothing is left to do, a Python policy must decide,
     requests finished (only with ``stop_on_finish``), the step record is full, ``max_steps`` outputs were taken,
     or nothing can run (a request that can never fit). Other threads of Python run meanwhile.
     """
-    ref = reference(engine)
     s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]

@@ -43,39 +43,62 @@ class Batch:
     """
 
     def __init__(self, engine: Engine) -> None:
+        # One copy of all that is shown; a column is only made into an array when the policy asks for it.
+        policy = engine.policy
         self._engine = engine
-        shown = engine.policy.order
-        size = int(shown[shows.SHOWN_SIZE])
-        columns = shown[shows.N_SHOWN_SCALARS :].reshape(shows.N_SHOWN, -1)[:, :size].copy()
-        self._future: Ints = columns[shows.SHOWN_FUTURE]
-        self._draft_tokens: Ints = columns[shows.SHOWN_DRAFT_TOKENS]
-        self._accepted: Ints = columns[shows.SHOWN_ACCEPTED]
-        self.num_seqs = size
+        self.num_seqs: int
         """Requests scheduled."""
-        self.k = int(shown[shows.SHOWN_K])
-        """num_speculative_tokens, the most a request may draft; of a tree the nodes verified."""
-        self.request: Ints = columns[shows.SHOWN_REQUEST]
-        """Row in the request table."""
-        self.outputs: Ints = columns[shows.SHOWN_OUTPUTS]
-        """Output tokens delivered."""
-        self.context: Ints = columns[shows.SHOWN_CONTEXT]
-        """Tokens in the KV cache after this step."""
-        self.drafts: Ints = columns[shows.SHOWN_DRAFTS]
-        """Drafts verified in this step."""
-        self.is_prefill: NDArray[np.bool_] = columns[shows.SHOWN_IS_PREFILL] != 0
-        """A chunk that is not the prompt's last: drafts nothing."""
-        self.waiting = int(shown[shows.SHOWN_WAITING])
+        self.waiting: int
         """Requests in the queue."""
-        self.kv_usage = float(engine.policy.scratch[shows.SHOWN_KV_USAGE])
+        self.k: int
+        """num_speculative_tokens, the most a request may draft; of a tree the nodes verified."""
+        self.num_seqs, self.waiting, self.k = policy.order[: shows.N_SHOWN_SCALARS].tolist()
+        self._columns: Ints = policy.order[: shows.N_SHOWN_SCALARS + shows.N_SHOWN * self.num_seqs].copy()
+        self._floats: NDArray[np.float64] = policy.scratch[: shows.N_SHOWN_FLOATS + self.num_seqs].copy()
+
+    @property
+    def now_s(self) -> float:
+        """When the step is scheduled."""
+        return float(self._floats[shows.SHOWN_NOW_S])
+
+    @property
+    def kv_usage(self) -> float:
         """Share of KV blocks in use."""
-        self.now_s = float(engine.policy.scratch[shows.SHOWN_NOW_S])
+        return float(self._floats[shows.SHOWN_KV_USAGE])
+
+    @cached_property
+    def request(self) -> Ints:
+        """Row in the request table."""
+        return self._column(shows.SHOWN_REQUEST)
+
+    @cached_property
+    def outputs(self) -> Ints:
+        """Output tokens delivered."""
+        return self._column(shows.SHOWN_OUTPUTS)
+
+    @cached_property
+    def context(self) -> Ints:
+        """Tokens in the KV cache after this step."""
+        return self._column(shows.SHOWN_CONTEXT)
+
+    @cached_property
+    def drafts(self) -> Ints:
+        """Drafts verified in this step."""
+        return self._column(shows.SHOWN_DRAFTS)
+
+    @cached_property
+    def is_prefill(self) -> NDArray[np.bool_]:
+        """A chunk that is not the prompt's last: drafts nothing."""
+        return self._column(shows.SHOWN_IS_PREFILL).astype(np.bool_)
 
     @cached_property
     def acceptance(self) -> NDArray[np.float64]:
         """Accepted / drafted of each request so far, NaN before its first round."""
-        with np.errstate(invalid="ignore"):
-            share: NDArray[np.float64] = np.divide(self._accepted, self._draft_tokens)
-        return share
+        return self._floats[shows.N_SHOWN_FLOATS :]
+
+    def _column(self, number: int) -> Ints:
+        start = shows.N_SHOWN_SCALARS + number * self.num_seqs
+        return self._columns[start : start + self.num_seqs]
 
     @cached_property
     def survival(self) -> NDArray[np.float64]:
@@ -90,7 +113,7 @@ class Batch:
         if not has_confidence(acceptance):
             raise ScenarioError(NEEDS_CONFIDENCE, key="acceptance.confidence_discrimination")
         out = np.empty((self.num_seqs, int(self._engine.config[0]["tree_depth"]) or self.k))
-        survivals(acceptance, self.request, self._future, out)
+        survivals(acceptance, self.request, self._column(shows.SHOWN_FUTURE), out)
         return out
 
     def step_seconds(self, k: int, num_seqs: int | None = None, mean_context: float | None = None) -> float:
@@ -122,7 +145,8 @@ class Policy:
             seed: of the rule's own random choices.
         """
         shown = shows.N_SHOWN_SCALARS + shows.N_SHOWN * max_num_seqs
-        return arrays(rules.KIND_PYTHON, table=np.zeros(2 * max_num_seqs), scratch=shows.N_SHOWN_FLOATS, order=shown)
+        floats = shows.N_SHOWN_FLOATS + max_num_seqs
+        return arrays(rules.KIND_PYTHON, table=np.zeros(2 * max_num_seqs), scratch=floats, order=shown)
 
     def fresh(self) -> Policy:
         """A policy of the same parameters that has seen nothing yet; every replica of every replication gets its own.

@@ -17,9 +17,11 @@ def python_hook(policy: Policy) -> Decide | None:
     if type(policy).decide is Policy.decide:
         return None
 
+    source = f"{type(policy).__name__}.decide"
+
     def hook(s: Engine) -> None:
         batch = Batch(s)
-        write_decision(s, batch.num_seqs, policy.decide(batch), f"{type(policy).__name__}.decide")
+        write_decision(s, batch.num_seqs, policy.decide(batch), source)
 
     return hook
 

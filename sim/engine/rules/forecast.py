@@ -87,13 +87,20 @@ def device_seconds(
 
 
 @njit(cache=True, forceinline=True)
-def with_host(ref: Engine, device_s: float) -> float:
-    """Seconds of the step last asked for, had the device taken ``device_s``: host time hides behind it where it may."""
+def host_terms(ref: Engine) -> tuple[float, float]:
+    """The host's part in the step last asked for, as `with_host` takes it: seconds to add, and the least there are."""
     s = borrowed(ref)
-    host_s = s.times[O_HOST]
+    host_s = float(s.times[O_HOST])
     if s.cost.params[P_OVERLAP_HOST] > 0.0 and s.config[0].is_async:
-        return float(max(device_s, host_s))
-    return float(device_s + host_s)
+        return 0.0, host_s
+    return host_s, 0.0
+
+
+@njit(cache=True, forceinline=True)
+def with_host(device_s: float, host: tuple[float, float]) -> float:
+    """Seconds of a step whose device takes ``device_s``: host time hides behind it where it may."""
+    seconds = device_s + host[0]
+    return seconds if seconds > host[1] else host[1]
 
 
 @njit(cache=True)

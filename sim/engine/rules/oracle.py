@@ -6,7 +6,7 @@ from numba import njit
 
 from draftcast.sim.acceptance import accepted_drafts, proposed_drafts
 from draftcast.sim.borrowed import borrowed
-from draftcast.sim.engine.rules.forecast import device_seconds, draft_levels, fill_row_seconds, with_host
+from draftcast.sim.engine.rules.forecast import device_seconds, draft_levels, fill_row_seconds, host_terms, with_host
 from draftcast.sim.engine.state import Engine
 
 
@@ -53,7 +53,8 @@ def decide_oracle(ref: Engine, slot: int) -> None:
         drafting = int(at_least[1]) if passes > 0 else 0
         rows = int(useful * nodes)
         device_s = device_seconds(ref, seqs, rows, drafting, rows, passes, context)
-        seconds = with_host(ref, device_s)
+        host = host_terms(ref)
+        seconds = with_host(device_s, host)
         tokens = float(seqs + useful)
         if tokens * best_s > best_tokens * seconds:
             best_tokens, best_s, best_passes, best_levels = tokens, seconds, passes, useful
@@ -63,14 +64,15 @@ def decide_oracle(ref: Engine, slot: int) -> None:
         found = -1
         found_tokens, found_s = best_tokens, best_s
         for levels in range(seqs * passes + 1):
-            seconds = with_host(ref, rest_s + row_s[seqs + int(levels * nodes)])
+            seconds = with_host(rest_s + row_s[seqs + int(levels * nodes)], host)
             tokens = float(seqs + min(levels, useful))
             if tokens * found_s > found_tokens * seconds and levels != useful:
                 found, found_tokens, found_s = levels, tokens, seconds
         if found >= 0:
             drafting = min(max(drafting, -(-found // max(passes, 1))), found)
             rows = int(found * nodes)
-            found_s = with_host(ref, device_seconds(ref, seqs, rows, drafting, rows, min(passes, found), context))
+            found_s = device_seconds(ref, seqs, rows, drafting, rows, min(passes, found), context)
+            found_s = with_host(found_s, host_terms(ref))
             if found_tokens * best_s > best_tokens * found_s:
                 best_tokens, best_s, best_passes, best_levels = found_tokens, found_s, passes, found
     _hand_out(ref, slot, best_passes, best_levels, most)

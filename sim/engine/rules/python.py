@@ -1,12 +1,14 @@
 """Where compiled code and a Python policy meet: the batch is shown in arrays of its own, the decision taken from one.
 
 Reading structured arrays from Python one field at a time would take longer than the step. ``policy.order`` holds
-``N_SHOWN_SCALARS`` numbers and then a row of max_num_seqs per column, ``policy.scratch`` two floats, ``policy.table``
-the decision: drafts to verify by batch entry, then drafts to make.
+``N_SHOWN_SCALARS`` numbers and then the columns, one number per batch entry each; ``policy.scratch`` two floats and
+then each entry's acceptance so far; ``policy.table`` the decision: drafts to verify by batch entry, then drafts to
+make.
 """
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
 from draftcast.sim.borrowed import borrowed
@@ -20,11 +22,9 @@ SHOWN_NOW_S, SHOWN_KV_USAGE, N_SHOWN_FLOATS = 0, 1, 2
     SHOWN_CONTEXT,
     SHOWN_DRAFTS,
     SHOWN_IS_PREFILL,
-    SHOWN_DRAFT_TOKENS,
-    SHOWN_ACCEPTED,
     SHOWN_FUTURE,
     N_SHOWN,
-) = range(9)
+) = range(7)
 
 
 @njit(cache=True)
@@ -41,7 +41,8 @@ def show_batch(ref: Engine, slot: int) -> None:
     shown[SHOWN_K] = c.k
     s.policy.scratch[SHOWN_NOW_S] = e.host_s
     s.policy.scratch[SHOWN_KV_USAGE] = 1.0 - e.free_blocks / max(c.num_blocks - 1, 1)
-    stride = entries.size
+    acceptance = s.policy.scratch
+    stride = size
     for j in range(size):
         x = entries[j]
         r = s.requests[x.request]
@@ -51,9 +52,8 @@ def show_batch(ref: Engine, slot: int) -> None:
         shown[at + SHOWN_CONTEXT * stride] = x.computed + x.tokens
         shown[at + SHOWN_DRAFTS * stride] = x.drafts
         shown[at + SHOWN_IS_PREFILL * stride] = x.is_chunk
-        shown[at + SHOWN_DRAFT_TOKENS * stride] = r.draft_tokens
-        shown[at + SHOWN_ACCEPTED * stride] = r.accepted
         shown[at + SHOWN_FUTURE * stride] = r.future
+        acceptance[N_SHOWN_FLOATS + j] = r.accepted / r.draft_tokens if r.draft_tokens > 0 else np.nan
 
 
 @njit(cache=True)

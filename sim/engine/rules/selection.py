@@ -1,28 +1,35 @@
-"""Draft first, pick afterwards: every request's drafts with their forecast survival, ranked over the whole batch.
+"""Draft first, pick afterwards: every request's drafts with their forecast survival, the likeliest of the whole batch.
 
 Work spaces of the policy, for at most S requests of k levels: ``scratch[level * S + i]`` is the survival of the i-th
-drafting request's draft of that level. ``order`` holds S batch entries, the ranked candidates, the candidates as they
-came, and the counts of the sort. A candidate is one number that sorts by falling survival (to 1e-12), then by level,
-then by request.
+drafting request's draft of that level, two rows more serve its forecast. ``order`` holds S batch entries, twice S * k
+numbers for the forecast and then for the candidates, and the counts of the sort. A candidate is one number that sorts
+by falling survival (to 1e-12), then by level, then by request.
 """
 
 from __future__ import annotations
 
 from numba import njit
 
-from draftcast.sim.acceptance import prefix_survival
+from draftcast.sim.acceptance import describe_drafts, forecast_survival
 from draftcast.sim.borrowed import borrowed
-from draftcast.sim.engine.state import Engine
+from draftcast.sim.engine.state import Array, Engine
 
-LEVEL_BITS, REQUEST_BITS, SURVIVAL_BITS, BUCKET_BITS = 7, 15, 40, 8
+LEVEL_BITS, REQUEST_BITS, SURVIVAL_BITS = 7, 15, 40
 INDEX_BITS = LEVEL_BITS + REQUEST_BITS
-BUCKETS = (1 << BUCKET_BITS) + 1  # survival 0 has one of its own
+# Buckets by the survival's highest bits, and one of its own for survival 0: few to find one place in the ranking, more
+# to sort it.
+PICK_BITS, SORT_BITS = 6, 8
+PICK_BUCKETS, SORT_BUCKETS = (1 << PICK_BITS) + 1, (1 << SORT_BITS) + 1
 
 
 def work_spaces(k: int, max_num_seqs: int) -> dict[str, int]:
     """Lengths of the work spaces that the functions below need, as arguments of ``policies.base.arrays``."""
     drafts = max_num_seqs * k
-    return {"scratch": drafts, "order": max_num_seqs + 2 * drafts + BUCKETS + 1, "rows": max_num_seqs + drafts}
+    return {
+        "scratch": drafts + 2 * max_num_seqs,
+        "order": max_num_seqs + 2 * drafts + SORT_BUCKETS + 1,
+        "rows": max_num_seqs + drafts,
+    }
 
 
 @njit(cache=True, forceinline=True)
@@ -44,6 +51,7 @@ def forecast_drafts(ref: Engine, slot: int, most: int) -> int:
     entries = s.entries[slot]
     order = s.policy.order
     stride = entries.size
+    draws = order[stride:]
     n = 0
     for j in range(s.batch[slot].size):
         x = entries[j]
@@ -51,64 +59,127 @@ def forecast_drafts(ref: Engine, slot: int, most: int) -> int:
         x.drafted = 0
         if not x.is_chunk:
             order[n] = j
-            prefix_survival(s.acceptance, x.request, s.requests[x.request].future, most, s.policy.scratch, n, stride)
+            future = s.requests[x.request].future
+            describe_drafts(s.acceptance, x.request, future, most, s.policy.scratch, draws, n, stride)
             n += 1
+    forecast_survival(s.policy.scratch, draws, n, most, stride)
     return n
+
+
+@njit(cache=True, forceinline=True)
+def _candidate(survival: float, level: int, request: int) -> int:
+    lost = int((1.0 - survival) * (1 << SURVIVAL_BITS))
+    return lost << INDEX_BITS | level << REQUEST_BITS | request
+
+
+@njit(cache=True, forceinline=True)
+def _sort_nearly_sorted(numbers: Array, size: int) -> None:
+    """Insertion sort of the first ``size`` numbers."""
+    for at in range(1, size):
+        number = numbers[at]
+        to = at
+        while to > 0 and numbers[to - 1] > number:
+            numbers[to] = numbers[to - 1]
+            to -= 1
+        numbers[to] = number
+
+
+@njit(cache=True)
+def pick_likeliest(ref: Engine, slot: int, n: int, most: int, count: int) -> None:
+    """Add the ``count`` likeliest candidates to ``next_drafts``, of those that it does not hold yet.
+
+    A request's survival never rises from level to level, so the picked ones are always its next levels.
+    """
+    s = borrowed(ref)
+    entries = s.entries[slot]
+    stride = entries.size
+    order = s.policy.order
+    free = 0
+    for i in range(n):
+        free += most - entries[order[i]].next_drafts
+    if count >= free:
+        for i in range(n):
+            entries[order[i]].next_drafts = most
+        return
+    if count <= 0:
+        return
+    half = stride * s.config[0].k
+    candidates = order[stride : stride + half]
+    undecided = order[stride + half : stride + 2 * half]
+    counts = order[stride + 2 * half :]
+    to_bucket = INDEX_BITS + SURVIVAL_BITS - PICK_BITS
+    for b in range(PICK_BUCKETS):
+        counts[b] = 0
+    total = 0
+    for level in range(most):
+        for i in range(n):
+            candidates[total] = _candidate(s.policy.scratch[level * stride + i], level, i)
+            total += level >= entries[order[i]].next_drafts
+    for at in range(total):
+        counts[candidates[at] >> to_bucket] += 1
+    # Buckets before the last one are taken whole, and of that one so many.
+    last = 0
+    while count > counts[last]:
+        count -= counts[last]
+        last += 1
+    size = 0
+    for at in range(total):
+        candidate = candidates[at]
+        bucket = candidate >> to_bucket
+        entries[order[request_of(candidate)]].next_drafts += bucket < last
+        undecided[size] = candidate
+        size += bucket == last
+    _sort_nearly_sorted(undecided, size)
+    for at in range(count):
+        entries[order[request_of(undecided[at])]].next_drafts += 1
 
 
 @njit(cache=True)
 def rank_drafts(ref: Engine, slot: int, n: int, most: int) -> int:
-    """Sort the n * most candidates; where the ranking starts in ``order``.
+    """Sort the n * most candidates, the likeliest first; where the ranking starts in ``order``.
 
     A request's survival never rises from level to level, so the first candidates of the ranking are always whole
     prefixes.
     """
     s = borrowed(ref)
+    stride = s.entries[slot].size
     order = s.policy.order
-    survival = s.policy.scratch
-    first = s.entries[slot].size
-    counts = order.size - BUCKETS - 1
-    unsorted = first + (counts - first) // 2
-    to_bucket = INDEX_BITS + SURVIVAL_BITS - BUCKET_BITS
-    for b in range(BUCKETS + 1):
-        order[counts + b] = 0
+    half = stride * s.config[0].k
+    ranked = order[stride : stride + half]
+    unsorted = order[stride + half : stride + 2 * half]
+    counts = order[stride + 2 * half :]
+    to_bucket = INDEX_BITS + SURVIVAL_BITS - SORT_BITS
+    for b in range(SORT_BUCKETS + 1):
+        counts[b] = 0
     total = 0
     for level in range(most):
         for i in range(n):
-            lost = int((1.0 - survival[level * first + i]) * (1 << SURVIVAL_BITS))
-            candidate = lost << INDEX_BITS | level << REQUEST_BITS | i
-            order[unsorted + total] = candidate
-            order[counts + 1 + (candidate >> to_bucket)] += 1
+            unsorted[total] = _candidate(s.policy.scratch[level * stride + i], level, i)
             total += 1
-    for b in range(BUCKETS):
-        order[counts + b + 1] += order[counts + b]
-    for c in range(total):
-        candidate = order[unsorted + c]
-        b = counts + (candidate >> to_bucket)
-        order[first + order[b]] = candidate
-        order[b] += 1
+    for at in range(total):
+        counts[(unsorted[at] >> to_bucket) + 1] += 1
+    before = 0
+    for b in range(SORT_BUCKETS):
+        before += counts[b]
+        counts[b] = before
+    for at in range(total):
+        candidate = unsorted[at]
+        bucket = candidate >> to_bucket
+        ranked[counts[bucket]] = candidate
+        counts[bucket] += 1
     # Buckets are in order, what is inside one is not yet.
-    for at in range(first + 1, first + total):
-        candidate = order[at]
-        to = at
-        while to > first and order[to - 1] > candidate:
-            order[to] = order[to - 1]
-            to -= 1
-        order[to] = candidate
-    return int(first)
+    _sort_nearly_sorted(ranked, total)
+    return int(stride)
 
 
 @njit(cache=True)
-def grant(ref: Engine, slot: int, n: int, most: int, first: int, last: int) -> None:
-    """Have candidates ``first..last - 1`` of ``order`` verified; every drafting request has made all it may."""
+def settle(ref: Engine, slot: int, n: int, most: int) -> None:
+    """The levels in ``next_drafts`` become drafts; every drafting request has made all it may."""
     s = borrowed(ref)
     entries = s.entries[slot]
-    order = s.policy.order
     k = s.config[0].k
-    for at in range(first, last):
-        entries[order[request_of(order[at])]].next_drafts += 1
     for i in range(n):
-        x = entries[order[i]]
+        x = entries[s.policy.order[i]]
         if k != most:  # a tree's levels hold several drafts
             x.next_drafts = x.next_drafts * k // max(most, 1)
         x.drafted = k

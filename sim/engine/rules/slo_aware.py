@@ -5,8 +5,8 @@ from __future__ import annotations
 from numba import njit
 
 from draftcast.sim.borrowed import borrowed
-from draftcast.sim.engine.rules.forecast import draft_levels, undrafted_seconds, with_host
-from draftcast.sim.engine.rules.selection import forecast_drafts, grant, level_of, rank_drafts, request_of
+from draftcast.sim.engine.rules.forecast import draft_levels, host_terms, undrafted_seconds, with_host
+from draftcast.sim.engine.rules.selection import forecast_drafts, pick_likeliest, settle
 from draftcast.sim.engine.state import Engine
 
 SLO_SLACK, SLO_TPOT_0 = 0, 1  # then the TPOT in seconds of every class, 0 without one
@@ -31,10 +31,11 @@ def decide_slo_aware(ref: Engine, slot: int) -> None:
 
     # The budget: the most levels with which a step takes at most so much longer than without any.
     rest_s = undrafted_seconds(ref, slot, n, n * k, most) - row_s[n]
-    plain_s = with_host(ref, rest_s + row_s[n])
+    host = host_terms(ref)
+    plain_s = with_host(rest_s + row_s[n], host)
     allowed_s = (1.0 + s.policy.params[SLO_SLACK]) * plain_s
     budget = n * most
-    while budget > 0 and with_host(ref, rest_s + row_s[n + int(budget * (k / most))]) > allowed_s:
+    while budget > 0 and with_host(rest_s + row_s[n + int(budget * (k / most))], host) > allowed_s:
         budget -= 1
 
     # Tokens each must get in its next round, which ends after this step and the one that verifies.
@@ -61,16 +62,5 @@ def decide_slo_aware(ref: Engine, slot: int) -> None:
             x.next_drafts += 1
             budget -= 1
         need[worst] = 0.0
-    if budget >= n * most:
-        for i in range(n):
-            entries[order[i]].next_drafts = most
-    elif budget > 0:
-        at = rank_drafts(ref, slot, n, most)
-        last = at + n * most
-        while budget > 0 and at < last:
-            x = entries[order[request_of(order[at])]]
-            if level_of(order[at]) >= x.next_drafts:  # else granted already
-                x.next_drafts += 1
-                budget -= 1
-            at += 1
-    grant(ref, slot, n, most, 0, 0)
+    pick_likeliest(ref, slot, n, most, budget)
+    settle(ref, slot, n, most)

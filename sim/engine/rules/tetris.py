@@ -6,7 +6,7 @@ from numba import njit
 
 from draftcast.sim.borrowed import borrowed
 from draftcast.sim.engine.rules.forecast import draft_levels
-from draftcast.sim.engine.rules.selection import forecast_drafts, grant, rank_drafts
+from draftcast.sim.engine.rules.selection import forecast_drafts, pick_likeliest, settle
 from draftcast.sim.engine.state import Engine
 
 TETRIS_SHARE = 0
@@ -18,5 +18,5 @@ def decide_tetris(ref: Engine, slot: int) -> None:
     s = borrowed(ref)
     most = draft_levels(ref, s.config[0].k)
     n = forecast_drafts(ref, slot, most)
-    first = rank_drafts(ref, slot, n, most)
-    grant(ref, slot, n, most, first, first + int(s.policy.params[TETRIS_SHARE] * n * most))
+    pick_likeliest(ref, slot, n, most, int(s.policy.params[TETRIS_SHARE] * n * most))
+    settle(ref, slot, n, most)
