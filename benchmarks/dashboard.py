@@ -5,7 +5,9 @@
 First, one session: a control of What-if changes by keyboard, every time to a question nobody asked before (2,000
 requests, three replications, speculation on and off), and the clock runs from Enter until all tiles and pictures of the
 new run stand. Then so many sessions change a control at the same moment; each one's tiles are held against
-``draftcast simulate --json`` of the command that its own page shows. Prints a table and one last JSON line.
+``draftcast simulate --json`` of the command that its own page shows. Beside the seconds stand the processor seconds of
+server and browser and what the host took from this machine's cores: they tell a slow dashboard from a slow machine.
+Prints a table and one last JSON line; exit code 1 when a session had other figures than its own, or none in time.
 """
 
 from __future__ import annotations
@@ -17,10 +19,13 @@ import shlex
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from browser import Browser, Server, missing
@@ -28,6 +33,28 @@ from browser import Browser, Server, missing
 K, RATE, PROMPT, SEED = "Draft tokens k", "Load, req/s", "Prompt tokens, mean", "Seed"
 WARM_UP = 4
 BAR_S = 1.0
+TOGETHER_S = 120.0
+"""Ten sessions that have no figures by then have none in time."""
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Of one session, shape (changes,) each: seconds, and processor seconds of the server and of the browser."""
+
+    seconds: NDArray[np.float64]
+    server_s: NDArray[np.float64]
+    browser_s: NDArray[np.float64]
+    stolen: float  # share of this machine's cores that the host gave to others meanwhile
+
+
+@dataclass(frozen=True)
+class Together:
+    """Sessions at once: seconds until the last stood, how many have figures, and links, that are not their own."""
+
+    seconds: float
+    wrong: int
+    strangers: int
 
 
 def main() -> None:
@@ -40,43 +67,61 @@ def main() -> None:
         parser.exit(2, f"benchmarks/dashboard.py: {missing()}\n")
     server = Server()
     browser = Browser(server.url)
-    browser.wait_s = 600.0
+    browser.wait_s = TOGETHER_S
     try:
-        seconds, cpu_s = changes(browser, server, asked.changes)
-        together_s, wrong, strangers = at_once(browser, asked.sessions)
+        one = changes(browser, server, asked.changes)
+        before_s = processor_s(server.process.pid)
+        many = at_once(browser, asked.sessions)
+        together_cpu_s = processor_s(server.process.pid) - before_s
     finally:
         browser.quit()
         server.stop()
-    p50_s, p95_s = np.quantile(seconds, [0.5, 0.95])
     print("a changed control, 2,000 requests x 3 replications, on and off, until all is drawn")
-    print(f"{'changes':>10}{'p50 s':>10}{'p95 s':>10}{'slowest s':>12}{'bar p95 s':>12}")
-    print(f"{len(seconds):>10}{p50_s:>10.2f}{p95_s:>10.2f}{seconds.max():>12.2f}{BAR_S:>12.2f}")
-    print(f"of which {cpu_s:.2f} s a change are the server's processor time, whatever else the machine does")
-    print(f"{asked.sessions} sessions at once, each on another page: the last one stood after {together_s:.1f} s")
-    print(f"sessions with other figures than draftcast simulate --json: {wrong}; with strange keys: {strangers}")
+    print(f"{asked.changes:>5} changes{'mean':>10}{'p50':>10}{'p95':>10}{'slowest':>10}{'bar p95':>10}")
+    for name, values, bar in (
+        ("seconds", one.seconds, f"{BAR_S:.2f}"),
+        ("server CPU s", one.server_s, ""),
+        ("browser CPU s", one.browser_s, ""),
+    ):
+        p50, p95 = np.quantile(values, [0.5, 0.95])
+        print(f"{name:<13}{values.mean():>10.2f}{p50:>10.2f}{p95:>10.2f}{values.max():>10.2f}{bar:>10}")
+    print(f"the host took {one.stolen:.0%} of the cores' time meanwhile")
+    print(
+        f"{asked.sessions} sessions at once, each on another page: the last one stood after {many.seconds:.1f} s "
+        f"({together_cpu_s / asked.sessions:.2f} s of the server each, opening included)"
+    )
+    print(
+        f"sessions with other figures than draftcast simulate --json: {many.wrong}; with strange keys: {many.strangers}"
+    )
+    p50_s, p95_s = np.quantile(one.seconds, [0.5, 0.95])
     result = {
-        "changes": len(seconds),
+        "changes": len(one.seconds),
         "p50_s": round(float(p50_s), 3),
         "p95_s": round(float(p95_s), 3),
-        "max_s": round(float(seconds.max()), 3),
-        "server_cpu_s": round(cpu_s, 3),
+        "max_s": round(float(one.seconds.max()), 3),
+        "server_cpu_s": round(float(one.server_s.mean()), 3),
+        "server_cpu_p95_s": round(float(np.quantile(one.server_s, 0.95)), 3),
+        "browser_cpu_s": round(float(one.browser_s.mean()), 3),
+        "stolen_share": round(one.stolen, 4),
         "sessions": asked.sessions,
-        "together_s": round(together_s, 2),
-        "sessions_with_wrong_figures": wrong,
-        "links_with_strange_keys": strangers,
+        "together_s": round(many.seconds, 2),
+        "server_cpu_per_session_s": round(together_cpu_s / asked.sessions, 3),
+        "sessions_with_wrong_figures": many.wrong,
+        "links_with_strange_keys": many.strangers,
     }
     print(json.dumps(result))
-    sys.exit(1 if wrong or strangers else 0)
+    sys.exit(1 if many.wrong or many.strangers else 0)
 
 
-def changes(browser: Browser, server: Server, count: int) -> tuple[np.ndarray, float]:
-    """(seconds of each change after some to warm up, mean processor seconds of the server for one)."""
+def changes(browser: Browser, server: Server, count: int) -> Changes:
+    """Change after change of one session, after some to warm up."""
     browser.open()
-    seconds = []
-    began_s = 0.0
+    found = []
+    chromium = browser.driver.service.process.pid
+    stolen_s = began_s = 0.0
     for index in range(WARM_UP + count):
         if index == WARM_UP:
-            began_s = processor_s(server.process.pid)
+            stolen_s, began_s = stolen_by_the_host_s(), time.perf_counter()
         step = index // 4
         label, text = (
             (RATE, f"{4 + 0.25 * step:g}"),
@@ -84,18 +129,44 @@ def changes(browser: Browser, server: Server, count: int) -> tuple[np.ndarray, f
             (PROMPT, f"{150 + 2 * step}"),
             (SEED, str(100 + step)),
         )[index % 4]
-        seconds.append(browser.timed_change(label, text))
-    return np.array(seconds[WARM_UP:]), (processor_s(server.process.pid) - began_s) / count
+        before = processor_s(server.process.pid), processor_s(chromium, *descendants(chromium))
+        seconds = browser.timed_change(label, text)
+        after = processor_s(server.process.pid), processor_s(chromium, *descendants(chromium))
+        found.append((seconds, after[0] - before[0], after[1] - before[1]))
+    cores_s = (time.perf_counter() - began_s) * (os.cpu_count() or 1)
+    columns = np.array(found[WARM_UP:]).T
+    return Changes(*columns, stolen=(stolen_by_the_host_s() - stolen_s) / cores_s)
 
 
-def processor_s(pid: int) -> float:
-    """Seconds that a process has computed so far, as Linux counts them."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def processor_s(*pids: int) -> float:
+    """Seconds that processes have computed so far, as Linux counts them; one that is gone counts nothing."""
+    total = 0.0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += (int(fields[11]) + int(fields[12])) * TICK_S
+    return total
 
 
-def at_once(browser: Browser, count: int) -> tuple[float, int, int]:
-    """(seconds until the last page stood, sessions with figures not their own, links with keys not their own)."""
+def descendants(pid: int) -> list[int]:
+    """Processes that a process started, and theirs."""
+    try:
+        tasks = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:
+        return []
+    children = [int(child) for text in tasks for child in text.split()]
+    return [*children, *(each for child in children for each in descendants(child))]
+
+
+def stolen_by_the_host_s() -> float:
+    """Seconds that a hypervisor gave to others while this machine's cores had something to do, over all of them."""
+    return int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8]) * TICK_S
+
+
+def at_once(browser: Browser, count: int) -> Together:
+    """Open so many sessions, change a control in all, then look at each and at what the command line says."""
     windows = []
     for index in range(count):
         browser.driver.switch_to.new_window("tab")
@@ -115,12 +186,13 @@ def at_once(browser: Browser, count: int) -> tuple[float, int, int]:
         command = shlex.split(browser.find("[data-testid=stCode] code").text.replace("\n", " "))
         pages.append((browser.tiles(), command, browser.query()))
     together_s = time.perf_counter() - began_s
-    wrong = strangers = 0
-    for index, (tiles, command, query) in enumerate(pages):
+    strangers = 0
+    for index, (_, _, query) in enumerate(pages):
         own = {"statistics.seed": str(1000 + index), "workload.arrivals.request_rate_rps": str(5 + index)}
         strangers += sorted(query.split("&")) != sorted(f"{key}={value}" for key, value in own.items())
-        wrong += not same_figures(tiles, command)
-    return together_s, wrong, strangers
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        right = list(threads.map(lambda page: same_figures(page[0], page[1]), pages))
+    return Together(together_s, right.count(False), strangers)
 
 
 def same_figures(tiles: dict[str, float | None], command: list[str]) -> bool:

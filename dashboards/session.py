@@ -87,6 +87,7 @@ class Session:
         baseline: what What-if shows differences to, if pinned.
         runs: what Compare shows besides the question.
         measured: uploaded measured runs that Compare shows, by name; each is a live run directory in the own folder.
+        validation: the report of a validated sweep that was uploaded, a file in the own folder; empty where none was.
         views: settings of pages that are no part of a scenario, by their key in the link.
         warnings: what a link asked for and could not get, a line each.
         refused: why the last change of a control was not made.
@@ -100,6 +101,7 @@ class Session:
     baseline: Question | None = None
     runs: list[Question] = field(default_factory=list)
     measured: list[str] = field(default_factory=list)
+    validation: str = ""
     views: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     refused: str = ""

@@ -16,7 +16,14 @@ class Link:
     hint: str
 
 
-Cell = str | Link
+@dataclass(frozen=True)
+class Bad:
+    """A cell that stands out."""
+
+    text: str
+
+
+Cell = str | Link | Bad
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[Cell]], *, facts: bool = False, name: str = "Table") -> str:
@@ -38,7 +45,9 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[Cell]], *, facts: bo
 
 
 def _cell(cell: Cell) -> str:
+    if isinstance(cell, Bad):
+        return f"<b class='dc-worse'>{escape(cell.text)}</b>"
     if not isinstance(cell, Link):
-        return escape(str(cell))
+        return escape(cell)
     href, hint = escape(cell.href, quote=True), escape(cell.hint, quote=True)
     return f"<a href='{href}' target='_blank' rel='noopener' title='{hint}'>{escape(cell.text)}</a>"

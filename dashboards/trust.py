@@ -19,6 +19,7 @@ from draftcast.dashboards.results import Answer, answer
 from draftcast.dashboards.session import TRUST_OPERATOR as PART
 from draftcast.dashboards.session import Session
 from draftcast.dashboards.table import html_table
+from draftcast.dashboards.validated import validation_results
 from draftcast.errors import HardwareError, InputError
 from draftcast.scenarios.coverage import coverage_of
 from draftcast.scenarios.coverage_plot import coverage_figure, fit_figure
@@ -76,6 +77,7 @@ def render(session: Session) -> None:
     st.header("Where the profile comes from", anchor="profile")
     facts = _origin(found, opened)
     st.html(html_table(("", ""), list(facts.items()), facts=True, name="Profile"))
+    tables |= validation_results(session)
     published = published_results(session)
     if published is not None:
         tables["Published results"] = published

@@ -24,10 +24,11 @@ from draftcast.scenarios.choices import with_arrivals
 from draftcast.scenarios.load import DEFAULT_SCENARIO, load_scenario, with_values
 from draftcast.scenarios.measured_run import read_measured_run
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.validate.sweep_summary import read_summary
 from draftcast.sim.request_table import RequestTable
 from draftcast.sim.traces import read_trace
 
-SCENARIO_MB, TRACE_MB = 1, 64
+SCENARIO_MB, VALIDATION_MB, TRACE_MB = 1, 8, 64
 # Of a live run directory, what the comparison reads.
 LIVE_FILES = (MANIFEST, REQUESTS, CHUNKS, JOURNAL)
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
@@ -154,6 +155,16 @@ def _live_name(manifest: bytes) -> str:
     return plain_name(label.strip("-") or "live-run")
 
 
+def take_validation(session: Session, name: str, content: bytes) -> Receipt:
+    """Keep the report of a validated sweep for Trust."""
+    try:
+        found = read_summary(content, plain_name(name))
+        session.validation = keep(session, f"validation-{plain_name(name)}", content, VALIDATION_MB).name
+    except InputError as error:
+        return Receipt(short_error(error), False)
+    return Receipt(f"{name}: {found.head()[1]}", True)
+
+
 def scenario_uploader(session: Session) -> None:
     """The uploader of the sidebar."""
     st.file_uploader(
@@ -196,6 +207,20 @@ def measured_uploader(session: Session) -> None:
         args=(session,),
     )
     _show_receipt("upload-measured")
+
+
+def validation_uploader(session: Session) -> None:
+    """The uploader of Trust."""
+    st.file_uploader(
+        "Upload a validation (JSON)",
+        type=["json"],
+        key="upload-validation",
+        max_upload_size=VALIDATION_MB,
+        help="sweep-validation.json of `draftcast live report` about your own server.",
+        on_change=_received,
+        args=(session, "upload-validation", take_validation),
+    )
+    _show_receipt("upload-validation")
 
 
 def _received_measured(session: Session) -> None:

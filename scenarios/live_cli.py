@@ -31,6 +31,7 @@ from draftcast.scenarios.live_options import (
 from draftcast.scenarios.live_sweep_cli import sweep
 from draftcast.scenarios.terminal import print_json
 from draftcast.scenarios.validate.cli import calibrate, report
+from draftcast.scenarios.validate.cli import summary as report_summary
 
 app = typer.Typer(
     help="Run scenarios on a real vLLM server and record what happens.",
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.command()(sweep)
 app.command()(calibrate)
 app.command()(report)
+app.command("summary")(report_summary)
 
 
 @app.command()

@@ -15,7 +15,7 @@ from draftcast.scenarios.cli import main
 from draftcast.scenarios.validate import sweep_report
 from draftcast.scenarios.validate.effects import Cutover, Effect, cutover
 from draftcast.scenarios.validate.sweep import SweepValidation, validate_sweep
-from draftcast.scenarios.validate.sweep_report import summary, verdicts, write_sweep_report
+from draftcast.scenarios.validate.sweep_report import markdown, summary, verdicts, write_sweep_report
 
 MODES: dict[str, tuple[str | None, int]] = {"off": (None, 0), "draft_model-k3": ("draft_model", 3)}
 USERS, RATES = (1, 4, 16), (0.8,)
@@ -153,6 +153,15 @@ def test_summary_is_plain(found: SweepValidation) -> None:
     assert report["cutovers"][0]["mode"] == "draft_model-k3"
     assert not {"resamples", "replications"} & set(report["effects"][0])
     assert report["cells"][0]["figures"]["output_throughput"]["measured"] > 0.0
+
+
+def test_cutovers_beyond_what_was_run_are_told_in_words(found: SweepValidation) -> None:
+    always = Cutover("on", math.inf, -math.inf, math.inf, 3.0, -math.inf, 12.0, (1.0, 16.0))
+    report = summary(dataclasses.replace(found, cutovers=(always,)))
+    assert report["cutovers"][0]["shown"] == ["above 16", "3", "below 1", "above 16", "below 1", "12"]
+    assert "| on | above 16 | below 1 to above 16 | 3 | below 1 to 12 | MISSED |" in markdown(
+        dataclasses.replace(found, cutovers=(always,))
+    )
 
 
 def test_without_calibration_runs_the_scenarios_own_profile_forecasts(

@@ -132,6 +132,32 @@ def report_sweep(
     return sweep_report.summary(found), shown
 
 
+def summary(
+    report: Annotated[Path, typer.Argument(metavar="FILE", help="sweep-validation.json of a report.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Summary to write; the dashboard's Trust page reads it.")],
+    command: Annotated[str, typer.Option(help="That made the sweep, for whoever reads the summary.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Write what a validated sweep came to, without its runs: verdicts, who misses, step times, cutovers, effects."""
+    from draftcast.scenarios.validate.sweep_summary import read_summary
+
+    try:
+        content = report.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=str(report)) from None
+    found = read_summary(content, str(report), command)
+    try:
+        out.write_text(found.to_json(), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", file=str(out)) from None
+    if as_json:
+        print_json(found.model_dump())
+        return
+    for line in found.head():
+        typer.echo(line)
+    typer.echo(f"written: {out}")
+
+
 def _live_run(path: Path) -> LiveRun:
     """A run directory, or a bench result read as one."""
     from tempfile import TemporaryDirectory

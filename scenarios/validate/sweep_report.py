@@ -5,24 +5,32 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from draftcast import __version__
-from draftcast.calibration.live.step_fit import errors_text
 from draftcast.errors import InputError
 from draftcast.scenarios.plots import BREAK_EVEN, OFF, ON, write_figure
 from draftcast.scenarios.run_directory import plain
 from draftcast.scenarios.validate.comparison import CAUSES
-from draftcast.scenarios.validate.effects import Cutover, Effect
+from draftcast.scenarios.validate.effects import Cutover
 from draftcast.scenarios.validate.page import MISSED, aligned, html_table, markdown_table, page
 from draftcast.scenarios.validate.report import STEP_BARS, bars, percent
 from draftcast.scenarios.validate.sweep import Cell, SweepValidation
+from draftcast.scenarios.validate.sweep_summary import (
+    SweepSummary,
+    acceptance_rows,
+    bar_rows,
+    cutover_rows,
+    effect_rows,
+    load_text,
+    step_rows,
+)
 
 STEM = "sweep-validation"
+EFFECTS = "Effect of speculation (throughput gain in closed loops, E2E latency off / on at rates)"
 RUNS = "Runs: relative error of the forecast; in brackets with the run's own acceptance, step times and front end"
 # Of an effect; too many to be written out.
 _DRAWS = ("resamples", "replications")
@@ -52,7 +60,7 @@ def verdicts(found: SweepValidation) -> dict[str, dict[str, Any]]:
                 count(name, cell.entry["dir"], abs(cell.validation.figures[name].error) <= bar)
     for each in found.effects:
         if each.sign != "small":
-            count("sign_of_the_effect", f"{each.mode} at {_load(each)}", each.sign == "right")
+            count("sign_of_the_effect", f"{each.mode} at {load_text(each.load_kind, each.load)}", each.sign == "right")
     for where in found.cutovers:
         count("cutover", where.mode, where.within_bar)
     return asked
@@ -81,7 +89,13 @@ def summary(found: SweepValidation) -> dict[str, Any]:
             {
                 **vars(each),
                 "within_bar": each.within_bar,
-                "shown": [_users(each, each.measured), _users(each, each.forecast)],
+                "shown": [
+                    _users(each, value)
+                    for value in (
+                        *(each.measured, each.forecast, each.low, each.high),
+                        *(each.forecast_low, each.forecast_high),
+                    )
+                ],
             }
             for each in found.cutovers
         ],
@@ -161,40 +175,14 @@ def text(found: SweepValidation) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def verdict_rows(found: SweepValidation) -> list[list[str]]:
-    """A line for every bar: how many hold it, and who does not."""
-    table = [["bar", "held", "missed by"]]
-    for name, entry in verdicts(found).items():
-        missed = f" {MISSED}" if entry["missed"] else ""
-        table.append([name, f"{entry['held']} of {entry['of']}{missed}", ", ".join(entry["missed"])])
-    return table
-
-
 def _tables(found: SweepValidation) -> list[tuple[str, list[list[str]]]]:
-    cutovers = [["mode", "measured users", "interval", "forecast users", "range", "within a step or 15 %"]]
-    for each in found.cutovers:
-        interval = f"{_users(each, each.low)} to {_users(each, each.high)}"
-        spread = f"{_users(each, each.forecast_low)} to {_users(each, each.forecast_high)}"
-        held = "yes" if each.within_bar else MISSED
-        shown = [_users(each, each.measured), interval, _users(each, each.forecast), spread]
-        cutovers.append([each.mode, *shown, held])
-    effects = [["load", "mode", "measured", "interval", "forecast", "sign"]]
-    for effect in sorted(found.effects, key=lambda each: (each.load_kind, each.load, each.mode)):
-        shown = [f"{effect.measured:.3f}", f"{effect.low:.3f} to {effect.high:.3f}", f"{effect.forecast:.3f}"]
-        effects.append([_load(effect), effect.mode, *shown, MISSED if effect.sign == "WRONG" else effect.sign])
-    steps = [["mode", "points", "errors", "the same step again: median, p90"]]
-    for mode, each_steps in found.steps.items():
-        again = ", ".join(f"{value:.1%}" if math.isfinite(value) else "-" for value in each_steps.repeat_spread)
-        steps.append([mode, str(each_steps.errors.points), errors_text(each_steps.errors), again])
-    accepted = [["mode", "rounds with drafts", "measured", "forecast"]]
-    for counted in found.acceptance:
-        accepted.append([counted.mode, str(counted.drafts), _rates(counted.measured), _rates(counted.forecast)])
+    shown = SweepSummary.model_validate(plain(summary(found)))
     return [
-        ("Bars", verdict_rows(found)),
-        ("Cutover: users at which the throughput gain crosses 1", cutovers),
-        ("Effect of speculation (throughput gain in closed loops, E2E latency off / on at rates)", effects),
-        ("Step time of runs that took no part in the fit", steps),
-        ("Acceptance by draft position, all runs of a mode together", accepted),
+        ("Bars", bar_rows(shown.verdicts)),
+        ("Cutover: users at which the throughput gain crosses 1", cutover_rows(shown.cutovers)),
+        (EFFECTS, effect_rows(shown.effects)),
+        ("Step time of runs that took no part in the fit", step_rows(shown.steps)),
+        ("Acceptance by draft position, all runs of a mode together", acceptance_rows(shown.acceptance)),
         ("What the errors are made of: medians of the absolute values over the judged runs", _cause_rows(found)),
         (RUNS, _run_rows(found)),
     ]
@@ -294,14 +282,6 @@ def effects_figure(found: SweepValidation) -> Any:
     if "concurrency" in kinds:
         figure.update_xaxes(type="log", row=1, col=1 + kinds.index("concurrency"))
     return figure
-
-
-def _rates(rates: Sequence[float]) -> str:
-    return ", ".join(f"{rate:.3f}" for rate in rates)
-
-
-def _load(effect: Effect) -> str:
-    return f"{effect.load:g} {'users' if effect.load_kind == 'concurrency' else 'req/s'}"
 
 
 def _users(cutover: Cutover, value: float) -> str:
