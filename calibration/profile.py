@@ -20,6 +20,7 @@ from draftcast.calibration.profile_folder import FIT, MANIFEST, TABLE, read_mani
 from draftcast.calibration.profile_spec import (
     OPERATORS,
     AffineProfile,
+    CoreResponse,
     FrontEnd,
     HardwareProfile,
     OperatorProfile,
@@ -32,6 +33,7 @@ from draftcast.errors import HardwareError
 __all__ = [
     "OPERATORS",
     "AffineProfile",
+    "CoreResponse",
     "FrontEnd",
     "HardwareProfile",
     "OperatorProfile",
@@ -147,6 +149,11 @@ class _FrontEnd(_Section):
     turnaround_s: Seconds
 
 
+class _CoreResponse(_Section):
+    spin_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+    exponent: Annotated[float, Field(ge=0.0, le=1.5)]
+
+
 class _AffineFile(_Section):
     schema_version: Literal[1]
     kind: Literal["affine"]
@@ -165,6 +172,7 @@ class _AffineFile(_Section):
     overhead_s: Seconds
     front_end: _FrontEnd | None = None
     fitted_runs: dict[str, str] = Field(default_factory=dict)
+    core_speed: dict[Literal["server", "beside"], _CoreResponse] = Field(default_factory=dict)
 
 
 _FILE: TypeAdapter[_RooflineFile | _AffineFile] = TypeAdapter(
@@ -361,4 +369,5 @@ def _affine(parsed: _AffineFile, path: Path) -> AffineProfile:
         date=parsed.date,
         front_end=None if parsed.front_end is None else FrontEnd(**parsed.front_end.model_dump()),
         fitted_runs=parsed.fitted_runs,
+        core_speed={group: CoreResponse(**read.model_dump()) for group, read in parsed.core_speed.items()},
     )

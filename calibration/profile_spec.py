@@ -128,6 +128,19 @@ class FrontEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class CoreResponse:
+    """How a step's time goes with the speed of a group of this host's cores.
+
+    Attributes:
+        spin_s: what the probe read on them at the profile's step times (`draftcast.calibration.live.core_speed`).
+        exponent: a step takes ``(reading / spin_s) ** exponent`` times as long.
+    """
+
+    spin_s: float
+    exponent: float
+
+
+@dataclass(frozen=True, slots=True)
 class AffineProfile:
     """A whole-step fit of one model on one device: no shapes, no dtypes, no rooflines.
 
@@ -149,6 +162,7 @@ class AffineProfile:
         fitted_sequences: inclusive batch range of the fit; outside it a prediction is extrapolated.
         front_end: what the server's front end and its client add, where it was measured.
         fitted_runs: digest -> name of every live run the fit has seen; none of them can check it.
+        core_speed: by group of cores, where the runs know how fast theirs were; a simulation is at the profile's own.
     """
 
     name: str
@@ -182,6 +196,7 @@ class AffineProfile:
     date: str
     front_end: FrontEnd | None = None
     fitted_runs: Mapping[str, str] = field(default_factory=dict)
+    core_speed: Mapping[str, CoreResponse] = field(default_factory=dict)
 
     def checksum(self) -> str:
         """SHA-256 over every number and source; the manifest holds it."""

@@ -25,6 +25,11 @@ def busy_seconds(proc: Path = PROC) -> float | None:
 
 def tree_seconds(root: int, proc: Path = PROC) -> float:
     """CPU seconds so far of the living processes that descend from ``root``, itself among them."""
+    return sum(tree(root, proc).values())
+
+
+def tree(root: int, proc: Path = PROC) -> dict[int, float]:
+    """CPU seconds so far of each living process that descends from ``root``, itself among them."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for folder in proc.glob("[0-9]*"):
@@ -35,10 +40,11 @@ def tree_seconds(root: int, proc: Path = PROC) -> float:
             ticks[int(folder.name)] = int(fields[11]) + int(fields[12])
         except (OSError, ValueError, IndexError):
             continue  # it has just ended
-    total = 0
+    found = {}
     for pid, spent in ticks.items():
         above = pid
         while above != root and above in parents:
             above = parents[above]
-        total += spent if above == root else 0
-    return total / os.sysconf("SC_CLK_TCK")
+        if above == root:
+            found[pid] = spent / os.sysconf("SC_CLK_TCK")
+    return found

@@ -8,11 +8,13 @@ import platform
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from draftcast.calibration.live import core_speed
 from draftcast.calibration.live.cpu_use import busy_seconds, tree_seconds
 from draftcast.calibration.live.http import get
 from draftcast.calibration.live.journal import read_journal, tables
@@ -151,7 +153,8 @@ class _Recording:
         if self._endpoint.log is not None:
             self._log_mark = self._endpoint.log.stat().st_size
         used, began = self._cpu_seconds(), time.monotonic()
-        result = run_load(plan, self._writer.folder / JOURNAL, self._endpoint.trouble, progress)
+        with self._beside_the_server():
+            result = run_load(plan, self._writer.folder / JOURNAL, self._endpoint.trouble, progress)
         used_after, spent_s = self._cpu_seconds(), time.monotonic() - began
         if used is not None and used_after is not None:
             own_s = used_after[1] - used[1] + float(result.summary.get("cpu_s") or 0.0)
@@ -193,6 +196,19 @@ class _Recording:
         pid = self._endpoint.server.pid if self._endpoint.server is not None else None
         busy_s = busy_seconds()
         return (busy_s, tree_seconds(pid)) if pid is not None and busy_s is not None else None
+
+    @contextlib.contextmanager
+    def _beside_the_server(self) -> Iterator[None]:
+        """Where the server computes on this host: reads how fast its cores are, and keeps the client off them."""
+        server = self._endpoint.server
+        if server is None or server.pid is None or not server.cpu or not core_speed.can_probe():
+            yield
+            return
+        cores = core_speed.server_cores(server.pid)
+        self._writer.update(server_cores=cores)
+        # The probe first: it reads all the cores that this process may use when it starts it.
+        with core_speed.Probe(self._writer.folder / core_speed.FILE), core_speed.kept_off(cores):
+            yield
 
     def _read_noise(self) -> None:
         if self._noise is not None and (reading := self._noise.read()) is not None:

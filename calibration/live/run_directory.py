@@ -6,6 +6,8 @@
                         wrong_tokens (-1: not checked)
 ``chunks.parquet``      a row per piece of a streamed answer: request_id, time_s, tokens
 ``server.log``          what the server printed, raw; absent where somebody else started it and gave no log
+``core_speed.csv``      how fast this host's cores were meanwhile (`draftcast.calibration.live.core_speed`), where the
+                        server computes on them
 ``metrics_before.txt``, ``metrics_after.txt``  the server's Prometheus text around the load; absent where it has none
 
 While a run goes on there is ``journal.jsonl`` in place of the two tables and the manifest says ``complete: false``: a
@@ -53,6 +55,8 @@ MANIFEST_KEYS: dict[str, Any] = {
     # as `draftcast.calibration.measure.noise.noise_summary`, and others_cores: cores that neither our server nor the
     # client but other processes used while the load ran, on average; null where that is not known
     "noise": {},
+    # cores the server computes on, where core_speed.csv tells how fast they were; [] where that is not known
+    "server_cores": [],
     "known_continuation": None,  # checked_tokens, wrong_tokens
     "start_unix_s": None,  # Unix time of second 0
     "acceptance": None,  # num_drafts, num_draft_tokens, num_accepted_tokens, per_position: counts over the run

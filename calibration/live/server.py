@@ -80,6 +80,7 @@ class Server:
         command, environment: as started.
         url: without ``/v1``.
         log: file that takes all it prints.
+        cpu: it computes on this host's CPU.
     """
 
     command: list[str]
@@ -87,6 +88,7 @@ class Server:
     url: str
     log: Path
     stop_timeout_s: float
+    cpu: bool = False
     _keeper: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @classmethod
@@ -103,7 +105,7 @@ class Server:
         port = flags.port if flags.port is not None else _free_port()
         if flags.port is not None:
             _check_free(flags.port)
-        server = cls(flags.command(port), flags.environment(), f"http://{HOST}:{port}", log, stop_timeout_s)
+        server = cls(flags.command(port), flags.environment(), f"http://{HOST}:{port}", log, stop_timeout_s, flags.cpu)
         try:
             file = log.open("ab")
         except OSError as error:

@@ -22,8 +22,10 @@ import pandas as pd
 from draftcast.calibration.engine_log_fit import SEARCHES
 from draftcast.calibration.engine_log_profile import DRAFTERS
 from draftcast.calibration.engine_log_regression import LEAST_POINTS, Errors
+from draftcast.calibration.live.core_speed import COLUMNS, GROUPS, exponents, factors
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.timed_run import TimedRun, composed_steps, timed_run
+from draftcast.calibration.profile_spec import CoreResponse
 from draftcast.calibration.robust_fit import FloatArray, RobustFit, identified, robust_fit
 from draftcast.errors import InputError
 
@@ -50,6 +52,8 @@ _KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512,
 # A stretch of the curve without this many steps in it has no slope of its own.
 _STEPS_PER_KNOT = 25
 _STRETCHES = 12
+# Fit and the powers of the cores' speed take turns; they have settled by then.
+_SPEED_ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ class StepFit:
         held_out: errors by run; ``whole`` and ``all`` are those of whole runs and of every held-out point.
         outlier_points, outlier_seconds: share of the points the fit sets aside, and of the time they hold.
         seconds_over_fit: measured over fitted time, outliers included.
+        core_speed: by group of cores, how a step's time goes with their speed; empty where a run does not know it. The
+            coefficients are seconds at the speed ``spin_s``.
     """
 
     coefficients: dict[str, float]
@@ -91,6 +97,7 @@ class StepFit:
     outlier_points: float
     outlier_seconds: float
     seconds_over_fit: float
+    core_speed: dict[str, CoreResponse]
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -98,10 +105,15 @@ class StepFit:
         return tuple(dict.fromkeys(run.method for run in self.runs if run.method))
 
     def seconds(self, points: pd.DataFrame, method: str) -> FloatArray:
-        """Fitted seconds of points (or steps, which need a column ``steps`` of ones) of a run with this method."""
+        """Fitted seconds of points (or steps, which need a column ``steps`` of ones) of a run with this method.
+
+        At the speed the cores had, where the points say so.
+        """
         names, x = _design(points, method, tuple(rows for rows, _ in self.rows))
         values = {**self.coefficients, **_increments(self.rows)}
-        return np.asarray(x @ np.array([values.get(name, 0.0) for name in names]), dtype=np.float64)
+        at_reference = x @ np.array([values.get(name, 0.0) for name in names])
+        logs = {name: points[name].to_numpy(np.float64) for name in COLUMNS if name in points}
+        return np.asarray(at_reference * factors(self.core_speed, logs, len(points)), dtype=np.float64)
 
 
 def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
@@ -122,9 +134,9 @@ def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
     _check(timed)
     data = _Data.of(timed, knots)
     names, folded = data.identified()
-    solved = data.solve(names, np.full(len(data.seconds), True))
+    solved, powers = data.solve(names, np.full(len(data.seconds), True))
     values = dict(zip(names, solved.coefficients.tolist(), strict=True))
-    fitted = data.columns(names) @ solved.coefficients
+    fitted = data.columns(names) @ solved.coefficients * data.slowness(powers)
     held_out, everything = _held_out(data, names)
     steps = pd.concat([run.steps["seqs"] for run in timed])
     return StepFit(
@@ -138,6 +150,10 @@ def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
         outlier_points=float(solved.outliers.mean()),
         outlier_seconds=float(data.seconds[solved.outliers].sum() / data.seconds.sum()),
         seconds_over_fit=float(data.seconds.sum() / fitted.sum()),
+        core_speed={
+            group: CoreResponse(float(np.exp(log)), float(power))
+            for group, log, power in zip(data.groups, data.reference, powers, strict=True)
+        },
     )
 
 
@@ -171,6 +187,8 @@ class _Data:
     x: FloatArray
     points: pd.DataFrame
     seconds: FloatArray
+    groups: tuple[str, ...]  # of cores whose speed every run knows
+    reference: FloatArray  # logarithms of the probe's seconds that the coefficients are for, one a group
 
     @classmethod
     def of(cls, runs: Sequence[TimedRun], knots: tuple[int, ...]) -> _Data:
@@ -183,7 +201,27 @@ class _Data:
         every = pd.concat(designs, ignore_index=True).fillna(0.0)
         points = pd.concat(parts, ignore_index=True)
         order = [name for name in _names(knots) if name in every]
-        return cls(tuple(order), every[order].to_numpy(), points, points["seconds"].to_numpy(np.float64))
+        known = [name in points and not points[name].isna().any() for name in COLUMNS]
+        groups = tuple(group for group, is_known in zip(GROUPS, known, strict=True) if is_known)
+        logs = points[[name for name, is_known in zip(COLUMNS, known, strict=True) if is_known]]
+        return cls(
+            tuple(order),
+            every[order].to_numpy(),
+            points,
+            points["seconds"].to_numpy(np.float64),
+            groups,
+            logs.median().to_numpy(np.float64),
+        )
+
+    @property
+    def deviations(self) -> FloatArray:
+        """Logarithms of the probe's seconds beside the reference's, shape (points, groups)."""
+        columns = [COLUMNS[GROUPS.index(group)] for group in self.groups]
+        return self.points[columns].to_numpy(np.float64) - self.reference
+
+    def slowness(self, powers: FloatArray) -> FloatArray:
+        """How many times longer than at the reference's speed each point takes."""
+        return np.asarray(np.exp(self.deviations @ powers), dtype=np.float64)
 
     def columns(self, names: Sequence[str]) -> FloatArray:
         return self.x[:, [self.names.index(name) for name in names]]
@@ -192,9 +230,19 @@ class _Data:
         kept, folded = identified(self.x / self.seconds[:, None], self.names)
         return tuple(self.names[i] for i in kept), folded
 
-    def solve(self, names: Sequence[str], where: FloatArray) -> RobustFit:
-        steps = self.points["steps"].to_numpy(np.float64)
-        return robust_fit(self.columns(names)[where], self.seconds[where], steps[where])
+    def solve(self, names: Sequence[str], where: FloatArray) -> tuple[RobustFit, FloatArray]:
+        """Coefficients at the reference's speed, and the powers by which times go with the probe's readings."""
+        x, seconds = self.columns(names)[where], self.seconds[where]
+        steps = self.points["steps"].to_numpy(np.float64)[where]
+        deviations = self.deviations[where]
+        fit = robust_fit(x, seconds, steps)
+        powers = np.zeros(deviations.shape[1])
+        for _ in range(_SPEED_ROUNDS if len(powers) else 0):
+            kept = ~fit.outliers
+            residuals = np.log(seconds[kept] / (x[kept] @ fit.coefficients))
+            powers = exponents(deviations[kept], residuals, steps[kept])
+            fit = robust_fit(x, seconds / np.exp(deviations @ powers), steps)
+        return fit, powers
 
 
 def _held_out(data: _Data, names: tuple[str, ...]) -> tuple[tuple[HeldOut, ...], Errors]:
@@ -206,7 +254,8 @@ def _held_out(data: _Data, names: tuple[str, ...]) -> tuple[tuple[HeldOut, ...],
         kind = points.loc[own, "kind"].iloc[0]
         whole = bool((points.loc[~own, "kind"] == kind).any())
         out = own if whole else own & (points["stretch"] % 4 == 3).to_numpy()
-        fitted[out] = x[out] @ data.solve(names, ~out).coefficients
+        fit, powers = data.solve(names, ~out)
+        fitted[out] = x[out] @ fit.coefficients * data.slowness(powers)[out]
         label = str(points.loc[own, "label"].iloc[0])
         found.append(HeldOut(label, whole, Errors.of(fitted[out], points[out])))
     seen = ~np.isnan(fitted)

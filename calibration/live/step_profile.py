@@ -71,6 +71,7 @@ class LiveCalibration:
             "outlier_seconds": fit.outlier_seconds,
             "seconds_over_fit": fit.seconds_over_fit,
             "front_end": dataclasses.asdict(self.front_end),
+            "core_speed": {group: dataclasses.asdict(read) for group, read in fit.core_speed.items()},
             "notes": list(self.notes),
         }
 
@@ -194,6 +195,7 @@ def _document(found: LiveCalibration, *, name: str, model: str, hardware: str, t
         },
         "overhead_s": 0.0,
         "front_end": dataclasses.asdict(found.front_end.seconds),
+        "core_speed": {group: dataclasses.asdict(read) for group, read in fit.core_speed.items()},
         "fitted_runs": {run_digest(run.run): run_name(run.run) for run in fit.runs},
     }
 

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from draftcast.calibration.live.step_profile import LiveCalibration
 
 
+IgnoreCoreSpeed = Annotated[
+    bool,
+    typer.Option(
+        "--ignore-core-speed",
+        help="Forecast at the speed the cores had in the calibration, not at that of the run (servers on a CPU).",
+    ),
+]
+
+
 def validate(
     scenario: ScenarioArgument,
     live: Annotated[
@@ -30,6 +39,7 @@ def validate(
     measured_acceptance: Annotated[
         bool, typer.Option("--measured-acceptance", help="Forecast with the acceptance the server counted in this run.")
     ] = False,
+    ignore_core_speed: IgnoreCoreSpeed = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write validation.html and validation.json here.")
     ] = None,
@@ -41,7 +51,9 @@ def validate(
     from draftcast.scenarios.validate import comparison, report
 
     question = load_scenario(scenario, overrides=overrides or ())
-    found = comparison.validate(_live_run(live), question, profile=profile, measured=measured_acceptance)
+    found = comparison.validate(
+        _live_run(live), question, profile=profile, measured=measured_acceptance, core_speed=not ignore_core_speed
+    )
     written = report.write_report(found, out) if out is not None else ()
     if as_json:
         print_json(report.summary(found))
@@ -96,6 +108,7 @@ def report(
     measured_acceptance: Annotated[
         bool, typer.Option("--measured-acceptance", help="Forecast with the acceptance each server counted.")
     ] = False,
+    ignore_core_speed: IgnoreCoreSpeed = False,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write sweep-validation.md, .html, .json and the profile here, not into DIR."),
@@ -106,7 +119,9 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Validate every run of a live sweep: errors, speculation's effect at every load, the cutovers, what misses."""
-    found, shown = report_sweep(folder, profile, measured=measured_acceptance, out=out, static=static)
+    found, shown = report_sweep(
+        folder, profile, measured=measured_acceptance, core_speed=not ignore_core_speed, out=out, static=static
+    )
     if as_json:
         print_json(found)
     else:
@@ -114,7 +129,13 @@ def report(
 
 
 def report_sweep(
-    folder: Path, profile: str | None = None, *, measured: bool = False, out: Path | None = None, static: bool = False
+    folder: Path,
+    profile: str | None = None,
+    *,
+    measured: bool = False,
+    core_speed: bool = True,
+    out: Path | None = None,
+    static: bool = False,
 ) -> tuple[dict[str, Any], str]:
     """Validate a sweep and write its report; returns it as plain data and as text.
 
@@ -126,7 +147,7 @@ def report_sweep(
     from draftcast.scenarios.validate.sweep import validate_sweep
 
     with progress_bar("validating") as progress:
-        found = validate_sweep(folder, profile, measured=measured, out=out, progress=progress)
+        found = validate_sweep(folder, profile, measured=measured, core_speed=core_speed, out=out, progress=progress)
     written = sweep_report.write_sweep_report(found, out or folder, static=static)
     shown = f"{sweep_report.text(found)}\nwritten: {', '.join(str(path) for path in written)}"
     return sweep_report.summary(found), shown
@@ -195,5 +216,7 @@ def _print_calibration(found: LiveCalibration) -> None:
         f"{seconds.output_s * 1e3:.2f} ms + {seconds.output_sequence_s * 1e6:.0f} us a request out of it "
         f"({found.front_end.pieces} pieces), {seconds.turnaround_s * 1e3:.2f} ms from answer to next request"
     )
+    for group, read in fit.core_speed.items():
+        typer.echo(f"cores ({group}): steps go with the probe's {read.spin_s * 1e6:.1f} us to the {read.exponent:.2f}")
     for note in found.notes:
         typer.echo(f"note: {note}")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
+from draftcast.calibration.live.core_speed import CoreSpeed
 from draftcast.calibration.live.front_end import FrontEndMeasurement, measure_front_end
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_profile import run_digest
-from draftcast.calibration.profile import AffineProfile, FrontEnd
+from draftcast.calibration.profile import AffineProfile, CoreResponse, FrontEnd
 from draftcast.errors import InputError
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.validate.acceptance import measured_acceptance
@@ -54,6 +56,8 @@ class Validation:
         acceptance: ``configured`` or ``measured``: which one the forecast took; "" without speculation.
         front_end: the forecast's seconds between client and engine; their source is the profile's calibration.
         own_front_end: the same as measured in this very run, for the attribution; None without a log.
+        slowness: how many times longer than the profile's the forecast's steps are, because the probe beside the server
+            read the cores as that much slower; None: at the profile's own speed.
         steps: step times; None without a log.
         played: the forecast's replications.
         live_requests: the run's requests in the columns of a simulation.
@@ -66,6 +70,7 @@ class Validation:
     acceptance: str
     front_end: FrontEnd
     own_front_end: FrontEndMeasurement | None
+    slowness: float | None
     steps: StepTimes | None
     played: list[Played] = field(repr=False)
     live_requests: pd.DataFrame = field(repr=False)
@@ -74,13 +79,21 @@ class Validation:
 
 
 def validate(
-    live: LiveRun, scenario: Scenario, *, profile: str | None = None, measured: bool = False, attribute: bool = True
+    live: LiveRun,
+    scenario: Scenario,
+    *,
+    profile: str | None = None,
+    measured: bool = False,
+    core_speed: bool = True,
+    attribute: bool = True,
 ) -> Validation:
     """Forecast a recorded run and compare.
 
     Args:
         profile: instead of the scenario's.
         measured: take the acceptance that the server counted in this run, not the scenario's.
+        core_speed: take steps as long as they are at the speed this machine's cores had during the run, as the probe
+            beside the server read it, where run and profile know it; False: at the speed of the calibration.
         attribute: say what the difference is made of (three more forecasts).
 
     Raises:
@@ -92,14 +105,16 @@ def validate(
     speculates = asked.scenario.speculative_config is not None
     counted = measured_acceptance(live, asked.scenario) if speculates and (measured or _counted(live)) else None
     configured = counted if measured else None
-    steps = step_times(asked)
+    response = _core_response(asked) if core_speed else {}
+    slowness = _slowness(live, response)
+    steps = step_times(asked, response)
     seen = live_figures(asked)
-    played = forecast(asked, Assumptions(acceptance=configured, front_end=front_end))
+    played = forecast(asked, Assumptions(acceptance=configured, front_end=front_end, slowness=slowness or 1.0))
     figures = _figures(seen, played, asked.scenario.statistics.confidence)
     own = measure_front_end([steps.timed], [steps.fitted_s]) if steps is not None else None
     attribution = {}
     if attribute:
-        chain = _chain(counted, steps, own, front_end)
+        chain = _chain(counted, steps, own, front_end, slowness or 1.0)
         means = [_means(played), *(_means(forecast(asked, each)) for each in chain)]
         attribution = {name: _shares(figure.measured, [m[name] for m in means]) for name, figure in figures.items()}
     return Validation(
@@ -108,6 +123,7 @@ def validate(
         acceptance="" if not speculates else "measured" if measured else "configured",
         front_end=front_end,
         own_front_end=own,
+        slowness=slowness,
         steps=steps,
         played=played,
         live_requests=live_requests(asked),
@@ -131,20 +147,38 @@ def _front_end(asked: Question) -> FrontEnd:
     return found or NOTHING
 
 
+def _core_response(asked: Question) -> Mapping[str, CoreResponse]:
+    profile = asked.deployment.profile
+    return profile.core_speed if isinstance(profile, AffineProfile) else {}
+
+
+def _slowness(live: LiveRun, response: Mapping[str, CoreResponse]) -> float | None:
+    """How many times longer than the profile's the run's steps were made by the cores; None where that is not known."""
+    speed = CoreSpeed.of(live) if response else None
+    if speed is None:
+        return None
+    requests = live.requests
+    return speed.factor(response, float(requests["sent_s"].min()), float(requests["finish_s"].max()))
+
+
 def _counted(live: LiveRun) -> bool:
     counts = live.manifest["acceptance"]
     return bool(counts and counts["num_drafts"])
 
 
 def _chain(
-    counted: dict[str, Any] | None, steps: StepTimes | None, own: FrontEndMeasurement | None, front_end: FrontEnd
+    counted: dict[str, Any] | None,
+    steps: StepTimes | None,
+    own: FrontEndMeasurement | None,
+    front_end: FrontEnd,
+    slowness: float,
 ) -> list[Assumptions]:
     """The forecast with the measured acceptance, then also step times, then also the client's seconds."""
     excess = (steps.decode_excess, steps.prompt_excess) if steps is not None else (0.0, 0.0)
     return [
-        Assumptions(counted, front_end=front_end),
-        Assumptions(counted, *excess, front_end=front_end),
-        Assumptions(counted, *excess, front_end=own.seconds if own is not None else front_end),
+        Assumptions(counted, front_end=front_end, slowness=slowness),
+        Assumptions(counted, *excess, front_end=front_end, slowness=slowness),
+        Assumptions(counted, *excess, front_end=own.seconds if own is not None else front_end, slowness=slowness),
     ]
 
 

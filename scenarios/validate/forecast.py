@@ -40,12 +40,14 @@ class Assumptions:
         acceptance: a scenario's acceptance section; None: the scenario's own.
         decode_excess, prompt_excess: share by which steps without and with prompts last longer than the profile says.
         front_end: seconds between client and engine.
+        slowness: how many times longer all steps last because the machine's cores were that much slower.
     """
 
     acceptance: Mapping[str, Any] | None = None
     decode_excess: float = 0.0
     prompt_excess: float = 0.0
     front_end: FrontEnd = NOTHING
+    slowness: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,9 @@ def forecast(question: Question, assumptions: Assumptions) -> list[Played]:
         classes = [{**entry.model_dump(mode="json"), "acceptance": None} for entry in scenario.workload.classes]
         values = {"acceptance": dict(assumptions.acceptance), "workload.classes": classes}
         scenario = with_values(scenario, values)
-    deployment = with_excess(question.deployment, assumptions.decode_excess, assumptions.prompt_excess)
+    excess = (assumptions.decode_excess, assumptions.prompt_excess)
+    decode, prompt = ((1.0 + share) * assumptions.slowness - 1.0 for share in excess)
+    deployment = with_excess(question.deployment, decode, prompt)
     table, loop = question.table, question.loop
     if loop is None:
         table = dataclasses.replace(table, arrival_s=table.arrival_s + front_end.request_s)

@@ -60,6 +60,7 @@ def summary(validation: Validation) -> dict[str, Any]:
             "calibrated_on": sorted(profile.fitted_runs.values()) if isinstance(profile, AffineProfile) else [],
         },
         "acceptance": validation.acceptance,
+        "slowness": validation.slowness,
         "configuration_from_server": question.from_server,
         "front_end": {
             "forecast": validation.front_end,
@@ -124,6 +125,10 @@ def head(validation: Validation) -> list[str]:
     ]
     if validation.acceptance:
         lines.append(f"acceptance: {validation.acceptance}")
+    if validation.slowness is not None:
+        lines.append(
+            f"cores: steps {validation.slowness:.2f} times as long as in the calibration, by the probe beside it"
+        )
     f = validation.front_end
     ends = (f.request_s, f.output_s, f.output_sequence_s, f.turnaround_s)
     shown = ", ".join(f"{seconds * 1e3:.2f}" for seconds in ends)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 
 from draftcast.calibration.engine_log_regression import Errors
 from draftcast.calibration.live.composition import FEATURES
+from draftcast.calibration.live.core_speed import COLUMNS, factors
 from draftcast.calibration.live.timed_run import TimedRun, composed_steps, timed_run
+from draftcast.calibration.profile_spec import CoreResponse
 from draftcast.scenarios.validate.question import Question
 from draftcast.sim import step_time as st
 
@@ -63,8 +66,11 @@ class StepTimes:
         }
 
 
-def step_times(question: Question) -> StepTimes | None:
+def step_times(question: Question, response: Mapping[str, CoreResponse]) -> StepTimes | None:
     """The run's steps priced by the question's step cost; None where the run has no log.
+
+    Args:
+        response: of step times to the cores' speed, which each step's price is then taken at; empty: the profile's own.
 
     Raises:
         InputError: a log that does not belong to the run, or no step that can be timed.
@@ -72,7 +78,8 @@ def step_times(question: Question) -> StepTimes | None:
     if question.live.server_log is None:
         return None
     steps = composed_steps(question.live)
-    predicted_s = priced(question.deployment.cost, steps)
+    speeds = {name: steps[name].to_numpy(np.float64) for name in COLUMNS if name in steps}
+    predicted_s = priced(question.deployment.cost, steps) * factors(response, speeds, len(steps))
     timed = timed_run(question.live, steps.assign(predicted_s=predicted_s), ("predicted_s",))
     points = timed.points
     prompts = (points["context_tokens"] > 0).to_numpy()

@@ -116,6 +116,7 @@ def validate_sweep(
     profile: str | None = None,
     *,
     measured: bool = False,
+    core_speed: bool = True,
     out: Path | None = None,
     progress: Progress | None = None,
 ) -> SweepValidation:
@@ -125,6 +126,8 @@ def validate_sweep(
         folder: of `draftcast live sweep`.
         profile: None: made from the sweep's calibration runs; the scenario's own where it has none.
         measured: forecast with the acceptance each server counted, not the scenario's.
+        core_speed: forecast each run at the speed the probe beside its server read, see
+            `draftcast.scenarios.validate.comparison.validate`.
         out: where a profile that is made goes, into ``profile``; None: ``folder``.
 
     Raises:
@@ -147,7 +150,7 @@ def validate_sweep(
         elif not (live.requests["finish_s"].notna() & (live.requests["error"] == "")).any():
             notes.append(f"{entry['dir']}: no request was answered, not judged: {live.manifest['incomplete_reason']}")
         else:
-            cells.append((entry, validate(live, scenario, profile=named, measured=measured)))
+            cells.append((entry, validate(live, scenario, profile=named, measured=measured, core_speed=core_speed)))
             notes += [f"{entry['dir']}: {note}" for note in cells[-1][1].notes]
         if progress is not None:
             progress((number + 1) / len(index["cells"]))

@@ -160,7 +160,18 @@ def head(found: SweepValidation) -> list[str]:
         f"{machine.get('cores', '?')} cores, vLLM {manifest['server'].get('version') or '?'}.",
         f"Profile {found.profile}, calibrated on {', '.join(found.calibrated_on) or 'no runs of this kind'}.",
         f"{len(found.cells)} runs judged; acceptance: {', '.join(acceptance) or 'none'}.",
+        _speed_line(found),
     ]
+
+
+def _speed_line(found: SweepValidation) -> str:
+    known = [cell.validation.slowness for cell in found.cells if cell.validation.slowness is not None]
+    if not known:
+        return "Forecast at the speed the machine had in the calibration."
+    return (
+        f"Forecast at the speed of the machine's cores as a probe beside each server read it: steps {min(known):.2f} "
+        f"to {max(known):.2f} times as long as in the calibration."
+    )
 
 
 def text(found: SweepValidation) -> str:
@@ -203,7 +214,7 @@ def _cause_rows(found: SweepValidation) -> list[list[str]]:
 
 def _run_rows(found: SweepValidation) -> list[list[str]]:
     names = {"output_throughput": "tok/s", "mean_tpot_s": "TPOT", "mean_e2el_s": "E2E", "median_ttft_s": "TTFT p50"}
-    table = [["run", *names.values(), "acceptance length", "steps median, p90", "of capacity"]]
+    table = [["run", *names.values(), "acceptance length", "steps median, p90", "cores slower", "of capacity"]]
     for cell in found.cells:
         wanted = bars(cell.validation) if cell.judged else {}
         figures = cell.validation.figures
@@ -215,6 +226,8 @@ def _run_rows(found: SweepValidation) -> list[list[str]]:
             row.append(shown + (f" {MISSED}" if abs(error) > wanted.get(name, math.inf) else ""))
         steps = cell.validation.steps
         row.append(f"{steps.errors['all'].median:.1%}, {steps.errors['all'].p90:.1%}" if steps is not None else "")
+        slowness = cell.validation.slowness
+        row.append(f"{slowness:.2f} x" if slowness is not None else "")
         row.append(f"{cell.capacity_share:.0%}" if math.isfinite(cell.capacity_share) else "")
         table.append(row)
     return table
@@ -227,6 +240,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "capacity_share": cell.capacity_share,
         "judged": cell.judged,
         "acceptance": cell.validation.acceptance,
+        "slowness": cell.validation.slowness,
         "figures": {
             name: {
                 "measured": each.measured,
