@@ -91,8 +91,8 @@ def compare(
     hardware: Hardware = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
-    """Milliseconds of a decode step in two profiles, part by part, at several batch sizes."""
-    from draftcast.scenarios.profile_compare import Step
+    """Milliseconds of a decode step in two profiles, part by part, at several batch sizes; points timed in both."""
+    from draftcast.scenarios.profile_compare import Step, agreement
     from draftcast.scenarios.profile_compare import compare as compare_step
     from draftcast.scenarios.profile_report import rows_table
     from draftcast.scenarios.profile_view import fits_any_device, open_profile
@@ -100,14 +100,18 @@ def compare(
 
     one, other = (open_profile(name, hardware if fits_any_device(name) else None) for name in (first, second))
     step = Step(model, method, num_speculative_tokens, tp, context, dtype)
-    rows = compare_step(one, other, step)
+    rows, timed = compare_step(one, other, step), agreement(one, other)
     if as_json:
-        print_json({"first": one.profile.name, "second": other.profile.name, "rows": rows})
+        print_json({"first": one.profile.name, "second": other.profile.name, "rows": rows, "timed_in_both": timed})
         return
     named = {"first_ms": f"{one.profile.name}, ms", "second_ms": f"{other.profile.name}, ms"}
     if len(set(named.values())) == 1:
         named = {"first_ms": f"{first}, ms", "second_ms": f"{second}, ms"}
-    make_console().print(rows_table([{named.get(key, key): value for key, value in row.items()} for row in rows]))
+    console = make_console()
+    console.print(rows_table([{named.get(key, key): value for key, value in row.items()} for row in rows]))
+    if timed:
+        console.print()
+        console.print(rows_table(timed, "points timed in both, and how far apart"))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""A decode step in two profiles, operator by operator."""
+"""Two profiles beside each other: a decode step operator by operator, and the points that both have timed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from draftcast.calibration.latency_table import POINT
 from draftcast.calibration.profile import RooflineProfile
 from draftcast.kernels import layers
 from draftcast.kernels.catalog import load_model
@@ -50,6 +51,30 @@ def compare(first: OpenProfile, second: OpenProfile, step: Step) -> list[dict[st
             ratio = b / a if a and b is not None else None
             rows.append({"batch": batch, "part": part, "first_ms": a, "second_ms": b, "ratio": ratio})
     return rows
+
+
+def agreement(first: OpenProfile, second: OpenProfile) -> list[dict[str, Any]]:
+    """Points timed in both profiles, by operator: do their intervals meet, and how far apart are the medians?
+
+    Rows: operator, points, intervals_meet (count), median and p90 of the relative difference. Empty where one of them
+    holds no table, or they have no timed point in common.
+    """
+    if first.folder is None or second.folder is None:
+        return []
+    both = first.table().frame.merge(second.table().frame, on=list(POINT), suffixes=("", "_other"))
+    both = both[both[["low_s", "low_s_other"]].notna().all(axis=1)]
+    meet = (both["low_s"] <= both["high_s_other"]) & (both["low_s_other"] <= both["high_s"])
+    both = both.assign(meet=meet, apart=(both["seconds_other"] / both["seconds"] - 1.0).abs())
+    return [
+        {
+            "operator": str(operator),
+            "points": len(own),
+            "intervals_meet": int(own["meet"].sum()),
+            "median": float(own["apart"].median()),
+            "p90": float(own["apart"].quantile(0.9)),
+        }
+        for operator, own in both.groupby("operator")
+    ]
 
 
 def step_cost(opened: OpenProfile, step: Step) -> StepCost:

@@ -14,6 +14,7 @@ _SHARES = ("interval", "median", "p90", "worst")
 _TITLES = {
     "t0_us": "t0, us",
     "held_out": "held out",
+    "intervals_meet": "intervals meet",
     "kv_dtype": "KV",
     "worst_point": "worst at",
 }

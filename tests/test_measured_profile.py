@@ -382,6 +382,30 @@ def test_compare_sets_two_profiles_side_by_side(folder: Path) -> None:
     assert rows("--model", "Llama-3.2-1B")[1, "device"]["first_ms"] < plain[1, "device"]["first_ms"]
 
 
+def test_compare_says_whether_points_timed_twice_agree_within_their_intervals(tmp_path: Path) -> None:
+    frame = points("rmsnorm").assign(repeats=9)
+    timed = frame.assign(low_s=0.98 * frame["seconds"], high_s=1.02 * frame["seconds"])
+    factor = np.array([1.0, 1.01, 1.03, 1.05, 1.1, 1.2, 1.3])  # intervals of 2 % on either side meet up to 4 %
+    again = timed.assign(**{name: timed[name] * factor for name in ("seconds", "low_s", "high_s")})
+    folders = [
+        fit_and_name(write_profile(tmp_path / name, pd.concat([table, points("linear")]).fillna({"k": 0, "m": 0})))
+        for name, table in (("first", timed), ("second", again))
+    ]
+    found = json.loads(run("profile", "compare", *folders, "--json"))["timed_in_both"]
+    # Points without an interval, as imported ones are, say nothing of agreement.
+    assert [row["operator"] for row in found] == ["rmsnorm"]
+    assert (found[0]["points"], found[0]["intervals_meet"]) == (7, 3)
+    assert found[0]["median"] == pytest.approx(0.05)
+    assert json.loads(run("profile", "compare", folders[0], "default", "--hardware", "h100", "--json"))[
+        "timed_in_both"
+    ] == []
+
+
+def fit_and_name(folder: Path) -> str:
+    fit_profile(folder, H100)
+    return str(folder)
+
+
 def test_plot_writes_a_picture_that_stands_alone(folder: Path, tmp_path: Path) -> None:
     run("profile", "plot", str(folder), "--out", str(tmp_path / "roof.html"))
     text = (tmp_path / "roof.html").read_text()
