@@ -396,9 +396,10 @@ def test_compare_says_whether_points_timed_twice_agree_within_their_intervals(tm
     assert [row["operator"] for row in found] == ["rmsnorm"]
     assert (found[0]["points"], found[0]["intervals_meet"]) == (7, 3)
     assert found[0]["median"] == pytest.approx(0.05)
-    assert json.loads(run("profile", "compare", folders[0], "default", "--hardware", "h100", "--json"))[
-        "timed_in_both"
-    ] == []
+    assert (
+        json.loads(run("profile", "compare", folders[0], "default", "--hardware", "h100", "--json"))["timed_in_both"]
+        == []
+    )
 
 
 def fit_and_name(folder: Path) -> str:

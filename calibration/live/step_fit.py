@@ -137,7 +137,7 @@ def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
     solved, powers = data.solve(names, np.full(len(data.seconds), True))
     values = dict(zip(names, solved.coefficients.tolist(), strict=True))
     fitted = data.columns(names) @ solved.coefficients * data.slowness(powers)
-    held_out, everything = _held_out(data, names)
+    held_out, everything = _held_out(data, names, powers)
     steps = pd.concat([run.steps["seqs"] for run in timed])
     return StepFit(
         coefficients={name: values.get(name, 0.0) for name in data.names if not _is_curve(name)},
@@ -230,22 +230,27 @@ class _Data:
         kept, folded = identified(self.x / self.seconds[:, None], self.names)
         return tuple(self.names[i] for i in kept), folded
 
-    def solve(self, names: Sequence[str], where: FloatArray) -> tuple[RobustFit, FloatArray]:
-        """Coefficients at the reference's speed, and the powers by which times go with the probe's readings."""
+    def solve(
+        self, names: Sequence[str], where: FloatArray, start: FloatArray | None = None
+    ) -> tuple[RobustFit, FloatArray]:
+        """Coefficients at the reference's speed, and the powers by which times go with the probe's readings.
+
+        ``start``: powers of nearly the same points, from which one round is enough.
+        """
         x, seconds = self.columns(names)[where], self.seconds[where]
         steps = self.points["steps"].to_numpy(np.float64)[where]
         deviations = self.deviations[where]
-        fit = robust_fit(x, seconds, steps)
-        powers = np.zeros(deviations.shape[1])
-        for _ in range(_SPEED_ROUNDS if len(powers) else 0):
+        powers = np.zeros(deviations.shape[1]) if start is None else start
+        fit = robust_fit(x, seconds / np.exp(deviations @ powers), steps)
+        for _ in range((_SPEED_ROUNDS if start is None else 1) if len(powers) else 0):
             kept = ~fit.outliers
             residuals = np.log(seconds[kept] / (x[kept] @ fit.coefficients))
             powers = exponents(deviations[kept], residuals, steps[kept])
-            fit = robust_fit(x, seconds / np.exp(deviations @ powers), steps)
+            fit = robust_fit(x, seconds / np.exp(deviations @ powers), steps, start=fit)
         return fit, powers
 
 
-def _held_out(data: _Data, names: tuple[str, ...]) -> tuple[tuple[HeldOut, ...], Errors]:
+def _held_out(data: _Data, names: tuple[str, ...], start: FloatArray) -> tuple[tuple[HeldOut, ...], Errors]:
     points, x = data.points, data.columns(names)
     fitted = np.full(len(points), np.nan)
     found = []
@@ -254,7 +259,7 @@ def _held_out(data: _Data, names: tuple[str, ...]) -> tuple[tuple[HeldOut, ...],
         kind = points.loc[own, "kind"].iloc[0]
         whole = bool((points.loc[~own, "kind"] == kind).any())
         out = own if whole else own & (points["stretch"] % 4 == 3).to_numpy()
-        fit, powers = data.solve(names, ~out)
+        fit, powers = data.solve(names, ~out, start)
         fitted[out] = x[out] @ fit.coefficients * data.slowness(powers)[out]
         label = str(points.loc[own, "label"].iloc[0])
         found.append(HeldOut(label, whole, Errors.of(fitted[out], points[out])))
