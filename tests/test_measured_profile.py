@@ -387,10 +387,10 @@ def test_compare_says_whether_points_timed_twice_agree_within_their_intervals(tm
     timed = frame.assign(low_s=0.98 * frame["seconds"], high_s=1.02 * frame["seconds"])
     factor = np.array([1.0, 1.01, 1.03, 1.05, 1.1, 1.2, 1.3])  # intervals of 2 % on either side meet up to 4 %
     again = timed.assign(**{name: timed[name] * factor for name in ("seconds", "low_s", "high_s")})
-    folders = [
-        fit_and_name(write_profile(tmp_path / name, pd.concat([table, points("linear")]).fillna({"k": 0, "m": 0, "repeats": 0})))
-        for name, table in (("first", timed), ("second", again))
-    ]
+    folders = []
+    for name, table in (("first", timed), ("second", again)):
+        whole = pd.concat([table, points("linear")]).fillna({"k": 0, "m": 0, "repeats": 0})
+        folders.append(fit_and_name(write_profile(tmp_path / name, whole)))
     found = json.loads(run("profile", "compare", *folders, "--json"))["timed_in_both"]
     # Points without an interval, as imported ones are, say nothing of agreement.
     assert [row["operator"] for row in found] == ["rmsnorm"]
