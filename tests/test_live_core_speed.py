@@ -13,7 +13,16 @@ import yaml
 from typer.testing import CliRunner
 
 from draftcast.calibration.hardware import load_hardware
-from draftcast.calibration.live.core_speed import COLUMNS, FILE, CoreSpeed, Probe, exponents, factors, server_cores
+from draftcast.calibration.live.core_speed import (
+    COLUMNS,
+    FILE,
+    CoreSpeed,
+    Probe,
+    exponents,
+    factors,
+    kept_off,
+    server_cores,
+)
 from draftcast.calibration.live.core_speed_probe import HEADER
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_fit import fit_steps
@@ -72,6 +81,17 @@ def test_the_probe_does_not_outlive_who_started_it(tmp_path: Path) -> None:
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pinning
+def test_a_client_is_kept_off_the_server_s_cores_where_there_are_others() -> None:
+    allowed = os.sched_getaffinity(0)
+    first = min(allowed)
+    with kept_off([first]):
+        assert os.sched_getaffinity(0) == (allowed - {first} or allowed)
+    assert os.sched_getaffinity(0) == allowed
+    with kept_off(allowed):
+        assert os.sched_getaffinity(0) == allowed
 
 
 def recorded(run: LiveRun, rows: list[tuple[float, int, float]], cores: list[int] | None = None) -> LiveRun:

@@ -133,6 +133,10 @@ def test_our_own_server_is_started_recorded_and_stopped(testbed: Path, tmp_path:
     # The log: what the server said at its start, and this run's steps without the warm-up's.
     log = read_engine_log(run.folder / "server.log")
     assert (len(log), log["step"].min(), log["block_size"].iloc[0]) == (12 * 8, 4 * 8 + 1, 32)
+    # How fast the cores were, of a server on this host's CPU; this process may use all of its own again.
+    if hasattr(os, "sched_getaffinity"):
+        assert manifest["server_cores"] == sorted(os.sched_getaffinity(0))
+        assert (run.folder / "core_speed.csv").read_text().startswith("time_s,core,spin_s\n")
     assert refuses_connections(manifest["server"]["url"])
 
 
