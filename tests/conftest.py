@@ -268,6 +268,16 @@ def running_children(of: int | str = "self") -> dict[int, str]:
     return found
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_outlives_its_module(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests that count processes, or that need the machine to themselves, run in this process later."""
+    before = running_children()
+    yield
+    left = {pid: command for pid, command in running_children().items() if pid not in before}
+    # What vLLM keeps in a live test's own process is vLLM's.
+    assert not left or request.node.get_closest_marker("live"), f"left running: {left}"
+
+
 @pytest.fixture
 def children() -> Callable[..., list[int]]:
     """``children(of)``: what runs of the processes another one started; of this process, since the test began.

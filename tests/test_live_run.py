@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,13 @@ def server(testbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with Server.start(flags, log) as running:
         running.wait_ready(60.0)
         yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(children: Callable[[], list[int]]) -> Iterator[None]:
+    """Whatever a test starts, a run stops: keeper, server and client."""
+    yield
+    assert not children()
 
 
 def against(server: Server, **changes: Any) -> LiveOptions:
@@ -571,12 +578,3 @@ def test_what_is_no_bench_result_is_named(tmp_path: Path, content: str, message:
     file.write_text(content)
     with pytest.raises(InputError, match=message):
         import_bench_result(file, tmp_path / "run")
-
-
-def test_no_process_is_left_behind() -> None:
-    """All of the above have stopped what they started: nothing of this test process's own children lives."""
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
-    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children.read_text().split()]
-    # The module's own server is still there, under its keeper.
-    assert len([line for line in lines if b"live.keeper" in line]) <= 1
-    assert not [line for line in lines if b"live.client" in line]
