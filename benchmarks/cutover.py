@@ -2,10 +2,9 @@
 
     python benchmarks/cutover.py [--coverage 100] [--shortfall]
 
-``--coverage``: requests all alike in a closed loop over a whole-step profile of easy numbers. By Little's law the mean
-latency of N clients is the time of a request's steps plus that of all N's rows, so the crossing follows from the mean
-number of rounds; so many seeds look for it. ``--shortfall``: by how much short runs close to the capacity fall short
-of long ones, beside the bound of `draftcast.sim.stability.shortfall`.
+``--coverage``: so many seeds look for the crossing that a formula gives, see ``tests/closed_form_crossing.py``.
+``--shortfall``: by how much short runs close to the capacity fall short of long ones, beside the bound of
+`draftcast.sim.stability.shortfall`.
 """
 
 from __future__ import annotations
@@ -13,11 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from closed_form_crossing import closed_form, easy
 
 from draftcast.scenarios.cutover import cutover
 from draftcast.scenarios.cutover_answer import Cutover
@@ -26,25 +29,6 @@ from draftcast.scenarios.load import load_scenario, with_rate, with_values, with
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import simulate
 from draftcast.sim.stability import shortfall
-
-PROMPT, OUTPUT, K, ALPHA = 8, 41, 3, 0.5
-STEP_S, ROW_S, SEARCH = 10e-3, 0.2e-3, 0.01
-PROFILE = f"""
-schema_version: 1
-kind: affine
-name: easy
-model: llama-3.1-8b
-hardware: h100-sxm
-tp: 1
-dtype: bf16
-date: 2026-11-21
-source: numbers for a closed form
-fitted_sequences: [1, 256]
-target: {{fixed_s: {STEP_S}, row_s: {ROW_S}, kv_token_s: 0.0}}
-draft: {{fixed_s: 0.0, draft_token_s: 0.0, kv_token_s: 0.0, methods: {{eagle: interpolated}}}}
-ngram: {{fraction_of_target: {SEARCH}, methods: {{ngram: interpolated}}}}
-overhead_s: 0.0
-"""
 
 
 def main() -> None:
@@ -77,10 +61,9 @@ def coverage(seeds: int) -> dict[str, object]:
     known = closed_form()
     found: list[Cutover] = []
     with tempfile.TemporaryDirectory() as folder:
-        profile = Path(folder) / "easy.yaml"
-        profile.write_text(PROFILE)
         for seed in range(seeds):
-            found += cutover(easy(profile, seed), over="concurrency", at=[4, 12, 20, 28])
+            alike = easy(Path(folder), f"statistics={{replications: 5, seed: {seed}}}")
+            found += cutover(alike, over="concurrency", at=[4, 12, 20, 28])
     crossings = [answer.crossing for answer in found if answer.verdict == "crosses"]
     held = sum(crossing.low <= known <= crossing.high for crossing in crossings)
     width = float(np.median([crossing.relative_width for crossing in crossings]))
@@ -90,31 +73,6 @@ def coverage(seeds: int) -> dict[str, object]:
         f"mean value {value:.3f}, median width {width:.1%}"
     )
     return {"closed_form": known, "seeds": seeds, "held": held, "mean_value": value}
-
-
-def easy(profile: Path, seed: int) -> Scenario:
-    """Requests all alike, a step of 10 ms + 0.2 ms a row, drafts found in every round."""
-    return load_scenario(
-        overrides=[
-            f"engine.speculative_config={{method: ngram, num_speculative_tokens: {K}}}",
-            f"acceptance={{model: ngram, match_probability: 1.0, alpha: {ALPHA}}}",
-            f"profile={profile}",
-            f"workload.lengths={{prompt_tokens: {PROMPT}, output_tokens: {OUTPUT}}}",
-            f"statistics={{replications: 5, seed: {seed}}}",
-        ]
-    )
-
-
-def closed_form() -> float:
-    """Clients at which latency is the same with and without speculation."""
-    kept = [ALPHA**i * (1 - ALPHA) for i in range(K)] + [ALPHA**K]
-    mean = [0.0]
-    for left in range(1, OUTPUT):
-        mean.append(1 + sum(p * mean[max(left - 1 - i, 0)] for i, p in enumerate(kept)))
-    rounds = mean[OUTPUT - 1]
-    steps_s = OUTPUT * STEP_S - (1 + rounds) * STEP_S * (1 + SEARCH)
-    rows_s = (PROMPT + rounds * (1 + K)) * ROW_S * (1 + SEARCH) - (PROMPT + OUTPUT - 1) * ROW_S
-    return steps_s / rows_s
 
 
 def short_runs() -> None:

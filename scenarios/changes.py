@@ -14,7 +14,7 @@ from typing import Any
 
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import InputError
-from draftcast.scenarios.load import load_scenario, to_mapping
+from draftcast.scenarios.load import to_mapping
 from draftcast.scenarios.schema import Scenario
 
 Changes = dict[str, Any]
@@ -83,15 +83,6 @@ def value_text(value: Any) -> str:
 def assignments(changes: Mapping[str, Any]) -> list[str]:
     """``key=value`` of every change, as ``--set`` and ``load_scenario(overrides=...)`` take them."""
     return [f"{key}={value_text(value)}" for key, value in changes.items()]
-
-
-def with_changes(base: str | Path, changes: Mapping[str, Any]) -> Scenario:
-    """The scenario that ``changes`` make of ``base``.
-
-    Raises:
-        ScenarioError: see `load_scenario`; the place of a bad value is ``--set``.
-    """
-    return load_scenario(base, overrides=assignments(changes))
 
 
 def command_line(command: str, base: str | Path, changes: Mapping[str, Any], *options: str) -> str:

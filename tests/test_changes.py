@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from draftcast.errors import ScenarioError
-from draftcast.scenarios.changes import assignments, changed_keys, command_line, value_text, with_changes
+from draftcast.scenarios.changes import assignments, changed_keys, command_line, value_text
 from draftcast.scenarios.load import embedded_scenarios, load_scenario, scenario_hash
 
 ASKED = {
@@ -28,7 +28,7 @@ ASKED = {
 def test_the_changed_keys_alone(override: str, changes: dict[str, object]) -> None:
     base, asked = load_scenario(), load_scenario(overrides=[override])
     assert changed_keys(base, asked) == changes
-    assert with_changes("default", changes) == asked
+    assert load_scenario(overrides=assignments(changes)) == asked
 
 
 @pytest.mark.parametrize("base", embedded_scenarios())
@@ -37,7 +37,7 @@ def test_any_scenario_is_a_change_of_any_other(base: str, other: str) -> None:
     asked = load_scenario(other)
     changes = changed_keys(load_scenario(base), asked)
     assert (changes == {}) == (base == other)
-    assert scenario_hash(with_changes(base, changes)) == scenario_hash(asked)
+    assert scenario_hash(load_scenario(base, overrides=assignments(changes))) == scenario_hash(asked)
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_the_command_is_quoted_for_a_shell() -> None:
 
 def test_a_bad_change_names_its_key() -> None:
     with pytest.raises(ScenarioError, match=r"--set: engine\.max_num_seqs = 0: must be at least 1"):
-        with_changes("default", {"engine.max_num_seqs": 0})
+        load_scenario(overrides=assignments({"engine.max_num_seqs": 0}))

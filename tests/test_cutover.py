@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from closed_form_crossing import ALPHA, OUTPUT, PROMPT, SEARCH, K, closed_form
+from closed_form_crossing import easy as closed_form_scenario
 from typer.testing import CliRunner
 
 from draftcast.errors import InputError
@@ -24,60 +26,12 @@ from draftcast.scenarios.plan import Price
 from draftcast.scenarios.schema import Scenario
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "cutover.md"
-PROMPT, OUTPUT, K, ALPHA = 8, 41, 3, 0.5
-STEP_S, ROW_S, SEARCH = 10e-3, 0.2e-3, 0.01
-PROFILE = f"""
-schema_version: 1
-kind: affine
-name: easy
-model: llama-3.1-8b
-hardware: h100-sxm
-tp: 1
-dtype: bf16
-date: 2026-11-21
-source: numbers for a closed form
-fitted_sequences: [1, 256]
-target: {{fixed_s: {STEP_S}, row_s: {ROW_S}, kv_token_s: 0.0}}
-draft: {{fixed_s: 0.0, draft_token_s: 0.0, kv_token_s: 0.0, methods: {{eagle: interpolated}}}}
-ngram: {{fraction_of_target: {SEARCH}, methods: {{ngram: interpolated}}}}
-overhead_s: 0.0
-"""
 run = CliRunner().invoke
 
 
 def easy(folder: Path, *changes: str) -> Scenario:
-    """Requests all alike, a step of 10 ms + 0.2 ms a row, drafts of 3 found in every round and kept with 0.5."""
-    (folder / "easy.yaml").write_text(PROFILE)
-    return load_scenario(
-        overrides=[
-            f"engine.speculative_config={{method: ngram, num_speculative_tokens: {K}}}",
-            f"acceptance={{model: ngram, match_probability: 1.0, alpha: {ALPHA}}}",
-            f"profile={folder / 'easy.yaml'}",
-            f"workload.lengths={{prompt_tokens: {PROMPT}, output_tokens: {OUTPUT}}}",
-            "workload.num_requests=200",
-            "statistics.replications=4",
-            *changes,
-        ]
-    )
-
-
-def rounds(tokens: int) -> float:
-    """Mean rounds of up to 1 + K tokens until so many are out; each draft token is kept with ALPHA while all before."""
-    kept = [ALPHA**i * (1 - ALPHA) for i in range(K)] + [ALPHA**K]
-    mean = [0.0]
-    for left in range(1, tokens + 1):
-        mean.append(1 + sum(p * mean[max(left - 1 - i, 0)] for i, p in enumerate(kept)))
-    return mean[tokens]
-
-
-def closed_form() -> float:
-    """Clients at which latency is the same with and without: by Little's law it is steps plus everybody's rows."""
-    r = rounds(OUTPUT - 1)
-    on_steps, on_rows = (1 + r) * STEP_S, (PROMPT + r * (1 + K)) * ROW_S
-    # The search costs a share of the step, but not of the prompt's: nothing is looked for before the first token.
-    on_steps, on_rows = on_steps * (1 + SEARCH), on_rows * (1 + SEARCH)
-    off_steps, off_rows = OUTPUT * STEP_S, (PROMPT + OUTPUT - 1) * ROW_S
-    return (off_steps - on_steps) / (on_rows - off_rows)
+    """The closed form's scenario, of few requests."""
+    return closed_form_scenario(folder, "workload.num_requests=200", "statistics.replications=4", *changes)
 
 
 @pytest.fixture(name="found", scope="module")
@@ -250,7 +204,6 @@ def test_lengths_and_methods_have_an_answer_each(tmp_path: Path) -> None:
         "speculative_config": {"method": "suffix", "num_speculative_tokens": 2},
         "acceptance": {"model": "ngram", "match_probability": 0.5, "alpha": 0.9},
     }
-    (tmp_path / "easy.yaml").write_text(PROFILE)
     scenario = easy(tmp_path, "statistics.replications=2", "profile=null")
     answers = cutover(
         scenario, over="concurrency", at=[2], lengths=[1, 3], alternatives=[other], budget_requests=50_000
