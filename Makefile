@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo dashboard test lint format live-env test-live bench clean
+.PHONY: help demo dashboard test lint format compiled live-env test-live bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -34,8 +34,14 @@ format: $(VENV)/.stamp  ## let ruff rewrite the code
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-test: lint  ## lint, then every test that needs neither a GPU nor vLLM
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not live' tests
+# A file's tests stay in one process: what they share (a browser, a wheel, recorded runs) is made once.
+test: $(VENV)/.stamp  ## lint, then every test that needs neither a GPU nor vLLM
+	$(MAKE) --no-print-directory --jobs 2 lint compiled
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not live' tests
+
+# The engine's machine code, made while mypy has the other core: a fresh clone's test processes would each make their own.
+compiled: $(VENV)/.stamp
+	$(BIN)/python -c 'from draftcast import load_scenario, simulate; simulate(load_scenario(overrides=["workload.num_requests=20", "statistics.replications=1"]))'
 
 live-env: $(LIVE)/.stamp  ## the environment with vLLM (CPU build) that the live tests run in
 

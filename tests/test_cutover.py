@@ -181,13 +181,21 @@ def test_more_acceptance_breaks_even_at_a_given_load(tmp_path: Path) -> None:
     assert found[8].high < ALPHA < found[32].low  # the crossing over clients is between them
 
 
+METRIC_AT: dict[str, Any] = {"over": "concurrency", "at": [2, 24], "target": 0.5, "budget_requests": 200_000}
+
+
+@pytest.fixture(scope="module")
+def by_latency(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, Cutover]:
+    """The scenario that every metric is asked about, and its answer by end-to-end latency."""
+    scenario = easy(tmp_path_factory.mktemp("metrics"), "statistics.replications=2", "slo.e2el_ms=400")
+    (answer,) = cutover(scenario, **METRIC_AT)
+    return scenario, answer
+
+
 @pytest.mark.parametrize("metric", ["tpot", "token_goodput", "slo_goodput", "cost"])
-def test_every_metric(tmp_path: Path, metric: str) -> None:
-    scenario = easy(tmp_path, "statistics.replications=2", "slo.e2el_ms=400")
-    how: dict[str, Any] = {"over": "concurrency", "at": [2, 24], "target": 0.5, "budget_requests": 200_000}
-    price = Price(2.0, "2026-11-21")
-    (e2e,) = cutover(scenario, **how)
-    (answer,) = cutover(scenario, metric=metric, price=price, **how)
+def test_every_metric(by_latency: tuple[Scenario, Cutover], metric: str) -> None:
+    scenario, e2e = by_latency
+    (answer,) = cutover(scenario, metric=metric, price=Price(2.0, "2026-11-21"), **METRIC_AT)
     assert answer.metric.name == metric
     assert answer.probes[0].gains != e2e.probes[0].gains
     if metric == "cost":
