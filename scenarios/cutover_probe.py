@@ -213,7 +213,9 @@ class Prober:
             return None
         scenarios = [with_values(side.scenario, values) for side in (on, off)]
         deployments = [side.fluid.deployment for side in (on, off)]
-        runs = simulate_together(scenarios, progress=self._part(cost), deployments=deployments)
+        # A loop's clients that have sent their last request leave the others alone, which is another load than x.
+        drain = 0 if isinstance(self.axis, BatchAxis) or not is_closed(on.scenario) else _clients(on.scenario)
+        runs = simulate_together(scenarios, progress=self._part(cost), deployments=deployments, cooldown=drain)
         figures = [_grouped(run.replications, groups) for run in runs]
         on_state, off_state = (_state(side, run) for side, run in zip((on, off), runs, strict=True))
         means = [_means(rows) for rows in figures]

@@ -186,13 +186,14 @@ class Served:
         return dataclasses.replace(self, replications=[dataclasses.replace(r, steps=None) for r in self.replications])
 
 
-def _measure(scenario: Scenario, done: list[Replication], warmup: SharedWarmup) -> list[Metrics]:
+def _measure(scenario: Scenario, done: list[Replication], warmup: SharedWarmup, cooldown: int) -> list[Metrics]:
     return [
         compute_metrics(
             r.requests,
             r.itl_counts,
             slo=slos(scenario) or None,
             warmup=cut,
+            cooldown=cooldown,
             replicas=scenario.cluster.replicas,
             accepted_per_position=r.accepted_per_position,
         )
@@ -228,11 +229,13 @@ def simulate_together(
     progress: Progress | None = None,
     record_steps: bool = False,
     deployments: Sequence[Deployment | None] | None = None,
+    cooldown: int = 0,
 ) -> list[RunResult]:
     """Simulate scenarios whose figures are to be compared: all leave out the same requests, the longest warm-up's.
 
     A cut of its own for each would compare other requests with each other. Arguments and errors as of `simulate`; the
-    scenarios need as many replications each, of as many requests.
+    scenarios need as many replications each, of as many requests. ``cooldown``: trailing requests left out, see
+    `draftcast.sim.metrics.compute_metrics`.
     """
     resolved = deployments or [None] * len(scenarios)
     served = [
@@ -244,19 +247,20 @@ def simulate_together(
         )
         for index, (scenario, deployment) in enumerate(zip(scenarios, resolved, strict=True))
     ]
-    return measure(served)
+    return measure(served, cooldown=cooldown)
 
 
-def measure(served: Sequence[Served], alone: Sequence[RunResult | None] = ()) -> list[RunResult]:
+def measure(served: Sequence[Served], alone: Sequence[RunResult | None] = (), *, cooldown: int = 0) -> list[RunResult]:
     """The figures of runs that are to be compared: all leave out the same requests, the longest warm-up's.
 
     Args:
         alone: what this gave for each run by itself, where that is known: the run with the longest warm-up is not
             measured again.
+        cooldown: trailing requests that are left out.
     """
     warmup = longest_warmup([each.warmup for each in served])
     return [
-        known if known is not None and each.warmup.cuts == warmup.cuts else _result(each, warmup)
+        known if known is not None and each.warmup.cuts == warmup.cuts else _result(each, warmup, cooldown)
         for each, known in zip(served, alone or [None] * len(served), strict=True)
     ]
 
@@ -340,9 +344,9 @@ def _notes(served: Served, identical: bool) -> list[str]:
     return found
 
 
-def _result(served: Served, warmup: SharedWarmup) -> RunResult:
+def _result(served: Served, warmup: SharedWarmup, cooldown: int) -> RunResult:
     scenario, deployment, done = served.scenario, served.deployment, served.replications
-    measured = _measure(scenario, done, warmup)
+    measured = _measure(scenario, done, warmup, cooldown)
     figures = tuple({**m.summary(), **r.engine} for m, r in zip(measured, done, strict=True))
     verdicts = [m.stability for m in measured]
     # One replication that falls behind by chance does not make a system unstable; most of them do.

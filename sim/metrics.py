@@ -21,10 +21,12 @@ import pandas as pd
 
 from draftcast.errors import InputError
 from draftcast.sim.itl_histogram import (
+    ITL_SEGMENTS,
     histogram_mean_std,
     histogram_quantile,
     itl_bin_edges,
     segment_of,
+    segment_start,
 )
 from draftcast.sim.request_columns import TIME_COLUMNS, RequestColumns
 from draftcast.sim.slo import Slo, good_requests
@@ -87,6 +89,7 @@ def compute_metrics(
     *,
     slo: Slo | Mapping[str, Slo] | None = None,
     warmup: Literal["none", "auto"] | int = "auto",
+    cooldown: int = 0,
     end_s: float | None = None,
     replicas: int = 1,
     accepted_per_position: IntArray | None = None,
@@ -99,13 +102,16 @@ def compute_metrics(
         slo: objectives for all requests, or per class name; a class without one counts as good when it finishes.
         warmup: 'none'; 'auto' (MSER-5 on TPOT and TTFT, only when the run is stable); or a number of requests. Rounded
             up to a twentieth of the requests, so that the same cut applies to the ITL histogram.
+        cooldown: so many trailing requests are left out too, rounded up likewise, but never all that the warm-up
+            leaves. A closed loop that sends no more drains: the last request of each client meets ever fewer others.
         end_s: simulated time at which the run ended; the last completion by default.
         replicas: divides the ``_per_replica`` figures.
         accepted_per_position: accepted drafts by draft position, [20, K] by segment or [K] for the whole run.
 
-    Latencies, acceptance and SLO attainment describe the requests that arrive after the cut. Throughput counts all that
-    completes from the cut to ``end_s``; the output of a request that straddles the cut is spread evenly between its
-    first token and its end. Without a cut that is vLLM's definition: totals over first arrival to last completion.
+    Latencies, acceptance and SLO attainment describe the requests that arrive after the cut and before the cool-down.
+    Throughput counts all that completes from the cut to ``end_s``, or to the first request of the cool-down; the output
+    of a request that straddles either is spread evenly between its first token and its end. Without them that is vLLM's
+    definition: totals over first arrival to last completion.
 
     Raises:
         InputError: no requests, or a warm-up outside what the run allows.
@@ -119,16 +125,18 @@ def compute_metrics(
     n = len(requests)
     stability = assess(c.arrival_s, c.scheduled_s, c.finish_s)
     cut = find_warmup(c, warmup, stability)
-    kept = slice(cut.requests, n)
+    kept = slice(cut.requests, _last(n, cut.requests, cooldown))
     end = float(c.finish_s[c.finished].max(initial=c.arrival_s.max())) if end_s is None else end_s
+    if kept.stop < n:
+        end = min(end, float(c.arrival_s[kept.stop :].min()))
     good = good_requests(requests, c, slo)
 
     values = _throughput(c, cut, end, good if slo is not None else None, replicas)
-    values["num_requests"] = float(n - cut.requests)
+    values["num_requests"] = float(kept.stop - kept.start)
     values["slo_attainment"] = float(good[kept].mean()) if slo is not None else math.nan
     latencies = _latencies(c, kept)
     if itl_counts is not None:
-        latencies |= _itl(c, itl_counts, cut.requests)
+        latencies |= _itl(c, itl_counts, kept)
     shown, transient = _withhold_percentiles(latencies, stability.steady)
     values |= shown
     values |= _acceptance_and_work(requests, kept)
@@ -136,26 +144,34 @@ def compute_metrics(
         values=values,
         stability=stability,
         warmup=cut,
-        per_position_acceptance=_per_position(requests, accepted_per_position, cut.requests),
+        per_position_acceptance=_per_position(requests, accepted_per_position, kept),
         by_class=_by_class(requests, c, kept, good if slo is not None else None, stability.steady),
         transient=transient,
     )
+
+
+def _last(n: int, first: int, cooldown: int) -> int:
+    """Where the cool-down begins: the last twentieth of the run that leaves so many out, after the one of ``first``."""
+    if cooldown <= 0:
+        return n
+    segment = max(n - cooldown, 0) * ITL_SEGMENTS // n
+    return max(segment_start(segment, n), segment_start(int(segment_of(first, n)) + 1, n))
 
 
 def _throughput(
     c: RequestColumns, cut: Warmup, end_s: float, good: BoolArray | None, replicas: int
 ) -> dict[str, float]:
     duration = end_s - cut.start_s
-    inside = c.finished & (c.finish_s >= cut.start_s)
-    tokens = c.output[inside].astype(np.float64)
-    prompt = c.prompt[inside].astype(np.float64)
-    if cut.requests:
+    touched = c.finished & (c.finish_s >= cut.start_s)
+    inside = touched & (c.finish_s <= end_s)
+    tokens = c.output[touched].astype(np.float64)
+    prompt = c.prompt[touched].astype(np.float64)
+    if cut.requests or not np.array_equal(touched, inside):
         # The first token comes with the prompt; the others follow evenly until the end.
-        first = (c.arrival_s + c.ttft_s)[inside]
-        before = np.maximum(cut.start_s - first, 0.0)
-        share = np.divide(before, c.finish_s[inside] - first, out=np.zeros_like(before), where=before > 0)
-        tokens -= np.where(before > 0, 1 + share * (tokens - 1), 0.0)
-        prompt[before > 0] = 0.0
+        first, finish = (c.arrival_s + c.ttft_s)[touched], c.finish_s[touched]
+        before = np.where(first < cut.start_s, _emitted(cut.start_s, first, finish, tokens), 0.0)
+        prompt[(before > 0) | (first > end_s)] = 0.0
+        tokens = _emitted(end_s, first, finish, tokens) - before
     completed, output, total_input = float(np.count_nonzero(inside)), float(tokens.sum()), float(prompt.sum())
     rate = 1 / duration if duration > 0 else math.nan
     return {
@@ -170,6 +186,13 @@ def _throughput(
         "output_throughput_per_replica": output * rate / replicas,
         "total_token_throughput": (total_input + output) * rate,
     }
+
+
+def _emitted(at_s: float, first_s: FloatArray, finish_s: FloatArray, tokens: FloatArray) -> FloatArray:
+    """Tokens that each request has put out by then, the first at ``first_s`` and the last at ``finish_s``."""
+    since = np.clip(at_s - first_s, 0.0, finish_s - first_s)
+    share = np.divide(since, finish_s - first_s, out=np.ones_like(since), where=finish_s > first_s)
+    return np.where(at_s >= first_s, 1 + share * (tokens - 1), 0.0)
 
 
 def _distribution(name: str, values_s: FloatArray) -> dict[str, float]:
@@ -191,13 +214,18 @@ def _latencies(c: RequestColumns, kept: slice | BoolArray) -> dict[str, float]:
     return result
 
 
-def _itl(c: RequestColumns, counts: IntArray, cut: int) -> dict[str, float]:
-    histogram = counts[int(segment_of(cut, c.arrival_s.size)) :].sum(axis=0)
+def _segments(kept: slice, n: int) -> slice:
+    """The twentieths of the run that these requests fill."""
+    return slice(int(segment_of(kept.start, n)), int(segment_of(kept.stop - 1, n)) + 1)
+
+
+def _itl(c: RequestColumns, counts: IntArray, kept: slice) -> dict[str, float]:
+    histogram = counts[_segments(kept, c.arrival_s.size)].sum(axis=0)
     mean, std = histogram_mean_std(histogram)
     gaps = int(histogram.sum())
-    if gaps and c.finished[cut:].all():
+    if gaps and c.finished[kept].all():
         # Gaps of a finished request add up to E2E - TTFT: the mean needs no binning.
-        mean = float((c.e2el_s - c.ttft_s)[cut:].sum()) / gaps
+        mean = float((c.e2el_s - c.ttft_s)[kept].sum()) / gaps
     points = histogram_quantile(histogram, np.array(PERCENTILES) / 100)
     result = {"mean_itl_s": mean, "median_itl_s": float(points[0]), "std_itl_s": std}
     return result | {f"p{p}_itl_s": float(point) for p, point in zip(PERCENTILES, points, strict=True)}
@@ -220,7 +248,7 @@ def _acceptance_and_work(requests: pd.DataFrame, kept: slice) -> dict[str, float
     def total(name: str) -> float:
         return float(requests[name].to_numpy()[kept].sum())
 
-    count = len(requests) - kept.start
+    count = kept.stop - kept.start
     drafts, proposed, accepted = total("num_drafts"), total("num_draft_tokens"), total("num_accepted_tokens")
     times = {name: float(np.nansum(requests[name].to_numpy(dtype=np.float64)[kept])) for name in TIME_COLUMNS}
     whole = sum(times.values())
@@ -237,12 +265,12 @@ def _acceptance_and_work(requests: pd.DataFrame, kept: slice) -> dict[str, float
     }
 
 
-def _per_position(requests: pd.DataFrame, accepted: IntArray | None, cut: int) -> tuple[float, ...]:
+def _per_position(requests: pd.DataFrame, accepted: IntArray | None, kept: slice) -> tuple[float, ...]:
     if accepted is None:
         return ()
     drafts = requests["num_drafts"].to_numpy()
     if accepted.ndim == 2:
-        accepted, drafts = accepted[int(segment_of(cut, len(requests))) :].sum(axis=0), drafts[cut:]
+        accepted, drafts = accepted[_segments(kept, len(requests))].sum(axis=0), drafts[kept]
     return tuple(_ratio(float(count), float(drafts.sum())) for count in accepted) if drafts.sum() else ()
 
 

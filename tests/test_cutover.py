@@ -44,7 +44,7 @@ def test_a_closed_form_crossing_lies_in_the_interval(found: Cutover) -> None:
     assert found.verdict == "crosses"
     assert found.crossing.low <= closed_form() <= found.crossing.high
     assert found.crossing.relative_width <= 0.05 or found.crossing.high - found.crossing.low < 1
-    assert found.crossing.value == pytest.approx(closed_form(), rel=0.03)
+    assert found.crossing.value == pytest.approx(closed_form(), rel=0.02)
     assert found.estimate == pytest.approx(closed_form(), rel=0.1)
     assert found.surely_pays is not None
     assert found.surely_costs is not None

@@ -130,6 +130,45 @@ def test_throughput_by_hand() -> None:
     assert compute_metrics(hand(), end_s=6.0)["request_throughput"] == 0.5
 
 
+def drained(clients: int = 4, turns: int = 20) -> pd.DataFrame:
+    """Clients, a second apart, that each send requests of 8 s and 9 tokens one after the other."""
+    n = clients * turns
+    order = np.arange(n)
+    arrival = 8.0 * (order // clients) + order % clients
+    times = {"arrival_s": arrival, "first_token_s": arrival, "finish_s": arrival + 8.0}
+    return table({**times, "output_tokens": np.full(n, 9)})
+
+
+def test_a_cooldown_leaves_out_the_last_requests_and_ends_with_the_first_of_them() -> None:
+    whole, short = (compute_metrics(drained(), warmup=8, cooldown=left_out) for left_out in (0, 4))
+    assert (whole["num_requests"], short["num_requests"]) == (72, 68)
+    # From 16 s, when request 8 is sent, to the last completion at 163 s, or to 152 s, when request 76 is sent.
+    assert (whole["duration_s"], short["duration_s"]) == (147.0, 136.0)
+    # Four clients with a token a second each, and a first one that comes at once: 9 tokens in 8 s.
+    assert short["output_throughput"] == pytest.approx(4 * 9 / 8, rel=0.01)
+    assert whole["output_throughput"] < short["output_throughput"]
+    # Rounded up to a twentieth of the run; never more than the warm-up leaves.
+    assert compute_metrics(drained(), warmup=8, cooldown=5)["num_requests"] == 64
+    assert compute_metrics(drained(), warmup=40, cooldown=79)["num_requests"] == 4
+
+
+def test_latencies_and_gaps_are_of_the_requests_before_the_cooldown() -> None:
+    frame = drained()
+    frame.loc[76:, "finish_s"] = frame.loc[76:, "arrival_s"] + 4.0  # alone they are quick
+    gaps = np.zeros((20, ITL_BINS), dtype=np.int64)
+    gaps[:19, itl_bin(1.0)] = 32
+    gaps[19, itl_bin(0.5)] = 32
+    drafts = np.zeros((20, 2), dtype=np.int64)
+    drafts[:, 0], drafts[19, 1] = 4, 4
+    frame["num_drafts"] = 1
+    short = compute_metrics(frame, gaps, warmup="none", cooldown=4, accepted_per_position=drafts)
+    whole = compute_metrics(frame, gaps, warmup="none", accepted_per_position=drafts)
+    assert (short["mean_e2el_s"], short["mean_tpot_s"], short["mean_itl_s"]) == (8.0, 1.0, 1.0)
+    assert whole["mean_e2el_s"] < 8.0
+    assert whole["mean_itl_s"] < 1.0
+    assert (short.per_position_acceptance, whole.per_position_acceptance) == ((1.0, 0.0), (1.0, 0.05))
+
+
 def test_acceptance_by_hand() -> None:
     m = compute_metrics(hand(), accepted_per_position=np.array([2, 1, 0]))
     assert (m["num_drafts"], m["num_draft_tokens"], m["num_accepted_tokens"]) == (3, 8, 3)
