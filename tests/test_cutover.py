@@ -40,11 +40,21 @@ def found_fixture(tmp_path_factory: pytest.TempPathFactory) -> Cutover:
     return answer
 
 
-def test_a_closed_form_crossing_lies_in_the_interval(found: Cutover) -> None:
+def test_a_closed_form_crossing_lies_in_the_interval(tmp_path: Path) -> None:
+    # Of one interval in twenty it may not: eight searches, and no lean. The benchmark does it with a hundred.
+    crossings = []
+    for seed in range(8):
+        (answer,) = cutover(easy(tmp_path, f"statistics.seed={seed}"), over="concurrency", at=[4, 12, 20, 28])
+        assert answer.verdict == "crosses"
+        crossings.append(answer.crossing)
+    assert sum(each.low <= closed_form() <= each.high for each in crossings) >= 6
+    assert sum(each.value for each in crossings) / 8 == pytest.approx(closed_form(), rel=0.01)
+
+
+def test_the_answer_is_narrow_and_says_what_is_sure(found: Cutover) -> None:
     assert found.verdict == "crosses"
-    assert found.crossing.low <= closed_form() <= found.crossing.high
     assert found.crossing.relative_width <= 0.05 or found.crossing.high - found.crossing.low < 1
-    assert found.crossing.value == pytest.approx(closed_form(), rel=0.02)
+    assert found.crossing.value == pytest.approx(closed_form(), rel=0.03)
     assert found.estimate == pytest.approx(closed_form(), rel=0.1)
     assert found.surely_pays is not None
     assert found.surely_costs is not None
