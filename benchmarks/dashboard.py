@@ -177,7 +177,7 @@ def at_once(browser: Browser, count: int) -> Together:
     for index, window in enumerate(windows):
         browser.driver.switch_to.window(window)
         before.append(browser.run_hash())
-        browser.write_into(RATE, f"{5 + index}")
+        browser.write_into(RATE, rate_of(index))
         browser.press_enter(RATE)
     pages: list[tuple[dict[str, float | None], list[str], str]] = []
     for window, old in zip(windows, before, strict=True):
@@ -188,11 +188,16 @@ def at_once(browser: Browser, count: int) -> Together:
     together_s = time.perf_counter() - began_s
     strangers = 0
     for index, (_, _, query) in enumerate(pages):
-        own = {"statistics.seed": str(1000 + index), "workload.arrivals.request_rate_rps": str(5 + index)}
+        own = {"statistics.seed": str(1000 + index), "workload.arrivals.request_rate_rps": rate_of(index)}
         strangers += sorted(query.split("&")) != sorted(f"{key}={value}" for key, value in own.items())
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         right = list(threads.map(lambda page: same_figures(page[0], page[1]), pages))
     return Together(together_s, right.count(False), strangers)
+
+
+def rate_of(session: int) -> str:
+    """The load a session asks for; none is the scenario's own, which would be no change."""
+    return f"{5.5 + session:g}"
 
 
 def same_figures(tiles: dict[str, float | None], command: list[str]) -> bool:
