@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import subprocess
@@ -304,8 +305,7 @@ def test_pages_are_worked_by_keyboard_and_fit_wide_and_narrow_light_and_dark(pag
         assert all(names), names
         page.tab(len(names) + page.script(OTHER_STOPS))
         assert page.script(UNSEEN) == []
-        # No layout depends on the theme and no colour on the width.
-        for width, dark in ((1280, False), (390, True)):
+        for width, dark in itertools.product((1280, 390), (False, True)):
             page.resize(width, 900)
             page.theme(dark)
             page.until(lambda dark=dark: page.script(IS_DARK) == dark, "the theme")
