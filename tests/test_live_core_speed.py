@@ -154,7 +154,10 @@ def test_without_readings_nothing_is_known_and_a_damaged_file_is_named(runs: lis
     assert CoreSpeed.of(recorded(run, many[:5])) is None
     assert CoreSpeed.of(recorded(run, many)) is not None
     with (tmp_path / FILE).open("a") as file:
-        file.write("17,0,quick\n")
+        file.write("17")  # the disk was full
+    assert CoreSpeed.of(run) is not None
+    with (tmp_path / FILE).open("a") as file:
+        file.write(",0,quick\n")
     with pytest.raises(InputError, match=f"{FILE}: damaged"):
         CoreSpeed.of(run)
 

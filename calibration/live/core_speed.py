@@ -110,7 +110,9 @@ class CoreSpeed:
         if not cores or start_unix_s is None or not path.is_file():
             return None
         try:
-            table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2, dtype=np.float64).reshape(-1, 3)
+            # A line that a full disk cut short has no end.
+            lines = path.read_text("utf-8").rpartition("\n")[0].splitlines()[1:]
+            table = np.array([[float(value) for value in line.split(",")] for line in lines]).reshape(-1, 3)
         except ValueError as error:
             raise InputError(f"damaged: {error}", file=str(path)) from None
         found = {}
