@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,30 +167,20 @@ def take_validation(session: Session, name: str, content: bytes) -> Receipt:
 
 def scenario_uploader(session: Session) -> None:
     """The uploader of the sidebar."""
-    st.file_uploader(
-        "Upload a scenario (YAML)",
-        type=["yaml", "yml"],
-        key="upload-scenario",
-        max_upload_size=SCENARIO_MB,
-        help="The file that `draftcast simulate` takes, or one downloaded here. Checked, never executed.",
-        on_change=_received,
-        args=(session, "upload-scenario", take_scenario),
-    )
-    _show_receipt("upload-scenario")
+    told = "The file that `draftcast simulate` takes, or one downloaded here. Checked, never executed."
+    _uploader(session, "scenario", "Upload a scenario (YAML)", ["yaml", "yml"], SCENARIO_MB, told, take_scenario)
 
 
 def trace_uploader(session: Session) -> None:
     """The uploader of What-if."""
-    st.file_uploader(
-        "Upload a trace",
-        type=["csv", "json", "jsonl", "txt"],
-        key="upload-trace",
-        max_upload_size=TRACE_MB,
-        help="Azure, BurstGPT, Mooncake, ShareGPT with token counts, vllm bench serve or SpecDecode-Bench.",
-        on_change=_received,
-        args=(session, "upload-trace", take_trace),
-    )
-    _show_receipt("upload-trace")
+    told = "Azure, BurstGPT, Mooncake, ShareGPT with token counts, vllm bench serve or SpecDecode-Bench."
+    _uploader(session, "trace", "Upload a trace", ["csv", "json", "jsonl", "txt"], TRACE_MB, told, take_trace)
+
+
+def validation_uploader(session: Session) -> None:
+    """The uploader of Trust."""
+    told = "sweep-validation.json of `draftcast live report` about your own server."
+    _uploader(session, "validation", "Upload a validation (JSON)", ["json"], VALIDATION_MB, told, take_validation)
 
 
 def measured_uploader(session: Session) -> None:
@@ -209,18 +199,21 @@ def measured_uploader(session: Session) -> None:
     _show_receipt("upload-measured")
 
 
-def validation_uploader(session: Session) -> None:
-    """The uploader of Trust."""
+def _uploader(
+    session: Session, what: str, label: str, kinds: list[str], most_mb: int, told: str, take: Callable[..., Receipt]
+) -> None:
+    """Of one file, and what came of the last."""
+    key = f"upload-{what}"
     st.file_uploader(
-        "Upload a validation (JSON)",
-        type=["json"],
-        key="upload-validation",
-        max_upload_size=VALIDATION_MB,
-        help="sweep-validation.json of `draftcast live report` about your own server.",
+        label,
+        type=kinds,
+        key=key,
+        max_upload_size=most_mb,
+        help=told,
         on_change=_received,
-        args=(session, "upload-validation", take_validation),
+        args=(session, key, take),
     )
-    _show_receipt("upload-validation")
+    _show_receipt(key)
 
 
 def _received_measured(session: Session) -> None:
@@ -228,7 +221,7 @@ def _received_measured(session: Session) -> None:
     st.session_state["upload-measured:receipt"] = take_measured(session, files) if files else None
 
 
-def _received(session: Session, key: str, take: Any) -> None:
+def _received(session: Session, key: str, take: Callable[..., Receipt]) -> None:
     file = st.session_state[key]
     st.session_state[f"{key}:receipt"] = take(session, file.name, file.getvalue()) if file is not None else None
 

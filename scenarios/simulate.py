@@ -255,13 +255,14 @@ def measure(served: Sequence[Served], alone: Sequence[RunResult | None] = (), *,
 
     Args:
         alone: what this gave for each run by itself, where that is known: the run with the longest warm-up is not
-            measured again.
+            measured again. Without a cool-down: what is known leaves nothing out at its end.
         cooldown: trailing requests that are left out.
     """
     warmup = longest_warmup([each.warmup for each in served])
+    measured = alone if alone and not cooldown else [None] * len(served)
     return [
         known if known is not None and each.warmup.cuts == warmup.cuts else _result(each, warmup, cooldown)
-        for each, known in zip(served, alone or [None] * len(served), strict=True)
+        for each, known in zip(served, measured, strict=True)
     ]
 
 

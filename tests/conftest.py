@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from draftcast.sim import attention_time as at
 from draftcast.sim import results
@@ -302,6 +303,14 @@ def played_fixture() -> Any:
     sys.modules["played_run"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(name="profile", scope="session")
+def profile_fixture(played: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """File of the step time that played servers have."""
+    path = tmp_path_factory.mktemp("true") / "true.yaml"
+    path.write_text(yaml.safe_dump(played.TRUE_PROFILE))
+    return path
 
 
 @pytest.fixture

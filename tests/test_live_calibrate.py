@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from draftcast.calibration.hardware import load_hardware
 from draftcast.calibration.live.front_end import measure_front_end, output_delays, turnarounds
@@ -25,13 +24,6 @@ from draftcast.scenarios.cli import main
 
 CPU = load_hardware("cpu")
 NOISE = 0.02
-
-
-@pytest.fixture(scope="module")
-def profile(played: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("true") / "true.yaml"
-    path.write_text(yaml.safe_dump(played.TRUE_PROFILE))
-    return path
 
 
 @pytest.fixture(scope="module")

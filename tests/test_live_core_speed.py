@@ -104,13 +104,6 @@ def recorded(run: LiveRun, rows: list[tuple[float, int, float]], cores: list[int
 
 
 @pytest.fixture(scope="module")
-def profile(played: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("true") / "true.yaml"
-    path.write_text(yaml.safe_dump(played.TRUE_PROFILE))
-    return path
-
-
-@pytest.fixture(scope="module")
 def runs(played: Any, profile: Path, tmp_path_factory: pytest.TempPathFactory) -> list[LiveRun]:
     """One server, each run on a machine of another speed; the last is for the forecast."""
     folder, made = tmp_path_factory.mktemp("made"), []

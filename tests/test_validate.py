@@ -25,13 +25,6 @@ LATENCIES = [f"{statistic}_{name}_s" for name in ("ttft", "tpot", "itl", "e2el")
 
 
 @pytest.fixture(scope="module")
-def profile(played: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("true") / "true.yaml"
-    path.write_text(yaml.safe_dump(played.TRUE_PROFILE))
-    return path
-
-
-@pytest.fixture(scope="module")
 def compared(played: Any, profile: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """``compared(method, play={...}, load={...}, **validate)``: a played run and its validation, each made once."""
     folder = tmp_path_factory.mktemp("runs")

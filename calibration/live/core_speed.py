@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from draftcast.calibration.live.cpu_use import PROC, tree
 from draftcast.calibration.profile_spec import CoreResponse
 from draftcast.errors import InputError
 
@@ -176,10 +177,8 @@ def exponents(deviations: FloatArray, residuals: FloatArray, weights: FloatArray
     return np.minimum(found, _MOST)
 
 
-def server_cores(root: int, proc: Path = Path("/proc")) -> list[int]:
+def server_cores(root: int, proc: Path = PROC) -> list[int]:
     """Cores that the busiest process of the tree below ``root`` may use; empty where that cannot be told."""
-    from draftcast.calibration.live.cpu_use import tree
-
     used = tree(root, proc)
     if not used:
         return []

@@ -26,6 +26,7 @@ from draftcast.scenarios.validate.sweep_summary import (
     cutover_rows,
     effect_rows,
     load_text,
+    speed_line,
     step_rows,
 )
 
@@ -155,23 +156,14 @@ def head(found: SweepValidation) -> list[str]:
     manifest = found.cells[0].validation.question.live.manifest
     machine = manifest["machine"]
     acceptance = sorted({cell.validation.acceptance for cell in found.cells} - {""})
+    slower = [cell.validation.slowness for cell in found.cells if cell.validation.slowness is not None]
     return [
         f"Measured {manifest['created_at']} on {machine.get('processor') or 'an unnamed machine'}, "
         f"{machine.get('cores', '?')} cores, vLLM {manifest['server'].get('version') or '?'}.",
         f"Profile {found.profile}, calibrated on {', '.join(found.calibrated_on) or 'no runs of this kind'}.",
         f"{len(found.cells)} runs judged; acceptance: {', '.join(acceptance) or 'none'}.",
-        _speed_line(found),
+        speed_line((min(slower), max(slower)) if slower else None),
     ]
-
-
-def _speed_line(found: SweepValidation) -> str:
-    known = [cell.validation.slowness for cell in found.cells if cell.validation.slowness is not None]
-    if not known:
-        return "Forecast at the speed the machine had in the calibration."
-    return (
-        f"Forecast at the speed of the machine's cores as a probe beside each server read it: steps {min(known):.2f} "
-        f"to {max(known):.2f} times as long as in the calibration."
-    )
 
 
 def text(found: SweepValidation) -> str:

@@ -184,13 +184,7 @@ class SweepSummary(_Part):
             f"profile of {len(self.calibrated_on)} others.",
             f"Of {self.of} checks {self.held} hold and {self.of - self.held} miss their bar.",
         ]
-        if self.steps_slower is not None:
-            low, high = self.steps_slower
-            lines.append(
-                "Forecast at the speed of the machine's cores as a probe beside each server read it: steps "
-                f"{low:.2f} to {high:.2f} times as long as in the calibration."
-            )
-        return lines
+        return [*lines, speed_line(self.steps_slower)] if self.steps_slower is not None else lines
 
     def to_json(self) -> str:
         """What `read_summary` reads."""
@@ -225,6 +219,17 @@ def shipped_summaries() -> dict[str, SweepSummary]:
     folder = files("draftcast.scenarios").joinpath(FOLDER)
     found = sorted((entry for entry in folder.iterdir() if entry.name.endswith(SUFFIX)), key=lambda entry: entry.name)
     return {entry.name.removesuffix(SUFFIX): read_summary(entry.read_text("utf-8"), entry.name) for entry in found}
+
+
+def speed_line(steps_slower: tuple[float, float] | None) -> str:
+    """At which speed of the machine runs were forecast; as of `SweepSummary.steps_slower`."""
+    if steps_slower is None:
+        return "Forecast at the speed the machine had in the calibration."
+    low, high = steps_slower
+    return (
+        f"Forecast at the speed of the machine's cores as a probe beside each server read it: steps {low:.2f} to "
+        f"{high:.2f} times as long as in the calibration."
+    )
 
 
 def bars_line() -> str:
