@@ -3,10 +3,12 @@
     python benchmarks/dashboard.py [--changes 40] [--sessions 10]
 
 First, one session: a control of What-if changes by keyboard, every time to a question nobody asked before (2,000
-requests, three replications, speculation on and off), and the clock runs from Enter until all tiles and pictures of the
-new run stand. Then so many sessions change a control at the same moment; each one's tiles are held against
-``draftcast simulate --json`` of the command that its own page shows. Beside the seconds stand the processor seconds of
-server and browser and what the host took from this machine's cores: they tell a slow dashboard from a slow machine.
+requests, three replications, speculation on and off), and the clock runs from Enter until all tiles and pictures of
+the new run are painted, as the page itself sees it. Then so many sessions change a control at the same moment; each
+one's tiles are held against ``draftcast simulate --json`` of the command that its own page shows. Beside the seconds
+stand the processor seconds of server and browser, what the host took from this machine's cores, what other processes
+used of them and how fast they were (the probe of live runs: microseconds of a fixed piece of work): they tell a slow
+dashboard from a slow machine.
 Prints a table and one last JSON line; exit code 1 when a session had other figures than its own, or none in time.
 """
 
@@ -18,6 +20,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,10 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from browser import Browser, Server, missing
+
+from draftcast.calibration.live.core_speed import FILE, Probe
 
 K, RATE, PROMPT, SEED = "Draft tokens k", "Load, req/s", "Prompt tokens, mean", "Seed"
 WARM_UP = 4
@@ -46,6 +52,8 @@ class Changes:
     server_s: NDArray[np.float64]
     browser_s: NDArray[np.float64]
     stolen: float  # share of this machine's cores that the host gave to others meanwhile
+    others: float  # cores that processes other than server and browser used meanwhile
+    spin_us: float  # what the probe of `draftcast.calibration.live.core_speed` read meanwhile, median
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,10 @@ def main() -> None:
     ):
         p50, p95 = np.quantile(values, [0.5, 0.95])
         print(f"{name:<13}{values.mean():>10.2f}{p50:>10.2f}{p95:>10.2f}{values.max():>10.2f}{bar:>10}")
-    print(f"the host took {one.stolen:.0%} of the cores' time meanwhile")
+    print(
+        f"the host took {one.stolen:.0%} of the cores' time meanwhile, other processes used {one.others:.2f} cores; "
+        f"the cores' probe read {one.spin_us:.0f} us"
+    )
     print(
         f"{asked.sessions} sessions at once, each on another page: the last one stood after {many.seconds:.1f} s "
         f"({together_cpu_s / asked.sessions:.2f} s of the server each, opening included)"
@@ -103,6 +114,8 @@ def main() -> None:
         "server_cpu_p95_s": round(float(np.quantile(one.server_s, 0.95)), 3),
         "browser_cpu_s": round(float(one.browser_s.mean()), 3),
         "stolen_share": round(one.stolen, 4),
+        "others_cores": round(one.others, 3),
+        "spin_us": round(one.spin_us, 1),
         "sessions": asked.sessions,
         "together_s": round(many.seconds, 2),
         "server_cpu_per_session_s": round(together_cpu_s / asked.sessions, 3),
@@ -116,26 +129,40 @@ def main() -> None:
 def changes(browser: Browser, server: Server, count: int) -> Changes:
     """Change after change of one session, after some to warm up."""
     browser.open()
-    found = []
+    for index in range(WARM_UP):
+        change(browser, index)
     chromium = browser.driver.service.process.pid
-    stolen_s = began_s = 0.0
-    for index in range(WARM_UP + count):
-        if index == WARM_UP:
-            stolen_s, began_s = stolen_by_the_host_s(), time.perf_counter()
-        step = index // 4
-        label, text = (
-            (RATE, f"{4 + 0.25 * step:g}"),
-            (K, str(1 + step % 2)),
-            (PROMPT, f"{150 + 2 * step}"),
-            (SEED, str(100 + step)),
-        )[index % 4]
-        before = processor_s(server.process.pid), processor_s(chromium, *descendants(chromium))
-        seconds = browser.timed_change(label, text)
-        after = processor_s(server.process.pid), processor_s(chromium, *descendants(chromium))
-        found.append((seconds, after[0] - before[0], after[1] - before[1]))
-    cores_s = (time.perf_counter() - began_s) * (os.cpu_count() or 1)
-    columns = np.array(found[WARM_UP:]).T
-    return Changes(*columns, stolen=(stolen_by_the_host_s() - stolen_s) / cores_s)
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        with Probe(Path(folder) / FILE):
+            began_s, used_s, stolen_s = time.perf_counter(), *cores_s()
+            for index in range(WARM_UP, WARM_UP + count):
+                before = processor_s(server.process.pid), processor_s(chromium, *descendants(chromium))
+                seconds = change(browser, index)
+                after = processor_s(server.process.pid), processor_s(chromium, *descendants(chromium))
+                found.append((seconds, after[0] - before[0], after[1] - before[1]))
+            length_s, (used_end_s, stolen_end_s) = time.perf_counter() - began_s, cores_s()
+        spin_s = pd.read_csv(Path(folder) / FILE)["spin_s"]
+    columns = np.array(found).T
+    own_s = float(columns[1:].sum())
+    return Changes(
+        *columns,
+        stolen=(stolen_end_s - stolen_s) / length_s / (os.cpu_count() or 1),
+        others=max(used_end_s - used_s - own_s, 0.0) / length_s,
+        spin_us=1e6 * float(spin_s.median()),
+    )
+
+
+def change(browser: Browser, index: int) -> float:
+    """The change of this number: another control each time, to a value that it never had; the seconds it took."""
+    step = index // 4
+    label, text = (
+        (RATE, f"{4 + 0.25 * step:g}"),
+        (K, str(1 + step % 2)),
+        (PROMPT, f"{150 + 2 * step}"),
+        (SEED, str(100 + step)),
+    )[index % 4]
+    return browser.timed_change(label, text)
 
 
 def processor_s(*pids: int) -> float:
@@ -160,9 +187,12 @@ def descendants(pid: int) -> list[int]:
     return [*children, *(each for child in children for each in descendants(child))]
 
 
-def stolen_by_the_host_s() -> float:
-    """Seconds that a hypervisor gave to others while this machine's cores had something to do, over all of them."""
-    return int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8]) * TICK_S
+def cores_s() -> tuple[float, float]:
+    """Seconds over all cores: that processes computed, and that a hypervisor gave to others while some wanted to."""
+    user, nice, system, _, _, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    )
+    return (user + nice + system + irq + softirq) * TICK_S, steal * TICK_S
 
 
 def at_once(browser: Browser, count: int) -> Together:

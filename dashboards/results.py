@@ -6,10 +6,13 @@ session's file is another question.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+from draftcast.dashboards.collector import set_aside
 from draftcast.dashboards.kept import Kept
 from draftcast.dashboards.tiles import PER_GPU, Side
 from draftcast.scenarios.deployment import Deployment
@@ -23,6 +26,8 @@ from draftcast.sim.metrics import summarise
 
 # A run of 2,000 requests and three replications is some megabytes.
 MOST_KEPT = 48
+PATIENCE_S = 0.8
+"""Whoever waits no longer than this needs no word of it: showing one and taking it away draws the page twice."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +62,30 @@ def answer(scenario: Scenario) -> Answer:
     return _answer(scenario)[0]
 
 
-def answers(scenarios: Sequence[Scenario]) -> list[Answer]:
+def answers(
+    scenarios: Sequence[Scenario], waiting: Callable[[], AbstractContextManager[object]] = nullcontext
+) -> list[Answer]:
     """`answer` of each; they are simulated side by side, since the engine runs without Python's lock.
+
+    ``waiting()`` is entered when that takes longer than ``PATIENCE_S``.
 
     Raises:
         InputError: of the first that cannot be run.
     """
     with ThreadPoolExecutor(len(scenarios)) as threads:
-        return list(threads.map(answer, scenarios))
+        asked = [threads.submit(answer, scenario) for scenario in scenarios]
+        if wait(asked, PATIENCE_S).not_done:
+            with waiting():
+                wait(asked)
+        found = [each.result() for each in asked]
+    _set_engine_aside()
+    return found
+
+
+@functools.cache
+def _set_engine_aside() -> None:
+    """The first answer has loaded the compiled engine."""
+    set_aside()
 
 
 def together(first: Scenario, second: Scenario) -> tuple[RunResult, RunResult] | None:

@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
+from draftcast.dashboards.collector import set_aside
 from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.changes import Changes, assignments, changed_keys, command_line, value_text
 from draftcast.scenarios.load import DEFAULT_SCENARIO, embedded_scenarios, load_scenario, to_mapping, with_values
@@ -192,6 +193,8 @@ def session() -> Session:
     if known is None:
         known = st.session_state["session"] = Session(Question(DEFAULT_SCENARIO, opened(DEFAULT_SCENARIO)))
         read_link(known, query)
+        # Sessions that ended go now, and their folders with them.
+        set_aside()
     elif not known.touched and _text(query) != known.written:
         read_link(known, query)
     return known

@@ -37,8 +37,7 @@ def render(session: Session) -> None:
     controls(session)
     scenario = session.question.scenario
     try:
-        with st.spinner("Simulating"):
-            own, others = _answered(session)
+        own, others = _answered(session)
     except InputError as error:
         cannot_run(session, error)
         return
@@ -71,7 +70,7 @@ def _answered(session: Session) -> tuple[Answer, dict[str, Other]]:
         asked[OFF] = without_speculation(scenario)
     if session.baseline is not None:
         asked[BASELINE] = session.baseline.scenario
-    own, *alone = answers([scenario, *asked.values()])
+    own, *alone = answers([scenario, *asked.values()], waiting=lambda: st.spinner("Simulating"))
     found = {}
     for (name, other), answered in zip(asked.items(), alone, strict=True):
         found[name] = Other(answered, together(scenario, other) or (own.run, answered.run))

@@ -5,6 +5,7 @@ Everything that does not depend on the seed is resolved here once, however many 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from draftcast.calibration.hardware import HardwareSpec, load_hardware
@@ -41,6 +42,11 @@ class Deployment:
     settings: EngineSettings
     policy: Policy
     cost: StepCost
+
+    @functools.cached_property
+    def profile_checksum(self) -> str:
+        """The profile's; a deployment is asked for it by every run on it."""
+        return self.profile.checksum()
 
 
 def policy_of(scenario: Scenario) -> Policy:

@@ -38,6 +38,8 @@ def look(*, height: int, legend: bool = True) -> dict[str, Any]:
     """The layout all pictures share: no frame, tight margins, the legend above."""
     return {
         "height": height,
+        # Streamlit gives plotly a copy of each picture it has just drawn; without this the copy would be drawn again.
+        "datarevision": 1,
         "margin": {"l": 8, "r": 8, "t": 44 if legend else 24, "b": 8},
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         "showlegend": legend,
@@ -49,6 +51,10 @@ def look(*, height: int, legend: bool = True) -> dict[str, Any]:
 
 X_AXIS: dict[str, Any] = {"automargin": True}
 Y_AXIS: dict[str, Any] = {"automargin": True, "rangemode": "tozero"}
+# What is drawn while a key is pressed knows its margins: plotly finds them by drawing the picture twice.
+KNOWN_X: dict[str, Any] = {"automargin": False, "ticklabeloverflow": "allow"}
+KNOWN_Y: dict[str, Any] = KNOWN_X | {"rangemode": "tozero"}
+MARGIN = {"l": 64, "r": 16, "b": 48}
 
 
 def styled(figure: Any, *, height: int, legend: bool = True) -> Any:
@@ -99,7 +105,6 @@ def latency_figure(
                     "x": (np.quantile(values, shares) * scale).round(6) if values.size else [],
                     "y": 100 * shares,
                     "xaxis": f"x{panel}",
-                    "yaxis": f"y{panel}",
                     "mode": "lines",
                     "line": {"color": colours[name], "width": 2.2},
                     "name": name,
@@ -109,6 +114,8 @@ def latency_figure(
                 }
             )
     layout = look(height=300)
+    layout["margin"] |= MARGIN
+    layout["yaxis"] = KNOWN_Y | {"title": {"text": "requests, %"}}
     limits = []
     for index, (latency, title, scale) in enumerate(LATENCIES):
         panel = str(index + 1) if index else ""
@@ -116,25 +123,12 @@ def latency_figure(
         top = 1.05 * longest[latency] or 1
         left = index * (1 + GAP) / len(LATENCIES)
         domain = [left, left + (1 + GAP) / len(LATENCIES) - GAP]
-        layout[f"xaxis{panel}"] = X_AXIS | {
-            "anchor": f"y{panel}", "domain": domain, "title": {"text": title}, "range": [0, top]
-        }  # fmt: skip
-        layout[f"yaxis{panel}"] = Y_AXIS | {"anchor": f"x{panel}"}
-        layout[f"yaxis{panel}"] |= {"matches": "y", "showticklabels": False} if index else {}
+        layout[f"xaxis{panel}"] = KNOWN_X | {"domain": domain, "title": {"text": title}, "range": [0, top]}
         limit = limits_ms.get(f"{latency}_ms")
         if limit is not None:
             x = limit * scale / 1e3
-            across = {
-                "type": "line",
-                "x0": x,
-                "x1": x,
-                "y0": 0,
-                "y1": 1,
-                "xref": f"x{panel}",
-                "yref": f"y{panel} domain",
-            }
+            across = {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "xref": f"x{panel}", "yref": "y domain"}
             limits.append(across | {"line": {"color": LIMIT, "dash": "dot", "width": 1.5}})
-    layout["yaxis"] |= {"title": {"text": "requests, %"}}
     # One call that checks all of it: adding traces and axes one by one takes ten times as long.
     return go.Figure({"data": traces, "layout": layout | {"shapes": limits}})
 
@@ -151,6 +145,8 @@ def timeline_figure(shown: Timeline) -> Any:
         panels.append(("KV cache", 100 * shown.kv_usage, PARTS["prefill"], "%"))
     rows = len(panels)
     layout = look(height=110 * rows + 40, legend=False)
+    layout["margin"] |= MARGIN
+    layout["xaxis"] = KNOWN_X | {"anchor": f"y{rows}", "title": {"text": "time, s"}}
     traces = []
     for row, (name, values, colour, unit) in enumerate(panels):
         panel = str(row + 1) if row else ""
@@ -159,7 +155,6 @@ def timeline_figure(shown: Timeline) -> Any:
                 "type": "scatter",
                 "x": shown.time_s.round(3),
                 "y": np.asarray(values).round(4),
-                "xaxis": f"x{panel}",
                 "yaxis": f"y{panel}",
                 "mode": "lines",
                 "line": {"color": colour, "width": 1.6},
@@ -169,15 +164,10 @@ def timeline_figure(shown: Timeline) -> Any:
             }
         )
         top = 1 - row * (1 + 2 * GAP) / rows
-        layout[f"yaxis{panel}"] = Y_AXIS | {
-            "anchor": f"x{panel}",
+        layout[f"yaxis{panel}"] = KNOWN_Y | {
             "domain": [max(top - (1 + 2 * GAP) / rows + 2 * GAP, 0), top],
             "title": {"text": f"{name}, %" if unit == "%" else name},
         }
-        last = row == rows - 1
-        layout[f"xaxis{panel}"] = X_AXIS | {"anchor": f"y{panel}", "showticklabels": last}
-        layout[f"xaxis{panel}"] |= {"matches": "x"} if row else {}
-        layout[f"xaxis{panel}"] |= {"title": {"text": "time, s"}} if last else {}
     return go.Figure({"data": traces, "layout": layout})
 
 
@@ -200,7 +190,8 @@ def time_figure(runs: Mapping[str, RunResult]) -> Any:
     ]
     layout = look(height=150 + 44 * len(names))
     layout |= {"barmode": "stack", "legend": layout["legend"] | {"traceorder": "normal"}}
-    layout |= {"xaxis": X_AXIS | {"title": {"text": "seconds of a mean request"}}, "yaxis": Y_AXIS}
+    layout["margin"] |= MARGIN | {"t": 64}
+    layout |= {"xaxis": KNOWN_X | {"title": {"text": "seconds of a mean request"}}, "yaxis": KNOWN_Y}
     return go.Figure({"data": traces, "layout": layout})
 
 

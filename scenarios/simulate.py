@@ -355,7 +355,8 @@ def _result(served: Served, warmup: SharedWarmup, cooldown: int) -> RunResult:
     steady = sum(v.steady for v in verdicts) * 2 > len(verdicts)
     stable_rates = [v.largest_stable_rate_rps for v in verdicts if v.largest_stable_rate_rps is not None]
     memory, settings = deployment.memory, deployment.settings
-    mean_tokens = float(np.mean([(r.requests["prompt_tokens"] + r.requests["output_tokens"]).mean() for r in done]))
+    lengths = [[r.requests[name].to_numpy() for name in ("prompt_tokens", "output_tokens")] for r in done]
+    mean_tokens = float(np.mean([(prompt + output).mean() for prompt, output in lengths]))
     summary: dict[str, Any] = {
         "figures": summarise(figures, scenario.statistics.confidence),
         "stability": {
@@ -391,7 +392,7 @@ def _result(served: Served, warmup: SharedWarmup, cooldown: int) -> RunResult:
         summary=summary,
         requests=served.requests,
         steps=_stack([r.steps for r in done if r.steps is not None]) if done[0].steps is not None else None,
-        manifest=make_manifest(scenario, deployment.profile.checksum()),
+        manifest=make_manifest(scenario, deployment.profile_checksum),
         unstable=unstable,
         slo_met=slo_met,
         replications=figures,

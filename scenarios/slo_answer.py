@@ -7,7 +7,6 @@ mend. That run is the scenario's own requests, far apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -159,9 +158,9 @@ def _latencies_ms(run: RunResult, class_name: str) -> dict[str, NDArray[np.float
 
 def measured_requests(run: RunResult) -> pd.DataFrame:
     """Rows of the requests that arrive after each replication's warm-up."""
-    cuts: Sequence[int] = run.summary["warmup_requests"]
-    cut = run.requests["replication"].map(dict(enumerate(cuts)))
-    return run.requests[run.requests["request"] >= cut]
+    cuts = np.array(run.summary["warmup_requests"])
+    kept: NDArray[np.bool_] = run.requests["request"].to_numpy() >= cuts[run.requests["replication"].to_numpy()]
+    return run.requests[kept]
 
 
 def _share(value: float) -> str:

@@ -277,7 +277,10 @@ def _per_position(requests: pd.DataFrame, accepted: IntArray | None, kept: slice
 def _by_class(
     requests: pd.DataFrame, c: RequestColumns, kept: slice, good: BoolArray | None, steady: bool
 ) -> dict[str, dict[str, float]]:
-    codes, names = pd.factorize(requests["class"], sort=True)
+    classes = requests["class"]
+    if isinstance(classes.dtype, pd.CategoricalDtype) and len(classes.dtype.categories) < 2:
+        return {}
+    codes, names = pd.factorize(classes, sort=True)
     if len(names) < 2:
         return {}
     measured = np.zeros(len(requests), dtype=np.bool_)

@@ -23,7 +23,7 @@ from draftcast.sim.acceptance import (
     compile_acceptance,
     proposed_drafts,
 )
-from draftcast.sim.borrowed import borrowed, put
+from draftcast.sim.borrowed import Held, borrowed, put
 
 N = 20
 MODELS: list[AcceptanceModel] = [
@@ -130,3 +130,16 @@ def test_borrowed_reads_and_writes_the_caller_s_arrays() -> None:
     assert _double(arrays, 4) == N
     assert arrays.state[4] == 42
     assert borrowed(arrays) is arrays
+
+
+@njit
+def _second_key(record: AcceptanceArrays) -> int:
+    return int(borrowed(record).keys[1])
+
+
+def test_a_held_bundle_is_read_as_its_own_arrays_are() -> None:
+    """Types of bundles are kept by layout: another width of one array is another type."""
+    arrays = compiled(Constant(0.5), 0)
+    for kind in (np.uint64, np.uint32, np.uint64):
+        held = Held(arrays._replace(keys=np.array([7, 9], kind)))
+        assert held.bind(_second_key)() == 9

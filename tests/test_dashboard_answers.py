@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
+from draftcast.dashboards import results
+from draftcast.dashboards.collector import set_aside
 from draftcast.dashboards.kept import Kept
 from draftcast.dashboards.results import answers, side_of
 from draftcast.errors import InputError
@@ -57,3 +63,36 @@ def test_answers_made_side_by_side_are_those_of_simulate() -> None:
         assert found.run.requests.equals(alone.requests)
         side = side_of(scenario, found.run)
         assert side.figures["tokens_per_s_per_gpu"] == alone.summary["figures"]["output_throughput"]
+
+
+def test_only_who_waits_longer_than_usual_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        told.append("Simulating")
+        yield
+
+    for patience_s, seed in ((0.0, 71), (600.0, 72)):
+        monkeypatch.setattr(results, "PATIENCE_S", patience_s)
+        answers([load_scenario(overrides=[*SMALL, f"statistics.seed={seed}"])], waiting)
+        assert told == ["Simulating"]
+
+
+class Link:
+    """Something that is part of a cycle."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+def test_what_was_set_aside_is_spared_by_collections_and_goes_with_the_next_call() -> None:
+    link = Link()
+    alive = weakref.ref(link)
+    set_aside()
+    assert gc.get_freeze_count() > 100_000
+    del link
+    gc.collect()
+    assert alive() is not None
+    set_aside()
+    assert alive() is None

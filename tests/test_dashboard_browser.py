@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,9 @@ import pandas as pd
 import pytest
 from bench_results import bench_file
 from browser import Browser, Server, missing
+from typer.testing import CliRunner
 
+from draftcast.scenarios import cli
 from draftcast.scenarios.load import load_scenario, scenario_hash
 from draftcast.scenarios.simulate import simulate
 
@@ -55,7 +55,7 @@ def asked(page: Browser) -> dict[str, Any]:
     """What ``draftcast simulate --json`` gives for the command that the page shows."""
     command = shlex.split(page.find("[data-testid=stCode] code").text.replace("\n", " "))
     assert command[:2] == ["draftcast", "simulate"]
-    done = subprocess.run([sys.executable, "-m", *command, "--json"], capture_output=True, text=True, check=False)
+    done = CliRunner().invoke(cli.app, [*command[1:], "--json"])
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
