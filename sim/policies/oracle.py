@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from draftcast.sim.engine import decide as rules
 from draftcast.sim.engine.state import PolicyArrays
 from draftcast.sim.policies.base import Policy, arrays
@@ -32,4 +30,5 @@ class Oracle(Policy):
     name: ClassVar[str] = "oracle"
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
-        return arrays(rules.KIND_ORACLE, state=np.zeros(k + 1), rows=max_num_seqs * (1 + k))
+        rows = max_num_seqs * (1 + k)
+        return arrays(rules.KIND_ORACLE, scratch=rows + 1, order=k + 1, rows=rows)

@@ -42,6 +42,13 @@ def decide_adaptive_verification(ref: Engine, slot: int) -> None:
         elif early_stop:
             break
     entries = s.entries[slot]
-    for at in range(first, first + taken):
-        entries[order[request_of(order[at])]].next_drafts += 1
+    left = n * most - taken
+    if left < taken:  # mostly all: less work to take the others away
+        for i in range(n):
+            entries[order[i]].next_drafts = most
+        for at in range(first + taken, first + taken + left):
+            entries[order[request_of(order[at])]].next_drafts -= 1
+    else:
+        for at in range(first, first + taken):
+            entries[order[request_of(order[at])]].next_drafts += 1
     settle(ref, slot, n, most)

@@ -34,5 +34,6 @@ def decide_confidence(ref: Engine, slot: int) -> None:
                 break
             before = after
         x = entries[s.policy.order[i]]
-        x.next_drafts = levels * k // max(most, 1)
-        x.drafted = x.next_drafts
+        drafts = levels if k == most else levels * k // max(most, 1)  # a tree's levels hold several
+        x.next_drafts = drafts
+        x.drafted = drafts

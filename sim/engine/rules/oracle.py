@@ -15,17 +15,23 @@ def decide_oracle(ref: Engine, slot: int) -> None:
     """Fill ``next_drafts`` and ``drafted``: see ``draftcast.sim.policies.Oracle`` for the rule.
 
     First by numbers: for every number of draft passes, how many levels in all are worth their rows. Then by request.
-    ``policy.state[j]`` counts requests with at least j useful levels.
+    ``policy.order[j]`` counts requests with at least j useful levels; ``policy.scratch[rows]`` is the least of
+    ``policy.row_s`` from there on.
     """
     s = borrowed(ref)
-    fill_row_seconds(ref)
     row_s = s.policy.row_s
-    at_least = s.policy.state
+    least_s = s.policy.scratch
+    at_least = s.policy.order
+    if row_s[0] != row_s[0]:
+        fill_row_seconds(ref)
+        least_s[-1] = row_s[-1]
+        for rows in range(row_s.size - 2, -1, -1):
+            least_s[rows] = min(row_s[rows], least_s[rows + 1])
     k = s.config[0].k
     most = draft_levels(ref, k)
     nodes = k / max(most, 1)  # rows of a level; a tree's last one may be cut
     for level in range(most + 1):
-        at_least[level] = 0.0
+        at_least[level] = 0
     seqs = 0
     context = 0.0
     entries = s.entries[slot]
@@ -41,7 +47,7 @@ def decide_oracle(ref: Engine, slot: int) -> None:
         x.next_drafts = min(accepted_drafts(s.acceptance, x.request, r.future, levels), left - 1)
         seqs += 1
         context += x.computed + x.tokens
-        at_least[x.next_drafts] += 1.0
+        at_least[x.next_drafts] += 1
     for level in range(most - 1, -1, -1):
         at_least[level] += at_least[level + 1]
 
@@ -49,8 +55,8 @@ def decide_oracle(ref: Engine, slot: int) -> None:
     best_passes = best_levels = 0
     useful = 0
     for passes in range(most + 1 if seqs > 0 else 0):
-        useful += int(at_least[passes]) if passes > 0 else 0
-        drafting = int(at_least[1]) if passes > 0 else 0
+        useful += at_least[passes] if passes > 0 else 0
+        drafting = at_least[1] if passes > 0 else 0
         rows = int(useful * nodes)
         device_s = device_seconds(ref, seqs, rows, drafting, rows, passes, context)
         host = host_terms(ref)
@@ -63,11 +69,20 @@ def decide_oracle(ref: Engine, slot: int) -> None:
         rest_s = device_s - row_s[seqs + rows]
         found = -1
         found_tokens, found_s = best_tokens, best_s
-        for levels in range(seqs * passes + 1):
-            seconds = with_host(rest_s + row_s[seqs + int(levels * nodes)], host)
+        # The first number whose tokens win if its rows take as little time as any; those before it never do.
+        least = with_host(rest_s + least_s[seqs], host)
+        levels = max(int(found_tokens * least / found_s) - seqs, 0) if found_s > 0.0 else 0
+        while levels <= seqs * passes:
+            at = seqs + int(levels * nodes)
+            # Beyond the useful ones tokens grow no more: not worth a look unless less time is still to come.
+            least = with_host(rest_s + least_s[at], host)
+            if levels > useful and (seqs + useful) * found_s <= found_tokens * least:
+                break
+            seconds = with_host(rest_s + row_s[at], host)
             tokens = float(seqs + min(levels, useful))
             if tokens * found_s > found_tokens * seconds and levels != useful:
                 found, found_tokens, found_s = levels, tokens, seconds
+            levels += 1
         if found >= 0:
             drafting = min(max(drafting, -(-found // max(passes, 1))), found)
             rows = int(found * nodes)
@@ -99,5 +114,8 @@ def _hand_out(ref: Engine, slot: int, passes: int, levels: int, most: int) -> No
         if x.next_drafts >= 0:
             added = min(passes - own, missing)
             missing -= added
-        x.next_drafts = (own - taken + added) * k // max(most, 1)
-        x.drafted = x.next_drafts
+        given_here = own - taken + added
+        if k != most:  # a tree's levels hold several drafts
+            given_here = given_here * k // max(most, 1)
+        x.next_drafts = given_here
+        x.drafted = given_here
