@@ -1,7 +1,8 @@
 """How long `draftcast cutover` takes on the demo scenario, and how often its interval holds a crossing that is known.
 
-    python benchmarks/cutover.py [--coverage 100] [--shortfall]
+    python benchmarks/cutover.py [--axes] [--coverage 100] [--shortfall]
 
+``--axes``: every ``--over`` with every ``--metric``, the answer and its CPU seconds; the bar is ten on one core.
 ``--coverage``: so many seeds look for the crossing that a formula gives, see ``tests/closed_form_crossing.py``.
 ``--shortfall``: by how much short runs close to the capacity fall short of long ones, beside the bound of
 `draftcast.sim.stability.shortfall`.
@@ -22,13 +23,19 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from closed_form_crossing import closed_form, easy
 
-from draftcast.scenarios.cutover import cutover
+from draftcast.scenarios.cutover import CUTOVER_METRICS, cutover
 from draftcast.scenarios.cutover_answer import Cutover
+from draftcast.scenarios.cutover_axis import AXES
 from draftcast.scenarios.cutover_report import detail_lines, headline
 from draftcast.scenarios.load import load_scenario, with_rate, with_values, without_speculation
+from draftcast.scenarios.plan import Price
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import simulate
 from draftcast.sim.stability import shortfall
+
+BAR_S = 10.0
+SLO_TPOT_MS = 20.0
+PRICE = Price(2.49, "2026-11-01")
 
 
 def main() -> None:
@@ -36,6 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--coverage", type=int, default=0, metavar="SEEDS")
     parser.add_argument("--shortfall", action="store_true")
+    parser.add_argument("--axes", action="store_true")
     asked = parser.parse_args()
     cutover(load_scenario(), at=[5.0], budget_requests=60_000)  # compiles, or loads what is compiled
     wall, cpu = time.perf_counter(), time.process_time()
@@ -49,11 +57,27 @@ def main() -> None:
         "seconds": round(wall, 2),
         "core_seconds": round(cpu, 2),
     }
+    if asked.axes:
+        result |= every_axis()
     if asked.coverage:
         result |= coverage(asked.coverage)
     if asked.shortfall:
         short_runs()
     print(json.dumps(result))
+
+
+def every_axis() -> dict[str, object]:
+    """CPU seconds of every axis with every metric, and what was answered."""
+    print(f"{'over':<13}{'metric':<14}{'CPU s':>6}{'of bar':>8}  answer")
+    spent: dict[str, float] = {}
+    for over in AXES:
+        for metric in CUTOVER_METRICS:
+            scenario = load_scenario(overrides=[f"slo.tpot_ms={SLO_TPOT_MS}"] if metric == "slo_goodput" else [])
+            cpu = time.process_time()
+            (answer,) = cutover(scenario, over=over, metric=metric, price=PRICE if metric == "cost" else None)
+            cpu = spent[f"{over} {metric}"] = round(time.process_time() - cpu, 2)
+            print(f"{over:<13}{metric:<14}{cpu:>6.1f}{cpu / BAR_S:>8.2f}  {headline(answer)}", flush=True)
+    return {"axes_core_seconds": spent, "slowest_axis_core_seconds": max(spent.values())}
 
 
 def coverage(seeds: int) -> dict[str, object]:

@@ -39,6 +39,7 @@ LEAST_BILLED = 200
 NEAR_CAPACITY = 0.6
 """Utilisation from which the capacity is simulated instead of estimated: the estimate is good to some 20 %."""
 THROUGHPUT_METRICS = ("token_goodput", "cost")
+NO_REQUEST_MEETS = "no request meets the SLO on or off"
 
 State = Literal["steady", "near capacity", "overloaded"]
 Progress = Callable[[float], None]
@@ -229,7 +230,8 @@ class Prober:
         if self.metric.less_is_better:
             # A latency may still grow: with speculation to its harm, without to its favour.
             return Probe(x, without, with_sd, slack_low=slack[0], slack_high=slack[1])
-        return Probe(x, with_sd, without)
+        note = NO_REQUEST_MEETS if self.metric.name == "slo_goodput" and not any(with_sd + without) else ""
+        return Probe(x, with_sd, without, note=note)
 
     def _shortfall(self, side: _Side, figures: dict[str, float], requests: int) -> float:
         if side.rate_rps is None:

@@ -12,6 +12,7 @@ from draftcast.scenarios.cutover_answer import Cutover, Place
 from draftcast.scenarios.cutover_axis import is_closed
 from draftcast.scenarios.cutover_limits import Limits
 from draftcast.scenarios.cutover_map import SpeedupMap
+from draftcast.scenarios.cutover_probe import THROUGHPUT_METRICS
 from draftcast.scenarios.report import show
 from draftcast.sim.crossing import Crossing, Probe
 from draftcast.sim.statistics import Estimate
@@ -39,14 +40,14 @@ def _said(answer: Cutover) -> str:
         return f"cutover {crossing_text(crossing, unit)}: {below} below, {above} above."
     if not answer.probes:
         return "cannot tell: the budget does not allow one look; raise --budget."
-    seen = f"from {number(answer.probes[0].x)} to {number(answer.probes[-1].x)} {unit}"
+    told = [probe.x for probe in answer.probes if not probe.says_nothing]
+    seen = f"from {number(told[0])} to {number(told[-1])} {unit}" if told else ""
     if answer.verdict in ("always pays", "never pays"):
-        reach = f"up to capacity ({seen})" if _reaches_capacity(answer) else seen
         even = [probe.x for probe in answer.probes if probe.is_even(crossing.confidence)]
         where = f"; no difference at {_listed(even)} {unit}" if even else ""
-        return f"{answer.verdict} {reach}{where}."
+        return f"{answer.verdict} {_reach(answer, seen)}{where}{_untold(answer)}."
     if answer.verdict == "no difference":
-        return f"makes no difference {seen} (less than half a per cent)."
+        return f"makes no difference {seen} (less than half a per cent){_untold(answer)}."
     spans = ((answer.surely_pays, "pays"), (answer.surely_costs, "costs"))
     sure = [f"surely {word} {_span(span)} {unit}" for span, word in spans if span is not None]
     if answer.verdict == "more than once":
@@ -73,9 +74,23 @@ def _listed(xs: Sequence[float]) -> str:
     return ", ".join(number(x) for x in xs)
 
 
-def _reaches_capacity(answer: Cutover) -> bool:
-    known = [side.low for side in (answer.capacity_on, answer.capacity_off) if side is not None]
-    return bool(known) and answer.probes[-1].x >= NEARLY * min(known)
+def _reach(answer: Cutover, seen: str) -> str:
+    known = [side for side in (answer.capacity_on, answer.capacity_off) if side is not None]
+    last = answer.probes[-1].x
+    if not known or last < NEARLY * min(side.low for side in known):
+        return seen
+    return f"up to capacity{' and beyond' if last > max(side.high for side in known) else ''} ({seen})"
+
+
+def _untold(answer: Cutover) -> str:
+    """Where neither side is better for a reason that no run can change, as the end of a sentence."""
+    dark = [probe for probe in answer.probes if probe.says_nothing]
+    if not dark:
+        return ""
+    begins = all(probe.says_nothing for probe in answer.probes if probe.x >= dark[0].x)
+    where = f"from {number(dark[0].x)}" if begins else f"at {_listed([probe.x for probe in dark])}"
+    notes = ", ".join(dict.fromkeys(probe.note for probe in dark if probe.note))
+    return f"; nothing to compare {where} {answer.unit}{f' ({notes})' if notes else ''}"
 
 
 def detail_lines(answer: Cutover) -> list[str]:
@@ -83,7 +98,12 @@ def detail_lines(answer: Cutover) -> list[str]:
     lines = []
     if answer.estimate is not None:
         found = "no cutover" if math.isnan(answer.estimate) else f"{number(answer.estimate)} {answer.unit}"
-        lines.append(f"Step-level estimate, without queues or simulation: {found}.")
+        how = "as if all ran to the end together" if answer.over == "batch" else "without queues or simulation"
+        lines.append(f"Step-level estimate, {how}: {found}.")
+    if answer.over == "batch":
+        lines.append("A batch drains: its last requests run almost alone, where speculation pays most.")
+    if answer.metric.name in THROUGHPUT_METRICS and not _is_closed(answer):
+        lines.append("Until one side is saturated both deliver what arrives: there this metric cannot differ.")
     sides = (("with speculation", answer.capacity_on), ("without", answer.capacity_off))
     known = [f"{show(capacity)} req/s {name}" for name, capacity in sides if capacity is not None]
     if known:
@@ -95,7 +115,8 @@ def detail_lines(answer: Cutover) -> list[str]:
     effort = f"{answer.requests:,} requests simulated"
     if answer.verdict == "crosses" and answer.stopped != "narrow enough":
         width = f"{answer.crossing.relative_width:.1%}"
-        lines.append(f"The interval is {width} of the value, wider than asked ({answer.stopped}, {effort}).")
+        why = "wider than asked" if answer.stopped == "no more to learn" else "and was to be narrower or surer"
+        lines.append(f"The interval is {width} of the value, {why} ({answer.stopped}, {effort}).")
     else:
         lines.append(f"{effort}.")
     return lines
@@ -166,9 +187,13 @@ def _plain(values: tuple[float, ...]) -> Estimate:
     return Estimate(float(np.mean(values)), nan, nan, nan, len(values))
 
 
+def _is_closed(answer: Cutover) -> bool:
+    return answer.over in ("concurrency", "batch") or is_closed(answer.scenario)
+
+
 def _compared(answer: Cutover) -> tuple[str, float]:
     """Name with unit and factor of the figures behind the advantage."""
-    closed = answer.over in ("concurrency", "batch") or is_closed(answer.scenario)
+    closed = _is_closed(answer)
     return {
         "e2e": ("E2E s", 1.0),
         "tpot": ("TPOT ms", 1e3),

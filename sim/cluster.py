@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Callable, Generator, Sequence
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,10 @@ class Cluster:
     def run(self) -> None:
         """Run until every request has been served."""
         if self._closed_loop is not None:
-            self._run_closed_loop(self._closed_loop)
+            if len(self.replicas) == 1:
+                self._run_closed_loop_alone(self._closed_loop)
+            else:
+                self._run_closed_loop(self._closed_loop)
         elif self._router.is_static:
             self._run_static()
         else:
@@ -117,6 +121,35 @@ class Cluster:
         return self.replicas[chosen]
 
     # ---- closed loop ----
+
+    def _run_closed_loop_alone(self, loop: ClosedLoop) -> None:
+        """`_run_closed_loop` with one replica: only its own answers come in between, so nobody else need be asked."""
+        n, replica, finish_s = len(self._table), self.replicas[0], self.rows["finish_s"]
+        thoughts: list[float] = loop.think_time_s.draw(self._seed, n).tolist()
+        self.assigned[:] = 0
+        # Next to send: when, and which request; users who send at the same moment go by its number.
+        sends = [(thoughts[request], request) for request in range(min(loop.concurrency, n))]
+        heapify(sends)
+        next_request, finished = len(sends), 0
+        while sends or next_request < n:
+            until_s = sends[0][0] if sends else math.inf
+            if replica.advance(until_s, stop_on_finish=True) != STOP_FINISHED:
+                self._send_due(replica, sends, until_s)
+                continue
+            for request in replica.just_finished.tolist():
+                finished += 1
+                if next_request < n:
+                    heappush(sends, (float(finish_s[request]) + thoughts[next_request], next_request))
+                    next_request += 1
+            self._report(finished / n)
+
+    def _send_due(self, replica: Replica, sends: list[tuple[float, int]], at: float) -> None:
+        """Send every request that is due at ``at``."""
+        due = []
+        while sends and sends[0][0] <= at:
+            due.append(heappop(sends)[1])
+        self.rows["arrival_s"][due] = at
+        replica.submit(due)
 
     def _run_closed_loop(self, loop: ClosedLoop) -> None:
         from scipy.ndimage import minimum_filter1d

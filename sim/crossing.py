@@ -52,6 +52,11 @@ class Probe:
         return len(self.gains) > 1 and math.isfinite(total) and total > 0
 
     @property
+    def says_nothing(self) -> bool:
+        """Whether neither a value nor a sign is known here."""
+        return not self.has_value and not self.sure
+
+    @property
     def indices(self) -> FloatArray:
         """Per replication ``(gain - base) / (mean gain + mean base)``, shape [R].
 

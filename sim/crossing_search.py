@@ -79,9 +79,22 @@ class _Search:
                 if closer is None:
                     return crossing
                 self.probe(closer, self.replications)
+            elif crossing.kind in ("always", "never"):
+                further = self._at_the_edge()
+                if further is None:
+                    return crossing
+                self.probe(further, self.replications)
             elif crossing.kind != "unclear" or not self._repeat():
                 return crossing
         return self.crossing()
+
+    def _at_the_edge(self) -> float | None:
+        """Between what is known and what says nothing, where one side alone may be overloaded; None: close enough."""
+        for p, q in itertools.pairwise(sorted(self.probes)):
+            is_edge = self.probes[p].says_nothing != self.probes[q].says_nothing
+            if is_edge and q - p > max(self.target * q, self.unit):
+                return self.whole((p + q) / 2)
+        return None
 
     def _inside_gap(self, crossing: Crossing) -> float | None:
         """Where to look inside the gap that holds the crossing; None when it is small enough."""

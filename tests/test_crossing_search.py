@@ -84,6 +84,28 @@ def test_no_crossing_is_said(advantage: Callable[[float], float], kind: str) -> 
     assert find(process(4, advantage)).crossing.kind == kind
 
 
+@pytest.mark.parametrize("sure", [0, -1])
+def test_where_nothing_can_be_said_is_closed_in_on(sure: int) -> None:
+    """Both sides are overloaded beyond 22; between 20 and 22 one alone may be, which no look of the grid falls on."""
+
+    def ask(x: float, replications: int, effort: int) -> Probe:
+        if x > 20.0:
+            return Probe(x, sure=sure if x <= 22.0 else 0)
+        return process(2, lambda _: 1.5)(x, replications, effort)
+
+    found = find(ask)
+    known = [probe.x for probe in found.probes if not probe.says_nothing]
+    dark = [probe.x for probe in found.probes if probe.says_nothing]
+    assert max(known) < min(dark)
+    if sure:
+        assert found.crossing.kind == "crosses"
+        assert found.crossing.low <= 20.0 <= found.crossing.high
+        assert found.crossing.relative_width <= 0.05
+    else:
+        assert found.crossing.kind == "always"
+        assert min(dark) - max(known) <= 0.05 * min(dark)
+
+
 def test_what_differs_by_nothing_is_even() -> None:
     assert find(process(4, lambda _: 1.0, noise=1e-4)).crossing.kind == "even"
 

@@ -124,6 +124,12 @@ def test_progress_rises_to_one(tmp_path: Path) -> None:
             "no difference",
             "makes no difference from 2 to 4 req/s",
         ),
+        (
+            ["slo.e2el_ms=450"],
+            {"at": [2, 64], "metric": "slo_goodput", "target": 0.5},
+            "always pays",
+            "64 clients (no request meets the SLO on or off)",
+        ),
         ([], {"at": [4, 40], "budget_requests": 2_000}, "cannot tell", "cannot tell: "),
     ],
 )
