@@ -33,13 +33,14 @@ class Curve:
 
     def at(self, x: FloatArray) -> FloatArray:
         """Log seconds at ``x``, clamped to the measured range."""
-        inside = np.log(np.clip(x, self.x[0], self.x[-1]))
-        if len(self.x) == 1:
-            return np.full(inside.shape, self.log_s[0])
+        inside = np.clip(x, self.x[0], self.x[-1])
+        nodes = np.searchsorted(self.x, inside)
+        if np.array_equal(self.x[nodes], inside):  # so it mostly is for a neighbour's curve: measured at the same rows
+            return self.log_s[nodes]
         # Imported here: scipy.interpolate takes longer to import than a profile to load.
         from scipy.interpolate import PchipInterpolator
 
-        return np.asarray(PchipInterpolator(np.log(self.x), self.log_s)(inside), dtype=np.float64)
+        return np.asarray(PchipInterpolator(np.log(self.x), self.log_s)(np.log(inside)), dtype=np.float64)
 
 
 @dataclass(frozen=True)

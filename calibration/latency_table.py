@@ -30,6 +30,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from draftcast.errors import HardwareError
 
@@ -163,14 +164,39 @@ def read_points(path: Path, operator: str, **wanted: str | int) -> pd.DataFrame:
         HardwareError: unreadable, or not these columns.
     """
     columns = [*SHAPE_FIELDS[operator], "seconds"]
-    filters = [("operator", "==", operator), *((name, "==", value) for name, value in wanted.items())]
     try:
-        table = pq.read_table(path, columns=columns, filters=filters, memory_map=True)
+        with pq.ParquetFile(path, memory_map=True, read_dictionary=list(LABELS)) as file:
+            groups = _groups_of(file.metadata, operator)
+            table = file.read_row_groups(groups, columns=[*dict.fromkeys([*columns, "operator", *wanted])])
+        chosen = np.ones(len(table), dtype=bool)
+        for name, value in {"operator": operator, **wanted}.items():
+            chosen &= _equal(table[name], value)
+        frame: pd.DataFrame = table.select(columns).filter(pa.array(chosen)).to_pandas()
     except (OSError, KeyError, pa.ArrowException) as error:
         first = str(error).splitlines()[0]
         raise HardwareError(f"is not a readable latency table: {first}", file=str(path)) from None
-    frame: pd.DataFrame = table.to_pandas()
     return frame
+
+
+def _equal(column: pa.ChunkedArray, value: str | int) -> NDArray[np.bool_]:
+    """Where a column has a value; of labels the codes are compared, not the words."""
+    if not pa.types.is_dictionary(column.type):
+        return np.asarray(column.to_numpy() == value)
+    parts = [part.indices.to_numpy() == part.dictionary.index(value).as_py() for part in column.chunks]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=bool)
+
+
+def _groups_of(metadata: pq.FileMetaData, operator: str) -> list[int]:
+    """Row groups that can hold points of ``operator``, by the file's statistics; a file of ours has one each."""
+    if "operator" not in metadata.schema.names:
+        raise KeyError("operator")
+    column = metadata.schema.names.index("operator")
+    groups = []
+    for index in range(metadata.num_row_groups):
+        bounds = metadata.row_group(index).column(column).statistics
+        if bounds is None or not bounds.has_min_max or bounds.min <= operator <= bounds.max:
+            groups.append(index)
+    return groups
 
 
 def _check(frame: pd.DataFrame, file: str | None) -> None:

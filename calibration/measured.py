@@ -155,17 +155,16 @@ class MeasuredTimes:
     def _grid(
         self, operator: str, dtype: str, kv_dtype: str, own: dict[str, int], seconds: Seconds
     ) -> AttentionGrid | None:
-        rows = read_points(self.table, operator, dtype=dtype, kv_dtype=kv_dtype, **own)
-        if len(rows):
-            return grid_of(operator, rows, seconds, dtype, kv_dtype, own)
-        full = {name: 0 for name in own if name in MAY_BE_ZERO}
-        rows = read_points(self.table, operator, dtype=dtype, kv_dtype=kv_dtype, **full)
+        rows = self._full_attention(operator, dtype, kv_dtype)
         if not len(rows):
             return None
         heads = ["heads", "kv_heads", "head_dim"]
-        distinct = rows[heads].drop_duplicates().to_numpy()
+        shapes, distinct = rows[heads].to_numpy(), rows[heads].drop_duplicates().to_numpy()
+        same = np.all(shapes == [own[name] for name in heads], axis=1)
+        if same.any():
+            return grid_of(operator, rows[same], seconds, dtype, kv_dtype, own)
         nearest = distinct[int(np.argmin(_distance(distinct, *(own[name] for name in heads))))]
-        rows = rows[np.all(rows[heads].to_numpy() == nearest, axis=1)]
+        rows = rows[np.all(shapes == nearest, axis=1)]
         near = {**own, **dict(zip(heads, (int(value) for value in nearest), strict=True))}
         grid = grid_of(operator, rows, seconds, dtype, kv_dtype, near)
         mesh = np.meshgrid(*grid.axes, indexing="ij")
@@ -174,6 +173,15 @@ class MeasuredTimes:
             np.log(seconds(work({**grid_shape(operator, *mesh), **shape}, dtype, kv_dtype))) for shape in (own, near)
         )
         return AttentionGrid(grid.axes, grid.log_s + wanted - known, np.zeros_like(grid.measured))
+
+    def _full_attention(self, operator: str, dtype: str, kv_dtype: str) -> pd.DataFrame:
+        """Points of every head shape, without window or tree; the target and its draft read them once."""
+        wanted = (operator, dtype, kv_dtype)
+        if wanted not in self._cache:
+            full = {name: 0 for name in attention_group(operator) if name in MAY_BE_ZERO}
+            self._cache[wanted] = read_points(self.table, operator, dtype=dtype, kv_dtype=kv_dtype, **full)
+        found: pd.DataFrame = self._cache[wanted]
+        return found
 
 
 def _measured_dtype(dtype: str) -> str:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from draftcast.calibration.hardware import load_hardware
 from draftcast.calibration.held_out import held_out
-from draftcast.calibration.latency_table import SHAPE_FIELDS, LatencyTable
+from draftcast.calibration.latency_table import SHAPE_FIELDS, LatencyTable, read_points
 from draftcast.calibration.origin import Origin
 from draftcast.calibration.profile import AffineProfile, RooflineProfile, load_profile
 from draftcast.calibration.profile_folder import FIT, MANIFEST, TABLE, write_manifest
@@ -332,6 +332,23 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     LatencyTable.from_frame(frame.sample(frac=1.0, random_state=2)).write(tmp_path / "b")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert LatencyTable.read(tmp_path / "a").frame["seconds"].sum() == pytest.approx(frame["seconds"].sum())
+
+
+def test_points_are_read_alike_from_row_groups_in_order_and_from_one_that_mixes(folder: Path, tmp_path: Path) -> None:
+    whole = LatencyTable.read(folder / TABLE).frame
+    mixed = tmp_path / "mixed.parquet"
+    whole.sample(frac=1.0, random_state=3).to_parquet(mixed, index=False)
+    assert whole["operator"].nunique() > 1
+    for operator, rows in whole.groupby("operator"):
+        some = rows.iloc[len(rows) // 2]
+        shape = SHAPE_FIELDS[str(operator)][0]
+        wanted = {"dtype": str(some["dtype"]), shape: int(some[shape])}
+        chosen = rows[(rows["dtype"] == wanted["dtype"]) & (rows[shape] == wanted[shape])]
+        for path in (folder / TABLE, mixed):
+            found = read_points(path, str(operator), **wanted)
+            assert list(found) == [*SHAPE_FIELDS[str(operator)], "seconds"]
+            assert sorted(found.itertuples(index=False)) == sorted(chosen[list(found)].itertuples(index=False))
+        assert len(read_points(folder / TABLE, str(operator), dtype="fp4x")) == 0
 
 
 def test_origins_say_what_was_measured(folder: Path) -> None:

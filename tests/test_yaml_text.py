@@ -1,0 +1,52 @@
+"""YAML's two parsers: libyaml's for what nests little, PyYAML's own for the rest and for what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import draftcast
+from draftcast.calibration import yaml_text
+from draftcast.calibration.yaml_text import parse_yaml
+from draftcast.errors import InputError
+
+ROOMS = Path(draftcast.__file__).parent
+BUNDLED = sorted(path for room in ("calibration", "scenarios") for path in (ROOMS / room).rglob("*.yaml"))
+
+
+def without_libyaml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml_text, "_DEEPEST", -1)
+
+
+@pytest.mark.parametrize("path", BUNDLED, ids=lambda path: path.stem)
+def test_both_parsers_read_every_bundled_file_alike(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = parse_yaml(path.read_text(), "f")
+    without_libyaml(monkeypatch)
+    assert parse_yaml(path.read_text(), "f") == fast
+    assert fast
+
+
+@pytest.mark.parametrize(
+    "text", ["a: [1, 2", "a: 1\na: 2", "a: !!python/object:os.system x", "1: 2", "a:\n\t- b", "a: *gone", "a: \x00"]
+)
+def test_what_is_wrong_reads_the_same_from_both(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError) as fast:
+        parse_yaml(text, "f")
+    without_libyaml(monkeypatch)
+    with pytest.raises(InputError) as slow:
+        parse_yaml(text, "f")
+    assert str(fast.value) == str(slow.value)
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? ", "[{a: "])
+def test_a_text_that_nests_very_deep_is_refused(opening: str) -> None:
+    """libyaml would end the whole process here, a user's session with it."""
+    with pytest.raises(InputError, match="not valid YAML"):
+        parse_yaml(opening * 100_000, "f")
+
+
+def test_indentation_alone_nests_too() -> None:
+    deep = "".join(" " * level + "a:\n" for level in range(1_200))
+    with pytest.raises(InputError, match="not valid YAML"):
+        parse_yaml(deep, "f")
