@@ -160,9 +160,15 @@ def test_powers_are_found_and_bounded() -> None:
     deviations = random.normal(0.0, 0.1, (500, 2))
     weights = random.uniform(0.5, 2.0, 500)
     truth = np.array([0.7, 0.2])
-    assert exponents(deviations, deviations @ truth, weights) == pytest.approx(truth)
-    assert exponents(deviations, deviations @ np.array([3.0, -1.0]), weights) == pytest.approx([1.5, 0.0], abs=0.05)
-    assert exponents(np.zeros((500, 1)), deviations[:, 0], weights) == pytest.approx([0.0])
+    whole = np.ones((500, 1))
+    assert exponents(deviations, deviations @ truth, weights, whole) == pytest.approx(truth)
+    steep = deviations @ np.array([3.0, -1.0])
+    assert exponents(deviations, steep, weights, whole) == pytest.approx([1.5, 0.0], abs=0.05)
+    assert exponents(np.zeros((500, 1)), deviations[:, 0], weights, whole) == pytest.approx([0.0])
+    # A coefficient whose part is large where the machine was slow has taken half of that for its own.
+    part = np.clip(0.5 + 2.0 * deviations[:, :1], 0.0, 1.0)
+    taken = deviations @ truth - 0.7 * (part[:, 0] - 0.5) / 4.0
+    assert exponents(deviations, taken, weights, np.hstack([part, 1.0 - part])) == pytest.approx(truth)
 
 
 def test_a_step_s_time_goes_with_the_cores_by_the_power_it_has(runs: list[LiveRun]) -> None:

@@ -161,19 +161,26 @@ def factors(response: Mapping[str, CoreResponse], logs: Mapping[str, FloatArray]
     return np.asarray(np.exp(total), dtype=np.float64)
 
 
-def exponents(deviations: FloatArray, residuals: FloatArray, weights: FloatArray) -> FloatArray:
+def exponents(deviations: FloatArray, residuals: FloatArray, weights: FloatArray, shares: FloatArray) -> FloatArray:
     """Powers, 0 to 1.5, by which times go with the probe's readings: weighted least squares; 0 where they hardly vary.
+
+    Found together with small changes of the coefficients the times were fitted with (Frisch and Waugh, Econometrica
+    1(4), 1933): one after the other, what a coefficient has taken for its own is never given back to a power.
 
     Args:
         deviations: logarithms of the readings beside the reference's, shape (points, groups).
-        residuals: logarithms of measured over fitted seconds, shape (points,).
+        residuals: logarithms of measured over fitted seconds, these at the reference, shape (points,).
         weights: of the points, shape (points,).
+        shares: of the fitted seconds that each coefficient makes, shape (points, coefficients).
     """
     found = np.zeros(deviations.shape[1])
     varied = deviations.std(axis=0) >= _LEAST_SPREAD
     if varied.any():
-        root = np.sqrt(weights)
-        found[varied] = nnls(deviations[:, varied] * root[:, None], residuals * root)[0]
+        root = np.sqrt(weights)[:, None]
+        basis = np.linalg.qr(root * shares)[0]
+        alone, left = (root * values for values in (deviations[:, varied], residuals[:, None]))
+        alone, left = alone - basis @ (basis.T @ alone), left - basis @ (basis.T @ left)
+        found[varied] = nnls(alone, left[:, 0])[0]
     return np.minimum(found, _MOST)
 
 

@@ -244,8 +244,9 @@ class _Data:
         fit = robust_fit(x, seconds / np.exp(deviations @ powers), steps)
         for _ in range((_SPEED_ROUNDS if start is None else 1) if len(powers) else 0):
             kept = ~fit.outliers
-            residuals = np.log(seconds[kept] / (x[kept] @ fit.coefficients))
-            powers = exponents(deviations[kept], residuals, steps[kept])
+            fitted = x[kept] @ fit.coefficients
+            shares = (x[kept] * fit.coefficients)[:, fit.coefficients > 0.0] / fitted[:, None]
+            powers = exponents(deviations[kept], np.log(seconds[kept] / fitted), steps[kept], shares)
             fit = robust_fit(x, seconds / np.exp(deviations @ powers), steps, start=fit)
         return fit, powers
 
