@@ -22,17 +22,14 @@ from draftcast.scenarios.validate.sweep_summary import (
     step_rows,
 )
 
-REPORT = Path(__file__).parents[1] / "docs" / "validation" / "cpu-2-cores" / "sweep-validation.json"
+REPORTS = {path.parent.name: path for path in Path(__file__).parents[1].glob("docs/validation/*/sweep-validation.json")}
+REPORT = REPORTS["cpu-2-cores"]
 
 
-def report() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(REPORT.read_text())
-    return found
-
-
-def test_the_tables_are_those_of_the_report() -> None:
-    found = read_summary(REPORT.read_bytes(), REPORT.name)
-    lines = REPORT.with_suffix(".md").read_text().splitlines()
+@pytest.mark.parametrize("path", REPORTS.values(), ids=REPORTS)
+def test_the_tables_are_those_of_the_report(path: Path) -> None:
+    found, report = read_summary(path.read_bytes(), path.name), json.loads(path.read_text())
+    lines = path.with_suffix(".md").read_text().splitlines()
     for table in (
         bar_rows(found.verdicts),
         cutover_rows(found.cutovers),
@@ -43,16 +40,18 @@ def test_the_tables_are_those_of_the_report() -> None:
         assert len(table) > 1
         for row in table:
             assert f"| {' | '.join(row)} |" in lines
-    of = sum(bar["of"] for bar in report()["verdicts"].values())
-    missed = sum(len(bar["missed"]) for bar in report()["verdicts"].values())
+    of = sum(bar["of"] for bar in report["verdicts"].values())
+    missed = sum(len(bar["missed"]) for bar in report["verdicts"].values())
     assert found.head()[1] == f"Of {of} checks {of - missed} hold and {missed} miss their bar."
-    assert found.runs == len(report()["cells"])
+    assert found.runs == len(report["cells"])
 
 
-def test_what_ships_is_made_of_the_report_in_docs() -> None:
-    shipped = shipped_summaries()["cpu-2-cores"]
-    assert shipped == read_summary(REPORT.read_bytes(), REPORT.name, shipped.command)
-    assert shipped.command
+def test_every_report_in_docs_ships_and_nothing_else_does() -> None:
+    shipped = shipped_summaries()
+    assert set(shipped) == set(REPORTS)
+    for name, path in REPORTS.items():
+        assert shipped[name] == read_summary(path.read_bytes(), path.name, shipped[name].command)
+        assert shipped[name].command
 
 
 def test_the_command_writes_what_can_be_read(
@@ -70,7 +69,7 @@ def test_the_command_writes_what_can_be_read(
 
 
 def test_a_later_report_is_read_with_the_speed_of_its_machine() -> None:
-    data = report()
+    data = json.loads(REPORT.read_text())
     data["of_a_later_version"] = {"unknown": 1}
     for cell, slowness in zip(data["cells"], [1.25, 0.9, 1.5], strict=False):
         cell["slowness"] = slowness
