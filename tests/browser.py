@@ -299,6 +299,12 @@ class Browser:
         )
         return list(json.loads(self.until(lambda: self.script(code, name), f"the picture {name}")))
 
+    def lines(self, name: str) -> list[str]:
+        """The lines of a picture as they are drawn, each trace's path: a picture may hold new data and show the old."""
+        found = "[...document.querySelectorAll(`.st-key-${arguments[0]} path.js-line`)]"
+        code = f"return {found}.map(line => line.getAttribute('d'))"
+        return list(self.until(lambda: self.script(code, name), f"lines of the picture {name}"))
+
     def query(self) -> str:
         """The address after the question mark."""
         return str(self.script("return location.search")).removeprefix("?")

@@ -64,11 +64,17 @@ def test_k_by_keyboard_updates_tiles_and_data(page: Browser) -> None:
     page.open(query=QUICK)
     assert "interpolated" in page.find("[class*=st-key-badge-] button").text
     before, drawn = page.tiles(), page.plot("latency")
+    lines = {name: page.lines(name) for name in ("latency", "timeline")}
     page.type_into(K, "2")
     assert "num_speculative_tokens=2" in page.query()
     after = page.tiles()
     assert after["p50_tpot_s"] != before["p50_tpot_s"]
     assert page.plot("latency")[0]["x"] != drawn[0]["x"]
+    for name, old in lines.items():
+        new = page.lines(name)
+        assert len(new) == len(old)
+        # What runs without speculation stays: half of the distributions.
+        assert len(set(new) - set(old)) >= (len(old) / 2 if name == "latency" else len(old)), name
     figures = asked(page)["figures"]
     shown = {name: value for name, value in after.items() if name in figures and value is not None}
     assert len(shown) >= 10
