@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--shortfall", action="store_true")
     parser.add_argument("--axes", action="store_true")
     asked = parser.parse_args()
-    cutover(load_scenario(), at=[5.0], budget_requests=60_000)  # compiles, or loads what is compiled
+    cutover(load_scenario())  # compiles, or loads what is compiled
     wall, cpu = time.perf_counter(), time.process_time()
     (answer,) = cutover(load_scenario())
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu

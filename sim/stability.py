@@ -95,11 +95,12 @@ def saturated_rate(arrival_s: FloatArray, first_scheduled_s: FloatArray, finish_
 def shortfall(num_requests: float, in_system: float, utilisation: float) -> float:
     """By how much the mean latency of a run that began empty may fall short of the steady state, as a share of it.
 
-    An upper bound, ``1.5 L / n + 1 / (n (1 - rho)^2)``: the batch must fill and turn over, and a queue close to its
-    capacity forgets its beginning in a time that grows as the inverse square of what is left of the capacity (heavy
-    traffic). The factors bound what was measured on the bundled chat scenario at rho 0.9 to 0.983 and 1,000 to 24,000
-    requests, with and without speculation, against runs of 400,000 (`benchmarks/cutover.py` repeats it). Infinite at
-    the capacity.
+    ``1.5 L / n + 1 / (n (1 - rho)^2)``: the batch must fill and turn over, and a queue close to its capacity forgets
+    its beginning in a time that grows as the inverse square of what is left of the capacity (heavy traffic). The
+    factors are fitted to the bundled chat scenario, 1,000 to 24,000 requests against runs of 400,000, with and without
+    speculation. From 6,000 requests on it is a bound at rho 0.9; at 0.95 runs fell short by up to 1.35 times as much,
+    at 0.983 by more, where rho itself is known to a per cent only (`benchmarks/cutover.py --shortfall`;
+    docs/cutover.md). Infinite at the capacity.
 
     Args:
         num_requests: n, of the run.
