@@ -4,7 +4,7 @@
 
 ``--axes``: every ``--over`` with every ``--metric``, the answer and its CPU seconds; the bar is ten on one core.
 ``--coverage``: so many seeds look for the crossing that a formula gives, see ``tests/closed_form_crossing.py``.
-``--shortfall``: by how much short runs close to the capacity fall short of long ones, beside the bound of
+``--shortfall``: by how much short runs close to the capacity fall short of long ones, beside the formula of
 `draftcast.sim.stability.shortfall`.
 """
 

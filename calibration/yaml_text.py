@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The same rules over libyaml's parser, six times as fast; PyYAML's own where it was built without."""
+    """The same rules over libyaml's parser, which is much faster; PyYAML's own where it was built without."""
 
 
 class _Dumper(yaml.SafeDumper):
