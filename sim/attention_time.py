@@ -44,6 +44,8 @@ A_GRID = 10  # where the kind's grid starts in StepCost.attention_grids, -1: non
 A_PREFILL = 11  # 1: the grid's axes are prefill's
 N_COLUMNS = 12
 
+NEAR = 1e-9
+"""Logs that differ by less are one node."""
 EXTRAPOLATED = int(Origin.EXTRAPOLATED)
 INTERPOLATED = int(Origin.INTERPOLATED)
 
@@ -60,19 +62,38 @@ def flat_grid(grid: AttentionGrid, layers: int) -> FloatArray:
     )
 
 
-@njit(cache=True, error_model="numpy")
-def _spot(grids: FloatArray, start: int, size: int, log_value: float) -> tuple[int, float, bool]:
-    """Lower node, share towards the next, and whether ``log_value`` lies on the axis."""
-    # The axes and the values take their logs apart, so a node may miss itself by an ulp.
-    if log_value <= grids[start]:
-        return 0, 0.0, log_value > grids[start] - 1e-9
+@njit(cache=True, error_model="numpy", forceinline=True)
+def log_sizes(grids: FloatArray, kv: float, rows: float, seqs: float) -> tuple[float, float, float]:
+    """Logs of a batch's sums, as `attention_seconds` takes them; zeros where no kind has a grid to look them up in.
+
+    Logs take a third of a step's time, and several kinds of layers attend over the same batch.
+    """
+    if grids.size == 0:
+        return 0.0, 0.0, 0.0
+    return math.log(kv), math.log(rows), math.log(max(seqs, 1.0))
+
+
+@njit(cache=True, error_model="numpy", forceinline=True)
+def _spot(grids: FloatArray, start: int, size: int, log_value: float) -> tuple[int, int, float, bool]:
+    """Lower and upper node, share towards the upper, and whether ``log_value`` lies on the axis."""
+    # Differences of logs may miss a node by some ulps: within NEAR of it they are taken for the node.
+    if log_value <= grids[start] + NEAR:
+        return 0, 0, 0.0, log_value > grids[start] - NEAR
     last = start + size - 1
-    if log_value >= grids[last]:
-        return size - 1, 0.0, log_value < grids[last] + 1e-9
+    if log_value >= grids[last] - NEAR:
+        return size - 1, size - 1, 0.0, log_value < grids[last] + NEAR
     i = start
-    while grids[i + 1] <= log_value:
+    while grids[i + 1] <= log_value + NEAR:
         i += 1
-    return i - start, (log_value - grids[i]) / (grids[i + 1] - grids[i]), True
+    above = log_value - grids[i]
+    if above <= NEAR:
+        return i - start, i - start, 0.0, True
+    return i - start, i + 1 - start, above / (grids[i + 1] - grids[i]), True
+
+
+@njit(cache=True, error_model="numpy", forceinline=True)
+def _between(low: float, up: float, share: float) -> float:
+    return low + share * (up - low)
 
 
 @njit(cache=True, error_model="numpy")
@@ -85,13 +106,18 @@ def _roofline(blocks: FloatArray, b: int, qkv: float, kv: float, rows: float) ->
 
 @njit(cache=True, error_model="numpy")
 def _grid_seconds(
-    blocks: FloatArray, grids: FloatArray, b: int, qkv: float, kv: float, rows: float, seqs: float
+    blocks: FloatArray,
+    grids: FloatArray,
+    b: int,
+    qkv: float,
+    kv: float,
+    rows: float,
+    seqs: float,
+    logs: tuple[float, float, float],
 ) -> tuple[float, bool]:
     """Seconds from the kind's grid and whether they lie between measured nodes."""
     prefill = blocks[b, A_PREFILL] > 0.0
-    seqs = max(seqs, 1.0)
-    x = kv / rows if prefill else rows / seqs
-    z = rows / seqs if prefill else kv / seqs
+    log_kv, log_rows, log_seqs = logs
     at = int(blocks[b, A_GRID])
     nx = int(grids[at])
     ny = int(grids[at + 1])
@@ -101,23 +127,33 @@ def _grid_seconds(
     axis_z = axis_y + ny
     nodes = axis_z + nz
     flags = nodes + nx * ny * nz
-    i, share_x, on_x = _spot(grids, axis_x, nx, math.log(x))
-    j, share_y, on_y = _spot(grids, axis_y, ny, math.log(seqs))
-    k, share_z, on_z = _spot(grids, axis_z, nz, math.log(z))
+    i, i_up, share_x, on_x = _spot(grids, axis_x, nx, log_kv - log_rows if prefill else log_rows - log_seqs)
+    j, j_up, share_y, on_y = _spot(grids, axis_y, ny, log_seqs)
+    k, k_up, share_z, on_z = _spot(grids, axis_z, nz, log_rows - log_seqs if prefill else log_kv - log_seqs)
+    low_low, low_up = (i * ny + j) * nz, (i * ny + j_up) * nz
+    up_low, up_up = (i_up * ny + j) * nz, (i_up * ny + j_up) * nz
+    low = _between(
+        _between(grids[nodes + low_low + k], grids[nodes + low_low + k_up], share_z),
+        _between(grids[nodes + low_up + k], grids[nodes + low_up + k_up], share_z),
+        share_y,
+    )
+    up = _between(
+        _between(grids[nodes + up_low + k], grids[nodes + up_low + k_up], share_z),
+        _between(grids[nodes + up_up + k], grids[nodes + up_up + k_up], share_z),
+        share_y,
+    )
+    total = _between(low, up, share_x)
     inside = on_x and on_y and on_z
-    measured = inside
-    total = 0.0
-    for di in range(2 if share_x > 0.0 else 1):
-        wx = share_x if di == 1 else 1.0 - share_x
-        for dj in range(2 if share_y > 0.0 else 1):
-            wy = wx * (share_y if dj == 1 else 1.0 - share_y)
-            for dk in range(2 if share_z > 0.0 else 1):
-                w = wy * (share_z if dk == 1 else 1.0 - share_z)
-                node = ((i + di) * ny + j + dj) * nz + k + dk
-                total += w * grids[nodes + node]
-                measured = measured and grids[flags + node] > 0.0
+    known = grids[flags + low_low + k] * grids[flags + low_low + k_up]
+    known *= grids[flags + low_up + k] * grids[flags + low_up + k_up]
+    known *= grids[flags + up_low + k] * grids[flags + up_low + k_up]
+    known *= grids[flags + up_up + k] * grids[flags + up_up + k_up]
+    measured = inside and known > 0.0
     seconds = math.exp(total)
     if not inside or prefill:
+        seqs = max(seqs, 1.0)
+        x = kv / rows if prefill else rows / seqs
+        z = rows / seqs if prefill else kv / seqs
         # Off an axis, the nearest node is where the grid was read.
         if not on_x:
             x = math.exp(grids[axis_x + i])
@@ -142,6 +178,7 @@ def attention_seconds(
     kv: float,
     rows: float,
     seqs: float,
+    logs: tuple[float, float, float],
     origins: FloatArray,
     first: int,
     times: float,
@@ -154,6 +191,7 @@ def attention_seconds(
         qkv: (query, context token) pairs over the batch.
         kv: context tokens over the batch, new ones included.
         rows, seqs: queries and sequences of the batch.
+        logs: `log_sizes` of the batch.
     """
     if blocks[b, A_LAYERS] == 0.0 or rows <= 0.0:
         return 0.0
@@ -162,8 +200,9 @@ def attention_seconds(
         # The draft's sums are not cut by the engine; capping the mean bounds the true sum from above.
         qkv *= seqs * window / kv
         kv = seqs * window
+        logs = (math.log(kv), logs[1], logs[2])
     if blocks[b, A_GRID] >= 0.0:
-        seconds, measured = _grid_seconds(blocks, grids, b, qkv, kv, rows, seqs)
+        seconds, measured = _grid_seconds(blocks, grids, b, qkv, kv, rows, seqs, logs)
         origin = INTERPOLATED if measured else EXTRAPOLATED
     else:
         seconds = _roofline(blocks, b, qkv, kv, rows)

@@ -24,10 +24,13 @@ from draftcast.sim.attention_time import (
     B_PREFILL,
     B_PREFILL_WINDOW,
     attention_seconds,
+    log_sizes,
 )
 from draftcast.sim.borrowed import borrowed
 
 FloatArray = NDArray[np.float64]
+Logs = tuple[float, float, float]
+NO_LOGS: Logs = (0.0, 0.0, 0.0)
 
 # Features of one step, filled by the engine. S is the context a request attends to, its new tokens included.
 F_TOKENS = 0  # all scheduled target rows: decode, verify and prefill
@@ -177,11 +180,19 @@ def _add_table(table: FloatArray, rows: float, times: float, out: FloatArray) ->
 
 @njit(cache=True, error_model="numpy", forceinline=True)
 def _attention(
-    cost: StepCost, b: int, qkv: float, kv: float, rows: float, seqs: float, times: float, out: FloatArray
+    cost: StepCost,
+    b: int,
+    qkv: float,
+    kv: float,
+    rows: float,
+    seqs: float,
+    logs: tuple[float, float, float],
+    times: float,
+    out: FloatArray,
 ) -> float:
     """``times`` x seconds of one kind of attention layer; nothing when the model has none or no row attends."""
     return attention_seconds(
-        cost.attention, cost.attention_grids, b, qkv, kv, rows, seqs, out, O_ORIGIN_MEASURED, times
+        cost.attention, cost.attention_grids, b, qkv, kv, rows, seqs, logs, out, O_ORIGIN_MEASURED, times
     )
 
 
@@ -196,31 +207,33 @@ def _at_least(seconds: float, rows: float, launch_s: float, times: float, p: Flo
 
 
 @njit(cache=True, error_model="numpy", inline="always")
-def _target_seconds(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
+def _target_seconds(cost: StepCost, f: FloatArray, decode: Logs, prefilled: Logs, out: FloatArray) -> None:
     p = cost.params
     rows = f[F_TOKENS]
     seconds = _add_table(cost.target, rows, 1.0, out)
     decode_rows = f[F_DECODE_TOKENS]
     seqs = f[F_DECODE_SEQS]
-    seconds += _attention(cost, B_DECODE, f[F_DECODE_QKV], f[F_DECODE_KV], decode_rows, seqs, 1.0, out)
+    seconds += _attention(cost, B_DECODE, f[F_DECODE_QKV], f[F_DECODE_KV], decode_rows, seqs, decode, 1.0, out)
     prefill = 0.0
     prefill_rows = f[F_PREFILL_TOKENS]
     if prefill_rows > 0.0:
         prefill = _attention(
-            cost, B_PREFILL, f[F_PREFILL_QKV], f[F_PREFILL_KV], prefill_rows, f[F_PREFILL_SEQS], 1.0, out
+            cost, B_PREFILL, f[F_PREFILL_QKV], f[F_PREFILL_KV], prefill_rows, f[F_PREFILL_SEQS], prefilled, 1.0, out
         )
     if p[P_WINDOW] > 0.0:
-        seconds += _attention(
-            cost, B_DECODE_WINDOW, f[F_WIN_DECODE_QKV], f[F_WIN_DECODE_KV], decode_rows, seqs, 1.0, out
-        )
+        kv = f[F_WIN_DECODE_KV]
+        logs = log_sizes(cost.attention_grids, kv, decode_rows, seqs)
+        seconds += _attention(cost, B_DECODE_WINDOW, f[F_WIN_DECODE_QKV], kv, decode_rows, seqs, logs, 1.0, out)
         if prefill_rows > 0.0:
+            kv = f[F_WIN_PREFILL_KV]
             prefill += _attention(
                 cost,
                 B_PREFILL_WINDOW,
                 f[F_WIN_PREFILL_QKV],
-                f[F_WIN_PREFILL_KV],
+                kv,
                 prefill_rows,
                 f[F_PREFILL_SEQS],
+                log_sizes(cost.attention_grids, kv, prefill_rows, f[F_PREFILL_SEQS]),
                 1.0,
                 out,
             )
@@ -239,7 +252,7 @@ def _target_seconds(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
 
 @njit(cache=True, error_model="numpy", inline="always")
 def _draft_over_target_rows(
-    cost: StepCost, f: FloatArray, extra_rows: float, extra_qkv: float, out: FloatArray
+    cost: StepCost, f: FloatArray, extra_rows: float, extra_qkv: float, decode: Logs, prefilled: Logs, out: FloatArray
 ) -> float:
     """Seconds of a draft pass over every target row and ``extra_rows`` more, without lm_head."""
     rows = f[F_TOKENS] + extra_rows
@@ -249,15 +262,18 @@ def _draft_over_target_rows(
     # Requests that draft right after their prefill attend through F_DRAFT_KV alone.
     kv = f[F_DECODE_KV]
     seqs = f[F_DECODE_SEQS]
-    seconds += _attention(cost, B_DRAFT_DECODE, qkv, kv, decode_rows, seqs, 1.0, out)
-    seconds += _attention(cost, B_DRAFT_DECODE_WINDOW, qkv, kv, decode_rows, seqs, 1.0, out)
+    logs = decode
+    if extra_rows != 0.0:
+        logs = log_sizes(cost.attention_grids, kv, decode_rows, seqs)
+    seconds += _attention(cost, B_DRAFT_DECODE, qkv, kv, decode_rows, seqs, logs, 1.0, out)
+    seconds += _attention(cost, B_DRAFT_DECODE_WINDOW, qkv, kv, decode_rows, seqs, logs, 1.0, out)
     prefill_rows = f[F_PREFILL_TOKENS]
     if prefill_rows > 0.0:
         kv = f[F_PREFILL_KV]
         qkv = f[F_PREFILL_QKV]
         seqs = f[F_PREFILL_SEQS]
-        seconds += _attention(cost, B_DRAFT_PREFILL, qkv, kv, prefill_rows, seqs, 1.0, out)
-        seconds += _attention(cost, B_DRAFT_PREFILL_WINDOW, qkv, kv, prefill_rows, seqs, 1.0, out)
+        seconds += _attention(cost, B_DRAFT_PREFILL, qkv, kv, prefill_rows, seqs, prefilled, 1.0, out)
+        seconds += _attention(cost, B_DRAFT_PREFILL_WINDOW, qkv, kv, prefill_rows, seqs, prefilled, 1.0, out)
     return _at_least(seconds, rows, cost.params[P_DRAFT_LAUNCH_S], 1.0, cost.params, out)
 
 
@@ -266,13 +282,14 @@ def _draft_block(cost: StepCost, rows: float, seqs: float, kv: float, times: flo
     """``times`` x seconds of a draft pass over ``rows`` rows of ``seqs`` requests with ``kv`` context tokens."""
     seconds = _add_table(cost.draft_next, rows, times, out)
     qkv = kv * rows / seqs
-    seconds += _attention(cost, B_DRAFT_DECODE, qkv, kv, rows, seqs, times, out)
-    seconds += _attention(cost, B_DRAFT_DECODE_WINDOW, qkv, kv, rows, seqs, times, out)
+    logs = log_sizes(cost.attention_grids, kv, rows, seqs)
+    seconds += _attention(cost, B_DRAFT_DECODE, qkv, kv, rows, seqs, logs, times, out)
+    seconds += _attention(cost, B_DRAFT_DECODE_WINDOW, qkv, kv, rows, seqs, logs, times, out)
     return _at_least(seconds, rows, cost.params[P_DRAFT_LAUNCH_S], times, cost.params, out)
 
 
 @njit(cache=True, error_model="numpy", inline="always")
-def _draft_seconds(cost: StepCost, f: FloatArray, out: FloatArray) -> float:
+def _draft_seconds(cost: StepCost, f: FloatArray, decode: Logs, prefilled: Logs, out: FloatArray) -> float:
     p = cost.params
     plan = int(p[P_PLAN])
     seqs = f[F_DRAFT_SEQS]
@@ -282,7 +299,7 @@ def _draft_seconds(cost: StepCost, f: FloatArray, out: FloatArray) -> float:
     drafting = seqs > 0.0 and passes > 0.0
     if plan == AUTOREGRESSIVE:
         extra = p[P_EXTRA_FIRST_ROWS] * seqs
-        seconds = _draft_over_target_rows(cost, f, extra, p[P_EXTRA_FIRST_ROWS] * kv, out)
+        seconds = _draft_over_target_rows(cost, f, extra, p[P_EXTRA_FIRST_ROWS] * kv, decode, prefilled, out)
         if drafting:
             seconds += _add_table(cost.draft_logits, seqs, 1.0, out)
             later = passes - 1.0
@@ -295,7 +312,7 @@ def _draft_seconds(cost: StepCost, f: FloatArray, out: FloatArray) -> float:
     if plan == PARALLEL:
         extra = max(tokens + p[P_BLOCK_ROWS_BEYOND_K] * seqs, 0.0) if drafting else 0.0
         extra_qkv = kv * extra / seqs if drafting else 0.0
-        seconds = _draft_over_target_rows(cost, f, extra, extra_qkv, out)
+        seconds = _draft_over_target_rows(cost, f, extra, extra_qkv, decode, prefilled, out)
         if drafting:
             seconds += _add_table(cost.draft_logits, tokens, 1.0, out)
         return seconds
@@ -376,9 +393,15 @@ def step_time(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
     if c.params[P_AFFINE] > 0.0:
         _affine(c, v.f, v.out)
     else:
-        _target_seconds(c, v.f, v.out)
+        grids = c.attention_grids
+        decode = prefilled = NO_LOGS
+        if v.f[F_DECODE_TOKENS] > 0.0:
+            decode = log_sizes(grids, v.f[F_DECODE_KV], v.f[F_DECODE_TOKENS], v.f[F_DECODE_SEQS])
+        if v.f[F_PREFILL_TOKENS] > 0.0:
+            prefilled = log_sizes(grids, v.f[F_PREFILL_KV], v.f[F_PREFILL_TOKENS], v.f[F_PREFILL_SEQS])
+        _target_seconds(c, v.f, decode, prefilled, v.out)
         v.out[O_SAMPLE] = _add_table(c.logits, v.f[F_LOGIT_ROWS], 1.0, v.out)
-        v.out[O_DRAFT] = _draft_seconds(c, v.f, v.out)
+        v.out[O_DRAFT] = _draft_seconds(c, v.f, decode, prefilled, v.out)
     excess = c.params[P_PROMPT_EXCESS] if v.f[F_PREFILL_TOKENS] > 0.0 else c.params[P_DECODE_EXCESS]
     if excess != 0.0:
         for i in range(N_OUT):

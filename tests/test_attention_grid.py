@@ -96,7 +96,8 @@ def blocks(prefill: bool = False, with_grid: bool = True) -> FloatArray:
 def compiled(table: FloatArray, flat: FloatArray, q: float, seqs: float, context: float) -> tuple[float, FloatArray]:
     origins = np.zeros(3)
     qkv, kv = q * seqs * context, seqs * context
-    seconds = at.attention_seconds(table, flat, at.B_DECODE, qkv, kv, q * seqs, seqs, origins, 0, 1.0)
+    logs = at.log_sizes(flat, kv, q * seqs, seqs)
+    seconds = at.attention_seconds(table, flat, at.B_DECODE, qkv, kv, q * seqs, seqs, logs, origins, 0, 1.0)
     return seconds, origins
 
 
@@ -122,6 +123,18 @@ def test_beyond_the_grid_the_roofline_stretches_its_edge(q: float, seqs: float, 
     assert origins[int(Origin.EXTRAPOLATED)] == seconds
 
 
+def test_a_node_is_itself_whatever_its_neighbours_are() -> None:
+    axes = (np.asarray([1.0, 3.0, 7.0]), np.asarray([1.0, 5.0, 41.0]), np.asarray([100.0, 333.0, 1900.0]))
+    points = np.asarray(np.meshgrid(*axes, indexing="ij")).reshape(3, -1).T
+    for at_node, point in enumerate(points):
+        log_s = np.log(np.arange(1.0, 28.0)).reshape(3, 3, 3)
+        alone = (np.arange(27) == at_node).reshape(3, 3, 3)
+        flat = at.flat_grid(AttentionGrid(axes, log_s, alone), 1)
+        seconds, origins = compiled(blocks(), flat, *point)
+        assert seconds == pytest.approx(at_node + 1.0, rel=1e-12)
+        assert origins[int(Origin.INTERPOLATED)] == seconds
+
+
 def test_layers_multiply() -> None:
     once, _ = compiled(blocks(), at.flat_grid(grid(), 1), 1, 8, 512)
     assert compiled(blocks(), at.flat_grid(grid(), 32), 1, 8, 512)[0] == pytest.approx(32 * once, rel=1e-12)
@@ -144,9 +157,10 @@ def test_ragged_prefill_counts_its_own_pairs() -> None:
 
     def prefill(chunks: tuple[int, ...]) -> float:
         pairs = sum(c * (c + 1) / 2 for c in chunks)
-        return at.attention_seconds(
-            blocks(prefill=True), flat, at.B_DECODE, pairs, sum(chunks), sum(chunks), len(chunks), origins, 0, 1.0
-        )
+        tokens, count = sum(chunks), len(chunks)
+        logs = at.log_sizes(flat, tokens, tokens, count)
+        table = blocks(prefill=True)
+        return at.attention_seconds(table, flat, at.B_DECODE, pairs, tokens, tokens, count, logs, origins, 0, 1.0)
 
     def roofline(chunks: tuple[int, ...]) -> float:
         return 3e-6 + 1e-9 * sum(c * (c + 1) / 2 for c in chunks) + 1e-8 * sum(chunks)

@@ -10,7 +10,14 @@ from numba import njit
 
 from draftcast.sim.acceptance import Beta
 from draftcast.sim.borrowed import reference
-from draftcast.sim.engine.rules.selection import level_of, pick_likeliest, rank_drafts, request_of
+from draftcast.sim.engine.rules.selection import (
+    INDEX_BITS,
+    REQUEST_BITS,
+    lost_of,
+    pick_likeliest,
+    rank_drafts,
+    request_of,
+)
 from draftcast.sim.policies import AdaptiveVerification, Confidence, Policy, SloAware, Tetris
 
 SYNC = {"async_scheduling": False}
@@ -124,6 +131,25 @@ def test_an_early_stop_sees_no_second_rise(build_case: Any, table_cost: Any) -> 
     assert first_drafts(case_of(build_case, AdaptiveVerification(False), [0.9, 0.5], cost=cost)) == [3, 3]
 
 
+def test_the_best_point_of_the_whole_path_is_taken(build_case: Any, table_cost: Any) -> None:
+    rng, n, k = np.random.default_rng(11), 6, 4
+    taken = set()
+    for _ in range(40):
+        alphas = np.where(rng.random(n) < 0.2, 0.0, rng.uniform(0.05, 1.0, n))
+        # Like CUDA-graph sizes: some drafts more take no more time, and a jump may be one down.
+        stairs = np.cumsum(rng.choice([-0.1, 0.0, 0.1, 0.4], n * (1 + k) + 1) * (rng.random(n * (1 + k) + 1) < 0.4))
+        row_s = 2.0 + stairs - stairs.min()
+        case = case_of(build_case, AdaptiveVerification(), alphas.tolist(), k=k, cost=table_cost(row_s.tolist()))
+        worth = sorted(((-(a ** (j + 1)), j, i) for i, a in enumerate(alphas) for j in range(k) if a))
+        tokens = n - np.cumsum([0.0] + [lost for lost, _, _ in worth])
+        best = int(np.argmax(tokens / row_s[n : n + len(tokens)]))
+        taken.add(best / (n * k))
+        expected = np.bincount([i for _, _, i in worth[:best]], minlength=n)
+        assert first_drafts(case) == expected.tolist()
+    assert min(taken) < 0.3
+    assert max(taken) > 0.7
+
+
 # ---- slo_aware ----
 
 
@@ -235,4 +261,5 @@ def test_the_ranking_is_the_sorted_list(build_case: Any) -> None:
         n, most, drafts = drafts_at_random(case, rng)
         first = rank(s, n, most)
         found = s.policy.order[first : first + n * most].tolist()
-        assert [(level_of(c), request_of(c)) for c in found] == [(j, i) for _, j, i in drafts]
+        assert found == [lost << INDEX_BITS | j << REQUEST_BITS | i for lost, j, i in drafts]
+        assert [(lost_of(c), request_of(c)) for c in found] == [(lost, i) for lost, _, i in drafts]

@@ -5,7 +5,14 @@ from __future__ import annotations
 from draftcast.sim.acceptance.beta import Beta
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.compiled import MAX_K, AcceptanceArrays, accepted_drafts, proposed_drafts
-from draftcast.sim.acceptance.confidence import describe_drafts, forecast_survival, has_confidence, survivals
+from draftcast.sim.acceptance.confidence import (
+    describe_alike,
+    describe_drafts,
+    forecast_survival,
+    has_confidence,
+    rounds_are_alike,
+    survivals,
+)
 from draftcast.sim.acceptance.fixed_rates import Constant, PerPosition, Tree, tree_depth_probabilities
 from draftcast.sim.acceptance.model import ACCEPTANCE_MODELS, AcceptanceModel, build_acceptance
 from draftcast.sim.acceptance.trace import Trace
@@ -27,11 +34,13 @@ __all__ = [
     "accepted_drafts",
     "build_acceptance",
     "compile_acceptance",
+    "describe_alike",
     "describe_drafts",
     "forecast_survival",
     "has_confidence",
     "proposed_drafts",
     "rates_in_another_tree",
+    "rounds_are_alike",
     "survivals",
     "tree_depth_probabilities",
     "tree_rates",

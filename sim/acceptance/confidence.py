@@ -29,6 +29,7 @@ from numba import njit
 from draftcast.sim.acceptance.compiled import (
     KIND_BETA,
     KIND_MARKOV,
+    KIND_RATES,
     KIND_TRACE,
     P_ALPHA_0,
     P_ALPHA_1,
@@ -56,6 +57,13 @@ def has_confidence(arrays: AcceptanceArrays) -> bool:
 
 
 @njit(cache=True, forceinline=True)
+def rounds_are_alike(arrays: AcceptanceArrays) -> bool:
+    """Whether all rounds of all requests have the same chances, so that `describe_alike` serves."""
+    a = borrowed(arrays)
+    return bool(a.kind.size == 1 and a.kind[0] == KIND_RATES)
+
+
+@njit(cache=True, forceinline=True)
 def describe_drafts(
     arrays: AcceptanceArrays,
     request: int,
@@ -65,6 +73,7 @@ def describe_drafts(
     draws: npt.NDArray[np.int64],
     i: int,
     stride: int,
+    alike: bool,
 ) -> None:
     """Write down what `forecast_survival` needs of a round, as the i-th of at most ``stride``.
 
@@ -76,8 +85,12 @@ def describe_drafts(
         survival: rows of ``stride`` numbers: p of every level, the least square of the spread, and its range.
         draws: rows of ``stride`` numbers: below which acceptance draw a level is accepted, and the draws' counter.
         i, stride: the place in each row, and the rows' length.
+        alike: `rounds_are_alike`; then `describe_alike` writes the rest, for all rounds at once.
     """
     a = borrowed(arrays)
+    put(draws, levels * stride + i, np.int64(a.keys[request] + np.uint64(position + 1) * GOLDEN))
+    if alike:
+        return
     c = a.class_id[request]
     kind = a.kind[c]
     discrimination = a.params[c, P_CONFIDENCE]
@@ -109,7 +122,28 @@ def describe_drafts(
         put(draws, j * stride + i, limit)
     put(survival, levels * stride + i, max(2.0 * discrimination - 1.0, 0.0))
     put(survival, (levels + 1) * stride + i, max(2.0 * min(discrimination, 1.0 - discrimination), 0.0))
-    put(draws, levels * stride + i, np.int64(a.keys[request] + np.uint64(position + 1) * GOLDEN))
+
+
+@njit(cache=True)
+def describe_alike(
+    arrays: AcceptanceArrays,
+    levels: int,
+    survival: npt.NDArray[np.float64],
+    draws: npt.NDArray[np.int64],
+    n: int,
+    stride: int,
+) -> None:
+    """What ``n`` rounds have in common, several requests at a time; arguments as of `describe_drafts`."""
+    a = borrowed(arrays)
+    discrimination = a.params[0, P_CONFIDENCE]
+    for j in range(levels):
+        p = a.conditional[0, j]
+        limit = math.ceil(p * TWO_53)
+        survival[j * stride : j * stride + n] = p
+        draws[j * stride : j * stride + n] = limit
+    survival[levels * stride : levels * stride + n] = max(2.0 * discrimination - 1.0, 0.0)
+    at = (levels + 1) * stride
+    survival[at : at + n] = max(2.0 * min(discrimination, 1.0 - discrimination), 0.0)
 
 
 @njit(cache=True, forceinline=True)
@@ -158,8 +192,11 @@ def survivals(
     n, levels = out.shape
     survival = np.empty((levels + 2) * n)
     draws = np.empty((levels + 1) * n, np.int64)
+    alike = rounds_are_alike(ref)
     for i in range(n):
-        describe_drafts(ref, requests[i], positions[i], levels, survival, draws, i, n)
+        describe_drafts(ref, requests[i], positions[i], levels, survival, draws, i, n, alike)
+    if alike:
+        describe_alike(ref, levels, survival, draws, n, n)
     forecast_survival(survival, draws, n, levels, n)
     for i in range(n):
         for j in range(levels):

@@ -24,7 +24,8 @@ class AdaptiveVerification(Policy):
     point on the whole path is taken, as the paper's deployed scheduler does (there the number of drafts goes by
     confidences two steps old, which keeps it lossless; here by the current ones).
 
-    The time of a step by rows is the step cost's own, drafting included (the paper profiles steps per second once).
+    The time of a step by rows is the step cost's own, drafting included (the paper profiles steps per second once). A
+    draft without any chance is not verified.
 
     Args:
         early_stop: stop at the first draft that does not raise throughput (algorithm 1), instead of weighing all.

@@ -6,7 +6,15 @@ from numba import njit
 
 from draftcast.sim.borrowed import borrowed
 from draftcast.sim.engine.rules.forecast import draft_levels, host_terms, undrafted_seconds, with_host
-from draftcast.sim.engine.rules.selection import forecast_drafts, level_of, rank_drafts, request_of, settle
+from draftcast.sim.engine.rules.selection import (
+    SURE,
+    TO_SHARE,
+    forecast_drafts,
+    lost_of,
+    rank_drafts,
+    request_of,
+    settle,
+)
 from draftcast.sim.engine.state import Engine
 
 ADAPTIVE_EARLY_STOP = 0
@@ -23,20 +31,27 @@ def decide_adaptive_verification(ref: Engine, slot: int) -> None:
         return
     # Drafting is paid for already; the step's time then goes by the rows that are verified.
     order = s.policy.order
-    survival = s.policy.scratch
     row_s = s.policy.row_s
     rest_s = undrafted_seconds(ref, slot, n, n * k, most) - row_s[n]
     host = host_terms(ref)
     first = rank_drafts(ref, slot, n, most)
     nodes = k / most
     early_stop = s.policy.params[ADAPTIVE_EARLY_STOP] > 0.0
-    tokens = float(n)
-    best_tokens, best_s = tokens, with_host(rest_s + row_s[n], host)
-    taken = 0
-    for levels in range(1, n * most + 1):
-        candidate = order[first + levels - 1]
-        tokens += survival[level_of(candidate) * first + request_of(candidate)]
-        seconds = with_host(rest_s + row_s[n + int(levels * nodes)], host)
+    best_tokens, best_s = float(n), with_host(rest_s + row_s[n], host)
+    taken = lost = 0
+    last = first + n * most
+    while last > first and lost_of(order[last - 1]) >= SURE:
+        last -= 1  # no chance, no gain: a text search found less than it was asked for
+    ahead_s = row_s[n + int(nodes)]
+    for levels in range(1, last - first + 1):
+        lost += lost_of(order[first + levels - 1])
+        here_s = ahead_s
+        if first + levels < last:
+            ahead_s = row_s[n + (levels + 1 if k == most else int((levels + 1) * nodes))]
+            if here_s == ahead_s and not early_stop:
+                continue  # one more draft takes no more time (CUDA-graph sizes)
+        tokens = n + levels - lost * TO_SHARE
+        seconds = with_host(rest_s + here_s, host)
         if tokens * best_s > best_tokens * seconds:
             best_tokens, best_s, taken = tokens, seconds, levels
         elif early_stop:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from numba import njit
 
-from draftcast.sim.acceptance import describe_drafts, forecast_survival
+from draftcast.sim.acceptance import describe_alike, describe_drafts, forecast_survival, rounds_are_alike
 from draftcast.sim.borrowed import borrowed
 from draftcast.sim.engine.state import Array, Engine
 
 LEVEL_BITS, REQUEST_BITS, SURVIVAL_BITS = 7, 15, 40
 INDEX_BITS = LEVEL_BITS + REQUEST_BITS
+SURE, TO_SHARE = 1 << SURVIVAL_BITS, 2.0**-SURVIVAL_BITS
 # Buckets by the survival's highest bits, and one of its own for survival 0: few to find one place in the ranking, more
 # to sort it.
 PICK_BITS, SORT_BITS = 6, 8
@@ -33,9 +34,9 @@ def work_spaces(k: int, max_num_seqs: int) -> dict[str, int]:
 
 
 @njit(cache=True, forceinline=True)
-def level_of(candidate: int) -> int:
-    """The candidate's level, from 0."""
-    return (candidate >> REQUEST_BITS) & ((1 << LEVEL_BITS) - 1)
+def lost_of(candidate: int) -> int:
+    """What the candidate's survival lacks to 1, in units of ``TO_SHARE``."""
+    return candidate >> INDEX_BITS
 
 
 @njit(cache=True, forceinline=True)
@@ -52,6 +53,7 @@ def forecast_drafts(ref: Engine, slot: int, most: int) -> int:
     order = s.policy.order
     stride = entries.size
     draws = order[stride:]
+    alike = rounds_are_alike(s.acceptance)
     n = 0
     for j in range(s.batch[slot].size):
         x = entries[j]
@@ -60,21 +62,30 @@ def forecast_drafts(ref: Engine, slot: int, most: int) -> int:
         if not x.is_chunk:
             order[n] = j
             future = s.requests[x.request].future
-            describe_drafts(s.acceptance, x.request, future, most, s.policy.scratch, draws, n, stride)
+            describe_drafts(s.acceptance, x.request, future, most, s.policy.scratch, draws, n, stride, alike)
             n += 1
+    if alike:
+        describe_alike(s.acceptance, most, s.policy.scratch, draws, n, stride)
     forecast_survival(s.policy.scratch, draws, n, most, stride)
     return n
 
 
 @njit(cache=True, forceinline=True)
 def _candidate(survival: float, level: int, request: int) -> int:
-    lost = int((1.0 - survival) * (1 << SURVIVAL_BITS))
+    lost = int((1.0 - survival) * SURE)
     return lost << INDEX_BITS | level << REQUEST_BITS | request
 
 
 @njit(cache=True, forceinline=True)
 def _sort_nearly_sorted(numbers: Array, size: int) -> None:
     """Insertion sort of the first ``size`` numbers."""
+    # Most that are not in order stand beside their place: a first round without a branch, which cannot be guessed.
+    largest = numbers[0]
+    for at in range(1, size):
+        number = numbers[at]
+        numbers[at - 1] = min(largest, number)
+        largest = max(largest, number)
+        numbers[at] = largest
     for at in range(1, size):
         number = numbers[at]
         to = at
@@ -154,10 +165,10 @@ def rank_drafts(ref: Engine, slot: int, n: int, most: int) -> int:
     total = 0
     for level in range(most):
         for i in range(n):
-            unsorted[total] = _candidate(s.policy.scratch[level * stride + i], level, i)
+            candidate = _candidate(s.policy.scratch[level * stride + i], level, i)
+            unsorted[total] = candidate
+            counts[(candidate >> to_bucket) + 1] += 1
             total += 1
-    for at in range(total):
-        counts[(unsorted[at] >> to_bucket) + 1] += 1
     before = 0
     for b in range(SORT_BUCKETS):
         before += counts[b]
