@@ -90,11 +90,12 @@ def run_facts(found: Answer) -> Mapping[str, str]:
     run, statistics = found.run, found.scenario.statistics
     cuts = run.summary["warmup_requests"]
     cut = str(cuts[0]) if len(set(cuts)) == 1 else f"{min(cuts)} to {max(cuts)}"
+    drain = max(run.summary["cooldown_requests"])
     return {
         "run": found.hash[:12],
         "seed": str(statistics.seed),
         "replications": str(statistics.replications),
-        "warm-up cut": f"{cut} requests",
+        "warm-up cut": f"{cut} requests" + (f", at the end {drain}" if drain else ""),
         "profile": run.summary["profile"],
     }
 

@@ -95,7 +95,7 @@ def page(cases: Mapping[str, PublishedCase], forecasts: Sequence[PublishedForeca
         "",
         summary_line(forecasts),
         "",
-        "`without` and `with` are ours / published, in the metric's unit (ms, s, tokens/s).",
+        LEGEND,
     ]
     for case in cases.values():
         lines += ["", f"## {case.title}", "", f"{case.source}; {case.engine_version}."]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from draftcast.scenarios.deployment import Deployment, deploy
 from draftcast.scenarios.error_places import within_memory, workload_keys
 from draftcast.scenarios.run_directory import make_manifest
-from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema import ClosedLoopArrivals, Scenario
 from draftcast.scenarios.workload_spec import acceptance_models, confidences, request_classes, slos, workload_spec
 from draftcast.sim import results
 from draftcast.sim.acceptance import AcceptanceArrays, Constant, compile_acceptance
@@ -31,6 +31,8 @@ from draftcast.sim.warmup import SharedWarmup, longest_warmup, shared_warmup
 from draftcast.sim.workload import build_requests, load_traces
 
 Progress = Callable[[float], None]
+LEAST_TURNS = 2
+"""Requests each client of a closed loop must send for the last ones to be a drain and not the run."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,19 @@ class Served:
         return SharedWarmup((asked,) * len(self.replications), reliable=True)
 
     @functools.cached_property
+    def cooldown(self) -> int:
+        """Requests to leave out at the end of each replication: the last ones of a closed loop, one for each client.
+
+        Clients that send no more leave the others alone, which is another load than was asked for. 0 with
+        ``warmup: none``, and where clients send fewer than `LEAST_TURNS` requests each: the drain is what such a batch
+        is about.
+        """
+        arrivals, requests = self.scenario.workload.arrivals, len(self.replications[0].requests)
+        if not isinstance(arrivals, ClosedLoopArrivals) or self.scenario.statistics.warmup == "none":
+            return 0
+        return arrivals.concurrency if requests >= LEAST_TURNS * arrivals.concurrency else 0
+
+    @functools.cached_property
     def requests(self) -> pd.DataFrame:
         """One row per request of all replications; whatever is cut, they stay the same."""
         return _stack([r.requests for r in self.replications])
@@ -229,13 +244,11 @@ def simulate_together(
     progress: Progress | None = None,
     record_steps: bool = False,
     deployments: Sequence[Deployment | None] | None = None,
-    cooldown: int = 0,
 ) -> list[RunResult]:
-    """Simulate scenarios whose figures are to be compared: all leave out the same requests, the longest warm-up's.
+    """Simulate scenarios whose figures are to be compared: all leave out the same requests, see `measure`.
 
     A cut of its own for each would compare other requests with each other. Arguments and errors as of `simulate`; the
-    scenarios need as many replications each, of as many requests. ``cooldown``: trailing requests left out, see
-    `draftcast.sim.metrics.compute_metrics`.
+    scenarios need as many replications each, of as many requests.
     """
     resolved = deployments or [None] * len(scenarios)
     served = [
@@ -247,22 +260,22 @@ def simulate_together(
         )
         for index, (scenario, deployment) in enumerate(zip(scenarios, resolved, strict=True))
     ]
-    return measure(served, cooldown=cooldown)
+    return measure(served)
 
 
-def measure(served: Sequence[Served], alone: Sequence[RunResult | None] = (), *, cooldown: int = 0) -> list[RunResult]:
-    """The figures of runs that are to be compared: all leave out the same requests, the longest warm-up's.
+def measure(served: Sequence[Served], alone: Sequence[RunResult | None] = ()) -> list[RunResult]:
+    """The figures of runs that are to be compared: all leave out the same requests, the longest warm-up's and drain's.
 
     Args:
-        alone: what this gave for each run by itself, where that is known: the run with the longest warm-up is not
-            measured again. Without a cool-down: what is known leaves nothing out at its end.
-        cooldown: trailing requests that are left out.
+        alone: what this gave for each run by itself, where that is known: a run that leaves out as many by itself is
+            not measured again.
     """
-    warmup = longest_warmup([each.warmup for each in served])
-    measured = alone if alone and not cooldown else [None] * len(served)
+    warmup, cooldown = longest_warmup([each.warmup for each in served]), max(each.cooldown for each in served)
     return [
-        known if known is not None and each.warmup.cuts == warmup.cuts else _result(each, warmup, cooldown)
-        for each, known in zip(served, measured, strict=True)
+        known
+        if known is not None and each.warmup.cuts == warmup.cuts and each.cooldown == cooldown
+        else _result(each, warmup, cooldown)
+        for each, known in zip(served, alone or [None] * len(served), strict=True)
     ]
 
 
@@ -327,7 +340,7 @@ def _slo_met(scenario: Scenario, measured: list[Metrics], done: list[Replication
     return True
 
 
-def _notes(served: Served, identical: bool) -> list[str]:
+def _notes(served: Served, identical: bool, cooldown: int) -> list[str]:
     """What a reader must know before trusting the figures."""
     asked, found = served.scenario.statistics, list(served.notes)
     if identical:
@@ -341,6 +354,11 @@ def _notes(served: Served, identical: bool) -> list[str]:
         found.append(
             "no end of the warm-up within the first half of the requests: the figures still carry a part of it; "
             "more requests are needed"
+        )
+    if cooldown:
+        found.append(
+            f"the last {cooldown} requests of the closed loop count in no figure: clients that send no more leave the "
+            "others alone"
         )
     return found
 
@@ -369,6 +387,7 @@ def _result(served: Served, warmup: SharedWarmup, cooldown: int) -> RunResult:
         },
         "warmup_requests": [m.warmup.requests for m in measured],
         "warmup_reliable": served.warmup.reliable,
+        "cooldown_requests": [m.cooldown for m in measured],
         "by_class": [{name: dict(values) for name, values in m.by_class.items()} for m in measured],
         "engine": {
             "num_gpu_blocks": settings.num_gpu_blocks,
@@ -383,7 +402,7 @@ def _result(served: Served, warmup: SharedWarmup, cooldown: int) -> RunResult:
             "concurrency_lost_to_speculation": memory.lost_concurrency(round(mean_tokens), settings.lookahead),
         },
         "profile": deployment.profile.name,
-        "notes": _notes(served, do_not_differ(figures)),
+        "notes": _notes(served, do_not_differ(figures), measured[0].cooldown),
     }
     verdict = "unstable" if unstable else "steady" if steady else "not settled"
     summary["slo_asked"] = bool(slos(scenario))

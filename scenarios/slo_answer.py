@@ -148,7 +148,7 @@ def _bounds(scenario: Scenario, run: RunResult) -> list[Bound]:
 
 
 def _latencies_ms(run: RunResult, class_name: str) -> dict[str, NDArray[np.float64]]:
-    """Of the finished requests of a class after the warm-up, all replications together; a TPOT of one token is 0."""
+    """Of the measured requests of a class that finished, all replications together; a TPOT of one token is 0."""
     kept = measured_requests(run)
     own = kept[(kept["class"] == class_name) & kept["finish_s"].notna()]
     c = RequestColumns.of(own)
@@ -157,9 +157,11 @@ def _latencies_ms(run: RunResult, class_name: str) -> dict[str, NDArray[np.float
 
 
 def measured_requests(run: RunResult) -> pd.DataFrame:
-    """Rows of the requests that arrive after each replication's warm-up."""
-    cuts = np.array(run.summary["warmup_requests"])
-    kept: NDArray[np.bool_] = run.requests["request"].to_numpy() >= cuts[run.requests["replication"].to_numpy()]
+    """Rows of the requests that each replication's figures are of: after its warm-up, before its closed loop drains."""
+    request, replication = run.requests["request"].to_numpy(), run.requests["replication"].to_numpy()
+    first = np.array(run.summary["warmup_requests"])
+    end = np.bincount(replication, minlength=len(first)) - np.array(run.summary["cooldown_requests"])
+    kept: NDArray[np.bool_] = (request >= first[replication]) & (request < end[replication])
     return run.requests[kept]
 
 

@@ -59,12 +59,13 @@ class Metrics:
 
     ``values`` maps a name to a figure: ``mean_ttft_s``, ``p99_e2el_s``, ``request_throughput``, ... (NaN: undefined).
     When the run has no steady state, medians and percentiles are absent from ``values`` and stand in ``transient``,
-    where they describe this run only.
+    where they describe this run only. ``cooldown``: requests left out at the end.
     """
 
     values: Mapping[str, float]
     stability: Stability
     warmup: Warmup
+    cooldown: int = 0
     per_position_acceptance: tuple[float, ...] = ()  # accepted at draft position j over draft rounds, as in vLLM
     by_class: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     transient: Mapping[str, float] = field(default_factory=dict)
@@ -144,6 +145,7 @@ def compute_metrics(
         values=values,
         stability=stability,
         warmup=cut,
+        cooldown=n - kept.stop,
         per_position_acceptance=_per_position(requests, accepted_per_position, kept),
         by_class=_by_class(requests, c, kept, good if slo is not None else None, stability.steady),
         transient=transient,
@@ -162,7 +164,8 @@ def _throughput(
     c: RequestColumns, cut: Warmup, end_s: float, good: BoolArray | None, replicas: int
 ) -> dict[str, float]:
     duration = end_s - cut.start_s
-    touched = c.finished & (c.finish_s >= cut.start_s)
+    # Not what completes at the very start: in a closed loop that is the answer which the first request waited for.
+    touched = c.finished & (c.finish_s > cut.start_s)
     inside = touched & (c.finish_s <= end_s)
     tokens = c.output[touched].astype(np.float64)
     prompt = c.prompt[touched].astype(np.float64)

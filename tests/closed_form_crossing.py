@@ -60,11 +60,22 @@ def rounds(tokens: int) -> float:
     return mean[tokens]
 
 
+def latency_s(clients: float, speculates: bool) -> float:
+    """Mean end-to-end latency of a closed loop of so many clients in its steady state."""
+    steps, rows = _steps_and_rows(speculates)
+    return steps + rows * clients
+
+
 def closed_form() -> float:
     """Clients at which latency is the same with and without speculation."""
-    r = rounds(OUTPUT - 1)
-    on_steps, on_rows = (1 + r) * STEP_S, (PROMPT + r * (1 + K)) * ROW_S
-    # The search costs a share of the step, but not of the prompt's: nothing is looked for before the first token.
-    on_steps, on_rows = on_steps * (1 + SEARCH), on_rows * (1 + SEARCH)
-    off_steps, off_rows = OUTPUT * STEP_S, (PROMPT + OUTPUT - 1) * ROW_S
+    (on_steps, on_rows), (off_steps, off_rows) = _steps_and_rows(True), _steps_and_rows(False)
     return (off_steps - on_steps) / (on_rows - off_rows)
+
+
+def _steps_and_rows(speculates: bool) -> tuple[float, float]:
+    """Seconds of a request's steps without any rows, and of its rows."""
+    if not speculates:
+        return OUTPUT * STEP_S, (PROMPT + OUTPUT - 1) * ROW_S
+    r = rounds(OUTPUT - 1)
+    # The search costs a share of the step, but not of the prompt's: nothing is looked for before the first token.
+    return (1 + r) * STEP_S * (1 + SEARCH), (PROMPT + r * (1 + K)) * ROW_S * (1 + SEARCH)

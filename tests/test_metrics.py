@@ -267,8 +267,8 @@ def test_warmup_cut_by_hand() -> None:
     assert (m.warmup.requests, m.warmup.start_s) == (4, 4.0)  # 3 rounded up to a twentieth
     assert (m["num_requests"], m["mean_e2el_s"], m["std_e2el_s"], m["mean_itl_s"]) == (36, 2.0, 0.0, 0.5)
     assert m["p99_itl_s"] == pytest.approx(0.5, rel=0.004)
-    # From 4 s to 41 s: requests 0..3 end at 4, 5, 6, 7, with 0, 1, 2, 3 of their 4 later tokens still to come.
-    assert (m["duration_s"], m["completed"]) == (37.0, 40)
+    # After 4 s, to 41 s: requests 0..3 end at 4, 5, 6, 7, with 0, 1, 2, 3 of their 4 later tokens still to come.
+    assert (m["duration_s"], m["completed"]) == (37.0, 39)
     assert m["total_output_tokens"] == 36 * 5 + 0 + 1 + 2 + 3
     assert m["total_input_tokens"] == 360
     assert compute_metrics(frame, gaps, warmup="none")["mean_e2el_s"] == 2.2

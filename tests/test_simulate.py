@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from closed_form_crossing import OUTPUT, easy, latency_s
 
 from draftcast import RunResult, load_scenario, simulate
 from draftcast.scenarios.load import without_speculation
-from draftcast.scenarios.simulate import simulate_together
+from draftcast.scenarios.simulate import measure, serve, simulate_together
 from draftcast.sim.request_columns import TIME_COLUMNS, check_requests
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
@@ -39,9 +40,10 @@ def figures(result: RunResult) -> dict[str, float]:
 
 
 def measured(result: RunResult) -> list[pd.DataFrame]:
-    """The requests of each replication behind its warm-up."""
-    cuts = result.summary["warmup_requests"]
-    return [own.iloc[cuts[i] :] for i, (_, own) in enumerate(result.requests.groupby("replication"))]
+    """The requests of each replication behind its warm-up and before its drain."""
+    cuts = zip(result.summary["warmup_requests"], result.summary["cooldown_requests"], strict=True)
+    runs = [own for _, own in result.requests.groupby("replication")]
+    return [own.iloc[first : len(own) - last] for own, (first, last) in zip(runs, cuts, strict=True)]
 
 
 # ---- figures ----
@@ -256,6 +258,45 @@ def test_what_is_compared_leaves_out_the_same_requests() -> None:
     assert alone[0] != alone[1]
     together = simulate_together([on, off])
     assert [each.summary["warmup_requests"] for each in together] == [np.maximum(*alone).tolist()] * 2
+
+
+CLIENTS = 20
+LOOP = f"workload.arrivals={{process: closed_loop, concurrency: {CLIENTS}}}"
+
+
+def test_a_closed_loop_is_measured_before_it_drains(tmp_path: Path) -> None:
+    loop = (LOOP, f"workload.num_requests={10 * CLIENTS}", "statistics.replications=40")
+    expected = latency_s(CLIENTS, speculates=True)
+    steady, whole = (simulate(easy(tmp_path, *loop, f"statistics.warmup={each}")) for each in ("auto", "none"))
+    assert steady.summary["cooldown_requests"] == [CLIENTS] * 40
+    assert whole.summary["cooldown_requests"] == [0] * 40
+    assert figures(steady)["mean_e2el_s"] == pytest.approx(expected, rel=0.01)
+    # Little's law: where nobody thinks all clients are in the system all the time.
+    tokens_per_s = CLIENTS * OUTPUT / expected
+    assert figures(steady)["output_throughput"] == pytest.approx(tokens_per_s, rel=0.01)
+    assert figures(whole)["output_throughput"] < 0.985 * tokens_per_s
+    assert figures(steady)["request_throughput"] == pytest.approx(CLIENTS / expected, rel=0.02)
+    assert "the closed loop count in no figure" in " ".join(steady.summary["notes"])
+    assert "closed loop" not in " ".join(whole.summary["notes"])
+
+
+def test_a_batch_is_measured_to_its_end(tmp_path: Path) -> None:
+    for requests, left_out in ((2 * CLIENTS, CLIENTS), (2 * CLIENTS - 1, 0)):
+        result = simulate(easy(tmp_path, LOOP, f"workload.num_requests={requests}", "statistics.replications=2"))
+        assert result.summary["cooldown_requests"] == [left_out] * 2
+        assert [len(own) for own in measured(result)] == [each["num_requests"] for each in result.replications]
+
+
+def test_what_is_compared_leaves_out_the_same_drain(tmp_path: Path) -> None:
+    few, many = (
+        easy(tmp_path, LOOP.replace(str(CLIENTS), str(clients)), "workload.num_requests=200") for clients in (4, 20)
+    )
+    served = [serve(few), serve(many)]
+    alone = [measure([each])[0] for each in served]
+    assert [each.summary["cooldown_requests"][0] for each in alone] == [10, 20]  # in twentieths of a run
+    known, anew = measure(served, alone), measure(served)
+    assert [each.summary["cooldown_requests"][0] for each in anew] == [20, 20]
+    assert [each.replications for each in known] == [each.replications for each in anew]
 
 
 def test_notes_say_what_weakens_the_figures() -> None:

@@ -64,7 +64,11 @@ class Policy(Frozen):
 
 
 class Statistics(Frozen):
-    """Replications with common random numbers; ``warmup: auto`` cuts the transient by MSER-5 when the run is steady."""
+    """Replications with common random numbers.
+
+    ``warmup: auto`` cuts the transient by MSER-5 when the run is steady, and the drain of a closed loop, in which
+    clients that send no more leave the others alone; ``none`` counts every request.
+    """
 
     replications: Annotated[int, Field(ge=1, le=1000)] = 5
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
