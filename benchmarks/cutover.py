@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import tempfile
 import time
@@ -26,12 +25,15 @@ from closed_form_crossing import closed_form, easy
 from draftcast.scenarios.cutover import CUTOVER_METRICS, cutover
 from draftcast.scenarios.cutover_answer import Cutover
 from draftcast.scenarios.cutover_axis import AXES
+from draftcast.scenarios.cutover_estimate import Fluid
 from draftcast.scenarios.cutover_report import detail_lines, headline
 from draftcast.scenarios.load import load_scenario, with_rate, with_values, without_speculation
 from draftcast.scenarios.plan import Price
+from draftcast.scenarios.saturation import saturated_rates
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import simulate
 from draftcast.sim.stability import shortfall
+from draftcast.sim.statistics import replication_interval
 
 BAR_S = 10.0
 SLO_TPOT_MS = 20.0
@@ -100,23 +102,27 @@ def coverage(seeds: int) -> dict[str, object]:
 
 
 def short_runs() -> None:
-    """Mean latency of short runs over that of a long one, with and without speculation, beside the bound."""
+    """Mean latency of short runs over that of a long one, with and without speculation, beside the bound.
+
+    The bound goes by the lower end of the capacity's interval, as `cutover` asks for it.
+    """
     print(f"{'':>16}{'rho':>7}{'requests':>10}{'falls short by':>16}{'bound':>8}")
     for name, scenario in (("with", load_scenario()), ("without", without_speculation(load_scenario()))):
-        capacity = float(np.mean(_saturated(scenario)))
+        capacity = replication_interval(_saturated(scenario), scenario.statistics.confidence)
         for rho in (0.9, 0.95, 0.983):
-            rated = with_rate(scenario, rho * capacity)
+            rate = rho * capacity.mean
+            rated = with_rate(scenario, rate)
             long_s = _latency_s(rated, 400_000, 1)
             for requests in (1000, 6000, 24_000):
                 missing = long_s / _latency_s(rated, requests, max(5, 60_000 // requests)) - 1
-                bound = shortfall(requests, rho * capacity * long_s, rho)
+                bound = shortfall(requests, rate * long_s, rate / capacity.low)
                 print(f"{name:>16}{rho:>7}{requests:>10,}{missing:>16.1%}{bound:>8.1%}", flush=True)
 
 
 def _saturated(scenario: Scenario) -> list[float]:
-    offered = with_values(with_rate(scenario, 200.0), {"workload.num_requests": 6000, "statistics.warmup": "none"})
-    rates = simulate(offered).summary["stability"]["saturated_rates_rps"]
-    assert all(map(math.isfinite, rates))
+    fluid = Fluid.of(scenario)
+    rates = saturated_rates(scenario, fluid.slots, None, fluid.deployment)
+    assert rates is not None
     return list(rates)
 
 

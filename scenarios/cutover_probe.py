@@ -20,7 +20,7 @@ from draftcast.scenarios.load import scenario_hash, with_rate, with_values, with
 from draftcast.scenarios.recommend import Metric
 from draftcast.scenarios.saturation import MIN_REPLICATIONS, TURNOVERS, saturated_rates
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.simulate import RunResult, simulate_together
+from draftcast.scenarios.simulate import RunResult, Served, measure, serve
 from draftcast.sim.crossing import Probe
 from draftcast.sim.stability import shortfall
 from draftcast.sim.statistics import Estimate, replication_interval
@@ -30,12 +30,14 @@ MAX_REQUESTS = 24_000
 """Of one replication; the bounds between which the load decides."""
 FIRST_SHORTFALL = 0.15
 """By how much a first look's latency may fall short of the steady state; every effort halves it."""
-CLOSED_LOOP_TURNS = 20
-"""Answers per client of a closed loop at a first look."""
-BATCH_REQUESTS = 64
+CLOSED_LOOP_TURNS, LEAST_TURNS, ENOUGH_REQUESTS = 20, 10, 2000
+"""Answers per client of a closed loop at a first look, and how many are enough where the loop has so many requests."""
+BATCH_REQUESTS = 16
 """Requests in all static batches of one replication at a first look."""
 LEAST_BILLED = 200
 """Requests that a run takes as long as, however short it is."""
+KEPT_RUNS = 4
+"""Runs without speculation that are remembered: the last ones."""
 NEAR_CAPACITY = 0.6
 """Utilisation from which the capacity is simulated instead of estimated: the estimate is good to some 20 %."""
 THROUGHPUT_METRICS = ("token_goodput", "cost")
@@ -117,6 +119,7 @@ class Prober:
         self._progress = progress
         self._fluids: dict[tuple[bool, float | None], Fluid] = {}
         self._saturated = {} if saturated is None else saturated
+        self._off: dict[str, Served] = {}
 
     def __call__(self, x: float, replications: int, effort: int) -> Probe | None:
         """See `draftcast.sim.crossing_search.Ask`."""
@@ -193,7 +196,8 @@ class Prober:
         """Requests of one replication: so many that its latency falls short of the steady state by little."""
         if on.rate_rps is None:
             clients = round(x) if self.axis.name == "concurrency" else _clients(on.scenario)
-            return max(LEAST_BILLED, CLOSED_LOOP_TURNS * clients) << effort
+            turns = max(min(CLOSED_LOOP_TURNS, ENOUGH_REQUESTS // clients), LEAST_TURNS)
+            return max(LEAST_BILLED, turns * clients) << effort
         short = max(shortfall(1, side.in_system(), min(side.utilisation, 0.999)) for side in (on, off))
         first = max(math.ceil(short / FIRST_SHORTFALL), MIN_REQUESTS)
         return min(first << effort, MAX_REQUESTS)
@@ -209,14 +213,16 @@ class Prober:
             requests = on.scenario.workload.num_requests or MIN_REQUESTS
         else:
             values |= {"workload.num_requests": requests, "workload.duration_s": None}
-        cost = 2 * replications * groups * max(requests, LEAST_BILLED)
-        if self.spent_requests + cost > self.budget_requests:
+        asked = [with_values(side.scenario, values) for side in (on, off)]
+        known = self._off.get(_off_key(asked[1]))
+        cost = replications * groups * max(requests, LEAST_BILLED)
+        if self.spent_requests + (cost if known else 2 * cost) > self.budget_requests:
             return None
-        scenarios = [with_values(side.scenario, values) for side in (on, off)]
-        deployments = [side.fluid.deployment for side in (on, off)]
-        # A loop's clients that have sent their last request leave the others alone, which is another load than x.
-        drain = 0 if isinstance(self.axis, BatchAxis) or not is_closed(on.scenario) else _clients(on.scenario)
-        runs = simulate_together(scenarios, progress=self._part(cost), deployments=deployments, cooldown=drain)
+        with_sd = serve(asked[0], progress=self._part(cost), deployment=on.fluid.deployment)
+        if known is None:
+            known = serve(asked[1], progress=self._part(cost), deployment=off.fluid.deployment)
+            self._remember(known)
+        runs = measure([with_sd, known])
         figures = [_grouped(run.replications, groups) for run in runs]
         on_state, off_state = (_state(side, run) for side, run in zip((on, off), runs, strict=True))
         means = [_means(rows) for rows in figures]
@@ -226,12 +232,17 @@ class Prober:
             return _bound(x, (on_state, off_state))
         slack = [self._shortfall(side, run, requests) for side, run in zip((on, off), means, strict=True)]
         name = self._figure(on.rate_rps is not None)
-        with_sd, without = (tuple(row[name] for row in rows) for rows in figures)
+        gains, bases = (tuple(row[name] for row in rows) for rows in figures)
         if self.metric.less_is_better:
             # A latency may still grow: with speculation to its harm, without to its favour.
-            return Probe(x, without, with_sd, slack_low=slack[0], slack_high=slack[1])
-        note = NO_REQUEST_MEETS if self.metric.name == "slo_goodput" and not any(with_sd + without) else ""
-        return Probe(x, with_sd, without, note=note)
+            return Probe(x, bases, gains, slack_low=slack[0], slack_high=slack[1])
+        note = NO_REQUEST_MEETS if self.metric.name == "slo_goodput" and not any(gains + bases) else ""
+        return Probe(x, gains, bases, note=note)
+
+    def _remember(self, off: Served) -> None:
+        while len(self._off) >= KEPT_RUNS:
+            del self._off[next(iter(self._off))]
+        self._off[_off_key(off.scenario)] = off
 
     def _shortfall(self, side: _Side, figures: dict[str, float], requests: int) -> float:
         if side.rate_rps is None:
@@ -250,6 +261,11 @@ class Prober:
         with_sd, without = (tuple(min(rate, each) for each in side.rates or (rate,) * count) for side in (on, off))
         self.looks[x] = Look(x, 0, 0, (on.state, off.state), {}, {})
         return Probe(x, with_sd, without, note=_note((on.state, off.state)))
+
+
+def _off_key(scenario: Scenario) -> str:
+    """What tells runs without speculation apart: not the acceptance."""
+    return scenario_hash(with_values(scenario, {"acceptance": None}))
 
 
 def _clients(scenario: Scenario) -> int:

@@ -123,7 +123,10 @@ class _Search:
         unsure = [
             x
             for x, probe in sorted(self.probes.items())
-            if probe.has_value and not probe.is_even(self.confidence) and self.repeated[x] < MAX_REPLICATIONS
+            if probe.has_value
+            and not probe.sign(self.confidence)
+            and not probe.is_even(self.confidence)
+            and self.repeated[x] < MAX_REPLICATIONS
         ]
         for x in unsure:
             self.probe(x, min(4 * self.repeated[x], MAX_REPLICATIONS))

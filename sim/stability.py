@@ -95,12 +95,11 @@ def saturated_rate(arrival_s: FloatArray, first_scheduled_s: FloatArray, finish_
 def shortfall(num_requests: float, in_system: float, utilisation: float) -> float:
     """By how much the mean latency of a run that began empty may fall short of the steady state, as a share of it.
 
-    ``1.5 L / n + 1 / (n (1 - rho)^2)``: the batch must fill and turn over, and a queue close to its capacity forgets
+    ``1.5 L / n + 2 / (n (1 - rho)^2)``: the batch must fill and turn over, and a queue close to its capacity forgets
     its beginning in a time that grows as the inverse square of what is left of the capacity (heavy traffic). The
-    factors are fitted to the bundled chat scenario, 1,000 to 24,000 requests against runs of 400,000, with and without
-    speculation. From 6,000 requests on it is a bound at rho 0.9; at 0.95 runs fell short by up to 1.35 times as much,
-    at 0.983 by more, where rho itself is known to a per cent only (`benchmarks/cutover.py --shortfall`;
-    docs/cutover.md). Infinite at the capacity.
+    factors are chosen so that it is a bound on the bundled chat scenario, 6,000 and 24,000 requests against runs of
+    400,000, with and without speculation, at 90, 95 and 98.3 % of the capacity, where that is taken at the lower end of
+    its interval (`benchmarks/cutover.py --shortfall`; docs/cutover.md). Infinite at the capacity.
 
     Args:
         num_requests: n, of the run.
@@ -108,7 +107,7 @@ def shortfall(num_requests: float, in_system: float, utilisation: float) -> floa
         utilisation: rho, rate over what is completed when saturated.
     """
     room = 1.0 - utilisation
-    return 1.5 * in_system / num_requests + 1.0 / (num_requests * room**2) if room > 0 else math.inf
+    return 1.5 * in_system / num_requests + 2.0 / (num_requests * room**2) if room > 0 else math.inf
 
 
 def _squared_variation(values: FloatArray) -> float:
