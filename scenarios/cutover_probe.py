@@ -30,14 +30,12 @@ MAX_REQUESTS = 24_000
 """Of one replication; the bounds between which the load decides."""
 FIRST_SHORTFALL = 0.15
 """By how much a first look's latency may fall short of the steady state; every effort halves it."""
-CLOSED_LOOP_TURNS, LEAST_TURNS, ENOUGH_REQUESTS = 20, 10, 2000
+CLOSED_LOOP_TURNS, ENOUGH_TURNS, ENOUGH_REQUESTS = 20, 10, 2000
 """Answers per client of a closed loop at a first look, and how many are enough where the loop has so many requests."""
 BATCH_REQUESTS = 16
 """Requests in all static batches of one replication at a first look."""
 LEAST_BILLED = 200
 """Requests that a run takes as long as, however short it is."""
-KEPT_RUNS = 4
-"""Runs without speculation that are remembered: the last ones."""
 NEAR_CAPACITY = 0.6
 """Utilisation from which the capacity is simulated instead of estimated: the estimate is good to some 20 %."""
 THROUGHPUT_METRICS = ("token_goodput", "cost")
@@ -119,7 +117,7 @@ class Prober:
         self._progress = progress
         self._fluids: dict[tuple[bool, float | None], Fluid] = {}
         self._saturated = {} if saturated is None else saturated
-        self._off: dict[str, Served] = {}
+        self._off: tuple[str, Served] | None = None  # the last run without speculation, by `_off_key`
 
     def __call__(self, x: float, replications: int, effort: int) -> Probe | None:
         """See `draftcast.sim.crossing_search.Ask`."""
@@ -196,7 +194,7 @@ class Prober:
         """Requests of one replication: so many that its latency falls short of the steady state by little."""
         if on.rate_rps is None:
             clients = round(x) if self.axis.name == "concurrency" else _clients(on.scenario)
-            turns = max(min(CLOSED_LOOP_TURNS, ENOUGH_REQUESTS // clients), LEAST_TURNS)
+            turns = max(min(CLOSED_LOOP_TURNS, ENOUGH_REQUESTS // clients), ENOUGH_TURNS)
             return max(LEAST_BILLED, turns * clients) << effort
         short = max(shortfall(1, side.in_system(), min(side.utilisation, 0.999)) for side in (on, off))
         first = max(math.ceil(short / FIRST_SHORTFALL), MIN_REQUESTS)
@@ -214,14 +212,15 @@ class Prober:
         else:
             values |= {"workload.num_requests": requests, "workload.duration_s": None}
         asked = [with_values(side.scenario, values) for side in (on, off)]
-        known = self._off.get(_off_key(asked[1]))
+        off_key = _off_key(asked[1])
+        known = self._off[1] if self._off is not None and self._off[0] == off_key else None
         cost = replications * groups * max(requests, LEAST_BILLED)
         if self.spent_requests + (cost if known else 2 * cost) > self.budget_requests:
             return None
         with_sd = serve(asked[0], progress=self._part(cost), deployment=on.fluid.deployment)
         if known is None:
             known = serve(asked[1], progress=self._part(cost), deployment=off.fluid.deployment)
-            self._remember(known)
+            self._off = (off_key, known)
         runs = measure([with_sd, known])
         figures = [_grouped(run.replications, groups) for run in runs]
         on_state, off_state = (_state(side, run) for side, run in zip((on, off), runs, strict=True))
@@ -238,11 +237,6 @@ class Prober:
             return Probe(x, bases, gains, slack_low=slack[0], slack_high=slack[1])
         note = NO_REQUEST_MEETS if self.metric.name == "slo_goodput" and not any(gains + bases) else ""
         return Probe(x, gains, bases, note=note)
-
-    def _remember(self, off: Served) -> None:
-        while len(self._off) >= KEPT_RUNS:
-            del self._off[next(iter(self._off))]
-        self._off[_off_key(off.scenario)] = off
 
     def _shortfall(self, side: _Side, figures: dict[str, float], requests: int) -> float:
         if side.rate_rps is None:

@@ -97,7 +97,7 @@ def shortfall(num_requests: float, in_system: float, utilisation: float) -> floa
 
     ``1.5 L / n + 2 / (n (1 - rho)^2)``: the batch must fill and turn over, and a queue close to its capacity forgets
     its beginning in a time that grows as the inverse square of what is left of the capacity (heavy traffic). The
-    factors are chosen so that it is a bound on the bundled chat scenario, 6,000 and 24,000 requests against runs of
+    factors are chosen so that it is a bound on the bundled chat scenario, 1,000 to 24,000 requests against runs of
     400,000, with and without speculation, at 90, 95 and 98.3 % of the capacity, where that is taken at the lower end of
     its interval (`benchmarks/cutover.py --shortfall`; docs/cutover.md). Infinite at the capacity.
 

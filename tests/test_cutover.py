@@ -9,21 +9,24 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from closed_form_crossing import ALPHA, OUTPUT, PROMPT, SEARCH, K, closed_form
 from closed_form_crossing import easy as closed_form_scenario
 from typer.testing import CliRunner
 
 from draftcast.errors import InputError
+from draftcast.scenarios import cutover_probe
 from draftcast.scenarios.cli import app
 from draftcast.scenarios.cutover import cutover
 from draftcast.scenarios.cutover_answer import Cutover
 from draftcast.scenarios.cutover_axis import axis_named
 from draftcast.scenarios.cutover_map import speedup_map
 from draftcast.scenarios.cutover_report import contour_lines, detail_lines, headline, number
-from draftcast.scenarios.load import load_scenario
+from draftcast.scenarios.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.plan import Price
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.simulate import serve, simulate_together
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "cutover.md"
 run = CliRunner().invoke
@@ -195,6 +198,30 @@ def test_more_acceptance_breaks_even_at_a_given_load(tmp_path: Path) -> None:
         assert answer.here == pytest.approx(ALPHA)
         found[clients] = answer.crossing
     assert found[8].high < ALPHA < found[32].low  # the crossing over clients is between them
+
+
+def test_what_no_acceptance_changes_is_simulated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Scenario] = []
+
+    def counted(scenario: Scenario, **options: Any) -> Any:
+        served.append(scenario)
+        return serve(scenario, **options)
+
+    monkeypatch.setattr(cutover_probe, "serve", counted)
+    loop = easy(tmp_path, "workload.arrivals={process: closed_loop, concurrency: 20}", "statistics.replications=2")
+    (answer,) = cutover(loop, over="acceptance", at=[0.2, 0.5, 0.8], target=0.9)
+    without = [each for each in served if each.speculative_config is None]
+    sizes = [(each.statistics.replications, each.workload.num_requests) for each in served]
+    assert len(without) == len(set(sizes)) < len(served) - len(without)
+    # The same as if it had been simulated for each.
+    look = answer.looks[0]
+    values = {"workload.num_requests": look.requests, "statistics.replications": look.replications}
+    both = [with_values(axis_named("acceptance").at(loop, look.x), values)]
+    on, off = simulate_together([*both, without_speculation(both[0])])
+    assert look.off["mean_e2el_s"] == pytest.approx(np.mean([r["mean_e2el_s"] for r in off.replications]), rel=1e-12)
+    assert look.on["mean_e2el_s"] == pytest.approx(np.mean([r["mean_e2el_s"] for r in on.replications]), rel=1e-12)
+    spent = sum(r * max(n or 0, cutover_probe.LEAST_BILLED) for r, n in sizes)
+    assert answer.requests == spent
 
 
 METRIC_AT: dict[str, Any] = {"over": "concurrency", "at": [2, 24], "target": 0.5, "budget_requests": 200_000}
