@@ -1,6 +1,6 @@
 """Speed of the policies: engine steps per second of every built-in one and of a Python policy.
 
-    python benchmarks/policies.py [--sequences 40] [--rounds 5]
+    python benchmarks/policies.py [--sequences 40] [--rounds 20]
 
 One replica with so many sequences running, k=3, paging, no arrivals in between; CPU time, best of several rounds,
 policies taking turns. Machines are shared and noisy, so a minimal compiled loop over as many sequences
@@ -88,7 +88,7 @@ def main() -> None:
     """Print one line a policy, then a JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=20)
     asked = parser.parse_args()
     overrides = [
         f"engine.max_num_seqs={asked.sequences}",
