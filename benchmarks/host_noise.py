@@ -3,10 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/host_noise.py [--core 0] [--seconds 10]
 
 No engine, no forecast: without knowing a core's speed from moment to moment no forecast of single steps beats their own
-median, and by how much that errs is printed. The weights are those of the live validation's target
-(`benchmarks/live.py`: 54 M parameters in float32, read from memory at every pass), for steps of one and of sixteen rows,
-and of ten passes each, as a model ten times as large would take. Beside each stand the difference of a step from the one
-before and from the median of all, at the median and the ninth decile; the bars of the validation are 5 % and 15 %.
+median, and by how much that errs is printed. The weights are those of the live validation's target (54 M parameters in
+float32, `benchmarks/live.py`, read from memory at every pass), for steps of one and of sixteen rows, and of ten passes
+each, as a model ten times as large would take. Beside each stand the difference of a step from the one before and from
+the median of all, at the median and the ninth decile; the bars of the validation are 5 % and 15 %.
 """
 
 from __future__ import annotations
