@@ -106,10 +106,10 @@ def test_a_scheduler_that_goes_away_is_one_line_and_keeps_what_is_done(base: Sce
 
         def progress(now: SweepProgress) -> None:
             seen.append(now.done)
-            if now.done == 1:
+            if now.done:  # two may be done when the first is told
                 stack.close()
 
-        asked = with_values(base, {"workload.num_requests": 1500})
+        asked = with_values(base, {"workload.num_requests": 4000})
         with pytest.raises(InputError, match=r"--cluster: .*the scheduler is gone"):
             sweep(asked, {"seed": list(range(30))}, folder=tmp_path / "set", cluster=cluster.address, progress=progress)
     assert len(set(ResultStore(tmp_path / "set").table()["key"].to_pylist())) == max(seen)
