@@ -18,6 +18,8 @@ from draftcast.calibration.origin import Origin
 from draftcast.calibration.roofline import soft_max_scalar
 
 FloatArray = NDArray[np.float64]
+Logs = tuple[float, float, float]
+"""What `log_sizes` gives: logs of context tokens, rows and sequences."""
 
 # Rows of StepCost.attention, one per kind of attention layer ...
 B_DECODE = 0
@@ -63,10 +65,10 @@ def flat_grid(grid: AttentionGrid, layers: int) -> FloatArray:
 
 
 @njit(cache=True, error_model="numpy", forceinline=True)
-def log_sizes(grids: FloatArray, kv: float, rows: float, seqs: float) -> tuple[float, float, float]:
+def log_sizes(grids: FloatArray, kv: float, rows: float, seqs: float) -> Logs:
     """Logs of a batch's sums, as `attention_seconds` takes them; zeros where no kind has a grid to look them up in.
 
-    Logs take a third of a step's time, and several kinds of layers attend over the same batch.
+    Several kinds of layers attend over the same batch, and logs are a good part of what a step takes to compute.
     """
     if grids.size == 0:
         return 0.0, 0.0, 0.0
@@ -113,7 +115,7 @@ def _grid_seconds(
     kv: float,
     rows: float,
     seqs: float,
-    logs: tuple[float, float, float],
+    logs: Logs,
 ) -> tuple[float, bool]:
     """Seconds from the kind's grid and whether they lie between measured nodes."""
     prefill = blocks[b, A_PREFILL] > 0.0
@@ -178,7 +180,7 @@ def attention_seconds(
     kv: float,
     rows: float,
     seqs: float,
-    logs: tuple[float, float, float],
+    logs: Logs,
     origins: FloatArray,
     first: int,
     times: float,

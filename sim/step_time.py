@@ -23,13 +23,13 @@ from draftcast.sim.attention_time import (
     B_DRAFT_PREFILL_WINDOW,
     B_PREFILL,
     B_PREFILL_WINDOW,
+    Logs,
     attention_seconds,
     log_sizes,
 )
 from draftcast.sim.borrowed import borrowed
 
 FloatArray = NDArray[np.float64]
-Logs = tuple[float, float, float]
 NO_LOGS: Logs = (0.0, 0.0, 0.0)
 
 # Features of one step, filled by the engine. S is the context a request attends to, its new tokens included.
@@ -186,7 +186,7 @@ def _attention(
     kv: float,
     rows: float,
     seqs: float,
-    logs: tuple[float, float, float],
+    logs: Logs,
     times: float,
     out: FloatArray,
 ) -> float:
