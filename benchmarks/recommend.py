@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from draftcast.scenarios.load import load_scenario, with_values
-from draftcast.scenarios.recommend import METRICS, Load, recommend
+from draftcast.scenarios.recommend import Load, recommend
+from draftcast.scenarios.verdict import METRICS
 from draftcast.scenarios.simulate import simulate
 from draftcast.sim.statistics import replication_interval
 

@@ -33,7 +33,8 @@ from draftcast.scenarios.cutover_plots import cutover_figure
 from draftcast.scenarios.cutover_report import contour_lines, detail_lines, headline
 from draftcast.scenarios.fidelity import fidelity
 from draftcast.scenarios.operating_point import ceilings, operating_tracks
-from draftcast.scenarios.recommend import METRICS, Recommendation, recommend
+from draftcast.scenarios.recommend import Recommendation, recommend
+from draftcast.scenarios.verdict import METRICS
 from draftcast.scenarios.recommend_report import answer_line, paste_lines, remark
 from draftcast.scenarios.report import show, title
 from draftcast.scenarios.roofline_plot import roofline_figure

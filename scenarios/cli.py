@@ -1,10 +1,10 @@
 """The ``draftcast`` command.
 
-Exit codes: 0 answered, 2 bad input, 3 the SLO is not met, 4 the cluster cannot keep up (unstable), 5 no steady state
+Exit codes: 0 answered, 2 bad input, 3 the SLO is not met, 4 the cluster cannot keep up (overloaded), 5 no steady state
 (not settled: more requests are needed, and no SLO is judged) or no cutover to be told, 6 a live run failed or is
-incomplete, 7 a sweep has cells without figures, 130 interrupted. A table of several runs (``--rates``,
-``--compare-off``) is an answer whatever it shows: 0. Only ``--json`` puts JSON on standard output; progress, notes and
-errors go to standard error. Heavy imports wait inside the commands.
+incomplete, 7 a sweep has cells without figures, 130 interrupted. ``simulate`` exits with the code of the scenario's own
+setting; a table of several rates (``--rates``) is an answer whatever it shows: 0. Only ``--json`` puts JSON on standard
+output; progress, notes and errors go to standard error. Heavy imports wait inside the commands.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from draftcast.scenarios.terminal import asked_changes, print_json, progress_bar
 from draftcast.scenarios.validate.cli import validate
 
 if TYPE_CHECKING:
-    from draftcast.scenarios.comparison import Comparison
+    from draftcast.scenarios.comparison import Comparison, Point
     from draftcast.scenarios.schema import Scenario
-    from draftcast.scenarios.simulate import RunResult
 
 BAD_INPUT, SLO_UNMET, UNSTABLE, NOT_SETTLED, LIVE_FAILED = 2, 3, 4, 5, 6
 
@@ -100,20 +99,19 @@ def simulate(
         str | None, typer.Option(metavar="R,R,...|A..B:N", help="Run at each of these mean request rates per second.")
     ] = None,
     compare_off: Annotated[
-        bool, typer.Option("--compare-off", help="Also run without speculation, on the same requests, and compare.")
-    ] = False,
+        bool,
+        typer.Option(help="Also run without speculation, on the same requests, and say whether speculation pays."),
+    ] = True,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     replications: Annotated[int | None, typer.Option(help="Independent repetitions behind the intervals.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the run here (whole or not at all).")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="HTML", help="With --rates and --compare-off: write the picture here.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="HTML", help="With --rates: write the picture here.")] = None,
     steps: Annotated[
         bool, typer.Option("--steps", help="Record every engine step (steps.parquet with --out).")
     ] = False,
 ) -> None:
-    """Simulate a scenario: latency, goodput and acceptance with intervals; with --compare-off, does SD pay."""
+    """Simulate a scenario: latency, goodput and acceptance with intervals, and whether speculation pays."""
     from draftcast.scenarios.comparison import compare
     from draftcast.scenarios.error_places import naming
     from draftcast.scenarios.grid import parse_values
@@ -125,7 +123,7 @@ def simulate(
     if plot is not None:
         from draftcast.scenarios.plots import check_plot
 
-        check_plot(plot, num_rates=len(wanted), compared=compare_off)
+        check_plot(plot, num_rates=len(wanted), compared=compare_off and question.speculative_config is not None)
     if out is not None:
         from draftcast.scenarios.run_directory import check_target
 
@@ -133,7 +131,7 @@ def simulate(
     _notes(question)
     with naming(scenario), progress_bar() as progress:
         answer = compare(question, wanted, compare_off=compare_off, progress=progress, record_steps=steps)
-    single = answer.points[0].on if not wanted and not compare_off else None
+    single = answer.points[0] if not wanted else None
     if out is not None:
         _write(out, answer, single)
     if plot is not None:
@@ -141,14 +139,14 @@ def simulate(
 
         write_figure(comparison_figure(answer), plot)
     if as_json:
-        print_json(single.summary if single is not None else answer.summary())
+        print_json(single.on.summary | single.compared() if single is not None else answer.summary())
     else:
         _print_tables(question, answer, single)
-    if single is not None and single.unstable:
+    if single is not None and single.own.state == "overloaded":
         raise typer.Exit(UNSTABLE)
-    if single is not None and not single.steady:
+    if single is not None and not single.own.has_figures:
         raise typer.Exit(NOT_SETTLED)
-    if single is not None and single.slo_met is False:
+    if single is not None and single.on.slo_met is False:
         raise typer.Exit(SLO_UNMET)
 
 
@@ -158,7 +156,7 @@ def _notes(question: Scenario) -> None:
         print(f"draftcast: note: engine.speculative_config.{key} has no effect on simulated time", file=sys.stderr)
 
 
-def _print_tables(question: Scenario, answer: Comparison, single: RunResult | None) -> None:
+def _print_tables(question: Scenario, answer: Comparison, single: Point | None) -> None:
     from draftcast.scenarios.report import (
         capacity_line,
         comparison_table,
@@ -171,15 +169,20 @@ def _print_tables(question: Scenario, answer: Comparison, single: RunResult | No
 
     console = make_console()
     if single is not None:
+        from draftcast.scenarios.report import load_words
+
+        if single.verdict is not None:
+            console.print(single.verdict.sentence(load_words(question)))
         console.print(run_table(question, single))
-        for line in [status_line(single), *note_lines(single)]:
+        notes = dict.fromkeys(line for run in single.runs for line in note_lines(run))
+        for line in [status_line(single.on, single.own), *notes]:
             if line:
                 console.print(line)
         return
     console.print(comparison_table(answer))
     if any(point.off is not None for point in answer.points):
         console.print(
-            "advantage: mean E2E latency without speculation / with it, same requests; above 1 speculation pays. "
+            "advantage: mean E2E latency without speculation / with it, same requests; above 1 it is faster with. "
             f"± is half the {question.statistics.confidence:.0%} interval of {question.statistics.replications} "
             "replications."
         )
@@ -191,15 +194,15 @@ def _print_tables(question: Scenario, answer: Comparison, single: RunResult | No
         console.print(line)
 
 
-def _write(out: Path, answer: Comparison, single: RunResult | None) -> None:
-    """One run as it is; several as one directory whose tables say which run a row belongs to."""
+def _write(out: Path, answer: Comparison, single: Point | None) -> None:
+    """The setting's own run as it is; several rates as one directory whose tables say which run a row belongs to."""
     import pandas as pd
 
     from draftcast.scenarios.run_directory import write_run_directory
 
     if single is not None:
-        parts: dict[str, Any] = {"manifest": single.manifest, "summary": single.summary}
-        write_run_directory(out, **parts, requests=single.requests, steps=single.steps)
+        parts: dict[str, Any] = {"manifest": single.on.manifest, "summary": single.on.summary | single.compared()}
+        write_run_directory(out, **parts, requests=single.on.requests, steps=single.on.steps)
         return
     tables: dict[str, list[pd.DataFrame]] = {"requests": [], "steps": []}
     for point in answer.points:

@@ -16,13 +16,14 @@ import numpy as np
 from draftcast.errors import InputError
 from draftcast.scenarios.cutover_answer import Cutover, Place, TokenCost
 from draftcast.scenarios.cutover_axis import RateAxis, axis_named
-from draftcast.scenarios.cutover_limits import limits
-from draftcast.scenarios.cutover_probe import FIRST_SHORTFALL, MAX_REQUESTS, THROUGHPUT_METRICS, Prober
+from draftcast.scenarios.cutover_probe import FIRST_SHORTFALL, MAX_REQUESTS, Prober
 from draftcast.scenarios.cutover_step_level import scenario_at, step_level_crossing
+from draftcast.scenarios.limits import limits_at
 from draftcast.scenarios.load import with_values, without_speculation
 from draftcast.scenarios.plan import Price
-from draftcast.scenarios.recommend import METRICS, Metric, speculative_values
+from draftcast.scenarios.recommend import speculative_values
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.verdict import METRICS, THROUGHPUT, Metric
 from draftcast.scenarios.workload_spec import slos
 from draftcast.sim.crossing_search import Found, search
 from draftcast.sim.statistics import Estimate
@@ -75,10 +76,9 @@ def cutover(
     for each in asked:  # refuse what cannot be asked before the first second is simulated
         axis.at(each, looks[0] if looks else 1.0 if axis.whole else 0.5)
     found: list[Cutover] = []
-    saturated: dict[str, tuple[float, ...] | None] = {}
     for index, each in enumerate(asked):
         part = part_of(progress, index, len(asked))
-        prober = Prober(each, axis, chosen, budget_requests, part, saturated)
+        prober = Prober(each, axis, chosen, budget_requests, part)
         found.append(_one(prober, looks, target, price))
     if progress is not None:
         progress(1.0)
@@ -174,7 +174,9 @@ def _one(prober: Prober, at: Sequence[float], target: float, price: Price | None
     capacities: tuple[Estimate | None, Estimate | None] = (None, None)
     if isinstance(axis, RateAxis) and found.probes:
         on, off = prober.sides(found.probes[0].x)
-        capacities = (on.capacity if on is not None else None, off.capacity if off is not None else None)
+        capacities = tuple(
+            half.capacity.estimate if half is not None and half.capacity is not None else None for half in (on, off)
+        )  # type: ignore[assignment]
     return Cutover(
         scenario,
         label(scenario),
@@ -210,10 +212,10 @@ def first_looks(prober: Prober, target: float = TARGET) -> list[float]:
     on, off = prober.sides(guess)
     if on is None or off is None:  # no budget: the first look will say so
         return [guess]
-    known = [side.capacity for side in (on, off) if side.capacity is not None]
+    known = [half.capacity.estimate for half in (on, off) if half.capacity is not None]
     ends = [estimate.low for estimate in known] or [fluid.capacity_rps() * 0.8 for fluid in fluids]
     smallest = min(ends)
-    if prober.metric.name in THROUGHPUT_METRICS:
+    if prober.metric.name in THROUGHPUT:
         most = max([estimate.high for estimate in known] or ends)
         return [0.5 * smallest, 0.98 * smallest, *np.linspace(smallest, 1.2 * most, 12).tolist()]
     in_system = max(fluid.in_system(0.95 * fluid.capacity_rps()) for fluid in fluids)
@@ -245,18 +247,8 @@ def _place(prober: Prober, found: Found, x: float) -> Place:
     made = []
     sides = ((with_sd, look.on, look.states[0]), (without_speculation(with_sd), look.off, look.states[1]))
     for each, figures, state in sides:
-        fluid = prober.fluid(each, x)
-        if figures:
-            in_system = max(figures["request_throughput"] * figures["mean_e2el_s"], 1.0)
-            # Of a closed loop no more than its clients: a short run counts its ends twice.
-            in_system = min(in_system, getattr(each.workload.arrivals, "concurrency", math.inf))
-            kv_share = figures["kv_cache_usage"]
-        else:  # nothing was run: as full as it gets, or as the fluid estimate has it
-            rate = prober.axis.rate_rps(each, x)
-            held = fluid.in_system(rate) if rate is not None and state != "overloaded" else math.inf
-            in_system = min(held, float(fluid.slots))
-            kv_share = fluid.kv_share(in_system)
-        made.append(limits(fluid, each.engine, in_system, kv_share))
+        rate = prober.axis.rate_rps(each, x) if state != "overloaded" else None
+        made.append(limits_at(each, prober.fluid(each, x), figures, rate))
     probe = next(probe for probe in found.probes if probe.x == x)
     return Place(x, probe.advantage(found.crossing.confidence), made[0], made[1])
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from draftcast.scenarios.cutover_limits import Limits
 from draftcast.scenarios.cutover_probe import Look
-from draftcast.scenarios.recommend import Metric
+from draftcast.scenarios.limits import Limits
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.verdict import Metric
 from draftcast.sim.crossing import Crossing, Probe
 from draftcast.sim.crossing_search import Stopped
 from draftcast.sim.statistics import Estimate

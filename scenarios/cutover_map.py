@@ -26,8 +26,9 @@ from draftcast.scenarios.cutover import (
 from draftcast.scenarios.cutover_axis import AcceptanceAxis, Axis, axis_named
 from draftcast.scenarios.cutover_probe import Prober
 from draftcast.scenarios.plan import Price
-from draftcast.scenarios.recommend import MAX_K, Metric, longest_draft
+from draftcast.scenarios.recommend import MAX_K, longest_draft
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.verdict import Metric
 from draftcast.sim.crossing import Crossing, Probe, locate
 
 AGAINST = ("k", "acceptance")
@@ -143,10 +144,8 @@ def speedup_map(
     ys = sorted(set(values)) or _default_values(scenario, against)
     variants = [_variant(scenario, against, y) for y in ys]
     part = budget_requests // len(ys)
-    saturated: dict[str, tuple[float, ...] | None] = {}
     probers = [
-        Prober(each, axis, chosen, part, part_of(progress, index, len(ys)), saturated)
-        for index, each in enumerate(variants)
+        Prober(each, axis, chosen, part, part_of(progress, index, len(ys))) for index, each in enumerate(variants)
     ]
     xs = [axis.check(scenario, x) for x in sorted(set(at))] or _default_loads(probers[-1])
     for each in variants:

@@ -6,24 +6,24 @@ cluster can complete where the fluid estimate says that x may be close to it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from draftcast.errors import InputError
+from draftcast.scenarios.capacity import Capacity, capacity
 from draftcast.scenarios.cutover_axis import Axis, BatchAxis, RateAxis, is_closed
 from draftcast.scenarios.cutover_estimate import Fluid
-from draftcast.scenarios.load import scenario_hash, with_rate, with_values, without_speculation
-from draftcast.scenarios.recommend import Metric
-from draftcast.scenarios.saturation import MIN_REPLICATIONS, TURNOVERS, saturated_rates
+from draftcast.scenarios.load import scenario_hash, with_values, without_speculation
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.simulate import RunResult, Served, measure, serve
+from draftcast.scenarios.simulate import Served, measure, serve
+from draftcast.scenarios.verdict import THROUGHPUT, Metric, Side, State, decide, probe_at, side, side_by_capacity
 from draftcast.sim.crossing import Probe
 from draftcast.sim.stability import shortfall
-from draftcast.sim.statistics import Estimate, replication_interval
 
 MIN_REQUESTS = 1000
 MAX_REQUESTS = 24_000
@@ -37,11 +37,9 @@ BATCH_REQUESTS = 16
 LEAST_BILLED = 200
 """Requests that a run takes as long as, however short it is."""
 NEAR_CAPACITY = 0.6
-"""Utilisation from which the capacity is simulated instead of estimated: the estimate is good to some 20 %."""
-THROUGHPUT_METRICS = ("token_goodput", "cost")
+"""Utilisation from which the capacity is simulated before the runs: the fluid estimate is good to some 20 %."""
 NO_REQUEST_MEETS = "no request meets the SLO on or off"
 
-State = Literal["steady", "near capacity", "overloaded"]
 Progress = Callable[[float], None]
 
 
@@ -58,30 +56,25 @@ class Look:
 
 
 @dataclass(frozen=True)
-class _Side:
-    """One side of the question at x, before anything but a saturated run is simulated."""
+class _Half:
+    """One side of the question at x, before anything but its capacity is simulated."""
 
     scenario: Scenario
     fluid: Fluid
     rate_rps: float | None
-    capacity: Estimate | None  # simulated; None far below it, and in closed loops
-    rates: tuple[float, ...]  # its replications
+    known: Side
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """None far below it, and in closed loops."""
+        return self.known.capacity
 
     @property
     def utilisation(self) -> float:
         """Rate over capacity, for a run's length; the lower bound of a simulated one."""
         if self.rate_rps is None:
             return 0.0
-        capacity = self.capacity.low if self.capacity is not None else self.fluid.capacity_rps()
-        return self.rate_rps / capacity
-
-    @property
-    def state(self) -> State:
-        if self.rate_rps is None or self.capacity is None:
-            return "steady"
-        if self.rate_rps > self.capacity.high:
-            return "overloaded"
-        return "steady" if self.rate_rps < self.capacity.low else "near capacity"
+        return self.rate_rps / (self.capacity.estimate.low if self.capacity else self.fluid.capacity_rps())
 
     def in_system(self) -> float:
         """Requests in the system by the fluid estimate; what it holds where that says overloaded."""
@@ -97,7 +90,6 @@ class Prober:
         budget_requests: simulated in all, over both sides, replications and saturated runs; a run counts as at least
             `LEAST_BILLED`.
         progress: called with the share of the budget that is spent.
-        saturated: what saturated runs completed, by scenario; shared where the same engine is asked again.
     """
 
     def __init__(
@@ -107,7 +99,6 @@ class Prober:
         metric: Metric,
         budget_requests: int,
         progress: Progress | None = None,
-        saturated: dict[str, tuple[float, ...] | None] | None = None,
     ) -> None:
         if scenario.speculative_config is None:
             raise InputError("the scenario has no speculation to compare with", key="engine.speculative_config")
@@ -116,7 +107,6 @@ class Prober:
         self.looks: dict[float, Look] = {}
         self._progress = progress
         self._fluids: dict[tuple[bool, float | None], Fluid] = {}
-        self._saturated = {} if saturated is None else saturated
         self._off: tuple[str, Served] | None = None  # the last run without speculation, by `_off_key`
 
     def __call__(self, x: float, replications: int, effort: int) -> Probe | None:
@@ -124,28 +114,30 @@ class Prober:
         on, off = self.sides(x)
         if on is None or off is None:
             return None
-        states = (on.state, off.state)
-        if self.metric.name in THROUGHPUT_METRICS and on.rate_rps is not None:
+        if self.metric.name in THROUGHPUT and on.rate_rps is not None:
             return self._delivered(x, on, off)
-        if states != ("steady", "steady"):
-            self.looks[x] = Look(x, 0, 0, states, {}, {})
-            return _bound(x, states)
+        if (on.known.position, off.known.position) != ("below", "below"):
+            verdict = decide(self.metric, on.known, off.known, self.scenario.statistics.confidence)
+            self.looks[x] = Look(x, 0, 0, (on.known.state, off.known.state), {}, {})
+            return probe_at(x, verdict)
         return self._simulated(x, on, off, replications, effort)
 
-    def sides(self, x: float) -> tuple[_Side, _Side] | tuple[None, None]:
+    def sides(self, x: float) -> tuple[_Half, _Half] | tuple[None, None]:
         """Both sides at x; None without the budget to say how close they are to their capacity."""
         with_sd = self.axis.at(self.scenario, x)
         made = []
         for each in (with_sd, without_speculation(with_sd)):
             rate, fluid = self.axis.rate_rps(each, x) if not is_closed(each) else None, self.fluid(each, x)
-            rates: tuple[float, ...] | None = ()
-            # Along rates one saturated run serves every x; elsewhere each x has its own capacity.
+            known = Side(None, "below")
+            # Along rates one capacity serves every x; elsewhere each x has its own.
             if rate is not None and (isinstance(self.axis, RateAxis) or rate > NEAR_CAPACITY * fluid.capacity_rps()):
-                if not self._affords_capacity(each, fluid):
+                if self.spent_requests >= self.budget_requests:
                     return None, None
-                rates = self._capacity(each, fluid)
-            capacity = replication_interval(rates, each.statistics.confidence) if rates else None
-            made.append(_Side(each, fluid, rate, capacity, rates or ()))
+                found = capacity(each, rate, deployment=fluid.deployment)
+                if found is not None:
+                    self._part(found.simulated)
+                    known = side_by_capacity(rate, found)
+            made.append(_Half(each, fluid, rate, known))
         return made[0], made[1]
 
     def fluid(self, scenario: Scenario, x: float) -> Fluid:
@@ -164,23 +156,6 @@ class Prober:
             self._fluids[speculates, x] = Fluid.of(scenario, known)
         return self._fluids[speculates, x]
 
-    def _capacity_key(self, scenario: Scenario) -> str:
-        return scenario_hash(with_values(with_rate(scenario, 1.0), {"workload.num_requests": 1}))
-
-    def _capacity_cost(self, scenario: Scenario, fluid: Fluid) -> int:
-        return TURNOVERS * fluid.slots * max(scenario.statistics.replications, MIN_REPLICATIONS)
-
-    def _affords_capacity(self, scenario: Scenario, fluid: Fluid) -> bool:
-        known = self._capacity_key(scenario) in self._saturated
-        return known or self.spent_requests + self._capacity_cost(scenario, fluid) <= self.budget_requests
-
-    def _capacity(self, scenario: Scenario, fluid: Fluid) -> tuple[float, ...] | None:
-        key = self._capacity_key(scenario)
-        if key not in self._saturated:
-            part = self._part(self._capacity_cost(scenario, fluid))
-            self._saturated[key] = saturated_rates(scenario, fluid.slots, part, fluid.deployment)
-        return self._saturated[key]
-
     def _part(self, requests: int) -> Progress | None:
         """Books the requests of a run and maps its 0..1 to its part of the budget."""
         before = self.spent_requests
@@ -190,7 +165,7 @@ class Prober:
         report, budget = self._progress, self.budget_requests
         return lambda share: report(min((before + share * requests) / budget, 1.0))
 
-    def _requests(self, x: float, on: _Side, off: _Side, effort: int) -> int:
+    def _requests(self, x: float, on: _Half, off: _Half, effort: int) -> int:
         """Requests of one replication: so many that its latency falls short of the steady state by little."""
         if on.rate_rps is None:
             clients = round(x) if self.axis.name == "concurrency" else _clients(on.scenario)
@@ -200,7 +175,7 @@ class Prober:
         first = max(math.ceil(short / FIRST_SHORTFALL), MIN_REQUESTS)
         return min(first << effort, MAX_REQUESTS)
 
-    def _simulated(self, x: float, on: _Side, off: _Side, replications: int, effort: int) -> Probe | None:
+    def _simulated(self, x: float, on: _Half, off: _Half, replications: int, effort: int) -> Probe | None:
         groups, requests = 1, self._requests(x, on, off, effort)
         if isinstance(self.axis, BatchAxis):
             requests = round(x)
@@ -221,40 +196,36 @@ class Prober:
         if known is None:
             known = serve(asked[1], progress=self._part(cost), deployment=off.fluid.deployment)
             self._off = (off_key, known)
-        runs = measure([with_sd, known])
-        figures = [_grouped(run.replications, groups) for run in runs]
-        on_state, off_state = (_state(side, run) for side, run in zip((on, off), runs, strict=True))
-        means = [_means(rows) for rows in figures]
-        simulated = len(runs[0].requests) // replications
-        self.looks[x] = Look(x, replications, simulated, (on_state, off_state), means[0], means[1])
-        if (on_state, off_state) != ("steady", "steady"):
-            return _bound(x, (on_state, off_state))
-        slack = [self._shortfall(side, run, requests) for side, run in zip((on, off), means, strict=True)]
-        name = self._figure(on.rate_rps is not None)
-        gains, bases = (tuple(row[name] for row in rows) for rows in figures)
-        if self.metric.less_is_better:
-            # A latency may still grow: with speculation to its harm, without to its favour.
-            return Probe(x, bases, gains, slack_low=slack[0], slack_high=slack[1])
-        note = NO_REQUEST_MEETS if self.metric.name == "slo_goodput" and not any(gains + bases) else ""
-        return Probe(x, gains, bases, note=note)
+        runs = [
+            dataclasses.replace(run, replications=tuple(_grouped(run.replications, groups)))
+            for run in measure([with_sd, known])
+        ]
+        # A capacity that was simulated already knows better than a run.
+        sides = [
+            dataclasses.replace(half.known, run=run)
+            if half.capacity is not None
+            else side(half.scenario, run, deployment=half.fluid.deployment)
+            for half, run in zip((on, off), runs, strict=True)
+        ]
+        verdict = decide(self.metric, sides[0], sides[1], self.scenario.statistics.confidence)
+        means = [_means(run.replications) if each.has_figures else {} for run, each in zip(runs, sides, strict=True)]
+        simulated = len(runs[0].requests) // (replications * groups) * groups
+        self.looks[x] = Look(x, replications, simulated, (sides[0].state, sides[1].state), means[0], means[1])
+        probe = probe_at(x, verdict)
+        if self.metric.name == "slo_goodput" and probe.gains and not any(probe.gains + probe.bases):
+            probe = dataclasses.replace(probe, note=NO_REQUEST_MEETS)
+        return probe
 
-    def _shortfall(self, side: _Side, figures: dict[str, float], requests: int) -> float:
-        if side.rate_rps is None:
-            return 0.0
-        return shortfall(requests, side.rate_rps * figures["mean_e2el_s"], side.utilisation)
-
-    def _figure(self, is_open: bool) -> str:
-        # At one rate all good requests come out of as many: the share that is good, without the run's last minutes.
-        return "slo_attainment" if self.metric.name == "slo_goodput" and is_open else self.metric.figure
-
-    def _delivered(self, x: float, on: _Side, off: _Side) -> Probe:
+    def _delivered(self, x: float, on: _Half, off: _Half) -> Probe:
         """Throughput of an open loop: what arrives, up to what the cluster can complete. Needs no run of its own."""
         rate = on.rate_rps
         assert rate is not None
-        count = max(len(on.rates), len(off.rates), MIN_REPLICATIONS)
-        with_sd, without = (tuple(min(rate, each) for each in side.rates or (rate,) * count) for side in (on, off))
-        self.looks[x] = Look(x, 0, 0, (on.state, off.state), {}, {})
-        return Probe(x, with_sd, without, note=_note((on.state, off.state)))
+        rates = [half.capacity.rates if half.capacity is not None else (rate,) for half in (on, off)]
+        count = max(map(len, rates))
+        with_sd, without = (tuple(min(rate, each) for each in (own * count)[:count]) for own in rates)
+        self.looks[x] = Look(x, 0, 0, (on.known.state, off.known.state), {}, {})
+        verdict = decide(self.metric, on.known, off.known, self.scenario.statistics.confidence)
+        return Probe(x, with_sd, without, note=verdict.why)
 
 
 def _off_key(scenario: Scenario) -> str:
@@ -266,19 +237,6 @@ def _clients(scenario: Scenario) -> int:
     return int(getattr(scenario.workload.arrivals, "concurrency", 1))
 
 
-def _state(side: _Side, run: RunResult) -> State:
-    # A capacity that was simulated knows better than a run that is short for it.
-    if run.unstable and side.capacity is None:
-        return "overloaded"
-    return "steady" if run.steady else "near capacity"
-
-
-def _bound(x: float, states: tuple[State, State]) -> Probe:
-    """Off overloaded while on keeps up is surely to the better, the reverse to the worse; else nothing is known."""
-    sure = {("steady", "overloaded"): 1, ("overloaded", "steady"): -1}.get(states, 0)
-    return Probe(x, sure=sure, note=_note(states))
-
-
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = [name for name in rows[0] if all(name in row for row in rows)]
     return {name: float(np.mean([row[name] for row in rows])) for name in names}
@@ -287,9 +245,3 @@ def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _grouped(rows: Sequence[Mapping[str, float]], groups: int) -> list[dict[str, float]]:
     """Means over so many runs each: the static batches of one replication."""
     return [_means(rows[start : start + groups]) for start in range(0, len(rows), groups)]
-
-
-def _note(states: tuple[State, State]) -> str:
-    words = {"overloaded": "overloaded", "near capacity": "too close to its capacity to settle"}
-    sides = [f"{name} {words[state]}" for name, state in zip(("on", "off"), states, strict=True) if state in words]
-    return ", ".join(sides)

@@ -10,10 +10,9 @@ from rich.table import Table
 
 from draftcast.scenarios.cutover_answer import Cutover, Place
 from draftcast.scenarios.cutover_axis import is_closed
-from draftcast.scenarios.cutover_limits import Limits
 from draftcast.scenarios.cutover_map import SpeedupMap
-from draftcast.scenarios.cutover_probe import THROUGHPUT_METRICS
 from draftcast.scenarios.report import show
+from draftcast.scenarios.verdict import THROUGHPUT
 from draftcast.sim.crossing import Crossing, Probe
 from draftcast.sim.statistics import Estimate
 
@@ -102,7 +101,7 @@ def detail_lines(answer: Cutover) -> list[str]:
         lines.append(f"Step-level estimate, {how}: {found}.")
     if answer.over == "batch":
         lines.append("A batch drains: its last requests run almost alone, where speculation pays most.")
-    if answer.metric.name in THROUGHPUT_METRICS and not _is_closed(answer):
+    if answer.metric.name in THROUGHPUT and not _is_closed(answer):
         lines.append("Until one side is saturated both deliver what arrives: there this metric cannot differ.")
     sides = (("with speculation", answer.capacity_on), ("without", answer.capacity_off))
     known = [f"{show(capacity)} req/s {name}" for name, capacity in sides if capacity is not None]
@@ -124,22 +123,7 @@ def detail_lines(answer: Cutover) -> list[str]:
 
 def _place_lines(place: Place, unit: str) -> list[str]:
     sides = (("with", place.on), ("without", place.off))
-    return [f"At {number(place.x)} {unit} {name} speculation: {limits_text(side)}." for name, side in sides]
-
-
-def limits_text(side: Limits) -> str:
-    """What limits one side, with its numbers."""
-    shares = (
-        ("memory", side.memory_share),
-        ("compute", side.compute_share),
-        ("draft", side.draft_share),
-        ("host", side.host_share),
-    )
-    parts = ", ".join(f"{name} {share:.0%}" for name, share in shares)
-    return (
-        f"{side.limit} limits ({parts} of a {side.step_ms:.1f} ms step; KV {side.kv_share:.0%} full; "
-        f"{number(side.in_system)} requests in the system)"
-    )
+    return [f"At {number(place.x)} {unit} {name} speculation - {side.sentence}" for name, side in sides]
 
 
 def settings_table(answers: Sequence[Cutover]) -> Table:

@@ -9,9 +9,10 @@ import numpy as np
 
 from draftcast.scenarios.cutover_axis import is_closed
 from draftcast.scenarios.cutover_estimate import advantage_at
-from draftcast.scenarios.cutover_probe import THROUGHPUT_METRICS, Prober
+from draftcast.scenarios.cutover_probe import Prober
 from draftcast.scenarios.load import without_speculation
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.verdict import THROUGHPUT
 
 RATES = 40
 """Rates at which the estimate is looked at before a change of sign is bisected."""
@@ -54,7 +55,7 @@ def _log_advantage(prober: Prober, x: float) -> float | None:
     closed = is_closed(with_sd)
     rate = None if closed else axis.rate_rps(with_sd, x)
     # At one number of clients, latencies are as the inverse of throughputs (Little's law).
-    known = metric in ("e2e", "tpot") or (closed and metric in THROUGHPUT_METRICS)
+    known = metric in ("e2e", "tpot") or (closed and metric in THROUGHPUT)
     if not known or not on.exact_policy or (rate is None and not closed):
         return None
     clients = getattr(with_sd.workload.arrivals, "concurrency", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,20 +46,17 @@ def goodput_curve(
 def delivered(check: Check) -> dict[str, Estimate]:
     """Requests/s `COMPLETED` and, of them, `WITHIN` the scenario's ``slo`` (absent without one).
 
-    With a steady state what comes in goes out, so completed is the load and goodput the attained share of it; totals
-    over the run's length would count the quiet end of its last requests as well. Without one these totals are all
-    there is.
+    With a steady state what comes in goes out, so completed is the load and goodput the attained share of it; above the
+    capacity the capacity is completed, and in the end nothing within an SLO.
     """
-    if check.verdict != "steady":
-        found = {COMPLETED: check.figures.get("request_throughput"), WITHIN: check.figures.get("request_goodput")}
-    else:
-        rate = check.rate_rps
-        attained = check.figures.get("slo_attainment")
-        found = {
-            COMPLETED: Estimate(rate, rate, rate, 0.0, 1),
-            WITHIN: attained.scaled(rate) if attained is not None else None,
-        }
-    return {name: estimate for name, estimate in found.items() if estimate is not None}
+    rate = check.completed_rps
+    found = {COMPLETED: Estimate(rate, rate, rate, 0.0, 1)} if math.isfinite(rate) else {}
+    attained = check.figures.get("slo_attainment")
+    if check.verdict == "overloaded":
+        found[WITHIN] = Estimate(0.0, 0.0, 0.0, 0.0, 1)
+    elif check.verdict == "steady" and attained is not None:
+        found[WITHIN] = attained.scaled(rate)
+    return found
 
 
 def curve_frame(checks: Sequence[Check]) -> pd.DataFrame:

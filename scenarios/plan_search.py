@@ -12,12 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftcast.scenarios.capacity import rate_of
 from draftcast.scenarios.deployment import Deployment
 from draftcast.scenarios.load import with_rate, with_values
 from draftcast.scenarios.plan_slo import Objective
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import RunResult, simulate
 from draftcast.scenarios.steady_step import Traffic, token_seconds, traffic
+from draftcast.scenarios.verdict import Side, State, side
 from draftcast.scenarios.workload_spec import acceptance_models, workload_spec
 from draftcast.sim.acceptance import Constant
 from draftcast.sim.random_streams import replication_seed
@@ -56,7 +58,8 @@ class Check:
     Attributes:
         rate_rps, replicas: what was simulated.
         met: a steady state, and every objective's mean over the replications within its limit.
-        verdict: ``steady``, ``unstable`` (the queue grows) or ``not settled`` (too near to capacity to tell).
+        verdict: the state of `draftcast.scenarios.verdict.Side`.
+        completed_rps: what is completed: the load, or the capacity where the load exceeds it (NaN: not known).
         constraints: the objectives, the tightest first; ``capacity`` alone without a steady state.
         figures: of the run, with intervals.
     """
@@ -64,7 +67,8 @@ class Check:
     rate_rps: float
     replicas: int
     met: bool
-    verdict: str
+    verdict: State
+    completed_rps: float
     constraints: tuple[Constraint, ...]
     figures: dict[str, Estimate] = field(repr=False)
 
@@ -132,8 +136,9 @@ class Cluster:
         """Simulate ``replicas`` at ``rate_rps``, or recall it."""
         key = (replicas, rate_rps)
         if key not in self._checks:
-            run = simulate(cluster_scenario(self._scenario, replicas, rate_rps), deployment=self._deployment)
-            self._checks[key] = judge(run, replicas, rate_rps, self._objectives, self._scenario)
+            asked = cluster_scenario(self._scenario, replicas, rate_rps)
+            run = simulate(asked, deployment=self._deployment)
+            self._checks[key] = check_load(asked, side(asked, run, deployment=self._deployment), self._objectives)
             self._ran()
         return self._checks[key]
 
@@ -179,27 +184,32 @@ def cluster_scenario(scenario: Scenario, replicas: int, rate_rps: float) -> Scen
     return with_values(with_rate(scenario, rate_rps), values)
 
 
-def judge(
-    run: RunResult, replicas: int, rate_rps: float, objectives: tuple[Objective, ...], scenario: Scenario
-) -> Check:
-    """Whether a run meets the objectives (none: the scenario's own ``slo``), and by how much."""
-    figures = run.summary["figures"]
-    verdict = "unstable" if run.unstable else "steady" if run.steady else "not settled"
-    if verdict != "steady":
-        completed = run.summary["stability"]["largest_stable_rate_rps"] or math.nan
+def check_load(scenario: Scenario, own: Side, objectives: tuple[Objective, ...]) -> Check:
+    """Whether a setting meets the objectives (none: the scenario's own ``slo``) at its load, and by how much.
+
+    What a run close to the capacity may still miss of its steady latency is added before it is held to the objectives.
+    """
+    run, rate_rps = own.run, rate_of(scenario)
+    assert run is not None
+    assert rate_rps is not None
+    replicas, figures = scenario.cluster.replicas, run.summary["figures"]
+    if not own.has_figures:
+        completed = own.capacity.estimate.low if own.capacity is not None else math.nan
         found = [Constraint("capacity", rate_rps, completed, rate_rps / completed)]
-        return Check(rate_rps, replicas, False, verdict, tuple(found), figures)
+        return Check(rate_rps, replicas, False, own.state, completed, tuple(found), figures)
+    completed = rate_rps
     if objectives:
+        ratios = [each.ratio(figures) / (1.0 - run.shortfall) for each in objectives]
         found = [
-            Constraint(each.label, each.limit_s * each.ratio(figures), each.limit_s, each.ratio(figures))
-            for each in objectives
+            Constraint(each.label, each.limit_s * ratio, each.limit_s, ratio)
+            for each, ratio in zip(objectives, ratios, strict=True)
         ]
         # A figure that the run does not have (no request with two output tokens) breaks no bound.
         found.sort(key=lambda each: 0.0 if math.isnan(each.used) else -each.used)
         met = not any(each.used > 1.0 for each in found)
     else:
         found, met = [_attainment(run, scenario)], run.slo_met is not False
-    return Check(rate_rps, replicas, met, verdict, tuple(found), figures)
+    return Check(rate_rps, replicas, met, own.state, completed, tuple(found), figures)
 
 
 def _attainment(run: RunResult, scenario: Scenario) -> Constraint:

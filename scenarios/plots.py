@@ -91,7 +91,7 @@ def check_picture(path: Path, option: str) -> None:
 
 def _check_points(count: int) -> None:
     if count < 2:
-        raise InputError("a plot needs --compare-off and at least two --rates", file="--plot")
+        raise InputError("a plot needs speculation compared with off and at least two --rates", file="--plot")
 
 
 def write_figure(figure: Any, path: Path) -> None:

@@ -11,23 +11,23 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.deployment import policy_of
 from draftcast.scenarios.load import with_values
 from draftcast.scenarios.policy_list import PLACE, AskedPolicy, parse_policies
-from draftcast.scenarios.recommend import METRICS, Metric, speculative_values
+from draftcast.scenarios.recommend import speculative_values
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.scenario import POLICIES
 from draftcast.scenarios.simulate import RunResult, simulate_together
+from draftcast.scenarios.verdict import Metric, Side, State, metric_named, side
 from draftcast.sim.statistics import Estimate, paired_difference, paired_ratio
 
 ORACLE = "oracle"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 SPEC = "engine.speculative_config"
 Progress = Callable[[float], None]
-State = Literal["steady", "not settled", "overloaded"]
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Standing:
     Attributes:
         policy: name and parameters as asked.
         run: its simulation.
-        state: ``steady``; ``not settled``: the figures describe these runs, not the load; ``overloaded``: the queue
-            grows, which puts it behind every policy that keeps up.
+        state: as of `draftcast.scenarios.verdict`; without figures for the load (overloaded, at its capacity, not
+            settled) a policy has no value, and overloaded it stands behind every policy that keeps up.
         value: the metric with its interval; None where it is undefined.
         difference: the metric less the baseline's, paired; None for the baseline.
         gap: how much worse than the oracle, as a share of the oracle's value (0.1: ten per cent more latency, or less
@@ -134,9 +134,7 @@ def compare_policies(
         InputError: no speculation, an unknown policy, parameter or metric, a policy named twice, fewer than two
             replications, or a metric that the scenario does not have (SLO goodput without an SLO).
     """
-    chosen = METRICS.get(metric)
-    if chosen is None:
-        raise InputError(f"unknown metric; choose from {', '.join(METRICS)}", key="metric", value=metric)
+    chosen = metric_named(metric)
     if scenario.speculative_config is None:
         raise InputError("the scenario has no speculation, so no policy decides anything", key=SPEC)
     if scenario.statistics.replications < 2:
@@ -154,8 +152,14 @@ def compare_policies(
     if ORACLE not in labels:
         asked.append(AskedPolicy(ORACLE))
     variants = [_checked(scenario, each) for each in asked]
-    runs = simulate_together(variants, progress=progress)
-    return _rank(scenario, chosen, asked, runs)
+    runs = simulate_together(variants, progress=_part(progress, 0))
+    part = _part(progress, 1)
+    sides = [side(variant, run, progress=part) for variant, run in zip(variants, runs, strict=True)]
+    return _rank(scenario, chosen, asked, sides)
+
+
+def _part(progress: Progress | None, index: int) -> Progress | None:
+    return None if progress is None else lambda share: progress((index + share) / 2)
 
 
 def applicable_policies(scenario: Scenario) -> list[AskedPolicy]:
@@ -198,15 +202,14 @@ def _checked(scenario: Scenario, asked: AskedPolicy) -> Scenario:
     return variant
 
 
-def _rank(
-    scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], runs: Sequence[RunResult]
-) -> PolicyComparison:
+def _rank(scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], sides: Sequence[Side]) -> PolicyComparison:
     confidence = scenario.statistics.confidence
     labels = [each.label for each in asked]
-    values = [_values(run, metric) for run in runs]
-    if not any(values):
+    runs = [each.run for each in sides if each.run is not None]
+    values = [_values(each, metric) for each in sides]
+    if not any(values) and any(each.has_figures for each in sides):
         raise InputError(f"the runs have no {metric.label}", key="metric", value=metric.name)
-    states = [_state(run) for run in runs]
+    states = [each.state for each in sides]
     number = len(runs) * (len(runs) - 1) // 2
     for_all = 1.0 - (1.0 - confidence) / number
     pairs = []
@@ -227,7 +230,7 @@ def _rank(
             policy=each,
             run=run,
             state=state,
-            value=run.summary["figures"].get(metric.figure) if own else None,
+            value=run.summary["figures"][metric.figure] if own else None,
             difference=_difference(own, values[0], confidence) if each.label != labels[0] else None,
             gap=_gap(own, values[oracle], metric, confidence) if each.label != ORACLE else None,
             rank=1 + beaten[each.label],
@@ -243,14 +246,12 @@ def _rank(
     return PolicyComparison(scenario, metric, labels[0], tuple(sorted(standings, key=order)), tuple(pairs))
 
 
-def _values(run: RunResult, metric: Metric) -> list[float]:
-    """The metric by replication; empty where it is missing or undefined in one of them."""
-    found = [float(figures.get(metric.figure, math.nan)) for figures in run.replications]
+def _values(side: Side, metric: Metric) -> list[float]:
+    """The metric by replication; empty without figures for the load, or where it is undefined in one of them."""
+    if side.run is None or not side.has_figures:
+        return []
+    found = [float(figures.get(metric.figure, math.nan)) for figures in side.run.replications]
     return found if all(map(math.isfinite, found)) else []
-
-
-def _state(run: RunResult) -> State:
-    return "overloaded" if run.unstable else "steady" if run.steady else "not settled"
 
 
 def _distinct(first: Sequence[float], second: Sequence[float]) -> tuple[list[float], list[float]]:

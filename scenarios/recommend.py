@@ -21,8 +21,9 @@ from draftcast.scenarios.load import with_values
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.acceptance import known_positions
 from draftcast.scenarios.serve_command import sglang_command, speculative_config_json, vllm_command
-from draftcast.scenarios.simulate import RunResult, simulate
+from draftcast.scenarios.simulate import RunResult, measure, serve
 from draftcast.scenarios.steady_step import Traffic, token_seconds, traffic
+from draftcast.scenarios.verdict import Metric, Verdict, decide, metric_named, probe_at, side
 from draftcast.scenarios.workload_spec import acceptance_models, workload_spec
 from draftcast.sim.random_streams import replication_seed
 from draftcast.sim.statistics import Estimate, replication_interval
@@ -35,27 +36,6 @@ NEGLIGIBLE = 0.005
 """A gain below this is no reason for a more elaborate setting."""
 Progress = Callable[[float], None]
 FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """What is compared: a figure of a run and whether less of it is better."""
-
-    name: str
-    figure: str
-    less_is_better: bool
-    label: str
-
-
-METRICS = {
-    metric.name: metric
-    for metric in (
-        Metric("e2e", "mean_e2el_s", True, "mean end-to-end latency"),
-        Metric("tpot", "mean_tpot_s", True, "mean time per output token"),
-        Metric("token_goodput", "output_throughput", False, "token goodput"),
-        Metric("slo_goodput", "request_goodput", False, "SLO goodput"),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -80,20 +60,26 @@ class Outcome:
     """A candidate at every load.
 
     Attributes:
-        runs: one per load.
-        overloaded: loads at which the queue grows.
+        verdicts: against off, one per load.
         gain: factor over off, geometric mean over the loads at which every candidate that keeps up as often as the best
             does is comparable; None where there is no such load.
-        gains: the same load by load; None where one side has no steady state.
         logs: natural logarithm of ``gain``, one per replication.
     """
 
     candidate: Candidate
-    runs: tuple[RunResult, ...]
-    overloaded: int
+    verdicts: tuple[Verdict, ...]
     gain: Estimate | None
-    gains: tuple[Estimate | None, ...]
     logs: tuple[float, ...]
+
+    @property
+    def overloaded(self) -> int:
+        """Loads above its capacity."""
+        return sum(verdict.on.state == "overloaded" for verdict in self.verdicts)
+
+    @property
+    def gains(self) -> tuple[Estimate | None, ...]:
+        """The factor over off, load by load; None where one side has no figures."""
+        return tuple(verdict.advantage for verdict in self.verdicts)
 
 
 @dataclass(frozen=True)
@@ -120,8 +106,12 @@ class Recommendation:
                 "gain": outcome.gain,
                 "gain_by_load": dict(zip((load.label for load in self.loads), outcome.gains, strict=True)),
                 "overloaded_loads": outcome.overloaded,
+                "verdicts": {
+                    load.label: verdict.word for load, verdict in zip(self.loads, outcome.verdicts, strict=True)
+                },
                 "figures": {
-                    load.label: run.summary["figures"] for load, run in zip(self.loads, outcome.runs, strict=True)
+                    load.label: verdict.on.run.summary["figures"] if verdict.on.run is not None else None
+                    for load, verdict in zip(self.loads, outcome.verdicts, strict=True)
                 },
             }
             for outcome in self.outcomes
@@ -163,9 +153,7 @@ def recommend(
     Raises:
         InputError: no speculation to try, an unknown metric, fewer than two replications, or a bad alternative.
     """
-    chosen_metric = METRICS.get(metric)
-    if chosen_metric is None:
-        raise InputError(f"unknown metric; choose from {', '.join(METRICS)}", key="metric", value=metric)
+    chosen_metric = metric_named(metric)
     if scenario.speculative_config is None and not alternatives:
         raise InputError("the scenario has no speculation to recommend", key="engine.speculative_config")
     if scenario.statistics.replications < 2:
@@ -176,16 +164,27 @@ def recommend(
         )
     asked = tuple(loads) or (Load("as given", {}),)
     found = candidates(scenario, alternatives, max_k)
-    total = len(found) * len(asked)
-    runs: list[tuple[RunResult, ...]] = []
-    for number, candidate in enumerate(found):
-        own = []
-        for index, load in enumerate(asked):
-            done = number * len(asked) + index
-            own.append(simulate(with_values(candidate.scenario, load.values), progress=_part(progress, done, total)))
-        runs.append(tuple(own))
-    outcomes = _judge(found, runs, chosen_metric, scenario.statistics.confidence)
+    by_load = [
+        _verdicts(found, load, chosen_metric, _part(progress, index, len(asked))) for index, load in enumerate(asked)
+    ]
+    outcomes = _ranked(found, list(zip(*by_load, strict=True)), scenario.statistics.confidence)
     return _answer(scenario, chosen_metric, asked, outcomes)
+
+
+def _verdicts(found: Sequence[Candidate], load: Load, metric: Metric, progress: Progress | None) -> list[Verdict]:
+    """Every candidate against off (the first) at one load, each pair measured as `simulate` measures it."""
+    total = 2 * len(found)
+    variants = [with_values(candidate.scenario, load.values) for candidate in found]
+    served = [serve(variant, progress=_part(progress, index, total)) for index, variant in enumerate(variants)]
+    verdicts = []
+    off: RunResult | None = None
+    for index, (variant, each) in enumerate(zip(variants, served, strict=True)):
+        part = _part(progress, len(found) + index, total)
+        run, off = measure([each, served[0]], [None, off])
+        without = side(variants[0], off, progress=_part(part, 0, 2))
+        with_sd = without if index == 0 else side(variant, run, progress=_part(part, 1, 2))
+        verdicts.append(decide(metric, with_sd, without, variant.statistics.confidence))
+    return verdicts
 
 
 def candidates(
@@ -327,45 +326,34 @@ def _sizes(most: int) -> list[int]:
     return sizes
 
 
-def _judge(
-    found: Sequence[Candidate], runs: Sequence[tuple[RunResult, ...]], metric: Metric, confidence: float
-) -> list[Outcome]:
+def _ranked(found: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...]], confidence: float) -> list[Outcome]:
     """Outcomes, best first: fewest overloaded loads, then the largest mean gain over what can be compared."""
-    off = runs[0]
-    overloaded = [sum(run.unstable for run in own) for own in runs]
-    least = min(overloaded)
-    # A load counts where off and all candidates that keep up as often as the best have a steady state.
-    settled = [own for own, count in zip(runs, overloaded, strict=True) if count == least]
-    shared = [index for index in range(len(off)) if off[index].steady and all(own[index].steady for own in settled)]
+    falls_behind = [sum(verdict.on.position != "below" for verdict in own) for own in verdicts]
+    # A load counts where off and all candidates that keep up as often as the best have figures.
+    settled = [own for own, count in zip(verdicts, falls_behind, strict=True) if count == min(falls_behind)]
+    shared = [index for index in range(len(verdicts[0])) if all(own[index].advantage is not None for own in settled)]
     outcomes = []
-    for candidate, own, count in zip(found, runs, overloaded, strict=True):
-        logs = [_logs(a, b, metric) if a.steady and b.steady else None for a, b in zip(off, own, strict=True)]
-        gains = tuple(_factor(values, confidence) for values in logs)
-        counted = [values for index in shared if (values := logs[index]) is not None]
+    for candidate, own in zip(found, verdicts, strict=True):
+        counted = [logs for index in shared if (logs := _logs(own[index])) is not None]
         mean = np.mean(counted, axis=0) if counted and len(counted) == len(shared) else None
         gain = _factor(mean, confidence)
         kept = tuple(mean.tolist()) if gain is not None and mean is not None else ()
-        outcomes.append(Outcome(candidate, own, count, gain, gains, kept))
-    throughput = {
-        id(outcome): sum(float(np.mean([r["output_throughput"] for r in run.replications])) for run in outcome.runs)
-        for outcome in outcomes
-    }
+        outcomes.append(Outcome(candidate, own, gain, kept))
 
     def rank(outcome: Outcome) -> tuple[float, ...]:
         gain = outcome.gain.mean if outcome.gain is not None else -math.inf
-        return (outcome.overloaded, -gain, -throughput[id(outcome)], outcome.candidate.effort)
+        capacities = [verdict.on.capacity for verdict in outcome.verdicts]
+        completed = sum(each.estimate.mean for each in capacities if each is not None)
+        behind = sum(verdict.on.position != "below" for verdict in outcome.verdicts)
+        return (behind, -gain, -completed, outcome.candidate.effort)
 
     return sorted(outcomes, key=rank)
 
 
-def _logs(off: RunResult, own: RunResult, metric: Metric) -> FloatArray | None:
-    """Log of the gain over off by replication; None where a figure is missing or zero."""
-    first = np.array([r[metric.figure] for r in off.replications], np.float64)
-    second = np.array([r[metric.figure] for r in own.replications], np.float64)
-    if not (np.isfinite(first).all() and np.isfinite(second).all() and (first > 0).all() and (second > 0).all()):
-        return None
-    logs = np.log(first / second)
-    return logs if metric.less_is_better else -logs
+def _logs(verdict: Verdict) -> FloatArray | None:
+    """Log of the gain over off by replication; None where there is none."""
+    probe = probe_at(0.0, verdict)
+    return probe.indices if probe.gains else None
 
 
 def _factor(logs: Any, confidence: float) -> Estimate | None:
@@ -381,7 +369,9 @@ def _answer(scenario: Scenario, metric: Metric, loads: tuple[Load, ...], outcome
     best = outcomes[0]
     off = next(outcome for outcome in outcomes if outcome.candidate.label == OFF)
     chosen, reason = _simplest(best, outcomes, scenario.statistics.confidence)
-    if chosen.overloaded == len(loads) and chosen.gain is None:
+    if best.gain is None and len(loads) == 1 and best.overloaded == 0:
+        reason = best.verdicts[0].why
+    elif chosen.overloaded == len(loads) and chosen.gain is None:
         reason = "no setting keeps up with the load; this one completes the most"
     elif off.overloaded > chosen.overloaded:
         reason = f"keeps up at {off.overloaded - chosen.overloaded} of {len(loads)} loads where off is overloaded"
@@ -410,7 +400,8 @@ def _answer(scenario: Scenario, metric: Metric, loads: tuple[Load, ...], outcome
 def _simplest(best: Outcome, outcomes: Sequence[Outcome], confidence: float) -> tuple[Outcome, str]:
     """The least elaborate setting that is worse than the best by nothing that counts, and why it was taken."""
     if best.gain is None:
-        return best, "no load has a steady state with and without speculation"
+        simplest = min(outcomes, key=lambda outcome: (outcome.overloaded, outcome.candidate.effort))
+        return simplest if best.overloaded == 0 else best, "no load has figures with and without speculation"
     for outcome in sorted(outcomes, key=lambda outcome: outcome.candidate.effort):
         if outcome is best or outcome.gain is None or outcome.overloaded > best.overloaded:
             continue
@@ -418,7 +409,10 @@ def _simplest(best: Outcome, outcomes: Sequence[Outcome], confidence: float) -> 
             continue
         behind = replication_interval(np.subtract(best.logs, outcome.logs), confidence)
         # Off is taken only if drafting may gain nothing at all; a fixed length whenever a schedule gains too little.
-        if behind.mean < NEGLIGIBLE and (outcome.candidate.effort or behind.low <= 0.0):
+        off_is_as_good = behind.low <= 0.0 or (len(best.verdicts) == 1 and best.verdicts[0].word != "pays")
+        if outcome.candidate.effort == 0 and off_is_as_good:
+            return outcome, f"{best.candidate.label} is not significantly better"
+        if behind.mean < NEGLIGIBLE and outcome.candidate.effort:
             return outcome, f"{best.candidate.label} gains less than {NEGLIGIBLE:.1%} over it"
     if best.candidate.label == OFF:
         return best, "no draft length beats it"

@@ -52,10 +52,8 @@ def paste_lines(answer: Recommendation, server: str) -> str:
 
 
 def _at_load(outcome: Outcome, index: int) -> str:
-    gain, run = outcome.gains[index], outcome.runs[index]
-    if gain is not None:
-        return show(gain)
-    return "overloaded" if run.unstable else "not settled" if not run.steady else "off is overloaded"
+    verdict = outcome.verdicts[index]
+    return show(verdict.advantage) if verdict.advantage is not None else verdict.why
 
 
 def remark(answer: Recommendation, outcome: Outcome) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -14,6 +14,7 @@ from draftcast.scenarios.schema import Scenario
 
 if TYPE_CHECKING:
     from draftcast.scenarios.simulate import RunResult
+    from draftcast.scenarios.verdict import Side
     from draftcast.sim.statistics import Estimate
 
 # Without a terminal there is nobody to resize the window: take what the widest table needs.
@@ -46,6 +47,7 @@ ENGINE = (
     ("concurrency of mean requests", "max_concurrency", "requests"),
     ("concurrency lost to speculation", "concurrency_lost_to_speculation", "requests"),
 )
+ORIGINS = ("measured", "interpolated", "extrapolated")
 SHARES = ("queue", "prefill", "draft", "verify", "rejected", "host", "kv_pressure")
 
 
@@ -89,20 +91,21 @@ def _add_rows(table: Table, point: Point, compared: bool) -> None:
     cells = {
         which: [show(point.figures(which).get(key), factor) for _, key, factor in COMPARED] for which in ("off", "on")
     }
-    if not compared:
-        table.add_row(rate, *cells["on"], point.verdict)
+    if not compared or point.verdict is None:
+        table.add_row(rate, *cells["on"], point.word)
         return
-    table.add_row(rate, "off", *cells["off"], "", "")
-    table.add_row("", "on", *cells["on"], show(point.advantage) + " x", point.verdict, end_section=True)
+    advantage = f"{show(point.advantage)} x" if point.advantage is not None else "-"
+    table.add_row(rate, "off", *cells["off"], "", point.verdict.why)
+    table.add_row("", "on", *cells["on"], advantage, point.word, end_section=True)
 
 
 def cutover_line(comparison: Comparison) -> str:
     """What the rates looked at say about the cutover, in a few sentences."""
     cut = comparison.cutover
     if cut is None:
-        return "Cutover: not looked for (it needs --compare-off and --rates)."
+        return "Cutover: not looked for (it needs --rates)."
     level = f"{cut.confidence:.0%}"
-    rated = [(p.request_rate_rps, p.verdict) for p in comparison.points if p.request_rate_rps is not None]
+    rated = [(p.request_rate_rps, p.word) for p in comparison.points if p.request_rate_rps is not None]
     above, below = cut.above, cut.below
     if cut.kind == "crosses":
         first, last = cut.gap
@@ -116,11 +119,11 @@ def cutover_line(comparison: Comparison) -> str:
     elif below is not None:
         text = f"Cutover: none seen; speculation pays at no rate looked at, costs from {below[0]:g} req/s on."
     else:
-        text = "Cutover: cannot tell; at no rate looked at does speculation surely pay or surely cost."
+        text = "Cutover: cannot tell; at no rate looked at is speculation significantly faster or slower."
     overloaded = [rate for rate, verdict in rated if verdict == "overloaded"]
     if overloaded:
         text += f" From {min(overloaded):g} req/s on both sides are overloaded."
-    undecided = [f"{rate:g}" for rate, verdict in rated if verdict in ("even", "not settled", "undefined")]
+    undecided = [f"{rate:g}" for rate, verdict in rated if verdict in ("too close to call", "not settled")]
     if undecided:
         text += f" Undecided: {', '.join(undecided)} req/s; more requests decide more."
     return text
@@ -128,10 +131,19 @@ def cutover_line(comparison: Comparison) -> str:
 
 def capacity_line(comparison: Comparison) -> str:
     """What the cluster completes at most, on and off; empty where that is not known."""
-    last = comparison.points[-1]
-    sides = (("with speculation", last.capacity_on), ("without", last.capacity_off))
-    known = [f"{show(capacity)} req/s {name}" for name, capacity in sides if capacity is not None]
+    names = {"on": "with speculation" if comparison.points[0].verdict is not None else "", "off": "without"}
+    sides = comparison.capacities.items()
+    known = [f"{show(capacity)} req/s {names[which]}".rstrip() for which, capacity in sides if capacity is not None]
     return f"Saturated, the cluster completes {', '.join(known)}." if known else ""
+
+
+def load_words(scenario: Scenario) -> str:
+    """The load, as a sentence ends with it."""
+    arrivals = scenario.workload.arrivals
+    if arrivals.process == "closed_loop":
+        return f"with {arrivals.concurrency} clients"
+    rate = getattr(arrivals, "request_rate_rps", None)
+    return f"at {rate:g} req/s" if rate is not None else "under this load"
 
 
 def title(scenario: Scenario, *, with_policy: bool = True) -> str:
@@ -143,44 +155,43 @@ def title(scenario: Scenario, *, with_policy: bool = True) -> str:
     return f"{engine.model} on {scenario.hardware} ({size}); {drafted}{policy}"
 
 
-def run_table(scenario: Scenario, result: RunResult) -> Table:
-    """The figures of one run and where its time went."""
+def run_table(scenario: Scenario, point: Point) -> Table:
+    """The figures of one load and where the time went; beside them, when compared, those without speculation."""
     confidence = scenario.statistics.confidence
-    figures: Mapping[str, Estimate] = estimates(result, confidence)
+    columns: list[Mapping[str, Estimate]] = [estimates(run, confidence) for run in point.runs]
     table = Table(title=title(scenario), title_justify="left")
     table.add_column("figure")
-    table.add_column(f"mean ±{confidence:.0%} half width", justify="right")
+    for name in ("with speculation", "without") if len(columns) > 1 else ("",):
+        table.add_column(f"{name} mean ±{confidence:.0%} half width".strip(), justify="right")
     table.add_column("unit")
-    shown = [row for row in ONE_RUN if row[1] in figures and not math.isnan(figures[row[1]].mean)]
-    for name, key, factor, unit in shown:
-        table.add_row(name, show(figures[key], factor), unit, end_section=key == shown[-1][1])
-    for origin in ("measured", "interpolated", "extrapolated"):
-        key = f"share_device_time_{origin}"
-        if key in figures and not math.isnan(figures[key].mean):
-            table.add_row(f"device time {origin}", show(figures[key], 1e2), "%", end_section=origin == "extrapolated")
-    shares = [name for name in SHARES if f"share_time_{name}" in figures]
-    for index, name in enumerate(shares):
-        label = "where time goes: " + name.replace("_", " ")
-        last = index == len(shares) - 1
-        table.add_row(label, show(figures[f"share_time_{name}"], 1e2), "%", end_section=last)
+
+    def add(rows: Sequence[tuple[str, str, float, str]]) -> None:
+        known = [row for row in rows if any(row[1] in c and not math.isnan(c[row[1]].mean) for c in columns)]
+        for name, key, factor, unit in known:
+            cells = [show(column.get(key), factor) for column in columns]
+            table.add_row(name, *cells, unit, end_section=key == known[-1][1])
+
+    add(ONE_RUN)
+    add([(f"device time {origin}", f"share_device_time_{origin}", 1e2, "%") for origin in ORIGINS])
+    add([(f"where time goes: {name.replace('_', ' ')}", f"share_time_{name}", 1e2, "%") for name in SHARES])
     for name, key, unit in ENGINE:
-        value = result.summary.get("engine", {}).get(key)
-        if value is not None:
-            table.add_row(name, f"{value:,.0f}", unit)
+        values = [run.summary["engine"][key] for run in point.runs]
+        table.add_row(name, *(f"{value:,.0f}" for value in values), unit)
     return table
 
 
-def status_line(result: RunResult) -> str:
+def status_line(result: RunResult, own: Side) -> str:
     """Stability and SLO in one sentence; empty when there is nothing to say."""
-    if result.unstable:
-        rate = result.summary.get("stability", {}).get("largest_stable_rate_rps")
-        sustained = f" It completes {rate:.3g} req/s: the largest stable rate is about that." if rate else ""
-        return "UNSTABLE: the queue grows, so there is no steady state; latencies describe this run only." + sustained
-    if not result.steady:
-        slo = " Whether the SLO is met cannot be told." if result.summary.get("slo_asked") else ""
+    if own.state == "overloaded":
+        most = f" It completes at most {show(own.capacity.estimate)} req/s." if own.capacity is not None else ""
+        return "OVERLOADED: the queue grows, so there is no steady state and no latency to show." + most
+    slo = " Whether the SLO is met cannot be told." if result.summary["slo_asked"] else ""
+    if own.state == "at capacity" and own.capacity is not None:
+        return f"AT CAPACITY: the cluster completes at most {show(own.capacity.estimate)} req/s." + slo
+    if not own.has_figures:
         return (
-            "NOT SETTLED: requests in flight still grow at the end, so there is no steady state; more requests will "
-            "tell whether the load is too high or the run too short." + slo
+            "NOT SETTLED: the run did not reach a steady state; more requests will tell whether the load is too high "
+            "or the run too short." + slo
         )
     if result.slo_met is None:
         return ""

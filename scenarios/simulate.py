@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,12 +28,14 @@ from draftcast.sim.policies import python_hook
 from draftcast.sim.random_streams import replication_seed
 from draftcast.sim.request_table import RequestTable
 from draftcast.sim.routers import make_router
-from draftcast.sim.warmup import SharedWarmup, longest_warmup, shared_warmup
+from draftcast.sim.stability import Stability
+from draftcast.sim.warmup import MOST_SHORTFALL, Warmup, find_warmup
 from draftcast.sim.workload import build_requests, load_traces
 
 Progress = Callable[[float], None]
-LEAST_TURNS = 2
-"""Requests each client of a closed loop must send for the last ones to be a drain and not the run."""
+State = Literal["steady", "not settled", "overloaded", "finite"]
+"""Of a run. ``overloaded``: the queue grows; ``not settled``: the run was too short to reach a steady state;
+``finite``: a list of requests that ends, of which every request counts and no steady state is asked."""
 
 
 @dataclass(frozen=True)
@@ -40,22 +43,32 @@ class RunResult:
     """A simulated scenario.
 
     ``requests`` (and ``steps``, when recorded) hold all replications, told apart by the column ``replication``.
-    ``summary`` holds every figure as mean with interval, and what was found about stability, memory and SLO.
-    ``replications`` holds each replication's figures, for paired comparisons.
+    ``summary`` holds every figure as mean with interval, and what was found about stability, memory and SLO; an
+    overloaded run has no figures (NaN). ``replications`` holds each replication's figures, for paired comparisons.
     """
 
     summary: dict[str, Any]
     requests: pd.DataFrame
     steps: pd.DataFrame | None
     manifest: dict[str, Any]
-    unstable: bool
+    state: State
     slo_met: bool | None
     replications: tuple[Mapping[str, float], ...] = field(repr=False)
+    closed_loop: bool = False
+    shortfall: float = 0.0
+    """By how much the mean latency may still fall short of the steady state, as a share of it (the warm-up's rest)."""
+    is_warm: bool = True
+    """Whether the warm-up ended within the first half of the requests; never of a run close to its capacity."""
+
+    @property
+    def unstable(self) -> bool:
+        """Whether the queue grows: the cluster is overloaded."""
+        return self.state == "overloaded"
 
     @property
     def steady(self) -> bool:
-        """Whether most replications reached a steady state (or were too few requests to judge)."""
-        return bool(self.summary["stability"]["steady"])
+        """Whether the figures hold for the load (or, of a finite run, for its requests) and not for a run too short."""
+        return self.state in ("steady", "finite")
 
     def integrity_error_s(self) -> float:
         """The largest gap between a request's end-to-end time and the sum of its parts; 0 up to rounding."""
@@ -73,6 +86,7 @@ class Replication:
     itl_counts: NDArray[np.int64]
     accepted_per_position: NDArray[np.int64]
     engine: dict[str, float]
+    stability: Stability
 
 
 def _acceptance(scenario: Scenario, table: RequestTable, seed: int, k: int) -> AcceptanceArrays:
@@ -86,21 +100,6 @@ def _acceptance(scenario: Scenario, table: RequestTable, seed: int, k: int) -> A
         offsets=table.acceptance_offsets,
         lengths=table.acceptance_lengths,
     )
-
-
-def _engine_figures(replicas: list[Replica]) -> dict[str, float]:
-    """Figures that only the engine's counters hold."""
-    engines = [r.state.engine[0] for r in replicas]
-    steps = float(sum(e["step"] for e in engines))
-    device = results.origin_seconds(replicas)
-    total = sum(device.values())
-    figures = {f"share_device_time_{name}": value / total if total else np.nan for name, value in device.items()}
-    span = max(float(e["mark_s"]) for e in engines)
-    blocks = sum(r.settings.num_gpu_blocks - 1 for r in replicas)
-    figures["num_steps"] = steps
-    figures["mean_step_tokens"] = sum(int(e["scheduled_tokens"]) for e in engines) / steps if steps else np.nan
-    figures["kv_cache_usage"] = sum(float(e["kv_block_seconds"]) for e in engines) / (span * blocks) if span else 0.0
-    return figures
 
 
 def build_replicas(
@@ -151,13 +150,13 @@ def replicate(
     router = make_router(scenario.cluster.router, table, len(replicas), seed)
     cluster = Cluster(replicas, table, router, loop, seed, progress)
     cluster.run()
-    requests = results.requests_frame(replicas, table, cluster.assigned)
     return Replication(
-        requests,
-        results.steps_frame(replicas) if record_steps else None,
+        results.requests_frame(replicas, table, cluster.assigned),
+        results.steps_frame(replicas, cluster.end_s if table.num_extra else math.inf) if record_steps else None,
         results.itl_counts(replicas),
         results.accepted_per_position(replicas),
-        _engine_figures(replicas),
+        results.engine_figures(replicas, cluster.engines),
+        cluster.stability,
     )
 
 
@@ -171,25 +170,22 @@ class Served:
     notes: tuple[str, ...]
 
     @functools.cached_property
-    def warmup(self) -> SharedWarmup:
-        """What to cut from the front of each replication; they share one cut, see `draftcast.sim.warmup`."""
-        asked = self.scenario.statistics.warmup
-        if asked == "auto":
-            return shared_warmup([r.requests for r in self.replications])
-        return SharedWarmup((asked,) * len(self.replications), reliable=True)
+    def state(self) -> State:
+        """What most replications say: one that falls behind by chance makes no system unstable."""
+        verdicts = [r.stability.verdict for r in self.replications]
+        if verdicts[0] == "finite":
+            return "finite"
+        if verdicts.count("unstable") * 2 > len(verdicts):
+            return "overloaded"
+        return "steady" if verdicts.count("stable") * 2 > len(verdicts) else "not settled"
 
     @functools.cached_property
-    def cooldown(self) -> int:
-        """Requests to leave out at the end of each replication: the last ones of a closed loop, one for each client.
-
-        Clients that send no more leave the others alone, which is another load than was asked for. 0 with
-        ``warmup: none``, and where clients send fewer than `LEAST_TURNS` requests each: the drain is what such a batch
-        is about.
-        """
-        arrivals, requests = self.scenario.workload.arrivals, len(self.replications[0].requests)
-        if not isinstance(arrivals, ClosedLoopArrivals) or self.scenario.statistics.warmup == "none":
-            return 0
-        return arrivals.concurrency if requests >= LEAST_TURNS * arrivals.concurrency else 0
+    def warmup(self) -> Warmup | None:
+        """What to leave out at the front; None of a finite run, and of one that never warms up."""
+        if self.state in ("finite", "overloaded"):
+            return None
+        closed_loop = isinstance(self.scenario.workload.arrivals, ClosedLoopArrivals)
+        return find_warmup([r.requests for r in self.replications], closed_loop=closed_loop)
 
     @functools.cached_property
     def requests(self) -> pd.DataFrame:
@@ -199,21 +195,6 @@ class Served:
     def without_steps(self) -> Served:
         """The same without step records, which are the bulk of a run."""
         return dataclasses.replace(self, replications=[dataclasses.replace(r, steps=None) for r in self.replications])
-
-
-def _measure(scenario: Scenario, done: list[Replication], warmup: SharedWarmup, cooldown: int) -> list[Metrics]:
-    return [
-        compute_metrics(
-            r.requests,
-            r.itl_counts,
-            slo=slos(scenario) or None,
-            warmup=cut,
-            cooldown=cooldown,
-            replicas=scenario.cluster.replicas,
-            accepted_per_position=r.accepted_per_position,
-        )
-        for r, cut in zip(done, warmup.cuts, strict=True)
-    ]
 
 
 def simulate(
@@ -264,17 +245,17 @@ def simulate_together(
 
 
 def measure(served: Sequence[Served], alone: Sequence[RunResult | None] = ()) -> list[RunResult]:
-    """The figures of runs that are to be compared: all leave out the same requests, the longest warm-up's and drain's.
+    """The figures of runs that are to be compared: all leave out the same requests, the longest warm-up's.
 
     Args:
         alone: what this gave for each run by itself, where that is known: a run that leaves out as many by itself is
             not measured again.
     """
-    warmup, cooldown = longest_warmup([each.warmup for each in served]), max(each.cooldown for each in served)
+    cut = max((each.warmup.requests for each in served if each.warmup is not None), default=0)
     return [
         known
-        if known is not None and each.warmup.cuts == warmup.cuts and each.cooldown == cooldown
-        else _result(each, warmup, cooldown)
+        if known is not None and (each.warmup is None or each.warmup.requests == cut)
+        else _result(each, cut if each.warmup is not None else None)
         for each, known in zip(served, alone or [None] * len(served), strict=True)
     ]
 
@@ -302,7 +283,8 @@ def serve(
     for replication in range(count):
         seed = replication_seed(scenario.statistics.seed, replication)
         with workload_keys():
-            table = build_requests(spec, seed, None, deployment.settings.max_model_len, traces)
+            goes_on = scenario.statistics.warmup == "auto"
+            table = build_requests(spec, seed, None, deployment.settings.max_model_len, traces, goes_on)
         part = _part(progress, replication, count)
         recorded = replication == 0 if record_steps == "first" else record_steps
         done.append(replicate(scenario, loop, deployment, table, seed, part, recorded))
@@ -321,15 +303,18 @@ def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:
     return own[0] if len(own) == 1 else pd.concat(own, ignore_index=True)
 
 
-def _slo_met(scenario: Scenario, measured: list[Metrics], done: list[Replication], verdict: str) -> bool | None:
+def _slo_met(served: Served, measured: list[Metrics], state: State) -> bool | None:
     """Whether every class attains its SLO as often as that asks for.
 
     None without an SLO, and without a steady state, where attainment would be a statement about the run's length;
-    False when unstable: a growing queue breaks any objective in the end.
+    False when overloaded: a growing queue breaks any objective in the end.
     """
+    scenario, done = served.scenario, served.replications
     wanted = {c.name: slo.attainment for c in request_classes(scenario) if (slo := scenario.slo_of(c.name)) is not None}
-    if not wanted or verdict != "steady":
-        return False if wanted and verdict == "unstable" else None
+    if not wanted or state == "not settled":
+        return None
+    if state == "overloaded":
+        return False
     for name, least in wanted.items():
         # A run in which one class alone sent requests has no figures by class: its own are that class's.
         own = [m.by_class.get(name, {}) if m.by_class else m.values for m in measured]
@@ -340,55 +325,60 @@ def _slo_met(scenario: Scenario, measured: list[Metrics], done: list[Replication
     return True
 
 
-def _notes(served: Served, identical: bool, cooldown: int) -> list[str]:
+def _notes(served: Served, identical: bool) -> list[str]:
     """What a reader must know before trusting the figures."""
-    asked, found = served.scenario.statistics, list(served.notes)
+    found = list(served.notes)
     if identical:
         found.append("replications do not differ (nothing in the scenario is drawn at random): no interval")
-    if asked.warmup == "auto" and len(served.replications) == 1:
+    if served.warmup is not None and not served.warmup.is_over:
         found.append(
-            "warm-up cut found in one replication, whose own noise biases it (waiting times a few per cent low); "
-            "several replications share a cut without that bias"
-        )
-    if asked.warmup == "auto" and not served.warmup.reliable:
-        found.append(
-            "no end of the warm-up within the first half of the requests: the figures still carry a part of it; "
-            "more requests are needed"
-        )
-    if cooldown:
-        found.append(
-            f"the last {cooldown} requests of the closed loop count in no figure: clients that send no more leave the "
-            "others alone"
+            "the warm-up takes more than half of the requests: the figures still carry a part of it; more requests "
+            "are needed"
         )
     return found
 
 
-def _result(served: Served, warmup: SharedWarmup, cooldown: int) -> RunResult:
+def _result(served: Served, cut: int | None) -> RunResult:
     scenario, deployment, done = served.scenario, served.deployment, served.replications
-    measured = _measure(scenario, done, warmup, cooldown)
+    warmup = served.warmup
+    state: State = served.state
+    shortfall = warmup.shortfall(cut) if warmup is not None and cut is not None else 0.0
+    if state == "steady" and shortfall > MOST_SHORTFALL:
+        state = "not settled"
+    measured = [
+        compute_metrics(
+            r.requests,
+            r.itl_counts,
+            slo=slos(scenario) or None,
+            warmup=cut,
+            percentiles=state in ("steady", "finite"),
+            replicas=scenario.cluster.replicas,
+            accepted_per_position=r.accepted_per_position,
+        )
+        for r in done
+    ]
+    figures: tuple[dict[str, float], ...]
     figures = tuple({**m.summary(), **r.engine} for m, r in zip(measured, done, strict=True))
-    verdicts = [m.stability for m in measured]
-    # One replication that falls behind by chance does not make a system unstable; most of them do.
-    unstable = sum(v.verdict == "unstable" for v in verdicts) * 2 > len(verdicts)
-    steady = sum(v.steady for v in verdicts) * 2 > len(verdicts)
-    stable_rates = [v.largest_stable_rate_rps for v in verdicts if v.largest_stable_rate_rps is not None]
+    identical = do_not_differ(figures)
+    if state == "overloaded":
+        figures = tuple(dict.fromkeys(each, math.nan) for each in figures)
     memory, settings = deployment.memory, deployment.settings
     lengths = [[r.requests[name].to_numpy() for name in ("prompt_tokens", "output_tokens")] for r in done]
     mean_tokens = float(np.mean([(prompt + output).mean() for prompt, output in lengths]))
     summary: dict[str, Any] = {
         "figures": summarise(figures, scenario.statistics.confidence),
         "stability": {
-            "unstable": unstable,
-            "steady": steady,
-            "verdicts": [v.verdict for v in verdicts],
-            "reasons": [v.reason for v in verdicts],
-            "largest_stable_rate_rps": float(np.mean(stable_rates)) if unstable and stable_rates else None,
-            "saturated_rates_rps": [v.saturated_rate_rps for v in verdicts],
+            "state": state,
+            "unstable": state == "overloaded",
+            "steady": state == "steady" if state != "finite" else None,
+            "verdicts": [r.stability.verdict for r in done],
+            "reasons": [r.stability.reason for r in done],
         },
-        "warmup_requests": [m.warmup.requests for m in measured],
-        "warmup_reliable": served.warmup.reliable,
-        "cooldown_requests": [m.cooldown for m in measured],
-        "by_class": [{name: dict(values) for name, values in m.by_class.items()} for m in measured],
+        "warmup_requests": [m.warmup_requests for m in measured],
+        "warmup_reliable": warmup is None or warmup.is_over,
+        "by_class": [{name: dict(values) for name, values in m.by_class.items()} for m in measured]
+        if state != "overloaded"
+        else [{} for _ in measured],
         "engine": {
             "num_gpu_blocks": settings.num_gpu_blocks,
             "max_num_seqs": settings.max_num_seqs,
@@ -402,20 +392,22 @@ def _result(served: Served, warmup: SharedWarmup, cooldown: int) -> RunResult:
             "concurrency_lost_to_speculation": memory.lost_concurrency(round(mean_tokens), settings.lookahead),
         },
         "profile": deployment.profile.name,
-        "notes": _notes(served, do_not_differ(figures), measured[0].cooldown),
+        "notes": _notes(served, identical),
     }
-    verdict = "unstable" if unstable else "steady" if steady else "not settled"
     summary["slo_asked"] = bool(slos(scenario))
-    slo_met = summary["slo_met"] = _slo_met(scenario, measured, done, verdict)
+    slo_met = summary["slo_met"] = _slo_met(served, measured, state)
     return RunResult(
         summary=summary,
         requests=served.requests,
         steps=_stack([r.steps for r in done if r.steps is not None]) if done[0].steps is not None else None,
         manifest=make_manifest(scenario, deployment.profile_checksum),
-        unstable=unstable,
+        state=state,
         slo_met=slo_met,
         replications=figures,
+        closed_loop=isinstance(scenario.workload.arrivals, ClosedLoopArrivals),
+        shortfall=shortfall,
+        is_warm=warmup is None or warmup.is_over,
     )
 
 
-__all__ = ["RunResult", "Served", "build_replicas", "measure", "serve", "simulate", "simulate_together"]
+__all__ = ["RunResult", "Served", "State", "build_replicas", "measure", "serve", "simulate", "simulate_together"]

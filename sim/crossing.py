@@ -58,13 +58,15 @@ class Probe:
 
     @property
     def indices(self) -> FloatArray:
-        """Per replication ``(gain - base) / (mean gain + mean base)``, shape [R].
+        """Per replication the logarithm of gain over base, shape [R]; its sign is that of the advantage less 1.
 
-        Its mean is (a - 1) / (a + 1) for the advantage a, so its sign is that of a - 1 and it is bounded by 1; its
-        spread is that of the ratio of means where a is near 1 (Cochran 1977, section 2.11).
+        Where one of them is 0 (no request meets an SLO) a hundredth of their mean is added to all, which bounds it.
         """
         gains, bases = np.array(self.gains), np.array(self.bases)
-        return np.asarray((gains - bases) / (gains.mean() + bases.mean()))
+        if not (gains.all() and bases.all()):
+            little = 0.01 * (gains.mean() + bases.mean()) / 2
+            gains, bases = gains + little, bases + little
+        return np.asarray(np.log(gains / bases))
 
     def advantage(self, confidence: float) -> Estimate | None:
         """The advantage with the interval of its replications, slack left out; None without a value."""
@@ -72,8 +74,8 @@ class Probe:
             return None
         mean, error = _mean_error(self.indices)
         half = student_t(len(self.gains) - 1, confidence) * error
-        low, high = _ratio(mean - half), _ratio(mean + half)
-        return Estimate(_ratio(mean), low, high, (high - low) / 2, len(self.gains), confidence)
+        low, high = math.exp(mean - half), math.exp(mean + half)
+        return Estimate(math.exp(mean), low, high, (high - low) / 2, len(self.gains), confidence)
 
     def sign(self, confidence: float) -> int:
         """+1 surely above 1, -1 surely below, 0 neither."""
@@ -227,23 +229,11 @@ class _Band:
         half = self._t * np.sqrt(np.maximum(spread, 0.0))
         slack_low = (1 - share) * p.slack_low + share * q.slack_low
         slack_high = (1 - share) * p.slack_high + share * q.slack_high
-        return _widened(mean - half, 1 / (1 + slack_low)), _widened(mean + half, 1 + slack_high)
-
-
-def _widened(index: FloatArray, factor: FloatArray) -> FloatArray:
-    """Index of ``factor`` times the advantage of ``index``; outside (-1, 1), of a wide interval, it stays."""
-    inside = np.clip(index, -1.0, 1.0)
-    gain, base = (1 + inside) * factor, 1 - inside
-    return np.asarray(np.where(np.abs(index) < 1, (gain - base) / (gain + base), index))
+        return mean - half - np.log1p(slack_low), mean + half + np.log1p(slack_high)
 
 
 def _mean_error(values: FloatArray) -> tuple[float, float]:
     return float(values.mean()), float(values.std(ddof=1)) / math.sqrt(values.size)
-
-
-def _ratio(index: float) -> float:
-    """Advantage of an index; an index outside (-1, 1), of a wide interval, is 0 or infinite."""
-    return 0.0 if index <= -1 else math.inf if index >= 1 else (1 + index) / (1 - index)
 
 
 def falling(values: FloatArray) -> FloatArray:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,15 +29,12 @@ from draftcast.sim.itl_histogram import (
 )
 from draftcast.sim.request_columns import TIME_COLUMNS, RequestColumns
 from draftcast.sim.slo import Slo, good_requests
-from draftcast.sim.stability import Stability, assess
 from draftcast.sim.statistics import Estimate, replication_interval
-from draftcast.sim.warmup import Warmup, find_warmup
 
 __all__ = [
     "LATENCIES",
     "PERCENTILES",
     "Metrics",
-    "Warmup",
     "compute_metrics",
     "do_not_differ",
     "itl_bin_edges",
@@ -58,22 +54,15 @@ class Metrics:
     """Figures of one run.
 
     ``values`` maps a name to a figure: ``mean_ttft_s``, ``p99_e2el_s``, ``request_throughput``, ... (NaN: undefined).
-    When the run has no steady state, medians and percentiles are absent from ``values`` and stand in ``transient``,
-    where they describe this run only. ``cooldown``: requests left out at the end.
+    Without percentiles asked for, medians and percentiles are absent from ``values`` and stand in ``transient``, where
+    they describe this run only. ``warmup_requests``: left out at the front.
     """
 
     values: Mapping[str, float]
-    stability: Stability
-    warmup: Warmup
-    cooldown: int = 0
+    warmup_requests: int = 0
     per_position_acceptance: tuple[float, ...] = ()  # accepted at draft position j over draft rounds, as in vLLM
     by_class: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     transient: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def stable(self) -> bool:
-        """Whether steady-state percentiles exist."""
-        return self.stability.steady
 
     def __getitem__(self, name: str) -> float:
         return self.values[name]
@@ -89,9 +78,8 @@ def compute_metrics(
     itl_counts: IntArray | None = None,
     *,
     slo: Slo | Mapping[str, Slo] | None = None,
-    warmup: Literal["none", "auto"] | int = "auto",
-    cooldown: int = 0,
-    end_s: float | None = None,
+    warmup: int | None = None,
+    percentiles: bool = True,
     replicas: int = 1,
     accepted_per_position: IntArray | None = None,
 ) -> Metrics:
@@ -101,18 +89,16 @@ def compute_metrics(
         requests: one row per request (columns as in ``RunResult.requests``), at least one; rows in any order.
         itl_counts: histogram of gaps, int64 [20, ITL_BINS], segment = request index * 20 // n.
         slo: objectives for all requests, or per class name; a class without one counts as good when it finishes.
-        warmup: 'none'; 'auto' (MSER-5 on TPOT and TTFT, only when the run is stable); or a number of requests. Rounded
-            up to a twentieth of the requests, so that the same cut applies to the ITL histogram.
-        cooldown: so many trailing requests are left out too, rounded up likewise, but never all that the warm-up
-            leaves. A closed loop that sends no more drains: the last request of each client meets ever fewer others.
-        end_s: simulated time at which the run ended; the last completion by default.
+        warmup: of a steady run, the leading requests to leave out, rounded up to a twentieth of the requests, so that
+            the same cut applies to the ITL histogram. None: a finite run, of which every request counts.
+        percentiles: whether medians and percentiles may be shown, see `Metrics`.
         replicas: divides the ``_per_replica`` figures.
         accepted_per_position: accepted drafts by draft position, [20, K] by segment or [K] for the whole run.
 
-    Latencies, acceptance and SLO attainment describe the requests that arrive after the cut and before the cool-down.
-    Throughput counts all that completes from the cut to ``end_s``, or to the first request of the cool-down; the output
-    of a request that straddles either is spread evenly between its first token and its end. Without them that is vLLM's
-    definition: totals over first arrival to last completion.
+    Latencies, acceptance and SLO attainment describe the requests from the cut on. Throughput of a steady run is what
+    completes and is emitted between the arrivals of the first and of the last of them, requests in flight at the
+    beginning included; the output of a request that straddles either end is spread evenly between its first token and
+    its end. Of a finite run it is vLLM's definition: totals over first arrival to last completion.
 
     Raises:
         InputError: no requests, or a warm-up outside what the run allows.
@@ -124,55 +110,55 @@ def compute_metrics(
         requests = requests.sort_values("request", kind="stable")
     c = RequestColumns.of(requests)
     n = len(requests)
-    stability = assess(c.arrival_s, c.scheduled_s, c.finish_s)
-    cut = find_warmup(c, warmup, stability)
-    kept = slice(cut.requests, _last(n, cut.requests, cooldown))
-    end = float(c.finish_s[c.finished].max(initial=c.arrival_s.max())) if end_s is None else end_s
-    if kept.stop < n:
-        end = min(end, float(c.arrival_s[kept.stop :].min()))
+    kept = slice(_whole_segments(warmup or 0, n), n)
+    start_s, last_s = float(c.arrival_s[kept].min()), float(c.arrival_s.max())
+    window = (start_s, last_s if warmup is not None else float(c.finish_s[c.finished].max(initial=last_s)))
     good = good_requests(requests, c, slo)
 
-    values = _throughput(c, cut, end, good if slo is not None else None, replicas)
-    values["num_requests"] = float(kept.stop - kept.start)
+    values = _throughput(c, window, good if slo is not None else None, replicas)
+    values["num_requests"] = float(n - kept.start)
     values["slo_attainment"] = float(good[kept].mean()) if slo is not None else math.nan
     latencies = _latencies(c, kept)
     if itl_counts is not None:
         latencies |= _itl(c, itl_counts, kept)
-    shown, transient = _withhold_percentiles(latencies, stability.steady)
+    shown, transient = _withhold_percentiles(latencies, percentiles)
     values |= shown
     values |= _acceptance_and_work(requests, kept)
     return Metrics(
         values=values,
-        stability=stability,
-        warmup=cut,
-        cooldown=n - kept.stop,
+        warmup_requests=kept.start,
         per_position_acceptance=_per_position(requests, accepted_per_position, kept),
-        by_class=_by_class(requests, c, kept, good if slo is not None else None, stability.steady),
+        by_class=_by_class(requests, c, kept, good if slo is not None else None, percentiles),
         transient=transient,
     )
 
 
-def _last(n: int, first: int, cooldown: int) -> int:
-    """Where the cool-down begins: the last twentieth of the run that leaves so many out, after the one of ``first``."""
-    if cooldown <= 0:
-        return n
-    segment = max(n - cooldown, 0) * ITL_SEGMENTS // n
-    return max(segment_start(segment, n), segment_start(int(segment_of(first, n)) + 1, n))
+def _whole_segments(requests: int, n: int) -> int:
+    """The first segment's start at or after so many requests, at most the last one's.
+
+    Raises:
+        InputError: fewer than none, or more than the run allows.
+    """
+    last = segment_start(ITL_SEGMENTS - 1, n)
+    if not 0 <= requests <= last:
+        raise InputError(f"must be a number from 0 to {last}", key="warmup", value=requests)
+    return segment_start((requests - 1) * ITL_SEGMENTS // n + 1, n)
 
 
 def _throughput(
-    c: RequestColumns, cut: Warmup, end_s: float, good: BoolArray | None, replicas: int
+    c: RequestColumns, window: tuple[float, float], good: BoolArray | None, replicas: int
 ) -> dict[str, float]:
-    duration = end_s - cut.start_s
+    start_s, end_s = window
+    duration = end_s - start_s
     # Not what completes at the very start: in a closed loop that is the answer which the first request waited for.
-    touched = c.finished & (c.finish_s > cut.start_s)
+    touched = c.finished & (c.finish_s > start_s)
     inside = touched & (c.finish_s <= end_s)
     tokens = c.output[touched].astype(np.float64)
     prompt = c.prompt[touched].astype(np.float64)
-    if cut.requests or not np.array_equal(touched, inside):
+    if not inside.all():
         # The first token comes with the prompt; the others follow evenly until the end.
         first, finish = (c.arrival_s + c.ttft_s)[touched], c.finish_s[touched]
-        before = np.where(first < cut.start_s, _emitted(cut.start_s, first, finish, tokens), 0.0)
+        before = np.where(first < start_s, _emitted(start_s, first, finish, tokens), 0.0)
         prompt[(before > 0) | (first > end_s)] = 0.0
         tokens = _emitted(end_s, first, finish, tokens) - before
     completed, output, total_input = float(np.count_nonzero(inside)), float(tokens.sum()), float(prompt.sum())

@@ -11,7 +11,7 @@ import pandas as pd
 
 from draftcast.errors import SimulationError
 
-__all__ = ["TIME_COLUMNS", "LittlesLaw", "RequestColumns", "check_requests", "littles_law"]
+__all__ = ["TIME_COLUMNS", "LittlesLaw", "RequestColumns", "check_requests", "integral", "littles_law"]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -60,6 +60,15 @@ class RequestColumns:
         scheduled, prompt = seconds("first_scheduled_s"), requests["prompt_tokens"].to_numpy(np.int64)
         queue, finished = seconds("time_queue_s"), np.isfinite(finish)
         return cls(arrival, scheduled, finish, ttft, e2el, tpot, queue, prompt, output, finished)
+
+
+def integral(start: FloatArray, end: FloatArray, rate: FloatArray, at: FloatArray) -> FloatArray:
+    """Integral from 0 to each time of the sum of constant rates that run from ``start`` to ``end``; O(n log n)."""
+    times = np.concatenate([[0.0], start, end])
+    order = np.argsort(times, kind="stable")
+    level = np.cumsum(np.concatenate([[0.0], rate, -rate])[order])
+    area = np.concatenate([[0.0], np.cumsum(level[:-1] * np.diff(times[order]))])
+    return np.asarray(np.interp(at, times[order], area), dtype=np.float64)
 
 
 @dataclass(frozen=True)

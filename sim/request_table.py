@@ -50,6 +50,7 @@ class RequestTable:
     source_lines: IntArray | None = None  # i8[n], 1-based line of each row in source_file
     has_arrivals: bool = True  # False: the source had no times, arrival_s is all 0
     notes: tuple[str, ...] = ()  # what was dropped, sorted or clipped on the way, for people
+    num_extra: int = 0  # requests at the end that only keep the load up while those before them are served
 
     @classmethod
     def from_columns(
@@ -80,6 +81,11 @@ class RequestTable:
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
+
+    @property
+    def num_counted(self) -> int:
+        """Requests that figures describe; the extra ones follow them."""
+        return len(self) - self.num_extra
 
     @property
     def span_s(self) -> float:

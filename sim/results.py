@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,19 +10,27 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from draftcast.sim.engine.replica import Replica
-from draftcast.sim.engine.state import CLOCK_DRAFT, CLOCK_HOST, CLOCK_PREFILL, CLOCK_REJECTED, CLOCK_VERIFY, FINISHED
+from draftcast.sim.engine.state import (
+    CLOCK_DRAFT,
+    CLOCK_HOST,
+    CLOCK_PREFILL,
+    CLOCK_REJECTED,
+    CLOCK_VERIFY,
+    FINISHED,
+    Array,
+)
 from draftcast.sim.request_table import RequestTable
 
 
 def requests_frame(replicas: Sequence[Replica], table: RequestTable, assigned: NDArray[np.int32]) -> pd.DataFrame:
-    """One row per request, in the table's order.
+    """One row per counted request, in the table's order.
 
     Times in seconds since the start. ``time_*_s`` split the end-to-end time: waiting to be scheduled, prefill (the
     request's own until its first token, others' chunks that delayed it after that), drafting, verifying what was
     kept, verifying what was rejected, host, and from each preemption to the next token (KV pressure). A request that
     has not finished has NaN there and in ``finish_s``.
     """
-    rows = replicas[0].state.requests
+    rows = replicas[0].state.requests[: table.num_counted]
     done = rows["status"] == FINISHED
     clocks = rows["clock_s"]
 
@@ -33,7 +42,7 @@ def requests_frame(replicas: Sequence[Replica], table: RequestTable, assigned: N
         {
             "request": np.arange(rows.size),
             "class": pd.Categorical.from_codes(rows["class_id"].astype(np.int64), pd.Index(list(table.class_names))),
-            "replica": assigned,
+            "replica": assigned[: table.num_counted],
             "priority": rows["priority"],
             "arrival_s": rows["arrival_s"],
             "first_scheduled_s": np.where(started, rows["first_scheduled_s"], np.nan),
@@ -57,26 +66,36 @@ def requests_frame(replicas: Sequence[Replica], table: RequestTable, assigned: N
     )
 
 
-def steps_frame(replicas: Sequence[Replica]) -> pd.DataFrame:
-    """One row per engine step, replica by replica."""
-    frames = [replica.steps() for replica in replicas]
+def steps_frame(replicas: Sequence[Replica], end_s: float = math.inf) -> pd.DataFrame:
+    """One row per engine step that begins by ``end_s``, replica by replica."""
+    frames = [steps[steps["start_s"] <= end_s] for steps in (replica.steps() for replica in replicas)]
     for index, frame in enumerate(frames):
         frame.insert(0, "replica", index)
     return pd.concat(frames, ignore_index=True)
 
 
 def accepted_per_position(replicas: Sequence[Replica]) -> NDArray[np.int64]:
-    """Rounds in which draft position j was accepted, shape [segments, k]."""
-    counts = np.asarray(sum(replica.state.rounds_by_accepted for replica in replicas), np.int64)
+    """Rounds of counted requests in which draft position j was accepted, shape [segments, k]."""
+    counts = np.asarray(sum(replica.state.rounds_by_accepted[:-1] for replica in replicas), np.int64)
     return counts[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
 
 
 def itl_counts(replicas: Sequence[Replica]) -> NDArray[np.int64]:
-    """The ITL histogram of all replicas, shape [segments, bins]."""
-    return np.asarray(sum(replica.state.itl for replica in replicas), np.int64)
+    """The ITL histogram of counted requests, of all replicas, shape [segments, bins]."""
+    return np.asarray(sum(replica.state.itl[:-1] for replica in replicas), np.int64)
 
 
-def origin_seconds(replicas: Sequence[Replica]) -> dict[str, float]:
-    """Device seconds by how far their prediction can be trusted."""
-    names = ("measured", "interpolated", "extrapolated")
-    return {name: float(sum(r.state.engine[0][f"origin_{name}_s"] for r in replicas)) for name in names}
+def engine_figures(replicas: Sequence[Replica], engines: Array) -> dict[str, float]:
+    """Figures that only the engines' counters hold; ``engines``: the counters (``ENGINE[replicas]``) when it ended."""
+    figures: dict[str, float] = {}
+    origins = {name: float(engines[f"origin_{name}_s"].sum()) for name in ("measured", "interpolated", "extrapolated")}
+    device = sum(origins.values())
+    for name, value in origins.items():
+        figures[f"share_device_time_{name}"] = value / device if device else np.nan
+    steps = float(engines["step"].sum())
+    span = float(engines["mark_s"].max())
+    blocks = sum(r.settings.num_gpu_blocks - 1 for r in replicas)
+    figures["num_steps"] = steps
+    figures["mean_step_tokens"] = float(engines["scheduled_tokens"].sum()) / steps if steps else np.nan
+    figures["kv_cache_usage"] = float(engines["kv_block_seconds"].sum()) / (span * blocks) if span else 0.0
+    return figures

@@ -18,7 +18,7 @@ from draftcast.sim.statistics import mann_kendall
 __all__ = ["Stability", "assess", "shortfall"]
 
 FloatArray = npt.NDArray[np.float64]
-Verdict = Literal["stable", "unstable", "not settled", "not judged"]
+Verdict = Literal["stable", "unstable", "not settled", "finite"]
 
 MIN_REQUESTS = 50
 # Thresholds, in standard deviations of what a queue at exactly rho = 1 shows. Chosen on simulated queues of 200 to
@@ -35,28 +35,20 @@ class Stability:
     """Verdict on a run and the figures behind it.
 
     ``stable``: a steady state exists as far as the run can tell. ``unstable``: the queue grows. ``not settled``: no
-    queue, but requests in flight still grow at the end (overloaded or too short a run). ``not judged``: fewer than 50
-    requests or no arrival window (all at once, as in an offline batch).
+    queue, but requests in flight still grow at the end (overloaded or too short a run), or fewer than 50 requests.
+    ``finite``: a list of requests that ends (all at once, as in an offline batch), of which none of this is asked.
     """
 
     verdict: Verdict
     reason: str
-    arrival_rate_rps: float  # over the second half of the arrivals; NaN when not judged
-    completion_rate_rps: float  # over the same window
-    saturated_rate_rps: float  # see `saturated_rate`; NaN when no stretch with a queue is long enough
-    queue_growth: float  # seconds of queue time gained per second of arrivals: utilisation - 1 when overloaded
-    in_system_growth: float  # requests gained per request arriving, second half
+    arrival_rate_rps: float = math.nan  # over the second half of the arrivals
+    completion_rate_rps: float = math.nan  # over the same window
+    queue_growth: float = math.nan  # seconds of queue time gained per second of arrivals: utilisation - 1 if overloaded
+    in_system_growth: float = math.nan  # requests gained per request arriving, second half
 
-    @property
-    def steady(self) -> bool:
-        """Whether steady-state percentiles may be shown. True as well when not judged: then they describe the batch."""
-        return self.verdict in ("stable", "not judged")
 
-    @property
-    def largest_stable_rate_rps(self) -> float | None:
-        """For an unstable run, the rate at which requests completed while a queue stood; None: stable, or too short."""
-        known = self.verdict == "unstable" and math.isfinite(self.saturated_rate_rps)
-        return self.saturated_rate_rps if known else None
+FINITE = Stability("finite", "a list of requests that ends")
+ALWAYS_STABLE = Stability("stable", "a closed loop sends no more than is answered")
 
 
 def slope(x: FloatArray, y: FloatArray) -> float:
@@ -137,9 +129,10 @@ def assess(arrival_s: FloatArray, first_scheduled_s: FloatArray, finish_s: Float
         arrival_s, first_scheduled_s, finish_s = arrival_s[order], first_scheduled_s[order], finish_s[order]
     n = arrival_s.size
     window_s = float(arrival_s[-1] - arrival_s[0]) if n else 0.0
-    if n < MIN_REQUESTS or window_s <= 0:
-        why = f"fewer than {MIN_REQUESTS} requests" if n < MIN_REQUESTS else "all requests arrive at once"
-        return Stability("not judged", why, *[math.nan] * 5)
+    if window_s <= 0:
+        return FINITE
+    if n < MIN_REQUESTS:
+        return Stability("not settled", f"fewer than {MIN_REQUESTS} requests")
     half = n // 2
     finished = np.sort(finish_s[np.isfinite(finish_s)])
     end_s = max(float(arrival_s[-1]), float(finished[-1]) if finished.size else 0.0)
@@ -181,5 +174,4 @@ def assess(arrival_s: FloatArray, first_scheduled_s: FloatArray, finish_s: Float
         verdict, reason = "not settled", f"requests in flight still grow at the end: overloaded or too short; {rates}"
     else:
         verdict, reason = "stable", rates
-    saturated = saturated_rate(arrival_s, first_scheduled_s, finish_s)
-    return Stability(verdict, reason, arrival_rate, completion_rate, saturated, queue_growth, in_system_growth)
+    return Stability(verdict, reason, arrival_rate, completion_rate, queue_growth, in_system_growth)

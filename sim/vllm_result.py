@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from draftcast.sim.metrics import PERCENTILES, Metrics
-from draftcast.sim.request_columns import FloatArray, RequestColumns
+from draftcast.sim.request_columns import RequestColumns, integral
 
 __all__ = ["vllm_result"]
 
@@ -116,16 +116,7 @@ def _peak_tokens_per_s(c: RequestColumns) -> float:
     spread = finish > first
     rate = np.divide(rest, finish - first, out=np.zeros_like(rest), where=spread)
     at_once = np.bincount(first.astype(np.int64), weights=1 + np.where(spread, 0.0, rest), minlength=seconds.size - 1)
-    return float((np.diff(_integral(first, finish, rate, seconds)) + at_once[: seconds.size - 1]).max())
-
-
-def _integral(start: FloatArray, end: FloatArray, rate: FloatArray, at: FloatArray) -> FloatArray:
-    """Integral from 0 to each time of the sum of constant rates that run from ``start`` to ``end``; O(n log n)."""
-    times = np.concatenate([[0.0], start, end])
-    order = np.argsort(times, kind="stable")
-    level = np.cumsum(np.concatenate([[0.0], rate, -rate])[order])
-    area = np.concatenate([[0.0], np.cumsum(level[:-1] * np.diff(times[order]))])
-    return np.asarray(np.interp(at, times[order], area), dtype=np.float64)
+    return float((np.diff(integral(first, finish, rate, seconds)) + at_once[: seconds.size - 1]).max())
 
 
 def _peak_concurrent_requests(c: RequestColumns) -> int:

@@ -8,7 +8,7 @@ they are carried for those who do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,7 @@ def build_requests(
     num_requests: int | None = None,
     max_model_len: int | None = None,
     traces: Mapping[TraceSpec, RequestTable] | None = None,
+    goes_on: bool = False,
 ) -> RequestTable:
     """Draw the requests of one run.
 
@@ -93,6 +94,9 @@ def build_requests(
         num_requests: overrides ``spec.num_requests``.
         max_model_len: a request fits when prompt + output <= max_model_len; None: no limit.
         traces: already loaded traces by their spec (`load_traces`), to read each file once for many runs.
+        goes_on: the load goes on behind the requests asked for, unless they are a list that ends (`is_list`): as many
+            extra requests follow, drawn further or, from a trace, wrapped round (``RequestTable.num_extra``). They are
+            no longer than the longest of those asked for, so that whatever serves these can serve them.
     Returns:
         A table sorted by arrival, checked. Closed loop: arrivals are all 0, the cluster sets them.
     Raises ScenarioError, TraceError (a bad trace, or a line that does not fit) or CapacityError (a drawn request that
@@ -102,9 +106,16 @@ def build_requests(
     if num_requests is not None:
         integer("num_requests", num_requests, 1)
     arrival_s = _arrivals(spec, files, seed, num_requests if num_requests is not None else spec.num_requests)
-    n = len(arrival_s)
-    if n == 0:
+    counted = len(arrival_s)
+    if counted == 0:
         raise ScenarioError("no request arrives; raise the rate or the duration", key="arrivals")
+    if not arrival_s[-1] <= MAX_SECONDS:
+        message = f"the last of {counted} requests would arrive after {arrival_s[-1]:.3g} s; at most 1e9 s"
+        raise ScenarioError(f"{message} (30 years) are simulated: raise the rate or send fewer", key="arrivals")
+    if goes_on and not is_list(spec, arrival_s):
+        endless = _Traces(spec, files.loaded)  # whose notes would be on the extra requests
+        arrival_s = _arrivals(replace(spec, duration_s=None), endless, seed, 2 * counted)
+    n = len(arrival_s)
     shares = np.array([c.share for c in spec.classes], dtype=np.float64)
     class_id = pick_weighted(request_uniforms(seed, Stream.CLASS, n), shares) if len(shares) > 1 else np.zeros(n, int)
 
@@ -140,7 +151,8 @@ def build_requests(
     if len(hash_block_tokens) > 1:
         raise TraceError(f"the traces hash prompts in blocks of different sizes: {sorted(hash_block_tokens)} tokens")
 
-    keep, notes = _fit(spec, lengths, max_model_len, origin, class_id)
+    _shorten_extra(lengths, counted)
+    keep, notes = _fit(spec, lengths, max_model_len, origin, class_id, counted)
     columns: dict[str, Any] = {}
     if hash_block_tokens:
         block_tokens = hash_block_tokens.pop()
@@ -163,19 +175,38 @@ def build_requests(
         **origin.columns(),
         **columns,
     )
-    table = table.keep(keep)
+    table = replace(table.keep(keep), num_extra=int(np.count_nonzero(keep[counted:])))
     table.check_integrity()
     return table
 
 
-def load_traces(spec: WorkloadSpec) -> dict[TraceSpec, RequestTable]:
-    """Every trace the workload refers to, read once; pass it to `build_requests`. Raises TraceError."""
+def is_list(spec: WorkloadSpec, arrival_s: NDArray[np.float64]) -> bool:
+    """Whether the requests are a list that ends, and no sample of a load that goes on.
+
+    A trace as it was recorded, a burst or batch (all at once), and a closed loop whose clients send fewer than two
+    requests each.
+    """
+    arrivals = spec.arrivals
+    if isinstance(arrivals, ClosedLoop):
+        return len(arrival_s) < 2 * arrivals.concurrency
+    if isinstance(arrivals, TraceArrivals) and arrivals.rate_rps is None and arrivals.time_scale == 1.0:
+        return spec.num_requests is None and spec.duration_s is None
+    return bool(arrival_s[-1] == arrival_s[0])
+
+
+def trace_specs(spec: WorkloadSpec) -> list[TraceSpec]:
+    """Every trace the workload refers to."""
     named = [spec.trace, getattr(spec.arrivals, "trace", None)]
     for request_class in spec.classes:
         named.append(request_class.acceptance_trace)
         for length in (request_class.prompt_tokens, request_class.output_tokens):
             named.append(getattr(length, "trace", None))
-    return {trace: load_trace(trace) for trace in dict.fromkeys(named) if trace is not None}
+    return [trace for trace in dict.fromkeys(named) if trace is not None]
+
+
+def load_traces(spec: WorkloadSpec) -> dict[TraceSpec, RequestTable]:
+    """Every trace the workload refers to, read once; pass it to `build_requests`. Raises TraceError."""
+    return {trace: load_trace(trace) for trace in trace_specs(spec)}
 
 
 @dataclass
@@ -250,9 +281,6 @@ def _arrivals(spec: WorkloadSpec, files: _Traces, seed: int, n: int | None) -> N
         arrival_s = arrivals.draw_until(seed, spec.duration_s)
     else:
         raise ScenarioError(f"required with {arrivals.kind} arrivals (or duration_s)", key="num_requests")
-    if len(arrival_s) and not arrival_s[-1] <= MAX_SECONDS:
-        message = f"the last of {len(arrival_s)} requests would arrive after {arrival_s[-1]:.3g} s; at most 1e9 s"
-        raise ScenarioError(f"{message} (30 years) are simulated: raise the rate or send fewer", key="arrivals")
     return arrival_s if spec.duration_s is None else arrival_s[arrival_s < spec.duration_s]
 
 
@@ -261,12 +289,21 @@ def _add_acceptance(parts: RaggedParts, table: RequestTable, requests: IntArray,
         parts.add(requests, rows, table.acceptance_lengths, table.acceptance_offsets, owner=id(table))
 
 
+def _shorten_extra(lengths: dict[str, NDArray[np.int32]], counted: int) -> None:
+    """Cut the requests from ``counted`` on to the longest before them; in place, the output first."""
+    prompt, output = lengths["prompt_tokens"], lengths["output_tokens"]
+    longest = int((prompt[:counted].astype(np.int64) + output[:counted]).max())
+    np.minimum(prompt[counted:], longest - 1, out=prompt[counted:])
+    np.minimum(output[counted:], longest - prompt[counted:], out=output[counted:])
+
+
 def _fit(
     spec: WorkloadSpec,
     lengths: dict[str, NDArray[np.int32]],
     max_model_len: int | None,
     origin: _Origin,
     class_id: IntArray,
+    counted: int,
 ) -> tuple[BoolArray, list[str]]:
     """Apply ``max_model_len_action``: returns which requests to keep and notes; clips ``lengths`` in place.
 
@@ -281,10 +318,10 @@ def _fit(
     too_long = prompt.astype(np.int64) + output > max_model_len
     if not too_long.any():
         return keep, []
-    count = f"{int(too_long.sum())} of {len(prompt)} requests longer than max_model_len {max_model_len}"
+    count = f"{int(too_long[:counted].sum())} of {counted} requests longer than max_model_len {max_model_len}"
     if spec.max_model_len_action == "drop":
-        if too_long.all():
-            message = f"all {len(prompt)} requests are longer than that"
+        if too_long[:counted].all():
+            message = f"all {counted} requests are longer than that"
             raise CapacityError(message, key="max_model_len", value=max_model_len)
         return ~too_long, [f"dropped {count}"]
     if spec.max_model_len_action == "clip":

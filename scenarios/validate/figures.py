@@ -48,7 +48,6 @@ def run_figures(
         requests,
         itl_counts,
         slo=dict(objectives) or None,
-        warmup="none",
         accepted_per_position=accepted_per_position,
     )
     found = {**metrics.transient, **metrics.summary()}

@@ -36,7 +36,7 @@ from draftcast.sim.engine.state import (
     PolicyArrays,
 )
 from draftcast.sim.engine.step import advance
-from draftcast.sim.itl_histogram import ITL_BINS, ITL_SEGMENTS
+from draftcast.sim.itl_histogram import ITL_BINS, ITL_SEGMENTS, segment_of
 from draftcast.sim.request_table import RequestTable
 from draftcast.sim.step_time import N_FEATURES, N_OUT, StepCost
 
@@ -45,7 +45,7 @@ Decide = Callable[[Engine], None]
 
 
 def request_rows(table: RequestTable) -> Array:
-    """The engine's mutable request rows (``REQUEST[n]``) for a table."""
+    """The engine's mutable request rows (``REQUEST[n]``) for a table; extra requests have a segment of their own."""
     n = len(table)
     rows = np.zeros(n, REQUEST)
     rows["prompt"] = table.prompt_tokens
@@ -55,7 +55,7 @@ def request_rows(table: RequestTable) -> Array:
     rows["class_id"] = table.class_id
     rows["priority"] = table.priority
     rows["table"] = -1
-    rows["segment"] = np.arange(n) * ITL_SEGMENTS // max(n, 1)
+    rows["segment"] = np.minimum(segment_of(np.arange(n), table.num_counted), ITL_SEGMENTS)
     for name in ("first_scheduled_s", "first_token_s", "finish_s"):
         rows[name] = -1.0
     return rows
@@ -179,8 +179,8 @@ class Replica:
             features=np.zeros(N_FEATURES),
             times=np.zeros(N_OUT),
             clocks=np.zeros(N_CLOCKS),
-            itl=np.zeros((ITL_SEGMENTS, ITL_BINS), np.int64),
-            rounds_by_accepted=np.zeros((ITL_SEGMENTS, settings.num_speculative_tokens + 1), np.int64),
+            itl=np.zeros((ITL_SEGMENTS + 1, ITL_BINS), np.int64),
+            rounds_by_accepted=np.zeros((ITL_SEGMENTS + 1, settings.num_speculative_tokens + 1), np.int64),
             steps=np.zeros(1024 if record_steps else 0, STEP),
             finished=np.zeros(seqs + 1, np.uint32),
         )

@@ -247,8 +247,8 @@ class Engine(NamedTuple):
     features: Array  # f8[N_FEATURES]
     times: Array  # f8[N_OUT]
     clocks: Array  # f8[N_CLOCKS]
-    itl: Array  # i8[segments, bins]
-    rounds_by_accepted: Array  # i8[segments, k + 1], rounds that accepted so many drafts
+    itl: Array  # i8[segments + 1, bins], the last of extra requests
+    rounds_by_accepted: Array  # i8[segments + 1, k + 1], rounds that accepted so many drafts
     steps: Array  # STEP[capacity], capacity 0: steps are not recorded
     finished: Array  # u4[max_num_seqs], requests that ended in the last collected step
 

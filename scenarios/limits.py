@@ -1,12 +1,16 @@
-"""What limits a replica at some load, with and without speculation, as shares of the mean step and of the KV cache.
+"""What limits a setting at a load: one function and one sentence, for every command and page.
 
-From the step cost at the simulated number of requests in the system: what the target pass would need if only its bytes,
-or only its FLOPs, had to be done at the device's peak, what the draft takes, and what of the host's work shows.
+From the step cost at the simulated number of requests in the system, prompts included as they come along: what the
+target pass would need if only its bytes, or only its FLOPs, had to be done at the device's peak, what the draft takes,
+and what of the host's work shows. Full KV blocks or full slots come first: then requests wait, whatever a step takes.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -14,12 +18,17 @@ from draftcast.kernels import layers
 from draftcast.kernels.attention import attention_work
 from draftcast.kernels.dtypes import activation_bytes
 from draftcast.scenarios.cutover_estimate import Fluid
-from draftcast.scenarios.schema import Engine
+from draftcast.scenarios.schema import Engine, Scenario
 from draftcast.scenarios.steady_step import MeanStep
 from draftcast.sim import step_time as st
 
 KV_FULL = 0.9
 """Share of the KV blocks in use from which space for them is what limits: a mean leaves no room for peaks."""
+SLOTS_FULL = 0.9
+"""Share of ``max_num_seqs`` from which the slots are what limits."""
+REACHED = 1 / 3
+"""Below this share of a step nothing limits but kernels that are too small to reach any peak."""
+Limit = Literal["memory bandwidth", "compute", "KV cache", "max_num_seqs", "host", "draft", "kernel latency"]
 
 
 @dataclass(frozen=True)
@@ -27,8 +36,8 @@ class Limits:
     """One side at one load.
 
     Attributes:
-        limit: ``memory``, ``compute``, ``KV space``, ``host`` or ``draft``: the largest of the shares below, KV space
-            before all where the blocks are full.
+        limit: ``KV cache`` or ``max_num_seqs`` where these are full; else the largest of the shares below, or ``kernel
+            latency`` where none is a third of the step.
         in_system: requests in the system.
         step_ms: the mean step.
         memory_share, compute_share: what the target's bytes or FLOPs alone would take of the step at the device's peak.
@@ -37,7 +46,7 @@ class Limits:
         kv_share: of the KV blocks, in use on average.
     """
 
-    limit: str
+    limit: Limit
     in_system: float
     step_ms: float
     memory_share: float
@@ -46,24 +55,64 @@ class Limits:
     host_share: float
     kv_share: float
 
+    @property
+    def sentence(self) -> str:
+        """For people, with the numbers it rests on."""
+        step = (
+            f"the mean step ({self.in_system:,.3g} requests in the system, prompts included) takes "
+            f"{self.step_ms:.3g} ms: "
+            f"its bytes at peak bandwidth {self.memory_share:.0%} of it, its FLOPs at peak {self.compute_share:.0%}, "
+            f"the draft {self.draft_share:.0%}, host work that shows {self.host_share:.0%}"
+        )
+        if self.limit == "KV cache":
+            return f"KV cache: {self.kv_share:.0%} of the blocks are in use on average; {step}."
+        if self.limit == "max_num_seqs":
+            return f"max_num_seqs: the slots of the batch are taken, requests wait for one; {step}."
+        return f"{self.limit[0].upper()}{self.limit[1:]}: {step}."
+
+
+def limits_at(scenario: Scenario, fluid: Fluid, figures: Mapping[str, float], rate_rps: float | None = None) -> Limits:
+    """What limits a setting at a load.
+
+    Args:
+        figures: of the run; empty where there is none, or none that holds for the load (overloaded).
+        rate_rps: the load of an open loop that was not run: the fluid estimate then says how full it is. None: full.
+    """
+    if figures and math.isfinite(figures["mean_e2el_s"]):
+        in_system = max(figures["request_throughput"] * figures["mean_e2el_s"], 1.0)
+        # Of a closed loop no more than its clients: a short run counts its ends twice.
+        in_system = min(in_system, getattr(scenario.workload.arrivals, "concurrency", math.inf))
+        return limits(fluid, scenario.engine, in_system, figures["kv_cache_usage"])
+    held = fluid.in_system(rate_rps) if rate_rps is not None else math.inf
+    in_system = min(held, float(fluid.slots))
+    return limits(fluid, scenario.engine, in_system, fluid.kv_share(in_system))
+
 
 def limits(fluid: Fluid, engine: Engine, in_system: float, kv_share: float) -> Limits:
     """What limits the engine with so many requests in the system."""
     step = fluid.step(in_system)
     memory_s, compute_s = _peaks(fluid, engine, step)
     device_s = step.draft_s + step.target_s + step.sample_s
-    shares = {
-        "memory": memory_s / step.seconds,
+    shares: dict[Limit, float] = {
+        "memory bandwidth": memory_s / step.seconds,
         "compute": compute_s / step.seconds,
         "draft": step.draft_s / step.seconds,
         "host": max(step.seconds - device_s, 0.0) / step.seconds,
     }
-    limit = "KV space" if kv_share > KV_FULL else max(shares, key=lambda name: shares[name])
+    slots = fluid.replicas * fluid.deployment.settings.max_num_seqs
+    limit: Limit
+    if kv_share > KV_FULL:
+        limit = "KV cache"
+    elif in_system > SLOTS_FULL * slots:
+        limit = "max_num_seqs"
+    else:
+        limit = max(shares, key=lambda name: shares[name])
+        limit = limit if shares[limit] > REACHED else "kernel latency"
     return Limits(
         limit,
         in_system,
         step.seconds * 1e3,
-        shares["memory"],
+        shares["memory bandwidth"],
         shares["compute"],
         shares["draft"],
         shares["host"],
