@@ -43,17 +43,20 @@ def bottleneck(scenario: Scenario, deployment: Deployment, run: RunResult) -> Bo
         value = figures[f"share_time_{name}"].mean
         return value if math.isfinite(value) else 0.0
 
+    point = _mean_step(scenario, deployment, run)
+    decode = share("draft") + share("verify") + share("rejected")
+    # Rejected work is rows and drafts at once; the mean step tells how much of either.
+    drafting = decode * point.draft_seconds / (point.draft_seconds + point.seconds)
     parts = {
         "queue": share("queue"),
         "KV cache": share("kv_pressure"),
         "host": share("host"),
         "prefill": share("prefill"),
-        "draft": share("draft"),
-        "verify": share("verify") + share("rejected"),
+        "draft": drafting,
+        "verify": decode - drafting,
     }
     largest = max(parts, key=lambda name: parts[name])
     most = f"{parts[largest]:.0%} of a request's time"
-    point = _mean_step(scenario, deployment, run)
     if largest == "KV cache":
         preempted = figures["preemptions"].mean
         return Bottleneck(largest, f"KV cache: {most} is lost to preemption ({preempted:,.0f} preemptions a run).")

@@ -160,9 +160,11 @@ def run_table(scenario: Scenario, result: RunResult) -> Table:
             table.add_row(f"device time {origin}", show(figures[key], 1e2), "%", end_section=origin == "extrapolated")
     shares = [name for name in SHARES if f"share_time_{name}" in figures]
     for index, name in enumerate(shares):
-        label = "where time goes: " + name.replace("_", " ")
+        label = "where time goes: " + name.replace("_", " ").replace("rejected", "rejected work")
         last = index == len(shares) - 1
         table.add_row(label, show(figures[f"share_time_{name}"], 1e2), "%", end_section=last)
+    if scenario.speculative_config is not None and shares:
+        table.caption = "Rejected work: the time of each step less its time without the rejected rows and their drafts."
     for name, key, unit in ENGINE:
         value = result.summary.get("engine", {}).get(key)
         if value is not None:
