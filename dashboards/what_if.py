@@ -194,7 +194,8 @@ def _draw(pictures: Mapping[str, Callable[[], Any]]) -> None:
         figure(
             "time",
             pictures["time"](),
-            "Mean seconds of a request by part; the parts add up to its E2E latency.",
+            "Mean seconds of a request by part; the parts add up to its E2E latency. Rejected work is the time of each "
+            "step less its time without the rejected rows and their drafts.",
             "Stacked bars of the mean seconds a request spends in each part, one bar for each run.",
         )
     with right:

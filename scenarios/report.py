@@ -48,7 +48,15 @@ ENGINE = (
     ("concurrency lost to speculation", "concurrency_lost_to_speculation", "requests"),
 )
 ORIGINS = ("measured", "interpolated", "extrapolated")
-SHARES = ("queue", "prefill", "draft", "verify", "rejected", "host", "kv_pressure")
+SHARES = (
+    ("queue", "queue"),
+    ("prefill", "prefill"),
+    ("draft", "draft"),
+    ("verify", "verify"),
+    ("rejected", "rejected work"),
+    ("host", "host"),
+    ("kv_pressure", "kv pressure"),
+)
 
 
 def make_console() -> Console:
@@ -173,7 +181,9 @@ def run_table(scenario: Scenario, point: Point) -> Table:
 
     add(ONE_RUN)
     add([(f"device time {origin}", f"share_device_time_{origin}", 1e2, "%") for origin in ORIGINS])
-    add([(f"where time goes: {name.replace('_', ' ')}", f"share_time_{name}", 1e2, "%") for name in SHARES])
+    add([(f"where time goes: {label}", f"share_time_{name}", 1e2, "%") for name, label in SHARES])
+    if scenario.speculative_config is not None:
+        table.caption = "Rejected work: the time of each step less its time without the rejected rows and their drafts."
     for name, key, unit in ENGINE:
         values = [run.summary["engine"][key] for run in point.runs]
         table.add_row(name, *(f"{value:,.0f}" for value in values), unit)

@@ -182,7 +182,7 @@ def time_figure(runs: Mapping[str, RunResult]) -> Any:
             "y": names,
             "x": [round(runs[name].summary["figures"][f"mean_time_{part}_s"].mean, 6) for name in names],
             "orientation": "h",
-            "name": part.replace("kv_pressure", "KV pressure"),
+            "name": part.replace("kv_pressure", "KV pressure").replace("rejected", "rejected work"),
             "marker": {"color": colour},
             "hovertemplate": "%{x:.3g} s<extra>" + part.replace("_", " ") + "</extra>",
         }

@@ -164,10 +164,11 @@ def _grid_seconds(
         if not on_z:
             z = math.exp(grids[axis_z + k])
         if prefill:
-            equal = _roofline(blocks, b, seqs * z * (x * z - 0.5 * (z - 1.0)), seqs * x * z, seqs * z)
+            equal_qkv, equal_kv, equal_rows = seqs * z * (x * z - 0.5 * (z - 1.0)), seqs * x * z, seqs * z
         else:
-            equal = _roofline(blocks, b, seqs * x * z, seqs * z, seqs * x)
-        seconds *= _roofline(blocks, b, qkv, kv, rows) / equal
+            equal_qkv, equal_kv, equal_rows = seqs * x * z, seqs * z, seqs * x
+        if equal_qkv != qkv or equal_kv != kv or equal_rows != rows:  # a lone prompt is its own mean
+            seconds *= _roofline(blocks, b, qkv, kv, rows) / _roofline(blocks, b, equal_qkv, equal_kv, equal_rows)
     return seconds, measured
 
 

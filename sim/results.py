@@ -26,9 +26,10 @@ def requests_frame(replicas: Sequence[Replica], table: RequestTable, assigned: N
     """One row per counted request, in the table's order.
 
     Times in seconds since the start. ``time_*_s`` split the end-to-end time: waiting to be scheduled, prefill (the
-    request's own until its first token, others' chunks that delayed it after that), drafting, verifying what was
-    kept, verifying what was rejected, host, and from each preemption to the next token (KV pressure). A request that
-    has not finished has NaN there and in ``finish_s``.
+    request's own until its first token, others' chunks that delayed it after that), drafting and verifying what was
+    kept, rejected work (the time of each step less its time without the rejected rows and their drafts, see
+    ``draftcast.sim.engine.step.commit``), host, and from each preemption to the next token (KV pressure). A request
+    that has not finished has NaN there and in ``finish_s``.
     """
     rows = replicas[0].state.requests[: table.num_counted]
     done = rows["status"] == FINISHED

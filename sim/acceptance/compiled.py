@@ -107,7 +107,7 @@ def _accepted_at_rates(arrays: AcceptanceArrays, request: int, c: int, position:
     key = a.keys[request]
     done = 0
     accepted = 0
-    while accepted == done and done < drafts:
+    while done < drafts and accepted == done:
         # Some at a time, without a branch in between: where a round ends cannot be guessed, and a wrong guess takes a
         # processor longer than draws that nobody needs, which change nothing.
         end = min(done + AT_ONCE, drafts)

@@ -177,6 +177,7 @@ class Replica:
             cost=cost,
             acceptance=acceptance,
             features=np.zeros(N_FEATURES),
+            kept_features=np.zeros(N_FEATURES),
             times=np.zeros(N_OUT),
             clocks=np.zeros(N_CLOCKS),
             itl=np.zeros((ITL_SEGMENTS + 1, ITL_BINS), np.int64),

@@ -110,6 +110,7 @@ BATCH = np.dtype(
         ("prefill_tokens", "i4"),
         ("decode_tokens", "i4"),
         ("max_next_drafts", "i4"),
+        ("rejected_rows", "i4"),  # verified rows of drafts that are rejected
         ("schedule_s", "f8"),
         ("launch_s", "f8"),
         ("end_s", "f8"),
@@ -117,6 +118,8 @@ BATCH = np.dtype(
         ("draft_s", "f8"),
         ("target_s", "f8"),  # target pass and sampler
         ("prefill_s", "f8"),  # part of target_s due to prefill rows
+        ("rejected_draft_s", "f8"),  # parts of draft_s and target_s that the step would not have taken without them
+        ("rejected_target_s", "f8"),
     ],
     align=True,
 )
@@ -245,6 +248,7 @@ class Engine(NamedTuple):
     cost: StepCost
     acceptance: AcceptanceArrays
     features: Array  # f8[N_FEATURES]
+    kept_features: Array  # f8[N_FEATURES], those of the step without rejected rows and their drafts
     times: Array  # f8[N_OUT]
     clocks: Array  # f8[N_CLOCKS]
     itl: Array  # i8[segments + 1, bins], the last of extra requests

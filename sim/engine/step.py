@@ -61,6 +61,7 @@ from draftcast.sim.step_time import (
     F_WIN_DECODE_QKV,
     F_WIN_PREFILL_KV,
     F_WIN_PREFILL_QKV,
+    N_FEATURES,
     O_DRAFT,
     O_HOST,
     O_ORIGIN_EXTRAPOLATED,
@@ -102,7 +103,14 @@ def draw(ref: Engine, slot: int) -> None:
 
 @njit(cache=True)
 def commit(ref: Engine, slot: int) -> None:
-    """Count the batch's tokens as computed and fill its feature vector (``draftcast.sim.step_time``)."""
+    """Count the batch's tokens as computed and fill its feature vectors (``draftcast.sim.step_time``).
+
+    ``features`` are the step's. ``kept_features`` are those of the same step without the rows of drafts that will be
+    rejected in it and without making as many drafts as those: where a request makes k drafts and all k that it
+    verifies are rejected, it has one row there and makes none. Rows reserved for drafts that were never proposed
+    (padding, a text search without a match) are rejected rows without a draft. They are filled only where the batch
+    has rejected rows.
+    """
     s = borrowed(ref)
     c = s.config[0]
     window = c.window
@@ -116,13 +124,19 @@ def commit(ref: Engine, slot: int) -> None:
     window_decode_kv = window_decode_qkv = window_prefill_kv = 0
     window_prefill_qkv = 0.0
     logit_rows = drafts = draft_seqs = draft_tokens = draft_kv = most = verified = 0
+    rejected_rows = kept_qkv = window_kept_kv = window_kept_qkv = 0
+    kept_draft_seqs = kept_draft_tokens = kept_draft_kv = kept_levels = 0
     for j in range(batch.size):
         advance_computed(ref, slot, j)
         x = entries[j]
         rows = int(x.tokens)
         end = x.computed + rows
         drafts += x.drafts
+        rejected = 0
         if rows == 1 + x.drafts:
+            rejected = x.drafts - x.accepted
+            rejected_rows += rejected
+            kept_qkv += (rows - rejected) * (end - rejected)
             decode_seqs += 1
             decode_tokens += rows
             decode_kv += end
@@ -131,6 +145,8 @@ def commit(ref: Engine, slot: int) -> None:
             if window > 0:
                 window_decode_kv += min(end, window)
                 window_decode_qkv += rows * min(end, window)
+                window_kept_kv += min(end - rejected, window)
+                window_kept_qkv += (rows - rejected) * min(end - rejected, window)
         else:
             mean_context = x.computed + 0.5 * (rows + 1)  # row i of a chunk attends to all before it and itself
             prefill_seqs += 1
@@ -148,11 +164,19 @@ def commit(ref: Engine, slot: int) -> None:
             draft_kv += end
             most = max(most, x.drafted)
             verified = max(verified, x.next_drafts)
+            kept = max(x.drafted - x.proposed + x.accepted, 0)
+            levels = draft_levels(ref, x.drafted) - draft_levels(ref, x.proposed) + x.accepted
+            drafts_on = int(kept > 0)  # no branch: which drafts are kept cannot be guessed
+            kept_draft_seqs += drafts_on
+            kept_draft_tokens += kept
+            kept_draft_kv += drafts_on * (end - rejected)
+            kept_levels = max(kept_levels, drafts_on * levels)
     batch.tokens = decode_tokens + prefill_tokens
     batch.drafts = drafts
     batch.decode_tokens = decode_tokens
     batch.prefill_tokens = prefill_tokens
     batch.max_next_drafts = verified
+    batch.rejected_rows = rejected_rows
     f = s.features
     f[F_TOKENS] = batch.tokens
     f[F_SEQS] = batch.size
@@ -175,6 +199,23 @@ def commit(ref: Engine, slot: int) -> None:
     f[F_DRAFT_PASSES] = draft_levels(ref, most)
     f[F_DRAFT_KV] = draft_kv
     f[F_PROPOSE_TOKENS] = draft_kv if on_host else 0
+    if rejected_rows == 0:
+        return
+    kept_f = s.kept_features
+    for i in range(N_FEATURES):
+        kept_f[i] = f[i]
+    kept_f[F_TOKENS] = batch.tokens - rejected_rows
+    kept_f[F_DECODE_TOKENS] = decode_tokens - rejected_rows
+    kept_f[F_DECODE_KV] = decode_kv - rejected_rows
+    kept_f[F_DECODE_QKV] = kept_qkv
+    kept_f[F_WIN_DECODE_KV] = window_kept_kv
+    kept_f[F_WIN_DECODE_QKV] = window_kept_qkv
+    kept_f[F_LOGIT_ROWS] = logit_rows - rejected_rows
+    kept_f[F_DRAFT_SEQS] = kept_draft_seqs
+    kept_f[F_DRAFT_TOKENS] = kept_draft_tokens
+    kept_f[F_DRAFT_PASSES] = kept_levels
+    kept_f[F_DRAFT_KV] = kept_draft_kv
+    kept_f[F_PROPOSE_TOKENS] = kept_draft_kv if on_host else 0
 
 
 @njit(cache=True)
@@ -208,10 +249,18 @@ def launch(ref: Engine, slot: int) -> None:
     e.origin_extrapolated_s += s.times[O_ORIGIN_EXTRAPOLATED]
     e.step += 1
     e.in_flight += 1
+    batch.rejected_draft_s = batch.rejected_target_s = 0.0
+    if batch.rejected_rows > 0:
+        step_time(s.cost, s.kept_features, s.times)
+        # Measured tables may be faster at more rows, but no cause takes less than no time or more than its whole.
+        draft_s = batch.draft_s - s.times[O_DRAFT]
+        target_s = batch.target_s - s.times[O_TARGET] - s.times[O_SAMPLE]
+        batch.rejected_draft_s = min(max(draft_s, 0.0), batch.draft_s)
+        batch.rejected_target_s = min(max(target_s, 0.0), batch.target_s - batch.prefill_s)
 
 
 @njit(cache=True)
-def _advance_clocks(ref: Engine, slot: int, now: float, rejected_rows: int) -> None:
+def _advance_clocks(ref: Engine, slot: int, now: float) -> None:
     """Book the time since the last collected output on causes; what the device did not need is host time."""
     s = borrowed(ref)
     e = s.engine[0]
@@ -220,12 +269,10 @@ def _advance_clocks(ref: Engine, slot: int, now: float, rejected_rows: int) -> N
     e.mark_s = now
     busy = batch.draft_s + batch.target_s
     scale = 1.0 if busy <= elapsed else elapsed / busy
-    verify = batch.target_s - batch.prefill_s
-    rejected = verify * rejected_rows / batch.decode_tokens if batch.decode_tokens > 0 else 0.0
     s.clocks[CLOCK_PREFILL] += scale * batch.prefill_s
-    s.clocks[CLOCK_DRAFT] += scale * batch.draft_s
-    s.clocks[CLOCK_VERIFY] += scale * (verify - rejected)
-    s.clocks[CLOCK_REJECTED] += scale * rejected
+    s.clocks[CLOCK_DRAFT] += scale * (batch.draft_s - batch.rejected_draft_s)
+    s.clocks[CLOCK_VERIFY] += scale * (batch.target_s - batch.prefill_s - batch.rejected_target_s)
+    s.clocks[CLOCK_REJECTED] += scale * (batch.rejected_draft_s + batch.rejected_target_s)
     s.clocks[CLOCK_HOST] += elapsed - scale * busy
     e.kv_block_seconds += elapsed * (s.config[0].num_blocks - 1 - e.free_blocks)
 
@@ -306,10 +353,7 @@ def collect(ref: Engine) -> int:
     e.host_s = now
 
     elapsed_s = now - e.mark_s
-    rejected_rows = 0
-    for j in range(batch.size):
-        rejected_rows += entries[j].drafts - entries[j].accepted
-    _advance_clocks(ref, slot, now, rejected_rows)
+    _advance_clocks(ref, slot, now)
 
     ended = 0
     ended_running = 0
