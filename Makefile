@@ -11,36 +11,41 @@ SHELL := /bin/bash
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-# The stamp holds what was installed for: a changed pyproject.toml installs again.
-$(VENV)/.stamp: pyproject.toml
+# A stamp holds what was installed for: a changed pyproject.toml installs again.
+$(VENV)/.plain: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	touch $@
 
-demo: $(VENV)/.stamp  ## speculation off and on at several request rates: the table and the cutover
+# An extra, by its name, beside the plain package: only the tests bring torch.
+$(VENV)/.test $(VENV)/.dashboard: $(VENV)/.plain
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(@:$(VENV)/.%=%)]'
+	touch $@
+
+demo: $(VENV)/.plain  ## speculation off and on at several request rates: the table and the cutover
 	$(BIN)/draftcast simulate default --rates 10,30,50,60,70,80 --compare-off
 	$(BIN)/draftcast cutover default
 
-dashboard: $(VENV)/.stamp  ## the what-if pages in a browser, on this machine only
+dashboard: $(VENV)/.dashboard  ## the what-if pages in a browser, on this machine only
 	$(BIN)/draftcast dashboard
 
-lint: $(VENV)/.stamp  ## ruff (lint and format) and mypy --strict
+lint: $(VENV)/.test  ## ruff (lint and format) and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/.stamp  ## let ruff rewrite the code
+format: $(VENV)/.test  ## let ruff rewrite the code
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
 # A file's tests stay in one process: what they share (a browser, a wheel, recorded runs) is made once.
-test: $(VENV)/.stamp  ## lint, then every test that needs neither a GPU nor vLLM
+test: $(VENV)/.test  ## lint, then every test that needs neither a GPU nor vLLM
 	$(MAKE) --no-print-directory --jobs 2 lint compiled
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not live' tests
 
 # The engine's machine code, made while mypy has the other core: a fresh clone's test processes would each make their own.
-compiled: $(VENV)/.stamp
+compiled: $(VENV)/.test
 	$(BIN)/python -c 'from draftcast import load_scenario, simulate; simulate(load_scenario(overrides=["workload.num_requests=20", "statistics.replications=1"]))'
 
 live-env: $(LIVE)/.stamp  ## the environment with vLLM (CPU build) that the live tests run in
@@ -53,7 +58,7 @@ $(LIVE)/.stamp: .ci/live-env pyproject.toml
 test-live: $(LIVE)/.stamp  ## live tests against vLLM itself: scheduler, n-gram search, flags, live runs and a short validation
 	HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 $(LIVE)/bin/python -m pytest -m live tests/live
 
-bench: $(VENV)/.stamp  ## speed of the engine, of policies, of profiles, of a sweep and of the dashboard: tables, then one JSON line each
+bench: $(VENV)/.test  ## speed of the engine, of policies, of profiles, of a sweep and of the dashboard: tables, then one JSON line each
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/policies.py
 	$(BIN)/python benchmarks/profile.py

@@ -7,13 +7,13 @@ files import it inside functions, implementations are imported when they are pre
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from draftcast.errors import HardwareError
+from draftcast.kernels.extras import missing
 from draftcast.kernels.work import Work
 
 if TYPE_CHECKING:
@@ -135,8 +135,8 @@ def triton_runs(device: str) -> str:
 
     With ``TRITON_INTERPRET=1`` they run anywhere, in Triton's interpreter: right results, meaningless times.
     """
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed (pip install 'draftcast[calibrate]')"
+    if text := missing("calibrate", "triton"):
+        return text
     if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return "Triton needs a CUDA device"
     return ""

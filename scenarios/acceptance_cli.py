@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from draftcast.errors import InputError
+from draftcast.scenarios.terminal import progress_bar
 
 if TYPE_CHECKING:
     from draftcast.calibration.acceptance_measure import Measurement
@@ -90,12 +91,13 @@ def measure(
     common: dict[str, Any] = {"bootstrap": bootstrap, "seed": seed}
     if max_model_len is not None:
         common["max_model_len"] = max_model_len
-    if num_speculative_tokens is not None and method == "ngram":
-        low, high = _lookup(prompt_lookup_min, prompt_lookup_max)
-        measured = measure_ngram(requests, num_speculative_tokens, low, high, **common)
-    else:
-        settings = SuffixSettings(**{name: value for name, value in suffix.items() if value is not None})
-        measured = measure_suffix(requests, num_speculative_tokens, settings, **common)
+    with progress_bar("measuring"):
+        if num_speculative_tokens is not None and method == "ngram":
+            low, high = _lookup(prompt_lookup_min, prompt_lookup_max)
+            measured = measure_ngram(requests, num_speculative_tokens, low, high, **common)
+        else:
+            settings = SuffixSettings(**{name: value for name, value in suffix.items() if value is not None})
+            measured = measure_suffix(requests, num_speculative_tokens, settings, **common)
     share = measured.figures["draft_share"].value
     if model == "per_position" and share == 0:
         raise InputError("no round has a draft, so there is no rate by position", file="--model", value=model)

@@ -9,7 +9,6 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +17,7 @@ import typer
 from draftcast.errors import InputError
 from draftcast.scenarios.profile_report import rows_table
 from draftcast.scenarios.report import make_console
-from draftcast.scenarios.terminal import print_json
+from draftcast.scenarios.terminal import print_json, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.calibration.measure.runner import Result, Status
@@ -28,7 +27,6 @@ _KV_DTYPES = {"cpu": ["bf16"], "cuda": ["bf16", "fp8"]}
 _MAX_ROWS = {"cpu": 512, "cuda": 8192}
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _INTERRUPTED = 130  # as shells report it
-_QUIET_S = 10.0  # between lines of progress that no one watches
 
 
 def calibrate_device(
@@ -55,6 +53,7 @@ def calibrate_device(
     Raises:
         InputError: a bad option, no such device, or a folder that holds something else.
     """
+    began_s = time.perf_counter()
     from dataclasses import asdict
 
     from draftcast.calibration.measure import shapes
@@ -98,15 +97,27 @@ def calibrate_device(
         max_rows=rows,
         seed=seed,
     )
-    with Calibration(
-        out, settings, found, plan, kernels, budget_s=budget_s, progress=_progress_printer()
-    ) as calibration:  # fmt: skip
-        try:
-            calibration.measure()
-        except KeyboardInterrupt:
-            print("\ndraftcast: stopped; the same command goes on from here", file=sys.stderr)
-            raise typer.Exit(_INTERRUPTED) from None
-        result = calibration.write(name or out.resolve().name, sheet, command=["draftcast", *sys.argv[1:]])
+    with progress_bar("calibrating") as shown:
+
+        def progress(status: Status) -> None:
+            state = f"{status.measured} of {status.points} points measured, {status.settled} settled"
+            shown(min(status.spent_s / budget_s, 1.0), f"{state}, now {status.now.partition('/')[0]}")
+
+        with Calibration(
+            out, settings, found, plan, kernels, budget_s=budget_s, began_s=began_s, progress=progress
+        ) as calibration:
+            try:
+                calibration.measure()
+            except KeyboardInterrupt:
+                print("\ndraftcast: stopped; the same command goes on from here", file=sys.stderr)
+                raise typer.Exit(_INTERRUPTED) from None
+            result = calibration.write(name or out.resolve().name, sheet, command=["draftcast", *sys.argv[1:]])
+            if calibration.spent_s > budget_s:
+                print(
+                    f"draftcast: note: the calibration took {calibration.spent_s:.0f} s, more than its budget of "
+                    f"{budget_s:g} s",
+                    file=sys.stderr,
+                )
     _print_result(result, as_json)
 
 
@@ -130,33 +141,7 @@ def _known(given: list[str], known: tuple[str, ...], option: str) -> list[str]:
     return [value for value in known if value in given]
 
 
-def _progress_printer() -> Callable[[Status], None]:
-    """Prints where the run stands: over itself on a terminal, else now and then a line."""
-    on_terminal = sys.stderr.isatty()
-    last = 0.0
-
-    def show(status: Status) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last < (0.2 if on_terminal else _QUIET_S):
-            return
-        last = now
-        minutes, seconds = divmod(round(status.left_s), 60)
-        text = (
-            f"{status.measured} of {status.points} points measured, {status.settled} settled, "
-            f"at most {minutes}:{seconds:02d} left"
-        )
-        if on_terminal:
-            print(f"\r\x1b[K{text}  {status.now}", end="", file=sys.stderr, flush=True)
-        else:
-            print(text, file=sys.stderr)
-
-    return show
-
-
 def _print_result(result: Result, as_json: bool) -> None:
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr)
     rows = _operator_rows(result)
     if as_json:
         found = {"operators": rows, "noise": result.noise, "left_out": result.left_out, "written": str(result.folder)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 
 import draftcast
-from draftcast.errors import InputError
+from draftcast.kernels.extras import require
 
 ADDRESS = "127.0.0.1"
 UPLOAD_MB = 64
@@ -48,8 +47,7 @@ def dashboard(
 
     for path in scenarios or []:
         load_scenario(path)
-    if importlib.util.find_spec("streamlit") is None:
-        raise InputError("needs Streamlit: pip install 'draftcast[dashboard]'", file="draftcast dashboard")
+    require("dashboard", "streamlit", place="draftcast dashboard")
     command = streamlit_command(
         [str(path.absolute()) for path in scenarios or []], port=port, address=address, open_browser=open_browser
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from draftcast.errors import InputError
+from draftcast.scenarios.terminal import progress_bar
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,18 +79,19 @@ def calibrate_engine_log(
         for written in (FIT, MANIFEST, REPORT):
             check_target(out / written)
     device = load_hardware(hardware) if hardware is not None else None
-    fit = fit_engine_log(
-        _read(engine_log),
-        _read(speculative_log) if speculative_log else None,
-        method=method,
-        clock=clock,
-        warmup_steps=warmup_steps,
-        held_out=held_out,
-        bootstrap=bootstrap,
-        seed=seed,
-        kv_capacity_tokens=kv_capacity_tokens,
-        block_size=block_size,
-    )
+    with progress_bar("fitting"):
+        fit = fit_engine_log(
+            _read(engine_log),
+            _read(speculative_log) if speculative_log else None,
+            method=method,
+            clock=clock,
+            warmup_steps=warmup_steps,
+            held_out=held_out,
+            bootstrap=bootstrap,
+            seed=seed,
+            kv_capacity_tokens=kv_capacity_tokens,
+            block_size=block_size,
+        )
     report = {**fit.report(), "notes": notes(fit)}
     if out is not None and model is not None and device is not None:
         write_profile(

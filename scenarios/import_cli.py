@@ -14,7 +14,7 @@ import typer
 from draftcast.errors import InputError
 from draftcast.scenarios.profile_report import rows_table
 from draftcast.scenarios.report import make_console
-from draftcast.scenarios.terminal import print_json
+from draftcast.scenarios.terminal import print_json, progress_bar
 
 
 def calibrate_import(
@@ -55,15 +55,16 @@ def calibrate_import(
         if (out / taken).exists():
             raise InputError("exists already: give a new folder", file=str(out / taken))
     device = load_hardware(hardware)
-    imported = read(
-        source,
-        path,
-        device,
-        model=None if model is None else load_model(model),
-        tp=tp,
-        dtype=dtype,
-        system=system,
-    )
+    with progress_bar("importing"):
+        imported = read(
+            source,
+            path,
+            device,
+            model=None if model is None else load_model(model),
+            tp=tp,
+            dtype=dtype,
+            system=system,
+        )
     given = [("--hardware", hardware), ("--model", model), ("--tp", tp), ("--dtype", dtype), ("--system", system)]
     options = [text for option, value in given if value is not None for text in (option, str(value))]
     # The path without the machine's folders above it: a manifest is for others to read.

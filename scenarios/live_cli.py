@@ -22,6 +22,7 @@ from draftcast.scenarios.live_options import (
     StartTimeout,
     Vllm,
     WarmupRequests,
+    live_progress,
     numbers,
     split_command,
     stoppable,
@@ -29,7 +30,7 @@ from draftcast.scenarios.live_options import (
     summary_line,
 )
 from draftcast.scenarios.live_sweep_cli import sweep
-from draftcast.scenarios.terminal import print_json
+from draftcast.scenarios.terminal import print_json, progress_bar
 from draftcast.scenarios.validate.cli import calibrate, report
 from draftcast.scenarios.validate.cli import summary as report_summary
 
@@ -99,7 +100,6 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Start the scenario's server, send its requests, record everything, stop the server."""
-    from draftcast.scenarios.live_progress import shown_progress
     from draftcast.scenarios.live_run import LiveOptions, live_run
     from draftcast.scenarios.load import load_scenario
 
@@ -117,8 +117,8 @@ def run(
         request_timeout_s=request_timeout,
         warmup_requests=warmup_requests,
     )
-    with stoppable(out), shown_progress() as progress:
-        recorded = live_run(question, out, options, progress)
+    with stoppable(out), progress_bar("live run") as progress:
+        recorded = live_run(question, out, options, live_progress(progress))
     if as_json:
         print_json({"folder": recorded.folder, **summary(recorded), "manifest": recorded.manifest})
     else:

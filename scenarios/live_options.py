@@ -1,4 +1,4 @@
-"""What the commands of ``draftcast live`` share: options, stopping in order, a run in one line."""
+"""What the commands of ``draftcast live`` share: options, stopping in order, progress, a run in one line."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from draftcast.errors import InputError
 
 if TYPE_CHECKING:
     from draftcast.calibration.live.run_directory import LiveRun
+    from draftcast.scenarios.live_run import Progress
+    from draftcast.scenarios.terminal import ShownProgress
 
 INTERRUPTED, TERMINATED = 130, 143
 
@@ -109,6 +111,21 @@ def stoppable(out: Path) -> Iterator[None]:
         raise typer.Exit(TERMINATED if told else INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def live_progress(shown: ShownProgress) -> Progress:
+    """A live run's progress, shown as every command's is."""
+    from draftcast.scenarios.live_run import Progress
+
+    def load(total: int, state: dict[str, Any]) -> None:
+        ended = state["done"] + state["failed"]
+        failed = f", {state['failed']} failed" if state["failed"] else ""
+        shown(
+            ended / total,
+            f"{state['done']} of {total} requests, {state['sent'] - ended} running, {state['tokens']} tokens{failed}",
+        )
+
+    return Progress(say=shown.say, waiting=lambda _: shown(None, "server starting"), load=load)
 
 
 class _Terminated(KeyboardInterrupt):

@@ -22,6 +22,7 @@ from draftcast.calibration.live.run_directory import SERVER_LOG, LiveRun, LiveRu
 from draftcast.calibration.live.server import Server, ServerFlags
 from draftcast.errors import ScenarioError
 from draftcast.kernels.catalog import load_model, published_id
+from draftcast.kernels.extras import require
 from draftcast.scenarios.load import to_mapping
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.acceptance import NgramAcceptance
@@ -243,6 +244,7 @@ def live_run(
     flags = server_flags(scenario, options)
     table = live_requests(scenario, scenario.statistics.seed)
     live_prompts(scenario, table, scenario.statistics.seed)  # what is wrong with them shows before a server starts
+    require("live", "aiohttp", place="draftcast live run")
     writer = LiveRunWriter.create(out)
     noise = Noise()
     with ExitStack() as running:

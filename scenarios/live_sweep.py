@@ -30,6 +30,7 @@ from draftcast.calibration.live.record import Endpoint, Noise
 from draftcast.calibration.live.run_directory import LiveRun, LiveRunWriter, is_live_run
 from draftcast.calibration.live.server import Server
 from draftcast.errors import InputError, LiveError
+from draftcast.kernels.extras import require
 from draftcast.scenarios.live_modes import OFF, RATE_SHARES, Mode, SweepPlan, modes_of
 from draftcast.scenarios.live_run import (
     LiveOptions,
@@ -91,6 +92,7 @@ def live_sweep(
                 mode.scenario if lengths is None else with_values(mode.scenario, {"workload.lengths": dict(lengths)})
             )
             live_prompts(asked, live_requests(asked, 0), 0)
+    require("live", "aiohttp", place="draftcast live sweep")
     sweep = _Sweep(out, scenario, plan, options, progress, modes)
     try:
         if plan.in_turn:

@@ -17,12 +17,13 @@ from draftcast.scenarios.live_options import (
     StartTimeout,
     Vllm,
     WarmupRequests,
+    live_progress,
     numbers,
     split_command,
     stoppable,
     summary_line,
 )
-from draftcast.scenarios.terminal import print_json
+from draftcast.scenarios.terminal import print_json, progress_bar
 
 
 def sweep(
@@ -68,7 +69,6 @@ def sweep(
     from draftcast.calibration.yaml_text import parse_yaml
     from draftcast.scenarios.grid import parse_values
     from draftcast.scenarios.live_modes import CONCURRENCIES, SweepPlan
-    from draftcast.scenarios.live_progress import shown_progress
     from draftcast.scenarios.live_run import LiveOptions
     from draftcast.scenarios.live_sweep import live_sweep
     from draftcast.scenarios.load import load_scenario
@@ -97,8 +97,8 @@ def sweep(
         request_timeout_s=request_timeout,
         warmup_requests=warmup_requests,
     )
-    with stoppable(out), shown_progress() as progress:
-        index = live_sweep(asked, out, plan, options, progress)
+    with stoppable(out), progress_bar("live sweep") as progress:
+        index = live_sweep(asked, out, plan, options, live_progress(progress))
     if not as_json:
         for cell in index["cells"]:
             typer.echo(summary_line(LiveRun.read(out / cell["dir"])))

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import gymnasium
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from draftcast.errors import ScenarioError, SimulationError
+from draftcast.kernels.extras import require
 from draftcast.scenarios.deployment import deploy
 from draftcast.scenarios.load import with_values
 from draftcast.scenarios.schema import Scenario
@@ -28,6 +27,13 @@ from draftcast.sim.policies import Batch, Policy
 from draftcast.sim.policies.hook import write_decision
 from draftcast.sim.random_streams import replication_seed
 from draftcast.sim.workload import build_requests, load_traces
+
+try:
+    import gymnasium
+    from gymnasium import spaces
+except ModuleNotFoundError:
+    require("rl", "gymnasium", place=__name__)
+    raise
 
 OBSERVED = ("running", "waiting", "kv_usage", "context", "prefill", "acceptance", "drafts")
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from draftcast.errors import InputError
-from draftcast.scenarios.terminal import asked_changes, print_json
+from draftcast.scenarios.terminal import asked_changes, print_json, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.scenarios.sweep import SweepProgress
 
 CELLS_WITHOUT_FIGURES, INTERRUPTED = 7, 130
 DEFAULT_FOLDER = Path("draftcast-sweep")
-# Between two lines of progress where nobody watches a bar.
-_LOG_EVERY_S = 10.0
 
 
 def sweep(
@@ -56,6 +51,7 @@ def sweep(
     """Simulate every point of a grid, in parallel and resumable, and show the Pareto front."""
     from draftcast.scenarios.load import load_scenario
     from draftcast.scenarios.sweep import sweep as run
+    from draftcast.scenarios.sweep_report import progress_line
 
     changes = asked_changes(overrides, seed, replications)
     question = load_scenario(scenario, overrides=changes, speculative_config=speculative_config, trace=trace)
@@ -63,7 +59,11 @@ def sweep(
         if target is not None and (target.is_dir() or not target.absolute().parent.is_dir()):
             raise InputError("must be a file in a folder that exists", file=option, value=str(target))
     try:
-        with _progress() as progress:
+        with progress_bar("sweep") as show:
+
+            def progress(now: SweepProgress) -> None:
+                show(now.done / now.total, progress_line(now))
+
             result = run(question, grid, folder=out, workers=workers, cluster=cluster, progress=progress)
     except KeyboardInterrupt:
         print(f"draftcast: stopped; what is done is kept in {out}: the same command goes on", file=sys.stderr)
@@ -90,28 +90,3 @@ def sweep(
         for line in error_lines(result):
             print(f"draftcast: no figures: {line}", file=sys.stderr)
         raise typer.Exit(CELLS_WITHOUT_FIGURES)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[SweepProgress], None]]:
-    """A bar with the time left on standard error; a line now and then when that is not a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    from draftcast.scenarios.sweep_report import progress_line
-
-    console = Console(stderr=True)
-    with Progress(
-        BarColumn(), TextColumn("{task.description}"), console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("sweep", total=None)
-        logged_s = time.monotonic()
-
-        def report(now: SweepProgress) -> None:
-            nonlocal logged_s
-            bar.update(task, total=now.total, completed=now.done, description=progress_line(now))
-            if bar.disable and time.monotonic() - logged_s >= _LOG_EVERY_S:
-                logged_s = time.monotonic()
-                print(f"draftcast: {progress_line(now)}", file=sys.stderr, flush=True)
-
-        yield report

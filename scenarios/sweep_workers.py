@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Protocol, Self
 
 from draftcast.errors import InputError
+from draftcast.kernels.extras import require
 from draftcast.scenarios.sweep_cells import Outcome, Task, run_task
 
 TRIES = 3
@@ -163,12 +164,9 @@ class ClusterWorkers:
     """
 
     def __init__(self, address: str) -> None:
-        try:
-            import distributed
-        except ImportError:
-            raise InputError(
-                "needs Dask distributed: pip install 'draftcast[cluster]'", file="--cluster", value=address
-            ) from None
+        require("cluster", "distributed", place="--cluster")
+        import distributed
+
         self._address = address
         self._running: dict[Any, str] = {}
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()

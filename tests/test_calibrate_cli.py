@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -246,6 +247,7 @@ def test_a_run_killed_in_the_middle_goes_on_where_it_stopped(tmp_path: Path, tin
     last = run.start("1s")
     output, errors = last.communicate(timeout=240)
     assert last.returncode == 0, errors
+    assert re.search(r"note: the calibration took \d+ s, more than its budget of 1 s$", errors, re.MULTILINE)
     assert run.lines("burst")[: len(bursts)] == bursts
 
     table = LatencyTable.read(tmp_path / "profile" / "table.parquet")

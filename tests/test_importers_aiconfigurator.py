@@ -10,7 +10,7 @@ from draftcast.calibration.hardware import load_hardware
 from draftcast.calibration.importers import aiconfigurator, plausible
 from draftcast.calibration.importers.aiconfigurator import find_system, newest, read_aiconfigurator
 from draftcast.calibration.importers.aiconfigurator_rows import moe_rows
-from draftcast.errors import HardwareError
+from draftcast.errors import HardwareError, InputError
 from draftcast.kernels.moe import touched_experts
 
 H100 = load_hardware("h100-sxm")
@@ -330,7 +330,8 @@ def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "holds no times of sglang" in fault(tmp_path, engine="sglang")
     assert "known: vllm, sglang, trtllm" in fault(tmp_path, engine="tgi")
     monkeypatch.setattr(aiconfigurator, "PACKAGE", "no_such_package")
-    assert "draftcast[profiles]" in fault(None)
+    with pytest.raises(InputError, match=r"needs no_such_package: pip install 'draftcast\[profiles\]'"):
+        read_aiconfigurator(None, H100)
     with pytest.raises(HardwareError, match=r"mi300x.*name the system"):
         read_aiconfigurator(tmp_path, load_hardware("mi300x"))
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +49,32 @@ def test_imports_run_one_way(room: str, path: Path) -> None:
         if parts[0] == "torch":
             assert room in ("kernels", "calibration"), f"{path}:{line}: only kernels and calibration run torch"
             assert inside, f"{path}:{line}: torch belongs inside the function that needs it"
+
+
+def packages(lines: list[str]) -> set[str]:
+    """Names of requirements, as they are imported."""
+    names = {re.split(r"[<>=; ]", line)[0].lower().replace("-", "_") for line in lines}
+    return {{"pyyaml": "yaml"}.get(name, name) for name in names}
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    plain = packages(project["dependencies"])
+    optional = plain.union(*(packages(extras[name]) for name in extras if name != "test"))
+    # Two parts of a declared package that come with it, of the very version that it asks for.
+    known = {"draftcast", "llvmlite", "pydantic_core", *sys.stdlib_module_names}
+    used = {module.split(".")[0] for _, path in FILES for module, _, _ in imports(ast.parse(path.read_text("utf-8")))}
+    assert used - known <= optional
+    at_once = {
+        module.split(".")[0]
+        for room, path in FILES
+        if room != "dashboards"
+        for module, _, inside in imports(ast.parse(path.read_text("utf-8")))
+        if not inside
+    }
+    assert at_once - known <= plain | {"aiohttp", "gymnasium", "triton"}
+    assert any(re.fullmatch(r"numba>=[\d.]+,<0\.\d+", line) for line in project["dependencies"]), "a minor version"
 
 
 def loaded_after(code: str) -> set[str]:

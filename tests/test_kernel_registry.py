@@ -118,7 +118,7 @@ def test_triton_on_a_cpu_needs_its_interpreter(monkeypatch: pytest.MonkeyPatch) 
     assert supports(shape, "bf16", "", "cpu") == "Triton needs a CUDA device"
     assert supports(shape, "bf16", "", "cuda") == ""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "not installed" in supports(shape, "bf16", "", "cuda")
+    assert "needs triton: pip install 'draftcast[calibrate]'" in supports(shape, "bf16", "", "cuda")
 
 
 def test_naming_operators_loads_no_torch() -> None:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+# Of https://www.apache.org/licenses/LICENSE-2.0.txt.
+APACHE_2_SHA256 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
 ROOMS = ("kernels", "calibration", "sim", "scenarios", "dashboards")
+
+
+def build(kind: str, folder: Path) -> Path:
+    """A wheel or an sdist, built without network from the working tree."""
+    command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = folder.iterdir()
+    return built
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built without network from the working tree."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (built,) = folder.glob("*.whl")
-    return built
+    """The wheel of the working tree."""
+    return build("wheel", tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +66,15 @@ def test_the_wheel_is_small_and_holds_the_profiles(wheel: Path) -> None:
         assert sum(entry.file_size for entry in archive.infolist()) < 15e6, "unpacked"
     assert {"profiles", "a100-80g", "b200", "h100-sxm", "h200", "l40s", "rtx-pro-6000"} == set(sizes)
     assert min(size for name, size in sizes.items() if name != "profiles") > 100_000
+
+
+def test_wheel_and_sdist_hold_the_unchanged_licence(wheel: Path, tmp_path: Path) -> None:
+    assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE_2_SHA256
+    with zipfile.ZipFile(wheel) as archive:
+        (packed,) = [name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
+        assert hashlib.sha256(archive.read(packed)).hexdigest() == APACHE_2_SHA256
+    with tarfile.open(build("sdist", tmp_path)) as archive:
+        assert [name for name in archive.getnames() if name.count("/") == 1 and name.endswith("/LICENSE")]
 
 
 def test_every_source_and_data_file_is_in_the_wheel(wheel: Path) -> None:

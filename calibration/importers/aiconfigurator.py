@@ -21,6 +21,7 @@ from draftcast.calibration.importers.imported import Imported, complete, table_o
 from draftcast.calibration.importers.plausible import plausible
 from draftcast.calibration.profile_folder import sha256
 from draftcast.errors import HardwareError
+from draftcast.kernels.extras import require
 
 PACKAGE = "aiconfigurator_core"
 LICENCE = "Apache-2.0"
@@ -96,10 +97,9 @@ def find_system(path: Path | None, hardware: HardwareSpec, system: str | None = 
             value=hardware.name,
         )
     if path is None:
+        require("profiles", PACKAGE, place="--import aiconfigurator without a path")
         found = importlib.util.find_spec(PACKAGE)
-        if found is None or not found.submodule_search_locations:
-            raise HardwareError("is not installed: give a path, or pip install 'draftcast[profiles]'", file=PACKAGE)
-        path = Path(next(iter(found.submodule_search_locations)))
+        path = Path(next(iter((found and found.submodule_search_locations) or ())))
     below = (Path(PACKAGE, "systems", "data"), Path("systems", "data"), Path("data"), Path())
     folders = [path / part / name for part in below]
     if path.name == name:

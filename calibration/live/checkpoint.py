@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftcast.calibration.live.continuation import SPECIAL_TOKENS, Continuation, DraftLayout
 from draftcast.errors import InputError, LiveError, ModelError
+from draftcast.kernels.extras import require
 from draftcast.kernels.model import ModelSpec
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def write_testbed(
 
     Raises:
         ModelError: a shape that cannot be written (see the module's text), or a draft of another vocabulary.
-        InputError: bad rates, a k without a rate, an unknown dtype, folders that exist.
+        InputError: bad rates, a k without a rate, an unknown dtype, folders that exist, no torch or safetensors.
         LiveError: the disk refuses.
     """
     if dtype not in DTYPES:
@@ -69,6 +70,7 @@ def write_testbed(
             raise InputError(f"1 to {len(rates)}, the number of rates, is needed", key="k", value=k)
     if taken := [name for name in (TARGET, *map(draft_folder, ks)) if (folder / name).exists()]:
         raise InputError("exists already; a testbed is never written over", file=str(folder / taken[0]))
+    require("live", "torch", "safetensors", place="draftcast live checkpoint")
     continuation = Continuation.build(target.vocab_size, seed)
     layouts = {k: DraftLayout.build(continuation, rates[:k], seed) for k in ks}
     try:

@@ -33,6 +33,7 @@ from draftcast.calibration.live.server import Server
 from draftcast.calibration.live.server_facts import ServerFacts, acceptance_between, server_facts
 from draftcast.calibration.measure.noise import NoiseProbe, NoiseReading, host_facts, noise_summary
 from draftcast.errors import LiveError
+from draftcast.kernels.extras import missing
 
 # A step's line is written a moment after its tokens are sent.
 _LOG_LAG_S = 0.5
@@ -88,12 +89,11 @@ class Noise:
 
     def __init__(self) -> None:
         self._last: NoiseReading | None = None
-        try:
+        self._probe: NoiseProbe | None = None
+        if not missing("live", "torch"):
             from draftcast.calibration.measure.device import find_device
 
-            self._probe: NoiseProbe | None = NoiseProbe(find_device("cpu", None).cache_bytes)
-        except ImportError:
-            self._probe = None
+            self._probe = NoiseProbe(find_device("cpu", None).cache_bytes)
 
     def read(self) -> NoiseReading | None:
         """One reading, about half a second; the last one again where that was made just now, after another run."""

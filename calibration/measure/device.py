@@ -14,6 +14,7 @@ from typing import Any
 from draftcast.calibration.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.measure.noise import processor_name, usable_cores
 from draftcast.errors import HardwareError
+from draftcast.kernels.extras import require
 
 KINDS = ("cpu", "cuda")
 # Where neither /sys nor the driver tells: larger than the last-level cache of most.
@@ -62,9 +63,11 @@ def find_device(kind: str, threads: int | None) -> Device:
     """The device of a kind; sets the number of torch's CPU threads (all usable cores when None).
 
     Raises:
+        InputError: torch is not installed.
         HardwareError: unknown kind, no such device, a bad number of threads, a GPU whose Triton kernels would run in
             the interpreter.
     """
+    require("calibrate", "torch", place=f"--device {kind}")
     import torch
 
     if kind not in KINDS:

@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import hashlib
 import json
+import math
 import shlex
 import time
 from collections import Counter
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 JOURNAL = "journal.jsonl"
 # How long a visit waits for a quiet machine, and how often and how long it tries for a burst that stayed quiet.
 _WAIT_S, _TRIES, _TRY_S = 2.0, 4, 0.5
+# Kept back for the table and the fit: under a second for a thousand points, and as much to load pandas and scipy.
+_WRITE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,7 @@ class Calibration:
         operators: Mapping[str, Operator],
         *,
         budget_s: float,
+        began_s: float | None = None,
         timer: Timer | None = None,
         progress: Callable[[Status], None] = lambda _status: None,
     ) -> None:
@@ -115,7 +119,8 @@ class Calibration:
 
         Args:
             operators: by name; linear is needed besides the planned ones, for the largest rate.
-            budget_s: wall time of all measurements, those of an earlier run that is continued included.
+            budget_s: wall time of the whole calibration, an earlier run that is continued included.
+            began_s: `time.perf_counter` when this run began; None: now.
 
         Raises:
             HardwareError: the folder holds something else, or a journal of other settings or of another device.
@@ -128,18 +133,26 @@ class Calibration:
         self.readings: list[NoiseReading] = []
         self.levels = Levels()
         self._seen: set[str] = set()  # points this process has launched
-        self.spent_s = 0.0
+        self._noted_s = 0.0  # what the journal accounts for
+        self._end_s = _WRITE_S  # what is kept back for the end
         check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.journal = Journal(folder / JOURNAL, {**device.identity(), **dataclasses.asdict(settings)})
         for record in self.journal.records:
             self._take(record)
+        # As if all runs were one that began so much earlier.
+        self._began_s = (time.perf_counter() if began_s is None else began_s) - self._noted_s
 
     def __enter__(self) -> Calibration:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.journal.__exit__()
+
+    @property
+    def spent_s(self) -> float:
+        """Wall time until now, of this run and those that it continues."""
+        return time.perf_counter() - self._began_s
 
     def measure(self) -> None:
         """Visit points until nothing or no time is left; whatever ends it, no process of an operator stays."""
@@ -152,7 +165,9 @@ class Calibration:
 
     def _measure(self) -> None:
         probe = NoiseProbe(self.device.cache_bytes)
+        before_s = self.spent_s
         self._read_noise(probe)
+        self._end_s = _WRITE_S + self.spent_s - before_s  # it is read once more at the end
         self._measure_rates(probe)
         while (point := self._next()) is not None:
             if time.time() - self.readings[-1].time_s >= INTERVAL_S:
@@ -162,7 +177,7 @@ class Calibration:
         self._read_noise(probe)
 
     def _next(self) -> Point | None:
-        return next_point(self.plan.points, self.state, self.levels, self.spent_s, self.budget_s)
+        return next_point(self.plan.points, self.state, self.levels, self.spent_s, self.budget_s - self._end_s)
 
     def write(self, name: str, hardware: HardwareSpec, command: Sequence[str]) -> Result:
         """Write table, manifest and fit of what the journal holds; ``command`` is what repeats it.
@@ -234,7 +249,7 @@ class Calibration:
     def _take(self, record: Mapping[str, Any]) -> None:
         """Account for one line of the journal."""
         try:
-            self.spent_s += record["took_s"]
+            self._noted_s += record["took_s"]
             kind = record["kind"]
             if kind == "noise":
                 reading = NoiseReading(*(record[name] for name in NoiseReading._fields))
@@ -255,14 +270,14 @@ class Calibration:
         except (KeyError, TypeError):
             raise HardwareError("is not a line of a calibration's journal", file=str(self.journal.path)) from None
 
-    def _note(self, started: float, **record: Any) -> None:
-        line = {**record, "took_s": round(time.perf_counter() - started, 6)}
+    def _note(self, **record: Any) -> None:
+        """Write a line that accounts for all the time since the line before."""
+        line = {**record, "took_s": round(self.spent_s - self._noted_s, 6)}
         self.journal.append(line)
         self._take(line)
 
     def _read_noise(self, probe: NoiseProbe) -> None:
-        started = time.perf_counter()
-        self._note(started, kind="noise", **probe.read()._asdict())
+        self._note(kind="noise", **probe.read()._asdict())
 
     def _measure_rates(self, probe: NoiseProbe) -> None:
         """Large copies and matrix products, unless the journal has them."""
@@ -279,13 +294,15 @@ class Calibration:
                 self._measure_rate(name, flops, make_launches(linear, point, kind, seed, 0), probe)
 
     def _measure_rate(self, name: str, amount: float, ready: Sequence[Launch], probe: NoiseProbe) -> None:
-        started = time.perf_counter()
-        best = min(self._burst(ready, probe)[0].seconds for _ in range(BURSTS))
-        self._note(started, kind="rate", name=name, per_s=amount / best)
+        best = math.inf
+        for _ in range(BURSTS):
+            best = min(best, self._burst(ready, probe)[0].seconds)
+            if self._left_s() <= 0.0:
+                break
+        self._note(kind="rate", name=name, per_s=amount / best)
 
     def _visit(self, point: Point, probe: NoiseProbe) -> None:
         """One burst of ``point``, or why it cannot be timed, written to the journal."""
-        started = time.perf_counter()
         operator = self.operators[point.operator]
         visit = self.state[point.key].visits if point.key in self.state else 0
         seed = int.from_bytes(hashlib.sha256(f"{self.settings.seed} {visit} {point.key}".encode()).digest()[:7])
@@ -300,11 +317,11 @@ class Calibration:
             reason = f"{point.operator} {point.implementation}: {type(error).__name__}: {first}"[:200]
             if not is_alive(self.device.kind):
                 raise HardwareError(f"the device failed: {reason}", file=point.key) from error
-            self._note(started, kind="failed", point=point.key, reason=reason)
+            self._note(kind="failed", point=point.key, reason=reason)
             return
         figures = {"seconds": burst.seconds, "samples": burst.samples, "launches": burst.samples * burst.launches}
         spin_s, read_s = moment or (None, None)
-        self._note(started, kind="burst", point=point.key, visit=visit, **figures, spin_s=spin_s, read_s=read_s)
+        self._note(kind="burst", point=point.key, visit=visit, **figures, spin_s=spin_s, read_s=read_s)
 
     def _burst(
         self, ready: Sequence[Launch], probe: NoiseProbe, *, graph: bool = False, seen: bool = False
@@ -315,15 +332,19 @@ class Calibration:
         """
         if self.device.kind != "cpu":
             return self.timer.burst(ready, graph=graph, seen=seen), None
-        end = time.perf_counter() + _TRY_S
+        end = time.perf_counter() + min(_TRY_S, self._left_s())
         for _ in range(_TRIES):
-            before = wait_until_quiet(probe.quietness, self.levels, _WAIT_S)
+            before = wait_until_quiet(probe.quietness, self.levels, min(_WAIT_S, self._left_s()))
             burst = self.timer.burst(ready, graph=graph, seen=seen)
             seen = True
             moment = before.worse(probe.quietness())
             if self.levels.is_quiet(moment) or time.perf_counter() >= end:
                 break
         return burst, moment
+
+    def _left_s(self) -> float:
+        """Time left for measuring; below 0 when there is none."""
+        return self.budget_s - self._end_s - self.spent_s
 
     def _status(self, now: str) -> Status:
         known = [progress for progress in self.state.values() if progress.visits]

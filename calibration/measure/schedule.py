@@ -81,10 +81,15 @@ def next_point(
         points: in the order in which they begin.
         state: of every point that was begun, by key.
         levels: of the quiet machine.
-        spent_s: wall time of all measurements so far.
+        spent_s: wall time so far.
+        budget_s: wall time in which the last visit has to end.
     """
     if spent_s >= budget_s:
         return None
+
+    def fits(known: Progress) -> bool:
+        return spent_s + known.took_s / known.visits <= budget_s
+
     begun: list[tuple[Point, Progress]] = []
     fresh = None
     for point in points:
@@ -104,12 +109,10 @@ def next_point(
         debt_s = tries * sum(_owed(known, levels) * known.took_s / known.visits for _, known in owed)
         if spent_s + debt_s + tries * MIN_BURSTS * mean_s < budget_s:
             return fresh
-    if owed:
-        return min(owed, key=lambda item: item[1].visits)[0]
-    unsettled = [
+    again = owed or [
         (point, known) for point, known in begun if known.visits < MAX_VISITS and not known.estimate(levels).settled
     ]
-    return min(unsettled, key=lambda item: item[1].visits)[0] if unsettled else None
+    return min((item for item in again if fits(item[1])), key=lambda item: item[1].visits, default=(None, None))[0]
 
 
 def _owed(known: Progress, levels: Levels) -> int:

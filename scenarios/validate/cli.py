@@ -12,7 +12,7 @@ import typer
 
 from draftcast.errors import InputError
 from draftcast.scenarios.live_options import AsJson, Overrides, ScenarioArgument
-from draftcast.scenarios.terminal import print_json
+from draftcast.scenarios.terminal import print_json, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.calibration.live.run_directory import LiveRun
@@ -51,9 +51,10 @@ def validate(
     from draftcast.scenarios.validate import comparison, report
 
     question = load_scenario(scenario, overrides=overrides or ())
-    found = comparison.validate(
-        _live_run(live), question, profile=profile, measured=measured_acceptance, core_speed=not ignore_core_speed
-    )
+    with progress_bar("validating"):
+        found = comparison.validate(
+            _live_run(live), question, profile=profile, measured=measured_acceptance, core_speed=not ignore_core_speed
+        )
     written = report.write_report(found, out) if out is not None else ()
     if as_json:
         print_json(report.summary(found))
@@ -78,7 +79,8 @@ def calibrate(
 
     recorded = [LiveRun.read(run) for run in runs]
     asked = load_scenario(recorded[0].manifest["scenario"])
-    found = calibrate_live(recorded)
+    with progress_bar("fitting"):
+        found = calibrate_live(recorded)
     if out is not None:
         write_live_profile(
             found,
@@ -142,7 +144,6 @@ def report_sweep(
     Raises:
         InputError: see `draftcast.scenarios.validate.sweep.validate_sweep`; or the report cannot be written.
     """
-    from draftcast.scenarios.terminal import progress_bar
     from draftcast.scenarios.validate import sweep_report
     from draftcast.scenarios.validate.sweep import validate_sweep
 
