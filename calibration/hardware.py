@@ -14,6 +14,7 @@ from typing import Any
 
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import HardwareError
+from draftcast.files import read_text
 from draftcast.kernels.dtypes import COMPUTE_DTYPE
 
 _FOLDER = Path(__file__).parent / "hardware"
@@ -124,13 +125,7 @@ def load_hardware(name_or_path: str | Path) -> HardwareSpec:
 def _read(path: Path) -> tuple[HardwareSpec, list[str]]:
     """(device, aliases) of one file."""
     file = str(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise HardwareError("not UTF-8 text", file=file) from None
-    except OSError as error:
-        raise HardwareError(f"cannot be read: {error.strerror}", file=file) from None
-    values = parse_yaml(text, file, HardwareError)
+    values = parse_yaml(read_text(path, HardwareError), file, HardwareError)
     if not isinstance(values, dict):
         raise HardwareError("a mapping of keys is needed", file=file)
     for key in values:

@@ -29,6 +29,7 @@ from draftcast.calibration.profile_spec import (
 from draftcast.calibration.roofline import Roofline
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import HardwareError
+from draftcast.files import read_text
 
 __all__ = [
     "OPERATORS",
@@ -240,11 +241,7 @@ def _load_file(path: Path, hardware: HardwareSpec) -> HardwareProfile:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise HardwareError(f"cannot be read as UTF-8 text: {error}", file=str(path)) from None
-    raw = parse_yaml(text, str(path), HardwareError)
+    raw = parse_yaml(read_text(path, HardwareError), str(path), HardwareError)
     if not isinstance(raw, dict):
         raise HardwareError("must hold a mapping with schema_version, kind, name, ...", file=str(path))
     return raw

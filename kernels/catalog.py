@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from draftcast.errors import ModelError
+from draftcast.files import read_json
 from draftcast.kernels.model import ModelSpec
 
 _FOLDER = Path(__file__).parent / "models"
@@ -73,12 +74,4 @@ def published_id(name_or_path: str) -> str:
 
 
 def _from_file(path: Path) -> ModelSpec:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ModelError(f"not valid JSON: {error.msg}", file=str(path), line=error.lineno) from None
-    except UnicodeDecodeError:
-        raise ModelError("not UTF-8 text", file=str(path)) from None
-    except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}", file=str(path)) from None
-    return ModelSpec.from_config(config, str(path))
+    return ModelSpec.from_config(read_json(path, ModelError), str(path))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from draftcast.errors import InputError
+from draftcast.files import check_new, write_text
 
 if TYPE_CHECKING:
     from draftcast.calibration.acceptance_measure import Measurement
@@ -85,7 +86,7 @@ def measure(
     else:
         _only_with("ngram", lookup)
     if out is not None:
-        fit.check_target(out)
+        check_new(out)
     requests = read_token_log(tokens)
     common: dict[str, Any] = {"bootstrap": bootstrap, "seed": seed}
     if max_model_len is not None:
@@ -127,7 +128,7 @@ def from_metrics(
     from draftcast.calibration.acceptance_metrics import read_metrics
 
     if out is not None:
-        fit.check_target(out)
+        check_new(out)
     found = read_metrics(file, before)
     section = fit.per_position_model(found.rates)
     lines = [
@@ -215,7 +216,7 @@ def _notes(measured: Measurement, tokens: Path, model: str) -> list[str]:
 def _answer(report: dict[str, Any], lines: list[str], notes: list[str], as_json: bool, out: Path | None) -> None:
     import json
 
-    from draftcast.calibration.acceptance_fit import acceptance_text, write_text
+    from draftcast.calibration.acceptance_fit import acceptance_text
 
     if out is not None:
         write_text(out, acceptance_text(report["acceptance"], notes, as_json=out.suffix == ".json"))

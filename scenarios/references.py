@@ -17,6 +17,7 @@ from typing import Any, Literal
 from draftcast.calibration.hardware import is_bundled_device
 from draftcast.calibration.profile import profile_names
 from draftcast.calibration.profile_folder import FIT, MANIFEST
+from draftcast.files import read_bytes
 from draftcast.kernels.catalog import is_bundled_model
 
 Kind = Literal["trace", "model", "hardware", "profile", "policy"]
@@ -125,7 +126,7 @@ def _checksum(reference: _Reference) -> str | None:
         return None
     digest = hashlib.sha256()
     for file in there:
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
+        digest.update(hashlib.sha256(read_bytes(file)).digest())
     return digest.hexdigest()
 
 

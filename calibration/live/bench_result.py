@@ -9,7 +9,6 @@ the client's lateness, and there is no log of the server, so only what a client 
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from draftcast.calibration.live.journal import Journal
 from draftcast.calibration.live.run_directory import JOURNAL, LiveRun, LiveRunWriter
 from draftcast.errors import InputError
+from draftcast.files import read_json
 
 _LISTS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "errors")
 
@@ -50,22 +50,16 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
-        result = json.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=str(file)) from None
-    except ValueError as error:
-        raise InputError(f"not one JSON object: {error}", file=str(file)) from None
-    count = len(result["input_lens"]) if isinstance(result, dict) and isinstance(result.get("input_lens"), list) else -1
+    result = read_json(file)
+    count = len(result["input_lens"]) if isinstance(result.get("input_lens"), list) else -1
     for key in _LISTS:
-        values = result.get(key) if isinstance(result, dict) else None
+        values = result.get(key)
         if not isinstance(values, list):
             message = "missing; write the file with vllm bench serve --save-result --save-detailed"
             raise InputError(message, file=str(file), key=key)
         if len(values) != count:
             raise InputError(f"{count} values are needed, as input_lens has", file=str(file), key=key)
-    found: dict[str, Any] = result
-    return found
+    return result
 
 
 def _lines(file: Path, result: dict[str, Any]) -> list[list[Any]]:
