@@ -12,6 +12,7 @@ import streamlit as st
 from draftcast.dashboards.footer import Exports, footer
 from draftcast.dashboards.long_answers import asked_for, long_answer
 from draftcast.dashboards.page import badge, cannot_run, figure, run_facts
+from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.results import Answer, answer, question_key
 from draftcast.dashboards.session import (
     CUTOVER_ASKED,
@@ -142,7 +143,7 @@ def _crossing(session: Session, own: Answer, over: str, metric: str, found: _Fou
         )
         drawn = on_page(cutover_figure([result]), height=420)
     except InputError as error:
-        st.warning(short_error(error), icon=":material/block:")
+        st.warning(literal(short_error(error)), icon=":material/block:")
         return
     found.cutover = result
     said = headline(result)
@@ -158,7 +159,7 @@ def _crossing(session: Session, own: Answer, over: str, metric: str, found: _Fou
     found.pictures.append(drawn)
     details = detail_lines(result)
     found.lines += [said, *details]
-    st.caption("  \n".join(details))
+    st.caption("  \n".join(map(literal, details)))
 
 
 def _setting(session: Session, own: Answer, metric: str, found: _Found) -> None:
@@ -170,7 +171,7 @@ def _setting(session: Session, own: Answer, metric: str, found: _Found) -> None:
             lambda progress: recommend(own.scenario, metric=metric, progress=progress),
         )
     except InputError as error:
-        st.warning(short_error(error), icon=":material/block:")
+        st.warning(literal(short_error(error)), icon=":material/block:")
         return
     found.setting = result
     said = answer_line(result)
@@ -232,7 +233,7 @@ def _map(own: Answer, over: str, metric: str, against: str, found: _Found) -> No
             ),
         )
     except InputError as error:
-        st.warning(short_error(error), icon=":material/block:")
+        st.warning(literal(short_error(error)), icon=":material/block:")
         return
     drawn = on_page(map_figure(result), height=380)
     drawn.update_yaxes(rangemode="normal", tickvals=result.ys)
@@ -246,7 +247,7 @@ def _map(own: Answer, over: str, metric: str, against: str, found: _Found) -> No
         f"Map of the advantage by load and {against}, with the break-even line.",
     )
     with st.expander("Break-even in numbers"):
-        st.caption("  \n".join(contour_lines(result)))
+        st.caption("  \n".join(map(literal, contour_lines(result))))
 
 
 def _roofline(own: Answer, found: _Found) -> None:

@@ -309,7 +309,7 @@ def test_bad_input_is_one_line_and_exit_2(tmp_path: Path) -> None:
     log = str(write_log(tmp_path / "log.jsonl", [BY_HAND]))
     (tmp_path / "taken.yaml").write_text("")
     cases = [
-        ([*NGRAM, "--tokens", "absent.jsonl"], "absent.jsonl: cannot be read: no such file"),
+        ([*NGRAM, "--tokens", "absent.jsonl"], "absent.jsonl: no such file"),
         (["--method", "ngram", "--tokens", log], "--num-speculative-tokens: required with --method ngram"),
         ([*NGRAM, "--tokens", log, "--suffix-max-tree-depth", "3"], "only with --method suffix"),
         (["--method", "suffix", "--tokens", log, "--prompt-lookup-max", "3"], "only with --method ngram"),
