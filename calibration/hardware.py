@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,8 +113,8 @@ def load_hardware(name_or_path: str | Path) -> HardwareSpec:
     spec = _bundled().get(text.lower())
     if spec is not None:
         return spec
-    path = Path(name_or_path).expanduser()
-    if not path.is_file():
+    path = Path(os.path.expanduser(name_or_path))
+    if not os.path.exists(path):
         raise HardwareError(
             f"unknown device and no such file; bundled: {', '.join(hardware_names())}; or give the path of a YAML file",
             key="hardware",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -267,7 +268,7 @@ def find_profile(name_or_path: str | Path | None) -> Path:
         folder = PROFILE_FOLDER / name
         return folder if folder.is_dir() else PROFILE_FOLDER / f"{name}.yaml"
     path = Path(name)
-    if path.is_file() or path.is_dir():
+    if os.path.exists(path):
         return path
     raise HardwareError(
         f"must be one of {', '.join(profile_names())}, the path of a YAML file or of a folder that calibrate wrote",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,10 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     if bundled is not None:
         name, config = bundled
         return ModelSpec.from_config(config, name)
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(name_or_path))
+    if os.path.isdir(path):
         path = path / "config.json"
-    if not path.is_file():
+    if not os.path.exists(path):
         raise ModelError(
             f"unknown model and no such file; bundled: {', '.join(model_names())}; "
             "or give the path of a Hugging Face config.json",

@@ -127,9 +127,9 @@ def _time_of(*names: str | None) -> tuple[int, ...]:
     """When files of these names, or inside folders of these names, were last changed."""
     times = []
     for name in names:
-        path = Path(name or "").expanduser()
-        inside = sorted(path.iterdir()) if name and path.is_dir() else [path]
-        times += [file.stat().st_mtime_ns for file in inside if name and file.is_file()]
+        path = Path(os.path.expanduser(name or ""))
+        inside = sorted(path.iterdir()) if name and os.path.isdir(path) else [path]
+        times += [file.stat().st_mtime_ns for file in inside if name and os.path.isfile(file)]
     return tuple(times)
 
 

@@ -39,7 +39,7 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
     rates = result.get("spec_decode_per_position_acceptance_rates")
     if all(counts) and isinstance(rates, list):
         names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
-        per_position = [round(rate * counts[0]) for rate in rates]
+        per_position = _counts(file, counts, rates)
         writer.update(acceptance={**dict(zip(names, counts, strict=True)), "per_position": per_position})
     writer.update(
         server={"command": [], "url": "", "version": "", "log": False, "config": {}},
@@ -47,6 +47,15 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
     )
     failed = sum(bool(error) for error in result["errors"])
     return writer.finish(f"{failed} of {len(result['errors'])} requests failed" if failed else "")
+
+
+def _counts(file: Path, counts: list[Any], rates: list[Any]) -> list[int]:
+    """Accepted drafts by position."""
+    try:
+        return [round(float(rate) * int(counts[0])) for rate in rates]
+    except (TypeError, ValueError, OverflowError):
+        message = "its counts and rates are no numbers"
+        raise InputError(message, file=str(file), key="spec_decode_per_position_acceptance_rates") from None
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -86,7 +95,7 @@ def _lines(file: Path, result: dict[str, Any]) -> list[list[Any]]:
             if not math.isfinite(at) or int(output) < 1:
                 raise ValueError
             lines.append(["f", number, at, -1])
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             message = "its lengths, times and gaps do not fit together"
             raise InputError(message, file=str(file), key=f"request {number}") from None
     return lines

@@ -55,8 +55,8 @@ class TraceText:
             except json.JSONDecodeError as error:
                 message = f"not a complete JSON object ({error.msg} at column {error.colno}); is the file truncated?"
                 raise self.error(message, line) from None
-            except RecursionError:
-                raise self.error("JSON nested too deeply", line) from None
+            except (ValueError, RecursionError) as error:
+                raise self.error(_told(error), line) from None
             if not isinstance(entry, dict):
                 raise self.error("each line must be a JSON object", line, value=entry)
             yield line, entry
@@ -86,8 +86,8 @@ class TraceText:
             except json.JSONDecodeError as error:
                 message = f"not complete JSON ({error.msg} at column {error.colno}); is the file truncated?"
                 raise self.error(message, error.lineno, f"[{number}]") from None
-            except RecursionError:
-                raise self.error("JSON nested too deeply", line, f"[{number}]") from None
+            except (ValueError, RecursionError) as error:
+                raise self.error(_told(error), line, f"[{number}]") from None
             if not isinstance(entry, dict):
                 raise self.error("each entry must be a JSON object", line, f"[{number}]", value=entry)
             yield line, f"[{number}]", entry
@@ -104,6 +104,11 @@ class TraceText:
                 raise self.error("the JSON array is not closed; is the file truncated?", line)
             if (after := skip(position + 1)) < end:
                 raise self.error("text after the end of the JSON array", 1 + text.count("\n", 0, after))
+
+
+def _told(error: Exception) -> str:
+    """What JSON without a fault in its syntax may still be."""
+    return "JSON nested too deeply" if isinstance(error, RecursionError) else "an integer of thousands of digits"
 
 
 def tokens(trace: TraceText, line: int, key: str, value: object) -> int:
