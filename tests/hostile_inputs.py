@@ -378,7 +378,7 @@ def run_one(target: Target, rng: random.Random) -> str:
             check(error)
         except (Exception, SystemExit) as error:
             where = traceback.format_exc().strip().splitlines()
-            frames = [line.strip() for line in where if "draftcast" in line or str(ROOT) in line and "File" in line]
+            frames = [line.strip() for line in where if "draftcast" in line or (str(ROOT) in line and "File" in line)]
             kept = Path(tempfile.gettempdir()) / "hostile-kept"
             shutil.rmtree(kept, ignore_errors=True)
             shutil.copytree(folder, kept)

@@ -75,8 +75,11 @@ def _lines(file: Path, result: dict[str, Any]) -> list[list[Any]]:
     """The result as a journal."""
     lines: list[list[Any]] = []
     # A request that failed before it was sent has no start.
-    starts = [start for start, error in zip(result["start_times"], result["errors"], strict=True) if not error]
-    zero = min(starts, default=0.0)
+    pairs = zip(result["start_times"], result["errors"], strict=True)
+    try:
+        zero = min((float(start) for start, error in pairs if not error), default=0.0)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError("must be numbers", file=str(file), key="start_times") from None
     rows = zip(*(result[key] for key in _LISTS), strict=True)
     for number, (prompt, output, start, ttft, itls, error) in enumerate(rows):
         try:
