@@ -19,8 +19,8 @@ import numpy as np
 
 from draftcast.scenarios.load import load_scenario, with_values
 from draftcast.scenarios.recommend import Load, recommend
-from draftcast.scenarios.verdict import METRICS
 from draftcast.scenarios.simulate import simulate
+from draftcast.scenarios.verdict import METRICS
 from draftcast.sim.statistics import replication_interval
 
 RATE = "workload.arrivals.request_rate_rps"

@@ -7,17 +7,14 @@ Knows the section's keys, not the code that reads it (that is above this room): 
 from __future__ import annotations
 
 import json
-import os
 import textwrap
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from draftcast.calibration.acceptance_measure import Measurement
-from draftcast.errors import InputError
 
 MODELS = ("ngram", "per_position")
 WIDTH = 110
@@ -97,31 +94,3 @@ def acceptance_text(model: dict[str, Any], notes: Sequence[str], *, as_json: boo
     lines = (line for note in notes for line in textwrap.wrap(" ".join(note.split()), WIDTH))
     comments = "".join(f"# {line}\n" for line in lines)
     return comments + yaml.safe_dump(model, sort_keys=False, default_flow_style=None, width=100)
-
-
-def check_target(path: Path) -> None:
-    """Refuse a target before any work is done.
-
-    Raises:
-        InputError: it exists, or its folder does not.
-    """
-    if path.exists():
-        raise InputError("already exists; nothing is overwritten", file=str(path))
-    if not path.parent.is_dir():
-        raise InputError("its folder does not exist", file=str(path))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write the file whole or not at all.
-
-    Raises:
-        InputError: it exists, or cannot be written.
-    """
-    check_target(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise InputError(f"cannot be written: {error.strerror}", file=str(path)) from None

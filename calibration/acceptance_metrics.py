@@ -8,7 +8,6 @@ so there are no intervals here; `draftcast.calibration.acceptance_measure` has t
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from draftcast.errors import InputError
+from draftcast.files import parse_json, read_text
 
 PREFIX = "vllm:spec_decode_"
 NUM_DRAFTS = f"{PREFIX}num_drafts_total"
@@ -72,16 +72,16 @@ def read_metrics(path: str | Path, before: str | Path | None = None) -> ServerAc
         InputError: unreadable, no speculative decoding in it, no drafts counted, counters that contradict each other
             or went down; file, line and metric are named.
     """
-    file, text = str(path), _text(path)
+    file, text = str(path), read_text(path)
     if text.lstrip().startswith(("{", "[")):
         if before is not None:
             raise InputError("a bench result counts its own run already; leave --before out", file=file)
         return _from_bench(text, file)
     counts = _Counts.parse(text, file)
     if before is not None:
-        if _text(before).lstrip().startswith(("{", "[")):
+        if read_text(before).lstrip().startswith(("{", "[")):
             raise InputError("must be Prometheus text, as the later snapshot is", file=str(before))
-        counts = counts.since(_Counts.parse(_text(before), str(before)), file)
+        counts = counts.since(_Counts.parse(read_text(before), str(before)), file)
     return counts.acceptance(file)
 
 
@@ -158,13 +158,7 @@ class _Counts:
 
 
 def _from_bench(text: str, file: str) -> ServerAcceptance:
-    try:
-        result = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        line = error.lineno if isinstance(error, json.JSONDecodeError) else None
-        extra = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
-        message = "holds several results; keep one" if extra else "not JSON"
-        raise InputError(message, file=file, line=line) from None
+    result = parse_json(text, file)
     if not isinstance(result, dict):
         raise InputError("must be the JSON object that vllm bench serve saves", file=file)
     counts = []
@@ -183,14 +177,6 @@ def _from_bench(text: str, file: str) -> ServerAcceptance:
         message = f"must add up to accepted / drafts = {accepted / drafts:.4f}"
         raise InputError(message, file=file, key=BENCH_RATES, value=round(sum(rates), 4))
     return ServerAcceptance(drafts, drafted, accepted, tuple(_checked_rates(rates, file, BENCH_RATES)))
-
-
-def _text(path: str | Path) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise InputError(f"cannot be read: {reason}", file=str(path)) from None
 
 
 def _labels(text: str, file: str, number: int, name: str) -> dict[str, str]:

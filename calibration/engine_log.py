@@ -16,11 +16,8 @@ seconds.
 
 from __future__ import annotations
 
-import gzip
-import io
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -30,6 +27,7 @@ from typing import Any
 import pandas as pd
 
 from draftcast.errors import InputError
+from draftcast.files import lines_of, open_input
 
 COLUMNS = {
     "source": "str",  # file
@@ -55,26 +53,31 @@ COLUMNS = {
     "version": "str",  # of vLLM
 }
 
+# A longer line is read in pieces and the text before an iteration counts this far back, so time grows with size alone.
+_LONGEST_LINE, _LONGEST_HEAD = 2**16, 1_000
 # More unreadable iteration lines than this and the file is taken for something else. A few are torn or interleaved.
 _MOST_DAMAGED = 0.01
 
 _ITERATION = re.compile(
-    r"Iteration\((?P<step>\d+)\): (?P<context_requests>\d+) context requests, (?P<context_tokens>\d+) context tokens, "
-    r"(?P<generation_requests>\d+) generation requests, (?P<generation_tokens>\d+) generation tokens, "
-    r"iteration elapsed time: (?P<elapsed_ms>\d+(?:\.\d+)?) ms(?P<dummy> \(dummy\))?"
-    r"(?:, \w+ KV cache usage: (?P<kv_usage>\d+(?:\.\d+)?)%(?:, encoder inputs: (?P<encoder_inputs>\d+))?)?"
+    r"Iteration\((?P<step>\d{1,15})\): (?P<context_requests>\d{1,9}) context requests, "
+    r"(?P<context_tokens>\d{1,9}) context tokens, "
+    r"(?P<generation_requests>\d{1,9}) generation requests, (?P<generation_tokens>\d{1,9}) generation tokens, "
+    r"iteration elapsed time: (?P<elapsed_ms>\d{1,12}(?:\.\d{1,9})?) ms(?P<dummy> \(dummy\))?"
+    r"(?:, \w{1,20} KV cache usage: (?P<kv_usage>\d{1,9}(?:\.\d{1,9})?)%"
+    r"(?:, encoder inputs: (?P<encoder_inputs>\d{1,9}))?)?"
 )
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STAMP = re.compile(r"(?<!\d)(?:(\d{4})-)?(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _EPOCH = re.compile(r"(?<![\d.])(\d{10})\.(\d{3,9})(?![\d.])")
-_ENGINE = re.compile(r"Engine (\d+): $")
-_RANK = re.compile(r"EngineCore_DP(\d+)")
+_ENGINE = re.compile(r"Engine (\d{1,9}): $")
+_RANK = re.compile(r"EngineCore_DP(\d{1,9})")
 _PROCESS = re.compile(r'\bpid=(\d+)|"process": (\d+)')
-_CAPACITY = re.compile(r"KV cache size: ([\d,]+) tokens")
-_BLOCK_SIZE = re.compile(r"'block_size': (\d+)")
-_START = re.compile(r"LLM engine \(v([^)]+)\) with config: .*?speculative_config=(None|SpeculativeConfig\((.*?)\))")
+_CAPACITY = re.compile(r"KV cache size: ([\d,]{1,20}) tokens")
+_BLOCK_SIZE = re.compile(r"'block_size': (\d{1,9})")
+_START = re.compile(r"LLM engine \(v([^)]{1,99})\) with config: ")
+_SPECULATIVE = re.compile(r"speculative_config=(None|SpeculativeConfig\(([^)]{0,2000})\))")
 _METHOD = re.compile(r"method='([^']*)'")
-_DRAFTS = re.compile(r"num_spec_tokens=(\d+)")
+_DRAFTS = re.compile(r"num_spec_tokens=(\d{1,9})")
 _EAGER = re.compile(r"\benforce_eager=(True|False)\b")
 
 
@@ -90,11 +93,11 @@ class _Facts:
     version: str = ""
 
     def read(self, text: str) -> None:
-        if found := _START.search(text):
-            inner = found[3] or ""
+        if (found := _START.search(text)) and (config := _SPECULATIVE.search(text, found.end())):
+            inner = config[2] or ""
             method, drafts = _METHOD.search(inner), _DRAFTS.search(inner)
             self.version = found[1]
-            self.method = "" if found[2] == "None" else method[1] if method else "?"
+            self.method = "" if config[1] == "None" else method[1] if method else "?"
             self.num_speculative_tokens = int(drafts[1]) if drafts else 0
             eager = _EAGER.search(text)
             self.enforce_eager = eager[1] == "True" if eager else None
@@ -138,21 +141,22 @@ def read_engine_log(path: str | Path) -> pd.DataFrame:
     facts, runs = _Facts(), _Runs()
     rows: list[dict[str, Any]] = []
     damaged: list[int] = []
-    for number, raw in _lines(Path(path), file):
-        text = _ANSI.sub("", raw) if "\x1b" in raw else raw
-        if "Iteration(" not in text:
-            facts.read(text)
-            continue
-        found = list(_ITERATION.finditer(text))
-        # A line cut inside its KV usage would pass for one of the older form.
-        whole = sum("KV cache usage" in text[match.end() : match.end() + 25] for match in found) == 0
-        if len(found) < text.count("Iteration(") or not whole:
-            damaged.append(number)
-            continue
-        for match in found:
-            row = _row(text, match, file, number)
-            row["run"] = runs.of(row["engine"], row.pop("process"), row["step"])
-            rows.append(row | vars(facts))
+    with open_input(path) as opened:
+        for number, raw in enumerate(lines_of(opened, _LONGEST_LINE), start=1):
+            text = _ANSI.sub("", raw) if "\x1b" in raw else raw
+            if "Iteration(" not in text:
+                facts.read(text)
+                continue
+            found = list(_ITERATION.finditer(text))
+            # A line cut inside its KV usage would pass for one of the older form.
+            whole = sum("KV cache usage" in text[match.end() : match.end() + 25] for match in found) == 0
+            if len(found) < text.count("Iteration(") or not whole:
+                damaged.append(number)
+                continue
+            for match in found:
+                row = _row(text, match, file, number)
+                row["run"] = runs.of(row["engine"], row.pop("process"), row["step"])
+                rows.append(row | vars(facts))
     if not rows:
         line = damaged[0] if damaged else None
         message = "no iteration line of vLLM in it; start the server with --enable-logging-iteration-details"
@@ -166,21 +170,8 @@ def read_engine_log(path: str | Path) -> pd.DataFrame:
     return frame
 
 
-def _lines(path: Path, file: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines; bytes that are no UTF-8 are replaced, they stand in other programs' lines."""
-    try:
-        with path.open("rb") as raw:
-            zipped = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            binary: Any = gzip.GzipFile(fileobj=raw) if zipped else raw
-            yield from enumerate(io.TextIOWrapper(binary, encoding="utf-8", errors="replace", newline="\n"), start=1)
-    except (OSError, EOFError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"damaged gzip file, {error}"
-        raise InputError(f"cannot be read: {reason}", file=file) from None
-
-
 def _row(text: str, match: re.Match[str], file: str, number: int) -> dict[str, Any]:
-    head = text[: match.start()]
+    head = text[max(0, match.start() - _LONGEST_HEAD) : match.start()]
     time_s, resolution_s = _time(head)
     engine, rank = _ENGINE.search(head), _RANK.search(head)
     process = _PROCESS.search(head)

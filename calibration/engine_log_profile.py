@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
-from draftcast.calibration.acceptance_fit import check_target, write_text
 from draftcast.calibration.engine_log_fit import SEARCHES, EngineLogFit
 from draftcast.calibration.hardware import HardwareSpec
 from draftcast.calibration.profile import load_profile
 from draftcast.errors import InputError
+from draftcast.files import check_new, write_text
 
 DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")
 """Methods whose drafting an affine profile can hold: one pass of a drafting model per draft token."""
@@ -40,7 +40,7 @@ def write_profile(
         InputError: the log is of a server with speculative decoding only, its method cannot be held, the file exists or
             cannot be written, a name or number that profiles do not take.
     """
-    check_target(path)
+    check_new(path)
     write_text(path, profile_text(fit, name=name, model=model, hardware=hardware.name, tp=tp, dtype=dtype, date=date))
     try:
         load_profile(path, hardware)

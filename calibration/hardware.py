@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import HardwareError
+from draftcast.files import read_text
 from draftcast.kernels.dtypes import COMPUTE_DTYPE
 
 _FOLDER = Path(__file__).parent / "hardware"
@@ -111,8 +113,8 @@ def load_hardware(name_or_path: str | Path) -> HardwareSpec:
     spec = _bundled().get(text.lower())
     if spec is not None:
         return spec
-    path = Path(name_or_path).expanduser()
-    if not path.is_file():
+    path = Path(os.path.expanduser(name_or_path))
+    if not os.path.exists(path):
         raise HardwareError(
             f"unknown device and no such file; bundled: {', '.join(hardware_names())}; or give the path of a YAML file",
             key="hardware",
@@ -124,13 +126,7 @@ def load_hardware(name_or_path: str | Path) -> HardwareSpec:
 def _read(path: Path) -> tuple[HardwareSpec, list[str]]:
     """(device, aliases) of one file."""
     file = str(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise HardwareError("not UTF-8 text", file=file) from None
-    except OSError as error:
-        raise HardwareError(f"cannot be read: {error.strerror}", file=file) from None
-    values = parse_yaml(text, file, HardwareError)
+    values = parse_yaml(read_text(path, HardwareError), file, HardwareError)
     if not isinstance(values, dict):
         raise HardwareError("a mapping of keys is needed", file=file)
     for key in values:

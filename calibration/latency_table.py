@@ -33,6 +33,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from draftcast.errors import HardwareError
+from draftcast.files import read_parquet, written
 
 SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
     "linear": ("m", "k", "n"),
@@ -124,7 +125,10 @@ class LatencyTable:
         """Write as Parquet (zstd, dictionary-encoded), a row group an operator; the same rows give the same bytes."""
         table = pa.Table.from_pandas(self.frame, preserve_index=False).replace_schema_metadata(None)
         starts = self.frame["operator"].drop_duplicates().index.to_numpy()
-        with pq.ParquetWriter(path, table.schema, compression="zstd", compression_level=19) as writer:
+        with (
+            written(path, HardwareError) as partial,
+            pq.ParquetWriter(partial, table.schema, compression="zstd", compression_level=19) as writer,
+        ):
             for start, end in zip(starts, [*starts[1:], len(table)], strict=True):
                 writer.write_table(table.slice(start, end - start))
 
@@ -140,11 +144,7 @@ def read_frame(path: Path) -> pd.DataFrame:
     Raises:
         HardwareError: unreadable, not Parquet, or not these columns.
     """
-    try:
-        table = pq.read_table(path, memory_map=True)
-    except (OSError, pa.ArrowException) as error:
-        first = str(error).splitlines()[0]
-        raise HardwareError(f"is not a readable latency table: {first}", file=str(path)) from None
+    table = read_parquet(path, kind=HardwareError)
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
         raise HardwareError("is not a latency table: column missing", file=str(path), key=missing[0])

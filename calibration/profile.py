@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,6 +30,7 @@ from draftcast.calibration.profile_spec import (
 from draftcast.calibration.roofline import Roofline
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import HardwareError
+from draftcast.files import read_text
 
 __all__ = [
     "OPERATORS",
@@ -240,11 +242,7 @@ def _load_file(path: Path, hardware: HardwareSpec) -> HardwareProfile:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise HardwareError(f"cannot be read as UTF-8 text: {error}", file=str(path)) from None
-    raw = parse_yaml(text, str(path), HardwareError)
+    raw = parse_yaml(read_text(path, HardwareError), str(path), HardwareError)
     if not isinstance(raw, dict):
         raise HardwareError("must hold a mapping with schema_version, kind, name, ...", file=str(path))
     return raw
@@ -270,7 +268,7 @@ def find_profile(name_or_path: str | Path | None) -> Path:
         folder = PROFILE_FOLDER / name
         return folder if folder.is_dir() else PROFILE_FOLDER / f"{name}.yaml"
     path = Path(name)
-    if path.is_file() or path.is_dir():
+    if os.path.exists(path):
         return path
     raise HardwareError(
         f"must be one of {', '.join(profile_names())}, the path of a YAML file or of a folder that calibrate wrote",

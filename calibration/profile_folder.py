@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from draftcast.calibration.hardware import HardwareSpec
 from draftcast.errors import HardwareError
+from draftcast.files import is_inside, read_bytes, read_json, write_text
 
 MANIFEST, TABLE, FIT = "manifest.json", "table.parquet", "profile.yaml"
 
@@ -84,10 +84,7 @@ class Manifest(BaseModel):
 
 def sha256(path: Path) -> str:
     """SHA-256 of a file, hexadecimal. Raises HardwareError when it cannot be read."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise HardwareError(f"cannot be read: {error.strerror}", file=str(path)) from None
+    return hashlib.sha256(read_bytes(path, HardwareError)).hexdigest()
 
 
 def write_manifest(folder: Path, **fields: Any) -> Manifest:
@@ -103,11 +100,7 @@ def write_manifest(folder: Path, **fields: Any) -> Manifest:
         manifest = Manifest(**fields, files={data: sha256(folder / data)})
     except ValidationError as error:
         raise _fault(error, folder / MANIFEST) from None
-    text = json.dumps(manifest.model_dump(), indent=1, sort_keys=True) + "\n"
-    # Written beside and renamed: a killed run leaves the old manifest or the new one, never half of one.
-    partial = folder / (MANIFEST + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, folder / MANIFEST)
+    write_text(folder / MANIFEST, json.dumps(manifest.model_dump(), indent=1, sort_keys=True) + "\n", HardwareError)
     return manifest
 
 
@@ -119,16 +112,14 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        manifest = Manifest.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise HardwareError(f"cannot be read: {error.strerror}", file=str(path)) from None
-    except UnicodeDecodeError:
-        raise HardwareError("is not UTF-8 text", file=str(path)) from None
+        manifest = Manifest.model_validate(read_json(path, HardwareError))
     except ValidationError as error:
         raise _fault(error, path) from None
     if TABLE not in manifest.files and FIT not in manifest.files:
         raise HardwareError("required, but missing", file=str(path), key=f"files.{TABLE}")
     for name, wanted in manifest.files.items():
+        if not is_inside(name):
+            raise HardwareError("must be a file of this folder", file=str(path), key="files", value=name)
         found = sha256(folder / name)
         if found != wanted:
             raise HardwareError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from draftcast.calibration.profile import default_sections
 from draftcast.calibration.profile_folder import FIT, TABLE, read_manifest
 from draftcast.calibration.roofline import Roofline, soft_max
 from draftcast.errors import HardwareError
+from draftcast.files import write_text
 from draftcast.kernels import registry
 from draftcast.kernels.work import FloatArray
 
@@ -172,9 +172,7 @@ def fit_profile(folder: Path, hardware: HardwareSpec) -> tuple[list[FamilyFit], 
         sort_keys=False,
         width=120,
     )
-    partial = folder / (FIT + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, folder / FIT)
+    write_text(folder / FIT, text, HardwareError)
     return fits, errors
 
 

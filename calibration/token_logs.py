@@ -6,7 +6,6 @@ One JSON object per line with ``prompt_token_ids`` and ``generated_token_ids`` (
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.errors import TraceError
+from draftcast.files import parse_json, read_text
 
 PROMPT_KEY = "prompt_token_ids"
 OUTPUT_KEYS = ("generated_token_ids", "output_token_ids")
@@ -34,25 +34,16 @@ def read_token_log(path: str | Path) -> list[TokenRequest]:
     """
     file = str(path)
     requests = []
-    try:
-        with open(path, encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    requests.append(_request(line, file, number))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise TraceError(f"cannot be read: {reason}", file=file) from None
+    for number, line in enumerate(read_text(path, TraceError).split("\n"), start=1):
+        if line.strip():
+            requests.append(_request(line, file, number))
     if not requests:
         raise TraceError("holds no request", file=file)
     return requests
 
 
 def _request(line: str, file: str, number: int) -> TokenRequest:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        what = error.msg if isinstance(error, json.JSONDecodeError) else "not JSON"
-        raise TraceError(f"not a JSON object: {what}", file=file, line=number) from None
+    entry = parse_json(line, file, TraceError, number)
     if not isinstance(entry, dict):
         raise TraceError("must be a JSON object", file=file, line=number)
     given = [key for key in OUTPUT_KEYS if key in entry]

@@ -18,8 +18,12 @@ _FLOAT = "tag:yaml.org,2002:float"
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
-# libyaml nests on the C stack and dies where Python raises: 5,000 levels are safe, 100,000 are not.
-_DEEPEST = 1_000
+# PyYAML builds nodes on the C stack with libyaml and dies where Python raises; no file of ours nests ten levels.
+_DEEPEST = 100
+# Nodes that aliases stand for in all: nine lines of nested aliases stand for a thousand million.
+_MOST_EXPANDED = 10_000
+# PyYAML's own parser says better than libyaml's what is wrong and where, but reads 30 kB in a second.
+_MOST_EXPLAINED = 2**16
 
 
 class _Loader(yaml.SafeLoader):
@@ -69,36 +73,83 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dic
     }
 
 
+_PLAIN = ("null", "bool", "int", "float", "str", "seq", "map", "merge")
 for _class in (_Loader, _FastLoader):
+    _class.yaml_constructors = {
+        tag: built
+        for tag, built in _class.yaml_constructors.items()
+        if tag is None or tag.removeprefix("tag:yaml.org,2002:") in _PLAIN
+    }
     _class.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
-def _nests_little(text: str) -> bool:
-    """No way that ``text`` nests deeper than `_DEEPEST`: a level costs a bracket, or a column of its line."""
-    columns = max(map(len, text.splitlines()), default=0)
-    return text.count("[") + text.count("{") + 2 * columns <= _DEEPEST
+def _check_size(text: str) -> None:
+    """Refuse what nests too deeply, or is too large once aliases are written out; one pass over the parser's events.
+
+    Raises:
+        InputError: with the line.
+        yaml.YAMLError: bad syntax.
+    """
+    sizes: dict[str, int] = {}  # of anchored nodes, aliases in them written out
+    open_nodes: list[tuple[str | None, int]] = [(None, 0)]  # anchor and nodes so far, from the document down
+    expanded = 0
+
+    def close(anchor: str | None, size: int) -> None:
+        if anchor is not None:
+            sizes[anchor] = size
+        outer, before = open_nodes[-1]
+        open_nodes[-1] = (outer, before + size)
+
+    for event in yaml.parse(text, Loader=_FastLoader):
+        line = event.start_mark.line + 1 if event.start_mark else None
+        if isinstance(event, yaml.CollectionStartEvent):
+            if event.anchor is not None:
+                sizes.pop(event.anchor, None)
+            open_nodes.append((event.anchor, 1))
+            if len(open_nodes) > _DEEPEST:
+                raise InputError(f"not valid YAML: nests more than {_DEEPEST} levels deep", line=line)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            close(*open_nodes.pop())
+        elif isinstance(event, yaml.ScalarEvent):
+            close(event.anchor, 1)
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor not in sizes and any(event.anchor == anchor for anchor, _ in open_nodes):
+                raise InputError("not valid YAML: an alias inside of what it stands for", line=line, key=event.anchor)
+            size = sizes.get(str(event.anchor), 1)  # unknown: the loader says so
+            expanded += size
+            if expanded > _MOST_EXPANDED:
+                raise InputError(f"not valid YAML: aliases stand for more than {_MOST_EXPANDED:,} values", line=line)
+            close(None, size)
 
 
 def parse_yaml(text: str, file: str, kind: type[InputError] = InputError) -> Any:
     """Plain data of one YAML document.
 
     Raises:
-        kind: bad syntax, a duplicate key or a tag beyond plain data, with file and line.
+        kind: bad syntax, a duplicate key, a tag beyond plain data, more than 100 levels, aliases for more than 10,000
+            values; with file and line.
     """
-    if _nests_little(text):
-        try:
-            return yaml.load(text, Loader=_FastLoader)
-        except (InputError, yaml.YAMLError, ValueError, RecursionError):
-            pass  # read again below: PyYAML's own parser says better what is wrong, and where
     try:
-        return yaml.load(text, Loader=_Loader)
-    except InputError as error:
-        raise kind(error.message, file=file, line=error.line, key=error.key) from None
-    except yaml.MarkedYAMLError as error:
+        _check_size(text)
+        return yaml.load(text, Loader=_FastLoader)
+    except (InputError, yaml.YAMLError, ValueError, LookupError, OverflowError, RecursionError) as error:
+        if isinstance(error, yaml.YAMLError) and len(text) <= _MOST_EXPLAINED:
+            try:
+                yaml.load(text, Loader=_Loader)
+            except (yaml.YAMLError, ValueError, LookupError, RecursionError) as better:
+                raise _fault(better, file, kind) from None
+        raise _fault(error, file, kind) from None
+
+
+def _fault(error: Exception, file: str, kind: type[InputError]) -> InputError:
+    if isinstance(error, InputError):
+        return kind(error.message, file=file, line=error.line, key=error.key)
+    if isinstance(error, yaml.MarkedYAMLError):
         line = error.problem_mark.line + 1 if error.problem_mark else None
-        raise kind(f"not valid YAML: {error.problem}", file=file, line=line) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise kind(f"not valid YAML: {error}", file=file) from None
+        return kind(f"not valid YAML: {error.problem}", file=file, line=line)
+    if isinstance(error, LookupError):  # PyYAML's own slip over `!!bool maybe` and `!!int ''`
+        return kind("not valid YAML: a value that is not of the type its tag says", file=file)
+    return kind(f"not valid YAML: {str(error).partition(';')[0]}", file=file)
 
 
 def write_yaml(data: Any) -> str:

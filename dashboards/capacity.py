@@ -14,6 +14,7 @@ from draftcast.dashboards.capacity_controls import Asked, asked, controls
 from draftcast.dashboards.footer import Exports, footer
 from draftcast.dashboards.kept import Kept
 from draftcast.dashboards.page import badge, cannot_run, figure, runs_facts, under_bar
+from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.results import answer, question_key
 from draftcast.dashboards.session import CAPACITY_CURVE, Question, Session, href_of
 from draftcast.dashboards.table import Cell, Link, html_table
@@ -61,7 +62,7 @@ def render(session: Session) -> None:
     _show_answer(found, lines)
     if found.best is not None:
         _show_figures(found.best)
-    st.caption(lines[-1])
+    st.caption(literal(lines[-1]))
     pictures = _show_candidates(session, found, question)
     if chosen is not None:
         pictures.append(_show_curve(session, found, chosen, checks))
@@ -154,7 +155,7 @@ def _show_answer(found: Plan, lines: Sequence[str]) -> None:
         f"<b class='{tone}'>{escape(head)}{mark}</b>{escape(rest)}</p>"
     )
     for line in lines[2:-1]:
-        st.error(line, icon=":material/flag:")
+        st.error(literal(line), icon=":material/flag:")
 
 
 def _show_figures(best: Sizing) -> None:
@@ -181,7 +182,7 @@ def _show_figures(best: Sizing) -> None:
     }
     with st.container(horizontal=True, key="figures"):
         for label, (value, explained) in shown.items():
-            st.metric(label, value, help=explained, border=True, width=170)
+            st.metric(label, literal(value), help=literal(explained), border=True, width=170)
 
 
 def _show_candidates(session: Session, found: Plan, question: Asked) -> list[Any]:
@@ -197,7 +198,7 @@ def _show_candidates(session: Session, found: Plan, question: Asked) -> list[Any
         linked.append(cells)
     st.html(html_table(head, linked, name="Candidates"))
     if question.prices and question.unpriced:
-        st.caption(f"For costs a price is missing: {', '.join(question.unpriced)}.")
+        st.caption(f"For costs a price is missing: {literal(', '.join(question.unpriced))}.")
     if sum(sizing.feasible for sizing in found.sizings) < 2:
         return []
     drawn = sizing_figure(found)
@@ -222,8 +223,9 @@ def _show_curve(session: Session, found: Plan, chosen: Sizing, checks: Sequence[
     figure(
         "goodput",
         drawn,
-        f"{replicas} of {chosen.candidate.label}: requests per second that keep the SLO, with intervals. Knee: the "
-        "largest load at which it is met. Open markers: no steady state, totals that depend on the length of the run.",
+        f"{replicas} of {literal(chosen.candidate.label)}: requests per second that keep the SLO, with intervals. "
+        "Knee: the largest load at which it is met. Open markers: no steady state, totals that depend on the length of "
+        "the run.",
         "SLO goodput and completed requests per second against load, with the target and the knee.",
     )
     return drawn

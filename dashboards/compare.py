@@ -21,6 +21,7 @@ from draftcast.dashboards.compared import (
 )
 from draftcast.dashboards.footer import Exports, footer
 from draftcast.dashboards.page import badge, cannot_run, figure, run_facts
+from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.results import Answer, answer
 from draftcast.dashboards.session import REFERENCE, Question, Session
 from draftcast.dashboards.table import html_table
@@ -173,7 +174,7 @@ def _tables(
     st.caption(paired)
     for entry in entries:
         for note in entry.measured.notes if entry.measured is not None else ():
-            st.caption(f"{entry.letter}: {note}")
+            st.caption(f"{entry.letter}: {literal(note)}")
     return {"Changed keys": keys, "Figures and differences": pd.DataFrame(difference_rows(entries, reference, changes))}
 
 

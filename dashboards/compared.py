@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.results import Answer, answer, side_of, together
 from draftcast.dashboards.session import Question, Session, short_error
 from draftcast.dashboards.tiles import LATENCY_TILES, THROUGHPUT_TILE, Figure, Side
@@ -74,7 +75,7 @@ def entries_of(session: Session, own: Answer) -> list[Entry]:
         try:
             found = answer(run.scenario)
         except InputError as error:
-            st.error(f"{letter} cannot be simulated: {short_error(error)}", icon=":material/error:")
+            st.error(f"{letter} cannot be simulated: {literal(short_error(error))}", icon=":material/error:")
             continue
         about = _about(session.question, run)
         entries.append(Entry(letter, about, side_of(run.scenario, found.run), measured_requests(found.run), found))
@@ -83,7 +84,7 @@ def entries_of(session: Session, own: Answer) -> list[Entry]:
     for letter, name in zip(LETTERS[1 + len(session.runs) :], session.measured, strict=False):
         folder = session.measured_folder(name)
         if not folder.is_dir():
-            st.error(f"Upload {name} again: a link does not carry files.", icon=":material/upload_file:")
+            st.error(f"Upload {literal(name)} again: a link does not carry files.", icon=":material/upload_file:")
             continue
         run_seen = read_measured_run(folder, bounds)
         side = Side(summarise([run_seen.figures], own.scenario.statistics.confidence), [run_seen.figures])

@@ -12,6 +12,7 @@ import streamlit as st
 from draftcast.dashboards.footer import Exports, footer
 from draftcast.dashboards.long_answers import asked_for, long_answer
 from draftcast.dashboards.page import badge, cannot_run, figure, run_facts
+from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.results import Answer, answer, question_key
 from draftcast.dashboards.session import (
     CUTOVER_ASKED,
@@ -34,11 +35,11 @@ from draftcast.scenarios.cutover_report import contour_lines, detail_lines, head
 from draftcast.scenarios.fidelity import fidelity
 from draftcast.scenarios.operating_point import ceilings, operating_tracks
 from draftcast.scenarios.recommend import Recommendation, recommend
-from draftcast.scenarios.verdict import METRICS
 from draftcast.scenarios.recommend_report import answer_line, paste_lines, remark
 from draftcast.scenarios.report import show, title
 from draftcast.scenarios.roofline_plot import roofline_figure
 from draftcast.scenarios.run_plots import on_page
+from draftcast.scenarios.verdict import METRICS
 from draftcast.scenarios.workload_spec import slos
 
 # Of one map on a page: enough for every row to know its capacity on a large device.
@@ -143,7 +144,7 @@ def _crossing(session: Session, own: Answer, over: str, metric: str, found: _Fou
         )
         drawn = on_page(cutover_figure([result]), height=420)
     except InputError as error:
-        st.warning(short_error(error), icon=":material/block:")
+        st.warning(literal(short_error(error)), icon=":material/block:")
         return
     found.cutover = result
     said = headline(result)
@@ -159,7 +160,7 @@ def _crossing(session: Session, own: Answer, over: str, metric: str, found: _Fou
     found.pictures.append(drawn)
     details = detail_lines(result)
     found.lines += [said, *details]
-    st.caption("  \n".join(details))
+    st.caption("  \n".join(map(literal, details)))
 
 
 def _setting(session: Session, own: Answer, metric: str, found: _Found) -> None:
@@ -171,7 +172,7 @@ def _setting(session: Session, own: Answer, metric: str, found: _Found) -> None:
             lambda progress: recommend(own.scenario, metric=metric, progress=progress),
         )
     except InputError as error:
-        st.warning(short_error(error), icon=":material/block:")
+        st.warning(literal(short_error(error)), icon=":material/block:")
         return
     found.setting = result
     said = answer_line(result)
@@ -233,7 +234,7 @@ def _map(own: Answer, over: str, metric: str, against: str, found: _Found) -> No
             ),
         )
     except InputError as error:
-        st.warning(short_error(error), icon=":material/block:")
+        st.warning(literal(short_error(error)), icon=":material/block:")
         return
     drawn = on_page(map_figure(result), height=380)
     drawn.update_yaxes(rangemode="normal", tickvals=result.ys)
@@ -247,7 +248,7 @@ def _map(own: Answer, over: str, metric: str, against: str, found: _Found) -> No
         f"Map of the advantage by load and {against}, with the break-even line.",
     )
     with st.expander("Break-even in numbers"):
-        st.caption("  \n".join(contour_lines(result)))
+        st.caption("  \n".join(map(literal, contour_lines(result))))
 
 
 def _roofline(own: Answer, found: _Found) -> None:

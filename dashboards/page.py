@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import streamlit as st
 
+from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.results import Answer
 from draftcast.dashboards.session import Session, missing_uploads, short_error
 from draftcast.errors import InputError
@@ -27,18 +28,21 @@ ICONS = {
 def banner(session: Session) -> None:
     """What a link asked for and did not get, and a change that was refused."""
     for warning in session.warnings:
-        st.warning(warning, icon=":material/link_off:")
+        st.warning(literal(warning), icon=":material/link_off:")
     if session.refused:
-        st.error(f"Not changed: {session.refused}", icon=":material/block:")
+        st.error(f"Not changed: {literal(session.refused)}", icon=":material/block:")
 
 
 def cannot_run(session: Session, error: InputError) -> None:
     """In place of an answer: why there is none."""
     missing = missing_uploads(session)
     if missing:
-        st.error(f"Upload {' and '.join(missing)} again: a link does not carry files.", icon=":material/upload_file:")
+        st.error(
+            f"Upload {literal(' and '.join(missing))} again: a link does not carry files.",
+            icon=":material/upload_file:",
+        )
     else:
-        st.error(f"This cannot be simulated: {short_error(error)}", icon=":material/error:")
+        st.error(f"This cannot be simulated: {literal(short_error(error))}", icon=":material/error:")
 
 
 def badge(session: Session, found: Fidelity | None) -> None:

@@ -246,7 +246,7 @@ def read_link(known: Session, query: Mapping[str, Sequence[str]]) -> None:
 
 
 def check_names(scenario: Scenario, base: str, folder: Path) -> None:
-    """Refuse names of files or code that neither the base names nor this session uploaded.
+    """Refuse names of files that neither the base names nor this session uploaded, and of any code but the base's.
 
     Raises:
         ScenarioError: naming the key.
@@ -254,7 +254,8 @@ def check_names(scenario: Scenario, base: str, folder: Path) -> None:
     own = outside_names(to_mapping(base_scenario(base)))
     for key, name in outside_names(to_mapping(scenario)).items():
         uploaded = Path(name).is_absolute() and Path(name).resolve().parent == folder.resolve()
-        if name not in own.values() and not uploaded:
+        is_code = key == "policy.name"  # never an upload's: it would run
+        if own.get(key) != name and (is_code or name not in own.values()) and (is_code or not uploaded):
             raise ScenarioError(
                 "the dashboard takes what ships with draftcast and what you upload, no other file or code",
                 key=key,

@@ -13,6 +13,7 @@ import streamlit as st
 
 from draftcast.dashboards.footer import Exports, footer
 from draftcast.dashboards.page import badge, cannot_run, clicked, figure, runs_facts
+from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.results import question_key
 from draftcast.dashboards.session import SWEEP_METRIC, SWEEP_RUN, Question, Session, href_of, short_error
 from draftcast.dashboards.sweep_controls import Grid, editor, grid_text, read_grid
@@ -47,7 +48,7 @@ def render(session: Session) -> None:
     try:
         grid = _grid(session, key, text)
     except InputError as error:
-        st.error(f"No grid yet: {short_error(error)}", icon=":material/grid_off:")
+        st.error(f"No grid yet: {literal(short_error(error))}", icon=":material/grid_off:")
         _footer(session, key, [part.strip() for part in text.split(";")], None)
         return
     job = _job(session, key, grid)
@@ -159,9 +160,9 @@ def _show(session: Session, result: SweepResult, grid: Grid, key: str) -> Export
         f"<p class='dc-verdict' data-cells='{len(result.cells)}' data-computed='{result.computed}' "
         f"data-reused='{result.reused}'>{escape(front)}in tokens/s/user and tokens/s/GPU.</p>"
     )
-    st.caption(line)
+    st.caption(literal(line))
     for text in error_lines(result):
-        st.warning(short_error(Exception(f"No figures: {text}")), icon=":material/error:")
+        st.warning(literal(short_error(Exception(f"No figures: {text}"))), icon=":material/error:")
     pictures = _pictures(session, result, grid) if metrics_of(result) else []
     numbers = {id(cell): number for number, cell in enumerate(result.cells)}
     rows: list[Sequence[Cell]] = []
@@ -204,7 +205,7 @@ def _pictures(session: Session, result: SweepResult, grid: Grid) -> list[Any]:
     metrics = metrics_of(result)
     metric = session.view(SWEEP_METRIC, METRIC, metrics)
     st.session_state[SWEEP_METRIC] = metric
-    st.subheader(f"Along {result.axes[0].name}")
+    st.subheader(f"Along {literal(result.axes[0].name)}")
     st.selectbox(
         "Figure",
         metrics,

@@ -14,6 +14,7 @@ from draftcast.calibration.held_out import OperatorErrors
 from draftcast.calibration.profile import has_profile
 from draftcast.dashboards.footer import Exports, footer
 from draftcast.dashboards.page import badge, cannot_run, figure, run_facts
+from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.published import published_results
 from draftcast.dashboards.results import Answer, answer
 from draftcast.dashboards.session import TRUST_OPERATOR as PART
@@ -64,8 +65,8 @@ def render(session: Session) -> None:
     except HardwareError:
         measured = [name for name in hardware_names() if has_profile(load_hardware(name))]
         st.warning(
-            f"No measured profile of {found.scenario.hardware} is in use: all its times are the data sheet's rates at "
-            f"assumed efficiencies. Measured: {', '.join(measured)}. `draftcast calibrate` measures your own.",
+            f"No measured profile of {literal(found.scenario.hardware)} is in use: all its times are the data sheet's "
+            f"rates at assumed efficiencies. Measured: {', '.join(measured)}. `draftcast calibrate` measures your own.",
             icon=":material/map:",
         )
     if opened is not None and opened.folder is not None:

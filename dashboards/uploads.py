@@ -6,7 +6,6 @@ before it is written.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,8 +17,10 @@ import streamlit as st
 
 from draftcast.calibration.live.bench_result import import_bench_result
 from draftcast.calibration.live.run_directory import CHUNKS, JOURNAL, MANIFEST, REQUESTS
+from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.session import QUICK_REQUESTS, Question, Session, check_names, short_error
 from draftcast.errors import DraftcastError, InputError
+from draftcast.files import parse_json, write_bytes
 from draftcast.scenarios.choices import with_arrivals
 from draftcast.scenarios.load import DEFAULT_SCENARIO, load_scenario, with_values
 from draftcast.scenarios.measured_run import read_measured_run
@@ -51,7 +52,7 @@ def keep(session: Session, name: str, content: bytes, limit_mb: int) -> Path:
     plain = plain_name(name)
     _check_size(plain, len(content), limit_mb)
     target = session.path / plain
-    target.write_bytes(content)
+    write_bytes(target, content)
     return target
 
 
@@ -136,7 +137,7 @@ def _keep_measured(session: Session, files: Mapping[str, bytes]) -> str:
             folder.mkdir()
             for file in LIVE_FILES:
                 if file in own:
-                    (folder / file).write_bytes(own[file])
+                    write_bytes(folder / file, own[file])
         else:
             import_bench_result(keep(session, name, own.popitem()[1], TRACE_MB), folder)
         read_measured_run(folder)
@@ -147,10 +148,7 @@ def _keep_measured(session: Session, files: Mapping[str, bytes]) -> str:
 
 
 def _live_name(manifest: bytes) -> str:
-    try:
-        found = json.loads(manifest)
-    except ValueError as error:
-        raise InputError(f"damaged: {error}", file=MANIFEST) from None
+    found = parse_json(manifest, MANIFEST)
     label = "-".join(str(found.get(key, "")) for key in ("name", "created_at")) if isinstance(found, dict) else ""
     return plain_name(label.strip("-") or "live-run")
 
@@ -229,4 +227,4 @@ def _received(session: Session, key: str, take: Callable[..., Receipt]) -> None:
 def _show_receipt(key: str) -> None:
     receipt: Receipt | None = st.session_state.get(f"{key}:receipt")
     if receipt is not None:
-        (st.success if receipt.good else st.error)(receipt.text)
+        (st.success if receipt.good else st.error)(literal(receipt.text))

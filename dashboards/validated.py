@@ -7,9 +7,11 @@ from html import escape
 import pandas as pd
 import streamlit as st
 
+from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.session import Session
 from draftcast.dashboards.table import Bad, Cell, html_table
 from draftcast.dashboards.uploads import validation_uploader
+from draftcast.files import read_bytes
 from draftcast.scenarios.validate.page import MISSED
 from draftcast.scenarios.validate.sweep_summary import (
     SweepSummary,
@@ -31,7 +33,7 @@ def validation_results(session: Session) -> dict[str, pd.DataFrame]:
     sweeps = shipped_summaries()
     own = session.path / session.validation if session.validation else None
     if own is not None and own.is_file():
-        sweeps[session.validation] = read_summary(own.read_bytes(), own.name)
+        sweeps[session.validation] = read_summary(read_bytes(own), own.name)
     tables: dict[str, pd.DataFrame] = {}
     for name, found in sweeps.items():
         tables |= {f"Validation {name}: {title}": frame for title, frame in _draw(name, found).items()}
@@ -41,15 +43,15 @@ def validation_results(session: Session) -> dict[str, pd.DataFrame]:
 
 def _draw(name: str, found: SweepSummary) -> dict[str, pd.DataFrame]:
     first, verdict, *rest = found.head()
-    st.subheader(name, anchor=False)
+    st.subheader(literal(name), anchor=False)
     st.html(
         f"<p class='dc-verdict' data-held='{found.held}' data-of='{found.of}'>{escape(verdict)}</p>"
         f"<p class='dc-why'>{escape(' '.join([first, *rest]))}</p>"
     )
     told = found.known_continuation
     lines = [f"{told.checked_tokens:,} tokens held against the known text, {told.wrong_tokens} wrong.", bars_line()]
-    lines += [f"Made by `{found.command}`."] if found.command else []
-    st.caption("  \n".join(lines))
+    lines += [f"Made by {found.command}."] if found.command else []
+    st.caption("  \n".join(map(literal, lines)))
     tables = {
         "Bars": bar_rows(found.verdicts),
         "Cutover: users at which the throughput gain crosses 1": cutover_rows(found.cutovers),
@@ -66,7 +68,7 @@ def _draw(name: str, found: SweepSummary) -> dict[str, pd.DataFrame]:
         with st.expander(title):
             st.html(_shown(f"{title}: {name}", rows))
     for note in found.notes:
-        st.caption(note)
+        st.caption(literal(note))
     return {title: pd.DataFrame(rows[1:], columns=rows[0]) for title, rows in (tables | folded).items()}
 
 

@@ -12,6 +12,7 @@ import streamlit as st
 
 from draftcast.dashboards.footer import Exports, footer
 from draftcast.dashboards.page import badge, cannot_run, figure, run_facts
+from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.results import Answer, answers, side_of, together
 from draftcast.dashboards.session import MOST_RUNS, Question, Session, short_error
 from draftcast.dashboards.tiles import LATENCY_TILES, THROUGHPUT_TILE, show_tiles, tile
@@ -107,14 +108,14 @@ def _answer_lines(own: Answer, point: Point) -> list[str]:
     lines = [title(scenario), found.sentence, f"Bottleneck - {limit.sentence}"]
     slo = _slo(scenario, run)
     if slo is not None:
-        (st.success if slo.met else st.error)(slo.sentence, icon=":material/flag:")
+        (st.success if slo.met else st.error)(literal(slo.sentence), icon=":material/flag:")
         lines.append(slo.sentence)
     elif run.unstable or not run.steady:
         status = status_line(run)
-        (st.error if run.unstable else st.warning)(status, icon=":material/trending_up:")
+        (st.error if run.unstable else st.warning)(literal(status), icon=":material/trending_up:")
         lines.append(status)
     for note in run.summary["notes"]:
-        st.caption(short_error(Exception(note)))
+        st.caption(literal(short_error(Exception(note))))
     return lines
 
 

@@ -8,6 +8,7 @@ import streamlit as st
 
 from draftcast.calibration.hardware import hardware_names
 from draftcast.dashboards.controls import choice_control, number_control, text_control
+from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.session import Session, base_scenario, link_of_question
 from draftcast.dashboards.uploads import trace_uploader
 from draftcast.errors import ScenarioError
@@ -57,7 +58,7 @@ def controls(session: Session) -> None:
             )
             changes = link_of_question(session.question)
             if changes:
-                st.caption("Changed: " + " · ".join(f"`{key}={value}`" for key, value in changes.items()))
+                st.caption("Changed: " + literal(" · ".join(f"{key}={value}" for key, value in changes.items())))
 
 
 def _server(session: Session, scenario: Scenario) -> None:

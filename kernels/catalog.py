@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from draftcast.errors import ModelError
+from draftcast.files import read_json
 from draftcast.kernels.model import ModelSpec
 
 _FOLDER = Path(__file__).parent / "models"
@@ -50,10 +52,10 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     if bundled is not None:
         name, config = bundled
         return ModelSpec.from_config(config, name)
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(name_or_path))
+    if os.path.isdir(path):
         path = path / "config.json"
-    if not path.is_file():
+    if not os.path.exists(path):
         raise ModelError(
             f"unknown model and no such file; bundled: {', '.join(model_names())}; "
             "or give the path of a Hugging Face config.json",
@@ -73,12 +75,4 @@ def published_id(name_or_path: str) -> str:
 
 
 def _from_file(path: Path) -> ModelSpec:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ModelError(f"not valid JSON: {error.msg}", file=str(path), line=error.lineno) from None
-    except UnicodeDecodeError:
-        raise ModelError("not UTF-8 text", file=str(path)) from None
-    except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}", file=str(path)) from None
-    return ModelSpec.from_config(config, str(path))
+    return ModelSpec.from_config(read_json(path, ModelError), str(path))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from draftcast.errors import InputError
+from draftcast.files import check_new, write_text
 from draftcast.scenarios.terminal import progress_bar
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def measure(
     else:
         _only_with("ngram", lookup)
     if out is not None:
-        fit.check_target(out)
+        check_new(out)
     requests = read_token_log(tokens)
     common: dict[str, Any] = {"bootstrap": bootstrap, "seed": seed}
     if max_model_len is not None:
@@ -129,7 +130,7 @@ def from_metrics(
     from draftcast.calibration.acceptance_metrics import read_metrics
 
     if out is not None:
-        fit.check_target(out)
+        check_new(out)
     found = read_metrics(file, before)
     section = fit.per_position_model(found.rates)
     lines = [
@@ -217,7 +218,7 @@ def _notes(measured: Measurement, tokens: Path, model: str) -> list[str]:
 def _answer(report: dict[str, Any], lines: list[str], notes: list[str], as_json: bool, out: Path | None) -> None:
     import json
 
-    from draftcast.calibration.acceptance_fit import acceptance_text, write_text
+    from draftcast.calibration.acceptance_fit import acceptance_text
 
     if out is not None:
         write_text(out, acceptance_text(report["acceptance"], notes, as_json=out.suffix == ".json"))

@@ -64,4 +64,5 @@ def streamlit_command(
     if port is not None:
         options["server.port"] = str(port)
     flags = [f"--{name}={value}" for name, value in options.items()]
-    return [sys.executable, "-m", "streamlit", "run", str(app), *flags, "--", *scenarios]
+    # -P: nothing is imported from the working directory.
+    return [sys.executable, "-P", "-m", "streamlit", "run", str(app), *flags, "--", *scenarios]

@@ -62,11 +62,11 @@ def calibrate_engine_log(
     """
     import json
 
-    from draftcast.calibration.acceptance_fit import check_target, write_text
     from draftcast.calibration.engine_log_fit import fit_engine_log
     from draftcast.calibration.engine_log_profile import notes, source_line, write_profile
     from draftcast.calibration.hardware import load_hardware
     from draftcast.calibration.profile_folder import FIT, MANIFEST, write_manifest
+    from draftcast.files import check_new, write_text
 
     if out is not None:
         for option, given in (("--model", model), ("--hardware", hardware)):
@@ -77,7 +77,7 @@ def calibrate_engine_log(
         except OSError as error:
             raise InputError(f"cannot be made: {error.strerror}", file=str(out)) from None
         for written in (FIT, MANIFEST, REPORT):
-            check_target(out / written)
+            check_new(out / written)
     device = load_hardware(hardware) if hardware is not None else None
     with progress_bar("fitting"):
         fit = fit_engine_log(

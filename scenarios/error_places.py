@@ -6,9 +6,12 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from draftcast.errors import CapacityError, InputError
+from draftcast.files import check_memory
 from draftcast.scenarios.schema import Engine, SpeculativeConfig
 
 MODEL, DRAFT_MODEL = "engine.model", "engine.speculative_config.model"
+# Of one replication, its tables and what is measured of them; by the largest resident size of runs of 100,000.
+REQUEST_BYTES = 740
 # What the floors below call by another name than a scenario does.
 _OTHER_NAMES = {
     "mtp": MODEL,
@@ -42,10 +45,20 @@ def within_memory() -> Iterator[None]:
         yield
     except MemoryError as error:
         message = (
-            "this machine's memory does not hold the run; lower workload.num_requests (740 bytes each), or "
-            f"cluster.replicas, engine.num_gpu_blocks, engine.max_num_seqs or max_num_batched_tokens: {error}"
+            f"this machine's memory does not hold the run; lower workload.num_requests ({REQUEST_BYTES} bytes each), "
+            f"or cluster.replicas, engine.num_gpu_blocks, engine.max_num_seqs or max_num_batched_tokens: {error}"
         )
         raise CapacityError(message, key="workload.num_requests") from None
+
+
+def check_run_memory(requests: int, replications: int) -> None:
+    """Refuse a run whose requests this machine's free memory does not hold.
+
+    Raises:
+        CapacityError: with what the run takes and what is available.
+    """
+    what = f"{requests:,} requests x {replications} replications"
+    check_memory(REQUEST_BYTES * requests * replications, what, key="workload.num_requests")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import numpy as np
 
 from draftcast.errors import InputError
 
-_RANGE = re.compile(r"(?P<low>[^.:]+(?:\.\d+)?)\.\.(?P<high>[^:]+):(?P<count>\d+)(?P<log>log)?")
+_RANGE = re.compile(r"(?P<low>[^.:]+(?:\.\d+)?)\.\.(?P<high>[^:]+):(?P<count>\d{1,9})(?P<log>log)?")
 _MOST = 1000
 
 
@@ -23,6 +23,8 @@ def parse_values(text: str, place: str) -> list[float]:
     Raises:
         InputError: nothing, no number, not above 0, a range that does not rise or has fewer than 2 points.
     """
+    if text.count(",") >= _MOST:
+        raise InputError(f"at most {_MOST} numbers", file=place)
     found: set[float] = set()
     for part in text.split(","):
         matched = _RANGE.fullmatch(part.strip())

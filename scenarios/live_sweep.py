@@ -30,6 +30,7 @@ from draftcast.calibration.live.record import Endpoint, Noise
 from draftcast.calibration.live.run_directory import LiveRun, LiveRunWriter, is_live_run
 from draftcast.calibration.live.server import Server
 from draftcast.errors import InputError, LiveError
+from draftcast.files import is_inside, read_json, write_text
 from draftcast.kernels.extras import require
 from draftcast.scenarios.live_modes import OFF, RATE_SHARES, Mode, SweepPlan, modes_of
 from draftcast.scenarios.live_run import (
@@ -45,6 +46,12 @@ from draftcast.scenarios.schema import Scenario
 
 INDEX = "index.json"
 KIND, SCHEMA_VERSION = "live-sweep", 1
+# What every cell of an index has.
+_CELL_KEYS: dict[str, Any] = {
+    **dict.fromkeys(("dir", "purpose", "mode", "load_kind", "incomplete_reason"), str),
+    **dict.fromkeys(("round", "order", "complete"), int),
+    "load": int | float,
+}
 _KINDS = ("calibration", "concurrency", "rate")
 # Requests are made for no more than this many tokens a second from one user.
 _FASTEST_TOKENS_PER_S = 500.0
@@ -292,13 +299,11 @@ class _Sweep:
         self._write()
 
     def _write(self) -> None:
-        part = self.out / f".{INDEX}.part"
         try:
             self.out.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(self.index, indent=1) + "\n", encoding="utf-8")
-            part.replace(self.out / INDEX)
         except OSError as error:
             raise LiveError(f"{self.out / INDEX}: cannot be written: {error.strerror}") from None
+        write_text(self.out / INDEX, json.dumps(self.index, indent=1) + "\n", LiveError)
 
 
 def read_index(out: Path) -> dict[str, Any]:
@@ -308,14 +313,18 @@ def read_index(out: Path) -> dict[str, Any]:
         InputError: there is none, or one of another version.
     """
     path = out / INDEX
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InputError(f"no live sweep: {error.strerror}", file=str(path)) from None
-    except ValueError as error:
-        raise InputError(f"damaged: {error}", file=str(path)) from None
-    if not isinstance(found, dict) or found.get("kind") != KIND or found.get("schema_version") != SCHEMA_VERSION:
+    found = read_json(path)
+    if found.get("kind") != KIND or found.get("schema_version") != SCHEMA_VERSION:
         raise InputError(f"not the index of a live sweep, version {SCHEMA_VERSION}", file=str(path))
+    cells = found.get("cells")
+    for entry in cells if isinstance(cells, list) else [None]:
+        if (
+            not isinstance(entry, dict)
+            or not all(isinstance(entry.get(key), kind) for key, kind in _CELL_KEYS.items())
+            or not is_inside(entry["dir"])
+        ):
+            message = f"damaged: every cell needs {', '.join(_CELL_KEYS)}, and dir must be a folder inside of this one"
+            raise InputError(message, file=str(path), key="cells", value=entry)
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from draftcast.calibration.live.checkpoint import DTYPES, TARGET, draft_folder
 from draftcast.calibration.yaml_text import write_yaml
 from draftcast.errors import LiveError
+from draftcast.files import write_text
 
 SCENARIO = "scenario.yaml"
 
@@ -51,8 +52,5 @@ def testbed_scenario(folder: Path, rates: Sequence[float], ks: Sequence[int], dt
         "acceptance": {"model": "per_position", "rates": [float(rate) for rate in rates]},
     }
     path = folder / SCENARIO
-    try:
-        path.write_text(write_yaml(content), encoding="utf-8")
-    except OSError as error:
-        raise LiveError(f"{path}: cannot be written: {error.strerror}") from None
+    write_text(path, write_yaml(content), LiveError)
     return path

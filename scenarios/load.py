@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 from draftcast.calibration.yaml_text import parse_yaml, write_yaml
 from draftcast.errors import ScenarioError
+from draftcast.files import parse_json, read_text
 from draftcast.scenarios.references import put_checksums, resolve_paths
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.validation import validate
@@ -56,7 +58,7 @@ def load_scenario(
         _use_trace(data, str(Path(trace).absolute()), places)
     if speculative_config is not None:
         if isinstance(speculative_config, str):
-            speculative_config = _parse_json(speculative_config, "--speculative-config")
+            speculative_config = parse_json(speculative_config, "--speculative-config", ScenarioError)
         _assign(data, "engine.speculative_config", speculative_config, "--speculative-config")
         places["engine.speculative_config"] = "--speculative-config"
     data = apply_overrides(data, overrides)
@@ -139,21 +141,11 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         return copy.deepcopy(dict(source)), "scenario"
     embedded = embedded_scenarios()
     path = Path(source)
-    if str(source) in embedded and not path.is_file():
+    if str(source) in embedded and not os.path.isfile(path):
         return _mapping_of(embedded[str(source)], f"{source}{SUFFIX} (embedded)"), f"{source}{SUFFIX} (embedded)"
-    try:
-        text = path.read_text("utf-8")
-    except FileNotFoundError:
-        raise ScenarioError(
-            f"no such file; or name an embedded scenario: {', '.join(embedded)}", file=str(source)
-        ) from None
-    except IsADirectoryError:
-        raise ScenarioError("is a directory, not a scenario file", file=str(source)) from None
-    except UnicodeDecodeError as error:
-        raise ScenarioError(f"not UTF-8 text: byte {error.start}", file=str(source)) from None
-    except OSError as error:
-        raise ScenarioError(f"cannot be read: {error.strerror}", file=str(source)) from None
-    data = _mapping_of(text, str(source))
+    if not os.path.exists(path):
+        raise ScenarioError(f"no such file; or name an embedded scenario: {', '.join(embedded)}", file=str(source))
+    data = _mapping_of(read_text(path, ScenarioError), str(source))
     resolve_paths(data, path.parent)
     return data, str(source)
 
@@ -186,13 +178,6 @@ def _use_trace(data: dict[str, Any], path: str, places: dict[str, str]) -> None:
     workload["arrivals"]["path"] = path
     workload["arrivals"].pop("format", None)
     places["workload.arrivals"] = "--trace"
-
-
-def _parse_json(text: str, place: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ScenarioError(f"not valid JSON: {error.msg} at character {error.pos}", file=place, value=text) from None
 
 
 def _assign(data: dict[str, Any], dotted: str, value: Any, place: str) -> None:

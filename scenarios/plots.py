@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftcast.errors import InputError
+from draftcast.files import check_output, written
 from draftcast.scenarios.comparison import LATENCY, TOKENS, Comparison, Point
 from draftcast.scenarios.report import cutover_line, title
 
@@ -80,8 +81,7 @@ def check_picture(path: Path, option: str) -> None:
     """
     if path.suffix not in (".html", *IMAGES):
         raise InputError(f"must end in .html, {', '.join(IMAGES)}", file=option, value=str(path))
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InputError("is a directory" if path.is_dir() else "no such folder", file=option, value=str(path))
+    check_output(path)
     if path.suffix in IMAGES:
         from importlib.util import find_spec
 
@@ -101,12 +101,11 @@ def write_figure(figure: Any, path: Path) -> None:
         InputError: the file cannot be written, or kaleido or the browser it needs is missing.
     """
     try:
-        if path.suffix in IMAGES:
-            figure.write_image(path)
-        else:
-            figure.write_html(path, include_plotlyjs=True)
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror or error}", file=str(path)) from None
+        with written(path) as partial:
+            if path.suffix in IMAGES:
+                figure.write_image(partial)
+            else:
+                figure.write_html(partial, include_plotlyjs=True)
     except (ValueError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
         raise InputError(f"cannot be drawn, take .html: {first}", file=str(path)) from None

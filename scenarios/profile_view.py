@@ -26,6 +26,7 @@ from draftcast.calibration.profile import (
 from draftcast.calibration.profile_folder import FIT, TABLE, Manifest, read_manifest
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import HardwareError
+from draftcast.files import read_text
 
 NO_VERIFY = "verification (q > 1) was not measured: it is decode's time stretched by the roofline, extrapolated"
 
@@ -96,7 +97,7 @@ def fits_any_device(name_or_path: str) -> bool:
 def _top(path: Path) -> dict[str, Any]:
     """The mapping in a profile's YAML file, unchecked; empty when it holds something else."""
     file = path / FIT if path.is_dir() else path
-    raw = parse_yaml(file.read_text(encoding="utf-8"), str(file), HardwareError)
+    raw = parse_yaml(read_text(file, HardwareError), str(file), HardwareError)
     return raw if isinstance(raw, dict) else {}
 
 
@@ -133,7 +134,7 @@ def errors_of(opened: OpenProfile) -> list[dict[str, Any]]:
     if opened.folder is None:
         return []
     fit = opened.folder / FIT
-    raw = parse_yaml(fit.read_text(encoding="utf-8"), str(fit), HardwareError)
+    raw = parse_yaml(read_text(fit, HardwareError), str(fit), HardwareError)
     return list(raw.get("held_out", []))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftcast.errors import InputError
+from draftcast.files import write_text
 from draftcast.scenarios.terminal import asked_changes, print_json, progress_bar
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def recommend(
             progress=progress,
         )
     if out is not None:
-        out.write_text(json.dumps(answer.speculative_config) + "\n")
+        write_text(out, json.dumps(answer.speculative_config) + "\n")
     if as_json:
         print_json(answer.summary())
         return

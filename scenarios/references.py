@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Literal
 from draftcast.calibration.hardware import is_bundled_device
 from draftcast.calibration.profile import profile_names
 from draftcast.calibration.profile_folder import FIT, MANIFEST
+from draftcast.files import read_bytes
 from draftcast.kernels.catalog import is_bundled_model
 
 Kind = Literal["trace", "model", "hardware", "profile", "policy"]
@@ -79,7 +81,7 @@ def resolve_paths(data: Mapping[str, Any], folder: Path) -> None:
         if not reference.names_a_file or path.is_absolute() or reference.place.startswith("~"):
             continue
         here = (folder / path).absolute()
-        if reference.kind == "trace" or here.exists() or path.exists():
+        if reference.kind == "trace" or os.path.exists(here) or os.path.exists(path):
             reference.put(str(here))
 
 
@@ -102,7 +104,7 @@ def outside_names(data: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for reference in _references(data):
         name = str(reference.section[reference.key])
-        label = reference.dotted == "engine.speculative_config.model" and not Path(name).expanduser().exists()
+        label = reference.dotted == "engine.speculative_config.model" and not os.path.exists(os.path.expanduser(name))
         imported = reference.kind == "policy" and bool(reference.place)
         if imported or (reference.names_a_file and not label):
             found[reference.dotted] = name
@@ -111,7 +113,7 @@ def outside_names(data: Mapping[str, Any]) -> dict[str, str]:
 
 def _checksum(reference: _Reference) -> str | None:
     if reference.names_a_file:
-        path = Path(reference.place).expanduser()
+        path = Path(os.path.expanduser(reference.place))
     elif reference.kind == "policy" and reference.place:
         module = _module_file(reference.place)
         if module is None:
@@ -119,13 +121,13 @@ def _checksum(reference: _Reference) -> str | None:
         path = module
     else:
         return None
-    files = [path / name for name in _IN_A_FOLDER] if path.is_dir() else [path]
-    there = [file for file in files if file.is_file()]
+    files = [path / name for name in _IN_A_FOLDER] if os.path.isdir(path) else [path]
+    there = [file for file in files if os.path.isfile(file)]
     if not there:
         return None
     digest = hashlib.sha256()
     for file in there:
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
+        digest.update(hashlib.sha256(read_bytes(file)).digest())
     return digest.hexdigest()
 
 

@@ -1,7 +1,7 @@
 """A run on disk: ``manifest.json``, ``summary.json``, ``requests.parquet`` and, when recorded, ``steps.parquet``.
 
-A directory is written beside its final place and renamed into it, so it is there whole or not at all. An existing run
-is replaced; a directory that is not a run is never touched. Knows nothing of what the columns mean.
+A directory is written beside its final place and renamed into it, so it is there whole or not at all. A directory with
+anything in it is never touched: no run replaces another. Knows nothing of what the columns mean.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftcast import __version__
 from draftcast.errors import InputError
+from draftcast.files import read_json, read_parquet, without_secrets, write_text, written
 from draftcast.scenarios.load import scenario_hash, to_mapping
 from draftcast.scenarios.schema import Scenario
 
@@ -55,7 +57,7 @@ def make_manifest(scenario: Scenario, profile_checksum: str, command: Sequence[s
         "seed": scenario.statistics.seed,
         "python_version": platform.python_version(),
         "numpy_version": np.__version__,
-        "command": list(sys.argv if command is None else command),
+        "command": without_secrets(sys.argv if command is None else command),
     }
 
 
@@ -80,13 +82,13 @@ def check_target(path: str | Path) -> Path:
     """``path`` as a Path if a run may be written there; call it before a long simulation.
 
     Raises:
-        InputError: it is a file, or a directory with something in it that is not a run.
+        InputError: it is a file, or a directory with something in it, such as another run.
     """
     target = Path(path)
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise InputError("exists and is not a directory", file=str(target))
-    if target.is_dir() and any(target.iterdir()) and not _is_run(target):
-        raise InputError("directory is not empty and not a run of draftcast; name another one", file=str(target))
+    if target.is_dir() and any(target.iterdir()):
+        raise InputError("directory is not empty; a run is never written over, name another one", file=str(target))
     if not os.access(_existing_parent(target), os.W_OK):
         raise InputError("no permission to write here", file=str(target))
     return target
@@ -100,35 +102,28 @@ def write_run_directory(
     requests: pd.DataFrame,
     steps: pd.DataFrame | None = None,
 ) -> Path:
-    """Write a run so that it appears whole or not at all; an older run at ``path`` is replaced.
+    """Write a run so that it appears whole or not at all.
 
     Raises:
         InputError: see ``check_target``; or the disk refused, and nothing is left behind.
     """
     target = check_target(path)
-    aside = target.with_name(f".{target.name}.{os.getpid()}.old")
-    fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    fresh = target.absolute().with_name(f".{uuid.uuid4().hex}.tmp")
     try:
         fresh.mkdir(parents=True)
         _write_json(fresh / MANIFEST, {"format": FORMAT, "format_version": FORMAT_VERSION, **manifest})
         _write_json(fresh / SUMMARY, summary)
-        requests.to_parquet(fresh / REQUESTS, index=False)
-        if steps is not None:
-            steps.to_parquet(fresh / STEPS, index=False)
-        if target.exists():
-            target.rename(aside)
-        try:
-            fresh.rename(target)
-        except OSError:
-            if aside.exists():
-                aside.rename(target)
-            raise
+        for name, table in ((REQUESTS, requests), (STEPS, steps)):
+            if table is not None:
+                with written(fresh / name) as partial:
+                    table.to_parquet(partial, index=False)
+        fresh.rename(target)  # onto nothing or an empty directory: the system refuses any other
+    except InputError as error:
+        raise error.at(file=str(target)) from None
     except OSError as error:
-        raise InputError(f"cannot write the run: {error.strerror or error}", file=str(target)) from None
+        raise InputError(f"cannot be written: {error.strerror or error}", file=str(target)) from None
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-        if target.exists():
-            shutil.rmtree(aside, ignore_errors=True)
     return target
 
 
@@ -138,12 +133,10 @@ def read_run_directory(path: str | Path) -> StoredRun:
     Raises:
         InputError: not a run, a newer format, or a part that is missing or damaged.
     """
-    import pandas as pd
-
     folder = Path(path)
-    if not _is_run(folder):
+    manifest = read_json(folder / MANIFEST)
+    if manifest.get("format") != FORMAT:
         raise InputError(f"not a run of draftcast: no {MANIFEST} with format {FORMAT}", file=str(folder))
-    manifest = _read_json(folder / MANIFEST)
     if manifest.get("format_version") != FORMAT_VERSION:
         raise InputError(
             f"written by another version; this one reads {FORMAT_VERSION}",
@@ -151,40 +144,14 @@ def read_run_directory(path: str | Path) -> StoredRun:
             key="format_version",
             value=manifest.get("format_version"),
         )
-    summary = _read_json(folder / SUMMARY)
-    tables: list[pd.DataFrame | None] = []
-    for name in (REQUESTS, STEPS):
-        if name == STEPS and not (folder / name).exists():
-            tables.append(None)
-            continue
-        try:
-            tables.append(pd.read_parquet(folder / name))
-        except (OSError, ValueError) as error:
-            raise InputError(f"damaged or missing: {error}", file=str(folder / name)) from None
-    requests, steps = tables
-    assert requests is not None
+    summary = read_json(folder / SUMMARY)
+    requests = read_parquet(folder / REQUESTS).to_pandas()
+    steps = read_parquet(folder / STEPS).to_pandas() if (folder / STEPS).exists() else None
     return StoredRun(manifest, summary, requests, steps)
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(plain(data), indent=2, allow_nan=False) + "\n", "utf-8")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"damaged or missing: {error}", file=str(path)) from None
-    if not isinstance(data, dict):
-        raise InputError("damaged: not a JSON object", file=str(path))
-    return data
-
-
-def _is_run(folder: Path) -> bool:
-    try:
-        return bool(json.loads((folder / MANIFEST).read_text("utf-8")).get("format") == FORMAT)
-    except (OSError, ValueError, AttributeError):
-        return False
+    write_text(path, json.dumps(plain(data), indent=2, allow_nan=False) + "\n")
 
 
 def _existing_parent(path: Path) -> Path:

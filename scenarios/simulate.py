@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from draftcast.scenarios.deployment import Deployment, deploy
-from draftcast.scenarios.error_places import within_memory, workload_keys
+from draftcast.scenarios.error_places import check_run_memory, within_memory, workload_keys
 from draftcast.scenarios.run_directory import make_manifest
 from draftcast.scenarios.schema import ClosedLoopArrivals, Scenario
 from draftcast.scenarios.workload_spec import acceptance_models, confidences, request_classes, slos, workload_spec
@@ -279,12 +279,14 @@ def serve(
         traces = load_traces(spec)
     loop = spec.arrivals if isinstance(spec.arrivals, ClosedLoop) else None
     count = scenario.statistics.replications
+    check_run_memory(scenario.workload.num_requests or 0, count)
     done = []
     for replication in range(count):
         seed = replication_seed(scenario.statistics.seed, replication)
         with workload_keys():
             goes_on = scenario.statistics.warmup == "auto"
             table = build_requests(spec, seed, None, deployment.settings.max_model_len, traces, goes_on)
+        check_run_memory(len(table), count - replication)
         part = _part(progress, replication, count)
         recorded = replication == 0 if record_steps == "first" else record_steps
         done.append(replicate(scenario, loop, deployment, table, seed, part, recorded))

@@ -127,9 +127,9 @@ def _time_of(*names: str | None) -> tuple[int, ...]:
     """When files of these names, or inside folders of these names, were last changed."""
     times = []
     for name in names:
-        path = Path(name or "").expanduser()
-        inside = sorted(path.iterdir()) if name and path.is_dir() else [path]
-        times += [file.stat().st_mtime_ns for file in inside if name and file.is_file()]
+        path = Path(os.path.expanduser(name or ""))
+        inside = sorted(path.iterdir()) if name and os.path.isdir(path) else [path]
+        times += [file.stat().st_mtime_ns for file in inside if name and os.path.isfile(file)]
     return tuple(times)
 
 
@@ -186,14 +186,21 @@ def _rows(scenario: Scenario, address: Address) -> list[dict[str, Any]]:
 
 
 def cell_of(rows: Sequence[Mapping[str, Any]]) -> Cell:
-    """A cell from its rows in the data set."""
+    """A cell from its rows in the data set. Raises InputError where they are not what `run_task` writes."""
+    try:
+        return _cell_of(rows)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"damaged: the data set's rows lack or spoil {error}", key=str(rows[0].get(KEY))) from None
+
+
+def _cell_of(rows: Sequence[Mapping[str, Any]]) -> Cell:
     first = rows[0]
     if first[STATUS] == ERROR:
-        return Cell(error=first[MESSAGE])
+        return Cell(error=str(first[MESSAGE]))
     known = {*_head(Task(Address("", "", ""), {})), REPLICATION, STATUS, *_FACTS, "num_gpus", "confidence"}
     return Cell(
         replications=tuple(
-            {name: value for name, value in row.items() if name not in known and not name.startswith(_ENGINE)}
+            {name: float(value) for name, value in row.items() if name not in known and not name.startswith(_ENGINE)}
             for row in rows
         ),
         engine={name.removeprefix(_ENGINE): value for name, value in first.items() if name.startswith(_ENGINE)},

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftcast.errors import InputError
+from draftcast.files import written
 from draftcast.scenarios.terminal import asked_changes, print_json, progress_bar
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def sweep(
         print(f"draftcast: stopped; what is done is kept in {out}: the same command goes on", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     if csv is not None:
-        result.frame().to_csv(csv, index=False)
+        with written(csv) as partial:
+            result.frame().to_csv(partial, index=False)
     if plot is not None:
         from draftcast.scenarios.plots import write_figure
         from draftcast.scenarios.sweep_plots import sweep_figure

@@ -23,7 +23,7 @@ from draftcast.scenarios.schema import Scenario
 PLACE = "--grid"
 MAX_CELLS = 100_000
 OFF = ("off", "none", None)
-_RANGE = re.compile(r"(?P<low>[^,:]+?)\.\.(?P<high>[^,:]+?)(?::(?P<count>\d+)(?P<log>log)?)?")
+_RANGE = re.compile(r"(?P<low>[^,:]+?)\.\.(?P<high>[^,:]+?)(?::(?P<count>\d{1,9})(?P<log>log)?)?")
 # Short names that are one key of a scenario; the others are the functions of ``SPECIAL``.
 SHORT = {
     "tp": "engine.tensor_parallel_size",
@@ -71,6 +71,8 @@ def parse_axis(text: str, scenario: Scenario) -> Axis:
     name, equals, values = (part.strip() for part in text.partition("="))
     if not equals or not name or not values:
         raise InputError("must look like rate=1..20:8 or k=0,1,3,5", file=PLACE, value=text)
+    if values.count(",") >= MAX_CELLS:
+        raise InputError(f"has more than {MAX_CELLS} values", file=PLACE, key=name)
     if values.startswith("["):
         found = parse_yaml(values, f"{PLACE} {name}", ScenarioError)
         if not isinstance(found, list):
@@ -254,8 +256,8 @@ def _parts_of(declared: Any) -> list[Any]:
 
 
 def _unique(values: Sequence[Any]) -> Iterator[Any]:
-    seen: list[Any] = []
+    seen: set[tuple[type, str]] = set()
     for value in values:
-        if not any(value == other and type(value) is type(other) for other in seen):
-            seen.append(value)
+        if (key := (type(value), repr(value))) not in seen:
+            seen.add(key)
             yield value

@@ -8,15 +8,14 @@ The same cell twice (two sweeps at once, a kill while files are merged) is read 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftcast.errors import InputError
+from draftcast.files import is_partial, read_json, read_parquet, write_text, written
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,17 +40,15 @@ class ResultStore:
             if self.folder.exists() and not self.folder.is_dir():
                 raise InputError("exists and is not a directory", file=str(folder))
             if not manifest.is_file():
-                if self.folder.is_dir() and any(self.folder.iterdir()):
+                if self.folder.is_dir() and not _is_fresh(self.folder):
                     raise InputError("is not empty and no data set of a sweep; name another one", file=str(folder))
                 (self.folder / RESULTS).mkdir(parents=True, exist_ok=True)
                 text = json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION}) + "\n"
-                _write(manifest, lambda path: path.write_text(text, "utf-8"))
-            found = json.loads(manifest.read_text("utf-8"))
+                write_text(manifest, text)
         except OSError as error:
             raise InputError(f"cannot be used: {error.strerror or error}", file=str(folder)) from None
-        except ValueError:
-            found = None
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
+        found = read_json(manifest)
+        if found.get("format") != FORMAT:
             raise InputError("is no data set of a sweep; name another one", file=str(folder))
         if found.get("format_version") != FORMAT_VERSION:
             raise InputError(
@@ -91,7 +88,10 @@ class ResultStore:
         tables = self._tables()
         if not tables:
             return pa.table({KEY: pa.array([], pa.string()), REPLICATION: pa.array([], pa.int64())})
-        merged = pa.concat_tables(tables, promote_options="default")
+        try:
+            merged = pa.concat_tables(tables, promote_options="default")
+        except pa.ArrowException as error:
+            raise InputError(f"damaged: its files do not go together: {error}", file=str(self.folder)) from None
         merged = merged.sort_by([(KEY, "ascending"), (REPLICATION, "ascending")])
         keys, numbers = merged[KEY].to_pylist(), merged[REPLICATION].to_pylist()
         first = [i for i in range(len(keys)) if i == 0 or (keys[i], numbers[i]) != (keys[i - 1], numbers[i - 1])]
@@ -110,47 +110,36 @@ class ResultStore:
         import pyarrow.parquet as pq
 
         target = self.folder / RESULTS / f"{uuid.uuid4().hex}.parquet"
-        try:
-            _write(target, lambda path: pq.write_table(table, path, compression="zstd"))
-        except OSError as error:
-            raise InputError(f"cannot be written: {error.strerror or error}", file=str(target)) from None
+        with written(target) as partial:
+            pq.write_table(table, partial, compression="zstd")
 
     def _files(self) -> list[Path]:
-        return sorted((self.folder / RESULTS).glob("*.parquet"))
+        return sorted((self.folder / RESULTS).glob("[!.]*.parquet"))
 
     def _tables(self) -> list[pa.Table]:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         for _ in range(_TRIES):
             tables = []
             try:
                 for path in self._files():
-                    tables.append(pq.read_table(path))
-            except FileNotFoundError:  # another sweep has just merged it into a new one
-                continue
-            except (OSError, pa.ArrowException) as error:
-                raise InputError(f"damaged: {error}", file=str(path)) from None
+                    table = read_parquet(path)
+                    for name, kind in ((KEY, pa.string()), (REPLICATION, pa.int64())):
+                        if name not in table.column_names or table.schema.field(name).type != kind:
+                            raise InputError(f"damaged: must have a column of {kind}", file=str(path), key=name)
+                    tables.append(table)
+            except InputError:
+                if path.exists():
+                    raise
+                continue  # another sweep has just merged it into a new one
             return tables
         raise InputError("changes faster than it can be read; another sweep is merging it", file=str(self.folder))
 
 
-def _write(target: Path, write: Any) -> None:
-    """``write(path)`` beside ``target``, then put in its place; on disk when this returns."""
-    fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        write(fresh)
-        with fresh.open("rb") as file:
-            os.fsync(file.fileno())
-        fresh.replace(target)
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    finally:
-        with contextlib.suppress(OSError):
-            fresh.unlink(missing_ok=True)
+def _is_fresh(folder: Path) -> bool:
+    """Nothing is in it but what another sweep makes that begins here at this moment; results come after a manifest."""
+    others = [entry for entry in folder.iterdir() if entry.name not in (RESULTS, MANIFEST) and not is_partial(entry)]
+    return not others and not any((folder / RESULTS).glob("*"))
 
 
 def _array(keys: Iterable[str]) -> Any:

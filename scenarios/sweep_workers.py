@@ -114,11 +114,12 @@ class _Process:
     def __init__(self) -> None:
         self.pipe, theirs = Pipe()
         # The same modules as here, also where the caller changed sys.path.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        # With -P exactly what this process imports from: the dashboard's workers, too, not from the working directory.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
         command = f"from draftcast.scenarios.sweep_workers import serve; serve({theirs.fileno()})"
         # A session of its own: Ctrl-C in the terminal is the parent's to handle.
         self.process = subprocess.Popen(
-            [sys.executable, "-c", command],
+            [sys.executable, "-P", "-c", command],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=2,  # what a user's policy prints is no part of the answer

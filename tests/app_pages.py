@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from streamlit.testing.v1 import AppTest
 
@@ -20,6 +22,11 @@ def open_page(query: Mapping[str, str | list[str]] | None = None) -> AppTest:
     for key, value in (SMALL | dict(query or {})).items():
         app.query_params[key] = value
     return app.run()
+
+
+def told(elements: Iterable[Any]) -> list[str]:
+    """Texts of a page's errors, warnings or captions as a reader sees them: Markdown's escapes undone."""
+    return [re.sub(r"\\(?=[\W_])", "", element.value) for element in elements]
 
 
 def known(app: AppTest) -> sessions.Session:

@@ -214,7 +214,7 @@ GOOD = '{"prompt_token_ids": [1], "output_token_ids": [1, 2]}\n'
     ("text", "parts"),
     [
         ("", ["holds no request"]),
-        (GOOD + "{", [":2:", "not a JSON object"]),
+        (GOOD + "{", [":2:", "not valid JSON"]),
         (GOOD + "[1]", [":2:", "must be a JSON object"]),
         ('{"prompt_token_ids": [1]}', [":1:", "exactly one of generated_token_ids or output_token_ids"]),
         ('{"output_token_ids": [1]}', [":1:", "prompt_token_ids", "missing"]),
@@ -234,7 +234,7 @@ def test_bad_logs_are_refused_by_file_line_and_key(tmp_path: Path, text: str, pa
 
 
 def test_log_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="No such file"):
+    with pytest.raises(TraceError, match="no such file"):
         read_token_log(tmp_path / "none.jsonl")
     (tmp_path / "raw").write_bytes(b"\xff\xfe{")
     with pytest.raises(TraceError, match="not UTF-8"):
@@ -309,7 +309,7 @@ def test_bad_input_is_one_line_and_exit_2(tmp_path: Path) -> None:
     log = str(write_log(tmp_path / "log.jsonl", [BY_HAND]))
     (tmp_path / "taken.yaml").write_text("")
     cases = [
-        ([*NGRAM, "--tokens", "absent.jsonl"], "absent.jsonl: cannot be read: No such file"),
+        ([*NGRAM, "--tokens", "absent.jsonl"], "absent.jsonl: no such file"),
         (["--method", "ngram", "--tokens", log], "--num-speculative-tokens: required with --method ngram"),
         ([*NGRAM, "--tokens", log, "--suffix-max-tree-depth", "3"], "only with --method suffix"),
         (["--method", "suffix", "--tokens", log, "--prompt-lookup-max", "3"], "only with --method ngram"),

@@ -120,8 +120,8 @@ def without(name: str) -> str:
          ["must add up to", "900"]),
         (GOOD + prometheus(1, 3, [1, 0, 0], model='model_name="b"'), ["model_name", "several models"]),
         (json.dumps([bench()]), ["must be the JSON object"]),
-        (json.dumps(bench()) + "\n" + json.dumps(bench()), ["several results"]),
-        ("{", ["not JSON"]),
+        (json.dumps(bench()) + "\n" + json.dumps(bench()), ["not valid JSON: Extra data"]),
+        ("{", ["not valid JSON"]),
         (json.dumps({"backend": "vllm"}), ["spec_decode_num_drafts", "not found"]),
         (json.dumps(bench(spec_decode_num_drafts=0)), ["spec_decode_num_drafts = 0", "no round"]),
         (json.dumps(bench(spec_decode_draft_tokens="9")), ["spec_decode_draft_tokens = '9'"]),
@@ -181,7 +181,7 @@ def test_command_writes_a_section_that_a_scenario_takes(tmp_path: Path) -> None:
 def test_command_refuses_bad_input(tmp_path: Path) -> None:
     done = from_metrics(str(tmp_path / "none"))
     assert isinstance(done.exception, InputError)
-    assert "No such file" in str(done.exception)
+    assert "no such file" in str(done.exception)
     path = put(tmp_path, "metrics", GOOD)
     done = from_metrics(str(path), "--out", str(path))
     assert "already exists" in str(done.exception)

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 import pytest
 
 pytest.importorskip("streamlit")
+from app_pages import told
 from streamlit.testing.v1 import AppTest
 from typer.testing import CliRunner
 
@@ -162,7 +163,7 @@ def test_a_bad_setting_in_a_link_is_named_and_the_page_stands(key: str, value: s
 
 def test_a_load_without_a_rate_is_told() -> None:
     app = open_page({"workload.arrivals": '{"process": "closed_loop", "concurrency": 4}'})
-    assert "closed_loop" in app.error[0].value
+    assert "closed_loop" in told(app.error)[0]
     assert not app.metric
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +11,13 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("streamlit")
-from app_pages import APP, SMALL, WAIT_S, known, open_page
+from app_pages import APP, SMALL, WAIT_S, known, open_page, told
 from streamlit.testing.v1 import AppTest
 
 from draftcast.dashboards import session as sessions
-from draftcast.dashboards.uploads import take_scenario, take_trace
+from draftcast.dashboards.uploads import keep, take_scenario, take_trace
 from draftcast.errors import InputError
+from draftcast.scenarios.dashboard_command import streamlit_command
 from draftcast.scenarios.load import dump_scenario, load_scenario, scenario_hash
 
 K = "control:engine.speculative_config.num_speculative_tokens"
@@ -40,7 +42,7 @@ def test_a_refused_change_changes_nothing_and_says_so() -> None:
     before = known(app).question
     app.text_input(key="control:other").set_value("engine.block_size=-1").run()
     assert known(app).question == before
-    assert "engine.block_size = -1: must be at least 1" in app.error[0].value
+    assert "engine.block_size = -1: must be at least 1" in told(app.error)[0]
     app.text_input(key="control:other").set_value("engine.block_size=32").run()
     assert known(app).question.scenario.engine.block_size == 32
     assert not app.error
@@ -64,7 +66,7 @@ def test_a_refused_change_changes_nothing_and_says_so() -> None:
 def test_a_bad_link_names_its_key_and_the_page_stands(key: str, value: str, said: str) -> None:
     app = open_page({key: value, "statistics.seed": "5"})
     asked = known(app).question
-    (warning,) = [each.value for each in app.warning if each.value.startswith(key.partition(" ")[0])]
+    (warning,) = [each for each in told(app.warning) if each.startswith(key.partition(" ")[0])]
     assert said in warning
     assert asked.scenario.statistics.seed == 5
     assert asked.scenario.num_speculative_tokens == 3
@@ -218,3 +220,47 @@ def test_names_from_outside_are_those_of_the_base_alone() -> None:
     sessions.check_names(base, "azure-conversation", Path("/nowhere"))
     with pytest.raises(InputError, match=r"workload\.arrivals\.path"):
         sessions.check_names(base, "default", Path("/nowhere"))
+
+
+HOSTILE = "![x](http://example.org/a.png) `a` $x$ :red[b] <b>"
+
+
+def test_text_of_links_uploads_and_names_is_shown_as_it_is() -> None:
+    """No page makes a picture, a link, a colour or a formula of what a link or an upload says."""
+    app = open_page({"view.trust.operator": "norm", "scenario": HOSTILE, "engine.model": HOSTILE})
+    shown = [*app.warning, *app.error, *app.caption, *app.markdown]
+    assert HOSTILE in " ".join(told(shown))
+    app.text_input(key="control:other").set_value(f"hardware='{HOSTILE}'").run()
+    shown += [*app.warning, *app.error, *app.caption, *app.markdown]
+    assert sum("example.org" in text for text in told(shown)) >= 2
+    for element in shown:
+        assert not re.search(r"(?<!\\)[\[\]`$<]", element.value) or "example" not in element.value, element.value
+
+
+def test_an_uploaded_file_is_never_run(tmp_path: Path) -> None:
+    """Neither a scenario nor a link can name an upload as a policy, whatever it is called."""
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'w').close()".encode()
+    app = open_page()
+    session = known(app)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions.st, "session_state", {"session": session})
+        keep(session, "half.py", code, 1)
+        scenario = dump_scenario(load_scenario(overrides=[f"policy.name={session.path}/half.py:Half"]))
+        receipt = take_scenario(session, "mine.yaml", scenario.encode())
+    assert not receipt.good
+    assert "no other file or code" in receipt.text
+    linked = open_page({"policy.name": "upload:half.py:Half"})
+    assert any("no other file or code" in text for text in told(linked.warning))
+    assert not ran.exists()
+
+
+def test_the_server_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
+    for name in ("yaml", "half", "streamlit", "table", "session"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')")
+    interpreter, *flags = streamlit_command([])
+    before_module = flags[: flags.index("-m")]
+    script = "import sys; import yaml, streamlit; assert '' not in sys.path; print('clean')"
+    command = [interpreter, *before_module, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "clean", done.stderr

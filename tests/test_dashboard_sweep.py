@@ -14,6 +14,7 @@ from urllib.parse import parse_qs
 import pytest
 
 pytest.importorskip("streamlit")
+from app_pages import told
 from streamlit.testing.v1 import AppTest
 
 from draftcast.dashboards import session as sessions
@@ -160,7 +161,7 @@ def test_the_editor_changes_the_grid() -> None:
     app.button(key="sweep.remove.0").click().run()
     assert app.query_params[GRID] == "tp=1,2;k=0,1,3"
     app.text_input(key="control:sweep.values.0").set_value("one").run()
-    assert "engine.tensor_parallel_size" in shown(app).error[0].value
+    assert "engine.tensor_parallel_size" in told(shown(app).error)[0]
     assert not [each for each in app.button if each.key == "sweep.start"]
 
 
@@ -178,7 +179,7 @@ def test_the_editor_changes_the_grid() -> None:
 )
 def test_a_bad_grid_in_a_link_is_said_and_not_run(grid: str, said: str) -> None:
     app = open_page(grid, **{"view.sweep.run": "0123456789ab"})
-    assert any(said in each.value for each in app.error), [each.value for each in app.error]
+    assert any(said in each for each in told(app.error)), told(app.error)
     assert JOB not in app.session_state
     assert app.text_input(key="control:sweep.values.0").label == "Values 1"
 

@@ -174,7 +174,7 @@ def test_vidur_foreign_files(tmp_path: Path) -> None:
     path = edited(mlp_file(tmp_path), 2, "9.9,", "")
     assert f"{path}:2: 58 fields are needed, not 57" in fault(lambda: read_vidur(path))
     path.write_bytes(b"\xff\xfe\x00")
-    assert f"{path}: cannot be read as UTF-8" in fault(lambda: read_vidur(path))
+    assert f"{path}:1: b'\\xff': not UTF-8" in fault(lambda: read_vidur(path))
     other = path.rename(tmp_path / "gemm.csv")
     assert "must be called mlp.csv or attention.csv" in fault(lambda: read_vidur(other))
 

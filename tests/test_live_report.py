@@ -177,7 +177,7 @@ def test_without_calibration_runs_the_scenarios_own_profile_forecasts(
         own.cells[0].validation.figures["mean_e2el_s"].error != found.cells[0].validation.figures["mean_e2el_s"].error
     )
     assert not (tmp_path / "profile").exists()
-    with pytest.raises(InputError, match="no live sweep"):
+    with pytest.raises(InputError, match="no such file"):
         validate_sweep(tmp_path / "absent")
 
 

@@ -17,9 +17,9 @@ from draftcast.scenarios.load import load_scenario
 from draftcast.scenarios.policy_comparison import PolicyComparison, applicable_policies, compare_policies, with_policy
 from draftcast.scenarios.policy_list import AskedPolicy, parse_policies
 from draftcast.scenarios.policy_report import ranking_lines
-from draftcast.scenarios.verdict import METRICS
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import RunResult, simulate
+from draftcast.scenarios.verdict import METRICS
 from draftcast.sim.metrics import summarise
 
 RATE = "workload.arrivals.request_rate_rps"

@@ -260,5 +260,5 @@ def test_missing_operator_is_named(tmp_path: Path) -> None:
 def test_unreadable_file(tmp_path: Path) -> None:
     path = tmp_path / "latin.yaml"
     path.write_bytes("name: caf\xe9".encode("latin-1"))
-    with pytest.raises(HardwareError, match="cannot be read as UTF-8 text"):
+    with pytest.raises(HardwareError, match="not UTF-8 text"):
         load_profile(path, H100)

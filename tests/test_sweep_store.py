@@ -88,7 +88,7 @@ def test_folders_that_are_no_data_set_are_refused(tmp_path: Path) -> None:
     manifest.write_text('{"format": "draftcast-sweep", "format_version": 99}')
     with pytest.raises(InputError, match="format_version = 99"):
         ResultStore(store.folder)
-    manifest.write_text("[]")
+    manifest.write_text("{}")
     with pytest.raises(InputError, match="no data set of a sweep"):
         ResultStore(store.folder)
 

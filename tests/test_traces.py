@@ -312,9 +312,9 @@ def test_corrupt_files(write: Write, content: str | bytes, message: str) -> None
 
 
 def test_unreadable_and_unknown(tmp_path: Path, write: Write) -> None:
-    with pytest.raises(TraceError, match="absent: cannot read the trace: No such file"):
+    with pytest.raises(TraceError, match="absent: no such file"):
         read_trace(tmp_path / "absent")
-    with pytest.raises(TraceError, match="cannot read the trace"):
+    with pytest.raises(TraceError, match="is a directory"):
         read_trace(tmp_path)
     with pytest.raises(TraceError, match="format = 'csv': unknown trace format; choose auto, azure, burstgpt"):
         read_trace(write(AZURE_2023), "csv")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ BUNDLED = sorted(path for room in ("calibration", "scenarios") for path in (ROOM
 
 
 def without_libyaml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yaml_text, "_DEEPEST", -1)
+    monkeypatch.setattr(yaml_text, "_FastLoader", yaml_text._Loader)
 
 
 @pytest.mark.parametrize("path", BUNDLED, ids=lambda path: path.stem)
@@ -50,3 +51,22 @@ def test_indentation_alone_nests_too() -> None:
     deep = "".join(" " * level + "a:\n" for level in range(1_200))
     with pytest.raises(InputError, match="not valid YAML"):
         parse_yaml(deep, "f")
+
+
+@pytest.mark.parametrize("tag", ["!!set {a, b}", "!!binary YQ==", "!!timestamp 2001-01-01", "!!bool maybe", "!!int ''"])
+def test_only_plain_data_is_built(tag: str) -> None:
+    with pytest.raises(InputError, match="not valid YAML"):
+        parse_yaml(f"a: {tag}", "f")
+
+
+def test_aliases_are_counted_written_out() -> None:
+    names = "abcdefghij"
+    bomb = f"a: &a [{','.join('0' * 10)}]\n"
+    for before, name in itertools.pairwise(names):
+        bomb += f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]\n"
+    with pytest.raises(InputError, match=r"f:4: not valid YAML: aliases stand for more than 10,000 values"):
+        parse_yaml(bomb, "f")
+    with pytest.raises(InputError, match="f:1: a: not valid YAML: an alias inside of what it stands for"):
+        parse_yaml("a: &a [*a]", "f")
+    assert parse_yaml("a: &a [1, 2]\nb: [*a, *a]", "f")["b"] == [[1, 2], [1, 2]]
+    assert len(parse_yaml(f"a: [{','.join('0' * 30_000)}]", "f")["a"]) == 30_000  # no alias, no limit

@@ -12,8 +12,6 @@ import re
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from draftcast.calibration.hardware import HardwareSpec
 from draftcast.calibration.importers.aiconfigurator_rows import FILES, FileKind
@@ -21,6 +19,7 @@ from draftcast.calibration.importers.imported import Imported, complete, table_o
 from draftcast.calibration.importers.plausible import plausible
 from draftcast.calibration.profile_folder import sha256
 from draftcast.errors import HardwareError
+from draftcast.files import read_parquet
 from draftcast.kernels.extras import require
 
 PACKAGE = "aiconfigurator_core"
@@ -133,11 +132,7 @@ def read_file(file: Path, kind: FileKind, engine: str) -> pd.DataFrame:
         HardwareError: not Parquet, a column missing or of the wrong kind, another engine's times.
     """
     name = str(file)
-    try:
-        table = pq.read_table(file)
-    except (OSError, pa.ArrowException) as error:
-        first = str(error).splitlines()[0]
-        raise HardwareError(f"is not a readable Parquet file: {first}", file=name) from None
+    table = read_parquet(file, kind=HardwareError)
     for column in ("framework", "version", "device", "kernel_source", *kind.texts, *kind.numbers, "latency"):
         if column not in table.column_names:
             raise HardwareError(f"is no {kind.name} table of aiconfigurator: column missing", file=name, key=column)

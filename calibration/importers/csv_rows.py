@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftcast.errors import HardwareError
+from draftcast.files import read_text
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,20 @@ def read_rows(path: Path, *headers: tuple[str, ...]) -> tuple[tuple[str, ...], I
     Raises:
         HardwareError: unreadable, none of the headers, or a line with more or fewer fields than the header.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise HardwareError(f"cannot be read as UTF-8 text: {error}", file=str(path)) from None
-    reader = csv.reader(lines)
+    reader = _fields(csv.reader(read_text(path, HardwareError).splitlines()), str(path))
     found = next(reader, [])
     for header in headers:
         if set(header) <= set(found):
             return header, _rows(reader, found, str(path))
     missing = next(name for name in headers[0] if name not in found)
     raise HardwareError("column missing", file=str(path), line=1, key=missing)
+
+
+def _fields(reader: Iterator[list[str]], file: str) -> Iterator[list[str]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise HardwareError(f"not CSV: {error}", file=file) from None
 
 
 def _rows(reader: Iterator[list[str]], header: list[str], file: str) -> Iterator[Row]:

@@ -82,9 +82,9 @@ def write_profile(
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        imported.table.write(folder / TABLE)
     except OSError as error:
         raise HardwareError(f"cannot be written: {error.strerror}", file=str(folder)) from None
+    imported.table.write(folder / TABLE)
     write_manifest(
         folder,
         name=name,

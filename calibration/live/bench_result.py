@@ -9,7 +9,6 @@ the client's lateness, and there is no log of the server, so only what a client 
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from draftcast.calibration.live.journal import Journal
 from draftcast.calibration.live.run_directory import JOURNAL, LiveRun, LiveRunWriter
 from draftcast.errors import InputError
+from draftcast.files import read_json
 
 _LISTS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "errors")
 
@@ -39,7 +39,7 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
     rates = result.get("spec_decode_per_position_acceptance_rates")
     if all(counts) and isinstance(rates, list):
         names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
-        per_position = [round(rate * counts[0]) for rate in rates]
+        per_position = _counts(file, counts, rates)
         writer.update(acceptance={**dict(zip(names, counts, strict=True)), "per_position": per_position})
     writer.update(
         server={"command": [], "url": "", "version": "", "log": False, "config": {}},
@@ -49,31 +49,37 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
     return writer.finish(f"{failed} of {len(result['errors'])} requests failed" if failed else "")
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _counts(file: Path, counts: list[Any], rates: list[Any]) -> list[int]:
+    """Accepted drafts by position."""
     try:
-        result = json.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=str(file)) from None
-    except ValueError as error:
-        raise InputError(f"not one JSON object: {error}", file=str(file)) from None
-    count = len(result["input_lens"]) if isinstance(result, dict) and isinstance(result.get("input_lens"), list) else -1
+        return [round(float(rate) * int(counts[0])) for rate in rates]
+    except (TypeError, ValueError, OverflowError):
+        message = "its counts and rates are no numbers"
+        raise InputError(message, file=str(file), key="spec_decode_per_position_acceptance_rates") from None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    result = read_json(file)
+    count = len(result["input_lens"]) if isinstance(result.get("input_lens"), list) else -1
     for key in _LISTS:
-        values = result.get(key) if isinstance(result, dict) else None
+        values = result.get(key)
         if not isinstance(values, list):
             message = "missing; write the file with vllm bench serve --save-result --save-detailed"
             raise InputError(message, file=str(file), key=key)
         if len(values) != count:
             raise InputError(f"{count} values are needed, as input_lens has", file=str(file), key=key)
-    found: dict[str, Any] = result
-    return found
+    return result
 
 
 def _lines(file: Path, result: dict[str, Any]) -> list[list[Any]]:
     """The result as a journal."""
     lines: list[list[Any]] = []
     # A request that failed before it was sent has no start.
-    starts = [start for start, error in zip(result["start_times"], result["errors"], strict=True) if not error]
-    zero = min(starts, default=0.0)
+    pairs = zip(result["start_times"], result["errors"], strict=True)
+    try:
+        zero = min((float(start) for start, error in pairs if not error), default=0.0)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError("must be numbers", file=str(file), key="start_times") from None
     rows = zip(*(result[key] for key in _LISTS), strict=True)
     for number, (prompt, output, start, ttft, itls, error) in enumerate(rows):
         try:
@@ -92,7 +98,7 @@ def _lines(file: Path, result: dict[str, Any]) -> list[list[Any]]:
             if not math.isfinite(at) or int(output) < 1:
                 raise ValueError
             lines.append(["f", number, at, -1])
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             message = "its lengths, times and gaps do not fit together"
             raise InputError(message, file=str(file), key=f"request {number}") from None
     return lines

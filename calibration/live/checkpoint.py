@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftcast.calibration.live.continuation import SPECIAL_TOKENS, Continuation, DraftLayout
 from draftcast.errors import InputError, LiveError, ModelError
+from draftcast.files import write_text
 from draftcast.kernels.extras import require
 from draftcast.kernels.model import ModelSpec
 
@@ -166,7 +167,7 @@ def _write_model(folder: Path, spec: ModelSpec, next_token: np.ndarray[Any, Any]
             },
         ),
     ):
-        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_text(folder / name, json.dumps(content, indent=1) + "\n", LiveError)
 
 
 def _config(spec: ModelSpec, dtype: str) -> dict[str, Any]:

@@ -16,6 +16,8 @@ A layout holds for its own k only (`DraftLayout.rates_of` says what a smaller k 
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.errors import InputError
+from draftcast.files import open_input, written
 
 Tokens = NDArray[np.int64]
 
@@ -84,7 +87,8 @@ class Continuation:
         return self.stretch(int(position), tokens + 1)[1:]
 
     def write(self, folder: Path) -> None:
-        np.savez(folder / CONTINUATION, order=self.order, cycles=self.cycles, vocab_size=self.vocab_size)
+        with written(folder / CONTINUATION) as partial:
+            np.savez(partial, order=self.order, cycles=self.cycles, vocab_size=self.vocab_size)
 
     @classmethod
     def read(cls, folder: Path) -> Continuation | None:
@@ -152,7 +156,8 @@ class DraftLayout:
         return tuple(float(rate) for rate in reached[1:])
 
     def write(self, folder: Path) -> None:
-        np.savez(folder / LAYOUT, rates=np.array(self.rates), starts=self.starts)
+        with written(folder / LAYOUT) as partial:
+            np.savez(partial, rates=np.array(self.rates), starts=self.starts)
 
     @classmethod
     def read(cls, folder: Path) -> DraftLayout | None:
@@ -213,7 +218,7 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        with np.load(path) as data:
+        with open_input(path) as file, np.load(file) as data:
             return {name: data[name] for name in names}
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"damaged: {error}", file=str(path)) from None

@@ -28,6 +28,7 @@ from scipy.optimize import nnls
 from draftcast.calibration.live.cpu_use import PROC, tree
 from draftcast.calibration.profile_spec import CoreResponse
 from draftcast.errors import InputError
+from draftcast.files import read_text
 
 if TYPE_CHECKING:
     from draftcast.calibration.live.run_directory import LiveRun
@@ -112,7 +113,7 @@ class CoreSpeed:
             return None
         try:
             # A line that a full disk cut short has no end.
-            lines = path.read_text("utf-8").rpartition("\n")[0].splitlines()[1:]
+            lines = read_text(path).rpartition("\n")[0].splitlines()[1:]
             table = np.array([[float(value) for value in line.split(",")] for line in lines]).reshape(-1, 3)
         except ValueError as error:
             raise InputError(f"damaged: {error}", file=str(path)) from None

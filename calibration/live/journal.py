@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftcast.errors import InputError, LiveError
+from draftcast.files import parse_json, read_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,19 +82,18 @@ def read_journal(path: Path) -> list[list[Any]]:
     Raises:
         InputError: unreadable, or a line that is none of a journal (file and line are named).
     """
-    try:
-        text = path.read_text("utf-8", errors="replace")
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=str(path)) from None
-    lines = text.split("\n")
+    lines = read_bytes(path).split(b"\n")
     found = []
+    known: set[int] = set()
     for number, line in enumerate(lines[:-1], start=1):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            value = None
-        if not isinstance(value, list) or len(value) != _LENGTHS.get(value[0] if value else "", -1):
+        value = parse_json(line, str(path), line=number)
+        if not _is_line(value):
             raise InputError("is not a line of a live run's journal", file=str(path), line=number)
+        if value[0] == "r" and value[1] in known:
+            raise InputError("the same request twice", file=str(path), line=number, key="request_id", value=value[1])
+        if value[0] != "r" and value[1] not in known:
+            raise InputError("no such request before", file=str(path), line=number, key="request_id", value=value[1])
+        known.add(value[1])
         found.append(value)
     return found
 
@@ -130,7 +130,28 @@ def tables(lines: Iterable[list[Any]]) -> tuple[pd.DataFrame, pd.DataFrame]:
     return frame.astype(REQUESTS_DTYPES), pieces.astype(CHUNKS_DTYPES)
 
 
-_LENGTHS = {"r": 6, "s": 3, "c": 4, "f": 4, "e": 4}
+_TIME, _COUNT = int | float, int
+_KINDS: dict[object, tuple[Any, ...]] = {
+    "r": (_COUNT, str, _TIME, _COUNT, _COUNT),
+    "s": (_COUNT, _TIME),
+    "c": (_COUNT, _TIME, _COUNT),
+    "f": (_COUNT, _TIME, _COUNT),
+    "e": (_COUNT, _TIME, str),
+}
+
+
+def _is_line(value: Any) -> bool:
+    """Whether a JSON value is a line as the module's text says: kinds, finite times, numbers of 64 bits."""
+    if not isinstance(value, list) or not value or not isinstance(value[0], str):
+        return False
+    kinds = _KINDS.get(value[0], ())
+    return (
+        len(value) == 1 + len(kinds) > 1
+        and all(
+            isinstance(item, kind) and (kind is str or abs(item) < 2**53)  # false of NaN too
+            for item, kind in zip(value[1:], kinds, strict=True)
+        )
+    )
 
 
 def _refused(path: Path, error: OSError) -> LiveError:

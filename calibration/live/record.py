@@ -33,6 +33,7 @@ from draftcast.calibration.live.server import Server
 from draftcast.calibration.live.server_facts import ServerFacts, acceptance_between, server_facts
 from draftcast.calibration.measure.noise import NoiseProbe, NoiseReading, host_facts, noise_summary
 from draftcast.errors import LiveError
+from draftcast.files import without_secrets, written
 from draftcast.kernels.extras import missing
 
 # A step's line is written a moment after its tokens are sent.
@@ -74,7 +75,7 @@ class Endpoint:
     def manifest(self) -> dict[str, Any]:
         """Its part of a run's manifest."""
         return {
-            "command": self.server.command if self.server is not None else [],
+            "command": without_secrets(self.server.command) if self.server is not None else [],
             "environment": dict(self.server.environment) if self.server is not None else {},
             "url": self.url,
             "model": self.facts.model,
@@ -220,20 +221,13 @@ class _Recording:
         if source is None or self._log_mark is None:
             return
         time.sleep(_LOG_LAG_S)
-        part = target.with_name(f".{target.name}.part")
-        try:
-            with source.open("rb") as log, part.open("wb") as copy:
-                for line in log:
-                    if b"Iteration(" in line or log.tell() > self._log_mark:
-                        break
-                    copy.write(line)
-                log.seek(self._log_mark)
-                shutil.copyfileobj(log, copy)
-            part.replace(target)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise LiveError(f"{target}: cannot be written: {error.strerror or error}") from None
+        with written(target, LiveError) as part, source.open("rb") as log, part.open("wb") as copy:
+            for line in log:
+                if b"Iteration(" in line or log.tell() > self._log_mark:
+                    break
+                copy.write(line)
+            log.seek(self._log_mark)
+            shutil.copyfileobj(log, copy)
 
 
 def machine_facts() -> dict[str, Any]:

@@ -19,8 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,11 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 from draftcast.calibration.live.journal import CHUNKS_DTYPES, REQUESTS_DTYPES, read_journal, tables
 from draftcast.errors import InputError, LiveError
+from draftcast.files import read_json, read_parquet, write_text, written
 
 if TYPE_CHECKING:
     import pandas as pd
 
 KIND, SCHEMA_VERSION = "live", 1
+# Seconds of a run, tokens of a request: more is no measurement.
+_MOST = 1e9
 MANIFEST, REQUESTS, CHUNKS, JOURNAL = "manifest.json", "requests.parquet", "chunks.parquet", "journal.jsonl"
 SERVER_LOG, METRICS_BEFORE, METRICS_AFTER = "server.log", "metrics_before.txt", "metrics_after.txt"
 # Every manifest has these; what a run does not know is null (numbers, objects), "" (texts) or {} (mappings).
@@ -105,12 +107,15 @@ class LiveRun:
         folder = Path(folder)
         manifest = read_manifest(folder)
         if (folder / REQUESTS).is_file() and (folder / CHUNKS).is_file():
-            return cls(
-                folder, manifest, _table(folder / REQUESTS, REQUESTS_DTYPES), _table(folder / CHUNKS, CHUNKS_DTYPES)
+            requests, chunks = (
+                _table(folder / name, kinds) for name, kinds in ((REQUESTS, REQUESTS_DTYPES), (CHUNKS, CHUNKS_DTYPES))
             )
-        if not (folder / JOURNAL).is_file():
+        elif (folder / JOURNAL).is_file():
+            requests, chunks = tables(read_journal(folder / JOURNAL))
+        else:
             raise InputError(f"neither {REQUESTS} and {CHUNKS} nor {JOURNAL} in it", file=str(folder))
-        return cls(folder, manifest, *tables(read_journal(folder / JOURNAL)))
+        _check_tables(folder, requests, chunks)
+        return cls(folder, manifest, requests, chunks)
 
 
 @dataclass
@@ -155,7 +160,9 @@ class LiveRunWriter:
         if unknown := manifest.keys() - MANIFEST_KEYS.keys():
             raise KeyError(f"not keys of a live run's manifest: {', '.join(sorted(unknown))}")
         self.manifest = {**self.manifest, **manifest}
-        self._replace(MANIFEST, json.dumps(_plain(self.manifest), indent=1, allow_nan=False) + "\n")
+        write_text(
+            self.folder / MANIFEST, json.dumps(_plain(self.manifest), indent=1, allow_nan=False) + "\n", LiveError
+        )
 
     def write_text(self, name: str, text: str) -> None:
         """A text file of the run: `METRICS_BEFORE`, `METRICS_AFTER`.
@@ -163,7 +170,7 @@ class LiveRunWriter:
         Raises:
             LiveError: the disk refuses.
         """
-        self._replace(name, text)
+        write_text(self.folder / name, text, LiveError)
 
     def finish(self, incomplete_reason: str = "") -> LiveRun:
         """End the run: the journal becomes the tables, and without a reason against it the run is complete.
@@ -194,26 +201,8 @@ class LiveRunWriter:
             LiveError: the disk refuses.
         """
         for name, frame, dtypes in ((REQUESTS, requests, REQUESTS_DTYPES), (CHUNKS, chunks, CHUNKS_DTYPES)):
-            part = self.folder / f".{name}.part"
-            try:
-                frame[list(dtypes)].astype(dtypes).to_parquet(part, index=False)
-                part.replace(self.folder / name)
-            except OSError as error:
-                part.unlink(missing_ok=True)
-                raise LiveError(f"{self.folder / name}: cannot be written: {error.strerror or error}") from None
-
-    def _replace(self, name: str, text: str) -> None:
-        part = self.folder / f".{name}.part"
-        try:
-            with part.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self.folder / name)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise LiveError(f"{self.folder / name}: cannot be written: {error.strerror or error}") from None
+            with written(self.folder / name, LiveError) as partial:
+                frame[list(dtypes)].astype(dtypes).to_parquet(partial, index=False)
 
 
 def why(error: BaseException) -> str:
@@ -226,8 +215,8 @@ def why(error: BaseException) -> str:
 def is_live_run(folder: str | Path) -> bool:
     """Whether there is a live run, complete or not."""
     try:
-        return bool(json.loads((Path(folder) / MANIFEST).read_text("utf-8")).get("kind") == KIND)
-    except (OSError, ValueError, AttributeError):
+        return bool(read_json(Path(folder) / MANIFEST).get("kind") == KIND)
+    except InputError:
         return False
 
 
@@ -238,26 +227,77 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         InputError: no live run, or of another schema.
     """
     path = Path(folder) / MANIFEST
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InputError(f"no live run: {error.strerror}", file=str(path)) from None
-    except ValueError as error:
-        raise InputError(f"damaged: {error}", file=str(path)) from None
-    if not isinstance(data, dict) or data.get("kind") != KIND:
+    data = read_json(path)
+    if data.get("kind") != KIND:
         raise InputError(f"not the manifest of a live run (kind: {KIND})", file=str(path))
     if data.get("schema_version") != SCHEMA_VERSION:
         message = f"written by another version; this one reads {SCHEMA_VERSION}"
         raise InputError(message, file=str(path), key="schema_version", value=data.get("schema_version"))
-    return {**MANIFEST_KEYS, **data}
+    data = {**MANIFEST_KEYS, **data}
+    for key, wanted in _KINDS.items():
+        if not wanted(data[key]):
+            raise InputError("damaged: not what a live run writes", file=str(path), key=key, value=data[key])
+    return data
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**53
+
+
+def _has_counts(value: object, *keys: str) -> bool:
+    return value is None or (isinstance(value, dict) and all(_is_count(value.get(key)) for key in keys))
+
+
+def _is_acceptance(value: Any) -> bool:
+    counts = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    lists = value is None or (isinstance(value, dict) and isinstance(value.get("per_position"), list))
+    return lists and _has_counts(value, *counts) and all(map(_is_count, value["per_position"] if value else ()))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < 2**53
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("name", "created_at", "incomplete_reason"), lambda value: isinstance(value, str)),
+    **dict.fromkeys(("scenario", "server", "client", "machine", "noise"), lambda value: isinstance(value, dict)),
+    "complete": lambda value: isinstance(value, bool),
+    "speculative_config": lambda value: value is None or isinstance(value, dict),
+    "server_cores": lambda value: isinstance(value, list) and all(map(_is_count, value)),
+    "start_unix_s": lambda value: value is None or _is_number(value),
+    "known_continuation": lambda value: _has_counts(value, "checked_tokens", "wrong_tokens"),
+    "acceptance": _is_acceptance,
+}
+
+
+def _check_tables(folder: Path, requests: pd.DataFrame, chunks: pd.DataFrame) -> None:
+    """Refuse what no client can have seen: the same request twice, negative times, unknown pieces.
+
+    Raises:
+        InputError: the column and the first bad value.
+    """
+    checks = [(REQUESTS, requests, "request_id", requests["request_id"].duplicated(), "the same request twice")]
+    for name, frame, columns in (
+        (REQUESTS, requests, ("due_s", "sent_s", "first_token_s", "finish_s", "prompt_tokens", "output_tokens")),
+        (CHUNKS, chunks, ("time_s", "tokens")),
+    ):
+        for column in columns:
+            # NaN is no comparison's: a time that never came.
+            bad = (frame[column] < 0) | (frame[column] > _MOST)
+            checks.append((name, frame, column, bad, f"must be from 0 to {_MOST:g}"))
+    checks.append((CHUNKS, chunks, "time_s", chunks["time_s"].isna(), "must be a time"))
+    unknown = ~chunks["request_id"].isin(requests["request_id"])
+    checks.append((CHUNKS, chunks, "request_id", unknown, f"no such request in {REQUESTS}"))
+    for name, frame, column, bad, message in checks:
+        if bad.any():
+            raise InputError(message, file=str(folder / name), key=column, value=frame[column][bad].tolist()[0])
 
 
 def _table(path: Path, dtypes: Mapping[str, str]) -> pd.DataFrame:
-    import pandas as pd
-
+    frame: pd.DataFrame = read_parquet(path, list(dtypes)).to_pandas()
     try:
-        return pd.read_parquet(path, columns=list(dtypes)).astype(dtypes)
-    except (OSError, ValueError, KeyError) as error:
+        return frame.astype(dtypes)
+    except (ValueError, TypeError, OverflowError) as error:
         raise InputError(f"damaged: {error}", file=str(path)) from None
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from draftcast.calibration.acceptance_fit import check_target, write_text
 from draftcast.calibration.engine_log_fit import SEARCHES
 from draftcast.calibration.engine_log_profile import rounded
 from draftcast.calibration.engine_log_regression import Errors
@@ -27,6 +26,7 @@ from draftcast.calibration.live.timed_run import run_name
 from draftcast.calibration.profile import load_profile
 from draftcast.calibration.profile_folder import FIT, MANIFEST, write_manifest
 from draftcast.errors import InputError
+from draftcast.files import check_new, write_text
 
 REPORT = "calibration.json"
 PROFILE_FILES = (FIT, MANIFEST, REPORT)
@@ -107,7 +107,7 @@ def write_live_profile(
     except OSError as error:
         raise InputError(f"cannot be made: {error.strerror}", file=str(folder)) from None
     for written in PROFILE_FILES:
-        check_target(folder / written)
+        check_new(folder / written)
     today = date.today().isoformat()
     document = _document(found, name=name, model=model, hardware=hardware.name, tp=tp, dtype=dtype, date=today)
     comments = "".join(f"# {note}\n" for note in found.notes)

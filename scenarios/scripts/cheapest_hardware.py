@@ -16,6 +16,7 @@ from pathlib import Path
 
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import InputError
+from draftcast.files import read_text
 from draftcast.scenarios.load import load_scenario
 from draftcast.scenarios.plan import Price, plan
 from draftcast.scenarios.plan_report import answer_line
@@ -30,7 +31,7 @@ def read_prices(path: Path) -> dict[str, Price]:
         InputError: another form, or a price or a day that is none.
     """
     try:
-        data = parse_yaml(path.read_text("utf-8"), str(path))
+        data = parse_yaml(read_text(path), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read as text: {error}", file=str(path)) from None
     prices = data.get("per_gpu_hour") if isinstance(data, dict) and set(data) == {"date", "per_gpu_hour"} else None

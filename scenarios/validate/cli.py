@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftcast.errors import InputError
+from draftcast.files import read_bytes, write_text
 from draftcast.scenarios.live_options import AsJson, Overrides, ScenarioArgument
 from draftcast.scenarios.terminal import print_json, progress_bar
 
@@ -163,15 +164,8 @@ def summary(
     """Write what a validated sweep came to, without its runs: verdicts, who misses, step times, cutovers, effects."""
     from draftcast.scenarios.validate.sweep_summary import read_summary
 
-    try:
-        content = report.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=str(report)) from None
-    found = read_summary(content, str(report), command)
-    try:
-        out.write_text(found.to_json(), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", file=str(out)) from None
+    found = read_summary(read_bytes(report), str(report), command)
+    write_text(out, found.to_json())
     if as_json:
         print_json(found.model_dump())
         return

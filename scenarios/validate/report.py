@@ -12,6 +12,7 @@ from draftcast import __version__
 from draftcast.calibration.live.step_fit import errors_text
 from draftcast.calibration.profile import AffineProfile
 from draftcast.errors import InputError
+from draftcast.files import write_text
 from draftcast.scenarios.run_directory import plain
 from draftcast.scenarios.validate.comparison import CAUSES, Figure, Validation
 from draftcast.scenarios.validate.page import aligned, html_table, page
@@ -145,10 +146,10 @@ def write_report(validation: Validation, folder: Path) -> tuple[Path, Path]:
     data, page = folder / REPORT_JSON, folder / REPORT_HTML
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        data.write_text(json.dumps(plain(summary(validation)), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        page.write_text(_page(validation), encoding="utf-8")
     except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror or error}", file=str(folder)) from None
+        raise InputError(f"cannot be made: {error.strerror or error}", file=str(folder)) from None
+    write_text(data, json.dumps(plain(summary(validation)), indent=1, allow_nan=False) + "\n")
+    write_text(page, _page(validation))
     return page, data
 
 

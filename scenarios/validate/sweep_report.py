@@ -12,6 +12,7 @@ import numpy as np
 
 from draftcast import __version__
 from draftcast.errors import InputError
+from draftcast.files import read_text, write_text
 from draftcast.scenarios.plots import BREAK_EVEN, OFF, ON, write_figure
 from draftcast.scenarios.run_directory import plain
 from draftcast.scenarios.validate.comparison import CAUSES
@@ -122,21 +123,21 @@ def write_sweep_report(found: SweepValidation, folder: Path, *, static: bool = F
     figure = effects_figure(found)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if static:
-            contents[".svg"] = _svg(figure, folder / f"{STEM}.svg")
-        picture = contents.get(".svg") or figure.to_html(full_html=False, include_plotlyjs=True)
-        contents |= {".html": _page(found, picture), ".md": markdown(found, f"{STEM}.svg" if static else None)}
-        for suffix, content in contents.items():
-            (folder / f"{STEM}{suffix}").write_text(content, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror or error}", file=str(folder)) from None
+        raise InputError(f"cannot be made: {error.strerror or error}", file=str(folder)) from None
+    if static:
+        contents[".svg"] = _svg(figure, folder / f"{STEM}.svg")
+    picture = contents.get(".svg") or figure.to_html(full_html=False, include_plotlyjs=True)
+    contents |= {".html": _page(found, picture), ".md": markdown(found, f"{STEM}.svg" if static else None)}
+    for suffix, content in contents.items():
+        write_text(folder / f"{STEM}{suffix}", content)
     return tuple(folder / f"{STEM}{suffix}" for suffix in contents)
 
 
 def _svg(figure: Any, path: Path) -> str:
     """The figure as SVG text, by way of ``path``."""
     write_figure(figure.update_layout(width=1080), path)
-    return path.read_text(encoding="utf-8")
+    return read_text(path)
 
 
 def markdown(found: SweepValidation, picture: str | None = None) -> str:

@@ -6,7 +6,6 @@ Keys that are not known are left alone: a report may come from a later version.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from draftcast.calibration.engine_log_regression import Errors
 from draftcast.calibration.live.step_fit import errors_text
 from draftcast.errors import InputError
+from draftcast.files import parse_json
 from draftcast.scenarios.validate.page import MISSED
 from draftcast.scenarios.validate.report import CLOSED_LOOP_BARS, OPEN_LOOP_BARS, STEP_BARS
 
@@ -201,10 +201,7 @@ def read_summary(text: str | bytes, file: str, command: str = "") -> SweepSummar
     Raises:
         InputError: no JSON, or the first key that is missing or wrong.
     """
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"not valid JSON: {error}", file=file) from None
+    data = parse_json(text, file)
     if not isinstance(data, dict):
         raise InputError("must be the report or the summary of a live sweep", file=file)
     try:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.sim.request_table import MAX_TOKENS
-from draftcast.sim.traces.source import TIME_ALLOWED, TOKENS_ALLOWED, TraceText, short, short_list
+from draftcast.sim.traces.source import TIME_ALLOWED, TOKENS_ALLOWED, TraceText, short_list
 
 Parse = Callable[[str], float]  # raises ValueError for what is not allowed
 IntArray = NDArray[np.int64]
@@ -129,7 +129,7 @@ def _read_slow(
             continue
         fields = split_row(row)
         if fields is None:
-            raise trace.error("not a CSV line", line, value=row[:60])
+            raise trace.error("not a CSV line", line, value=row)
         if len(fields) != len(found):
             message = f"has {len(fields)} of {len(found)} fields ({short_list(found)}); is the file truncated?"
             raise trace.error(message, line)
@@ -138,7 +138,7 @@ def _read_slow(
             try:
                 values[name].append(parse(field))
             except (ValueError, OverflowError):
-                raise trace.error(allowed, line, name, value=short(field)) from None
+                raise trace.error(allowed, line, name, value=field) from None
         lines.append(line)
     return {name: np.array(column) for name, column in values.items()}, np.array(lines, dtype=np.int64)
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.errors import TraceError
+from draftcast.files import read_text
 from draftcast.sim.request_table import MAX_TOKENS, RequestTable
 
 TOKENS_ALLOWED = f"must be an integer from 0 to {MAX_TOKENS} (rows with 0 are dropped)"
@@ -35,21 +36,10 @@ class TraceText:
     @classmethod
     def from_file(cls, path: str | Path) -> TraceText:
         """Read ``path``. Raises TraceError when it cannot be read, is not UTF-8, or holds nothing."""
-        file = str(path)
-        try:
-            data = Path(path).read_bytes()
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            raise TraceError(f"cannot read the trace: {reason}", file=file) from error
-        try:
-            text = data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            line = data.count(b"\n", 0, error.start) + 1
-            message = f"not UTF-8 text (byte {error.start} of the file); save the trace as UTF-8"
-            raise TraceError(message, file=file, line=line, value=data[error.start : error.start + 1]) from error
-        if not text.strip():
-            raise TraceError("the trace is empty", file=file)
-        return cls(file, text)
+        text = read_text(path, TraceError)
+        if not text or text.isspace():
+            raise TraceError("the trace is empty", file=str(path))
+        return cls(str(path), text)
 
     def error(self, message: str, line: int | None, key: str | None = None, **value: object) -> TraceError:
         """A TraceError at this file; pass ``value=`` to show the offending value."""
@@ -65,10 +55,10 @@ class TraceText:
             except json.JSONDecodeError as error:
                 message = f"not a complete JSON object ({error.msg} at column {error.colno}); is the file truncated?"
                 raise self.error(message, line) from None
-            except RecursionError:
-                raise self.error("JSON nested too deeply", line) from None
+            except (ValueError, RecursionError) as error:
+                raise self.error(_told(error), line) from None
             if not isinstance(entry, dict):
-                raise self.error("each line must be a JSON object", line, value=short(entry))
+                raise self.error("each line must be a JSON object", line, value=entry)
             yield line, entry
 
     def json_entries(self) -> Iterator[tuple[int, str, dict[str, Any]]]:
@@ -96,10 +86,10 @@ class TraceText:
             except json.JSONDecodeError as error:
                 message = f"not complete JSON ({error.msg} at column {error.colno}); is the file truncated?"
                 raise self.error(message, error.lineno, f"[{number}]") from None
-            except RecursionError:
-                raise self.error("JSON nested too deeply", line, f"[{number}]") from None
+            except (ValueError, RecursionError) as error:
+                raise self.error(_told(error), line, f"[{number}]") from None
             if not isinstance(entry, dict):
-                raise self.error("each entry must be a JSON object", line, f"[{number}]", value=short(entry))
+                raise self.error("each entry must be a JSON object", line, f"[{number}]", value=entry)
             yield line, f"[{number}]", entry
             number += 1
             position = skip(position)
@@ -116,20 +106,25 @@ class TraceText:
                 raise self.error("text after the end of the JSON array", 1 + text.count("\n", 0, after))
 
 
+def _told(error: Exception) -> str:
+    """What JSON without a fault in its syntax may still be."""
+    return "JSON nested too deeply" if isinstance(error, RecursionError) else "an integer of thousands of digits"
+
+
 def tokens(trace: TraceText, line: int, key: str, value: object) -> int:
     """``value`` as a token count, or TraceError. Floats with an integer value pass (pandas writes 12 as 12.0)."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS:
         return value
     if isinstance(value, float) and value.is_integer() and 0 <= value <= MAX_TOKENS:
         return int(value)
-    raise trace.error(TOKENS_ALLOWED, line, key, value=short(value))
+    raise trace.error(TOKENS_ALLOWED, line, key, value=value)
 
 
 def seconds(trace: TraceText, line: int, key: str, value: object) -> float:
     """``value`` as a time that is finite and not negative, or TraceError."""
     if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 and math.isfinite(value):
         return float(value)
-    raise trace.error(TIME_ALLOWED, line, key, value=short(value))
+    raise trace.error(TIME_ALLOWED, line, key, value=value)
 
 
 def member(trace: TraceText, line: int, entry: dict[str, Any], key: str, prefix: str = "") -> Any:
@@ -180,12 +175,6 @@ def make_table(
         fields["source_lines"] = np.asarray(lines, dtype=np.int64)
     table = RequestTable.from_columns(prompt_tokens, output_tokens, arrivals, **fields)
     return finish(trace, table, is_sorted)
-
-
-def short(value: object) -> object:
-    """A value short enough for a one-line message."""
-    text = repr(value)
-    return value if len(text) <= 60 else text[:57] + "..."
 
 
 def short_list(names: Iterable[str]) -> str:

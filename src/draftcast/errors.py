@@ -13,22 +13,55 @@ DraftcastError
 
 from __future__ import annotations
 
+import reprlib
 from typing import Self
 
 
+class _Shortened(reprlib.Repr):
+    """``repr`` of what a user gave, in a line: long texts and lists are cut, no integer is too large to be told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 120
+        self.maxlist = self.maxtuple = self.maxset = self.maxdict = 12
+        self.maxlevel = 4
+
+    def repr_int(self, x: int, level: int) -> str:
+        bits = x.bit_length()
+        return repr(x) if bits <= 256 else f"an integer of about {int(bits * 0.30103) + 1} digits"
+
+    def repr_bytes(self, x: bytes, level: int) -> str:
+        return repr(x[: self.maxstring])
+
+
+_SHORTENED = _Shortened()
+_MOST_CHARACTERS = 2000
+
+
+def shown(value: object) -> str:
+    """``value`` as an error shows it: its ``repr``, at most about 200 characters of it."""
+    return _cut(_SHORTENED.repr(value), 200)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _printable(text: str) -> str:
+    """One line without control characters: what a file holds must not steer the terminal."""
+    line = " ".join(text.split())
+    return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+
+
 class DraftcastError(Exception):
-    """Root of every error that draftcast raises on purpose."""
-
-
-class InputError(DraftcastError):
-    """The user's input is wrong.
+    """Root of every error that draftcast raises on purpose.
 
     Args:
         message: what is wrong and what is allowed, without the place.
         file: the file the input came from, or a name such as ``--set``.
         line: 1-based line number in ``file``.
         key: dotted key or field name.
-        value: the offending value, shown as ``repr``.
+        value: the offending value, shown by `shown`.
     """
 
     _MISSING = object()
@@ -53,11 +86,23 @@ class InputError(DraftcastError):
         elif line is not None:
             place.append(f"line {line}")
         if key is not None:
-            place.append(key if value is self._MISSING else f"{key} = {value!r}")
+            name = _cut(key, 200)
+            place.append(name if value is self._MISSING else f"{name} = {shown(value)}")
         elif value is not self._MISSING:
-            place.append(repr(value))
-        text = ": ".join([*place, message])
-        super().__init__(" ".join(text.split()))
+            place.append(shown(value))
+        super().__init__(self._text(": ".join([*place, message])))
+
+    @staticmethod
+    def _text(text: str) -> str:
+        return text
+
+
+class InputError(DraftcastError):
+    """The user's input is wrong; told in one line."""
+
+    @staticmethod
+    def _text(text: str) -> str:
+        return _cut(_printable(text), _MOST_CHARACTERS)
 
     def at(self, *, file: str | None = None, key: str | None = None) -> Self:
         """The same error with its file, or with another name for its key, known better where it is caught."""

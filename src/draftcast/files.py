@@ -1,0 +1,246 @@
+"""Every file that draftcast reads or writes, in one place each.
+
+An input is a regular file, plain or gzip, no larger than this machine's memory holds; anything else is one `InputError`
+line. What is written appears whole or not at all. Knows nothing of what a file holds beyond text and JSON.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import stat
+import uuid
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from draftcast.errors import CapacityError, DraftcastError, InputError
+
+_PIECE_BYTES = 2**22
+_SECRETS = ("--api-key", "--hf-token")
+
+
+def check_memory(needed_bytes: float, what: str, *, file: str | None = None, key: str | None = None) -> None:
+    """Refuse what this machine's free memory does not hold, before anything of it is made.
+
+    Raises:
+        CapacityError: ``what`` takes more than is available; both are named, in GB.
+    """
+    import psutil  # 10 ms to import: only who reads or runs pays
+
+    available = psutil.virtual_memory().available
+    if needed_bytes > available:
+        message = f"{what} takes about {needed_bytes / 1e9:.1f} GB of memory, {available / 1e9:.1f} GB are available"
+        raise CapacityError(message, file=file, key=key)
+
+
+@contextmanager
+def open_input(path: str | Path, kind: type[InputError] = InputError) -> Iterator[BinaryIO]:
+    """An input file's bytes, decompressed where it is gzip.
+
+    Raises:
+        kind: missing, not a regular file (FIFO, device, directory), unreadable, damaged gzip; also while it is read.
+    """
+    file = str(path)
+    try:
+        # Looked at before it is opened: opening a FIFO waits for a writer, and opening some devices does something.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            directory = stat.S_ISDIR(os.stat(path).st_mode)
+            raise kind("is a directory, not a file" if directory else "is not a regular file", file=file)
+        with open(path, "rb") as raw:
+            zipped = raw.peek(2)[:2] == b"\x1f\x8b"
+            with gzip.GzipFile(fileobj=raw) if zipped else raw as opened:
+                yield opened  # type: ignore[misc]
+    except FileNotFoundError:
+        raise kind("no such file", file=file) from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise kind(f"damaged gzip file: {error}", file=file) from None
+    except OSError as error:
+        raise kind(f"cannot be read: {error.strerror or error}", file=file) from None
+    except ValueError as error:
+        if "null byte" not in str(error):
+            raise
+        raise kind("no file can have this name", file=file) from None
+
+
+def read_bytes(path: str | Path, kind: type[InputError] = InputError) -> bytes:
+    """The whole of an input file. Raises ``kind`` as of `open_input`; CapacityError when memory does not hold it."""
+    with open_input(path, kind) as file:
+        size = os.fstat(file.fileno()).st_size
+        pieces, total = [], 0
+        # Text, objects made of it and the bytes themselves stand in memory side by side.
+        if size > _PIECE_BYTES:
+            check_memory(4 * size, "reading it", file=str(path))
+        while piece := file.read(_PIECE_BYTES):
+            pieces.append(piece)
+            total += len(piece)
+            if total > size:  # gzip: a small file may hold more than any memory
+                check_memory(3 * total, "reading it", file=str(path))
+        return b"".join(pieces)
+
+
+def read_text(path: str | Path, kind: type[InputError] = InputError) -> str:
+    """The whole of a UTF-8 file. Raises ``kind`` as of `read_bytes`, and when it is not UTF-8 (line and byte)."""
+    data = read_bytes(path, kind)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        message = f"not UTF-8 text (byte {error.start} of the file)"
+        raise kind(message, file=str(path), line=line, value=data[error.start : error.start + 1]) from None
+
+
+def parse_json(text: str | bytes, file: str, kind: type[InputError] = InputError, line: int | None = None) -> Any:
+    """One JSON document.
+
+    Args:
+        line: where ``text`` stands in ``file``, when it is one line of many.
+
+    Raises:
+        kind: not JSON, nested too deeply, or an integer of thousands of digits.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        message = f"not valid JSON: {error.msg} at column {error.colno}"
+        raise kind(message, file=file, line=line or error.lineno) from None
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
+        raise kind(f"not valid JSON: {reason}", file=file, line=line) from None
+
+
+def read_json(path: str | Path, kind: type[InputError] = InputError) -> dict[str, Any]:
+    """The JSON object in a file. Raises ``kind`` as of `read_text` and `parse_json`, and when it is no object."""
+    data = parse_json(read_text(path, kind), str(path), kind)
+    if not isinstance(data, dict):
+        raise kind("must be a JSON object", file=str(path))
+    return data
+
+
+def read_parquet(path: str | Path, columns: list[str] | None = None, kind: type[InputError] = InputError) -> Any:
+    """A Parquet file as an Arrow table; its row count is checked against memory first.
+
+    Args:
+        columns: those to read; all when absent.
+
+    Raises:
+        kind: as of `open_input`, not Parquet, damaged, or a column missing.
+        CapacityError: memory does not hold the rows.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    name = str(path)
+    with open_input(path, kind):
+        pass
+    try:
+        with pq.ParquetFile(path) as file:
+            known = file.schema_arrow.names
+            for column in columns or ():
+                if column not in known:
+                    raise kind("damaged: column missing", file=name, key=column)
+            rows, width = file.metadata.num_rows, len(columns or known)
+            # Eight bytes a value, twice: Arrow's copy and the frame made of it.
+            check_memory(16.0 * rows * width, f"a table of {rows:,} rows", file=name)
+            return file.read(columns, use_threads=False)
+    except (OSError, ValueError, KeyError, OverflowError, pa.ArrowException) as error:
+        raise kind(f"damaged: {(str(error) or type(error).__name__).splitlines()[0]}", file=name) from None
+
+
+def check_output(path: str | Path, kind: type[DraftcastError] = InputError) -> Path:
+    """Where a file to be written really goes (a link is followed), before any work is done.
+
+    Raises:
+        kind: it exists and is not a regular file, or its folder does not exist.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise kind("exists and is not a regular file", file=str(path))
+    if not target.parent.is_dir():
+        raise kind("its folder does not exist", file=str(path))
+    return target
+
+
+def check_new(path: str | Path) -> None:
+    """Refuse a file to be written that is there already, or whose folder is not. Raises InputError."""
+    if os.path.lexists(path):
+        raise InputError("already exists; nothing is overwritten", file=str(path))
+    check_output(path)
+
+
+@contextmanager
+def written(path: str | Path, kind: type[DraftcastError] = InputError) -> Iterator[Path]:
+    """A temporary name beside ``path`` for the block to write; moved there, and on disk, when the block ends.
+
+    The name keeps the suffix, which some writers choose a format by. When anything fails the temporary file is
+    removed, and an older file at ``path`` stays as it is.
+
+    Raises:
+        kind: `check_output`, or the disk refuses.
+    """
+    target = check_output(path, kind)
+    partial = target.with_name(f".{uuid.uuid4().hex}.tmp{target.suffix[:20]}")
+    try:
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise kind(f"cannot be written: {error.strerror or error}", file=str(path)) from None
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def write_bytes(path: str | Path, content: bytes, kind: type[DraftcastError] = InputError) -> None:
+    """Write a file whole or not at all. Raises ``kind`` as of `written`."""
+    with written(path, kind) as partial:
+        partial.write_bytes(content)
+
+
+def write_text(path: str | Path, text: str, kind: type[DraftcastError] = InputError) -> None:
+    """Write a UTF-8 file whole or not at all. Raises ``kind`` as of `written`."""
+    write_bytes(path, text.encode("utf-8", "backslashreplace"), kind)
+
+
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """A command line as a manifest may hold it: what follows ``--api-key`` is left out."""
+    kept: list[str] = []
+    secret = False
+    for word in command:
+        option, equals, _ = word.partition("=")
+        is_key = option.replace("_", "-") in _SECRETS
+        # Several keys may follow one option.
+        secret = (secret and not word.startswith("-")) or (is_key and not equals)
+        kept.append(f"{option}=***" if is_key and equals else "***" if secret and not is_key else word)
+    return kept
+
+
+def is_partial(path: Path) -> bool:
+    """Whether a file is what `written` has not moved to its place yet, or could not when it was killed."""
+    return re.fullmatch(r"\.[0-9a-f]{32}\.tmp(\..*)?", path.name) is not None
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name that a manifest gives is of something in the manifest's own folder, and leads nowhere else."""
+    parts = name.split("/")
+    return not ({"", ".", ".."} & set(parts)) and "\0" not in name
+
+
+def lines_of(opened: BinaryIO, longest: int) -> Iterator[str]:
+    """Lines of an opened input, bytes that are no UTF-8 replaced; a longer line than ``longest`` bytes is cut up."""
+    while line := opened.readline(longest):
+        yield line.decode("utf-8", "replace")
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
