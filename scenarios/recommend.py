@@ -20,7 +20,7 @@ from draftcast.scenarios.deployment import Deployment, deploy
 from draftcast.scenarios.load import with_values
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.acceptance import known_positions
-from draftcast.scenarios.serve_command import sglang_command, speculative_config_json, vllm_command
+from draftcast.scenarios.serve_command import served_models, sglang_command, speculative_config_json, vllm_command
 from draftcast.scenarios.simulate import RunResult, simulate
 from draftcast.scenarios.steady_step import Traffic, token_seconds, traffic
 from draftcast.scenarios.workload_spec import acceptance_models, workload_spec
@@ -98,7 +98,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The answer, best first in ``outcomes``; ``chosen`` may be a simpler one than the first (see ``reason``)."""
+    """The answer, best first in ``outcomes``; ``chosen`` may be a simpler one than the first (see ``reason``).
+
+    ``notes`` say what to know or to fill in before the commands are pasted.
+    """
 
     scenario: Scenario
     metric: Metric
@@ -111,6 +114,7 @@ class Recommendation:
     vllm: str
     sglang: str | None
     sglang_reason: str
+    notes: tuple[str, ...]
 
     def summary(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -136,6 +140,7 @@ class Recommendation:
             "vllm_serve": self.vllm,
             "sglang": self.sglang,
             "sglang_reason": self.sglang_reason,
+            "notes": self.notes,
             "candidates": rows,
         }
 
@@ -387,7 +392,6 @@ def _answer(scenario: Scenario, metric: Metric, loads: tuple[Load, ...], outcome
         reason = f"keeps up at {off.overloaded - chosen.overloaded} of {len(loads)} loads where off is overloaded"
     worth_it = chosen.candidate.label != OFF
     tuned = chosen.candidate.scenario
-    config = speculative_config_json(tuned.speculative_config) if tuned.speculative_config is not None else None
     try:
         sglang, sglang_reason = sglang_command(tuned), ""
     except ScenarioError as error:
@@ -400,10 +404,11 @@ def _answer(scenario: Scenario, metric: Metric, loads: tuple[Load, ...], outcome
         chosen,
         worth_it,
         reason,
-        config,
+        speculative_config_json(tuned),
         vllm_command(tuned),
         sglang,
         sglang_reason,
+        served_models(tuned).notes,
     )
 
 

@@ -43,12 +43,13 @@ def answer_line(answer: Recommendation) -> str:
 
 
 def paste_lines(answer: Recommendation, server: str) -> str:
-    """What to paste for ``server`` (vllm or sglang)."""
+    """What to paste for ``server`` (vllm or sglang), after what to know of it as a shell's comments."""
+    notes = [f"# {note}" for note in answer.notes]
     if server == "sglang":
-        return answer.sglang or f"SGLang: {answer.sglang_reason}"
+        return "\n".join([*notes, answer.sglang]) if answer.sglang else f"SGLang: {answer.sglang_reason}"
     if answer.speculative_config is None:
-        return answer.vllm
-    return f"--speculative-config '{json.dumps(answer.speculative_config)}'\n{answer.vllm}"
+        return "\n".join([*notes, answer.vllm])
+    return "\n".join([*notes, f"--speculative-config '{json.dumps(answer.speculative_config)}'", answer.vllm])
 
 
 def _at_load(outcome: Outcome, index: int) -> str:

@@ -16,6 +16,7 @@ from draftcast.scenarios import recommend as module
 from draftcast.scenarios.deployment import deploy
 from draftcast.scenarios.load import load_scenario, with_values
 from draftcast.scenarios.recommend import Load, Recommendation, best_schedule, candidates, recommend, traffic_of
+from draftcast.scenarios.recommend_report import paste_lines
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import simulate
 from draftcast.scenarios.steady_step import token_seconds
@@ -176,10 +177,24 @@ def test_command(tmp_path: Path) -> None:
     assert answer["gain"]["low"] > 1.5
     shown = runner.invoke(cli.app, ["recommend", "default", *changes, "--rates", "5,20"])
     assert "Recommended: eagle3" in shown.output
-    assert "vllm serve meta-llama/Llama-3.1-8B" in shown.output
+    assert "vllm serve meta-llama/Llama-3.1-8B-Instruct" in shown.output
     assert "5 req/s" in shown.output
     sglang = runner.invoke(cli.app, ["recommend", "default", *changes, "--concurrency", "2", "--server", "sglang"])
     assert "sglang" in sglang.output.lower()
+
+
+def test_what_is_pasted_says_what_to_fill_in_and_what_was_corrected() -> None:
+    unnamed = recommend(question("engine.speculative_config={method: eagle3, num_speculative_tokens: 1}", f"{RATE}=20"))
+    assert unnamed.speculative_config is not None
+    assert unnamed.speculative_config["model"].startswith("<path or Hugging Face id of an EAGLE-3 head for ")
+    assert unnamed.summary()["notes"] == unnamed.notes
+    for server in ("vllm", "sglang"):
+        note, *rest = paste_lines(unnamed, server).splitlines()
+        assert note.startswith("# Fill in ")
+        assert all("<path or Hugging Face id of" in line for line in rest)
+    base = question("engine.model=meta-llama/Llama-3.1-8B", f"{RATE}=20")
+    assert "vllm serve meta-llama/Llama-3.1-8B-Instruct " in paste_lines(recommend(base), "vllm")
+    assert recommend(question(f"{RATE}=20")).notes == ()
 
 
 @pytest.mark.parametrize(
