@@ -20,6 +20,7 @@ from draftcast.scenarios.deployment import Deployment, deploy
 from draftcast.scenarios.load import with_values
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.acceptance import known_positions
+from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
 from draftcast.scenarios.serve_command import served_models, sglang_command, speculative_config_json, vllm_command
 from draftcast.scenarios.simulate import RunResult, simulate
 from draftcast.scenarios.steady_step import Traffic, token_seconds, traffic
@@ -116,6 +117,19 @@ class Recommendation:
     sglang_reason: str
     notes: tuple[str, ...]
 
+    @property
+    def largest_tried(self) -> int | None:
+        """The recommended k where no larger one of its method was tried, though one could be; else None."""
+        tried = {
+            outcome.candidate.scenario.num_speculative_tokens
+            for outcome in self.outcomes
+            if outcome.candidate.scenario.method == self.chosen.candidate.scenario.method
+        }
+        spec = self.chosen.candidate.scenario.speculative_config
+        schedule = spec.num_speculative_tokens_per_batch_size if spec is not None else None
+        k = max(k for _, _, k in schedule) if schedule else self.chosen.candidate.scenario.num_speculative_tokens
+        return k if self.worth_it and max(tried) <= k < MAX_SPECULATIVE_TOKENS else None
+
     def summary(self) -> dict[str, Any]:
         """For ``--json``."""
         rows = [
@@ -136,6 +150,7 @@ class Recommendation:
             "reason": self.reason,
             "metric": self.metric.name,
             "gain": self.chosen.gain,
+            "largest_tried": self.largest_tried is not None,
             "speculative_config": self.speculative_config,
             "vllm_serve": self.vllm,
             "sglang": self.sglang,

@@ -16,7 +16,7 @@ from draftcast.scenarios import recommend as module
 from draftcast.scenarios.deployment import deploy
 from draftcast.scenarios.load import load_scenario, with_values
 from draftcast.scenarios.recommend import Load, Recommendation, best_schedule, candidates, recommend, traffic_of
-from draftcast.scenarios.recommend_report import paste_lines
+from draftcast.scenarios.recommend_report import answer_line, paste_lines
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import simulate
 from draftcast.scenarios.steady_step import token_seconds
@@ -105,6 +105,20 @@ def test_a_longer_draft_that_is_never_accepted_loses_to_a_shorter_one() -> None:
     answer = recommend(question(f"{RATE}=20", "acceptance={model: per_position, rates: [0.8, 0.0, 0.0]}"))
     best_fixed = [o.candidate.label for o in answer.outcomes if " k=" in o.candidate.label]
     assert best_fixed == ["eagle3 k=1", "eagle3 k=2", "eagle3 k=3"]
+
+
+def test_the_answer_says_when_no_longer_draft_was_tried(paying: Recommendation) -> None:
+    # The embedded acceptance has three rates, and three pay at this load.
+    assert paying.chosen.candidate.label == "eagle3 k=3"
+    assert (paying.largest_tried, paying.summary()["largest_tried"]) == (3, True)
+    assert "k = 3 is the largest tried" in answer_line(paying)
+    assert "acceptance has no rates beyond position 3" in answer_line(paying)
+    sure = question("acceptance={model: constant, alpha: 0.95}", f"{RATE}=5")
+    assert "--max-k 8 tries more" in answer_line(recommend(sure, max_k=4))
+    best_of_more = recommend(question("acceptance={model: constant, alpha: 0.3}", f"{RATE}=5"), max_k=4)
+    assert best_of_more.worth_it
+    assert (best_of_more.largest_tried, best_of_more.summary()["largest_tried"]) == (None, False)
+    assert "largest tried" not in answer_line(best_of_more)
 
 
 def test_a_better_alternative_is_found() -> None:
