@@ -36,6 +36,13 @@ def render(session: Session) -> None:
     top = st.container(key="answer-badge")
     controls(session)
     scenario = session.question.scenario
+    if session.wanted_method:
+        wanted = session.wanted_method
+        st.info(
+            f"Give the acceptance of {wanted} above to see its forecast: another method's says nothing about {wanted}.",
+            icon=":material/tune:",
+        )
+        return
     try:
         own, others = _answered(session)
     except InputError as error:

@@ -39,6 +39,12 @@ def is_bundled_model(name: str) -> bool:
     return name.lower() in _bundled()
 
 
+def canonical_name(name: str) -> str:
+    """The bundled model's own name behind a name or alias of it; any other name as it is."""
+    known = _bundled().get(name.lower())
+    return known[0] if known is not None else name
+
+
 def load_model(name_or_path: str | Path) -> ModelSpec:
     """Model by bundled name or alias (any case), else by path to a ``config.json`` or to the folder holding one.
 

@@ -516,7 +516,8 @@ def test_what_a_server_cannot_do_is_refused(testbed: Path, tmp_path: Path, chang
 
 def test_ngram_prompts_need_to_know_how_often_they_match(testbed: Path, tmp_path: Path) -> None:
     spec = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 2}
-    asked = load_scenario(testbed / "scenario.yaml", speculative_config=spec)
+    rates = ["acceptance={model: per_position, rates: [0.5, 0.3]}"]
+    asked = load_scenario(testbed / "scenario.yaml", overrides=rates, speculative_config=spec)
     with pytest.raises(ScenarioError, match=r"acceptance\.model = 'per_position': must be ngram"):
         live_run(asked, tmp_path / "run", OPTIONS)
 

@@ -179,7 +179,8 @@ def test_a_bundled_drafts_short_name_follows_the_target() -> None:
     ],
 )
 def test_sglang(config: dict[str, object] | None, part: str) -> None:
-    assert sglang_command(with_values(load_scenario("default"), {SPEC: config})).endswith(part)
+    own = {"acceptance": {"model": "constant", "alpha": 0.5}}
+    assert sglang_command(with_values(load_scenario("default"), {SPEC: config, **own})).endswith(part)
 
 
 def test_sglang_has_no_schedule_and_no_suffix_decoding() -> None:
