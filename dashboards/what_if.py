@@ -15,6 +15,7 @@ from draftcast.dashboards.page import badge, cannot_run, figure, run_facts
 from draftcast.dashboards.results import Answer, answers, side_of, together
 from draftcast.dashboards.session import MOST_RUNS, Question, Session, short_error
 from draftcast.dashboards.tiles import LATENCY_TILES, THROUGHPUT_TILE, show_tiles, tile
+from draftcast.dashboards.uploads import trace_notes
 from draftcast.dashboards.what_if_controls import controls
 from draftcast.errors import InputError
 from draftcast.scenarios.bottleneck import bottleneck
@@ -120,8 +121,10 @@ def _answer_lines(own: Answer, point: Point) -> list[str]:
         status = status_line(run)
         (st.error if run.unstable else st.warning)(status, icon=":material/trending_up:")
         lines.append(status)
+    on_top = trace_notes(scenario)
     for note in run.summary["notes"]:
-        st.caption(short_error(Exception(note)))
+        if note not in on_top:
+            st.caption(short_error(Exception(note)))
     return lines
 
 

@@ -156,6 +156,25 @@ def test_a_trace_is_served_and_named_in_the_command(alone: sessions.Session) -> 
     assert corrupt.text.startswith("bad.csv:2: ContextTokens = 'ten'")
 
 
+def test_what_is_cut_of_a_trace_stands_on_every_page(tmp_path: Path) -> None:
+    rows = "".join(f"2023-11-16 18:{i // 60:02}:{i % 60:02},{9000 if i < 3 else 100},20\n" for i in range(200))
+    app = open_page()
+    session = known(app)
+    receipt = take_trace(session, "long.csv", f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}".encode())
+    clipped = "clipped 3 of 200 requests longer than max_model_len 8192"
+    assert receipt.text.endswith(f"{clipped}.")
+    app.run()
+    assert [each.value for each in app.warning] == [clipped]
+    session.change(lambda: {"workload.num_requests": 150})
+    session.go("sweep")
+    app.run()
+    served = "long.csv: the first 150 of its 200 requests are served"
+    assert [each.value for each in app.warning] == [served, clipped.replace("200", "150")]
+    session.change(lambda: {"workload.num_requests": 200, "engine.max_model_len": 16384})
+    app.run()
+    assert not app.warning
+
+
 def test_a_link_to_an_upload_of_another_session_says_so(alone: sessions.Session) -> None:
     arrivals = json.dumps({"process": "trace", "path": "upload:gone.csv"})
     sessions.read_link(alone, {"workload.arrivals": [arrivals], "workload.lengths": ["null"]})
