@@ -10,6 +10,7 @@ import streamlit as st
 from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.results import Answer
 from draftcast.dashboards.session import Session, missing_uploads, short_error
+from draftcast.dashboards.uploads import trace_notes
 from draftcast.errors import InputError
 from draftcast.scenarios.fidelity import Fidelity
 from draftcast.scenarios.schema import Scenario
@@ -26,11 +27,13 @@ ICONS = {
 
 
 def banner(session: Session) -> None:
-    """What a link asked for and did not get, and a change that was refused."""
+    """What a link asked for and did not get, a change that was refused, and what is cut of a trace."""
     for warning in session.warnings:
         st.warning(literal(warning), icon=":material/link_off:")
     if session.refused:
         st.error(f"Not changed: {literal(session.refused)}", icon=":material/block:")
+    for note in trace_notes(session.question.scenario):
+        st.warning(literal(short_error(Exception(note))), icon=":material/content_cut:")
 
 
 def cannot_run(session: Session, error: InputError) -> None:

@@ -8,6 +8,7 @@ base names itself, and what this session uploaded.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -23,6 +24,7 @@ import streamlit as st
 from draftcast.dashboards.collector import set_aside
 from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.changes import Changes, assignments, changed_keys, command_line, value_text
+from draftcast.scenarios.choices import acceptance_of_method, with_method, with_method_as_given
 from draftcast.scenarios.load import DEFAULT_SCENARIO, embedded_scenarios, load_scenario, to_mapping, with_values
 from draftcast.scenarios.references import outside_names
 from draftcast.scenarios.schema import Scenario
@@ -92,6 +94,7 @@ class Session:
         views: settings of pages that are no part of a scenario, by their key in the link.
         warnings: what a link asked for and could not get, a line each.
         refused: why the last change of a control was not made.
+        wanted_method: a method that was chosen while its acceptance is still to be given; empty where none waits.
         folder: the session's own folder; uploads are written here and nowhere else.
         written: the link this session wrote last.
         touched: a control was used since then, so a link that still says the old thing is only late.
@@ -106,6 +109,7 @@ class Session:
     views: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     refused: str = ""
+    wanted_method: str = ""
     folder: tempfile.TemporaryDirectory[str] = field(
         default_factory=lambda: tempfile.TemporaryDirectory(prefix="draftcast-session-")
     )
@@ -121,6 +125,22 @@ class Session:
     def room(self) -> int:
         """How many more runs Compare can take."""
         return MOST_RUNS - 1 - len(self.runs) - len(self.measured)
+
+    def want_method(self, method: str) -> None:
+        """Choose a drafting method; one whose acceptance is not known waits until it is given."""
+        base, scenario = base_scenario(self.question.base), self.question.scenario
+        self.wanted_method = ""
+        known = acceptance_of_method(base, scenario, method)
+        if known is None:
+            self.wanted_method, self.refused, self.touched = method, "", True
+        else:
+            self.change(lambda: with_method(scenario, method) | known)
+
+    def give_acceptance(self, text: str) -> None:
+        """Change to the method that waits, with its acceptance as typed."""
+        self.change(lambda: with_method_as_given(self.question.scenario, self.wanted_method, text))
+        if not self.refused:
+            self.wanted_method = ""
 
     def measured_folder(self, name: str) -> Path:
         """Where an uploaded measured run lies, if it was uploaded in this session."""
@@ -141,10 +161,11 @@ class Session:
     def ask(self, question: Question) -> None:
         """Another question altogether."""
         self.question, self.refused, self.warnings, self.touched = question, "", [], True
+        self.wanted_method = ""
 
     def go(self, page: str) -> None:
         """Show another page."""
-        self.page, self.touched = page, True
+        self.page, self.touched, self.wanted_method = page, True, ""
 
     def view(self, key: str, default: str, allowed: Sequence[str] | None = None) -> str:
         """A setting of a page; what a link says wrongly is told and left out."""
@@ -224,7 +245,7 @@ def link_of(known: Session) -> dict[str, list[str]]:
 
 def read_link(known: Session, query: Mapping[str, Sequence[str]]) -> None:
     """Take over what a link asks; what it asks wrongly is left out and named in ``warnings``."""
-    known.warnings, known.refused, known.baseline = [], "", None
+    known.warnings, known.refused, known.wanted_method, known.baseline = [], "", "", None
     known.runs, known.measured, known.views = [], [], {}
     plain = {key: values[-1] for key, values in query.items() if values}
     known.page = _read_page(known, plain.pop(PAGE, FIRST_PAGE))
@@ -356,10 +377,17 @@ def _scenario_of(known: Session, base: str, values: Mapping[str, str]) -> Scenar
 
 
 def _guilty(known: Session, base: str, values: Mapping[str, str], error: InputError) -> str:
-    """The key of the link to leave out: the one the error names, else the first that fails beside those before it."""
+    """The key of the link to leave out: the one the error names, else one without which the rest is valid.
+
+    Where there is none such, the first that fails beside those before it.
+    """
     named = (error.key or error.file or "").removeprefix("--set ")
     for key in values:
         if named == key or named.startswith(f"{key}.") or key.startswith(f"{named}."):
+            return key
+    for key in values:
+        with contextlib.suppress(InputError):
+            _scenario_of(known, base, {other: value for other, value in values.items() if other != key})
             return key
     kept: dict[str, str] = {}
     for key, value in values.items():

@@ -6,6 +6,8 @@ before it is written.
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -21,13 +23,18 @@ from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.session import QUICK_REQUESTS, Question, Session, check_names, short_error
 from draftcast.errors import DraftcastError, InputError
 from draftcast.files import parse_json, write_bytes
+from draftcast.kernels.catalog import load_model
 from draftcast.scenarios.choices import with_arrivals
-from draftcast.scenarios.load import DEFAULT_SCENARIO, load_scenario, with_values
+from draftcast.scenarios.load import DEFAULT_SCENARIO, load_scenario, to_mapping, with_values
 from draftcast.scenarios.measured_run import read_measured_run
+from draftcast.scenarios.references import outside_names
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.validate.sweep_summary import read_summary
+from draftcast.scenarios.workload_spec import workload_spec
+from draftcast.sim.random_streams import replication_seed
 from draftcast.sim.request_table import RequestTable
 from draftcast.sim.traces import read_trace
+from draftcast.sim.workload import build_requests
 
 SCENARIO_MB, VALIDATION_MB, TRACE_MB = 1, 8, 64
 # Of a live run directory, what the comparison reads.
@@ -86,13 +93,34 @@ def take_trace(session: Session, name: str, content: bytes) -> Receipt:
     except DraftcastError as error:
         return Receipt(short_error(error), False)
     session.ask(Question(session.question.base, scenario))
-    notes = "".join(f" {note.replace(f'{session.path}/', '')}." for note in table.notes)
+    notes = "".join(f" {note.replace(f'{session.path}/', '')}." for note in trace_notes(scenario))
     when = f"over {table.span_s:,.0f} s" if table.has_arrivals else "without times: its lengths are used"
     return Receipt(
         f"{path.name}: {len(table):,} requests {when}; mean prompt {table.prompt_tokens.mean():,.0f}, mean output "
         f"{table.output_tokens.mean():,.0f} tokens.{notes}",
         True,
     )
+
+
+def trace_notes(scenario: Scenario) -> tuple[str, ...]:
+    """What is left out, cut or repeated of the traces that a scenario serves; none where it serves none."""
+    data = to_mapping(scenario)
+    names = outside_names(data).items()
+    traces = [Path(name) for key, name in names if key.endswith(("arrivals.path", "lengths.path"))]
+    if not traces or not all(trace.is_file() for trace in traces):
+        return ()
+    return _trace_notes(json.dumps(data), tuple(trace.stat().st_mtime_ns for trace in traces))
+
+
+@functools.lru_cache(maxsize=64)
+def _trace_notes(question: str, _changed_ns: tuple[int, ...]) -> tuple[str, ...]:
+    scenario = load_scenario(json.loads(question))
+    limit = scenario.engine.max_model_len or load_model(scenario.engine.model).max_position_embeddings
+    seed = replication_seed(scenario.statistics.seed, 0)
+    try:
+        return build_requests(workload_spec(scenario), seed, None, limit).notes
+    except DraftcastError:
+        return ()  # the page says why in place of its answer
 
 
 def _of_trace(scenario: Scenario, path: Path, table: RequestTable) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.results import Answer, answers, side_of, together
 from draftcast.dashboards.session import MOST_RUNS, Question, Session, short_error
 from draftcast.dashboards.tiles import LATENCY_TILES, THROUGHPUT_TILE, show_tiles, tile
+from draftcast.dashboards.uploads import trace_notes
 from draftcast.dashboards.what_if_controls import controls
 from draftcast.errors import InputError
 from draftcast.scenarios.bottleneck import bottleneck
@@ -37,6 +38,13 @@ def render(session: Session) -> None:
     top = st.container(key="answer-badge")
     controls(session)
     scenario = session.question.scenario
+    if session.wanted_method:
+        wanted = session.wanted_method
+        st.info(
+            f"Give the acceptance of {wanted} above to see its forecast: another method's says nothing about {wanted}.",
+            icon=":material/tune:",
+        )
+        return
     try:
         own, others = _answered(session)
     except InputError as error:
@@ -114,8 +122,10 @@ def _answer_lines(own: Answer, point: Point) -> list[str]:
         status = status_line(run)
         (st.error if run.unstable else st.warning)(literal(status), icon=":material/trending_up:")
         lines.append(status)
+    on_top = trace_notes(scenario)
     for note in run.summary["notes"]:
-        st.caption(literal(short_error(Exception(note))))
+        if note not in on_top:
+            st.caption(literal(short_error(Exception(note))))
     return lines
 
 

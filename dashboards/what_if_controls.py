@@ -12,7 +12,7 @@ from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.session import Session, base_scenario, link_of_question
 from draftcast.dashboards.uploads import trace_uploader
 from draftcast.errors import ScenarioError
-from draftcast.kernels.catalog import model_names
+from draftcast.kernels.catalog import canonical_name, model_names
 from draftcast.scenarios import choices
 from draftcast.scenarios.load import apply_overrides
 from draftcast.scenarios.schema import METHODS, Scenario
@@ -32,6 +32,7 @@ ACCEPTANCE = {
     "beta": "differs by request",
 }
 DEGREES = (1, 2, 4, 8, 16)
+METHOD = "control:method"
 
 
 def controls(session: Session) -> None:
@@ -186,16 +187,18 @@ def _traffic(session: Session, scenario: Scenario) -> None:
 
 def _speculation(session: Session, scenario: Scenario) -> None:
     spec, acceptance = scenario.speculative_config, scenario.acceptance
-    choice_control(
-        session,
+    st.session_state[METHOD] = session.wanted_method or (scenario.method if spec is not None else choices.OFF)
+    st.selectbox(
         "Method",
-        "method",
-        scenario.method if spec is not None else choices.OFF,
         (choices.OFF, *METHODS),
-        help="How tokens are drafted. Acceptance is carried over as a first guess: give the new method's own.",
-        change=lambda method: choices.with_method(session.question.scenario, method),
+        key=METHOD,
+        help="How tokens are drafted. Acceptance is a method's own: another method asks for it.",
         width=170,
+        on_change=lambda: session.want_method(st.session_state[METHOD]),
     )
+    if session.wanted_method:
+        _asked_acceptance(session, scenario)
+        return
     if spec is not None:
         longest = choices.longest_k(scenario)
         covered = f" The acceptance has rates for {longest}." if longest is not None else ""
@@ -232,6 +235,21 @@ def _speculation(session: Session, scenario: Scenario) -> None:
         width=190,
     )
     _acceptance_value(session, scenario)
+
+
+def _asked_acceptance(session: Session, scenario: Scenario) -> None:
+    """Of the method that waits for it."""
+    k = scenario.num_speculative_tokens or choices.DEFAULT_K
+    key = f"control:acceptance.of.{session.wanted_method}"
+    st.text_input(
+        f"Acceptance of {session.wanted_method}",
+        key=key,
+        help=f"One rate for all positions, or {k} rates separated by commas: the share of rounds in which the first 1, "
+        "2, 3, ... drafts were all accepted. `draftcast acceptance` measures them.",
+        placeholder="not given",
+        width=230,
+        on_change=lambda: session.give_acceptance(st.session_state[key]),
+    )
 
 
 def _acceptance_value(session: Session, scenario: Scenario) -> None:
@@ -271,7 +289,7 @@ def _rate(scenario: Scenario) -> float:
 
 def _named(names: list[str], *spellings: str) -> list[str]:
     """``names`` as the scenario and its base spell them, so that choosing the same changes nothing."""
-    own = {spelling.lower(): spelling for spelling in reversed(spellings)}
+    own = {canonical_name(spelling).lower(): spelling for spelling in reversed(spellings)}
     return [own.get(name.lower(), name) for name in names]
 
 

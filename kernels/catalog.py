@@ -41,6 +41,12 @@ def is_bundled_model(name: str) -> bool:
     return name.lower() in _bundled()
 
 
+def canonical_name(name: str) -> str:
+    """The bundled model's own name behind a name or alias of it; any other name as it is."""
+    known = _bundled().get(name.lower())
+    return known[0] if known is not None else name
+
+
 def load_model(name_or_path: str | Path) -> ModelSpec:
     """Model by bundled name or alias (any case), else by path to a ``config.json`` or to the folder holding one.
 
@@ -65,13 +71,18 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     return _from_file(path)
 
 
+def published_ids(name: str) -> tuple[str, ...]:
+    """Hugging Face ids of a bundled model's shape, such as its base and Instruct repositories; none if unknown."""
+    known = _bundled().get(name.lower())
+    return tuple(alias for alias in known[1]["aliases"] if "/" in alias) if known is not None else ()
+
+
 def published_id(name_or_path: str) -> str:
     """What a server calls the model: the Hugging Face id behind a bundled short name; ids and paths as they are."""
-    known = _bundled().get(name_or_path.lower())
-    if known is None or "/" in name_or_path:
+    ids = published_ids(name_or_path)
+    if not ids or "/" in name_or_path:
         return name_or_path
-    aliases: list[str] = known[1]["aliases"]
-    return next((alias for alias in aliases if "/" in alias), name_or_path)
+    return next((each for each in ids if each.lower().endswith(f"/{name_or_path.lower()}")), ids[0])
 
 
 def _from_file(path: Path) -> ModelSpec:

@@ -14,7 +14,7 @@ from typing import Any
 
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import InputError
-from draftcast.scenarios.load import to_mapping
+from draftcast.scenarios.load import missing_acceptance, to_mapping
 from draftcast.scenarios.schema import Scenario
 
 Changes = dict[str, Any]
@@ -23,9 +23,12 @@ Changes = dict[str, Any]
 def changed_keys(base: Scenario, scenario: Scenario) -> Changes:
     """Dotted key -> value of ``scenario`` where it differs from ``base``.
 
-    A section whose keys differ (another arrival process, another acceptance model) is given as a whole.
+    A section whose keys differ (another arrival process, another acceptance model) is given as a whole. The acceptance
+    of another method is given also where it is the same: it is that method's own.
     """
-    return dict(_differences(to_mapping(base), to_mapping(scenario), ""))
+    own, data = to_mapping(base), to_mapping(scenario)
+    changes = dict(_differences(own, data, ""))
+    return changes | {place: _short(value_at(data, place)) for place in missing_acceptance(own, data, changes)}
 
 
 def _differences(base: Any, asked: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -58,13 +61,17 @@ def differing(scenarios: Sequence[Scenario]) -> dict[str, list[Any]]:
     first = scenarios[0]
     keys = dict.fromkeys(key for other in scenarios[1:] for key in changed_keys(first, other))
     whole = [key for key in keys if not any(key.startswith(f"{other}.") for other in keys)]
-    return {key: [_at(to_mapping(each), key) for each in scenarios] for key in whole}
+    return {key: [_short(value_at(to_mapping(each), key)) for each in scenarios] for key in whole}
 
 
-def _at(section: Any, key: str) -> Any:
+def value_at(section: Any, key: str) -> Any:
+    """The value under a dotted key of plain data, list items by index; None where there is none."""
     for part in key.split("."):
-        section = section.get(part) if isinstance(section, dict) else None
-    return _short(section)
+        if isinstance(section, list):
+            section = section[int(part)] if part.isdigit() and int(part) < len(section) else None
+        else:
+            section = section.get(part) if isinstance(section, dict) else None
+    return section
 
 
 def value_text(value: Any) -> str:

@@ -1,20 +1,19 @@
 """Choices that touch several keys of a scenario at once: another method, acceptance model, arrival process, model.
 
 Each gives dotted keys for `draftcast.scenarios.load.with_values`. What was known before is carried over as far as it
-has a meaning there; the acceptance of one method is only a first guess for another, and who calls says so.
+has a meaning there; the acceptance of one method has none for another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from draftcast.errors import ScenarioError
 from draftcast.kernels.catalog import load_model, model_names
-from draftcast.scenarios.load import to_mapping
-from draftcast.scenarios.schema import METHODS, NgramAcceptance, Scenario, TreeAcceptance
+from draftcast.scenarios.changes import value_at
+from draftcast.scenarios.load import acceptance_places, to_mapping
+from draftcast.scenarios.schema import METHODS, Scenario
 from draftcast.scenarios.schema.acceptance import known_positions
-from draftcast.scenarios.schema.scenario import MATCHING_METHODS
 from draftcast.sim.methods import get_method
 
 OFF = "off"
@@ -35,7 +34,7 @@ ARRIVALS = ("poisson", "gamma", "deterministic", "closed_loop")
 
 
 def with_method(scenario: Scenario, method: str, draft_model: str | None = None) -> dict[str, Any]:
-    """Another drafting method at the same k, or ``off``.
+    """Another drafting method at the same k, or ``off``; its acceptance goes with it (`acceptance_of_method`).
 
     Args:
         draft_model: for methods that need one; None: the smallest bundled model of the target's vocabulary.
@@ -52,16 +51,42 @@ def with_method(scenario: Scenario, method: str, draft_model: str | None = None)
     config.setdefault("num_speculative_tokens", DEFAULT_K)
     if get_method(method).needs_draft_model:
         config["model"] = draft_model or _smallest_draft(scenario)
-    values: dict[str, Any] = {"engine.speculative_config": config}
-    acceptance = scenario.acceptance
-    if acceptance is None:
-        return values
-    if acceptance.model != "tree" and method == "eagle_tree":
-        return values | {"acceptance": {"model": "tree", "alpha": _equal_alpha(scenario, 1)}}
-    belongs = {"ngram": MATCHING_METHODS, "tree": ("eagle_tree",)}
-    if isinstance(acceptance, NgramAcceptance | TreeAcceptance) and method not in belongs[acceptance.model]:
-        values["acceptance"] = _plain(acceptance.rates, acceptance.alpha)
-    return values
+    return {"engine.speculative_config": config}
+
+
+def acceptance_of_method(base: Scenario, scenario: Scenario, method: str) -> dict[str, Any] | None:
+    """The acceptance that goes with a choice of method: no change, the base's own, or None where it must be asked for.
+
+    Args:
+        base: the scenario's origin, whose acceptance is that of its own method.
+        method: as `with_method` takes it.
+    """
+    spec = scenario.speculative_config
+    if method in (OFF, scenario.method) or (spec is not None and spec.synthetic_rates is not None):
+        return {}
+    if method != base.method:
+        return None
+    data = to_mapping(base)
+    return {place: value_at(data, place) for place in acceptance_places(data)}
+
+
+def with_method_as_given(scenario: Scenario, method: str, text: str) -> dict[str, Any]:
+    """Another method with its acceptance as a reader types it: one rate, or one for each draft position.
+
+    Raises:
+        ScenarioError: no such numbers.
+    """
+    try:
+        rates = [float(part) for part in text.replace(";", ",").split(",") if part.strip()]
+    except ValueError:
+        raise ScenarioError("must be numbers separated by commas", key="acceptance", value=text) from None
+    if not rates:
+        raise ScenarioError("give one rate, or one for each draft position", key="acceptance", value=text)
+    model = "tree" if method == "eagle_tree" else "constant" if len(rates) == 1 else "per_position"
+    acceptance = {"model": model, **({"alpha": rates[0]} if len(rates) == 1 else {"rates": rates})}
+    values, changed = with_method(scenario, method), to_mapping(scenario)
+    changed["engine"]["speculative_config"] = values["engine.speculative_config"]
+    return values | dict.fromkeys(acceptance_places(changed), acceptance)
 
 
 def with_model(scenario: Scenario, model: str) -> dict[str, Any]:
@@ -123,10 +148,6 @@ def with_arrivals(scenario: Scenario, process: str, request_rate_rps: float) -> 
         values["workload.lengths"] = {"path": old.path, "format": old.format}
         values["workload.num_requests"] = scenario.workload.num_requests or 2000
     return values
-
-
-def _plain(rates: Sequence[float] | None, alpha: float | None) -> dict[str, Any]:
-    return {"model": "per_position", "rates": list(rates)} if rates else {"model": "constant", "alpha": alpha}
 
 
 def _smallest_draft(scenario: Scenario) -> str:

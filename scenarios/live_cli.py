@@ -138,17 +138,16 @@ def import_result(
 ) -> None:
     """Take a result of vLLM's own benchmark client in place of a recorded run."""
     from draftcast.calibration.live.bench_result import import_bench_result
+    from draftcast.scenarios.live_run import speculative_config as speculation_of
     from draftcast.scenarios.load import load_scenario, to_mapping
-    from draftcast.scenarios.serve_command import speculative_config_json
 
     manifest = {}
     if scenario is not None:
         asked = load_scenario(scenario, overrides=overrides or (), speculative_config=speculative_config)
-        spec = asked.speculative_config
         manifest = {
             "name": asked.name,
             "scenario": to_mapping(asked),
-            "speculative_config": speculative_config_json(spec) if spec is not None else None,
+            "speculative_config": speculation_of(asked),
         }
     elif overrides or speculative_config is not None:
         raise InputError("go with --scenario", file="--set and --speculative-config")

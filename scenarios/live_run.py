@@ -21,13 +21,13 @@ from draftcast.calibration.live.record import Endpoint, Noise, record
 from draftcast.calibration.live.run_directory import SERVER_LOG, LiveRun, LiveRunWriter
 from draftcast.calibration.live.server import Server, ServerFlags
 from draftcast.errors import ScenarioError
-from draftcast.kernels.catalog import load_model, published_id
+from draftcast.kernels.catalog import load_model
 from draftcast.kernels.extras import require
 from draftcast.scenarios.load import to_mapping
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.acceptance import NgramAcceptance
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
-from draftcast.scenarios.serve_command import speculative_config_json, vllm_flags
+from draftcast.scenarios.serve_command import served_models, speculative_config_json, vllm_flags
 from draftcast.scenarios.workload_spec import workload_spec
 from draftcast.sim.arrivals import ClosedLoop
 from draftcast.sim.request_table import RequestTable
@@ -96,11 +96,14 @@ def server_flags(scenario: Scenario, options: LiveOptions) -> ServerFlags:
             key="policy.name",
             value=policy.name,
         )
-    model = _weights("engine.model", published_id(engine.model))
+    served = served_models(scenario)
+    model = _weights("engine.model", served.target)
     flags = vllm_flags(engine)
     if (config := speculative_config(scenario)) is not None:
-        if config.get("model") is not None:
-            _weights("engine.speculative_config.model", config["model"])
+        if served.draft is not None and served.draft_is_named:
+            _weights("engine.speculative_config.model", served.draft)
+        elif served.draft is not None and options.url is None:
+            raise ScenarioError("a server does not start without", key="engine.speculative_config.model", value=None)
         flags += ["--speculative-config", json.dumps(config)]
     on_cpu = scenario.hardware == "cpu"
     return ServerFlags(model, (*flags, *options.server_arguments), options.vllm, on_cpu, options.port)
@@ -112,8 +115,10 @@ def speculative_config(scenario: Scenario) -> dict[str, Any] | None:
     Raises:
         ScenarioError: a method that vLLM does not have.
     """
-    spec = scenario.speculative_config
-    return speculative_config_json(spec) if spec is not None else None
+    config = speculative_config_json(scenario)
+    if config is not None and not served_models(scenario).draft_is_named:
+        del config["model"]  # a place to fill in, which a record is not
+    return config
 
 
 def live_requests(scenario: Scenario, seed: int) -> RequestTable:
@@ -253,7 +258,8 @@ def live_run(
                 endpoint = Endpoint.of(options.url.rstrip("/").removesuffix("/v1"), options.server_log)
             else:
                 server = running.enter_context(Server.start(flags, writer.folder / SERVER_LOG))
-                progress.say(server.shown)
+                for line in (*served_models(scenario).notes, server.shown):
+                    progress.say(line)
                 server.wait_ready(options.start_timeout_s, progress.waiting)
                 endpoint = Endpoint.of(server.url, server.log, server)
         return record_scenario(scenario, endpoint, writer, options, noise=noise, progress=progress)

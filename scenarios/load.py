@@ -16,15 +16,22 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from draftcast.calibration.yaml_text import parse_yaml, write_yaml
 from draftcast.errors import ScenarioError
 from draftcast.files import parse_json, read_text
 from draftcast.scenarios.references import put_checksums, resolve_paths
-from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema import Scenario, SpeculativeConfig
+from draftcast.scenarios.schema.scenario import MATCHING_METHODS
 from draftcast.scenarios.validation import validate
 
 DEFAULT_SCENARIO = "default"
 SUFFIX = ".yaml"
+# What a method's acceptance looks like, where it is not a rate for each position.
+ACCEPTANCE_EXAMPLES = dict.fromkeys(MATCHING_METHODS, "{model: ngram, match_probability: ..., rates: [...]}") | {
+    "eagle_tree": "{model: tree, alpha: ...}"
+}
 
 
 def embedded_scenarios() -> dict[str, str]:
@@ -53,6 +60,7 @@ def load_scenario(
         ScenarioError: anything wrong, in one line.
     """
     data, file = _read(source)
+    read = copy.deepcopy(data)
     places: dict[str, str] = {}
     if trace is not None:
         _use_trace(data, str(Path(trace).absolute()), places)
@@ -64,6 +72,7 @@ def load_scenario(
     data = apply_overrides(data, overrides)
     for assignment in overrides:
         places[assignment.partition("=")[0].strip()] = "--set"
+    acceptance_follows(read, data, places, file)
     return validate(data, file, places)
 
 
@@ -79,11 +88,92 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
 
 
 def with_values(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
-    """A validated copy of ``scenario`` with dotted keys replaced, e.g. ``{"statistics.seed": 3}``."""
-    data = to_mapping(scenario)
+    """A validated copy of ``scenario`` with dotted keys replaced, e.g. ``{"statistics.seed": 3}``.
+
+    Raises:
+        ScenarioError: no valid scenario, or another method with the acceptance of the one before.
+    """
+    before = to_mapping(scenario)
+    data = copy.deepcopy(before)
     for key, value in values.items():
         _assign(data, key, value, "scenario")
+    acceptance_follows(before, data, values, "scenario")
     return validate(data, "scenario", {})
+
+
+def acceptance_follows(before: Mapping[str, Any], data: Mapping[str, Any], keys: Iterable[str], file: str) -> None:
+    """Refuse a change of method that keeps the acceptance of the method before: only its own says how it does.
+
+    Args:
+        before: the raw scenario before the change.
+        data: after it.
+        keys: dotted keys that were given.
+        file: for the message.
+
+    Raises:
+        ScenarioError: saying which acceptance is to be given.
+    """
+    old, new = _speculation(before), _speculation(data)
+    for place in missing_acceptance(before, data, keys):
+        assert old is not None
+        assert new is not None
+        method = new.resolved_method
+        model = ACCEPTANCE_EXAMPLES.get(method, "{model: per_position, rates: [...]}")
+        source = (
+            "measure finds it in token logs"
+            if method in MATCHING_METHODS
+            else "from-metrics reads it from vLLM's counters"
+        )
+        raise ScenarioError(
+            f"was given for {old.resolved_method}, and the method is now {method}: give that of {method} with "
+            f"--set '{place}={model}', or with a candidate as its acceptance (draftcast acceptance {source})",
+            file=file,
+            key=place,
+        )
+
+
+def missing_acceptance(before: Mapping[str, Any], data: Mapping[str, Any], keys: Iterable[str]) -> list[str]:
+    """Dotted keys of acceptance that a change of method leaves to the method before; none where nothing is amiss.
+
+    Without speculation before, no acceptance is another method's. Arguments as of `acceptance_follows`.
+    """
+    old, new = _speculation(before), _speculation(data)
+    if old is None or new is None or old.resolved_method == new.resolved_method:
+        return []
+    given = list(keys)
+    return [
+        place
+        for place in acceptance_places(data)
+        if not any(_within(place, key) or _within(key, place) for key in given)
+    ]
+
+
+def acceptance_places(data: Mapping[str, Any]) -> list[str]:
+    """Dotted keys of the acceptance that a raw scenario's method goes by; none where it needs none."""
+    spec, workload = _speculation(data), data.get("workload")
+    if spec is None or spec.synthetic_rates is not None:
+        return []
+    classes = (workload.get("classes") if isinstance(workload, Mapping) else None) or []
+    own = [
+        f"workload.classes.{index}.acceptance"
+        for index, entry in enumerate(classes if isinstance(classes, list) else [])
+        if isinstance(entry, Mapping) and entry.get("acceptance") is not None
+    ]
+    return own if own and len(own) == len(classes) else ["acceptance", *own]
+
+
+def _within(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")
+
+
+def _speculation(data: Mapping[str, Any]) -> SpeculativeConfig | None:
+    """What a raw scenario says of speculation; None without, and where it is not valid, which validation tells."""
+    engine = data.get("engine")
+    spec = engine.get("speculative_config") if isinstance(engine, Mapping) else None
+    try:
+        return SpeculativeConfig.model_validate(spec) if spec is not None else None
+    except ValidationError:
+        return None
 
 
 def with_rate(scenario: Scenario, request_rate_rps: float) -> Scenario:

@@ -20,7 +20,8 @@ from draftcast.scenarios.deployment import Deployment, deploy
 from draftcast.scenarios.load import with_values
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.acceptance import known_positions
-from draftcast.scenarios.serve_command import sglang_command, speculative_config_json, vllm_command
+from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
+from draftcast.scenarios.serve_command import served_models, sglang_command, speculative_config_json, vllm_command
 from draftcast.scenarios.simulate import RunResult, measure, serve
 from draftcast.scenarios.steady_step import Traffic, token_seconds, traffic
 from draftcast.scenarios.verdict import Metric, Verdict, decide, metric_named, probe_at, side
@@ -84,7 +85,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The answer, best first in ``outcomes``; ``chosen`` may be a simpler one than the first (see ``reason``)."""
+    """The answer, best first in ``outcomes``; ``chosen`` may be a simpler one than the first (see ``reason``).
+
+    ``notes`` say what to know or to fill in before the commands are pasted.
+    """
 
     scenario: Scenario
     metric: Metric
@@ -97,6 +101,20 @@ class Recommendation:
     vllm: str
     sglang: str | None
     sglang_reason: str
+    notes: tuple[str, ...]
+
+    @property
+    def largest_tried(self) -> int | None:
+        """The recommended k where no larger one of its method was tried, though one could be; else None."""
+        tried = {
+            outcome.candidate.scenario.num_speculative_tokens
+            for outcome in self.outcomes
+            if outcome.candidate.scenario.method == self.chosen.candidate.scenario.method
+        }
+        spec = self.chosen.candidate.scenario.speculative_config
+        schedule = spec.num_speculative_tokens_per_batch_size if spec is not None else None
+        k = max(k for _, _, k in schedule) if schedule else self.chosen.candidate.scenario.num_speculative_tokens
+        return k if self.worth_it and max(tried) <= k < MAX_SPECULATIVE_TOKENS else None
 
     def summary(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -122,10 +140,12 @@ class Recommendation:
             "reason": self.reason,
             "metric": self.metric.name,
             "gain": self.chosen.gain,
+            "largest_tried": self.largest_tried is not None,
             "speculative_config": self.speculative_config,
             "vllm_serve": self.vllm,
             "sglang": self.sglang,
             "sglang_reason": self.sglang_reason,
+            "notes": self.notes,
             "candidates": rows,
         }
 
@@ -377,7 +397,6 @@ def _answer(scenario: Scenario, metric: Metric, loads: tuple[Load, ...], outcome
         reason = f"keeps up at {off.overloaded - chosen.overloaded} of {len(loads)} loads where off is overloaded"
     worth_it = chosen.candidate.label != OFF
     tuned = chosen.candidate.scenario
-    config = speculative_config_json(tuned.speculative_config) if tuned.speculative_config is not None else None
     try:
         sglang, sglang_reason = sglang_command(tuned), ""
     except ScenarioError as error:
@@ -390,10 +409,11 @@ def _answer(scenario: Scenario, metric: Metric, loads: tuple[Load, ...], outcome
         chosen,
         worth_it,
         reason,
-        config,
+        speculative_config_json(tuned),
         vllm_command(tuned),
         sglang,
         sglang_reason,
+        served_models(tuned).notes,
     )
 
 

@@ -6,8 +6,9 @@ import json
 
 from rich.table import Table
 
-from draftcast.scenarios.recommend import OFF, Outcome, Recommendation
+from draftcast.scenarios.recommend import OFF, Outcome, Recommendation, longest_draft
 from draftcast.scenarios.report import show
+from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
 
 
 def candidates_table(answer: Recommendation) -> Table:
@@ -32,23 +33,35 @@ def answer_line(answer: Recommendation) -> str:
     if not answer.worth_it:
         return f"Leave speculation off: {answer.reason}."
     if chosen.gain is None:
-        return f"Recommended: {chosen.candidate.label}; {answer.reason}."
+        return f"Recommended: {chosen.candidate.label}; {answer.reason}.{_longer(answer)}"
     gain = chosen.gain
     level = f"{gain.confidence:.0%} interval {gain.low:.3g} to {gain.high:.3g}"
     doubt = "" if gain.low > 1.0 else "; the interval does not exclude that it gains nothing"
     return (
         f"Recommended: {chosen.candidate.label}. {answer.metric.label} improves {gain.mean:.3g} x over off ({level}): "
-        f"{answer.reason}{doubt}."
+        f"{answer.reason}{doubt}.{_longer(answer)}"
     )
 
 
+def _longer(answer: Recommendation) -> str:
+    """That a longer draft might gain more, where the best is the longest tried."""
+    k = answer.largest_tried
+    if k is None:
+        return ""
+    said = f" k = {k} is the largest tried, so a longer draft may gain more: "
+    if longest_draft(answer.chosen.candidate.scenario, k + 1) <= k:
+        return said + f"acceptance has no rates beyond position {k}; give more of them."
+    return said + f"draftcast recommend --max-k {min(2 * k, MAX_SPECULATIVE_TOKENS)} tries more."
+
+
 def paste_lines(answer: Recommendation, server: str) -> str:
-    """What to paste for ``server`` (vllm or sglang)."""
+    """What to paste for ``server`` (vllm or sglang), after what to know of it as a shell's comments."""
+    notes = [f"# {note}" for note in answer.notes]
     if server == "sglang":
-        return answer.sglang or f"SGLang: {answer.sglang_reason}"
+        return "\n".join([*notes, answer.sglang]) if answer.sglang else f"SGLang: {answer.sglang_reason}"
     if answer.speculative_config is None:
-        return answer.vllm
-    return f"--speculative-config '{json.dumps(answer.speculative_config)}'\n{answer.vllm}"
+        return "\n".join([*notes, answer.vllm])
+    return "\n".join([*notes, f"--speculative-config '{json.dumps(answer.speculative_config)}'", answer.vllm])
 
 
 def _at_load(outcome: Outcome, index: int) -> str:

@@ -17,14 +17,14 @@ from pydantic import BaseModel
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.grid import spaced
-from draftcast.scenarios.load import with_rate, with_values, without_speculation
+from draftcast.scenarios.load import to_mapping, with_rate, with_values, without_speculation
 from draftcast.scenarios.schema import Scenario
 
 PLACE = "--grid"
 MAX_CELLS = 100_000
 OFF = ("off", "none", None)
 _RANGE = re.compile(r"(?P<low>[^,:]+?)\.\.(?P<high>[^,:]+?)(?::(?P<count>\d{1,9})(?P<log>log)?)?")
-# Short names that are one key of a scenario; the others are the functions of ``SPECIAL``.
+# Short names that are one key of a scenario; the others, ``SPECIAL``, are more than one.
 SHORT = {
     "tp": "engine.tensor_parallel_size",
     "batch": "engine.max_num_seqs",
@@ -114,19 +114,26 @@ def grid_points(scenario: Scenario, axes: Sequence[Axis]) -> list[GridPoint]:
 def apply(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
     """``scenario`` at one point.
 
-    Plain keys are set together, then the load and acceptance; ``method`` and ``k`` come last, because off drops the
-    speculation that other keys change.
+    Plain keys, acceptance and method are set together, because another method takes acceptance of its own; then the
+    load. Off and ``k`` come last, because off drops the speculation that other keys change.
 
     Raises:
         ScenarioError: the point is not a valid scenario.
     """
     plain = {SHORT.get(name, name): value for name, value in values.items() if name not in SPECIAL}
-    result = with_values(scenario, plain) if plain else scenario
+    if "acceptance" in values:
+        plain["acceptance"] = to_mapping(_acceptance(scenario, values["acceptance"]))["acceptance"]
     is_off = "method" in values and values["method"] in OFF
-    for name, change in SPECIAL.items():
-        if name in values and not (name == "k" and is_off):
+    if "method" in values and not is_off:
+        _needs_speculation(scenario, "method", values["method"])
+        plain["engine.speculative_config.method"] = values["method"]
+    result = with_values(scenario, plain) if plain else scenario
+    for name, change in _LOAD.items():
+        if name in values:
             result = change(result, values[name])
-    return result
+    if is_off:
+        return without_speculation(result)
+    return _k(result, values["k"]) if "k" in values else result
 
 
 def _rate(scenario: Scenario, value: Any) -> Scenario:
@@ -169,13 +176,6 @@ def _acceptance(scenario: Scenario, value: Any) -> Scenario:
     return with_values(scenario, {"acceptance": {**own, "alpha": value}})
 
 
-def _method(scenario: Scenario, value: Any) -> Scenario:
-    if value in OFF:
-        return without_speculation(scenario)
-    _needs_speculation(scenario, "method", value)
-    return with_values(scenario, {"engine.speculative_config.method": value})
-
-
 def _k(scenario: Scenario, value: Any) -> Scenario:
     """So many draft tokens; 0 is an engine started without speculation."""
     if value in (0, *OFF) and value is not False:
@@ -189,14 +189,8 @@ def _needs_speculation(scenario: Scenario, key: str, value: Any) -> None:
         raise ScenarioError("there is no engine.speculative_config to change", key=key, value=value)
 
 
-SPECIAL: dict[str, Callable[[Scenario, Any], Scenario]] = {
-    "rate": _rate,
-    "concurrency": _concurrency,
-    "policy": _policy,
-    "acceptance": _acceptance,
-    "method": _method,
-    "k": _k,
-}
+_LOAD: dict[str, Callable[[Scenario, Any], Scenario]] = {"rate": _rate, "concurrency": _concurrency, "policy": _policy}
+SPECIAL = (*_LOAD, "acceptance", "method", "k")
 
 
 def _part(text: str, name: str, whole: bool) -> Iterator[Any]:

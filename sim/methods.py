@@ -166,24 +166,6 @@ class Method:
             raise ScenarioError("must be at least 0 (0: all nodes)", key="max_tree_nodes", value=max_nodes)
         return dataclasses.replace(self, tree_width=width, max_tree_nodes=max_nodes)
 
-    def speculative_config(self, k: int, draft_model: str | None = None) -> dict[str, Any]:
-        """The ``--speculative-config`` object to paste into ``vllm serve``; empty for ``none``.
-
-        Raises:
-            ScenarioError: vLLM has no such method.
-        """
-        if not self.drafts:
-            return {}
-        if self.vllm_method is None:
-            raise ScenarioError("is not a method of vLLM", key="method", value=self.name)
-        config: dict[str, Any] = {"method": self.vllm_method, "num_speculative_tokens": k}
-        if draft_model is not None:
-            config["model"] = draft_model
-        # vLLM sets the flag itself for dflash and dspark.
-        if self.parallel_drafting and self.vllm_method in ("eagle3", "draft_model"):
-            config["parallel_drafting"] = True
-        return config
-
 
 def _apply(rule: Rule, k: int) -> int:
     if k <= 0:
@@ -290,34 +272,3 @@ def get_method(name: str) -> Method:
         return METHODS[name]
     except KeyError:
         raise ScenarioError(f"must be one of {', '.join(METHODS)}", key="method", value=name) from None
-
-
-def method_from_speculative_config(config: Mapping[str, Any] | None) -> Method:
-    """The method a vLLM ``--speculative-config`` object names; ``none`` for None or an empty object.
-
-    Raises:
-        ScenarioError: no method, one that draftcast does not simulate, or ``parallel_drafting`` where there is none.
-    """
-    if not config:
-        return METHODS["none"]
-    name = config.get("method")
-    if not isinstance(name, str):
-        raise ScenarioError("required: name the method (vLLM guesses it from the model)", key="method", value=name)
-    # vLLM keeps one name per model family of MTP heads and maps them all to "mtp".
-    wanted = "mtp" if name.endswith("_mtp") else name
-    parallel = bool(config.get("parallel_drafting", False))
-    matches = [method for method in METHODS.values() if method.vllm_method == wanted]
-    if not matches:
-        known = sorted({method.vllm_method for method in METHODS.values() if method.vllm_method})
-        raise ScenarioError(f"must be one of {', '.join(known)}", key="method", value=name)
-    if parallel and wanted == "eagle":
-        return METHODS["p_eagle"]  # vLLM takes the flag with either EAGLE
-    # dflash and dspark are parallel whether or not the flag is given.
-    exact = [m for m in matches if m.parallel_drafting == parallel] or [m for m in matches if m.parallel_drafting]
-    if not exact:
-        raise ScenarioError(
-            f"vLLM drafts in parallel with eagle, eagle3 and draft_model, not with {wanted}",
-            key="parallel_drafting",
-            value=parallel,
-        )
-    return exact[0]

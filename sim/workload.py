@@ -133,6 +133,8 @@ def build_requests(
                 continue
             table = files.of(length.trace, f"classes.{request_class.name}.{key}")
             rows = length.rows(seed, n, len(table))[mine]
+            if length.order == "sequential" and n < len(table):
+                files.more_notes.append(f"{table.source_file}: the first {n} of its {len(table)} requests are served")
             lengths[key][mine] = length.clip(getattr(table, key)[rows])
             if key == "prompt_tokens":
                 origin.set(index, table, mine, rows)

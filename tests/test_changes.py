@@ -8,7 +8,7 @@ import pytest
 
 from draftcast.errors import ScenarioError
 from draftcast.scenarios.changes import assignments, changed_keys, command_line, value_text
-from draftcast.scenarios.load import embedded_scenarios, load_scenario, scenario_hash
+from draftcast.scenarios.load import embedded_scenarios, load_scenario, scenario_hash, with_values
 
 ASKED = {
     "engine.speculative_config.num_speculative_tokens=2": {"engine.speculative_config.num_speculative_tokens": 2},
@@ -54,6 +54,14 @@ def test_the_command_is_quoted_for_a_shell() -> None:
     assert words[:3] == ["draftcast", "simulate", "default"]
     assert words[4:7:2] == assignments(changes)
     assert words[-1] == "--json"
+
+
+def test_another_methods_acceptance_is_given_even_where_it_is_the_same() -> None:
+    base = load_scenario(overrides=["acceptance={model: constant, alpha: 0.5}"])
+    asked = with_values(base, {"engine.speculative_config.method": "eagle", "acceptance.alpha": 0.5})
+    changes = changed_keys(base, asked)
+    assert changes["acceptance"] == {"model": "constant", "alpha": 0.5}
+    assert with_values(base, changes) == asked
 
 
 def test_a_bad_change_names_its_key() -> None:

@@ -349,7 +349,7 @@ def test_runs_are_written_and_read_back(pretended: CliRunner, tmp_path: Path) ->
     assert pretended.invoke(cli.app, ["simulate", "default", "--out", str(target), "--steps"]).exit_code == 0
     one = read_run_directory(target)
     assert one.steps is not None
-    assert one.manifest["scenario"]["engine"]["model"] == "llama-3.1-8b"
+    assert one.manifest["scenario"]["engine"]["model"] == "meta-llama/Llama-3.1-8B-Instruct"
     target = tmp_path / "table"
     done = pretended.invoke(cli.app, ["simulate", "default", "--rates", "2,4", "--compare-off", "--out", str(target)])
     assert done.exit_code == 0, done.output

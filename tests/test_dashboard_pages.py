@@ -158,6 +158,25 @@ def test_a_trace_is_served_and_named_in_the_command(alone: sessions.Session) -> 
     assert corrupt.text.startswith("bad.csv:2: ContextTokens = 'ten'")
 
 
+def test_what_is_cut_of_a_trace_stands_on_every_page(tmp_path: Path) -> None:
+    rows = "".join(f"2023-11-16 18:{i // 60:02}:{i % 60:02},{9000 if i < 3 else 100},20\n" for i in range(200))
+    app = open_page()
+    session = known(app)
+    receipt = take_trace(session, "long.csv", f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}".encode())
+    clipped = "clipped 3 of 200 requests longer than max_model_len 8192"
+    assert receipt.text.endswith(f"{clipped}.")
+    app.run()
+    assert [each.value for each in app.warning] == [clipped]
+    session.change(lambda: {"workload.num_requests": 150})
+    session.go("sweep")
+    app.run()
+    served = "long.csv: the first 150 of its 200 requests are served"
+    assert [each.value for each in app.warning] == [served, clipped.replace("200", "150")]
+    session.change(lambda: {"workload.num_requests": 200, "engine.max_model_len": 16384})
+    app.run()
+    assert not app.warning
+
+
 def test_a_link_to_an_upload_of_another_session_says_so(alone: sessions.Session) -> None:
     arrivals = json.dumps({"process": "trace", "path": "upload:gone.csv"})
     sessions.read_link(alone, {"workload.arrivals": [arrivals], "workload.lengths": ["null"]})
@@ -180,8 +199,6 @@ def test_sessions_do_not_see_each_other() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"control:method": "ngram"},
-        {"control:method": "draft_model"},
         {"control:method": "off"},
         {"control:acceptance.model": "constant"},
         {"control:workload.arrivals.process": "closed_loop"},
@@ -201,6 +218,55 @@ def test_every_choice_leaves_a_page(change: dict[str, str]) -> None:
     said = [each.value for each in app.error]
     # The recorded trace is not part of the package: the page stands and says what is missing.
     assert bool(said) == (change == {"scenario": "azure-conversation"}), said
+
+
+def test_another_method_asks_for_its_acceptance_before_it_is_forecast() -> None:
+    app = open_page()
+    asked = known(app).question
+    app.selectbox(key="control:method").set_value("ngram").run()
+    # Nothing is forecast with the acceptance of EAGLE-3, and nothing has changed yet.
+    assert known(app).question == asked
+    assert "Give the acceptance of ngram" in app.info[0].value
+    assert not [each for each in app.get("html") if "data-verdict" in each.proto.body]
+    field = app.text_input(key="control:acceptance.of.ngram")
+    assert field.value == ""
+    field.set_value("0.5, 0.4").run()
+    assert "2 rates do not cover" in app.error[0].value
+    assert known(app).wanted_method == "ngram"
+    app.text_input(key="control:acceptance.of.ngram").set_value("0.5, 0.4, 0.2").run()
+    found = known(app).question.scenario
+    assert (found.method, found.acceptance.rates) == ("ngram", (0.5, 0.4, 0.2))  # type: ignore[union-attr]
+    assert not app.error
+    assert [each for each in app.get("html") if "data-verdict" in each.proto.body]
+    link = dict(app.query_params)
+    assert "acceptance.rates" in " ".join(link)
+    again = open_page({key: value[0] if isinstance(value, list) else value for key, value in link.items()})
+    assert known(again).question == known(app).question
+    # The scenario's own method comes back with its own acceptance.
+    app.selectbox(key="control:method").set_value("eagle3").run()
+    assert known(app).question.scenario.acceptance == asked.scenario.acceptance
+
+
+def test_a_method_that_waits_is_forgotten_with_the_page() -> None:
+    app = open_page()
+    app.selectbox(key="control:method").set_value("suffix").run()
+    known(app).go("cutover")
+    assert known(app).wanted_method == ""
+    assert known(app).question.scenario.method == "eagle3"
+
+
+def test_a_link_with_another_method_needs_its_acceptance(alone: sessions.Session) -> None:
+    method, acceptance = '{"method": "ngram", "num_speculative_tokens": 3}', '{"model": "constant", "alpha": 0.5}'
+    sessions.read_link(alone, {"engine.speculative_config": [method], "statistics.seed": ["4"]})
+    (warning,) = alone.warnings
+    assert warning.startswith("engine.speculative_config: ")
+    assert "was given for eagle3, and the method is now ngram" in warning
+    assert (alone.question.scenario.method, alone.question.scenario.statistics.seed) == ("eagle3", 4)
+    # With it the link holds, and what else is wrong in it takes neither away.
+    link = {"engine.speculative_config": [method], "acceptance": [acceptance], "policy.name": ["os:system"]}
+    sessions.read_link(alone, link)
+    assert [warning.partition(":")[0] for warning in alone.warnings] == ["policy.name"]
+    assert alone.question.scenario.method == "ngram"
 
 
 def test_the_page_gives_the_figures_of_the_command_it_shows() -> None:

@@ -59,7 +59,11 @@ def test_batch_limits_default_as_in_vllm(overrides: tuple[str, ...], limits: tup
             ("engine.max_num_batched_tokens = 8192", "max_model_len = 131072"),
         ),
         (
-            ("engine.async_scheduling=true", "engine.speculative_config={method: ngram, num_speculative_tokens: 2}"),
+            (
+                "engine.async_scheduling=true",
+                "engine.speculative_config={method: ngram, num_speculative_tokens: 2}",
+                "acceptance.rates=[0.5, 0.3]",
+            ),
             ("engine.async_scheduling", "ngram"),
         ),
         (("engine.max_model_len=131073",), ("engine.max_model_len = 131073", "the model's own maximum of 131072")),
@@ -98,7 +102,7 @@ AFFINE = "profile=h100-llama-3.1-8b-affine"
         ((DRAFT.replace("llama-3.2-1b", "nobody"), FOUR), ("engine.speculative_config.model = 'nobody'",)),
         (("hardware=nothing",), ("hardware = 'nothing'", "unknown device")),
         (("profile=nothing",), ("profile = 'nothing'", "must be one of")),
-        (("engine.speculative_config.method=mtp",), ("engine.model = 'Llama-3.1-8B'", "multi-token")),
+        (("engine.speculative_config.method=mtp", FOUR), ("engine.model = 'Llama-3.1-8B'", "multi-token")),
         (("engine.tensor_parallel_size=5",), ("engine.tensor_parallel_size = 5",)),
         (("policy={name: goodput, parameters: {weight: 2}}",), ("policy.parameters.weight = 2", "at most 1")),
         (("policy={name: goodput, parameters: {speed: 2}}",), ("policy = 'goodput'", "weight")),
@@ -160,7 +164,7 @@ def test_method_facts_reach_the_scheduler() -> None:
     eagle = deployed().settings
     assert (eagle.slots, eagle.lookahead, eagle.drops_last_hit) == (0, 3, True)
     assert not deployed("engine.speculative_config.disable_eagle_block_drop=true").settings.drops_last_hit
-    ngram = deployed("engine.speculative_config={method: ngram, num_speculative_tokens: 3}").settings
+    ngram = deployed("engine.speculative_config={method: ngram, num_speculative_tokens: 3}", *four).settings
     assert (ngram.lookahead, ngram.async_scheduling, ngram.proposes_on_host) == (0, False, True)
     off = deployed("engine.speculative_config=null").settings
     assert (off.slots, off.lookahead, off.num_speculative_tokens, off.async_scheduling) == (0, 0, 0, True)

@@ -486,6 +486,9 @@ def test_speculation_and_more_words_are_passed_on(testbed: Path) -> None:
     assert "--speculative-config" not in server_flags(question(testbed, off=True), OPTIONS).command(8000)
     bundled = question(testbed, "engine.model=llama-3.1-8b", off=True)
     assert "meta-llama/Llama-3.1-8B" in " ".join(server_flags(bundled, OPTIONS).command(8000))
+    instruct = {"method": "eagle3", "model": "org/Llama-3.1-8B-Instruct-head", "num_speculative_tokens": 2}
+    bundled = question(testbed, "engine.model=llama-3.1-8b", f"engine.speculative_config={json.dumps(instruct)}")
+    assert "meta-llama/Llama-3.1-8B-Instruct" in server_flags(bundled, OPTIONS).command(8000)
     serving = ServerFlags("org/model", (), ("vllm", "serve")).command(1)
     assert serving[:3] == ["vllm", "serve", "org/model"]
 
@@ -497,6 +500,10 @@ def test_speculation_and_more_words_are_passed_on(testbed: Path) -> None:
         ("policy={name: goodput}", "policy.name = 'goodput': vLLM has no policies; fixed and batch_schedule"),
         ("policy={name: off}", "policy.name = 'off'"),
         ("policy={name: fixed, parameters: {k: 1}}", "policy.name = 'fixed'"),
+        (
+            "engine.speculative_config={method: eagle3, num_speculative_tokens: 2}",
+            "engine.speculative_config.model = None: a server does not start without",
+        ),
         ("engine.model=testbed-250M", "engine.model = 'testbed-250M': is a shape without weights"),
         ("engine.speculative_config.model=testbed-250M", "speculative_config.model = 'testbed-250M': is a shape"),
     ],
@@ -509,7 +516,8 @@ def test_what_a_server_cannot_do_is_refused(testbed: Path, tmp_path: Path, chang
 
 def test_ngram_prompts_need_to_know_how_often_they_match(testbed: Path, tmp_path: Path) -> None:
     spec = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 2}
-    asked = load_scenario(testbed / "scenario.yaml", speculative_config=spec)
+    rates = ["acceptance={model: per_position, rates: [0.5, 0.3]}"]
+    asked = load_scenario(testbed / "scenario.yaml", overrides=rates, speculative_config=spec)
     with pytest.raises(ScenarioError, match=r"acceptance\.model = 'per_position': must be ngram"):
         live_run(asked, tmp_path / "run", OPTIONS)
 

@@ -8,7 +8,7 @@ from draftcast.kernels.catalog import load_model
 from draftcast.kernels.drafters import eagle_head, medusa_heads
 from draftcast.sim import step_time
 from draftcast.sim.attention_time import N_BLOCKS, N_COLUMNS
-from draftcast.sim.methods import METHODS, DraftPlan, get_method, method_from_speculative_config
+from draftcast.sim.methods import METHODS, DraftPlan, get_method
 from draftcast.sim.step_tables import head_of
 
 TARGET = load_model("llama-3.1-8b")
@@ -121,47 +121,6 @@ def test_bad_tree(name: str, width: int, nodes: int, message: str) -> None:
 def test_unknown_name_lists_the_choices() -> None:
     with pytest.raises(ScenarioError, match="method = 'eagle4': must be one of none, draft_model, eagle, eagle3, mtp"):
         get_method("eagle4")
-
-
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("none", "eagle_tree")])
-def test_speculative_config_there_and_back(name: str) -> None:
-    config = get_method(name).speculative_config(3, "some/model")
-    assert config["num_speculative_tokens"] == 3
-    assert config["model"] == "some/model"
-    assert method_from_speculative_config(config).name == name
-
-
-def test_speculative_config_by_hand() -> None:
-    assert get_method("p_eagle").speculative_config(3) == {
-        "method": "eagle3",
-        "num_speculative_tokens": 3,
-        "parallel_drafting": True,
-    }
-    assert get_method("pard").speculative_config(3)["method"] == "draft_model"
-    assert get_method("none").speculative_config(0) == {}
-    with pytest.raises(ScenarioError, match=r"eagle_tree.*is not a method of vLLM"):
-        get_method("eagle_tree").speculative_config(3)
-
-
-def test_vllm_spellings() -> None:
-    assert method_from_speculative_config(None).name == "none"
-    assert method_from_speculative_config({}).name == "none"
-    assert method_from_speculative_config({"method": "deepseek_mtp"}).name == "mtp"
-    assert method_from_speculative_config({"method": "dflash", "parallel_drafting": True}).name == "dflash"
-    assert method_from_speculative_config({"method": "eagle", "parallel_drafting": True}).name == "p_eagle"
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"method": "lookahead"}, "method = 'lookahead': must be one of dflash, draft_model, dspark, eagle, eagle3"),
-        ({"model": "x"}, "method = None: required"),
-        ({"method": "ngram", "parallel_drafting": True}, "parallel_drafting = True: vLLM drafts in parallel with"),
-    ],
-)
-def test_bad_speculative_config(config: dict, message: str) -> None:
-    with pytest.raises(ScenarioError, match=message):
-        method_from_speculative_config(config)
 
 
 def test_draft_memory() -> None:

@@ -16,6 +16,7 @@ from draftcast.scenarios import recommend as module
 from draftcast.scenarios.deployment import deploy
 from draftcast.scenarios.load import load_scenario, with_values
 from draftcast.scenarios.recommend import Load, Recommendation, best_schedule, candidates, recommend, traffic_of
+from draftcast.scenarios.recommend_report import answer_line, paste_lines
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import simulate
 from draftcast.scenarios.steady_step import token_seconds
@@ -106,6 +107,20 @@ def test_a_longer_draft_that_is_never_accepted_loses_to_a_shorter_one() -> None:
     assert best_fixed == ["eagle3 k=1", "eagle3 k=2", "eagle3 k=3"]
 
 
+def test_the_answer_says_when_no_longer_draft_was_tried(paying: Recommendation) -> None:
+    # The embedded acceptance has three rates, and three pay at this load.
+    assert paying.chosen.candidate.label == "eagle3 k=3"
+    assert (paying.largest_tried, paying.summary()["largest_tried"]) == (3, True)
+    assert "k = 3 is the largest tried" in answer_line(paying)
+    assert "acceptance has no rates beyond position 3" in answer_line(paying)
+    sure = question("acceptance={model: constant, alpha: 0.95}", f"{RATE}=5")
+    assert "--max-k 8 tries more" in answer_line(recommend(sure, max_k=4))
+    best_of_more = recommend(question("acceptance={model: constant, alpha: 0.3}", f"{RATE}=5"), max_k=4)
+    assert best_of_more.worth_it
+    assert (best_of_more.largest_tried, best_of_more.summary()["largest_tried"]) == (None, False)
+    assert "largest tried" not in answer_line(best_of_more)
+
+
 def test_a_better_alternative_is_found() -> None:
     other: dict[str, Any] = {
         "speculative_config": {"method": "ngram", "num_speculative_tokens": 4},
@@ -176,10 +191,24 @@ def test_command(tmp_path: Path) -> None:
     assert answer["gain"]["low"] > 1.5
     shown = runner.invoke(cli.app, ["recommend", "default", *changes, "--rates", "5,20"])
     assert "Recommended: eagle3" in shown.output
-    assert "vllm serve meta-llama/Llama-3.1-8B" in shown.output
+    assert "vllm serve meta-llama/Llama-3.1-8B-Instruct" in shown.output
     assert "5 req/s" in shown.output
     sglang = runner.invoke(cli.app, ["recommend", "default", *changes, "--concurrency", "2", "--server", "sglang"])
     assert "sglang" in sglang.output.lower()
+
+
+def test_what_is_pasted_says_what_to_fill_in_and_what_was_corrected() -> None:
+    unnamed = recommend(question("engine.speculative_config={method: eagle3, num_speculative_tokens: 1}", f"{RATE}=20"))
+    assert unnamed.speculative_config is not None
+    assert unnamed.speculative_config["model"].startswith("<path or Hugging Face id of an EAGLE-3 head for ")
+    assert unnamed.summary()["notes"] == unnamed.notes
+    for server in ("vllm", "sglang"):
+        note, *rest = paste_lines(unnamed, server).splitlines()
+        assert note.startswith("# Fill in ")
+        assert all("<path or Hugging Face id of" in line for line in rest)
+    base = question("engine.model=meta-llama/Llama-3.1-8B", f"{RATE}=20")
+    assert "vllm serve meta-llama/Llama-3.1-8B-Instruct " in paste_lines(recommend(base), "vllm")
+    assert recommend(question(f"{RATE}=20")).notes == ()
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from draftcast.scenarios.verdict import verdict
 from draftcast.sim.statistics import Estimate
 
 NGRAM = "engine.speculative_config={method: ngram, num_speculative_tokens: 3}"
+RATES = "acceptance.rates=[0.7296, 0.5208, 0.3545]"
 CLIP = "workload.max_model_len_action=clip"
 SMALL = ("workload.num_requests=200", "statistics.replications=2")
 
@@ -145,8 +146,8 @@ def test_verifying_more_drafts_moves_towards_compute() -> None:
         ),
         (("workload.lengths={prompt_tokens: 6000, output_tokens: 2}", "LOAD=2"), "prefill", "86% of a request's time"),
         (("workload.lengths={prompt_tokens: 6000, output_tokens: 2}",), "prefill", "for a busy GPU; of the rest 9"),
-        (("engine.model=Qwen3-0.6B", NGRAM), "kernel latency", "a mean step (2 sequences, 8 rows)"),
-        (("engine.model=opt-125m", NGRAM, "engine.max_model_len=2048", CLIP), "host", "on the CPU, not the GPU"),
+        (("engine.model=Qwen3-0.6B", NGRAM, RATES), "kernel latency", "a mean step (2 sequences, 8 rows)"),
+        (("engine.model=opt-125m", NGRAM, RATES, "engine.max_model_len=2048", CLIP), "host", "on the CPU, not the GPU"),
     ],
 )
 def test_the_bottleneck_has_its_numbers(overrides: tuple[str, ...], kind: str, said: str) -> None:

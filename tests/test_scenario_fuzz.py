@@ -92,6 +92,7 @@ POLICY = st.none() | st.fixed_dictionaries(
 SCHEDULE = st.lists(
     st.tuples(whole(1, 2**40), whole(1, 2**70), st.integers(0, 2**70)).map(list), min_size=1, max_size=2
 )
+RATES = {"model": "per_position", "rates": [0.7, 0.5, 0.3]}
 METHODS = ("eagle", "eagle3", "ngram", "ngram_gpu", "suffix", "medusa", "dflash", "mtp", "eagle_tree", "draft_model")
 SPEC = "engine.speculative_config"
 MODELS = ("opt-125m", "llama-3.2-1b", "llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "none")
@@ -144,6 +145,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 VALUES = st.lists(st.sampled_from(sorted(FIELDS)), min_size=1, max_size=4, unique=True).flatmap(
     lambda keys: st.fixed_dictionaries({key: FIELDS[key] for key in keys})
 )
+# Another method is refused without acceptance of its own: it comes with some.
+VALUES = VALUES.map(lambda values: {"acceptance": RATES, **values} if f"{SPEC}.method" in values else values)
 
 
 @pytest.fixture(scope="module")

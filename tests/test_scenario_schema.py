@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from importlib.resources import files
 from pathlib import Path
@@ -285,9 +286,8 @@ def test_the_hash_ignores_names_and_defaults_written_out_but_nothing_that_change
 
 
 def test_speculative_config_is_taken_verbatim_and_null_turns_it_off() -> None:
-    scenario = load_scenario(
-        speculative_config='{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
-    )
+    ngram = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
+    scenario = load_scenario(speculative_config=ngram, overrides=["acceptance={model: constant, alpha: 0.5}"])
     assert scenario.method == "ngram"
     assert scenario.num_speculative_tokens == 3
     spec = scenario.speculative_config
@@ -300,6 +300,50 @@ def test_speculative_config_is_taken_verbatim_and_null_turns_it_off() -> None:
     assert off.acceptance_of() is None
     assert "not valid JSON" in refused(speculative_config="{method: ngram}")
     assert refused(speculative_config='{"method": "ngram", "k": 3}').startswith("--speculative-config: ")
+
+
+@pytest.mark.parametrize("method", ["eagle", "p_eagle", "ngram", "suffix", "medusa"])
+def test_another_method_is_refused_without_acceptance_of_its_own(method: str) -> None:
+    config = {"method": method, "num_speculative_tokens": 3}
+    said = f"acceptance: was given for eagle3, and the method is now {method}: give that of {method} with --set"
+    assert said in refused(speculative_config=json.dumps(config))
+    assert said in refused(f"{SPEC}.method={method}")
+    with pytest.raises(ScenarioError, match=said):
+        with_values(load_scenario(), {SPEC: config})
+    example = (
+        "{model: ngram, match_probability: ..." if method in ("ngram", "suffix") else "{model: per_position, rates:"
+    )
+    assert f"--set 'acceptance={example}" in refused(f"{SPEC}.method={method}")
+    # Its own, another k, off, and off before: nothing is carried over from another method.
+    asked = load_scenario(speculative_config=json.dumps(config), overrides=["acceptance={model: constant, alpha: 0.5}"])
+    assert asked.method == method
+    assert with_values(load_scenario(), {SPEC: config, "acceptance.rates": [0.5, 0.4, 0.3]}).method == method
+    assert load_scenario(overrides=[f"{SPEC}.num_speculative_tokens=2"]).num_speculative_tokens == 2
+    off = load_scenario(overrides=[f"{SPEC}=null"])
+    assert with_values(off, {SPEC: config}).method == method
+
+
+def test_a_prescribed_acceptance_goes_with_its_method() -> None:
+    config = {"method": "eagle", "num_speculative_tokens": 3, "rejection_sample_method": "synthetic"}
+    scenario = load_scenario(speculative_config={**config, "synthetic_acceptance_length": 2.5})
+    assert scenario.acceptance_of() is not None
+
+
+def test_the_acceptance_of_every_class_is_to_be_given() -> None:
+    classes = [
+        {"name": name, "share": 0.5, "acceptance": {"model": "constant", "alpha": 0.5}, "lengths": lengths}
+        for name in ("chat", "code")
+        for lengths in [{"prompt_tokens": 10, "output_tokens": 10}]
+    ]
+    base = with_values(load_scenario(), {"workload.classes": classes})
+    own = {"model": "constant", "alpha": 0.2}
+    ngram = {f"{SPEC}.method": "ngram", "workload.classes.0.acceptance": own}
+    with pytest.raises(ScenarioError, match=r"workload\.classes\.1\.acceptance: was given for eagle3"):
+        with_values(base, ngram)
+    with pytest.raises(ScenarioError, match=r"workload\.classes\.0\.acceptance: was given for eagle3"):
+        with_values(base, {f"{SPEC}.method": "ngram", "acceptance": own})
+    assert with_values(base, {**ngram, "workload.classes.1.acceptance": own}).method == "ngram"
+    assert with_values(base, {f"{SPEC}.method": "ngram", "workload.classes": classes}).method == "ngram"
 
 
 def test_keys_that_change_no_simulated_time_are_named() -> None:

@@ -9,14 +9,31 @@ import pytest
 
 from draftcast.errors import ScenarioError
 from draftcast.scenarios.load import load_scenario, with_values
-from draftcast.scenarios.serve_command import sglang_command, speculative_config_json, vllm_command, vllm_flags
+from draftcast.scenarios.schema import METHODS, Scenario, SpeculativeConfig
+from draftcast.scenarios.serve_command import (
+    served_models,
+    sglang_command,
+    speculative_config_json,
+    vllm_command,
+    vllm_flags,
+)
 
 SPEC = "engine.speculative_config"
+INSTRUCT = "meta-llama/Llama-3.1-8B-Instruct"
+HEAD = "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"
+
+
+def drafting(method: str, target: str = INSTRUCT, **values: object) -> Scenario:
+    """The default scenario with another method, which accepts something."""
+    acceptance = {"model": "tree" if method == "eagle_tree" else "constant", "alpha": 0.6}
+    config = {"method": method, "num_speculative_tokens": 3, **values}
+    changes = {SPEC: config, "acceptance": acceptance, "engine.model": target}
+    return with_values(load_scenario("default"), changes)
 
 
 def test_defaults_need_no_flags() -> None:
     scenario = with_values(load_scenario("default"), {SPEC: None, "engine.max_model_len": None})
-    assert vllm_command(scenario) == "vllm serve meta-llama/Llama-3.1-8B"
+    assert vllm_command(scenario) == f"vllm serve {INSTRUCT}"
 
 
 @pytest.mark.parametrize(
@@ -59,34 +76,89 @@ def test_no_engine_field_is_forgotten() -> None:
 
 def test_the_command_carries_the_speculative_config() -> None:
     words = shlex.split(vllm_command(load_scenario("default")))
-    assert words[:3] == ["vllm", "serve", "meta-llama/Llama-3.1-8B"]
+    assert words[:3] == ["vllm", "serve", INSTRUCT]
     config = json.loads(words[words.index("--speculative-config") + 1])
     assert config == {
         "method": "eagle3",
-        "model": "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
+        "model": HEAD,
         "num_speculative_tokens": 3,
     }
 
 
-def test_a_bundled_draft_gets_its_published_id_and_parallel_drafters_vllms_names() -> None:
-    scenario = load_scenario("default")
-    draft = {"method": "draft_model", "model": "llama-3.2-1b", "num_speculative_tokens": 2}
-    spec = with_values(scenario, {SPEC: draft}).speculative_config
-    assert spec is not None
-    assert speculative_config_json(spec)["model"] == "meta-llama/Llama-3.2-1B"
-    spec = with_values(scenario, {SPEC: {**draft, "method": "pard"}}).speculative_config
-    assert spec is not None
-    written = speculative_config_json(spec)
+def test_parallel_drafters_have_vllms_names() -> None:
+    written = speculative_config_json(drafting("pard", model="llama-3.2-1b"))
+    assert written is not None
     assert (written["method"], written["parallel_drafting"]) == ("draft_model", True)
+    written = speculative_config_json(drafting("p_eagle", model="some/head"))
+    assert written is not None
+    assert (written["method"], written["parallel_drafting"]) == ("eagle3", True)
 
 
 def test_trees_are_not_vllms() -> None:
-    tree = {"method": "eagle_tree", "num_speculative_tokens": 3, "tree_width": 2}
-    acceptance = {"model": "tree", "alpha": 0.6}
-    spec = with_values(load_scenario("default"), {SPEC: tree, "acceptance": acceptance}).speculative_config
-    assert spec is not None
     with pytest.raises(ScenarioError, match="drafts no trees"):
-        speculative_config_json(spec)
+        speculative_config_json(drafting("eagle_tree", tree_width=2))
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "eagle_tree"])
+def test_every_method_that_loads_a_draft_names_one_or_says_what_to_fill_in(method: str) -> None:
+    given = {"model": "some/draft"} if method in ("draft_model", "pard") else {}
+    scenario = drafting(method, **given)
+    written = speculative_config_json(scenario)
+    assert written is not None
+    # What is written is the same method to whoever reads it.
+    assert SpeculativeConfig(**written).resolved_method == method
+    served = served_models(scenario)
+    if method in ("mtp", "ngram", "ngram_gpu", "suffix"):
+        assert "model" not in written
+        assert served.notes == ()
+    elif given:
+        assert written["model"] == "some/draft"
+    else:
+        assert written["model"].startswith("<path or Hugging Face id of a")
+        assert written["model"].endswith(f" for {INSTRUCT}>")
+        assert "Fill in" in served.notes[0]
+    named = drafting(method, model="some/draft")
+    assert (speculative_config_json(named) or {})["model"] == "some/draft"
+    assert served_models(named).notes == ()
+
+
+def test_what_to_fill_in_stands_in_sglangs_command_too() -> None:
+    words = shlex.split(sglang_command(drafting("eagle3")))
+    place = words[words.index("--speculative-draft-model-path") + 1]
+    assert place == f"<path or Hugging Face id of an EAGLE-3 head for {INSTRUCT}>"
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "served", "note"),
+    [
+        (INSTRUCT, HEAD, INSTRUCT, ""),
+        ("llama-3.1-8b", HEAD, INSTRUCT, "belongs to the Instruct model"),
+        ("meta-llama/Llama-3.1-8B", HEAD, INSTRUCT, f"this serves {INSTRUCT} instead of meta-llama/Llama-3.1-8B"),
+        ("llama-3.1-8b-instruct", HEAD, INSTRUCT, ""),
+        (INSTRUCT, "someone/Llama-3.1-8B-Base-eagle3", "meta-llama/Llama-3.1-8B", "belongs to the base model"),
+        # A head that says neither changes nothing: most are of the Instruct model all the same.
+        (INSTRUCT, "someone/Llama-3.1-8B-eagle3", INSTRUCT, ""),
+        ("llama-3.1-8b", "someone/Llama-3.1-8B-eagle3", "meta-llama/Llama-3.1-8B", ""),
+        ("llama-2-70b", "yuhuili/EAGLE-llama2-chat-70B", "meta-llama/Llama-2-70b-chat-hf", "instead of"),
+        # Two Instruct models of one shape.
+        ("llama-3.1-70b", "x/Llama-3.3-70B-Instruct.eagle3", "meta-llama/Llama-3.3-70B-Instruct", "instead of"),
+        ("qwen3-8b", "x/Qwen3-8B-Instruct-eagle3", "Qwen/Qwen3-8B", "Check this pair"),
+    ],
+)
+def test_the_target_is_the_one_that_the_head_belongs_to(target: str, draft: str, served: str, note: str) -> None:
+    scenario = drafting("eagle3", target, model=draft)
+    found = served_models(scenario)
+    assert (found.target, found.draft) == (served, draft)
+    assert note in " ".join(found.notes)
+    assert len(found.notes) == bool(note)
+    assert shlex.split(vllm_command(scenario))[2] == served
+    assert f"--model-path {served} " in sglang_command(scenario)
+
+
+def test_a_bundled_drafts_short_name_follows_the_target() -> None:
+    for target, draft in ((INSTRUCT, "meta-llama/Llama-3.2-1B-Instruct"), ("llama-3.1-8b", "meta-llama/Llama-3.2-1B")):
+        found = served_models(drafting("draft_model", target, model="llama-3.2-1b"))
+        assert (found.draft, found.notes) == (draft, ())
 
 
 @pytest.mark.parametrize(
@@ -99,15 +171,16 @@ def test_trees_are_not_vllms() -> None:
         ),
         (
             {"method": "draft_model", "model": "llama-3.2-1b", "num_speculative_tokens": 2},
-            "--speculative-algorithm STANDALONE --speculative-draft-model-path meta-llama/Llama-3.2-1B "
+            "--speculative-algorithm STANDALONE --speculative-draft-model-path meta-llama/Llama-3.2-1B-Instruct "
             "--speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3",
         ),
         ({"method": "ngram", "num_speculative_tokens": 3}, "NGRAM --speculative-num-draft-tokens 4"),
-        (None, "--model-path meta-llama/Llama-3.1-8B --context-length 8192"),
+        (None, "--model-path meta-llama/Llama-3.1-8B-Instruct --context-length 8192"),
     ],
 )
 def test_sglang(config: dict[str, object] | None, part: str) -> None:
-    assert sglang_command(with_values(load_scenario("default"), {SPEC: config})).endswith(part)
+    own = {"acceptance": {"model": "constant", "alpha": 0.5}}
+    assert sglang_command(with_values(load_scenario("default"), {SPEC: config, **own})).endswith(part)
 
 
 def test_sglang_has_no_schedule_and_no_suffix_decoding() -> None:

@@ -27,7 +27,8 @@ SHORT = "workload.lengths={prompt_tokens: 200, output_tokens: 40}"
 PROMPTS = "workload.lengths.prompt_tokens"
 NGRAM = f"{SPEC}={{method: ngram, num_speculative_tokens: 4}}"
 NGRAM_ACCEPTANCE = "acceptance={model: ngram, match_probability: 0.5, alpha: 0.6}"
-DRAFT = f"{SPEC}={{method: draft_model, model: llama-3.2-1b, num_speculative_tokens: 3}}"
+RATES = "acceptance.rates=[0.7296, 0.5208, 0.3545]"  # the scenario's own, given along with another method
+DRAFT = (f"{SPEC}={{method: draft_model, model: llama-3.2-1b, num_speculative_tokens: 3}}", RATES)
 TREE = (f"{SPEC}={{method: eagle_tree, num_speculative_tokens: 3}}", "acceptance={model: tree, rates: [0.8, 0.6, 0.4]}")
 SYNTHETIC = f"{SPEC}={{method: eagle3, num_speculative_tokens: 3, rejection_sample_method: synthetic, "
 AZURE = "workload={arrivals: {process: trace, path: AZURE}}"
@@ -108,7 +109,7 @@ KNOBS = [
     Knob("Engine.enforce_eager", "engine.enforce_eager=true"),
     Knob("Engine.speculative_config", f"{SPEC}=null"),
     # speculation
-    Knob("SpeculativeConfig.method", f"{SPEC}.method=eagle"),
+    Knob("SpeculativeConfig.method", (f"{SPEC}.method=eagle", RATES)),
     Knob("SpeculativeConfig.model", f"{SPEC}.model=llama-3.2-3b", DRAFT),
     Knob("SpeculativeConfig.num_speculative_tokens", f"{SPEC}.num_speculative_tokens=1"),
     Knob(
@@ -118,11 +119,11 @@ KNOBS = [
     Knob(
         "SpeculativeConfig.draft_tensor_parallel_size",
         f"{SPEC}.draft_tensor_parallel_size=1",
-        (DRAFT, "engine.tensor_parallel_size=2"),
+        (*DRAFT, "engine.tensor_parallel_size=2"),
     ),
     Knob("SpeculativeConfig.quantization", f"{SPEC}.quantization=fp8", DRAFT),
     Knob("SpeculativeConfig.kv_cache_dtype", f"{SPEC}.kv_cache_dtype=fp8", DRAFT),
-    Knob("SpeculativeConfig.parallel_drafting", f"{SPEC}.parallel_drafting=true"),
+    Knob("SpeculativeConfig.parallel_drafting", (f"{SPEC}.parallel_drafting=true", RATES)),
     Knob("SpeculativeConfig.disable_eagle_block_drop", f"{SPEC}.disable_eagle_block_drop=true", MOONCAKE),
     Knob(
         "SpeculativeConfig.suffix_decoding_max_tree_depth",

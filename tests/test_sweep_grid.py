@@ -94,7 +94,9 @@ CHANGES: dict[str, tuple[Any, str, Any]] = {
 def test_every_short_name_changes_its_key_and_nothing_else(base: Scenario) -> None:
     assert set(CHANGES) == {*SHORT, *SPECIAL}
     for name, (value, key, shown) in CHANGES.items():
-        changed = apply(base, {name: value})
+        # Another method takes acceptance of its own.
+        same = {"acceptance.rates": [0.7296, 0.5208, 0.3545]} if name == "method" else {}
+        changed = apply(base, {name: value, **same})
         data, untouched = to_mapping(changed), to_mapping(base)
         for level in key.split(".")[:-1]:
             data, untouched = data[level], untouched[level] or {}
@@ -113,6 +115,15 @@ def test_off_needs_nothing_else_and_k_0_is_off(base: Scenario) -> None:
     off = apply(base, {"k": 0})
     with pytest.raises(ScenarioError, match="there is no engine"):
         apply(off, {"k": 2})
+
+
+def test_another_method_takes_acceptance_of_its_own(base: Scenario) -> None:
+    points = grid_points(base, [Axis("method", ("off", "eagle3", "ngram"))])
+    assert [point.scenario is None for point in points] == [False, False, True]
+    assert "was given for eagle3, and the method is now ngram" in points[2].error
+    for key in ("method", "engine.speculative_config.method"):
+        found = apply(base, {key: "ngram", "acceptance": 0.5})
+        assert (found.method, found.acceptance.alpha) == ("ngram", 0.5)  # type: ignore[union-attr]
 
 
 def test_acceptance_keeps_the_kind_of_model_that_knows_more(base: Scenario) -> None:

@@ -236,6 +236,15 @@ def test_max_model_len_error_names_the_line_or_the_request(mooncake: TraceSpec) 
         build_requests(drawn, seed=1, max_model_len=300)
 
 
+def test_what_is_left_of_a_trace_is_said(mooncake: TraceSpec) -> None:
+    assert (
+        build_requests(replay(mooncake), seed=1, num_requests=2)
+        .notes[-1]
+        .endswith("the first 2 of its 3 requests are served")
+    )
+    assert not [note for note in build_requests(replay(mooncake), seed=1).notes if "are served" in note]
+
+
 def test_max_model_len_clip_and_drop(mooncake: TraceSpec) -> None:
     clipped = build_requests(replay(mooncake, max_model_len_action="clip"), seed=1, max_model_len=1000)
     assert clipped.prompt_tokens.tolist() == [999, 700, 512]
