@@ -218,3 +218,25 @@ def test_names_from_outside_are_those_of_the_base_alone() -> None:
     sessions.check_names(base, "azure-conversation", Path("/nowhere"))
     with pytest.raises(InputError, match=r"workload\.arrivals\.path"):
         sessions.check_names(base, "default", Path("/nowhere"))
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_page_that_waits_for_the_engine_to_be_compiled_says_so(running: bool) -> None:
+    def page(running: bool) -> None:
+        import streamlit as st
+
+        from draftcast.dashboards.page import simulating
+        from draftcast.sim.compiled_cache import engine_compilation
+
+        with simulating() as look:
+            look()
+            engine_compilation.running = running
+            look()
+            look()
+            engine_compilation.running = False
+            st.stop()
+
+    app = AppTest.from_function(page, args=(running,), default_timeout=WAIT_S).run()
+    assert not app.exception
+    said = ["Compiling the engine, once (about half a minute)."] if running else []
+    assert [info.value for info in app.info] == said
