@@ -74,7 +74,7 @@ class EngineCompilation:
 
         compilation = self
 
-        class Listener(event.Listener):  # type: ignore[misc]  # numba has no types
+        class Listener(event.Listener):
             def on_start(self, event: Any) -> None:
                 if event.data["dispatcher"] is engine:
                     compilation.running = True
@@ -84,7 +84,8 @@ class EngineCompilation:
                 if event.data["dispatcher"] is engine:
                     compilation.running = False
 
-        event.register("numba:compile", Listener())
+        register: Any = event.register  # untyped
+        register("numba:compile", Listener())
 
 
 engine_compilation = EngineCompilation()
