@@ -11,7 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from draftcast.dashboards.footer import Exports, footer
-from draftcast.dashboards.page import badge, cannot_run, figure, run_facts
+from draftcast.dashboards.page import badge, cannot_run, figure, run_facts, simulating
 from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.results import Answer, answers, side_of, together
 from draftcast.dashboards.session import MOST_RUNS, Question, Session, short_error
@@ -79,7 +79,7 @@ def _answered(session: Session) -> tuple[Answer, dict[str, Other]]:
         asked[OFF] = without_speculation(scenario)
     if session.baseline is not None:
         asked[BASELINE] = session.baseline.scenario
-    own, *alone = answers([scenario, *asked.values()], waiting=lambda: st.spinner("Simulating"))
+    own, *alone = answers([scenario, *asked.values()], simulating)
     found = {}
     for (name, other), answered in zip(asked.items(), alone, strict=True):
         found[name] = Other(answered, together(scenario, other) or (own.run, answered.run))
