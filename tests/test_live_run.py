@@ -577,8 +577,9 @@ def test_the_command_takes_a_bench_result(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[1]", "input_lens: missing; write the file with"),
-        ("nonsense", "not one JSON object"),
+        ("[1]", "must be a JSON object"),
+        ("{}", "input_lens: missing; write the file with"),
+        ("nonsense", "not valid JSON"),
         (json.dumps({**bench_result(), "itls": [[]]}), "itls: 3 values are needed"),
         (
             json.dumps({**bench_result(), "ttfts": [0.1, 0.0, None]}),
