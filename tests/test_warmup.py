@@ -14,7 +14,7 @@ from draftcast.sim.warmup import FORGOTTEN, Warmup, _elasticity, _missing_share,
 
 
 def run(residence_s: np.ndarray, gap_s: float = 0.01) -> pd.DataFrame:
-    """Requests of ten tokens that arrive one by one and take so long, a tenth of it to the first token."""
+    """Requests that arrive one by one and take so long at 1,000 tokens a second, a tenth of it to the first token."""
     arrival = gap_s * np.arange(residence_s.size)
     times = dict.fromkeys(TIME_COLUMNS, np.zeros(residence_s.size))
     columns = {
@@ -23,7 +23,7 @@ def run(residence_s: np.ndarray, gap_s: float = 0.01) -> pd.DataFrame:
         "first_token_s": arrival + 0.1 * residence_s,
         "finish_s": arrival + residence_s,
     }
-    return pd.DataFrame({**columns, **times, "prompt_tokens": 1, "output_tokens": 10})
+    return pd.DataFrame({**columns, **times, "prompt_tokens": 1, "output_tokens": np.ceil(1000 * residence_s)})
 
 
 def drawn(seed: int, n: int = 4000) -> np.ndarray:
@@ -89,7 +89,8 @@ def test_the_transient_of_the_engine_is_forgotten_as_calculated() -> None:
     steady = e2e[:, 2200:].mean()
     for start in (200, 500, 800):
         seen = 1 - e2e[:, start : start + 200].mean() / steady
-        assert found.missing[start : start + 200].mean() == pytest.approx(seen, abs=0.06)
+        # It errs on the long side: before the first requests end the system fills faster than they would have it.
+        assert seen - 0.02 < found.missing[start : start + 200].mean() < seen + 0.1
     assert found.requests == pytest.approx(1500, abs=1)  # the half: 3,000 requests are too few here
     assert not found.is_over
 
