@@ -115,12 +115,11 @@ def run_facts(found: Answer) -> Mapping[str, str]:
     run, statistics = found.run, found.scenario.statistics
     cuts = run.summary["warmup_requests"]
     cut = str(cuts[0]) if len(set(cuts)) == 1 else f"{min(cuts)} to {max(cuts)}"
-    drain = max(run.summary["cooldown_requests"])
     return {
         "run": found.hash[:12],
         "seed": str(statistics.seed),
         "replications": str(statistics.replications),
-        "warm-up cut": f"{cut} requests" + (f", at the end {drain}" if drain else ""),
+        "warm-up cut": f"{cut} requests",
         "profile": run.summary["profile"],
     }
 
@@ -128,7 +127,7 @@ def run_facts(found: Answer) -> Mapping[str, str]:
 def runs_facts(scenario: Scenario, asked: str) -> Mapping[str, str]:
     """Footer of a page that shows many runs; ``asked`` stands for all of them."""
     statistics = scenario.statistics
-    cut = "by run (MSER-5)" if statistics.warmup == "auto" else "none"
+    cut = "calculated for each run" if statistics.warmup == "auto" else "none"
     return {
         "run": asked[:12],
         "seed": str(statistics.seed),
