@@ -85,7 +85,7 @@ def trial(scenario: Scenario, seed: int) -> tuple[bool, dict[str, Estimate]]:
 def cover(
     scenario: Scenario, truth: Mapping[str, Estimate], trials: int, workers: ProcessPoolExecutor
 ) -> dict[str, dict[str, float]]:
-    """Coverage, mean half width and mean error (both as shares of the truth) of each figure, and what did not settle."""
+    """Coverage, mean half width and mean error of each figure, both as shares of the truth, and what did not settle."""
     found = list(workers.map(trial, itertools.repeat(scenario), range(1, trials + 1)))
     rows: dict[str, dict[str, float]] = {}
     for name, true in truth.items():

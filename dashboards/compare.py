@@ -21,9 +21,9 @@ from draftcast.dashboards.compared import (
     pair_of,
 )
 from draftcast.dashboards.footer import Exports, footer
-from draftcast.dashboards.page import badge, cannot_run, figure, run_facts
+from draftcast.dashboards.page import badge, cannot_run, figure, run_facts, simulating
 from draftcast.dashboards.plain_text import literal
-from draftcast.dashboards.results import Answer, answer
+from draftcast.dashboards.results import Answer, answers
 from draftcast.dashboards.session import REFERENCE, Question, Session
 from draftcast.dashboards.table import html_table
 from draftcast.dashboards.tiles import Figure, difference_cell, value_cell
@@ -38,8 +38,7 @@ def render(session: Session) -> None:
     """The runs, what they differ in, tables and pictures of the differences, footer."""
     top = st.container(key="answer-badge")
     try:
-        with st.spinner("Simulating"):
-            own = answer(session.question.scenario)
+        (own,) = answers([session.question.scenario], simulating)
     except InputError as error:
         cannot_run(session, error)
         return

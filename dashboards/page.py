@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import streamlit as st
@@ -14,6 +15,7 @@ from draftcast.dashboards.uploads import trace_notes
 from draftcast.errors import InputError
 from draftcast.scenarios.fidelity import Fidelity
 from draftcast.scenarios.schema import Scenario
+from draftcast.sim.compiled_cache import COMPILING, engine_compilation
 
 T = TypeVar("T")
 
@@ -90,6 +92,22 @@ def clicked(name: str) -> Any:
     points = state["selection"]["points"] if state else []
     found = points[0].get("customdata") if points else None
     return found[0] if isinstance(found, list) else found
+
+
+@contextmanager
+def simulating() -> Iterator[Callable[[], None]]:
+    """A spinner; where the engine has to be compiled first it says so, once what it gives is called."""
+    note = None
+
+    def look() -> None:
+        nonlocal note
+        if engine_compilation.running and note is None:
+            note = st.info(f"{COMPILING[0].upper()}{COMPILING[1:]}.", icon=":material/hourglass_top:")
+
+    with st.spinner("Simulating"):
+        yield look
+    if note is not None:
+        note.empty()
 
 
 def run_facts(found: Answer) -> Mapping[str, str]:

@@ -34,6 +34,8 @@ MOST_KEPT = 32
 PATIENCE_S = 0.8
 """Whoever waits no longer than this needs no word of it: showing one and taking it away draws the page twice."""
 
+_LOOK_EVERY_S = 0.5
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -89,11 +91,12 @@ def answer(scenario: Scenario) -> Answer:
 
 
 def answers(
-    scenarios: Sequence[Scenario], waiting: Callable[[], AbstractContextManager[object]] = nullcontext
+    scenarios: Sequence[Scenario],
+    waiting: Callable[[], AbstractContextManager[Callable[[], None]]] = lambda: nullcontext(lambda: None),
 ) -> list[Answer]:
     """`answer` of each; they are simulated side by side, since the engine runs without Python's lock.
 
-    ``waiting()`` is entered when that takes longer than ``PATIENCE_S``.
+    ``waiting()`` is entered when that takes longer than ``PATIENCE_S``; what it gives is called every so often.
 
     Raises:
         InputError: of the first that cannot be run.
@@ -101,8 +104,10 @@ def answers(
     with ThreadPoolExecutor(len(scenarios)) as threads:
         asked = [threads.submit(answer, scenario) for scenario in scenarios]
         if wait(asked, PATIENCE_S).not_done:
-            with waiting():
-                wait(asked)
+            with waiting() as look:
+                look()
+                while wait(asked, _LOOK_EVERY_S).not_done:
+                    look()
         found = [each.result() for each in asked]
     _set_engine_aside()
     return found

@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from draftcast.dashboards.footer import Exports, footer
-from draftcast.dashboards.page import badge, cannot_run, figure, run_facts
+from draftcast.dashboards.page import badge, cannot_run, figure, run_facts, simulating
 from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.results import Answer, answers, column_of, together
 from draftcast.dashboards.session import MOST_RUNS, Question, Session, short_error
@@ -62,7 +62,7 @@ def _answered(session: Session) -> tuple[Answer, Answer | None]:
     asked = [session.question.scenario]
     if session.baseline is not None:
         asked.append(session.baseline.scenario)
-    own, *pinned = answers(asked, waiting=lambda: st.spinner("Simulating"))
+    own, *pinned = answers(asked, simulating)
     return own, pinned[0] if pinned else None
 
 

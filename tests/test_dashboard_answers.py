@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -114,17 +114,18 @@ def test_below_capacity_more_tokens_are_neither_better_nor_worse() -> None:
 
 
 def test_only_who_waits_longer_than_usual_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = []
+    told, looked = [], []
 
     @contextmanager
-    def waiting() -> Iterator[None]:
+    def waiting() -> Iterator[Callable[[], None]]:
         told.append("Simulating")
-        yield
+        yield lambda: looked.append("while it waits")
 
     for patience_s, seed in ((0.0, 71), (600.0, 72)):
         monkeypatch.setattr(results, "PATIENCE_S", patience_s)
         answers([load_scenario(overrides=[*SMALL, f"statistics.seed={seed}"])], waiting)
         assert told == ["Simulating"]
+        assert set(looked) == {"while it waits"}
 
 
 class Link:

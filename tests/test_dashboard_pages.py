@@ -353,3 +353,25 @@ def test_the_server_imports_nothing_from_the_working_directory(tmp_path: Path) -
     command = [interpreter, *before_module, "-c", script]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "clean", done.stderr
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_page_that_waits_for_the_engine_to_be_compiled_says_so(running: bool) -> None:
+    def page(running: bool) -> None:
+        import streamlit as st
+
+        from draftcast.dashboards.page import simulating
+        from draftcast.sim.compiled_cache import engine_compilation
+
+        with simulating() as look:
+            look()
+            engine_compilation.running = running
+            look()
+            look()
+            engine_compilation.running = False
+            st.stop()
+
+    app = AppTest.from_function(page, args=(running,), default_timeout=WAIT_S).run()
+    assert not app.exception
+    said = ["Compiling the engine, once (about half a minute)."] if running else []
+    assert [info.value for info in app.info] == said

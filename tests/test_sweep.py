@@ -277,7 +277,7 @@ def test_a_worker_resolves_an_engine_once(base: Scenario, tmp_path: Path, monkey
 
 
 def test_points_that_ask_the_same_question_are_run_once(base: Scenario) -> None:
-    result = sweep(base, {"method": ["eagle", "eagle3"], "k": [0, 2]}, workers=1)
+    result = sweep(base, {"method": ["eagle", "eagle3"], "k": [0, 2], "acceptance": [0.6]}, workers=1)
     assert result.computed == 3
     assert result.folder is None
     assert result.cells[0].key == result.cells[2].key
