@@ -7,8 +7,8 @@ loaded by path. Peaks are dense (no structured sparsity): what a matrix multipli
 from __future__ import annotations
 
 import functools
-import math
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def _check_number(file: str, key: str, value: object, *, allow_zero: bool) -> No
     allowed = "a finite number >= 0 is needed" if allow_zero else "a finite number > 0 is needed"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise HardwareError(allowed, file=file, key=key, value=value)
-    if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
+    if not 0 <= value <= sys.float_info.max or (value == 0 and not allow_zero):
         raise HardwareError(allowed, file=file, key=key, value=value)
 
 

@@ -32,8 +32,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from draftcast import files
 from draftcast.errors import HardwareError
-from draftcast.files import read_parquet, written
+from draftcast.files import written
 
 SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
     "linear": ("m", "k", "n"),
@@ -144,11 +145,10 @@ def read_frame(path: Path) -> pd.DataFrame:
     Raises:
         HardwareError: unreadable, not Parquet, or not these columns.
     """
-    table = read_parquet(path, kind=HardwareError)
-    missing = [name for name in COLUMNS if name not in table.column_names]
+    frame: pd.DataFrame = files.read_frame(path, kind=HardwareError)
+    missing = [name for name in COLUMNS if name not in frame]
     if missing:
         raise HardwareError("is not a latency table: column missing", file=str(path), key=missing[0])
-    frame: pd.DataFrame = table.to_pandas()
     return frame
 
 

@@ -137,10 +137,10 @@ def _tightest(found: Plan) -> list[str]:
         return []
     idle_question = idle_scenario(found.sizings[0].candidate.scenario)
     try:
-        idle = answer(idle_question).run
+        idle = answer(idle_question).own
     except InputError:  # it does not even fit the device: the plan says so
         return []
-    said = slo_answer(idle_question, idle, idle)
+    said = slo_answer(idle_question, idle, idle.run)
     return [said.sentence] if said is not None and not said.met else []
 
 
@@ -224,8 +224,8 @@ def _show_curve(session: Session, found: Plan, chosen: Sizing, checks: Sequence[
         "goodput",
         drawn,
         f"{replicas} of {literal(chosen.candidate.label)}: requests per second that keep the SLO, with intervals. "
-        "Knee: the largest load at which it is met. Open markers: no steady state, totals that depend on the length of "
-        "the run.",
+        "Knee: the largest load at which it is met. Open markers: overloaded, at capacity or not settled; above the "
+        "capacity the capacity is what is completed.",
         "SLO goodput and completed requests per second against load, with the target and the knee.",
     )
     return drawn

@@ -12,17 +12,18 @@ import streamlit as st
 from draftcast.dashboards.compared import (
     FIGURES,
     LETTERS,
-    Changes,
     Entry,
+    Pairs,
+    change_of,
     changed_table,
-    changes_of,
     difference_rows,
     entries_of,
+    pair_of,
 )
 from draftcast.dashboards.footer import Exports, footer
-from draftcast.dashboards.page import badge, cannot_run, figure, run_facts
+from draftcast.dashboards.page import badge, cannot_run, figure, run_facts, simulating
 from draftcast.dashboards.plain_text import literal
-from draftcast.dashboards.results import Answer, answer
+from draftcast.dashboards.results import Answer, answers
 from draftcast.dashboards.session import REFERENCE, Question, Session
 from draftcast.dashboards.table import html_table
 from draftcast.dashboards.tiles import Figure, difference_cell, value_cell
@@ -37,8 +38,7 @@ def render(session: Session) -> None:
     """The runs, what they differ in, tables and pictures of the differences, footer."""
     top = st.container(key="answer-badge")
     try:
-        with st.spinner("Simulating"):
-            own = answer(session.question.scenario)
+        (own,) = answers([session.question.scenario], simulating)
     except InputError as error:
         cannot_run(session, error)
         return
@@ -51,14 +51,14 @@ def render(session: Session) -> None:
     tables: dict[str, pd.DataFrame] = {}
     pictures: list[Any] = []
     reference = _reference(session, entries)
-    changes = {entry.letter: changes_of(reference, entry, confidence) for entry in entries if entry is not reference}
-    if changes:
-        tables = _tables(entries, reference, changes, confidence)
-        pictures = _pictures(entries, reference, changes, own)
+    pairs = {entry.letter: pair_of(entry, reference) for entry in entries if entry is not reference}
+    if pairs:
+        tables = _tables(entries, reference, pairs, confidence)
+        pictures = _pictures(entries, reference, pairs, own)
     else:
         st.info("Add a run to compare with: keep one from What-if, take one below, or upload a measured one.")
     commands = [session.question.command("simulate"), *(run.command("simulate") for run in session.runs)]
-    footer(run_facts(own), "\n".join(commands), _exports(own, entries, reference, changes, tables, pictures))
+    footer(run_facts(own), "\n".join(commands), _exports(own, entries, reference, pairs, tables, pictures))
 
 
 def _runs(session: Session, entries: Sequence[Entry]) -> None:
@@ -77,17 +77,18 @@ def _runs(session: Session, entries: Sequence[Entry]) -> None:
                         args=(session, letter),
                     )
         with st.container(horizontal=True):
-            offers = {"Add the same run": session.question.scenario}
-            if session.question.scenario.speculative_config is not None:
-                offers["Add it with speculation off"] = without_speculation(session.question.scenario)
-            for label, scenario in offers.items():
+            own = session.question
+            offers = {"Add the same run": own}
+            if own.scenario.speculative_config is not None:
+                offers["Add it with speculation off"] = Question(own.base, without_speculation(own.scenario))
+            for label, run in offers.items():
                 st.button(
                     label,
                     icon=":material/add:",
                     disabled=session.room <= 0,
                     help="It stays as it is while What-if's run changes.",
                     on_click=_add,
-                    args=(session, Question(session.question.base, scenario)),
+                    args=(session, run),
                 )
         with st.expander("Measured runs"):
             measured_uploader(session)
@@ -141,7 +142,7 @@ def _reference(session: Session, entries: Sequence[Entry]) -> Entry:
 def _tables(
     entries: Sequence[Entry],
     reference: Entry,
-    changes: Changes,
+    pairs: Pairs,
     confidence: float,
 ) -> dict[str, pd.DataFrame]:
     st.subheader("What differs")
@@ -161,8 +162,7 @@ def _tables(
         for entry in entries:
             cells.append(_value(entry, each))
             if entry is not reference:
-                change = changes[entry.letter][each.name]
-                cells.append(difference_cell(each, reference.letter, change, confidence, words=True))
+                cells.append(difference_cell(each, reference.letter, pairs[entry.letter], confidence, words=True))
         body.append(f"<tr>{''.join(cells)}</tr>")
     st.html(
         "<div class='dc-table dc-compare' tabindex='0' role='region' aria-label='Differences'><table><thead><tr>"
@@ -175,26 +175,29 @@ def _tables(
     for entry in entries:
         for note in entry.measured.notes if entry.measured is not None else ():
             st.caption(f"{entry.letter}: {literal(note)}")
-    return {"Changed keys": keys, "Figures and differences": pd.DataFrame(difference_rows(entries, reference, changes))}
+    return {
+        "Changed keys": keys,
+        "Figures and differences": pd.DataFrame(difference_rows(entries, reference, pairs, confidence)),
+    }
 
 
 def _value(entry: Entry, each: Figure) -> str:
-    value = entry.side.figures.get(each.name)
-    if entry.measured is not None and value is None:
+    if entry.measured is not None and each.name not in entry.column.figures:
         return f"<td class='dc-none' data-figure='{each.name}' data-value=''>– <small>not recorded</small></td>"
-    return value_cell(each, value)
+    return value_cell(each, entry.column)
 
 
 def _pictures(
     entries: Sequence[Entry],
     reference: Entry,
-    changes: Changes,
+    pairs: Pairs,
     own: Answer,
 ) -> list[Any]:
     colours = {entry.name: SERIES[LETTERS.index(entry.letter)] for entry in entries}
+    confidence = own.scenario.statistics.confidence
     rows = {
         entry.name: [
-            (each.label, change.ratio if (change := changes[entry.letter][each.name]) is not None else None)
+            (each.label, change.ratio if (change := change_of(pairs, entry, each.name, confidence)) else None)
             for each in FIGURES
         ]
         for entry in entries
@@ -225,10 +228,12 @@ def _exports(
     own: Answer,
     entries: Sequence[Entry],
     reference: Entry,
-    changes: Changes,
+    pairs: Pairs,
     tables: Mapping[str, pd.DataFrame],
     pictures: Sequence[Any],
 ) -> Exports:
+    confidence = own.scenario.statistics.confidence
+
     def summary() -> dict[str, Any]:
         return {
             "reference": reference.letter,
@@ -237,8 +242,10 @@ def _exports(
                 entry.letter: {
                     "about": entry.about,
                     "hash": entry.found.hash if entry.found is not None else None,
-                    "figures": entry.side.figures,
-                    "differences": changes.get(entry.letter),
+                    "figures": entry.column.figures,
+                    "differences": {each.name: change_of(pairs, entry, each.name, confidence) for each in FIGURES}
+                    if entry.letter in pairs
+                    else None,
                 }
                 for entry in entries
             },
@@ -246,7 +253,7 @@ def _exports(
 
     return Exports(
         name=f"draftcast-compare-{own.hash[:12]}",
-        rows=lambda: pd.DataFrame(difference_rows(entries, reference, changes)),
+        rows=lambda: pd.DataFrame(difference_rows(entries, reference, pairs, confidence)),
         summary=summary,
         scenario=own.scenario,
         title="Runs compared",

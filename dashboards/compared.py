@@ -10,19 +10,19 @@ import pandas as pd
 import streamlit as st
 
 from draftcast.dashboards.plain_text import literal
-from draftcast.dashboards.results import Answer, answer, side_of, together
+from draftcast.dashboards.results import Answer, answer, column_of, together
 from draftcast.dashboards.session import Question, Session, short_error
-from draftcast.dashboards.tiles import LATENCY_TILES, THROUGHPUT_TILE, Figure, Side
+from draftcast.dashboards.tiles import LATENCY_TILES, THROUGHPUT_TILE, Column, Figure
 from draftcast.errors import InputError
 from draftcast.scenarios.changes import changed_keys, differing, value_text
-from draftcast.scenarios.difference import Difference, difference
+from draftcast.scenarios.difference import Difference
 from draftcast.scenarios.measured_run import MeasuredRun, read_measured_run
 from draftcast.scenarios.slo_answer import measured_requests
 from draftcast.sim.metrics import summarise
 from draftcast.sim.slo import Slo
 
-# By letter of the run, then by figure; None where either side has no such figure.
-Changes = Mapping[str, Mapping[str, Difference | None]]
+# By letter of the run: it and the reference, measured together.
+Pairs = Mapping[str, tuple[Column, Column]]
 FIGURES = (
     *(
         Figure(each.name, f"{title} {each.label}", each.unit, each.factor)
@@ -44,7 +44,7 @@ class Entry:
     Attributes:
         letter: what the page calls it.
         about: what it is, in a few words.
-        side: its figures, with intervals where it has replications.
+        column: its figures, with intervals where it has replications.
         requests: those that its latencies describe.
         found: the simulated answer; None for a measured run.
         measured: the measured run; None for a simulated one.
@@ -52,7 +52,7 @@ class Entry:
 
     letter: str
     about: str
-    side: Side
+    column: Column
     requests: pd.DataFrame
     found: Answer | None = None
     measured: MeasuredRun | None = None
@@ -70,7 +70,7 @@ class Entry:
 
 def entries_of(session: Session, own: Answer) -> list[Entry]:
     """The question's run first, then what was kept, then what was measured; what cannot be had is told and left out."""
-    entries = [Entry(LETTERS[0], OWN, side_of(own.scenario, own.run), measured_requests(own.run), own)]
+    entries = [Entry(LETTERS[0], OWN, column_of(own.scenario, own.own), _requests(own), own)]
     for letter, run in zip(LETTERS[1:], session.runs, strict=False):
         try:
             found = answer(run.scenario)
@@ -78,7 +78,7 @@ def entries_of(session: Session, own: Answer) -> list[Entry]:
             st.error(f"{letter} cannot be simulated: {literal(short_error(error))}", icon=":material/error:")
             continue
         about = _about(session.question, run)
-        entries.append(Entry(letter, about, side_of(run.scenario, found.run), measured_requests(found.run), found))
+        entries.append(Entry(letter, about, column_of(run.scenario, found.own), _requests(found), found))
     slo = own.scenario.slo
     bounds = Slo(ttft_ms=slo.ttft_ms, tpot_ms=slo.tpot_ms, e2el_ms=slo.e2el_ms) if slo is not None else None
     for letter, name in zip(LETTERS[1 + len(session.runs) :], session.measured, strict=False):
@@ -87,9 +87,14 @@ def entries_of(session: Session, own: Answer) -> list[Entry]:
             st.error(f"Upload {literal(name)} again: a link does not carry files.", icon=":material/upload_file:")
             continue
         run_seen = read_measured_run(folder, bounds)
-        side = Side(summarise([run_seen.figures], own.scenario.statistics.confidence), [run_seen.figures])
-        entries.append(Entry(letter, f"measured: {name}", side, run_seen.requests, measured=run_seen))
+        column = Column(summarise([run_seen.figures], own.scenario.statistics.confidence), [run_seen.figures])
+        entries.append(Entry(letter, f"measured: {name}", column, run_seen.requests, measured=run_seen))
     return entries
+
+
+def _requests(found: Answer) -> pd.DataFrame:
+    """Those that its latencies describe; none where they do not hold for the load."""
+    return measured_requests(found.run) if found.own.has_figures else found.run.requests[:0]
 
 
 def _about(question: Question, run: Question) -> str:
@@ -101,14 +106,12 @@ def _about(question: Question, run: Question) -> str:
     return words if len(words) <= 48 else f"{words[:47]}…"
 
 
-def changes_of(reference: Entry, entry: Entry, confidence: float) -> dict[str, Difference | None]:
-    """Difference of every figure to the reference; simulated runs over the requests that both measure."""
-    own, other = entry.side, reference.side
-    if entry.found is not None and reference.found is not None:
-        pair = together(entry.found.scenario, reference.found.scenario)
-        if pair is not None:
-            own, other = side_of(entry.found.scenario, pair[0]), side_of(reference.found.scenario, pair[1])
-    return {each.name: difference(each.name, own.replications, other.replications, confidence) for each in FIGURES}
+def pair_of(entry: Entry, reference: Entry) -> tuple[Column, Column]:
+    """A run and the reference; simulated ones over the requests that both measure."""
+    if entry.found is None or reference.found is None:
+        return entry.column, reference.column
+    own, other = together(entry.found, reference.found)
+    return column_of(entry.found.scenario, own), column_of(reference.found.scenario, other)
 
 
 def changed_table(entries: Sequence[Entry]) -> pd.DataFrame:
@@ -125,15 +128,15 @@ def _short_text(value: Any) -> str:
 
 
 def difference_rows(
-    entries: Sequence[Entry], reference: Entry, changes: Mapping[str, Mapping[str, Difference | None]]
+    entries: Sequence[Entry], reference: Entry, pairs: Pairs, confidence: float
 ) -> Iterator[dict[str, Any]]:
     """A row for every run and figure."""
     for entry in entries:
         for each in FIGURES:
-            value = entry.side.figures.get(each.name)
+            value = entry.column.figures.get(each.name)
             row: dict[str, Any] = {"run": entry.letter, "about": entry.about, "figure": each.name}
             row |= {name: getattr(value, name, None) for name in ("mean", "low", "high")}
-            change = changes.get(entry.letter, {}).get(each.name)
+            change = change_of(pairs, entry, each.name, confidence)
             row |= {
                 "against": reference.letter if entry is not reference else None,
                 "difference": change.difference.mean if change is not None else None,
@@ -143,3 +146,11 @@ def difference_rows(
                 "verdict": change.verdict if change is not None else None,
             }
             yield row
+
+
+def change_of(pairs: Pairs, entry: Entry, figure: str, confidence: float) -> Difference | None:
+    """Of a run to the reference; None for the reference itself, and where there is none."""
+    if entry.letter not in pairs:
+        return None
+    own, other = pairs[entry.letter]
+    return own.change(figure, other, confidence)

@@ -11,9 +11,9 @@ import streamlit as st
 
 from draftcast.dashboards.footer import Exports, footer
 from draftcast.dashboards.long_answers import asked_for, long_answer
-from draftcast.dashboards.page import badge, cannot_run, figure, run_facts
+from draftcast.dashboards.page import badge, cannot_run, figure, run_facts, simulating
 from draftcast.dashboards.plain_text import literal
-from draftcast.dashboards.results import Answer, answer, question_key
+from draftcast.dashboards.results import Answer, answers, question_key
 from draftcast.dashboards.session import (
     CUTOVER_ASKED,
     CUTOVER_METRIC,
@@ -59,8 +59,7 @@ def render(session: Session) -> None:
     top = st.container(key="answer-badge")
     scenario = session.question.scenario
     try:
-        with st.spinner("Simulating"):
-            own = answer(scenario)
+        (own,) = answers([scenario], simulating)
     except InputError as error:
         cannot_run(session, error)
         return

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import streamlit as st
@@ -14,6 +15,7 @@ from draftcast.dashboards.uploads import trace_notes
 from draftcast.errors import InputError
 from draftcast.scenarios.fidelity import Fidelity
 from draftcast.scenarios.schema import Scenario
+from draftcast.sim.compiled_cache import COMPILING, engine_compilation
 
 T = TypeVar("T")
 
@@ -92,17 +94,32 @@ def clicked(name: str) -> Any:
     return found[0] if isinstance(found, list) else found
 
 
+@contextmanager
+def simulating() -> Iterator[Callable[[], None]]:
+    """A spinner; where the engine has to be compiled first it says so, once what it gives is called."""
+    note = None
+
+    def look() -> None:
+        nonlocal note
+        if engine_compilation.running and note is None:
+            note = st.info(f"{COMPILING[0].upper()}{COMPILING[1:]}.", icon=":material/hourglass_top:")
+
+    with st.spinner("Simulating"):
+        yield look
+    if note is not None:
+        note.empty()
+
+
 def run_facts(found: Answer) -> Mapping[str, str]:
     """Footer of a page that shows one run."""
     run, statistics = found.run, found.scenario.statistics
     cuts = run.summary["warmup_requests"]
     cut = str(cuts[0]) if len(set(cuts)) == 1 else f"{min(cuts)} to {max(cuts)}"
-    drain = max(run.summary["cooldown_requests"])
     return {
         "run": found.hash[:12],
         "seed": str(statistics.seed),
         "replications": str(statistics.replications),
-        "warm-up cut": f"{cut} requests" + (f", at the end {drain}" if drain else ""),
+        "warm-up cut": f"{cut} requests",
         "profile": run.summary["profile"],
     }
 
@@ -110,7 +127,7 @@ def run_facts(found: Answer) -> Mapping[str, str]:
 def runs_facts(scenario: Scenario, asked: str) -> Mapping[str, str]:
     """Footer of a page that shows many runs; ``asked`` stands for all of them."""
     statistics = scenario.statistics
-    cut = "by run (MSER-5)" if statistics.warmup == "auto" else "none"
+    cut = "calculated for each run" if statistics.warmup == "auto" else "none"
     return {
         "run": asked[:12],
         "seed": str(statistics.seed),

@@ -10,47 +10,74 @@ import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draftcast.dashboards.collector import set_aside
 from draftcast.dashboards.kept import Kept
-from draftcast.dashboards.tiles import PER_GPU, Side
+from draftcast.dashboards.tiles import PER_GPU, Column
+from draftcast.scenarios.capacity import rate_of
+from draftcast.scenarios.comparison import Point, point_of
+from draftcast.scenarios.cutover_estimate import Fluid
 from draftcast.scenarios.deployment import Deployment
 from draftcast.scenarios.deployment_cache import cached_deployment
-from draftcast.scenarios.load import scenario_hash, to_mapping
+from draftcast.scenarios.limits import Limits, limits_at
+from draftcast.scenarios.load import scenario_hash, to_mapping, without_speculation
 from draftcast.scenarios.references import outside_names
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import RunResult, Served, measure, serve
 from draftcast.scenarios.timeline import Timeline, timeline
+from draftcast.scenarios.verdict import Side
 from draftcast.sim.metrics import summarise
 
-# A run of 2,000 requests and three replications is some megabytes.
-MOST_KEPT = 48
+# A run of 2,000 requests and three replications is some megabytes, one close to the capacity some tens.
+MOST_KEPT = 32
 PATIENCE_S = 0.8
 """Whoever waits no longer than this needs no word of it: showing one and taking it away draws the page twice."""
+
+_LOOK_EVERY_S = 0.5
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A run with what its pictures need.
+    """What ``draftcast simulate`` answers, with what the pictures need.
 
     Attributes:
         scenario: the question.
-        run: as `simulate` gives it, without step records.
+        point: its run, without step records, and the verdict on it where it speculates.
         timeline: of the first replication.
         deployment: what the scenario's engine came to.
         hash: ``scenario_hash``.
     """
 
     scenario: Scenario
-    run: RunResult
+    point: Point
     timeline: Timeline
     deployment: Deployment
     hash: str
 
+    @property
+    def own(self) -> Side:
+        """The setting at its load."""
+        return self.point.own
 
-_answers: Kept[tuple[Answer, Served]] = Kept(MOST_KEPT)
-_pairs: Kept[tuple[RunResult, RunResult]] = Kept(MOST_KEPT)
+    @property
+    def run(self) -> RunResult:
+        """As `simulate` gives it, measured together with that without speculation."""
+        return self.point.on
+
+    @functools.cached_property
+    def limits(self) -> Limits:
+        """What limits it."""
+        figures = {}
+        if self.own.has_figures:
+            figures = {name: estimate.mean for name, estimate in self.run.summary["figures"].items()}
+        rate = rate_of(self.scenario) if self.own.state != "overloaded" else None
+        return limits_at(self.scenario, Fluid.of(self.scenario, self.deployment), figures, rate)
+
+
+_served: Kept[tuple[Served, Timeline]] = Kept(MOST_KEPT)
+_answers: Kept[Answer] = Kept(MOST_KEPT)
+_pairs: Kept[tuple[Side, Side]] = Kept(MOST_KEPT)
 
 
 def answer(scenario: Scenario) -> Answer:
@@ -59,15 +86,17 @@ def answer(scenario: Scenario) -> Answer:
     Raises:
         InputError: the scenario cannot be run.
     """
-    return _answer(scenario)[0]
+    asked = question_key(scenario)
+    return _answers.get(asked, lambda: _answered(scenario, asked[0]))
 
 
 def answers(
-    scenarios: Sequence[Scenario], waiting: Callable[[], AbstractContextManager[object]] = nullcontext
+    scenarios: Sequence[Scenario],
+    waiting: Callable[[], AbstractContextManager[Callable[[], None]]] = lambda: nullcontext(lambda: None),
 ) -> list[Answer]:
     """`answer` of each; they are simulated side by side, since the engine runs without Python's lock.
 
-    ``waiting()`` is entered when that takes longer than ``PATIENCE_S``.
+    ``waiting()`` is entered when that takes longer than ``PATIENCE_S``; what it gives is called every so often.
 
     Raises:
         InputError: of the first that cannot be run.
@@ -75,8 +104,10 @@ def answers(
     with ThreadPoolExecutor(len(scenarios)) as threads:
         asked = [threads.submit(answer, scenario) for scenario in scenarios]
         if wait(asked, PATIENCE_S).not_done:
-            with waiting():
-                wait(asked)
+            with waiting() as look:
+                look()
+                while wait(asked, _LOOK_EVERY_S).not_done:
+                    look()
         found = [each.result() for each in asked]
     _set_engine_aside()
     return found
@@ -88,17 +119,17 @@ def _set_engine_aside() -> None:
     set_aside()
 
 
-def together(first: Scenario, second: Scenario) -> tuple[RunResult, RunResult] | None:
-    """Two runs measured over the same requests, to be compared; None where they serve different numbers of them."""
-    (a, served), (b, other) = _answer(first), _answer(second)
-    if [len(r.requests) for r in served.replications] != [len(r.requests) for r in other.replications]:
-        return None
+def together(first: Answer, second: Answer) -> tuple[Side, Side]:
+    """Two settings measured over the same requests, to be compared; as they are where they serve different numbers."""
 
-    def measured() -> tuple[RunResult, RunResult]:
-        one, two = measure([served, other], [a.run, b.run])
-        return one, two
+    def measured() -> tuple[Side, Side]:
+        (a, _), (b, _) = _serve(first.scenario), _serve(second.scenario)
+        if [len(r.requests) for r in a.replications] != [len(r.requests) for r in b.replications]:
+            return first.own, second.own
+        one, two = measure([a, b])
+        return replace(first.own, run=one), replace(second.own, run=two)
 
-    return _pairs.get((question_key(first), question_key(second)), measured)
+    return _pairs.get((question_key(first.scenario), question_key(second.scenario)), measured)
 
 
 def question_key(scenario: Scenario) -> tuple[str, tuple[str, ...]]:
@@ -106,23 +137,34 @@ def question_key(scenario: Scenario) -> tuple[str, tuple[str, ...]]:
     return scenario_hash(scenario), tuple(sorted(outside_names(to_mapping(scenario)).values()))
 
 
-def _answer(scenario: Scenario) -> tuple[Answer, Served]:
-    asked = question_key(scenario)
-    return _answers.get(asked, lambda: _simulated(scenario, asked[0]))
+def _answered(scenario: Scenario, asked: str) -> Answer:
+    sides = [scenario, *([without_speculation(scenario)] if scenario.speculative_config is not None else [])]
+    with ThreadPoolExecutor(len(sides)) as threads:
+        served = list(threads.map(_serve, sides))
+    runs = measure([each for each, _ in served])
+    return Answer(scenario, point_of(scenario, runs), served[0][1], served[0][0].deployment, asked)
 
 
-def _simulated(scenario: Scenario, asked: str) -> tuple[Answer, Served]:
-    deployment = cached_deployment(scenario)
-    recorded = serve(scenario, record_steps="first", deployment=deployment)
-    first = recorded.replications[0]
-    shown = timeline(first.requests, first.steps, deployment.settings.num_gpu_blocks - 1)
-    served = recorded.without_steps()
-    return Answer(scenario, measure([served])[0], shown, deployment, asked), served
+def _serve(scenario: Scenario) -> tuple[Served, Timeline]:
+    """The requests served, for whatever they are compared with."""
+
+    def make() -> tuple[Served, Timeline]:
+        deployment = cached_deployment(scenario)
+        recorded = serve(scenario, record_steps="first", deployment=deployment)
+        first = recorded.replications[0]
+        shown = timeline(first.requests, first.steps, deployment.settings.num_gpu_blocks - 1)
+        return recorded.without_steps(), shown
+
+    return _served.get(question_key(scenario), make)
 
 
-def side_of(scenario: Scenario, run: RunResult) -> Side:
-    """A run's figures for tiles, with tokens per second and device."""
+def column_of(scenario: Scenario, own: Side) -> Column:
+    """A setting's figures for tables, with tokens per second and device."""
+    run = own.run
+    assert run is not None
     gpus = scenario.cluster.replicas * scenario.engine.tensor_parallel_size
     per_gpu = [{PER_GPU: each["output_throughput"] / gpus} for each in run.replications]
     figures = run.summary["figures"] | summarise(per_gpu, scenario.statistics.confidence)
-    return Side(figures, [{**each, **own} for each, own in zip(run.replications, per_gpu, strict=True)])
+    replications = [{**each, **more} for each, more in zip(run.replications, per_gpu, strict=True)]
+    trouble = "" if own.has_figures else own.state
+    return Column(figures, replications, trouble, own.state == "steady" and not run.closed_loop)

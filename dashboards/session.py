@@ -26,6 +26,7 @@ from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.changes import Changes, assignments, changed_keys, command_line, value_text
 from draftcast.scenarios.choices import acceptance_of_method, with_method, with_method_as_given
 from draftcast.scenarios.load import DEFAULT_SCENARIO, embedded_scenarios, load_scenario, to_mapping, with_values
+from draftcast.scenarios.page_effort import QUICK_REQUESTS, page_effort, settling_requests
 from draftcast.scenarios.references import outside_names
 from draftcast.scenarios.schema import Scenario
 
@@ -57,22 +58,47 @@ VIEWS = (
 )
 UPLOADED = "upload:"
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,80}")
-# A page answers while a key is pressed: fewer requests than a file may ask for, until the sidebar says otherwise.
-QUICK_REQUESTS, QUICK_REPLICATIONS = 2000, 3
+NUM_REQUESTS = "workload.num_requests"
 MOST_RUNS = 6
 
 
 @dataclass(frozen=True)
 class Question:
-    """A scenario and the named one it is told apart from."""
+    """A scenario and the named one it is told apart from.
+
+    Attributes:
+        own_length: the number of requests was asked for; otherwise it follows the load, and the link does not hold it.
+    """
 
     base: str
     scenario: Scenario
+    own_length: bool = True
+
+    @classmethod
+    def of(cls, base: str, scenario: Scenario, *, own_length: bool) -> Question:
+        """The question, with as many requests as its load needs where none were asked for.
+
+        A base with fewer requests than a page begins with, and one without a number of them, keeps its own.
+        """
+        own_length = own_length or not _follows_load(base)
+        if not own_length:
+            scenario = with_values(scenario, {NUM_REQUESTS: settling_requests(scenario)})
+        return cls(base, scenario, own_length)
+
+    @classmethod
+    def opening(cls, base: str) -> Question:
+        """What a page asks first of a base."""
+        return cls.of(base, opened(base), own_length=False)
 
     @property
     def link_changes(self) -> Changes:
-        """What differs from how the page opens the base."""
-        return changed_keys(opened(self.base), self.scenario)
+        """What differs from how the page opens the base; a number of requests that was asked for is always told."""
+        changes = dict(changed_keys(opened(self.base), self.scenario))
+        if not self.own_length:
+            changes.pop(NUM_REQUESTS, None)
+        elif _follows_load(self.base):
+            changes[NUM_REQUESTS] = self.scenario.workload.num_requests
+        return changes
 
     def command(self, command: str, *options: str) -> str:
         """The ``draftcast`` command that asks the same; uploaded files by their own names."""
@@ -148,14 +174,15 @@ class Session:
 
     def change(self, values: Callable[[], Mapping[str, Any]]) -> None:
         """Change keys of the question; what the validation refuses changes nothing and is told on the page."""
-        self.touched = True
+        self.touched, old = True, self.question
         try:
-            scenario = with_values(self.question.scenario, values())
-            check_names(scenario, self.question.base, self.path)
+            changes = values()
+            scenario = with_values(old.scenario, changes)
+            check_names(scenario, old.base, self.path)
         except InputError as error:
             self.refused = short_error(error)
         else:
-            self.question = Question(self.question.base, scenario)
+            self.question = Question.of(old.base, scenario, own_length=old.own_length or _has_length(changes))
             self.refused = ""
 
     def ask(self, question: Question) -> None:
@@ -191,15 +218,24 @@ def base_scenario(base: str) -> Scenario:
     return load_scenario(base)
 
 
+def _follows_load(base: str) -> bool:
+    """Whether a page asks as many requests of a base as the load needs, until its reader says otherwise."""
+    requests = base_scenario(base).workload.num_requests
+    return requests is not None and requests >= QUICK_REQUESTS
+
+
+def _has_length(changes: Mapping[str, Any]) -> bool:
+    return not changes.keys().isdisjoint((NUM_REQUESTS, "workload"))
+
+
 @functools.cache
 def opened(base: str) -> Scenario:
-    """How a page opens a base: with as many requests and replications as answer at once."""
+    """How a page opens a base: with as many requests and replications as answer at once.
+
+    The number of requests then follows the load, see `Question.of`.
+    """
     scenario = base_scenario(base)
-    requests, replications = scenario.workload.num_requests, scenario.statistics.replications
-    values: dict[str, Any] = {"statistics.replications": min(replications, QUICK_REPLICATIONS)}
-    if requests is not None:
-        values["workload.num_requests"] = min(requests, QUICK_REQUESTS)
-    return with_values(scenario, values)
+    return with_values(scenario, page_effort(scenario))
 
 
 def bases() -> list[str]:
@@ -212,7 +248,7 @@ def session() -> Session:
     query = {key: st.query_params.get_all(key) for key in st.query_params}
     known: Session | None = st.session_state.get("session")
     if known is None:
-        known = st.session_state["session"] = Session(Question(DEFAULT_SCENARIO, opened(DEFAULT_SCENARIO)))
+        known = st.session_state["session"] = Session(Question.opening(DEFAULT_SCENARIO))
         read_link(known, query)
         # Sessions that ended go now, and their folders with them.
         set_aside()
@@ -360,7 +396,7 @@ def _read_question(known: Session, query: Mapping[str, str]) -> Question:
         base = DEFAULT_SCENARIO
     while True:
         try:
-            return Question(base, _scenario_of(known, base, values))
+            return Question.of(base, _scenario_of(known, base, values), own_length=_has_length(values))
         except InputError as error:
             guilty = _guilty(known, base, values, error)
             known.warnings.append(f"{guilty}: {short_error(error)}; left out")
@@ -405,6 +441,7 @@ def _text(query: Mapping[str, Sequence[str]]) -> str:
 
 __all__ = [
     "MOST_RUNS",
+    "NUM_REQUESTS",
     "Question",
     "Session",
     "bases",

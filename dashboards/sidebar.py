@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from draftcast.dashboards.controls import choice_control, number_control
-from draftcast.dashboards.session import Question, Session, bases, opened
+from draftcast.dashboards.session import NUM_REQUESTS, Question, Session, bases
 from draftcast.dashboards.uploads import scenario_uploader
 
 SLO_BOUNDS = (("ttft_ms", "TTFT, ms"), ("tpot_ms", "TPOT, ms"), ("e2el_ms", "E2E, ms"))
@@ -49,7 +49,7 @@ def _picker(session: Session) -> None:
 
 def _pick(session: Session) -> None:
     base = st.session_state["scenario"]
-    session.ask(Question(base, opened(base)))
+    session.ask(Question.opening(base))
     st.session_state.pop("upload-trace:receipt", None)
     st.session_state.pop("upload-scenario:receipt", None)
 
@@ -122,12 +122,13 @@ def _effort(session: Session) -> None:
         number_control(
             session,
             "Requests per run",
-            "workload.num_requests",
+            NUM_REQUESTS,
             scenario.workload.num_requests,
             low=1,
             step=500,
             placeholder="all of the trace",
-            help="How many requests each replication serves.",
+            help="How many requests each replication serves. Until you give a number it follows the load: close to the "
+            "capacity a run needs more to reach its steady state.",
             width=160,
         )
     choice_control(

@@ -13,7 +13,12 @@ from draftcast.scenarios.difference import Difference, difference
 from draftcast.sim.statistics import Estimate
 
 PER_GPU = "tokens_per_s_per_gpu"
-WORDS = {"better": "better", "worse": "worse", "cannot tell": "cannot tell from chance"}
+WORDS = {
+    "better": "better",
+    "worse": "worse",
+    "cannot tell": "cannot tell from chance",
+    "as offered": "below their capacity both deliver what arrives",
+}
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,27 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Side:
-    """A run as far as tiles need it: its figures with intervals, and by replication for differences."""
+class Column:
+    """What a table says of one setting at one load.
+
+    Attributes:
+        figures: with intervals.
+        replications: the figures of each, for differences.
+        trouble: why its figures do not hold for the load, in a word; empty where they do.
+        delivers_arrivals: an open loop below its capacity.
+    """
 
     figures: Mapping[str, Estimate]
     replications: Sequence[Mapping[str, float]]
+    trouble: str = ""
+    delivers_arrivals: bool = False
+
+    def change(self, figure: str, other: Column, confidence: float) -> Difference | None:
+        """The difference to another column; None where either has no such figure, or none that holds."""
+        if self.trouble or other.trouble:
+            return None
+        as_offered = self.delivers_arrivals and other.delivers_arrivals
+        return difference(figure, self.replications, other.replications, confidence, as_offered=as_offered)
 
 
 LATENCY_TILES: tuple[tuple[str, str, tuple[Figure, ...]], ...] = tuple(
@@ -83,8 +104,8 @@ def tile(
     title: str,
     explained: str,
     figures: Sequence[Figure],
-    run: Side,
-    pairs: Mapping[str, tuple[Side, Side]],
+    run: Column,
+    pairs: Mapping[str, tuple[Column, Column]],
     confidence: float,
 ) -> str:
     """One card as HTML; ``pairs`` are the run and another one measured together, by the name of the other."""
@@ -97,19 +118,18 @@ def tile(
     )
 
 
-def _row(figure: Figure, run: Side, pairs: Mapping[str, tuple[Side, Side]], confidence: float) -> str:
-    value = run.figures.get(figure.name)
-    cells = [f"<th scope='row'>{escape(figure.label)}</th>", value_cell(figure, value)]
+def _row(figure: Figure, run: Column, pairs: Mapping[str, tuple[Column, Column]], confidence: float) -> str:
+    cells = [f"<th scope='row'>{escape(figure.label)}</th>", value_cell(figure, run)]
     for name, (own, other) in pairs.items():
-        change = difference(figure.name, own.replications, other.replications, confidence)
-        cells.append(difference_cell(figure, name, change, confidence))
+        cells.append(difference_cell(figure, name, (own, other), confidence))
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def value_cell(figure: Figure, value: Estimate | None) -> str:
+def value_cell(figure: Figure, column: Column) -> str:
     """A figure with the half width of its interval; the value itself stands unrounded beside it."""
+    value = column.figures.get(figure.name)
     if value is None or not math.isfinite(value.mean):
-        reason = "no SLO" if figure.name == "request_goodput" else "no steady state" if value is None else "undefined"
+        reason = column.trouble or ("no SLO" if figure.name == "request_goodput" else "undefined")
         return f"<td class='dc-none' data-figure='{figure.name}' data-value=''>– <small>{reason}</small></td>"
     shown = value.scaled(figure.factor)
     half = f" <small>±{number(shown.half_width, shown.mean)}</small>" if math.isfinite(shown.half_width) else ""
@@ -124,23 +144,28 @@ def value_cell(figure: Figure, value: Estimate | None) -> str:
 
 
 def difference_cell(
-    figure: Figure, name: str, change: Difference | None, confidence: float, *, words: bool = False
+    figure: Figure, name: str, pair: tuple[Column, Column], confidence: float, *, words: bool = False
 ) -> str:
     """A difference in per cent (in the figure's unit where nothing can be divided), its interval in the tip.
 
     Args:
         name: what the figure is compared with.
+        pair: the run and the other, measured together.
         words: say better, worse or cannot tell, not only by colour.
     """
+    own, other = pair
+    change = own.change(figure.name, other, confidence)
     if change is None:
-        return f"<td class='dc-diff dc-even' data-against='{escape(name)}' data-difference=''>–</td>"
+        why = own.trouble or (f"{name} {other.trouble}" if other.trouble else "")
+        reason = f" <small>{escape(why)}</small>" if why else ""
+        return f"<td class='dc-diff dc-even' data-against='{escape(name)}' data-difference=''>–{reason}</td>"
     shown = change.difference.scaled(figure.factor)
     text = f"{number(shown.mean)} {figure.unit}"
     if change.ratio is not None:
         text = f"{change.ratio.mean - 1:+.0%}".replace("+0%", "0%").replace("-0%", "0%")
     span = f" ({confidence:.0%}: {number(shown.low)} to {number(shown.high)})" if math.isfinite(shown.low) else ""
     tip = f"{shown.mean:+.3g} {figure.unit}{span}: {WORDS[change.verdict]}"
-    word = change.verdict.replace(" ", "-")
+    word = "even" if change.verdict == "as offered" else change.verdict.replace(" ", "-")
     text += f" <small>{change.verdict}</small>" if words else ""
     return (
         f"<td class='dc-diff dc-{word}' data-against='{escape(name)}' data-verdict='{change.verdict}' "

@@ -13,10 +13,10 @@ from draftcast.calibration.hardware import hardware_names, load_hardware
 from draftcast.calibration.held_out import OperatorErrors
 from draftcast.calibration.profile import has_profile
 from draftcast.dashboards.footer import Exports, footer
-from draftcast.dashboards.page import badge, cannot_run, figure, run_facts
+from draftcast.dashboards.page import badge, cannot_run, figure, run_facts, simulating
 from draftcast.dashboards.plain_text import literal
 from draftcast.dashboards.published import published_results
-from draftcast.dashboards.results import Answer, answer
+from draftcast.dashboards.results import Answer, answers
 from draftcast.dashboards.session import TRUST_OPERATOR as PART
 from draftcast.dashboards.session import Session
 from draftcast.dashboards.table import html_table
@@ -38,8 +38,7 @@ MEANING = {
 def render(session: Session) -> None:
     """Origin of the device time, coverage map, fit and residuals, the profile's origin."""
     try:
-        with st.spinner("Simulating"):
-            found = answer(session.question.scenario)
+        (found,) = answers([session.question.scenario], simulating)
     except InputError as error:
         cannot_run(session, error)
         return

@@ -20,13 +20,14 @@ import streamlit as st
 from draftcast.calibration.live.bench_result import import_bench_result
 from draftcast.calibration.live.run_directory import CHUNKS, JOURNAL, MANIFEST, REQUESTS
 from draftcast.dashboards.plain_text import literal
-from draftcast.dashboards.session import QUICK_REQUESTS, Question, Session, check_names, short_error
+from draftcast.dashboards.session import Question, Session, check_names, short_error
 from draftcast.errors import DraftcastError, InputError
 from draftcast.files import parse_json, write_bytes
 from draftcast.kernels.catalog import load_model
 from draftcast.scenarios.choices import with_arrivals
 from draftcast.scenarios.load import DEFAULT_SCENARIO, load_scenario, to_mapping, with_values
 from draftcast.scenarios.measured_run import read_measured_run
+from draftcast.scenarios.page_effort import QUICK_REQUESTS
 from draftcast.scenarios.references import outside_names
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.validate.sweep_summary import read_summary

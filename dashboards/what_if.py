@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -11,24 +10,21 @@ import pandas as pd
 import streamlit as st
 
 from draftcast.dashboards.footer import Exports, footer
-from draftcast.dashboards.page import badge, cannot_run, figure, run_facts
+from draftcast.dashboards.page import badge, cannot_run, figure, run_facts, simulating
 from draftcast.dashboards.plain_text import literal
-from draftcast.dashboards.results import Answer, answers, side_of, together
+from draftcast.dashboards.results import Answer, answers, column_of, together
 from draftcast.dashboards.session import MOST_RUNS, Question, Session, short_error
-from draftcast.dashboards.tiles import LATENCY_TILES, THROUGHPUT_TILE, show_tiles, tile
+from draftcast.dashboards.tiles import LATENCY_TILES, THROUGHPUT_TILE, Column, show_tiles, tile
 from draftcast.dashboards.uploads import trace_notes
 from draftcast.dashboards.what_if_controls import controls
 from draftcast.errors import InputError
-from draftcast.scenarios.bottleneck import bottleneck
-from draftcast.scenarios.comparison import Comparison, Point
+from draftcast.scenarios.comparison import Comparison
 from draftcast.scenarios.fidelity import fidelity
-from draftcast.scenarios.load import without_speculation
-from draftcast.scenarios.report import status_line, title
+from draftcast.scenarios.report import load_words, status_line, title
 from draftcast.scenarios.run_plots import latency_figure, time_figure, timeline_figure
-from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import RunResult, simulate
 from draftcast.scenarios.slo_answer import SloAnswer, idle_scenario, measured_requests, slo_answer
-from draftcast.scenarios.verdict import verdict
+from draftcast.scenarios.verdict import Side
 
 ON, OFF, BASELINE = "SD on", "SD off", "baseline"
 
@@ -37,7 +33,6 @@ def render(session: Session) -> None:
     """Controls, the answer in a sentence, tiles, pictures, footer."""
     top = st.container(key="answer-badge")
     controls(session)
-    scenario = session.question.scenario
     if session.wanted_method:
         wanted = session.wanted_method
         st.info(
@@ -46,81 +41,64 @@ def render(session: Session) -> None:
         )
         return
     try:
-        own, others = _answered(session)
+        own, baseline = _answered(session)
+        lines = _answer_lines(own)
     except InputError as error:
         cannot_run(session, error)
         return
-    runs = {ON if OFF in others else OFF: own.run} | {name: pair.other.run for name, pair in others.items()}
+    sides = _sides(own, baseline)
+    runs = {name: side.run for name, side in sides.items() if side.run is not None and side.has_figures}
     with top:
         badge(session, fidelity([run.summary["figures"] for run in runs.values()]))
-    on, without = others[OFF].runs if OFF in others else (own.run, None)
-    point = Point(_rate(scenario), on, without, scenario.statistics.confidence)
-    lines = _answer_lines(own, point)
-    _tiles(own, others)
+    _tiles(own, baseline)
     _buttons(session)
     pictures = _pictures(own, runs)
     _draw(pictures)
-    footer(run_facts(own), session.question.command("simulate"), _exports(own, point, lines, pictures))
+    footer(run_facts(own), session.question.command("simulate"), _exports(own, lines, pictures))
 
 
-@dataclass(frozen=True)
-class Other:
-    """What the page's run is compared with, alone and measured together with it."""
-
-    other: Answer
-    runs: tuple[RunResult, RunResult]
-
-
-def _answered(session: Session) -> tuple[Answer, dict[str, Other]]:
-    """The page's run, and by name what it is compared with."""
-    scenario = session.question.scenario
-    asked = {}
-    if scenario.speculative_config is not None:
-        asked[OFF] = without_speculation(scenario)
+def _answered(session: Session) -> tuple[Answer, Answer | None]:
+    """The page's run, and the pinned one."""
+    asked = [session.question.scenario]
     if session.baseline is not None:
-        asked[BASELINE] = session.baseline.scenario
-    own, *alone = answers([scenario, *asked.values()], waiting=lambda: st.spinner("Simulating"))
-    found = {}
-    for (name, other), answered in zip(asked.items(), alone, strict=True):
-        found[name] = Other(answered, together(scenario, other) or (own.run, answered.run))
-    return own, found
+        asked.append(session.baseline.scenario)
+    own, *pinned = answers(asked, simulating)
+    return own, pinned[0] if pinned else None
 
 
-def _rate(scenario: Scenario) -> float | None:
-    return getattr(scenario.workload.arrivals, "request_rate_rps", None)
+def _sides(own: Answer, baseline: Answer | None) -> dict[str, Side]:
+    """What the pictures show, by name."""
+    verdict = own.point.verdict
+    sides = {OFF: own.own} if verdict is None else {ON: verdict.on, OFF: verdict.off}
+    return sides | ({BASELINE: baseline.own} if baseline is not None else {})
 
 
-def load_words(scenario: Scenario) -> str:
-    """The load, as a sentence ends with it."""
-    arrivals = scenario.workload.arrivals
-    if arrivals.process == "closed_loop":
-        return f"with {arrivals.concurrency} clients"
-    rate = _rate(scenario)
-    return f"at {rate:g} req/s" if rate is not None else "under this load"
-
-
-def _answer_lines(own: Answer, point: Point) -> list[str]:
-    """Verdict, stability, SLO and bottleneck, shown and returned for the report."""
-    scenario, run = own.scenario, own.run
-    found = verdict(point, load_words(scenario))
-    limit = bottleneck(scenario, own.deployment, run)
-    advantage = point.advantage
-    bounds = "" if advantage is None else f" data-low='{advantage.low!r}' data-high='{advantage.high!r}'"
-    tone = {"on": "dc-better", "off": "dc-worse"}.get(found.advice, "")
-    head, _, rest = found.sentence.partition(":")
+def _answer_lines(own: Answer) -> list[str]:
+    """Verdict, what limits, SLO and state, shown and returned for the report."""
+    scenario, run, verdict, limits = own.scenario, own.run, own.point.verdict, own.limits
+    if verdict is None:
+        said = f"Speculation is off {load_words(scenario)}: there is nothing to compare."
+        word, advice, bounds = "off", "", ""
+    else:
+        said, word, advice = verdict.sentence(load_words(scenario)), verdict.word, verdict.advice
+        advantage = verdict.advantage
+        bounds = "" if advantage is None else f" data-low='{advantage.low!r}' data-high='{advantage.high!r}'"
+    tone = {"pays": "dc-better", "costs": "dc-worse"}.get(word, "")
+    head, mark, rest = said.partition(":") if ":" in said else said.partition(". ")
     st.html(
-        f"<p class='dc-verdict' data-verdict='{escape(found.word)}' data-advice='{found.advice}'{bounds}>"
-        f"<b class='{tone}'>{escape(head)}:</b>{escape(rest)}</p>"
-        f"<p class='dc-why' data-bottleneck='{escape(limit.kind)}'>Bottleneck - {escape(limit.sentence)}</p>"
+        f"<p class='dc-verdict' data-verdict='{escape(word)}' data-advice='{advice}'{bounds}>"
+        f"<b class='{tone}'>{escape(head + mark)}</b>{escape(rest)}</p>"
+        f"<p class='dc-why' data-bottleneck='{escape(limits.limit)}'>Bottleneck - {escape(limits.sentence)}</p>"
     )
-    lines = [title(scenario), found.sentence, f"Bottleneck - {limit.sentence}"]
-    slo = _slo(scenario, run)
+    lines = [title(scenario), said, f"Bottleneck - {limits.sentence}"]
+    slo = _slo(own)
+    status = status_line(run, own.own)
     if slo is not None:
         (st.success if slo.met else st.error)(literal(slo.sentence), icon=":material/flag:")
         lines.append(slo.sentence)
-    elif run.unstable or not run.steady:
-        status = status_line(run)
-        (st.error if run.unstable else st.warning)(literal(status), icon=":material/trending_up:")
+    elif status:
+        overloaded = own.own.state == "overloaded"
+        (st.error if overloaded else st.warning)(literal(status), icon=":material/trending_up:")
         lines.append(status)
     on_top = trace_notes(scenario)
     for note in run.summary["notes"]:
@@ -129,24 +107,28 @@ def _answer_lines(own: Answer, point: Point) -> list[str]:
     return lines
 
 
-def _slo(scenario: Scenario, run: RunResult) -> SloAnswer | None:
+def _slo(own: Answer) -> SloAnswer | None:
+    scenario = own.scenario
     if scenario.slo is None and all(entry.slo is None for entry in scenario.workload.classes):
         return None
-    idle = simulate(idle_scenario(scenario)) if run.slo_met is False and not run.unstable else None
-    return slo_answer(scenario, run, idle)
+    unmet = own.run.slo_met is False and own.own.has_figures
+    return slo_answer(scenario, own.own, simulate(idle_scenario(scenario)) if unmet else None)
 
 
-def _tiles(own: Answer, others: Mapping[str, Other]) -> None:
-    """Values of the run alone, as the command line gives them; differences over the requests that both measure."""
-    alone = side_of(own.scenario, own.run)
-    pairs = {
-        name: (side_of(own.scenario, pair.runs[0]), side_of(pair.other.scenario, pair.runs[1]))
-        for name, pair in others.items()
-    }
-    confidence = own.scenario.statistics.confidence
+def _tiles(own: Answer, baseline: Answer | None) -> None:
+    """Values as the command line gives them; differences over the requests that both measure."""
+    scenario, verdict = own.scenario, own.point.verdict
+    column = column_of(scenario, own.own)
+    pairs: dict[str, tuple[Column, Column]] = {}
+    if verdict is not None:
+        pairs[OFF] = (column, column_of(scenario, verdict.off))
+    if baseline is not None:
+        one, two = together(own, baseline)
+        pairs[BASELINE] = (column_of(scenario, one), column_of(baseline.scenario, two))
+    confidence = scenario.statistics.confidence
     show_tiles(
         [
-            tile(name, explained, figures, alone, pairs, confidence)
+            tile(name, explained, figures, column, pairs, confidence)
             for name, explained, figures in (*LATENCY_TILES, THROUGHPUT_TILE)
         ]
     )
@@ -184,31 +166,35 @@ def _keep(session: Session) -> None:
 def _pictures(own: Answer, runs: Mapping[str, RunResult]) -> dict[str, Callable[[], Any]]:
     slo = own.scenario.slo
     limits = {key: getattr(slo, key) for key in ("ttft_ms", "tpot_ms", "e2el_ms")} if slo is not None else {}
-    return {
-        "latency": lambda: latency_figure({name: measured_requests(run) for name, run in runs.items()}, limits),
-        "time": lambda: time_figure(runs),
-        "timeline": lambda: timeline_figure(own.timeline),
-    }
+    pictures: dict[str, Callable[[], Any]] = {}
+    if runs:
+        measured = {name: measured_requests(run) for name, run in runs.items()}
+        pictures = {"latency": lambda: latency_figure(measured, limits), "time": lambda: time_figure(runs)}
+    return pictures | {"timeline": lambda: timeline_figure(own.timeline)}
 
 
 def _draw(pictures: Mapping[str, Callable[[], Any]]) -> None:
-    st.subheader("Latency distribution")
-    figure(
-        "latency",
-        pictures["latency"](),
-        "Share of requests that are at least this fast, all replications together; dotted: the SLO's bounds.",
-        "Cumulative distribution of TTFT, TPOT and end-to-end latency for each run.",
-    )
-    left, right = st.columns(2)
-    with left:
-        st.subheader("Where a request's time goes")
-        figure(
-            "time",
-            pictures["time"](),
-            "Mean seconds of a request by part; the parts add up to its E2E latency. Rejected work is the time of each "
-            "step less its time without the rejected rows and their drafts.",
-            "Stacked bars of the mean seconds a request spends in each part, one bar for each run.",
-        )
+    """Of latencies only where they hold for the load."""
+    right = st.container()
+    if "latency" in pictures:
+        with right:
+            st.subheader("Latency distribution")
+            figure(
+                "latency",
+                pictures["latency"](),
+                "Share of requests that are at least this fast, all replications together; dotted: the SLO's bounds.",
+                "Cumulative distribution of TTFT, TPOT and end-to-end latency for each run.",
+            )
+        left, right = st.columns(2)
+        with left:
+            st.subheader("Where a request's time goes")
+            figure(
+                "time",
+                pictures["time"](),
+                "Mean seconds of a request by part; the parts add up to its E2E latency. Rejected work is the time of "
+                "each step less its time without the rejected rows and their drafts.",
+                "Stacked bars of the mean seconds a request spends in each part, one bar for each run.",
+            )
     with right:
         st.subheader("Over time")
         figure(
@@ -219,8 +205,8 @@ def _draw(pictures: Mapping[str, Callable[[], Any]]) -> None:
         )
 
 
-def _exports(own: Answer, point: Point, lines: list[str], pictures: Mapping[str, Callable[[], Any]]) -> Exports:
-    run = own.run
+def _exports(own: Answer, lines: list[str], pictures: Mapping[str, Callable[[], Any]]) -> Exports:
+    run, point = own.run, own.point
     summary = Comparison(own.scenario, (point,), None).summary() if point.off is not None else run.summary
 
     def figures_table() -> pd.DataFrame:

@@ -12,7 +12,7 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 
 import numpy as np
@@ -41,8 +41,19 @@ REPLICATIONS = 5
 MOST_REPLICATIONS = 20
 """Of a capacity that the load in question is too close to; from `REPLICATIONS` on they are doubled."""
 CONFIDENCE = 0.95
+SEED = 0
 MOST_KEPT = 256
-_kept: OrderedDict[str, list[float]] = OrderedDict()
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What is known of a setting, in requests per second and replica; who adds to it holds the lock."""
+
+    rates: list[float] = field(default_factory=list)
+    lock: Lock = field(default_factory=Lock)
+
+
+_kept: OrderedDict[str, _Setting] = OrderedDict()
 _lock = Lock()
 
 
@@ -89,7 +100,7 @@ def capacity(
         for name in unused:
             if name != "name" or entry is data:
                 entry.pop(name, None)
-    data["statistics"] = {"seed": scenario.statistics.seed}
+    data.pop("statistics")  # it belongs to the setting, whatever the seed of the runs beside it
     spec = dataclasses.replace(workload_spec(scenario), duration_s=None)
     if not trace_specs(spec):  # without a file there are no prefixes that replicas could share
         data.pop("cluster")
@@ -98,19 +109,21 @@ def capacity(
     put_checksums(data)
     key = json.dumps(data, sort_keys=True)
     with _lock:
-        rates = _kept.setdefault(key, [])
+        setting = _kept.setdefault(key, _Setting())
         _kept.move_to_end(key)
         while len(_kept) > MOST_KEPT:
             _kept.popitem(last=False)
     count, simulated = REPLICATIONS, 0
     while True:
-        while len(rates) < count:
-            found, requests = _saturated_rate(scenario, spec, len(rates), deployment)
-            rates.append(found)
-            simulated += requests
-            if progress is not None:
-                progress(len(rates) / count)
-        answer = Capacity(tuple(scenario.cluster.replicas * rate for rate in rates[:count]), simulated)
+        with setting.lock:
+            while len(setting.rates) < count:
+                found, requests = _saturated_rate(scenario, spec, len(setting.rates), deployment)
+                setting.rates.append(found)
+                simulated += requests
+                if progress is not None:
+                    progress(len(setting.rates) / count)
+        rates = tuple(scenario.cluster.replicas * rate for rate in setting.rates[:count])
+        answer = Capacity(rates, simulated)
         estimate = answer.estimate
         close = rate_rps is not None and estimate.low <= rate_rps <= estimate.high
         if not close or count >= MOST_REPLICATIONS:
@@ -125,7 +138,7 @@ def _saturated_rate(
     deployment = deployment or cached_deployment(scenario)
     settings = deployment.settings
     traces = load_traces(spec)
-    seed = replication_seed(scenario.statistics.seed, replication)
+    seed = replication_seed(SEED, replication)
     few = build_requests(spec, seed, LEAST_REQUESTS, settings.max_model_len, traces)
     mean_tokens = float((few.prompt_tokens + few.output_tokens).mean())
     held = deployment.memory.max_concurrency(round(mean_tokens), settings.lookahead)

@@ -25,7 +25,7 @@ from draftcast.scenarios.plan_cli import plan
 from draftcast.scenarios.published_cli import published
 from draftcast.scenarios.recommend_cli import recommend
 from draftcast.scenarios.sweep_cli import sweep
-from draftcast.scenarios.terminal import asked_changes, print_json, progress_bar
+from draftcast.scenarios.terminal import asked_changes, print_json, progress_bar, tell_of_compiling
 from draftcast.scenarios.validate.cli import validate
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ for command in (catalog_cli.scenarios, catalog_cli.models, catalog_cli.hardware)
 
 def main() -> None:
     """Entry point: bad input is one line on standard error and exit code 2, a failed live run likewise with 6."""
+    tell_of_compiling()
     try:
         app()
     except InputError as error:

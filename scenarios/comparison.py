@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from draftcast.scenarios.capacity import rate_of
 from draftcast.scenarios.load import with_rate, without_speculation
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.verdict import METRICS, Side, State, Verdict, judge, paired_advantage, probe_at, side
@@ -157,18 +158,14 @@ def compare(
 
     compare_off = compare_off and scenario.speculative_config is not None
     # Validate every point before the first second is simulated.
-    asked: list[tuple[float | None, Scenario]] = [(rate, with_rate(scenario, rate)) for rate in sorted(set(rates))]
-    asked = asked or [(_own_rate(scenario), scenario)]
+    asked = [with_rate(scenario, rate) for rate in sorted(set(rates))] or [scenario]
     points = []
     confidence = scenario.statistics.confidence
-    for index, (rate, variant) in enumerate(asked):
+    for index, variant in enumerate(asked):
         variants = [variant, without_speculation(variant)] if compare_off else [variant]
         part = _part(progress, index, len(asked))
         runs = simulator.simulate_together(variants, progress=_part(part, 0, 2), record_steps=record_steps)
-        part = _part(part, 1, 2)
-        verdict = judge(variant, runs[0], runs[1], progress=part) if compare_off else None
-        own = verdict.on if verdict is not None else side(variant, runs[0], progress=part)
-        points.append(Point(rate, own, verdict, confidence))
+        points.append(point_of(variant, runs, progress=_part(part, 1, 2)))
     if progress is not None:
         progress(1.0)
     probes = [probe_at(p.request_rate_rps or 0.0, p.verdict) for p in points if p.verdict is not None]
@@ -176,9 +173,14 @@ def compare(
     return Comparison(scenario, tuple(points), cut)
 
 
-def _own_rate(scenario: Scenario) -> float | None:
-    rate = getattr(scenario.workload.arrivals, "request_rate_rps", None)
-    return float(rate) if rate is not None else None
+def point_of(scenario: Scenario, runs: Sequence[RunResult], *, progress: Progress | None = None) -> Point:
+    """The point of a scenario's run and, where there are two, of the same without speculation measured together."""
+    rate_rps = rate_of(scenario)
+    confidence = scenario.statistics.confidence
+    if len(runs) == 1:
+        return Point(rate_rps, side(scenario, runs[0], progress=progress), None, confidence)
+    verdict = judge(scenario, runs[0], runs[1], progress=progress)
+    return Point(rate_rps, verdict.on, verdict, confidence)
 
 
 def _part(progress: Progress | None, done: int, total: int) -> Progress | None:

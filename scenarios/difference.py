@@ -13,8 +13,9 @@ from typing import Literal
 
 from draftcast.sim.statistics import Estimate, paired_difference, paired_ratio
 
-Verdict = Literal["better", "worse", "cannot tell"]
+Verdict = Literal["better", "worse", "cannot tell", "as offered"]
 _LESS_IS_BETTER = ("ttft_s", "tpot_s", "itl_s", "e2el_s", "queue_time_s")
+_OFFERED = ("request_throughput", "output_throughput", "tokens_per_s_per_gpu")
 _MORE_IS_BETTER = ("throughput", "goodput", "attainment", "tokens_per_s_per_gpu", "acceptance")
 
 
@@ -26,7 +27,8 @@ class Difference:
         difference: in the figure's unit; bounds are NaN where the runs cannot be paired or there is one replication.
         ratio: first over second; None where the second is 0.
         verdict: of the first; ``cannot tell`` while the interval holds 0 or is unknown, and for figures of which
-            neither more nor less is better.
+            neither more nor less is better; ``as offered`` of what two open loops below their capacity deliver: that
+            is what arrives.
     """
 
     figure: str
@@ -47,8 +49,14 @@ def difference(
     first: Sequence[Mapping[str, float]],
     second: Sequence[Mapping[str, float]],
     confidence: float = 0.95,
+    *,
+    as_offered: bool = False,
 ) -> Difference | None:
-    """The difference in ``figure``, a mapping of figures per replication each; None where either run has none."""
+    """The difference in ``figure``, a mapping of figures per replication each; None where either run has none.
+
+    Args:
+        as_offered: both are open loops below their capacity.
+    """
     a, b = _values(figure, first), _values(figure, second)
     if not a or not b:
         return None
@@ -59,7 +67,8 @@ def difference(
         mean, other = sum(a) / len(a), sum(b) / len(b)
         change = _without_interval(mean - other, confidence)
         ratio = _without_interval(mean / other, confidence) if other else None
-    return Difference(figure, change, ratio, _verdict(figure, change))
+    verdict: Verdict = "as offered" if as_offered and figure in _OFFERED else _verdict(figure, change)
+    return Difference(figure, change, ratio, verdict)
 
 
 def _values(figure: str, replications: Sequence[Mapping[str, float]]) -> list[float]:

@@ -121,7 +121,7 @@ def point_scenario(case: PublishedCase, point: PublishedPoint) -> Scenario:
     values = dict(point.set)
     raw = {"schema_version": 1, "name": case.title, **case.scenario}
     if point.mean_acceptance_length is not None:
-        raw.setdefault("acceptance", {"model": "constant", "alpha": 0.5})
+        raw["acceptance"] = values["acceptance"] = {"model": "constant", "alpha": 0.5}
         k = with_values(load_scenario(raw), values).num_speculative_tokens
         values["acceptance"] = {"model": "constant", "alpha": alpha_of(point.mean_acceptance_length, k)}
     return with_values(load_scenario(raw), values)

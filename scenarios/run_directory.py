@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftcast import __version__
 from draftcast.errors import InputError
-from draftcast.files import read_json, read_parquet, without_secrets, write_text, written
+from draftcast.files import read_frame, read_json, without_secrets, write_text, written
 from draftcast.scenarios.load import scenario_hash, to_mapping
 from draftcast.scenarios.schema import Scenario
 
@@ -145,8 +145,8 @@ def read_run_directory(path: str | Path) -> StoredRun:
             value=manifest.get("format_version"),
         )
     summary = read_json(folder / SUMMARY)
-    requests = read_parquet(folder / REQUESTS).to_pandas()
-    steps = read_parquet(folder / STEPS).to_pandas() if (folder / STEPS).exists() else None
+    requests = read_frame(folder / REQUESTS)
+    steps = read_frame(folder / STEPS) if (folder / STEPS).exists() else None
     return StoredRun(manifest, summary, requests, steps)
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from draftcast.scenarios.load import with_values
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import RunResult
+from draftcast.scenarios.verdict import Side
 from draftcast.scenarios.workload_spec import request_classes
 from draftcast.sim.request_columns import RequestColumns
 
@@ -107,14 +108,17 @@ def idle_scenario(scenario: Scenario) -> Scenario:
     return with_values(scenario, values)
 
 
-def slo_answer(scenario: Scenario, run: RunResult, idle: RunResult | None = None) -> SloAnswer | None:
-    """How ``run`` stands to the scenario's SLO; None without one, and for an unstable run (it meets none for long).
+def slo_answer(scenario: Scenario, own: Side, idle: RunResult | None = None) -> SloAnswer | None:
+    """How a setting stands to the scenario's SLO; None without one, and where the run's figures do not hold.
 
     Args:
         idle: a run of `idle_scenario`, to tell what no load would mend.
     """
+    run = own.run
+    if run is None or run.slo_met is None or not own.has_figures:
+        return None
     bounds = _bounds(scenario, run)
-    if not bounds or run.slo_met is None or run.unstable:
+    if not bounds:
         return None
     tightest = min(bounds, key=_slack)
     alone = _bounds(scenario, idle) if idle is not None else []
@@ -157,11 +161,10 @@ def _latencies_ms(run: RunResult, class_name: str) -> dict[str, NDArray[np.float
 
 
 def measured_requests(run: RunResult) -> pd.DataFrame:
-    """Rows of the requests that each replication's figures are of: after its warm-up, before its closed loop drains."""
+    """Rows of the requests that each replication's latencies are of: those after its warm-up."""
     request, replication = run.requests["request"].to_numpy(), run.requests["replication"].to_numpy()
     first = np.array(run.summary["warmup_requests"])
-    end = np.bincount(replication, minlength=len(first)) - np.array(run.summary["cooldown_requests"])
-    kept: NDArray[np.bool_] = (request >= first[replication]) & (request < end[replication])
+    kept: NDArray[np.bool_] = request >= first[replication]
     return run.requests[kept]
 
 

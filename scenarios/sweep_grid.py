@@ -123,7 +123,8 @@ def apply(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
     plain = {SHORT.get(name, name): value for name, value in values.items() if name not in SPECIAL}
     if "acceptance" in values:
         plain["acceptance"] = to_mapping(_acceptance(scenario, values["acceptance"]))["acceptance"]
-    is_off = "method" in values and values["method"] in OFF
+    k = values.get("k", 1)
+    is_off = values.get("method", "") in OFF or (k in (0, *OFF) and k is not False)
     if "method" in values and not is_off:
         _needs_speculation(scenario, "method", values["method"])
         plain["engine.speculative_config.method"] = values["method"]
@@ -133,7 +134,10 @@ def apply(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
             result = change(result, values[name])
     if is_off:
         return without_speculation(result)
-    return _k(result, values["k"]) if "k" in values else result
+    if "k" not in values:
+        return result
+    _needs_speculation(result, "k", k)
+    return with_values(result, {"engine.speculative_config.num_speculative_tokens": k})
 
 
 def _rate(scenario: Scenario, value: Any) -> Scenario:
@@ -174,14 +178,6 @@ def _acceptance(scenario: Scenario, value: Any) -> Scenario:
         return with_values(scenario, {"acceptance.mean": value})
     own = scenario.acceptance.model_dump(mode="json", exclude={"rates"}, exclude_none=True)
     return with_values(scenario, {"acceptance": {**own, "alpha": value}})
-
-
-def _k(scenario: Scenario, value: Any) -> Scenario:
-    """So many draft tokens; 0 is an engine started without speculation."""
-    if value in (0, *OFF) and value is not False:
-        return without_speculation(scenario)
-    _needs_speculation(scenario, "k", value)
-    return with_values(scenario, {"engine.speculative_config.num_speculative_tokens": value})
 
 
 def _needs_speculation(scenario: Scenario, key: str, value: Any) -> None:

@@ -40,7 +40,8 @@ class ResultStore:
             if self.folder.exists() and not self.folder.is_dir():
                 raise InputError("exists and is not a directory", file=str(folder))
             if not manifest.is_file():
-                if self.folder.is_dir() and not _is_fresh(self.folder):
+                # Another sweep's manifest may come meanwhile: it is written before any result.
+                if self.folder.is_dir() and not _is_fresh(self.folder) and not manifest.is_file():
                     raise InputError("is not empty and no data set of a sweep; name another one", file=str(folder))
                 (self.folder / RESULTS).mkdir(parents=True, exist_ok=True)
                 text = json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION}) + "\n"

@@ -24,6 +24,7 @@ from typing import Any, Protocol, Self
 from draftcast.errors import InputError
 from draftcast.kernels.extras import require
 from draftcast.scenarios.sweep_cells import Outcome, Task, run_task
+from draftcast.scenarios.terminal import tell_of_compiling
 
 TRIES = 3
 _CONNECT_S = 10.0
@@ -80,7 +81,7 @@ class LocalWorkers:
 
     def send(self, task: Task) -> None:
         index = next(i for i, worker in enumerate(self._workers) if worker is None or worker.task is None)
-        worker = self._workers[index] = self._workers[index] or _Process()
+        worker = self._workers[index] = self._workers[index] or _Process(tells=index == 0)
         worker.send(task)
 
     def collect(self, timeout_s: float) -> list[Outcome]:
@@ -109,14 +110,18 @@ class LocalWorkers:
 
 
 class _Process:
-    """One local worker and the task it has."""
+    """One local worker and the task it has.
 
-    def __init__(self) -> None:
+    Args:
+        tells: it says when it compiles the engine; one does for all, since all find the same cache.
+    """
+
+    def __init__(self, tells: bool) -> None:
         self.pipe, theirs = Pipe()
         # The same modules as here, also where the caller changed sys.path.
         # With -P exactly what this process imports from: the dashboard's workers, too, not from the working directory.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-        command = f"from draftcast.scenarios.sweep_workers import serve; serve({theirs.fileno()})"
+        command = f"from draftcast.scenarios.sweep_workers import serve; serve({theirs.fileno()}, {tells})"
         # A session of its own: Ctrl-C in the terminal is the parent's to handle.
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", command],
@@ -146,8 +151,10 @@ class _Process:
         self.process.wait()
 
 
-def serve(descriptor: int) -> None:
+def serve(descriptor: int, tells: bool) -> None:
     """A local worker's life: tasks in, outcomes out, until the other end is closed."""
+    if tells:
+        tell_of_compiling()
     pipe: Connection[Any, Any] = Connection(descriptor)
     with contextlib.suppress(EOFError, OSError):
         while True:

@@ -1,4 +1,4 @@
-"""Keeps numba's on-disk cache honest.
+"""Keeps numba's on-disk cache honest, and knows when it is being filled.
 
 numba recompiles a cached function when the file it stands in changed, not when a function or array layout that it
 uses changed elsewhere; a stale caller would then run on the new layout. So the cached code of this package is dropped
@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOMS = ("kernels", "sim", "calibration")
 STAMP = "draftcast-sources"
+COMPILING = "compiling the engine, once (about half a minute)"
 
 
 def source_stamp(package: Path) -> str:
@@ -48,3 +51,41 @@ def drop_stale_code(package: Path) -> bool:
         fresh.replace(stamp)
         return True
     return False
+
+
+class EngineCompilation:
+    """Whether the engine is being compiled in this process, for those who wait.
+
+    It is only where numba finds no machine code of it: the first run of an installation, or the first after a source
+    file changed. What is in the cache is loaded without a word.
+
+    Attributes:
+        running: it is being compiled now.
+        tell: called with `COMPILING` before that begins.
+    """
+
+    def __init__(self) -> None:
+        self.running = False
+        self.tell: Callable[[str], None] = lambda text: None
+
+    def watch(self, engine: Any) -> None:
+        """Notice when ``engine``, the engine's outermost compiled function, is compiled."""
+        from numba.core import event
+
+        compilation = self
+
+        class Listener(event.Listener):
+            def on_start(self, event: Any) -> None:
+                if event.data["dispatcher"] is engine:
+                    compilation.running = True
+                    compilation.tell(COMPILING)
+
+            def on_end(self, event: Any) -> None:
+                if event.data["dispatcher"] is engine:
+                    compilation.running = False
+
+        register: Any = event.register  # untyped
+        register("numba:compile", Listener())
+
+
+engine_compilation = EngineCompilation()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -17,9 +18,15 @@ def number(
 ) -> None:
     """Raise ScenarioError unless ``value`` is a number > above, or >= least; infinity only where ``inf``."""
     bound = f" > {above:g}" if above is not None else f" >= {least:g}" if least is not None else ""
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    ok = isinstance(value, int | float) and not isinstance(value, bool)
     if ok and isinstance(value, int | float):
-        ok = (inf or math.isfinite(value)) and (above is None or value > above) and (least is None or value >= least)
+        # An integer may be larger than any float; NaN is in no range.
+        finite = abs(value) <= sys.float_info.max
+        ok = (
+            (finite or (inf and value == math.inf))
+            and (above is None or value > above)
+            and (least is None or value >= least)
+        )
     if not ok:
         raise ScenarioError(f"must be a number{bound}{' or inf' if inf else ''}", key=key, value=value)
 

@@ -27,7 +27,6 @@ WHOLE_RUN_DEVIATIONS = 1.5
 SECOND_HALF_DEVIATIONS = 2.0
 IN_SYSTEM_DEVIATIONS = 2.5
 MONOTONE_Z = 2.3  # Mann-Kendall on 20 batch means, about 1 % one-sided
-MIN_SATURATED_COMPLETIONS = 50
 
 
 @dataclass(frozen=True)
@@ -56,32 +55,6 @@ def slope(x: FloatArray, y: FloatArray) -> float:
     centred = x - x.mean()
     power = float(centred @ centred)
     return float(centred @ (y - y.mean())) / power if power > 0 else 0.0
-
-
-def saturated_rate(arrival_s: FloatArray, first_scheduled_s: FloatArray, finish_s: FloatArray) -> float:
-    """Completions per second while requests queue without a break and the batch is full; NaN when that is too short.
-
-    The stretch runs from the moment after which somebody always waits to the last start from the queue, also where that
-    is long after the last arrival. Its beginning is left out: first the batch fills, then its short requests end before
-    its long ones. After twice the mean residence the mix has settled (a batching decoder of 1,024 slots at 1.2 to 1,500
-    times its capacity: 20,000 requests give the capacity within 1 %, 6,000 within 3 %); of a stretch shorter than four
-    residences the second half counts. Arguments as of `assess`, sorted by arrival.
-    """
-    starts = np.sort(first_scheduled_s[np.isfinite(first_scheduled_s)])
-    if not starts.size:
-        return math.nan
-    # The queue is empty after the i-th start when the next request has not arrived by then.
-    ends = np.flatnonzero(np.append(arrival_s[1 : starts.size] > starts[:-1], True))
-    begins = np.concatenate([[0], ends[:-1] + 1])
-    longest = int(np.argmax(starts[ends] - arrival_s[begins]))
-    begin_s, end_s = float(arrival_s[begins[longest]]), float(starts[ends[longest]])
-    residence_s = finish_s - first_scheduled_s
-    inside = (first_scheduled_s >= begin_s) & (first_scheduled_s <= end_s) & np.isfinite(residence_s)
-    if not inside.any():
-        return math.nan
-    settled_s = begin_s + min(2.0 * float(residence_s[inside].mean()), (end_s - begin_s) / 2)
-    completed = int(np.count_nonzero((finish_s > settled_s) & (finish_s <= end_s)))
-    return completed / (end_s - settled_s) if completed >= MIN_SATURATED_COMPLETIONS else math.nan
 
 
 def shortfall(num_requests: float, in_system: float, utilisation: float) -> float:

@@ -117,7 +117,7 @@ def _elasticity(x: FloatArray, y: FloatArray, at: float) -> float:
     weights = x / x.sum()
     centre, level = float(weights @ x), float(weights @ y)
     spread = float(weights @ (x - centre) ** 2)
-    slope = float(weights @ ((x - centre) * (y - level))) / spread if spread > 0 else 0.0
+    slope = float(weights @ ((x - centre) * (y - level))) / spread if spread > 1e-9 * centre**2 else 0.0
     value = level + slope * (at - centre)
     return max(slope * at / value, 0.0) if value > 0 else math.inf
 

@@ -319,6 +319,6 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sessions = pytest.importorskip("draftcast.dashboards.session")
     state: dict[str, Any] = {}
     monkeypatch.setattr(sessions.st, "session_state", state)
-    state["session"] = sessions.Session(sessions.Question("default", sessions.opened("default")))
+    state["session"] = sessions.Session(sessions.Question.opening("default"))
     yield state["session"]
     state["session"].folder.cleanup()

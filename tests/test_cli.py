@@ -121,7 +121,7 @@ def test_a_bad_trace_names_file_and_line(tmp_path: Path, content: bytes | None, 
 def test_a_place_that_is_not_a_run_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "out/run").mkdir(parents=True)
     (tmp_path / "out/run/mine.txt").write_text("x")
-    assert "not a run of draftcast" in refuse(tmp_path, "default")
+    assert "a run is never written over" in refuse(tmp_path, "default")
 
 
 def test_version_and_lists(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_replications_that_do_not_differ_have_no_interval(monkeypatch: pytest.Mo
         (["--rates", "2", "--compare-off", "--plot", "p.html"], "at least two --rates"),
         (["--rates", "2,4", "--plot", "p.html"], "at least two --rates"),
         (["--rates", "2,4", "--compare-off", "--plot", "p.bmp"], "must end in .html"),
-        (["--rates", "2,4", "--compare-off", "--plot", "none/p.html"], "no such folder"),
+        (["--rates", "2,4", "--compare-off", "--plot", "none/p.html"], "its folder does not exist"),
     ],
 )
 def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_runs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -15,10 +15,11 @@ import pytest
 from draftcast.dashboards import results
 from draftcast.dashboards.collector import set_aside
 from draftcast.dashboards.kept import Kept
-from draftcast.dashboards.results import answers, side_of
+from draftcast.dashboards.results import answers, column_of, together
+from draftcast.dashboards.tiles import LATENCY_TILES, Column, Figure, difference_cell
 from draftcast.errors import InputError
-from draftcast.scenarios.load import load_scenario, without_speculation
-from draftcast.scenarios.simulate import simulate
+from draftcast.scenarios.comparison import compare
+from draftcast.scenarios.load import load_scenario, with_values, without_speculation
 
 SMALL = ("workload.num_requests=200", "statistics.replications=2")
 
@@ -58,25 +59,73 @@ def test_answers_made_side_by_side_are_those_of_simulate() -> None:
     on = load_scenario(overrides=SMALL)
     off = without_speculation(on)
     for scenario, found in zip((on, off), answers([on, off]), strict=True):
-        alone = simulate(scenario)
-        np.testing.assert_equal(found.run.replications, alone.replications)
-        assert found.run.requests.equals(alone.requests)
-        side = side_of(scenario, found.run)
-        assert side.figures["tokens_per_s_per_gpu"] == alone.summary["figures"]["output_throughput"]
+        (point,) = compare(scenario).points
+        np.testing.assert_equal(found.run.replications, point.on.replications)
+        assert found.run.requests.equals(point.on.requests)
+        assert found.point.word == point.word
+        assert found.point.advantage == point.advantage
+        column = column_of(scenario, found.own)
+        assert column.figures["tokens_per_s_per_gpu"] == point.on.summary["figures"]["output_throughput"]
+
+
+def test_settings_are_compared_over_the_same_requests() -> None:
+    quiet = load_scenario(overrides=("workload.num_requests=600", "statistics.replications=2"))
+    busy = with_values(quiet, {"workload.arrivals.request_rate_rps": 30.0})
+    own = answers([quiet, busy])
+    assert own[0].run.summary["warmup_requests"] != own[1].run.summary["warmup_requests"]
+    sides = together(*own)
+    cuts = [side.run.summary["warmup_requests"] for side in sides if side.run is not None]
+    assert cuts[0] == cuts[1] >= own[0].run.summary["warmup_requests"]
+    assert [side.state for side in sides] == [each.own.state for each in own]
+    longer = answers([with_values(quiet, {"workload.num_requests": 700})])[0]
+    assert together(own[0], longer) == (own[0].own, longer.own)
+
+
+def test_a_side_without_figures_differs_in_nothing() -> None:
+    on = load_scenario(overrides=(*SMALL, "workload.arrivals.request_rate_rps=400"))
+    (found,) = answers([on])
+    assert (found.own.state, found.point.word) == ("overloaded", "overloaded")
+    column = column_of(on, found.own)
+    usual = Column(
+        {}, [{"p50_e2el_s": 1.0, "output_throughput": 100.0}, {"p50_e2el_s": 1.1, "output_throughput": 99.0}]
+    )
+    assert column.trouble == "overloaded"
+    for pair in ((column, usual), (usual, column)):
+        assert pair[0].change("p50_e2el_s", pair[1], 0.95) is None
+        assert "overloaded</small>" in difference_cell(LATENCY_TILES[2][2][0], "SD off", pair, 0.95)
+
+
+def test_below_capacity_more_tokens_are_neither_better_nor_worse() -> None:
+    more = [{"output_throughput": value, "p50_e2el_s": value} for value in (110.0, 111.0, 112.0)]
+    less = [{"output_throughput": value - 10.0, "p50_e2el_s": value - 10.0} for value in (110.0, 111.0, 112.0)]
+    open_loops = Column({}, more, delivers_arrivals=True), Column({}, less, delivers_arrivals=True)
+    closed = Column({}, more), Column({}, less)
+    for pair, figure, verdict in (
+        (open_loops, "output_throughput", "as offered"),
+        (closed, "output_throughput", "better"),
+        (open_loops, "p50_e2el_s", "worse"),
+    ):
+        change = pair[0].change(figure, pair[1], 0.95)
+        assert change is not None
+        assert change.verdict == verdict
+    cell = difference_cell(Figure("output_throughput", "token goodput", "tok/s"), "SD off", open_loops, 0.95)
+    assert "dc-better" not in cell
+    assert "deliver what arrives" in cell
 
 
 def test_only_who_waits_longer_than_usual_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = []
+    told, looked = [], []
 
     @contextmanager
-    def waiting() -> Iterator[None]:
+    def waiting() -> Iterator[Callable[[], None]]:
         told.append("Simulating")
-        yield
+        yield lambda: looked.append("while it waits")
 
     for patience_s, seed in ((0.0, 71), (600.0, 72)):
         monkeypatch.setattr(results, "PATIENCE_S", patience_s)
         answers([load_scenario(overrides=[*SMALL, f"statistics.seed={seed}"])], waiting)
         assert told == ["Simulating"]
+        assert set(looked) == {"while it waits"}
 
 
 class Link:

@@ -172,7 +172,7 @@ def test_a_candidate_leads_to_its_own_run(monkeypatch: pytest.MonkeyPatch) -> No
     href = unescape(re.findall(r"<td><a href='([^']*)'", html(app))[0])
     state: dict[str, Any] = {}
     monkeypatch.setattr(sessions.st, "session_state", state)
-    other = state["session"] = sessions.Session(sessions.Question("default", sessions.opened("default")))
+    other = state["session"] = sessions.Session(sessions.Question.opening("default"))
     sessions.read_link(other, parse_qs(href.removeprefix("?")))
     assert not other.warnings
     opened = other.question.scenario

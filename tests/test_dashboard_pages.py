@@ -19,6 +19,7 @@ from draftcast.dashboards.uploads import keep, take_scenario, take_trace
 from draftcast.errors import InputError
 from draftcast.scenarios.dashboard_command import streamlit_command
 from draftcast.scenarios.load import dump_scenario, load_scenario, scenario_hash
+from draftcast.scenarios.page_effort import settling_requests
 
 K = "control:engine.speculative_config.num_speculative_tokens"
 
@@ -35,6 +36,28 @@ def test_a_control_changes_the_question_and_the_link() -> None:
     app.number_input(key=K).set_value(2).run()
     assert known(app).question.scenario.num_speculative_tokens == 2
     assert dict(app.query_params) == {**SMALL, K.removeprefix("control:"): "2"}
+
+
+def test_the_length_of_a_run_follows_the_load_until_the_reader_gives_one() -> None:
+    app = AppTest.from_file(str(APP), default_timeout=WAIT_S)
+    app.query_params["workload.arrivals.request_rate_rps"] = "55"
+    app.run()
+    asked = known(app).question
+    needed = settling_requests(asked.scenario)
+    assert asked.scenario.workload.num_requests == needed > 2000
+    assert dict(app.query_params) == {"workload.arrivals.request_rate_rps": "55"}
+    assert f"workload.num_requests={needed}" in asked.command("simulate")
+    requests = "control:workload.num_requests"
+    assert app.number_input(key=requests).value == needed
+    app.number_input(key="control:workload.arrivals.request_rate_rps").set_value(10.0).run()
+    assert known(app).question.scenario.workload.num_requests == 2000
+    # A number that is given stands, also where it is the default, and in the link.
+    app.number_input(key=requests).set_value(400).run()
+    app.number_input(key="control:workload.arrivals.request_rate_rps").set_value(55.0).run()
+    assert known(app).question.scenario.workload.num_requests == 400
+    app.number_input(key=requests).set_value(2000).run()
+    assert known(app).question.scenario.workload.num_requests == 2000
+    assert app.query_params["workload.num_requests"] == "2000"
 
 
 def test_a_refused_change_changes_nothing_and_says_so() -> None:
@@ -166,12 +189,12 @@ def test_what_is_cut_of_a_trace_stands_on_every_page(tmp_path: Path) -> None:
     clipped = "clipped 3 of 200 requests longer than max_model_len 8192"
     assert receipt.text.endswith(f"{clipped}.")
     app.run()
-    assert [each.value for each in app.warning] == [clipped]
+    assert told(app.warning) == [clipped]
     session.change(lambda: {"workload.num_requests": 150})
     session.go("sweep")
     app.run()
     served = "long.csv: the first 150 of its 200 requests are served"
-    assert [each.value for each in app.warning] == [served, clipped.replace("200", "150")]
+    assert told(app.warning) == [served, clipped.replace("200", "150")]
     session.change(lambda: {"workload.num_requests": 200, "engine.max_model_len": 16384})
     app.run()
     assert not app.warning
@@ -330,3 +353,25 @@ def test_the_server_imports_nothing_from_the_working_directory(tmp_path: Path) -
     command = [interpreter, *before_module, "-c", script]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "clean", done.stderr
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_page_that_waits_for_the_engine_to_be_compiled_says_so(running: bool) -> None:
+    def page(running: bool) -> None:
+        import streamlit as st
+
+        from draftcast.dashboards.page import simulating
+        from draftcast.sim.compiled_cache import engine_compilation
+
+        with simulating() as look:
+            look()
+            engine_compilation.running = running
+            look()
+            look()
+            engine_compilation.running = False
+            st.stop()
+
+    app = AppTest.from_function(page, args=(running,), default_timeout=WAIT_S).run()
+    assert not app.exception
+    said = ["Compiling the engine, once (about half a minute)."] if running else []
+    assert [info.value for info in app.info] == said

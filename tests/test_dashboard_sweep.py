@@ -186,7 +186,7 @@ def test_a_bad_grid_in_a_link_is_said_and_not_run(grid: str, said: str) -> None:
 
 @pytest.mark.parametrize("base", ["default", "ngram-code-editing", "closed-loop-classes"])
 def test_the_proposed_grid_can_be_asked(alone: sessions.Session, base: str) -> None:
-    alone.question = sessions.Question(base, sessions.opened(base))
+    alone.question = sessions.Question.opening(base)
     grid = read_grid(alone, proposed_grid(alone.question.scenario))
     assert len(grid.points) >= 3
     assert not [point.error for point in grid.points if point.error]

@@ -62,11 +62,11 @@ def calls_of_files(path: Path) -> list[str]:
             "pd",
             "np",
         )
-        first = ast.unparse(node.args[0]) if node.args else ""
         if name in ("write_text", "write_bytes") and not own:
             found.append(f"{node.lineno} {name}")
         # What is written under a temporary name, and what is read by way of an opened file, is.
-        if name in ("write_html", "write_image", "to_csv", "to_parquet", "write_table", "savez") and first != "partial":
+        writes = name in ("write_html", "write_image", "to_csv", "to_parquet", "write_table", "savez")
+        if writes and "partial" not in map(ast.unparse, node.args):
             found.append(f"{node.lineno} {name}")
         if name in ("read_table", "read_parquet", "GzipFile") and isinstance(node.func, ast.Attribute):
             found.append(f"{node.lineno} {name}")

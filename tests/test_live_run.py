@@ -35,12 +35,13 @@ from draftcast.kernels.catalog import load_model
 from draftcast.scenarios import live_run as module
 from draftcast.scenarios.cli import app
 from draftcast.scenarios.live_options import stoppable
-from draftcast.scenarios.live_run import LiveOptions, live_requests, live_run, server_flags
+from draftcast.scenarios.live_run import LiveOptions, live_requests, live_run, server_flags, speculative_config
 from draftcast.scenarios.live_testbed import testbed_scenario as write_scenario
 from draftcast.scenarios.load import load_scenario
 from draftcast.scenarios.schema import Scenario
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_vllm.py")))
+OWN = "acceptance={model: constant, alpha: 0.5}"
 OPTIONS = LiveOptions(vllm=FAKE, warmup_requests=0, start_timeout_s=60.0)
 
 
@@ -487,10 +488,18 @@ def test_speculation_and_more_words_are_passed_on(testbed: Path) -> None:
     bundled = question(testbed, "engine.model=llama-3.1-8b", off=True)
     assert "meta-llama/Llama-3.1-8B" in " ".join(server_flags(bundled, OPTIONS).command(8000))
     instruct = {"method": "eagle3", "model": "org/Llama-3.1-8B-Instruct-head", "num_speculative_tokens": 2}
-    bundled = question(testbed, "engine.model=llama-3.1-8b", f"engine.speculative_config={json.dumps(instruct)}")
+    bundled = question(testbed, "engine.model=llama-3.1-8b", f"engine.speculative_config={json.dumps(instruct)}", OWN)
     assert "meta-llama/Llama-3.1-8B-Instruct" in server_flags(bundled, OPTIONS).command(8000)
     serving = ServerFlags("org/model", (), ("vllm", "serve")).command(1)
     assert serving[:3] == ["vllm", "serve", "org/model"]
+
+
+def test_a_head_that_is_not_named_is_needed_by_a_server_that_we_start(testbed: Path) -> None:
+    unnamed = question(testbed, "engine.speculative_config={method: eagle3, num_speculative_tokens: 2}", OWN)
+    with pytest.raises(ScenarioError, match=r"speculative_config\.model = None: a server does not start without"):
+        server_flags(unnamed, OPTIONS)
+    server_flags(unnamed, replace(OPTIONS, url="http://localhost:1"))  # theirs has one
+    assert speculative_config(unnamed) == {"method": "eagle3", "num_speculative_tokens": 2}
 
 
 @pytest.mark.parametrize(
@@ -500,10 +509,6 @@ def test_speculation_and_more_words_are_passed_on(testbed: Path) -> None:
         ("policy={name: goodput}", "policy.name = 'goodput': vLLM has no policies; fixed and batch_schedule"),
         ("policy={name: off}", "policy.name = 'off'"),
         ("policy={name: fixed, parameters: {k: 1}}", "policy.name = 'fixed'"),
-        (
-            "engine.speculative_config={method: eagle3, num_speculative_tokens: 2}",
-            "engine.speculative_config.model = None: a server does not start without",
-        ),
         ("engine.model=testbed-250M", "engine.model = 'testbed-250M': is a shape without weights"),
         ("engine.speculative_config.model=testbed-250M", "speculative_config.model = 'testbed-250M': is a shape"),
     ],
@@ -572,8 +577,9 @@ def test_the_command_takes_a_bench_result(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[1]", "input_lens: missing; write the file with"),
-        ("nonsense", "not one JSON object"),
+        ("[1]", "must be a JSON object"),
+        ("{}", "input_lens: missing; write the file with"),
+        ("nonsense", "not valid JSON"),
         (json.dumps({**bench_result(), "itls": [[]]}), "itls: 3 values are needed"),
         (
             json.dumps({**bench_result(), "ttfts": [0.1, 0.0, None]}),

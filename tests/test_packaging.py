@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # Of https://www.apache.org/licenses/LICENSE-2.0.txt.
 APACHE_2_SHA256 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+SIMULATE = ("-m", "draftcast", "simulate", "default")
 ROOMS = ("kernels", "calibration", "sim", "scenarios", "dashboards")
 
 
@@ -104,7 +105,21 @@ def test_a_non_editable_install_runs(installed: Path, tmp_path: Path) -> None:
         assert expected in done.stdout
 
 
-def test_a_non_editable_install_simulates(installed: Path, tmp_path: Path) -> None:
+def test_a_non_editable_install_simulates_and_says_once_that_it_compiles(installed: Path, tmp_path: Path) -> None:
+    small = ["--set", "workload.num_requests=20", "--replications", "2", "--json"]
+    first = run_installed(installed, tmp_path, *SIMULATE, *small)
+    assert first.stderr.count("draftcast: compiling the engine, once (about half a minute)\n") == 1
+    assert first.stdout.startswith("{")
+    again = run_installed(installed, tmp_path, *SIMULATE, *small)
+    assert "compiling" not in again.stderr
+    assert again.stdout == first.stdout
+    # Another policy, another method, steps recorded and a sweep's worker: the same machine code.
+    others = ["--set", "policy.name=goodput", "--set", "engine.enable_prefix_caching=false", "--steps"]
+    assert "compiling" not in run_installed(installed, tmp_path, *SIMULATE, *small, *others).stderr
+    sweep = ["-m", "draftcast", "sweep", "default", "--grid", "k=0,1", "--workers", "2", "--out", "set", *small]
+    swept = run_installed(installed, tmp_path, *sweep)
+    assert swept.returncode == 0, swept.stderr
+    assert "compiling" not in swept.stderr
     code = (
         "import draftcast\n"
         "scenario = draftcast.load_scenario(overrides=['workload.num_requests=20', 'statistics.replications=1'])\n"

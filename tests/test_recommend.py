@@ -13,8 +13,11 @@ from typer.testing import CliRunner
 from draftcast.errors import InputError
 from draftcast.scenarios import cli
 from draftcast.scenarios import recommend as module
+from draftcast.scenarios.cutover import settings as cutover_settings
 from draftcast.scenarios.deployment import deploy
+from draftcast.scenarios.live_modes import SweepPlan, modes_of
 from draftcast.scenarios.load import load_scenario, with_values
+from draftcast.scenarios.plan import plan
 from draftcast.scenarios.recommend import Load, Recommendation, best_schedule, candidates, recommend, traffic_of
 from draftcast.scenarios.recommend_report import answer_line, paste_lines
 from draftcast.scenarios.schema import Scenario
@@ -178,6 +181,19 @@ def test_what_cannot_be_answered_is_refused() -> None:
         recommend(question("statistics.replications=1"))
     with pytest.raises(InputError, match="speculative_config"):
         recommend(question(), alternatives=[{"acceptance": {"model": "constant", "alpha": 0.5}}])
+
+
+def test_a_candidate_brings_its_own_acceptance() -> None:
+    ngram = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}
+    said = "acceptance: was given for eagle3, and the method is now ngram"
+    for refuse in (
+        lambda: candidates(question(), [ngram]),
+        lambda: cutover_settings(question(), alternatives=[ngram]),
+        lambda: plan(question("slo={tpot_ms: 20}"), rate_rps=5.0, methods=[ngram]),
+        lambda: modes_of(question(), SweepPlan(ks=(1,), alternatives=(ngram,))),
+    ):
+        with pytest.raises(InputError, match=said):
+            refuse()
 
 
 def test_command(tmp_path: Path) -> None:

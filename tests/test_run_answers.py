@@ -1,4 +1,4 @@
-"""What is read out of a run: timeline, differences, fidelity, bottleneck, SLO, verdict, files to take away."""
+"""What is read out of a run: timeline, differences, fidelity, limits, SLO, verdict, files to take away."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from draftcast.scenarios.bottleneck import bottleneck
-from draftcast.scenarios.comparison import Point
+from draftcast.scenarios.cutover_estimate import Fluid
 from draftcast.scenarios.deployment import deploy
 from draftcast.scenarios.difference import difference
 from draftcast.scenarios.exports import csv_bytes, html_report, json_bytes, parquet_bytes
 from draftcast.scenarios.fidelity import fidelity
+from draftcast.scenarios.limits import limits_at
 from draftcast.scenarios.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.operating_point import ceilings, operating_point
+from draftcast.scenarios.report import load_words
 from draftcast.scenarios.run_plots import latency_figure, time_figure, timeline_figure
-from draftcast.scenarios.simulate import measure, serve, simulate
+from draftcast.scenarios.simulate import measure, serve, simulate, simulate_together
 from draftcast.scenarios.slo_answer import idle_scenario, measured_requests, slo_answer
 from draftcast.scenarios.timeline import timeline
-from draftcast.scenarios.verdict import verdict
+from draftcast.scenarios.verdict import Side, judge, side
 from draftcast.sim.statistics import Estimate
 
 NGRAM = "engine.speculative_config={method: ngram, num_speculative_tokens: 3}"
@@ -135,47 +136,46 @@ def test_verifying_more_drafts_moves_towards_compute() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "kind", "said"),
+    ("overrides", "limit", "said"),
     [
-        ((), "memory bandwidth", "3.35 TB/s"),
-        (("engine.max_num_seqs=2",), "max_num_seqs", "one of the 2 slots"),
-        (
-            ("engine.num_gpu_blocks=400", "engine.max_model_len=4608", "LOAD=40"),
-            "KV cache",
-            "room for 15 mean requests",
-        ),
-        (("workload.lengths={prompt_tokens: 6000, output_tokens: 2}", "LOAD=2"), "prefill", "86% of a request's time"),
-        (("workload.lengths={prompt_tokens: 6000, output_tokens: 2}",), "prefill", "for a busy GPU; of the rest 9"),
-        (("engine.model=Qwen3-0.6B", NGRAM, RATES), "kernel latency", "a mean step (2 sequences, 8 rows)"),
-        (("engine.model=opt-125m", NGRAM, RATES, "engine.max_model_len=2048", CLIP), "host", "on the CPU, not the GPU"),
+        ((), "memory bandwidth", "its bytes at peak bandwidth"),
+        (("engine.max_num_seqs=2", "LOAD=12"), "max_num_seqs", "requests wait for one"),
+        (("engine.num_gpu_blocks=400", "engine.max_model_len=4608", "LOAD=40"), "KV cache", "of the blocks are in use"),
+        (("workload.lengths={prompt_tokens: 6000, output_tokens: 2}", "LOAD=4"), "compute", "prompts included"),
+        (("engine.model=opt-125m", NGRAM, RATES, "engine.max_model_len=2048", CLIP), "host", "host work that shows"),
     ],
 )
-def test_the_bottleneck_has_its_numbers(overrides: tuple[str, ...], kind: str, said: str) -> None:
+def test_what_limits_has_its_numbers(overrides: tuple[str, ...], limit: str, said: str) -> None:
     changes = [each.replace("LOAD", "workload.arrivals.request_rate_rps") for each in ("LOAD=10", *overrides)]
     scenario = load_scenario(overrides=[*SMALL, *changes])
-    found = bottleneck(scenario, deploy(scenario), simulate(scenario))
-    assert (found.kind, said in found.sentence) == (kind, True), found.sentence
+    own = side(scenario, simulate(scenario))
+    assert own.run is not None
+    means = {name: each.mean for name, each in own.run.summary["figures"].items()} if own.has_figures else {}
+    found = limits_at(scenario, Fluid.of(scenario, deploy(scenario)), means)
+    assert (found.limit, said in found.sentence) == (limit, True), found.sentence
 
 
 def test_slo_names_its_tightest_bound() -> None:
     scenario = load_scenario(overrides=[*SMALL, "slo={ttft_ms: 1000, tpot_ms: 3.0, e2el_ms: 60000}"])
     run = simulate(scenario)
     idle = simulate(idle_scenario(scenario))
-    found = slo_answer(scenario, run, idle)
+    found = slo_answer(scenario, side(scenario, run), idle)
     assert found is not None
     assert (found.met, found.feasible, found.tightest.key) == (False, False, "tpot_ms")
     assert found.sentence.startswith("SLO infeasible at any load: TPOT within 3 ms is the tightest constraint.")
     easy = load_scenario(overrides=[*SMALL, "slo={ttft_ms: 5000, tpot_ms: 500}"])
-    met = slo_answer(easy, simulate(easy))
+    met = slo_answer(easy, side(easy, simulate(easy)))
     assert met is not None
     assert (met.met, met.feasible) == (True, None)
-    assert slo_answer(load_scenario(), run) is None
+    assert slo_answer(load_scenario(), side(scenario, run)) is None
+    for position in ("at", "above"):
+        assert slo_answer(easy, Side(run, position)) is None
 
 
 def test_slo_that_a_lower_load_would_meet() -> None:
     overrides = [*SMALL, "workload.arrivals.request_rate_rps=40", "slo={tpot_ms: 4.2}"]
     scenario = load_scenario(overrides=overrides)
-    found = slo_answer(scenario, simulate(scenario), simulate(idle_scenario(scenario)))
+    found = slo_answer(scenario, side(scenario, simulate(scenario)), simulate(idle_scenario(scenario)))
     assert found is not None
     assert (found.met, found.feasible) == (False, True)
     assert found.sentence.startswith("SLO not met at this load: TPOT within 4.2 ms is the tightest constraint")
@@ -186,20 +186,19 @@ def test_slo_that_a_lower_load_would_meet() -> None:
 def test_the_verdict_in_a_sentence(rate: int, word: str, advice: str) -> None:
     overrides = ["workload.num_requests=600", "statistics.replications=2", f"workload.arrivals.request_rate_rps={rate}"]
     scenario = load_scenario(overrides=overrides)
-    on, off = measure([serve(scenario), serve(without_speculation(scenario))])
-    found = verdict(Point(float(rate), on, off, 0.95), f"at {rate} req/s")
-    assert (found.word, found.advice) == (word, advice), found.sentence
-    assert f"at {rate} req/s" in found.sentence
-    assert verdict(Point(float(rate), off, None, 0.95), "now").advice == ""
+    found = judge(scenario, *simulate_together([scenario, without_speculation(scenario)]))
+    sentence = found.sentence(load_words(scenario))
+    assert (found.word, found.advice) == (word, advice), sentence
+    assert f"at {rate} req/s" in sentence
+    assert ("Recommended" in sentence) == bool(advice)
 
 
 def test_a_costly_draft_is_advised_against() -> None:
     overrides = ["workload.num_requests=400", "statistics.replications=2", "acceptance={model: constant, alpha: 0.0}"]
     scenario = load_scenario(overrides=overrides)
-    on, off = measure([serve(scenario), serve(without_speculation(scenario))])
-    found = verdict(Point(8.0, on, off, 0.95), "at 8 req/s")
+    found = judge(scenario, *simulate_together([scenario, without_speculation(scenario)]))
     assert (found.word, found.advice) == ("costs", "off")
-    assert "times as long as without" in found.sentence
+    assert "times higher" in found.sentence("at 8 req/s")
 
 
 def test_pictures_hold_the_run() -> None:
@@ -230,7 +229,8 @@ def test_a_measured_run_can_be_measured_again() -> None:
 def test_runs_known_alone_are_measured_together_as_if_they_were_not() -> None:
     scenario = load_scenario(overrides=("workload.num_requests=400", "statistics.replications=2"))
     pair = [serve(scenario), serve(with_values(scenario, {"workload.arrivals.request_rate_rps": 45.0}))]
-    assert pair[0].warmup.cuts != pair[1].warmup.cuts
+    cuts = [each.warmup.requests for each in pair if each.warmup is not None]
+    assert len(set(cuts)) == 2
     alone = [measure([each])[0] for each in pair]
     known, anew = measure(pair, alone), measure(pair)
     assert [run.replications for run in known] == [run.replications for run in anew]

@@ -85,7 +85,7 @@ def refused(*overrides: str, **how: Any) -> str:
         ("cluster.replicas=5000", ["must be at most 1024"]),
         ("engine.tensor_parallel_size=2000", ["must be at most 1024"]),
         ("acceptance={model: beta, mean: 0.5, concentration: 1e-300}", ["acceptance.concentration = 1e-300"]),
-        ('name="\\ud800"', ["name", "no valid text at character 0"]),
+        ('name="\\ud800"', ["name", "not valid YAML"]),
         # choices
         ("cluster.router=fastest", ["'fastest'", *ROUTERS]),
         (f"{SPEC}.method=magic", ["'magic'", *METHODS]),

@@ -19,7 +19,7 @@ from draftcast.calibration.importers.imported import Imported, complete, table_o
 from draftcast.calibration.importers.plausible import plausible
 from draftcast.calibration.profile_folder import sha256
 from draftcast.errors import HardwareError
-from draftcast.files import read_parquet
+from draftcast.files import read_frame
 from draftcast.kernels.extras import require
 
 PACKAGE = "aiconfigurator_core"
@@ -132,11 +132,10 @@ def read_file(file: Path, kind: FileKind, engine: str) -> pd.DataFrame:
         HardwareError: not Parquet, a column missing or of the wrong kind, another engine's times.
     """
     name = str(file)
-    table = read_parquet(file, kind=HardwareError)
+    frame: pd.DataFrame = read_frame(file, kind=HardwareError)
     for column in ("framework", "version", "device", "kernel_source", *kind.texts, *kind.numbers, "latency"):
-        if column not in table.column_names:
+        if column not in frame:
             raise HardwareError(f"is no {kind.name} table of aiconfigurator: column missing", file=name, key=column)
-    frame: pd.DataFrame = table.to_pandas()
     if frame.empty:
         raise HardwareError("holds no row", file=name)
     for column in (*kind.numbers, "latency"):

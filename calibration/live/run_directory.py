@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftcast.calibration.live.journal import CHUNKS_DTYPES, REQUESTS_DTYPES, read_journal, tables
 from draftcast.errors import InputError, LiveError
-from draftcast.files import read_json, read_parquet, write_text, written
+from draftcast.files import read_frame, read_json, write_text, written
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -294,7 +294,7 @@ def _check_tables(folder: Path, requests: pd.DataFrame, chunks: pd.DataFrame) ->
 
 
 def _table(path: Path, dtypes: Mapping[str, str]) -> pd.DataFrame:
-    frame: pd.DataFrame = read_parquet(path, list(dtypes)).to_pandas()
+    frame: pd.DataFrame = read_frame(path, list(dtypes))
     try:
         return frame.astype(dtypes)
     except (ValueError, TypeError, OverflowError) as error:

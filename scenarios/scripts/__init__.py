@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable
 
 from draftcast.errors import InputError
+from draftcast.scenarios.terminal import tell_of_compiling
 
 
 def run(main: Callable[[], None]) -> None:
     """A script's life: bad input is one line on standard error and exit code 2, as of the ``draftcast`` command."""
+    tell_of_compiling()
     try:
         main()
     except InputError as error:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -93,10 +93,10 @@ def check_number(key: str, value: object, low: float, high: float, allowed: str)
     """The value as float; ``ScenarioError`` saying ``allowed`` unless it is a finite number in [low, high]."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise ScenarioError(f"must be {allowed}", key=key, value=value)
-    number = float(value)
-    if not math.isfinite(number) or not low <= number <= high:
+    # Compared before it is converted: an integer may be larger than any float.
+    if not low <= value <= high or not abs(value) <= sys.float_info.max:
         raise ScenarioError(f"must be {allowed}", key=key, value=value)
-    return number
+    return float(value)
 
 
 def check_drafts(k: int, known: int = MAX_K, source: str = "one round") -> int:

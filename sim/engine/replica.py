@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from draftcast.errors import CapacityError, SimulationError
 from draftcast.sim.acceptance import AcceptanceArrays
 from draftcast.sim.borrowed import Held
+from draftcast.sim.compiled_cache import engine_compilation
 from draftcast.sim.engine import calls
 from draftcast.sim.engine.state import (
     BATCH,
@@ -39,6 +40,8 @@ from draftcast.sim.engine.step import advance
 from draftcast.sim.itl_histogram import ITL_BINS, ITL_SEGMENTS, segment_of
 from draftcast.sim.request_table import RequestTable
 from draftcast.sim.step_time import N_FEATURES, N_OUT, StepCost
+
+engine_compilation.watch(advance)
 
 Decide = Callable[[Engine], None]
 """A Python policy's hook: read the batch that ``draftcast.sim.engine.rules.python`` shows, write the decision there."""

@@ -8,7 +8,7 @@ A reader takes a `TraceText` and returns a `RequestTable`. It checks every value
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -122,7 +122,7 @@ def tokens(trace: TraceText, line: int, key: str, value: object) -> int:
 
 def seconds(trace: TraceText, line: int, key: str, value: object) -> float:
     """``value`` as a time that is finite and not negative, or TraceError."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 and math.isfinite(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
         return float(value)
     raise trace.error(TIME_ALLOWED, line, key, value=value)
 

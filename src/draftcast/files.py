@@ -146,9 +146,19 @@ def read_parquet(path: str | Path, columns: list[str] | None = None, kind: type[
             rows, width = file.metadata.num_rows, len(columns or known)
             # Eight bytes a value, twice: Arrow's copy and the frame made of it.
             check_memory(16.0 * rows * width, f"a table of {rows:,} rows", file=name)
-            return file.read(columns, use_threads=False)
+            # pandas' own notes in a file may ask for types that it does not have; the columns' types say all.
+            return file.read(columns, use_threads=False).replace_schema_metadata(None)
     except (OSError, ValueError, KeyError, OverflowError, pa.ArrowException) as error:
         raise kind(f"damaged: {(str(error) or type(error).__name__).splitlines()[0]}", file=name) from None
+
+
+def read_frame(path: str | Path, columns: list[str] | None = None, kind: type[InputError] = InputError) -> Any:
+    """A Parquet file as a pandas DataFrame. Raises as of `read_parquet`."""
+    table = read_parquet(path, columns, kind)
+    try:
+        return table.to_pandas()
+    except (TypeError, ValueError, OverflowError) as error:  # text that is no UTF-8, dates beyond pandas'
+        raise kind(f"damaged: {(str(error) or type(error).__name__).splitlines()[0]}", file=str(path)) from None
 
 
 def check_output(path: str | Path, kind: type[DraftcastError] = InputError) -> Path:

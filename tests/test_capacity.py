@@ -1,0 +1,84 @@
+"""The capacity against a closed form, and that it is one number for every load and surface."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftcast import load_scenario
+from draftcast.scenarios import capacity as module
+from draftcast.scenarios.capacity import capacity, rate_of
+from draftcast.scenarios.load import with_values, without_speculation
+from draftcast.scenarios.simulate import simulate
+
+SMALL = ("engine.max_num_seqs=16", "engine.speculative_config=null")
+
+
+def test_it_is_what_a_full_batch_of_equal_requests_completes() -> None:
+    fixed = {"distribution": "constant", "value": 64}
+    scenario = with_values(load_scenario(overrides=list(SMALL)), {
+        "workload.lengths": {"prompt_tokens": fixed, "output_tokens": fixed},
+    })  # fmt: skip
+    found = capacity(scenario)
+    assert found is not None
+    full = with_values(scenario, {
+        "workload.arrivals": {"process": "closed_loop", "concurrency": 16}, "workload.num_requests": 8000,
+        "statistics.replications": 1,
+    })  # fmt: skip
+    assert found.estimate.mean == pytest.approx(simulate(full).summary["figures"]["request_throughput"].mean, rel=0.02)
+
+
+def test_loads_below_settle_and_loads_above_do_not() -> None:
+    scenario = load_scenario(overrides=[*SMALL, "workload.num_requests=4000", "statistics.replications=3"])
+    found = capacity(scenario)
+    assert found is not None
+    for share, state in ((0.7, "steady"), (1.2, "overloaded")):
+        rate = share * found.estimate.mean
+        assert simulate(with_values(scenario, {"workload.arrivals.request_rate_rps": rate})).state == state
+
+
+def test_it_depends_on_the_setting_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = load_scenario(overrides=list(SMALL))
+    found = capacity(scenario)
+    assert found is not None
+    monkeypatch.setattr(module, "_saturated_rate", lambda *_: pytest.fail("simulated again"))
+    for change in (
+        {"workload.arrivals.request_rate_rps": 3.0},
+        {"workload.num_requests": 77},
+        {"statistics.seed": 5},
+        {"statistics.replications": 2},
+        {"slo": {"tpot_ms": 10.0}},
+        {"acceptance": {"model": "constant", "alpha": 0.1}},  # of no account without speculation
+    ):
+        again = capacity(with_values(scenario, change))
+        assert again is not None
+        assert again.rates == found.rates
+    twice = capacity(with_values(scenario, {"cluster.replicas": 2}))
+    assert twice is not None
+    assert twice.rates == tuple(2 * rate for rate in found.rates)
+
+
+def test_a_load_inside_the_interval_gets_more_replications() -> None:
+    scenario = load_scenario(overrides=[*SMALL, "engine.max_num_seqs=8"])
+    first = capacity(scenario)
+    assert first is not None
+    close = capacity(scenario, first.estimate.mean)
+    assert close is not None
+    assert close.rates[: len(first.rates)] == first.rates
+    assert len(close.rates) > len(first.rates)
+    assert close.estimate.half_width < first.estimate.half_width
+    far = capacity(scenario, 2 * first.estimate.mean)
+    assert far is not None
+    assert far.rates == first.rates
+
+
+@pytest.mark.parametrize(
+    "arrivals",
+    [
+        {"process": "closed_loop", "concurrency": 4},
+        {"process": "piecewise", "segments": [{"duration_s": 5, "request_rate_rps": 1}]},
+    ],
+)
+def test_arrivals_without_a_single_rate_have_none(arrivals: dict[str, object]) -> None:
+    scenario = with_values(without_speculation(load_scenario()), {"workload.arrivals": arrivals})
+    assert rate_of(scenario) is None
+    assert capacity(scenario) is None
