@@ -17,7 +17,7 @@ from draftcast.calibration.hardware import HardwareSpec, load_hardware
 from draftcast.errors import CapacityError, InputError, ModelError
 from draftcast.scenarios.deployment import deploy
 from draftcast.scenarios.load import to_mapping, with_rate, with_values
-from draftcast.scenarios.plan_search import IDLE_SHARE, Check, Cluster, LargestRate
+from draftcast.scenarios.plan_search import IDLE_SHARE, STEADY_STATE, Check, Cluster, LargestRate
 from draftcast.scenarios.plan_slo import Objective
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.workload_spec import workload_spec
@@ -360,6 +360,9 @@ class _Sizer:
             # Together they hold about what they hold alone: a bracket a few per cent wide is soon found.
             start = max(needed, replicas * alone.met)
             largest = cluster.largest_rate(replicas, start, 1.0 + 2 * self.tolerance, self.tolerance)
+        if largest is not None and largest.met < needed:
+            # Chance near the limit: this load was simulated and met.
+            largest = replace(largest, met=needed, not_met=max(needed, largest.not_met))
         check = cluster.check(replicas, needed)
         tokens = cluster.traffic.output_tokens * self.target
         return Sizing(self.candidate, replicas, self.spare, check, largest, "", self.target, tokens)
@@ -394,6 +397,8 @@ class _Sizer:
 
 def _broken(check: Check) -> str:
     limit = check.tightest
+    if limit.name == STEADY_STATE:
+        return "the run did not reach a steady state"
     if limit.name == "capacity":
         return f"the cluster is {check.verdict}"
     if limit.name == "slo.attainment":

@@ -38,7 +38,9 @@ def sizing_figure(answer: Plan) -> Any:
 
 
 def goodput_figure(sizing: Sizing, checks: Sequence[Check]) -> Any:
-    """SLO goodput and completed requests against load; the target and the knee; open markers without a steady state.
+    """SLO goodput and completed requests against load; the target and the knee; open markers: overloaded, at capacity.
+
+    A load whose run did not reach a steady state has neither.
 
     Args:
         checks: of `draftcast.scenarios.plan_curve.goodput_curve` for ``sizing``, under the scenario's ``slo``.

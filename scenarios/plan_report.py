@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from draftcast.scenarios.plan import Plan, Sizing
-from draftcast.scenarios.plan_search import Constraint
+from draftcast.scenarios.plan_search import STEADY_STATE, Constraint
 
 TEXTS = ("hardware", "TP", "method")
 
@@ -75,8 +75,8 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _constraint(limit: Constraint) -> str:
-    if limit.name == "capacity":
-        return "capacity"
+    if limit.name in ("capacity", STEADY_STATE):
+        return limit.name
     if limit.name == "slo.attainment":
         return f"{limit.name} {limit.value:.1%} of {limit.limit:.1%}"
     return f"{limit.name} at {1e3 * limit.value:.4g} ms"
@@ -87,4 +87,6 @@ def _beyond(sizing: Sizing) -> str:
     limit = sizing.largest.limit
     if limit is None:
         return "as far as was tried"
-    return "then it has no steady state" if limit.name == "capacity" else f"then {_constraint(limit)}"
+    if limit.name == STEADY_STATE:
+        return "beyond it the run did not reach a steady state: more requests may show a larger rate"
+    return "then it is at its capacity" if limit.name == "capacity" else f"then {_constraint(limit)}"

@@ -28,6 +28,7 @@ from draftcast.sim.workload import build_requests
 
 MOST_REQUESTS = 60_000
 """A run of many replicas gets as many requests for each as one alone, up to this many in all."""
+STEADY_STATE = "steady state"
 IDLE_SHARE = 0.01
 """Share of a replica's estimated capacity at which hardly any request meets another: latency's floor."""
 _STEPS = 60
@@ -40,9 +41,12 @@ class Constraint:
     """What limits: how much of it is used.
 
     Attributes:
-        name: an objective as it was written, ``slo.attainment``, or ``capacity`` (the queue grows).
-        value, limit: the figure and its bound: seconds, shares of requests, or requests per second.
-        used: value over limit (for a share: what is missed over what may be); above 1 it is broken.
+        name: an objective as it was written, ``slo.attainment``, ``capacity`` (the load exceeds it, or lies inside its
+            interval), or ``steady state`` (the run was too short to reach it).
+        value, limit: the figure and its bound: seconds, shares of requests, or requests per second; NaN of a steady
+            state.
+        used: value over limit (for a share: what is missed over what may be); above 1 it is broken; NaN of a steady
+            state.
     """
 
     name: str
@@ -60,7 +64,7 @@ class Check:
         met: a steady state, and every objective's mean over the replications within its limit.
         verdict: the state of `draftcast.scenarios.verdict.Side`.
         completed_rps: what is completed: the load, or the capacity where the load exceeds it (NaN: not known).
-        constraints: the objectives, the tightest first; ``capacity`` alone without a steady state.
+        constraints: the objectives, the tightest first; without a steady state ``capacity`` or ``steady state`` alone.
         figures: of the run, with intervals.
     """
 
@@ -196,6 +200,8 @@ def check_load(scenario: Scenario, own: Side, objectives: tuple[Objective, ...])
     if not own.has_figures:
         completed = own.capacity.estimate.low if own.capacity is not None else math.nan
         found = [Constraint("capacity", rate_rps, completed, rate_rps / completed)]
+        if own.state == "not settled":
+            found = [Constraint(STEADY_STATE, math.nan, math.nan, math.nan)]
         return Check(rate_rps, replicas, False, own.state, completed, tuple(found), figures)
     completed = rate_rps
     if objectives:

@@ -21,7 +21,7 @@ from draftcast.scenarios.recommend import speculative_values
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.scenario import POLICIES
 from draftcast.scenarios.simulate import RunResult, simulate_together
-from draftcast.scenarios.verdict import Metric, Side, State, metric_named, side
+from draftcast.scenarios.verdict import THROUGHPUT, Metric, Side, metric_named, side
 from draftcast.sim.statistics import Estimate, paired_difference, paired_ratio
 
 ORACLE = "oracle"
@@ -36,24 +36,23 @@ class Standing:
 
     Attributes:
         policy: name and parameters as asked.
-        run: its simulation.
-        state: as of `draftcast.scenarios.verdict`; without figures for the load (overloaded, at its capacity, not
-            settled) a policy has no value, and overloaded it stands behind every policy that keeps up.
-        value: the metric with its interval; None where it is undefined.
+        side: its simulation and where the load stands towards its capacity.
+        value: the metric with its interval; None where it is undefined, and where the figures do not hold for the load
+            (overloaded, at its capacity, not settled).
         difference: the metric less the baseline's, paired; None for the baseline.
         gap: how much worse than the oracle, as a share of the oracle's value (0.1: ten per cent more latency, or less
             goodput), paired; None for the oracle. Below 0 where it beats the oracle, which only sees one step ahead.
-        rank: 1 and one more for every policy that is significantly better.
+        rank: 1 and one more for every policy that is significantly better; an overloaded policy stands behind every
+            policy that keeps up. None where it is at its capacity or not settled.
         ties: labels of the policies that cannot be told from this one.
     """
 
     policy: AskedPolicy
-    run: RunResult
-    state: State
+    side: Side
     value: Estimate | None
     difference: Estimate | None
     gap: Estimate | None
-    rank: int
+    rank: int | None
     ties: tuple[str, ...]
 
     @property
@@ -61,13 +60,20 @@ class Standing:
         """The policy as it was asked for, parameters included."""
         return self.policy.label
 
+    @property
+    def run(self) -> RunResult:
+        """Its simulation."""
+        assert self.side.run is not None
+        return self.side.run
+
 
 @dataclass(frozen=True)
 class Pair:
     """Two policies: the metric of ``first`` less that of ``second``, paired by replication.
 
     ``difference`` has the scenario's confidence for this pair alone. ``better`` (a label, or None: a tie) comes from
-    intervals that hold for all pairs together (Bonferroni), and from who keeps up with the load.
+    intervals that hold for all pairs together (Bonferroni), and from who keeps up with the load. Of token goodput all
+    that keep up with an open loop tie: each completes what arrives.
     """
 
     first: str
@@ -95,11 +101,12 @@ class PolicyComparison:
                 "parameters": dict(standing.policy.parameters),
                 "rank": standing.rank,
                 "tied_with": list(standing.ties),
-                "state": standing.state,
+                "state": standing.side.state,
+                "capacity_rps": standing.side.capacity.estimate if standing.side.capacity is not None else None,
                 "value": standing.value,
                 "difference": standing.difference,
                 "gap_to_oracle": standing.gap,
-                "figures": standing.run.summary["figures"],
+                "figures": standing.run.summary["figures"] if standing.side.has_figures else None,
             }
             for standing in self.standings
         ]
@@ -127,7 +134,7 @@ def compare_policies(
         scenario: with a ``speculative_config``; its own policy plays no part unless it is named.
         policies: names, ``name(parameter=value, ...)`` or import paths (a class of a notebook is ``__main__:Half``);
             the first is the baseline of the differences. None: `applicable_policies`. The oracle always runs too.
-        metric: of ``draftcast.scenarios.recommend.METRICS``.
+        metric: of ``draftcast.scenarios.verdict.METRICS``.
         progress: called with the share of the work done, 0 to 1.
 
     Raises:
@@ -205,43 +212,41 @@ def _checked(scenario: Scenario, asked: AskedPolicy) -> Scenario:
 def _rank(scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], sides: Sequence[Side]) -> PolicyComparison:
     confidence = scenario.statistics.confidence
     labels = [each.label for each in asked]
-    runs = [each.run for each in sides if each.run is not None]
     values = [_values(each, metric) for each in sides]
     if not any(values) and any(each.has_figures for each in sides):
         raise InputError(f"the runs have no {metric.label}", key="metric", value=metric.name)
-    states = [each.state for each in sides]
-    number = len(runs) * (len(runs) - 1) // 2
+    number = len(sides) * (len(sides) - 1) // 2
     for_all = 1.0 - (1.0 - confidence) / number
     pairs = []
     beaten: dict[str, int] = dict.fromkeys(labels, 0)
     ties: dict[str, list[str]] = {label: [] for label in labels}
-    for a, b in itertools.combinations(range(len(runs)), 2):
-        better = _better(values[a], values[b], states[a], states[b], metric, for_all)
-        winner = None if better == 0 else labels[a] if better > 0 else labels[b]
-        if winner is None:
+    for a, b in itertools.combinations(range(len(sides)), 2):
+        better = _better((sides[a], sides[b]), (values[a], values[b]), metric, for_all)
+        winner = None if not better else labels[a] if better > 0 else labels[b]
+        if winner is not None:
+            beaten[labels[b] if winner == labels[a] else labels[a]] += 1
+        elif better == 0:
             ties[labels[a]].append(labels[b])
             ties[labels[b]].append(labels[a])
-        else:
-            beaten[labels[b] if winner == labels[a] else labels[a]] += 1
         pairs.append(Pair(labels[a], labels[b], _difference(values[a], values[b], confidence), winner))
     oracle = labels.index(ORACLE)
     standings = [
         Standing(
             policy=each,
-            run=run,
-            state=state,
-            value=run.summary["figures"][metric.figure] if own else None,
-            difference=_difference(own, values[0], confidence) if each.label != labels[0] else None,
-            gap=_gap(own, values[oracle], metric, confidence) if each.label != ORACLE else None,
-            rank=1 + beaten[each.label],
+            side=own,
+            value=own.run.summary["figures"][metric.figure] if own.run is not None and found else None,
+            difference=_difference(found, values[0], confidence) if each.label != labels[0] else None,
+            gap=_gap(found, values[oracle], metric, confidence) if each.label != ORACLE else None,
+            rank=1 + beaten[each.label] if _is_ranked(own) else None,
             ties=tuple(ties[each.label]),
         )
-        for each, run, state, own in zip(asked, runs, states, values, strict=True)
+        for each, own, found in zip(asked, sides, values, strict=True)
     ]
 
     def order(standing: Standing) -> tuple[float, ...]:
-        mean = standing.value.mean if standing.value is not None else math.inf
-        return (standing.rank, mean if metric.less_is_better else -mean)
+        mean = standing.value.mean if standing.value is not None else math.nan
+        worse = math.inf if math.isnan(mean) else mean if metric.less_is_better else -mean
+        return (math.inf if standing.rank is None else standing.rank, worse)
 
     return PolicyComparison(scenario, metric, labels[0], tuple(sorted(standings, key=order)), tuple(pairs))
 
@@ -274,13 +279,24 @@ def _gap(own: Sequence[float], oracle: Sequence[float], metric: Metric, confiden
     return Estimate(sign * (ratio.mean - 1.0), low, high, ratio.half_width, ratio.n, confidence)
 
 
+def _is_ranked(side: Side) -> bool:
+    """Whether the load tells where the policy stands: it keeps up, or it does not."""
+    return side.has_figures or side.state == "overloaded"
+
+
 def _better(
-    first: Sequence[float], second: Sequence[float], state: State, other: State, metric: Metric, confidence: float
-) -> int:
-    """1: the first is better, -1: the second, 0: they cannot be told apart."""
-    if (state == "overloaded") != (other == "overloaded"):
-        return -1 if state == "overloaded" else 1
-    found = _difference(first, second, confidence)
+    sides: tuple[Side, Side], values: tuple[Sequence[float], Sequence[float]], metric: Metric, confidence: float
+) -> int | None:
+    """1: the first is better, -1: the second, 0: they cannot be told apart; None where one of them has no rank."""
+    first, second = sides
+    if not (_is_ranked(first) and _is_ranked(second)):
+        return None
+    if first.has_figures != second.has_figures:
+        return 1 if first.has_figures else -1
+    completes_what_arrives = first.state == "steady" and first.run is not None and not first.run.closed_loop
+    if metric.name in THROUGHPUT and completes_what_arrives:
+        return 0
+    found = _difference(*values, confidence)
     if found is None:
         return 0
     low, high = (found.low, found.high) if found.n > 1 else (found.mean, found.mean)

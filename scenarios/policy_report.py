@@ -32,12 +32,12 @@ def policies_table(answer: PolicyComparison) -> Table:
     table.add_column("")
     for standing in answer.standings:
         table.add_row(
-            f"{standing.rank}{'=' if standing.ties else ''}",
+            f"{standing.rank or '-'}{'=' if standing.ties else ''}",
             standing.label,
             show(standing.value, factor),
             _interval(standing.difference, factor),
             _percent(standing.gap),
-            show(standing.run.summary["figures"].get("mean_acceptance_length")),
+            show(standing.run.summary["figures"].get("mean_acceptance_length") if standing.side.has_figures else None),
             _remark(answer, standing),
         )
     return table
@@ -45,11 +45,13 @@ def policies_table(answer: PolicyComparison) -> Table:
 
 def ranking_lines(answer: PolicyComparison) -> list[str]:
     """Who is best and with whom it ties, and what the columns mean."""
-    first = [standing.label for standing in answer.standings if standing.rank == 1]
+    first = [each.label for each in answer.standings if each.rank == 1 and each.side.has_figures]
     level = f"{answer.scenario.statistics.confidence:.0%}"
-    best = f"Best by {answer.metric.label}: {first[0]}"
+    best = f"Best by {answer.metric.label}: {', '.join(first)}"
     if len(first) > 1:
-        best = f"Best by {answer.metric.label}, not to be told apart: {', '.join(first)}"
+        best = f"Best by {answer.metric.label}, without a significant difference: {', '.join(first)}"
+    if not first:
+        best = "No policy has figures for this load"
     ties = [f"{s.label} with {', '.join(s.ties)}" for s in answer.standings if s.ties]
     return [
         f"{best}.",
@@ -76,7 +78,11 @@ def _percent(gap: Estimate | None) -> str:
 
 
 def _remark(answer: PolicyComparison, standing: Standing) -> str:
-    words: list[str] = [standing.state] if standing.state != "steady" else []
+    words = []
+    side = standing.side
+    if not side.has_figures:
+        most = f": completes at most {show(side.capacity.estimate)} req/s" if side.capacity is not None else ""
+        words.append(f"{side.state}{most if side.position != 'below' else ''}")
     if standing.label == answer.baseline:
         words.append("baseline")
     return ", ".join(words)

@@ -1,8 +1,10 @@
 """One cell of a sweep: its content address, how it is computed, and what is kept of it.
 
-The address takes everything that can change the figures: the scenario with its seed and the content of all files it
-names, the profile, this package's code. A worker computes the address anew, so that one with other files or another
-version refuses instead of answering another question.
+A cell that speculates is simulated together with the same cell without speculation: its verdict is of these two runs,
+whatever else the grid holds and wherever the other cells are computed. The address takes everything that can change
+the figures: the scenario with its seed and the content of all files it names, the profile, this package's code. A
+worker computes the address anew, so that one with other files or another version refuses instead of answering another
+question; what another version kept in the data set is computed anew for the same reason.
 """
 
 from __future__ import annotations
@@ -10,19 +12,24 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftcast import __version__
 from draftcast.calibration.hardware import load_hardware
 from draftcast.calibration.profile import load_profile
 from draftcast.errors import InputError
-from draftcast.scenarios.load import load_scenario, scenario_hash, to_mapping
+from draftcast.scenarios.load import load_scenario, scenario_hash, to_mapping, without_speculation
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.sweep_store import KEY, REPLICATION
+from draftcast.sim.statistics import Estimate
+
+if TYPE_CHECKING:
+    from draftcast.scenarios.verdict import State, Word
 
 CODE_ROOMS = ("kernels", "calibration", "sim", "scenarios")
 CODE_SUFFIXES = (".py", ".json", ".yaml")
@@ -31,7 +38,19 @@ CODE_SUFFIXES = (".py", ".json", ".yaml")
 NOT_CODE = ("profiles", "files", "published", "validation_results")
 DONE, ERROR = "done", "error"
 STATUS, MESSAGE, SCENARIO = "status", "error", "scenario"
-_FACTS = ("unstable", "steady", "slo_met")
+_FACTS = (
+    "state",
+    "slo_met",
+    "capacity_rps",
+    "num_gpus",
+    "confidence",
+    "offered_tokens_per_s",
+    "verdict",
+    "why",
+    "advantage",
+    "advantage_low",
+    "advantage_high",
+)
 _ENGINE = "engine_"
 
 
@@ -78,17 +97,34 @@ class Cell:
     Attributes:
         error: why it has no figures; empty when it has.
         replications: each replication's figures, names and units as of ``RunResult.replications``.
+        state: of the setting at its load, as of `draftcast.scenarios.verdict.Side`.
+        verdict: on the setting against itself without speculation, by mean end-to-end latency; None where it does not
+            speculate.
+        why: what decided, in a few words; empty where ``advantage`` says it.
+        advantage: how many times less latency than without speculation; None as of ``Verdict.advantage``.
+        capacity_rps: requests per second when saturated; None where the run alone tells that it is far below.
         num_gpus: devices of the whole cluster.
+        offered_tokens_per_s: output tokens that arrive per second, by replication; empty where arrivals have no single
+            rate.
     """
 
     error: str = ""
     replications: tuple[Mapping[str, float], ...] = field(default=(), repr=False)
     engine: Mapping[str, float] = field(default_factory=dict, repr=False)
-    unstable: bool = False
-    steady: bool = False
+    state: State = "not settled"
+    verdict: Word | None = None
+    why: str = ""
+    advantage: Estimate | None = None
+    capacity_rps: float | None = None
     slo_met: bool | None = None
     num_gpus: int = 0
     confidence: float = 0.95
+    offered_tokens_per_s: tuple[float, ...] = ()
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether the figures hold for the load, as of ``Side.has_figures``."""
+        return not self.error and self.state in ("steady", "finite")
 
 
 @functools.cache
@@ -168,19 +204,40 @@ def _head(task: Task) -> dict[str, Any]:
 
 
 def _rows(scenario: Scenario, address: Address) -> list[dict[str, Any]]:
+    from draftcast.scenarios.capacity import rate_of
     from draftcast.scenarios.deployment_cache import cached_deployment
-    from draftcast.scenarios.simulate import simulate
+    from draftcast.scenarios.simulate import simulate_together
+    from draftcast.scenarios.verdict import judge, side
 
-    result = simulate(scenario, deployment=cached_deployment(scenario))
-    facts: dict[str, Any] = {"unstable": result.unstable, "steady": result.steady, "slo_met": result.slo_met}
-    facts |= {_ENGINE + name: float(value) for name, value in result.summary["engine"].items()}
-    facts["num_gpus"] = float(scenario.engine.tensor_parallel_size * scenario.cluster.replicas)
-    facts["confidence"] = scenario.statistics.confidence
+    speculates = scenario.speculative_config is not None
+    settings = [scenario, without_speculation(scenario)] if speculates else [scenario]
+    run, *off = simulate_together(settings, deployments=[cached_deployment(each) for each in settings])
+    verdict = judge(scenario, run, off[0]) if off else None
+    own = verdict.on if verdict is not None else side(scenario, run)
+    slo_met = run.slo_met if own.has_figures else None
+    if own.state == "overloaded" and run.summary["slo_asked"]:
+        slo_met = False  # a growing queue breaks any objective in the end
+    facts: dict[str, Any] = {
+        "state": own.state,
+        "slo_met": slo_met,
+        "capacity_rps": own.capacity.estimate.mean if own.capacity is not None else None,
+        "num_gpus": float(scenario.engine.tensor_parallel_size * scenario.cluster.replicas),
+        "confidence": scenario.statistics.confidence,
+    }
+    if verdict is not None:
+        facts |= {"verdict": verdict.word, "why": verdict.why}
+        if verdict.advantage is not None:
+            advantage = verdict.advantage
+            facts |= {"advantage": advantage.mean, "advantage_low": advantage.low, "advantage_high": advantage.high}
+    facts |= {_ENGINE + name: float(value) for name, value in run.summary["engine"].items()}
     head = _head(Task(address, to_mapping(scenario)))
+    rate = rate_of(scenario)
+    tokens = run.requests.groupby("replication")["output_tokens"].mean()
     rows = []
-    for index, figures in enumerate(result.replications):
+    for index, figures in enumerate(run.replications):
         plain = {name: float(value) for name, value in figures.items()}
-        row = {**head, REPLICATION: index, STATUS: DONE, **facts, **plain}
+        offered = rate * float(tokens[index]) if rate is not None else None
+        row = {**head, REPLICATION: index, STATUS: DONE, **facts, "offered_tokens_per_s": offered, **plain}
         rows.append({name: value for name, value in row.items() if value is not None})
     return rows
 
@@ -197,16 +254,26 @@ def _cell_of(rows: Sequence[Mapping[str, Any]]) -> Cell:
     first = rows[0]
     if first[STATUS] == ERROR:
         return Cell(error=str(first[MESSAGE]))
-    known = {*_head(Task(Address("", "", ""), {})), REPLICATION, STATUS, *_FACTS, "num_gpus", "confidence"}
+    known = {*_head(Task(Address("", "", ""), {})), REPLICATION, STATUS, *_FACTS}
     return Cell(
         replications=tuple(
             {name: float(value) for name, value in row.items() if name not in known and not name.startswith(_ENGINE)}
             for row in rows
         ),
         engine={name.removeprefix(_ENGINE): value for name, value in first.items() if name.startswith(_ENGINE)},
-        unstable=first["unstable"],
-        steady=first["steady"],
+        state=first["state"],
+        verdict=first.get("verdict"),
+        why=first.get("why", ""),
+        advantage=_advantage(first, len(rows)) if "advantage" in first else None,
+        capacity_rps=first.get("capacity_rps"),
         slo_met=first.get("slo_met"),
         num_gpus=int(first["num_gpus"]),
         confidence=first["confidence"],
+        offered_tokens_per_s=tuple(row["offered_tokens_per_s"] for row in rows if "offered_tokens_per_s" in row),
     )
+
+
+def _advantage(row: Mapping[str, Any], replications: int) -> Estimate:
+    low, high = row["advantage_low"], row["advantage_high"]
+    count = 1 if math.isnan(low) else replications
+    return Estimate(row["advantage"], low, high, (high - low) / 2, count, row["confidence"])

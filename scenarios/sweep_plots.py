@@ -7,7 +7,7 @@ from typing import Any
 
 from draftcast.errors import InputError
 from draftcast.scenarios.run_plots import LIMIT, styled
-from draftcast.scenarios.sweep_report import swept_title
+from draftcast.scenarios.sweep_report import advantage_text, swept_title
 from draftcast.scenarios.sweep_result import GPU, USER, SweepCell, SweepResult
 
 GPU_TITLE, USER_TITLE = "tokens/s/GPU", "tokens/s/user (1 / mean TPOT)"
@@ -72,13 +72,10 @@ def _pareto_traces(result: SweepResult) -> list[Any]:
             go.Scatter(
                 x=_means(cells, GPU),
                 y=_means(cells, USER),
-                text=[f"{cell.label} ({cell.verdict})" for cell in cells],
+                text=[_text(cell) for cell in cells],
                 customdata=[number[id(cell)] for cell in cells],
                 hovertemplate="%{text}<br>%{x:.4g} tokens/s/GPU, %{y:.4g} tokens/s/user<extra></extra>",
-                marker={
-                    "size": 8,
-                    "symbol": ["circle-open" if cell.verdict == "unstable" else "circle" for cell in cells],
-                },
+                marker={"size": 8},
                 name=name,
                 legendgroup=name,
                 **line,
@@ -108,7 +105,7 @@ def _metric_traces(result: SweepResult, metric: str) -> list[Any]:
                 x=[value if isinstance(value, int | float) else str(value) for value in x],
                 y=_means(cells, metric),
                 error_y={"type": "data", "array": [half if math.isfinite(half) else 0.0 for half in halves]},
-                text=[f"{cell.label} ({cell.verdict})" for cell in cells],
+                text=[_text(cell) for cell in cells],
                 showlegend=False,
                 name=name,
                 legendgroup=name,
@@ -116,6 +113,10 @@ def _metric_traces(result: SweepResult, metric: str) -> list[Any]:
             )
         )
     return traces
+
+
+def _text(cell: SweepCell) -> str:
+    return "<br>".join(filter(None, (cell.label, advantage_text(cell))))
 
 
 def _lines(result: SweepResult) -> list[dict[str, Any]]:

@@ -14,6 +14,9 @@ COLUMNS = (
     ("tok/s/user", USER, 1.0),
     ("tok/s/GPU", GPU, 1.0),
 )
+ADVANTAGE = (
+    "advantage: mean E2E latency of the cell without speculation / with it, same requests; above 1 it is faster with."
+)
 # A longer table is cut to the Pareto front; the CSV holds all.
 MOST_ROWS = 60
 
@@ -27,10 +30,12 @@ def sweep_table(result: SweepResult) -> Table:
     """One row a cell (of a large sweep, of its Pareto front), half widths of the intervals behind ±."""
     table = Table(title=swept_title(result), title_justify="left")
     head = sweep_head(result)
-    for name in head[:-2]:
+    for name in head[:-3]:
         table.add_column(name, justify="right")
-    table.add_column(head[-2])
+    for name in head[-3:-1]:
+        table.add_column(name)
     table.add_column(head[-1], justify="center")
+    table.caption = ADVANTAGE
     for _, row in sweep_rows(result):
         table.add_row(*row)
     return table
@@ -38,7 +43,7 @@ def sweep_table(result: SweepResult) -> Table:
 
 def sweep_head(result: SweepResult) -> list[str]:
     """Names of the table's columns."""
-    return [*(axis.name for axis in result.axes), *(name for name, _, _ in COLUMNS), "verdict", "Pareto"]
+    return [*(axis.name for axis in result.axes), *(name for name, _, _ in COLUMNS), "state", "advantage", "Pareto"]
 
 
 def sweep_rows(result: SweepResult) -> list[tuple[SweepCell, list[str]]]:
@@ -47,8 +52,18 @@ def sweep_rows(result: SweepResult) -> list[tuple[SweepCell, list[str]]]:
     rows = []
     for cell in result.cells if len(result.cells) <= MOST_ROWS else result.pareto:
         figures = [show(cell.figures.get(key), factor) for _, key, factor in COLUMNS]
-        rows.append((cell, [*cell.point, *figures, cell.verdict, "*" if id(cell) in front else ""]))
+        star = "*" if id(cell) in front else ""
+        rows.append((cell, [*cell.point, *figures, cell.state, advantage_text(cell), star]))
     return rows
+
+
+def advantage_text(cell: SweepCell) -> str:
+    """The verdict with the advantage, or with the reason why there is none; empty without speculation."""
+    known = cell.cell
+    if known is None or known.verdict is None:
+        return ""
+    reason = f"{show(known.advantage)} x" if known.advantage is not None else known.why
+    return f"{known.verdict}: {reason}" if reason else known.verdict
 
 
 def summary_line(result: SweepResult) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,8 @@ class SweepCell:
         error: why there are no figures, in one line; empty when there are, and when the cell was not reached.
         cell: what the data set holds; None when it was not reached.
         figures: each figure with its interval across the replications, with ``tokens_per_s_per_user`` (what one user
-            sees while decoding: 1 / mean TPOT) and ``tokens_per_s_per_gpu`` (token goodput over all devices).
+            sees while decoding: 1 / mean TPOT) and ``tokens_per_s_per_gpu`` (token goodput over all devices); empty
+            where they do not hold for the load (overloaded, at its capacity, not settled).
     """
 
     values: Mapping[str, Any]
@@ -63,13 +65,16 @@ class SweepCell:
     figures: Mapping[str, Estimate] = field(repr=False)
 
     @property
-    def verdict(self) -> str:
-        """In a word: ``stable``, ``unstable``, ``not settled``, ``error`` or ``not run``."""
+    def state(self) -> str:
+        """Of the setting at its load (`draftcast.scenarios.verdict.State`); else ``error`` or ``not run``."""
         if self.error:
             return "error"
-        if self.cell is None:
-            return "not run"
-        return "unstable" if self.cell.unstable else "stable" if self.cell.steady else "not settled"
+        return self.cell.state if self.cell is not None else "not run"
+
+    @property
+    def verdict(self) -> str:
+        """Whether speculation pays (`draftcast.scenarios.verdict.Word`); empty where the cell does not speculate."""
+        return (self.cell.verdict or "") if self.cell is not None else ""
 
     @property
     def point(self) -> tuple[str, ...]:
@@ -106,26 +111,31 @@ class SweepResult:
         """Cells without figures although they were reached."""
         return tuple(cell for cell in self.cells if cell.error)
 
-    @property
+    @functools.cached_property
     def pareto(self) -> tuple[SweepCell, ...]:
-        """The cells that no other beats in tokens/s/user and tokens/s/GPU at once, by rising tokens/s/GPU.
+        """The cells that no other beats, by rising tokens/s/GPU; see `pareto_front`.
 
-        Only of cells whose queue does not grow: what an overloaded run shows depends on how long it was.
+        Only of cells whose figures hold for the load. Of an open loop, which completes what arrives, tokens/s are those
+        that arrive.
         """
-        found = [cell for cell in self.cells if cell.cell is not None and not cell.error and not cell.cell.unstable]
-        return tuple(pareto_front(found, lambda cell: (cell.figures[GPU].mean, cell.figures[USER].mean)))
+        cells = [cell for cell in self.cells if cell.cell is not None and cell.figures]
+        figures = [_compared(cell.cell) for cell in cells if cell.cell is not None]
+        front = pareto_front(figures, self.scenario.statistics.confidence)
+        return tuple(sorted((cells[index] for index in front), key=lambda cell: cell.figures[GPU].mean))
 
     def frame(self) -> pd.DataFrame:
-        """One row a cell: the axes, ``verdict``, ``error``, ``pareto``, and mean, ``_low`` and ``_high`` of figures."""
+        """One row a cell: the axes, what `SweepCell` says, ``pareto``, and mean, ``_low`` and ``_high`` of figures."""
         import pandas as pd
 
         front = {id(cell) for cell in self.pareto}
         rows = []
         for cell in self.cells:
             row = {name: _scalar(value) for name, value in cell.values.items()}
-            row |= {"verdict": cell.verdict, "error": cell.error, "pareto": id(cell) in front}
-            row["slo_met"] = cell.cell.slo_met if cell.cell is not None else None
-            for name, estimate in cell.figures.items():
+            row |= {"state": cell.state, "error": cell.error, "pareto": id(cell) in front, "verdict": cell.verdict}
+            known = cell.cell or Cell()
+            row |= {"why": known.why, "slo_met": known.slo_met, "capacity_rps": known.capacity_rps}
+            advantage = {"advantage": known.advantage} if known.advantage is not None else {}
+            for name, estimate in {**advantage, **cell.figures}.items():
                 row |= {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
             rows.append(row)
         return pd.DataFrame(rows)
@@ -137,13 +147,18 @@ class SweepResult:
             {
                 "values": dict(cell.values),
                 "key": cell.key,
-                "verdict": cell.verdict,
+                "state": cell.state,
                 "error": cell.error or None,
                 "pareto": id(cell) in front,
-                "slo_met": cell.cell.slo_met if cell.cell is not None else None,
+                "verdict": cell.verdict or None,
+                "why": known.why,
+                "advantage": known.advantage,
+                "slo_met": known.slo_met,
+                "capacity_rps": known.capacity_rps,
                 "figures": dict(cell.figures),
             }
             for cell in self.cells
+            for known in [cell.cell or Cell()]
         ]
         return {
             "axes": {axis.name: list(axis.values) for axis in self.axes},
@@ -158,17 +173,29 @@ class SweepResult:
 
 
 def cell_figures(cell: Cell) -> dict[str, Estimate]:
-    """Every figure with its interval across the replications, those of `SweepCell` included; none for an error."""
-    if cell.error:
+    """Every figure with its interval across the replications, those of `SweepCell` included; none where none hold."""
+    if not cell.has_figures:
         return {}
     figures = summarise(cell.replications, cell.confidence)
-    user = [1 / r["mean_tpot_s"] if r["mean_tpot_s"] else math.nan for r in cell.replications]
     gpu = [r["output_throughput"] / cell.num_gpus for r in cell.replications]
-    for name, values in ((USER, user), (GPU, gpu)):
+    for name, values in ((USER, _user(cell)), (GPU, gpu)):
         finite = [value for value in values if math.isfinite(value)]
         nothing = Estimate(math.nan, math.nan, math.nan, math.nan, 0, cell.confidence)
         figures[name] = replication_interval(finite, cell.confidence) if finite else nothing
     return figures
+
+
+def _user(cell: Cell) -> list[float]:
+    """Tokens per second that one user sees while decoding, by replication."""
+    return [1 / r["mean_tpot_s"] if r["mean_tpot_s"] else math.nan for r in cell.replications]
+
+
+def _compared(cell: Cell) -> tuple[Sequence[float], Sequence[float]]:
+    """Tokens per second and GPU, and per second and user, by replication."""
+    emitted = [r["output_throughput"] for r in cell.replications]
+    if cell.state == "steady" and cell.offered_tokens_per_s:
+        emitted = list(cell.offered_tokens_per_s)
+    return [value / cell.num_gpus for value in emitted], _user(cell)
 
 
 def _scalar(value: Any) -> Any:

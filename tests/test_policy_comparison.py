@@ -16,10 +16,10 @@ from draftcast.scenarios import policy_comparison as module
 from draftcast.scenarios.load import load_scenario
 from draftcast.scenarios.policy_comparison import PolicyComparison, applicable_policies, compare_policies, with_policy
 from draftcast.scenarios.policy_list import AskedPolicy, parse_policies
-from draftcast.scenarios.policy_report import ranking_lines
+from draftcast.scenarios.policy_report import policies_table, ranking_lines
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import RunResult, simulate
-from draftcast.scenarios.verdict import METRICS
+from draftcast.scenarios.verdict import METRICS, Side, State
 from draftcast.sim.metrics import summarise
 
 RATE = "workload.arrivals.request_rate_rps"
@@ -79,15 +79,16 @@ def test_policies_that_a_scenario_says_enough_for() -> None:
 # ---- the ranking, by hand ----
 
 
-def run(values: list[float], unstable: bool = False) -> RunResult:
+def run(values: list[float], state: State = "steady") -> Side:
     figures = tuple({"mean_e2el_s": value, "output_throughput": value} for value in values)
-    summary = {"figures": summarise(figures), "stability": {"steady": not unstable}}
-    return RunResult(summary, pd.DataFrame(), None, {}, unstable, None, figures)
+    ended: Any = state if state in ("steady", "finite") else "not settled"
+    result = RunResult({"figures": summarise(figures)}, pd.DataFrame(), None, {}, ended, None, figures)
+    return Side(result, {"overloaded": "above", "at capacity": "at"}.get(state, "below"))  # type: ignore[arg-type]
 
 
-def ranked(runs: dict[str, RunResult], metric: str = "e2e") -> PolicyComparison:
-    asked = [AskedPolicy(name) for name in runs]
-    return module._rank(question(), METRICS[metric], asked, list(runs.values()))
+def ranked(sides: dict[str, Side], metric: str = "e2e") -> PolicyComparison:
+    asked = [AskedPolicy(name) for name in sides]
+    return module._rank(question(), METRICS[metric], asked, list(sides.values()))
 
 
 def test_ranks_ties_differences_and_gaps_by_hand() -> None:
@@ -115,22 +116,49 @@ def test_ranks_ties_differences_and_gaps_by_hand() -> None:
     assert found["a"].gap.mean == pytest.approx(5 / 7)
     assert found["oracle"].gap is None
     lines = ranking_lines(answer)
-    assert lines[0] == "Best by mean end-to-end latency, not to be told apart: oracle, c."
+    assert lines[0] == "Best by mean end-to-end latency, without a significant difference: oracle, c."
     assert "a with c" in lines[1]
 
 
 def test_more_is_better_for_goodput_and_the_gap_counts_what_is_missing() -> None:
-    answer = ranked({"a": run([8.0, 9.0]), "oracle": run([10.0, 11.0])}, "token_goodput")
+    # Of a closed loop, a batch or a trace that ends: in a steady open loop all complete what arrives.
+    answer = ranked({"a": run([8.0, 9.0], "finite"), "oracle": run([10.0, 11.0], "finite")}, "token_goodput")
     assert [s.label for s in answer.standings] == ["oracle", "a"]
     assert answer.standings[1].gap is not None
     assert answer.standings[1].gap.mean == pytest.approx(2 / 10.5)
 
 
+def test_who_keeps_up_with_an_open_loop_has_the_same_token_goodput() -> None:
+    # The tokens that arrive: what a window's end adds or takes is no reason for a rank.
+    answer = ranked(
+        {"a": run([8.0, 9.0, 8.5]), "b": run([9.0, 10.0, 9.5]), "c": run([20.0, 21.0], "overloaded"),
+         "oracle": run([10.0, 11.0, 10.5])}, "token_goodput"
+    )  # fmt: skip
+    assert {s.label: s.rank for s in answer.standings} == {"oracle": 1, "b": 1, "a": 1, "c": 4}
+    assert [pair.better for pair in answer.pairs if "c" not in (pair.first, pair.second)] == [None] * 3
+    # By latency the same runs differ.
+    by_latency = ranked({"a": run([8.0, 9.0, 8.5]), "oracle": run([10.0, 11.0, 10.5])})
+    assert [(s.label, s.rank) for s in by_latency.standings] == [("a", 1), ("oracle", 2)]
+
+
 def test_who_does_not_keep_up_comes_last_whatever_its_figures() -> None:
-    answer = ranked({"a": run([1.0, 1.1], unstable=True), "b": run([3.0, 3.3]), "oracle": run([2.0, 2.2])})
-    assert [(s.label, s.state) for s in answer.standings][-1] == ("a", "overloaded")
+    answer = ranked({"a": run([1.0, 1.1], "overloaded"), "b": run([3.0, 3.3]), "oracle": run([2.0, 2.2])})
+    assert [(s.label, s.side.state) for s in answer.standings][-1] == ("a", "overloaded")
     assert answer.standings[-1].rank == 3
     assert answer.standings[-1].ties == ()
+
+
+@pytest.mark.parametrize("metric", ["e2e", "token_goodput"])
+@pytest.mark.parametrize("state", ["not settled", "at capacity"])
+def test_who_cannot_be_told_has_no_rank_and_no_figures(state: State, metric: str) -> None:
+    answer = ranked({"a": run([1.0, 1.1], state), "b": run([3.0, 3.3]), "oracle": run([2.0, 2.2])}, metric)
+    last = answer.standings[-1]
+    assert (last.label, last.rank, last.value, last.difference, last.ties) == ("a", None, None, None, ())
+    assert [s.rank for s in answer.standings if s is not last] == [1, 1]
+    assert answer.summary()["policies"][-1]["figures"] is None
+    assert set(ranking_lines(answer)[0].split(": ")[1].rstrip(".").split(", ")) == {"b", "oracle"}
+    (row,) = [list(cells) for cells in zip(*(c.cells for c in policies_table(answer).columns), strict=True)][-1:]
+    assert row == ["-", "a", "-", "-", "-", "-", f"{state}, baseline"]
 
 
 def test_replications_that_do_not_differ_are_exact() -> None:

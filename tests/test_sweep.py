@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,13 +19,16 @@ import pytest
 
 from draftcast.errors import InputError
 from draftcast.scenarios.deployment import deploy
-from draftcast.scenarios.load import load_scenario, with_values
+from draftcast.scenarios.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.simulate import simulate
+from draftcast.scenarios.simulate import simulate_together
 from draftcast.scenarios.sweep import SweepProgress, sweep
 from draftcast.scenarios.sweep_cells import address_of, code_digest, run_task, task_of
 from draftcast.scenarios.sweep_grid import apply
+from draftcast.scenarios.sweep_pareto import pareto_front
+from draftcast.scenarios.sweep_report import sweep_rows
 from draftcast.scenarios.sweep_store import ResultStore
+from draftcast.scenarios.verdict import judge
 
 SMALL = ["workload.num_requests=120", "statistics.replications=2"]
 
@@ -92,10 +97,13 @@ def test_cells_are_what_simulate_gives_though_a_worker_was_killed(
         assert here.key == cell.key
         assert text(kept[cell.key]) == text(list(here.rows))
     last = result.cells[-1]
-    plain = simulate(apply(base, last.values))
+    asked = apply(base, last.values)
+    plain, off = simulate_together([asked, without_speculation(asked)])
     assert last.cell is not None
     assert text(list(last.cell.replications)) == text([dict(r) for r in plain.replications])
     assert last.figures["mean_e2el_s"] == plain.summary["figures"]["mean_e2el_s"]
+    verdict = judge(asked, plain, off)
+    assert (last.state, last.verdict, last.cell.advantage) == (verdict.on.state, verdict.word, verdict.advantage)
     assert last.cell.engine == {name: float(value) for name, value in plain.summary["engine"].items()}
 
     # The same again computes nothing; a larger grid only what is new.
@@ -119,7 +127,7 @@ sweep(asked, {grid}, folder="{folder}", workers=2)
 """
     process = subprocess.Popen([sys.executable, "-c", program])
     try:
-        until(lambda: len(list((folder / "results").glob("*.parquet"))) >= 3)
+        until(lambda: len(list((folder / "results").glob("[!.]*.parquet"))) >= 3)
         workers = children(process.pid)
         assert len(workers) == 2
     finally:
@@ -155,8 +163,8 @@ def test_stopping_keeps_what_is_done(
     )
     assert not result.complete
     assert 2 <= result.computed < 8
-    verdicts = [cell.verdict for cell in result.cells]
-    assert verdicts.count("not run") == 8 - result.computed
+    states = [cell.state for cell in result.cells]
+    assert states.count("not run") == 8 - result.computed
     assert not result.errors
     assert not children()
     assert sweep(base, grid, folder=tmp_path / "set", workers=1, stop=lambda: True).reused == result.computed
@@ -189,12 +197,12 @@ def test_one_cell_s_error_is_not_the_others(base: Scenario, tmp_path: Path) -> N
     }
     result = sweep(base, grid, folder=tmp_path / "set", workers=2)
     good, unknown, fatal, _, broken, _ = result.cells
-    assert good.verdict in ("stable", "not settled")
+    assert good.state == "steady"
     assert good.figures["mean_e2el_s"].mean > 0
     assert "no-such-profile" in unknown.error
     assert fatal.error == "its worker died 3 times (exit code 77)"
     assert "ZeroDivisionError: no such thing" in broken.error
-    assert [cell.verdict for cell in result.cells[1:]] == ["error"] * 5
+    assert [cell.state for cell in result.cells[1:]] == ["error"] * 5
     # What another try may change is not kept; the input's own errors need none.
     assert set(ResultStore(tmp_path / "set").table()["key"].to_pylist()) == {good.key}
     assert result.computed == 1
@@ -209,7 +217,7 @@ def test_an_error_that_the_input_has_is_kept(base: Scenario, tmp_path: Path) -> 
     result = sweep(base, grid, folder=tmp_path / "set", workers=1)
     assert "memory" in result.cells[0].error
     assert not result.cells[1].error
-    assert result.frame()["verdict"].tolist() == ["error", result.cells[1].verdict]
+    assert result.frame()["state"].tolist() == ["error", result.cells[1].state]
     again = sweep(base, grid, folder=tmp_path / "set", workers=1)
     assert (again.reused, again.computed) == (2, 0)
     assert again.cells[0].error == result.cells[0].error
@@ -261,31 +269,73 @@ def test_a_worker_resolves_an_engine_once(base: Scenario, tmp_path: Path, monkey
     loads = ({"rate": 5.0}, {"rate": 10.0}, {"concurrency": 4, "replicas": 2, "seed": 3, "requests": 100})
     cells = [*(apply(base, load) for load in loads), apply(other, {"rate": 5.0}), apply(base, {"k": 1})]
     outcomes = [run_task(task_of(cell)) for cell in cells]
-    assert len(resolved) == 3
+    assert len(resolved) == 5  # three that speculate, and without speculation one for each policy
     for cell, outcome in zip(cells, outcomes, strict=True):
-        alone = simulate(cell)
-        assert [row["mean_e2el_s"] for row in outcome.rows] == [r["mean_e2el_s"] for r in alone.replications]
-    # An edited file is another engine, and four others push the oldest out.
+        on, _ = simulate_together([cell, without_speculation(cell)])
+        assert [row["mean_e2el_s"] for row in outcome.rows] == [r["mean_e2el_s"] for r in on.replications]
+    # An edited file is another engine, and others push the oldest out.
     policy.write_text(policy.read_text().replace("return 1", "return 2"))
     edited = run_task(task_of(cells[3]))
     assert edited.key != outcomes[3].key
     resolved.clear()
     for k in (1, 2, 3):
         run_task(task_of(apply(base, {"k": k, "tp": 2})))
-    run_task(task_of(cells[4]))
     assert len(resolved) == 4
+    run_task(task_of(cells[4]))
+    assert len(resolved) == 6
 
 
 def test_points_that_ask_the_same_question_are_run_once(base: Scenario) -> None:
-    result = sweep(base, {"method": ["eagle", "eagle3"], "k": [0, 2], "acceptance": [0.6]}, workers=1)
-    assert result.computed == 3
+    result = sweep(base, {"method": ["off", "eagle3"], "k": [0, 2]}, workers=1)
+    assert result.computed == 2
     assert result.folder is None
-    assert result.cells[0].key == result.cells[2].key
+    assert result.cells[0].key == result.cells[1].key == result.cells[2].key != result.cells[3].key
     assert result.cells[0].figures == result.cells[2].figures
 
 
+def test_every_cell_that_speculates_has_the_verdict_of_simulate(base: Scenario) -> None:
+    # Cells without speculation or not: each that speculates is compared with its own runs without.
+    asked = with_values(base, {"workload.num_requests": 2000})
+    result = sweep(asked, {"rate": [10.0, 72.0, 400.0], "k": [0, 3]}, workers=2)
+    cells = {tuple(cell.values.values()): cell for cell in result.cells}
+    texts = {tuple(cell.values.values()): row[-2] for cell, row in sweep_rows(result)}
+    assert [cells[rate, 0].verdict for rate in (10.0, 72.0, 400.0)] == ["", "", ""]
+    assert texts[10.0, 0] == ""
+    assert cells[10.0, 3].verdict == "pays"
+    advantage = cells[10.0, 3].cell.advantage if cells[10.0, 3].cell else None
+    assert advantage is not None
+    assert 1 < advantage.low < advantage.mean < advantage.high
+    assert texts[10.0, 3].startswith(f"pays: {advantage.mean:.2f} ±")
+    # With speculation the cluster completes at most 68 to 69 requests/s, without 73 to 75.
+    assert (cells[72.0, 3].state, texts[400.0, 3]) == ("overloaded", "overloaded: both sides are overloaded")
+    assert cells[72.0, 3].figures == {}
+    assert cells[72.0, 3].cell is not None
+    assert cells[72.0, 3].cell.capacity_rps == pytest.approx(68.5, rel=0.02)
+    frame = result.frame().set_index(["rate", "k"])
+    assert frame.loc[(10.0, 3), "advantage_low"] == advantage.low
+    assert frame.loc[(400.0, 3), ["advantage", "mean_e2el_s"]].isna().all()
+    # The same without the cells that do not speculate.
+    alone = sweep(asked, {"rate": [10.0], "k": [3]}, workers=1)
+    assert repr(alone.cells[0].cell) == repr(cells[10.0, 3].cell)
+    assert text(list(alone.cells[0].cell.replications)) == text(list(cells[10.0, 3].cell.replications))
+
+
+def test_what_another_version_kept_is_computed_anew(base: Scenario, tmp_path: Path) -> None:
+    # Its rows lack the verdict; they stay in the data set under the address of that version's code.
+    task = task_of(with_values(base, {"engine.speculative_config.num_speculative_tokens": 1}))
+    old = dataclasses.replace(task.address, code="0" * 64)
+    row = {"key": old.key, "replication": 0, "status": "done", "unstable": False, "steady": True, "mean_e2el_s": 9.0}
+    store = ResultStore(tmp_path / "set")
+    store.append([row])
+    result = sweep(base, {"k": [1]}, folder=tmp_path / "set", workers=1)
+    assert (result.computed, result.reused) == (1, 0)
+    assert result.cells[0].verdict == "pays"
+    assert {*store.table()["key"].to_pylist()} == {old.key, task.address.key}
+    assert sweep(base, {"k": [1]}, folder=tmp_path / "set").reused == 1
+
+
 def test_pareto_front_leaves_out_what_is_overloaded(base: Scenario) -> None:
-    # 400 requests a second are beyond this server: long queues, high throughput.
+    # 400 requests a second are beyond this server, on one GPU and on two.
     asked = with_values(base, {"workload.num_requests": 800, "statistics.replications": 1})
     result = sweep(asked, {"rate": [5.0, 400.0], "tp": [1, 2]}, workers=1)
     cells = {tuple(cell.values.values()): cell for cell in result.cells}
@@ -296,8 +346,37 @@ def test_pareto_front_leaves_out_what_is_overloaded(base: Scenario) -> None:
     assert per_gpu == [output[0], output[1] / 2]
     assert tp1.figures["tokens_per_s_per_user"].mean == pytest.approx(1 / tp1.figures["mean_tpot_s"].mean)
     overloaded = cells[400.0, 1]
-    assert overloaded.verdict == "unstable"
-    assert overloaded.figures["tokens_per_s_per_gpu"].mean > per_gpu[0]
-    assert overloaded not in result.pareto
-    assert set(map(id, result.pareto)) <= {id(cell) for cell in result.cells if cell.verdict != "unstable"}
+    assert overloaded.state == "overloaded"
+    assert overloaded.figures == {}
+    assert {id(cell) for cell in result.pareto} == {id(tp1), id(tp2)}
     assert result.frame()["pareto"].tolist() == [cell in result.pareto for cell in result.cells]
+
+
+def test_the_front_does_not_reward_chance(base: Scenario) -> None:
+    # Below capacity every cell completes what arrives, whatever the end of its window makes of it: less time per token
+    # alone decides, and of two settings that differ by chance both are on the front.
+    asked = with_values(base, {"workload.num_requests": 1000, "statistics.replications": 3})
+    result = sweep(asked, {"rate": [55.0], "k": [0, 1, 3]}, workers=2)
+    off, one, three = result.cells
+    if off.figures:
+        assert off not in result.pareto
+    assert one.figures["tokens_per_s_per_gpu"].mean != three.figures["tokens_per_s_per_gpu"].mean
+    assert result.pareto == (three,)
+
+
+def test_pareto_front_by_hand() -> None:
+    best = ([10.0, 11.0, 12.0], [5.0, 5.5, 5.2])
+    by_chance = ([10.1, 10.9, 12.1], [5.1, 5.4, 5.3])  # each ratio to the best includes 1
+    slower = ([10.0, 11.0, 12.0], [4.5, 4.9, 4.7])
+    slower_with_more = ([10.1, 10.9, 12.1], [4.5, 4.9, 4.7])  # more by chance does not save it
+    other_end = ([20.0, 22.0, 24.0], [1.0, 1.1, 1.2])
+    undefined = ([30.0, 31.0, 32.0], [math.nan, 9.0, 9.0])
+    points = [slower, best, by_chance, slower_with_more, other_end, undefined]
+    assert pareto_front(points, 0.95) == [1, 2, 4]
+    # One replication has no interval: every difference counts, and equal points are on the front together.
+    one = [([2.0], [1.0]), ([2.0], [1.0]), ([1.9], [1.0]), ([1.0], [1.01])]
+    assert pareto_front(one, 0.95) == [0, 1, 3]
+    assert pareto_front([], 0.95) == []
+    # More points than are compared at once.
+    ladder = [([1.0 + i, 2.0 + i], [1.0, 1.0]) for i in range(600)]
+    assert pareto_front(ladder, 0.5) == [599]

@@ -41,6 +41,8 @@ def test_the_example_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert frame[["rate", "k"]].to_numpy().tolist() == [[r, k] for r in (10, 20) for k in (0, 1, 3)]
     assert (frame["mean_e2el_s"] > 0).all()
     assert frame["pareto"].any()
+    assert frame["verdict"].fillna("").tolist() == ["", "pays", "pays"] * 2
+    assert (frame["advantage_low"].notna() == (frame["k"] > 0)).all()
     assert "Pareto front" in (tmp_path / "pareto.html").read_text("utf-8")
     assert pd.read_parquet(tmp_path / "sweep" / "results").shape[0] == 6 * 2
 
@@ -50,11 +52,13 @@ def test_json_and_cells_without_figures(tmp_path: Path) -> None:
     result = run(app, ["sweep", *arguments, "--seed", "4", "--json"])
     assert result.exit_code == 7
     answer = json.loads(result.stdout)
-    assert [(cell["values"], cell["verdict"] == "error") for cell in answer["cells"]] == [
+    assert [(cell["values"], cell["state"] == "error") for cell in answer["cells"]] == [
         ({"k": k, "rate": rate}, k == 5) for k in (3, 5) for rate in (10, 20)
     ]
     assert (answer["computed"], answer["reused"], answer["errors"], answer["complete"]) == (2, 0, 2, True)
     good = answer["cells"][0]
+    assert good["verdict"] == "pays"
+    assert good["advantage"]["low"] > 1
     assert good["figures"]["mean_e2el_s"]["low"] < good["figures"]["mean_e2el_s"]["mean"]
     assert "3 rates do not cover" in answer["cells"][2]["error"]
     # One line for an error, however many cells have it.
@@ -95,7 +99,7 @@ def test_ctrl_c_keeps_what_is_done_and_exits_with_130(tmp_path: Path) -> None:
         [sys.executable, "-m", "draftcast", "sweep", *arguments], stderr=subprocess.PIPE, start_new_session=True
     )
     deadline = time.monotonic() + 120
-    while len(list(out.glob("results/*.parquet"))) < 2:
+    while len(list(out.glob("results/[!.]*.parquet"))) < 2:
         assert time.monotonic() < deadline, "no cell was finished"
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everyone in the foreground

@@ -90,7 +90,7 @@ def test_bounds_beyond_what_was_run_are_told_in_words() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"{", "mine.json: not valid JSON"),
+        (b"{", "mine.json:1: not valid JSON"),
         (b"[]", "mine.json: must be the report or the summary of a live sweep"),
         (b'{"created_at": "2026"}', "mine.json: draftcast_version: field required"),
     ],
