@@ -1,9 +1,9 @@
 """Do all surfaces give the same word at a load, is no word wrong, and does every load away from the cutover get one?
 
-``python benchmarks/verdicts.py`` asks 50 loads from 5 to 150 % of the smaller capacity: what ``simulate``, ``recommend``
-and ``cutover`` say at the scenario's own effort, what the page says at its own, and beside them runs of 60,000 requests.
-Prints a row a load, then what differs, what is wrong and what is undecided further than 5 % from the cutover, then one
-JSON line. ``--loads N`` asks fewer.
+``python benchmarks/verdicts.py`` asks 50 loads from 5 to 150 % of the smaller capacity: what ``simulate``,
+``recommend`` and ``cutover`` say at the scenario's own effort, what the page says at its own, and beside them runs of
+60,000 requests. Prints a row a load, then what differs, what is wrong and what is undecided further than 5 % from the
+cutover, then one JSON line. ``--loads N`` asks fewer.
 """
 
 from __future__ import annotations
