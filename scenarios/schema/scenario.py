@@ -66,8 +66,8 @@ class Policy(Frozen):
 class Statistics(Frozen):
     """Replications with common random numbers.
 
-    ``warmup: auto`` cuts the transient by MSER-5 when the run is steady, and the drain of a closed loop, in which
-    clients that send no more leave the others alone; ``none`` counts every request.
+    ``warmup: auto`` leaves the calculated warm-up of a steady run out, and load goes on until the last counted request
+    has finished; ``none`` counts every request of a list that ends.
     """
 
     replications: Annotated[int, Field(ge=1, le=1000)] = 5
