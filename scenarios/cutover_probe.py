@@ -212,7 +212,9 @@ class Prober:
         simulated = len(runs[0].requests) // (replications * groups) * groups
         self.looks[x] = Look(x, replications, simulated, (sides[0].state, sides[1].state), means[0], means[1])
         probe = probe_at(x, verdict)
-        if self.metric.name == "slo_goodput" and probe.gains and not any(probe.gains + probe.bases):
+        if self.metric.name == "slo_goodput" and not any(
+            r[self.metric.figure] for run in runs for r in run.replications
+        ):
             probe = dataclasses.replace(probe, note=NO_REQUEST_MEETS)
         return probe
 

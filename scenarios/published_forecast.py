@@ -113,12 +113,12 @@ def forecast_case(name: str, case: PublishedCase, progress: Progress | None = No
 
 
 def point_scenario(case: PublishedCase, point: PublishedPoint) -> Scenario:
-    """The scenario of one point.
+    """The scenario of one point: a finite run, as what it stands beside was measured, without a steady state.
 
     Raises:
         InputError: it is not valid.
     """
-    values = dict(point.set)
+    values = {**point.set, "statistics.warmup": "none"}
     raw = {"schema_version": 1, "name": case.title, **case.scenario}
     if point.mean_acceptance_length is not None:
         raw["acceptance"] = values["acceptance"] = {"model": "constant", "alpha": 0.5}

@@ -19,6 +19,7 @@ input that a source does not give was chosen from other sources or from a stated
 made, is listed under its case, and is not changed when the forecast misses. The files are
 `scenarios/published/*.yaml`.
 
+- Every run is finite, as what it stands beside: all its requests count, throughput is over the whole run.
 - A factor above 1 means that speculation is better: latency without it over latency with it, or throughput with it over
   throughput without. ± is half the 95 % interval over five replications; it holds the chance of arrivals, lengths and
   draft tokens, not the doubt about assumed inputs.

@@ -20,27 +20,28 @@ def near(x: float, advantage: float) -> Probe:
 
 def test_the_advantage_and_its_interval_by_hand() -> None:
     probe = Probe(1.0, (2.9, 3.1), (1.5, 1.5))
-    # Indices (g - b) / (3 + 1.5): 1.4 / 4.5 and 1.6 / 4.5, mean 1 / 3, standard error 0.1 / 4.5.
-    half = student_t(1, 0.95) * 0.1 / 4.5
+    # Indices log(2.9 / 1.5) and log(3.1 / 1.5): of two values the standard error is half their difference.
+    half = student_t(1, 0.95) * math.log(3.1 / 2.9) / 2
     found = probe.advantage(0.95)
     assert found is not None
-    assert found.mean == pytest.approx(2.0)
-    assert found.low == pytest.approx((1 + 1 / 3 - half) / (1 - 1 / 3 + half))
-    assert found.high == pytest.approx((1 + 1 / 3 + half) / (1 - 1 / 3 - half))
+    assert found.mean == pytest.approx(math.sqrt(2.9 * 3.1) / 1.5)
+    assert found.low == pytest.approx(found.mean / math.exp(half))
+    assert found.high == pytest.approx(found.mean * math.exp(half))
     assert Probe(1.0, (2.0,), (1.0,)).advantage(0.95) is None  # one replication has no interval
     assert Probe(1.0, (2.0, math.nan), (1.0, 1.0)).advantage(0.95) is None
 
 
 def test_between_two_values_the_index_is_a_line() -> None:
     found = locate([near(7.0, 0.9), near(5.0, 1.1)])
-    # Indices 0.1 / 2.1 and -0.1 / 1.9: the line meets 0 at 19 / 40.
+    # Indices log 1.1 and log 0.9: where the line between them meets 0.
+    share = math.log(1.1) / math.log(1.1 / 0.9)
     assert found.kind == "crosses"
-    assert found.value == pytest.approx(5 + 2 * 19 / 40)
+    assert found.value == pytest.approx(5 + 2 * share)
     assert 5 < found.low < found.value < found.high < 7
     assert (found.falls, found.above, found.below, found.gap) == (True, (5.0, 5.0), (7.0, 7.0), (5.0, 7.0))
     rising = locate([near(5.0, 0.9), near(7.0, 1.1)])
     assert (rising.falls, rising.gap) == (False, (5.0, 7.0))
-    assert rising.value == pytest.approx(5 + 2 * 21 / 40)
+    assert rising.value == pytest.approx(5 + 2 * (1 - share))
 
 
 def test_no_line_is_drawn_to_a_bound() -> None:

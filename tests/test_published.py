@@ -57,6 +57,7 @@ def test_every_bundled_case_can_be_asked(name: str) -> None:
     assert case.url.startswith("https://") or name == "opt-2.7b"
     for point in case.points:
         scenario = point_scenario(case, point)
+        assert scenario.statistics.warmup == "none"  # a finite run, measured as the source measured: over all requests
         assert scenario.speculative_config is not None
         if point.without_sd is not None and point.with_sd is not None:
             pair = (point.without_sd, point.with_sd)
@@ -106,6 +107,8 @@ def test_the_forecast_is_the_simulator_s_ratio() -> None:
     first, second = forecast_case("small", case)
     scenario = point_scenario(case, case.points[0])
     on, off = simulate(scenario), simulate(without_speculation(scenario))
+    assert (on.state, off.state) == ("finite", "finite")
+    assert [r["completed"] for r in on.replications] == [20, 20]
     means = [r.summary["figures"]["mean_tpot_s"].mean for r in (off, on)]
     assert first.forecast.mean == pytest.approx(means[0] / means[1])
     assert (first.without_sd, first.with_sd) == pytest.approx((means[0] * 1e3, means[1] * 1e3), rel=1e-12)
