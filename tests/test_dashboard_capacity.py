@@ -109,7 +109,7 @@ def test_prices_rank_and_cost_without_another_run(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(capacity, "plan", None)
     prefix = "control:view.capacity.prices"
     app.number_input(key=f"{prefix}:h100-sxm").set_value(2.5).run()
-    assert "a price is missing: a100-80g" in " ".join(each.value for each in app.caption)
+    assert "a price is missing: a100-80g" in " ".join(told(app.caption))
     app.number_input(key=f"{prefix}:a100-80g").set_value(0.01).run()
     cheap = gpus(app)
     assert ">a100-80g<" in html(app).partition("<tbody>")[2].partition("</td>")[0]
