@@ -216,7 +216,12 @@ def simulate(
     Raises:
         InputError: the scenario, a trace, a model, a device or the memory does not allow the run.
     """
-    return measure([serve(scenario, progress=progress, record_steps=record_steps, deployment=deployment)])[0]
+    result = measure([serve(scenario, progress=progress, record_steps=record_steps, deployment=deployment)])[0]
+    if result.state == "overloaded":
+        from draftcast.scenarios.verdict import side
+
+        side(scenario, result, deployment=deployment)  # what it completes at most is all that can be said
+    return result
 
 
 def simulate_together(
@@ -375,9 +380,13 @@ def _result(served: Served, cut: int | None) -> RunResult:
             "steady": state == "steady" if state != "finite" else None,
             "verdicts": [r.stability.verdict for r in done],
             "reasons": [r.stability.reason for r in done],
+            # Of an overloaded run, see `draftcast.scenarios.verdict.side`.
+            "largest_stable_rate_rps": None,
+            "saturated_rates_rps": [],
         },
         "warmup_requests": [m.warmup_requests for m in measured],
         "warmup_reliable": warmup is None or warmup.is_over,
+        "cooldown_requests": [0 for _ in measured],
         "by_class": [{name: dict(values) for name, values in m.by_class.items()} for m in measured]
         if state != "overloaded"
         else [{} for _ in measured],

@@ -107,6 +107,9 @@ def side(
     found = capacity(scenario, rate, progress=progress, deployment=deployment) if rate is not None else None
     if rate is None or found is None:
         return Side(run, "above" if run is not None and run.state == "overloaded" else "below")
+    if run is not None and run.state == "overloaded":
+        rates = {"largest_stable_rate_rps": found.estimate.low, "saturated_rates_rps": list(found.rates)}
+        run.summary["stability"].update(rates)
     return dataclasses.replace(side_by_capacity(rate, found), run=run)
 
 

@@ -160,7 +160,7 @@ def test_utilisation_is_rho(single_server: Run, rho: float) -> None:
     result = single_server(rho / STEP_S, num_requests=4000, record_steps=True)
     assert result.steps is not None
     busy_s = result.steps.groupby("replication")["target_s"].sum()
-    span_s = result.requests.groupby("replication")["finish_s"].max()
+    span_s = result.requests.groupby("replication")["arrival_s"].max()  # a steady run's steps end with its window
     assert replication_interval((busy_s / span_s).to_numpy()).contains(rho)
     # An M/D/1 server finds work with probability rho: as many requests wait (Poisson arrivals see time averages).
     waited = (result.requests["time_queue_s"] > 1e-12).groupby(result.requests["replication"]).mean()
@@ -180,7 +180,7 @@ def test_littles_law_of_one_server(single_server: Run) -> None:
 def test_littles_law_of_a_batching_engine(spec: dict[str, Any] | None) -> None:
     """L counted by the engine, step by step, is the arrival rate times the mean of what the requests report."""
     overrides = ["workload.arrivals.request_rate_rps=20", "workload.num_requests=3000", "statistics.replications=1"]
-    overrides += ["cluster.replicas=2"]
+    overrides += ["cluster.replicas=2", "statistics.warmup=none"]
     scenario = load_scenario("default", overrides=overrides, speculative_config=spec or "null")
     result = simulate(scenario, record_steps=True)
     assert result.steps is not None
@@ -194,10 +194,9 @@ def test_overload_is_called_unstable(single_server: Run) -> None:
     result = single_server(1.1 / STEP_S, num_requests=3000, replications=5)
     assert result.unstable
     assert not result.steady
+    # The capacity of a server that takes one step a request.
     assert result.summary["stability"]["largest_stable_rate_rps"] == pytest.approx(1 / STEP_S, rel=0.02)
-    figures = result.summary["figures"]
-    assert not [name for name in figures if name.startswith(("p50_", "p90_", "p95_", "p99_", "median_"))]
-    assert figures["request_throughput"].mean == pytest.approx(1 / STEP_S, rel=0.02)
+    assert all(math.isnan(figure.mean) for figure in result.summary["figures"].values())
     stable = single_server(0.9 / STEP_S, num_requests=3000, replications=5)
     assert not stable.unstable
     assert stable.summary["stability"]["largest_stable_rate_rps"] is None
