@@ -66,8 +66,8 @@ class Policy(Frozen):
 class Statistics(Frozen):
     """Replications with common random numbers.
 
-    ``warmup: auto`` cuts the transient by MSER-5 when the run is steady, and the drain of a closed loop, in which
-    clients that send no more leave the others alone; ``none`` counts every request.
+    ``warmup: auto`` measures the steady state: the warm-up is left out, and load goes on until the last counted request
+    has finished. ``none`` makes the run finite: every request counts, and nothing is said of a steady state.
     """
 
     replications: Annotated[int, Field(ge=1, le=1000)] = 5
