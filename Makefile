@@ -24,7 +24,7 @@ $(VENV)/.test $(VENV)/.dashboard: $(VENV)/.plain
 	touch $@
 
 demo: $(VENV)/.plain  ## speculation off and on at several request rates: the table and the cutover
-	$(BIN)/draftcast simulate default --rates 10,30,50,60,70,80 --compare-off
+	$(BIN)/draftcast simulate default --rates 10,30,50,60,70,80
 	$(BIN)/draftcast cutover default
 
 dashboard: $(VENV)/.dashboard  ## the what-if pages in a browser, on this machine only

@@ -182,7 +182,7 @@ def _show_figures(best: Sizing) -> None:
     }
     with st.container(horizontal=True, key="figures"):
         for label, (value, explained) in shown.items():
-            st.metric(label, literal(value), help=literal(explained), border=True, width=170)
+            st.metric(label, value, help=literal(explained), border=True, width=170)
 
 
 def _show_candidates(session: Session, found: Plan, question: Asked) -> list[Any]:

@@ -100,9 +100,12 @@ def simulate(
         str | None, typer.Option(metavar="R,R,...|A..B:N", help="Run at each of these mean request rates per second.")
     ] = None,
     compare_off: Annotated[
-        bool,
-        typer.Option(help="Also run without speculation, on the same requests, and say whether speculation pays."),
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--compare-off/--no-compare-off",
+            help="Also run without speculation, on the same requests, and say whether speculation pays (the default).",
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     replications: Annotated[int | None, typer.Option(help="Independent repetitions behind the intervals.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
@@ -121,17 +124,21 @@ def simulate(
     changes = asked_changes(overrides, seed, replications)
     question = load_scenario(scenario, overrides=changes, speculative_config=speculative_config, trace=trace)
     wanted = parse_values(rates, "--rates") if rates is not None else []
+    speculates = question.speculative_config is not None
+    if compare_off and not speculates:
+        raise InputError("the scenario has no speculation to compare with", file="--compare-off")
+    compared = speculates and compare_off is not False
     if plot is not None:
         from draftcast.scenarios.plots import check_plot
 
-        check_plot(plot, num_rates=len(wanted), compared=compare_off and question.speculative_config is not None)
+        check_plot(plot, num_rates=len(wanted), compared=compared)
     if out is not None:
         from draftcast.scenarios.run_directory import check_target
 
         check_target(out)
     _notes(question)
     with naming(scenario), progress_bar() as progress:
-        answer = compare(question, wanted, compare_off=compare_off, progress=progress, record_steps=steps)
+        answer = compare(question, wanted, compare_off=compared, progress=progress, record_steps=steps)
     single = answer.points[0] if not wanted else None
     if out is not None:
         _write(out, answer, single)

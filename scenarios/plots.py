@@ -101,7 +101,7 @@ def write_figure(figure: Any, path: Path) -> None:
     try:
         with written(path) as partial:
             if path.suffix in IMAGES:
-                figure.write_image(partial)
+                figure.write_image(partial, format=path.suffix[1:])
             else:
                 figure.write_html(partial, include_plotlyjs=True)
     except (ValueError, RuntimeError) as error:

@@ -115,7 +115,7 @@ class ResultStore:
             pq.write_table(table, partial, compression="zstd")
 
     def _files(self) -> list[Path]:
-        return sorted((self.folder / RESULTS).glob("[!.]*.parquet"))
+        return sorted((self.folder / RESULTS).glob("*.parquet"))
 
     def _tables(self) -> list[pa.Table]:
         import pyarrow as pa

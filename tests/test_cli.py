@@ -13,21 +13,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 import draftcast
-from draftcast.errors import InputError
-from draftcast.scenarios import cli, saturation
+from draftcast.scenarios import cli, verdict
 from draftcast.scenarios import simulate as simulate_module
+from draftcast.scenarios.capacity import Capacity
 from draftcast.scenarios.comparison import compare
 from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.report import capacity_line, cutover_line, show
+from draftcast.scenarios.report import ENGINE, capacity_line, cutover_line, show
 from draftcast.scenarios.run_directory import make_manifest, read_run_directory
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.simulate import RunResult
+from draftcast.scenarios.simulate import RunResult, State
 from draftcast.sim.statistics import Estimate
 
 RATE = "workload.arrivals.request_rate_rps"
@@ -151,35 +150,42 @@ def pretend(scenario: Scenario, *, progress: Any = None, record_steps: bool = Fa
     if progress is not None:
         progress(1.0)
     met = None if scenario.slo is None else latency * 1e3 < (scenario.slo.e2el_ms or 0)
-    settled = rate <= 28
+    state: State = "steady" if rate <= 28 else "not settled" if rate <= 30 else "overloaded"
     return RunResult(
         summary={
             "mean_e2el_s": latency,
-            "stability": {"steady": settled, "largest_stable_rate_rps": 30.0},
             "slo_asked": scenario.slo is not None,
+            "engine": {key: 1.0 for _, key, _ in ENGINE},
         },
         requests=pd.DataFrame({"request": [0], "finish_s": [latency]}),
         steps=pd.DataFrame({"start_s": [0.0]}) if record_steps else None,
         manifest=make_manifest(scenario, "0"),
-        unstable=rate > 30,
-        slo_met=met if settled or rate > 30 else None,
+        state=state,
+        slo_met=met if state != "not settled" else None,
         replications=figures,
+        is_warm=False,  # so that the capacity is asked for
     )
 
 
+def around(mean: float, half_width: float) -> Capacity:
+    """With this interval: Student's t of two replications is 12.706 standard errors, half of what lies between them."""
+    return Capacity((mean - half_width / 12.706, mean + half_width / 12.706))
+
+
 def stand_in(
-    monkeypatch: pytest.MonkeyPatch, run: Any = pretend, capacities: dict[bool, Estimate] | None = None
+    monkeypatch: pytest.MonkeyPatch, run: Any = pretend, capacities: dict[bool, Capacity] | None = None
 ) -> None:
-    """Let ``run`` stand in for the simulator, and ``capacities`` (by speculation on or off) for a saturated run."""
+    """Let ``run`` stand in for the simulator, and ``capacities`` (by speculation on or off) for saturated runs."""
+    known = capacities or dict.fromkeys((True, False), around(30.0, 0.1))
 
     def together(scenarios: Any, *, progress: Any = None, record_steps: bool = False) -> list[RunResult]:
         return [run(scenario, progress=progress, record_steps=record_steps) for scenario in scenarios]
 
-    def saturated(scenario: Scenario, seen: RunResult, progress: Any = None) -> Estimate | None:
-        return capacities[scenario.speculative_config is not None] if capacities else None
+    def saturated(scenario: Scenario, rate_rps: float, **how: Any) -> Capacity:
+        return known[scenario.speculative_config is not None]
 
     monkeypatch.setattr(simulate_module, "simulate_together", together)
-    monkeypatch.setattr(saturation, "saturated_rate", saturated)
+    monkeypatch.setattr(verdict, "capacity", saturated)
 
 
 @pytest.fixture
@@ -198,9 +204,10 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
         (["--set", f"{RATE}=40", "--set", "slo.e2el_ms=1"], 4),
         (["--set", f"{RATE}=29"], 5),
         (["--set", f"{RATE}=29", "--set", "slo.e2el_ms=50000"], 5),
-        # A table is an answer whatever it shows.
+        (["--compare-off", "--set", f"{RATE}=40"], 4),
+        (["--no-compare-off", "--set", f"{RATE}=40"], 4),
+        # A table of rates is an answer whatever it shows.
         (["--rates", "4,40", "--set", "slo.e2el_ms=1"], 0),
-        (["--compare-off", "--set", f"{RATE}=40"], 0),
     ],
 )
 def test_exit_codes(pretended: CliRunner, arguments: list[str], code: int) -> None:
@@ -208,10 +215,10 @@ def test_exit_codes(pretended: CliRunner, arguments: list[str], code: int) -> No
     assert done.exit_code == code, done.output
 
 
-def test_an_unstable_run_names_the_largest_stable_rate(pretended: CliRunner) -> None:
+def test_an_overloaded_run_names_the_capacity(pretended: CliRunner) -> None:
     done = pretended.invoke(cli.app, ["simulate", "default", "--set", f"{RATE}=40"])
-    assert "UNSTABLE" in done.stdout
-    assert "30 req/s" in done.stdout
+    assert "OVERLOADED" in done.stdout
+    assert "at most 30.00 ±0.10 req/s" in done.stdout
 
 
 def test_a_run_that_is_not_settled_claims_no_objective(pretended: CliRunner) -> None:
@@ -226,7 +233,12 @@ def test_standard_output_is_json_only_when_asked(pretended: CliRunner) -> None:
     assert "no effect on simulated time" in text.stderr
     assert "mean E2E" in text.stdout
     one = pretended.invoke(cli.app, ["simulate", "default", "--json", "--set", f"{SPEC}.revision=main"])
-    assert json.loads(one.stdout)["mean_e2el_s"] == pytest.approx(1.08)
+    found = json.loads(one.stdout)
+    assert found["mean_e2el_s"] == pytest.approx(1.08)
+    assert (found["verdict"], found["off"]["mean_e2el_s"]) == ("pays", pytest.approx(1.4))
+    assert found["advantage"]["mean"] == pytest.approx(1.4 / 1.08, rel=0.02)
+    alone = pretended.invoke(cli.app, ["simulate", "default", "--json", "--no-compare-off"])
+    assert not {"off", "advantage", "verdict"} & set(json.loads(alone.stdout))
     table = pretended.invoke(cli.app, ["simulate", "default", "--json", "--rates", "2,20", "--compare-off"])
     answer = json.loads(table.stdout)
     assert [point["request_rate_rps"] for point in answer["points"]] == [2.0, 20.0]
@@ -254,15 +266,17 @@ def steep(scenario: Scenario, **how: Any) -> RunResult:
         {**row, "mean_e2el_s": row["mean_e2el_s"] / (1.5 - rate / 20) * (1 + 0.002 * (index - 2))}
         for index, row in enumerate(off.replications)
     )
-    return RunResult(result.summary, result.requests, None, result.manifest, rate > 18, None, figures)
+    return dataclasses.replace(result, replications=figures)
 
 
 def test_rates_bracket_the_cutover_and_name_no_value_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, steep)
+    stand_in(monkeypatch, steep, {True: around(18.5, 0.1), False: around(30.0, 0.1)})
     seen: list[float] = []
     answer = compare(load_scenario(), [14, 2, 19, 18, 6, 2], progress=seen.append)
     assert [point.request_rate_rps for point in answer.points] == [2, 6, 14, 18, 19]
-    assert [point.verdict for point in answer.points] == ["pays", "pays", "costs", "costs", "costs (on is overloaded)"]
+    assert [point.word for point in answer.points] == ["pays", "pays", "costs", "costs", "costs"]
+    assert answer.points[-1].verdict is not None
+    assert answer.points[-1].verdict.why == "overloaded with speculation"
     assert answer.cutover is not None
     assert (answer.cutover.kind, answer.cutover.above, answer.cutover.below) == ("crosses", (2, 6), (14, 19))
     assert cutover_line(answer).startswith("Cutover: between 6 and 14 req/s")
@@ -273,8 +287,8 @@ def test_rates_bracket_the_cutover_and_name_no_value_between_them(monkeypatch: p
         "Cutover: none seen; speculation pays at no rate"
     )
     assert compare(load_scenario(), compare_off=False).cutover is None
-    with pytest.raises(InputError, match="no speculation to compare with"):
-        compare(load_scenario(speculative_config="null"), [2])
+    alone = compare(load_scenario(speculative_config="null"), [2]).points[0]
+    assert (alone.verdict, alone.off, alone.word) == (None, None, "steady")
 
 
 @pytest.mark.parametrize(
@@ -298,20 +312,21 @@ def test_what_has_no_steady_state_pays_nothing(
 
 def test_close_to_the_capacity_a_short_run_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     # Every run of the stand-in looks stable, and SD pays at any rate below 20; the capacities know better.
-    capacities = {True: Estimate(10.0, 9.8, 10.2, 0.2, 5), False: Estimate(16.0, 15.8, 16.2, 0.2, 5)}
-    many = pd.DataFrame({"request": np.arange(5000), "finish_s": 1.0})  # a thousand in each of five replications
+    capacities = {True: around(10.0, 0.2), False: around(16.0, 0.2)}
 
     def run(scenario: Scenario, **how: Any) -> RunResult:
-        result = pretend(scenario, **how)
-        return dataclasses.replace(result, requests=many)
+        near = getattr(scenario.workload.arrivals, "request_rate_rps", 0.0) == 9
+        return dataclasses.replace(pretend(scenario, **how), shortfall=0.24 if near else 0.0)
 
     stand_in(monkeypatch, run, capacities)
     answer = compare(load_scenario(), [4, 9, 10, 11, 15.9, 17])
-    verdicts = [point.verdict for point in answer.points]
-    assert verdicts == ["pays", "even", "not settled", "costs (on is overloaded)", "not settled", "overloaded"]
-    # At 9 of 9.8 a latency may still grow by 1.5 x 9 x 1.2 s / 1000 + 2 / (1000 (1 - 9 / 9.8)^2) = 32 %.
-    on = answer.points[1].sides[0]
-    assert on.shortfall(9) == pytest.approx(0.316, abs=0.005)
+    words = [point.word for point in answer.points]
+    assert words == ["pays", "too close to call", "too close to call", "costs", "too close to call", "overloaded"]
+    # At 9 the advantage is 1.27, but with speculation the latency may still grow by 0.24 / (1 - 0.24) = 32 %.
+    assert answer.points[1].advantage is not None
+    assert answer.points[1].advantage.low > 1.2
+    # Inside a capacity's interval there is no ratio.
+    assert [point.advantage is None for point in answer.points] == [False, False, True, True, True, True]
     assert cutover_line(answer).startswith("Cutover: between 4 and 11 req/s")
     assert "10.00 ±0.20 req/s with speculation, 16.00 ±0.20 req/s without" in capacity_line(answer)
     assert answer.summary()["capacity_rps"]["on"].mean == 10.0

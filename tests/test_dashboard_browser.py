@@ -17,8 +17,12 @@ from browser import Browser, Server, missing
 from typer.testing import CliRunner
 
 from draftcast.scenarios import cli
-from draftcast.scenarios.load import load_scenario, scenario_hash
-from draftcast.scenarios.simulate import simulate
+from draftcast.scenarios.capacity import capacity
+from draftcast.scenarios.load import load_scenario, scenario_hash, without_speculation
+from draftcast.scenarios.page_effort import settling_requests
+from draftcast.scenarios.report import load_words
+from draftcast.scenarios.simulate import simulate, simulate_together
+from draftcast.scenarios.verdict import judge
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
 
@@ -110,14 +114,50 @@ def test_bad_query_values_are_named_and_the_page_stands(page: Browser) -> None:
         assert key not in unquote(page.query())
 
 
-def test_overload_shows_the_largest_stable_rate_and_no_percentile(page: Browser) -> None:
+def test_overload_shows_the_capacity_and_no_latency(page: Browser) -> None:
     page.open(query=QUICK | {"workload.num_requests": "1500", "workload.arrivals.request_rate_rps": "400"})
     text = page.text()
-    assert "UNSTABLE" in text
-    assert "the largest stable rate" in text
+    assert "Overloaded at 400 req/s" in text
+    assert "OVERLOADED" in text
+    assert "It completes at most" in text
     tiles = page.tiles()
     assert [tiles[f"p99_{name}_s"] for name in ("ttft", "tpot", "e2el")] == [None, None, None]
-    assert "no steady state" in text
+    assert tiles["tokens_per_s_per_gpu"] is None
+    assert page.script("return document.querySelectorAll('.dc-better, .dc-diff.dc-worse').length") == 0
+
+
+SHARES = (0.05, 0.2, 0.4, 0.6, 0.75, 0.9, 0.97, 1.03, 1.15, 1.5)
+
+
+def test_the_page_says_what_judge_says_from_idle_to_overload(page: Browser) -> None:
+    """At ten loads around the smaller capacity: word, advice, interval and colour."""
+    scenario = load_scenario()
+    both = [capacity(each) for each in (scenario, without_speculation(scenario))]
+    smaller = min(each.estimate.mean for each in both if each is not None)
+    said = []
+    for share in SHARES:
+        rate = f"{share * smaller:.4g}"
+        page.open(query={"workload.arrivals.request_rate_rps": rate})
+        command = shlex.split(page.find("[data-testid=stCode] code").text.replace("\n", " "))
+        changes = [text for flag, text in itertools.pairwise(command) if flag == "--set"]
+        asked = load_scenario("default", overrides=changes)
+        assert asked.workload.num_requests == settling_requests(asked)
+        verdict = judge(asked, *simulate_together([asked, without_speculation(asked)]))
+        shown = page.find(".dc-verdict")
+        assert shown.text == verdict.sentence(load_words(asked))
+        assert shown.get_attribute("data-verdict") == verdict.word
+        assert shown.get_attribute("data-advice") == verdict.advice
+        low = shown.get_attribute("data-low")
+        assert low == (None if verdict.advantage is None else repr(verdict.advantage.low))
+        tone = page.find(".dc-verdict b").get_attribute("class")
+        assert tone == {"pays": "dc-better", "costs": "dc-worse"}.get(verdict.word, "")
+        differences = page.script(
+            "return [...document.querySelectorAll('.dc-diff')].filter(cell => cell.dataset.difference).length"
+        )
+        assert bool(differences) == (verdict.on.has_figures and verdict.off.has_figures)
+        said.append(verdict.word)
+    assert {"pays", "costs", "overloaded"} <= set(said)
+    assert said[-1] == "overloaded"
 
 
 def test_an_infeasible_slo_names_its_tightest_constraint(page: Browser) -> None:
@@ -222,7 +262,7 @@ def test_a_run_compared_with_itself_differs_in_nothing(page: Browser) -> None:
     )
     assert len(cells) >= 12
     assert {float(value) for value, _ in cells} == {0.0}
-    assert all("cannot tell" in text for _, text in cells)
+    assert all("cannot tell" in text or "as offered" in text for _, text in cells)
     assert "No key: the simulated runs ask the same." in page.text()
     assert all(x == 1.0 for x in page.plot("ratios")[0]["x"])
 

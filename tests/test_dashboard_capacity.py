@@ -51,7 +51,7 @@ def gpus(app: AppTest) -> int:
 
 
 def metrics(app: AppTest) -> dict[str, str]:
-    return {each.label: each.value for each in app.metric}
+    return dict(zip([each.label for each in app.metric], told(app.metric), strict=True))
 
 
 def asked(app: AppTest) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def test_prices_rank_and_cost_without_another_run(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(capacity, "plan", None)
     prefix = "control:view.capacity.prices"
     app.number_input(key=f"{prefix}:h100-sxm").set_value(2.5).run()
-    assert "a price is missing: a100-80g" in " ".join(each.value for each in app.caption)
+    assert "a price is missing: a100-80g" in " ".join(told(app.caption))
     app.number_input(key=f"{prefix}:a100-80g").set_value(0.01).run()
     cheap = gpus(app)
     assert ">a100-80g<" in html(app).partition("<tbody>")[2].partition("</td>")[0]
@@ -127,7 +127,7 @@ def test_an_infeasible_slo_says_so_and_names_its_tightest_bound() -> None:
     app = open_page({"slo": '{"ttft_ms": 900.0, "tpot_ms": 1.0, "attainment": 0.9}'})
     assert "data-verdict='infeasible'" in html(app)
     assert not app.metric
-    said = [each.value for each in app.error]
+    said = told(app.error)
     assert any("TPOT within 1 ms is the tightest constraint" in text for text in said), said
     assert asked(app)["feasible"] is False
 
@@ -155,7 +155,7 @@ def test_without_an_slo_the_page_asks_for_one() -> None:
 )
 def test_a_bad_setting_in_a_link_is_named_and_the_page_stands(key: str, value: str, said: str) -> None:
     app = open_page({key: value})
-    (warning,) = [each.value for each in app.warning if each.value.startswith(key)]
+    (warning,) = [text for text in told(app.warning) if text.startswith(key)]
     assert said in warning
     assert gpus(app) >= 1
     assert key not in app.query_params

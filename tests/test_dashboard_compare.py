@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("streamlit")
-from app_pages import SMALL, known, open_page
+from app_pages import SMALL, known, open_page, told
 from bench_results import BENCH, bench_file
 from streamlit.testing.v1 import AppTest
 
@@ -42,7 +42,7 @@ def test_a_run_beside_itself_differs_in_nothing() -> None:
     assert len(known(app).runs) == 1
     found = cells(app)
     assert len(found) >= 10
-    assert {(verdict, float(value)) for _, verdict, value in found} == {("cannot tell", 0.0)}
+    assert {(verdict, float(value)) for _, verdict, value in found} == {("cannot tell", 0.0), ("as offered", 0.0)}
     assert app.query_params["run"] == json.dumps(SMALL)
 
 
@@ -91,11 +91,11 @@ def test_a_live_run_directory_is_taken_whole(alone: sessions.Session, tmp_path: 
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"bench.json": b"{"}, "bench.json: not one JSON object"),
+        ({"bench.json": b"{"}, "bench.json:1: not valid JSON"),
         ({"bench.json": b"{}"}, "input_lens"),
         ({"a.json": b"{}", "b.json": b"{}"}, "give one result of vllm bench serve"),
         ({"manifest.json": b"{}"}, "not the manifest of a live run"),
-        ({"manifest.json": b"["}, "manifest.json: damaged"),
+        ({"manifest.json": b"["}, "manifest.json:1: not valid JSON"),
         ({"bench.json": json.dumps(BENCH | {"ttfts": [0.2, "x", 0.0]}).encode()}, "request 1"),
     ],
 )
@@ -111,11 +111,11 @@ def test_a_bad_measured_run_leaves_nothing(alone: sessions.Session, files: dict[
 def test_a_link_to_a_measured_run_asks_for_it_again() -> None:
     app = open_page(COMPARE | {"measured": "gone.json"})
     assert known(app).measured == ["gone.json"]
-    assert any("Upload gone.json again" in each.value for each in app.error)
+    assert any("Upload gone.json again" in text for text in told(app.error))
     next(button for button in app.button if button.label == "Remove B").click().run()
     assert known(app).measured == []
     bad = open_page(COMPARE | {"measured": "../etc"})
-    assert any(each.value.startswith("measured = '../etc'") for each in bad.warning)
+    assert any(text.startswith("measured = '../etc'") for text in told(bad.warning))
 
 
 def test_another_question_keeps_what_was_kept() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("streamlit")
-from app_pages import known, open_page
+from app_pages import known, open_page, told
 from streamlit.testing.v1 import AppTest
 
 from draftcast.dashboards import session as sessions
@@ -72,7 +72,7 @@ def test_a_metric_that_needs_an_slo_is_offered_with_one() -> None:
     app = open_page(CUTOVER)
     assert "slo_goodput" not in app.selectbox(key=sessions.CUTOVER_METRIC).options
     bad = open_page({**CUTOVER, sessions.CUTOVER_METRIC: "slo_goodput"})
-    assert any(each.value.startswith(sessions.CUTOVER_METRIC) for each in bad.warning)
+    assert any(text.startswith(sessions.CUTOVER_METRIC) for text in told(bad.warning))
 
 
 def test_without_speculation_there_is_nothing_to_look_for() -> None:

@@ -132,7 +132,7 @@ def test_a_cancelled_sweep_goes_on_where_it_was() -> None:
     assert 1 <= stopped.computed < 48
     assert "view.sweep.run" not in app.query_params
     assert any(
-        each.value.startswith(f"Stopped: {stopped.computed} of {stopped.computed} cells") for each in app.caption
+        text.startswith(f"Stopped: {stopped.computed} of {stopped.computed} cells") for text in told(app.caption)
     )
     assert app.button(key="sweep.start").label == "Resume"
     app.button(key="sweep.start").click().run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from app_pages import known, open_page
+from app_pages import known, open_page, told
 
 from draftcast.dashboards.uploads import take_validation
 from draftcast.scenarios.validate.sweep_summary import shipped_summaries
@@ -18,7 +18,7 @@ def test_the_validation_that_ships_is_shown_with_what_it_misses() -> None:
     session = known(app)
     shown = "".join(each.proto.body for each in app.get("html"))
     for name, found in shipped_summaries().items():
-        assert name in [each.value for each in app.subheader]
+        assert name in told(app.subheader)
         assert f"data-held='{found.held}' data-of='{found.of}'" in shown
         for bar in found.verdicts.values():
             assert f"{bar.held} of {bar.of}" in shown
@@ -31,7 +31,7 @@ def test_the_validation_that_ships_is_shown_with_what_it_misses() -> None:
     assert (receipt.good, receipt.text) == (True, "my server.json: Of 1 checks 1 hold and 0 miss their bar.")
     app.run()
     assert not app.exception
-    assert "validation-my_server.json" in [each.value for each in app.subheader]
+    assert "validation-my_server.json" in told(app.subheader)
     refused = take_validation(session, "bad.json", b'{"cells": []}')
     assert not refused.good
     assert refused.text.startswith("bad.json: draftcast_version")

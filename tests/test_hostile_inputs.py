@@ -66,7 +66,7 @@ def calls_of_files(path: Path) -> list[str]:
             found.append(f"{node.lineno} {name}")
         # What is written under a temporary name, and what is read by way of an opened file, is.
         writes = name in ("write_html", "write_image", "to_csv", "to_parquet", "write_table", "savez")
-        if writes and "partial" not in map(ast.unparse, node.args):
+        if writes and not {"partial", "file"} & set(map(ast.unparse, node.args)):
             found.append(f"{node.lineno} {name}")
         if name in ("read_table", "read_parquet", "GzipFile") and isinstance(node.func, ast.Attribute):
             found.append(f"{node.lineno} {name}")

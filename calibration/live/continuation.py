@@ -87,8 +87,8 @@ class Continuation:
         return self.stretch(int(position), tokens + 1)[1:]
 
     def write(self, folder: Path) -> None:
-        with written(folder / CONTINUATION) as partial:
-            np.savez(partial, order=self.order, cycles=self.cycles, vocab_size=self.vocab_size)
+        with written(folder / CONTINUATION) as partial, partial.open("wb") as file:
+            np.savez(file, order=self.order, cycles=self.cycles, vocab_size=self.vocab_size)
 
     @classmethod
     def read(cls, folder: Path) -> Continuation | None:
@@ -156,8 +156,8 @@ class DraftLayout:
         return tuple(float(rate) for rate in reached[1:])
 
     def write(self, folder: Path) -> None:
-        with written(folder / LAYOUT) as partial:
-            np.savez(partial, rates=np.array(self.rates), starts=self.starts)
+        with written(folder / LAYOUT) as partial, partial.open("wb") as file:
+            np.savez(file, rates=np.array(self.rates), starts=self.starts)
 
     @classmethod
     def read(cls, folder: Path) -> DraftLayout | None:

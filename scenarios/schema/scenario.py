@@ -66,8 +66,8 @@ class Policy(Frozen):
 class Statistics(Frozen):
     """Replications with common random numbers.
 
-    ``warmup: auto`` measures the steady state: the warm-up is left out, and load goes on until the last counted request
-    has finished. ``none`` makes the run finite: every request counts, and nothing is said of a steady state.
+    ``warmup: auto`` leaves the calculated warm-up of a steady run out, and load goes on until the last counted request
+    has finished; ``none`` counts every request of a list that ends.
     """
 
     replications: Annotated[int, Field(ge=1, le=1000)] = 5

@@ -7,7 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -94,9 +94,10 @@ def check_number(key: str, value: object, low: float, high: float, allowed: str)
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise ScenarioError(f"must be {allowed}", key=key, value=value)
     # Compared before it is converted: an integer may be larger than any float.
-    if not low <= value <= high or not abs(value) <= sys.float_info.max:
+    number: Any = value
+    if not low <= number <= high or not abs(number) <= sys.float_info.max:
         raise ScenarioError(f"must be {allowed}", key=key, value=value)
-    return float(value)
+    return float(number)
 
 
 def check_drafts(k: int, known: int = MAX_K, source: str = "one round") -> int:

@@ -35,6 +35,7 @@ from draftcast.sim.engine.state import (
     Engine,
     EngineSettings,
     PolicyArrays,
+    aligned_zeros,
 )
 from draftcast.sim.engine.step import advance
 from draftcast.sim.itl_histogram import ITL_BINS, ITL_SEGMENTS, segment_of
@@ -50,7 +51,7 @@ Decide = Callable[[Engine], None]
 def request_rows(table: RequestTable) -> Array:
     """The engine's mutable request rows (``REQUEST[n]``) for a table; extra requests have a segment of their own."""
     n = len(table)
-    rows = np.zeros(n, REQUEST)
+    rows = aligned_zeros(n, REQUEST)
     rows["prompt"] = table.prompt_tokens
     rows["max_tokens"] = table.output_tokens
     rows["tokens"] = table.prompt_tokens
@@ -167,7 +168,7 @@ class Replica:
             queue=np.zeros(n, np.uint32),
             arrivals=np.zeros(n, np.uint32),
             batch=np.zeros(2, BATCH),
-            entries=np.zeros((2, seqs), ENTRY),
+            entries=aligned_zeros(2 * seqs, ENTRY).reshape(2, seqs),
             skipped=np.zeros(seqs + 8, np.uint32),
             block_table=np.zeros((seqs, width), np.uint32),
             free_table=np.zeros(seqs, np.int32),

@@ -186,14 +186,13 @@ def check_new(path: str | Path) -> None:
 def written(path: str | Path, kind: type[DraftcastError] = InputError) -> Iterator[Path]:
     """A temporary name beside ``path`` for the block to write; moved there, and on disk, when the block ends.
 
-    The name keeps the suffix, which some writers choose a format by. When anything fails the temporary file is
-    removed, and an older file at ``path`` stays as it is.
+    When anything fails the temporary file is removed, and an older file at ``path`` stays as it is.
 
     Raises:
         kind: `check_output`, or the disk refuses.
     """
     target = check_output(path, kind)
-    partial = target.with_name(f".{uuid.uuid4().hex}.tmp{target.suffix[:20]}")
+    partial = target.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
         yield partial
         with partial.open("rb") as file:
@@ -233,7 +232,7 @@ def without_secrets(command: Sequence[str]) -> list[str]:
 
 def is_partial(path: Path) -> bool:
     """Whether a file is what `written` has not moved to its place yet, or could not when it was killed."""
-    return re.fullmatch(r"\.[0-9a-f]{32}\.tmp(\..*)?", path.name) is not None
+    return re.fullmatch(r"\.[0-9a-f]{32}\.tmp", path.name) is not None
 
 
 def is_inside(name: str) -> bool:

@@ -1,0 +1,80 @@
+"""Do all surfaces give the same word at a load, is no word wrong, and does every load away from the cutover get one?
+
+``python benchmarks/verdicts.py`` asks 50 loads from 5 to 150 % of the smaller capacity: what ``simulate``,
+``recommend`` and ``cutover`` say at the scenario's own effort, what the page says at its own, and beside them runs of
+60,000 requests. Prints a row a load, then what differs, what is wrong and what is undecided further than 5 % from the
+cutover, then one JSON line. ``--loads N`` asks fewer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import numpy as np
+
+from draftcast import load_scenario
+from draftcast.scenarios.capacity import capacity
+from draftcast.scenarios.comparison import compare
+from draftcast.scenarios.cutover import cutover
+from draftcast.scenarios.load import with_rate, with_values, without_speculation
+from draftcast.scenarios.page_effort import page_effort
+from draftcast.scenarios.recommend import recommend
+from draftcast.scenarios.schema import Scenario
+
+LONG = {"workload.num_requests": 60_000, "statistics.seed": 7_000_000}
+DECIDED = ("pays", "costs", "overloaded")
+NEAR = 0.05
+
+
+def word(scenario: Scenario) -> str:
+    """What ``simulate`` says."""
+    return compare(scenario).points[0].word
+
+
+def recommended(scenario: Scenario) -> str:
+    """What ``recommend`` says of the scenario's own setting."""
+    spec = scenario.speculative_config
+    assert spec is not None
+    answer = recommend(scenario, max_k=spec.k)
+    label = f"{scenario.method} k={spec.k}"
+    return next(each.verdicts[0].word for each in answer.outcomes if each.candidate.label == label)
+
+
+def main() -> None:
+    """Every load."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--loads", type=int, default=50)
+    count = parser.parse_args().loads
+    scenario = load_scenario("default")
+    both = [capacity(each) for each in (scenario, without_speculation(scenario))]
+    smaller = min(each.estimate.mean for each in both if each is not None)
+    crossing = cutover(scenario)[0].crossing
+    print(f"cutover: {crossing.low:.2f} to {crossing.high:.2f} req/s ({crossing.kind})", flush=True)
+    differ, wrong, undecided, rows = [], [], [], []
+    for rate in np.linspace(0.05, 1.5, count) * smaller:
+        asked = with_rate(scenario, float(rate))
+        words = {"simulate": word(asked), "recommend": recommended(asked)}
+        page = word(with_values(asked, page_effort(asked)))
+        truth = word(with_values(asked, LONG))
+        if crossing.kind == "crosses" and not crossing.low <= rate <= crossing.high:
+            side = "pays" if (rate < crossing.low) == crossing.falls else "costs"
+            words["cutover"] = "overloaded" if words["simulate"] == "overloaded" and side == "costs" else side
+        if len(set(words.values())) > 1:
+            differ.append((rate, words))
+        said = {*words.values(), page}
+        wrong += [(rate, each, truth) for each in said if each in DECIDED and truth in DECIDED and each != truth]
+        away = not crossing.low * (1 - NEAR) <= rate <= crossing.high * (1 + NEAR)
+        undecided += [(rate, each) for each in said if each not in DECIDED and away]
+        rows.append({"rate_rps": float(rate), **words, "page": page, "long": truth})
+        print(f"{rate:7.2f} req/s  {words}  page: {page}  60,000 requests: {truth}", flush=True)
+    print(
+        f"{len(differ)} loads with different words, {len(wrong)} wrong words, {len(undecided)} undecided away from it"
+    )
+    for each in (*differ, *wrong, *undecided):
+        print(" ", each)
+    print(json.dumps({"differ": len(differ), "wrong": len(wrong), "undecided": len(undecided), "loads": rows}))
+
+
+if __name__ == "__main__":
+    main()
