@@ -22,18 +22,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from closed_form_crossing import closed_form, easy
 
+from draftcast.scenarios.capacity import capacity
 from draftcast.scenarios.cutover import CUTOVER_METRICS, cutover
 from draftcast.scenarios.cutover_answer import Cutover
 from draftcast.scenarios.cutover_axis import AXES
-from draftcast.scenarios.cutover_estimate import Fluid
 from draftcast.scenarios.cutover_report import detail_lines, headline
 from draftcast.scenarios.load import load_scenario, with_rate, with_values, without_speculation
 from draftcast.scenarios.plan import Price
-from draftcast.scenarios.saturation import saturated_rates
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import simulate
 from draftcast.sim.stability import shortfall
-from draftcast.sim.statistics import replication_interval
 
 BAR_S = 10.0
 SLO_TPOT_MS = 20.0
@@ -108,22 +106,17 @@ def short_runs() -> None:
     """
     print(f"{'':>16}{'rho':>7}{'requests':>10}{'falls short by':>16}{'bound':>8}")
     for name, scenario in (("with", load_scenario()), ("without", without_speculation(load_scenario()))):
-        capacity = replication_interval(_saturated(scenario), scenario.statistics.confidence)
+        found = capacity(scenario)
+        assert found is not None
+        most = found.estimate
         for rho in (0.9, 0.95, 0.983):
-            rate = rho * capacity.mean
+            rate = rho * most.mean
             rated = with_rate(scenario, rate)
             long_s = _latency_s(rated, 400_000, 1)
             for requests in (1000, 6000, 24_000):
                 missing = long_s / _latency_s(rated, requests, max(5, 60_000 // requests)) - 1
-                bound = shortfall(requests, rate * long_s, rate / capacity.low)
+                bound = shortfall(requests, rate * long_s, rate / most.low)
                 print(f"{name:>16}{rho:>7}{requests:>10,}{missing:>16.1%}{bound:>8.1%}", flush=True)
-
-
-def _saturated(scenario: Scenario) -> list[float]:
-    fluid = Fluid.of(scenario)
-    rates = saturated_rates(scenario, fluid.slots, None, fluid.deployment)
-    assert rates is not None
-    return list(rates)
 
 
 def _latency_s(scenario: Scenario, requests: int, replications: int) -> float:

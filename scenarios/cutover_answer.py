@@ -88,12 +88,12 @@ class Cutover:
 
     @property
     def surely_pays(self) -> tuple[float, float] | None:
-        """First and last x at which speculation surely pays."""
+        """First and last x at which speculation is significantly better."""
         return self._span(1)
 
     @property
     def surely_costs(self) -> tuple[float, float] | None:
-        """First and last x at which speculation surely costs."""
+        """First and last x at which speculation is significantly worse."""
         return self._span(-1)
 
     def _span(self, sign: int) -> tuple[float, float] | None:

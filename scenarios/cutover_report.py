@@ -47,8 +47,10 @@ def _said(answer: Cutover) -> str:
         return f"{answer.verdict} {_reach(answer, seen)}{where}{_untold(answer)}."
     if answer.verdict == "no difference":
         return f"makes no difference {seen} (less than half a per cent){_untold(answer)}."
-    spans = ((answer.surely_pays, "pays"), (answer.surely_costs, "costs"))
-    sure = [f"surely {word} {_span(span)} {unit}" for span, word in spans if span is not None]
+    better, worse = ("faster", "slower") if answer.metric.less_is_better else ("better", "worse")
+    spans = ((answer.surely_pays, better), (answer.surely_costs, worse))
+    level = f"{crossing.confidence:.0%} interval"
+    sure = [f"significantly {word} ({level}) {_span(span)} {unit}" for span, word in spans if span is not None]
     if answer.verdict == "more than once":
         return f"crosses more than once: {', '.join(sure)}, alternating."
     unsure = [p.x for p in answer.probes if not p.sign(crossing.confidence)]
@@ -186,7 +188,9 @@ def _compared(answer: Cutover) -> tuple[str, float]:
 
 
 def _remark(probe: Probe, confidence: float) -> str:
-    word = {1: "pays", -1: "costs"}.get(probe.sign(confidence), "even" if probe.is_even(confidence) else "undecided")
+    word = {1: "pays", -1: "costs"}.get(
+        probe.sign(confidence), "no difference" if probe.is_even(confidence) else "undecided"
+    )
     return f"{word} ({probe.note})" if probe.note else word
 
 
@@ -211,7 +215,7 @@ def map_table(found: SpeedupMap) -> Table:
 
 
 def cell_text(probe: Probe, confidence: float) -> str:
-    """The advantage, * where it is surely not 1; the verdict alone where a side is overloaded."""
+    """The advantage, * where its interval excludes 1; the verdict alone where a side is overloaded."""
     advantage, sign = probe.advantage(confidence), probe.sign(confidence)
     if advantage is None:
         return {1: "pays*", -1: "costs*"}.get(sign, "?")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftcast.errors import InputError
 from draftcast.files import check_output, written
-from draftcast.scenarios.comparison import LATENCY, TOKENS, Comparison, Point
+from draftcast.scenarios.comparison import LATENCY, TOKENS, Comparison
 from draftcast.scenarios.report import cutover_line, title
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def comparison_figure(comparison: Comparison) -> Any:
     )
     rates = [p.request_rate_rps for p in points]
     advantages = [p.advantage for p in points]
-    settled = [p.states == ("steady", "steady") for p in points]
-    _band(figure, rates, advantages, settled, ON, "advantage", row=1, col=1)
+    _band(figure, rates, advantages, ON, "advantage", row=1, col=1)
     figure.add_hline(y=1.0, line={"color": BREAK_EVEN, "dash": "dash", "width": 1.5}, row=1, col=1)
     cut = comparison.cutover
     if cut is not None and cut.kind == "crosses":
@@ -49,9 +48,8 @@ def comparison_figure(comparison: Comparison) -> Any:
         figure.add_vrect(**ends, fillcolor=BREAK_EVEN, opacity=0.15, line_width=0, label=label, row=1, col=1)
     for col, key in ((1, LATENCY), (2, TOKENS)):
         for side, (which, colour) in enumerate((("on", ON), ("off", OFF))):
-            settled = [p.states[side] == "steady" for p in points]
-            name = f"SD {which}"
-            _band(figure, rates, _figures(points, which, key), settled, colour, name, row=2, col=col, legend=col == 1)
+            shown = [p.figures(which).get(key) if p.states[side] in ("steady", "finite") else None for p in points]
+            _band(figure, rates, shown, colour, f"SD {which}", row=2, col=col, legend=col == 1)
     figure.update_xaxes(title_text="request rate, req/s")
     figure.update_layout(
         template="plotly_white",
@@ -111,15 +109,10 @@ def write_figure(figure: Any, path: Path) -> None:
         raise InputError(f"cannot be drawn, take .html: {first}", file=str(path)) from None
 
 
-def _figures(points: list[Point], which: str, key: str) -> list[Estimate | None]:
-    return [point.figures(which).get(key) for point in points]
-
-
 def _band(
     figure: Any,
     x: list[float | None],
     values: list[Estimate | None],
-    settled: list[bool],
     colour: str,
     name: str,
     *,
@@ -127,23 +120,20 @@ def _band(
     col: int,
     legend: bool = False,
 ) -> None:
-    """A line of means with error bars that reach to the interval's ends; open markers without a steady state."""
+    """A line of means with error bars that reach to the interval's ends; nothing where there are no figures."""
     import plotly.graph_objects as go
 
-    for steady in (True, False):
-        shown = [value if is_steady == steady else None for value, is_steady in zip(values, settled, strict=True)]
-        halves = [v.half_width if v is not None and math.isfinite(v.half_width) else 0.0 for v in shown]
-        figure.add_trace(
-            go.Scatter(
-                x=x,
-                y=[value.mean if value is not None else None for value in shown],
-                error_y={"type": "data", "array": halves, "thickness": 1.5, "width": 4},
-                mode="lines+markers" if steady else "markers",
-                marker={"symbol": "circle" if steady else "circle-open"},
-                line={"color": colour, "width": 2.5},
-                name=name if steady else f"{name}, no steady state",
-                showlegend=legend,
-            ),
-            row=row,
-            col=col,
-        )
+    halves = [v.half_width if v is not None and math.isfinite(v.half_width) else 0.0 for v in values]
+    figure.add_trace(
+        go.Scatter(
+            x=x,
+            y=[value.mean if value is not None else None for value in values],
+            error_y={"type": "data", "array": halves, "thickness": 1.5, "width": 4},
+            mode="lines+markers",
+            line={"color": colour, "width": 2.5},
+            name=name,
+            showlegend=legend,
+        ),
+        row=row,
+        col=col,
+    )

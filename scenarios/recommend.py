@@ -128,7 +128,9 @@ class Recommendation:
                     load.label: verdict.word for load, verdict in zip(self.loads, outcome.verdicts, strict=True)
                 },
                 "figures": {
-                    load.label: verdict.on.run.summary["figures"] if verdict.on.run is not None else None
+                    load.label: verdict.on.run.summary["figures"]
+                    if verdict.on.run is not None and verdict.on.has_figures
+                    else None
                     for load, verdict in zip(self.loads, outcome.verdicts, strict=True)
                 },
             }

@@ -74,10 +74,12 @@ def remark(answer: Recommendation, outcome: Outcome) -> str:
     words = []
     if outcome is answer.chosen:
         words.append("recommended")
-    if outcome.overloaded and len(answer.loads) == 1:
-        words.append("overloaded")
+    if len(answer.loads) == 1 and not outcome.verdicts[0].on.has_figures:
+        words.append(outcome.verdicts[0].on.state)
+    elif len(answer.loads) == 1 and outcome.gain is None:
+        words.append(outcome.verdicts[0].why)
     elif outcome.overloaded:
         words.append(f"overloaded at {outcome.overloaded} loads")
     elif outcome.gain is None and outcome.candidate.label != OFF:
-        words.append("no steady state to compare")
+        words.append("no load at which all that keep up have figures")
     return ", ".join(words)

@@ -120,7 +120,7 @@ def cutover_line(comparison: Comparison) -> str:
         rises = "" if cut.falls else "; speculation costs below, pays above"
         text = f"Cutover: between {first:g} and {last:g} req/s ({level} at each rate){rises}."
     elif above is not None and below is not None:
-        text = "Cutover: not one; along the rates speculation surely pays and surely costs in turn."
+        text = "Cutover: not one; along the rates speculation is significantly faster and significantly slower in turn."
     elif above is not None:
         every = "at every rate looked at" if above[1] == rated[-1][0] else "at every rate that can be compared"
         text = f"Cutover: none seen; speculation pays {every}, up to {above[1]:g} req/s ({level} at each)."

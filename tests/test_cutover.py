@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -22,12 +23,13 @@ from draftcast.scenarios.cutover import cutover
 from draftcast.scenarios.cutover_answer import Cutover
 from draftcast.scenarios.cutover_axis import axis_named
 from draftcast.scenarios.cutover_map import speedup_map
-from draftcast.scenarios.cutover_report import contour_lines, detail_lines, headline, number
+from draftcast.scenarios.cutover_report import contour_lines, detail_lines, headline, number, points_table
 from draftcast.scenarios.limits import Limit
 from draftcast.scenarios.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.plan import Price
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import serve, simulate_together
+from draftcast.sim.crossing import Crossing, Probe
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "cutover.md"
 run = CliRunner().invoke
@@ -387,3 +389,18 @@ def test_the_examples_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_numbers_are_shown_to_what_they_mean() -> None:
     assert [number(x) for x in (0.4123, 8.254, 66.12, 70.0, 1234.4)] == ["0.412", "8.25", "66.1", "70", "1,234"]
     assert math.isclose(closed_form(), 18.9, abs_tol=1.0)
+
+
+def test_more_than_one_crossing_says_where_it_is_significant(found: Cutover) -> None:
+    def near(x: float, advantage: float) -> Probe:
+        return Probe(x, (advantage, 1.001 * advantage), (1.0, 1.0))
+
+    probes = (near(4, 1.2), near(8, 0.8), near(12, 1.2))
+    crossing = Crossing("more than once", math.nan, math.nan, math.nan, 0.95)
+    words = headline(dataclasses.replace(found, crossing=crossing, probes=probes))
+    assert words == (
+        "ngram k=3: crosses more than once: significantly faster (95% interval) from 4 to 12 clients, "
+        "significantly slower (95% interval) at 8 clients, alternating."
+    )
+    even = dataclasses.replace(found, probes=(near(4, 1.0),), looks=found.looks[:1])
+    assert [list(column.cells) for column in points_table(even).columns][-1] == ["no difference"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from draftcast.scenarios.live_modes import SweepPlan, modes_of
 from draftcast.scenarios.load import load_scenario, with_values
 from draftcast.scenarios.plan import plan
 from draftcast.scenarios.recommend import Load, Recommendation, best_schedule, candidates, recommend, traffic_of
-from draftcast.scenarios.recommend_report import answer_line, paste_lines
+from draftcast.scenarios.recommend_report import answer_line, paste_lines, remark
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import simulate
 from draftcast.scenarios.steady_step import token_seconds
+from draftcast.scenarios.verdict import METRICS, Position, Side, Word, decide
 
 RATE = "workload.arrivals.request_rate_rps"
 SMALL = ("workload.num_requests=400", "statistics.replications=3")
@@ -243,3 +245,23 @@ def test_bad_options_are_one_line(arguments: list[str], part: str) -> None:
     done = CliRunner().invoke(cli.app, ["recommend", "default", *arguments])
     assert isinstance(done.exception, InputError)
     assert part in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("on", "off", "word", "said"),
+    [
+        ("above", "below", "costs", "overloaded"),
+        ("at", "below", "too close to call", "at capacity"),
+        ("below", "above", "pays", "overloaded without speculation"),
+    ],
+)
+def test_why_a_setting_has_no_gain_is_said(
+    paying: Recommendation, on: Position, off: Position, word: Word, said: str
+) -> None:
+    run = paying.outcomes[-1].verdicts[0].on.run
+    verdict = decide(METRICS["e2e"], Side(run, on), Side(run, off), 0.95)
+    assert verdict.word == word
+    other = dataclasses.replace(paying.outcomes[-1], verdicts=(verdict,), gain=None, logs=())
+    assert remark(paying, other) == said
+    figures = dataclasses.replace(paying, outcomes=(other,)).summary()["candidates"][0]["figures"]
+    assert (figures == {"as given": None}) == (on != "below")
