@@ -91,11 +91,11 @@ def test_a_live_run_directory_is_taken_whole(alone: sessions.Session, tmp_path: 
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"bench.json": b"{"}, "bench.json: not one JSON object"),
+        ({"bench.json": b"{"}, "bench.json:1: not valid JSON"),
         ({"bench.json": b"{}"}, "input_lens"),
         ({"a.json": b"{}", "b.json": b"{}"}, "give one result of vllm bench serve"),
         ({"manifest.json": b"{}"}, "not the manifest of a live run"),
-        ({"manifest.json": b"["}, "manifest.json: damaged"),
+        ({"manifest.json": b"["}, "manifest.json:1: not valid JSON"),
         ({"bench.json": json.dumps(BENCH | {"ttfts": [0.2, "x", 0.0]}).encode()}, "request 1"),
     ],
 )
