@@ -113,7 +113,7 @@ def test_an_option_reaches_its_source_or_is_refused(
         ),
         (["--import", "vidur", "x", "--out", "y", "--tp", "1", "--tp", "2"], "--tp: '1 2': only one with --import"),
         (["--engine-log", "a", "--model", "x", "--model", "y"], "--model: 'x y': only one with --engine-log"),
-        (["--engine-log", "no-such-file"], "no-such-file: cannot be read"),
+        (["--engine-log", "no-such-file"], "no-such-file: no such file"),
         (["--engine-log", "a", "--out", "b", "--model", "m"], "--hardware: required with --out"),
         (["--engine-log", "a", "--out", "b", "--hardware", "h100-sxm"], "--model: required with --out"),
     ],
