@@ -72,8 +72,9 @@ def _import_policy(path: str) -> type[Policy]:
         else:
             module = importlib.import_module(module_name)
     except Exception as error:  # whatever the module does when it is run
-        message = f"cannot be imported: {type(error).__name__}: {error}"
-        raise ScenarioError(message, key="policy.name", value=path) from error
+        plain = isinstance(error, ImportError | OSError | SyntaxError)
+        reason = str(error) if plain else f"{type(error).__name__}: {error}"
+        raise ScenarioError(f"cannot be imported: {reason}", key="policy.name", value=path) from error
     found = getattr(module, class_name, None)
     if not isinstance(found, type) or not issubclass(found, Policy):
         raise ScenarioError(f"{class_name!r} is not a draftcast.sim.Policy in it", key="policy.name", value=path)
