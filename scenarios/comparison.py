@@ -74,8 +74,9 @@ class Point:
         return paired_advantage(METRICS["token_goodput"], self.verdict.on, self.verdict.off, self.confidence)
 
     def figures(self, which: str) -> dict[str, Estimate]:
-        """Every figure with its interval; ``which`` is ``on`` or ``off``."""
-        return estimates(self.off if which == "off" and self.off is not None else self.on, self.confidence)
+        """Every figure of a side (``on`` or ``off``) with its interval; none where they do not hold for the load."""
+        found = self.own if which == "on" or self.verdict is None else self.verdict.off
+        return summarise(found.run.replications, self.confidence) if found.run and found.has_figures else {}
 
     def capacity(self, which: str) -> Estimate | None:
         """Requests per second when saturated, where it was simulated."""
@@ -129,11 +130,6 @@ class Comparison:
             for which in ("on", "off") if point.verdict is not None else ("on",):
                 known[which] = point.capacity(which) or known[which]
         return known
-
-
-def estimates(result: RunResult, confidence: float) -> dict[str, Estimate]:
-    """Interval of every figure of a run across its replications."""
-    return summarise(result.replications, confidence)
 
 
 def compare(

@@ -47,8 +47,8 @@ def comparison_figure(comparison: Comparison) -> Any:
         ends = dict(zip(("x0", "x1"), cut.gap, strict=True))
         figure.add_vrect(**ends, fillcolor=BREAK_EVEN, opacity=0.15, line_width=0, label=label, row=1, col=1)
     for col, key in ((1, LATENCY), (2, TOKENS)):
-        for side, (which, colour) in enumerate((("on", ON), ("off", OFF))):
-            shown = [p.figures(which).get(key) if p.states[side] in ("steady", "finite") else None for p in points]
+        for which, colour in (("on", ON), ("off", OFF)):
+            shown = [p.figures(which).get(key) for p in points]
             _band(figure, rates, shown, colour, f"SD {which}", row=2, col=col, legend=col == 1)
     figure.update_xaxes(title_text="request rate, req/s")
     figure.update_layout(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from draftcast.scenarios.comparison import Comparison, Point, estimates
+from draftcast.scenarios.comparison import Comparison, Point
 from draftcast.scenarios.schema import Scenario
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def title(scenario: Scenario, *, with_policy: bool = True) -> str:
 def run_table(scenario: Scenario, point: Point) -> Table:
     """The figures of one load and where the time went; beside them, when compared, those without speculation."""
     confidence = scenario.statistics.confidence
-    columns: list[Mapping[str, Estimate]] = [estimates(run, confidence) for run in point.runs]
+    columns: list[Mapping[str, Estimate]] = [point.figures(which) for which in ("on", "off")[: len(point.runs)]]
     table = Table(title=title(scenario), title_justify="left")
     table.add_column("figure")
     for name in ("with speculation", "without") if len(columns) > 1 else ("",):

@@ -1,4 +1,4 @@
-"""Intervals, warm-up truncation and trend tests for simulation output.
+"""Intervals and trend tests for simulation output.
 
 Knows numbers only, not requests or engines; a replication is one independent run (its own seed), and paired values come
 from runs that share their random streams (common random numbers). scipy is imported inside the functions that need it,
@@ -21,11 +21,9 @@ from draftcast.errors import InputError
 __all__ = [
     "Estimate",
     "Trend",
-    "Truncation",
     "batch_means_interval",
     "lag1_autocorrelation",
     "mann_kendall",
-    "mser5",
     "paired_difference",
     "paired_ratio",
     "replication_interval",
@@ -35,8 +33,6 @@ __all__ = [
 
 FloatArray = npt.NDArray[np.float64]
 Values = Sequence[float] | FloatArray
-
-MSER_BATCH = 5
 
 
 @dataclass(frozen=True)
@@ -182,35 +178,6 @@ def lag1_autocorrelation(values: Values) -> float:
     centred = array - array.mean() if array.size else array
     power = float(centred @ centred)
     return float(centred[1:] @ centred[:-1]) / power if array.size >= 3 and power > 0 else math.nan
-
-
-class Truncation(NamedTuple):
-    """Where MSER cuts a series."""
-
-    cut: int  # values to discard from the front, a multiple of the batch size
-    reliable: bool  # False when the best cut is the last one searched: the run is too short to tell
-
-
-def mser5(values: Values) -> Truncation:
-    """Warm-up length of a series by MSER-5 (White 1997, "An effective truncation heuristic for bias reduction").
-
-    Means of batches of 5 values; the cut d minimises ``sum((Y_i - mean)^2) / (m - d)^2`` over the m - d batches kept,
-    d searched over the first half (a minimum at the edge of the search means that the transient may not be over:
-    White, Cobb and Spratt 2000). O(n). Fewer than 4 batches: no cut, unreliable.
-    """
-    array = np.asarray(values, dtype=np.float64)
-    m = array.size // MSER_BATCH
-    if m < 4:
-        return Truncation(0, False)
-    means = array[: m * MSER_BATCH].reshape(m, MSER_BATCH).mean(axis=1)
-    # Centring on the mean keeps the difference of the two running sums from losing digits.
-    backwards = (means - means.mean())[::-1]
-    kept = np.arange(1, m + 1)
-    total, squares = np.cumsum(backwards), np.cumsum(backwards * backwards)
-    score = (np.maximum(squares - total * total / kept, 0.0) / (kept * kept))[::-1]
-    last = m // 2
-    best = int(np.argmin(score[: last + 1]))
-    return Truncation(best * MSER_BATCH, best < last)
 
 
 class Trend(NamedTuple):

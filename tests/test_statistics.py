@@ -14,7 +14,6 @@ from draftcast.sim.statistics import (
     batch_means_interval,
     lag1_autocorrelation,
     mann_kendall,
-    mser5,
     paired_difference,
     paired_ratio,
     replication_interval,
@@ -135,30 +134,6 @@ def test_paired_ratio_by_hand() -> None:
         paired_ratio([1, 2], [1, -1])
     with pytest.raises(InputError, match="equal counts"):
         paired_ratio([1, 2], [1])
-
-
-def test_mser5_known_step() -> None:
-    # 100 values of a ramp down, then noise: cut at the ramp's end, to a batch.
-    rng = np.random.default_rng(2)
-    series = np.concatenate([np.linspace(50, 10, 100), 10 + rng.normal(0, 0.5, 900)])
-    cut, reliable = mser5(series)
-    assert 90 <= cut <= 110
-    assert cut % 5 == 0
-    assert reliable
-
-
-def test_mser5_matches_its_definition() -> None:
-    rng = np.random.default_rng(4)
-    series = rng.normal(0, 1, 203) + 4 * np.exp(-np.arange(203) / 20)
-    means = series[:200].reshape(40, 5).mean(axis=1)
-    scores = [means[d:].var() / (40 - d) for d in range(21)]
-    assert mser5(series).cut == 5 * int(np.argmin(scores))
-
-
-def test_mser5_edges() -> None:
-    assert mser5([1.0] * 200) == (0, True)
-    assert mser5(np.arange(10.0)) == (0, False)  # too short
-    assert mser5(np.arange(400.0)) == (200, False)  # never settles: the last cut searched
 
 
 def test_mann_kendall() -> None:
