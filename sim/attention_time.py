@@ -72,7 +72,8 @@ def log_sizes(grids: FloatArray, kv: float, rows: float, seqs: float) -> Logs:
     """
     if grids.size == 0:
         return 0.0, 0.0, 0.0
-    return math.log(kv), math.log(rows), math.log(max(seqs, 1.0))
+    log_rows = math.log(rows)
+    return math.log(kv), log_rows, log_rows if rows == seqs else math.log(max(seqs, 1.0))
 
 
 @njit(cache=True, error_model="numpy", forceinline=True)

@@ -63,7 +63,13 @@ O_PREFILL = 4  # the part of O_TARGET that would not be there without prefill ro
 O_ORIGIN_MEASURED = 5  # O_DRAFT + O_TARGET + O_SAMPLE by origin
 O_ORIGIN_INTERPOLATED = 6
 O_ORIGIN_EXTRAPOLATED = 7
-N_OUT = 8
+N_TIMES = 8
+# What the attention of prefill rows took, in the target and in either kind of the draft's layers: parts of the above,
+# and most of what a step's time takes to compute.
+O_PREFILL_ATTENTION = 8
+O_DRAFT_PREFILL_ATTENTION = 9
+O_DRAFT_PREFILL_WINDOW_ATTENTION = 10
+N_OUT = 11
 
 # Scalars of a StepCost.
 P_AFFINE = 0  # 1: whole-step affine fit, 0: roofline
@@ -139,9 +145,9 @@ class StepCost(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """The vectors of one call, together so that they can be borrowed (`borrowed` takes tuples of mixed types)."""
+    """What one call is about, together so that it can be borrowed (`borrowed` takes tuples of mixed types)."""
 
-    rows: float
+    new_prefill: bool  # False: the prefill rows are those of the call before
     f: FloatArray
     out: FloatArray
 
@@ -207,7 +213,9 @@ def _at_least(seconds: float, rows: float, launch_s: float, times: float, p: Flo
 
 
 @njit(cache=True, error_model="numpy", inline="always")
-def _target_seconds(cost: StepCost, f: FloatArray, decode: Logs, prefilled: Logs, out: FloatArray) -> None:
+def _target_seconds(
+    cost: StepCost, f: FloatArray, decode: Logs, prefilled: Logs, new_prefill: bool, out: FloatArray
+) -> None:
     p = cost.params
     rows = f[F_TOKENS]
     seconds = _add_table(cost.target, rows, 1.0, out)
@@ -216,7 +224,7 @@ def _target_seconds(cost: StepCost, f: FloatArray, decode: Logs, prefilled: Logs
     seconds += _attention(cost, B_DECODE, f[F_DECODE_QKV], f[F_DECODE_KV], decode_rows, seqs, decode, 1.0, out)
     prefill = 0.0
     prefill_rows = f[F_PREFILL_TOKENS]
-    if prefill_rows > 0.0:
+    if prefill_rows > 0.0 and new_prefill:
         prefill = _attention(
             cost, B_PREFILL, f[F_PREFILL_QKV], f[F_PREFILL_KV], prefill_rows, f[F_PREFILL_SEQS], prefilled, 1.0, out
         )
@@ -224,7 +232,7 @@ def _target_seconds(cost: StepCost, f: FloatArray, decode: Logs, prefilled: Logs
         kv = f[F_WIN_DECODE_KV]
         logs = log_sizes(cost.attention_grids, kv, decode_rows, seqs)
         seconds += _attention(cost, B_DECODE_WINDOW, f[F_WIN_DECODE_QKV], kv, decode_rows, seqs, logs, 1.0, out)
-        if prefill_rows > 0.0:
+        if prefill_rows > 0.0 and new_prefill:
             kv = f[F_WIN_PREFILL_KV]
             prefill += _attention(
                 cost,
@@ -237,10 +245,14 @@ def _target_seconds(cost: StepCost, f: FloatArray, decode: Logs, prefilled: Logs
                 1.0,
                 out,
             )
+    if new_prefill:
+        out[O_PREFILL_ATTENTION] = prefill
+    else:
+        prefill = out[O_PREFILL_ATTENTION]
     without_prefill = seconds
     seconds = _at_least(seconds + prefill, rows, p[P_TARGET_LAUNCH_S], 1.0, p, out)
     out[O_TARGET] = seconds
-    if prefill_rows > 0.0:
+    if prefill_rows > 0.0 and new_prefill:
         if decode_rows > 0.0:
             alone = without_prefill - _table_seconds(cost.target, rows) + _table_seconds(cost.target, decode_rows)
             if decode_rows > p[P_CUDA_GRAPH_ROWS]:
@@ -252,7 +264,14 @@ def _target_seconds(cost: StepCost, f: FloatArray, decode: Logs, prefilled: Logs
 
 @njit(cache=True, error_model="numpy", inline="always")
 def _draft_over_target_rows(
-    cost: StepCost, f: FloatArray, extra_rows: float, extra_qkv: float, decode: Logs, prefilled: Logs, out: FloatArray
+    cost: StepCost,
+    f: FloatArray,
+    extra_rows: float,
+    extra_qkv: float,
+    decode: Logs,
+    prefilled: Logs,
+    new_prefill: bool,
+    out: FloatArray,
 ) -> float:
     """Seconds of a draft pass over every target row and ``extra_rows`` more, without lm_head."""
     rows = f[F_TOKENS] + extra_rows
@@ -269,11 +288,18 @@ def _draft_over_target_rows(
     seconds += _attention(cost, B_DRAFT_DECODE_WINDOW, qkv, kv, decode_rows, seqs, logs, 1.0, out)
     prefill_rows = f[F_PREFILL_TOKENS]
     if prefill_rows > 0.0:
-        kv = f[F_PREFILL_KV]
-        qkv = f[F_PREFILL_QKV]
-        seqs = f[F_PREFILL_SEQS]
-        seconds += _attention(cost, B_DRAFT_PREFILL, qkv, kv, prefill_rows, seqs, prefilled, 1.0, out)
-        seconds += _attention(cost, B_DRAFT_PREFILL_WINDOW, qkv, kv, prefill_rows, seqs, prefilled, 1.0, out)
+        if new_prefill:
+            kv = f[F_PREFILL_KV]
+            qkv = f[F_PREFILL_QKV]
+            seqs = f[F_PREFILL_SEQS]
+            out[O_DRAFT_PREFILL_ATTENTION] = _attention(
+                cost, B_DRAFT_PREFILL, qkv, kv, prefill_rows, seqs, prefilled, 1.0, out
+            )
+            out[O_DRAFT_PREFILL_WINDOW_ATTENTION] = _attention(
+                cost, B_DRAFT_PREFILL_WINDOW, qkv, kv, prefill_rows, seqs, prefilled, 1.0, out
+            )
+        seconds += out[O_DRAFT_PREFILL_ATTENTION]
+        seconds += out[O_DRAFT_PREFILL_WINDOW_ATTENTION]
     return _at_least(seconds, rows, cost.params[P_DRAFT_LAUNCH_S], 1.0, cost.params, out)
 
 
@@ -289,7 +315,9 @@ def _draft_block(cost: StepCost, rows: float, seqs: float, kv: float, times: flo
 
 
 @njit(cache=True, error_model="numpy", inline="always")
-def _draft_seconds(cost: StepCost, f: FloatArray, decode: Logs, prefilled: Logs, out: FloatArray) -> float:
+def _draft_seconds(
+    cost: StepCost, f: FloatArray, decode: Logs, prefilled: Logs, new_prefill: bool, out: FloatArray
+) -> float:
     p = cost.params
     plan = int(p[P_PLAN])
     seqs = f[F_DRAFT_SEQS]
@@ -299,7 +327,8 @@ def _draft_seconds(cost: StepCost, f: FloatArray, decode: Logs, prefilled: Logs,
     drafting = seqs > 0.0 and passes > 0.0
     if plan == AUTOREGRESSIVE:
         extra = p[P_EXTRA_FIRST_ROWS] * seqs
-        seconds = _draft_over_target_rows(cost, f, extra, p[P_EXTRA_FIRST_ROWS] * kv, decode, prefilled, out)
+        extra_qkv = p[P_EXTRA_FIRST_ROWS] * kv
+        seconds = _draft_over_target_rows(cost, f, extra, extra_qkv, decode, prefilled, new_prefill, out)
         if drafting:
             seconds += _add_table(cost.draft_logits, seqs, 1.0, out)
             later = passes - 1.0
@@ -312,7 +341,7 @@ def _draft_seconds(cost: StepCost, f: FloatArray, decode: Logs, prefilled: Logs,
     if plan == PARALLEL:
         extra = max(tokens + p[P_BLOCK_ROWS_BEYOND_K] * seqs, 0.0) if drafting else 0.0
         extra_qkv = kv * extra / seqs if drafting else 0.0
-        seconds = _draft_over_target_rows(cost, f, extra, extra_qkv, decode, prefilled, out)
+        seconds = _draft_over_target_rows(cost, f, extra, extra_qkv, decode, prefilled, new_prefill, out)
         if drafting:
             seconds += _add_table(cost.draft_logits, tokens, 1.0, out)
         return seconds
@@ -375,19 +404,13 @@ def _affine(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
 
 
 @njit(cache=True, error_model="numpy")
-def step_time(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
-    """Write the seconds of one step into ``out`` (shape N_OUT) from its features ``f`` (shape N_FEATURES).
-
-    Device seconds are ``O_DRAFT + O_TARGET + O_SAMPLE`` and equal the three origins' sum. A step without rows costs
-    nothing. The host's seconds hide behind the device's only where ``P_OVERLAP_HOST`` and asynchronous scheduling say
-    so; that is the caller's to apply.
-    """
+def _fill_times(cost: StepCost, f: FloatArray, new_prefill: bool, out: FloatArray) -> None:
     # Counting the references of the arrays would take most of the time.
     c = borrowed(cost)
-    v = borrowed(_Step(f[F_TOKENS], f, out))
-    for i in range(N_OUT):
+    v = borrowed(_Step(new_prefill, f, out))
+    for i in range(N_OUT if v.new_prefill else N_TIMES):
         v.out[i] = 0.0
-    if v.rows <= 0.0:
+    if v.f[F_TOKENS] <= 0.0:
         return
     v.out[O_HOST] = c.params[P_HOST_FIXED_S] + c.params[P_HOST_SEQ_S] * v.f[F_SEQS]
     if c.params[P_AFFINE] > 0.0:
@@ -397,15 +420,36 @@ def step_time(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
         decode = prefilled = NO_LOGS
         if v.f[F_DECODE_TOKENS] > 0.0:
             decode = log_sizes(grids, v.f[F_DECODE_KV], v.f[F_DECODE_TOKENS], v.f[F_DECODE_SEQS])
-        if v.f[F_PREFILL_TOKENS] > 0.0:
+        if v.f[F_PREFILL_TOKENS] > 0.0 and v.new_prefill:
             prefilled = log_sizes(grids, v.f[F_PREFILL_KV], v.f[F_PREFILL_TOKENS], v.f[F_PREFILL_SEQS])
-        _target_seconds(c, v.f, decode, prefilled, v.out)
+        _target_seconds(c, v.f, decode, prefilled, v.new_prefill, v.out)
         v.out[O_SAMPLE] = _add_table(c.logits, v.f[F_LOGIT_ROWS], 1.0, v.out)
-        v.out[O_DRAFT] = _draft_seconds(c, v.f, decode, prefilled, v.out)
+        v.out[O_DRAFT] = _draft_seconds(c, v.f, decode, prefilled, v.new_prefill, v.out)
     excess = c.params[P_PROMPT_EXCESS] if v.f[F_PREFILL_TOKENS] > 0.0 else c.params[P_DECODE_EXCESS]
     if excess != 0.0:
-        for i in range(N_OUT):
+        for i in range(N_TIMES):
             v.out[i] *= 1.0 + excess
+
+
+@njit(cache=True, error_model="numpy")
+def step_time(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
+    """Write the seconds of one step into ``out`` (shape N_OUT) from its features ``f`` (shape N_FEATURES).
+
+    Device seconds are ``O_DRAFT + O_TARGET + O_SAMPLE`` and equal the three origins' sum. A step without rows costs
+    nothing. The host's seconds hide behind the device's only where ``P_OVERLAP_HOST`` and asynchronous scheduling say
+    so; that is the caller's to apply.
+    """
+    _fill_times(cost, f, True, out)
+
+
+@njit(cache=True, error_model="numpy")
+def step_time_at_same_prefill(cost: StepCost, f: FloatArray, out: FloatArray) -> None:
+    """Fill ``O_HOST``, ``O_DRAFT``, ``O_TARGET`` and ``O_SAMPLE`` as `step_time` does, in half the time.
+
+    The call before, with the same ``out``, must have been for the same prefill rows: their attention is not computed
+    again.
+    """
+    _fill_times(cost, f, False, out)
 
 
 @njit(cache=True, error_model="numpy")

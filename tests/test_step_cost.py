@@ -35,6 +35,7 @@ from draftcast.sim.step_time import (
     decode_features,
     decode_step_seconds,
     step_time,
+    step_time_at_same_prefill,
 )
 
 H100 = load_hardware("h100-sxm")
@@ -381,6 +382,33 @@ def test_default_profile_is_all_extrapolated() -> None:
     # Without a name the H100 takes the profile measured on it.
     measured = decode(llama_cost("eagle3", 3, None), 16, 3, 500)
     assert measured[O_ORIGIN_MEASURED] > 0.0
+
+
+@pytest.mark.parametrize("method", ["none", "eagle3", "draft_model", "p_eagle", "dflash", "medusa", "ngram"])
+@pytest.mark.parametrize(("name", "draft"), [("llama-3.1-8b", "llama-3.2-1b"), ("gpt-oss-20b", "gpt-oss-20b")])
+@pytest.mark.parametrize("chunk", [0.0, 700.0])
+def test_a_step_with_the_prefill_of_the_last_one(method: str, name: str, draft: str, chunk: float) -> None:
+    k = 0 if method == "none" else 3
+    heads = load_model(draft) if method == "draft_model" else None
+    model = load_model(name)
+    cost = compile_step_cost(
+        model, get_method(method), heads, k, 1, None, "bf16", "auto", load_profile(None, H100), H100, 8192, 256
+    )
+    f, once, again = np.empty(N_FEATURES), np.empty(N_OUT), np.empty(N_OUT)
+    for num_seqs, drafts in ((40, k), (40, 0), (150, k), (3, min(k, 1))):
+        decode_features(cost, num_seqs, drafts, 500.0, f)
+        f[indices.F_TOKENS] += chunk
+        f[indices.F_SEQS] += 2.0 * (chunk > 0.0)
+        f[indices.F_PREFILL_SEQS] = 2.0 * (chunk > 0.0)
+        f[indices.F_PREFILL_TOKENS] = chunk
+        f[indices.F_PREFILL_KV] = f[indices.F_WIN_PREFILL_KV] = 1.5 * chunk
+        f[indices.F_PREFILL_QKV] = f[indices.F_WIN_PREFILL_QKV] = 0.4 * chunk * chunk
+        step_time(cost, f, once)
+        if num_seqs == 40 and drafts == k:
+            again[:] = once
+        step_time_at_same_prefill(cost, f, again)
+        for place in (O_HOST, O_DRAFT, O_TARGET, O_SAMPLE):
+            assert again[place] == once[place]
 
 
 @njit

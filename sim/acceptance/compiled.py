@@ -113,7 +113,8 @@ def _accepted_at_rates(arrays: AcceptanceArrays, request: int, c: int, position:
         end = min(done + AT_ONCE, drafts)
         alive = 1
         for j in range(done, end):
-            alive &= int(uniform(key, position + j) < a.conditional[c, j])
+            # Unsigned: an index that numba need not test for being negative.
+            alive &= int(uniform(key, position + j) < a.conditional[c, np.uint64(j)])
             accepted += alive
         done = end
     return accepted

@@ -34,6 +34,7 @@ from draftcast.sim.engine.state import (
     Engine,
     EngineSettings,
     PolicyArrays,
+    aligned_zeros,
 )
 from draftcast.sim.engine.step import advance
 from draftcast.sim.itl_histogram import ITL_BINS, ITL_SEGMENTS
@@ -47,7 +48,7 @@ Decide = Callable[[Engine], None]
 def request_rows(table: RequestTable) -> Array:
     """The engine's mutable request rows (``REQUEST[n]``) for a table."""
     n = len(table)
-    rows = np.zeros(n, REQUEST)
+    rows = aligned_zeros(n, REQUEST)
     rows["prompt"] = table.prompt_tokens
     rows["max_tokens"] = table.output_tokens
     rows["tokens"] = table.prompt_tokens
@@ -164,7 +165,7 @@ class Replica:
             queue=np.zeros(n, np.uint32),
             arrivals=np.zeros(n, np.uint32),
             batch=np.zeros(2, BATCH),
-            entries=np.zeros((2, seqs), ENTRY),
+            entries=aligned_zeros(2 * seqs, ENTRY).reshape(2, seqs),
             skipped=np.zeros(seqs + 8, np.uint32),
             block_table=np.zeros((seqs, width), np.uint32),
             free_table=np.zeros(seqs, np.int32),

@@ -8,6 +8,7 @@ structured output are not modelled.
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
 from draftcast.sim.borrowed import borrowed
@@ -18,7 +19,7 @@ from draftcast.sim.engine.state import PREEMPTED, RUNNING, Array, Engine
 @njit(cache=True, forceinline=True)
 def _add_entry(ref: Engine, entries: Array, size: int, i: int, n: int, drafts: int, padded: bool) -> None:
     s = borrowed(ref)
-    x = entries[size]
+    x = entries[np.uint64(size)]  # unsigned: an index that numba need not test for being negative
     x.request = i
     x.tokens = n
     x.drafts = drafts
@@ -112,7 +113,7 @@ def schedule(ref: Engine) -> int:
 
     at = 0
     while at < e.num_running and token_budget > 0 and input_budget > slots:
-        i = running[at]
+        i = running[np.uint64(at)]
         r = requests[i]
         if r.placeholders > 0 and r.computed + 2 - r.placeholders >= r.prompt + r.max_tokens:
             at += 1  # the step in flight surely ends the request

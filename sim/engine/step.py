@@ -72,6 +72,7 @@ from draftcast.sim.step_time import (
     O_TARGET,
     P_OVERLAP_HOST,
     step_time,
+    step_time_at_same_prefill,
 )
 
 
@@ -115,15 +116,16 @@ def commit(ref: Engine, slot: int) -> None:
     c = s.config[0]
     window = c.window
     on_host = c.proposes_on_host != 0
+    is_tree = c.tree_depth != 0
     batch = s.batch[slot]
     entries = s.entries[slot]
     # Sums in registers: adding to the vector itself would make every entry wait for the one before.
-    decode_seqs = decode_tokens = decode_kv = decode_qkv = 0
+    decode_tokens = decode_kv = decode_qkv = 0
     prefill_seqs = prefill_tokens = prefill_kv = 0
     prefill_qkv = 0.0
     window_decode_kv = window_decode_qkv = window_prefill_kv = 0
     window_prefill_qkv = 0.0
-    logit_rows = drafts = draft_seqs = draft_tokens = draft_kv = most = verified = 0
+    prefill_logit_rows = prefill_drafts = draft_seqs = draft_tokens = draft_kv = most = verified = 0
     rejected_rows = kept_qkv = window_kept_kv = window_kept_qkv = 0
     kept_draft_seqs = kept_draft_tokens = kept_draft_kv = kept_levels = 0
     for j in range(batch.size):
@@ -131,17 +133,14 @@ def commit(ref: Engine, slot: int) -> None:
         x = entries[j]
         rows = int(x.tokens)
         end = x.computed + rows
-        drafts += x.drafts
         rejected = 0
         if rows == 1 + x.drafts:
             rejected = x.drafts - x.accepted
             rejected_rows += rejected
             kept_qkv += (rows - rejected) * (end - rejected)
-            decode_seqs += 1
             decode_tokens += rows
             decode_kv += end
             decode_qkv += rows * end
-            logit_rows += rows
             if window > 0:
                 window_decode_kv += min(end, window)
                 window_decode_qkv += rows * min(end, window)
@@ -153,8 +152,9 @@ def commit(ref: Engine, slot: int) -> None:
             prefill_tokens += rows
             prefill_kv += end
             prefill_qkv += rows * mean_context
+            prefill_drafts += x.drafts
             if not x.is_chunk:
-                logit_rows += 1 + x.drafts
+                prefill_logit_rows += 1 + x.drafts
             if window > 0:
                 window_prefill_kv += min(end, window + rows)
                 window_prefill_qkv += rows * min(mean_context, float(window))
@@ -164,15 +164,18 @@ def commit(ref: Engine, slot: int) -> None:
             draft_kv += end
             most = max(most, x.drafted)
             verified = max(verified, x.next_drafts)
-            kept = max(x.drafted - x.proposed + x.accepted, 0)
-            levels = draft_levels(ref, x.drafted) - draft_levels(ref, x.proposed) + x.accepted
+            kept = levels = max(x.drafted - x.proposed + x.accepted, 0)
             drafts_on = int(kept > 0)  # no branch: which drafts are kept cannot be guessed
+            if is_tree:
+                levels = drafts_on * (draft_levels(ref, x.drafted) - draft_levels(ref, x.proposed) + x.accepted)
             kept_draft_seqs += drafts_on
             kept_draft_tokens += kept
             kept_draft_kv += drafts_on * (end - rejected)
-            kept_levels = max(kept_levels, drafts_on * levels)
+            kept_levels = max(kept_levels, levels)
+    decode_seqs = batch.size - prefill_seqs
+    logit_rows = decode_tokens + prefill_logit_rows
     batch.tokens = decode_tokens + prefill_tokens
-    batch.drafts = drafts
+    batch.drafts = decode_tokens - decode_seqs + prefill_drafts  # a decoding request has one row besides its drafts
     batch.decode_tokens = decode_tokens
     batch.prefill_tokens = prefill_tokens
     batch.max_next_drafts = verified
@@ -251,7 +254,7 @@ def launch(ref: Engine, slot: int) -> None:
     e.in_flight += 1
     batch.rejected_draft_s = batch.rejected_target_s = 0.0
     if batch.rejected_rows > 0:
-        step_time(s.cost, s.kept_features, s.times)
+        step_time_at_same_prefill(s.cost, s.kept_features, s.times)
         # Measured tables may be faster at more rows, but no cause takes less than no time or more than its whole.
         draft_s = batch.draft_s - s.times[O_DRAFT]
         target_s = batch.target_s - s.times[O_TARGET] - s.times[O_SAMPLE]
@@ -392,7 +395,7 @@ def collect(ref: Engine) -> int:
                 rounds += 1
                 total_accepted += accepted
                 rejections += accepted < draft_levels(ref, x.proposed)
-                s.rounds_by_accepted[r.segment, accepted] += 1
+                s.rounds_by_accepted[np.uint64(r.segment), np.uint64(accepted)] += 1  # unsigned: no test for below 0
         count = min(accepted + 1, r.prompt + r.max_tokens - r.tokens, c.max_model_len - r.tokens)
         r.tokens += count
         emitted += count
