@@ -155,6 +155,7 @@ def pretend(scenario: Scenario, *, progress: Any = None, record_steps: bool = Fa
         summary={
             "mean_e2el_s": latency,
             "slo_asked": scenario.slo is not None,
+            "stability": {},
             "engine": {key: 1.0 for _, key, _ in ENGINE},
         },
         requests=pd.DataFrame({"request": [0], "finish_s": [latency]}),
@@ -348,7 +349,7 @@ def test_replications_that_do_not_differ_have_no_interval(monkeypatch: pytest.Mo
     ("arguments", "part"),
     [
         (["--rates", "2", "--compare-off", "--plot", "p.html"], "at least two --rates"),
-        (["--rates", "2,4", "--plot", "p.html"], "at least two --rates"),
+        (["--rates", "2,4", "--no-compare-off", "--plot", "p.html"], "at least two --rates"),
         (["--rates", "2,4", "--compare-off", "--plot", "p.bmp"], "must end in .html"),
         (["--rates", "2,4", "--compare-off", "--plot", "none/p.html"], "its folder does not exist"),
     ],
