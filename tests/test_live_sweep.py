@@ -242,7 +242,7 @@ def test_a_scenario_without_speculation_has_nothing_to_compare(testbed: Path, tm
 
 def test_a_folder_with_something_else_is_left_alone(testbed: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
-    with pytest.raises(InputError, match=r"index\.json: no live sweep"):
+    with pytest.raises(InputError, match=r"index\.json: no such file"):
         live_sweep(question(testbed), tmp_path, SweepPlan(ks=(1,)), OPTIONS)
 
 

@@ -322,7 +322,7 @@ def test_unknown_missing_and_double_rows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(HardwareError, match=r"the same point stands twice"):
         LatencyTable.from_frame(pd.concat([frame, frame]))
     (tmp_path / "text").write_text("no parquet")
-    with pytest.raises(HardwareError, match=r"text: is not a readable latency table"):
+    with pytest.raises(HardwareError, match=r"text: damaged"):
         LatencyTable.read(tmp_path / "text")
 
 
@@ -456,7 +456,7 @@ def test_the_list_says_what_is_measured() -> None:
         ("plot default --out x.html", "holds no measured table"),
         ("plot h100-llama-3.1-8b-affine --out x.html", "holds no measured table"),
         ("plot h100-sxm --out x.txt", "must end in .html"),
-        ("plot h100-sxm --out no/such/x.html", "no such folder"),
+        ("plot h100-sxm --out no/such/x.html", "its folder does not exist"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(arguments: str, message: str) -> None:

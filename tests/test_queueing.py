@@ -145,8 +145,8 @@ def test_geometric_decoding_wait(single_server: Run) -> None:
 
 
 def test_intervals_cover_the_known_mean(single_server: Run) -> None:
-    """200 independent trials of the default way to run: replications, automatic warm-up, Student's t at 95 %."""
-    rho, trials = 0.5, 200
+    """400 independent trials of the default way to run: replications, automatic warm-up, Student's t at 95 %."""
+    rho, trials = 0.5, 400
     exact_s = rho / (2 * (1 - rho)) * STEP_S
     covered = 0
     for trial in range(trials):

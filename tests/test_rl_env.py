@@ -48,7 +48,9 @@ def test_gymnasium_accepts_it() -> None:
 @pytest.mark.parametrize("drafts", [0, 2])
 def test_one_action_all_along_is_a_schedule_with_one_length(drafts: int) -> None:
     key = "engine.speculative_config.num_speculative_tokens_per_batch_size"
-    run = simulate(load_scenario("default", overrides=[*SMALL, f"{key}=[[1, 1, {drafts}]]"]))
+    # An episode ends with its requests, as a finite run does.
+    finite = "statistics.warmup=none"
+    run = simulate(load_scenario("default", overrides=[*SMALL, finite, f"{key}=[[1, 1, {drafts}]]"]))
     served = run.requests[run.requests["replication"] == 1]
     env = environment()
     rewards, _, infos = episode(env, lambda _: np.int64(drafts))

@@ -55,7 +55,7 @@ SCENARIOS: tuple[tuple[str, ...], ...] = (
     ("engine.speculative_config=null",),
     (DRAFT_MODEL, OWN),
     ("engine.speculative_config={method: ngram, num_speculative_tokens: 3}", OWN),
-    ("engine.num_gpu_blocks=600", f"{RATE}=100"),
+    ("engine.num_gpu_blocks=600", f"{RATE}=100", "statistics.warmup=none"),
     (
         "workload.arrivals={process: closed_loop, concurrency: 16, think_time_s: 0.2}",
         "cluster={replicas: 2, router: least_loaded}",
@@ -287,7 +287,7 @@ def test_a_run_that_is_not_settled_meets_no_objective() -> None:
 
 
 def test_what_is_compared_leaves_out_the_same_requests() -> None:
-    on = load_scenario("default", overrides=[*SMALL, f"{RATE}=60", "workload.num_requests=2000"])
+    on = load_scenario("default", overrides=[*SMALL, f"{RATE}=30", "workload.num_requests=2000"])
     off = without_speculation(on)
     alone = [simulate(each).summary["warmup_requests"] for each in (on, off)]
     assert alone[0] != alone[1]

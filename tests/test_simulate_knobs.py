@@ -17,6 +17,9 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.speculation import WITHOUT_EFFECT
 
 SMALL = ("workload.num_requests=200", "statistics.replications=1", "workload.arrivals.request_rate_rps=20")
+FINITE = (
+    "statistics.warmup=none"  # conditions that make a knob matter are often overloads, which have no steady figures
+)
 # Latency or throughput, which a user would see; a knob about something else names its figure.
 SEEN = ("mean_ttft_s", "mean_e2el_s", "output_throughput")
 
@@ -328,7 +331,7 @@ KNOBS = [
     Knob("Scenario.statistics", "statistics={replications: 2}"),
     Knob("Statistics.replications", "statistics.replications=2"),
     Knob("Statistics.seed", "statistics.seed=1"),
-    Knob("Statistics.warmup", "statistics.warmup=none", "workload.num_requests=400"),
+    Knob("Statistics.warmup", "statistics.warmup=auto", "workload.num_requests=400"),
 ]
 
 # What no figure depends on, and why.
@@ -399,7 +402,7 @@ def result_of(overrides: tuple[str, ...]) -> RunResult:
 
 
 def run(overrides: tuple[str, ...], files: dict[str, str]) -> RunResult:
-    named = [*SMALL, *overrides]
+    named = [*SMALL, FINITE, *overrides]
     for name in sorted(files, key=len, reverse=True):
         named = [text.replace(f" {name}", f" {files[name]}").replace(f"={name}", f"={files[name]}") for text in named]
     # A condition that replaces the workload or the arrivals brings its own rate and number.

@@ -177,5 +177,15 @@ def test_a_grid_that_makes_no_sense_is_refused(base: Scenario, axes: list[Axis],
 
 def test_pareto_front() -> None:
     points = [(1, 9), (2, 8), (2, 7), (3, 8), (5, 1), (4, 1), (5, 1), (6, float("nan")), (3, 8)]
-    assert pareto_front(points, lambda point: point) == [(1, 9), (3, 8), (3, 8), (5, 1), (5, 1)]
-    assert pareto_front([], lambda point: point) == []
+    # One replication: every difference counts.
+    front = pareto_front([([first], [second]) for first, second in points], 0.95)
+    assert [points[index] for index in front] == [(1, 9), (3, 8), (5, 1), (5, 1), (3, 8)]
+    assert pareto_front([], 0.95) == []
+
+
+def test_the_pareto_front_does_not_reward_chance() -> None:
+    # As fast, and more tokens by chance: the interval of the difference holds 0, so neither beats the other.
+    level, lucky = ([1.0, 1.0, 1.0], [10.0, 10.0, 10.0]), ([1.0, 1.0, 1.0], [10.1, 9.9, 10.2])
+    assert pareto_front([level, lucky], 0.95) == [0, 1]
+    surely = ([1.0, 1.0, 1.0], [10.1, 10.11, 10.12])
+    assert pareto_front([level, surely], 0.95) == [1]
