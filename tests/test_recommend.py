@@ -263,7 +263,6 @@ def test_why_a_setting_has_no_gain_is_said(
     assert verdict.word == word
     other = dataclasses.replace(paying.outcomes[-1], verdicts=(verdict,), gain=None, logs=())
     assert remark(paying, other) == said
-    figures = dataclasses.replace(paying, outcomes=(*paying.outcomes[:-1], other)).summary()["candidates"][-1][
-        "figures"
-    ]
+    answer = dataclasses.replace(paying, outcomes=(*paying.outcomes[:-1], other))
+    figures = answer.summary()["candidates"][-1]["figures"]
     assert (figures == {"as given": None}) == (on != "below")
