@@ -22,7 +22,7 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.acceptance import known_positions
 from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
 from draftcast.scenarios.serve_command import served_models, sglang_command, speculative_config_json, vllm_command
-from draftcast.scenarios.simulate import RunResult, measure, serve
+from draftcast.scenarios.simulate import measure, serve
 from draftcast.scenarios.steady_step import Traffic, token_seconds, traffic
 from draftcast.scenarios.verdict import Metric, Verdict, decide, metric_named, probe_at, side
 from draftcast.scenarios.workload_spec import acceptance_models, workload_spec
@@ -199,10 +199,10 @@ def _verdicts(found: Sequence[Candidate], load: Load, metric: Metric, progress: 
     variants = [with_values(candidate.scenario, load.values) for candidate in found]
     served = [serve(variant, progress=_part(progress, index, total)) for index, variant in enumerate(variants)]
     verdicts = []
-    off: RunResult | None = None
+    (alone,) = measure(served[:1])
     for index, (variant, each) in enumerate(zip(variants, served, strict=True)):
         part = _part(progress, len(found) + index, total)
-        run, off = measure([each, served[0]], [None, off])
+        run, off = measure([each, served[0]], [None, alone])
         without = side(variants[0], off, progress=_part(part, 0, 2))
         with_sd = without if index == 0 else side(variant, run, progress=_part(part, 1, 2))
         verdicts.append(decide(metric, with_sd, without, variant.statistics.confidence))
@@ -367,9 +367,19 @@ def _ranked(found: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...]],
         capacities = [verdict.on.capacity for verdict in outcome.verdicts]
         completed = sum(each.estimate.mean for each in capacities if each is not None)
         behind = sum(verdict.on.position != "below" for verdict in outcome.verdicts)
-        return (behind, -gain, -completed, outcome.candidate.effort)
+        return (behind, -gain, _own_loss(outcome.verdicts), -completed, outcome.candidate.effort)
 
     return sorted(outcomes, key=rank)
+
+
+def _own_loss(verdicts: Sequence[Verdict]) -> float:
+    """The metric's logarithm, summed over the loads, less is better; ranks what off cannot be compared with."""
+    total = 0.0
+    for verdict in verdicts:
+        side, metric = verdict.on, verdict.metric
+        value = side.run.summary["figures"][metric.figure].mean if side.run and side.has_figures else math.nan
+        total += (1.0 if metric.less_is_better else -1.0) * math.log(value) if value > 0 else math.inf
+    return total
 
 
 def _logs(verdict: Verdict) -> FloatArray | None:
@@ -391,12 +401,12 @@ def _answer(scenario: Scenario, metric: Metric, loads: tuple[Load, ...], outcome
     best = outcomes[0]
     off = next(outcome for outcome in outcomes if outcome.candidate.label == OFF)
     chosen, reason = _simplest(best, outcomes, scenario.statistics.confidence)
-    if best.gain is None and len(loads) == 1 and best.overloaded == 0:
-        reason = best.verdicts[0].why
-    elif chosen.overloaded == len(loads) and chosen.gain is None:
+    if chosen.overloaded == len(loads) and chosen.gain is None:
         reason = "no setting keeps up with the load; this one completes the most"
     elif off.overloaded > chosen.overloaded:
         reason = f"keeps up at {off.overloaded - chosen.overloaded} of {len(loads)} loads where off is overloaded"
+    elif best.gain is None and len(loads) == 1:
+        reason = best.verdicts[0].why
     worth_it = chosen.candidate.label != OFF
     tuned = chosen.candidate.scenario
     try:
@@ -422,8 +432,10 @@ def _answer(scenario: Scenario, metric: Metric, loads: tuple[Load, ...], outcome
 def _simplest(best: Outcome, outcomes: Sequence[Outcome], confidence: float) -> tuple[Outcome, str]:
     """The least elaborate setting that is worse than the best by nothing that counts, and why it was taken."""
     if best.gain is None:
-        simplest = min(outcomes, key=lambda outcome: (outcome.overloaded, outcome.candidate.effort))
-        return simplest if best.overloaded == 0 else best, "no load has figures with and without speculation"
+        off = next(outcome for outcome in outcomes if outcome.candidate.label == OFF)
+        # Off, unless the best keeps up where off does not.
+        chosen = off if off.overloaded <= best.overloaded == 0 else best
+        return chosen, "no load has figures with and without speculation"
     for outcome in sorted(outcomes, key=lambda outcome: outcome.candidate.effort):
         if outcome is best or outcome.gain is None or outcome.overloaded > best.overloaded:
             continue

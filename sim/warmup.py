@@ -90,7 +90,9 @@ def _elasticities(columns: Sequence[RequestColumns], residence_s: float) -> tupl
     numbers, token_s, ttft_s, steady = [], [], [], []
     for c in columns:
         start, end = float(c.arrival_s.min()), float(c.arrival_s.max())
-        edges = np.linspace(start, end, max(int((end - start) / residence_s), FEWEST_WINDOWS) + 1)
+        # Where hardly any request meets another, a window of one residence would mostly be empty.
+        count = min((end - start) / residence_s, c.arrival_s.size) if residence_s > 0 else 0
+        edges = np.linspace(start, end, max(int(count), FEWEST_WINDOWS) + 1)
         done = c.finished
         arrival, finish = c.arrival_s[done], c.finish_s[done]
         rate = c.output[done] / np.maximum(finish - arrival, 1e-9)

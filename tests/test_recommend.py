@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from draftcast.errors import InputError
 from draftcast.scenarios import cli
 from draftcast.scenarios import recommend as module
+from draftcast.scenarios.comparison import compare
 from draftcast.scenarios.cutover import settings as cutover_settings
 from draftcast.scenarios.deployment import deploy
 from draftcast.scenarios.live_modes import SweepPlan, modes_of
@@ -266,3 +267,32 @@ def test_why_a_setting_has_no_gain_is_said(
     answer = dataclasses.replace(paying, outcomes=(*paying.outcomes[:-1], other))
     figures = answer.summary()["candidates"][-1]["figures"]
     assert (figures == {"as given": None}) == (on != "below")
+
+
+def test_where_off_is_overloaded_the_fastest_setting_is_recommended() -> None:
+    sizes = ("engine.max_num_seqs=32", "workload.num_requests=1500", "statistics.replications=2")
+    answer = recommend(load_scenario(overrides=[*sizes, "workload.arrivals.request_rate_rps=25"]))
+    assert [outcome.candidate.label for outcome in answer.outcomes] == ["eagle3 k=3", "eagle3 k=2", "eagle3 k=1", "off"]
+    assert [outcome.verdicts[0].word for outcome in answer.outcomes[:3]] == ["pays"] * 3
+    assert (answer.chosen.candidate.label, answer.worth_it) == ("eagle3 k=3", True)
+    assert answer.reason == "keeps up at 1 of 1 loads where off is overloaded"
+
+
+def test_every_pair_is_measured_like_the_pair_alone() -> None:
+    """Whatever warm-up a slower candidate had before it, a pair leaves out its own."""
+    sizes = ("workload.num_requests=3000", "statistics.replications=2", "workload.arrivals.request_rate_rps=45")
+    slow = load_scenario(overrides=[*sizes, "acceptance={model: constant, alpha: 0.05}"])
+    quick = {
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 1},
+        "acceptance": {"model": "constant", "alpha": 0.9},
+    }
+    answer = recommend(slow, alternatives=[quick], max_k=1)
+    cuts = {}
+    for outcome in answer.outcomes:
+        if outcome.candidate.scenario.speculative_config is not None:
+            alone = compare(outcome.candidate.scenario).points[0].verdict
+            assert alone is not None
+            assert alone.off.run is not None
+            assert outcome.verdicts[0].advantage == alone.advantage
+            cuts[outcome.candidate.scenario.method] = alone.off.run.summary["warmup_requests"][0]
+    assert cuts["eagle3"] > cuts["ngram"]

@@ -66,6 +66,12 @@ def test_a_run_shorter_than_its_warmup_is_not_warm() -> None:
     assert found.shortfall(200) == pytest.approx(found.missing[200:].mean())
 
 
+def test_requests_that_never_meet_need_no_warmup_and_no_memory() -> None:
+    """Days between two arrivals: windows of one residence would be a hundred million."""
+    found = find_warmup([run(drawn(seed, n=400), gap_s=250_000.0) for seed in range(2)], closed_loop=False)
+    assert (found.requests, found.is_over) == (1, True)
+
+
 def test_shortfall_is_the_mean_of_what_the_rest_misses() -> None:
     warmup = Warmup(2, True, np.array([0.5, 0.25, 0.0, 0.0]))
     assert (warmup.shortfall(0), warmup.shortfall(1), warmup.shortfall(2)) == (0.1875, 0.25 / 3, 0.0)
