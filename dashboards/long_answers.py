@@ -15,9 +15,9 @@ import streamlit as st
 from draftcast.dashboards.kept import Kept
 from draftcast.dashboards.page import under_bar
 from draftcast.dashboards.session import Session
+from draftcast.sim.progress import Progress
 
 T = TypeVar("T")
-Progress = Callable[[float], None]
 _KEPT: Kept[Any] = Kept(64)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from draftcast.dashboards.long_answers import Progress, asked_for, long_answer
+from draftcast.dashboards.long_answers import asked_for, long_answer
 from draftcast.dashboards.session import PUBLISHED_ASKED, Session
 from draftcast.dashboards.table import html_table
 from draftcast.scenarios.published_cases import published_cases
-from draftcast.scenarios.published_forecast import PublishedForecast, forecast_case, part_of
+from draftcast.scenarios.published_forecast import PublishedForecast, forecast_case
 from draftcast.scenarios.published_report import COLUMNS, LEGEND, assumption_lines, rows, summary_line
+from draftcast.sim.progress import Progress, part_of
 
 
 def published_results(session: Session) -> pd.DataFrame | None:

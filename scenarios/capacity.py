@@ -11,7 +11,6 @@ import dataclasses
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -26,12 +25,12 @@ from draftcast.scenarios.simulate import replicate
 from draftcast.scenarios.workload_spec import workload_spec
 from draftcast.sim.arrivals import ClosedLoop
 from draftcast.sim.metrics import compute_metrics
+from draftcast.sim.progress import Progress
 from draftcast.sim.random_streams import replication_seed
 from draftcast.sim.statistics import Estimate, replication_interval
 from draftcast.sim.warmup import find_warmup
 from draftcast.sim.workload import WorkloadSpec, build_requests, load_traces, trace_specs
 
-Progress = Callable[[float], None]
 TURNOVERS = 20
 """Answers per user; the batch takes up to ten to mix its short and long requests."""
 LEAST_REQUESTS = 8000

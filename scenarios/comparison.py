@@ -6,7 +6,7 @@ Runs the simulator; the verdict at each rate is `draftcast.scenarios.verdict`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.verdict import METRICS, Side, State, Verdict, judge, paired_advantage, probe_at, side
 from draftcast.sim.crossing import Crossing, locate
 from draftcast.sim.metrics import summarise
+from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 LATENCY = METRICS["e2e"].figure
 TOKENS = METRICS["token_goodput"].figure
-Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,9 @@ def compare(
     confidence = scenario.statistics.confidence
     for index, variant in enumerate(asked):
         variants = [variant, without_speculation(variant)] if compare_off else [variant]
-        part = _part(progress, index, len(asked))
-        runs = simulator.simulate_together(variants, progress=_part(part, 0, 2), record_steps=record_steps)
-        points.append(point_of(variant, runs, progress=_part(part, 1, 2)))
+        part = part_of(progress, index, len(asked))
+        runs = simulator.simulate_together(variants, progress=part_of(part, 0, 2), record_steps=record_steps)
+        points.append(point_of(variant, runs, progress=part_of(part, 1, 2)))
     if progress is not None:
         progress(1.0)
     probes = [probe_at(p.request_rate_rps or 0.0, p.verdict) for p in points if p.verdict is not None]
@@ -177,10 +177,3 @@ def point_of(scenario: Scenario, runs: Sequence[RunResult], *, progress: Progres
         return Point(rate_rps, side(scenario, runs[0], progress=progress), None, confidence)
     verdict = judge(scenario, runs[0], runs[1], progress=progress)
     return Point(rate_rps, verdict.on, verdict, confidence)
-
-
-def _part(progress: Progress | None, done: int, total: int) -> Progress | None:
-    """Maps one run's 0..1 to its part of the whole."""
-    if progress is None:
-        return None
-    return lambda share: progress((done + share) / total)

@@ -8,7 +8,7 @@ knows nothing of tables on a screen (``scenarios/cutover_report.py``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.verdict import METRICS, THROUGHPUT, Metric
 from draftcast.scenarios.workload_spec import slos
 from draftcast.sim.crossing_search import Found, search
+from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics import Estimate
 
 CUTOVER_METRICS: Mapping[str, Metric] = {
@@ -35,7 +36,6 @@ CUTOVER_METRICS: Mapping[str, Metric] = {
 }
 TARGET = 0.05
 BUDGET_REQUESTS = 600_000
-Progress = Callable[[float], None]
 
 
 def cutover(
@@ -267,8 +267,3 @@ def _costs(prober: Prober, found: Found, price: Price) -> tuple[TokenCost, ...]:
             on, off = (per_s * 1e6 / (float(np.mean(side)) * factor) for side in (probe.gains, probe.bases))
             rows.append(TokenCost(probe.x, on, off))
     return tuple(rows)
-
-
-def part_of(progress: Progress | None, index: int, count: int) -> Progress | None:
-    """Maps the 0..1 of one of ``count`` searches to its part of the whole."""
-    return None if progress is None else lambda share: progress((index + share) / count)

@@ -15,12 +15,10 @@ import numpy as np
 
 from draftcast.errors import InputError
 from draftcast.scenarios.cutover import (
-    Progress,
     check_repeated,
     first_looks,
     label,
     metric_named,
-    part_of,
     with_length,
 )
 from draftcast.scenarios.cutover_axis import AcceptanceAxis, Axis, axis_named
@@ -30,6 +28,7 @@ from draftcast.scenarios.recommend import MAX_K, longest_draft
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.verdict import Metric
 from draftcast.sim.crossing import Crossing, Probe, locate
+from draftcast.sim.progress import Progress, part_of
 
 AGAINST = ("k", "acceptance")
 ACCEPTANCES = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import Served, measure, serve
 from draftcast.scenarios.verdict import THROUGHPUT, Metric, Side, State, decide, probe_at, side, side_by_capacity
 from draftcast.sim.crossing import Probe
+from draftcast.sim.progress import Progress
 from draftcast.sim.stability import shortfall
 
 MIN_REQUESTS = 1000
@@ -39,8 +40,6 @@ LEAST_BILLED = 200
 NEAR_CAPACITY = 0.6
 """Utilisation from which the capacity is simulated before the runs: the fluid estimate is good to some 20 %."""
 NO_REQUEST_MEETS = "no request meets the SLO on or off"
-
-Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from draftcast.scenarios.plan_slo import Objective
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.workload_spec import workload_spec
 from draftcast.sim.arrivals import TraceArrivals
+from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.workload import load_traces
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 GIVEN, OFF = "given", "off"
 """Methods by word: the scenario's own speculation, and none. Any other is a mapping with its own acceptance."""
 Method = str | Mapping[str, Any]
-Progress = Callable[[float], None]
 # A candidate takes about so many simulations; only the progress bar depends on it.
 _RUNS = 20
 
@@ -246,7 +246,7 @@ def plan(
     sizings = []
     for index, candidate in enumerate(found):
         sizer = _Sizer(candidate, target, tuple(objectives), headroom, spare, max_gpus, tolerance)
-        sizer.progress = _part(progress, index, len(found))
+        sizer.progress = part_of(progress, index, len(found))
         sizings.append(sizer.sizing())
     if progress is not None:
         progress(1.0)
@@ -469,7 +469,3 @@ def _rank(sizing: Sizing) -> tuple[float, ...]:
         return (0.0, sizing.cost_per_hour or 0.0, sizing.num_gpus, -sizing.headroom)
     used = sizing.check.tightest.used if sizing.check is not None else math.inf
     return (1.0, math.inf if math.isnan(used) else used, 0.0, 0.0)
-
-
-def _part(progress: Progress | None, done: int, total: int) -> Progress | None:
-    return None if progress is None else lambda share: progress((done + share) / total)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,12 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.scenario import POLICIES
 from draftcast.scenarios.simulate import RunResult, simulate_together
 from draftcast.scenarios.verdict import THROUGHPUT, Metric, Side, metric_named, side
+from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics import Estimate, paired_difference, paired_ratio
 
 ORACLE = "oracle"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 SPEC = "engine.speculative_config"
-Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)
@@ -159,14 +159,13 @@ def compare_policies(
     if ORACLE not in labels:
         asked.append(AskedPolicy(ORACLE))
     variants = [_checked(scenario, each) for each in asked]
-    runs = simulate_together(variants, progress=_part(progress, 0))
-    part = _part(progress, 1)
-    sides = [side(variant, run, progress=part) for variant, run in zip(variants, runs, strict=True)]
+    runs = simulate_together(variants, progress=part_of(progress, 0, 2))
+    half = part_of(progress, 1, 2)
+    sides = [
+        side(variant, run, progress=part_of(half, index, len(runs)))
+        for index, (variant, run) in enumerate(zip(variants, runs, strict=True))
+    ]
     return _rank(scenario, chosen, asked, sides)
-
-
-def _part(progress: Progress | None, index: int) -> Progress | None:
-    return None if progress is None else lambda share: progress((index + share) / 2)
 
 
 def applicable_policies(scenario: Scenario) -> list[AskedPolicy]:

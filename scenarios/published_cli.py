@@ -8,6 +8,7 @@ import typer
 
 from draftcast.errors import InputError
 from draftcast.scenarios.terminal import print_json, progress_bar
+from draftcast.sim.progress import part_of
 
 
 def published(
@@ -17,7 +18,7 @@ def published(
 ) -> None:
     """Forecast published speed-ups and show the error and what had to be assumed."""
     from draftcast.scenarios.published_cases import published_cases
-    from draftcast.scenarios.published_forecast import forecast_case, part_of
+    from draftcast.scenarios.published_forecast import forecast_case
 
     known = published_cases()
     for name in names or []:

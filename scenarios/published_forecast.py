@@ -6,7 +6,7 @@ Nothing is fitted to a published speed-up: inputs that a source does not give ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,8 @@ from draftcast.scenarios.published_cases import PublishedCase, PublishedPoint
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import RunResult, simulate_together
 from draftcast.sim.acceptance import Constant
+from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics import Estimate, paired_ratio, replication_interval
-
-Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def forecast_case(name: str, case: PublishedCase, progress: Progress | None = No
     found = []
     for index, point in enumerate(case.points):
         metric = METRICS[point.metric or case.metric]
-        part = None if progress is None else part_of(progress, index, len(case.points))
+        part = part_of(progress, index, len(case.points))
         runs[point.label] = _run(point_scenario(case, point), metric, part)
         if point.published is not None:
             found.append(_forecast(name, case, point, runs))
@@ -183,8 +182,3 @@ def _error(value: float, low: float, high: float) -> float:
     if math.isnan(value):
         return math.nan
     return value / high - 1 if value > high else value / low - 1 if value < low else 0.0
-
-
-def part_of(progress: Progress, index: int, count: int) -> Progress:
-    """Maps 0..1 of one of ``count`` parts to the whole."""
-    return lambda share: progress((index + share) / count)

@@ -8,7 +8,7 @@ gain over off, a simpler one where the two cannot be told apart. Runs the simula
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from draftcast.scenarios.simulate import measure, serve
 from draftcast.scenarios.steady_step import Traffic, token_seconds, traffic
 from draftcast.scenarios.verdict import Metric, Verdict, decide, metric_named, probe_at, side
 from draftcast.scenarios.workload_spec import acceptance_models, workload_spec
+from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.random_streams import replication_seed
 from draftcast.sim.statistics import Estimate, replication_interval
 from draftcast.sim.workload import build_requests
@@ -35,7 +36,6 @@ MAX_K = 8
 """Draft lengths tried where the acceptance model knows any number of positions."""
 NEGLIGIBLE = 0.005
 """A gain below this is no reason for a more elaborate setting."""
-Progress = Callable[[float], None]
 FloatArray = NDArray[np.float64]
 
 
@@ -187,7 +187,7 @@ def recommend(
     asked = tuple(loads) or (Load("as given", {}),)
     found = candidates(scenario, alternatives, max_k)
     by_load = [
-        _verdicts(found, load, chosen_metric, _part(progress, index, len(asked))) for index, load in enumerate(asked)
+        _verdicts(found, load, chosen_metric, part_of(progress, index, len(asked))) for index, load in enumerate(asked)
     ]
     outcomes = _ranked(found, list(zip(*by_load, strict=True)), scenario.statistics.confidence)
     return _answer(scenario, chosen_metric, asked, outcomes)
@@ -197,14 +197,14 @@ def _verdicts(found: Sequence[Candidate], load: Load, metric: Metric, progress: 
     """Every candidate against off (the first) at one load, each pair measured as `simulate` measures it."""
     total = 2 * len(found)
     variants = [with_values(candidate.scenario, load.values) for candidate in found]
-    served = [serve(variant, progress=_part(progress, index, total)) for index, variant in enumerate(variants)]
+    served = [serve(variant, progress=part_of(progress, index, total)) for index, variant in enumerate(variants)]
     verdicts = []
     (alone,) = measure(served[:1])
     for index, (variant, each) in enumerate(zip(variants, served, strict=True)):
-        part = _part(progress, len(found) + index, total)
+        part = part_of(progress, len(found) + index, total)
         run, off = measure([each, served[0]], [None, alone])
-        without = side(variants[0], off, progress=_part(part, 0, 2))
-        with_sd = without if index == 0 else side(variant, run, progress=_part(part, 1, 2))
+        without = side(variants[0], off, progress=part_of(part, 0, 2))
+        with_sd = without if index == 0 else side(variant, run, progress=part_of(part, 1, 2))
         verdicts.append(decide(metric, with_sd, without, variant.statistics.confidence))
     return verdicts
 
@@ -451,7 +451,3 @@ def _simplest(best: Outcome, outcomes: Sequence[Outcome], confidence: float) -> 
     if best.candidate.label == OFF:
         return best, "no draft length beats it"
     return best, "the largest mean gain"
-
-
-def _part(progress: Progress | None, done: int, total: int) -> Progress | None:
-    return None if progress is None else lambda share: progress((done + share) / total)

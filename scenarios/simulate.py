@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from draftcast.sim.cluster import Cluster
 from draftcast.sim.engine.replica import Replica, check_fits, request_rows
 from draftcast.sim.metrics import Metrics, compute_metrics, do_not_differ, summarise
 from draftcast.sim.policies import python_hook
+from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.random_streams import replication_seed
 from draftcast.sim.request_table import RequestTable
 from draftcast.sim.routers import make_router
@@ -32,7 +33,6 @@ from draftcast.sim.stability import Stability
 from draftcast.sim.warmup import MOST_SHORTFALL, Warmup, find_warmup
 from draftcast.sim.workload import build_requests, load_traces
 
-Progress = Callable[[float], None]
 State = Literal["steady", "not settled", "overloaded", "finite"]
 """Of a run. ``overloaded``: the queue grows; ``not settled``: the run was too short to reach a steady state;
 ``finite``: a list of requests that ends, of which every request counts and no steady state is asked."""
@@ -240,7 +240,7 @@ def simulate_together(
     served = [
         serve(
             scenario,
-            progress=_part(progress, index, len(scenarios)),
+            progress=part_of(progress, index, len(scenarios)),
             record_steps=record_steps,
             deployment=deployment,
         )
@@ -292,14 +292,10 @@ def serve(
             goes_on = scenario.statistics.warmup == "auto"
             table = build_requests(spec, seed, None, deployment.settings.max_model_len, traces, goes_on)
         check_run_memory(len(table), count - replication)
-        part = _part(progress, replication, count)
+        part = part_of(progress, replication, count)
         recorded = replication == 0 if record_steps == "first" else record_steps
         done.append(replicate(scenario, loop, deployment, table, seed, part, recorded))
     return Served(scenario, deployment, done, table.notes)
-
-
-def _part(progress: Progress | None, index: int, count: int) -> Progress | None:
-    return None if progress is None else lambda share: progress((index + share) / count)
 
 
 def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:

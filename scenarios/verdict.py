@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,9 +21,9 @@ from draftcast.scenarios.load import without_speculation
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import RunResult
 from draftcast.sim.crossing import Probe
+from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics import Estimate
 
-Progress = Callable[[float], None]
 Word = Literal["pays", "costs", "too close to call", "overloaded", "not settled"]
 Position = Literal["below", "at", "above"]
 State = Literal["steady", "finite", "not settled", "at capacity", "overloaded"]
@@ -224,8 +224,8 @@ def judge(
     Raises:
         InputError: an unknown metric.
     """
-    with_sd = side(scenario, on, progress=_part(progress, 0))
-    without = side(without_speculation(scenario), off, progress=_part(progress, 1))
+    with_sd = side(scenario, on, progress=part_of(progress, 0, 2))
+    without = side(without_speculation(scenario), off, progress=part_of(progress, 1, 2))
     return decide(metric_named(metric), with_sd, without, scenario.statistics.confidence)
 
 
@@ -313,7 +313,3 @@ def _times(ratio: Estimate) -> str:
     if not math.isfinite(ratio.low):
         return f"{ratio.mean:.2f}"
     return f"{ratio.mean:.2f} ({ratio.confidence:.0%} interval {ratio.low:.2f} to {ratio.high:.2f})"
-
-
-def _part(progress: Progress | None, index: int) -> Progress | None:
-    return None if progress is None else lambda share: progress((index + share) / 2)

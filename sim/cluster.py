@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -25,11 +25,11 @@ from simpy.events import EventPriority
 from draftcast.sim.arrivals import ClosedLoop
 from draftcast.sim.engine.replica import STOP_FINISHED, Replica
 from draftcast.sim.engine.state import FINISHED
+from draftcast.sim.progress import Progress
 from draftcast.sim.request_table import RequestTable
 from draftcast.sim.routers import Router
 from draftcast.sim.stability import ALWAYS_STABLE, FINITE, Stability, assess
 
-Progress = Callable[[float], None]
 PROGRESS_PARTS = 50
 RAN_OUT = "the last requests took as long as sending all requests once more: the run is too short"
 EXTRA_CHUNKS = 40

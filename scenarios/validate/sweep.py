@@ -7,7 +7,7 @@ with the scenario's own profile. Whatever runs a profile was made from are left 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,11 @@ from draftcast.scenarios.load import load_scenario
 from draftcast.scenarios.validate.comparison import Validation, validate
 from draftcast.scenarios.validate.effects import Cutover, Effect, capacities, cutover, effect
 from draftcast.scenarios.validate.step_times import repeat_spread
+from draftcast.sim.progress import Progress
 
 PROFILE = "profile"
 BELOW_CAPACITY = 0.8
 """Share of a mode's capacity up to which latencies at a rate are held to their bars."""
-
-Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)
