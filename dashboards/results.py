@@ -167,4 +167,4 @@ def column_of(scenario: Scenario, own: Side) -> Column:
     figures = run.summary["figures"] | summarise(per_gpu, scenario.statistics.confidence)
     replications = [{**each, **more} for each, more in zip(run.replications, per_gpu, strict=True)]
     trouble = "" if own.has_figures else own.state
-    return Column(figures, replications, trouble, own.state == "steady" and not run.closed_loop)
+    return Column(figures, replications, trouble, own.completes_what_arrives)

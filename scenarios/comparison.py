@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from draftcast.scenarios.capacity import rate_of
 from draftcast.scenarios.load import with_rate, without_speculation
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.verdict import METRICS, Side, State, Verdict, judge, paired_advantage, probe_at, side
+from draftcast.scenarios.verdict import METRICS, Side, Verdict, advantage_of, judge, paired_probe, probe_at, side
 from draftcast.sim.crossing import Crossing, locate
 from draftcast.sim.metrics import summarise
 from draftcast.sim.progress import Progress, part_of
@@ -52,11 +52,6 @@ class Point:
         return (self.on,) if self.off is None else (self.on, self.off)
 
     @property
-    def states(self) -> tuple[State, ...]:
-        """On and, when compared, off."""
-        return (self.own.state,) if self.verdict is None else (self.own.state, self.verdict.off.state)
-
-    @property
     def word(self) -> str:
         """The verdict; where nothing is compared, the setting's state."""
         return self.own.state if self.verdict is None else self.verdict.word
@@ -69,9 +64,9 @@ class Point:
     @property
     def token_gain(self) -> Estimate | None:
         """Token goodput on over off with its paired interval; None as of ``advantage``."""
-        if self.verdict is None or self.verdict.advantage is None:
+        if self.verdict is None or self.off is None or self.verdict.advantage is None:
             return None
-        return paired_advantage(METRICS["token_goodput"], self.verdict.on, self.verdict.off, self.confidence)
+        return advantage_of(paired_probe(0.0, METRICS["token_goodput"], self.on, self.off), self.confidence)
 
     def figures(self, which: str) -> dict[str, Estimate]:
         """Every figure of a side (``on`` or ``off``) with its interval; none where they do not hold for the load."""

@@ -292,8 +292,7 @@ def _better(
         return None
     if first.has_figures != second.has_figures:
         return 1 if first.has_figures else -1
-    completes_what_arrives = first.state == "steady" and first.run is not None and not first.run.closed_loop
-    if metric.name in THROUGHPUT and completes_what_arrives:
+    if metric.name in THROUGHPUT and first.completes_what_arrives:
         return 0
     found = _difference(*values, confidence)
     if found is None:

@@ -92,6 +92,11 @@ class Side:
         """Whether the run's figures hold for the load."""
         return self.state in ("steady", "finite")
 
+    @property
+    def completes_what_arrives(self) -> bool:
+        """Whether its throughput is the load's, whatever the setting: an open loop below its capacity."""
+        return self.state == "steady" and self.run is not None and not self.run.closed_loop
+
 
 def side(
     scenario: Scenario,
@@ -242,12 +247,10 @@ def decide(metric: Metric, on: Side, off: Side, confidence: float) -> Verdict:
     assert on.run is not None
     assert off.run is not None
     probe = paired_probe(0.0, metric, on.run, off.run)
-    advantage = paired_advantage(metric, on, off, confidence)
-    # An open loop below its capacity completes what arrives, on either side.
-    equal = metric.name in THROUGHPUT and on.state == "steady" and not on.run.closed_loop
+    equal = metric.name in THROUGHPUT and on.completes_what_arrives
     sign = 0 if equal or probe.is_even(confidence) else probe.sign(confidence)
     words: tuple[Word, ...] = ("too close to call", "pays", "costs")
-    return Verdict(words[sign], metric, on, off, advantage, finite)
+    return Verdict(words[sign], metric, on, off, advantage_of(probe, confidence), finite)
 
 
 def paired_probe(x: float, metric: Metric, on: RunResult, off: RunResult) -> Probe:
@@ -272,11 +275,8 @@ def paired_probe(x: float, metric: Metric, on: RunResult, off: RunResult) -> Pro
     return Probe(x, gains, bases, slack_low=_growth(slack[0]), slack_high=_growth(slack[1]))
 
 
-def paired_advantage(metric: Metric, on: Side, off: Side, confidence: float) -> Estimate | None:
+def advantage_of(probe: Probe, confidence: float) -> Estimate | None:
     """How many times better with speculation than without; bounds are NaN where one replication is all there is."""
-    assert on.run is not None
-    assert off.run is not None
-    probe = paired_probe(0.0, metric, on.run, off.run)
     if probe.has_value:
         return probe.advantage(confidence)
     if not probe.gains or not probe.bases[0]:

@@ -10,7 +10,8 @@ from draftcast.scenarios.plots import comparison_figure
 def test_a_picture_shows_no_figures_of_a_side_that_has_none() -> None:
     sizes = ["workload.num_requests=400", "statistics.replications=2"]
     answer = compare(load_scenario(overrides=sizes), [10, 400])
-    assert [point.states for point in answer.points] == [("steady", "steady"), ("overloaded", "overloaded")]
+    verdicts = [point.verdict for point in answer.points if point.verdict is not None]
+    assert [(v.on.state, v.off.state) for v in verdicts] == [("steady", "steady"), ("overloaded", "overloaded")]
     traces = comparison_figure(answer).data
     assert [trace.name for trace in traces] == ["advantage", "SD on", "SD off", "SD on", "SD off"]
     for trace in traces:
