@@ -1,9 +1,9 @@
 """Do all surfaces give the same word at a load, is no word wrong, and does every load away from the cutover get one?
 
 ``python benchmarks/verdicts.py`` asks 50 loads from 5 to 150 % of the smaller capacity: what ``simulate``,
-``recommend`` and ``cutover`` say at the scenario's own effort, what the page says at its own, and beside them runs of
-60,000 requests. Prints a row a load, then what differs, what is wrong and what is undecided further than 5 % from the
-cutover, then one JSON line. ``--loads N`` asks fewer.
+``recommend``, ``sweep`` and ``cutover`` say at the scenario's own effort, what the page says at its own, and beside
+them runs of 60,000 requests. Prints a row a load, then what differs, what is wrong and what is undecided further than
+5 % from the cutover, whether ``plan`` promises more than the capacity, then one JSON line. ``--loads N`` asks fewer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from draftcast.scenarios.comparison import compare
 from draftcast.scenarios.cutover import cutover
 from draftcast.scenarios.load import with_rate, with_values, without_speculation
 from draftcast.scenarios.page_effort import page_effort
+from draftcast.scenarios.plan import plan
+from draftcast.scenarios.plan_slo import parse_objectives
 from draftcast.scenarios.recommend import recommend
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.sweep import sweep
 
 LONG = {"workload.num_requests": 60_000, "statistics.seed": 7_000_000}
 DECIDED = ("pays", "costs", "overloaded")
@@ -41,6 +44,18 @@ def recommended(scenario: Scenario) -> str:
     return next(each.verdicts[0].word for each in answer.outcomes if each.candidate.label == label)
 
 
+def planned_too_much(scenario: Scenario) -> dict[str, tuple[float, float]]:
+    """Rate that ``plan`` finds under an SLO that anything meets, and the capacity, where the rate is larger."""
+    answer = plan(scenario, objectives=parse_objectives("e2e:mean<1000s"))
+    found = {}
+    for sizing in answer.sizings:
+        most = capacity(sizing.candidate.scenario)
+        assert most is not None
+        if sizing.largest is not None and sizing.largest.met > most.estimate.high * sizing.replicas:
+            found[sizing.candidate.label] = (sizing.largest.met, most.estimate.high)
+    return found
+
+
 def main() -> None:
     """Every load."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -52,9 +67,11 @@ def main() -> None:
     crossing = cutover(scenario)[0].crossing
     print(f"cutover: {crossing.low:.2f} to {crossing.high:.2f} req/s ({crossing.kind})", flush=True)
     differ, wrong, undecided, rows = [], [], [], []
-    for rate in np.linspace(0.05, 1.5, count) * smaller:
-        asked = with_rate(scenario, float(rate))
-        words = {"simulate": word(asked), "recommend": recommended(asked)}
+    rates = [float(rate) for rate in np.linspace(0.05, 1.5, count) * smaller]
+    swept = {cell.values["rate"]: cell.verdict for cell in sweep(scenario, {"rate": rates}).cells}
+    for rate in rates:
+        asked = with_rate(scenario, rate)
+        words = {"simulate": word(asked), "recommend": recommended(asked), "sweep": swept[rate]}
         page = word(with_values(asked, page_effort(asked)))
         truth = word(with_values(asked, LONG))
         if crossing.kind == "crosses" and not crossing.low <= rate <= crossing.high:
@@ -66,14 +83,17 @@ def main() -> None:
         wrong += [(rate, each, truth) for each in said if each in DECIDED and truth in DECIDED and each != truth]
         away = not crossing.low * (1 - NEAR) <= rate <= crossing.high * (1 + NEAR)
         undecided += [(rate, each) for each in said if each not in DECIDED and away]
-        rows.append({"rate_rps": float(rate), **words, "page": page, "long": truth})
+        rows.append({"rate_rps": rate, **words, "page": page, "long": truth})
         print(f"{rate:7.2f} req/s  {words}  page: {page}  60,000 requests: {truth}", flush=True)
     print(
         f"{len(differ)} loads with different words, {len(wrong)} wrong words, {len(undecided)} undecided away from it"
     )
     for each in (*differ, *wrong, *undecided):
         print(" ", each)
-    print(json.dumps({"differ": len(differ), "wrong": len(wrong), "undecided": len(undecided), "loads": rows}))
+    promised = planned_too_much(scenario)
+    print(f"plan promises more than the capacity: {promised or 'no'}")
+    counts = {"differ": len(differ), "wrong": len(wrong), "undecided": len(undecided), "promised": len(promised)}
+    print(json.dumps({**counts, "loads": rows}))
 
 
 if __name__ == "__main__":

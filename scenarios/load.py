@@ -213,6 +213,23 @@ def dump_scenario(scenario: Scenario) -> str:
     return write_yaml(to_mapping(scenario))
 
 
+def recorded_scenario(manifest: Mapping[str, Any], file: str) -> Scenario:
+    """The scenario in a recorded run's manifest; the run may come from anyone, so code that it names is not imported.
+
+    Raises:
+        ScenarioError: it is not valid, or its policy is not one of draftcast's.
+    """
+    data = manifest.get("scenario")
+    if not isinstance(data, Mapping):
+        raise ScenarioError("must hold the scenario of the run", file=file, key="scenario", value=data)
+    policy = data.get("policy")
+    name = policy.get("name") if isinstance(policy, Mapping) else None
+    if isinstance(name, str) and ":" in name:
+        message = "a recorded run's own code is not imported; name a policy of draftcast's"
+        raise ScenarioError(message, file=file, key="scenario.policy.name", value=name)
+    return load_scenario(data)
+
+
 def scenario_hash(scenario: Scenario) -> str:
     """Sha256 (hex) of all that can change a result: not name and description, and files by content, not by place."""
     data = to_mapping(scenario)

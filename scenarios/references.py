@@ -96,6 +96,17 @@ def put_checksums(data: Mapping[str, Any]) -> None:
             reference.put(f"sha256:{checksum}")
 
 
+def without_folders(data: Mapping[str, Any]) -> dict[str, str]:
+    """Cut every path, in place, to the file's name; dotted key -> sha256 (hex) of what was read there."""
+    found = {}
+    for reference in _references(data):
+        checksum = _checksum(reference) if reference.names_a_file else None
+        if checksum is not None:
+            found[reference.dotted] = checksum
+            reference.put(Path(reference.place).name)
+    return found
+
+
 def outside_names(data: Mapping[str, Any]) -> dict[str, str]:
     """Dotted key -> name of all that a raw scenario takes from outside draftcast: files, and code to import.
 

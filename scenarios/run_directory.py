@@ -23,6 +23,7 @@ from draftcast import __version__
 from draftcast.errors import InputError
 from draftcast.files import read_frame, read_json, without_secrets, write_text, written
 from draftcast.scenarios.load import scenario_hash, to_mapping
+from draftcast.scenarios.references import without_folders
 from draftcast.scenarios.schema import Scenario
 
 if TYPE_CHECKING:
@@ -44,21 +45,32 @@ class StoredRun:
 
 
 def make_manifest(scenario: Scenario, profile_checksum: str, command: Sequence[str] | None = None) -> dict[str, Any]:
-    """What repeats a run: the scenario and its hash, the profile's checksum, the seed, versions, the command line."""
+    """What repeats a run: the scenario and its hash, the profile's checksum, the seed, versions, the command line.
+
+    It names no folder of this machine: files stand by their names, with the sha256 of their content in ``files``.
+    """
     import numpy as np
 
+    data = to_mapping(scenario)
+    files = without_folders(data)
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "draftcast_version": __version__,
-        "scenario": to_mapping(scenario),
+        "scenario": data,
+        "files": files,
         "scenario_hash": scenario_hash(scenario),
         "profile_checksum": profile_checksum,
         "seed": scenario.statistics.seed,
         "python_version": platform.python_version(),
         "numpy_version": np.__version__,
-        "command": without_secrets(sys.argv if command is None else command),
+        "command": [_without_folder(word) for word in without_secrets(sys.argv if command is None else command)],
     }
+
+
+def _without_folder(word: str) -> str:
+    option, equals, value = word.rpartition("=")
+    return option + equals + (Path(value).name if os.path.isabs(value) else value)
 
 
 def plain(value: Any) -> Any:

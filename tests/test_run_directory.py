@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from draftcast import __version__
-from draftcast.errors import InputError
-from draftcast.scenarios.load import load_scenario, scenario_hash
+from draftcast.errors import InputError, ScenarioError
+from draftcast.scenarios.load import load_scenario, recorded_scenario, scenario_hash, to_mapping
 from draftcast.scenarios.run_directory import (
     check_target,
     make_manifest,
@@ -59,6 +59,32 @@ def test_the_manifest_repeats_the_run(tmp_path: Path) -> None:
     assert manifest["command"] == ["draftcast", "simulate"]
     write(tmp_path / "r", manifest=manifest)
     assert read_run_directory(tmp_path / "r").manifest == manifest
+
+
+def test_a_manifest_names_no_folder_of_this_machine(tmp_path: Path) -> None:
+    trace = tmp_path / "secret" / "trace.jsonl"
+    trace.parent.mkdir()
+    trace.write_text('{"timestamp": 0, "input_length": 10, "output_length": 5}\n' * 3)
+    arrivals = {"process": "trace", "path": str(trace), "format": "mooncake"}
+    scenario = load_scenario(overrides=[f"workload={json.dumps({'arrivals': arrivals})}"])
+    command = ["/usr/bin/draftcast", "simulate", str(trace), f"--out={tmp_path}"]
+    manifest = make_manifest(scenario, "abc", command)
+    assert str(tmp_path) not in json.dumps(manifest)
+    assert manifest["scenario"]["workload"]["arrivals"]["path"] == "trace.jsonl"
+    assert set(manifest["files"]) == {"workload.arrivals.path"}
+    assert manifest["command"] == ["draftcast", "simulate", "trace.jsonl", f"--out={tmp_path.name}"]
+
+
+def test_a_recorded_run_s_own_code_is_not_imported(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    data = to_mapping(load_scenario()) | {"policy": {"name": f"{own}:Policy"}}
+    with pytest.raises(ScenarioError, match="is not imported"):
+        recorded_scenario({"scenario": data}, "run")
+    with pytest.raises(ScenarioError, match="must hold the scenario"):
+        recorded_scenario({"scenario": 3}, "run")
+    assert not (tmp_path / "ran").exists()
+    assert recorded_scenario({"scenario": to_mapping(load_scenario())}, "run") == load_scenario()
 
 
 def test_a_run_is_never_written_over(tmp_path: Path) -> None:

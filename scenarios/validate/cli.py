@@ -76,10 +76,10 @@ def calibrate(
     from draftcast.calibration.live.run_directory import LiveRun
     from draftcast.calibration.live.step_profile import calibrate_live, write_live_profile
     from draftcast.kernels.catalog import load_model
-    from draftcast.scenarios.load import load_scenario
+    from draftcast.scenarios.load import recorded_scenario
 
     recorded = [LiveRun.read(run) for run in runs]
-    asked = load_scenario(recorded[0].manifest["scenario"])
+    asked = recorded_scenario(recorded[0].manifest, str(runs[0]))
     with progress_bar("fitting"):
         found = calibrate_live(recorded)
     if out is not None:

@@ -23,7 +23,7 @@ from draftcast.errors import InputError
 from draftcast.kernels.catalog import load_model
 from draftcast.scenarios.live_modes import OFF
 from draftcast.scenarios.live_sweep import read_index
-from draftcast.scenarios.load import load_scenario
+from draftcast.scenarios.load import recorded_scenario
 from draftcast.scenarios.validate.comparison import Validation, validate
 from draftcast.scenarios.validate.effects import Cutover, Effect, capacities, cutover, effect
 from draftcast.scenarios.validate.step_times import repeat_spread
@@ -143,7 +143,7 @@ def validate_sweep(
             continuation[entry["dir"]] = (known["checked_tokens"], known["wrong_tokens"])
         if entry["purpose"] != "validation":
             continue
-        scenario = load_scenario(live.manifest["scenario"])
+        scenario = recorded_scenario(live.manifest, entry["dir"])
         if run_digest(live) in _seen_by(named or scenario.profile, scenario.hardware):
             notes.append(f"{entry['dir']}: the profile has seen it, not judged")
         elif not (live.requests["finish_s"].notna() & (live.requests["error"] == "")).any():
@@ -182,7 +182,7 @@ def _own_profile(folder: Path, index: dict[str, Any], out: Path) -> str | None:
     found = calibrate_live(runs)
     for file in PROFILE_FILES:
         (out / PROFILE / file).unlink(missing_ok=True)
-    asked = load_scenario(runs[0].manifest["scenario"])
+    asked = recorded_scenario(runs[0].manifest, entries[0]["dir"])
     write_live_profile(
         found,
         out / PROFILE,
