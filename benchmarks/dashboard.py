@@ -3,7 +3,7 @@
     python benchmarks/dashboard.py [--changes 40] [--sessions 10]
 
 First, one session: a control of What-if changes by keyboard, every time to a question nobody asked before (2,000
-requests, five replications, speculation on and off), and the clock runs from Enter until all tiles and pictures of
+requests, four replications, speculation on and off), and the clock runs from Enter until all tiles and pictures of
 the new run are painted, as the page itself sees it. Then so many sessions change a control at the same moment; each
 one's tiles are held against ``draftcast simulate --json`` of the command that its own page shows. Beside the seconds
 stand the processor seconds of server and browser, what the host took from this machine's cores, what other processes
@@ -84,7 +84,7 @@ def main() -> None:
     finally:
         browser.quit()
         server.stop()
-    print("a changed control, 2,000 requests x 5 replications, on and off, until all is drawn")
+    print("a changed control, 2,000 requests x 4 replications, on and off, until all is drawn")
     print(f"{asked.changes:>5} changes{'mean':>10}{'p50':>10}{'p95':>10}{'slowest':>10}{'bar p95':>10}")
     for name, values, bar in (
         ("seconds", one.seconds, f"{BAR_S:.2f}"),

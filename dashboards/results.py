@@ -29,7 +29,7 @@ from draftcast.scenarios.timeline import Timeline, timeline
 from draftcast.scenarios.verdict import Side
 from draftcast.sim.metrics import summarise
 
-# A run of 2,000 requests and five replications is some megabytes, one close to the capacity some tens.
+# A run of 2,000 requests and four replications is some megabytes, one close to the capacity some tens.
 MOST_KEPT = 32
 PATIENCE_S = 0.8
 """Whoever waits no longer than this needs no word of it: showing one and taking it away draws the page twice."""

@@ -15,7 +15,7 @@ from draftcast.sim.stability import shortfall
 
 LENGTHS = (2000, 3000, 4000, 6000, 8000, 12_000, 16_000, 24_000)
 """A few only, so that settings compared at one load are measured over as many requests."""
-QUICK_REQUESTS, QUICK_REPLICATIONS = LENGTHS[0], 5
+QUICK_REQUESTS, QUICK_REPLICATIONS = LENGTHS[0], 4
 HIGHEST_UTILISATION = 0.97
 """Closer to the capacity no run of the longest of `LENGTHS` settles."""
 WARM = 0.04
