@@ -26,9 +26,7 @@ from typing import Any
 
 import yaml
 from bench_results import BENCH
-from test_acceptance_metrics import prometheus
-from test_live_run_directory import LINES
-from test_traces import SAMPLES
+from samples import LINES, SAMPLES, prometheus
 
 from draftcast.calibration.hardware import load_hardware
 from draftcast.calibration.live.bench_result import import_bench_result

@@ -9,32 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
+from samples import prometheus
 from typer.testing import CliRunner
 
 from draftcast.calibration.acceptance_metrics import read_metrics
 from draftcast.errors import InputError
 from draftcast.scenarios import cli
 from draftcast.scenarios.schema.acceptance import PerPositionAcceptance
-
-MODEL = 'model_name="meta-llama/Llama-3.1-8B, \\"chat\\""'
-
-
-def prometheus(drafts: float, drafted: float, per_position: list[float], engine: int = 0, model: str = MODEL) -> str:
-    """The lines that vLLM 0.32 writes (prometheus_client: HELP, TYPE, value, and a time of creation)."""
-    labels = f'engine="{engine}",{model}'
-    created = f"vllm:spec_decode_num_drafts_created{{{labels}}} 1.7636e+09\n"
-    positions = "".join(
-        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="{i}"}} {float(count)}\n'
-        for i, count in enumerate(per_position)
-    )
-    return (
-        f"vllm:num_requests_running{{{labels}}} 3.0\n"
-        "# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.\n"
-        "# TYPE vllm:spec_decode_num_drafts_total counter\n"
-        f"vllm:spec_decode_num_drafts_total{{{labels}}} {float(drafts)}\n{created}"
-        f"vllm:spec_decode_num_draft_tokens_total{{{labels}}} {float(drafted)}\n"
-        f"vllm:spec_decode_num_accepted_tokens_total{{{labels}}} {float(sum(per_position))}\n{positions}"
-    )
 
 
 def bench(**changed: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(?:bash|console|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NO_JSON = {"dashboard"}
-# They need a server of vLLM's (tests/live runs them), ten minutes (tests/test_calibrate_run.py), or never end.
+# They need a server of vLLM's (tests/live runs them), ten minutes (test_calibrate_run.py), or never end.
 NOT_HERE = {"live", "validate", "calibrate", "dashboard"}
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
+from samples import LINES
 
 from draftcast.calibration.live.journal import CHUNKS_DTYPES, REQUESTS_DTYPES, Journal, read_journal, tables
 from draftcast.calibration.live.run_directory import (
@@ -21,19 +21,6 @@ from draftcast.calibration.live.run_directory import (
     read_manifest,
 )
 from draftcast.errors import InputError, LiveError
-
-LINES: list[list[Any]] = [
-    ["r", 0, "chat", 0.0, 7, 4],
-    ["r", 1, "chat", 0.5, 9, 2],
-    ["r", 2, "chat", 1.0, 3, 3],
-    ["s", 0, 0.001],
-    ["c", 0, 0.2, 1],
-    ["s", 1, 0.5],
-    ["c", 0, 0.3, 3],
-    ["f", 0, 0.31, 0],
-    ["c", 1, 0.6, 1],
-    ["e", 1, 0.7, "connection closed"],
-]
 
 
 def journal(folder: Path) -> None:

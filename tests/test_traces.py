@@ -9,67 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from samples import ACCEPTANCE, AZURE_2023, AZURE_2024, BURSTGPT, MOONCAKE, SAMPLES, SHAREGPT, VLLM_BENCH
 
 from draftcast.errors import TraceError
 from draftcast.sim.request_table import RequestTable
 from draftcast.sim.traces import TRACE_FORMATS, TraceSpec, load_trace, read_trace
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
-
-AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
-2023-11-16 18:15:46.6805900,374,44
-2023-11-16 18:15:50.9951690,396,109
-2023-11-16 18:15:51.2224670,879,55
-"""
-AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
-2024-05-10 00:00:00.009930+00:00,2162,5
-2024-05-10 00:00:01+00:00,2399,6
-2024-05-10 00:00:01.5+00:00,76,15
-"""
-BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
-5,ChatGPT,472,18,490,Conversation log
-45,ChatGPT,1087,230,1317,Conversation log
-118.5,GPT-4,417,0,417,API log
-120,GPT-4,1360,276,1636,API log
-"""
-MOONCAKE = """{"timestamp": 0, "input_length": 1100, "output_length": 500, "hash_ids": [0, 1, 2]}
-{"timestamp": 1500, "input_length": 700, "output_length": 490, "hash_ids": [0, 3]}
-{"timestamp": 3000, "input_length": 512, "output_length": 9, "hash_ids": [0]}
-"""
-SHAREGPT = """[
-  {"prompt_tokens": 12, "output_tokens": 30},
-  {"conversations": [
-     {"from": "human", "tokens": 10}, {"from": "gpt", "tokens": 20},
-     {"from": "human", "tokens": 5}, {"from": "gpt", "tokens": 7}]},
-  {"messages": [{"role": "user", "content": "hi", "num_tokens": 3}, {"role": "assistant", "num_tokens": 4}]}
-]
-"""
-VLLM_BENCH = json.dumps(
-    {
-        "date": "20260101-000000",
-        "duration": 3.0,
-        "completed": 3,
-        "input_lens": [10, 20, 30, 40],
-        "output_lens": [5, 6, 0, 8],
-        "ttfts": [0.1, 0.1, 0.0, 0.1],
-        "itls": [[0.01], [0.01], [], [0.01]],
-        "start_times": [1000.5, 1001.0, 0.0, 1002.5],
-        "errors": ["", "", "refused", ""],
-    }
-)
-ACCEPTANCE = """{"id": "a", "prompt_token_ids": [5, 6, 7], "generated_token_ids": [1, 2], \
-"acc_eagle": {"acc_len": [1, 4, 2]}, "acc_ngram": {"acc_len": [1, 21]}}
-{"id": "b", "prompt_token_ids": [5], "generated_token_ids": [1], \
-"acc_eagle": {"acc_len": [2]}, "acc_ngram": {"acc_len": [3]}}
-"""
-SAMPLES = {
-    "azure": AZURE_2023,
-    "burstgpt": BURSTGPT,
-    "mooncake": MOONCAKE,
-    "sharegpt": SHAREGPT,
-    "vllm_bench": VLLM_BENCH,
-    "specdecode_bench": ACCEPTANCE,
-}
 
 Write = Callable[[str | bytes], Path]
 
