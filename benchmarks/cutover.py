@@ -23,14 +23,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from closed_form_crossing import closed_form, easy
 
 from draftcast.scenarios.capacity import capacity
+from draftcast.scenarios.comparison import simulate
 from draftcast.scenarios.cutover import CUTOVER_METRICS, cutover
 from draftcast.scenarios.cutover_answer import Cutover
 from draftcast.scenarios.cutover_axis import AXES
 from draftcast.scenarios.cutover_report import detail_lines, headline
 from draftcast.scenarios.load import load_scenario, with_rate, with_values, without_speculation
-from draftcast.scenarios.plan import Price
+from draftcast.scenarios.price import Price
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.simulate import simulate
 from draftcast.sim.stability import shortfall
 
 BAR_S = 10.0

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from draftcast.scenarios.comparison import simulate
 from draftcast.scenarios.deployment import deploy
 from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.simulate import simulate
 from draftcast.scenarios.workload_spec import acceptance_models, workload_spec
 from draftcast.sim.acceptance import compile_acceptance
 from draftcast.sim.engine.replica import Replica, request_rows
@@ -97,7 +97,7 @@ def million_requests() -> dict[str, float] | None:
     code = (
         "import json, resource, time\n"
         "from draftcast.scenarios.load import load_scenario\n"
-        "from draftcast.scenarios.simulate import simulate\n"
+        "from draftcast.scenarios.comparison import simulate\n"
         f"scenario = load_scenario('azure-conversation', trace={str(AZURE)!r}, overrides=["
         "'workload.num_requests=1000000', 'statistics.replications=1'])\n"
         "start = time.perf_counter()\n"

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from draftcast.scenarios.comparison import simulate
 from draftcast.scenarios.load import load_scenario, with_values
 from draftcast.scenarios.recommend import Load, recommend
-from draftcast.scenarios.simulate import simulate
 from draftcast.scenarios.verdict import METRICS
 from draftcast.sim.statistics import replication_interval
 

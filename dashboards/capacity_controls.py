@@ -16,8 +16,9 @@ from draftcast.dashboards.session import Session
 from draftcast.dashboards.view_controls import Read, number_of, read_view, set_view, some_of, view_control
 from draftcast.errors import InputError
 from draftcast.scenarios.changes import value_text
-from draftcast.scenarios.plan import GIVEN, OFF, Price, mean_rate
+from draftcast.scenarios.plan import GIVEN, OFF, mean_rate
 from draftcast.scenarios.plan_cli import parse_prices
+from draftcast.scenarios.price import Price
 from draftcast.scenarios.schema import Scenario
 
 DEGREES = ("1", "2", "4", "8", "16")

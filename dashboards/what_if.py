@@ -18,11 +18,11 @@ from draftcast.dashboards.tiles import LATENCY_TILES, THROUGHPUT_TILE, Column, s
 from draftcast.dashboards.uploads import trace_notes
 from draftcast.dashboards.what_if_controls import controls
 from draftcast.errors import InputError
-from draftcast.scenarios.comparison import Comparison
+from draftcast.scenarios.comparison import Comparison, simulate
 from draftcast.scenarios.fidelity import fidelity
 from draftcast.scenarios.report import load_words, status_line, title
 from draftcast.scenarios.run_plots import latency_figure, time_figure, timeline_figure
-from draftcast.scenarios.simulate import RunResult, simulate
+from draftcast.scenarios.simulate import RunResult
 from draftcast.scenarios.slo_answer import SloAnswer, idle_scenario, measured_requests, slo_answer
 from draftcast.scenarios.verdict import Side
 

@@ -25,8 +25,9 @@ from draftcast.scenarios.plan_cli import plan
 from draftcast.scenarios.published_cli import published
 from draftcast.scenarios.recommend_cli import recommend
 from draftcast.scenarios.sweep_cli import sweep
-from draftcast.scenarios.terminal import asked_changes, print_json, progress_bar, tell_of_compiling
+from draftcast.scenarios.terminal import asked_changes, print_json, progress_bar
 from draftcast.scenarios.validate.cli import validate
+from draftcast.sim.compiled_cache import tell_of_compiling
 
 if TYPE_CHECKING:
     from draftcast.scenarios.comparison import Comparison, Point

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from draftcast.scenarios.capacity import rate_of
+from draftcast.scenarios.deployment import Deployment
 from draftcast.scenarios.load import with_rate, without_speculation
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.simulate import RunResult, measure, serve, simulate_together
 from draftcast.scenarios.verdict import METRICS, Side, Verdict, advantage_of, judge, paired_probe, probe_at, side
 from draftcast.sim.crossing import Crossing, locate
 from draftcast.sim.metrics import summarise
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics import Estimate
-
-if TYPE_CHECKING:
-    from draftcast.scenarios.simulate import RunResult
 
 LATENCY = METRICS["e2e"].figure
 TOKENS = METRICS["token_goodput"].figure
@@ -127,6 +126,31 @@ class Comparison:
         return known
 
 
+def simulate(
+    scenario: Scenario,
+    *,
+    progress: Progress | None = None,
+    record_steps: bool = False,
+    deployment: Deployment | None = None,
+) -> RunResult:
+    """Simulate a scenario.
+
+    Args:
+        scenario: from :func:`draftcast.load_scenario`.
+        progress: called with the share of the work done, 0 to 1.
+        record_steps: keep one row per engine step.
+        deployment: what `deploy` gave for a scenario with the same engine, hardware, profile and policy; it takes
+            longer to resolve than a thousand requests to simulate.
+
+    Raises:
+        InputError: the scenario, a trace, a model, a device or the memory does not allow the run.
+    """
+    result = measure([serve(scenario, progress=progress, record_steps=record_steps, deployment=deployment)])[0]
+    if result.state == "overloaded":
+        side(scenario, result, deployment=deployment)  # what it completes at most is all that can be said
+    return result
+
+
 def compare(
     scenario: Scenario,
     rates: Sequence[float] = (),
@@ -145,7 +169,6 @@ def compare(
     Raises:
         InputError: arrivals that have no single rate.
     """
-    from draftcast.scenarios import simulate as simulator
 
     compare_off = compare_off and scenario.speculative_config is not None
     # Validate every point before the first second is simulated.
@@ -155,7 +178,7 @@ def compare(
     for index, variant in enumerate(asked):
         variants = [variant, without_speculation(variant)] if compare_off else [variant]
         part = part_of(progress, index, len(asked))
-        runs = simulator.simulate_together(variants, progress=part_of(part, 0, 2), record_steps=record_steps)
+        runs = simulate_together(variants, progress=part_of(part, 0, 2), record_steps=record_steps)
         points.append(point_of(variant, runs, progress=part_of(part, 1, 2)))
     if progress is not None:
         progress(1.0)

@@ -20,7 +20,7 @@ from draftcast.scenarios.cutover_probe import FIRST_SHORTFALL, MAX_REQUESTS, Pro
 from draftcast.scenarios.cutover_step_level import scenario_at, step_level_crossing
 from draftcast.scenarios.limits import limits_at
 from draftcast.scenarios.load import with_values, without_speculation
-from draftcast.scenarios.plan import Price
+from draftcast.scenarios.price import Price
 from draftcast.scenarios.recommend import speculative_values
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.verdict import METRICS, THROUGHPUT, Metric

@@ -12,7 +12,7 @@ from draftcast.scenarios.terminal import asked_changes, print_json, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.scenarios.cutover_answer import Cutover
-    from draftcast.scenarios.plan import Price
+    from draftcast.scenarios.price import Price
     from draftcast.scenarios.schema import Scenario
 
 CANNOT_TELL = 5

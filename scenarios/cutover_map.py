@@ -23,7 +23,7 @@ from draftcast.scenarios.cutover import (
 )
 from draftcast.scenarios.cutover_axis import AcceptanceAxis, Axis, axis_named
 from draftcast.scenarios.cutover_probe import Prober
-from draftcast.scenarios.plan import Price
+from draftcast.scenarios.price import Price
 from draftcast.scenarios.recommend import MAX_K, longest_draft
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.verdict import Metric

@@ -7,7 +7,6 @@ come from the user alone. Runs the simulator; knows nothing of tables on a scree
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from draftcast.scenarios.deployment import deploy
 from draftcast.scenarios.load import to_mapping, with_rate, with_values
 from draftcast.scenarios.plan_search import IDLE_SHARE, STEADY_STATE, Check, Cluster, LargestRate
 from draftcast.scenarios.plan_slo import Objective
+from draftcast.scenarios.price import Price
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.workload_spec import workload_spec
 from draftcast.sim.arrivals import TraceArrivals
@@ -33,22 +33,6 @@ GIVEN, OFF = "given", "off"
 Method = str | Mapping[str, Any]
 # A candidate takes about so many simulations; only the progress bar depends on it.
 _RUNS = 20
-
-
-@dataclass(frozen=True)
-class Price:
-    """What one GPU costs an hour, in the user's currency, and the day (ISO) it was asked for."""
-
-    per_gpu_hour: float
-    date: str
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.per_gpu_hour < math.inf:
-            raise InputError("must be above 0 and finite", key="price", value=self.per_gpu_hour)
-        try:
-            datetime.date.fromisoformat(self.date)
-        except ValueError:
-            raise InputError("must be a day such as 2026-11-21", key="price.date", value=self.date) from None
 
 
 @dataclass(frozen=True)

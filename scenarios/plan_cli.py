@@ -11,7 +11,8 @@ from draftcast.errors import InputError
 from draftcast.scenarios.terminal import asked_changes, print_json, progress_bar
 
 if TYPE_CHECKING:
-    from draftcast.scenarios.plan import Method, Price
+    from draftcast.scenarios.plan import Method
+    from draftcast.scenarios.price import Price
 
 INFEASIBLE = 3
 
@@ -101,7 +102,7 @@ def parse_prices(texts: list[str]) -> dict[str, Price]:
     Raises:
         InputError: another form, a price that is not above 0, a day that is none, a device twice.
     """
-    from draftcast.scenarios.plan import Price
+    from draftcast.scenarios.price import Price
 
     found: dict[str, Price] = {}
     for text in texts:

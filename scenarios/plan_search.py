@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftcast.scenarios.capacity import rate_of
+from draftcast.scenarios.comparison import simulate
 from draftcast.scenarios.deployment import Deployment
 from draftcast.scenarios.load import with_rate, with_values
 from draftcast.scenarios.plan_slo import Objective
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.simulate import RunResult, simulate
+from draftcast.scenarios.simulate import RunResult
 from draftcast.scenarios.steady_step import Traffic, token_seconds, traffic
 from draftcast.scenarios.verdict import Side, State, side
 from draftcast.scenarios.workload_spec import acceptance_models, workload_spec

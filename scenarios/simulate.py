@@ -197,33 +197,6 @@ class Served:
         return dataclasses.replace(self, replications=[dataclasses.replace(r, steps=None) for r in self.replications])
 
 
-def simulate(
-    scenario: Scenario,
-    *,
-    progress: Progress | None = None,
-    record_steps: bool = False,
-    deployment: Deployment | None = None,
-) -> RunResult:
-    """Simulate a scenario.
-
-    Args:
-        scenario: from :func:`draftcast.load_scenario`.
-        progress: called with the share of the work done, 0 to 1.
-        record_steps: keep one row per engine step.
-        deployment: what `deploy` gave for a scenario with the same engine, hardware, profile and policy; it takes
-            longer to resolve than a thousand requests to simulate.
-
-    Raises:
-        InputError: the scenario, a trace, a model, a device or the memory does not allow the run.
-    """
-    result = measure([serve(scenario, progress=progress, record_steps=record_steps, deployment=deployment)])[0]
-    if result.state == "overloaded":
-        from draftcast.scenarios.verdict import side
-
-        side(scenario, result, deployment=deployment)  # what it completes at most is all that can be said
-    return result
-
-
 def simulate_together(
     scenarios: Sequence[Scenario],
     *,
@@ -417,4 +390,4 @@ def _result(served: Served, cut: int | None) -> RunResult:
     )
 
 
-__all__ = ["RunResult", "Served", "State", "build_replicas", "measure", "serve", "simulate", "simulate_together"]
+__all__ = ["RunResult", "Served", "State", "build_replicas", "measure", "serve", "simulate_together"]

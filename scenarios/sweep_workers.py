@@ -24,7 +24,7 @@ from typing import Any, Protocol, Self
 from draftcast.errors import InputError
 from draftcast.kernels.extras import require
 from draftcast.scenarios.sweep_cells import Outcome, Task, run_task
-from draftcast.scenarios.terminal import tell_of_compiling
+from draftcast.sim.compiled_cache import tell_of_compiling
 
 TRIES = 3
 _CONNECT_S = 10.0

@@ -49,13 +49,6 @@ class ShownProgress:
         return f"draftcast: {self.task}: {done}after {time.monotonic() - self._began_s:.0f} s{state}"
 
 
-def tell_of_compiling() -> None:
-    """Say on standard error when the engine is compiled, before that takes its half minute."""
-    from draftcast.sim.compiled_cache import engine_compilation
-
-    engine_compilation.tell = lambda text: print(f"draftcast: {text}", file=sys.stderr, flush=True)
-
-
 @contextmanager
 def progress_bar(task: str = "simulating") -> Iterator[ShownProgress]:
     """Shows what it yields is called with until the work is done."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,8 @@ class EngineCompilation:
 
 
 engine_compilation = EngineCompilation()
+
+
+def tell_of_compiling() -> None:
+    """Say on standard error when the engine is compiled, before that takes its minute."""
+    engine_compilation.tell = lambda text: print(f"draftcast: {text}", file=sys.stderr, flush=True)

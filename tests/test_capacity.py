@@ -7,8 +7,8 @@ import pytest
 from draftcast import load_scenario
 from draftcast.scenarios import capacity as module
 from draftcast.scenarios.capacity import capacity, rate_of
+from draftcast.scenarios.comparison import simulate
 from draftcast.scenarios.load import with_values, without_speculation
-from draftcast.scenarios.simulate import simulate
 
 SMALL = ("engine.max_num_seqs=16", "engine.speculative_config=null")
 

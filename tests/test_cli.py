@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import draftcast
 from draftcast.scenarios import cli, verdict
-from draftcast.scenarios import simulate as simulate_module
+from draftcast.scenarios import comparison as comparison_module
 from draftcast.scenarios.capacity import Capacity
 from draftcast.scenarios.comparison import compare
 from draftcast.scenarios.load import load_scenario
@@ -185,7 +185,7 @@ def stand_in(
     def saturated(scenario: Scenario, rate_rps: float, **how: Any) -> Capacity:
         return known[scenario.speculative_config is not None]
 
-    monkeypatch.setattr(simulate_module, "simulate_together", together)
+    monkeypatch.setattr(comparison_module, "simulate_together", together)
     monkeypatch.setattr(verdict, "capacity", saturated)
 
 

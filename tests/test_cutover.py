@@ -26,7 +26,7 @@ from draftcast.scenarios.cutover_map import speedup_map
 from draftcast.scenarios.cutover_report import contour_lines, detail_lines, headline, number, points_table
 from draftcast.scenarios.limits import Limit
 from draftcast.scenarios.load import load_scenario, with_values, without_speculation
-from draftcast.scenarios.plan import Price
+from draftcast.scenarios.price import Price
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import serve, simulate_together
 from draftcast.sim.crossing import Crossing, Probe

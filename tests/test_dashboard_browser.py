@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 
 from draftcast.scenarios import cli
 from draftcast.scenarios.capacity import capacity
+from draftcast.scenarios.comparison import simulate
 from draftcast.scenarios.load import load_scenario, scenario_hash, without_speculation
 from draftcast.scenarios.page_effort import settling_requests
 from draftcast.scenarios.report import load_words
-from draftcast.scenarios.simulate import simulate, simulate_together
+from draftcast.scenarios.simulate import simulate_together
 from draftcast.scenarios.verdict import judge
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")

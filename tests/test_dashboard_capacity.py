@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from draftcast.dashboards import capacity
 from draftcast.dashboards import session as sessions
 from draftcast.scenarios import cli
-from draftcast.scenarios.simulate import simulate
+from draftcast.scenarios.comparison import simulate
 
 APP = Path(__file__).parents[1] / "dashboards" / "app.py"
 WAIT_S = 1800  # the first page of a fresh checkout compiles the engine

@@ -9,6 +9,7 @@ from app_pages import known, open_page, told
 from streamlit.testing.v1 import AppTest
 
 from draftcast.dashboards import session as sessions
+from draftcast.scenarios.comparison import simulate
 from draftcast.scenarios.cutover import cutover
 from draftcast.scenarios.cutover_report import headline
 from draftcast.scenarios.deployment import deploy
@@ -16,7 +17,6 @@ from draftcast.scenarios.load import load_scenario
 from draftcast.scenarios.operating_point import ceilings, operating_tracks
 from draftcast.scenarios.recommend import recommend
 from draftcast.scenarios.roofline_plot import roofline_figure
-from draftcast.scenarios.simulate import simulate
 
 # Few slots: a capacity is found with few requests.
 CUTOVER = {

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftcast.scenarios.comparison import simulate
 from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.simulate import simulate
 from draftcast.sim.acceptance import Beta, Constant, Ngram, accepted_drafts, proposed_drafts
 from draftcast.sim.cluster import Cluster
 from draftcast.sim.engine.state import STOP_MAX_STEPS
@@ -204,7 +204,7 @@ ELSEWHERE = """
 import hashlib, json, sys
 import pandas as pd
 from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.simulate import simulate
+from draftcast.scenarios.comparison import simulate
 result = simulate(load_scenario(overrides=json.loads(sys.argv[1])), record_steps=True)
 frames = (result.requests, result.steps)
 print(hashlib.sha256(b"".join(pd.util.hash_pandas_object(f).to_numpy().tobytes() for f in frames)).hexdigest())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from draftcast.scenarios.capacity import capacity
+from draftcast.scenarios.comparison import simulate
 from draftcast.scenarios.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.page_effort import LENGTHS, TURNS, page_effort, settling_requests
-from draftcast.scenarios.simulate import simulate
 
 RATE, REQUESTS = "workload.arrivals.request_rate_rps", "workload.num_requests"
 

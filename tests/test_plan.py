@@ -19,16 +19,17 @@ from typer.testing import CliRunner
 from draftcast.errors import InputError
 from draftcast.scenarios import cli
 from draftcast.scenarios.capacity import capacity
+from draftcast.scenarios.comparison import simulate
 from draftcast.scenarios.load import load_scenario, with_rate
-from draftcast.scenarios.plan import GIVEN, OFF, Plan, Price, candidates, mean_rate, plan, with_prices
+from draftcast.scenarios.plan import GIVEN, OFF, Plan, candidates, mean_rate, plan, with_prices
 from draftcast.scenarios.plan_cli import parse_prices
 from draftcast.scenarios.plan_curve import SHARES, curve_frame, goodput_curve
 from draftcast.scenarios.plan_plots import goodput_figure
 from draftcast.scenarios.plan_report import answer_line
 from draftcast.scenarios.plan_search import check_load, cluster_scenario
 from draftcast.scenarios.plan_slo import Objective, parse_objectives
+from draftcast.scenarios.price import Price
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.simulate import simulate
 from draftcast.scenarios.verdict import Side
 
 ROOT = Path(__file__).parent.parent

@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 from draftcast.errors import InputError
 from draftcast.scenarios import cli
 from draftcast.scenarios import policy_comparison as module
+from draftcast.scenarios.comparison import simulate
 from draftcast.scenarios.load import load_scenario
 from draftcast.scenarios.policy_comparison import PolicyComparison, applicable_policies, compare_policies, with_policy
 from draftcast.scenarios.policy_list import AskedPolicy, parse_policies
 from draftcast.scenarios.policy_report import policies_table, ranking_lines
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.simulate import RunResult, simulate
+from draftcast.scenarios.simulate import RunResult
 from draftcast.scenarios.verdict import METRICS, Side, State
 from draftcast.sim.metrics import summarise
 

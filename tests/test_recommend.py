@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from draftcast.errors import InputError
 from draftcast.scenarios import cli
 from draftcast.scenarios import recommend as module
-from draftcast.scenarios.comparison import compare
+from draftcast.scenarios.comparison import compare, simulate
 from draftcast.scenarios.cutover import settings as cutover_settings
 from draftcast.scenarios.deployment import deploy
 from draftcast.scenarios.live_modes import SweepPlan, modes_of
@@ -23,7 +23,6 @@ from draftcast.scenarios.plan import plan
 from draftcast.scenarios.recommend import Load, Recommendation, best_schedule, candidates, recommend, traffic_of
 from draftcast.scenarios.recommend_report import answer_line, paste_lines, remark
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.simulate import simulate
 from draftcast.scenarios.steady_step import token_seconds
 from draftcast.scenarios.verdict import METRICS, Position, Side, Word, decide
 

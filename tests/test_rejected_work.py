@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftcast.scenarios.comparison import simulate
 from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.simulate import simulate
 from draftcast.sim import step_time as st
 from draftcast.sim.acceptance import Constant, Ngram, Tree
 from draftcast.sim.methods import get_method

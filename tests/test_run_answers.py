@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from draftcast.scenarios.comparison import simulate
 from draftcast.scenarios.cutover_estimate import Fluid
 from draftcast.scenarios.deployment import deploy
 from draftcast.scenarios.difference import difference
@@ -20,7 +21,7 @@ from draftcast.scenarios.load import load_scenario, with_values, without_specula
 from draftcast.scenarios.operating_point import ceilings, operating_point
 from draftcast.scenarios.report import load_words
 from draftcast.scenarios.run_plots import latency_figure, time_figure, timeline_figure
-from draftcast.scenarios.simulate import measure, serve, simulate, simulate_together
+from draftcast.scenarios.simulate import measure, serve, simulate_together
 from draftcast.scenarios.slo_answer import idle_scenario, measured_requests, slo_answer
 from draftcast.scenarios.timeline import timeline
 from draftcast.scenarios.verdict import Side, judge, side

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from draftcast.errors import InputError
-from draftcast.scenarios.terminal import tell_of_compiling
+from draftcast.sim.compiled_cache import tell_of_compiling
 
 
 def run(main: Callable[[], None]) -> None:

@@ -18,9 +18,10 @@ from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import InputError
 from draftcast.files import read_text
 from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.plan import Price, plan
+from draftcast.scenarios.plan import plan
 from draftcast.scenarios.plan_report import answer_line
 from draftcast.scenarios.plan_slo import parse_objectives
+from draftcast.scenarios.price import Price
 from draftcast.scenarios.scripts import run
 
 

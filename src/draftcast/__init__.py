@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from draftcast.errors import DraftcastError, InputError
 
 if TYPE_CHECKING:
+    from draftcast.scenarios.comparison import simulate
     from draftcast.scenarios.load import load_scenario
     from draftcast.scenarios.schema import Scenario
-    from draftcast.scenarios.simulate import RunResult, simulate
+    from draftcast.scenarios.simulate import RunResult
 
 __version__ = "0.1.0"
 __all__ = ["DraftcastError", "InputError", "RunResult", "Scenario", "__version__", "load_scenario", "simulate"]
@@ -23,7 +24,7 @@ _LAZY = {
     "RunResult": "draftcast.scenarios.simulate",
     "Scenario": "draftcast.scenarios.schema",
     "load_scenario": "draftcast.scenarios.load",
-    "simulate": "draftcast.scenarios.simulate",
+    "simulate": "draftcast.scenarios.comparison",
 }
 
 
