@@ -42,7 +42,7 @@ RECORD = ROOT / "tests/data/before.json"
 NUM_SCENARIOS = 300
 RUNS = ROOT / "tests/data/before_runs.tar.xz"
 # Of an answer: what differs from run to run, or from machine to machine.
-VOLATILE = {"draftcast_version", "python_version", "numpy_version", "created_at", "machine", "command"}
+VOLATILE = {"draftcast_version", "python_version", "numpy_version", "created_at", "machine", "command", "elapsed_s"}
 INTERVAL = {"mean", "low", "high"}
 # Of a key of the scenario: what may be said, and what goes unsaid.
 LIMITS = {"type", "const", "enum", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
@@ -181,17 +181,19 @@ def paths_of(value: Any, path: str = "") -> Iterator[str]:
 
 
 def run_commands() -> dict[str, Any]:
-    """Every command line of `before_cases.COMMANDS`: exit code, hash and keys of its JSON."""
+    """Every command line of `COMMANDS`: exit code, hash of its JSON, and the keys that no earlier line of it had."""
     found: dict[str, Any] = {}
+    known: dict[str, set[str]] = {}
     with tempfile.TemporaryDirectory() as name:
         write_files(Path(name))
         for line, digits in before_cases.COMMANDS.items():
             code, text = run_command(line, Path(name))
             found[line] = {"exit": code}
             if "--json" in line:
-                answer = json.loads(text)
-                found[line]["hash"] = hashed(plain(answer, name, digits))
-                found[line]["keys"] = sorted(set(paths_of(plain(answer, name))))
+                answer = plain(json.loads(text), name, digits)
+                seen = known.setdefault(line.split()[0], set())
+                found[line] |= {"hash": hashed(answer), "keys": sorted(set(paths_of(answer)) - seen)}
+                seen.update(paths_of(answer))
     return found
 
 
@@ -265,9 +267,12 @@ def collected_tests() -> dict[str, list[str]]:
     for line in done.stdout.splitlines():
         if ".py::" in line:
             name, _, case = line.split(".py::", 1)[1].partition("[")
-            moves = case.endswith(".py]")  # a test of every source file
-            found.setdefault(name, []).append("" if moves else case.removesuffix("]"))
-    return {name: sorted(set(cases)) if not any(cases) else sorted(cases) for name, cases in sorted(found.items())}
+            cases = found.setdefault(name, [])
+            if not case.endswith(".py]"):
+                cases.append(case.removesuffix("]"))
+            elif not cases:
+                cases.append("")  # a test of every source file, and those move
+    return {name: sorted(cases) if cases != [""] else [] for name, cases in found.items()}
 
 
 # --- Together ---------------------------------------------------------------------------------------------------------
@@ -290,15 +295,12 @@ def lost(what: str, before: Any, now: Any) -> Iterator[str]:
 
 def lost_tests(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Test cases that are gone without a word in `DELETED_TESTS`, which names a case or its whole function."""
-    cases = {name: [f"{name}[{case}]" if case else name for case in own] for name, own in before.items()}
-    here = {name: [f"{name}[{case}]" if case else name for case in own] for name, own in now.items()}
-    return [
-        f"tests: lost: {case}"
-        for name, own in cases.items()
-        if name not in DELETED_TESTS
-        for case in (Counter(own) - Counter(here.get(name, []))).elements()
-        if case not in DELETED_TESTS
-    ]
+
+    def full(own: Mapping[str, Any]) -> Counter[tuple[str, str]]:
+        return Counter((name, f"{name}[{case}]" if case else name) for name in own for case in own[name] or [""])
+
+    gone = full(before) - full(now)
+    return [f"tests: lost: {case}" for name, case in gone.elements() if not {name, case} & DELETED_TESTS.keys()]
 
 
 def recorded(section: str) -> Any:

@@ -98,7 +98,8 @@ ARRIVAL = {
     "closed-constant": "{process: closed_loop, concurrency: 6, think_time_s: 0.5, think_time_distribution: constant}",
     "closed-together": "{process: closed_loop, concurrency: 20, think_time_s: 0, think_time_distribution: constant}",
 }
-AT_ONCE = (f"{ARRIVALS}={ARRIVAL['at-once']}",)
+# Counted as a list that ends: of an overloaded steady run no steps are kept.
+AT_ONCE = (f"{ARRIVALS}={ARRIVAL['at-once']}", FINITE)
 LENGTH = {
     "constant": "100",
     "constant-named": "{distribution: constant, value: 64}",
@@ -256,13 +257,10 @@ def coverage() -> Iterator[tuple[str, tuple[str, ...]]]:
         lengths = "workload.lengths={path: '<folder>/log.jsonl'}"
         yield f"acceptance trace {record}", (lengths, f"acceptance={{model: trace, record: {record}}}")
     yield "acceptance trace of a file", ("acceptance={model: trace, path: '<folder>/log.jsonl'}",)
-    prefixes = trace("mooncake.jsonl", ", request_rate_rps: 150")
+    prefixes = (*trace("mooncake.jsonl", ", request_rate_rps: 150"), FINITE)
     for name, keys in ENGINE.items():
         changes = tuple(f"engine.{key}" for key in keys)
-        yield (
-            f"engine {name}",
-            (*trace("mooncake.jsonl", ", request_rate_rps: 150"), "workload.num_requests=90", *changes),
-        )
+        yield f"engine {name}", (*prefixes, "workload.num_requests=90", *changes)
         yield f"engine {name}, all at once", (*changes, *AT_ONCE)
     for model, where in MODELS.items():
         hardware, tp, dtype = where.split()
@@ -334,14 +332,15 @@ def scenarios() -> Iterator[tuple[str, tuple[str, ...]]]:
 # live sweep of a small played server (``data/before_runs.tar.xz``). Those that start vLLM are only asked for help.
 EXACT, FITTED = 9, 5
 QUICK = "--replications 2 --set workload.num_requests=80 --set workload.arrivals.request_rate_rps=30"
+LIGHT = "--set workload.num_requests=1000 --replications 3"
 LOG = "<root>/tests/data/engine_log_off.log.gz"
 COMMANDS = {
     "acceptance from-metrics metrics.txt --json": EXACT,
     "acceptance measure --method ngram --tokens log.jsonl --num-speculative-tokens 2 --bootstrap 9 --json": EXACT,
     "acceptance measure --method suffix --tokens log.jsonl --bootstrap 50 --json": EXACT,
     f"calibrate --engine-log {LOG} --model testbed-250M --hardware cpu --dtype fp32 --bootstrap 5 --json": FITTED,
-    f"compare default --policies fixed,goodput,bandit {QUICK} --json": EXACT,
-    f"cutover default {QUICK} --budget 4 --json": EXACT,
+    f"compare default --policies fixed,goodput,bandit {LIGHT} --json": EXACT,
+    f"cutover default {LIGHT} --json": EXACT,
     f"cutover default --over acceptance {QUICK} --json": EXACT,
     "dashboard --help": EXACT,
     "hardware --json": EXACT,
@@ -360,7 +359,7 @@ COMMANDS = {
     "profile show h100-sxm --json": EXACT,
     "profile show l40s --by-shape --json": EXACT,
     "published vllm-issue-20780 --json": EXACT,
-    f"recommend default --max-k 2 --rates 20,40 {QUICK} --json": EXACT,
+    f"recommend default --max-k 2 --rates 20,40 {LIGHT} --json": EXACT,
     "scenarios --json": EXACT,
     f"simulate default {QUICK} --json": EXACT,
     f"simulate default {QUICK} --rates 20,60 --json": EXACT,

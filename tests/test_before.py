@@ -21,7 +21,7 @@ def test_a_difference_is_named() -> None:
         "commands: simulate: keys: lost: a",
         "commands: lost: plan",
     ]
-    assert before.lost_tests({"test_a": ["1", "2"], "test_b": [""]}, {"test_a": ["2"]}) == [
+    assert before.lost_tests({"test_a": ["1", "2"], "test_b": []}, {"test_a": ["2"]}) == [
         "tests: lost: test_a[1]",
         "tests: lost: test_b",
     ]
