@@ -22,6 +22,8 @@ _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 _DEEPEST = 100
 # Nodes that aliases stand for in all: nine lines of nested aliases stand for a thousand million.
 _MOST_EXPANDED = 10_000
+# Bits of an integer; no quantity of ours takes more than 64.
+_WIDEST = 1024
 # PyYAML's own parser says better than libyaml's what is wrong and where, but reads 30 kB in a second.
 _MOST_EXPLAINED = 2**16
 
@@ -73,6 +75,14 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dic
     }
 
 
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    value: int = loader.construct_yaml_int(node)
+    if value.bit_length() > _WIDEST:
+        # Python refuses to print an int of more than 4,300 digits, whatever message it stands in.
+        raise InputError(f"an integer of more than {_WIDEST} bits", line=node.start_mark.line + 1)
+    return value
+
+
 _PLAIN = ("null", "bool", "int", "float", "str", "seq", "map", "merge")
 for _class in (_Loader, _FastLoader):
     _class.yaml_constructors = {
@@ -81,6 +91,7 @@ for _class in (_Loader, _FastLoader):
         if tag is None or tag.removeprefix("tag:yaml.org,2002:") in _PLAIN
     }
     _class.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+    _class.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def _check_size(text: str) -> None:
