@@ -10,9 +10,9 @@ import pandas as pd
 import streamlit as st
 
 from draftcast.dashboards.plain_text import literal
-from draftcast.dashboards.results import Answer, answer, column_of, together
+from draftcast.dashboards.results import Answer, answer, together
 from draftcast.dashboards.session import Question, Session, short_error
-from draftcast.dashboards.tiles import LATENCY_TILES, THROUGHPUT_TILE, Column, Figure
+from draftcast.dashboards.tiles import LATENCY_TILES, THROUGHPUT_TILE, Column, Figure, column_of
 from draftcast.errors import InputError
 from draftcast.scenarios.changes import changed_keys, differing, value_text
 from draftcast.scenarios.difference import Difference

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 from draftcast.dashboards.collector import set_aside
 from draftcast.dashboards.kept import Kept
-from draftcast.dashboards.tiles import PER_GPU, Column
 from draftcast.scenarios.capacity import rate_of
 from draftcast.scenarios.comparison import Point, point_of
 from draftcast.scenarios.cutover_estimate import Fluid
@@ -27,7 +26,6 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.simulate import RunResult, Served, measure, serve
 from draftcast.scenarios.timeline import Timeline, timeline
 from draftcast.scenarios.verdict import Side
-from draftcast.sim.metrics import summarise
 
 # A run of 2,000 requests and four replications is some megabytes, one close to the capacity some tens.
 MOST_KEPT = 32
@@ -156,15 +154,3 @@ def _serve(scenario: Scenario) -> tuple[Served, Timeline]:
         return recorded.without_steps(), shown
 
     return _served.get(question_key(scenario), make)
-
-
-def column_of(scenario: Scenario, own: Side) -> Column:
-    """A setting's figures for tables, with tokens per second and device."""
-    run = own.run
-    assert run is not None
-    gpus = scenario.cluster.replicas * scenario.engine.tensor_parallel_size
-    per_gpu = [{PER_GPU: each["output_throughput"] / gpus} for each in run.replications]
-    figures = run.summary["figures"] | summarise(per_gpu, scenario.statistics.confidence)
-    replications = [{**each, **more} for each, more in zip(run.replications, per_gpu, strict=True)]
-    trouble = "" if own.has_figures else own.state
-    return Column(figures, replications, trouble, own.completes_what_arrives)

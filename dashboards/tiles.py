@@ -10,6 +10,9 @@ from html import escape
 import streamlit as st
 
 from draftcast.scenarios.difference import Difference, difference
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.verdict import Side
+from draftcast.sim.metrics import summarise
 from draftcast.sim.statistics import Estimate
 
 PER_GPU = "tokens_per_s_per_gpu"
@@ -60,6 +63,18 @@ class Column:
             return None
         as_offered = self.delivers_arrivals and other.delivers_arrivals
         return difference(figure, self.replications, other.replications, confidence, as_offered=as_offered)
+
+
+def column_of(scenario: Scenario, own: Side) -> Column:
+    """A setting's figures for tables, with tokens per second and device."""
+    run = own.run
+    assert run is not None
+    gpus = scenario.cluster.replicas * scenario.engine.tensor_parallel_size
+    per_gpu = [{PER_GPU: each["output_throughput"] / gpus} for each in run.replications]
+    figures = run.summary["figures"] | summarise(per_gpu, scenario.statistics.confidence)
+    replications = [{**each, **more} for each, more in zip(run.replications, per_gpu, strict=True)]
+    trouble = "" if own.has_figures else own.state
+    return Column(figures, replications, trouble, own.completes_what_arrives)
 
 
 LATENCY_TILES: tuple[tuple[str, str, tuple[Figure, ...]], ...] = tuple(

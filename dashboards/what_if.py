@@ -12,9 +12,9 @@ import streamlit as st
 from draftcast.dashboards.footer import Exports, footer
 from draftcast.dashboards.page import badge, cannot_run, figure, run_facts, simulating
 from draftcast.dashboards.plain_text import literal
-from draftcast.dashboards.results import Answer, answers, column_of, together
+from draftcast.dashboards.results import Answer, answers, together
 from draftcast.dashboards.session import MOST_RUNS, Question, Session, short_error
-from draftcast.dashboards.tiles import LATENCY_TILES, THROUGHPUT_TILE, Column, show_tiles, tile
+from draftcast.dashboards.tiles import LATENCY_TILES, THROUGHPUT_TILE, Column, column_of, show_tiles, tile
 from draftcast.dashboards.uploads import trace_notes
 from draftcast.dashboards.what_if_controls import controls
 from draftcast.errors import InputError

@@ -12,6 +12,9 @@ from typing import Any
 
 import typer
 
+from draftcast.errors import InputError
+from draftcast.sim.compiled_cache import tell_of_compiling
+
 LINE_EVERY_S = 10.0
 """Between two lines of progress where standard error is no terminal."""
 
@@ -88,3 +91,13 @@ def print_json(summary: Mapping[str, Any]) -> None:
     from draftcast.scenarios.run_directory import plain
 
     typer.echo(json.dumps(plain(summary), allow_nan=False))
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """A script's life: bad input is one line on standard error and exit code 2, as of the ``draftcast`` command."""
+    tell_of_compiling()
+    try:
+        main()
+    except InputError as error:
+        print(f"draftcast: error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -15,8 +15,8 @@ import pytest
 from draftcast.dashboards import results
 from draftcast.dashboards.collector import set_aside
 from draftcast.dashboards.kept import Kept
-from draftcast.dashboards.results import answers, column_of, together
-from draftcast.dashboards.tiles import LATENCY_TILES, Column, Figure, difference_cell
+from draftcast.dashboards.results import answers, together
+from draftcast.dashboards.tiles import LATENCY_TILES, Column, Figure, column_of, difference_cell
 from draftcast.errors import InputError
 from draftcast.scenarios.comparison import compare
 from draftcast.scenarios.load import load_scenario, with_values, without_speculation

@@ -29,7 +29,17 @@ def test_both_parsers_read_every_bundled_file_alike(path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [1, 2", "a: 1\na: 2", "a: !!python/object:os.system x", "1: 2", "a:\n\t- b", "a: *gone", "a: \x00", "a: 0x" + "f" * 5000]
+    "text",
+    [
+        "a: [1, 2",
+        "a: 1\na: 2",
+        "a: !!python/object:os.system x",
+        "1: 2",
+        "a:\n\t- b",
+        "a: *gone",
+        "a: \x00",
+        "a: 0x" + "f" * 5000,
+    ],
 )
 def test_what_is_wrong_reads_the_same_from_both(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError) as fast:

@@ -2,7 +2,7 @@
 
 The trace is replayed as it was recorded, then faster and faster: its gaps shrink, its lengths and their order stay.
 
-    python -m draftcast.scenarios.scripts.trace_growth azure-conversation trace.csv --slo 'ttft:p95<2s' --growth 1,1.5,2
+    python docs/examples/trace_growth.py azure-conversation trace.csv --slo 'ttft:p95<2s' --growth 1,1.5,2
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from draftcast.scenarios.grid import parse_values
 from draftcast.scenarios.load import load_scenario
 from draftcast.scenarios.plan import mean_rate, plan
 from draftcast.scenarios.plan_slo import parse_objectives
-from draftcast.scenarios.scripts import run
+from draftcast.scenarios.terminal import run_script
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -44,4 +44,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

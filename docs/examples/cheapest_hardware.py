@@ -5,7 +5,7 @@ The prices are a file of your own, with the day they are of:
     date: 2026-11-01
     per_gpu_hour: {h100-sxm: 2.49, a100-80g: 1.29}
 
-    python -m draftcast.scenarios.scripts.cheapest_hardware default prices.yaml --rate 100 --slo 'tpot:p95<30ms'
+    python docs/examples/cheapest_hardware.py default prices.yaml --rate 100 --slo 'tpot:p95<30ms'
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from draftcast.scenarios.plan import plan
 from draftcast.scenarios.plan_report import answer_line
 from draftcast.scenarios.plan_slo import parse_objectives
 from draftcast.scenarios.price import Price
-from draftcast.scenarios.scripts import run
+from draftcast.scenarios.terminal import run_script
 
 
 def read_prices(path: Path) -> dict[str, Price]:
@@ -78,4 +78,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -1,6 +1,6 @@
 """How many GPUs each request rate needs, without speculative decoding and with it: what SD saves as a service grows.
 
-python -m draftcast.scenarios.scripts.gpus_by_rate default --rates 20,50,100,200 --slo 'tpot:p95<20ms'
+python docs/examples/gpus_by_rate.py default --rates 20,50,100,200 --slo 'tpot:p95<20ms'
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from draftcast.scenarios.grid import parse_values
 from draftcast.scenarios.load import load_scenario
 from draftcast.scenarios.plan import GIVEN, OFF, plan
 from draftcast.scenarios.plan_slo import parse_objectives
-from draftcast.scenarios.scripts import run
+from draftcast.scenarios.terminal import run_script
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,4 +40,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)
