@@ -237,7 +237,7 @@ def judge(
 def decide(metric: Metric, on: Side, off: Side, confidence: float) -> Verdict:
     """The verdict of two sides; see the module."""
     finite = on.state == "finite"
-    if "above" in (on.position, off.position) and "at" not in (on.position, off.position):
+    if "above" in (on.position, off.position) and ("at" not in (on.position, off.position) or _apart(on, off)):
         word: Word = "overloaded" if on.position == off.position else "pays" if off.position == "above" else "costs"
         return Verdict(word, metric, on, off, None)
     if "at" in (on.position, off.position):
@@ -251,6 +251,14 @@ def decide(metric: Metric, on: Side, off: Side, confidence: float) -> Verdict:
     sign = 0 if equal or probe.is_even(confidence) else probe.sign(confidence)
     words: tuple[Word, ...] = ("too close to call", "pays", "costs")
     return Verdict(words[sign], metric, on, off, advantage_of(probe, confidence), finite)
+
+
+def _apart(on: Side, off: Side) -> bool:
+    """Whether one side surely completes more than the other: then it wins also at a load inside its own interval."""
+    if on.capacity is None or off.capacity is None:
+        return False
+    one, other = on.capacity.estimate, off.capacity.estimate
+    return one.high < other.low or other.high < one.low
 
 
 def paired_probe(x: float, metric: Metric, on: RunResult, off: RunResult) -> Probe:

@@ -6,9 +6,10 @@ import pytest
 
 from draftcast import load_scenario
 from draftcast.scenarios import capacity as module
-from draftcast.scenarios.capacity import capacity, rate_of
+from draftcast.scenarios.capacity import Capacity, capacity, rate_of
 from draftcast.scenarios.comparison import simulate
 from draftcast.scenarios.load import with_values, without_speculation
+from draftcast.scenarios.verdict import METRICS, Position, Side, Word, decide
 
 SMALL = ("engine.max_num_seqs=16", "engine.speculative_config=null")
 
@@ -82,3 +83,22 @@ def test_arrivals_without_a_single_rate_have_none(arrivals: dict[str, object]) -
     scenario = with_values(without_speculation(load_scenario()), {"workload.arrivals": arrivals})
     assert rate_of(scenario) is None
     assert capacity(scenario) is None
+
+
+@pytest.mark.parametrize(
+    ("on", "off", "word"),
+    [
+        (("above", 68.0), ("at", 74.0), "costs"),
+        (("at", 74.0), ("above", 68.0), "pays"),
+        (("above", 73.9), ("at", 74.0), "too close to call"),  # who completes more is not known
+        (("at", 74.0), ("at", 74.1), "too close to call"),
+        (("at", 74.0), ("below", 80.0), "too close to call"),
+    ],
+)
+def test_a_side_at_its_capacity_wins_over_one_that_surely_completes_less(
+    on: tuple[Position, float], off: tuple[Position, float], word: Word
+) -> None:
+    sides = [Side(None, position, Capacity((rate - 0.1, rate, rate + 0.1))) for position, rate in (on, off)]
+    verdict = decide(METRICS["e2e"], *sides, 0.95)
+    assert (verdict.word, verdict.advantage) == (word, None)
+    assert ("overloaded" in verdict.why) == (word != "too close to call")
