@@ -13,6 +13,9 @@ from typing import Any
 from draftcast.errors import ModelError
 from draftcast.kernels.model import ModelSpec
 
+# No dimension of a model comes near it, and no product of dimensions leaves a float.
+_LARGEST = 2**31
+
 
 class Config:
     """Typed look-ups in a parsed config; every failure names the file and the key."""
@@ -22,14 +25,15 @@ class Config:
         self.name = name
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """Integer >= ``minimum``; ``default`` when the key is absent or null, an error when there is none."""
+        """Integer from ``minimum`` to 2**31; ``default`` when the key is absent or null, an error when there is none."""
         value = self.values.get(key)
         if value is None:
             if default is None:
                 raise ModelError("missing; an integer is needed", file=self.name, key=key)
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise ModelError(f"an integer >= {minimum} is needed", file=self.name, key=key, value=value)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _LARGEST:
+            bound = f"<= {_LARGEST}" if isinstance(value, int) and value > _LARGEST else f">= {minimum}"
+            raise ModelError(f"an integer {bound} is needed", file=self.name, key=key, value=value)
         return value
 
     def flag(self, key: str, default: bool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gzip
+import json
 import os
 import random
 import subprocess
@@ -28,6 +29,7 @@ from draftcast.calibration.live.server import Server
 from draftcast.calibration.live.server_facts import ServerFacts
 from draftcast.calibration.profile_folder import read_manifest
 from draftcast.errors import CapacityError, InputError, LiveError, shown
+from draftcast.kernels.catalog import load_model
 from draftcast.scenarios.live_sweep import read_index
 from draftcast.scenarios.sweep_store import ResultStore
 from draftcast.sim.traces import read_trace
@@ -292,3 +294,16 @@ def test_a_command_with_bad_input_prints_one_line(tmp_path: Path) -> None:
     assert done.stderr.startswith("draftcast: error: ")
     assert "\x1b" not in done.stderr
     assert len(done.stderr) < 2100
+
+
+def test_dimensions_that_leave_a_float_are_refused(tmp_path: Path) -> None:
+    config = json.loads((ROOT / "kernels/models/Llama-3.1-8B.json").read_text()) | {"vocab_size": 10**400}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="an integer <= 2147483648 is needed"):
+        load_model(tmp_path)
+
+
+def test_a_speaker_that_is_no_name_is_not_the_assistant(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text('[{"conversations": [{"from": ["gpt"], "tokens": 3}, {"from": "gpt", "tokens": 4}]}]')
+    assert read_trace(path).prompt_tokens.tolist() == [3]

@@ -87,7 +87,7 @@ def _turns(trace: TraceText, line: int, name: str, entry: dict[str, Any]) -> lis
             raise trace.error(allowed, line, place)
         count = tokens(trace, line, f"{place}.{key}", turn[key])
         speaker = turn["from"] if "from" in turn else member(trace, line, turn, "role", place + ".")
-        if speaker in ASSISTANT:
+        if isinstance(speaker, str) and speaker in ASSISTANT:
             requests.append((context_tokens, count))
         context_tokens += count
     return requests
