@@ -25,7 +25,7 @@ class Config:
         self.name = name
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """Integer from ``minimum`` to 2**31; ``default`` when the key is absent or null, an error when there is none."""
+        """Integer from ``minimum`` to 2**31; ``default`` where the key is absent or null, an error without one."""
         value = self.values.get(key)
         if value is None:
             if default is None:
