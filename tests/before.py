@@ -41,8 +41,17 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tests/data/before.json"
 NUM_SCENARIOS = 300
 RUNS = ROOT / "tests/data/before_runs.tar.xz"
-# Of an answer: what differs from run to run, or from machine to machine.
-VOLATILE = {"draftcast_version", "python_version", "numpy_version", "created_at", "machine", "command", "elapsed_s"}
+# Of an answer: what differs from run to run, machine to machine or (the key of a cell) with the code itself.
+VOLATILE = {
+    "draftcast_version",
+    "python_version",
+    "numpy_version",
+    "created_at",
+    "machine",
+    "command",
+    "elapsed_s",
+    "key",
+}
 INTERVAL = {"mean", "low", "high"}
 # Of a key of the scenario: what may be said, and what goes unsaid.
 LIMITS = {"type", "const", "enum", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
