@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from draftcast.calibration.acceptance_measure import rounds_of
-from draftcast.kernels.ngram import match_positions
+from draftcast.calibration.acceptance.measure import rounds_of
+from draftcast.kernels.search.ngram import match_positions
 
 SETTINGS = ((1, 3), (2, 2), (2, 5), (3, 3), (3, 5), (3, 6), (3, 7), (3, 8), (4, 7), (5, 5))
 DRAFTS = 20

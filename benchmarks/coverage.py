@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from draftcast import load_scenario
-from draftcast.scenarios.capacity import capacity
-from draftcast.scenarios.load import with_rate, with_values, without_speculation
-from draftcast.scenarios.page_effort import page_effort
+from draftcast.scenarios.compare.capacity import capacity
+from draftcast.scenarios.compare.page_effort import page_effort
+from draftcast.scenarios.compare.verdict import judge
+from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.simulate import simulate_together
-from draftcast.scenarios.verdict import judge
-from draftcast.sim.statistics import Estimate
+from draftcast.scenarios.schema.load import with_rate, with_values, without_speculation
+from draftcast.sim.statistics.intervals import Estimate
 
 FIGURES = {"E2E": "mean_e2el_s", "TTFT": "mean_ttft_s", "TPOT": "mean_tpot_s", "output tok/s": "output_throughput"}
 ADVANTAGE = "advantage"

@@ -5,7 +5,7 @@
 ``--axes``: every ``--over`` with every ``--metric``, the answer and its CPU seconds; the bar is ten on one core.
 ``--coverage``: so many seeds look for the crossing that a formula gives, see ``tests/closed_form_crossing.py``.
 ``--shortfall``: by how much short runs close to the capacity fall short of long ones, beside the formula of
-`draftcast.sim.stability.shortfall`.
+`draftcast.sim.output.stability.shortfall`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from closed_form_crossing import closed_form, easy
 
-from draftcast.scenarios.capacity import capacity
-from draftcast.scenarios.comparison import simulate
-from draftcast.scenarios.cutover import CUTOVER_METRICS, cutover
-from draftcast.scenarios.cutover_answer import Cutover
-from draftcast.scenarios.cutover_axis import AXES
-from draftcast.scenarios.cutover_report import detail_lines, headline
-from draftcast.scenarios.load import load_scenario, with_rate, with_values, without_speculation
-from draftcast.scenarios.price import Price
+from draftcast.scenarios.compare.capacity import capacity
+from draftcast.scenarios.compare.comparison import simulate
+from draftcast.scenarios.compare.price import Price
+from draftcast.scenarios.cutover.answer import Cutover
+from draftcast.scenarios.cutover.axis import AXES
+from draftcast.scenarios.cutover.search import CUTOVER_METRICS, cutover
 from draftcast.scenarios.schema import Scenario
-from draftcast.sim.stability import shortfall
+from draftcast.scenarios.schema.load import load_scenario, with_rate, with_values, without_speculation
+from draftcast.scenarios.show.cutover_report import detail_lines, headline
+from draftcast.sim.output.stability import shortfall
 
 BAR_S = 10.0
 SLO_TPOT_MS = 20.0

@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from draftcast.scenarios.comparison import simulate
-from draftcast.scenarios.deployment import deploy
-from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.workload_spec import acceptance_models, workload_spec
+from draftcast.scenarios.compare.comparison import simulate
+from draftcast.scenarios.run.deployment import deploy
+from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
+from draftcast.scenarios.schema.load import load_scenario
 from draftcast.sim.acceptance import compile_acceptance
+from draftcast.sim.compiled.random_streams import request_keys, uniform
 from draftcast.sim.engine.replica import Replica, request_rows
-from draftcast.sim.random_streams import request_keys, uniform
-from draftcast.sim.workload import build_requests
+from draftcast.sim.workload.spec import build_requests
 
 AZURE = Path(__file__).parents[2] / "shared/data/traces/azure_llm_2023_conv.csv"
 STEADY = ["workload.arrivals={process: deterministic, request_rate_rps: 53}", "workload.num_requests=20000"]
@@ -96,8 +96,8 @@ def million_requests() -> dict[str, float] | None:
         return None
     code = (
         "import json, resource, time\n"
-        "from draftcast.scenarios.load import load_scenario\n"
-        "from draftcast.scenarios.comparison import simulate\n"
+        "from draftcast.scenarios.schema.load import load_scenario\n"
+        "from draftcast.scenarios.compare.comparison import simulate\n"
         f"scenario = load_scenario('azure-conversation', trace={str(AZURE)!r}, overrides=["
         "'workload.num_requests=1000000', 'statistics.replications=1'])\n"
         "start = time.perf_counter()\n"

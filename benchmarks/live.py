@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from draftcast.calibration.live.checkpoint import TARGET, draft_folder, write_testbed
-from draftcast.kernels.catalog import load_model
-from draftcast.kernels.model import ModelSpec
-from draftcast.scenarios.live_modes import SweepPlan
-from draftcast.scenarios.live_options import split_command
+from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.scenarios.cli.live_options import split_command
+from draftcast.scenarios.cli.validate import report_sweep
+from draftcast.scenarios.live.modes import SweepPlan
+from draftcast.scenarios.live.run import LiveOptions
+from draftcast.scenarios.live.sweep import live_sweep
 from draftcast.scenarios.live_progress import shown_progress
-from draftcast.scenarios.live_run import LiveOptions
-from draftcast.scenarios.live_sweep import live_sweep
-from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.run_directory import plain
+from draftcast.scenarios.run.run_directory import plain
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.validate.cli import report_sweep
+from draftcast.scenarios.schema.load import load_scenario
 
 KS = (1, 3, 5)
 RATES = (0.8, 0.62, 0.48, 0.37, 0.28)

@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from draftcast.calibration.hardware import load_hardware
 from draftcast.calibration.importers.aiconfigurator import SYSTEMS, find_system, newest
-from draftcast.calibration.profile import RooflineProfile, load_profile
-from draftcast.kernels.attention import attention_work
-from draftcast.kernels.catalog import load_model
-from draftcast.kernels.layers import linear_layers
-from draftcast.sim.operator_tables import OperatorTables
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.load import RooflineProfile, load_profile
+from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.operators.attention import attention_work
+from draftcast.kernels.work.layers import linear_layers
+from draftcast.sim.cost.operator_tables import OperatorTables
 
 PROJECTIONS = ("qkv_a", "q_b", "kv_b", "o")
 DEGREES = (1, 2, 4, 8, 16)

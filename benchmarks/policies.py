@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 from engine import ALPHA, K, minimal_loop
 
-from draftcast.scenarios.deployment import deploy
-from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.workload_spec import acceptance_models, confidences, workload_spec
+from draftcast.scenarios.run.deployment import deploy
+from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, workload_spec
+from draftcast.scenarios.schema.load import load_scenario
 from draftcast.sim.acceptance import compile_acceptance
+from draftcast.sim.compiled.random_streams import request_keys
 from draftcast.sim.engine.replica import Replica, request_rows
 from draftcast.sim.policies import Batch, Policy, load_policy, python_hook
-from draftcast.sim.random_streams import request_keys
-from draftcast.sim.workload import build_requests
+from draftcast.sim.workload.spec import build_requests
 
 BAR, PYTHON_BAR = 200_000, 20_000
 REQUESTS = 5_000

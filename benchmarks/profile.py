@@ -14,13 +14,13 @@ from functools import partial
 import numpy as np
 from numba import njit
 
-from draftcast.calibration.hardware import load_hardware
-from draftcast.calibration.profile import load_profile, profile_names
-from draftcast.kernels.catalog import load_model, model_names
-from draftcast.scenarios.profile_view import open_profile
-from draftcast.sim import step_time as st
-from draftcast.sim.methods import METHODS
-from draftcast.sim.step_cost import StepCost, compile_step_cost
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.load import load_profile, profile_names
+from draftcast.kernels.model.catalog import load_model, model_names
+from draftcast.scenarios.show.profile_view import open_profile
+from draftcast.sim.cost import step_time as st
+from draftcast.sim.cost.methods import METHODS
+from draftcast.sim.cost.step_cost import StepCost, compile_step_cost
 
 ROUNDS = 5
 DEVICE = "h100-sxm"

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from draftcast.scenarios.comparison import simulate
-from draftcast.scenarios.load import load_scenario, with_values
-from draftcast.scenarios.recommend import Load, recommend
-from draftcast.scenarios.verdict import METRICS
-from draftcast.sim.statistics import replication_interval
+from draftcast.scenarios.compare.comparison import simulate
+from draftcast.scenarios.compare.recommend import Load, recommend
+from draftcast.scenarios.compare.verdict import METRICS
+from draftcast.scenarios.schema.load import load_scenario, with_values
+from draftcast.sim.statistics.intervals import replication_interval
 
 RATE = "workload.arrivals.request_rate_rps"
 AZURE = Path(__file__).parents[2] / "shared/data/traces/azure_llm_2023_conv.csv"

@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftcast.scenarios.deployment import Deployment, deploy
-from draftcast.scenarios.load import load_scenario
+from draftcast.scenarios.run.deployment import Deployment, deploy
+from draftcast.scenarios.schema.load import load_scenario
 from draftcast.sim.acceptance import AcceptanceModel, Constant, Trace, compile_acceptance
 from draftcast.sim.engine.replica import Replica, check_fits, request_rows
-from draftcast.sim.request_table import RequestTable
-from draftcast.sim.traces import TraceSpec, load_trace
+from draftcast.sim.workload.request_table import RequestTable
+from draftcast.sim.workload.traces import TraceSpec, load_trace
 
 SHAREGPT = Path(__file__).parents[2] / "shared/data/acceptance/llama31_8b_sharegpt.jsonl"
 K = 3

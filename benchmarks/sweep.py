@@ -14,8 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.sweep import SweepResult, sweep
+from draftcast.scenarios.schema.load import load_scenario
+from draftcast.scenarios.sweep.run import SweepResult, sweep
 
 REPLICATIONS, REQUESTS = 5, 2000
 GRID = ["rate=5..50:10", "k=0..3"]

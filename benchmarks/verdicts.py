@@ -14,16 +14,16 @@ import json
 import numpy as np
 
 from draftcast import load_scenario
-from draftcast.scenarios.capacity import capacity
-from draftcast.scenarios.comparison import compare
-from draftcast.scenarios.cutover import cutover
-from draftcast.scenarios.load import with_rate, with_values, without_speculation
-from draftcast.scenarios.page_effort import page_effort
-from draftcast.scenarios.plan import plan
-from draftcast.scenarios.plan_slo import parse_objectives
-from draftcast.scenarios.recommend import recommend
+from draftcast.scenarios.compare.capacity import capacity
+from draftcast.scenarios.compare.comparison import compare
+from draftcast.scenarios.compare.page_effort import page_effort
+from draftcast.scenarios.compare.recommend import recommend
+from draftcast.scenarios.cutover.search import cutover
+from draftcast.scenarios.plan.sizing import plan
+from draftcast.scenarios.plan.slo import parse_objectives
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.sweep import sweep
+from draftcast.scenarios.schema.load import with_rate, with_values, without_speculation
+from draftcast.scenarios.sweep.run import sweep
 
 LONG = {"workload.num_requests": 60_000, "statistics.seed": 7_000_000}
 DECIDED = ("pays", "costs", "overloaded")

@@ -9,25 +9,25 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftcast.sim.compiled_cache import drop_stale_code
+from draftcast.sim.compiled.cache import drop_stale_code
 
 if TYPE_CHECKING:
-    from draftcast.sim.cluster import Cluster
+    from draftcast.sim.cluster.cluster import Cluster
     from draftcast.sim.engine.replica import Replica
     from draftcast.sim.engine.state import EngineSettings
     from draftcast.sim.policies import Batch, Decision, Policy
-    from draftcast.sim.request_table import RequestTable
+    from draftcast.sim.workload.request_table import RequestTable
 
 __all__ = ["Batch", "Cluster", "Decision", "EngineSettings", "Policy", "Replica", "RequestTable"]
 
 _LAZY = {
     "Batch": "draftcast.sim.policies",
-    "Cluster": "draftcast.sim.cluster",
+    "Cluster": "draftcast.sim.cluster.cluster",
     "Decision": "draftcast.sim.policies",
     "EngineSettings": "draftcast.sim.engine.state",
     "Policy": "draftcast.sim.policies",
     "Replica": "draftcast.sim.engine.replica",
-    "RequestTable": "draftcast.sim.request_table",
+    "RequestTable": "draftcast.sim.workload.request_table",
 }
 
 drop_stale_code(Path(__file__).parents[1])

@@ -4,7 +4,7 @@
 of the scheduler, so that the lines can be compared with those of vLLM 0.32's ``Scheduler`` and ``AsyncScheduler``.
 
 Input: ``block_size``, ``num_blocks``, ``max_num_seqs``, ``max_num_batched_tokens``, ``max_model_len``, ``method``
-(a name of ``draftcast.sim.methods``), ``k``; optional ``schedule`` (``[[first, last, k], ...]``), ``policy``
+(a name of ``draftcast.sim.cost.methods``), ``k``; optional ``schedule`` (``[[first, last, k], ...]``), ``policy``
 (``fcfs``, ``priority``), ``watermark``, ``long_prefill_token_threshold``, ``max_num_scheduled_tokens``,
 ``enable_chunked_prefill``, ``async``, ``prefix_caching`` (default false) and ``hash_block_tokens``; ``requests``:
 ``arrival_step``, ``prompt``, ``output``, ``accept`` (drafts accepted in round 0, 1, ..., cycled), optional
@@ -26,14 +26,14 @@ import numpy as np
 
 from draftcast.errors import InputError
 from draftcast.sim.acceptance import Constant, compile_acceptance
-from draftcast.sim.attention_time import N_BLOCKS, N_COLUMNS
+from draftcast.sim.cost.attention_time import N_BLOCKS, N_COLUMNS
+from draftcast.sim.cost.methods import get_method
+from draftcast.sim.cost.step_time import N_PARAMS, StepCost
 from draftcast.sim.engine import calls
 from draftcast.sim.engine.replica import Replica, request_rows
 from draftcast.sim.engine.state import FINISHED, WAITING, Engine, EngineSettings
-from draftcast.sim.methods import get_method
 from draftcast.sim.policies import BatchSchedule, Fixed
-from draftcast.sim.request_table import RequestTable
-from draftcast.sim.step_time import N_PARAMS, StepCost
+from draftcast.sim.workload.request_table import RequestTable
 
 _REQUIRED = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "method", "k")
 _REQUIRED_OF_REQUEST = ("arrival_step", "prompt", "output")

@@ -9,7 +9,7 @@ from typing import Any
 
 from streamlit.testing.v1 import AppTest
 
-from draftcast.dashboards import session as sessions
+from draftcast.dashboards.session import session as sessions
 
 APP = Path(__file__).parents[1] / "dashboards" / "app.py"
 SMALL = {"workload.num_requests": "150", "statistics.replications": "2"}

@@ -35,7 +35,8 @@ import typer
 
 import draftcast
 from draftcast import InputError, load_scenario, simulate
-from draftcast.scenarios import cli, schema
+from draftcast.scenarios import schema
+from draftcast.scenarios.cli import main as cli
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tests/data/before.json"

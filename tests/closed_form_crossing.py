@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from draftcast.scenarios.load import load_scenario
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import load_scenario
 
 PROMPT, OUTPUT, K, ALPHA = 8, 41, 3, 0.5
 STEP_S, ROW_S, SEARCH = 10e-3, 0.2e-3, 0.01

@@ -19,15 +19,15 @@ import pandas as pd
 import pytest
 import yaml
 
-from draftcast.sim import attention_time as at
-from draftcast.sim import results
-from draftcast.sim import step_time as st
 from draftcast.sim.acceptance import AcceptanceModel, Trace, compile_acceptance
+from draftcast.sim.cost import attention_time as at
+from draftcast.sim.cost import step_time as st
+from draftcast.sim.cost.methods import Method, get_method
 from draftcast.sim.engine.replica import Replica, request_rows
 from draftcast.sim.engine.state import STOP_MAX_STEPS, EngineSettings
-from draftcast.sim.methods import Method, get_method
+from draftcast.sim.output import results
 from draftcast.sim.policies import Fixed, Policy, python_hook
-from draftcast.sim.request_table import RequestTable
+from draftcast.sim.workload.request_table import RequestTable
 
 
 def as_method(method: str | Method) -> Method:
@@ -316,7 +316,7 @@ def profile_fixture(played: Any, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A session of the dashboard without a page."""
-    sessions = pytest.importorskip("draftcast.dashboards.session")
+    sessions = pytest.importorskip("draftcast.dashboards.session.session")
     state: dict[str, Any] = {}
     monkeypatch.setattr(sessions.st, "session_state", state)
     state["session"] = sessions.Session(sessions.Question.opening("default"))

@@ -28,22 +28,22 @@ import yaml
 from bench_results import BENCH
 from samples import LINES, SAMPLES, prometheus
 
-from draftcast.calibration.hardware import load_hardware
 from draftcast.calibration.live.bench_result import import_bench_result
 from draftcast.calibration.live.run_directory import JOURNAL, MANIFEST_KEYS, LiveRun, LiveRunWriter
-from draftcast.calibration.profile import load_profile
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.load import load_profile
 from draftcast.errors import InputError
-from draftcast.kernels.catalog import load_model
-from draftcast.scenarios import cli
-from draftcast.scenarios.live_options import summary_line
-from draftcast.scenarios.live_sweep import read_index
-from draftcast.scenarios.load import embedded_scenarios, load_scenario
-from draftcast.scenarios.measured_run import read_measured_run
-from draftcast.scenarios.run_directory import read_run_directory
-from draftcast.scenarios.sweep import sweep
-from draftcast.scenarios.validate.sweep_summary import read_summary
-from draftcast.sim.traces import load_trace, read_trace
-from draftcast.sim.traces.selection import TraceSpec
+from draftcast.kernels.model.catalog import load_model
+from draftcast.scenarios.cli import main as cli
+from draftcast.scenarios.cli.live_options import summary_line
+from draftcast.scenarios.live.sweep import read_index
+from draftcast.scenarios.run.measured_run import read_measured_run
+from draftcast.scenarios.run.run_directory import read_run_directory
+from draftcast.scenarios.schema.load import embedded_scenarios, load_scenario
+from draftcast.scenarios.show.validation_sweep_summary import read_summary
+from draftcast.scenarios.sweep.run import sweep
+from draftcast.sim.workload.traces import load_trace, read_trace
+from draftcast.sim.workload.traces.selection import TraceSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 20
@@ -92,7 +92,7 @@ class Target:
 
 
 def command(*arguments: str) -> int:
-    """A command line in this process, as `draftcast.scenarios.cli.main` runs it. Returns the exit code.
+    """A command line in this process, as `draftcast.scenarios.cli.main.main` runs it. Returns the exit code.
 
     Raises:
         AssertionError: bad input that is not told in one line, or by another exit code than 2.

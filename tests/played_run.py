@@ -19,20 +19,20 @@ import pandas as pd
 
 from draftcast.calibration.live.composition import FEATURES
 from draftcast.calibration.live.run_directory import SERVER_LOG, LiveRun, LiveRunWriter
-from draftcast.calibration.profile import FrontEnd
-from draftcast.scenarios.deployment import deploy
-from draftcast.scenarios.load import load_scenario, to_mapping
-from draftcast.scenarios.workload_spec import acceptance_models, workload_spec
-from draftcast.sim import step_time
+from draftcast.calibration.profile.load import FrontEnd
+from draftcast.scenarios.run.deployment import deploy
+from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
+from draftcast.scenarios.schema.load import load_scenario, to_mapping
 from draftcast.sim.acceptance import Constant, compile_acceptance
-from draftcast.sim.arrivals import ClosedLoop
-from draftcast.sim.cluster import Cluster
+from draftcast.sim.cluster.cluster import Cluster
+from draftcast.sim.cluster.routers import make_router
+from draftcast.sim.cost import step_time
+from draftcast.sim.cost.step_time import P_DECODE_EXCESS, P_PROMPT_EXCESS
 from draftcast.sim.engine.replica import Replica, request_rows
 from draftcast.sim.engine.state import STOP_MAX_STEPS
 from draftcast.sim.policies import python_hook
-from draftcast.sim.routers import make_router
-from draftcast.sim.step_time import P_DECODE_EXCESS, P_PROMPT_EXCESS
-from draftcast.sim.workload import build_requests
+from draftcast.sim.workload.arrivals import ClosedLoop
+from draftcast.sim.workload.spec import build_requests
 
 START_UNIX_S = 1_795_000_000.25
 TRUE_PROFILE: dict[str, Any] = {

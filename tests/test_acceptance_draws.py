@@ -23,7 +23,7 @@ from draftcast.sim.acceptance import (
     compile_acceptance,
     proposed_drafts,
 )
-from draftcast.sim.borrowed import Held, borrowed, put
+from draftcast.sim.compiled.borrowed import Held, borrowed, put
 
 N = 20
 MODELS: list[AcceptanceModel] = [

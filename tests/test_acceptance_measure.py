@@ -14,13 +14,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from draftcast.calibration import acceptance_fit as fit
-from draftcast.calibration import acceptance_measure as am
-from draftcast.calibration.token_logs import TokenRequest, read_token_log
+from draftcast.calibration.acceptance import fit
+from draftcast.calibration.acceptance import measure as am
+from draftcast.calibration.acceptance.token_logs import TokenRequest, read_token_log
 from draftcast.errors import InputError, TraceError
-from draftcast.kernels.suffix import SuffixSettings
-from draftcast.scenarios import cli
-from draftcast.scenarios.load import load_scenario
+from draftcast.kernels.search.suffix import SuffixSettings
+from draftcast.scenarios.cli import main as cli
+from draftcast.scenarios.schema.load import load_scenario
 from draftcast.sim.acceptance import Ngram
 
 DATA = Path(__file__).resolve().parents[2] / "shared/data/acceptance"
@@ -330,7 +330,7 @@ def test_bad_input_is_one_line_and_exit_2(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "most"), [("sharegpt", 1), ("instructcoder", 0)])
 def test_recorded_ngram_acceptance(name: str, most: int) -> None:
     """Lookup of 3 to 7 and 20 drafts give the record's numbers wherever the record does not look past its own end."""
-    from draftcast.kernels.ngram import match_positions
+    from draftcast.kernels.search.ngram import match_positions
 
     path = DATA / f"llama31_8b_{name}.jsonl"
     if not path.is_file():

@@ -12,9 +12,9 @@ import yaml
 from samples import prometheus
 from typer.testing import CliRunner
 
-from draftcast.calibration.acceptance_metrics import read_metrics
+from draftcast.calibration.acceptance.metrics import read_metrics
 from draftcast.errors import InputError
-from draftcast.scenarios import cli
+from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.schema.acceptance import PerPositionAcceptance
 
 

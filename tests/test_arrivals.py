@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from draftcast.errors import ScenarioError
-from draftcast.sim import arrivals
-from draftcast.sim.arrivals import (
+from draftcast.sim.workload import arrivals
+from draftcast.sim.workload.arrivals import (
     ARRIVALS,
     ArrivalSpec,
     ClosedLoop,

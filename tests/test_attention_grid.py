@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftcast.calibration.attention_grid import MAX_NODES, AttentionGrid, FloatArray
-from draftcast.calibration.origin import Origin
-from draftcast.sim import attention_time as at
+from draftcast.calibration.profile.attention_grid import MAX_NODES, AttentionGrid, FloatArray
+from draftcast.calibration.profile.origin import Origin
+from draftcast.sim.cost import attention_time as at
 
 QS, BATCHES, CONTEXTS = (1.0, 4.0, 8.0), (1.0, 16.0, 64.0), (128.0, 1024.0, 8192.0)
 

@@ -19,11 +19,11 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from draftcast.calibration.latency_table import LatencyTable
-from draftcast.calibration.measure import device, runner
-from draftcast.calibration.profile_folder import read_manifest
+from draftcast.calibration.microbench import device, runner
+from draftcast.calibration.profile.folder import read_manifest
+from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import InputError
-from draftcast.scenarios.cli import app
+from draftcast.scenarios.cli.main import app
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],

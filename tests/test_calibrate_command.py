@@ -12,8 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from draftcast.errors import InputError
-from draftcast.scenarios import calibrate_cli, calibrate_command, engine_log_cli, import_cli
-from draftcast.scenarios.cli import app
+from draftcast.scenarios.cli import calibrate as calibrate_command
+from draftcast.scenarios.cli import calibrate_device as calibrate_cli
+from draftcast.scenarios.cli import engine_log as engine_log_cli
+from draftcast.scenarios.cli import import_timings as import_cli
+from draftcast.scenarios.cli.main import app
 
 SOURCES = {
     "--device": ["--device", "cpu", "--out", "there"],

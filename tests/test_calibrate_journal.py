@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from draftcast.calibration.measure.journal import Journal
+from draftcast.calibration.microbench.journal import Journal
 from draftcast.errors import HardwareError
 
 HEADER: dict[str, Any] = {"device": "a processor", "threads": 2, "dtypes": ("bf16", "fp32")}

@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from draftcast.calibration.hardware import load_hardware
-from draftcast.calibration.latency_table import LatencyTable
-from draftcast.calibration.measure import runner
-from draftcast.calibration.measure.device import Device
-from draftcast.calibration.measure.noise import NoiseReading, Quietness
-from draftcast.calibration.measure.points import Point
-from draftcast.calibration.measure.runner import Calibration, Settings
-from draftcast.calibration.measure.shapes import Plan
-from draftcast.calibration.measure.timer import Burst, BurstLimits, Launch
-from draftcast.calibration.profile_folder import read_manifest
+from draftcast.calibration.microbench import runner
+from draftcast.calibration.microbench.device import Device
+from draftcast.calibration.microbench.noise import NoiseReading, Quietness
+from draftcast.calibration.microbench.points import Point
+from draftcast.calibration.microbench.runner import Calibration, Settings
+from draftcast.calibration.microbench.shapes import Plan
+from draftcast.calibration.microbench.timer import Burst, BurstLimits, Launch
+from draftcast.calibration.profile.folder import read_manifest
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError
-from draftcast.kernels.registry import Implementation, Operator, operator
+from draftcast.kernels.operators.registry import Implementation, Operator, operator
 
 DEVICE = Device("cpu", "a processor", 2, 2, 1 << 20, 1 << 34, clocks={"cpu_mhz": 2000.0}, versions={"torch": "2"})
 SETTINGS = Settings(("tiny",), "0", (1,), ("bf16",), ("bf16",), ("linear", "rmsnorm"), 8, 0)

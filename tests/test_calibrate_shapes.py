@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from draftcast.calibration.latency_table import SHAPE_FIELDS
-from draftcast.calibration.measure.points import Point, Series, doublings, levels, row_grid
-from draftcast.calibration.measure.shapes import Grid, Plan, cpu_grid, cuda_grid, footprint_bytes, plan
+from draftcast.calibration.microbench.points import Point, Series, doublings, levels, row_grid
+from draftcast.calibration.microbench.shapes import Grid, Plan, cpu_grid, cuda_grid, footprint_bytes, plan
+from draftcast.calibration.profile.table import SHAPE_FIELDS
 from draftcast.errors import HardwareError, ModelError
-from draftcast.kernels.catalog import load_model
-from draftcast.kernels.layers import linear_layers, lm_head
-from draftcast.kernels.model import ModelSpec
-from draftcast.kernels.registry import Implementation, Operator, operator
+from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.operators.registry import Implementation, Operator, operator
+from draftcast.kernels.work.layers import linear_layers, lm_head
 
 EVERYTHING = 1e15
 

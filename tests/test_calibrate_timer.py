@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from draftcast.calibration.measure import buffers, ceilings, device, memory, noise, timer
-from draftcast.calibration.measure.points import Point
-from draftcast.calibration.measure.timer import BurstLimits, CpuTimer, CudaTimer, Launch
+from draftcast.calibration.microbench import buffers, ceilings, device, memory, noise, timer
+from draftcast.calibration.microbench.points import Point
+from draftcast.calibration.microbench.timer import BurstLimits, CpuTimer, CudaTimer, Launch
 from draftcast.errors import HardwareError
-from draftcast.kernels.registry import operator
+from draftcast.kernels.operators.registry import operator
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -186,7 +186,7 @@ def test_a_real_reading_has_positive_times() -> None:
 def test_ceilings_are_the_best_of_products_and_table() -> None:
     import pandas as pd
 
-    from draftcast.calibration.latency_table import LatencyTable
+    from draftcast.calibration.profile.table import LatencyTable
 
     rows = [
         {"operator": "linear", "dtype": "bf16", "m": 10, "k": 10, "n": 10, "seconds": 1e-6},

@@ -7,8 +7,8 @@ import shlex
 import pytest
 
 from draftcast.errors import ScenarioError
-from draftcast.scenarios.changes import assignments, changed_keys, command_line, value_text
-from draftcast.scenarios.load import embedded_scenarios, load_scenario, scenario_hash, with_values
+from draftcast.scenarios.schema.changes import assignments, changed_keys, command_line, value_text
+from draftcast.scenarios.schema.load import embedded_scenarios, load_scenario, scenario_hash, with_values
 
 ASKED = {
     "engine.speculative_config.num_speculative_tokens=2": {"engine.speculative_config.num_speculative_tokens": 2},

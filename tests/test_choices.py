@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from draftcast.errors import ScenarioError
-from draftcast.scenarios import choices
-from draftcast.scenarios.load import acceptance_places, load_scenario, to_mapping, with_values
+from draftcast.scenarios.run import choices
+from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import METHODS, Scenario
-from draftcast.scenarios.workload_spec import acceptance_models
+from draftcast.scenarios.schema.load import acceptance_places, load_scenario, to_mapping, with_values
 
 
 def changed(scenario: Scenario, values: dict[str, object]) -> Scenario:

@@ -18,16 +18,17 @@ import pytest
 from typer.testing import CliRunner
 
 import draftcast
-from draftcast.scenarios import cli, verdict
-from draftcast.scenarios import comparison as comparison_module
-from draftcast.scenarios.capacity import Capacity
-from draftcast.scenarios.comparison import compare
-from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.report import ENGINE, capacity_line, cutover_line, show
-from draftcast.scenarios.run_directory import make_manifest, read_run_directory
+from draftcast.scenarios.cli import main as cli
+from draftcast.scenarios.compare import comparison as comparison_module
+from draftcast.scenarios.compare import verdict
+from draftcast.scenarios.compare.capacity import Capacity
+from draftcast.scenarios.compare.comparison import compare
+from draftcast.scenarios.run.run_directory import make_manifest, read_run_directory
+from draftcast.scenarios.run.simulate import RunResult, State
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.simulate import RunResult, State
-from draftcast.sim.statistics import Estimate
+from draftcast.scenarios.schema.load import load_scenario
+from draftcast.scenarios.show.tables import ENGINE, capacity_line, cutover_line, show
+from draftcast.sim.statistics.intervals import Estimate
 
 RATE = "workload.arrivals.request_rate_rps"
 SPEC = "engine.speculative_config"

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 from draftcast.sim.acceptance import Constant
-from draftcast.sim.arrivals import ClosedLoop, ThinkTime
-from draftcast.sim.cluster import Cluster
+from draftcast.sim.cluster.cluster import Cluster
+from draftcast.sim.cluster.routers import make_router
 from draftcast.sim.engine.replica import Replica
-from draftcast.sim.routers import make_router
+from draftcast.sim.workload.arrivals import ClosedLoop, ThinkTime
 
 RESULTS = ["replica", "arrival_s", "first_scheduled_s", "first_token_s", "finish_s", "output_tokens", "num_drafts"]
 ONE_SECOND = {"step_s": 1.0, "row_s": 0.0}

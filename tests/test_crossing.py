@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from draftcast.sim.crossing import Crossing, Probe, falling, locate
-from draftcast.sim.statistics import student_t
+from draftcast.sim.statistics.crossing import Crossing, Probe, falling, locate
+from draftcast.sim.statistics.intervals import student_t
 
 SPREAD = (0.999, 1.0, 1.001)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftcast.calibration.curves import CurveSet, FloatArray, Key
-from draftcast.calibration.origin import Origin
+from draftcast.calibration.profile.curves import CurveSet, FloatArray, Key
+from draftcast.calibration.profile.origin import Origin
 
 MEASURED, INTERPOLATED, EXTRAPOLATED = (int(origin) for origin in Origin)
 

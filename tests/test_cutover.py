@@ -17,19 +17,19 @@ from closed_form_crossing import easy as closed_form_scenario
 from typer.testing import CliRunner
 
 from draftcast.errors import InputError
-from draftcast.scenarios import cutover_probe
-from draftcast.scenarios.cli import app
-from draftcast.scenarios.cutover import cutover
-from draftcast.scenarios.cutover_answer import Cutover
-from draftcast.scenarios.cutover_axis import axis_named
-from draftcast.scenarios.cutover_map import speedup_map
-from draftcast.scenarios.cutover_report import contour_lines, detail_lines, headline, number, points_table
-from draftcast.scenarios.limits import Limit
-from draftcast.scenarios.load import load_scenario, with_values, without_speculation
-from draftcast.scenarios.price import Price
+from draftcast.scenarios.cli.main import app
+from draftcast.scenarios.compare.limits import Limit
+from draftcast.scenarios.compare.price import Price
+from draftcast.scenarios.cutover import probe as cutover_probe
+from draftcast.scenarios.cutover.answer import Cutover
+from draftcast.scenarios.cutover.axis import axis_named
+from draftcast.scenarios.cutover.map import speedup_map
+from draftcast.scenarios.cutover.search import cutover
+from draftcast.scenarios.run.simulate import serve, simulate_together
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.simulate import serve, simulate_together
-from draftcast.sim.crossing import Crossing, Probe
+from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
+from draftcast.scenarios.show.cutover_report import contour_lines, detail_lines, headline, number, points_table
+from draftcast.sim.statistics.crossing import Crossing, Probe
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "cutover.md"
 run = CliRunner().invoke

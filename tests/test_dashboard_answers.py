@@ -12,14 +12,14 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from draftcast.dashboards import results
-from draftcast.dashboards.collector import set_aside
-from draftcast.dashboards.kept import Kept
-from draftcast.dashboards.results import answers, together
-from draftcast.dashboards.tiles import LATENCY_TILES, Column, Figure, column_of, difference_cell
+from draftcast.dashboards.session import results
+from draftcast.dashboards.session.collector import set_aside
+from draftcast.dashboards.session.kept import Kept
+from draftcast.dashboards.session.results import answers, together
+from draftcast.dashboards.widgets.tiles import LATENCY_TILES, Column, Figure, column_of, difference_cell
 from draftcast.errors import InputError
-from draftcast.scenarios.comparison import compare
-from draftcast.scenarios.load import load_scenario, with_values, without_speculation
+from draftcast.scenarios.compare.comparison import compare
+from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 
 SMALL = ("workload.num_requests=200", "statistics.replications=2")
 

@@ -16,14 +16,14 @@ from bench_results import bench_file
 from browser import Browser, Server, missing
 from typer.testing import CliRunner
 
-from draftcast.scenarios import cli
-from draftcast.scenarios.capacity import capacity
-from draftcast.scenarios.comparison import simulate
-from draftcast.scenarios.load import load_scenario, scenario_hash, without_speculation
-from draftcast.scenarios.page_effort import settling_requests
-from draftcast.scenarios.report import load_words
-from draftcast.scenarios.simulate import simulate_together
-from draftcast.scenarios.verdict import judge
+from draftcast.scenarios.cli import main as cli
+from draftcast.scenarios.compare.capacity import capacity
+from draftcast.scenarios.compare.comparison import simulate
+from draftcast.scenarios.compare.page_effort import settling_requests
+from draftcast.scenarios.compare.verdict import judge
+from draftcast.scenarios.run.simulate import simulate_together
+from draftcast.scenarios.schema.load import load_scenario, scenario_hash, without_speculation
+from draftcast.scenarios.show.tables import load_words
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
 

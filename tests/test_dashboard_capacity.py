@@ -17,10 +17,10 @@ from app_pages import told
 from streamlit.testing.v1 import AppTest
 from typer.testing import CliRunner
 
-from draftcast.dashboards import capacity
-from draftcast.dashboards import session as sessions
-from draftcast.scenarios import cli
-from draftcast.scenarios.comparison import simulate
+from draftcast.dashboards.pages import capacity
+from draftcast.dashboards.session import session as sessions
+from draftcast.scenarios.cli import main as cli
+from draftcast.scenarios.compare.comparison import simulate
 
 APP = Path(__file__).parents[1] / "dashboards" / "app.py"
 WAIT_S = 1800  # the first page of a fresh checkout compiles the engine

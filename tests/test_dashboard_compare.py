@@ -14,10 +14,10 @@ from bench_results import BENCH, bench_file
 from streamlit.testing.v1 import AppTest
 
 from draftcast.calibration.live.bench_result import import_bench_result
-from draftcast.dashboards import session as sessions
-from draftcast.dashboards.uploads import take_measured
-from draftcast.scenarios.load import load_scenario, without_speculation
-from draftcast.scenarios.simulate import simulate_together
+from draftcast.dashboards.session import session as sessions
+from draftcast.dashboards.session.uploads import take_measured
+from draftcast.scenarios.run.simulate import simulate_together
+from draftcast.scenarios.schema.load import load_scenario, without_speculation
 
 COMPARE = {"page": "compare"}
 

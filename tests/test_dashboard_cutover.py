@@ -8,15 +8,15 @@ pytest.importorskip("streamlit")
 from app_pages import known, open_page, told
 from streamlit.testing.v1 import AppTest
 
-from draftcast.dashboards import session as sessions
-from draftcast.scenarios.comparison import simulate
-from draftcast.scenarios.cutover import cutover
-from draftcast.scenarios.cutover_report import headline
-from draftcast.scenarios.deployment import deploy
-from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.operating_point import ceilings, operating_tracks
-from draftcast.scenarios.recommend import recommend
-from draftcast.scenarios.roofline_plot import roofline_figure
+from draftcast.dashboards.session import session as sessions
+from draftcast.scenarios.compare.comparison import simulate
+from draftcast.scenarios.compare.recommend import recommend
+from draftcast.scenarios.cutover.search import cutover
+from draftcast.scenarios.run.deployment import deploy
+from draftcast.scenarios.run.operating_point import ceilings, operating_tracks
+from draftcast.scenarios.schema.load import load_scenario
+from draftcast.scenarios.show.cutover_report import headline
+from draftcast.scenarios.show.roofline_plot import roofline_figure
 
 # Few slots: a capacity is found with few requests.
 CUTOVER = {

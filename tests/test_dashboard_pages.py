@@ -14,12 +14,12 @@ pytest.importorskip("streamlit")
 from app_pages import APP, SMALL, WAIT_S, known, open_page, told
 from streamlit.testing.v1 import AppTest
 
-from draftcast.dashboards import session as sessions
-from draftcast.dashboards.uploads import keep, take_scenario, take_trace
+from draftcast.dashboards.session import session as sessions
+from draftcast.dashboards.session.uploads import keep, take_scenario, take_trace
 from draftcast.errors import InputError
-from draftcast.scenarios.dashboard_command import streamlit_command
-from draftcast.scenarios.load import dump_scenario, load_scenario, scenario_hash
-from draftcast.scenarios.page_effort import settling_requests
+from draftcast.scenarios.cli.dashboard import streamlit_command
+from draftcast.scenarios.compare.page_effort import settling_requests
+from draftcast.scenarios.schema.load import dump_scenario, load_scenario, scenario_hash
 
 K = "control:engine.speculative_config.num_speculative_tokens"
 
@@ -360,8 +360,8 @@ def test_a_page_that_waits_for_the_engine_to_be_compiled_says_so(running: bool) 
     def page(running: bool) -> None:
         import streamlit as st
 
-        from draftcast.dashboards.page import simulating
-        from draftcast.sim.compiled_cache import engine_compilation
+        from draftcast.dashboards.widgets.page import simulating
+        from draftcast.sim.compiled.cache import engine_compilation
 
         with simulating() as look:
             look()

@@ -17,15 +17,15 @@ pytest.importorskip("streamlit")
 from app_pages import told
 from streamlit.testing.v1 import AppTest
 
-from draftcast.dashboards import session as sessions
-from draftcast.dashboards import sweep_job
-from draftcast.dashboards.sweep import JOB
-from draftcast.dashboards.sweep_controls import MOST_CELLS, proposed_grid, read_grid
-from draftcast.dashboards.sweep_job import SweepJob
+from draftcast.dashboards.pages.sweep import JOB
+from draftcast.dashboards.session import session as sessions
+from draftcast.dashboards.session import sweep_job
+from draftcast.dashboards.session.sweep_job import SweepJob
+from draftcast.dashboards.widgets.sweep_controls import MOST_CELLS, proposed_grid, read_grid
 from draftcast.errors import InputError
-from draftcast.scenarios.load import load_scenario, scenario_hash
-from draftcast.scenarios.sweep import sweep
-from draftcast.scenarios.sweep_grid import Axis
+from draftcast.scenarios.schema.load import load_scenario, scenario_hash
+from draftcast.scenarios.sweep.grid import Axis
+from draftcast.scenarios.sweep.run import sweep
 
 APP = Path(__file__).parents[1] / "dashboards" / "app.py"
 WAIT_S = 1800  # the first page of a fresh checkout compiles the engine

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from app_pages import known, open_page, told
 
-from draftcast.dashboards.uploads import take_validation
-from draftcast.scenarios.validate.sweep_summary import shipped_summaries
+from draftcast.dashboards.session.uploads import take_validation
+from draftcast.scenarios.show.validation_sweep_summary import shipped_summaries
 
 REPORT = Path(__file__).parents[1] / "docs" / "validation" / "cpu-2-cores" / "sweep-validation.json"
 

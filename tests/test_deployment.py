@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from draftcast import load_scenario
-from draftcast.calibration.hardware import load_hardware
+from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import CapacityError, InputError, ScenarioError
-from draftcast.scenarios.deployment import Deployment, deploy
+from draftcast.scenarios.run.deployment import Deployment, deploy
 
 FOUR = "acceptance.rates=[0.8, 0.6, 0.5, 0.4]"
 BLOCKS = "engine.num_gpu_blocks=10000"

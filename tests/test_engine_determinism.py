@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftcast.scenarios.comparison import simulate
-from draftcast.scenarios.load import load_scenario
+from draftcast.scenarios.compare.comparison import simulate
+from draftcast.scenarios.schema.load import load_scenario
 from draftcast.sim.acceptance import Beta, Constant, Ngram, accepted_drafts, proposed_drafts
-from draftcast.sim.cluster import Cluster
+from draftcast.sim.cluster.cluster import Cluster
+from draftcast.sim.cluster.routers import ROUTERS, make_router
 from draftcast.sim.engine.state import STOP_MAX_STEPS
 from draftcast.sim.policies import (
     AdaptiveVerification,
@@ -38,7 +39,6 @@ from draftcast.sim.policies import (
     SloAware,
     Tetris,
 )
-from draftcast.sim.routers import ROUTERS, make_router
 
 N = 40
 POLICIES: tuple[Policy, ...] = (
@@ -203,8 +203,8 @@ def test_requests_of_one_step_may_draft_differently(build_case: Any, is_async: b
 ELSEWHERE = """
 import hashlib, json, sys
 import pandas as pd
-from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.comparison import simulate
+from draftcast.scenarios.schema.load import load_scenario
+from draftcast.scenarios.compare.comparison import simulate
 result = simulate(load_scenario(overrides=json.loads(sys.argv[1])), record_steps=True)
 frames = (result.requests, result.steps)
 print(hashlib.sha256(b"".join(pd.util.hash_pandas_object(f).to_numpy().tobytes() for f in frames)).hexdigest())

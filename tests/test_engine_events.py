@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from draftcast.errors import CapacityError, SimulationError
-from draftcast.sim.arrivals import ClosedLoop, ThinkTime
-from draftcast.sim.cluster import Cluster
+from draftcast.sim.cluster.cluster import Cluster
+from draftcast.sim.cluster.routers import make_router
+from draftcast.sim.cost.methods import get_method
 from draftcast.sim.engine.replica import check_fits
 from draftcast.sim.engine.state import STOP_FINISHED, STOP_IDLE, STOP_MAX_STEPS
-from draftcast.sim.methods import get_method
+from draftcast.sim.output.request_columns import TIME_COLUMNS
 from draftcast.sim.policies import Off
-from draftcast.sim.request_columns import TIME_COLUMNS
-from draftcast.sim.routers import make_router
+from draftcast.sim.workload.arrivals import ClosedLoop, ThinkTime
 
 SYNC = {"async_scheduling": False}
 

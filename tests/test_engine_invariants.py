@@ -16,10 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draftcast.sim.acceptance import AcceptanceModel, Constant, Ngram, Tree
-from draftcast.sim.arrivals import ClosedLoop, ThinkTime
-from draftcast.sim.cluster import Cluster
+from draftcast.sim.cluster.cluster import Cluster
+from draftcast.sim.cluster.routers import ROUTERS, make_router
+from draftcast.sim.cost.methods import Method, get_method
 from draftcast.sim.engine.replica import check_fits, most_slots
-from draftcast.sim.methods import Method, get_method
+from draftcast.sim.output.request_columns import TIME_COLUMNS, check_requests, littles_law
 from draftcast.sim.policies import (
     AdaptiveVerification,
     Bandit,
@@ -34,8 +35,7 @@ from draftcast.sim.policies import (
     SloAware,
     Tetris,
 )
-from draftcast.sim.request_columns import TIME_COLUMNS, check_requests, littles_law
-from draftcast.sim.routers import ROUTERS, make_router
+from draftcast.sim.workload.arrivals import ClosedLoop, ThinkTime
 
 METHODS: dict[str, Method] = {
     name: get_method(name)

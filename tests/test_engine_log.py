@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from draftcast.calibration.engine_log import COLUMNS, read_engine_log
-from draftcast.calibration.engine_log_steps import timed_steps, with_kv_tokens
+from draftcast.calibration.engine_log.log import COLUMNS, read_engine_log
+from draftcast.calibration.engine_log.steps import timed_steps, with_kv_tokens
 from draftcast.errors import InputError
 
 DATA = Path(__file__).parent / "data"

@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from draftcast.calibration.engine_log import read_engine_log
-from draftcast.calibration.engine_log_fit import fit_engine_log
-from draftcast.calibration.engine_log_steps import timed_steps, with_kv_tokens
-from draftcast.calibration.hardware import load_hardware
+from draftcast.calibration.engine_log.fit import fit_engine_log
+from draftcast.calibration.engine_log.log import read_engine_log
+from draftcast.calibration.engine_log.steps import timed_steps, with_kv_tokens
+from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import InputError
-from draftcast.scenarios.engine_log_cli import calibrate_engine_log
+from draftcast.scenarios.cli.engine_log import calibrate_engine_log
 
 DATA = Path(__file__).parent / "data"
 CAPACITY, BLOCK = 100_000, 16
@@ -326,7 +326,7 @@ def calibrate(tmp_path: Path, **options: Any) -> None:
 
 
 def test_profile_that_load_profile_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from draftcast.calibration.profile import AffineProfile, load_profile
+    from draftcast.calibration.profile.load import AffineProfile, load_profile
 
     eager = ", enforce_eager=True"
     frame_of(tmp_path, eager=eager)

@@ -15,7 +15,7 @@ from draftcast.calibration.importers import aiconfigurator
 from draftcast.calibration.live.record import Noise
 from draftcast.errors import InputError
 from draftcast.kernels.extras import missing, require
-from draftcast.scenarios.cli import app
+from draftcast.scenarios.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -52,9 +52,9 @@ def test_an_import_names_the_extra_that_it_needs(tmp_path: Path, monkeypatch: py
 
 def test_the_environment_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    monkeypatch.delitem(sys.modules, "draftcast.scenarios.rl_env", raising=False)
+    monkeypatch.delitem(sys.modules, "draftcast.scenarios.run.rl_env", raising=False)
     with pytest.raises(InputError, match=r"rl_env: needs gymnasium: pip install 'draftcast\[rl\]'$"):
-        importlib.import_module("draftcast.scenarios.rl_env")
+        importlib.import_module("draftcast.scenarios.run.rl_env")
 
 
 def test_a_live_run_reads_no_noise_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:

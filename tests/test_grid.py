@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from draftcast.errors import InputError
-from draftcast.scenarios.grid import parse_values
+from draftcast.scenarios.schema.numbers import parse_values
 
 
 def test_lists_and_ranges() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from draftcast.calibration import hardware as module
-from draftcast.calibration.hardware import HardwareSpec, hardware_names, load_hardware
+from draftcast.calibration.profile import hardware as module
+from draftcast.calibration.profile.hardware import HardwareSpec, hardware_names, load_hardware
 from draftcast.errors import HardwareError
 
 GIB = 2**30

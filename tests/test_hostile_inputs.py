@@ -22,17 +22,17 @@ import pytest
 from hostile_inputs import Target, run_one, targets
 
 from draftcast import files, load_scenario, simulate
-from draftcast.calibration.engine_log import read_engine_log
+from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.live.record import Endpoint
 from draftcast.calibration.live.run_directory import CHUNKS, REQUESTS, LiveRun, LiveRunWriter
 from draftcast.calibration.live.server import Server
 from draftcast.calibration.live.server_facts import ServerFacts
-from draftcast.calibration.profile_folder import read_manifest
+from draftcast.calibration.profile.folder import read_manifest
 from draftcast.errors import CapacityError, InputError, LiveError, shown
-from draftcast.kernels.catalog import load_model
-from draftcast.scenarios.live_sweep import read_index
-from draftcast.scenarios.sweep_store import ResultStore
-from draftcast.sim.traces import read_trace
+from draftcast.kernels.model.catalog import load_model
+from draftcast.scenarios.live.sweep import read_index
+from draftcast.scenarios.sweep.store import ResultStore
+from draftcast.sim.workload.traces import read_trace
 
 ROOT = Path(__file__).resolve().parents[1]
 EACH = 4
@@ -76,7 +76,7 @@ def calls_of_files(path: Path) -> list[str]:
 
 
 # `exports.py` makes bytes to download; a table's writer writes to `written`'s file, a live run's is a method that does.
-OWN_WRITERS = {"scenarios/exports.py": 2, "calibration/latency_table.py": 1, "calibration/live/record.py": 1}
+OWN_WRITERS = {"scenarios/show/exports.py": 2, "calibration/profile/table.py": 1, "calibration/live/record.py": 1}
 
 
 def test_files_are_written_in_one_place() -> None:
@@ -84,7 +84,7 @@ def test_files_are_written_in_one_place() -> None:
         for path in sorted((ROOT / room).rglob("*.py")):
             place = str(path.relative_to(ROOT))
             # Written by processes of their own: the plan a load client is sent, the stamp of a cache, a temporary file.
-            if place in ("calibration/live/plan.py", "sim/compiled_cache.py", "calibration/live/server_facts.py"):
+            if place in ("calibration/live/plan.py", "sim/compiled/cache.py", "calibration/live/server_facts.py"):
                 continue
             found = calls_of_files(path)
             assert len(found) <= OWN_WRITERS.get(place, 0), f"{place}: {found}"

@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from draftcast.calibration.hardware import load_hardware
 from draftcast.calibration.importers import aiconfigurator, plausible
 from draftcast.calibration.importers.aiconfigurator import find_system, newest, read_aiconfigurator
 from draftcast.calibration.importers.aiconfigurator_rows import moe_rows
+from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import HardwareError, InputError
-from draftcast.kernels.moe import touched_experts
+from draftcast.kernels.operators.moe import touched_experts
 
 H100 = load_hardware("h100-sxm")
 DEVICE = "NVIDIA H100 80GB HBM3"

@@ -5,12 +5,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from draftcast.calibration.hardware import load_hardware
 from draftcast.calibration.importers.formats import FORMATS, import_table, read
 from draftcast.calibration.importers.llmservingsim import read_llmservingsim
 from draftcast.calibration.importers.vidur import read_vidur
+from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import HardwareError
-from draftcast.kernels.catalog import load_model
+from draftcast.kernels.model.catalog import load_model
 
 A100 = load_hardware("a100")
 LLAMA, QWEN_MOE = load_model("Llama-3.1-8B"), load_model("Qwen3-30B-A3B")

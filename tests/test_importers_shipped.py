@@ -6,17 +6,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from draftcast.calibration.hardware import load_hardware
 from draftcast.calibration.importers.build_shipped import DEVICES, build, rounded, shipped
 from draftcast.calibration.importers.plausible import below_floor, floor_seconds
-from draftcast.calibration.latency_table import LatencyTable, read_frame
-from draftcast.calibration.profile import PROFILE_FOLDER, load_profile
-from draftcast.calibration.profile_folder import TABLE, read_manifest
-from draftcast.calibration.profile_spec import RooflineProfile
+from draftcast.calibration.profile.folder import TABLE, read_manifest
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.load import PROFILE_FOLDER, load_profile
+from draftcast.calibration.profile.spec import RooflineProfile
+from draftcast.calibration.profile.table import LatencyTable, read_frame
 from draftcast.errors import ModelError
-from draftcast.kernels.catalog import load_model, model_names
-from draftcast.kernels.layers import linear_layers, lm_head
-from draftcast.kernels.model import ModelSpec
+from draftcast.kernels.model.catalog import load_model, model_names
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.work.layers import linear_layers, lm_head
 
 RANKS = (1, 2, 4, 8)
 FORMATS = {name: ("bf16",) if name == "a100-80g" else ("bf16", "fp8") for name in DEVICES}

@@ -86,7 +86,7 @@ def loaded_after(code: str) -> set[str]:
 
 HELP = """
 sys.argv = ["draftcast", "--help"]
-from draftcast.scenarios.cli import main
+from draftcast.scenarios.cli.main import main
 try:
     main()
 except SystemExit as done:
@@ -98,7 +98,7 @@ except SystemExit as done:
     ("code", "absent"),
     [
         ("import draftcast.sim", HEAVY),
-        ("import draftcast.scenarios.simulate", HEAVY),
+        ("import draftcast.scenarios.run.simulate", HEAVY),
         (HELP, (*HEAVY, "numba", "pandas", "scipy", "simpy", "pyarrow", "numpy")),
         ("import draftcast", (*HEAVY, "numba", "pandas", "pydantic", "yaml", "numpy")),
     ],

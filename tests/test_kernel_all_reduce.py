@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from draftcast.errors import HardwareError
-from draftcast.kernels import all_reduce
-from draftcast.kernels.registry import operator
+from draftcast.kernels.operators import all_reduce
+from draftcast.kernels.operators.registry import operator
 
 ALL_REDUCE = operator("all_reduce")
 TORCH = ALL_REDUCE.implementations["torch"]

@@ -14,11 +14,11 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from draftcast.errors import HardwareError
-from draftcast.kernels import paged, paged_torch
-from draftcast.kernels.attention import attention_work
-from draftcast.kernels.catalog import load_model
-from draftcast.kernels.registry import operator
-from draftcast.kernels.triton_kernels import attention as paged_triton
+from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.operators import paged, paged_torch
+from draftcast.kernels.operators.attention import attention_work
+from draftcast.kernels.operators.registry import operator
+from draftcast.kernels.operators.triton import attention as paged_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PREPARE: dict[str, Callable[..., Callable[[], None]]] = {"torch": paged_torch.prepare, "triton": paged_triton.prepare}

@@ -12,8 +12,8 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from draftcast.kernels import paged, paged_torch
-from draftcast.kernels.triton_kernels import attention as paged_triton
+from draftcast.kernels.operators import paged, paged_torch
+from draftcast.kernels.operators.triton import attention as paged_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PREPARE: dict[str, Callable[..., Callable[[], None]]] = {"torch": paged_torch.prepare, "triton": paged_triton.prepare}

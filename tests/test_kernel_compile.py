@@ -39,10 +39,11 @@ def compiled(case: str) -> list[dict[str, Any]]:
     from triton.compiler import ASTSource
     from triton.runtime.jit import JITFunction
 
-    from draftcast.kernels import attention, moe, ngram_batch
-    from draftcast.kernels.triton_kernels import attention as triton_attention
-    from draftcast.kernels.triton_kernels import moe as triton_moe
-    from draftcast.kernels.triton_kernels import ngram as triton_ngram
+    from draftcast.kernels.operators import attention, moe
+    from draftcast.kernels.operators.triton import attention as triton_attention
+    from draftcast.kernels.operators.triton import moe as triton_moe
+    from draftcast.kernels.operators.triton import ngram as triton_ngram
+    from draftcast.kernels.search import ngram_batch
 
     families: dict[str, tuple[Any, Any]] = {
         "attention_decode": (attention.ATTENTION_DECODE, triton_attention),

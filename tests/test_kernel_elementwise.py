@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from draftcast.errors import HardwareError
-from draftcast.kernels.registry import operator
+from draftcast.kernels.operators.registry import operator
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 both = pytest.mark.parametrize("name", ["torch", "triton"])

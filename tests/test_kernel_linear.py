@@ -11,9 +11,9 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from draftcast.kernels.registry import operator
-from draftcast.kernels.triton_kernels import linear as triton_linear
-from draftcast.kernels.triton_kernels.linear import TilePlan, split_count, tile_plan
+from draftcast.kernels.operators.registry import operator
+from draftcast.kernels.operators.triton import linear as triton_linear
+from draftcast.kernels.operators.triton.linear import TilePlan, split_count, tile_plan
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LINEAR = operator("linear")

@@ -11,8 +11,8 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from draftcast.kernels.registry import operator
-from draftcast.kernels.triton_kernels import moe as triton_moe
+from draftcast.kernels.operators.registry import operator
+from draftcast.kernels.operators.triton import moe as triton_moe
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MOE = operator("moe")

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from draftcast.kernels import ngram
-from draftcast.kernels.ngram_batch import NGRAM, search
+from draftcast.kernels.search import ngram
+from draftcast.kernels.search.ngram_batch import NGRAM, search
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 both = pytest.mark.parametrize("name", ["torch", "triton"])

@@ -1,4 +1,4 @@
-"""Every registered operator keeps the contract of `draftcast.kernels.registry`."""
+"""Every registered operator keeps the contract of `draftcast.kernels.operators.registry`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from draftcast.calibration.latency_table import SHAPE_FIELDS
+from draftcast.calibration.profile.table import SHAPE_FIELDS
 from draftcast.errors import HardwareError
-from draftcast.kernels.registry import operator, operator_names
+from draftcast.kernels.operators.registry import operator, operator_names
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = {
@@ -123,7 +123,7 @@ def test_triton_on_a_cpu_needs_its_interpreter(monkeypatch: pytest.MonkeyPatch) 
 
 def test_naming_operators_loads_no_torch() -> None:
     code = (
-        "import sys; from draftcast.kernels.registry import operator, operator_names\n"
+        "import sys; from draftcast.kernels.operators.registry import operator, operator_names\n"
         "[operator(name) for name in operator_names()]\nprint(*sorted(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

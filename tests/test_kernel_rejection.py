@@ -11,9 +11,9 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from draftcast.kernels.registry import operator
-from draftcast.kernels.rejection import make_inputs
-from draftcast.kernels.triton_kernels.sampler import PIECE
+from draftcast.kernels.operators.registry import operator
+from draftcast.kernels.operators.rejection import make_inputs
+from draftcast.kernels.operators.triton.sampler import PIECE
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 REJECTION = operator("rejection_sampler")

@@ -18,8 +18,8 @@ from scipy import stats
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from draftcast.kernels import rejection
-from draftcast.kernels.registry import operator
+from draftcast.kernels.operators import rejection
+from draftcast.kernels.operators.registry import operator
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TEXTS = 1_000_000

@@ -13,9 +13,9 @@ from scipy import stats
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from draftcast.kernels.registry import operator
-from draftcast.kernels.sampler import drawn
-from draftcast.kernels.triton_kernels.sampler import PIECE
+from draftcast.kernels.operators.registry import operator
+from draftcast.kernels.operators.sampler import drawn
+from draftcast.kernels.operators.triton.sampler import PIECE
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SAMPLER = operator("sampler")

@@ -9,13 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftcast.kernels import drafters
-from draftcast.kernels.activation import swiglu_work
-from draftcast.kernels.all_reduce import all_reduce_work
-from draftcast.kernels.attention import attention_work
-from draftcast.kernels.catalog import load_model
-from draftcast.kernels.embedding import embedding_work
-from draftcast.kernels.layers import (
+from draftcast.kernels.model import drafters
+from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.operators.activation import swiglu_work
+from draftcast.kernels.operators.all_reduce import all_reduce_work
+from draftcast.kernels.operators.attention import attention_work
+from draftcast.kernels.operators.cost import Work
+from draftcast.kernels.operators.embedding import embedding_work
+from draftcast.kernels.operators.linear import linear_work
+from draftcast.kernels.operators.moe import moe_work, touched_experts
+from draftcast.kernels.operators.norm import rmsnorm_work
+from draftcast.kernels.operators.rotary import rotary_work
+from draftcast.kernels.operators.sampler import sampler_work
+from draftcast.kernels.work.layers import (
     LinearLayer,
     all_reduce_bytes,
     all_reduce_count,
@@ -26,12 +32,6 @@ from draftcast.kernels.layers import (
     lm_head,
     logits_gather_bytes,
 )
-from draftcast.kernels.linear import linear_work
-from draftcast.kernels.moe import moe_work, touched_experts
-from draftcast.kernels.norm import rmsnorm_work
-from draftcast.kernels.rotary import rotary_work
-from draftcast.kernels.sampler import sampler_work
-from draftcast.kernels.work import Work
 
 LLAMA = load_model("Llama-3.1-8B")
 DEEPSEEK = load_model("DeepSeek-V3")

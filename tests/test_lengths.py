@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.lengths import (
+from draftcast.sim.compiled.random_streams import Stream, request_uniforms
+from draftcast.sim.workload.lengths import (
     LENGTHS,
     Discrete,
     Empirical,
@@ -22,7 +23,6 @@ from draftcast.sim.lengths import (
     Uniform,
     make_lengths,
 )
-from draftcast.sim.random_streams import Stream, request_uniforms
 
 U = request_uniforms(1, Stream.LENGTHS, 100_000)
 

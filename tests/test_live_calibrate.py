@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftcast.calibration.hardware import load_hardware
 from draftcast.calibration.live.front_end import measure_front_end, output_delays, turnarounds
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_fit import fit_steps
@@ -18,9 +17,10 @@ from draftcast.calibration.live.step_profile import (
     write_live_profile,
 )
 from draftcast.calibration.live.timed_run import timed_run
-from draftcast.calibration.profile import AffineProfile, load_profile
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.load import AffineProfile, load_profile
 from draftcast.errors import InputError
-from draftcast.scenarios.cli import main
+from draftcast.scenarios.cli.main import main
 
 CPU = load_hardware("cpu")
 NOISE = 0.02

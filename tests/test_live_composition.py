@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from draftcast.calibration.engine_log import read_engine_log
+from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.live.composition import compose
 from draftcast.calibration.live.timed_run import composed_steps
 from draftcast.errors import InputError

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from draftcast.calibration.hardware import load_hardware
 from draftcast.calibration.live.core_speed import (
     COLUMNS,
     FILE,
@@ -27,11 +26,12 @@ from draftcast.calibration.live.core_speed_probe import HEADER
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_fit import fit_steps
 from draftcast.calibration.live.step_profile import calibrate_live, write_live_profile
-from draftcast.calibration.profile import CoreResponse, load_profile
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.load import CoreResponse, load_profile
 from draftcast.errors import InputError
-from draftcast.scenarios.cli import app
-from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.validate.comparison import validate
+from draftcast.scenarios.cli.main import app
+from draftcast.scenarios.live.validate.comparison import validate
+from draftcast.scenarios.schema.load import load_scenario
 
 QUIET_S, POWER = 80e-6, 0.6
 pinning = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot choose their core here")

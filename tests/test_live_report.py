@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from draftcast.errors import InputError
-from draftcast.scenarios.cli import main
-from draftcast.scenarios.validate import sweep_report
-from draftcast.scenarios.validate.effects import Cutover, Effect, cutover
-from draftcast.scenarios.validate.sweep import SweepValidation, validate_sweep
-from draftcast.scenarios.validate.sweep_report import markdown, summary, verdicts, write_sweep_report
+from draftcast.scenarios.cli.main import main
+from draftcast.scenarios.live.validate.effects import Cutover, Effect, cutover
+from draftcast.scenarios.live.validate.sweep import SweepValidation, validate_sweep
+from draftcast.scenarios.show import validation_sweep_report as sweep_report
+from draftcast.scenarios.show.validation_sweep_report import markdown, summary, verdicts, write_sweep_report
 
 MODES: dict[str, tuple[str | None, int]] = {"off": (None, 0), "draft_model-k3": ("draft_model", 3)}
 USERS, RATES = (1, 4, 16), (0.8,)

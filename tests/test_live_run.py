@@ -20,7 +20,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from draftcast.calibration.engine_log import read_engine_log
+from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.live import record
 from draftcast.calibration.live.bench_result import import_bench_result
 from draftcast.calibration.live.checkpoint import write_testbed
@@ -31,14 +31,14 @@ from draftcast.calibration.live.plan import LoadPlan
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.server import Server, ServerFlags
 from draftcast.errors import InputError, LiveError, ScenarioError
-from draftcast.kernels.catalog import load_model
-from draftcast.scenarios import live_run as module
-from draftcast.scenarios.cli import app
-from draftcast.scenarios.live_options import stoppable
-from draftcast.scenarios.live_run import LiveOptions, live_requests, live_run, server_flags, speculative_config
-from draftcast.scenarios.live_testbed import testbed_scenario as write_scenario
-from draftcast.scenarios.load import load_scenario
+from draftcast.kernels.model.catalog import load_model
+from draftcast.scenarios.cli.live_options import stoppable
+from draftcast.scenarios.cli.main import app
+from draftcast.scenarios.live import run as module
+from draftcast.scenarios.live.run import LiveOptions, live_requests, live_run, server_flags, speculative_config
+from draftcast.scenarios.live.testbed import testbed_scenario as write_scenario
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import load_scenario
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_vllm.py")))
 OWN = "acceptance={model: constant, alpha: 0.5}"

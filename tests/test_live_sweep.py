@@ -15,15 +15,15 @@ from draftcast.calibration.live import record
 from draftcast.calibration.live.checkpoint import write_testbed
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.errors import InputError, LiveError, ScenarioError
-from draftcast.kernels.catalog import load_model
-from draftcast.scenarios import live_sweep as module
-from draftcast.scenarios.cli import app
-from draftcast.scenarios.live_modes import SweepPlan, modes_of
-from draftcast.scenarios.live_run import LiveOptions, Progress
-from draftcast.scenarios.live_sweep import live_sweep, read_index
-from draftcast.scenarios.live_testbed import testbed_scenario as write_scenario
-from draftcast.scenarios.load import load_scenario
+from draftcast.kernels.model.catalog import load_model
+from draftcast.scenarios.cli.main import app
+from draftcast.scenarios.live import sweep as module
+from draftcast.scenarios.live.modes import SweepPlan, modes_of
+from draftcast.scenarios.live.run import LiveOptions, Progress
+from draftcast.scenarios.live.sweep import live_sweep, read_index
+from draftcast.scenarios.live.testbed import testbed_scenario as write_scenario
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import load_scenario
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_vllm.py")))
 OPTIONS = LiveOptions(vllm=FAKE, warmup_requests=0, start_timeout_s=60.0)

@@ -13,9 +13,9 @@ from draftcast.calibration.live.checkpoint import draft_folder, weights, write_t
 from draftcast.calibration.live.continuation import Continuation, Deck, DraftLayout, shares_of
 from draftcast.calibration.live.prompts import NgramTarget, continuation_prompts, random_prompts
 from draftcast.errors import InputError, ModelError
-from draftcast.kernels.catalog import load_model
-from draftcast.kernels.model import ModelSpec
-from draftcast.kernels.ngram import match_positions
+from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.search.ngram import match_positions
 
 
 def small(**changes: object) -> ModelSpec:

@@ -12,21 +12,21 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from draftcast.calibration.hardware import load_hardware
-from draftcast.calibration.held_out import held_out
-from draftcast.calibration.latency_table import SHAPE_FIELDS, LatencyTable, read_points
-from draftcast.calibration.origin import Origin
-from draftcast.calibration.profile import AffineProfile, RooflineProfile, load_profile
-from draftcast.calibration.profile_folder import FIT, MANIFEST, TABLE, write_manifest
-from draftcast.calibration.roofline import Roofline
-from draftcast.calibration.roofline_fit import fit_profile, fit_roofline
+from draftcast.calibration.profile.folder import FIT, MANIFEST, TABLE, write_manifest
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.held_out import held_out
+from draftcast.calibration.profile.load import AffineProfile, RooflineProfile, load_profile
+from draftcast.calibration.profile.origin import Origin
+from draftcast.calibration.profile.roofline import Roofline
+from draftcast.calibration.profile.roofline_fit import fit_profile, fit_roofline
+from draftcast.calibration.profile.table import SHAPE_FIELDS, LatencyTable, read_points
 from draftcast.errors import HardwareError, InputError
-from draftcast.kernels import registry
-from draftcast.kernels.catalog import load_model
-from draftcast.scenarios.cli import app
-from draftcast.sim import step_time as st
-from draftcast.sim.methods import METHODS
-from draftcast.sim.step_cost import compile_step_cost
+from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.operators import registry
+from draftcast.scenarios.cli.main import app
+from draftcast.sim.cost import step_time as st
+from draftcast.sim.cost.methods import METHODS
+from draftcast.sim.cost.step_cost import compile_step_cost
 
 H100 = load_hardware("h100-sxm")
 TRUE = {
@@ -183,7 +183,7 @@ def test_verification_comes_from_its_own_measured_points(folder: Path) -> None:
 
 
 def test_the_measured_profile_of_a_device_is_its_default(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    import draftcast.calibration.profile as module
+    import draftcast.calibration.profile.load as module
 
     bundled = folder.parent / "bundled"
     bundled.mkdir(exist_ok=True)

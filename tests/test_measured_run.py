@@ -12,10 +12,10 @@ from bench_results import bench_file
 from draftcast.calibration.live.bench_result import import_bench_result
 from draftcast.calibration.live.run_directory import LiveRunWriter
 from draftcast.errors import InputError
-from draftcast.scenarios.changes import differing
-from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.measured_run import read_measured_run
-from draftcast.sim.slo import Slo
+from draftcast.scenarios.run.measured_run import read_measured_run
+from draftcast.scenarios.schema.changes import differing
+from draftcast.scenarios.schema.load import load_scenario
+from draftcast.sim.output.slo import Slo
 
 
 def test_figures_of_a_bench_result(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from draftcast.calibration.hardware import load_hardware
+from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import CapacityError, ModelError
-from draftcast.kernels import drafters
-from draftcast.kernels.catalog import load_model
-from draftcast.sim.memory import GIB, MemoryBudget, activation_peak_bytes, cuda_graph_bytes, memory_budget
+from draftcast.kernels.model import drafters
+from draftcast.kernels.model.catalog import load_model
+from draftcast.sim.cost.memory import GIB, MemoryBudget, activation_peak_bytes, cuda_graph_bytes, memory_budget
 
 LLAMA = load_model("Llama-3.1-8B")
 H100 = load_hardware("h100")

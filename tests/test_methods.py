@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from draftcast.errors import ModelError, ScenarioError
-from draftcast.kernels.catalog import load_model
-from draftcast.kernels.drafters import eagle_head, medusa_heads
-from draftcast.sim import step_time
-from draftcast.sim.attention_time import N_BLOCKS, N_COLUMNS
-from draftcast.sim.methods import METHODS, DraftPlan, get_method
-from draftcast.sim.step_tables import head_of
+from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.model.drafters import eagle_head, medusa_heads
+from draftcast.sim.cost import step_time
+from draftcast.sim.cost.attention_time import N_BLOCKS, N_COLUMNS
+from draftcast.sim.cost.methods import METHODS, DraftPlan, get_method
+from draftcast.sim.cost.step_tables import head_of
 
 TARGET = load_model("llama-3.1-8b")
 

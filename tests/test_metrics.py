@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from draftcast.errors import InputError, SimulationError
-from draftcast.sim.itl_histogram import (
+from draftcast.sim.compiled.itl_histogram import (
     ITL_BIN_OFFSET,
     ITL_BINS,
     histogram_mean_std,
@@ -26,10 +26,10 @@ from draftcast.sim.itl_histogram import (
     segment_of,
     segment_start,
 )
-from draftcast.sim.metrics import LATENCIES, PERCENTILES, compute_metrics, do_not_differ, summarise
-from draftcast.sim.request_columns import TIME_COLUMNS, check_requests, littles_law
-from draftcast.sim.slo import Slo
-from draftcast.sim.vllm_result import vllm_result
+from draftcast.sim.output.metrics import LATENCIES, PERCENTILES, compute_metrics, do_not_differ, summarise
+from draftcast.sim.output.request_columns import TIME_COLUMNS, check_requests, littles_law
+from draftcast.sim.output.slo import Slo
+from draftcast.sim.output.vllm_result import vllm_result
 
 # What vLLM 0.32's vllm/benchmarks/serve.py writes: the traffic header, the result, and what --save-detailed keeps.
 VLLM_HEADER = {

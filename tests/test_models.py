@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from draftcast.errors import ModelError
-from draftcast.kernels import drafters, layers
-from draftcast.kernels.architectures import ARCHITECTURES
-from draftcast.kernels.attention import attention_work
-from draftcast.kernels.catalog import load_model, model_names
-from draftcast.kernels.model import ModelSpec
+from draftcast.kernels.model import drafters
+from draftcast.kernels.model.architectures import ARCHITECTURES
+from draftcast.kernels.model.catalog import load_model, model_names
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.operators.attention import attention_work
+from draftcast.kernels.work import layers
 
 # Parameter counts as listed by Hugging Face for the safetensors of the public checkpoints; KV bytes per token in bf16
 # are 2 x layers x KV heads x head size x 2 bytes, DeepSeek-V3's is 61 x (512 + 64) x 2 (arXiv 2412.19437, section 2.1).

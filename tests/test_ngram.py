@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftcast.kernels.ngram import match_positions, propose_batch
+from draftcast.kernels.search.ngram import match_positions, propose_batch
 
 
 def brute_force(tokens: Sequence[int], k: int, min_n: int, max_n: int, max_model_len: int = 10**9) -> list[int]:

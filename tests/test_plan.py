@@ -17,20 +17,20 @@ import yaml
 from typer.testing import CliRunner
 
 from draftcast.errors import InputError
-from draftcast.scenarios import cli
-from draftcast.scenarios.capacity import capacity
-from draftcast.scenarios.comparison import simulate
-from draftcast.scenarios.load import load_scenario, with_rate
-from draftcast.scenarios.plan import GIVEN, OFF, Plan, candidates, mean_rate, plan, with_prices
-from draftcast.scenarios.plan_cli import parse_prices
-from draftcast.scenarios.plan_curve import SHARES, curve_frame, goodput_curve
-from draftcast.scenarios.plan_plots import goodput_figure
-from draftcast.scenarios.plan_report import answer_line
-from draftcast.scenarios.plan_search import check_load, cluster_scenario
-from draftcast.scenarios.plan_slo import Objective, parse_objectives
-from draftcast.scenarios.price import Price
+from draftcast.scenarios.cli import main as cli
+from draftcast.scenarios.cli.plan import parse_prices
+from draftcast.scenarios.compare.capacity import capacity
+from draftcast.scenarios.compare.comparison import simulate
+from draftcast.scenarios.compare.price import Price
+from draftcast.scenarios.compare.verdict import Side
+from draftcast.scenarios.plan.curve import SHARES, curve_frame, goodput_curve
+from draftcast.scenarios.plan.search import check_load, cluster_scenario
+from draftcast.scenarios.plan.sizing import GIVEN, OFF, Plan, candidates, mean_rate, plan, with_prices
+from draftcast.scenarios.plan.slo import Objective, parse_objectives
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.verdict import Side
+from draftcast.scenarios.schema.load import load_scenario, with_rate
+from draftcast.scenarios.show.plan_plots import goodput_figure
+from draftcast.scenarios.show.plan_report import answer_line
 
 ROOT = Path(__file__).parent.parent
 STEP_S = 0.01
@@ -190,7 +190,7 @@ def test_the_cheapest_comes_first_though_it_takes_more_gpus(mixed: Plan) -> None
 
 
 def test_a_plan_s_answer_is_plain_data(mixed: Plan) -> None:
-    from draftcast.scenarios.run_directory import plain
+    from draftcast.scenarios.run.run_directory import plain
 
     summary = json.loads(json.dumps(plain(mixed.summary()), allow_nan=False))
     assert summary["feasible"] is True
@@ -408,7 +408,7 @@ def test_other_prices_rank_anew_and_simulate_nothing(
     plain = plan(scenario, **asked)
     prices = {"h100-sxm": Price(9.0, "2026-11-01"), "h200": Price(1.0, "2026-11-02")}
     priced = plan(scenario, **asked, prices=prices)
-    monkeypatch.setattr("draftcast.scenarios.plan_search.simulate", None)
+    monkeypatch.setattr("draftcast.scenarios.plan.search.simulate", None)
     assert repr(with_prices(plain, prices).summary()) == repr(priced.summary())
     assert repr(with_prices(priced, None).summary()) == repr(plain.summary())
     assert priced.sizings[0].candidate.hardware.name == "h200"

@@ -14,7 +14,7 @@ import draftcast
 from draftcast.errors import ScenarioError
 from draftcast.scenarios.schema.scenario import POLICIES as SCENARIO_POLICIES
 from draftcast.sim.acceptance import Constant
-from draftcast.sim.borrowed import reference
+from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.engine import decide as rules
 from draftcast.sim.engine.rules import ema_tiers, goodput
 from draftcast.sim.policies import (

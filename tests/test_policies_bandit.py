@@ -10,7 +10,7 @@ import pytest
 from numba import njit
 
 from draftcast.sim.acceptance import Constant
-from draftcast.sim.borrowed import reference
+from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.engine.rules import bandit as rule
 from draftcast.sim.policies import Bandit
 

@@ -25,9 +25,9 @@ from draftcast.sim.acceptance import (
     survivals,
 )
 from draftcast.sim.acceptance.compiled import KIND_BETA, KIND_TRACE
-from draftcast.sim.borrowed import reference
+from draftcast.sim.compiled.borrowed import reference
+from draftcast.sim.compiled.random_streams import GOLDEN, MIX_1, mix64_array
 from draftcast.sim.policies import Policy
-from draftcast.sim.random_streams import GOLDEN, MIX_1, mix64_array
 
 N, K = 40_000, 3
 MODELS: dict[str, AcceptanceModel] = {

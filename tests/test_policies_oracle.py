@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from draftcast.sim import step_time as st
-from draftcast.sim.borrowed import reference
+from draftcast.sim.compiled.borrowed import reference
+from draftcast.sim.cost import step_time as st
 from draftcast.sim.engine.rules.forecast import device_seconds
 from draftcast.sim.policies import Oracle
 

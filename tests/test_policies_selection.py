@@ -9,7 +9,7 @@ import pytest
 from numba import njit
 
 from draftcast.sim.acceptance import Beta
-from draftcast.sim.borrowed import reference
+from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.engine.rules.selection import (
     INDEX_BITS,
     REQUEST_BITS,

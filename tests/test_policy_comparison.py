@@ -11,17 +11,22 @@ import pytest
 from typer.testing import CliRunner
 
 from draftcast.errors import InputError
-from draftcast.scenarios import cli
-from draftcast.scenarios import policy_comparison as module
-from draftcast.scenarios.comparison import simulate
-from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.policy_comparison import PolicyComparison, applicable_policies, compare_policies, with_policy
-from draftcast.scenarios.policy_list import AskedPolicy, parse_policies
-from draftcast.scenarios.policy_report import policies_table, ranking_lines
+from draftcast.scenarios.cli import main as cli
+from draftcast.scenarios.compare import policy_comparison as module
+from draftcast.scenarios.compare.comparison import simulate
+from draftcast.scenarios.compare.policy_comparison import (
+    PolicyComparison,
+    applicable_policies,
+    compare_policies,
+    with_policy,
+)
+from draftcast.scenarios.compare.policy_list import AskedPolicy, parse_policies
+from draftcast.scenarios.compare.verdict import METRICS, Side, State
+from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.simulate import RunResult
-from draftcast.scenarios.verdict import METRICS, Side, State
-from draftcast.sim.metrics import summarise
+from draftcast.scenarios.schema.load import load_scenario
+from draftcast.scenarios.show.policy_report import policies_table, ranking_lines
+from draftcast.sim.output.metrics import summarise
 
 RATE = "workload.arrivals.request_rate_rps"
 SMALL = ("workload.num_requests=200", "statistics.replications=3", "statistics.warmup=none")

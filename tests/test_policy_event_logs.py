@@ -12,7 +12,7 @@ import pytest
 
 from draftcast.errors import ScenarioError
 from draftcast.sim.acceptance import Beta, Constant, Ngram, Tree
-from draftcast.sim.methods import get_method
+from draftcast.sim.cost.methods import get_method
 from draftcast.sim.policies import (
     POLICIES,
     SGLANG_TIERS,

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import yaml
 
-from draftcast.calibration.hardware import hardware_names, load_hardware
-from draftcast.calibration.origin import Origin
-from draftcast.calibration.profile import (
+from draftcast.calibration.profile.hardware import hardware_names, load_hardware
+from draftcast.calibration.profile.load import (
     OPERATORS,
     PROFILE_FOLDER,
     AffineProfile,
@@ -19,8 +18,9 @@ from draftcast.calibration.profile import (
     load_profile,
     profile_names,
 )
+from draftcast.calibration.profile.origin import Origin
 from draftcast.errors import HardwareError
-from draftcast.kernels.work import Work
+from draftcast.kernels.operators.cost import Work
 
 H100 = load_hardware("h100-sxm")
 AFFINE = "h100-llama-3.1-8b-affine"

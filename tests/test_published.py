@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from draftcast import simulate
 from draftcast.errors import InputError, ScenarioError
-from draftcast.scenarios.cli import app
-from draftcast.scenarios.load import without_speculation
-from draftcast.scenarios.published_cases import PublishedCase, parse_case, published_cases
-from draftcast.scenarios.published_forecast import alpha_of, forecast_case, point_scenario
-from draftcast.scenarios.published_report import COLUMNS, HEAD, published_text
+from draftcast.scenarios.cli.main import app
+from draftcast.scenarios.evidence.cases import PublishedCase, parse_case, published_cases
+from draftcast.scenarios.evidence.forecast import alpha_of, forecast_case, point_scenario
+from draftcast.scenarios.schema.load import without_speculation
+from draftcast.scenarios.show.published_report import COLUMNS, HEAD, published_text
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = published_cases()

@@ -24,8 +24,8 @@ import pytest
 import yaml
 
 from draftcast import RunResult, load_scenario, simulate
-from draftcast.sim.request_columns import littles_law
-from draftcast.sim.statistics import replication_interval
+from draftcast.sim.output.request_columns import littles_law
+from draftcast.sim.statistics.intervals import replication_interval
 
 STEP_S = 0.01
 MEAN_PROMPT_TOKENS = 1e6

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from draftcast.sim.random_streams import (
+from draftcast.sim.compiled.random_streams import (
     Stream,
     generator,
     mix64,
@@ -37,7 +37,7 @@ def test_splitmix64_known_values() -> None:
 
 def test_values_are_the_same_in_every_process() -> None:
     code = (
-        "from draftcast.sim.random_streams import *\n"
+        "from draftcast.sim.compiled.random_streams import *\n"
         "k = request_keys(7, Stream.ACCEPT, 3)\n"
         "print([int(x) for x in k], uniform(k[2], 5).hex(), replication_seed(7, 3))"
     )

@@ -12,19 +12,19 @@ import pytest
 from typer.testing import CliRunner
 
 from draftcast.errors import InputError
-from draftcast.scenarios import cli
-from draftcast.scenarios import recommend as module
-from draftcast.scenarios.comparison import compare, simulate
-from draftcast.scenarios.cutover import settings as cutover_settings
-from draftcast.scenarios.deployment import deploy
-from draftcast.scenarios.live_modes import SweepPlan, modes_of
-from draftcast.scenarios.load import load_scenario, with_values
-from draftcast.scenarios.plan import plan
-from draftcast.scenarios.recommend import Load, Recommendation, best_schedule, candidates, recommend, traffic_of
-from draftcast.scenarios.recommend_report import answer_line, paste_lines, remark
+from draftcast.scenarios.cli import main as cli
+from draftcast.scenarios.compare import recommend as module
+from draftcast.scenarios.compare.comparison import compare, simulate
+from draftcast.scenarios.compare.recommend import Load, Recommendation, best_schedule, candidates, recommend, traffic_of
+from draftcast.scenarios.compare.verdict import METRICS, Position, Side, Word, decide
+from draftcast.scenarios.cutover.search import settings as cutover_settings
+from draftcast.scenarios.live.modes import SweepPlan, modes_of
+from draftcast.scenarios.plan.sizing import plan
+from draftcast.scenarios.run.deployment import deploy
+from draftcast.scenarios.run.steady_step import token_seconds
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.steady_step import token_seconds
-from draftcast.scenarios.verdict import METRICS, Position, Side, Word, decide
+from draftcast.scenarios.schema.load import load_scenario, with_values
+from draftcast.scenarios.show.recommend_report import answer_line, paste_lines, remark
 
 RATE = "workload.arrivals.request_rate_rps"
 SMALL = ("workload.num_requests=400", "statistics.replications=3")

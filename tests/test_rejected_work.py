@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftcast.scenarios.comparison import simulate
-from draftcast.scenarios.load import load_scenario
-from draftcast.sim import step_time as st
+from draftcast.scenarios.compare.comparison import simulate
+from draftcast.scenarios.schema.load import load_scenario
 from draftcast.sim.acceptance import Constant, Ngram, Tree
-from draftcast.sim.methods import get_method
+from draftcast.sim.cost import step_time as st
+from draftcast.sim.cost.methods import get_method
+from draftcast.sim.output.request_columns import TIME_COLUMNS
 from draftcast.sim.policies import BatchSchedule
-from draftcast.sim.request_columns import TIME_COLUMNS
 
 
 def parts(case: Any, request: int = 0) -> dict[str, float]:

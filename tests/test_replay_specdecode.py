@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftcast.calibration.hardware import load_hardware
-from draftcast.calibration.profile import AffineProfile, load_profile
-from draftcast.sim.request_table import RequestTable
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.load import AffineProfile, load_profile
+from draftcast.sim.workload.request_table import RequestTable
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAREGPT = ROOT.parent / "shared" / "data" / "acceptance" / "llama31_8b_sharegpt.jsonl"

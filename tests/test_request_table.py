@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from draftcast.errors import TraceError
-from draftcast.sim.request_table import RequestTable
+from draftcast.sim.workload.request_table import RequestTable
 
 
 def table() -> RequestTable:

@@ -10,9 +10,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from draftcast.errors import ScenarioError
-from draftcast.scenarios.comparison import simulate
-from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.rl_env import OBSERVED, DraftLengthEnv
+from draftcast.scenarios.compare.comparison import simulate
+from draftcast.scenarios.run.rl_env import OBSERVED, DraftLengthEnv
+from draftcast.scenarios.schema.load import load_scenario
 
 SMALL = (
     "workload.num_requests=60",

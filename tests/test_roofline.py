@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftcast.calibration.origin import Origin
-from draftcast.calibration.roofline import Roofline, soft_max, soft_max_scalar
+from draftcast.calibration.profile.origin import Origin
+from draftcast.calibration.profile.roofline import Roofline, soft_max, soft_max_scalar
 from draftcast.errors import HardwareError
 
 SECONDS = st.floats(0.0, 1e3, allow_nan=False)

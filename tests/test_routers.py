@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.request_table import RequestTable
-from draftcast.sim.routers import ROUTERS, make_router
+from draftcast.sim.cluster.routers import ROUTERS, make_router
+from draftcast.sim.workload.request_table import RequestTable
 
 
 def table(n: int, hash_ids: list[list[int]] | None = None) -> RequestTable:

@@ -10,22 +10,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from draftcast.scenarios.comparison import simulate
-from draftcast.scenarios.cutover_estimate import Fluid
-from draftcast.scenarios.deployment import deploy
-from draftcast.scenarios.difference import difference
-from draftcast.scenarios.exports import csv_bytes, html_report, json_bytes, parquet_bytes
-from draftcast.scenarios.fidelity import fidelity
-from draftcast.scenarios.limits import limits_at
-from draftcast.scenarios.load import load_scenario, with_values, without_speculation
-from draftcast.scenarios.operating_point import ceilings, operating_point
-from draftcast.scenarios.report import load_words
-from draftcast.scenarios.run_plots import latency_figure, time_figure, timeline_figure
-from draftcast.scenarios.simulate import measure, serve, simulate_together
-from draftcast.scenarios.slo_answer import idle_scenario, measured_requests, slo_answer
-from draftcast.scenarios.timeline import timeline
-from draftcast.scenarios.verdict import Side, judge, side
-from draftcast.sim.statistics import Estimate
+from draftcast.scenarios.compare.comparison import simulate
+from draftcast.scenarios.compare.difference import difference
+from draftcast.scenarios.compare.limits import limits_at
+from draftcast.scenarios.compare.slo_answer import idle_scenario, measured_requests, slo_answer
+from draftcast.scenarios.compare.verdict import Side, judge, side
+from draftcast.scenarios.run.deployment import deploy
+from draftcast.scenarios.run.fidelity import fidelity
+from draftcast.scenarios.run.fluid import Fluid
+from draftcast.scenarios.run.operating_point import ceilings, operating_point
+from draftcast.scenarios.run.simulate import measure, serve, simulate_together
+from draftcast.scenarios.run.timeline import timeline
+from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
+from draftcast.scenarios.show.exports import csv_bytes, html_report, json_bytes, parquet_bytes
+from draftcast.scenarios.show.run_plots import latency_figure, time_figure, timeline_figure
+from draftcast.scenarios.show.tables import load_words
+from draftcast.sim.statistics.intervals import Estimate
 
 NGRAM = "engine.speculative_config={method: ngram, num_speculative_tokens: 3}"
 RATES = "acceptance.rates=[0.7296, 0.5208, 0.3545]"

@@ -13,14 +13,14 @@ import pytest
 
 from draftcast import __version__
 from draftcast.errors import InputError, ScenarioError
-from draftcast.scenarios.load import load_scenario, recorded_scenario, scenario_hash, to_mapping
-from draftcast.scenarios.run_directory import (
+from draftcast.scenarios.run.run_directory import (
     check_target,
     make_manifest,
     plain,
     read_run_directory,
     write_run_directory,
 )
+from draftcast.scenarios.schema.load import load_scenario, recorded_scenario, scenario_hash, to_mapping
 
 REQUESTS = pd.DataFrame({"request": [0, 1], "finish_s": [1.5, math.nan], "class": ["a", "b"]})
 STEPS = pd.DataFrame({"start_s": [0.0], "k": [3]})

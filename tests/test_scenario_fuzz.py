@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from draftcast import load_scenario, simulate
 from draftcast.errors import InputError
-from draftcast.scenarios.load import with_values
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import with_values
 
 REQUESTS = 3
 

@@ -14,9 +14,13 @@ from hypothesis import strategies as st
 
 from draftcast.calibration.yaml_text import parse_yaml, write_yaml
 from draftcast.errors import InputError, ScenarioError
-from draftcast.kernels.dtypes import KV_BYTES, WEIGHT_BYTES
-from draftcast.scenarios.deployment import deploy
-from draftcast.scenarios.load import (
+from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES
+from draftcast.scenarios.run.deployment import deploy
+from draftcast.scenarios.run.workload_spec import acceptance_models, slos, workload_spec
+from draftcast.scenarios.schema import METHODS, POLICIES, ROUTERS, batch_defaults
+from draftcast.scenarios.schema.base import nearest_key
+from draftcast.scenarios.schema.engine import DTYPES, KV_DTYPES, QUANTIZATIONS
+from draftcast.scenarios.schema.load import (
     apply_overrides,
     dump_scenario,
     embedded_scenarios,
@@ -27,13 +31,11 @@ from draftcast.scenarios.load import (
     with_values,
     without_speculation,
 )
-from draftcast.scenarios.schema import METHODS, POLICIES, ROUTERS, batch_defaults
-from draftcast.scenarios.schema.base import nearest_key
-from draftcast.scenarios.schema.engine import DTYPES, KV_DTYPES, QUANTIZATIONS
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
-from draftcast.scenarios.workload_spec import acceptance_models, slos, workload_spec
-from draftcast.sim import methods, policies, routers
+from draftcast.sim import policies
 from draftcast.sim.acceptance import MAX_K
+from draftcast.sim.cluster import routers
+from draftcast.sim.cost import methods
 
 RATE = "workload.arrivals.request_rate_rps"
 SPEC = "engine.speculative_config"

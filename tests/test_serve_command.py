@@ -8,15 +8,15 @@ import shlex
 import pytest
 
 from draftcast.errors import ScenarioError
-from draftcast.scenarios.load import load_scenario, with_values
-from draftcast.scenarios.schema import METHODS, Scenario, SpeculativeConfig
-from draftcast.scenarios.serve_command import (
+from draftcast.scenarios.compare.serve_command import (
     served_models,
     sglang_command,
     speculative_config_json,
     vllm_command,
     vllm_flags,
 )
+from draftcast.scenarios.schema import METHODS, Scenario, SpeculativeConfig
+from draftcast.scenarios.schema.load import load_scenario, with_values
 
 SPEC = "engine.speculative_config"
 INSTRUCT = "meta-llama/Llama-3.1-8B-Instruct"

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from draftcast.calibration.hardware import load_hardware
-from draftcast.calibration.profile import load_profile
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.load import load_profile
 from draftcast.errors import ModelError
-from draftcast.kernels.catalog import load_model, model_names
-from draftcast.scenarios.cli import app
-from draftcast.scenarios.profile_compare import Step, step_cost, step_parts
-from draftcast.scenarios.profile_view import open_profile
-from draftcast.sim import step_time as st
-from draftcast.sim.methods import METHODS
-from draftcast.sim.step_cost import compile_step_cost
+from draftcast.kernels.model.catalog import load_model, model_names
+from draftcast.scenarios.cli.main import app
+from draftcast.scenarios.show.profile_compare import Step, step_cost, step_parts
+from draftcast.scenarios.show.profile_view import open_profile
+from draftcast.sim.cost import step_time as st
+from draftcast.sim.cost.methods import METHODS
+from draftcast.sim.cost.step_cost import compile_step_cost
 
 MEASURED = ("a100-80g", "b200", "h100-sxm", "h200", "l40s", "rtx-pro-6000")
 LLAMA = "Llama-3.1-8B"

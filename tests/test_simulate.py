@@ -13,9 +13,9 @@ import pytest
 from closed_form_crossing import OUTPUT, easy, latency_s
 
 from draftcast import RunResult, load_scenario, simulate
-from draftcast.scenarios.load import without_speculation
-from draftcast.scenarios.simulate import simulate_together
-from draftcast.sim.request_columns import TIME_COLUMNS, check_requests
+from draftcast.scenarios.run.simulate import simulate_together
+from draftcast.scenarios.schema.load import without_speculation
+from draftcast.sim.output.request_columns import TIME_COLUMNS, check_requests
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
 AZURE = TRACES / "azure_llm_2023_conv.csv"

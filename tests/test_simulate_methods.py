@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from draftcast import RunResult, load_scenario, simulate
+from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import METHODS
-from draftcast.scenarios.workload_spec import acceptance_models
 from draftcast.sim.acceptance import AcceptanceModel
-from draftcast.sim.methods import METHODS as FACTS
+from draftcast.sim.cost.methods import METHODS as FACTS
 
 SMALL = (
     "workload.num_requests=300",

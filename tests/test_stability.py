@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from draftcast.sim.stability import assess, slope
+from draftcast.sim.output.stability import assess, slope
 
 FloatArray = npt.NDArray[np.float64]
 

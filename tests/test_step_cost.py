@@ -7,16 +7,16 @@ import pytest
 from numba import njit
 from numba.core.runtime import _nrt_python, rtsys
 
-from draftcast.calibration.hardware import HardwareSpec, load_hardware
-from draftcast.calibration.origin import Origin
-from draftcast.calibration.profile import OPERATORS, OperatorProfile, RooflineProfile, load_profile
-from draftcast.calibration.roofline import Roofline
-from draftcast.kernels.catalog import load_model
-from draftcast.kernels.model import ModelSpec
-from draftcast.sim import step_time as indices
-from draftcast.sim.methods import Method, get_method
-from draftcast.sim.step_cost import compile_step_cost
-from draftcast.sim.step_time import (
+from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
+from draftcast.calibration.profile.load import OPERATORS, OperatorProfile, RooflineProfile, load_profile
+from draftcast.calibration.profile.origin import Origin
+from draftcast.calibration.profile.roofline import Roofline
+from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.sim.cost import step_time as indices
+from draftcast.sim.cost.methods import Method, get_method
+from draftcast.sim.cost.step_cost import compile_step_cost
+from draftcast.sim.cost.step_time import (
     F_DECODE_KV,
     F_DRAFT_PASSES,
     F_TOKENS,

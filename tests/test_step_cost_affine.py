@@ -5,13 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from draftcast.calibration.hardware import load_hardware
-from draftcast.calibration.profile import AffineProfile, HardwareProfile, load_profile
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.load import AffineProfile, HardwareProfile, load_profile
 from draftcast.errors import HardwareError
-from draftcast.kernels.catalog import load_model
-from draftcast.sim.methods import get_method
-from draftcast.sim.step_cost import compile_step_cost
-from draftcast.sim.step_time import (
+from draftcast.kernels.model.catalog import load_model
+from draftcast.sim.cost.methods import get_method
+from draftcast.sim.cost.step_cost import compile_step_cost
+from draftcast.sim.cost.step_time import (
     F_DECODE_KV,
     F_DECODE_QKV,
     F_DECODE_SEQS,

@@ -5,14 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from draftcast.calibration.hardware import HardwareSpec, load_hardware
-from draftcast.calibration.profile import OPERATORS, RooflineProfile, load_profile
+from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
+from draftcast.calibration.profile.load import OPERATORS, RooflineProfile, load_profile
 from draftcast.errors import DraftcastError, HardwareError, ModelError, ScenarioError
-from draftcast.kernels.catalog import load_model
-from draftcast.sim.methods import METHODS, get_method
-from draftcast.sim.step_cost import compile_step_cost
-from draftcast.sim.step_tables import EngineSettings, capture_sizes
-from draftcast.sim.step_time import (
+from draftcast.kernels.model.catalog import load_model
+from draftcast.sim.cost.methods import METHODS, get_method
+from draftcast.sim.cost.step_cost import compile_step_cost
+from draftcast.sim.cost.step_tables import EngineSettings, capture_sizes
+from draftcast.sim.cost.step_time import (
     F_PREFILL_KV,
     F_PREFILL_QKV,
     F_PREFILL_SEQS,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftcast.kernels.suffix import SuffixSettings, match_positions, propose
+from draftcast.kernels.search.suffix import SuffixSettings, match_positions, propose
 
 Request = tuple[list[int], list[int]]
 F = np.float32

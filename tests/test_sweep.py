@@ -19,17 +19,17 @@ import pandas as pd
 import pytest
 
 from draftcast.errors import InputError
-from draftcast.scenarios.deployment import deploy
-from draftcast.scenarios.load import load_scenario, with_values, without_speculation
+from draftcast.scenarios.compare.verdict import judge
+from draftcast.scenarios.run.deployment import deploy
+from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.simulate import simulate_together
-from draftcast.scenarios.sweep import SweepProgress, sweep
-from draftcast.scenarios.sweep_cells import address_of, code_digest, run_task, task_of
-from draftcast.scenarios.sweep_grid import apply
-from draftcast.scenarios.sweep_pareto import pareto_front
-from draftcast.scenarios.sweep_report import sweep_rows
-from draftcast.scenarios.sweep_store import ResultStore
-from draftcast.scenarios.verdict import judge
+from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
+from draftcast.scenarios.show.sweep_report import sweep_rows
+from draftcast.scenarios.sweep.cells import address_of, code_digest, run_task, task_of
+from draftcast.scenarios.sweep.grid import apply
+from draftcast.scenarios.sweep.pareto import pareto_front
+from draftcast.scenarios.sweep.run import SweepProgress, sweep
+from draftcast.scenarios.sweep.store import ResultStore
 
 SMALL = ["workload.num_requests=120", "statistics.replications=2"]
 
@@ -122,8 +122,8 @@ def test_a_killed_sweep_goes_on_and_repeats_nothing(
     grid = ["rate=4..40:10", "k=1,3"]
     folder = tmp_path / "set"
     program = f"""
-from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.sweep import sweep
+from draftcast.scenarios.schema.load import load_scenario
+from draftcast.scenarios.sweep.run import sweep
 asked = load_scenario("default", overrides={[*SMALL, "workload.num_requests=1500"]})
 sweep(asked, {grid}, folder="{folder}", workers=2)
 """
@@ -262,9 +262,9 @@ def test_a_worker_resolves_an_engine_once(base: Scenario, tmp_path: Path, monkey
         resolved.append(scenario)
         return deploy(scenario)
 
-    monkeypatch.setattr("draftcast.scenarios.deployment_cache.deploy", counted)
-    monkeypatch.setattr("draftcast.scenarios.deployment_cache._kept", OrderedDict())
-    monkeypatch.setattr("draftcast.scenarios.deployment_cache.MOST_KEPT", 4)
+    monkeypatch.setattr("draftcast.scenarios.run.deployment_cache.deploy", counted)
+    monkeypatch.setattr("draftcast.scenarios.run.deployment_cache._kept", OrderedDict())
+    monkeypatch.setattr("draftcast.scenarios.run.deployment_cache.MOST_KEPT", 4)
     policy = tmp_path / "own.py"
     policy.write_text(POLICIES.replace("os._exit(77)", "return 1"))
     other = with_values(base, {"policy": {"name": f"{policy}:Fatal"}})

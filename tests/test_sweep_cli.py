@@ -17,10 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from draftcast.errors import InputError
-from draftcast.scenarios.cli import app
-from draftcast.scenarios.sweep_report import progress_line, time_text
-from draftcast.scenarios.sweep_result import SweepProgress
-from draftcast.scenarios.sweep_store import ResultStore
+from draftcast.scenarios.cli.main import app
+from draftcast.scenarios.show.sweep_report import progress_line, time_text
+from draftcast.scenarios.sweep.result import SweepProgress
+from draftcast.scenarios.sweep.store import ResultStore
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "sweeps.md"
 SMALL = ["--set", "workload.num_requests=120", "--replications", "2", "--workers", "1"]

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from draftcast.errors import InputError
-from draftcast.scenarios.load import load_scenario, with_values
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.sweep import SweepProgress, sweep
-from draftcast.scenarios.sweep_cells import run_task, task_of
-from draftcast.scenarios.sweep_grid import apply
-from draftcast.scenarios.sweep_store import ResultStore
+from draftcast.scenarios.schema.load import load_scenario, with_values
+from draftcast.scenarios.sweep.cells import run_task, task_of
+from draftcast.scenarios.sweep.grid import apply
+from draftcast.scenarios.sweep.run import SweepProgress, sweep
+from draftcast.scenarios.sweep.store import ResultStore
 
 pytest.importorskip("distributed")
 
@@ -116,7 +116,7 @@ def test_a_scheduler_that_goes_away_is_one_line_and_keeps_what_is_done(base: Sce
 
 
 def test_no_scheduler_is_one_line(base: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftcast.scenarios.sweep_workers._CONNECT_S", 0.5)
+    monkeypatch.setattr("draftcast.scenarios.sweep.workers._CONNECT_S", 0.5)
     address = f"tcp://127.0.0.1:{free_port()}"
     with pytest.raises(InputError, match="no scheduler answers") as caught:
         sweep(base, {"k": [0]}, cluster=address)

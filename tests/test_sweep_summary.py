@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from draftcast.errors import InputError
-from draftcast.scenarios.cli import main
-from draftcast.scenarios.validate.sweep_summary import (
+from draftcast.scenarios.cli.main import main
+from draftcast.scenarios.show.validation_sweep_summary import (
     CutoverSummary,
     acceptance_rows,
     bar_rows,

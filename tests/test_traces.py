@@ -12,8 +12,8 @@ import pytest
 from samples import ACCEPTANCE, AZURE_2023, AZURE_2024, BURSTGPT, MOONCAKE, SAMPLES, SHAREGPT, VLLM_BENCH
 
 from draftcast.errors import TraceError
-from draftcast.sim.request_table import RequestTable
-from draftcast.sim.traces import TRACE_FORMATS, TraceSpec, load_trace, read_trace
+from draftcast.sim.workload.request_table import RequestTable
+from draftcast.sim.workload.traces import TRACE_FORMATS, TraceSpec, load_trace, read_trace
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 
@@ -329,7 +329,7 @@ def test_azure_reads_fast_and_the_slow_pass_agrees() -> None:
     assert time.perf_counter() - started < 0.3
     slow = path.read_text().replace(",374,", ",374.0,", 1)  # one float sends the file through the slow pass
     assert "374.0" in slow
-    from draftcast.sim.traces.source import TraceText
+    from draftcast.sim.workload.traces.source import TraceText
 
     other = TRACE_FORMATS["azure"].read(TraceText(str(path), slow))
     assert (other.arrival_s == table.arrival_s).all()

@@ -13,10 +13,10 @@ import yaml
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_profile import calibrate_live, write_live_profile
 from draftcast.errors import InputError
-from draftcast.scenarios.cli import main
-from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.validate.comparison import CAUSES, Validation, validate
-from draftcast.scenarios.validate.report import summary, text, write_report
+from draftcast.scenarios.cli.main import main
+from draftcast.scenarios.live.validate.comparison import CAUSES, Validation, validate
+from draftcast.scenarios.schema.load import load_scenario
+from draftcast.scenarios.show.validation_report import summary, text, write_report
 
 ACCEPTS_MORE = {"acceptance": {"model": "per_position", "rates": [0.9, 0.8, 0.7]}}
 MATCHES_LESS = {"acceptance": {"model": "ngram", "match_probability": 0.2, "alpha": 0.7}}
@@ -156,7 +156,7 @@ def test_work_of_others_beside_a_run_is_said(
 def test_a_profile_cannot_check_itself(played: Any, profile: Path, tmp_path: Path) -> None:
     scenario = played.question(profile, requests=30)
     seen, other = (played.play(tmp_path / name, scenario, seed=seed) for seed, name in enumerate(("seen", "other")))
-    from draftcast.calibration.hardware import load_hardware
+    from draftcast.calibration.profile.hardware import load_hardware
 
     folder = tmp_path / "profile"
     fields = {"name": "own", "model": "testbed-250M", "hardware": load_hardware("cpu"), "tp": 1, "dtype": "fp32"}

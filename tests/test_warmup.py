@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from draftcast import load_scenario
-from draftcast.scenarios.load import without_speculation
-from draftcast.scenarios.simulate import Served, measure, serve
-from draftcast.sim.request_columns import TIME_COLUMNS
-from draftcast.sim.warmup import FORGOTTEN, Warmup, _elasticity, _missing_share, find_warmup
+from draftcast.scenarios.run.simulate import Served, measure, serve
+from draftcast.scenarios.schema.load import without_speculation
+from draftcast.sim.output.request_columns import TIME_COLUMNS
+from draftcast.sim.output.warmup import FORGOTTEN, Warmup, _elasticity, _missing_share, find_warmup
 
 
 def run(residence_s: np.ndarray, gap_s: float = 0.01) -> pd.DataFrame:

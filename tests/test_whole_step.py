@@ -11,10 +11,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from draftcast.calibration.measure.device import Device
+from draftcast.calibration.microbench.device import Device
 from draftcast.errors import HardwareError
-from draftcast.kernels.catalog import load_model
-from draftcast.kernels.registry import operator
+from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.operators.registry import operator
 
 FILE = Path(__file__).parent.parent / "benchmarks" / "whole_step.py"
 CPU = Device("cpu", "a processor", 1, 1, 1 << 20, 8 << 30)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from draftcast.errors import CapacityError, InputError, ScenarioError, TraceError
-from draftcast.sim.arrivals import (
+from draftcast.sim.compiled.random_streams import replication_seed
+from draftcast.sim.workload.arrivals import (
     ClosedLoop,
     Deterministic,
     Gamma,
@@ -19,12 +20,11 @@ from draftcast.sim.arrivals import (
     RateSegment,
     TraceArrivals,
 )
-from draftcast.sim.lengths import Empirical, Exponential, Fixed, LogNormal, Uniform
-from draftcast.sim.ragged import occurrence
-from draftcast.sim.random_streams import replication_seed
-from draftcast.sim.request_table import RequestTable
-from draftcast.sim.traces import TraceSpec, load_trace
-from draftcast.sim.workload import RequestClass, WorkloadSpec, build_requests, load_traces
+from draftcast.sim.workload.lengths import Empirical, Exponential, Fixed, LogNormal, Uniform
+from draftcast.sim.workload.ragged import occurrence
+from draftcast.sim.workload.request_table import RequestTable
+from draftcast.sim.workload.spec import RequestClass, WorkloadSpec, build_requests, load_traces
+from draftcast.sim.workload.traces import TraceSpec, load_trace
 
 CHAT = RequestClass(LogNormal(mean_tokens=200.0, cv=1.0), Exponential(100.0), name="chat", share=3.0, priority=1)
 CODE = RequestClass(Uniform(500, 900), Fixed(40), name="code", share=1.0)

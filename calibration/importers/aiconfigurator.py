@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from draftcast.calibration.hardware import HardwareSpec
 from draftcast.calibration.importers.aiconfigurator_rows import FILES, FileKind
 from draftcast.calibration.importers.imported import Imported, complete, table_of
 from draftcast.calibration.importers.plausible import plausible
-from draftcast.calibration.profile_folder import sha256
+from draftcast.calibration.profile.folder import sha256
+from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.errors import HardwareError
 from draftcast.files import read_frame
 from draftcast.kernels.extras import require

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.hardware import load_hardware
 from draftcast.calibration.importers.aiconfigurator import PACKAGE, read_aiconfigurator
 from draftcast.calibration.importers.formats import write_profile
-from draftcast.calibration.latency_table import LatencyTable
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import DraftcastError
-from draftcast.kernels.catalog import load_model, model_names
-from draftcast.kernels.work import FloatArray
+from draftcast.kernels.model.catalog import load_model, model_names
+from draftcast.kernels.operators.cost import FloatArray
 
 DEVICES = ("a100-80g", "b200", "h100-sxm", "h200", "l40s", "rtx-pro-6000")
 DATE = "2026-11-21"

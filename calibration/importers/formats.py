@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from draftcast.calibration.hardware import HardwareSpec
 from draftcast.calibration.importers.aiconfigurator import read_aiconfigurator
 from draftcast.calibration.importers.imported import Imported
 from draftcast.calibration.importers.llmservingsim import read_llmservingsim
 from draftcast.calibration.importers.vidur import read_vidur
-from draftcast.calibration.latency_table import LatencyTable
-from draftcast.calibration.profile_folder import TABLE, write_manifest
+from draftcast.calibration.profile.folder import TABLE, write_manifest
+from draftcast.calibration.profile.hardware import HardwareSpec
+from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError
-from draftcast.kernels.model import ModelSpec
+from draftcast.kernels.model.spec import ModelSpec
 
 FORMATS = ("aiconfigurator", "vidur", "llmservingsim")
 
@@ -78,7 +78,7 @@ def write_profile(
         HardwareError: the folder cannot be written.
     """
     # The fit imports scipy; reading alone does not need it.
-    from draftcast.calibration.roofline_fit import fit_profile
+    from draftcast.calibration.profile.roofline_fit import fit_profile
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from draftcast.calibration.latency_table import LABELS, SHAPES, LatencyTable
+from draftcast.calibration.profile.table import LABELS, SHAPES, LatencyTable
 from draftcast.errors import HardwareError
 
 

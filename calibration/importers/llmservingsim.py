@@ -26,11 +26,11 @@ import pandas as pd
 
 from draftcast.calibration.importers.csv_rows import Row, read_rows
 from draftcast.calibration.importers.imported import Imported, complete, table_of
-from draftcast.calibration.profile_folder import sha256
+from draftcast.calibration.profile.folder import sha256
 from draftcast.errors import HardwareError
-from draftcast.kernels.layers import linear_layers, lm_head
-from draftcast.kernels.model import ModelSpec
-from draftcast.kernels.moe import touched_experts
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.operators.moe import touched_experts
+from draftcast.kernels.work.layers import linear_layers, lm_head
 
 Columns = dict[str, object]
 _FILES = ("dense.csv", "per_sequence.csv", "attention.csv", "moe.csv", "layers.csv")

@@ -11,12 +11,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.hardware import HardwareSpec
-from draftcast.calibration.latency_table import POINT, SHAPE_FIELDS, SHAPES
-from draftcast.calibration.measured import FAMILY
-from draftcast.kernels import registry
-from draftcast.kernels.dtypes import KV_BYTES, WEIGHT_BYTES
-from draftcast.kernels.work import FloatArray, Work
+from draftcast.calibration.profile.hardware import HardwareSpec
+from draftcast.calibration.profile.measured import FAMILY
+from draftcast.calibration.profile.table import POINT, SHAPE_FIELDS, SHAPES
+from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES
+from draftcast.kernels.operators import registry
+from draftcast.kernels.operators.cost import FloatArray, Work
 
 FLOOR_SHARE = {"moe": 0.7, "all_reduce": 0.8}
 """Least measured time over the floor, 1 for other operators. Experts under a skewed routing are fewer than the floor's

@@ -16,7 +16,7 @@ import pandas as pd
 
 from draftcast.calibration.importers.csv_rows import Row, read_rows
 from draftcast.calibration.importers.imported import Imported, complete, table_of
-from draftcast.calibration.profile_folder import sha256
+from draftcast.calibration.profile.folder import sha256
 from draftcast.errors import HardwareError
 
 MLP, ATTENTION = "mlp.csv", "attention.csv"

@@ -21,7 +21,7 @@ from draftcast.calibration.live.continuation import SPECIAL_TOKENS, Continuation
 from draftcast.errors import InputError, LiveError, ModelError
 from draftcast.files import write_text
 from draftcast.kernels.extras import require
-from draftcast.kernels.model import ModelSpec
+from draftcast.kernels.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     import numpy as np

@@ -39,7 +39,7 @@ FEATURES = (
     "draft_passes",
     "draft_kv",
 )
-"""Features by the names of `draftcast.sim.step_time` (``F_TOKENS``, ...), with its meanings."""
+"""Features by the names of `draftcast.sim.cost.step_time` (``F_TOKENS``, ...), with its meanings."""
 
 # A request that was sent this long before a step's beginning was in the engine by then.
 _ENTRY_S = 0.1
@@ -57,14 +57,14 @@ def compose(
     """A row per logged step within the run, in order.
 
     Args:
-        log: of `draftcast.calibration.engine_log.read_engine_log`, with time stamps.
+        log: of `draftcast.calibration.engine_log.log.read_engine_log`, with time stamps.
         requests, chunks, start_unix_s: of a live run.
         speculative_config: the server's; its k (by batch size, where scheduled) says what each step drafted.
 
     Returns:
         The log's columns, with ``time_s`` in seconds since the run's start; `FEATURES`; ``kv_tokens`` (in the cache
         before the step) and ``busy`` (the engine had work since the line before), as
-        `draftcast.calibration.engine_log_steps` takes them; ``arrival_wait_s``: for the first step after an idle engine
+        `draftcast.calibration.engine_log.steps` takes them; ``arrival_wait_s``: for the first step after an idle engine
         from the sending of its oldest request to the line, else NaN.
 
     Raises:

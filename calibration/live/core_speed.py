@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from draftcast.calibration.live.cpu_use import PROC, tree
-from draftcast.calibration.profile_spec import CoreResponse
+from draftcast.calibration.profile.spec import CoreResponse
 from draftcast.errors import InputError
 from draftcast.files import read_text
 

@@ -17,8 +17,8 @@ import pandas as pd
 
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.timed_run import TimedRun
-from draftcast.calibration.profile import FrontEnd
-from draftcast.calibration.robust_fit import FloatArray, robust_fit
+from draftcast.calibration.profile.load import FrontEnd
+from draftcast.calibration.profile.robust_fit import FloatArray, robust_fit
 
 _LEAST_PIECES = 20
 _LEAST_ARRIVALS = 3

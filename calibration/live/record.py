@@ -31,7 +31,7 @@ from draftcast.calibration.live.run_directory import (
 )
 from draftcast.calibration.live.server import Server
 from draftcast.calibration.live.server_facts import ServerFacts, acceptance_between, server_facts
-from draftcast.calibration.measure.noise import NoiseProbe, NoiseReading, host_facts, noise_summary
+from draftcast.calibration.microbench.noise import NoiseProbe, NoiseReading, host_facts, noise_summary
 from draftcast.errors import LiveError
 from draftcast.files import without_secrets, written
 from draftcast.kernels.extras import missing
@@ -92,7 +92,7 @@ class Noise:
         self._last: NoiseReading | None = None
         self._probe: NoiseProbe | None = None
         if not missing("live", "torch"):
-            from draftcast.calibration.measure.device import find_device
+            from draftcast.calibration.microbench.device import find_device
 
             self._probe = NoiseProbe(find_device("cpu", None).cache_bytes)
 

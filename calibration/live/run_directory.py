@@ -54,7 +54,7 @@ MANIFEST_KEYS: dict[str, Any] = {
     "server": {},
     "client": {},  # lateness_p50_s, lateness_p99_s, lateness_max_s: due to sent
     "machine": {},  # processor, cores, memory_bytes, system, python
-    # as `draftcast.calibration.measure.noise.noise_summary`, and others_cores: cores that neither our server nor the
+    # as `draftcast.calibration.microbench.noise.noise_summary`, and others_cores: cores that neither our server nor the
     # client but other processes used while the load ran, on average; null where that is not known
     "noise": {},
     # cores the server computes on, where core_speed.csv tells how fast they were; [] where that is not known

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from draftcast.calibration.acceptance_metrics import read_metrics
+from draftcast.calibration.acceptance.metrics import read_metrics
 from draftcast.calibration.live.http import get, get_json
 from draftcast.errors import InputError, LiveError
 

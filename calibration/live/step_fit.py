@@ -19,14 +19,14 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.engine_log_fit import SEARCHES
-from draftcast.calibration.engine_log_profile import DRAFTERS
-from draftcast.calibration.engine_log_regression import LEAST_POINTS, Errors
+from draftcast.calibration.engine_log.fit import SEARCHES
+from draftcast.calibration.engine_log.profile import DRAFTERS
+from draftcast.calibration.engine_log.regression import LEAST_POINTS, Errors
 from draftcast.calibration.live.core_speed import COLUMNS, GROUPS, exponents, factors
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.timed_run import TimedRun, composed_steps, timed_run
-from draftcast.calibration.profile_spec import CoreResponse
-from draftcast.calibration.robust_fit import FloatArray, RobustFit, identified, robust_fit
+from draftcast.calibration.profile.robust_fit import FloatArray, RobustFit, identified, robust_fit
+from draftcast.calibration.profile.spec import CoreResponse
 from draftcast.errors import InputError
 
 TARGET = {

@@ -15,16 +15,16 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from draftcast.calibration.engine_log_fit import SEARCHES
-from draftcast.calibration.engine_log_profile import rounded
-from draftcast.calibration.engine_log_regression import Errors
-from draftcast.calibration.hardware import HardwareSpec
+from draftcast.calibration.engine_log.fit import SEARCHES
+from draftcast.calibration.engine_log.profile import rounded
+from draftcast.calibration.engine_log.regression import Errors
 from draftcast.calibration.live.front_end import FrontEndMeasurement, measure_front_end
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_fit import StepFit, errors_text, fit_steps
 from draftcast.calibration.live.timed_run import run_name
-from draftcast.calibration.profile import load_profile
-from draftcast.calibration.profile_folder import FIT, MANIFEST, write_manifest
+from draftcast.calibration.profile.folder import FIT, MANIFEST, write_manifest
+from draftcast.calibration.profile.hardware import HardwareSpec
+from draftcast.calibration.profile.load import load_profile
 from draftcast.errors import InputError
 from draftcast.files import check_new, write_text
 

@@ -1,6 +1,6 @@
 """A live run's engine steps with their composition and their time, ready to be fitted or compared.
 
-Which clock times a step is `draftcast.calibration.engine_log_steps`' to know, but for one choice: where the log's
+Which clock times a step is `draftcast.calibration.engine_log.steps`' to know, but for one choice: where the log's
 ``elapsed`` is nearly the whole step (worker processes and synchronous scheduling), it is taken together with the host's
 seconds beside it, because it is stamped next to the engine and the line's own stamp waits for a busy front end.
 """
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.engine_log import read_engine_log
-from draftcast.calibration.engine_log_fit import host_seconds, with_host
-from draftcast.calibration.engine_log_steps import WHOLE_ELAPSED, timed_steps
+from draftcast.calibration.engine_log.fit import host_seconds, with_host
+from draftcast.calibration.engine_log.log import read_engine_log
+from draftcast.calibration.engine_log.steps import WHOLE_ELAPSED, timed_steps
 from draftcast.calibration.live.composition import FEATURES, compose
 from draftcast.calibration.live.core_speed import COLUMNS, CoreSpeed
 from draftcast.calibration.live.run_directory import LiveRun

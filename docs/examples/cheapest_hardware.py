@@ -17,12 +17,12 @@ from pathlib import Path
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import InputError
 from draftcast.files import read_text
-from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.plan import plan
-from draftcast.scenarios.plan_report import answer_line
-from draftcast.scenarios.plan_slo import parse_objectives
-from draftcast.scenarios.price import Price
-from draftcast.scenarios.terminal import run_script
+from draftcast.scenarios.cli.terminal import run_script
+from draftcast.scenarios.compare.price import Price
+from draftcast.scenarios.plan.sizing import plan
+from draftcast.scenarios.plan.slo import parse_objectives
+from draftcast.scenarios.schema.load import load_scenario
+from draftcast.scenarios.show.plan_report import answer_line
 
 
 def read_prices(path: Path) -> dict[str, Price]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from draftcast.scenarios.grid import parse_values
-from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.plan import GIVEN, OFF, plan
-from draftcast.scenarios.plan_slo import parse_objectives
-from draftcast.scenarios.terminal import run_script
+from draftcast.scenarios.cli.terminal import run_script
+from draftcast.scenarios.plan.sizing import GIVEN, OFF, plan
+from draftcast.scenarios.plan.slo import parse_objectives
+from draftcast.scenarios.schema.load import load_scenario
+from draftcast.scenarios.schema.numbers import parse_values
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,11 +11,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from draftcast.scenarios.grid import parse_values
-from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.plan import mean_rate, plan
-from draftcast.scenarios.plan_slo import parse_objectives
-from draftcast.scenarios.terminal import run_script
+from draftcast.scenarios.cli.terminal import run_script
+from draftcast.scenarios.plan.sizing import mean_rate, plan
+from draftcast.scenarios.plan.slo import parse_objectives
+from draftcast.scenarios.schema.load import load_scenario
+from draftcast.scenarios.schema.numbers import parse_values
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

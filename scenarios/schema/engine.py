@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from draftcast.scenarios.schema.base import MOST_TOKENS, Count, Frozen, NonEmpty, wrong
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 
-# vLLM's names -> the short names of draftcast.kernels.dtypes.
+# vLLM's names -> the short names of draftcast.kernels.model.dtypes.
 DTYPES = {"auto": "bf16", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 QUANTIZATIONS = {
     "fp8": "fp8",

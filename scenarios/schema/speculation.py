@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from draftcast.scenarios.schema.base import Count, Frozen, Many, Nodes, NonEmpty, Probability, Width, wrong
-from draftcast.sim.methods import METHODS as tree_methods
+from draftcast.sim.cost.methods import METHODS as tree_methods
 
 METHODS = (
     "draft_model",

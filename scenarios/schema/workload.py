@@ -23,7 +23,7 @@ from draftcast.scenarios.schema.base import (
     wrong,
 )
 from draftcast.scenarios.schema.slo import Slo
-from draftcast.sim.arrivals import MAX_REQUESTS
+from draftcast.sim.workload.arrivals import MAX_REQUESTS
 
 TraceFormat = Literal["auto", "azure", "burstgpt", "specdecode_bench", "vllm_bench", "mooncake", "sharegpt"]
 

@@ -20,7 +20,7 @@ from draftcast.sim.acceptance.compiled import (
 )
 from draftcast.sim.acceptance.model import AcceptanceModel, check_drafts, check_probability
 from draftcast.sim.acceptance.trace import Trace, check_recording
-from draftcast.sim.random_streams import Stream, request_keys, request_uniforms
+from draftcast.sim.compiled.random_streams import Stream, request_keys, request_uniforms
 
 
 def compile_acceptance(

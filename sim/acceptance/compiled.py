@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from draftcast.sim.borrowed import borrowed, put
-from draftcast.sim.random_streams import mix64, uniform
+from draftcast.sim.compiled.borrowed import borrowed, put
+from draftcast.sim.compiled.random_streams import mix64, uniform
 
 MAX_K = 128
 """Most draft tokens in one round: vLLM's ``MAX_SPEC_LEN`` (v1/sample/rejection_sampler.py)."""

@@ -40,8 +40,8 @@ from draftcast.sim.acceptance.compiled import (
     proposed_drafts,
     state_at,
 )
-from draftcast.sim.borrowed import borrowed, put, reference
-from draftcast.sim.random_streams import GOLDEN, MIX_1, S11, mix64, uniform
+from draftcast.sim.compiled.borrowed import borrowed, put, reference
+from draftcast.sim.compiled.random_streams import GOLDEN, MIX_1, S11, mix64, uniform
 
 S38 = np.uint64(38)
 LOW_38 = np.uint64((1 << 38) - 1)

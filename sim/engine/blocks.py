@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from draftcast.sim.borrowed import borrowed
+from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.engine.state import Engine
 
 # Keys of blocks that only their own request can hit start here; trace keys stay below.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from draftcast.sim.borrowed import reference
+from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.engine import blocks, decide, queue, schedule, step
 from draftcast.sim.engine.state import Engine
 

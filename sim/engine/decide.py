@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from draftcast.sim.borrowed import borrowed
+from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.engine.rules.adaptive_verification import decide_adaptive_verification
 from draftcast.sim.engine.rules.bandit import decide_bandit, observe_bandit
 from draftcast.sim.engine.rules.confidence import decide_confidence

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from draftcast.errors import CapacityError, SimulationError
 from draftcast.sim.acceptance import AcceptanceArrays
-from draftcast.sim.borrowed import Held
-from draftcast.sim.compiled_cache import engine_compilation
+from draftcast.sim.compiled.borrowed import Held
+from draftcast.sim.compiled.cache import engine_compilation
+from draftcast.sim.compiled.itl_histogram import ITL_BINS, ITL_SEGMENTS, segment_of
+from draftcast.sim.cost.step_time import N_FEATURES, N_OUT, StepCost
 from draftcast.sim.engine import calls
 from draftcast.sim.engine.state import (
     BATCH,
@@ -38,9 +40,7 @@ from draftcast.sim.engine.state import (
     aligned_zeros,
 )
 from draftcast.sim.engine.step import advance
-from draftcast.sim.itl_histogram import ITL_BINS, ITL_SEGMENTS, segment_of
-from draftcast.sim.request_table import RequestTable
-from draftcast.sim.step_time import N_FEATURES, N_OUT, StepCost
+from draftcast.sim.workload.request_table import RequestTable
 
 engine_compilation.watch(advance)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from draftcast.sim.borrowed import borrowed
+from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.engine import blocks, queue
 from draftcast.sim.engine.state import PREEMPTED, RUNNING, Array, Engine
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.sim.acceptance import AcceptanceArrays
-from draftcast.sim.step_time import N_FEATURES, N_OUT, StepCost
+from draftcast.sim.cost.step_time import N_FEATURES, N_OUT, StepCost
 
 # Life of a request; the order is the order in which a request passes through them.
 NOT_ARRIVED, WAITING, RUNNING, PREEMPTED, FINISHED = 0, 1, 2, 3, 4

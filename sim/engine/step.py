@@ -12,35 +12,9 @@ import numpy as np
 from numba import njit
 
 from draftcast.sim.acceptance import accepted_drafts, proposed_drafts
-from draftcast.sim.borrowed import borrowed
-from draftcast.sim.engine import blocks, queue
-from draftcast.sim.engine.decide import KIND_PYTHON, decide, observe
-from draftcast.sim.engine.rules.forecast import draft_levels
-from draftcast.sim.engine.rules.python import show_batch, take_decision
-from draftcast.sim.engine.schedule import advance_computed, schedule
-from draftcast.sim.engine.state import (
-    CLOCK_DRAFT,
-    CLOCK_HOST,
-    CLOCK_PREFILL,
-    CLOCK_REJECTED,
-    CLOCK_VERIFY,
-    FINISHED,
-    PHASE_COLLECT,
-    PHASE_DECIDE,
-    PHASE_SCHEDULE,
-    RUNNING,
-    STOP_DECIDE,
-    STOP_FINISHED,
-    STOP_IDLE,
-    STOP_MAX_STEPS,
-    STOP_STEPS_FULL,
-    STOP_STUCK,
-    STOP_TIME,
-    WAITING,
-    Engine,
-)
-from draftcast.sim.itl_histogram import ITL_BIN_OFFSET, ITL_BIN_SHIFT, ITL_BINS
-from draftcast.sim.step_time import (
+from draftcast.sim.compiled.borrowed import borrowed
+from draftcast.sim.compiled.itl_histogram import ITL_BIN_OFFSET, ITL_BIN_SHIFT, ITL_BINS
+from draftcast.sim.cost.step_time import (
     F_DECODE_KV,
     F_DECODE_QKV,
     F_DECODE_SEQS,
@@ -74,6 +48,32 @@ from draftcast.sim.step_time import (
     step_time,
     step_time_at_same_prefill,
 )
+from draftcast.sim.engine import blocks, queue
+from draftcast.sim.engine.decide import KIND_PYTHON, decide, observe
+from draftcast.sim.engine.rules.forecast import draft_levels
+from draftcast.sim.engine.rules.python import show_batch, take_decision
+from draftcast.sim.engine.schedule import advance_computed, schedule
+from draftcast.sim.engine.state import (
+    CLOCK_DRAFT,
+    CLOCK_HOST,
+    CLOCK_PREFILL,
+    CLOCK_REJECTED,
+    CLOCK_VERIFY,
+    FINISHED,
+    PHASE_COLLECT,
+    PHASE_DECIDE,
+    PHASE_SCHEDULE,
+    RUNNING,
+    STOP_DECIDE,
+    STOP_FINISHED,
+    STOP_IDLE,
+    STOP_MAX_STEPS,
+    STOP_STEPS_FULL,
+    STOP_STUCK,
+    STOP_TIME,
+    WAITING,
+    Engine,
+)
 
 
 @njit(cache=True)
@@ -104,7 +104,7 @@ def draw(ref: Engine, slot: int) -> None:
 
 @njit(cache=True)
 def commit(ref: Engine, slot: int) -> None:
-    """Count the batch's tokens as computed and fill its feature vectors (``draftcast.sim.step_time``).
+    """Count the batch's tokens as computed and fill its feature vectors (``draftcast.sim.cost.step_time``).
 
     ``features`` are the step's. ``kept_features`` are those of the same step without the rows of drafts that will be
     rejected in it and without making as many drafts as those: where a request makes k drafts and all k that it

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from draftcast.errors import ScenarioError
+from draftcast.sim.compiled.random_streams import Stream, stream_key
 from draftcast.sim.engine import decide as rules
 from draftcast.sim.engine.rules.bandit import bandit_state
 from draftcast.sim.engine.state import PolicyArrays
 from draftcast.sim.policies.base import Policy, arrays, check_at_least_zero
-from draftcast.sim.random_streams import Stream, stream_key
 
 ALGORITHMS = ("bin_greedy", "ucb")
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from draftcast.errors import ScenarioError
 from draftcast.sim.acceptance import has_confidence, survivals
+from draftcast.sim.cost.step_time import decode_step_seconds
 from draftcast.sim.engine import decide as rules
 from draftcast.sim.engine.rules import python as shows
 from draftcast.sim.engine.state import Engine, PolicyArrays
-from draftcast.sim.step_time import decode_step_seconds
 
 Ints = NDArray[np.int64]
 Lengths = int | Sequence[int] | NDArray[np.integer[Any]]

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 from draftcast.errors import DraftcastError, InputError
 
 if TYPE_CHECKING:
-    from draftcast.scenarios.comparison import simulate
-    from draftcast.scenarios.load import load_scenario
+    from draftcast.scenarios.compare.comparison import simulate
+    from draftcast.scenarios.run.simulate import RunResult
     from draftcast.scenarios.schema import Scenario
-    from draftcast.scenarios.simulate import RunResult
+    from draftcast.scenarios.schema.load import load_scenario
 
 __version__ = "0.1.0"
 __all__ = ["DraftcastError", "InputError", "RunResult", "Scenario", "__version__", "load_scenario", "simulate"]
 
 _LAZY = {
-    "RunResult": "draftcast.scenarios.simulate",
+    "RunResult": "draftcast.scenarios.run.simulate",
     "Scenario": "draftcast.scenarios.schema",
-    "load_scenario": "draftcast.scenarios.load",
-    "simulate": "draftcast.scenarios.comparison",
+    "load_scenario": "draftcast.scenarios.schema.load",
+    "simulate": "draftcast.scenarios.compare.comparison",
 }
 
 

@@ -1,6 +1,6 @@
 """``python -m draftcast``: the same as the ``draftcast`` command."""
 
-from draftcast.scenarios.cli import main
+from draftcast.scenarios.cli.main import main
 
 if __name__ == "__main__":
     main()

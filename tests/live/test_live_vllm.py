@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from draftcast.calibration.engine_log import read_engine_log
+from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.live.checkpoint import write_testbed
 from draftcast.calibration.live.record import Endpoint
 from draftcast.calibration.live.run_directory import LiveRun, LiveRunWriter
 from draftcast.calibration.live.server import Server
-from draftcast.kernels.catalog import load_model
-from draftcast.scenarios.live_modes import SweepPlan
-from draftcast.scenarios.live_run import LiveOptions, Progress, live_run, record_scenario, server_flags
-from draftcast.scenarios.live_sweep import live_sweep
-from draftcast.scenarios.live_testbed import testbed_scenario as write_scenario
-from draftcast.scenarios.load import load_scenario
+from draftcast.kernels.model.catalog import load_model
+from draftcast.scenarios.live.modes import SweepPlan
+from draftcast.scenarios.live.run import LiveOptions, Progress, live_run, record_scenario, server_flags
+from draftcast.scenarios.live.sweep import live_sweep
+from draftcast.scenarios.live.testbed import testbed_scenario as write_scenario
+from draftcast.scenarios.live.validate.sweep import validate_sweep
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.validate.sweep import validate_sweep
-from draftcast.scenarios.validate.sweep_report import write_sweep_report
+from draftcast.scenarios.schema.load import load_scenario
+from draftcast.scenarios.show.validation_sweep_report import write_sweep_report
 
 pytestmark = pytest.mark.live
 

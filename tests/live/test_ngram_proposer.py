@@ -16,8 +16,8 @@ import pytest
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-from draftcast.kernels.ngram import propose_batch
-from draftcast.kernels.ngram_batch import search
+from draftcast.kernels.search.ngram import propose_batch
+from draftcast.kernels.search.ngram_batch import search
 
 pytestmark = pytest.mark.live
 

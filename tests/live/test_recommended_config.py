@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from draftcast.kernels.catalog import load_model
-from draftcast.scenarios.load import load_scenario
-from draftcast.scenarios.recommend import recommend
-from draftcast.scenarios.serve_command import vllm_command
+from draftcast.kernels.model.catalog import load_model
+from draftcast.scenarios.compare.recommend import recommend
+from draftcast.scenarios.compare.serve_command import vllm_command
+from draftcast.scenarios.schema.load import load_scenario
 from draftcast.sim.policies import BatchSchedule
 
 pytestmark = pytest.mark.live

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from draftcast.sim.borrowed import borrowed
+from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.engine.rules.forecast import draft_levels, host_terms, undrafted_seconds, with_host
 from draftcast.sim.engine.rules.selection import (
     SURE,

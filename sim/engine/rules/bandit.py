@@ -11,10 +11,10 @@ import math
 import numpy as np
 from numba import njit
 
-from draftcast.sim.borrowed import borrowed
+from draftcast.sim.compiled.borrowed import borrowed
+from draftcast.sim.compiled.random_streams import uniform
 from draftcast.sim.engine.rules.forecast import draft_levels
 from draftcast.sim.engine.state import Engine
-from draftcast.sim.random_streams import uniform
 
 BANDIT_UCB, BANDIT_EXPLORATION, BANDIT_SWITCH_S, N_BANDIT_PARAMS = 0, 1, 2, 3
 # A step's decision is judged by the next step's output, at most three steps later.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from draftcast.sim.borrowed import borrowed
+from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.engine.rules.forecast import draft_levels
 from draftcast.sim.engine.rules.selection import forecast_drafts
 from draftcast.sim.engine.state import Engine

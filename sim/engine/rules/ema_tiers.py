@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from draftcast.sim.borrowed import borrowed
+from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.engine.state import Engine
 
 # Four shared parameters, then one row a tier; state is three numbers a tier.

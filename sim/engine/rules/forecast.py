@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from numba import njit
 
-from draftcast.sim.borrowed import borrowed
-from draftcast.sim.engine.state import Engine
-from draftcast.sim.step_time import (
+from draftcast.sim.compiled.borrowed import borrowed
+from draftcast.sim.cost.step_time import (
     F_DECODE_KV,
     F_DECODE_QKV,
     F_DECODE_SEQS,
@@ -31,6 +30,7 @@ from draftcast.sim.step_time import (
     P_OVERLAP_HOST,
     step_time,
 )
+from draftcast.sim.engine.state import Engine
 
 
 @njit(cache=True, forceinline=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from numba import njit
 
-from draftcast.sim.borrowed import borrowed
+from draftcast.sim.compiled.borrowed import borrowed
+from draftcast.sim.cost.step_time import decode_step_seconds
 from draftcast.sim.engine.state import Engine
-from draftcast.sim.step_time import decode_step_seconds
 
 GOODPUT_WEIGHT, GOODPUT_PROBE, N_GOODPUT_PARAMS = 0, 1, 2
 GOODPUT_ALPHA, GOODPUT_IDLE, N_GOODPUT_STATE = 0, 1, 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import njit
 
 from draftcast.sim.acceptance import accepted_drafts, proposed_drafts
-from draftcast.sim.borrowed import borrowed
+from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.engine.rules.forecast import device_seconds, draft_levels, fill_row_seconds, host_terms, with_host
 from draftcast.sim.engine.state import Engine
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from draftcast.sim.borrowed import borrowed
+from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.engine.state import Engine
 
 SHOWN_SIZE, SHOWN_WAITING, SHOWN_K, N_SHOWN_SCALARS = 0, 1, 2, 3

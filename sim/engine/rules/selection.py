@@ -11,7 +11,7 @@ from __future__ import annotations
 from numba import njit
 
 from draftcast.sim.acceptance import describe_alike, describe_drafts, forecast_survival, rounds_are_alike
-from draftcast.sim.borrowed import borrowed
+from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.engine.state import Array, Engine
 
 LEVEL_BITS, REQUEST_BITS, SURVIVAL_BITS = 7, 15, 40

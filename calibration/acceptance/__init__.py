@@ -1,0 +1,1 @@
+"""Measured acceptance: matchers over token logs, server counters, and the scenario section they make."""

@@ -1,0 +1,260 @@
+"""Acceptance measured without a model: the real matcher run over logged prompts and outputs.
+
+Under greedy decoding the target accepts exactly the drafts that equal what it would have written anyway, and drafts
+never change the text. So a log of prompts and outputs says, for n-gram lookup and suffix decoding, what every round
+would have drafted and how much of it would have been accepted. Rounds run as in vLLM: the first output token comes from
+the prefill, every round emits its accepted drafts and one token more.
+
+Figures follow vLLM (``v1/spec_decode/metrics.py``): a draft position's rate is the share of rounds *with a draft* whose
+drafts up to that position were all accepted; mean acceptance length is 1 + accepted / rounds with a draft. What the
+target would have written beyond a record's end is not known: drafts there count as rejected, and
+``rounds_cut_by_end`` says how many rounds that concerns. With sampling instead of greedy decoding the same holds for
+the record at hand, because a lookup's draft distribution is a point mass.
+
+Intervals are percentiles of a bootstrap over requests, which keeps the dependence within a request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftcast.calibration.acceptance.token_logs import TokenRequest
+from draftcast.errors import InputError
+from draftcast.kernels.search import ngram, suffix
+
+FloatArray = NDArray[np.float64]
+MAX_DRAFTS = 64  # what a scenario takes
+
+# Sums over one request, from which every figure follows; then `k` accepted counts by draft position.
+ROUNDS, DRAFTS, DRAFT_TOKENS, ACCEPTED, CUT, EMITTED = range(6)
+# Neighbours (first, second, both match, pairs), along output positions and along rounds.
+POSITIONS, MATCHES = 6, 7
+POSITION_PAIRS, ROUND_PAIRS = 8, 12
+N_SUMS = 16
+
+
+class Estimate(NamedTuple):
+    """A figure with its interval; nan bounds where there is nothing to resample."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What the matcher would have drafted over a token log.
+
+    sums: float64[requests, N_SUMS + k], the per-request sums named above.
+    figures: name -> Estimate; rates: Estimate by draft position, unconditional, non-increasing.
+    """
+
+    method: str
+    num_speculative_tokens: int
+    settings: dict[str, float]
+    confidence: float
+    sums: FloatArray
+    figures: dict[str, Estimate]
+    rates: tuple[Estimate, ...]
+
+    def total(self, column: int) -> int:
+        """Sum of one column over the requests."""
+        return int(self.sums[:, column].sum())
+
+    def report(self) -> dict[str, Any]:
+        """Plain data for JSON; undefined figures are None."""
+        return {
+            "method": self.method,
+            "num_speculative_tokens": self.num_speculative_tokens,
+            "settings": self.settings,
+            "num_requests": len(self.sums),
+            "num_rounds": self.total(ROUNDS),
+            "num_drafts": self.total(DRAFTS),
+            "num_draft_tokens": self.total(DRAFT_TOKENS),
+            "num_accepted_tokens": self.total(ACCEPTED),
+            "rounds_cut_by_end": self.total(CUT),
+            "confidence": self.confidence,
+            "figures": {name: _plain(estimate) for name, estimate in self.figures.items()},
+            "per_position_acceptance_rates": [_plain(rate) for rate in self.rates],
+            "per_request": self._spread(),
+        }
+
+    def _spread(self) -> dict[str, dict[str, float | None]]:
+        sums = self.sums
+        drafting, running = sums[sums[:, DRAFTS] > 0], sums[sums[:, ROUNDS] > 0]
+        return {
+            "mean_acceptance_length": _quantiles(1.0 + drafting[:, ACCEPTED] / drafting[:, DRAFTS]),
+            "draft_share": _quantiles(running[:, DRAFTS] / running[:, ROUNDS]),
+            "tokens_per_round": _quantiles(running[:, EMITTED] / running[:, ROUNDS]),
+        }
+
+
+def measure_ngram(
+    requests: Sequence[TokenRequest],
+    k: int,
+    min_n: int = 5,
+    max_n: int = 5,
+    max_model_len: int = ngram.UNLIMITED,
+    *,
+    bootstrap: int = 1000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Measurement:
+    """N-gram lookup over a log. ``min_n`` and ``max_n`` are vLLM's prompt_lookup_min and _max (5 and 5 by default).
+
+    Raises:
+        InputError: a setting out of its range, or no request with a decoding round.
+    """
+    _check_range("--num-speculative-tokens", k, 1, MAX_DRAFTS)
+    _check_range("--prompt-lookup-min", min_n, 1, 2**20)
+    _check_range("--prompt-lookup-max", max_n, 1, 2**20)
+    if min_n > max_n:
+        raise InputError(f"must not exceed --prompt-lookup-max = {max_n}", file="--prompt-lookup-min", value=min_n)
+    _check_range("--max-model-len", max_model_len, 1, ngram.UNLIMITED)
+    sums = [
+        request_sums(*ngram.match_positions(prompt, output, k, min_n, max_n, max_model_len), k)
+        for prompt, output in requests
+    ]
+    settings: dict[str, float] = {"prompt_lookup_min": min_n, "prompt_lookup_max": max_n}
+    return summarise("ngram", k, settings, np.array(sums), bootstrap=bootstrap, confidence=confidence, seed=seed)
+
+
+def measure_suffix(
+    requests: Sequence[TokenRequest],
+    k: int | None = None,
+    settings: suffix.SuffixSettings | None = None,
+    max_model_len: int = suffix.UNLIMITED,
+    *,
+    bootstrap: int = 1000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Measurement:
+    """Suffix decoding over a log, its requests one after the other; k None: the tree depth, as in vLLM.
+
+    Raises:
+        InputError: a setting out of its range, or no request with a decoding round.
+    """
+    settings = settings or suffix.SuffixSettings()
+    _check_range("--suffix-max-tree-depth", settings.max_tree_depth, 1, 2**20)
+    _check_range("--suffix-max-cached-requests", settings.max_cached_requests, 0, 2**31 - 1)
+    _check_range("--suffix-max-spec-factor", settings.max_spec_factor, 0, 1e6)
+    _check_range("--suffix-min-token-prob", settings.min_token_prob, 0, 1)
+    k = min(settings.max_tree_depth, MAX_DRAFTS) if k is None else k
+    _check_range("--num-speculative-tokens", k, 1, MAX_DRAFTS)
+    _check_range("--max-model-len", max_model_len, 1, suffix.UNLIMITED)
+    sums = [request_sums(*found, k) for found in suffix.match_positions(requests, k, settings, max_model_len)]
+    named = {f"suffix_decoding_{name}": float(value) for name, value in settings._asdict().items()}
+    return summarise("suffix", k, named, np.array(sums), bootstrap=bootstrap, confidence=confidence, seed=seed)
+
+
+def rounds_of(accepted: NDArray[np.int32]) -> list[int]:
+    """Output positions at which rounds start: each goes on after the accepted drafts of the one before and one more."""
+    starts, position = [], 1
+    while position < len(accepted):
+        starts.append(position)
+        position += int(accepted[position]) + 1
+    return starts
+
+
+def request_sums(drafted: NDArray[np.int32], accepted: NDArray[np.int32], k: int) -> FloatArray:
+    """Sums of one request, float64[N_SUMS + k]; arrays by output position as `match_positions` gives them."""
+    sums = np.zeros(N_SUMS + k)
+    outputs = len(drafted)
+    starts = np.array(rounds_of(accepted), dtype=np.int64)
+    made, kept = drafted[starts], accepted[starts]
+    sums[ROUNDS], sums[DRAFTS] = len(starts), np.count_nonzero(made)
+    sums[DRAFT_TOKENS], sums[ACCEPTED] = made.sum(), kept.sum()
+    # Every draft there was something to compare with was right, and then the record ended.
+    sums[CUT] = np.count_nonzero((starts + kept == outputs) & (kept < made))
+    sums[EMITTED] = np.minimum(kept + 1, outputs - starts).sum()
+    matches = drafted[1:] > 0
+    sums[POSITIONS], sums[MATCHES] = len(matches), np.count_nonzero(matches)
+    for column, series in ((POSITION_PAIRS, matches), (ROUND_PAIRS, made > 0)):
+        first, second = series[:-1], series[1:]
+        pairs = (first.sum(), second.sum(), (first & second).sum(), len(first))
+        sums[column : column + 4] = pairs
+    sums[N_SUMS:] = (kept[:, None] > np.arange(k)).sum(axis=0)
+    return sums
+
+
+def summarise(
+    method: str,
+    k: int,
+    settings: dict[str, float],
+    sums: FloatArray,
+    *,
+    bootstrap: int = 1000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Measurement:
+    """Figures and bootstrap intervals of per-request sums, float64[requests, N_SUMS + k]."""
+    _check_range("--bootstrap", bootstrap, 0, 100_000)
+    _check_range("--seed", seed, 0, 2**63 - 1)
+    if len(sums) == 0 or sums[:, ROUNDS].sum() == 0:
+        raise InputError("no request has two output tokens or more, so there is no decoding round to measure")
+    values = figures(sums.sum(axis=0))
+    requests = len(sums)
+    draws = {name: np.full(1, math.nan) for name in values}
+    if bootstrap and requests > 1:
+        generator = np.random.Generator(np.random.Philox(key=seed))
+        weights = generator.multinomial(requests, np.full(requests, 1.0 / requests), size=bootstrap)
+        draws = figures(weights @ sums)
+    tail = (1.0 - confidence) / 2.0
+    estimates = {name: _estimate(values[name], draws[name], tail) for name in values}
+    rates = tuple(estimates.pop(f"rate_{position}") for position in range(k))
+    return Measurement(method, k, settings, confidence, sums, estimates, rates)
+
+
+def figures(sums: FloatArray) -> dict[str, FloatArray]:
+    """Every figure of sums float64[..., N_SUMS + k], nan where it is not defined; ``rate_0`` ... by draft position."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        drafts, rounds = sums[..., DRAFTS], sums[..., ROUNDS]
+        found = {
+            "mean_acceptance_length": 1.0 + sums[..., ACCEPTED] / drafts,
+            "draft_share": drafts / rounds,
+            "tokens_per_round": sums[..., EMITTED] / rounds,
+            "mean_draft_tokens": sums[..., DRAFT_TOKENS] / drafts,
+            "draft_acceptance_rate": sums[..., ACCEPTED] / sums[..., DRAFT_TOKENS],
+            "match_share": sums[..., MATCHES] / sums[..., POSITIONS],
+            "match_autocorrelation": _autocorrelation(sums[..., POSITION_PAIRS : POSITION_PAIRS + 4]),
+            "round_autocorrelation": _autocorrelation(sums[..., ROUND_PAIRS : ROUND_PAIRS + 4]),
+        }
+        for position in range(sums.shape[-1] - N_SUMS):
+            found[f"rate_{position}"] = sums[..., N_SUMS + position] / drafts
+    return found
+
+
+def _autocorrelation(pairs: FloatArray) -> FloatArray:
+    """Correlation of neighbours in 0/1 series, pooled over requests, so that requests that differ count as bursts."""
+    first, second, both, count = np.moveaxis(pairs, -1, 0)
+    covariance = both / count - (first / count) * (second / count)
+    spread = np.sqrt(first * (count - first) * second * (count - second)) / count**2
+    return np.asarray(covariance / spread)
+
+
+def _estimate(value: FloatArray, draws: FloatArray, tail: float) -> Estimate:
+    known = draws[np.isfinite(draws)]
+    low, high = np.quantile(known, (tail, 1.0 - tail)) if len(known) else (math.nan, math.nan)
+    return Estimate(float(value), float(low), float(high))
+
+
+def _quantiles(values: FloatArray) -> dict[str, float | None]:
+    if len(values) == 0:
+        return dict.fromkeys(("mean", "std", "p10", "p50", "p90"))
+    p10, p50, p90 = (float(value) for value in np.quantile(values, (0.1, 0.5, 0.9)))
+    return {"mean": float(values.mean()), "std": float(values.std()), "p10": p10, "p50": p50, "p90": p90}
+
+
+def _plain(estimate: Estimate) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in estimate._asdict().items()}
+
+
+def _check_range(option: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise InputError(f"must be {least:g} to {most:g}", file=option, value=value)

@@ -1,0 +1,1 @@
+"""vLLM's iteration log: reading it, and estimating step times from it."""

@@ -1,0 +1,221 @@
+"""vLLM's iteration log as a table: one row per engine step, from the lines of ``--enable-logging-iteration-details``.
+
+Two forms are read. Since the line moved to the front end (vLLM pull request 46647; 0.27.1 and 0.32 have it):
+``Engine 000: Iteration(7): 1 context requests, 409 context tokens, 0 generation requests, 0 generation tokens,
+iteration elapsed time: 12.41 ms, GPU KV cache usage: 0.2%`` with `` (dummy)`` after ``ms`` for an idle data-parallel
+rank and encoder figures at the end where there are any. Before (pull request 31193), ``EngineCore`` wrote it without
+engine number and KV usage.
+
+What the line does not say: the number of KV tokens (`draftcast.calibration.engine_log.steps` derives it), how many
+drafts were accepted, and how long the step took as a whole. ``elapsed`` is the wait for the step's result after it was
+dispatched (``EngineCore.step``): with worker processes and synchronous scheduling nearly the whole step, but not with
+asynchronous scheduling or with the worker inside the engine's process (one GPU), where it may be next to nothing. The
+time stamps say how long a step took; ``--logging-config.formatter json`` stamps milliseconds, the default whole
+seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from draftcast.errors import InputError
+from draftcast.files import lines_of, open_input
+
+COLUMNS = {
+    "source": "str",  # file
+    "line": "int64",  # 1-based line in it
+    "engine": "int64",  # data-parallel rank
+    "run": "int64",  # one life of one engine; a restart begins another
+    "step": "int64",  # the engine's own count
+    "time_s": "float64",  # stamp, NaN without one; only differences within a run mean anything
+    "resolution_s": "float64",  # of the stamp
+    "context_requests": "int64",  # requests without an output token yet, chunks of long prompts included
+    "context_tokens": "int64",
+    "generation_requests": "int64",
+    "generation_tokens": "int64",  # drafts to verify included
+    "elapsed_s": "float64",  # wait for the result
+    "dummy": "bool",
+    "kv_usage": "float64",  # share of the KV blocks in use after the step, NaN in the older form
+    "encoder_inputs": "int64",
+    "kv_capacity_tokens": "float64",  # as logged at start, NaN where the log begins later
+    "block_size": "float64",  # where it was given on the command line, else NaN
+    "method": "str",  # speculative method as logged at start, "" none, "?" not logged
+    "num_speculative_tokens": "int64",
+    "enforce_eager": "boolean",  # as logged at start, NA where not logged
+    "version": "str",  # of vLLM
+}
+
+# A longer line is read in pieces and the text before an iteration counts this far back, so time grows with size alone.
+_LONGEST_LINE, _LONGEST_HEAD = 2**16, 1_000
+# More unreadable iteration lines than this and the file is taken for something else. A few are torn or interleaved.
+_MOST_DAMAGED = 0.01
+
+_ITERATION = re.compile(
+    r"Iteration\((?P<step>\d{1,15})\): (?P<context_requests>\d{1,9}) context requests, "
+    r"(?P<context_tokens>\d{1,9}) context tokens, "
+    r"(?P<generation_requests>\d{1,9}) generation requests, (?P<generation_tokens>\d{1,9}) generation tokens, "
+    r"iteration elapsed time: (?P<elapsed_ms>\d{1,12}(?:\.\d{1,9})?) ms(?P<dummy> \(dummy\))?"
+    r"(?:, \w{1,20} KV cache usage: (?P<kv_usage>\d{1,9}(?:\.\d{1,9})?)%"
+    r"(?:, encoder inputs: (?P<encoder_inputs>\d{1,9}))?)?"
+)
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_STAMP = re.compile(r"(?<!\d)(?:(\d{4})-)?(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_EPOCH = re.compile(r"(?<![\d.])(\d{10})\.(\d{3,9})(?![\d.])")
+_ENGINE = re.compile(r"Engine (\d{1,9}): $")
+_RANK = re.compile(r"EngineCore_DP(\d{1,9})")
+_PROCESS = re.compile(r'\bpid=(\d+)|"process": (\d+)')
+_CAPACITY = re.compile(r"KV cache size: ([\d,]{1,20}) tokens")
+_BLOCK_SIZE = re.compile(r"'block_size': (\d{1,9})")
+_START = re.compile(r"LLM engine \(v([^)]{1,99})\) with config: ")
+_SPECULATIVE = re.compile(r"speculative_config=(None|SpeculativeConfig\(([^)]{0,2000})\))")
+_METHOD = re.compile(r"method='([^']*)'")
+_DRAFTS = re.compile(r"num_spec_tokens=(\d{1,9})")
+_EAGER = re.compile(r"\benforce_eager=(True|False)\b")
+
+
+@dataclass
+class _Facts:
+    """What the log said at the server's start and holds for the steps after it."""
+
+    kv_capacity_tokens: float = math.nan
+    block_size: float = math.nan
+    method: str = "?"
+    num_speculative_tokens: int = 0
+    enforce_eager: bool | None = None
+    version: str = ""
+
+    def read(self, text: str) -> None:
+        if (found := _START.search(text)) and (config := _SPECULATIVE.search(text, found.end())):
+            inner = config[2] or ""
+            method, drafts = _METHOD.search(inner), _DRAFTS.search(inner)
+            self.version = found[1]
+            self.method = "" if config[1] == "None" else method[1] if method else "?"
+            self.num_speculative_tokens = int(drafts[1]) if drafts else 0
+            eager = _EAGER.search(text)
+            self.enforce_eager = eager[1] == "True" if eager else None
+        elif found := _CAPACITY.search(text):
+            self.kv_capacity_tokens = float(found[1].replace(",", ""))
+        elif "non-default args: " in text:  # the first line of a server: nothing of an earlier one holds
+            found = _BLOCK_SIZE.search(text)
+            self.__dict__.update(vars(_Facts(block_size=float(found[1]) if found else math.nan)))
+
+
+@dataclass
+class _Runs:
+    """Numbers the lives of the engines: an index seen twice is a restart, a late one (several front ends) is not."""
+
+    seen: dict[tuple[int, str], set[int]] = field(default_factory=dict)
+    number: dict[tuple[int, str], int] = field(default_factory=dict)
+    count: int = 0
+
+    def of(self, engine: int, process: str, step: int) -> int:
+        key = (engine, process)
+        if step in self.seen.get(key, {step}):
+            self.seen[key] = set()
+            self.number[key] = self.count
+            self.count += 1
+        self.seen[key].add(step)
+        return self.number[key]
+
+
+def read_engine_log(path: str | Path) -> pd.DataFrame:
+    """Every iteration line of a log (plain or gzip), columns `COLUMNS`, ordered by run and step.
+
+    Colours, prefixes, other lines, several engines and restarts in one file, a torn last line and JSON lines are all
+    taken; ``attrs["damaged_lines"]`` counts the lines that were skipped. Logs of several servers go together with
+    ``pandas.concat``.
+
+    Raises:
+        InputError: unreadable, no iteration line, more than one in a hundred damaged, a line that contradicts itself;
+            file and line are named.
+    """
+    file = str(path)
+    facts, runs = _Facts(), _Runs()
+    rows: list[dict[str, Any]] = []
+    damaged: list[int] = []
+    with open_input(path) as opened:
+        for number, raw in enumerate(lines_of(opened, _LONGEST_LINE), start=1):
+            text = _ANSI.sub("", raw) if "\x1b" in raw else raw
+            if "Iteration(" not in text:
+                facts.read(text)
+                continue
+            found = list(_ITERATION.finditer(text))
+            # A line cut inside its KV usage would pass for one of the older form.
+            whole = sum("KV cache usage" in text[match.end() : match.end() + 25] for match in found) == 0
+            if len(found) < text.count("Iteration(") or not whole:
+                damaged.append(number)
+                continue
+            for match in found:
+                row = _row(text, match, file, number)
+                row["run"] = runs.of(row["engine"], row.pop("process"), row["step"])
+                rows.append(row | vars(facts))
+    if not rows:
+        line = damaged[0] if damaged else None
+        message = "no iteration line of vLLM in it; start the server with --enable-logging-iteration-details"
+        raise InputError("not a whole iteration line of vLLM" if line else message, file=file, line=line)
+    if len(damaged) > max(1.0, _MOST_DAMAGED * len(rows)):
+        message = f"not an iteration line of vLLM; {len(damaged)} such lines beside {len(rows)} good ones"
+        raise InputError(message, file=file, line=damaged[0])
+    frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+    frame = frame.sort_values(["run", "step"], kind="stable", ignore_index=True)
+    frame.attrs["damaged_lines"] = len(damaged)
+    return frame
+
+
+def _row(text: str, match: re.Match[str], file: str, number: int) -> dict[str, Any]:
+    head = text[max(0, match.start() - _LONGEST_HEAD) : match.start()]
+    time_s, resolution_s = _time(head)
+    engine, rank = _ENGINE.search(head), _RANK.search(head)
+    process = _PROCESS.search(head)
+    row: dict[str, Any] = {
+        "source": file,
+        "line": number,
+        "engine": int(engine[1]) if engine else int(rank[1]) if rank else 0,
+        # Several front ends (ApiServer_0, ApiServer_1, ...) write of the same engine; other processes are servers.
+        "process": "" if process is None or "ApiServer_" in text else process[1] or process[2],
+        "time_s": time_s,
+        "resolution_s": resolution_s,
+        "elapsed_s": float(match["elapsed_ms"]) / 1000.0,
+        "dummy": match["dummy"] is not None,
+        "kv_usage": float(match["kv_usage"]) / 100.0 if match["kv_usage"] else math.nan,
+        "encoder_inputs": int(match["encoder_inputs"] or 0),
+        "step": int(match["step"]),
+    }
+    for kind in ("context", "generation"):
+        requests, tokens = int(match[f"{kind}_requests"]), int(match[f"{kind}_tokens"])
+        if tokens < requests or (requests == 0) != (tokens == 0):
+            raise InputError(f"{requests} {kind} requests cannot have {tokens} tokens", file=file, line=number)
+        row[f"{kind}_requests"], row[f"{kind}_tokens"] = requests, tokens
+    if row["kv_usage"] > 1.0:
+        raise InputError("must be at most 100 %", file=file, line=number, key="KV cache usage", value=match["kv_usage"])
+    return row
+
+
+def _time(head: str) -> tuple[float, float]:
+    """Seconds and resolution of the finest stamp before the message: a container's may stand before vLLM's own."""
+    best = (math.nan, math.nan)
+    for stamp in _EPOCH.finditer(head):
+        best = (float(f"{stamp[1]}.{stamp[2]}"), 10.0 ** -len(stamp[2]))
+    for stamp in _STAMP.finditer(head):
+        resolution = 10.0 ** -len(stamp[7] or "")
+        if not best[1] <= resolution:
+            best = (_seconds(*stamp.group(1, 2, 3, 4, 5, 6)) + float(f"0.{stamp[7] or 0}"), resolution)
+    return best
+
+
+@lru_cache(maxsize=256)
+def _seconds(year: str | None, month: str, day: str, hour: str, minute: str, second: str) -> float:
+    """Seconds since 1970. vLLM's stamp has no year; 2000 stands for it, so a run over New Year breaks there."""
+    try:
+        moment = datetime(int(year or 2000), int(month), int(day), int(hour), int(minute), int(second))
+    except ValueError:
+        return math.nan
+    return (moment - datetime(1970, 1, 1)).total_seconds()

@@ -1,0 +1,368 @@
+"""A calibration: visits points until the budget is spent or all are settled, and writes the profile folder.
+
+What it may time and how comes as arguments; the journal decides what is left to do, so a run that was killed goes on
+where it stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+import json
+import math
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftcast.calibration.microbench.buffers import launches as make_launches
+from draftcast.calibration.microbench.ceilings import BURSTS, ceilings, gemm_points, stream_launches
+from draftcast.calibration.microbench.device import Device, is_alive
+from draftcast.calibration.microbench.interval import LAUNCH_SPREAD_S, MIN_BURSTS
+from draftcast.calibration.microbench.journal import Journal
+from draftcast.calibration.microbench.memory import freed_memory_kept
+from draftcast.calibration.microbench.noise import (
+    INTERVAL_S,
+    Levels,
+    NoiseProbe,
+    NoiseReading,
+    Quietness,
+    host_facts,
+    noise_summary,
+    wait_until_quiet,
+)
+from draftcast.calibration.microbench.points import Point
+from draftcast.calibration.microbench.schedule import Progress, next_point
+from draftcast.calibration.microbench.shapes import Plan
+from draftcast.calibration.microbench.timer import Burst, CpuTimer, CudaTimer, Launch, Timer
+from draftcast.calibration.profile.folder import TABLE, write_manifest
+from draftcast.calibration.profile.hardware import HardwareSpec
+from draftcast.calibration.profile.table import LatencyTable
+from draftcast.errors import HardwareError, InputError
+from draftcast.kernels.operators.registry import Operator
+
+if TYPE_CHECKING:
+    from draftcast.calibration.profile.held_out import OperatorErrors
+
+JOURNAL = "journal.jsonl"
+# How long a visit waits for a quiet machine, and how often and how long it tries for a burst that stayed quiet.
+_WAIT_S, _TRIES, _TRY_S = 2.0, 4, 0.5
+# Kept back for the table and the fit: under a second for a thousand points, and as much to load pandas and scipy.
+_WRITE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured; a journal goes on only under the same.
+
+    Attributes:
+        names: the models'.
+        digest: of their dimensions, as a path may hold another model next time.
+    """
+
+    names: tuple[str, ...]
+    digest: str
+    tps: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    kv_dtypes: tuple[str, ...]
+    operators: tuple[str, ...]
+    max_rows: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a run stands; ``left_s`` bounds the time it will still take."""
+
+    spent_s: float
+    left_s: float
+    begun: int
+    measured: int
+    settled: int
+    points: int
+    now: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was written, and how far interpolation was off on points held out of it."""
+
+    folder: Path
+    table: LatencyTable
+    errors: list[OperatorErrors]
+    left_out: dict[str, int]
+    noise: dict[str, Any]
+
+
+class Calibration:
+    """One run over a folder; a context manager that holds the journal."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        device: Device,
+        plan: Plan,
+        operators: Mapping[str, Operator],
+        *,
+        budget_s: float,
+        began_s: float | None = None,
+        timer: Timer | None = None,
+        progress: Callable[[Status], None] = lambda _status: None,
+    ) -> None:
+        """Open or start the journal in ``folder``.
+
+        Args:
+            operators: by name; linear is needed besides the planned ones, for the largest rate.
+            budget_s: wall time of the whole calibration, an earlier run that is continued included.
+            began_s: `time.perf_counter` when this run began; None: now.
+
+        Raises:
+            HardwareError: the folder holds something else, or a journal of other settings or of another device.
+        """
+        self.folder, self.settings, self.device, self.plan = folder, settings, device, plan
+        self.operators, self.budget_s, self.progress = operators, budget_s, progress
+        self.timer: Timer = timer or (CpuTimer() if device.kind == "cpu" else CudaTimer())
+        self.state: dict[str, Progress] = {}
+        self.rates: dict[str, float] = {}
+        self.readings: list[NoiseReading] = []
+        self.levels = Levels()
+        self._seen: set[str] = set()  # points this process has launched
+        self._noted_s = 0.0  # what the journal accounts for
+        self._end_s = _WRITE_S  # what is kept back for the end
+        check_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.journal = Journal(folder / JOURNAL, {**device.identity(), **dataclasses.asdict(settings)})
+        for record in self.journal.records:
+            self._take(record)
+        # As if all runs were one that began so much earlier.
+        self._began_s = (time.perf_counter() if began_s is None else began_s) - self._noted_s
+
+    def __enter__(self) -> Calibration:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.journal.__exit__()
+
+    @property
+    def spent_s(self) -> float:
+        """Wall time until now, of this run and those that it continues."""
+        return time.perf_counter() - self._began_s
+
+    def measure(self) -> None:
+        """Visit points until nothing or no time is left; whatever ends it, no process of an operator stays."""
+        try:
+            with freed_memory_kept():
+                self._measure()
+        finally:
+            for operator in self.operators.values():
+                operator.close()
+
+    def _measure(self) -> None:
+        probe = NoiseProbe(self.device.cache_bytes)
+        before_s = self.spent_s
+        self._read_noise(probe)
+        self._end_s = _WRITE_S + self.spent_s - before_s  # it is read once more at the end
+        self._measure_rates(probe)
+        while (point := self._next()) is not None:
+            if time.time() - self.readings[-1].time_s >= INTERVAL_S:
+                self._read_noise(probe)
+            self.progress(self._status(point.key))
+            self._visit(point, probe)
+        self._read_noise(probe)
+
+    def _next(self) -> Point | None:
+        return next_point(self.plan.points, self.state, self.levels, self.spent_s, self.budget_s - self._end_s)
+
+    def write(self, name: str, hardware: HardwareSpec, command: Sequence[str]) -> Result:
+        """Write table, manifest and fit of what the journal holds; ``command`` is what repeats it.
+
+        Raises:
+            HardwareError: nothing was measured.
+        """
+        from draftcast.calibration.profile.roofline_fit import fit_profile
+
+        table = self.table()
+        table.write(self.folder / TABLE)
+        left_out = Counter(self.plan.left_out)
+        left_out["no time left in the budget"] += sum(point.key not in self.state for point in self.plan.points)
+        left_out.update(known.failed for known in self.state.values() if not known.visits)
+        noise = self.noise()
+        write_manifest(
+            self.folder,
+            name=name,
+            hardware=hardware.name,
+            device=self.device.name,
+            driver=self.device.driver,
+            clocks=self.device.clocks,
+            versions=self.device.versions,
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            command=shlex.join(command),
+            source="measured by draftcast calibrate",
+            noise=noise,
+            ceilings=ceilings(self.rates, table, self.operators, self.device.cache_bytes),
+            left_out={reason: count for reason, count in left_out.items() if count},
+        )
+        _, errors = fit_profile(self.folder, hardware)
+        return Result(self.folder, table, errors, dict(+left_out), noise)
+
+    def table(self) -> LatencyTable:
+        """The points measured so far."""
+        import pandas as pd
+
+        rows = []
+        for point in self.plan.points:
+            known = self.state.get(point.key)
+            if known is None or not known.visits:
+                continue
+            # The replay of a graph has no host code.
+            found = known.estimate(self.levels).widened(0.0 if point.graph else LAUNCH_SPREAD_S)
+            labels = ("operator", "dtype", "kv_dtype", "implementation", "graph")
+            rows.append(
+                {
+                    **{name: getattr(point, name) for name in labels},
+                    **dict(point.shape),
+                    **dataclasses.asdict(found),
+                    "repeats": known.launches,
+                }
+            )
+        if not rows:
+            failed = next((known.failed for known in self.state.values()), "a larger --budget is needed")
+            raise HardwareError(f"nothing was measured: {failed}", file=str(self.folder))
+        frame = pd.DataFrame(rows)
+        whole = frame.columns.difference(["seconds", "low_s", "high_s"])
+        return LatencyTable.from_frame(frame.fillna(dict.fromkeys(whole, 0)))
+
+    def noise(self) -> dict[str, Any]:
+        """The manifest's ``noise``."""
+        measured = [known for known in self.state.values() if known.visits]
+        quiet = sum(len(known.quiet_bursts(self.levels)) for known in measured)
+        bursts = sum(known.visits for known in measured)
+        found = {**noise_summary(self.readings), "host": host_facts(), "threads": self.device.threads}
+        return {**found, "quiet_bursts": quiet / bursts if bursts else 0.0, "bursts": bursts}
+
+    def _take(self, record: Mapping[str, Any]) -> None:
+        """Account for one line of the journal."""
+        try:
+            self._noted_s += record["took_s"]
+            kind = record["kind"]
+            if kind == "noise":
+                reading = NoiseReading(*(record[name] for name in NoiseReading._fields))
+                self.readings.append(reading)
+                self.levels.add(Quietness(*pair) for pair in zip(reading.spin_s, reading.read_s, strict=True))
+            elif kind == "rate":
+                self.rates[record["name"]] = record["per_s"]
+            else:
+                known = self.state.setdefault(record["point"], Progress())
+                known.took_s += record["took_s"]
+                if kind == "failed":
+                    known.failed = record["reason"]
+                else:
+                    moment = None if record["spin_s"] is None else Quietness(record["spin_s"], record["read_s"])
+                    known.bursts.append((record["seconds"], moment))
+                    self.levels.add([] if moment is None else [moment])
+                    known.launches += record["launches"]
+        except (KeyError, TypeError):
+            raise HardwareError("is not a line of a calibration's journal", file=str(self.journal.path)) from None
+
+    def _note(self, **record: Any) -> None:
+        """Write a line that accounts for all the time since the line before."""
+        line = {**record, "took_s": round(self.spent_s - self._noted_s, 6)}
+        self.journal.append(line)
+        self._take(line)
+
+    def _read_noise(self, probe: NoiseProbe) -> None:
+        self._note(kind="noise", **probe.read()._asdict())
+
+    def _measure_rates(self, probe: NoiseProbe) -> None:
+        """Large copies and matrix products, unless the journal has them."""
+        kind, seed = self.device.kind, self.settings.seed
+        if not {"copy", "read"} <= self.rates.keys():
+            for name, (moved, ready) in stream_launches(kind, self.device.cache_bytes).items():
+                if name not in self.rates:
+                    self._measure_rate(name, float(moved), ready, probe)
+        linear = self.operators["linear"]
+        for point in gemm_points(linear, self.settings.dtypes, kind):
+            name = f"gemm {point.dtype} {point.implementation}"
+            if name not in self.rates:
+                flops = float(linear.work(dict(point.shape), point.dtype, "").flops)
+                self._measure_rate(name, flops, make_launches(linear, point, kind, seed, 0), probe)
+
+    def _measure_rate(self, name: str, amount: float, ready: Sequence[Launch], probe: NoiseProbe) -> None:
+        best = math.inf
+        for _ in range(BURSTS):
+            best = min(best, self._burst(ready, probe)[0].seconds)
+            if self._left_s() <= 0.0:
+                break
+        self._note(kind="rate", name=name, per_s=amount / best)
+
+    def _visit(self, point: Point, probe: NoiseProbe) -> None:
+        """One burst of ``point``, or why it cannot be timed, written to the journal."""
+        operator = self.operators[point.operator]
+        visit = self.state[point.key].visits if point.key in self.state else 0
+        seed = int.from_bytes(hashlib.sha256(f"{self.settings.seed} {visit} {point.key}".encode()).digest()[:7])
+        try:
+            ready = make_launches(operator, point, self.device.kind, seed, self.device.cache_bytes)
+            burst, moment = self._burst(ready, probe, graph=point.graph, seen=point.key in self._seen)
+            self._seen.add(point.key)
+        except InputError:
+            raise
+        except Exception as error:  # whatever a kernel raises: out of memory, no such configuration
+            first = (str(error).splitlines() or [""])[0]
+            reason = f"{point.operator} {point.implementation}: {type(error).__name__}: {first}"[:200]
+            if not is_alive(self.device.kind):
+                raise HardwareError(f"the device failed: {reason}", file=point.key) from error
+            self._note(kind="failed", point=point.key, reason=reason)
+            return
+        figures = {"seconds": burst.seconds, "samples": burst.samples, "launches": burst.samples * burst.launches}
+        spin_s, read_s = moment or (None, None)
+        self._note(kind="burst", point=point.key, visit=visit, **figures, spin_s=spin_s, read_s=read_s)
+
+    def _burst(
+        self, ready: Sequence[Launch], probe: NoiseProbe, *, graph: bool = False, seen: bool = False
+    ) -> tuple[Burst, Quietness | None]:
+        """A burst during which the machine was quiet, or after some tries one during which it was not.
+
+        With the worse of the readings around it; None on a GPU, which does not feel who else uses the host's cores.
+        """
+        if self.device.kind != "cpu":
+            return self.timer.burst(ready, graph=graph, seen=seen), None
+        end = time.perf_counter() + min(_TRY_S, self._left_s())
+        for _ in range(_TRIES):
+            before = wait_until_quiet(probe.quietness, self.levels, min(_WAIT_S, self._left_s()))
+            burst = self.timer.burst(ready, graph=graph, seen=seen)
+            seen = True
+            moment = before.worse(probe.quietness())
+            if self.levels.is_quiet(moment) or time.perf_counter() >= end:
+                break
+        return burst, moment
+
+    def _left_s(self) -> float:
+        """Time left for measuring; below 0 when there is none."""
+        return self.budget_s - self._end_s - self.spent_s
+
+    def _status(self, now: str) -> Status:
+        known = [progress for progress in self.state.values() if progress.visits]
+        settled = sum(progress.estimate(self.levels).settled for progress in known)
+        measured = sum(progress.visits >= MIN_BURSTS for progress in known)
+        left_s = max(self.budget_s - self.spent_s, 0.0)
+        return Status(self.spent_s, left_s, len(known), measured, settled, len(self.plan.points), now)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise HardwareError unless ``folder`` is absent, empty, or holds a calibration."""
+    if folder.exists() and not folder.is_dir():
+        raise HardwareError("exists and is not a directory", file=str(folder))
+    with contextlib.suppress(FileNotFoundError):
+        if any(folder.iterdir()) and not (folder / JOURNAL).is_file():
+            raise HardwareError("is not empty and holds no calibration; name another folder", file=str(folder))
+
+
+def digest(values: object) -> str:
+    """Short checksum of plain values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

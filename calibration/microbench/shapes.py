@@ -1,0 +1,286 @@
+"""Which points to time for given models: their layers' shapes over a grid of rows, queries, sequences and contexts.
+
+Shapes that several models or ranks share are timed once. What cannot be timed is counted with its reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from draftcast.calibration.microbench.points import Point, Series, Shape, doublings, row_grid
+from draftcast.calibration.profile.table import SHAPE_FIELDS
+from draftcast.errors import HardwareError
+from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES, activation_bytes
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.operators.registry import Operator
+from draftcast.kernels.work.layers import linear_layers, lm_head
+
+OPERATORS = tuple(SHAPE_FIELDS)
+DTYPES = ("fp32", "bf16", "fp8")
+ATTENTION = ("attention_decode", "attention_prefill")
+# A point may hold this share of the memory: two sets of buffers, the kernel's own temporaries, the rest of the process.
+_MEMORY_SHARE = 0.15
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Values of the axes.
+
+    Attributes:
+        rows: of linear, elementwise and MoE kernels.
+        sampled_rows: of the sampler.
+        queries, batches, contexts: queries of a sequence, sequences, cached tokens of decode and verify attention.
+        trees: (queries, sequences, contexts) under an ancestor mask; a coarser grid, as it is the chain's cost but for
+            the mask. The n-gram search takes its sequences and contexts too.
+        chunks, ratios, prefills: prefill attention's queries, context in units of the chunk, sequences.
+        max_tokens: most cached tokens of all sequences of a point; 0: any.
+        graphs: whether points are timed eager (False), inside a CUDA graph (True), or both.
+    """
+
+    rows: tuple[int, ...]
+    sampled_rows: tuple[int, ...]
+    queries: tuple[int, ...]
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    trees: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    chunks: tuple[int, ...]
+    ratios: tuple[int, ...]
+    prefills: tuple[int, ...]
+    max_tokens: int
+    graphs: tuple[bool, ...]
+
+
+QUERIES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17)
+
+
+def cpu_grid(max_rows: int) -> Grid:
+    """Grid for a CPU: up to ``max_rows`` rows, 64 sequences and 64 Ki cached tokens."""
+    rows = row_grid(17, max_rows)
+    return Grid(
+        rows=rows,
+        sampled_rows=rows,
+        queries=(1, 2, 3, 4, 5, 6, 8, 12, 17),
+        batches=doublings(1, 64),
+        contexts=doublings(128, 4096),
+        trees=((4, 8, 17), doublings(1, 64, 8), doublings(128, 4096, 4)),
+        chunks=tuple(chunk for chunk in doublings(16, 512) if chunk <= max_rows) or (max_rows,),
+        ratios=(1, 2, 4, 8),
+        prefills=(1, 4),
+        max_tokens=65536,
+        graphs=(False,),
+    )
+
+
+def cuda_grid(max_rows: int) -> Grid:
+    """Grid for a GPU: every count of rows to 64, then to ``max_rows``; 256 sequences, contexts to 32 Ki."""
+    rows = row_grid(64, max_rows)
+    return Grid(
+        rows=rows,
+        sampled_rows=tuple(row for row in rows if row <= 1024),
+        queries=QUERIES,
+        batches=doublings(1, 256),
+        contexts=doublings(128, 32768),
+        trees=((4, 8, 16), doublings(1, 256, 4), doublings(128, 32768, 4)),
+        chunks=tuple(chunk for chunk in doublings(16, 8192) if chunk <= max_rows) or (max_rows,),
+        ratios=doublings(1, 64),
+        prefills=(1, 4, 16),
+        max_tokens=0,
+        graphs=(True, False),
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Points in the order in which they are first visited, and how many were left out, by reason."""
+
+    points: tuple[Point, ...]
+    left_out: dict[str, int] = field(default_factory=dict)
+
+
+def plan(
+    models: Sequence[ModelSpec],
+    tps: Sequence[int],
+    dtypes: Sequence[str],
+    kv_dtypes: Sequence[str],
+    grid: Grid,
+    operators: Mapping[str, Operator],
+    *,
+    device: str,
+    memory_bytes: float,
+    seed: int,
+) -> Plan:
+    """Points of every model at every tensor-parallel degree and number format, coarse ones first.
+
+    Args:
+        kv_dtypes: formats of the KV cache beside each dtype; fp32 activations keep fp32.
+        operators: those to time, by name.
+        device: "cpu" or "cuda"; asks each implementation whether it runs there.
+        memory_bytes: of the device.
+        seed: order among points of one level that cost the same.
+
+    Raises:
+        HardwareError: nothing can be timed.
+        ModelError: a tensor-parallel degree does not divide a model.
+    """
+    import numpy as np
+
+    left_out: Counter[str] = Counter()
+    found: dict[str, tuple[tuple[int, int], float, Point]] = {}
+    for series in _all_series(models, tps, dtypes, kv_dtypes, grid, left_out):
+        operator = operators.get(series.operator)
+        if operator is None:
+            continue
+        for level, shape in series.shapes(operator.shape_fields):
+            for point in _points(operator, series, shape, grid, device, memory_bytes, left_out):
+                work = operator.work(dict(shape), series.dtype, series.kv_dtype)
+                # Ten operations a byte: near enough to order points of one level by what they take.
+                cost = float(np.asarray(work.flops)) / 10.0 + float(np.asarray(work.bytes))
+                known = found.get(point.key)
+                if known is None or level < known[0]:
+                    found[point.key] = (level, cost, point)
+    if not found:
+        reasons = "; ".join(f"{reason} ({count})" for reason, count in sorted(left_out.items()))
+        raise HardwareError(f"nothing to time: {reasons or 'no operator of these models was asked for'}")
+    shuffled = np.random.default_rng(seed).permutation(len(found))
+    ranked = sorted(zip(found.values(), shuffled, strict=True), key=lambda item: (*item[0][:2], item[1]))
+    return Plan(tuple(point for (_, _, point), _ in ranked), dict(left_out))
+
+
+def footprint_bytes(operator: str, shape: Mapping[str, int], dtype: str, kv_dtype: str) -> float:
+    """Bytes of one set of inputs and outputs, tables that a launch reads only parts of included."""
+    size: Callable[[str], int] = lambda name: shape.get(name, 0)  # noqa: E731
+    m, k, n, batch, q = (size(name) for name in ("m", "k", "n", "batch", "q"))
+    if operator == "ngram":
+        return 4.0 * batch * size("context")
+    act = activation_bytes(dtype)
+    if operator == "linear":
+        return k * n * WEIGHT_BYTES[dtype] + m * (k + n) * act
+    if operator == "moe":
+        return 3 * size("num_experts") * k * n * WEIGHT_BYTES[dtype] + m * (2 * k + 3 * size("top_k") * n) * act
+    if operator in ATTENTION:
+        cached = 2 * batch * size("context") * size("kv_heads") * size("head_dim") * KV_BYTES[kv_dtype or dtype]
+        return cached + 2 * batch * q * size("heads") * size("head_dim") * act
+    if operator == "rotary":
+        return 2 * m * (size("heads") + size("kv_heads")) * size("head_dim") * act
+    if operator == "embedding":
+        return (k + m) * n * act
+    if operator == "rejection_sampler":
+        return 3 * batch * q * n * 4.0
+    if operator == "all_reduce":
+        return 2.0 * size("message_bytes")
+    return 4 * m * n * act
+
+
+def _points(
+    operator: Operator,
+    series: Series,
+    shape: Shape,
+    grid: Grid,
+    device: str,
+    memory_bytes: float,
+    left_out: Counter[str],
+) -> Iterator[Point]:
+    if series.dtype not in operator.dtypes:
+        left_out[f"{operator.name} has no {series.dtype} kernel"] += 1
+        return
+    if footprint_bytes(operator.name, dict(shape), series.dtype, series.kv_dtype) > _MEMORY_SHARE * memory_bytes:
+        left_out["does not fit in memory"] += 1
+        return
+    graphs = grid.graphs if operator.name not in ("attention_prefill", "all_reduce") else (False,)
+    for name, implementation in operator.implementations.items():
+        if name == "triton" and device != "cuda":  # its interpreter's times mean nothing
+            continue
+        reason = implementation.supports(dict(shape), series.dtype, series.kv_dtype, device)
+        if reason:
+            left_out[f"{operator.name} {name}: {reason}"] += 1
+            continue
+        for graph in graphs:
+            yield Point(operator.name, series.dtype, series.kv_dtype, name, shape, graph)
+
+
+def _all_series(
+    models: Sequence[ModelSpec],
+    tps: Sequence[int],
+    dtypes: Sequence[str],
+    kv_dtypes: Sequence[str],
+    grid: Grid,
+    left_out: Counter[str],
+) -> Iterator[Series]:
+    _, batches, contexts = grid.trees
+    yield Series("ngram", "int32", "", {}, {"batch": batches, "context": contexts}, grid.max_tokens)
+    for model in models:
+        for tp in tps:
+            for dtype in dtypes:
+                act = "fp32" if dtype == "fp32" else "bf16"
+                yield from _linear_series(model, tp, dtype, act, grid)
+                yield from _elementwise_series(model, tp, act, grid)
+                for kv_dtype in ["fp32"] if act == "fp32" else kv_dtypes:
+                    yield from _attention_series(model, tp, act, kv_dtype, grid, left_out)
+
+
+def _linear_series(model: ModelSpec, tp: int, dtype: str, act: str, grid: Grid) -> Iterator[Series]:
+    rows = {"m": grid.rows}
+    for layer in (*linear_layers(model, tp), lm_head(model, tp)):
+        if not layer.num_experts:
+            yield Series("linear", dtype if layer.quantised else act, "", {"k": layer.k, "n": layer.n}, rows)
+    if model.is_moe:
+        experts = {
+            "k": model.hidden_size,
+            "n": math.ceil(model.moe_intermediate_size / tp),
+            "num_experts": model.num_experts,
+            "top_k": model.num_experts_per_tok,
+        }
+        yield Series("moe", dtype, "", experts, rows)
+    if tp > 1:
+        messages = tuple(row * model.hidden_size * int(activation_bytes(act)) for row in doublings(1, grid.rows[-1]))
+        yield Series("all_reduce", act, "", {"ranks": tp}, {"message_bytes": messages})
+
+
+def _elementwise_series(model: ModelSpec, tp: int, act: str, grid: Grid) -> Iterator[Series]:
+    rows = {"m": grid.rows}
+    if model.num_hidden_layers:
+        yield Series("rmsnorm", act, "", {"n": model.hidden_size}, rows)
+    if model.num_hidden_layers and not model.is_mla and not model.position_embeddings:
+        yield Series("rotary", act, "", _heads(model, tp), rows)
+    widths = [math.ceil(model.intermediate_size / tp)] if model.num_dense_layers else []
+    widths += [model.num_shared_experts * math.ceil(model.moe_intermediate_size / tp)] if model.is_moe else []
+    for width in widths:
+        if width and model.gated_mlp:
+            yield Series("swiglu", act, "", {"n": width}, rows)
+    table = {"k": math.ceil(model.vocab_size / tp), "n": model.word_embed_proj_dim}
+    yield Series("embedding", act, "", table, rows)
+    # Samplers see the logits of all ranks gathered.
+    yield Series("sampler", act, "", {"n": model.vocab_size}, {"m": grid.sampled_rows})
+    drafted = {"batch": grid.batches, "q": tuple(q for q in grid.queries if q > 1)}
+    yield Series("rejection_sampler", act, "", {"n": model.vocab_size}, drafted)
+
+
+def _attention_series(
+    model: ModelSpec, tp: int, act: str, kv_dtype: str, grid: Grid, left_out: Counter[str]
+) -> Iterator[Series]:
+    if not model.num_hidden_layers:
+        return
+    if model.is_mla:
+        left_out["multi-head latent attention has no kernel here"] += 1
+        return
+    windows = {0} if model.num_sliding_layers < model.num_hidden_layers else set()
+    windows |= {model.sliding_window} if model.num_sliding_layers else set()
+    for window in sorted(windows):
+        fixed = {**_heads(model, tp), "window": window}
+        decode = {"q": grid.queries, "batch": grid.batches, "context": grid.contexts}
+        yield Series("attention_decode", act, kv_dtype, {**fixed, "tree": 0}, decode, grid.max_tokens)
+        tree = dict(zip(("q", "batch", "context"), grid.trees, strict=True))
+        yield Series("attention_decode", act, kv_dtype, {**fixed, "tree": 1}, tree, grid.max_tokens)
+        prefill = {"q": grid.chunks, "batch": grid.prefills, "ratio": grid.ratios}
+        yield Series("attention_prefill", act, kv_dtype, fixed, prefill, grid.max_tokens)
+
+
+def _heads(model: ModelSpec, tp: int) -> dict[str, int]:
+    return {
+        "heads": model.num_attention_heads // tp,
+        "kv_heads": model.kv_heads_per_rank(tp),
+        "head_dim": model.head_dim,
+    }

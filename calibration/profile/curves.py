@@ -1,0 +1,151 @@
+"""Interpolation of measured times along one shape axis: monotone in log-log, blended between measured neighbours.
+
+A `CurveSet` holds one curve of seconds against ``x`` (rows of a linear layer, bytes of a message) for every measured
+combination of the other axes (``k, n``). Between measured points of a curve it interpolates with PCHIP on the logs
+(Fritsch and Butland, SIAM J. Sci. Stat. Comput. 5(2), 1984): as monotone as the points are, no overshoot. Between
+curves it blends the logs of time over roofline, linear in the logs of the axes. Outside the measured range it stretches
+the nearest measured time by the ratio of rooflines and says ``EXTRAPOLATED``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftcast.calibration.profile.origin import Origin
+
+FloatArray = NDArray[np.float64]
+Key = tuple[int, ...]
+RooflineSeconds = Callable[[FloatArray, Key], FloatArray]
+"""Fitted seconds for values of x at a combination of the axes."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds at ascending values of x; shapes (points,), x > 0, seconds > 0."""
+
+    x: FloatArray
+    log_s: FloatArray
+
+    def at(self, x: FloatArray) -> FloatArray:
+        """Log seconds at ``x``, clamped to the measured range."""
+        inside = np.clip(x, self.x[0], self.x[-1])
+        nodes = np.searchsorted(self.x, inside)
+        if np.array_equal(self.x[nodes], inside):  # so it mostly is for a neighbour's curve: measured at the same rows
+            return self.log_s[nodes]
+        # Imported here: scipy.interpolate takes longer to import than a profile to load.
+        from scipy.interpolate import PchipInterpolator
+
+        return np.asarray(PchipInterpolator(np.log(self.x), self.log_s)(np.log(inside)), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class CurveSet:
+    """Measured curves over ``axes`` other shape values.
+
+    Attributes:
+        curves: curve of each measured combination of the axes.
+        roofline: the family's fitted seconds.
+    """
+
+    curves: dict[Key, Curve]
+    roofline: RooflineSeconds
+    _values: tuple[FloatArray, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        columns = zip(*self.curves, strict=True)
+        object.__setattr__(self, "_values", tuple(np.unique(column).astype(np.float64) for column in columns))
+
+    @classmethod
+    def from_points(
+        cls, keys: NDArray[np.int64], x: ArrayLike, seconds: ArrayLike, roofline: RooflineSeconds
+    ) -> CurveSet:
+        """Curves of measured points: ``keys`` (points, axes), ``x`` and ``seconds`` (points,).
+
+        Of several times for one point (kernels, eager and graph) the least counts: an engine picks the fastest.
+        """
+        xs, times = np.asarray(x, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
+        code = np.zeros(len(keys), dtype=np.int64)  # one number a key, in the keys' order: sorts quicker than several
+        for column in keys.T:
+            code = code * (int(column.max(initial=0)) + 1) + column
+        order = np.lexsort((xs, code))
+        keys, code, xs, times = keys[order], code[order], xs[order], times[order]
+        changed = code[1:] != code[:-1]
+        fresh = np.flatnonzero(np.concatenate(([True], changed | (xs[1:] != xs[:-1]))))
+        keys, code, xs, logs = keys[fresh], code[fresh], xs[fresh], np.log(np.minimum.reduceat(times, fresh))
+        starts = np.flatnonzero(np.concatenate(([True], code[1:] != code[:-1])))
+        ends = np.append(starts[1:], len(xs))
+        curves = {
+            tuple(key): Curve(xs[start:end], logs[start:end])
+            for key, start, end in zip(keys[starts].tolist(), starts.tolist(), ends.tolist(), strict=True)
+        }
+        return cls(curves, roofline)
+
+    def seconds(self, x: ArrayLike, key: Key) -> tuple[FloatArray, NDArray[np.int64]]:
+        """Seconds and `Origin` values at ``x`` for one combination of the axes; zero x takes no time."""
+        xs = np.asarray(x, dtype=np.float64)
+        some = np.maximum(xs, 1.0)
+        curve = self.curves.get(key)
+        if curve is not None:
+            log_s, origins = self._along(curve, some, key)
+        else:
+            corners = self._corners(key)
+            log_s, origins = self._blend(some, key, corners) if corners else self._nearest(some, key)
+        return np.where(xs > 0.0, np.exp(log_s), 0.0), origins
+
+    def _along(self, curve: Curve, x: FloatArray, key: Key) -> tuple[FloatArray, NDArray[np.int64]]:
+        log_s = curve.at(x)
+        outside = (x < curve.x[0]) | (x > curve.x[-1])
+        if outside.any():
+            clamped = np.clip(x[outside], curve.x[0], curve.x[-1])
+            log_s[outside] += np.log(self.roofline(x[outside], key)) - np.log(self.roofline(clamped, key))
+        origins = np.where(np.isin(x, curve.x), int(Origin.MEASURED), int(Origin.INTERPOLATED))
+        return log_s, np.where(outside, int(Origin.EXTRAPOLATED), origins)
+
+    def _corners(self, key: Key) -> list[tuple[Key, float]]:
+        """Measured neighbours around ``key`` with their weights; empty when it is not enclosed by measured ones."""
+        sides: list[list[tuple[int, float]]] = []
+        for value, values in zip(key, self._values, strict=True):
+            above = int(np.searchsorted(values, value))
+            if above < len(values) and values[above] == value:
+                sides.append([(value, 1.0)])
+                continue
+            if above in (0, len(values)):
+                return []
+            low, high = values[above - 1], values[above]
+            share = np.log(value / low) / np.log(high / low)
+            sides.append([(int(low), 1.0 - share), (int(high), share)])
+        corners = []
+        for combination in itertools.product(*sides):
+            corner = tuple(value for value, _ in combination)
+            if corner not in self.curves:
+                return []
+            corners.append((corner, float(np.prod([weight for _, weight in combination]))))
+        return corners
+
+    def _blend(self, x: FloatArray, key: Key, corners: list[tuple[Key, float]]) -> tuple[FloatArray, NDArray[np.int64]]:
+        # Nodes at which every neighbour was measured or lies between its own points; then along x as on one curve.
+        curves = [self.curves[corner] for corner, _ in corners]
+        low, high = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
+        nodes = np.unique(np.concatenate([curve.x for curve in curves]))
+        nodes = nodes[(nodes >= low) & (nodes <= high)]
+        if not len(nodes):
+            return self._nearest(x, key)
+        log_s = np.log(self.roofline(nodes, key))
+        for (corner, weight), curve in zip(corners, curves, strict=True):
+            log_s += weight * (curve.at(nodes) - np.log(self.roofline(nodes, corner)))
+        log_s, origins = self._along(Curve(nodes, log_s), x, key)
+        return log_s, np.maximum(origins, int(Origin.INTERPOLATED))
+
+    def _nearest(self, x: FloatArray, key: Key) -> tuple[FloatArray, NDArray[np.int64]]:
+        wanted = np.log(np.asarray(key, dtype=np.float64))
+        measured = list(self.curves)
+        distance = np.abs(np.log(np.asarray(measured, dtype=np.float64)) - wanted).sum(axis=1)
+        near = measured[int(np.argmin(distance))]
+        log_s, _ = self._along(self.curves[near], x, near)
+        log_s = log_s + np.log(self.roofline(x, key)) - np.log(self.roofline(x, near))
+        return log_s, np.full(x.shape, int(Origin.EXTRAPOLATED))

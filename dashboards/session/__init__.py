@@ -1,0 +1,1 @@
+"""What a browser session asks, its uploads, and the answers kept for it."""

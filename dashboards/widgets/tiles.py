@@ -1,0 +1,193 @@
+"""Figures as tiles: the value with its interval, and how it differs from SD off and from the pinned baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import streamlit as st
+
+from draftcast.scenarios.compare.difference import Difference, difference
+from draftcast.scenarios.compare.verdict import Side
+from draftcast.scenarios.schema import Scenario
+from draftcast.sim.output.metrics import summarise
+from draftcast.sim.statistics.intervals import Estimate
+
+PER_GPU = "tokens_per_s_per_gpu"
+WORDS = {
+    "better": "better",
+    "worse": "worse",
+    "cannot tell": "cannot tell from chance",
+    "as offered": "below their capacity both deliver what arrives",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of a tile.
+
+    Attributes:
+        name: of the figure in a run's summary.
+        label: for people.
+        unit: shown behind the value.
+        factor: from the figure's unit to the shown one.
+    """
+
+    name: str
+    label: str
+    unit: str
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a table says of one setting at one load.
+
+    Attributes:
+        figures: with intervals.
+        replications: the figures of each, for differences.
+        trouble: why its figures do not hold for the load, in a word; empty where they do.
+        delivers_arrivals: an open loop below its capacity.
+    """
+
+    figures: Mapping[str, Estimate]
+    replications: Sequence[Mapping[str, float]]
+    trouble: str = ""
+    delivers_arrivals: bool = False
+
+    def change(self, figure: str, other: Column, confidence: float) -> Difference | None:
+        """The difference to another column; None where either has no such figure, or none that holds."""
+        if self.trouble or other.trouble:
+            return None
+        as_offered = self.delivers_arrivals and other.delivers_arrivals
+        return difference(figure, self.replications, other.replications, confidence, as_offered=as_offered)
+
+
+def column_of(scenario: Scenario, own: Side) -> Column:
+    """A setting's figures for tables, with tokens per second and device."""
+    run = own.run
+    assert run is not None
+    gpus = scenario.cluster.replicas * scenario.engine.tensor_parallel_size
+    per_gpu = [{PER_GPU: each["output_throughput"] / gpus} for each in run.replications]
+    figures = run.summary["figures"] | summarise(per_gpu, scenario.statistics.confidence)
+    replications = [{**each, **more} for each, more in zip(run.replications, per_gpu, strict=True)]
+    trouble = "" if own.has_figures else own.state
+    return Column(figures, replications, trouble, own.completes_what_arrives)
+
+
+LATENCY_TILES: tuple[tuple[str, str, tuple[Figure, ...]], ...] = tuple(
+    (
+        title,
+        explained,
+        tuple(Figure(f"{stat}_{name}_s", stat, unit, factor) for stat in ("p50", "p95", "p99")),
+    )
+    for title, name, unit, factor, explained in (
+        ("TTFT", "ttft", "ms", 1e3, "Time to first token: from arrival to the first output token, queueing included."),
+        (
+            "TPOT",
+            "tpot",
+            "ms",
+            1e3,
+            "Time per output token of a request after its first: (E2E - TTFT) / (output tokens - 1).",
+        ),
+        ("E2E latency", "e2el", "s", 1.0, "From arrival to the last output token."),
+    )
+)
+THROUGHPUT_TILE = (
+    "Throughput",
+    "What the cluster delivers. SLO goodput counts requests that meet every bound of the SLO.",
+    (
+        Figure("request_goodput", "SLO goodput", "req/s"),
+        Figure(PER_GPU, "token goodput", "tok/s/GPU"),
+        Figure("mean_acceptance_length", "accepted", "tok/round"),
+    ),
+)
+
+
+def number(value: float, like: float | None = None) -> str:
+    """Three figures or so, never an exponent for usual sizes; with as many digits as ``like`` gets, if given."""
+    if not math.isfinite(value):
+        return "–"
+    size = abs(value if like is None else like)
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:,.{digits}f}"
+
+
+def tile(
+    title: str,
+    explained: str,
+    figures: Sequence[Figure],
+    run: Column,
+    pairs: Mapping[str, tuple[Column, Column]],
+    confidence: float,
+) -> str:
+    """One card as HTML; ``pairs`` are the run and another one measured together, by the name of the other."""
+    rows = [_row(each, run, pairs, confidence) for each in figures]
+    heads = "".join(f"<th scope='col'>vs {escape(name)}</th>" for name in pairs)
+    return (
+        f"<section class='dc-tile' aria-label='{escape(title)}'><h3 title='{escape(explained, quote=True)}'>"
+        f"{escape(title)}</h3><table><thead><tr><th></th><th></th>{heads}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></section>"
+    )
+
+
+def _row(figure: Figure, run: Column, pairs: Mapping[str, tuple[Column, Column]], confidence: float) -> str:
+    cells = [f"<th scope='row'>{escape(figure.label)}</th>", value_cell(figure, run)]
+    for name, (own, other) in pairs.items():
+        cells.append(difference_cell(figure, name, (own, other), confidence))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def value_cell(figure: Figure, column: Column) -> str:
+    """A figure with the half width of its interval; the value itself stands unrounded beside it."""
+    value = column.figures.get(figure.name)
+    if value is None or not math.isfinite(value.mean):
+        reason = column.trouble or ("no SLO" if figure.name == "request_goodput" else "undefined")
+        return f"<td class='dc-none' data-figure='{figure.name}' data-value=''>– <small>{reason}</small></td>"
+    shown = value.scaled(figure.factor)
+    half = f" <small>±{number(shown.half_width, shown.mean)}</small>" if math.isfinite(shown.half_width) else ""
+    bounds = "one replication: no interval"
+    if half:
+        span = f"{number(shown.low)} to {number(shown.high)} {figure.unit}"
+        bounds = f"{value.confidence:.0%} interval {span}, {value.n} replications"
+    return (
+        f"<td data-figure='{figure.name}' data-value='{value.mean!r}' title='{escape(bounds, quote=True)}'>"
+        f"<b>{number(shown.mean)}</b>{half} <span class='dc-unit'>{escape(figure.unit)}</span></td>"
+    )
+
+
+def difference_cell(
+    figure: Figure, name: str, pair: tuple[Column, Column], confidence: float, *, words: bool = False
+) -> str:
+    """A difference in per cent (in the figure's unit where nothing can be divided), its interval in the tip.
+
+    Args:
+        name: what the figure is compared with.
+        pair: the run and the other, measured together.
+        words: say better, worse or cannot tell, not only by colour.
+    """
+    own, other = pair
+    change = own.change(figure.name, other, confidence)
+    if change is None:
+        why = own.trouble or (f"{name} {other.trouble}" if other.trouble else "")
+        reason = f" <small>{escape(why)}</small>" if why else ""
+        return f"<td class='dc-diff dc-even' data-against='{escape(name)}' data-difference=''>–{reason}</td>"
+    shown = change.difference.scaled(figure.factor)
+    text = f"{number(shown.mean)} {figure.unit}"
+    if change.ratio is not None:
+        text = f"{change.ratio.mean - 1:+.0%}".replace("+0%", "0%").replace("-0%", "0%")
+    span = f" ({confidence:.0%}: {number(shown.low)} to {number(shown.high)})" if math.isfinite(shown.low) else ""
+    tip = f"{shown.mean:+.3g} {figure.unit}{span}: {WORDS[change.verdict]}"
+    word = "even" if change.verdict == "as offered" else change.verdict.replace(" ", "-")
+    text += f" <small>{change.verdict}</small>" if words else ""
+    return (
+        f"<td class='dc-diff dc-{word}' data-against='{escape(name)}' data-verdict='{change.verdict}' "
+        f"data-difference='{change.difference.mean!r}' title='{escape(tip, quote=True)}'>{text}</td>"
+    )
+
+
+def show_tiles(cards: Sequence[str]) -> None:
+    """Cards side by side, as many as fit."""
+    st.html(f"<div class='dc-tiles'>{''.join(cards)}</div>")

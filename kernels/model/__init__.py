@@ -1,0 +1,1 @@
+"""Models: architectures, drafting heads, number formats, the bundled configs."""

@@ -1,0 +1,292 @@
+"""Reads a Hugging Face ``config.json`` into a ``ModelSpec``, one small function per architecture family.
+
+What a config leaves to the model's code (which projections carry biases, which layers slide) is written here, each
+time after the architecture's modelling code in Hugging Face transformers. An architecture that is not in
+``ARCHITECTURES`` is refused by name: a near miss would give wrong bytes silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from draftcast.errors import ModelError
+from draftcast.kernels.model.spec import ModelSpec
+
+# No dimension of a model comes near it, and no product of dimensions leaves a float.
+_LARGEST = 2**31
+
+
+class Config:
+    """Typed look-ups in a parsed config; every failure names the file and the key."""
+
+    def __init__(self, values: Mapping[str, Any], name: str) -> None:
+        self.values = values
+        self.name = name
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
+        """Integer from ``minimum`` to 2**31; ``default`` where the key is absent or null, an error without one."""
+        value = self.values.get(key)
+        if value is None:
+            if default is None:
+                raise ModelError("missing; an integer is needed", file=self.name, key=key)
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _LARGEST:
+            bound = f"<= {_LARGEST}" if isinstance(value, int) and value > _LARGEST else f">= {minimum}"
+            raise ModelError(f"an integer {bound} is needed", file=self.name, key=key, value=value)
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ModelError("true or false is needed", file=self.name, key=key, value=value)
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        """List of strings; empty when the key is absent or null."""
+        value = self.values.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ModelError("a list of strings is needed", file=self.name, key=key, value=value)
+        return value
+
+    def refuse_unless(self, key: str, allowed: object) -> None:
+        """Refuse a setting the cost model does not cover instead of ignoring it."""
+        value = self.values.get(key)
+        if value is not None and value != allowed:
+            raise ModelError(f"only {allowed!r} is supported", file=self.name, key=key, value=value)
+
+
+def _rotary(config: Config, architecture: str, **changes: Any) -> ModelSpec:
+    """A Llama-like decoder: rotary positions, RMSNorm, SwiGLU, grouped-query attention."""
+    hidden = config.integer("hidden_size")
+    heads = config.integer("num_attention_heads")
+    if "head_dim" in changes:
+        head_dim = changes.pop("head_dim")
+    elif config.values.get("head_dim") is None and hidden % heads:
+        raise ModelError(
+            f"a multiple of num_attention_heads = {heads} is needed when head_dim is absent",
+            file=config.name,
+            key="hidden_size",
+            value=hidden,
+        )
+    else:
+        head_dim = config.integer("head_dim", hidden // heads)
+    layers = config.integer("num_hidden_layers")
+    window, sliding_layers = _sliding(config, layers)
+    values: dict[str, Any] = {
+        "name": config.name,
+        "architecture": architecture,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": config.integer("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "intermediate_size": changes.pop("intermediate_size", None) or 0,
+        "vocab_size": config.integer("vocab_size"),
+        "max_position_embeddings": config.integer("max_position_embeddings"),
+        "tie_word_embeddings": config.flag("tie_word_embeddings", False),
+        "gated_mlp": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "position_embeddings": 0,
+        "word_embed_proj_dim": hidden,
+        "sliding_window": window,
+        "num_sliding_layers": sliding_layers,
+    }
+    return ModelSpec(**{**values, **changes})
+
+
+def _sliding(config: Config, layers: int) -> tuple[int, int]:
+    """(window in tokens, number of layers that use it); (0, 0) when attention is full everywhere."""
+    if config.values.get("use_sliding_window") is False:
+        return 0, 0
+    window = config.integer("sliding_window", 0)
+    if window == 0:
+        return 0, 0
+    layer_types = config.strings("layer_types")
+    if layer_types:
+        if len(layer_types) != layers:
+            raise ModelError(f"{layers} entries are needed", file=config.name, key="layer_types")
+        sliding_layers = sum(kind == "sliding_attention" for kind in layer_types)
+    else:
+        # Qwen2/Qwen3: layers from max_window_layers on slide; Mistral has no such key and slides everywhere.
+        sliding_layers = layers - min(layers, config.integer("max_window_layers", 0, minimum=0))
+    return (window, sliding_layers) if sliding_layers else (0, 0)
+
+
+def _llama(config: Config, architecture: str) -> ModelSpec:
+    bias = config.flag("attention_bias", False)
+    return _rotary(
+        config,
+        architecture,
+        intermediate_size=config.integer("intermediate_size"),
+        attention_bias=bias,
+        attention_output_bias=bias,
+        mlp_bias=config.flag("mlp_bias", False),
+    )
+
+
+def _mistral(config: Config, architecture: str) -> ModelSpec:
+    return _rotary(config, architecture, intermediate_size=config.integer("intermediate_size"))
+
+
+def _qwen2(config: Config, architecture: str) -> ModelSpec:
+    return _rotary(
+        config, architecture, intermediate_size=config.integer("intermediate_size"), attention_bias=True
+    )  # biases on q, k, v only, whatever the config says
+
+
+def _qwen3(config: Config, architecture: str) -> ModelSpec:
+    bias = config.flag("attention_bias", False)
+    return _rotary(
+        config,
+        architecture,
+        intermediate_size=config.integer("intermediate_size"),
+        attention_bias=bias,
+        attention_output_bias=bias,
+        qk_norm=True,
+        head_dim=config.integer("head_dim", 128),
+    )
+
+
+def _qwen3_moe(config: Config, architecture: str) -> ModelSpec:
+    layers = config.integer("num_hidden_layers")
+    step = config.integer("decoder_sparse_step", 1)
+    dense = config.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise ModelError("a list of layer numbers is needed", file=config.name, key="mlp_only_layers", value=dense)
+    moe_layers = sum(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
+    bias = config.flag("attention_bias", False)
+    return _rotary(
+        config,
+        architecture,
+        intermediate_size=config.integer("intermediate_size") if moe_layers < layers else 0,
+        first_k_dense_layers=layers - moe_layers,
+        num_experts=config.integer("num_experts"),
+        num_experts_per_tok=config.integer("num_experts_per_tok"),
+        moe_intermediate_size=config.integer("moe_intermediate_size"),
+        attention_bias=bias,
+        attention_output_bias=bias,
+        qk_norm=True,
+    )
+
+
+def _mixtral(config: Config, architecture: str) -> ModelSpec:
+    return _rotary(
+        config,
+        architecture,
+        num_experts=config.integer("num_local_experts"),
+        num_experts_per_tok=config.integer("num_experts_per_tok"),
+        moe_intermediate_size=config.integer("intermediate_size"),
+    )
+
+
+def _gpt_oss(config: Config, architecture: str) -> ModelSpec:
+    layers = config.integer("num_hidden_layers")
+    window = config.integer("sliding_window", 128)
+    layer_types = config.strings("layer_types")
+    # Without layer_types the model's code alternates, starting with a sliding layer.
+    sliding = sum(kind == "sliding_attention" for kind in layer_types) if layer_types else (layers + 1) // 2
+    return _rotary(
+        config,
+        architecture,
+        head_dim=config.integer("head_dim", 64),
+        num_experts=config.integer("num_local_experts"),
+        num_experts_per_tok=config.integer("num_experts_per_tok"),
+        moe_intermediate_size=config.integer("intermediate_size"),
+        sliding_window=window if sliding else 0,
+        num_sliding_layers=sliding,
+        attention_bias=True,
+        attention_output_bias=True,
+        attention_sinks=True,
+        expert_bias=True,
+        router_bias=True,
+    )
+
+
+def _deepseek_v3(config: Config, architecture: str) -> ModelSpec:
+    config.refuse_unless("moe_layer_freq", 1)
+    config.refuse_unless("attention_bias", False)
+    nope, rope = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
+    return _rotary(
+        config,
+        architecture,
+        head_dim=nope + rope,
+        intermediate_size=config.integer("intermediate_size"),
+        num_experts=config.integer("n_routed_experts"),
+        num_experts_per_tok=config.integer("num_experts_per_tok"),
+        moe_intermediate_size=config.integer("moe_intermediate_size"),
+        num_shared_experts=config.integer("n_shared_experts", 0, minimum=0),
+        first_k_dense_layers=config.integer("first_k_dense_replace", 0, minimum=0),
+        q_lora_rank=config.integer("q_lora_rank", 0),
+        kv_lora_rank=config.integer("kv_lora_rank"),
+        qk_rope_head_dim=rope,
+        qk_nope_head_dim=nope,
+        v_head_dim=config.integer("v_head_dim"),
+        num_nextn_layers=config.integer("num_nextn_predict_layers", 0, minimum=0),
+        router_bias=True,  # e_score_correction_bias
+    )
+
+
+def _opt(config: Config, architecture: str) -> ModelSpec:
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    if hidden % heads:
+        raise ModelError(
+            f"a multiple of num_attention_heads = {heads} is needed", file=config.name, key="hidden_size", value=hidden
+        )
+    bias = config.flag("enable_bias", True)
+    positions = config.integer("max_position_embeddings")
+    return ModelSpec(
+        name=config.name,
+        architecture=architecture,
+        num_hidden_layers=config.integer("num_hidden_layers"),
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=hidden // heads,
+        intermediate_size=config.integer("ffn_dim"),
+        vocab_size=config.integer("vocab_size"),
+        max_position_embeddings=positions,
+        tie_word_embeddings=config.flag("tie_word_embeddings", True),
+        gated_mlp=False,
+        attention_bias=bias,
+        attention_output_bias=bias,
+        mlp_bias=bias,
+        position_embeddings=positions + 2,  # OPT offsets positions by 2 rows
+        word_embed_proj_dim=config.integer("word_embed_proj_dim", hidden),
+        layer_norm_bias=True,
+        final_norm=config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm", False),
+    )
+
+
+ARCHITECTURES: dict[str, Callable[[Config, str], ModelSpec]] = {
+    "OPTForCausalLM": _opt,
+    "LlamaForCausalLM": _llama,
+    "MistralForCausalLM": _mistral,
+    "Qwen2ForCausalLM": _qwen2,
+    "Qwen3ForCausalLM": _qwen3,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
+    "MixtralForCausalLM": _mixtral,
+    "GptOssForCausalLM": _gpt_oss,
+    "DeepseekV3ForCausalLM": _deepseek_v3,
+}
+
+
+def spec_from_config(values: Mapping[str, Any], name: str) -> ModelSpec:
+    """See ``ModelSpec.from_config``."""
+    if not isinstance(values, Mapping):
+        raise ModelError("a JSON object is needed", file=name)
+    config = Config(values, name)
+    architectures = config.strings("architectures")
+    known = ", ".join(ARCHITECTURES)
+    if not architectures:
+        raise ModelError(f"missing or empty; known architectures: {known}", file=name, key="architectures")
+    if architectures[0] not in ARCHITECTURES:
+        raise ModelError(
+            f"unknown architecture; known: {known}", file=name, key="architectures", value=architectures[0]
+        )
+    return ARCHITECTURES[architectures[0]](config, architectures[0])

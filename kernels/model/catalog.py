@@ -1,0 +1,89 @@
+"""Finds a model by bundled name, by Hugging Face id or by path.
+
+The bundled files (``models/*.json``) hold the numeric facts of public ``config.json`` files, the ids they answer to
+(``aliases``) and where the facts come from (``source``). Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from draftcast.errors import ModelError
+from draftcast.files import read_json
+from draftcast.kernels.model.spec import ModelSpec
+
+_FOLDER = Path(__file__).parents[1] / "models"
+
+
+@functools.cache
+def _bundled() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Lower-case name or alias -> (canonical name, config facts)."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for file in sorted(_FOLDER.glob("*.json")):
+        config = json.loads(file.read_text(encoding="utf-8"))
+        for key in (file.stem, *config["aliases"]):
+            if found.setdefault(key.lower(), (file.stem, config))[0] != file.stem:
+                raise ModelError(f"{key} is claimed by two bundled models", file=str(file))
+    return found
+
+
+def model_names() -> list[str]:
+    """Canonical names of the bundled models."""
+    return sorted({name for name, _ in _bundled().values()})
+
+
+def is_bundled_model(name: str) -> bool:
+    """Whether ``name`` is a bundled model's name or alias, in any case."""
+    return name.lower() in _bundled()
+
+
+def canonical_name(name: str) -> str:
+    """The bundled model's own name behind a name or alias of it; any other name as it is."""
+    known = _bundled().get(name.lower())
+    return known[0] if known is not None else name
+
+
+def load_model(name_or_path: str | Path) -> ModelSpec:
+    """Model by bundled name or alias (any case), else by path to a ``config.json`` or to the folder holding one.
+
+    Raises:
+        ModelError: nothing of that name (lists the bundled names), an unreadable file, a bad config.
+    """
+    text = str(name_or_path)
+    bundled = _bundled().get(text.lower())
+    if bundled is not None:
+        name, config = bundled
+        return ModelSpec.from_config(config, name)
+    path = Path(os.path.expanduser(name_or_path))
+    if os.path.isdir(path):
+        path = path / "config.json"
+    if not os.path.exists(path):
+        raise ModelError(
+            f"unknown model and no such file; bundled: {', '.join(model_names())}; "
+            "or give the path of a Hugging Face config.json",
+            key="model",
+            value=text,
+        )
+    return _from_file(path)
+
+
+def published_ids(name: str) -> tuple[str, ...]:
+    """Hugging Face ids of a bundled model's shape, such as its base and Instruct repositories; none if unknown."""
+    known = _bundled().get(name.lower())
+    return tuple(alias for alias in known[1]["aliases"] if "/" in alias) if known is not None else ()
+
+
+def published_id(name_or_path: str) -> str:
+    """What a server calls the model: the Hugging Face id behind a bundled short name; ids and paths as they are."""
+    ids = published_ids(name_or_path)
+    if not ids or "/" in name_or_path:
+        return name_or_path
+    return next((each for each in ids if each.lower().endswith(f"/{name_or_path.lower()}")), ids[0])
+
+
+def _from_file(path: Path) -> ModelSpec:
+    return ModelSpec.from_config(read_json(path, ModelError), str(path))

@@ -1,0 +1,245 @@
+"""Draft heads as ``ModelSpec``s: EAGLE, EAGLE-3, P-EAGLE, MTP, DFlash, DSpark, Medusa, MLP speculator.
+
+A head is built from its target, because its width, vocabulary and attention heads follow the target's. What a head
+shares with the target (embedding, lm_head) costs time but no memory: ``shares_embedding``, ``shares_lm_head``.
+Shapes are those of vLLM's modules (``llama_eagle``, ``llama_eagle3``, ``deepseek_mtp``, ``qwen3_dflash``,
+``qwen3_dspark``, ``medusa``, ``mlp_speculator``); default sizes are those of published checkpoints, named below.
+PARD and draft_model need no head: their draft is an ordinary model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from draftcast.errors import ModelError
+from draftcast.kernels.model.spec import ModelSpec
+
+# yuhuili/EAGLE3-LLaMA3.1-Instruct-8B config.json: draft_vocab_size 32000; later EAGLE-3 heads keep it.
+EAGLE3_DRAFT_VOCAB = 32000
+# EAGLE-3 (arXiv 2503.01840, section 3): low, middle and high hidden states are fused.
+EAGLE3_HIDDEN_STATES = 3
+# amazon/GPT-OSS-20B-P-EAGLE and GPT-OSS-120B-P-EAGLE model cards: 4-layer heads (P-EAGLE, arXiv 2602.01469).
+P_EAGLE_LAYERS = 4
+# z-lab/Qwen3-8B-DFlash-b16 config.json: 5 layers over 5 target layers' hidden states.
+DFLASH_LAYERS = 5
+DFLASH_HIDDEN_STATES = 5
+# DSpark's Markov head: rank-256 transition bias over the vocabulary (vLLM qwen3_dspark, markov_rank).
+DSPARK_MARKOV_RANK = 256
+# ibm-ai-platform/llama3-8b-accelerator config.json: inner_dim 3072, tied heads.
+MLP_SPECULATOR_INNER = 3072
+# Llama-3's ratio of MLP width to hidden size, for heads on targets that have no dense MLP to copy.
+_MLP_RATIO = 3.5
+# Attention of a head on an MLA target: ordinary heads of this size with 8 KV heads (an assumption).
+_HEAD_DIM = 128
+_KV_HEADS = 8
+
+
+def eagle_head(
+    target: ModelSpec,
+    version: str = "eagle3",
+    *,
+    num_hidden_layers: int = 1,
+    draft_vocab_size: int | None = None,
+    intermediate_size: int | None = None,
+) -> ModelSpec:
+    """EAGLE head: one Llama layer over the fused [token embedding, hidden state].
+
+    ``eagle`` (arXiv 2401.15077; EAGLE-2, arXiv 2406.16858, is the same module): fc ``2h -> h`` in every pass, one
+    layer without input norm, target's embedding and lm_head. 0.24 B parameters for Llama-2-7B, 0.99 B for 70B (paper,
+    section 4.1). ``eagle3`` (arXiv 2503.01840): fc ``3h -> h`` once over the target's rows, q/k/v of the first layer
+    read ``2h``, own lm_head over the draft vocabulary; 0.42 B for Llama-3.1-8B, of which 0.13 B are lm_head.
+
+    Args:
+        target: the model drafted for.
+        version: "eagle" or "eagle3".
+        num_hidden_layers: decoder layers of the head.
+        draft_vocab_size: EAGLE-3's own vocabulary; 32000 (or the target's, if smaller) by default.
+        intermediate_size: MLP width; the target's dense MLP (or 3.5 hidden sizes) by default.
+
+    Raises:
+        ModelError: unknown version, or a draft vocabulary for "eagle", which has none.
+    """
+    hidden = target.hidden_size
+    layer = _decoder(target, num_hidden_layers, intermediate_size)
+    if version == "eagle":
+        if draft_vocab_size is not None:
+            raise ModelError("eagle shares the target's lm_head", key="draft_vocab_size", value=draft_vocab_size)
+        return replace(
+            layer,
+            name=f"{target.name}-eagle",
+            architecture="EagleLlamaForCausalLM",
+            norms_per_layer=1,
+            final_norm=False,
+            shares_lm_head=True,
+            fc_input_size=2 * hidden,
+            fc_every_pass=True,
+            extra_parameters=2 * hidden * hidden,
+        )
+    if version == "eagle3":
+        vocab = min(EAGLE3_DRAFT_VOCAB, target.vocab_size) if draft_vocab_size is None else draft_vocab_size
+        if vocab > target.vocab_size:
+            allowed = f"at most the target's vocab_size = {target.vocab_size}"
+            raise ModelError(allowed, key="draft_vocab_size", value=vocab)
+        fused = EAGLE3_HIDDEN_STATES * hidden
+        return replace(
+            layer,
+            name=f"{target.name}-eagle3",
+            architecture="Eagle3LlamaForCausalLM",
+            vocab_size=vocab,
+            attention_input_size=2 * hidden,
+            fc_input_size=fused,
+            extra_parameters=fused * hidden + hidden,  # fc and the norm of the hidden state
+        )
+    raise ModelError("unknown version; known: eagle, eagle3", key="version", value=version)
+
+
+def p_eagle_head(target: ModelSpec, *, num_hidden_layers: int = P_EAGLE_LAYERS) -> ModelSpec:
+    """P-EAGLE (arXiv 2602.01469): a deeper EAGLE-3 head that drafts all tokens in one pass over masked positions."""
+    head = eagle_head(target, "eagle3", num_hidden_layers=num_hidden_layers)
+    # The learned hidden state that stands in at masked positions.
+    extra = head.extra_parameters + head.fc_input_size
+    return replace(head, name=f"{target.name}-p-eagle", extra_parameters=extra)
+
+
+def mtp_head(target: ModelSpec) -> ModelSpec:
+    """The target's own multi-token-prediction layer (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+
+    One decoder layer like the target's last one (for DeepSeek-V3 with all its experts: 11.5 B parameters, 14 B with the
+    embedding and lm_head it shares), fed by ``eh_proj`` ``2h -> h`` in every pass. More than one draft token runs the
+    same layer again, as vLLM does.
+
+    Raises:
+        ModelError: the target's checkpoint has no MTP layer.
+    """
+    if target.num_nextn_layers == 0:
+        raise ModelError("the model has no multi-token-prediction layer; use eagle3 or draft_model", key="mtp",
+                         value=target.name)  # fmt: skip
+    hidden = target.hidden_size
+    return replace(
+        target,
+        name=f"{target.name}-mtp",
+        num_hidden_layers=1,
+        first_k_dense_layers=0,
+        num_sliding_layers=min(1, target.num_sliding_layers),
+        num_nextn_layers=0,
+        shares_embedding=True,
+        shares_lm_head=True,
+        tie_word_embeddings=False,
+        position_embeddings=0,
+        fc_input_size=2 * hidden,
+        fc_every_pass=True,
+        extra_parameters=2 * hidden * hidden + 2 * hidden,  # eh_proj, enorm, hnorm
+    )
+
+
+def dflash_head(
+    target: ModelSpec,
+    *,
+    num_hidden_layers: int = DFLASH_LAYERS,
+    hidden_states: int = DFLASH_HIDDEN_STATES,
+    intermediate_size: int | None = None,
+) -> ModelSpec:
+    """DFlash: a block-diffusion drafter; K and V of the context come from fused target hidden states.
+
+    Qwen3-like layers, fc ``(hidden_states * h) -> h`` over the target's rows, target's embedding and lm_head. Defaults
+    as z-lab/Qwen3-8B-DFlash-b16: about 1.05 B parameters for Qwen3-8B.
+    """
+    fused = hidden_states * target.hidden_size
+    return replace(
+        _decoder(target, num_hidden_layers, intermediate_size),
+        name=f"{target.name}-dflash",
+        architecture="DFlashDraftModel",
+        qk_norm=True,
+        shares_lm_head=True,
+        fc_input_size=fused,
+        extra_parameters=fused * target.hidden_size + target.hidden_size,
+    )
+
+
+def dspark_head(target: ModelSpec, *, num_hidden_layers: int = DFLASH_LAYERS) -> ModelSpec:
+    """DSpark: a DFlash backbone, a sequential rank-256 Markov head over the vocabulary and a confidence head."""
+    backbone = dflash_head(target, num_hidden_layers=num_hidden_layers)
+    rank = DSPARK_MARKOV_RANK
+    markov = 2 * rank * target.vocab_size
+    confidence = target.hidden_size + rank + 1
+    return replace(
+        backbone,
+        name=f"{target.name}-dspark",
+        architecture="Qwen3DSparkModel",
+        markov_rank=rank,
+        extra_parameters=backbone.extra_parameters + markov + confidence,
+    )
+
+
+def medusa_heads(target: ModelSpec, num_heads: int) -> ModelSpec:
+    """Medusa-1 (arXiv 2401.10774): ``num_heads`` residual blocks ``h -> h``, each with its own lm_head; no KV."""
+    hidden = target.hidden_size
+    return replace(
+        _no_layers(target, num_heads),
+        name=f"{target.name}-medusa",
+        architecture="MedusaModel",
+        shares_embedding=True,
+        extra_parameters=num_heads * hidden * hidden,
+    )
+
+
+def mlp_speculator_heads(target: ModelSpec, num_heads: int, *, inner_dim: int = MLP_SPECULATOR_INNER) -> ModelSpec:
+    """MLP speculator (arXiv 2404.19124) with tied stages: one embedding and one lm_head of width ``inner_dim``.
+
+    Each stage runs ``inner -> inner`` (the first ``h -> inner``), adds the last token's embedding, and lm_head.
+    """
+    base = _no_layers(target, num_heads)
+    inner_matrices = target.hidden_size * inner_dim + inner_dim * inner_dim + 2 * inner_dim
+    return replace(
+        base,
+        name=f"{target.name}-mlp-speculator",
+        architecture="MLPSpeculatorPreTrainedModel",
+        hidden_size=inner_dim,
+        word_embed_proj_dim=inner_dim,
+        fc_input_size=target.hidden_size,
+        num_draft_heads=num_heads,
+        shares_lm_head=True,  # one table for all stages: counted once, in extra_parameters
+        extra_parameters=inner_matrices + inner_dim * target.vocab_size,
+    )
+
+
+def _decoder(target: ModelSpec, layers: int, intermediate_size: int | None) -> ModelSpec:
+    """``layers`` Llama layers of the target's width; embedding shared, no biases, full attention, dense MLP."""
+    hidden = target.hidden_size
+    heads, kv_heads, head_dim = target.num_attention_heads, target.num_key_value_heads, target.head_dim
+    if target.is_mla:
+        heads, kv_heads, head_dim = hidden // _HEAD_DIM, _KV_HEADS, _HEAD_DIM
+    if intermediate_size is None:
+        intermediate_size = target.intermediate_size or int(_MLP_RATIO * hidden)
+    return ModelSpec(
+        name=target.name,
+        architecture="LlamaForCausalLM",
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=intermediate_size,
+        vocab_size=target.vocab_size,
+        max_position_embeddings=target.max_position_embeddings,
+        tie_word_embeddings=False,
+        gated_mlp=True,
+        attention_bias=False,
+        mlp_bias=False,
+        position_embeddings=0,
+        word_embed_proj_dim=hidden,
+        shares_embedding=True,
+    )
+
+
+def _no_layers(target: ModelSpec, num_heads: int) -> ModelSpec:
+    if num_heads < 1:
+        raise ModelError("an integer >= 1 is needed", key="num_speculative_tokens", value=num_heads)
+    return replace(
+        _decoder(target, 1, None),
+        num_hidden_layers=0,
+        intermediate_size=0,
+        final_norm=False,
+        shares_embedding=False,
+        num_draft_heads=num_heads,
+    )

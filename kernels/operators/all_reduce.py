@@ -1,0 +1,253 @@
+"""All-reduce: every rank ends with the sum over the ranks. gloo over 127.0.0.1 on the CPU, NCCL between GPUs.
+
+Inputs: ``messages`` [ranks, elements], one row a rank. Output: ``sum`` [elements], this process being rank 0. The other
+ranks are processes of this machine that are kept for the next launch. torch reduces in place, so a launch first copies
+the message into the output; that copy is part of its time (engines that reduce out of place do the same).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from draftcast.errors import HardwareError
+from draftcast.kernels.model.dtypes import activation_bytes, torch_dtype
+from draftcast.kernels.operators.cost import Work, as_array
+from draftcast.kernels.operators.registry import Implementation, Operator, Shape
+
+if TYPE_CHECKING:
+    import torch
+
+TIMEOUT_S = 300
+"""Longest wait of this process for the others, their start included."""
+IDLE_S = 7 * 86400
+"""Longest wait of the others for this one, which may be doing something else."""
+AHEAD = 8
+"""Launches another rank may have queued on its GPU, so that this one never waits for its host."""
+RUNNING = 2**62
+
+
+def all_reduce_work(message_bytes: ArrayLike, ranks: ArrayLike) -> Work:
+    """A message of ``message_bytes`` on each of ``ranks``; the bytes are those a rank sends over the links.
+
+    Ring all-reduce: ``2 (ranks-1)/ranks`` times the message (Patarasuk and Yuan, JPDC 69(2), 2009); 0 for one rank.
+    """
+    moved = as_array(message_bytes) * (2.0 * (as_array(ranks) - 1) / as_array(ranks))
+    return Work(np.zeros_like(moved), moved)
+
+
+def make_inputs(
+    shape: Shape, dtype: str, kv_dtype: str, device: str, generator: torch.Generator
+) -> dict[str, Any]:  # fmt: skip
+    """Normal messages.
+
+    Raises:
+        HardwareError: message_bytes holds no whole number of elements, or none.
+    """
+    import torch
+
+    elements, rest = divmod(shape["message_bytes"], int(activation_bytes(dtype)))
+    if rest or not elements:
+        raise HardwareError(
+            f"must be a positive multiple of {activation_bytes(dtype):.0f}", key="all_reduce: message_bytes",
+            value=shape["message_bytes"],
+        )  # fmt: skip
+    messages = torch.randn((shape["ranks"], elements), device=device, generator=generator)
+    return {"messages": messages.to(torch_dtype(dtype))}
+
+
+def make_outputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    messages = inputs["messages"]
+    return {"sum": messages.new_empty(messages.shape[1])}
+
+
+def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {"sum": inputs["messages"].double().sum(0)}
+
+
+def _supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
+    import torch
+
+    if shape["ranks"] < 2:
+        return "an all-reduce needs two ranks"
+    count, what = (torch.cuda.device_count(), "GPUs") if device == "cuda" else (os.cpu_count() or 1, "cores")
+    return f"{shape['ranks']} ranks need as many {what}; there are {count}" if shape["ranks"] > count else ""
+
+
+class Team:
+    """``ranks`` processes that reduce the same messages again and again; this process is rank 0.
+
+    The others reduce in a loop as soon as they have messages, so a launch tells them nothing; before they get other
+    messages the loop is ended at a launch all agree on.
+    """
+
+    def __init__(self, ranks: int, device: str) -> None:
+        store = _distributed().TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
+        context = multiprocessing.get_context("spawn")
+        self._until = context.RawValue("q", 0)
+        self._pipes, self._processes = [], []
+        for rank in range(1, ranks):
+            ours, theirs = context.Pipe()
+            arguments = (rank, ranks, device, store.port, theirs, self._until)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        try:
+            self._group = _process_group(store, 0, ranks, device, TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
+        self._messages: torch.Tensor | None = None
+        self._launched = 0
+
+    @property
+    def is_alive(self) -> bool:
+        return all(process.is_alive() for process in self._processes)
+
+    def load(self, messages: torch.Tensor) -> torch.Tensor:
+        """Give every rank its row; returns what `launch` wants to see, the same for equal messages."""
+        import torch
+
+        held = self._messages
+        if held is not None and held.dtype == messages.dtype and torch.equal(held, messages):
+            return held
+        if held is not None:
+            self._stop(held)
+        self._messages, self._launched, self._until.value = messages.clone(), 0, RUNNING
+        rows = self._messages.view(torch.uint8).cpu().numpy()
+        for row, pipe in zip(rows[1:], self._pipes, strict=True):
+            pipe.send((messages.dtype, row.tobytes()))
+        return self._messages
+
+    def launch(self, messages: torch.Tensor, out: torch.Tensor) -> None:
+        """``out`` = the sum of ``messages``, as `load` returned them.
+
+        Raises:
+            RuntimeError: other messages were loaded since, or a rank is gone.
+        """
+        if messages is not self._messages:
+            raise RuntimeError("another all-reduce was prepared since this one")
+        out.copy_(messages[0])
+        self._group.allreduce([out]).wait()
+        self._launched += 1
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.terminate()
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def _stop(self, messages: torch.Tensor) -> None:
+        import torch
+
+        # Beyond what any of the others can have begun.
+        self._until.value = self._launched + 2 * AHEAD
+        out = torch.empty_like(messages[0])
+        while self._launched < self._until.value:
+            self.launch(messages, out)
+        if out.is_cuda:
+            torch.cuda.synchronize()
+        for pipe in self._pipes:
+            pipe.recv()  # has left its loop
+
+
+_TEAMS: dict[tuple[int, str], Team] = {}
+
+
+def team(ranks: int, device: str) -> Team:
+    """The processes for ``ranks`` on "cpu" or "cuda", started if there are none."""
+    known = _TEAMS.get((ranks, device))
+    if known is None or not known.is_alive:
+        if known is not None:
+            known.close()
+        known = _TEAMS[ranks, device] = Team(ranks, device)
+    return known
+
+
+def close_teams() -> None:
+    """End all processes; a later launch needs a new ``prepare``."""
+    while _TEAMS:
+        _TEAMS.popitem()[1].close()
+
+
+def _serve(rank: int, ranks: int, device: str, port: int, pipe: Any, until: Any) -> None:
+    """A rank other than 0: reduces the message it was given until told where to stop, then waits for the next."""
+    import torch
+
+    # One core a rank, as an engine's rank has on a CPU that is shared by several.
+    torch.set_num_threads(1)
+    place = f"cuda:{rank}" if device == "cuda" else "cpu"
+    store = _distributed().TCPStore("127.0.0.1", port, ranks, is_master=False)
+    group = _process_group(store, rank, ranks, device, IDLE_S)
+    flying: deque[Any] = deque()
+    while True:
+        try:
+            dtype, data = pipe.recv()
+        except EOFError:
+            return
+        message = torch.frombuffer(bytearray(data), dtype=dtype).to(place)
+        buffer = torch.empty_like(message)
+        done = 0
+        while done < until.value:
+            buffer.copy_(message)
+            group.allreduce([buffer]).wait()
+            done += 1
+            if device == "cuda":
+                flying.append(torch.cuda.current_stream().record_event())
+                if len(flying) > AHEAD:
+                    flying.popleft().synchronize()
+        pipe.send(None)
+
+
+def _process_group(store: Any, rank: int, ranks: int, device: str, timeout_s: float) -> Any:
+    """A group of its own: torch's default group belongs to whoever else uses this process."""
+    import torch
+
+    dist = _distributed()
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        return dist.ProcessGroupNCCL(store, rank, ranks, options)
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = timedelta(seconds=timeout_s)
+    return dist.ProcessGroupGloo(store, rank, ranks, options)
+
+
+def _distributed() -> Any:
+    """Of the process groups as classes torch's type stubs know little."""
+    import torch.distributed
+
+    return torch.distributed
+
+
+def _prepare(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Callable[[], None]:
+    """Launches of the messages loaded last work, those of earlier ones raise; equal messages count as the same."""
+    messages, out = inputs["messages"], outputs["sum"]
+    ours = team(len(messages), messages.device.type)
+    loaded = ours.load(messages)
+    return lambda: ours.launch(loaded, out)
+
+
+ALL_REDUCE = Operator(
+    name="all_reduce",
+    shape_fields=("message_bytes", "ranks"),
+    dtypes=("fp32", "bf16"),
+    work=lambda shape, dtype, kv_dtype: all_reduce_work(shape["message_bytes"], shape["ranks"]),
+    make_inputs=make_inputs,
+    make_outputs=make_outputs,
+    reference=reference,
+    implementations={"torch": Implementation("torch", _supports, _prepare)},
+    close=close_teams,
+)

@@ -1,0 +1,150 @@
+"""Attention over a paged KV cache: decode, verify, tree verify and prefill.
+
+attention_decode: q new tokens of each of ``batch`` sequences over ``context`` tokens, the new ones included; q = 1 is
+decode, more is verify, ``tree`` = 1 verify under an ancestor mask. attention_prefill: a chunk of q prompt tokens after
+context - q earlier ones. One kernel serves both; inputs and the reference are those of `kernels/operators/paged`.
+
+Bytes: a sequence's KV is read ONCE, whatever q is; so is every query, and every output and new key and value is written
+once. (The kernels here find the new keys and values written; they are counted for the engine, which writes them.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, kv_dtype
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.operators import paged, paged_torch
+from draftcast.kernels.operators.cost import FloatArray, Work, as_array
+from draftcast.kernels.operators.registry import Implementation, Operator, Shape, triton_runs
+
+
+def attention_work(
+    model: ModelSpec,
+    query_tokens: ArrayLike,
+    kv_tokens: ArrayLike,
+    query_kv: ArrayLike,
+    *,
+    tp: int = 1,
+    kv_cache_dtype: str = "bf16",
+    act_bytes: float = 2.0,
+    absorbed: bool = True,
+) -> Work:
+    """Attention of ONE layer over a batch of sequences, decode, verify or prefill alike.
+
+    ``4 H d sum(q S)`` FLOPs (scores and weighted sum). A sequence's KV is read once however many of its queries are
+    verified: ``2 sum(S) H_kv d bytes`` does not contain k (FlashAttention, arXiv 2205.14135; DESIGN section 3). New
+    K and V are written once per query token; queries are read and outputs written once.
+    MLA in absorbed form (arXiv 2405.04434): every head attends to one shared latent of ``kv_lora_rank + rope`` and sums
+    latents: ``2 H (2 kv_lora_rank + rope) sum(q S)`` FLOPs; the latent is read once per sequence for all heads. Prompts
+    run in the plain form instead, over keys and values expanded per head (vLLM's ``forward_mha``): ``2 H (nope + rope +
+    v) sum(q S)`` FLOPs. Expanding is the layer kv_b's; expanding a cached prefix once more for a chunk is not counted.
+
+    Args:
+        query_tokens: sum of q over the sequences, in tokens.
+        kv_tokens: sum of S, the context each sequence attends to, new tokens included (cut to the window for a
+            sliding layer).
+        query_kv: sum of q*S (causal prefill: sum of the context each query sees).
+        tp: ranks; heads are split, KV heads replicated when fewer.
+        kv_cache_dtype: format of the KV cache.
+        act_bytes: bytes per activation element.
+        absorbed: which form of MLA; without meaning for other attention.
+    """
+    queries, context, pairs = as_array(query_tokens), as_array(kv_tokens), as_array(query_kv)
+    heads, kv_bytes = model.num_attention_heads // tp, KV_BYTES[kv_dtype(kv_cache_dtype)]
+    elements = model.kv_elements_per_layer(tp)
+    if model.is_mla and absorbed:
+        flops = 2.0 * heads * (2 * model.kv_lora_rank + model.qk_rope_head_dim) * pairs
+        query_io = heads * (2 * model.kv_lora_rank + model.qk_rope_head_dim)
+    elif model.is_mla:
+        widths = model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim
+        written = queries * elements * kv_bytes
+        return Work(2.0 * heads * widths * pairs, written + (context + queries) * heads * widths * act_bytes)
+    else:
+        flops = 4.0 * heads * model.head_dim * pairs
+        query_io = 2 * heads * model.head_dim
+    moved = (context + queries) * elements * kv_bytes + queries * query_io * act_bytes
+    return Work(flops, moved)
+
+
+def attention_shape_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str, *, causal: bool) -> Work:
+    """`attention_work` of ``batch`` equal sequences from the operators' shape fields, which may be arrays.
+
+    Args:
+        causal: prefill: query i sees context - q + i + 1 keys. Otherwise all queries are counted as seeing the context
+            (q is small beside it, and a tree's queries see fewer anyhow).
+    """
+    batch, q, context, window = (as_array(shape[name]) for name in ("batch", "q", "context", "window"))
+    heads, kv_heads, head_dim = (as_array(shape[name]) for name in ("heads", "kv_heads", "head_dim"))
+    pairs: FloatArray = q * context - (0.5 * q * (q - 1.0) if causal else 0.0)
+    # Of q queries a window cuts those that would see more; the first of them sees context - q + 1 keys.
+    cut = np.clip(context - window, 0.0, q)
+    lost = cut * (context - window) - 0.5 * cut * (cut - 1.0) if causal else q * np.maximum(context - window, 0.0)
+    pairs = np.where(window > 0, pairs - lost, pairs)
+    read = np.where(window > 0, np.minimum(context, window + q - 1.0), context)
+    moved = 2.0 * (read + q) * kv_heads * head_dim * KV_BYTES[kv_dtype(kv_cache_dtype)]
+    return Work(
+        4.0 * heads * head_dim * batch * pairs, batch * (moved + 2.0 * q * heads * head_dim * activation_bytes(dtype))
+    )
+
+
+def _decode_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> Work:
+    return attention_shape_work(shape, dtype, kv_cache_dtype, causal=False)
+
+
+def _prefill_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> Work:
+    return attention_shape_work(shape, dtype, kv_cache_dtype, causal=True)
+
+
+def _supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str) -> str:
+    if kv_cache_dtype not in (dtype, "fp8"):
+        return f"a {dtype} kernel reads a {dtype} or fp8 cache"
+    return paged.bad_shape(shape)
+
+
+def _triton_supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str) -> str:
+    head_dim = shape["head_dim"]
+    if head_dim < 16 or head_dim > 256 or head_dim & (head_dim - 1):
+        return "head_dim must be a power of two from 16 to 256"
+    reason = triton_runs(device) or _supports(shape, dtype, kv_cache_dtype, device)
+    if reason or device != "cuda" or kv_cache_dtype != "fp8":
+        return reason
+    import torch
+
+    return "" if torch.cuda.get_device_capability() >= (8, 9) else "fp8 needs a GPU of compute capability 8.9 or later"
+
+
+def _prepare_triton(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Callable[[], None]:
+    from draftcast.kernels.operators.triton.attention import prepare
+
+    return prepare(inputs, outputs)
+
+
+_IMPLEMENTATIONS = {
+    "torch": Implementation("torch", _supports, paged_torch.prepare),
+    "triton": Implementation("triton", _triton_supports, _prepare_triton),
+}
+ATTENTION_DECODE = Operator(
+    name="attention_decode",
+    shape_fields=("batch", "q", "context", "heads", "kv_heads", "head_dim", "window", "tree"),
+    dtypes=("fp32", "bf16"),
+    work=_decode_work,
+    make_inputs=paged.make_inputs,
+    make_outputs=paged.make_outputs,
+    reference=paged.reference,
+    implementations=_IMPLEMENTATIONS,
+)
+ATTENTION_PREFILL = Operator(
+    name="attention_prefill",
+    shape_fields=("batch", "q", "context", "heads", "kv_heads", "head_dim", "window"),
+    dtypes=("fp32", "bf16"),
+    work=_prefill_work,
+    make_inputs=paged.make_inputs,
+    make_outputs=paged.make_outputs,
+    reference=paged.reference,
+    implementations=_IMPLEMENTATIONS,
+)

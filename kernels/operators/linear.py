@@ -1,0 +1,112 @@
+"""Linear layers, lm_head among them: ``y = x @ w^T``.
+
+Inputs: ``x`` [m, k] and ``w`` [n, k] (a checkpoint's layout) in the number format; fp8 (e4m3) has one scale per tensor,
+``x_scale`` and ``w_scale`` (float32 tensors without dimensions; None otherwise). Output: ``y`` [m, n], bf16 for fp8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes, torch_dtype
+from draftcast.kernels.operators.cost import Work, as_array
+from draftcast.kernels.operators.registry import Operator, Shape, implementations
+
+if TYPE_CHECKING:
+    import torch
+
+FP8_SCALE = 1 / 64
+"""Standard normal numbers, times 64, fill e4m3's range (448) up to seven standard deviations."""
+
+
+def linear_work(
+    m: ArrayLike, k: ArrayLike, n: ArrayLike, weight_bytes_per_element: float, act_bytes: float = 2.0
+) -> Work:  # fmt: skip
+    """``(m, k) @ (k, n)``: ``2mkn`` FLOPs; weights once, activations in and out once.
+
+    Zero rows cost nothing: the kernel is not launched.
+    """
+    rows, k, n = as_array(m), as_array(k), as_array(n)
+    moved = np.where(rows > 0, k * n * weight_bytes_per_element, 0.0) + rows * (k + n) * act_bytes
+    return Work(2.0 * rows * k * n, moved)
+
+
+def _work(shape: Mapping[str, Any], dtype: str, kv_dtype: str) -> Work:
+    return linear_work(shape["m"], shape["k"], shape["n"], WEIGHT_BYTES[dtype], activation_bytes(dtype))
+
+
+def make_inputs(
+    shape: Shape, dtype: str, kv_dtype: str, device: str, generator: torch.Generator
+) -> dict[str, Any]:  # fmt: skip
+    """Activations of variance 1, weights of variance 1/k: outputs of variance 1."""
+    import torch
+
+    m, k, n = shape["m"], shape["k"], shape["n"]
+    x = torch.randn((m, k), device=device, generator=generator)
+    w = torch.randn((n, k), device=device, generator=generator)
+    if dtype != "fp8":
+        return {"x": x.to(torch_dtype(dtype)), "w": w.div_(math.sqrt(k)).to(torch_dtype(dtype)),
+                "x_scale": None, "w_scale": None}  # fmt: skip
+    # A number beyond 448 would become NaN.
+    x, w = (each.div_(FP8_SCALE).clamp_(-448, 448).to(torch_dtype("fp8")) for each in (x, w))
+    scales = (torch.tensor(scale, device=device) for scale in (FP8_SCALE, FP8_SCALE / math.sqrt(k)))
+    return dict(zip(("x", "w", "x_scale", "w_scale"), (x, w, *scales), strict=True))
+
+
+def make_outputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    import torch
+
+    x, w = inputs["x"], inputs["w"]
+    return {"y": x.new_empty((len(x), len(w)), dtype=torch.bfloat16 if x.element_size() == 1 else x.dtype)}
+
+
+def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    y = inputs["x"].double() @ inputs["w"].double().T
+    if inputs["x_scale"] is not None:
+        y = y * inputs["x_scale"].double() * inputs["w_scale"].double()
+    return {"y": y}
+
+
+def _supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
+    if dtype != "fp8" or device == "cpu":
+        return ""
+    import torch
+
+    if torch.cuda.get_device_capability() < (8, 9):
+        return "fp8 needs a GPU of compute capability 8.9 or later"
+    if shape["k"] % 16 or shape["n"] % 16:
+        return "fp8 on a GPU needs k and n to be multiples of 16"
+    return ""
+
+
+def _prepare_torch(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Callable[[], None]:
+    """cuBLAS or oneDNN; a GPU multiplies fp32 in full precision (no TF32 unless torch is told so)."""
+    import torch
+
+    x, w, y = inputs["x"], inputs["w"].T, outputs["y"]
+    x_scale, w_scale = inputs["x_scale"], inputs["w_scale"]
+
+    def launch() -> None:
+        torch.mm(x, w, out=y)
+
+    def launch_fp8() -> None:
+        torch._scaled_mm(x, w, scale_a=x_scale, scale_b=w_scale, out_dtype=y.dtype, out=y)
+
+    return launch if x_scale is None else launch_fp8
+
+
+LINEAR = Operator(
+    name="linear",
+    shape_fields=("m", "k", "n"),
+    dtypes=("fp32", "bf16", "fp8"),
+    work=_work,
+    make_inputs=make_inputs,
+    make_outputs=make_outputs,
+    reference=reference,
+    implementations=implementations(_prepare_torch, "draftcast.kernels.operators.triton.linear:prepare", _supports),
+)

@@ -1,0 +1,205 @@
+"""Routed experts: grouped matrix multiplications.
+
+The operator ``moe`` takes m tokens and their routing (the router itself is a linear layer) through gate and up (k to
+2n), SwiGLU, down (n to k) and the sum weighted by the router's shares. Bytes: the weights of an expert are read once if
+any token visits it, and not at all if none does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes, torch_dtype
+from draftcast.kernels.operators.cost import FloatArray, Work, as_array
+from draftcast.kernels.operators.linear import FP8_SCALE
+from draftcast.kernels.operators.registry import Implementation, Operator, Shape, triton_runs
+
+if TYPE_CHECKING:
+    import torch
+
+E4M3_MAX = 448.0
+HIDDEN_SCALE = 1 / 16
+"""SwiGLU of standard normal numbers reaches some twenty in millions; e4m3 then holds 28."""
+
+
+def touched_experts(tokens: ArrayLike, num_experts: ArrayLike, top_k: ArrayLike) -> FloatArray:
+    """Expected number of distinct experts visited: ``E * (1 - (1 - top_k/E)^T)``, routing uniform and independent."""
+    experts = as_array(num_experts)
+    missed_by_one = np.log1p(-np.minimum(as_array(top_k) / experts, 1.0 - 1e-15))
+    return np.asarray(-experts * np.expm1(as_array(tokens) * missed_by_one), dtype=np.float64)
+
+
+def moe_work(
+    m: ArrayLike,
+    k: ArrayLike,
+    n: ArrayLike,
+    num_experts: ArrayLike,
+    top_k: ArrayLike,
+    weight_bytes_per_element: float,
+    act_bytes: float = 2.0,
+) -> Work:
+    """Grouped matrix multiplication of routed experts of shape ``k x n``.
+
+    Each of ``m`` rows visits ``top_k`` experts: ``2 m top_k k n`` FLOPs. The weights of every touched expert are read
+    once, so the bytes grow with m until all experts are touched.
+    """
+    rows, inner, outer = as_array(m) * as_array(top_k), as_array(k), as_array(n)
+    weights = touched_experts(m, num_experts, top_k) * inner * outer * weight_bytes_per_element
+    return Work(2.0 * rows * inner * outer, weights + rows * (inner + outer) * act_bytes)
+
+
+def _work(shape: Mapping[str, Any], dtype: str, kv_dtype: str) -> Work:
+    """Gate and up, then down."""
+    m, k, n, experts, top_k = (as_array(shape[name]) for name in ("m", "k", "n", "num_experts", "top_k"))
+    weight, act = WEIGHT_BYTES[dtype], activation_bytes(dtype)
+    return moe_work(m, k, 2 * n, experts, top_k, weight, act).add(moe_work(m, n, k, experts, top_k, weight, act))
+
+
+def make_inputs(
+    shape: Mapping[str, int], dtype: str, kv_dtype: str, device: str, generator: torch.Generator
+) -> dict[str, Any]:
+    """Random tokens, weights and a random routing (top_k distinct experts a token, uniform).
+
+    Args:
+        shape: m, k, n, num_experts, top_k.
+        kv_dtype: has no meaning here.
+
+    Returns:
+        x [m, k]; gate_up [num_experts, 2n, k], gate first; down [num_experts, k, n]; experts int32 and shares fp32
+        [m, top_k], the latter summing to 1. fp8: numbers are e4m3, x times ``x_scale``, the SwiGLU output times
+        ``h_scale``, an expert's weights times ``gate_up_scale`` and ``down_scale`` [num_experts]; otherwise all are 1.
+    """
+    import torch
+
+    m, k, n, experts, top_k = (shape[name] for name in ("m", "k", "n", "num_experts", "top_k"))
+    quantised = dtype == "fp8"
+
+    def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
+        values: torch.Tensor = torch.randn(size, device=device, generator=generator, dtype=torch.float32)
+        # A number beyond e4m3's range would become NaN.
+        values = values.div_(FP8_SCALE).clamp_(-E4M3_MAX, E4M3_MAX) if quantised else values.mul_(scale)
+        return values.to(torch_dtype(dtype))
+
+    def scales(fan_in: int) -> torch.Tensor:
+        if not quantised:
+            return torch.ones(experts, device=device)
+        varied: torch.Tensor = 0.5 + torch.rand(experts, device=device, generator=generator)
+        return varied * (FP8_SCALE / math.sqrt(fan_in))
+
+    scores = torch.rand((m, experts), device=device, generator=generator)
+    top = scores.topk(top_k, dim=1)
+    return {
+        "x": normal(m, k),
+        "gate_up": normal(experts, 2 * n, k, scale=1 / math.sqrt(k)),
+        "down": normal(experts, k, n, scale=1 / math.sqrt(n)),
+        "experts": top.indices.to(torch.int32),
+        "shares": top.values.softmax(dim=1),
+        "x_scale": FP8_SCALE if quantised else 1.0,
+        "h_scale": HIDDEN_SCALE if quantised else 1.0,
+        "gate_up_scale": scales(k),
+        "down_scale": scales(n),
+    }
+
+
+def make_outputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """``out`` [m, k]: as x, bf16 for fp8."""
+    import torch
+
+    x = inputs["x"]
+    return {"out": torch.empty(x.shape, dtype=torch.bfloat16 if x.element_size() == 1 else x.dtype, device=x.device)}
+
+
+def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Token by token, expert by expert, in float64; the SwiGLU output is rounded to fp8 where the operator is fp8."""
+    import torch
+
+    x = inputs["x"].double() * inputs["x_scale"]
+    n = inputs["down"].shape[2]
+    out = torch.zeros_like(x)
+    for token, (experts, shares) in enumerate(zip(inputs["experts"].tolist(), inputs["shares"].double(), strict=True)):
+        for expert, share in zip(experts, shares, strict=True):
+            both = inputs["gate_up"][expert].double() @ x[token] * inputs["gate_up_scale"][expert].double()
+            hidden = torch.nn.functional.silu(both[:n]) * both[n:]
+            if inputs["x"].dtype == torch.float8_e4m3fn:
+                stored = (hidden / inputs["h_scale"]).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+                hidden = stored.double() * inputs["h_scale"]
+            out[token] += share * (inputs["down"][expert].double() @ hidden) * inputs["down_scale"][expert].double()
+    return {"out": out}
+
+
+def prepare_torch(inputs: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+    """Launch in plain torch: sort by expert, two grouped matrix multiplications, weighted sum."""
+    import torch
+    from torch.nn.functional import grouped_mm, silu
+
+    x, chosen, shares, out = inputs["x"], inputs["experts"], inputs["shares"], outputs["out"]
+    gate_up, down = inputs["gate_up"].transpose(1, 2), inputs["down"].transpose(1, 2)
+    (m, top_k), (experts, n, k) = chosen.shape, down.shape
+    one = torch.ones(m * top_k, dtype=torch.int32, device=x.device)
+    parts = torch.empty((m * top_k, k), dtype=x.dtype, device=x.device)
+
+    def launch() -> None:
+        flat = chosen.flatten().long()
+        order = flat.argsort(stable=True)
+        ends = one.new_zeros(experts).scatter_add_(0, flat, one).cumsum(0, dtype=torch.int32)
+        both = grouped_mm(x[order // top_k], gate_up, offs=ends)
+        part = grouped_mm(silu(both[:, :n]) * both[:, n:], down, offs=ends)
+        parts[order] = part * shares.flatten()[order, None].to(part.dtype)
+        torch.sum(parts.view(m, top_k, k), dim=1, out=out)
+
+    return launch
+
+
+def _supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
+    if shape["top_k"] > shape["num_experts"]:
+        return "top_k is at most num_experts"
+    return ""
+
+
+def _torch_supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
+    import torch.nn.functional
+
+    if dtype == "fp8":
+        return "torch has no grouped fp8 matrix multiplication with a scale per expert"
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        return "needs torch 2.10 or later"
+    if device == "cuda" and (dtype != "bf16" or torch.cuda.get_device_capability() < (9, 0)):
+        return "torch's grouped matrix multiplication on a GPU is for bf16 from compute capability 9.0"
+    if shape["k"] * activation_bytes(dtype) % 16 or shape["n"] * activation_bytes(dtype) % 16:
+        return "torch's grouped matrix multiplication wants rows of a multiple of 16 bytes"
+    return _supports(shape, dtype, kv_dtype, device)
+
+
+def _triton_supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
+    reason = triton_runs(device) or _supports(shape, dtype, kv_dtype, device)
+    if reason or device != "cuda" or dtype != "fp8":
+        return reason
+    import torch
+
+    return "" if torch.cuda.get_device_capability() >= (8, 9) else "fp8 needs a GPU of compute capability 8.9 or later"
+
+
+def _prepare_triton(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Callable[[], None]:
+    from draftcast.kernels.operators.triton.moe import prepare
+
+    return prepare(inputs, outputs)
+
+
+MOE = Operator(
+    name="moe",
+    shape_fields=("m", "k", "n", "num_experts", "top_k"),
+    dtypes=("fp32", "bf16", "fp8"),
+    work=_work,
+    make_inputs=make_inputs,
+    make_outputs=make_outputs,
+    reference=reference,
+    implementations={
+        "torch": Implementation("torch", _torch_supports, prepare_torch),
+        "triton": Implementation("triton", _triton_supports, _prepare_triton),
+    },
+)

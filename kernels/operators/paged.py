@@ -1,0 +1,173 @@
+"""A paged KV cache with random content, and attention over it as the dense textbook formula in float64.
+
+Inputs of the attention operators (`make_inputs`), all on one device:
+
+- ``query`` [batch, q, heads, head_dim]: the q newest tokens of each sequence.
+- ``key_cache``, ``value_cache`` [blocks, 16, kv_heads, head_dim]: vLLM's FlashAttention layout. The q new tokens' own
+  keys and values are already in it. Block 0 belongs to nobody, as in vLLM.
+- ``block_tables`` int32 [batch, width]: block of tokens 0-15, 16-31, ... of a sequence. Entries past its last block
+  may hold anything; so may blocks wholly outside the window of all q tokens, and slots past the last token.
+- ``context_lens`` int32 [batch]: tokens of a sequence, the q new ones included: at least q.
+- ``tree`` int64 [batch, q] or None: bit j of entry i says that new token i sees new token j (its ancestors and itself);
+  None: new token i sees new tokens 0 to i. What stands before the new tokens is seen by all of them.
+- ``depths`` int32 [batch, q] or None: a tree token's distance from the first new token, in tokens; its position in the
+  text is that of the first new token plus this.
+- ``window``: a token sees the keys less than this many positions back (itself included); 0: all of them.
+- ``scale``: of the scores, 1/sqrt(head_dim); ``k_scale``, ``v_scale``: what a cached fp8 number is multiplied by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from draftcast.errors import HardwareError
+from draftcast.kernels.model.dtypes import torch_dtype
+from draftcast.kernels.operators.linear import FP8_SCALE
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK_SIZE = 16
+MAX_TREE_TOKENS = 63
+"""Tokens whose ancestors fit one int64 of either sign."""
+
+
+def make_inputs(
+    shape: Mapping[str, int],
+    dtype: str,
+    kv_dtype: str,
+    device: str,
+    generator: torch.Generator,
+    *,
+    ragged: bool = False,
+) -> dict[str, Any]:
+    """Random inputs; see the module's docstring.
+
+    Args:
+        shape: batch, q, context, heads, kv_heads, head_dim, window, and tree (absent: 0).
+        ragged: each sequence but the first has its own random length from q to context.
+
+    Raises:
+        HardwareError: context below q, heads no multiple of kv_heads, or a tree of too many tokens.
+    """
+    import torch
+
+    batch, q, context, head_dim = shape["batch"], shape["q"], shape["context"], shape["head_dim"]
+    reason = bad_shape(shape)
+    if reason:
+        raise HardwareError(reason, key="attention", value=dict(shape))
+
+    def normal(*size: int, kind: str) -> torch.Tensor:
+        values: torch.Tensor = torch.randn(size, device=device, generator=generator, dtype=torch.float32)
+        # A number beyond e4m3's range would become NaN.
+        values = values.div_(FP8_SCALE).clamp_(-448, 448) if kind == "fp8" else values
+        return values.to(torch_dtype(kind))
+
+    width = math.ceil(context / BLOCK_SIZE)
+    blocks = 1 + torch.randperm(batch * width, device=device, generator=generator).to(torch.int32).view(batch, width)
+    lengths = torch.full((batch,), context, dtype=torch.int32, device=device)
+    if ragged:
+        drawn = torch.randint(q, context + 1, (batch,), device=device, generator=generator)
+        lengths[1:] = drawn[1:].to(torch.int32)
+    past = torch.arange(width, device=device) * BLOCK_SIZE >= lengths[:, None]
+    cache = (1 + batch * width, BLOCK_SIZE, shape["kv_heads"], head_dim)
+    tree, depths = random_trees(batch, q, device, generator) if shape.get("tree") else (None, None)
+    scale = FP8_SCALE if kv_dtype == "fp8" else 1.0
+    return {
+        "query": normal(batch, q, shape["heads"], head_dim, kind=dtype),
+        "key_cache": normal(*cache, kind=kv_dtype),
+        "value_cache": normal(*cache, kind=kv_dtype),
+        "block_tables": blocks.masked_fill(past, 0),
+        "context_lens": lengths,
+        "tree": tree,
+        "depths": depths,
+        "window": shape["window"],
+        "scale": 1 / math.sqrt(head_dim),
+        "k_scale": scale,
+        "v_scale": scale,
+    }
+
+
+def bad_shape(shape: Mapping[str, int]) -> str:
+    """Why no attention has this shape, or ""."""
+    if shape["context"] < shape["q"]:
+        return "context counts the q new tokens too, so it is at least q"
+    if shape["heads"] % shape["kv_heads"]:
+        return "heads must be a multiple of kv_heads"
+    if shape.get("tree") and shape["q"] > MAX_TREE_TOKENS:
+        return f"a tree mask holds at most {MAX_TREE_TOKENS} new tokens"
+    return ""
+
+
+def make_outputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """``out``: as the query."""
+    return {"out": inputs["query"].new_empty(inputs["query"].shape)}
+
+
+def random_trees(
+    batch: int, q: int, device: str, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Masks and depths of random trees: token 0 is the root, every other has any earlier token for a parent."""
+    import torch
+
+    tree = torch.ones((batch, q), dtype=torch.int64, device=device)
+    depths = torch.zeros((batch, q), dtype=torch.int32, device=device)
+    for token in range(1, q):
+        parent = torch.randint(0, token, (batch, 1), device=device, generator=generator)
+        tree[:, token] = tree.gather(1, parent)[:, 0] | (1 << token)
+        depths[:, token] = depths.gather(1, parent)[:, 0] + 1
+    return tree, depths
+
+
+def chain_tree(batch: int, q: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mask and depths of a chain: what causal order is as a tree."""
+    import torch
+
+    masks = torch.tensor([(2 << token) - 1 for token in range(q)], dtype=torch.int64, device=device)
+    return masks.expand(batch, q).contiguous(), torch.arange(q, dtype=torch.int32, device=device).repeat(batch, 1)
+
+
+def visible(inputs: Mapping[str, Any], sequence: int) -> torch.Tensor:
+    """bool [q, context_lens[sequence]]: which cached tokens each new token sees."""
+    import torch
+
+    device, q = inputs["query"].device, inputs["query"].shape[1]
+    length = int(inputs["context_lens"][sequence])
+    prefix = length - q
+    slots = torch.arange(length, device=device)
+    new = torch.arange(q, device=device)
+    seen: torch.Tensor
+    if inputs["tree"] is None:
+        depths = new
+        seen = slots[None, :] <= prefix + new[:, None]
+    else:
+        depths = inputs["depths"][sequence].to(torch.int64)
+        ancestors = (inputs["tree"][sequence][:, None] >> new[None, :]) & 1
+        seen = torch.cat((torch.ones((q, prefix), dtype=torch.bool, device=device), ancestors.bool()), dim=1)
+    if inputs["window"]:
+        position = torch.cat((slots[:prefix], prefix + depths))
+        seen = seen & ((prefix + depths)[:, None] - position[None, :] < inputs["window"])
+    return seen
+
+
+def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """``softmax(scale * query @ keys^T) @ values`` over the visible keys, sequence by sequence, in float64."""
+    import torch
+
+    query = inputs["query"].double()
+    batch, _, heads, _ = query.shape
+    group = heads // inputs["key_cache"].shape[2]
+    out = torch.empty_like(query)
+    for sequence in range(batch):
+        seen = visible(inputs, sequence)
+        used = seen.any(0).nonzero()[:, 0]
+        block = inputs["block_tables"][sequence][used // BLOCK_SIZE].long()
+        keys = inputs["key_cache"][block, used % BLOCK_SIZE].double() * inputs["k_scale"]
+        values = inputs["value_cache"][block, used % BLOCK_SIZE].double() * inputs["v_scale"]
+        for head in range(heads):
+            scores = query[sequence, :, head] @ keys[:, head // group].T * inputs["scale"]
+            weights = scores.masked_fill(~seen[:, used], -torch.inf).softmax(-1)
+            out[sequence, :, head] = weights @ values[:, head // group]
+    return {"out": out}

@@ -1,0 +1,180 @@
+"""Rejection sampler of speculative decoding (arXiv 2211.17192, algorithm 1): outputs are distributed as the target's.
+
+Draft i, drawn from q_i, is kept with probability min(1, p_i / q_i) of it; the first that is not is replaced by a token
+drawn from max(p_i - q_i, 0) (recovered), and what follows it is dropped; if all are kept, one more is drawn from the
+last p (bonus). At temperature 0 a draft is kept if it is the likeliest token, and recovered and bonus tokens are the
+likeliest.
+
+Inputs (q = drafts + 1 rows a sequence, n the vocabulary): ``logits`` [batch, q, n] of the target; ``temperature``
+float32 [batch]; ``draft_tokens`` int32 [batch, q-1]; ``num_drafts`` int32 [batch], drafts of each sequence (later
+columns may hold anything); ``draft_probs`` float32 [batch, q-1, n], or None where a draft was certain of its token
+(n-gram, suffix, greedy drafts: q is one-hot); ``uniforms`` float32 [batch, q-1] for keeping, ``final_uniforms`` float32
+[batch] for the recovered or bonus token, drawn as in `kernels/operators/sampler`. Outputs: ``tokens`` int32 [batch, q],
+-1 after the last, and ``counts`` int32 [batch], how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from draftcast.kernels.model.dtypes import activation_bytes, torch_dtype
+from draftcast.kernels.operators.registry import Operator, Shape, implementations
+from draftcast.kernels.operators.sampler import drawn, probabilities, sampler_work
+
+if TYPE_CHECKING:
+    import torch
+
+
+def make_inputs(
+    shape: Shape,
+    dtype: str,
+    kv_dtype: str,
+    device: str,
+    generator: torch.Generator,
+    *,
+    draft_probs: bool = False,
+    ragged: bool = False,
+) -> dict[str, Any]:
+    """Normal logits at temperature 1.
+
+    Args:
+        shape: batch, q, n.
+        draft_probs: drafts are drawn from a distribution near the target's, which is an input. Otherwise they are
+            certain: half of them the likeliest token, the others any.
+        ragged: each sequence but the first has its own random number of drafts from 0 to q-1.
+    """
+    import torch
+
+    batch, q, n = shape["batch"], shape["q"], shape["n"]
+    drafts = (batch, q - 1)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, device=device, generator=generator)
+
+    def uniform(*size: int) -> torch.Tensor:
+        return torch.rand(size, device=device, generator=generator)
+
+    logits = normal(batch, q, n).mul_(2).to(torch_dtype(dtype))
+    likeliest, near = logits[:, :-1].argmax(2), None
+    if draft_probs:
+        near = torch.softmax(normal(*drafts, n).add_(logits[:, :-1]), 2)
+        tokens = drawn(near.view(-1, n), uniform(batch * (q - 1)), likeliest.view(-1)).view(drafts)
+    else:
+        anything = torch.randint(n, drafts, device=device, generator=generator)
+        tokens = torch.where(uniform(*drafts) < 0.5, likeliest, anything)
+    num_drafts = torch.full((batch,), q - 1, dtype=torch.int32, device=device)
+    if ragged:
+        some = torch.randint(0, q, (batch,), device=device, generator=generator)
+        num_drafts[1:] = some[1:].to(torch.int32)
+    return {
+        "logits": logits,
+        "temperature": torch.ones(batch, device=device),
+        "draft_tokens": tokens.to(torch.int32),
+        "num_drafts": num_drafts,
+        "draft_probs": near,
+        "uniforms": uniform(*drafts),
+        "final_uniforms": uniform(batch),
+    }
+
+
+def make_outputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    import torch
+
+    batch, q, _ = inputs["logits"].shape
+    empty = inputs["logits"].new_empty
+    return {"tokens": empty((batch, q), dtype=torch.int32), "counts": empty(batch, dtype=torch.int32)}
+
+
+def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Sequence by sequence in float64, as the algorithm is written."""
+    import torch
+
+    outputs = make_outputs(inputs)
+    for sequence, temperature in enumerate(inputs["temperature"].tolist()):
+        drafts = inputs["draft_tokens"][sequence, : inputs["num_drafts"][sequence]].tolist()
+        logits = inputs["logits"][sequence, : len(drafts) + 1].double()
+        target = torch.softmax(logits / (temperature or 1.0), 1)
+        likeliest = [int((row == row.max()).nonzero()[0]) for row in logits]
+        found: list[int] = []
+        weights = None
+        for draft in drafts:
+            place = len(found)
+            q = torch.zeros_like(target[0])
+            q[draft] = 1.0
+            if inputs["draft_probs"] is not None:
+                q = inputs["draft_probs"][sequence, place].double()
+            ratio = float(target[place, draft] / q[draft]) if q[draft] > 0 else 0.0
+            kept = float(inputs["uniforms"][sequence, place]) < ratio
+            if not (draft == likeliest[place] if temperature == 0 else kept):
+                weights = (target[place] - q).clamp(min=0)
+                break
+            found.append(draft)
+        place = len(found)
+        weights = target[place] if weights is None else weights
+        cumulative = weights.cumsum(0)
+        over = (cumulative > float(inputs["final_uniforms"][sequence]) * cumulative[-1]).nonzero()
+        found.append(int(over[0]) if temperature > 0 and len(over) else likeliest[place])
+        outputs["counts"][sequence] = len(found)
+        outputs["tokens"][sequence] = torch.tensor(found + [-1] * (inputs["logits"].shape[1] - len(found)))
+    return outputs
+
+
+def residual(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
+    """Weights of the recovered token: what the target gives beyond the draft."""
+    return (target - draft).clamp_(min=0)
+
+
+def sample(inputs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [batch, q] and counts [batch]; see the module's docstring. Nothing is read back to the host."""
+    import torch
+
+    logits, draft_probs, temperature = inputs["logits"], inputs["draft_probs"], inputs["temperature"]
+    (batch, q, n), drafts = logits.shape, logits.shape[1] - 1
+    likeliest = logits.argmax(2)
+    target = probabilities(logits, temperature[:, None].expand(batch, q))
+    num_drafts = inputs["num_drafts"][:, None].long()
+    slots = torch.arange(q, device=logits.device)
+    is_draft = slots[:-1] < num_drafts
+    tokens = inputs["draft_tokens"].long().where(is_draft, 0)
+    p = target[:, :-1].gather(2, tokens[..., None])[..., 0]
+    certain = torch.ones_like(p)
+    q_drafted = certain if draft_probs is None else draft_probs.gather(2, tokens[..., None])[..., 0]
+    kept = (inputs["uniforms"] * q_drafted < p) & (q_drafted > 0)
+    kept = torch.where(temperature[:, None] > 0, kept, tokens == likeliest[:, :-1]) & is_draft
+    length = kept.long().cumprod(1).sum(1, keepdim=True)
+    last = length[..., None].expand(batch, 1, n)
+    weights = target.gather(1, last)[:, 0]
+    if drafts:
+        place = length.clamp(max=drafts - 1)
+        if draft_probs is None:
+            draft = torch.zeros_like(weights).scatter_(1, tokens.gather(1, place), 1.0)
+        else:
+            draft = draft_probs.gather(1, place[..., None].expand(batch, 1, n))[:, 0]
+        weights = torch.where(length < num_drafts, residual(weights, draft), weights)
+    best = likeliest.gather(1, length)[:, 0]
+    final = torch.where(temperature > 0, drawn(weights, inputs["final_uniforms"], best), best)
+    padded = torch.cat((tokens, tokens.new_zeros((batch, 1))), 1)
+    result = torch.where(slots < length, padded, torch.where(slots == length, final[:, None], -1))
+    return result, length[:, 0] + 1
+
+
+def _prepare_torch(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Callable[[], None]:
+    def launch() -> None:
+        tokens, counts = sample(inputs)
+        outputs["tokens"].copy_(tokens)
+        outputs["counts"].copy_(counts)
+
+    return launch
+
+
+REJECTION_SAMPLER = Operator(
+    name="rejection_sampler",
+    shape_fields=("batch", "q", "n"),
+    dtypes=("fp32", "bf16"),
+    work=lambda shape, dtype, kv_dtype: sampler_work(shape["batch"] * shape["q"], shape["n"], activation_bytes(dtype)),
+    make_inputs=make_inputs,
+    make_outputs=make_outputs,
+    reference=reference,
+    implementations=implementations(_prepare_torch, "draftcast.kernels.operators.triton.rejection:prepare"),
+)

@@ -1,0 +1,116 @@
+"""Choice of a token from the logits: softmax at a temperature and a draw, or the likeliest token.
+
+Inputs: ``logits`` [m, n] (n the vocabulary), ``temperature`` float32 [m], ``uniforms`` float32 [m] in [0, 1). Output:
+``tokens`` int32 [m]. A draw is the inverse of the cumulative distribution in the order of token ids: the first token
+whose cumulative weight exceeds ``uniform * sum of weights``. Temperature 0 takes the likeliest token, of equal ones the
+first. Engines draw with noise for every token instead (Gumbel's trick); the distribution is the same, and as numbers
+are inputs here, the answer can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import ArrayLike
+
+from draftcast.kernels.model.dtypes import activation_bytes, torch_dtype
+from draftcast.kernels.operators.cost import Work, as_array
+from draftcast.kernels.operators.registry import Operator, Shape, implementations
+
+if TYPE_CHECKING:
+    import torch
+
+
+def sampler_work(rows: ArrayLike, vocab: ArrayLike, act_bytes: float = 2.0) -> Work:
+    """Greedy or temperature sampling of ``rows`` of ``vocab`` logits, rejection sampler included.
+
+    vLLM casts logits to fp32 (read 2, write 4), takes the softmax (read 4, write 4) and samples or compares (read 4):
+    ``16 + act_bytes`` bytes and about 5 FLOPs an element.
+    """
+    elements = as_array(rows) * as_array(vocab)
+    return Work(5.0 * elements, elements * (16.0 + act_bytes))
+
+
+def probabilities(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Softmax of [..., n] in float32 (float64 for float64), ``temperature`` [...]; of temperature 0 that at 1."""
+    import torch
+
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    return torch.softmax(scores / torch.where(temperature > 0, temperature, 1.0)[..., None], -1)
+
+
+def drawn(weights: torch.Tensor, uniforms: torch.Tensor, likeliest: torch.Tensor) -> torch.Tensor:
+    """Tokens int64 [rows] drawn by ``weights`` [rows, n], which need not add up to 1.
+
+    Where rounding leaves none with a positive weight, ``likeliest`` [rows].
+    """
+    import torch
+
+    cumulative = weights.cumsum(1)
+    found = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
+    found = found.clamp_(max=weights.shape[1] - 1)
+    return torch.where(weights.gather(1, found) > 0, found, likeliest[:, None])[:, 0]
+
+
+def make_inputs(
+    shape: Shape, dtype: str, kv_dtype: str, device: str, generator: torch.Generator
+) -> dict[str, Any]:  # fmt: skip
+    """Normal logits at temperature 1: every row is drawn."""
+    import torch
+
+    m, n = shape["m"], shape["n"]
+    return {
+        "logits": torch.randn((m, n), device=device, generator=generator).mul_(2).to(torch_dtype(dtype)),
+        "temperature": torch.ones(m, device=device),
+        "uniforms": torch.rand(m, device=device, generator=generator),
+    }
+
+
+def make_outputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    import torch
+
+    logits = inputs["logits"]
+    return {"tokens": logits.new_empty(len(logits), dtype=torch.int32)}
+
+
+def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Row by row in float64."""
+    import torch
+
+    tokens = []
+    for row, temperature, uniform in zip(
+        inputs["logits"].double(), inputs["temperature"].tolist(), inputs["uniforms"].tolist(), strict=True
+    ):
+        if temperature == 0:
+            tokens.append(int((row == row.max()).nonzero()[0]))
+            continue
+        cumulative = torch.exp(row / temperature - (row / temperature).max()).cumsum(0)
+        tokens.append(int((cumulative > uniform * cumulative[-1]).nonzero()[0]))
+    return {"tokens": torch.tensor(tokens, dtype=torch.int32, device=inputs["logits"].device)}
+
+
+def _prepare_torch(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Callable[[], None]:
+    import torch
+
+    logits, temperature, uniforms = inputs["logits"], inputs["temperature"], inputs["uniforms"]
+    tokens = outputs["tokens"]
+
+    def launch() -> None:
+        likeliest = logits.argmax(1)
+        chosen = drawn(probabilities(logits, temperature), uniforms, likeliest)
+        tokens.copy_(torch.where(temperature > 0, chosen, likeliest))
+
+    return launch
+
+
+SAMPLER = Operator(
+    name="sampler",
+    shape_fields=("m", "n"),
+    dtypes=("fp32", "bf16"),
+    work=lambda shape, dtype, kv_dtype: sampler_work(shape["m"], shape["n"], activation_bytes(dtype)),
+    make_inputs=make_inputs,
+    make_outputs=make_outputs,
+    reference=reference,
+    implementations=implementations(_prepare_torch, "draftcast.kernels.operators.triton.sampler:prepare"),
+)

@@ -1,0 +1,1 @@
+"""Finding drafts in text: n-gram and suffix."""

@@ -1,0 +1,137 @@
+"""N-gram search over a batch of padded token ids, on the CPU or on CUDA; equal to `draftcast.kernels.search.ngram`.
+
+Inputs: ``tokens`` int32 [batch, context], row b being text in its first ``lengths[b]`` tokens (int32 [batch]) and
+anything after; ``k``, ``min_n``, ``max_n``, ``max_model_len`` as in `ngram.propose_batch`. Outputs: ``drafts`` int32
+[batch, k], -1 where there is none, and ``counts`` int32 [batch].
+
+Every place of a text is compared at once: after step j, ``run`` is how many of the last j+1 tokens stand before that
+place, counted backwards. O(context * max_n) comparisons a text, where `ngram` needs O(context); the tokens themselves
+are read from memory once, so bytes = 4 * sum(lengths).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from draftcast.kernels.operators.cost import Work, as_array
+from draftcast.kernels.operators.registry import Operator, implementations
+from draftcast.kernels.search import ngram
+
+if TYPE_CHECKING:
+    import torch
+
+VOCABULARY = 32_000
+SETTINGS = {"k": 5, "min_n": 2, "max_n": 5, "max_model_len": ngram.UNLIMITED}
+"""What is timed: vLLM's documentation drafts 5 tokens by matches of 2 to 5."""
+
+
+def search(
+    tokens: torch.Tensor, lengths: torch.Tensor, k: int, min_n: int, max_n: int, max_model_len: int = ngram.UNLIMITED
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drafts [batch, k] and counts [batch]; see the module's docstring. Nothing is read back to the host."""
+    import torch
+
+    context = tokens.shape[1]
+    ends = torch.arange(context, device=tokens.device)
+    last = lengths[:, None].long()
+    # A place is where a draft would start: 1 to length - 1. Place e has the tokens up to e - 1 before it.
+    alive = (ends >= 1) & (ends < last)
+    run = torch.zeros(tokens.shape, dtype=torch.int32, device=tokens.device)
+    for back in range(1, min(max_n, context) + 1):
+        newest = tokens.gather(1, (last - back).clamp(min=0))
+        alive[:, :back] = False
+        alive[:, back:] &= tokens[:, : context - back] == newest
+        run += alive
+    best = run.amax(1, keepdim=True) if context else run.new_zeros((len(tokens), 1))
+    found = best >= min_n
+    # Of equal runs the earliest place.
+    start = torch.where((run == best) & found, ends, context).amin(1, keepdim=True) if context else last
+    room = (max_model_len - last).clamp(max=k)
+    counts = torch.where(found, torch.minimum(room, last - start).clamp(min=0), 0)
+    slots = torch.arange(k, device=tokens.device)
+    where = (start + slots).clamp(max=max(context - 1, 0))
+    drafts = tokens.gather(1, where) if context else tokens.new_zeros((len(tokens), k))
+    return torch.where(slots < counts, drafts, -1), counts[:, 0].to(torch.int32)
+
+
+def make_inputs(
+    shape: Mapping[str, int],
+    dtype: str,
+    kv_dtype: str,
+    device: str,
+    generator: torch.Generator,
+    *,
+    ragged: bool = False,
+) -> dict[str, Any]:
+    """Random texts whose end stands once more somewhere before it.
+
+    Args:
+        shape: batch, context.
+        dtype, kv_dtype: have no meaning here.
+        ragged: each text but the first has its own random length from 1 to context.
+    """
+    import torch
+
+    batch, context = shape["batch"], shape["context"]
+    tokens = torch.randint(VOCABULARY, (batch, context), device=device, generator=generator, dtype=torch.int32)
+    lengths = torch.full((batch,), context, dtype=torch.int32, device=device)
+    if ragged:
+        drawn = torch.randint(1, context + 1, (batch,), device=device, generator=generator)
+        lengths[1:] = drawn[1:].to(torch.int32)
+    copied = min(SETTINGS["max_n"], context // 2)
+    to = torch.arange(copied, device=device)
+    tail = (lengths[:, None] - copied + to).clamp(min=0).long()
+    start = (
+        torch.rand((batch, 1), device=device, generator=generator) * (lengths[:, None] - copied).clamp(min=1)
+    ).long()
+    tokens.scatter_(1, tail, tokens.gather(1, (start + to).clamp(max=context - 1)))
+    return {"tokens": tokens, "lengths": lengths, **SETTINGS}
+
+
+def make_outputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """``drafts`` and ``counts``."""
+    tokens = inputs["tokens"]
+    return {"drafts": tokens.new_empty((len(tokens), inputs["k"])), "counts": tokens.new_empty(len(tokens))}
+
+
+def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The one-text-at-a-time search of `draftcast.kernels.search.ngram`."""
+    import torch
+
+    tokens, device = inputs["tokens"].cpu().numpy(), inputs["tokens"].device
+    texts = [row[:length] for row, length in zip(tokens, inputs["lengths"].tolist(), strict=True)]
+    found = ngram.propose_batch(texts, inputs["k"], inputs["min_n"], inputs["max_n"], inputs["max_model_len"])
+    drafts, counts = (torch.from_numpy(array).to(device) for array in found)
+    return {"drafts": drafts, "counts": counts}
+
+
+def prepare_torch(inputs: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+    """Launch of `search`."""
+
+    def launch() -> None:
+        drafts, counts = search(
+            inputs["tokens"], inputs["lengths"], inputs["k"], inputs["min_n"], inputs["max_n"], inputs["max_model_len"]
+        )
+        outputs["drafts"].copy_(drafts)
+        outputs["counts"].copy_(counts)
+
+    return launch
+
+
+def _work(shape: Mapping[str, Any], dtype: str, kv_dtype: str) -> Work:
+    """A comparison a token (few places match at all, so few are compared further); every token is read once."""
+    tokens = as_array(shape["batch"]) * as_array(shape["context"])
+    return Work(tokens, 4.0 * tokens)
+
+
+NGRAM = Operator(
+    name="ngram",
+    shape_fields=("batch", "context"),
+    dtypes=("int32",),
+    work=_work,
+    make_inputs=make_inputs,
+    make_outputs=make_outputs,
+    reference=reference,
+    implementations=implementations(prepare_torch, "draftcast.kernels.operators.triton.ngram:prepare"),
+)

@@ -1,0 +1,265 @@
+"""What a forward pass of a model consists of on one tensor-parallel rank: matrices, element-wise work, collectives.
+
+What each of them costs stands in the file of its family; `kernels/operators/cost` says how work is counted. Row counts
+are numpy arrays (or scalars), results float64 arrays that broadcast.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from numpy.typing import ArrayLike
+
+from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes, weight_dtype
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.operators.all_reduce import all_reduce_work
+from draftcast.kernels.operators.cost import FloatArray, Work, as_array
+from draftcast.kernels.operators.linear import linear_work
+from draftcast.kernels.operators.moe import moe_work
+
+Scope = Literal["pass", "context", "position"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearLayer:
+    """``count`` matrices ``k x n`` (per rank), all of one kind in a model.
+
+    Attributes:
+        name: qkv, o, gate_up, down, experts_gate_up, ..., or fc, markov, block of a draft head.
+        k: input features on this rank.
+        n: output features on this rank.
+        count: how often the matrix occurs in one forward pass (layers).
+        quantised: whether a quantised checkpoint stores it in its low-bit format.
+        num_experts: routed experts that share the rows (0: dense); ``k`` and ``n`` are one expert's.
+        num_experts_per_tok: experts each row visits.
+        scope: "pass": every forward pass; "context": only over the target's rows, once a step (EAGLE-3's and DFlash's
+            fc, the first stage of an MLP speculator); "position": once for every draft position, one row per request
+            (DSpark's Markov head).
+    """
+
+    name: str
+    k: int
+    n: int
+    count: int
+    quantised: bool = True
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    scope: Scope = "pass"
+
+    def weight_bytes_per_element(self, dtype: str) -> float:
+        """Bytes a weight of this layer takes in a checkpoint of ``dtype`` (group scales included)."""
+        dtype = weight_dtype(dtype)
+        if not self.quantised or (dtype == "mxfp4" and not self.num_experts):
+            return activation_bytes(dtype)
+        return WEIGHT_BYTES[dtype]
+
+    def work(self, m: ArrayLike, dtype: str) -> Work:
+        """Work of one of the ``count`` matrices over ``m`` rows."""
+        per_element, act = self.weight_bytes_per_element(dtype), activation_bytes(dtype)
+        if self.num_experts:
+            return moe_work(m, self.k, self.n, self.num_experts, self.num_experts_per_tok, per_element, act)
+        return linear_work(m, self.k, self.n, per_element, act)
+
+
+def linear_layers(model: ModelSpec, tp: int = 1) -> tuple[LinearLayer, ...]:
+    """All matrix multiplications of one forward pass on one of ``tp`` ranks, lm_head apart.
+
+    Megatron sharding: qkv and gate/up are split by columns, o and down by rows; KV heads are replicated when there are
+    fewer than ranks; routers, MLA's down-projection and a head's fc are whole on every rank. Fused as vLLM fuses them
+    (qkv, gate_up).
+
+    Raises:
+        ModelError: ``tp`` does not divide the attention heads.
+    """
+    model.check_tensor_parallel(tp)
+    layers = [*_head_layers(model, tp)]
+    if model.num_hidden_layers:
+        layers += [*_attention_layers(model, tp), *_mlp_layers(model, tp)]
+    if model.word_embed_proj_dim != model.hidden_size:
+        layers.append(LinearLayer("project_in", model.word_embed_proj_dim, model.hidden_size, 1, quantised=False))
+        layers.append(LinearLayer("project_out", model.hidden_size, model.word_embed_proj_dim, 1, quantised=False))
+    return tuple(layers)
+
+
+def _attention_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
+    hidden, heads, count = model.hidden_size, model.num_attention_heads // tp, model.num_hidden_layers
+    if model.is_mla:
+        # Absorbed form (DeepSeek-V2, arXiv 2405.04434, section 2.1.2): kv_b is applied head by head to queries
+        # (nope -> latent) and to attention outputs (latent -> v), so it costs kv_lora_rank * (nope + v) * heads.
+        query_dim = heads * (model.qk_nope_head_dim + model.qk_rope_head_dim)
+        down = model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim
+        kv_b = heads * (model.qk_nope_head_dim + model.v_head_dim)
+        return [
+            LinearLayer("qkv_a", hidden, down, count),
+            LinearLayer("q_b", model.q_lora_rank or hidden, query_dim, count),
+            LinearLayer("kv_b", model.kv_lora_rank, kv_b, count),
+            LinearLayer("o", heads * model.v_head_dim, hidden, count),
+        ]
+    qkv = (heads + 2 * model.kv_heads_per_rank(tp)) * model.head_dim
+    first = model.attention_input_size
+    qkv_layers = [LinearLayer("qkv", hidden, qkv, count)]
+    if first:
+        qkv_layers = [LinearLayer("qkv_first", first, qkv, 1)]
+        if count > 1:
+            qkv_layers.append(LinearLayer("qkv", hidden, qkv, count - 1))
+    return [*qkv_layers, LinearLayer("o", heads * model.head_dim, hidden, count)]
+
+
+def _mlp_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
+    hidden, wide = model.hidden_size, 2 if model.gated_mlp else 1
+    up, down = ("gate_up", "down") if model.gated_mlp else ("fc1", "fc2")
+    layers: list[LinearLayer] = []
+    if model.num_dense_layers:
+        width = math.ceil(model.intermediate_size / tp)
+        layers.append(LinearLayer(up, hidden, wide * width, model.num_dense_layers))
+        layers.append(LinearLayer(down, width, hidden, model.num_dense_layers))
+    if model.num_moe_layers:
+        width, count = math.ceil(model.moe_intermediate_size / tp), model.num_moe_layers
+        experts, top_k = model.num_experts, model.num_experts_per_tok
+        layers.append(LinearLayer("router", hidden, experts, count, quantised=False))
+        layers.append(LinearLayer("experts_" + up, hidden, wide * width, count, True, experts, top_k))
+        layers.append(LinearLayer("experts_" + down, width, hidden, count, True, experts, top_k))
+        if model.num_shared_experts:
+            shared = model.num_shared_experts * width
+            layers.append(LinearLayer("shared_" + up, hidden, wide * shared, count))
+            layers.append(LinearLayer("shared_" + down, shared, hidden, count))
+    return layers
+
+
+def _head_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
+    layers: list[LinearLayer] = []
+    if model.fc_input_size:
+        scope: Scope = "pass" if model.fc_every_pass else "context"
+        layers.append(LinearLayer("fc", model.fc_input_size, model.hidden_size, 1, quantised=False, scope=scope))
+    if model.num_draft_heads:
+        # One forward pass is one head: its block, then lm_head.
+        layers.append(LinearLayer("block", model.hidden_size, model.hidden_size, 1, quantised=False))
+    if model.markov_rank:
+        vocab = math.ceil(model.vocab_size / tp)
+        layers.append(LinearLayer("markov", model.markov_rank, vocab, 1, quantised=False, scope="position"))
+    return layers
+
+
+def lm_head(model: ModelSpec, tp: int = 1) -> LinearLayer:
+    """The matrix from hidden state to logits; split by vocabulary, never quantised."""
+    return LinearLayer(
+        "lm_head", model.word_embed_proj_dim, math.ceil(model.vocab_size / tp), 1, quantised=False
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ElementwisePart:
+    """One kind of memory-bound kernel of a forward pass; per row, one FLOP is counted for every element moved.
+
+    Attributes:
+        kernel: name of the operator in `draftcast.kernels` that runs it; "" for none.
+        key: that operator's shape besides the rows.
+        count: how often it runs in a pass.
+        elements: elements a row moves in one run.
+        launches: kernels of all runs together.
+        in_experts: whether a fused kernel of routed experts does it too.
+    """
+
+    kernel: str
+    key: tuple[int, ...]
+    count: int
+    elements: float
+    launches: int
+    in_experts: bool = False
+
+    def work(self, m: ArrayLike, act_bytes: float = 2.0) -> Work:
+        """Work of all runs over ``m`` rows."""
+        elements = as_array(m) * self.elements * self.count
+        return Work(elements, elements * act_bytes)
+
+
+def elementwise_parts(model: ModelSpec, tp: int = 1) -> tuple[ElementwisePart, ...]:
+    """Norms, rotary embedding, activations, residuals, routing and the embedding look-up of a whole forward pass.
+
+    Fused as in vLLM: each norm with its residual add reads and writes two rows of ``h`` (4h); rotary reads and writes q
+    and k; SwiGLU reads ``2f`` and writes ``f`` (a plain activation ``f`` and ``f``).
+    """
+    hidden, layers = model.hidden_size, model.num_hidden_layers
+    parts = [ElementwisePart("embedding", (model.vocab_size, hidden), 1, 2.0 * hidden, 1)]
+    if layers:
+        norms = layers * model.norms_per_layer
+        parts.append(ElementwisePart("rmsnorm", (hidden,), norms, 4.0 * hidden, norms))
+        parts += _rotary_parts(model, tp)
+        parts += _activation_parts(model, tp)
+    if model.final_norm:
+        # Without a residual: half of what the fused norm moves.
+        parts.append(ElementwisePart("", (), 1, 2.0 * hidden, 1))
+    if model.num_draft_heads:
+        parts.append(ElementwisePart("", (), 1, 3.0 * hidden, 1))
+    return tuple(parts)
+
+
+def _rotary_parts(model: ModelSpec, tp: int) -> list[ElementwisePart]:
+    layers, heads = model.num_hidden_layers, model.num_attention_heads // tp
+    if model.is_mla:
+        moved = (heads + 1) * model.qk_rope_head_dim + 2.0 * (model.q_lora_rank + model.kv_lora_rank)
+        parts = [ElementwisePart("", (), layers, 2.0 * moved, layers)]
+    elif model.position_embeddings:
+        # No rotary; a kernel adds the biases instead, its bytes are those of the matrices around it.
+        moved = 0.0
+        parts = [ElementwisePart("", (), layers, 0.0, layers)]
+    else:
+        kv_heads = model.kv_heads_per_rank(tp)
+        moved = float((heads + kv_heads) * model.head_dim)
+        parts = [ElementwisePart("rotary", (heads, kv_heads, model.head_dim), layers, 2.0 * moved, layers)]
+    if model.qk_norm:
+        parts.append(ElementwisePart("", (), layers, 2.0 * moved, layers))
+    return parts
+
+
+def _activation_parts(model: ModelSpec, tp: int) -> list[ElementwisePart]:
+    kernel, moved = ("swiglu", 3.0) if model.gated_mlp else ("", 2.0)
+    parts: list[ElementwisePart] = []
+    if model.num_dense_layers:
+        width = math.ceil(model.intermediate_size / tp)
+        parts.append(ElementwisePart(kernel, (width,), model.num_dense_layers, moved * width, model.num_dense_layers))
+    if model.num_moe_layers:
+        width, count = math.ceil(model.moe_intermediate_size / tp), model.num_moe_layers
+        top_k = model.num_experts_per_tok
+        # Choice of the experts from the router's logits; then permute, activation and the weighted sum.
+        parts.append(ElementwisePart("", (), count, 2.0 * model.num_experts, count))
+        experts = moved * width * top_k + model.hidden_size * (top_k + 1)
+        parts.append(ElementwisePart("", (), count, experts, 3 * count, in_experts=True))
+        if model.num_shared_experts:
+            shared = model.num_shared_experts * width
+            parts.append(ElementwisePart(kernel, (shared,), count, moved * shared, 0))
+    return parts
+
+
+def elementwise_work(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> Work:
+    """Work of all `elementwise_parts` over ``m`` rows."""
+    per_row = sum(part.count * part.elements for part in elementwise_parts(model, tp))
+    elements = as_array(m) * per_row
+    return Work(elements, elements * act_bytes)
+
+
+def elementwise_bytes(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> FloatArray:
+    """Bytes of ``elementwise_work``."""
+    return elementwise_work(model, m, tp=tp, act_bytes=act_bytes).bytes
+
+
+def elementwise_kernels(model: ModelSpec) -> int:
+    """Launches of ``elementwise_work`` in one forward pass."""
+    return sum(part.launches for part in elementwise_parts(model))
+
+
+def all_reduce_bytes(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> FloatArray:
+    """Bytes each rank sends in ONE all-reduce of ``m`` rows of hidden states."""
+    return all_reduce_work(as_array(m) * model.hidden_size * act_bytes, tp).bytes
+
+
+def all_reduce_count(model: ModelSpec) -> int:
+    """All-reduces of one forward pass: after attention and after the MLP of every layer, one after the embedding."""
+    return 2 * model.num_hidden_layers + 1
+
+
+def logits_gather_bytes(model: ModelSpec, rows: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> FloatArray:
+    """Bytes a rank receives when the logits of all ranks are gathered: ``(tp-1)/tp`` of ``rows x vocab``."""
+    return as_array(rows) * model.vocab_size * act_bytes * ((tp - 1) / tp)

@@ -1,0 +1,1 @@
+"""The command line: flags to arguments, errors to exit codes."""

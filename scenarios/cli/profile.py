@@ -1,0 +1,136 @@
+"""``draftcast profile``: what a profile holds, how far to trust it, and how two of them differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from draftcast.errors import HardwareError
+from draftcast.scenarios.cli.terminal import print_json
+
+app = typer.Typer(help="Look at profiles of measured or assumed kernel times.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="A bundled profile, a YAML file, or a folder that calibrate wrote.")]
+Hardware = Annotated[str | None, typer.Option(help="Device, for a profile that fits any.")]
+
+
+@app.command("list")
+def list_profiles(
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+) -> None:
+    """The bundled profiles: device, date, and whether their times are measured."""
+    from draftcast.scenarios.show.profile_view import bundled
+
+    found = bundled()
+    if as_json:
+        print_json(found)
+        return
+    for name, entry in found.items():
+        points = f"{entry['points']:,} " if entry["points"] else ""
+        typer.echo(f"{name:<28}{entry['hardware']:<16}{entry['date']:<13}{points}{entry['kind']}")
+
+
+@app.command()
+def show(
+    profile: Name,
+    hardware: Hardware = None,
+    by_shape: Annotated[bool, typer.Option("--by-shape", help="Held-out errors split by size (seconds).")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+) -> None:
+    """Provenance, rooflines, held-out errors and coverage."""
+    from draftcast.calibration.profile.load import RooflineProfile
+    from draftcast.scenarios.show import profile_report as report
+    from draftcast.scenarios.show import profile_view as view
+    from draftcast.scenarios.show.tables import make_console
+
+    opened = view.open_profile(profile, hardware)
+    shown: dict[str, Any] = {
+        "name": opened.profile.name,
+        "hardware": opened.hardware.name,
+        "date": opened.profile.date,
+        "source": opened.profile.source,
+        "checksum": opened.profile.checksum(),
+    }
+    if opened.manifest is not None:
+        fields = ("device", "driver", "clocks", "versions", "licence", "command", "noise", "left_out")
+        shown |= {name: getattr(opened.manifest, name) for name in fields if getattr(opened.manifest, name)}
+    tables: dict[str, list[dict[str, Any]]] = {}
+    if isinstance(opened.profile, RooflineProfile):
+        tables["rooflines"] = view.rooflines(opened.profile)
+    else:
+        shown |= view.coefficients(opened.profile)
+    if opened.folder is not None:
+        tables["held-out errors"] = view.errors_by_shape(opened) if by_shape else view.errors_of(opened)
+        tables["coverage"] = view.coverage(opened.table())
+    if as_json:
+        print_json({**shown, **tables})
+        return
+    typer.echo("\n".join(report.provenance_lines(shown)))
+    console = make_console()
+    for name, note in (("rooflines", report.ROOFLINE_NOTE), ("held-out errors", report.ERROR_NOTE)):
+        if tables.get(name):
+            console.print()
+            console.print(report.rows_table(tables[name], name))
+            console.print(note)
+    if "coverage" in tables:
+        typer.echo("\ncoverage\n" + "\n".join(report.coverage_lines(tables["coverage"])))
+
+
+@app.command()
+def compare(
+    first: Name,
+    second: Annotated[str, typer.Argument(help="The other one.")],
+    model: Annotated[str, typer.Option(help="Model whose decode step is compared.")] = "Llama-3.1-8B",
+    method: Annotated[str, typer.Option(help="Speculation method of the step.")] = "eagle",
+    num_speculative_tokens: Annotated[int, typer.Option("--num-speculative-tokens", min=0, help="k; 0: off.")] = 0,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")] = 1,
+    context: Annotated[int, typer.Option(min=1, help="Context tokens of every sequence.")] = 1024,
+    dtype: Annotated[str, typer.Option(help="Weight format.")] = "bf16",
+    hardware: Hardware = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+) -> None:
+    """Milliseconds of a decode step in two profiles, part by part, at several batch sizes; points timed in both."""
+    from draftcast.scenarios.show.profile_compare import Step, agreement
+    from draftcast.scenarios.show.profile_compare import compare as compare_step
+    from draftcast.scenarios.show.profile_report import rows_table
+    from draftcast.scenarios.show.profile_view import fits_any_device, open_profile
+    from draftcast.scenarios.show.tables import make_console
+
+    one, other = (open_profile(name, hardware if fits_any_device(name) else None) for name in (first, second))
+    step = Step(model, method, num_speculative_tokens, tp, context, dtype)
+    rows, timed = compare_step(one, other, step), agreement(one, other)
+    if as_json:
+        print_json({"first": one.profile.name, "second": other.profile.name, "rows": rows, "timed_in_both": timed})
+        return
+    named = {"first_ms": f"{one.profile.name}, ms", "second_ms": f"{other.profile.name}, ms"}
+    if len(set(named.values())) == 1:
+        named = {"first_ms": f"{first}, ms", "second_ms": f"{second}, ms"}
+    console = make_console()
+    console.print(rows_table([{named.get(key, key): value for key, value in row.items()} for row in rows]))
+    if timed:
+        console.print()
+        console.print(rows_table(timed, "points timed in both, and how far apart"))
+
+
+@app.command()
+def plot(
+    profile: Name,
+    out: Annotated[Path, typer.Option(help="Picture to write: .html, or .png and .svg where kaleido is installed.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Say as JSON what was written.")] = False,
+) -> None:
+    """Roofline picture of a measured profile: achieved rate against intensity, and held-out errors."""
+    from draftcast.scenarios.show.plots import check_picture, write_figure
+    from draftcast.scenarios.show.profile_plot import profile_figure
+    from draftcast.scenarios.show.profile_view import fits_any_device, open_profile
+
+    check_picture(out, "--out")
+    if fits_any_device(profile):
+        raise HardwareError("holds no measured table, so there is nothing to draw", key="profile", value=profile)
+    figure = profile_figure(open_profile(profile))
+    write_figure(figure, out)
+    if as_json:
+        print_json({"written": str(out), "series": [trace.name for trace in figure.data if trace.name]})
+        return
+    typer.echo(f"written: {out}")

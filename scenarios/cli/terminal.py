@@ -1,0 +1,103 @@
+"""What every command shares: its changes of a scenario, progress on standard error, JSON on standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import Any
+
+import typer
+
+from draftcast.errors import InputError
+from draftcast.sim.compiled.cache import tell_of_compiling
+
+LINE_EVERY_S = 10.0
+"""Between two lines of progress where standard error is no terminal."""
+
+
+def asked_changes(overrides: list[str] | None, seed: int | None, replications: int | None) -> list[str]:
+    """``--set``, ``--seed`` and ``--replications`` of a command line as changes of a scenario, in this order."""
+    changes = list(overrides or [])
+    changes += [f"statistics.seed={seed}"] if seed is not None else []
+    return changes + ([f"statistics.replications={replications}"] if replications is not None else [])
+
+
+class ShownProgress:
+    """How far a command is, on standard error: a bar on a terminal, elsewhere a line every ten seconds."""
+
+    def __init__(self, task: str, redraw: Callable[[float | None, str], None]) -> None:
+        self.task, self._redraw = task, redraw
+        self._began_s = time.monotonic()
+        self._share: float | None = None
+        self._state = ""
+
+    def __call__(self, share: float | None, state: str = "") -> None:
+        """Show the share of the work that is done, 0 to 1 (None: unknown), and what else there is to say."""
+        self._share, self._state = share, state
+        self._redraw(share, state)
+
+    def say(self, text: str) -> None:
+        """Show a line that stays."""
+        sys.stderr.write(f"{text}\n")  # at once: another thread may be saying something
+        sys.stderr.flush()
+
+    def line(self) -> str:
+        """``draftcast: simulating: 40 % after 20 s``."""
+        done = "" if self._share is None else f"{100 * self._share:.0f} % "
+        state = f", {self._state}" if self._state else ""
+        return f"draftcast: {self.task}: {done}after {time.monotonic() - self._began_s:.0f} s{state}"
+
+
+@contextmanager
+def progress_bar(task: str = "simulating") -> Iterator[ShownProgress]:
+    """Shows what it yields is called with until the work is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        shown = ShownProgress(task, lambda share, state: None)
+        done = Event()
+
+        def write_lines() -> None:
+            while not done.wait(LINE_EVERY_S):
+                shown.say(shown.line())
+
+        # A thread of its own, because some work goes on for minutes without a word.
+        lines = Thread(target=write_lines, daemon=True)
+        lines.start()
+        try:
+            yield shown
+        finally:
+            done.set()
+            lines.join()
+        return
+    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.fields[state]}", markup=False))
+    with Progress(TextColumn("{task.description}"), *columns, console=console, transient=True) as bar:
+        drawn = bar.add_task(task, total=None, state="")
+
+        def redraw(share: float | None, state: str) -> None:
+            bar.update(drawn, total=None if share is None else 1.0, completed=share or 0.0, state=state)
+
+        yield ShownProgress(task, redraw)
+
+
+def print_json(summary: Mapping[str, Any]) -> None:
+    """One JSON object on one line; NaN and infinities become null."""
+    from draftcast.scenarios.run.run_directory import plain
+
+    typer.echo(json.dumps(plain(summary), allow_nan=False))
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """A script's life: bad input is one line on standard error and exit code 2, as of the ``draftcast`` command."""
+    tell_of_compiling()
+    try:
+        main()
+    except InputError as error:
+        print(f"draftcast: error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,1 @@
+"""Settings compared on the same requests: verdict, capacity, limits, recommendation."""

@@ -1,0 +1,206 @@
+"""Speculation off and on at several request rates, under common random numbers, and between which it stops paying.
+
+Runs the simulator; the verdict at each rate is `scenarios/compare/verdict`'s. Knows nothing of tables on a screen
+(``scenarios/show/tables.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftcast.scenarios.compare.capacity import rate_of
+from draftcast.scenarios.compare.verdict import (
+    METRICS,
+    Side,
+    Verdict,
+    advantage_of,
+    judge,
+    paired_probe,
+    probe_at,
+    side,
+)
+from draftcast.scenarios.run.deployment import Deployment
+from draftcast.scenarios.run.simulate import RunResult, measure, serve, simulate_together
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import with_rate, without_speculation
+from draftcast.sim.output.metrics import summarise
+from draftcast.sim.progress import Progress, part_of
+from draftcast.sim.statistics.crossing import Crossing, locate
+from draftcast.sim.statistics.intervals import Estimate
+
+LATENCY = METRICS["e2e"].figure
+TOKENS = METRICS["token_goodput"].figure
+
+
+@dataclass(frozen=True)
+class Point:
+    """One request rate: the setting as asked and, when compared, the verdict on it against speculation off."""
+
+    request_rate_rps: float | None  # None: the scenario's own arrivals, which have no single rate
+    own: Side
+    verdict: Verdict | None
+    confidence: float
+
+    @property
+    def on(self) -> RunResult:
+        """The run as asked."""
+        assert self.own.run is not None
+        return self.own.run
+
+    @property
+    def off(self) -> RunResult | None:
+        """The same requests without speculation; None when nothing is compared."""
+        return self.verdict.off.run if self.verdict is not None else None
+
+    @property
+    def runs(self) -> tuple[RunResult, ...]:
+        """On and, when compared, off."""
+        return (self.on,) if self.off is None else (self.on, self.off)
+
+    @property
+    def word(self) -> str:
+        """The verdict; where nothing is compared, the setting's state."""
+        return self.own.state if self.verdict is None else self.verdict.word
+
+    @property
+    def advantage(self) -> Estimate | None:
+        """Latency off over on with its paired interval; None where nothing is compared or a side has no figures."""
+        return self.verdict.advantage if self.verdict is not None else None
+
+    @property
+    def token_gain(self) -> Estimate | None:
+        """Token goodput on over off with its paired interval; None as of ``advantage``."""
+        if self.verdict is None or self.off is None or self.verdict.advantage is None:
+            return None
+        return advantage_of(paired_probe(0.0, METRICS["token_goodput"], self.on, self.off), self.confidence)
+
+    def figures(self, which: str) -> dict[str, Estimate]:
+        """Every figure of a side (``on`` or ``off``) with its interval; none where they do not hold for the load."""
+        found = self.own if which == "on" or self.verdict is None else self.verdict.off
+        return summarise(found.run.replications, self.confidence) if found.run and found.has_figures else {}
+
+    def capacity(self, which: str) -> Estimate | None:
+        """Requests per second when saturated, where it was simulated."""
+        found = self.own if which == "on" or self.verdict is None else self.verdict.off
+        return found.capacity.estimate if found.capacity is not None else None
+
+    def compared(self) -> dict[str, Any]:
+        """Off, advantage and verdict for ``--json``; empty where nothing is compared."""
+        if self.verdict is None or self.off is None:
+            return {}
+        return {
+            "off": self.off.summary,
+            "advantage": self.advantage,
+            "token_gain": self.token_gain,
+            "verdict": self.verdict.word,
+            "verdict_details": self.verdict.summary(),
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The points in order of rate, and what they say about the cutover (None: nothing compared, or no rates).
+
+    Of the crossing only the signs are to be shown: between rates this far apart no line can be drawn;
+    `draftcast.scenarios.cutover.search` looks between them.
+    """
+
+    scenario: Scenario
+    points: tuple[Point, ...]
+    cutover: Crossing | None
+
+    def summary(self) -> dict[str, Any]:
+        """For ``--json`` and ``summary.json``."""
+        rows = [
+            {"request_rate_rps": point.request_rate_rps, "on": point.on.summary, "verdict": point.word}
+            | point.compared()
+            for point in self.points
+        ]
+        cut = self.cutover
+        seen = None
+        if cut is not None:
+            spans = {"surely_pays_rps": cut.above, "surely_costs_rps": cut.below}
+            seen = {"kind": cut.kind, **spans, "confidence": cut.confidence}
+        return {"points": rows, "capacity_rps": self.capacities, "cutover": seen}
+
+    @property
+    def capacities(self) -> dict[str, Estimate | None]:
+        """Both sides' capacity, where the loads asked for it; the one of the highest rate."""
+        known: dict[str, Estimate | None] = {"on": None, "off": None}
+        for point in self.points:
+            for which in ("on", "off") if point.verdict is not None else ("on",):
+                known[which] = point.capacity(which) or known[which]
+        return known
+
+
+def simulate(
+    scenario: Scenario,
+    *,
+    progress: Progress | None = None,
+    record_steps: bool = False,
+    deployment: Deployment | None = None,
+) -> RunResult:
+    """Simulate a scenario.
+
+    Args:
+        scenario: from :func:`draftcast.load_scenario`.
+        progress: called with the share of the work done, 0 to 1.
+        record_steps: keep one row per engine step.
+        deployment: what `deploy` gave for a scenario with the same engine, hardware, profile and policy; it takes
+            longer to resolve than a thousand requests to simulate.
+
+    Raises:
+        InputError: the scenario, a trace, a model, a device or the memory does not allow the run.
+    """
+    result = measure([serve(scenario, progress=progress, record_steps=record_steps, deployment=deployment)])[0]
+    if result.state == "overloaded":
+        side(scenario, result, deployment=deployment)  # what it completes at most is all that can be said
+    return result
+
+
+def compare(
+    scenario: Scenario,
+    rates: Sequence[float] = (),
+    *,
+    compare_off: bool = True,
+    progress: Progress | None = None,
+    record_steps: bool = False,
+) -> Comparison:
+    """Simulate ``scenario`` at each rate (none given: as it is), with and, if asked, without speculation.
+
+    Args:
+        rates: in any order; a rate given twice is simulated once.
+        compare_off: compare with speculation off; a scenario without speculation is simulated alone.
+        progress: called with the share of the work done, 0 to 1.
+
+    Raises:
+        InputError: arrivals that have no single rate.
+    """
+
+    compare_off = compare_off and scenario.speculative_config is not None
+    # Validate every point before the first second is simulated.
+    asked = [with_rate(scenario, rate) for rate in sorted(set(rates))] or [scenario]
+    points = []
+    confidence = scenario.statistics.confidence
+    for index, variant in enumerate(asked):
+        variants = [variant, without_speculation(variant)] if compare_off else [variant]
+        part = part_of(progress, index, len(asked))
+        runs = simulate_together(variants, progress=part_of(part, 0, 2), record_steps=record_steps)
+        points.append(point_of(variant, runs, progress=part_of(part, 1, 2)))
+    if progress is not None:
+        progress(1.0)
+    probes = [probe_at(p.request_rate_rps or 0.0, p.verdict) for p in points if p.verdict is not None]
+    cut = locate(probes, confidence) if probes and rates else None
+    return Comparison(scenario, tuple(points), cut)
+
+
+def point_of(scenario: Scenario, runs: Sequence[RunResult], *, progress: Progress | None = None) -> Point:
+    """The point of a scenario's run and, where there are two, of the same without speculation measured together."""
+    rate_rps = rate_of(scenario)
+    confidence = scenario.statistics.confidence
+    if len(runs) == 1:
+        return Point(rate_rps, side(scenario, runs[0], progress=progress), None, confidence)
+    verdict = judge(scenario, runs[0], runs[1], progress=progress)
+    return Point(rate_rps, verdict.on, verdict, confidence)

@@ -1,0 +1,302 @@
+"""Draft-length policies against each other: paired differences, ranking with ties, and the gap to the oracle.
+
+Every policy runs in the same engine, loaded and reserved for the scenario's ``num_speculative_tokens``, on the same
+arrivals, lengths and draft tokens (common random numbers), and all leave out the same warm-up. Runs the simulator;
+knows nothing of tables on a screen (``scenarios/show/policy_report.py``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftcast.errors import InputError, ScenarioError
+from draftcast.scenarios.compare.policy_list import PLACE, AskedPolicy, parse_policies
+from draftcast.scenarios.compare.recommend import speculative_values
+from draftcast.scenarios.compare.verdict import THROUGHPUT, Metric, Side, metric_named, side
+from draftcast.scenarios.run.deployment import policy_of
+from draftcast.scenarios.run.simulate import RunResult, simulate_together
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import with_values
+from draftcast.scenarios.schema.scenario import POLICIES
+from draftcast.sim.progress import Progress, part_of
+from draftcast.sim.statistics.intervals import Estimate, paired_difference, paired_ratio
+
+ORACLE = "oracle"
+SCHEDULE = "num_speculative_tokens_per_batch_size"
+SPEC = "engine.speculative_config"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One policy among the others.
+
+    Attributes:
+        policy: name and parameters as asked.
+        side: its simulation and where the load stands towards its capacity.
+        value: the metric with its interval; None where it is undefined, and where the figures do not hold for the load
+            (overloaded, at its capacity, not settled).
+        difference: the metric less the baseline's, paired; None for the baseline.
+        gap: how much worse than the oracle, as a share of the oracle's value (0.1: ten per cent more latency, or less
+            goodput), paired; None for the oracle. Below 0 where it beats the oracle, which only sees one step ahead.
+        rank: 1 and one more for every policy that is significantly better; an overloaded policy stands behind every
+            policy that keeps up. None where it is at its capacity or not settled.
+        ties: labels of the policies that cannot be told from this one.
+    """
+
+    policy: AskedPolicy
+    side: Side
+    value: Estimate | None
+    difference: Estimate | None
+    gap: Estimate | None
+    rank: int | None
+    ties: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """The policy as it was asked for, parameters included."""
+        return self.policy.label
+
+    @property
+    def run(self) -> RunResult:
+        """Its simulation."""
+        assert self.side.run is not None
+        return self.side.run
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two policies: the metric of ``first`` less that of ``second``, paired by replication.
+
+    ``difference`` has the scenario's confidence for this pair alone. ``better`` (a label, or None: a tie) comes from
+    intervals that hold for all pairs together (Bonferroni), and from who keeps up with the load. Of token goodput all
+    that keep up with an open loop tie: each completes what arrives.
+    """
+
+    first: str
+    second: str
+    difference: Estimate | None
+    better: str | None
+
+
+@dataclass(frozen=True)
+class PolicyComparison:
+    """The policies, best first, and every pair of them."""
+
+    scenario: Scenario
+    metric: Metric
+    baseline: str
+    standings: tuple[Standing, ...]
+    pairs: tuple[Pair, ...]
+
+    def summary(self) -> dict[str, Any]:
+        """For ``--json``."""
+        rows = [
+            {
+                "policy": standing.label,
+                "name": standing.policy.name,
+                "parameters": dict(standing.policy.parameters),
+                "rank": standing.rank,
+                "tied_with": list(standing.ties),
+                "state": standing.side.state,
+                "capacity_rps": standing.side.capacity.estimate if standing.side.capacity is not None else None,
+                "value": standing.value,
+                "difference": standing.difference,
+                "gap_to_oracle": standing.gap,
+                "figures": standing.run.summary["figures"] if standing.side.has_figures else None,
+            }
+            for standing in self.standings
+        ]
+        return {
+            "metric": self.metric.name,
+            "figure": self.metric.figure,
+            "less_is_better": self.metric.less_is_better,
+            "baseline": self.baseline,
+            "confidence": self.scenario.statistics.confidence,
+            "policies": rows,
+            "pairs": [vars(pair) for pair in self.pairs],
+        }
+
+
+def compare_policies(
+    scenario: Scenario,
+    policies: Sequence[str | AskedPolicy] = (),
+    *,
+    metric: str = "e2e",
+    progress: Progress | None = None,
+) -> PolicyComparison:
+    """Simulate ``scenario`` under each policy on the same requests and rank them.
+
+    Args:
+        scenario: with a ``speculative_config``; its own policy plays no part unless it is named.
+        policies: names, ``name(parameter=value, ...)`` or import paths (a class of a notebook is ``__main__:Half``);
+            the first is the baseline of the differences. None: `applicable_policies`. The oracle always runs too.
+        metric: of ``draftcast.scenarios.compare.verdict.METRICS``.
+        progress: called with the share of the work done, 0 to 1.
+
+    Raises:
+        InputError: no speculation, an unknown policy, parameter or metric, a policy named twice, fewer than two
+            replications, or a metric that the scenario does not have (SLO goodput without an SLO).
+    """
+    chosen = metric_named(metric)
+    if scenario.speculative_config is None:
+        raise InputError("the scenario has no speculation, so no policy decides anything", key=SPEC)
+    if scenario.statistics.replications < 2:
+        raise InputError(
+            "must be at least 2: without a spread no difference can be told from chance",
+            key="statistics.replications",
+            value=scenario.statistics.replications,
+        )
+    asked = [each for item in policies for each in ([item] if isinstance(item, AskedPolicy) else parse_policies(item))]
+    asked = asked or applicable_policies(scenario)
+    labels = [each.label for each in asked]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise InputError("named twice", file=PLACE, value=label)
+    if ORACLE not in labels:
+        asked.append(AskedPolicy(ORACLE))
+    variants = [_checked(scenario, each) for each in asked]
+    runs = simulate_together(variants, progress=part_of(progress, 0, 2))
+    half = part_of(progress, 1, 2)
+    sides = [
+        side(variant, run, progress=part_of(half, index, len(runs)))
+        for index, (variant, run) in enumerate(zip(variants, runs, strict=True))
+    ]
+    return _rank(scenario, chosen, asked, sides)
+
+
+def applicable_policies(scenario: Scenario) -> list[AskedPolicy]:
+    """Every built-in policy for which the scenario says enough (a schedule, a confidence, a TPOT); ``fixed`` first."""
+    found = []
+    for name in ("fixed", *(name for name in POLICIES if name != "fixed")):
+        asked = AskedPolicy(name)
+        try:
+            policy_of(with_policy(scenario, asked))
+        except ScenarioError:
+            continue
+        found.append(asked)
+    return found
+
+
+def with_policy(scenario: Scenario, asked: AskedPolicy) -> Scenario:
+    """The scenario under one policy. A schedule is vLLM's key: it goes there, and away for every other policy."""
+    spec = scenario.speculative_config
+    assert spec is not None
+    config = speculative_values(scenario)
+    parameters = dict(asked.parameters)
+    if asked.name == "batch_schedule":
+        if "schedule" in parameters:
+            config[SCHEDULE] = parameters.pop("schedule")
+    elif asked.name != "off":
+        config.pop(SCHEDULE, None)
+    policy = {"name": asked.name, "parameters": parameters}
+    return with_values(scenario, {SPEC: config, "policy": policy})
+
+
+def _checked(scenario: Scenario, asked: AskedPolicy) -> Scenario:
+    """The scenario under one policy, refused before the first second is simulated."""
+    try:
+        variant = with_policy(scenario, asked)
+        policy_of(variant)
+    except ScenarioError as error:
+        if error.key is None or not error.key.startswith("policy"):
+            raise
+        raise error.at(file=PLACE) from None
+    return variant
+
+
+def _rank(scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], sides: Sequence[Side]) -> PolicyComparison:
+    confidence = scenario.statistics.confidence
+    labels = [each.label for each in asked]
+    values = [_values(each, metric) for each in sides]
+    if not any(values) and any(each.has_figures for each in sides):
+        raise InputError(f"the runs have no {metric.label}", key="metric", value=metric.name)
+    number = len(sides) * (len(sides) - 1) // 2
+    for_all = 1.0 - (1.0 - confidence) / number
+    pairs = []
+    beaten: dict[str, int] = dict.fromkeys(labels, 0)
+    ties: dict[str, list[str]] = {label: [] for label in labels}
+    for a, b in itertools.combinations(range(len(sides)), 2):
+        better = _better((sides[a], sides[b]), (values[a], values[b]), metric, for_all)
+        winner = None if not better else labels[a] if better > 0 else labels[b]
+        if winner is not None:
+            beaten[labels[b] if winner == labels[a] else labels[a]] += 1
+        elif better == 0:
+            ties[labels[a]].append(labels[b])
+            ties[labels[b]].append(labels[a])
+        pairs.append(Pair(labels[a], labels[b], _difference(values[a], values[b], confidence), winner))
+    oracle = labels.index(ORACLE)
+    standings = [
+        Standing(
+            policy=each,
+            side=own,
+            value=own.run.summary["figures"][metric.figure] if own.run is not None and found else None,
+            difference=_difference(found, values[0], confidence) if each.label != labels[0] else None,
+            gap=_gap(found, values[oracle], metric, confidence) if each.label != ORACLE else None,
+            rank=1 + beaten[each.label] if _is_ranked(own) else None,
+            ties=tuple(ties[each.label]),
+        )
+        for each, own, found in zip(asked, sides, values, strict=True)
+    ]
+
+    def order(standing: Standing) -> tuple[float, ...]:
+        mean = standing.value.mean if standing.value is not None else math.nan
+        worse = math.inf if math.isnan(mean) else mean if metric.less_is_better else -mean
+        return (math.inf if standing.rank is None else standing.rank, worse)
+
+    return PolicyComparison(scenario, metric, labels[0], tuple(sorted(standings, key=order)), tuple(pairs))
+
+
+def _values(side: Side, metric: Metric) -> list[float]:
+    """The metric by replication; empty without figures for the load, or where it is undefined in one of them."""
+    if side.run is None or not side.has_figures:
+        return []
+    found = [float(figures.get(metric.figure, math.nan)) for figures in side.run.replications]
+    return found if all(map(math.isfinite, found)) else []
+
+
+def _distinct(first: Sequence[float], second: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Replications that do not differ are one: repeating a calculation narrows no interval."""
+    if len(set(zip(first, second, strict=True))) == 1:
+        return list(first[:1]), list(second[:1])
+    return list(first), list(second)
+
+
+def _difference(first: Sequence[float], second: Sequence[float], confidence: float) -> Estimate | None:
+    return paired_difference(*_distinct(first, second), confidence) if first and second else None
+
+
+def _gap(own: Sequence[float], oracle: Sequence[float], metric: Metric, confidence: float) -> Estimate | None:
+    if not own or not oracle or not any(oracle):
+        return None
+    ratio = paired_ratio(*_distinct(own, oracle), confidence)
+    sign = 1.0 if metric.less_is_better else -1.0
+    low, high = sorted((sign * (ratio.low - 1.0), sign * (ratio.high - 1.0)))
+    return Estimate(sign * (ratio.mean - 1.0), low, high, ratio.half_width, ratio.n, confidence)
+
+
+def _is_ranked(side: Side) -> bool:
+    """Whether the load tells where the policy stands: it keeps up, or it does not."""
+    return side.has_figures or side.state == "overloaded"
+
+
+def _better(
+    sides: tuple[Side, Side], values: tuple[Sequence[float], Sequence[float]], metric: Metric, confidence: float
+) -> int | None:
+    """1: the first is better, -1: the second, 0: they cannot be told apart; None where one of them has no rank."""
+    first, second = sides
+    if not (_is_ranked(first) and _is_ranked(second)):
+        return None
+    if first.has_figures != second.has_figures:
+        return 1 if first.has_figures else -1
+    if metric.name in THROUGHPUT and first.completes_what_arrives:
+        return 0
+    found = _difference(*values, confidence)
+    if found is None:
+        return 0
+    low, high = (found.low, found.high) if found.n > 1 else (found.mean, found.mean)
+    sign = int(low > 0) - int(high < 0)
+    return -sign if metric.less_is_better else sign

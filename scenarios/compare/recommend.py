@@ -1,0 +1,458 @@
+"""Which speculative setting to give the engine: off, a fixed draft length, a schedule by batch size, another method.
+
+Every candidate is simulated on the same requests and tokens at every load; the winner is the one with the largest mean
+gain over off, a simpler one where the two cannot be told apart. Runs the simulator; knows nothing of tables on a screen
+(``scenarios/show/recommend_report.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftcast.errors import InputError, ScenarioError
+from draftcast.scenarios.compare.serve_command import (
+    served_models,
+    sglang_command,
+    speculative_config_json,
+    vllm_command,
+)
+from draftcast.scenarios.compare.verdict import Metric, Verdict, decide, metric_named, probe_at, side
+from draftcast.scenarios.run.deployment import Deployment, deploy
+from draftcast.scenarios.run.simulate import measure, serve
+from draftcast.scenarios.run.steady_step import Traffic, token_seconds, traffic
+from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.acceptance import known_positions
+from draftcast.scenarios.schema.load import with_values
+from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
+from draftcast.sim.compiled.random_streams import replication_seed
+from draftcast.sim.progress import Progress, part_of
+from draftcast.sim.statistics.intervals import Estimate, replication_interval
+from draftcast.sim.workload.spec import build_requests
+
+OFF = "off"
+MAX_K = 8
+"""Draft lengths tried where the acceptance model knows any number of positions."""
+NEGLIGIBLE = 0.005
+"""A gain below this is no reason for a more elaborate setting."""
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Load:
+    """One load: dotted keys that replace the scenario's, none for the scenario as it is."""
+
+    label: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting: ``scenario`` is the question with it, ``effort`` ranks how elaborate it is (off is 0)."""
+
+    label: str
+    scenario: Scenario
+    effort: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A candidate at every load.
+
+    Attributes:
+        verdicts: against off, one per load.
+        gain: factor over off, geometric mean over the loads at which every candidate that keeps up as often as the best
+            does is comparable; None where there is no such load.
+        logs: natural logarithm of ``gain``, one per replication.
+    """
+
+    candidate: Candidate
+    verdicts: tuple[Verdict, ...]
+    gain: Estimate | None
+    logs: tuple[float, ...]
+
+    @property
+    def overloaded(self) -> int:
+        """Loads above its capacity."""
+        return sum(verdict.on.state == "overloaded" for verdict in self.verdicts)
+
+    @property
+    def gains(self) -> tuple[Estimate | None, ...]:
+        """The factor over off, load by load; None where one side has no figures."""
+        return tuple(verdict.advantage for verdict in self.verdicts)
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The answer, best first in ``outcomes``; ``chosen`` may be a simpler one than the first (see ``reason``).
+
+    ``notes`` say what to know or to fill in before the commands are pasted.
+    """
+
+    scenario: Scenario
+    metric: Metric
+    loads: tuple[Load, ...]
+    outcomes: tuple[Outcome, ...]
+    chosen: Outcome
+    worth_it: bool
+    reason: str
+    speculative_config: dict[str, Any] | None
+    vllm: str
+    sglang: str | None
+    sglang_reason: str
+    notes: tuple[str, ...]
+
+    @property
+    def largest_tried(self) -> int | None:
+        """The recommended k where no larger one of its method was tried, though one could be; else None."""
+        tried = {
+            outcome.candidate.scenario.num_speculative_tokens
+            for outcome in self.outcomes
+            if outcome.candidate.scenario.method == self.chosen.candidate.scenario.method
+        }
+        spec = self.chosen.candidate.scenario.speculative_config
+        schedule = spec.num_speculative_tokens_per_batch_size if spec is not None else None
+        k = max(k for _, _, k in schedule) if schedule else self.chosen.candidate.scenario.num_speculative_tokens
+        return k if self.worth_it and max(tried) <= k < MAX_SPECULATIVE_TOKENS else None
+
+    def summary(self) -> dict[str, Any]:
+        """For ``--json``."""
+        rows = [
+            {
+                "setting": outcome.candidate.label,
+                "gain": outcome.gain,
+                "gain_by_load": dict(zip((load.label for load in self.loads), outcome.gains, strict=True)),
+                "overloaded_loads": outcome.overloaded,
+                "verdicts": {
+                    load.label: verdict.word for load, verdict in zip(self.loads, outcome.verdicts, strict=True)
+                },
+                "figures": {
+                    load.label: verdict.on.run.summary["figures"]
+                    if verdict.on.run is not None and verdict.on.has_figures
+                    else None
+                    for load, verdict in zip(self.loads, outcome.verdicts, strict=True)
+                },
+            }
+            for outcome in self.outcomes
+        ]
+        return {
+            "recommended": self.chosen.candidate.label,
+            "worth_it": self.worth_it,
+            "reason": self.reason,
+            "metric": self.metric.name,
+            "gain": self.chosen.gain,
+            "largest_tried": self.largest_tried is not None,
+            "speculative_config": self.speculative_config,
+            "vllm_serve": self.vllm,
+            "sglang": self.sglang,
+            "sglang_reason": self.sglang_reason,
+            "notes": self.notes,
+            "candidates": rows,
+        }
+
+
+def recommend(
+    scenario: Scenario,
+    *,
+    metric: str = "e2e",
+    loads: Sequence[Load] = (),
+    alternatives: Sequence[Mapping[str, Any]] = (),
+    max_k: int = MAX_K,
+    progress: Progress | None = None,
+) -> Recommendation:
+    """The best setting for the load, against off.
+
+    Args:
+        scenario: with a ``speculative_config``: its method at every draft length that its acceptance covers, and
+            schedules by batch size, are the candidates.
+        metric: of `METRICS`.
+        loads: where they are compared; none: the scenario's own load.
+        alternatives: further methods, each ``{"speculative_config": {...}, "acceptance": {...}}``.
+        max_k: largest draft length tried where acceptance is known for any.
+        progress: called with the share of the work done, 0 to 1.
+
+    Raises:
+        InputError: no speculation to try, an unknown metric, fewer than two replications, or a bad alternative.
+    """
+    chosen_metric = metric_named(metric)
+    if scenario.speculative_config is None and not alternatives:
+        raise InputError("the scenario has no speculation to recommend", key="engine.speculative_config")
+    if scenario.statistics.replications < 2:
+        raise InputError(
+            "must be at least 2: without a spread no gain can be told from chance",
+            key="statistics.replications",
+            value=scenario.statistics.replications,
+        )
+    asked = tuple(loads) or (Load("as given", {}),)
+    found = candidates(scenario, alternatives, max_k)
+    by_load = [
+        _verdicts(found, load, chosen_metric, part_of(progress, index, len(asked))) for index, load in enumerate(asked)
+    ]
+    outcomes = _ranked(found, list(zip(*by_load, strict=True)), scenario.statistics.confidence)
+    return _answer(scenario, chosen_metric, asked, outcomes)
+
+
+def _verdicts(found: Sequence[Candidate], load: Load, metric: Metric, progress: Progress | None) -> list[Verdict]:
+    """Every candidate against off (the first) at one load, each pair measured as `simulate` measures it."""
+    total = 2 * len(found)
+    variants = [with_values(candidate.scenario, load.values) for candidate in found]
+    served = [serve(variant, progress=part_of(progress, index, total)) for index, variant in enumerate(variants)]
+    verdicts = []
+    (alone,) = measure(served[:1])
+    for index, (variant, each) in enumerate(zip(variants, served, strict=True)):
+        part = part_of(progress, len(found) + index, total)
+        run, off = measure([each, served[0]], [None, alone])
+        without = side(variants[0], off, progress=part_of(part, 0, 2))
+        with_sd = without if index == 0 else side(variant, run, progress=part_of(part, 1, 2))
+        verdicts.append(decide(metric, with_sd, without, variant.statistics.confidence))
+    return verdicts
+
+
+def candidates(
+    scenario: Scenario, alternatives: Sequence[Mapping[str, Any]] = (), max_k: int = MAX_K
+) -> tuple[Candidate, ...]:
+    """Off, every method at every draft length its acceptance covers, and its schedules by batch size."""
+    found = [Candidate(OFF, with_values(scenario, {"engine.speculative_config": None, "policy": None}), 0)]
+    asked = [scenario] if scenario.speculative_config is not None else []
+    for number, alternative in enumerate(alternatives):
+        unknown = set(alternative) - {"speculative_config", "acceptance"}
+        if unknown or "speculative_config" not in alternative or alternative["speculative_config"] is None:
+            raise InputError(
+                'must be {"speculative_config": {...}, "acceptance": {...}}', file=f"candidate {number + 1}"
+            )
+        values = {"engine.speculative_config": alternative["speculative_config"]}
+        if "acceptance" in alternative:
+            values["acceptance"] = alternative["acceptance"]
+        asked.append(with_values(scenario, values))
+    for each in asked:
+        found += _of_method(each, max_k)
+    labels = [candidate.label for candidate in found]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise InputError(f"two candidates are {label}", file="--candidate")
+    return tuple(found)
+
+
+def _of_method(scenario: Scenario, max_k: int) -> list[Candidate]:
+    spec = scenario.speculative_config
+    assert spec is not None
+    longest = longest_draft(scenario, max_k)
+    given = {"num_speculative_tokens_per_batch_size": None, "num_speculative_tokens": None}
+    base = {**speculative_values(scenario), **given}
+    method = scenario.method
+
+    def variant(k: int, schedule: Sequence[Sequence[int]] | None = None) -> Scenario:
+        config = {**base, "num_speculative_tokens": k}
+        if schedule is None:
+            del config["num_speculative_tokens_per_batch_size"]
+        else:
+            config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in schedule]
+        return with_values(scenario, {"engine.speculative_config": config, "policy": None})
+
+    found = [Candidate(f"{method} k={k}", variant(k), 1) for k in range(1, longest + 1)]
+    if spec.resolved_method == "eagle_tree":  # vLLM has neither trees nor schedules for them
+        return found
+    own = spec.num_speculative_tokens_per_batch_size
+    if own is not None:
+        found.append(Candidate(f"{method} schedule as given", variant(longest, own), 2))
+    schedule = best_schedule(variant(longest), longest)
+    lengths = {k for _, _, k in schedule}
+    if len(lengths) > 1 and max(lengths) > 0:
+        text = ", ".join(f"{first}-{last}: {k}" for first, last, k in schedule)
+        found.append(Candidate(f"{method} schedule {{{text}}}", variant(max(lengths), schedule), 2))
+    return found
+
+
+def speculative_values(scenario: Scenario) -> dict[str, Any]:
+    """The scenario's own ``speculative_config`` as the plain mapping it was given as."""
+    from draftcast.scenarios.schema.load import to_mapping
+
+    return dict(to_mapping(scenario)["engine"]["speculative_config"])
+
+
+def longest_draft(scenario: Scenario, max_k: int) -> int:
+    """Longest draft that the acceptance of every class covers; `max_k` where it covers any."""
+    names: list[str | None] = [*(entry.name for entry in scenario.workload.classes)] or [None]
+    known = [
+        positions
+        for name in names
+        if (acceptance := scenario.acceptance_of(name)) is not None
+        and (positions := known_positions(acceptance)) is not None
+    ]
+    spec = scenario.speculative_config
+    assert spec is not None
+    return min(known) if known else max(max_k, spec.k)
+
+
+def best_schedule(scenario: Scenario, longest: int) -> list[tuple[int, int, int]]:
+    """``num_speculative_tokens_per_batch_size``: the draft length with the least time per token at each batch size.
+
+    From the mean step of `scenarios/run/steady_step` in an engine loaded for ``longest``, k = 0 included. Ranges
+    are inclusive and draft lengths fall from range to range.
+    """
+    deployment = deploy(scenario)
+    asked = traffic_of(scenario, deployment)
+    sizes = _sizes(deployment.settings.max_num_seqs)
+    lengths = range(longest + 1)
+    seconds = np.array([[token_seconds(deployment.cost, asked, size, k) for k in lengths] for size in sizes])
+    chosen = _falling_path(np.log(seconds / seconds.min(axis=1, keepdims=True)), np.array(sizes))
+    ranges: list[tuple[int, int, int]] = []
+    for index, (size, k) in enumerate(zip(sizes, chosen, strict=True)):
+        last = sizes[index + 1] - 1 if index + 1 < len(sizes) else size
+        if ranges and ranges[-1][2] == k:
+            ranges[-1] = (ranges[-1][0], last, k)
+        else:
+            ranges.append((size, last, k))
+    return ranges
+
+
+def _falling_path(loss: FloatArray, sizes: NDArray[np.int64]) -> list[int]:
+    """Draft length by batch size that never rises, with the least loss in all.
+
+    Args:
+        loss: log of the time per token over the best length's, shape [sizes, lengths].
+        sizes: batch sizes; every doubling counts the same.
+
+    A change of length must gain `NEGLIGIBLE` over one doubling of the batch: padding to CUDA-graph sizes makes the best
+    length jump to and fro by less than that. O(sizes x lengths^2).
+    """
+    weights = np.diff(np.log2(sizes), append=np.log2(sizes[-1] + 1.0))
+    count = loss.shape[1]
+    change = np.where(np.arange(count) > 0, NEGLIGIBLE, 0.0)
+    total = weights[0] * loss[0]
+    came_from: list[list[int]] = []
+    for weight, row in zip(weights[1:], loss[1:], strict=True):
+        # Either the same length as before, or a longer one at the price of a change.
+        steps = [k + int(np.argmin(total[k:] + change[: count - k])) for k in range(count)]
+        total = np.array([total[old] + change[old - k] for k, old in enumerate(steps)]) + weight * row
+        came_from.append(steps)
+    path = [int(np.argmin(total))]
+    for steps in reversed(came_from):
+        path.append(steps[path[-1]])
+    return path[::-1]
+
+
+def traffic_of(scenario: Scenario, deployment: Deployment) -> Traffic:
+    """Means of the scenario's first replication."""
+    spec = workload_spec(scenario)
+    seed = replication_seed(scenario.statistics.seed, 0)
+    return traffic(build_requests(spec, seed, None, deployment.settings.max_model_len), acceptance_models(scenario))
+
+
+def _sizes(most: int) -> list[int]:
+    """Batch sizes looked at: every one to 16, then steps of a sixteenth."""
+    sizes = [1]
+    while sizes[-1] < most:
+        sizes.append(min(sizes[-1] + max(1, sizes[-1] // 16), most))
+    return sizes
+
+
+def _ranked(found: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...]], confidence: float) -> list[Outcome]:
+    """Outcomes, best first: fewest overloaded loads, then the largest mean gain over what can be compared."""
+    falls_behind = [sum(verdict.on.position != "below" for verdict in own) for own in verdicts]
+    # A load counts where off and all candidates that keep up as often as the best have figures.
+    settled = [own for own, count in zip(verdicts, falls_behind, strict=True) if count == min(falls_behind)]
+    shared = [index for index in range(len(verdicts[0])) if all(own[index].advantage is not None for own in settled)]
+    outcomes = []
+    for candidate, own in zip(found, verdicts, strict=True):
+        counted = [logs for index in shared if (logs := _logs(own[index])) is not None]
+        mean = np.mean(counted, axis=0) if counted and len(counted) == len(shared) else None
+        gain = _factor(mean, confidence)
+        kept = tuple(mean.tolist()) if gain is not None and mean is not None else ()
+        outcomes.append(Outcome(candidate, own, gain, kept))
+
+    def rank(outcome: Outcome) -> tuple[float, ...]:
+        gain = outcome.gain.mean if outcome.gain is not None else -math.inf
+        capacities = [verdict.on.capacity for verdict in outcome.verdicts]
+        completed = sum(each.estimate.mean for each in capacities if each is not None)
+        behind = sum(verdict.on.position != "below" for verdict in outcome.verdicts)
+        return (behind, -gain, _own_loss(outcome.verdicts), -completed, outcome.candidate.effort)
+
+    return sorted(outcomes, key=rank)
+
+
+def _own_loss(verdicts: Sequence[Verdict]) -> float:
+    """The metric's logarithm, summed over the loads, less is better; ranks what off cannot be compared with."""
+    total = 0.0
+    for verdict in verdicts:
+        side, metric = verdict.on, verdict.metric
+        value = side.run.summary["figures"][metric.figure].mean if side.run and side.has_figures else math.nan
+        total += (1.0 if metric.less_is_better else -1.0) * math.log(value) if value > 0 else math.inf
+    return total
+
+
+def _logs(verdict: Verdict) -> FloatArray | None:
+    """Log of the gain over off by replication; None where there is none."""
+    probe = probe_at(0.0, verdict)
+    return probe.indices if probe.gains else None
+
+
+def _factor(logs: Any, confidence: float) -> Estimate | None:
+    """Interval of a factor from its logs by replication."""
+    if logs is None:
+        return None
+    found = replication_interval(logs, confidence)
+    mean, low, high = math.exp(found.mean), math.exp(found.low), math.exp(found.high)
+    return Estimate(mean, low, high, (high - low) / 2.0, found.n, confidence)
+
+
+def _answer(scenario: Scenario, metric: Metric, loads: tuple[Load, ...], outcomes: Sequence[Outcome]) -> Recommendation:
+    best = outcomes[0]
+    off = next(outcome for outcome in outcomes if outcome.candidate.label == OFF)
+    chosen, reason = _simplest(best, outcomes, scenario.statistics.confidence)
+    if chosen.overloaded == len(loads) and chosen.gain is None:
+        reason = "no setting keeps up with the load; this one completes the most"
+    elif off.overloaded > chosen.overloaded:
+        reason = f"keeps up at {off.overloaded - chosen.overloaded} of {len(loads)} loads where off is overloaded"
+    elif best.gain is None and len(loads) == 1:
+        reason = best.verdicts[0].why
+    worth_it = chosen.candidate.label != OFF
+    tuned = chosen.candidate.scenario
+    try:
+        sglang, sglang_reason = sglang_command(tuned), ""
+    except ScenarioError as error:
+        sglang, sglang_reason = None, str(error)
+    return Recommendation(
+        scenario,
+        metric,
+        loads,
+        tuple(outcomes),
+        chosen,
+        worth_it,
+        reason,
+        speculative_config_json(tuned),
+        vllm_command(tuned),
+        sglang,
+        sglang_reason,
+        served_models(tuned).notes,
+    )
+
+
+def _simplest(best: Outcome, outcomes: Sequence[Outcome], confidence: float) -> tuple[Outcome, str]:
+    """The least elaborate setting that is worse than the best by nothing that counts, and why it was taken."""
+    if best.gain is None:
+        off = next(outcome for outcome in outcomes if outcome.candidate.label == OFF)
+        # Off, unless the best keeps up where off does not.
+        chosen = off if off.overloaded <= best.overloaded == 0 else best
+        return chosen, "no load has figures with and without speculation"
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.candidate.effort):
+        if outcome is best or outcome.gain is None or outcome.overloaded > best.overloaded:
+            continue
+        if outcome.candidate.effort >= best.candidate.effort:
+            continue
+        behind = replication_interval(np.subtract(best.logs, outcome.logs), confidence)
+        # Off is taken only if drafting may gain nothing at all; a fixed length whenever a schedule gains too little.
+        off_is_as_good = behind.low <= 0.0 or (len(best.verdicts) == 1 and best.verdicts[0].word != "pays")
+        if outcome.candidate.effort == 0 and off_is_as_good:
+            return outcome, f"{best.candidate.label} is not significantly better"
+        if behind.mean < NEGLIGIBLE and outcome.candidate.effort:
+            return outcome, f"{best.candidate.label} gains less than {NEGLIGIBLE:.1%} over it"
+    if best.candidate.label == OFF:
+        return best, "no draft length beats it"
+    return best, "the largest mean gain"

@@ -1,0 +1,176 @@
+"""Whether an SLO is met, which of its bounds is the tightest, and whether the server could meet it at any load.
+
+A server with nothing else to do is as fast as it gets: what a request misses there no replica and no lower load will
+mend. That run is the scenario's own requests, far apart.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from draftcast.scenarios.compare.verdict import Side
+from draftcast.scenarios.run.simulate import RunResult
+from draftcast.scenarios.run.workload_spec import request_classes
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import with_values
+from draftcast.sim.output.request_columns import RequestColumns
+
+BOUNDS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2E latency"}
+# Requests of the idle run: enough for the share of a bound at the usual attainments, and quick.
+IDLE_REQUESTS = 400
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One bound of one class's SLO, and how the run stands to it.
+
+    Attributes:
+        class_name: None for the scenario's own SLO.
+        key: ``ttft_ms``, ``tpot_ms`` or ``e2el_ms``.
+        limit_ms: the bound.
+        attainment: share of the requests that must meet the SLO.
+        met: share of the measured requests within this bound; NaN when none was measured.
+        reached_ms: the latency that the asked share of the requests stays within.
+    """
+
+    class_name: str | None
+    key: str
+    limit_ms: float
+    attainment: float
+    met: float
+    reached_ms: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether enough requests are within this bound alone."""
+        return self.met >= self.attainment
+
+    @property
+    def label(self) -> str:
+        """The bound in words."""
+        whose = f" of {self.class_name}" if self.class_name else ""
+        return f"{BOUNDS[self.key]}{whose} within {self.limit_ms:g} ms"
+
+
+@dataclass(frozen=True)
+class SloAnswer:
+    """What the SLO comes to at a load.
+
+    Attributes:
+        met: all classes attain their SLO as often as it asks.
+        feasible: whether an idle server attains it; None when that was not asked because it is met.
+        tightest: the bound that the fewest requests meet, measured against what is asked.
+        idle: the same bound on an idle server.
+    """
+
+    met: bool
+    feasible: bool | None
+    tightest: Bound
+    idle: Bound | None
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        bound = self.tightest
+        asked = f"{bound.attainment:.0%} of requests"
+        if self.met:
+            return f"SLO met. Tightest: {bound.label}, kept by {_share(bound.met)} of requests ({asked} asked)."
+        if self.feasible is False and self.idle is not None:
+            idle = self.idle
+            return (
+                f"SLO infeasible at any load: {idle.label} is the tightest constraint. Alone on the server "
+                f"{_share(idle.met)} of requests keep it ({asked} asked); they need {_ms(idle.reached_ms)}."
+            )
+        return (
+            f"SLO not met at this load: {bound.label} is the tightest constraint, kept by {_share(bound.met)} of "
+            f"requests ({asked} asked); they need {_ms(bound.reached_ms)}."
+        )
+
+
+def idle_scenario(scenario: Scenario) -> Scenario:
+    """The scenario's requests one at a time on one replica: a single client, no waiting."""
+    values = {
+        "workload.arrivals": {"process": "closed_loop", "concurrency": 1},
+        "workload.num_requests": min(scenario.workload.num_requests or IDLE_REQUESTS, IDLE_REQUESTS),
+        "workload.duration_s": None,
+        "cluster.replicas": 1,
+        "statistics.replications": 1,
+        "statistics.warmup": "none",
+    }
+    arrivals = scenario.workload.arrivals
+    if arrivals.process == "trace":
+        values["workload.lengths"] = {"path": arrivals.path, "format": arrivals.format}
+    return with_values(scenario, values)
+
+
+def slo_answer(scenario: Scenario, own: Side, idle: RunResult | None = None) -> SloAnswer | None:
+    """How a setting stands to the scenario's SLO; None without one, and where the run's figures do not hold.
+
+    Args:
+        idle: a run of `idle_scenario`, to tell what no load would mend.
+    """
+    run = own.run
+    if run is None or run.slo_met is None or not own.has_figures:
+        return None
+    bounds = _bounds(scenario, run)
+    if not bounds:
+        return None
+    tightest = min(bounds, key=_slack)
+    alone = _bounds(scenario, idle) if idle is not None else []
+    worst = min(alone, key=_slack) if alone else None
+    return SloAnswer(run.slo_met, idle.slo_met is not False if idle is not None else None, tightest, worst)
+
+
+def _slack(bound: Bound) -> tuple[float, float]:
+    """Smallest first: the share met beyond what is asked, then how far the latency is from the limit."""
+    return (bound.met - bound.attainment, -bound.reached_ms / bound.limit_ms)
+
+
+def _bounds(scenario: Scenario, run: RunResult) -> list[Bound]:
+    found = []
+    names = [entry.name for entry in request_classes(scenario)]
+    for name in names:
+        slo = scenario.slo_of(name)
+        if slo is None:
+            continue
+        latencies = _latencies_ms(run, name)
+        for key in BOUNDS:
+            limit = getattr(slo, key)
+            if limit is None:
+                continue
+            values = latencies[key]
+            met = float(np.mean(values <= limit)) if values.size else math.nan
+            reached = float(np.quantile(values, slo.attainment)) if values.size else math.nan
+            own_name = name if len(names) > 1 else None
+            found.append(Bound(own_name, key, limit, slo.attainment, met, reached))
+    return found
+
+
+def _latencies_ms(run: RunResult, class_name: str) -> dict[str, NDArray[np.float64]]:
+    """Of the measured requests of a class that finished, all replications together; a TPOT of one token is 0."""
+    kept = measured_requests(run)
+    own = kept[(kept["class"] == class_name) & kept["finish_s"].notna()]
+    c = RequestColumns.of(own)
+    tpot = np.where(c.output > 1, c.tpot_s, 0.0)
+    return {"ttft_ms": 1e3 * c.ttft_s, "tpot_ms": 1e3 * tpot, "e2el_ms": 1e3 * c.e2el_s}
+
+
+def measured_requests(run: RunResult) -> pd.DataFrame:
+    """Rows of the requests that each replication's latencies are of: those after its warm-up."""
+    request, replication = run.requests["request"].to_numpy(), run.requests["replication"].to_numpy()
+    first = np.array(run.summary["warmup_requests"])
+    kept: NDArray[np.bool_] = request >= first[replication]
+    return run.requests[kept]
+
+
+def _share(value: float) -> str:
+    return "none" if value == 0 else f"{value:.1%}"
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"

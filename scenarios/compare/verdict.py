@@ -1,0 +1,323 @@
+"""The verdict: does speculation pay at this load? One function, which every command and every page asks.
+
+Where a side stands towards its capacity decides first: above it the queue grows, and no figure of a run means anything.
+Below it on both sides, the paired runs decide by the interval of the log ratio of the metric.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from draftcast.errors import InputError
+from draftcast.scenarios.compare.capacity import Capacity, capacity, rate_of
+from draftcast.scenarios.run.deployment import Deployment
+from draftcast.scenarios.run.simulate import RunResult
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import without_speculation
+from draftcast.sim.progress import Progress, part_of
+from draftcast.sim.statistics.crossing import Probe
+from draftcast.sim.statistics.intervals import Estimate
+
+Word = Literal["pays", "costs", "too close to call", "overloaded", "not settled"]
+Position = Literal["below", "at", "above"]
+State = Literal["steady", "finite", "not settled", "at capacity", "overloaded"]
+THROUGHPUT = ("token_goodput", "cost")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is compared: a figure of a run and whether less of it is better."""
+
+    name: str
+    figure: str
+    less_is_better: bool
+    label: str
+
+
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("e2e", "mean_e2el_s", True, "mean end-to-end latency"),
+        Metric("tpot", "mean_tpot_s", True, "mean time per output token"),
+        Metric("token_goodput", "output_throughput", False, "token goodput"),
+        Metric("slo_goodput", "request_goodput", False, "SLO goodput"),
+    )
+}
+
+
+def metric_named(name: str) -> Metric:
+    """The metric of this name.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name not in METRICS:
+        raise InputError(f"unknown metric; choose from {', '.join(METRICS)}", key="metric", value=name)
+    return METRICS[name]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One setting at one load.
+
+    Attributes:
+        run: its simulation; None where the capacity alone was asked.
+        position: of the load towards the capacity's interval.
+        capacity: requests per second; None where the run alone tells that it is far below, and without a single rate.
+    """
+
+    run: RunResult | None
+    position: Position
+    capacity: Capacity | None = None
+
+    @property
+    def state(self) -> State:
+        """In a word; a run that falls behind below its capacity was too short."""
+        if self.position == "above":
+            return "overloaded"
+        if self.position == "at":
+            return "at capacity"
+        if self.run is None or self.run.state in ("not settled", "overloaded"):
+            return "not settled"
+        return self.run.state
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether the run's figures hold for the load."""
+        return self.state in ("steady", "finite")
+
+    @property
+    def completes_what_arrives(self) -> bool:
+        """Whether its throughput is the load's, whatever the setting: an open loop below its capacity."""
+        return self.state == "steady" and self.run is not None and not self.run.closed_loop
+
+
+def side(
+    scenario: Scenario,
+    run: RunResult | None,
+    *,
+    progress: Progress | None = None,
+    deployment: Deployment | None = None,
+) -> Side:
+    """Where a setting stands at its load; the capacity is simulated where the run does not settle it by itself."""
+    rate = rate_of(scenario)
+    if run is not None and (run.state == "finite" or (run.state == "steady" and run.is_warm)):
+        return Side(run, "below")
+    found = capacity(scenario, rate, progress=progress, deployment=deployment) if rate is not None else None
+    if rate is None or found is None:
+        return Side(run, "above" if run is not None and run.state == "overloaded" else "below")
+    if run is not None and run.state == "overloaded":
+        rates = {"largest_stable_rate_rps": found.estimate.low, "saturated_rates_rps": list(found.rates)}
+        run.summary["stability"].update(rates)
+    return dataclasses.replace(side_by_capacity(rate, found), run=run)
+
+
+def side_by_capacity(rate_rps: float, found: Capacity) -> Side:
+    """Where a load stands towards a capacity, before any run of it."""
+    interval = found.estimate
+    return Side(None, "above" if rate_rps > interval.high else "below" if rate_rps < interval.low else "at", found)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether speculation pays at a load.
+
+    Attributes:
+        word: see `Word`; ``not settled``: the run is too short to tell.
+        metric: what is compared.
+        on, off: the sides with and without speculation.
+        advantage: how many times better with speculation than without, with the interval of the paired log ratio; None
+            where a side is overloaded, at its capacity or not settled.
+        is_finite: it holds for this list of requests and no other.
+        model_error: place for the uncertainty of the step times, which is not estimated yet; the interval shows chance
+            only.
+    """
+
+    word: Word
+    metric: Metric
+    on: Side
+    off: Side
+    advantage: Estimate | None
+    is_finite: bool = False
+    model_error: Estimate | None = None
+
+    @property
+    def advice(self) -> Literal["on", "off", ""]:
+        """What to do; "" where neither can be recommended."""
+        return {"pays": "on", "costs": "off"}.get(self.word, "")  # type: ignore[return-value]
+
+    @property
+    def why(self) -> str:
+        """What decided, in a few words."""
+        on, off = self.on.state, self.off.state
+        if self.word == "overloaded":
+            return "both sides are overloaded"
+        if "overloaded" in (on, off) and self.word in ("pays", "costs"):
+            return "overloaded with speculation" if on == "overloaded" else "overloaded without speculation"
+        if "at capacity" in (on, off):
+            which = " and ".join(name for name, state in (("with", on), ("without", off)) if state == "at capacity")
+            return f"the load lies inside the capacity's interval {which} speculation"
+        if self.word == "not settled":
+            which = " and ".join(name for name, state in (("with", on), ("without", off)) if state == "not settled")
+            return f"the run {which} speculation did not reach a steady state"
+        if self.word == "too close to call" and self.advantage is not None and math.isnan(self.advantage.low):
+            return "one replication has no interval"
+        return ""
+
+    def sentence(self, load: str) -> str:
+        """For people; ``load`` says at which load, e.g. ``at 8 req/s``."""
+        where = f"{load} for this trace" if self.is_finite else load
+        advice = f" Recommended: {self.advice}." if self.advice else ""
+        if self.word == "overloaded":
+            limits = [
+                f"{each.capacity.estimate.mean:.4g} {name}"
+                for name, each in (("with", self.on), ("without", self.off))
+                if each.capacity is not None
+            ]
+            most = f" The cluster completes at most {', '.join(limits)} speculation (req/s)." if limits else ""
+            return f"Overloaded {where}, with speculation and without.{most}"
+        if self.word in ("pays", "costs"):
+            verb = "pays" if self.word == "pays" else "costs"
+            if self.advantage is None:
+                return f"Speculation {verb} {where}: the cluster is {self.why}.{advice}"
+            return f"Speculation {verb} {where}: {self.metric.label} is {_change(self)}.{advice}"
+        reason = self.why
+        if not reason and self.advantage is not None:
+            reason = f"the advantage in {self.metric.label} is {_times(self.advantage)}, which does not exclude 1"
+        word = self.word[0].upper() + self.word[1:]
+        more = " More requests will tell." if self.word == "not settled" else ""
+        return f"{word} {where}: {reason or 'there is no figure to compare'}.{more}"
+
+    def summary(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "word": self.word,
+            "metric": self.metric.name,
+            "advantage": self.advantage,
+            "why": self.why,
+            "states": {"on": self.on.state, "off": self.off.state},
+            "capacity_rps": {
+                name: each.capacity.estimate if each.capacity is not None else None
+                for name, each in (("on", self.on), ("off", self.off))
+            },
+            "finite": self.is_finite,
+            "model_error": self.model_error,
+        }
+
+
+def judge(
+    scenario: Scenario,
+    on: RunResult,
+    off: RunResult,
+    metric: str = "e2e",
+    *,
+    progress: Progress | None = None,
+) -> Verdict:
+    """The verdict on a scenario with speculation.
+
+    Args:
+        on, off: runs of ``scenario`` and of ``without_speculation(scenario)``, measured together
+            (`draftcast.scenarios.run.simulate.simulate_together`).
+        metric: of `METRICS`.
+
+    Raises:
+        InputError: an unknown metric.
+    """
+    with_sd = side(scenario, on, progress=part_of(progress, 0, 2))
+    without = side(without_speculation(scenario), off, progress=part_of(progress, 1, 2))
+    return decide(metric_named(metric), with_sd, without, scenario.statistics.confidence)
+
+
+def decide(metric: Metric, on: Side, off: Side, confidence: float) -> Verdict:
+    """The verdict of two sides; see the module."""
+    finite = on.state == "finite"
+    if "above" in (on.position, off.position) and ("at" not in (on.position, off.position) or _apart(on, off)):
+        word: Word = "overloaded" if on.position == off.position else "pays" if off.position == "above" else "costs"
+        return Verdict(word, metric, on, off, None)
+    if "at" in (on.position, off.position):
+        return Verdict("too close to call", metric, on, off, None)
+    if not (on.has_figures and off.has_figures):
+        return Verdict("not settled", metric, on, off, None)
+    assert on.run is not None
+    assert off.run is not None
+    probe = paired_probe(0.0, metric, on.run, off.run)
+    equal = metric.name in THROUGHPUT and on.completes_what_arrives
+    sign = 0 if equal or probe.is_even(confidence) else probe.sign(confidence)
+    words: tuple[Word, ...] = ("too close to call", "pays", "costs")
+    return Verdict(words[sign], metric, on, off, advantage_of(probe, confidence), finite)
+
+
+def _apart(on: Side, off: Side) -> bool:
+    """Whether one side surely completes more than the other: then it wins also at a load inside its own interval."""
+    if on.capacity is None or off.capacity is None:
+        return False
+    one, other = on.capacity.estimate, off.capacity.estimate
+    return one.high < other.low or other.high < one.low
+
+
+def paired_probe(x: float, metric: Metric, on: RunResult, off: RunResult) -> Probe:
+    """The metric of both runs by replication; what either may still miss of the steady state is the slack.
+
+    Replications that do not differ are one, whose sign is certain.
+    """
+    figure = metric.figure
+    if metric.name == "slo_goodput" and on.state == "steady" and not on.closed_loop:
+        figure = "slo_attainment"  # at one rate good requests come out of as many: their share has less noise
+    pairs = [(a[figure], b[figure]) for a, b in zip(on.replications, off.replications, strict=True)]
+    pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
+    if not pairs:
+        return Probe(x)
+    gains, bases = zip(*pairs, strict=True)
+    if metric.less_is_better:
+        gains, bases = bases, gains
+    if len(set(pairs)) == 1:
+        certain = int(np.sign(gains[0] - bases[0])) if len(pairs) > 1 else 0
+        return Probe(x, gains[:1], bases[:1], sure=certain)
+    slack = (on.shortfall, off.shortfall) if metric.less_is_better else (0.0, 0.0)
+    return Probe(x, gains, bases, slack_low=_growth(slack[0]), slack_high=_growth(slack[1]))
+
+
+def advantage_of(probe: Probe, confidence: float) -> Estimate | None:
+    """How many times better with speculation than without; bounds are NaN where one replication is all there is."""
+    if probe.has_value:
+        return probe.advantage(confidence)
+    if not probe.gains or not probe.bases[0]:
+        return None
+    return Estimate(probe.gains[0] / probe.bases[0], math.nan, math.nan, math.nan, 1, confidence)
+
+
+def probe_at(x: float, verdict: Verdict) -> Probe:
+    """What a verdict tells a search for the cutover: values, the sign alone, or nothing."""
+    if verdict.advantage is None:
+        return Probe(x, sure={"pays": 1, "costs": -1}.get(verdict.word, 0), note=verdict.why)
+    assert verdict.on.run is not None
+    assert verdict.off.run is not None
+    return paired_probe(x, verdict.metric, verdict.on.run, verdict.off.run)
+
+
+def _growth(shortfall: float) -> float:
+    """By what share of itself a figure grows that misses so much of its steady value."""
+    return shortfall / (1.0 - shortfall) if shortfall < 1.0 else math.inf
+
+
+def _change(verdict: Verdict) -> str:
+    advantage, less = verdict.advantage, verdict.metric.less_is_better
+    assert advantage is not None
+    better = verdict.word == "pays"
+    if not better:
+        low, high = 1 / advantage.high, 1 / advantage.low
+        advantage = Estimate(1 / advantage.mean, low, high, (high - low) / 2, advantage.n, advantage.confidence)
+    comparative = ("lower" if better else "higher") if less else ("higher" if better else "lower")
+    return f"{_times(advantage)} times {comparative}"
+
+
+def _times(ratio: Estimate) -> str:
+    if not math.isfinite(ratio.low):
+        return f"{ratio.mean:.2f}"
+    return f"{ratio.mean:.2f} ({ratio.confidence:.0%} interval {ratio.low:.2f} to {ratio.high:.2f})"

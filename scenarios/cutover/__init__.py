@@ -1,0 +1,1 @@
+"""Where speculation stops paying."""

@@ -1,0 +1,140 @@
+"""What a search for a cutover found: the crossing or the reason there is none, and everything it rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from draftcast.scenarios.compare.limits import Limits
+from draftcast.scenarios.compare.verdict import Metric
+from draftcast.scenarios.cutover.probe import Look
+from draftcast.scenarios.schema import Scenario
+from draftcast.sim.statistics.crossing import Crossing, Probe
+from draftcast.sim.statistics.crossing_search import Stopped
+from draftcast.sim.statistics.intervals import Estimate
+
+Verdict = Literal["crosses", "always pays", "never pays", "no difference", "more than once", "cannot tell"]
+
+_WORDS: dict[str, Verdict] = {
+    "crosses": "crosses",
+    "always": "always pays",
+    "never": "never pays",
+    "even": "no difference",
+    "more than once": "more than once",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """What limits both sides at one x looked at, and the advantage there (None: a side is overloaded)."""
+
+    x: float
+    advantage: Estimate | None
+    on: Limits
+    off: Limits
+
+
+@dataclass(frozen=True)
+class TokenCost:
+    """Money per million output tokens at x, with and without speculation, in the currency of the price."""
+
+    x: float
+    on: float
+    off: float
+
+
+@dataclass(frozen=True)
+class Cutover:
+    """The answer for one method and draft length.
+
+    Attributes:
+        label: method and draft length.
+        over, unit: the axis, and what its x counts.
+        crossing: the statistics behind the verdict, see `draftcast.sim.statistics.crossing.Crossing`.
+        probes, looks: what was looked at, by x, and the figures behind each.
+        capacity_on, capacity_off: requests per second when saturated; None in closed loops and off the rate axis.
+        estimate: the crossing by mean steps alone (NaN: none in the range; None: not for this policy, load or metric).
+        here: where the scenario itself stands on the axis; None where that is no single number.
+        lower, upper: what limits on either side of the crossing, or at the ends of what was looked at.
+        costs: for metric ``cost``, by x.
+        requests: simulated in all.
+        stopped: why the search ended.
+    """
+
+    scenario: Scenario = field(repr=False)
+    label: str
+    over: str
+    unit: str
+    metric: Metric
+    crossing: Crossing
+    probes: tuple[Probe, ...]
+    looks: tuple[Look, ...]
+    capacity_on: Estimate | None
+    capacity_off: Estimate | None
+    estimate: float | None
+    here: float | None
+    lower: Place | None
+    upper: Place | None
+    costs: tuple[TokenCost, ...]
+    requests: int
+    stopped: Stopped
+
+    @property
+    def verdict(self) -> Verdict:
+        """``always pays`` and ``never pays`` hold wherever it was looked; ``cannot tell``: nothing else is true."""
+        if self.stopped == "budget spent" and self.crossing.kind in ("always", "never", "even"):
+            return "cannot tell"  # not everything that was to be looked at was
+        return _WORDS.get(self.crossing.kind, "cannot tell")
+
+    @property
+    def surely_pays(self) -> tuple[float, float] | None:
+        """First and last x at which speculation is significantly better."""
+        return self._span(1)
+
+    @property
+    def surely_costs(self) -> tuple[float, float] | None:
+        """First and last x at which speculation is significantly worse."""
+        return self._span(-1)
+
+    def _span(self, sign: int) -> tuple[float, float] | None:
+        xs = [probe.x for probe in self.probes if probe.sign(self.crossing.confidence) == sign]
+        return (min(xs), max(xs)) if xs else None
+
+    def summary(self) -> dict[str, Any]:
+        """For ``--json``."""
+        confidence, crosses = self.crossing.confidence, self.verdict == "crosses"
+        points = [
+            {
+                "x": probe.x,
+                "advantage": probe.advantage(confidence),
+                "sign": probe.sign(confidence),
+                "note": probe.note,
+                "replications": look.replications,
+                "requests": look.requests,
+                "on": look.on,
+                "off": look.off,
+            }
+            for probe, look in zip(self.probes, self.looks, strict=True)
+        ]
+        return {
+            "setting": self.label,
+            "over": self.over,
+            "unit": self.unit,
+            "metric": self.metric.name,
+            "verdict": self.verdict,
+            "cutover": self.crossing.best if crosses else None,
+            "low": self.crossing.low,
+            "high": self.crossing.high,
+            "pays_below": self.crossing.falls if crosses else None,
+            "confidence": confidence,
+            "surely_pays": self.surely_pays,
+            "surely_costs": self.surely_costs,
+            "step_level_estimate": self.estimate,
+            "scenario_at": self.here,
+            "capacity_rps": {"on": self.capacity_on, "off": self.capacity_off},
+            "limits": {"lower": self.lower, "upper": self.upper},
+            "cost_per_million_tokens": self.costs,
+            "points": points,
+            "requests_simulated": self.requests,
+            "stopped": self.stopped,
+        }

@@ -1,0 +1,203 @@
+"""The speed-up map: speculation's advantage at every load and draft length, or load and acceptance, and where it is 1.
+
+Each cell is one look of `draftcast.scenarios.cutover.probe`; the break-even contour is what
+`draftcast.sim.statistics.crossing.locate` says of a row or column of them. Runs the simulator; draws nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from draftcast.errors import InputError
+from draftcast.scenarios.compare.price import Price
+from draftcast.scenarios.compare.recommend import MAX_K, longest_draft
+from draftcast.scenarios.compare.verdict import Metric
+from draftcast.scenarios.cutover.axis import AcceptanceAxis, Axis, axis_named
+from draftcast.scenarios.cutover.probe import Prober
+from draftcast.scenarios.cutover.search import (
+    check_repeated,
+    first_looks,
+    label,
+    metric_named,
+    with_length,
+)
+from draftcast.scenarios.schema import Scenario
+from draftcast.sim.progress import Progress, part_of
+from draftcast.sim.statistics.crossing import Crossing, Probe, locate
+
+AGAINST = ("k", "acceptance")
+ACCEPTANCES = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
+LOADS = 7
+MAP_BUDGET_REQUESTS = 2_000_000
+NOT_LOOKED_AT = "not looked at: budget spent"
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """One point of the contour: at this k the crossing over the load, or at this load the crossing over acceptance."""
+
+    at: float
+    crossing: Crossing
+
+
+@dataclass(frozen=True)
+class SpeedupMap:
+    """Advantage by load and draft length or acceptance.
+
+    Attributes:
+        label: the method, and its draft length where that does not vary.
+        over, unit: the load axis; ``xs`` are its values.
+        against: ``k`` or ``acceptance``; ``ys`` are its values.
+        rows: one for each of ``ys``, a probe for each of ``xs``; a cell whose interval excludes 1 has a sign.
+        contour: one point per row (``k``) or per column (``acceptance``).
+        requests: simulated in all.
+    """
+
+    scenario: Scenario = field(repr=False)
+    label: str
+    over: str
+    unit: str
+    against: str
+    metric: Metric
+    xs: tuple[float, ...]
+    ys: tuple[float, ...]
+    rows: tuple[tuple[Probe, ...], ...]
+    contour: tuple[BreakEven, ...]
+    confidence: float
+    requests: int
+
+    def summary(self) -> dict[str, Any]:
+        """For ``--json``."""
+        cells = [
+            {
+                "x": probe.x,
+                self.against: y,
+                "advantage": probe.advantage(self.confidence),
+                "sign": probe.sign(self.confidence),
+                "note": probe.note,
+            }
+            for y, row in zip(self.ys, self.rows, strict=True)
+            for probe in row
+        ]
+        fixed, found = ("k", self.over) if self.against == "k" else (self.over, "acceptance")
+        contour = [
+            {
+                fixed: point.at,
+                "kind": point.crossing.kind,
+                found: point.crossing.best,
+                "low": point.crossing.low,
+                "high": point.crossing.high,
+            }
+            for point in self.contour
+        ]
+        return {
+            "setting": self.label,
+            "over": self.over,
+            "unit": self.unit,
+            "against": self.against,
+            "metric": self.metric.name,
+            "confidence": self.confidence,
+            "cells": cells,
+            "break_even": contour,
+            "requests_simulated": self.requests,
+        }
+
+
+def speedup_map(
+    scenario: Scenario,
+    *,
+    against: str,
+    over: str = "rate",
+    metric: str = "e2e",
+    at: Sequence[float] = (),
+    values: Sequence[float] = (),
+    budget_requests: int = MAP_BUDGET_REQUESTS,
+    price: Price | None = None,
+    progress: Progress | None = None,
+) -> SpeedupMap:
+    """The map of the scenario's method.
+
+    Args:
+        against: ``k`` or ``acceptance`` (per draft token, the same at every position).
+        over, metric, price, progress: as of `draftcast.scenarios.cutover.search.cutover`.
+        at: loads; none: over the axis' range.
+        values: draft lengths or acceptances; none: every length the acceptance covers, or `ACCEPTANCES`.
+        budget_requests: simulated at most in all, in equal parts for each of ``values``.
+
+    Raises:
+        InputError: as of `cutover`; acceptance on both axes; a value that is not possible.
+    """
+    axis, chosen = axis_named(over), metric_named(metric, scenario, price)
+    if against not in AGAINST:
+        raise InputError(f"must be one of {', '.join(AGAINST)}", file="--map", value=against)
+    if against == over:
+        raise InputError("the map needs another axis than --over", file="--map", value=against)
+    if scenario.speculative_config is None:
+        raise InputError("the scenario has no speculation to compare with", key="engine.speculative_config")
+    check_repeated(scenario, budget_requests)
+    ys = sorted(set(values)) or _default_values(scenario, against)
+    variants = [_variant(scenario, against, y) for y in ys]
+    part = budget_requests // len(ys)
+    probers = [
+        Prober(each, axis, chosen, part, part_of(progress, index, len(ys))) for index, each in enumerate(variants)
+    ]
+    xs = [axis.check(scenario, x) for x in sorted(set(at))] or _default_loads(probers[-1])
+    for each in variants:
+        axis.at(each, xs[0])
+    replications, confidence = scenario.statistics.replications, scenario.statistics.confidence
+    rows = tuple(tuple(prober(x, replications, 0) or Probe(x, note=NOT_LOOKED_AT) for x in xs) for prober in probers)
+    if progress is not None:
+        progress(1.0)
+    return SpeedupMap(
+        scenario,
+        scenario.method if against == "k" else label(scenario),
+        axis.name,
+        axis.unit,
+        against,
+        chosen,
+        tuple(xs),
+        tuple(ys),
+        rows,
+        tuple(_contour(xs, ys, rows, against, confidence)),
+        confidence,
+        sum(prober.spent_requests for prober in probers),
+    )
+
+
+def _default_values(scenario: Scenario, against: str) -> list[float]:
+    return list(ACCEPTANCES) if against == "acceptance" else [*map(float, range(1, longest_draft(scenario, MAX_K) + 1))]
+
+
+def _variant(scenario: Scenario, against: str, y: float) -> Scenario:
+    if against == "acceptance":
+        axis = AcceptanceAxis()
+        return axis.at(scenario, axis.check(scenario, y))
+    if y != round(y):
+        raise InputError("must be whole numbers from 1", file="--k", value=y)
+    return with_length(scenario, round(y))
+
+
+def _default_loads(prober: Prober) -> list[float]:
+    """Over rates from little load to beyond the larger capacity by the fluid estimate; else the axis' own."""
+    axis: Axis = prober.axis
+    if axis.name != "rate":
+        return first_looks(prober)
+    most = max(fluid.capacity_rps() for fluid in prober.own_fluids())
+    return [float(f"{x:.3g}") for x in np.linspace(0.1, 1.0, LOADS) * most]
+
+
+def _contour(
+    xs: Sequence[float], ys: Sequence[float], rows: Sequence[Sequence[Probe]], against: str, confidence: float
+) -> list[BreakEven]:
+    if against == "k":
+        return [BreakEven(y, locate(row, confidence)) for y, row in zip(ys, rows, strict=True)]
+    columns = zip(*rows, strict=True)
+    return [
+        BreakEven(x, locate([dataclasses.replace(p, x=y) for p, y in zip(column, ys, strict=True)], confidence))
+        for x, column in zip(xs, columns, strict=True)
+    ]

@@ -1,0 +1,257 @@
+"""One point of a cutover: the advantage at x from paired runs, or the sign alone where a side is overloaded.
+
+Chooses how long a run must be for its load, keeps count of the requests simulated, and asks a saturated run what the
+cluster can complete where the fluid estimate says that x may be close to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from draftcast.errors import InputError
+from draftcast.scenarios.compare.capacity import Capacity, capacity
+from draftcast.scenarios.compare.verdict import (
+    THROUGHPUT,
+    Metric,
+    Side,
+    State,
+    decide,
+    probe_at,
+    side,
+    side_by_capacity,
+)
+from draftcast.scenarios.cutover.axis import Axis, BatchAxis, RateAxis, is_closed
+from draftcast.scenarios.run.fluid import Fluid
+from draftcast.scenarios.run.simulate import Served, measure, serve
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import scenario_hash, with_values, without_speculation
+from draftcast.sim.output.stability import shortfall
+from draftcast.sim.progress import Progress
+from draftcast.sim.statistics.crossing import Probe
+
+MIN_REQUESTS = 1000
+MAX_REQUESTS = 24_000
+"""Of one replication; the bounds between which the load decides."""
+FIRST_SHORTFALL = 0.15
+"""By how much a first look's latency may fall short of the steady state; every effort halves it."""
+CLOSED_LOOP_TURNS, ENOUGH_TURNS, ENOUGH_REQUESTS = 20, 10, 2000
+"""Answers per client of a closed loop at a first look, and how many are enough where the loop has so many requests."""
+BATCH_REQUESTS = 16
+"""Requests in all static batches of one replication at a first look."""
+LEAST_BILLED = 200
+"""Requests that a run takes as long as, however short it is."""
+NEAR_CAPACITY = 0.6
+"""Utilisation from which the capacity is simulated before the runs: the fluid estimate is good to some 20 %."""
+NO_REQUEST_MEETS = "no request meets the SLO on or off"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a probe was made of: each side's figures (replication means), empty where nothing was run."""
+
+    x: float
+    replications: int
+    requests: int  # of one replication
+    states: tuple[State, State]  # with and without speculation
+    on: dict[str, float]
+    off: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Half:
+    """One side of the question at x, before anything but its capacity is simulated."""
+
+    scenario: Scenario
+    fluid: Fluid
+    rate_rps: float | None
+    known: Side
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """None far below it, and in closed loops."""
+        return self.known.capacity
+
+    @property
+    def utilisation(self) -> float:
+        """Rate over capacity, for a run's length; the lower bound of a simulated one."""
+        if self.rate_rps is None:
+            return 0.0
+        return self.rate_rps / (self.capacity.estimate.low if self.capacity else self.fluid.capacity_rps())
+
+    def in_system(self) -> float:
+        """Requests in the system by the fluid estimate; what it holds where that says overloaded."""
+        if self.rate_rps is None:
+            return 0.0
+        return min(self.fluid.in_system(self.rate_rps), float(self.fluid.slots))
+
+
+class Prober:
+    """Answers `draftcast.sim.statistics.crossing_search.search` for one scenario with speculation.
+
+    Args:
+        budget_requests: simulated in all, over both sides, replications and saturated runs; a run counts as at least
+            `LEAST_BILLED`.
+        progress: called with the share of the budget that is spent.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        axis: Axis,
+        metric: Metric,
+        budget_requests: int,
+        progress: Progress | None = None,
+    ) -> None:
+        if scenario.speculative_config is None:
+            raise InputError("the scenario has no speculation to compare with", key="engine.speculative_config")
+        self.scenario, self.axis, self.metric, self.budget_requests = scenario, axis, metric, budget_requests
+        self.spent_requests = 0
+        self.looks: dict[float, Look] = {}
+        self._progress = progress
+        self._fluids: dict[tuple[bool, float | None], Fluid] = {}
+        self._off: tuple[str, Served] | None = None  # the last run without speculation, by `_off_key`
+
+    def __call__(self, x: float, replications: int, effort: int) -> Probe | None:
+        """See `draftcast.sim.statistics.crossing_search.Ask`."""
+        on, off = self.sides(x)
+        if on is None or off is None:
+            return None
+        if self.metric.name in THROUGHPUT and on.rate_rps is not None:
+            return self._delivered(x, on, off)
+        if (on.known.position, off.known.position) != ("below", "below"):
+            verdict = decide(self.metric, on.known, off.known, self.scenario.statistics.confidence)
+            self.looks[x] = Look(x, 0, 0, (on.known.state, off.known.state), {}, {})
+            return probe_at(x, verdict)
+        return self._simulated(x, on, off, replications, effort)
+
+    def sides(self, x: float) -> tuple[_Half, _Half] | tuple[None, None]:
+        """Both sides at x; None without the budget to say how close they are to their capacity."""
+        with_sd = self.axis.at(self.scenario, x)
+        made = []
+        for each in (with_sd, without_speculation(with_sd)):
+            rate, fluid = self.axis.rate_rps(each, x) if not is_closed(each) else None, self.fluid(each, x)
+            known = Side(None, "below")
+            # Along rates one capacity serves every x; elsewhere each x has its own.
+            if rate is not None and (isinstance(self.axis, RateAxis) or rate > NEAR_CAPACITY * fluid.capacity_rps()):
+                if self.spent_requests >= self.budget_requests:
+                    return None, None
+                found = capacity(each, rate, deployment=fluid.deployment)
+                if found is not None:
+                    self._part(found.simulated)
+                    known = side_by_capacity(rate, found)
+            made.append(_Half(each, fluid, rate, known))
+        return made[0], made[1]
+
+    def fluid(self, scenario: Scenario, x: float) -> Fluid:
+        """The fluid estimate of a side; one engine and one mix of requests for all rates, clients and batches."""
+        return self._fluid(scenario, x if self.axis.name in ("context", "acceptance") else None)
+
+    def own_fluids(self) -> tuple[Fluid, Fluid]:
+        """The fluid estimates of the scenario as it is, with and without speculation."""
+        return self._fluid(self.scenario, None), self._fluid(without_speculation(self.scenario), None)
+
+    def _fluid(self, scenario: Scenario, x: float | None) -> Fluid:
+        speculates = scenario.speculative_config is not None
+        if (speculates, x) not in self._fluids:
+            # No axis touches the engine: each side is resolved once.
+            known = next((fluid.deployment for (on, _), fluid in self._fluids.items() if on == speculates), None)
+            self._fluids[speculates, x] = Fluid.of(scenario, known)
+        return self._fluids[speculates, x]
+
+    def _part(self, requests: int) -> Progress | None:
+        """Books the requests of a run and maps its 0..1 to its part of the budget."""
+        before = self.spent_requests
+        self.spent_requests += requests
+        if self._progress is None:
+            return None
+        report, budget = self._progress, self.budget_requests
+        return lambda share: report(min((before + share * requests) / budget, 1.0))
+
+    def _requests(self, x: float, on: _Half, off: _Half, effort: int) -> int:
+        """Requests of one replication: so many that its latency falls short of the steady state by little."""
+        if on.rate_rps is None:
+            clients = round(x) if self.axis.name == "concurrency" else _clients(on.scenario)
+            turns = max(min(CLOSED_LOOP_TURNS, ENOUGH_REQUESTS // clients), ENOUGH_TURNS)
+            return max(LEAST_BILLED, turns * clients) << effort
+        short = max(shortfall(1, side.in_system(), min(side.utilisation, 0.999)) for side in (on, off))
+        first = max(math.ceil(short / FIRST_SHORTFALL), MIN_REQUESTS)
+        return min(first << effort, MAX_REQUESTS)
+
+    def _simulated(self, x: float, on: _Half, off: _Half, replications: int, effort: int) -> Probe | None:
+        groups, requests = 1, self._requests(x, on, off, effort)
+        if isinstance(self.axis, BatchAxis):
+            requests = round(x)
+            groups = max(1, math.ceil(BATCH_REQUESTS * 2**effort / requests))
+        values: dict[str, Any] = {"statistics.replications": replications * groups}
+        if on.rate_rps is None and not is_closed(on.scenario):
+            # A pattern in time is what it is: a trace or segments, as long as the scenario says.
+            requests = on.scenario.workload.num_requests or MIN_REQUESTS
+        else:
+            values |= {"workload.num_requests": requests, "workload.duration_s": None}
+        asked = [with_values(side.scenario, values) for side in (on, off)]
+        off_key = _off_key(asked[1])
+        known = self._off[1] if self._off is not None and self._off[0] == off_key else None
+        cost = replications * groups * max(requests, LEAST_BILLED)
+        if self.spent_requests + (cost if known else 2 * cost) > self.budget_requests:
+            return None
+        with_sd = serve(asked[0], progress=self._part(cost), deployment=on.fluid.deployment)
+        if known is None:
+            known = serve(asked[1], progress=self._part(cost), deployment=off.fluid.deployment)
+            self._off = (off_key, known)
+        runs = [
+            dataclasses.replace(run, replications=tuple(_grouped(run.replications, groups)))
+            for run in measure([with_sd, known])
+        ]
+        # A capacity that was simulated already knows better than a run.
+        sides = [
+            dataclasses.replace(half.known, run=run)
+            if half.capacity is not None
+            else side(half.scenario, run, deployment=half.fluid.deployment)
+            for half, run in zip((on, off), runs, strict=True)
+        ]
+        verdict = decide(self.metric, sides[0], sides[1], self.scenario.statistics.confidence)
+        means = [_means(run.replications) if each.has_figures else {} for run, each in zip(runs, sides, strict=True)]
+        simulated = len(runs[0].requests) // (replications * groups) * groups
+        self.looks[x] = Look(x, replications, simulated, (sides[0].state, sides[1].state), means[0], means[1])
+        probe = probe_at(x, verdict)
+        if self.metric.name == "slo_goodput" and not any(
+            r[self.metric.figure] for run in runs for r in run.replications
+        ):
+            probe = dataclasses.replace(probe, note=NO_REQUEST_MEETS)
+        return probe
+
+    def _delivered(self, x: float, on: _Half, off: _Half) -> Probe:
+        """Throughput of an open loop: what arrives, up to what the cluster can complete. Needs no run of its own."""
+        rate = on.rate_rps
+        assert rate is not None
+        rates = [half.capacity.rates if half.capacity is not None else (rate,) for half in (on, off)]
+        count = max(map(len, rates))
+        with_sd, without = (tuple(min(rate, each) for each in (own * count)[:count]) for own in rates)
+        self.looks[x] = Look(x, 0, 0, (on.known.state, off.known.state), {}, {})
+        verdict = decide(self.metric, on.known, off.known, self.scenario.statistics.confidence)
+        return Probe(x, with_sd, without, note=verdict.why)
+
+
+def _off_key(scenario: Scenario) -> str:
+    """What tells runs without speculation apart: not the acceptance."""
+    return scenario_hash(with_values(scenario, {"acceptance": None}))
+
+
+def _clients(scenario: Scenario) -> int:
+    return int(getattr(scenario.workload.arrivals, "concurrency", 1))
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = [name for name in rows[0] if all(name in row for row in rows)]
+    return {name: float(np.mean([row[name] for row in rows])) for name in names}
+
+
+def _grouped(rows: Sequence[Mapping[str, float]], groups: int) -> list[dict[str, float]]:
+    """Means over so many runs each: the static batches of one replication."""
+    return [_means(rows[start : start + groups]) for start in range(0, len(rows), groups)]

@@ -1,0 +1,276 @@
+"""A scenario on a real vLLM server: the command that starts it, the requests it is sent, the run that is recorded.
+
+What a server cannot do (several replicas, policies of draftcast's own) is refused by name. Acceptance is the server's
+own: on a testbed (`draftcast live checkpoint`) the draft was built for it and n-gram prompts are built here for the
+scenario's; any other model accepts what it accepts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftcast.calibration.live.continuation import Continuation, DraftLayout
+from draftcast.calibration.live.plan import LoadPlan
+from draftcast.calibration.live.prompts import NgramTarget, Prompts, continuation_prompts, random_prompts
+from draftcast.calibration.live.record import Endpoint, Noise, record
+from draftcast.calibration.live.run_directory import SERVER_LOG, LiveRun, LiveRunWriter
+from draftcast.calibration.live.server import Server, ServerFlags
+from draftcast.errors import ScenarioError
+from draftcast.kernels.extras import require
+from draftcast.kernels.model.catalog import load_model
+from draftcast.scenarios.compare.serve_command import served_models, speculative_config_json, vllm_flags
+from draftcast.scenarios.run.workload_spec import workload_spec
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.acceptance import NgramAcceptance
+from draftcast.scenarios.schema.load import to_mapping
+from draftcast.scenarios.schema.speculation import SpeculativeConfig
+from draftcast.sim.workload.arrivals import ClosedLoop
+from draftcast.sim.workload.request_table import RequestTable
+from draftcast.sim.workload.spec import build_requests
+
+LIVE_POLICIES = ("fixed", "batch_schedule")
+# vLLM 0.32: where neither is given both are 5; where one is, the other is the same.
+_PROMPT_LOOKUP = 5
+_WARMUP_SEED = 2**31
+
+
+@dataclass(frozen=True)
+class LiveOptions:
+    """How a live run is made, beside what the scenario says.
+
+    Attributes:
+        url: of a server that somebody else started; None: we start one.
+        server_log: its log, where it is on this machine.
+        vllm: how vLLM's server is called; empty: found.
+        server_arguments: more flags for our server, verbatim.
+        port: of our server; None: a free one.
+        start_timeout_s, request_timeout_s: after which a server, or a request, has failed.
+        warmup_requests: sent before and not recorded.
+        send_for_s: no request is sent later; None: all are sent.
+    """
+
+    url: str | None = None
+    server_log: Path | None = None
+    vllm: tuple[str, ...] = ()
+    server_arguments: tuple[str, ...] = ()
+    port: int | None = None
+    start_timeout_s: float = 600.0
+    request_timeout_s: float = 120.0
+    warmup_requests: int = 8
+    send_for_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a live run tells of itself while it goes on.
+
+    Attributes:
+        say: called with a line for people.
+        waiting: called with the seconds our server has been starting.
+        load: called with the number of requests and the client's progress (sent, done, failed, tokens, time_s).
+    """
+
+    say: Callable[[str], None] = lambda _: None
+    waiting: Callable[[float], None] = lambda _: None
+    load: Callable[[int, dict[str, Any]], None] = lambda _, __: None
+
+
+def server_flags(scenario: Scenario, options: LiveOptions) -> ServerFlags:
+    """The server a scenario asks for.
+
+    Raises:
+        ScenarioError: something a single vLLM server cannot be told.
+    """
+    engine, spec = scenario.engine, scenario.speculative_config
+    if scenario.cluster.replicas != 1:
+        raise ScenarioError("a live run has one server", key="cluster.replicas", value=scenario.cluster.replicas)
+    policy = scenario.policy
+    if spec is not None and policy is not None and (policy.name not in LIVE_POLICIES or policy.parameters):
+        raise ScenarioError(
+            f"vLLM has no policies; {' and '.join(LIVE_POLICIES)} without parameters are what speculative_config says",
+            key="policy.name",
+            value=policy.name,
+        )
+    served = served_models(scenario)
+    model = _weights("engine.model", served.target)
+    flags = vllm_flags(engine)
+    if (config := speculative_config(scenario)) is not None:
+        if served.draft is not None and served.draft_is_named:
+            _weights("engine.speculative_config.model", served.draft)
+        elif served.draft is not None and options.url is None:
+            raise ScenarioError("a server does not start without", key="engine.speculative_config.model", value=None)
+        flags += ["--speculative-config", json.dumps(config)]
+    on_cpu = scenario.hardware == "cpu"
+    return ServerFlags(model, (*flags, *options.server_arguments), options.vllm, on_cpu, options.port)
+
+
+def speculative_config(scenario: Scenario) -> dict[str, Any] | None:
+    """vLLM's ``--speculative-config`` of a scenario; None where the server shall not speculate.
+
+    Raises:
+        ScenarioError: a method that vLLM does not have.
+    """
+    config = speculative_config_json(scenario)
+    if config is not None and not served_models(scenario).draft_is_named:
+        del config["model"]  # a place to fill in, which a record is not
+    return config
+
+
+def live_requests(scenario: Scenario, seed: int) -> RequestTable:
+    """The requests a run sends: those of the simulation's first replication at this seed.
+
+    Raises:
+        ScenarioError, TraceError, CapacityError: as a simulation would.
+    """
+    limit = scenario.engine.max_model_len or load_model(scenario.engine.model).max_position_embeddings
+    return build_requests(workload_spec(scenario), seed, None, limit)
+
+
+def live_prompts(scenario: Scenario, table: RequestTable, seed: int) -> Prompts:
+    """Prompts of the table's lengths; with their answers on a testbed.
+
+    Raises:
+        InputError: prompts too short to be built as the acceptance asks.
+    """
+    folder, spec = Path(scenario.engine.model), scenario.speculative_config
+    continuation = Continuation.read(folder)
+    if continuation is None:
+        return random_prompts(table.prompt_tokens, load_model(scenario.engine.model).vocab_size, seed)
+    layout = DraftLayout.read(Path(spec.model)) if spec is not None and spec.model is not None else None
+    wanted = ngram_target(scenario)
+    return continuation_prompts(table.prompt_tokens, table.output_tokens, continuation, seed, layout, wanted)
+
+
+def ngram_target(scenario: Scenario) -> NgramTarget | None:
+    """What n-gram drafting shall find in prompts made for this scenario; None where it does not draft so.
+
+    Raises:
+        ScenarioError: an acceptance model that does not say how often there is a match.
+    """
+    spec, acceptance = scenario.speculative_config, scenario.acceptance_of()
+    if spec is None or scenario.method not in ("ngram", "ngram_gpu"):
+        return None
+    if not isinstance(acceptance, NgramAcceptance):
+        value = acceptance.model if acceptance is not None else None
+        raise ScenarioError("must be ngram for n-gram prompts on a testbed", key="acceptance.model", value=value)
+    rates = acceptance.rates
+    if rates is None:
+        assert acceptance.alpha is not None  # the schema has one of the two
+        rates = tuple(acceptance.alpha**position for position in range(1, spec.k + 1))
+    return NgramTarget(acceptance.match_probability, rates[: spec.k], _lookup_min(spec))
+
+
+def load_plan(
+    scenario: Scenario, endpoint: Endpoint, table: RequestTable, prompts: Prompts, seed: int, options: LiveOptions
+) -> LoadPlan:
+    """What the client is to send."""
+    loop = workload_spec(scenario).arrivals
+    closed: dict[str, Any] = {"due_s": table.arrival_s.tolist()}
+    if isinstance(loop, ClosedLoop):
+        think_s = loop.think_time_s.draw(seed, len(table)).tolist()
+        closed = {"concurrency": loop.concurrency, "think_s": think_s if any(think_s) else None}
+    return LoadPlan(
+        url=endpoint.url,
+        model=endpoint.facts.model,
+        prompts=[prompt.tolist() for prompt in prompts.tokens],
+        output_tokens=table.output_tokens.tolist(),
+        classes=[table.class_names[class_id] for class_id in table.class_id],
+        answers=[answer.tolist() for answer in prompts.answers] if prompts.answers is not None else None,
+        request_timeout_s=options.request_timeout_s,
+        send_for_s=options.send_for_s,
+        **closed,
+    )
+
+
+def record_scenario(
+    scenario: Scenario,
+    endpoint: Endpoint,
+    writer: LiveRunWriter,
+    options: LiveOptions,
+    *,
+    seed: int | None = None,
+    warm: bool = True,
+    noise: Noise | None = None,
+    progress: Progress = Progress(),  # frozen
+) -> LiveRun:
+    """Record the scenario on a server that answers.
+
+    Args:
+        seed: of lengths, arrivals and prompts; None: the scenario's. Runs on one server need different seeds, or the
+            later ones find their prompts in the prefix cache.
+        warm: send a few requests before, unrecorded.
+
+    Raises:
+        InputError: the scenario cannot be run; LiveError: the disk refuses.
+    """
+    seed = scenario.statistics.seed if seed is None else seed
+    table = live_requests(scenario, seed)
+    plan = load_plan(scenario, endpoint, table, live_prompts(scenario, table, seed), seed, options)
+    warmup = None
+    if warm and options.warmup_requests:
+        few = table.slice(0, options.warmup_requests)
+        # Other prompts of the same lengths, two at a time: every kind of step has run once before it counts.
+        sent = load_plan(scenario, endpoint, few, live_prompts(scenario, few, seed + _WARMUP_SEED), seed, options)
+        parts = {"due_s": None, "think_s": None, "concurrency": min(2, len(few)), "send_for_s": None}
+        warmup = LoadPlan(**{**vars(sent), **parts})
+    writer.update(
+        name=scenario.name,
+        scenario=to_mapping(scenario),
+        seed=seed,
+        speculative_config=speculative_config(scenario),
+    )
+    return record(
+        writer,
+        endpoint,
+        plan,
+        noise=noise,
+        warmup=warmup,
+        progress=lambda state: progress.load(len(plan), state),
+    )
+
+
+def live_run(
+    scenario: Scenario,
+    out: Path,
+    options: LiveOptions = LiveOptions(),  # frozen
+    progress: Progress = Progress(),  # frozen
+) -> LiveRun:
+    """Start the scenario's server (or take the one at ``options.url``), record the scenario, stop the server.
+
+    Raises:
+        InputError: the scenario cannot be run, or ``out`` is not empty.
+        LiveError: no server; what was recorded is in ``out``, marked incomplete.
+    """
+    flags = server_flags(scenario, options)
+    table = live_requests(scenario, scenario.statistics.seed)
+    live_prompts(scenario, table, scenario.statistics.seed)  # what is wrong with them shows before a server starts
+    require("live", "aiohttp", place="draftcast live run")
+    writer = LiveRunWriter.create(out)
+    noise = Noise()
+    with ExitStack() as running:
+        with writer.noting():
+            if options.url is not None:
+                endpoint = Endpoint.of(options.url.rstrip("/").removesuffix("/v1"), options.server_log)
+            else:
+                server = running.enter_context(Server.start(flags, writer.folder / SERVER_LOG))
+                for line in (*served_models(scenario).notes, server.shown):
+                    progress.say(line)
+                server.wait_ready(options.start_timeout_s, progress.waiting)
+                endpoint = Endpoint.of(server.url, server.log, server)
+        return record_scenario(scenario, endpoint, writer, options, noise=noise, progress=progress)
+
+
+def _weights(key: str, model: str) -> str:
+    if "/" not in model and not Path(model).is_dir():
+        message = "is a shape without weights; a server needs a folder or a Hugging Face id"
+        raise ScenarioError(message, key=key, value=model)
+    return model
+
+
+def _lookup_min(spec: SpeculativeConfig) -> int:
+    return spec.prompt_lookup_min or spec.prompt_lookup_max or _PROMPT_LOOKUP

@@ -1,0 +1,340 @@
+"""The same loads on real servers with speculation off and on: where does it stop paying, measured.
+
+A *cell* is one load on one server: a live run in a folder of its own. Cells are interleaved so that a machine that
+drifts (heat, neighbours) hits all alike. *Together*: all servers are up, one at a time has work, and each load is run
+on every server before the next load; for machines that hold them all, such as a CPU. *In turn*: each server is started,
+runs every load and is stopped, in several rounds of alternating order; for a GPU that holds one.
+
+The same load has the same requests on every server (common random numbers); different loads have different prompts, so
+that no prefix cache knows them. Closed loops come first: rates that are not given follow from what they reached.
+Among them stand, where they are asked for, *calibration* cells: closed loops of other lengths, for whoever fits step
+times and must not do so on the runs he judges them by.
+
+``index.json`` is rewritten after every cell; the same command goes on where it was stopped. What the measurements mean
+is not known here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from draftcast.calibration.live.record import Endpoint, Noise
+from draftcast.calibration.live.run_directory import LiveRun, LiveRunWriter, is_live_run
+from draftcast.calibration.live.server import Server
+from draftcast.errors import InputError, LiveError
+from draftcast.files import is_inside, read_json, write_text
+from draftcast.kernels.extras import require
+from draftcast.scenarios.live.modes import OFF, RATE_SHARES, Mode, SweepPlan, modes_of
+from draftcast.scenarios.live.run import (
+    LiveOptions,
+    Progress,
+    live_prompts,
+    live_requests,
+    record_scenario,
+    server_flags,
+)
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import scenario_hash, with_values
+
+INDEX = "index.json"
+KIND, SCHEMA_VERSION = "live-sweep", 1
+# What every cell of an index has.
+_CELL_KEYS: dict[str, Any] = {
+    **dict.fromkeys(("dir", "purpose", "mode", "load_kind", "incomplete_reason"), str),
+    **dict.fromkeys(("round", "order", "complete"), int),
+    "load": int | float,
+}
+_KINDS = ("calibration", "concurrency", "rate")
+# Requests are made for no more than this many tokens a second from one user.
+_FASTEST_TOKENS_PER_S = 500.0
+_FEWEST = 8  # requests of an open-loop cell, on average
+
+
+@dataclass(frozen=True)
+class _Cell:
+    mode: str
+    kind: str  # one of _KINDS
+    load: float
+    round: int
+
+    @property
+    def load_kind(self) -> str:
+        return "rate" if self.kind == "rate" else "concurrency"
+
+    @property
+    def folder(self) -> str:
+        return f"{self.kind}-{self.load:g}/{self.mode}" + (f"-{self.round}" if self.round else "")
+
+
+def live_sweep(
+    scenario: Scenario,
+    out: Path,
+    plan: SweepPlan = SweepPlan(),  # noqa: B008  # frozen
+    options: LiveOptions = LiveOptions(),  # noqa: B008  # frozen
+    progress: Progress = Progress(),  # noqa: B008  # frozen
+) -> dict[str, Any]:
+    """Run every cell that ``out`` does not hold yet; returns the index.
+
+    The index: schema_version, kind, complete, scenario_hash, plan, rates_rps, created_unix_s, cells: list of {dir
+    (below ``out``), purpose (calibration or validation), mode, method, k, load_kind (rate or concurrency), load (req/s
+    or users), round, order, seed, complete, incomplete_reason}.
+
+    Raises:
+        InputError: the scenario or the plan cannot be run; ``out`` holds another sweep.
+        LiveError: a server did not start or died, or the disk refuses; every cell until then is kept.
+    """
+    modes = {mode.name: mode for mode in modes_of(scenario, plan)}
+    for mode in modes.values():
+        server_flags(mode.scenario, options)
+        for lengths in (None, plan.calibration_lengths):
+            asked = (
+                mode.scenario if lengths is None else with_values(mode.scenario, {"workload.lengths": dict(lengths)})
+            )
+            live_prompts(asked, live_requests(asked, 0), 0)
+    require("live", "aiohttp", place="draftcast live sweep")
+    sweep = _Sweep(out, scenario, plan, options, progress, modes)
+    try:
+        if plan.in_turn:
+            sweep.run_in_turn()
+        else:
+            sweep.run_together()
+    finally:
+        sweep.close()
+    sweep.finish()
+    return sweep.index
+
+
+@dataclass
+class _Sweep:
+    out: Path
+    scenario: Scenario
+    plan: SweepPlan
+    options: LiveOptions
+    progress: Progress
+    modes: dict[str, Mode]
+    index: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        header = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": KIND,
+            "scenario_hash": scenario_hash(self.scenario),
+            "modes": list(self.modes),
+            "plan": json.loads(json.dumps(asdict(self.plan))),
+        }
+        self.index = _known_index(self.out, header) or {
+            **header,
+            "complete": False,
+            "created_unix_s": time.time(),
+            "rates_rps": None,
+            "cells": [],
+        }
+        self._noise = Noise()
+        self._running = ExitStack()
+        self._endpoints: dict[str, Endpoint] = {}
+        self._write()
+
+    # ---- order ----
+
+    def loads(self, kind: str) -> list[float]:
+        """The loads of a kind; rates are worked out when the closed loops without speculation are done."""
+        if kind == "calibration":
+            return [float(users) for users in self.plan.calibration_concurrencies]
+        if kind == "concurrency":
+            return [float(users) for users in self.plan.concurrencies]
+        if self.index["rates_rps"] is None:
+            self.index["rates_rps"] = list(self.plan.rates_rps) if self.plan.rates_rps is not None else self._rates()
+            self._write()
+        return list(self.index["rates_rps"])
+
+    def run_together(self) -> None:
+        """Each load on every server, beginning with another server each time."""
+        names = list(self.modes)
+        for turn in range(self.plan.rounds):
+            for kind, load in self._spread():
+                first = (self.loads(kind).index(load) + turn) % len(names)
+                for name in names[first:] + names[:first]:
+                    self._run(_Cell(name, kind, load, turn))
+
+    def _spread(self) -> Iterator[tuple[str, float]]:
+        """Every kind and load, calibration evenly among the others: a machine that drifts is met by both alike."""
+        rates = RATE_SHARES if self.plan.rates_rps is None else self.plan.rates_rps
+        judged = len(self.plan.concurrencies) + len(rates)
+        waiting = self.loads("calibration")
+        count, done = len(waiting), 0
+        for kind in ("concurrency", "rate"):
+            for load in self.loads(kind):
+                while waiting and (count - len(waiting)) * judged <= done * count:
+                    yield "calibration", waiting.pop(0)
+                yield kind, load
+                done += 1
+        yield from (("calibration", load) for load in waiting)
+
+    def run_in_turn(self) -> None:
+        """Each server every load; every second round in the opposite order."""
+        for turn in range(self.plan.rounds):
+            back = -1 if turn % 2 else 1
+            for name in list(self.modes)[::back]:
+                for kind in _KINDS:
+                    for load in self.loads(kind)[::back]:
+                        self._run(_Cell(name, kind, load, turn))
+                self.close()
+
+    # ---- one cell ----
+
+    def _run(self, cell: _Cell) -> None:
+        if any(entry["dir"] == cell.folder and entry["complete"] for entry in self.index["cells"]):
+            return
+        folder = self.out / cell.folder
+        if folder.exists() and not is_live_run(folder) and any(folder.iterdir()):
+            raise InputError("is not a live run; name another folder for the sweep", file=str(folder))
+        shutil.rmtree(folder, ignore_errors=True)
+        mode, seed = self.modes[cell.mode], self._seed(cell)
+        is_first = cell.mode not in self._endpoints
+        endpoint = self._endpoint(cell.mode)
+        self.progress.say(f"{cell.kind} {cell.load:g}, {cell.mode}{f', round {cell.round}' if cell.round else ''}")
+        # At a low rate a cell takes longer: a handful of requests is the least that says anything.
+        send_for_s = max(self.plan.cell_s, _FEWEST / cell.load if cell.load_kind == "rate" else 0.0)
+        run = record_scenario(
+            self._at_load(mode.scenario, cell, send_for_s),
+            endpoint,
+            LiveRunWriter.create(folder),
+            replace(self.options, send_for_s=send_for_s),
+            seed=seed,
+            warm=is_first,
+            noise=self._noise,
+            progress=self.progress,
+        )
+        self._keep(cell, run, seed)
+        if trouble := endpoint.trouble():
+            raise LiveError(f"{folder}: {trouble}")
+
+    def _keep(self, cell: _Cell, run: LiveRun, seed: int) -> None:
+        cells = [entry for entry in self.index["cells"] if entry["dir"] != cell.folder]
+        entry = {
+            "dir": cell.folder,
+            "purpose": "calibration" if cell.kind == "calibration" else "validation",
+            "mode": cell.mode,
+            "method": self.modes[cell.mode].method,
+            "k": self.modes[cell.mode].k,
+            "load_kind": cell.load_kind,
+            "load": cell.load,
+            "round": cell.round,
+            "order": max((other["order"] for other in cells), default=-1) + 1,
+            "seed": seed,
+            "complete": run.complete,
+            "incomplete_reason": run.manifest["incomplete_reason"],
+        }
+        self.index["cells"] = [*cells, entry]
+        self._write()
+
+    def _seed(self, cell: _Cell) -> int:
+        """The same for every mode of a load and a round, and no other."""
+        number = len(_KINDS) * self.loads(cell.kind).index(cell.load) + _KINDS.index(cell.kind)
+        return self.scenario.statistics.seed * 1_000_003 + 1000 * cell.round + number
+
+    def _endpoint(self, name: str) -> Endpoint:
+        """The mode's server, started when it is first needed."""
+        if name not in self._endpoints:
+            flags = server_flags(self.modes[name].scenario, self.options)
+            logs = self.out / "servers"
+            try:
+                logs.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise LiveError(f"{logs}: cannot be made: {error.strerror}") from None
+            number = sum(1 for _ in logs.glob(f"{name}-*.log"))
+            server = self._running.enter_context(Server.start(flags, logs / f"{name}-{number}.log"))
+            self.progress.say(server.shown)
+            server.wait_ready(self.options.start_timeout_s, self.progress.waiting)
+            self._endpoints[name] = Endpoint.of(server.url, server.log, server)
+        return self._endpoints[name]
+
+    def close(self) -> None:
+        """Stop the servers."""
+        self._endpoints.clear()
+        self._running.close()
+
+    def _at_load(self, scenario: Scenario, cell: _Cell, send_for_s: float) -> Scenario:
+        """The scenario under a cell's load, with requests for as long as it sends."""
+        if cell.kind == "calibration" and self.plan.calibration_lengths is not None:
+            scenario = with_values(scenario, {"workload.lengths": dict(self.plan.calibration_lengths)})
+        if cell.load_kind == "rate":
+            arrivals: dict[str, Any] = {"process": "poisson", "request_rate_rps": cell.load}
+            # Three standard deviations more than come on average; what is due later is not sent.
+            mean = cell.load * send_for_s
+            count = math.ceil(mean + 3 * math.sqrt(mean) + 5)
+        else:
+            arrivals = {"process": "closed_loop", "concurrency": int(cell.load)}
+            mean_output = float(live_requests(scenario, scenario.statistics.seed).output_tokens.mean())
+            count = math.ceil(cell.load * max(1.0, send_for_s * _FASTEST_TOKENS_PER_S / mean_output))
+        values = {"workload.arrivals": arrivals, "workload.num_requests": count, "workload.duration_s": None}
+        return with_values(scenario, values)
+
+    # ---- index ----
+
+    def _rates(self) -> list[float]:
+        """Request rates from what the largest closed loop reached without speculation."""
+        largest = max(self.plan.concurrencies, default=None)
+        if largest is None:
+            raise InputError("rates follow from closed loops; give --rates, or --concurrency", file="--rates")
+        folder = self.out / _Cell(OFF, "concurrency", float(largest), 0).folder
+        finish_s = LiveRun.read(folder).requests["finish_s"]
+        answered = int((finish_s <= self.plan.cell_s).sum())
+        if not answered:
+            message = f"no request was answered in {self.plan.cell_s:g} s; give --rates, or longer cells"
+            raise LiveError(f"{folder}: {message}")
+        return [float(f"{share * answered / self.plan.cell_s:.3g}") for share in RATE_SHARES]
+
+    def finish(self) -> None:
+        """Mark the sweep complete when every cell is."""
+        self.index["complete"] = all(entry["complete"] for entry in self.index["cells"])
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LiveError(f"{self.out / INDEX}: cannot be written: {error.strerror}") from None
+        write_text(self.out / INDEX, json.dumps(self.index, indent=1) + "\n", LiveError)
+
+
+def read_index(out: Path) -> dict[str, Any]:
+    """The index of a sweep, see `live_sweep`.
+
+    Raises:
+        InputError: there is none, or one of another version.
+    """
+    path = out / INDEX
+    found = read_json(path)
+    if found.get("kind") != KIND or found.get("schema_version") != SCHEMA_VERSION:
+        raise InputError(f"not the index of a live sweep, version {SCHEMA_VERSION}", file=str(path))
+    cells = found.get("cells")
+    for entry in cells if isinstance(cells, list) else [None]:
+        if (
+            not isinstance(entry, dict)
+            or not all(isinstance(entry.get(key), kind) for key, kind in _CELL_KEYS.items())
+            or not is_inside(entry["dir"])
+        ):
+            message = f"damaged: every cell needs {', '.join(_CELL_KEYS)}, and dir must be a folder inside of this one"
+            raise InputError(message, file=str(path), key="cells", value=entry)
+    return found
+
+
+def _known_index(out: Path, header: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The index of the sweep that is to go on; None for a new one."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return None
+    found = read_index(out)
+    for key, value in header.items():
+        if found.get(key) != value:
+            message = "holds another sweep; repeat the command that began it, or name another folder"
+            raise InputError(message, file=str(out), key=key, value=found.get(key))
+    return found

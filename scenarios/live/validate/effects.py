@@ -1,0 +1,205 @@
+"""What speculation does at each load of a live sweep, measured and forecast, and where it stops paying.
+
+The effect in a closed loop is the ratio of throughputs, with speculation over off; at a rate it is the ratio of mean
+E2E latencies, off over with speculation: above 1 speculation pays in both. Intervals come from a bootstrap: rounds are
+drawn with replacement, and within a round stretches of time (closed loop) or requests, the same for both modes (rates).
+Stretches and requests of one run are not independent, so with a single round an interval is rather too narrow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from draftcast.scenarios.live.validate.comparison import Validation
+from draftcast.sim.statistics.crossing import falling
+
+FloatArray = NDArray[np.float64]
+
+RESAMPLES = 400
+_STRETCHES = 12
+_TAIL = 2.5  # per cent
+_LARGE_EFFECT = 0.05
+"""A measured effect below this has no sign to be forecast."""
+CUTOVER_BAR = 0.15
+"""Largest relative distance of two cutovers that are not within a step of each other."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Speculation's effect in one mode at one load.
+
+    Attributes:
+        mode, load_kind, load: as in the sweep's index.
+        measured, low, high: over all rounds, with its interval.
+        forecast: over all rounds and replications.
+        resamples: of the measured effect, shape (`RESAMPLES`,).
+        replications: the forecast effect by replication.
+    """
+
+    mode: str
+    load_kind: str
+    load: float
+    measured: float
+    low: float
+    high: float
+    forecast: float
+    resamples: FloatArray
+    replications: FloatArray
+
+    @property
+    def sign(self) -> str:
+        """``right`` or ``WRONG``; ``small`` where the measured effect is too small to have a sign."""
+        if abs(self.measured - 1.0) <= _LARGE_EFFECT:
+            return "small"
+        return "right" if (self.measured > 1.0) == (self.forecast > 1.0) else "WRONG"
+
+
+@dataclass(frozen=True)
+class Cutover:
+    """Closed-loop users at which a mode's throughput gain falls through 1.
+
+    Infinite: it does so beyond the largest (inf) or below the smallest (-inf) number of users that was run.
+
+    Attributes:
+        measured, low, high: with the interval. forecast: of the same loads, with the range over its replications.
+        users: the numbers of users that were run.
+    """
+
+    mode: str
+    measured: float
+    low: float
+    high: float
+    forecast: float
+    forecast_low: float
+    forecast_high: float
+    users: tuple[float, ...]
+
+    @property
+    def within_bar(self) -> bool:
+        """Whether the two are within one step of the numbers of users that were run, or within 15 %."""
+        if math.isfinite(self.measured) and abs(self.forecast / self.measured - 1.0) <= CUTOVER_BAR:
+            return True
+        return abs(self._place(self.measured) - self._place(self.forecast)) <= 1.0
+
+    def _place(self, users: float) -> float:
+        """On the scale on which neighbouring numbers of users are 1 apart; what lies beyond an end, a step from it."""
+        return float(np.interp(users, self.users, np.arange(len(self.users)), left=-1.0, right=len(self.users)))
+
+
+def effect(
+    mode: str, load_kind: str, load: float, pairs: Sequence[tuple[Validation, Validation]], seed: int = 0
+) -> Effect:
+    """The effect over the rounds of a load; ``pairs`` are the runs off and with speculation of each round."""
+    rng = np.random.default_rng(seed)
+    make = _throughput_ratios if load_kind == "concurrency" else _latency_ratios
+    rounds = [make(off, on, rng) for off, on in pairs]
+    drawn = rng.integers(0, len(rounds), (RESAMPLES, len(rounds)))
+    resamples = np.stack([values for _, values in rounds])[drawn, np.arange(RESAMPLES)[:, None]].mean(axis=1)
+    low, high = np.percentile(resamples, (_TAIL, 100.0 - _TAIL))
+    replications = np.mean([_forecasts(load_kind, off, on) for off, on in pairs], axis=0)
+    measured, forecast = float(np.mean([value for value, _ in rounds])), float(replications.mean())
+    resamples = np.asarray(resamples)
+    return Effect(mode, load_kind, load, measured, float(low), float(high), forecast, resamples, replications)
+
+
+def cutover(effects: Sequence[Effect]) -> Cutover | None:
+    """Where one mode's closed-loop gain crosses 1, measured and forecast; None with fewer than two loads."""
+    ordered = sorted(effects, key=lambda each: each.load)
+    users = np.array([each.load for each in ordered])
+    if len(users) < 2:
+        return None
+    resampled = [_crossing(users, gains) for gains in np.column_stack([each.resamples for each in ordered])]
+    low, high = np.percentile(resampled, (_TAIL, 100.0 - _TAIL), method="nearest")
+    measured = _crossing(users, np.array([each.measured for each in ordered]))
+    forecast = _crossing(users, np.array([each.forecast for each in ordered]))
+    played = [_crossing(users, gains) for gains in np.column_stack([each.replications for each in ordered])]
+    return Cutover(
+        ordered[0].mode,
+        measured,
+        float(low),
+        float(high),
+        forecast,
+        min(played),
+        max(played),
+        tuple(users.tolist()),
+    )
+
+
+def _crossing(users: FloatArray, gains: FloatArray) -> float:
+    """Users at which the gains, made to fall, reach 1: straight in between over the logarithm of the users."""
+    fitted = falling(gains)
+    if fitted[0] < 1.0:
+        return -math.inf
+    if fitted[-1] > 1.0:
+        return math.inf
+    place = np.argmax(fitted <= 1.0)
+    if place == 0:
+        return float(users[0])
+    share = (fitted[place - 1] - 1.0) / (fitted[place - 1] - fitted[place])
+    return float(users[place - 1] * (users[place] / users[place - 1]) ** share)
+
+
+def _forecasts(load_kind: str, off: Validation, on: Validation) -> FloatArray:
+    """The effect by replication; the same random numbers stand behind a replication of either run."""
+    name = closed_loop_figure(off, on) if load_kind == "concurrency" else "mean_e2el_s"
+    pairs = zip(off.played, on.played, strict=True)
+    ratios = np.array([with_it.figures[name] / without.figures[name] for without, with_it in pairs])
+    return ratios if load_kind == "concurrency" else 1.0 / ratios
+
+
+def closed_loop_figure(*runs: Validation) -> str:
+    """Throughput while all users are busy, where every run was long enough to have one."""
+    busy = all("busy_throughput" in run.figures for run in runs)
+    return "busy_throughput" if busy else "output_throughput"
+
+
+def _throughput_ratios(off: Validation, on: Validation, rng: np.random.Generator) -> tuple[float, FloatArray]:
+    """Ratio of throughputs, and resamples of it by stretches of each run's time."""
+    name = closed_loop_figure(off, on)
+    drawn = {}
+    for side, run in (("off", off), ("on", on)):
+        tokens = _tokens_by_stretch(run, name == "busy_throughput")
+        sums = rng.choice(tokens, (RESAMPLES, len(tokens))).mean(axis=1)
+        drawn[side] = sums / tokens.mean()
+    ratio = on.figures[name].measured / off.figures[name].measured
+    return ratio, ratio * drawn["on"] / np.maximum(drawn["off"], 1e-9)
+
+
+def _tokens_by_stretch(run: Validation, until_last_sending: bool) -> FloatArray:
+    chunks, sent_s = run.question.live.chunks, run.live_requests["arrival_s"]
+    end_s = float(sent_s.max()) if until_last_sending else float(run.live_requests["finish_s"].max())
+    edges = np.linspace(float(sent_s.min()), end_s, _STRETCHES + 1)
+    counts, _ = np.histogram(chunks["time_s"], edges, weights=chunks["tokens"])
+    return counts.astype(np.float64)
+
+
+def _latency_ratios(off: Validation, on: Validation, rng: np.random.Generator) -> tuple[float, FloatArray]:
+    """Ratio of mean E2E latencies, and resamples of it by requests, the same requests in both runs."""
+    both = pd.concat([_e2e(off), _e2e(on)], axis=1, keys=["off", "on"]).dropna()
+    ratio = off.figures["mean_e2el_s"].measured / on.figures["mean_e2el_s"].measured
+    if not len(both):
+        return ratio, np.full(RESAMPLES, math.nan)
+    drawn = rng.integers(0, len(both), (RESAMPLES, len(both)))
+    means = {side: both[side].to_numpy()[drawn].mean(axis=1) / both[side].mean() for side in ("off", "on")}
+    return ratio, np.asarray(ratio * means["off"] / means["on"])
+
+
+def _e2e(run: Validation) -> pd.Series[float]:
+    ids = run.question.live.requests["request_id"].to_numpy()[run.question.kept]
+    spent = run.live_requests["finish_s"] - run.live_requests["arrival_s"]
+    return pd.Series(spent.to_numpy(), index=ids)
+
+
+def capacities(validations: Mapping[str, Sequence[Validation]]) -> dict[str, float]:
+    """Output tokens a second that each mode's closed loops reached at most; by mode."""
+    return {
+        mode: max(run.figures[closed_loop_figure(run)].measured for run in runs)
+        for mode, runs in validations.items()
+        if runs
+    }

@@ -1,0 +1,131 @@
+"""A live run as a question to the simulator: the same requests, the server's own configuration, the same clients."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from draftcast.calibration.live.run_directory import LiveRun
+from draftcast.errors import InputError
+from draftcast.scenarios.run.deployment import Deployment, deploy
+from draftcast.scenarios.run.workload_spec import request_classes, workload_spec
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import with_values
+from draftcast.sim.workload.arrivals import ClosedLoop
+from draftcast.sim.workload.request_table import RequestTable
+
+# What a server resolved and the scheduler depends on; where it does not say, the scenario's own holds.
+SERVER_KEYS = (
+    "num_gpu_blocks",
+    "block_size",
+    "max_num_batched_tokens",
+    "max_num_scheduled_tokens",
+    "max_num_seqs",
+    "max_model_len",
+    "async_scheduling",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "long_prefill_token_threshold",
+    "watermark",
+    "scheduling_policy",
+    "enforce_eager",
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What `draftcast.scenarios.live.validate.forecast` plays.
+
+    Attributes:
+        live: the recorded run.
+        scenario: the one asked about, with the server's configuration, speculation and clients in it.
+        deployment: the engine, resolved.
+        table: the requests that were answered, in the order of sending; arrivals are the times of sending.
+        kept: row of each of them in ``live.requests``.
+        loop: the clients of a closed loop, else None.
+        from_server: the keys taken from the server.
+    """
+
+    live: LiveRun
+    scenario: Scenario
+    deployment: Deployment
+    table: RequestTable
+    kept: np.ndarray[Any, np.dtype[np.int64]]
+    loop: ClosedLoop | None
+    from_server: dict[str, Any]
+
+
+def question(live: LiveRun, scenario: Scenario, profile: str | None = None) -> Question:
+    """The run as the simulator is asked it.
+
+    Args:
+        scenario: model, device, acceptance, objectives; its arrivals and lengths are replaced by the run's.
+        profile: instead of the scenario's.
+
+    Raises:
+        InputError: no request was answered, a class or an acceptance the scenario does not have, what `deploy` refuses.
+    """
+    manifest = live.manifest
+    config = manifest["server"].get("config") or {}
+    from_server = {key: config[key] for key in SERVER_KEYS if config.get(key) is not None}
+    values: dict[str, Any] = {f"engine.{key}": value for key, value in from_server.items()}
+    values["engine.speculative_config"] = _speculation(live, scenario)
+    recorded = manifest["scenario"].get("workload", {}).get("arrivals")
+    if recorded is not None and recorded.get("process") == "closed_loop":
+        values |= {"workload.arrivals": recorded, "workload.duration_s": None}
+        values["workload.num_requests"] = len(live.requests)
+    if profile is not None:
+        values["profile"] = profile
+    # One server was run, whatever else is planned.
+    values["cluster.replicas"] = 1
+    asked = with_values(scenario, values)
+    requests = live.requests.sort_values("sent_s", kind="stable")
+    answered = requests[(requests["error"] == "") & requests["finish_s"].notna() & (requests["output_tokens"] > 0)]
+    if not len(answered):
+        raise InputError("no request of the run was answered", file=str(live.folder))
+    names = tuple(entry.name for entry in request_classes(asked))
+    unknown = sorted(set(answered["class"]) - set(names))
+    if unknown:
+        allowed = f"the run's requests are of a class the scenario does not have; it has {', '.join(names)}"
+        raise InputError(allowed, file=str(live.folder), key="class", value=unknown[0])
+    table = RequestTable.from_columns(
+        answered["prompt_tokens"].to_numpy(),
+        answered["output_tokens"].to_numpy(),
+        np.maximum(answered["sent_s"].to_numpy(np.float64), 0.0),
+        answered["class"].map(names.index).to_numpy(),
+        np.array([entry.priority for entry in request_classes(asked)])[answered["class"].map(names.index)],
+        class_names=names,
+    )
+    loop = workload_spec(asked).arrivals
+    closed = loop if isinstance(loop, ClosedLoop) and recorded == values.get("workload.arrivals") else None
+    return Question(live, asked, deploy(asked), table, answered.index.to_numpy(np.int64), closed, from_server)
+
+
+def _speculation(live: LiveRun, scenario: Scenario) -> dict[str, Any] | None:
+    """The server's speculation in the scenario's terms: a checkpoint's folder may stand for a shape there."""
+    config = live.manifest["speculative_config"]
+    own = scenario.engine.speculative_config
+    if config is None:
+        return None
+    if own is None:
+        return dict(config)
+    same = {**config}
+    if own.model is not None and config.get("model") is not None and _method(config) == own.resolved_method:
+        same["model"] = own.model
+    return same
+
+
+def _method(config: dict[str, Any]) -> str:
+    return str(config.get("method") or "draft_model")
+
+
+def with_excess(deployment: Deployment, decode: float, prompt: float) -> Deployment:
+    """The engine with every step longer by these shares: steps without and with prompt tokens."""
+    from draftcast.sim.cost.step_time import P_DECODE_EXCESS, P_PROMPT_EXCESS
+
+    params = deployment.cost.params.copy()
+    params[P_DECODE_EXCESS], params[P_PROMPT_EXCESS] = decode, prompt
+    return dataclasses.replace(deployment, cost=deployment.cost._replace(params=params))

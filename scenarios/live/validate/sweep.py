@@ -1,0 +1,267 @@
+"""A live sweep beside its forecast: every run validated, speculation's effect at every load, the cutovers.
+
+The sweep's calibration runs make the profile where none is given, and are not judged; a sweep without them is forecast
+with the scenario's own profile. Whatever runs a profile was made from are left out, and the report says which.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftcast.calibration.engine_log.regression import Errors
+from draftcast.calibration.live.run_directory import LiveRun
+from draftcast.calibration.live.step_profile import PROFILE_FILES, calibrate_live, run_digest, write_live_profile
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.load import AffineProfile, load_profile
+from draftcast.errors import InputError
+from draftcast.kernels.model.catalog import load_model
+from draftcast.scenarios.live.modes import OFF
+from draftcast.scenarios.live.sweep import read_index
+from draftcast.scenarios.live.validate.comparison import Validation, validate
+from draftcast.scenarios.live.validate.effects import Cutover, Effect, capacities, cutover, effect
+from draftcast.scenarios.live.validate.step_times import repeat_spread
+from draftcast.scenarios.schema.load import recorded_scenario
+from draftcast.sim.progress import Progress
+
+PROFILE = "profile"
+BELOW_CAPACITY = 0.8
+"""Share of a mode's capacity up to which latencies at a rate are held to their bars."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One judged run of the sweep.
+
+    Attributes:
+        entry: of the sweep's index.
+        capacity_share: offered tokens a second over what the mode's closed loops reached at most; NaN in closed loops.
+    """
+
+    entry: dict[str, Any]
+    validation: Validation = field(repr=False)
+    capacity_share: float
+
+    @property
+    def key(self) -> tuple[str, str, float, int]:
+        """Mode, kind of load, load, round."""
+        return (self.entry["mode"], self.entry["load_kind"], self.entry["load"], self.entry["round"])
+
+    @property
+    def judged(self) -> bool:
+        """Whether the figures are held to their bars: closed loops, and rates below 80 % of the capacity."""
+        return not self.capacity_share > BELOW_CAPACITY
+
+
+@dataclass(frozen=True)
+class ModeSteps:
+    """Step time in the judged runs of a mode: errors of the profile, and how far the machine itself repeats a step.
+
+    Attributes:
+        repeat_spread: see `draftcast.scenarios.live.validate.step_times.repeat_spread`.
+    """
+
+    errors: Errors
+    repeat_spread: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A mode's acceptance over all its judged runs.
+
+    Attributes:
+        drafts: rounds with drafts that the servers counted.
+        measured, forecast: unconditional rates by draft position, runs weighted by their rounds.
+    """
+
+    mode: str
+    drafts: int
+    measured: tuple[float, ...]
+    forecast: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class SweepValidation:
+    """What `validate_sweep` found.
+
+    Attributes:
+        folder: of the sweep. profile: its name; calibrated_on: the runs behind it.
+        cells: every judged run. effects, cutovers: by mode and load.
+        steps: step time over all judged runs, by mode and over ``all``.
+        acceptance: of every mode that drafts and whose servers count.
+        continuation: tokens compared with the known text and wrong ones, of every run, calibration runs as well.
+        notes: what a reader must know, runs that are not judged among it.
+    """
+
+    folder: Path
+    profile: str
+    calibrated_on: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    effects: tuple[Effect, ...]
+    cutovers: tuple[Cutover, ...]
+    steps: dict[str, ModeSteps]
+    acceptance: tuple[Accepted, ...]
+    continuation: dict[str, tuple[int, int]]
+    notes: tuple[str, ...]
+
+
+def validate_sweep(
+    folder: Path,
+    profile: str | None = None,
+    *,
+    measured: bool = False,
+    core_speed: bool = True,
+    out: Path | None = None,
+    progress: Progress | None = None,
+) -> SweepValidation:
+    """Validate every run of a sweep.
+
+    Args:
+        folder: of `draftcast live sweep`.
+        profile: None: made from the sweep's calibration runs; the scenario's own where it has none.
+        measured: forecast with the acceptance each server counted, not the scenario's.
+        core_speed: forecast each run at the speed the probe beside its server read, see
+            `draftcast.scenarios.live.validate.comparison.validate`.
+        out: where a profile that is made goes, into ``profile``; None: ``folder``.
+
+    Raises:
+        InputError: no sweep, calibration runs that cannot be fitted, no run to judge.
+    """
+    index = read_index(folder)
+    named = profile or _own_profile(folder, index, out or folder)
+    notes: list[str] = []
+    cells: list[tuple[dict[str, Any], Validation]] = []
+    continuation = {}
+    for number, entry in enumerate(index["cells"]):
+        live = LiveRun.read(folder / entry["dir"])
+        if known := live.manifest["known_continuation"]:
+            continuation[entry["dir"]] = (known["checked_tokens"], known["wrong_tokens"])
+        if entry["purpose"] != "validation":
+            continue
+        scenario = recorded_scenario(live.manifest, entry["dir"])
+        if run_digest(live) in _seen_by(named or scenario.profile, scenario.hardware):
+            notes.append(f"{entry['dir']}: the profile has seen it, not judged")
+        elif not (live.requests["finish_s"].notna() & (live.requests["error"] == "")).any():
+            notes.append(f"{entry['dir']}: no request was answered, not judged: {live.manifest['incomplete_reason']}")
+        else:
+            cells.append((entry, validate(live, scenario, profile=named, measured=measured, core_speed=core_speed)))
+            notes += [f"{entry['dir']}: {note}" for note in cells[-1][1].notes]
+        if progress is not None:
+            progress((number + 1) / len(index["cells"]))
+    if not cells:
+        raise InputError("no run of the sweep can be judged", file=str(folder))
+    found = cells[0][1].question.deployment.profile
+    effects = _effects(cells)
+    closed = [each for each in effects if each.load_kind == "concurrency"]
+    by_mode = [[each for each in closed if each.mode == mode] for mode in _modes(cells)]
+    return SweepValidation(
+        folder=folder,
+        profile=found.name,
+        calibrated_on=tuple(sorted(found.fitted_runs.values())) if isinstance(found, AffineProfile) else (),
+        cells=_with_capacity(cells),
+        effects=tuple(effects),
+        cutovers=tuple(where for each in by_mode if each and (where := cutover(each)) is not None),
+        steps=_steps(cells),
+        acceptance=_acceptance(cells),
+        continuation=continuation,
+        notes=tuple(notes),
+    )
+
+
+def _own_profile(folder: Path, index: dict[str, Any], out: Path) -> str | None:
+    """The profile of the sweep's calibration runs, made anew; None where there are none."""
+    entries = [entry for entry in index["cells"] if entry["purpose"] == "calibration" and entry["complete"]]
+    if not entries:
+        return None
+    runs = [LiveRun.read(folder / entry["dir"]) for entry in entries]
+    found = calibrate_live(runs)
+    for file in PROFILE_FILES:
+        (out / PROFILE / file).unlink(missing_ok=True)
+    asked = recorded_scenario(runs[0].manifest, entries[0]["dir"])
+    write_live_profile(
+        found,
+        out / PROFILE,
+        name=f"{folder.resolve().name}-calibration",
+        model=load_model(asked.engine.model).name,
+        hardware=load_hardware(asked.hardware),
+        tp=asked.engine.tensor_parallel_size,
+        dtype=asked.engine.weight_dtype,
+    )
+    return str(out / PROFILE)
+
+
+def _seen_by(profile: str | None, hardware: str) -> set[str]:
+    """Digests of the runs that a profile was fitted to."""
+    found = load_profile(profile, load_hardware(hardware))
+    return set(found.fitted_runs) if isinstance(found, AffineProfile) else set()
+
+
+def _modes(cells: Sequence[tuple[dict[str, Any], Validation]]) -> list[str]:
+    return [mode for mode in dict.fromkeys(entry["mode"] for entry, _ in cells) if mode != OFF]
+
+
+def _effects(cells: Sequence[tuple[dict[str, Any], Validation]]) -> list[Effect]:
+    """Of every mode at every load that was run off as well, rounds taken together."""
+    by_key = {(e["mode"], e["load_kind"], e["load"], e["round"]): validation for e, validation in cells}
+    pairs: dict[tuple[str, str, float], list[tuple[Validation, Validation]]] = defaultdict(list)
+    for (mode, kind, load, turn), on in by_key.items():
+        off = by_key.get((OFF, kind, load, turn))
+        if mode != OFF and off is not None:
+            pairs[mode, kind, load].append((off, on))
+    return [effect(mode, kind, load, both) for (mode, kind, load), both in sorted(pairs.items())]
+
+
+def _with_capacity(cells: Sequence[tuple[dict[str, Any], Validation]]) -> tuple[Cell, ...]:
+    closed: dict[str, list[Validation]] = defaultdict(list)
+    for entry, validation in cells:
+        if entry["load_kind"] == "concurrency":
+            closed[entry["mode"]].append(validation)
+    most = capacities(closed)
+    found = []
+    for entry, validation in cells:
+        share = np.nan
+        if entry["load_kind"] == "rate" and entry["mode"] in most:
+            offered = entry["load"] * float(validation.live_requests["output_tokens"].mean())
+            share = offered / most[entry["mode"]]
+        found.append(Cell(entry, validation, float(share)))
+    return tuple(found)
+
+
+def _acceptance(cells: Sequence[tuple[dict[str, Any], Validation]]) -> tuple[Accepted, ...]:
+    found = []
+    for mode in _modes(cells):
+        runs = [validation for entry, validation in cells if entry["mode"] == mode]
+        counts = [run.question.live.manifest["acceptance"] for run in runs]
+        counted = [(run, count) for run, count in zip(runs, counts, strict=True) if count and count["num_drafts"]]
+        if not counted:
+            continue
+        drafts = np.array([count["num_drafts"] for _, count in counted])
+        names = [f"acceptance_rate_position_{i}" for i in range(len(counted[0][1]["per_position"]))]
+        known = [name for name in names if all(name in run.figures for run, _ in counted)]
+        measured = [[run.figures[name].measured for run, _ in counted] for name in known]
+        forecast = [[run.figures[name].forecast.mean for run, _ in counted] for name in known]
+        sides = [tuple(float(np.average(row, weights=drafts)) for row in side) for side in (measured, forecast)]
+        found.append(Accepted(mode, int(drafts.sum()), *sides))
+    return tuple(found)
+
+
+def _steps(cells: Sequence[tuple[dict[str, Any], Validation]]) -> dict[str, ModeSteps]:
+    import pandas as pd
+
+    points: dict[str, list[Any]] = defaultdict(list)
+    for entry, validation in cells:
+        if validation.steps is not None:
+            points[entry["mode"]].append(validation.steps.timed.points)
+    if not points:
+        return {}
+    by_mode = {mode: pd.concat(frames, ignore_index=True) for mode, frames in points.items()}
+    by_mode["all"] = pd.concat(list(by_mode.values()), ignore_index=True)
+    return {
+        mode: ModeSteps(Errors.of(frame["predicted_s"].to_numpy(np.float64), frame), repeat_spread(frame))
+        for mode, frame in by_mode.items()
+    }

@@ -1,0 +1,1 @@
+"""How many GPUs a load needs."""

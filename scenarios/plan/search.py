@@ -1,0 +1,227 @@
+"""Does a cluster of so many replicas meet the objectives at so many requests per second, and up to how many.
+
+Every run draws the same requests, lengths and draft tokens (common random numbers); a higher rate squeezes the same
+arrivals. So the answer changes from met to not met once, up to chance near the limit, and bisection finds where.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftcast.scenarios.compare.capacity import rate_of
+from draftcast.scenarios.compare.comparison import simulate
+from draftcast.scenarios.compare.verdict import Side, State, side
+from draftcast.scenarios.plan.slo import Objective
+from draftcast.scenarios.run.deployment import Deployment
+from draftcast.scenarios.run.simulate import RunResult
+from draftcast.scenarios.run.steady_step import Traffic, token_seconds, traffic
+from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import with_rate, with_values
+from draftcast.sim.acceptance import Constant
+from draftcast.sim.compiled.random_streams import replication_seed
+from draftcast.sim.statistics.intervals import Estimate
+from draftcast.sim.workload.spec import build_requests
+
+MOST_REQUESTS = 60_000
+"""A run of many replicas gets as many requests for each as one alone, up to this many in all."""
+STEADY_STATE = "steady state"
+IDLE_SHARE = 0.01
+"""Share of a replica's estimated capacity at which hardly any request meets another: latency's floor."""
+_STEPS = 60
+_LARGEST_STEP = 4.0
+_WIDEST = 1e6
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What limits: how much of it is used.
+
+    Attributes:
+        name: an objective as it was written, ``slo.attainment``, ``capacity`` (the load exceeds it, or lies inside its
+            interval), or ``steady state`` (the run was too short to reach it).
+        value, limit: the figure and its bound: seconds, shares of requests, or requests per second; NaN of a steady
+            state.
+        used: value over limit (for a share: what is missed over what may be); above 1 it is broken; NaN of a steady
+            state.
+    """
+
+    name: str
+    value: float
+    limit: float
+    used: float
+
+
+@dataclass(frozen=True)
+class Check:
+    """One simulated load.
+
+    Attributes:
+        rate_rps, replicas: what was simulated.
+        met: a steady state, and every objective's mean over the replications within its limit.
+        verdict: the state of `draftcast.scenarios.compare.verdict.Side`.
+        completed_rps: what is completed: the load, or the capacity where the load exceeds it (NaN: not known).
+        constraints: the objectives, the tightest first; without a steady state ``capacity`` or ``steady state`` alone.
+        figures: of the run, with intervals.
+    """
+
+    rate_rps: float
+    replicas: int
+    met: bool
+    verdict: State
+    completed_rps: float
+    constraints: tuple[Constraint, ...]
+    figures: dict[str, Estimate] = field(repr=False)
+
+    @property
+    def tightest(self) -> Constraint:
+        """The objective that is nearest to its limit, or furthest beyond it."""
+        return self.constraints[0]
+
+
+@dataclass(frozen=True)
+class LargestRate:
+    """Bracket of the largest rate that meets the objectives: the last that did, the first that did not (requests/s).
+
+    ``limit`` is what broke at the latter; None when nothing did up to the largest rate that was tried.
+    """
+
+    met: float
+    not_met: float
+    limit: Constraint | None
+
+
+class Cluster:
+    """Clusters of one engine under one workload, of any number of replicas; every load is simulated once.
+
+    Args:
+        scenario: with arrivals that have a single rate.
+        deployment: of its engine.
+        objectives: none: the scenario's own ``slo``.
+        ran: called after every simulation.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        deployment: Deployment,
+        objectives: tuple[Objective, ...],
+        ran: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._scenario = scenario
+        self._deployment = deployment
+        self._objectives = objectives
+        self._ran = ran
+        self._checks: dict[tuple[int, float], Check] = {}
+
+    @functools.cached_property
+    def traffic(self) -> Traffic:
+        """Means over the requests of the first replication."""
+        seed = replication_seed(self._scenario.statistics.seed, 0)
+        max_model_len = self._deployment.settings.max_model_len
+        table = build_requests(workload_spec(self._scenario), seed, None, max_model_len)
+        # Without speculation there is no acceptance, and none is asked for.
+        models = acceptance_models(self._scenario) or [Constant(alpha=0.0)] * len(table.class_names)
+        return traffic(table, models)
+
+    def estimated_rate(self) -> float:
+        """Requests per second that one replica completes with a full batch, from its mean step alone."""
+        asked, settings = self.traffic, self._deployment.settings
+        tokens = round(asked.prompt_tokens + asked.output_tokens)
+        held = self._deployment.memory.max_concurrency(tokens, settings.lookahead)
+        batch = max(1, min(settings.max_num_seqs, math.floor(held)))
+        seconds = token_seconds(self._deployment.cost, asked, batch, self._scenario.num_speculative_tokens)
+        return batch / (asked.output_tokens * seconds)
+
+    def check(self, replicas: int, rate_rps: float) -> Check:
+        """Simulate ``replicas`` at ``rate_rps``, or recall it."""
+        key = (replicas, rate_rps)
+        if key not in self._checks:
+            asked = cluster_scenario(self._scenario, replicas, rate_rps)
+            run = simulate(asked, deployment=self._deployment)
+            self._checks[key] = check_load(asked, side(asked, run, deployment=self._deployment), self._objectives)
+            self._ran()
+        return self._checks[key]
+
+    def largest_rate(self, replicas: int, start_rps: float, step: float, tolerance: float) -> LargestRate | None:
+        """Where ``replicas`` stop meeting the objectives, by bisection in the logarithm of the rate.
+
+        Args:
+            start_rps: where to begin. step: factor of the first move up or down; it is squared from move to move until
+                the rate is bracketed. tolerance: relative width of the bracket to stop at.
+
+        None when the objectives are not met at any rate down to a millionth of the start.
+        """
+        low: float | None = None
+        high: float | None = None
+        rate = start_rps
+        for _ in range(_STEPS):
+            if self.check(replicas, rate).met:
+                low = rate
+            else:
+                high = rate
+            if low is not None and high is not None:
+                if high / low <= 1.0 + tolerance:
+                    break
+                rate = math.sqrt(low * high)
+                continue
+            if rate < start_rps / _WIDEST:
+                return None
+            if rate > start_rps * _WIDEST:
+                break
+            rate *= step if high is None else 1.0 / step
+            step = min(step**2, _LARGEST_STEP)
+        if low is None:
+            return None
+        return LargestRate(low, high or math.inf, self.check(replicas, high).tightest if high is not None else None)
+
+
+def cluster_scenario(scenario: Scenario, replicas: int, rate_rps: float) -> Scenario:
+    """What `Cluster.check` simulates: more requests for more replicas; a trace is as long as it is."""
+    values: dict[str, Any] = {"cluster.replicas": replicas}
+    own = scenario.workload.num_requests
+    if own is not None and replicas > 1:
+        values["workload.num_requests"] = max(own, min(own * replicas, MOST_REQUESTS))
+    return with_values(with_rate(scenario, rate_rps), values)
+
+
+def check_load(scenario: Scenario, own: Side, objectives: tuple[Objective, ...]) -> Check:
+    """Whether a setting meets the objectives (none: the scenario's own ``slo``) at its load, and by how much.
+
+    What a run close to the capacity may still miss of its steady latency is added before it is held to the objectives.
+    """
+    run, rate_rps = own.run, rate_of(scenario)
+    assert run is not None
+    assert rate_rps is not None
+    replicas, figures = scenario.cluster.replicas, run.summary["figures"]
+    if not own.has_figures:
+        completed = own.capacity.estimate.low if own.capacity is not None else math.nan
+        found = [Constraint("capacity", rate_rps, completed, rate_rps / completed)]
+        if own.state == "not settled":
+            found = [Constraint(STEADY_STATE, math.nan, math.nan, math.nan)]
+        return Check(rate_rps, replicas, False, own.state, completed, tuple(found), figures)
+    completed = rate_rps
+    if objectives:
+        ratios = [each.ratio(figures) / (1.0 - run.shortfall) for each in objectives]
+        found = [
+            Constraint(each.label, each.limit_s * ratio, each.limit_s, ratio)
+            for each, ratio in zip(objectives, ratios, strict=True)
+        ]
+        # A figure that the run does not have (no request with two output tokens) breaks no bound.
+        found.sort(key=lambda each: 0.0 if math.isnan(each.used) else -each.used)
+        met = not any(each.used > 1.0 for each in found)
+    else:
+        found, met = [_attainment(run, scenario)], run.slo_met is not False
+    return Check(rate_rps, replicas, met, own.state, completed, tuple(found), figures)
+
+
+def _attainment(run: RunResult, scenario: Scenario) -> Constraint:
+    """The scenario's own SLO: of all requests, the share that may miss it and the share that does."""
+    wanted = [slo.attainment for slo in (scenario.slo, *(entry.slo for entry in scenario.workload.classes)) if slo]
+    attained, least = run.summary["figures"]["slo_attainment"].mean, min(wanted)
+    used = (1.0 - attained) / (1.0 - least) if least < 1.0 else (math.inf if attained < 1.0 else 0.0)
+    return Constraint("slo.attainment", attained, least, used)

@@ -1,0 +1,1 @@
+"""From a scenario to a simulation and its result."""

@@ -1,0 +1,180 @@
+"""Choices that touch several keys of a scenario at once: another method, acceptance model, arrival process, model.
+
+Each gives dotted keys for `scenarios/schema/load/with_values`. What was known before is carried over as far as it
+has a meaning there; the acceptance of one method has none for another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftcast.errors import ScenarioError
+from draftcast.kernels.model.catalog import load_model, model_names
+from draftcast.scenarios.schema import METHODS, Scenario
+from draftcast.scenarios.schema.acceptance import known_positions
+from draftcast.scenarios.schema.changes import value_at
+from draftcast.scenarios.schema.load import acceptance_places, to_mapping
+from draftcast.sim.cost.methods import get_method
+
+OFF = "off"
+DEFAULT_K = 3
+# Where a rate is asked for and nothing is known; shown to be changed, never taken silently.
+FIRST_GUESS = 0.7
+# Keys of speculative_config that mean the same for every method.
+_SHARED = (
+    "num_speculative_tokens",
+    "num_speculative_tokens_per_batch_size",
+    "draft_tensor_parallel_size",
+    "rejection_sample_method",
+    "synthetic_acceptance_rates",
+    "synthetic_acceptance_length",
+)
+ACCEPTANCE_MODELS = ("per_position", "constant", "beta")
+ARRIVALS = ("poisson", "gamma", "deterministic", "closed_loop")
+
+
+def with_method(scenario: Scenario, method: str, draft_model: str | None = None) -> dict[str, Any]:
+    """Another drafting method at the same k, or ``off``; its acceptance goes with it (`acceptance_of_method`).
+
+    Args:
+        draft_model: for methods that need one; None: the smallest bundled model of the target's vocabulary.
+
+    Raises:
+        ScenarioError: an unknown method, or no draft model to propose.
+    """
+    if method == OFF:
+        return {"engine.speculative_config": None}
+    if method not in METHODS:
+        raise ScenarioError(f"unknown method; choose from {OFF}, {', '.join(METHODS)}", key="method", value=method)
+    old = to_mapping(scenario)["engine"]["speculative_config"] or {"num_speculative_tokens": DEFAULT_K}
+    config = {key: value for key, value in old.items() if key in _SHARED} | {"method": method}
+    config.setdefault("num_speculative_tokens", DEFAULT_K)
+    if get_method(method).needs_draft_model:
+        config["model"] = draft_model or _smallest_draft(scenario)
+    return {"engine.speculative_config": config}
+
+
+def acceptance_of_method(base: Scenario, scenario: Scenario, method: str) -> dict[str, Any] | None:
+    """The acceptance that goes with a choice of method: no change, the base's own, or None where it must be asked for.
+
+    Args:
+        base: the scenario's origin, whose acceptance is that of its own method.
+        method: as `with_method` takes it.
+    """
+    spec = scenario.speculative_config
+    if method in (OFF, scenario.method) or (spec is not None and spec.synthetic_rates is not None):
+        return {}
+    if method != base.method:
+        return None
+    data = to_mapping(base)
+    return {place: value_at(data, place) for place in acceptance_places(data)}
+
+
+def with_method_as_given(scenario: Scenario, method: str, text: str) -> dict[str, Any]:
+    """Another method with its acceptance as a reader types it: one rate, or one for each draft position.
+
+    Raises:
+        ScenarioError: no such numbers.
+    """
+    try:
+        rates = [float(part) for part in text.replace(";", ",").split(",") if part.strip()]
+    except ValueError:
+        raise ScenarioError("must be numbers separated by commas", key="acceptance", value=text) from None
+    if not rates:
+        raise ScenarioError("give one rate, or one for each draft position", key="acceptance", value=text)
+    model = "tree" if method == "eagle_tree" else "constant" if len(rates) == 1 else "per_position"
+    acceptance = {"model": model, **({"alpha": rates[0]} if len(rates) == 1 else {"rates": rates})}
+    values, changed = with_method(scenario, method), to_mapping(scenario)
+    changed["engine"]["speculative_config"] = values["engine.speculative_config"]
+    return values | dict.fromkeys(acceptance_places(changed), acceptance)
+
+
+def with_model(scenario: Scenario, model: str) -> dict[str, Any]:
+    """Another target. The name of a published head belongs to the old target and is dropped."""
+    values: dict[str, Any] = {"engine.model": model}
+    spec = scenario.speculative_config
+    if spec is not None and spec.model is not None and not get_method(scenario.method).needs_draft_model:
+        config = to_mapping(scenario)["engine"]["speculative_config"]
+        values["engine.speculative_config"] = {key: value for key, value in config.items() if key != "model"}
+    return values
+
+
+def draft_models(scenario: Scenario) -> list[str]:
+    """Bundled models that could draft for the target: its vocabulary, fewer parameters; smallest first."""
+    target = load_model(scenario.engine.model)
+    found = [load_model(name) for name in model_names()]
+    fitting = [each for each in found if each.vocab_size == target.vocab_size]
+    fitting = [each for each in fitting if each.num_parameters < target.num_parameters]
+    return [each.name for each in sorted(fitting, key=lambda each: each.num_parameters)]
+
+
+def longest_k(scenario: Scenario) -> int | None:
+    """The largest k that the acceptance has rates for; None when it has them for any."""
+    return known_positions(scenario.acceptance) if scenario.acceptance is not None else None
+
+
+def with_acceptance_model(scenario: Scenario, model: str) -> dict[str, Any]:
+    """Another acceptance model with the same mean acceptance length at the scenario's k, as far as that goes.
+
+    Raises:
+        ScenarioError: a model that needs more than one number to begin with.
+    """
+    k = max(scenario.num_speculative_tokens, 1)
+    alpha = _equal_alpha(scenario, k)
+    if model == "constant":
+        return {"acceptance": {"model": "constant", "alpha": alpha}}
+    if model == "beta":
+        return {"acceptance": {"model": "beta", "mean": min(max(alpha, 0.001), 0.999), "concentration": 10.0}}
+    if model == "per_position":
+        rates = [round(alpha ** (position + 1), 4) for position in range(max(k, DEFAULT_K))]
+        return {"acceptance": {"model": "per_position", "rates": rates}}
+    raise ScenarioError(
+        f"choose from {', '.join(ACCEPTANCE_MODELS)}; others come with a scenario file", key="acceptance", value=model
+    )
+
+
+def with_arrivals(scenario: Scenario, process: str, request_rate_rps: float) -> dict[str, Any]:
+    """Another arrival process; the lengths stay those that were."""
+    arrivals: dict[str, Any] = {"process": process}
+    if process == "closed_loop":
+        arrivals["concurrency"] = 16
+    else:
+        arrivals["request_rate_rps"] = request_rate_rps
+    if process == "gamma":
+        arrivals["burstiness"] = 0.5
+    values: dict[str, Any] = {"workload.arrivals": arrivals}
+    old = scenario.workload.arrivals
+    if old.process == "trace":
+        values["workload.lengths"] = {"path": old.path, "format": old.format}
+        values["workload.num_requests"] = scenario.workload.num_requests or 2000
+    return values
+
+
+def _smallest_draft(scenario: Scenario) -> str:
+    found = draft_models(scenario)
+    if not found:
+        raise ScenarioError(
+            f"no bundled model is smaller than {scenario.engine.model} and shares its vocabulary; name one",
+            key="engine.speculative_config.model",
+        )
+    return found[0]
+
+
+def _accepted(scenario: Scenario, k: int) -> float:
+    """Mean number of drafts accepted of k; k falls to what the rates cover."""
+    from draftcast.scenarios.run.workload_spec import acceptance_models
+
+    model = acceptance_models(scenario)[0]
+    return model.tokens_per_round(min(k, longest_k(scenario) or k)) - 1.0
+
+
+def _equal_alpha(scenario: Scenario, k: int) -> float:
+    """The constant rate with the same mean acceptance length at k."""
+    known = scenario.acceptance
+    if scenario.speculative_config is None or known is None or known.model == "trace":
+        return FIRST_GUESS
+    wanted, low, high = _accepted(scenario, k), 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(middle**j for j in range(1, k + 1)) < wanted else (low, middle)
+    return round(low, 4)

@@ -1,0 +1,123 @@
+"""What of a scenario a profile has measured: the shapes its deployment runs among the shapes that were timed.
+
+Shows where prediction is a measurement, an interpolation or a guess; how much device time rests on which is the
+engine's own count (`draftcast.scenarios.run.fidelity`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from draftcast.calibration.profile.spec import RooflineProfile
+from draftcast.calibration.profile.table import read_points
+from draftcast.errors import HardwareError
+from draftcast.kernels.work.layers import linear_layers, lm_head
+from draftcast.scenarios.run.deployment import Deployment
+from draftcast.scenarios.schema import Scenario
+
+ATTENTION = ("attention_decode", "attention_prefill")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A matrix of the model on one rank.
+
+    Attributes:
+        measured: its very shape is in the table, for some number of rows.
+        inside: its shape lies between measured ones.
+    """
+
+    name: str
+    k: int
+    n: int
+    measured: bool
+    inside: bool
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What was measured, and what the scenario asks.
+
+    Attributes:
+        matrices: measured (k, n) of dense layers, a row each, with ``rows_low`` and ``rows_high``.
+        layers: the model's own matrices.
+        attention: measured points of attention for the scenario's heads by operator (``batch``, ``q``, ``context``).
+        heads_measured: whether the points in ``attention`` are of these very heads, or of the nearest.
+        asked: ranges of a run as (low, high): ``batch`` and ``context`` of decodes, ``chunk`` of prompts.
+    """
+
+    matrices: pd.DataFrame
+    layers: tuple[Layer, ...]
+    attention: dict[str, pd.DataFrame]
+    heads_measured: bool
+    asked: dict[str, tuple[float, float]]
+
+
+def coverage_of(scenario: Scenario, deployment: Deployment, requests: pd.DataFrame) -> Coverage:
+    """The coverage map of a scenario; ``requests`` of a run say which lengths it meets.
+
+    Raises:
+        HardwareError: the profile has no measured table.
+    """
+    profile, engine, model = deployment.profile, scenario.engine, deployment.model
+    measured = profile.measured if isinstance(profile, RooflineProfile) else None
+    if measured is None:
+        raise HardwareError("holds no measured table", key="profile", value=profile.name)
+    dtype = "bf16" if engine.weight_dtype == "fp16" else engine.weight_dtype
+    points = read_points(measured.table, "linear", dtype=dtype)
+    shapes = points.groupby(["k", "n"])["m"].agg(rows_low="min", rows_high="max").reset_index()
+    tp = engine.tensor_parallel_size
+    dense = [*(layer for layer in linear_layers(model, tp) if not layer.num_experts), lm_head(model, tp)]
+    layers = tuple(_layer(layer.name, layer.k, layer.n, shapes) for layer in dense)
+    attention, exact = _attention(deployment, engine.kv_dtype, tp)
+    return Coverage(shapes, layers, attention, exact, _asked(deployment, requests))
+
+
+def _layer(name: str, k: int, n: int, shapes: pd.DataFrame) -> Layer:
+    measured = bool(((shapes["k"] == k) & (shapes["n"] == n)).any())
+    inside = len(shapes) > 0 and all(
+        shapes[axis].min() <= value <= shapes[axis].max() for axis, value in (("k", k), ("n", n))
+    )
+    return Layer(name, k, n, measured, inside)
+
+
+def _attention(deployment: Deployment, kv_dtype: str, tp: int) -> tuple[dict[str, pd.DataFrame], bool]:
+    """Points of these heads, else of the heads measured that are nearest in size and in heads per KV head."""
+    model, profile = deployment.model, deployment.profile
+    assert isinstance(profile, RooflineProfile)
+    assert profile.measured is not None
+    kv = "bf16" if kv_dtype == "fp16" else kv_dtype
+    own = (model.num_attention_heads // tp, model.kv_heads_per_rank(tp), model.head_dim)
+    found, exact = {}, True
+    for operator in ATTENTION:
+        rows = read_points(profile.measured.table, operator, dtype="bf16", kv_dtype=kv, window=0)
+        heads = rows[["heads", "kv_heads", "head_dim"]]
+        if len(rows):
+            distinct = heads.drop_duplicates().to_numpy(np.float64)
+            target = np.maximum(np.array(own, np.float64), 1.0)
+            nearest = distinct[int(np.argmin(np.abs(np.log2(distinct / target)) @ np.array([1.0, 1.0, 10.0])))]
+            exact = exact and bool((nearest == target).all())
+            rows = rows[(heads.to_numpy() == nearest).all(axis=1)]
+        found[operator] = rows[["batch", "q", "context"]].drop_duplicates()
+    return found, exact
+
+
+def _asked(deployment: Deployment, requests: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    done: Any = requests.dropna(subset=["finish_s"])
+    if done.empty:
+        done = requests
+    events = np.sort(done["first_scheduled_s"].to_numpy(np.float64))
+    ends = np.sort(done["finish_s"].to_numpy(np.float64))
+    running = np.searchsorted(events, events, side="right") - np.searchsorted(ends, events, side="right")
+    most = float(min(running.max(initial=1), deployment.settings.max_num_seqs))
+    prompt, total = done["prompt_tokens"], done["prompt_tokens"] + done["output_tokens"]
+    chunk = min(float(prompt.max()), float(deployment.settings.max_num_batched_tokens))
+    return {
+        "batch": (1.0, max(most, 1.0)),
+        "context": (float(prompt.min()), float(total.max())),
+        "chunk": (float(min(prompt.min(), chunk)), chunk),
+    }

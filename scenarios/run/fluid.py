@@ -1,0 +1,124 @@
+"""The cutover without simulating: one engine as a fluid that serves mean requests in mean steps.
+
+In a steady state a replica decodes N requests at once, each for ``output / tokens per step`` steps, and new ones come
+as fast as old ones end: so N follows from the rate, and latency from N. Knows neither queues nor the spread of
+anything; a first guess that tells a search where to look and a reader what the step cost alone implies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from draftcast.scenarios.run.deployment import Deployment, deploy
+from draftcast.scenarios.run.steady_step import MeanStep, Traffic, mean_step, traffic
+from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import with_values
+from draftcast.sim.policies import BatchSchedule, Fixed, Off
+from draftcast.sim.workload.spec import build_requests
+
+SAMPLE_REQUESTS = 2000
+"""Requests whose means are taken; the spread of the means is far below the estimate's own error."""
+
+
+@dataclass(frozen=True)
+class Fluid:
+    """One side of the question: the engine, mean requests, and how many replicas share the load."""
+
+    deployment: Deployment
+    traffic: Traffic
+    replicas: int
+    longest_output: int
+    drafts: Callable[[int], int] = field(repr=False)
+    exact_policy: bool
+    """False: the policy depends on more than the batch; the full draft length stands for it."""
+    _steps: dict[int, MeanStep] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, scenario: Scenario, deployment: Deployment | None = None) -> Fluid:
+        """The fluid of a scenario; ``deployment`` as of `draftcast.simulate`.
+
+        Raises:
+            InputError: as of `draftcast.simulate`.
+        """
+        deployment = deployment or deploy(scenario)
+        few = with_values(scenario, {"workload.num_requests": SAMPLE_REQUESTS, "workload.duration_s": None})
+        k, policy = scenario.num_speculative_tokens, deployment.policy
+        drafts: Callable[[int], int] = lambda _: k  # noqa: E731
+        if isinstance(policy, Off):
+            drafts = lambda _: 0  # noqa: E731
+        elif isinstance(policy, BatchSchedule):
+            lengths = policy.lookup(k, deployment.settings.max_num_seqs)
+            drafts = lambda num_seqs: int(lengths[min(num_seqs, len(lengths) - 1)])  # noqa: E731
+        exact = isinstance(policy, Off | Fixed | BatchSchedule)
+        table = build_requests(workload_spec(few), few.statistics.seed, None, deployment.settings.max_model_len)
+        asked = traffic(table, acceptance_models(few))
+        return cls(deployment, asked, scenario.cluster.replicas, int(table.output_tokens.max()), drafts, exact)
+
+    @property
+    def slots(self) -> int:
+        """Requests that all replicas hold at once."""
+        settings, asked = self.deployment.settings, self.traffic
+        tokens = round(asked.prompt_tokens + asked.output_tokens)
+        held = self.deployment.memory.max_concurrency(tokens, settings.lookahead)
+        return self.replicas * max(1, math.floor(min(settings.max_num_seqs, held)))
+
+    def kv_share(self, in_system: float) -> float:
+        """Share of the KV tokens that so many mean requests in decode hold, at most 1."""
+        held = in_system * self.traffic.context_tokens / (self.replicas * self.deployment.memory.kv_tokens)
+        return min(held, 1.0)
+
+    def step(self, in_system: float) -> MeanStep:
+        """The mean step with so many requests in all replicas together."""
+        num_seqs = max(1, round(in_system / self.replicas))
+        if num_seqs not in self._steps:
+            k = self.drafts(num_seqs)
+            self._steps[num_seqs] = mean_step(self.deployment.cost, self.traffic, num_seqs, k)
+        return self._steps[num_seqs]
+
+    def latency_s(self, in_system: float) -> float:
+        """Seconds from first to last token of a mean request with so many requests in the system."""
+        step = self.step(in_system)
+        return self.traffic.output_tokens * step.seconds / step.tokens
+
+    def rate_rps(self, in_system: float) -> float:
+        """Requests per second that end with so many in the system (Little's law)."""
+        return in_system / self.latency_s(in_system)
+
+    def capacity_rps(self) -> float:
+        """Largest rate at any number of requests in the system."""
+        return max(self.rate_rps(n) for n in self._counts())
+
+    def in_system(self, rate_rps: float) -> float:
+        """Requests in the system at a rate; infinite above the capacity."""
+        counts = self._counts()
+        above = next((index for index, count in enumerate(counts) if self.rate_rps(count) >= rate_rps), None)
+        if above is None:
+            return math.inf
+        if above == 0:
+            # Less than one request a replica: a step is that of one, and requests follow the rate.
+            return rate_rps * self.latency_s(counts[0])
+        low, high = counts[above - 1], counts[above]
+        for _ in range(20):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.rate_rps(middle) >= rate_rps else (middle, high)
+        return high
+
+    def _counts(self) -> list[float]:
+        counts = np.geomspace(self.replicas, max(self.slots, self.replicas), 24)
+        return np.unique(np.round(counts)).tolist()  # type: ignore[no-any-return]
+
+
+def advantage_at(on: Fluid, off: Fluid, rate_rps: float | None, in_system: float | None) -> float:
+    """Latency off over on, at a rate or with a number of requests in the system; 0 or infinite where one saturates."""
+    if in_system is not None:
+        return off.latency_s(in_system) / on.latency_s(in_system)
+    assert rate_rps is not None
+    with_sd, without = on.in_system(rate_rps), off.in_system(rate_rps)
+    if math.isinf(with_sd):
+        return 1.0 if math.isinf(without) else 0.0
+    return without / with_sd  # Little's law: at one rate, latencies are as the requests in the system

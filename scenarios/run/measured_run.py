@@ -1,0 +1,141 @@
+"""A measured run beside simulated ones: what its client saw, as figures under the names a simulation gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from draftcast.calibration.live.run_directory import MANIFEST, LiveRun
+from draftcast.errors import InputError
+from draftcast.sim.compiled.itl_histogram import itl_histogram
+from draftcast.sim.output.metrics import compute_metrics
+from draftcast.sim.output.request_columns import TIME_COLUMNS
+from draftcast.sim.output.slo import Slo
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_LATENCIES = ("_ttft_s", "_tpot_s", "_itl_s", "_e2el_s")
+_THROUGHPUT = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
+# What no client can see; the metrics want the columns all the same and what they make of them is left out.
+_UNSEEN = ("cached_tokens", "preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens", *TIME_COLUMNS)
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A live run's figures, over the whole run: nothing is cut off.
+
+    Attributes:
+        figures: latencies in seconds, throughput per second, and the server's own count of acceptance.
+        requests: answered requests, with the columns of a simulated run that a client knows.
+        facts: what was recorded about server and load, for people.
+        notes: what a reader must know.
+    """
+
+    figures: Mapping[str, float]
+    requests: pd.DataFrame
+    facts: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def read_measured_run(folder: Path, slo: Slo | None = None) -> MeasuredRun:
+    """The figures of a live run directory (a ``vllm bench serve`` result comes as one through ``import_bench_result``).
+
+    Args:
+        slo: what good requests meet; None: no goodput.
+
+    Raises:
+        InputError: no live run, a damaged one, or one without an answered request.
+    """
+    live = LiveRun.read(folder)
+    requests = _answered(live)
+    if requests.empty:
+        raise InputError("no request was answered", file=str(folder))
+    counts = itl_histogram(*piece_gaps(live.chunks, requests["request_id"].to_numpy()), len(requests))
+    metrics = compute_metrics(requests, counts, slo=slo)
+    values = {**metrics.transient, **metrics.summary()}
+    seen = {name: value for name, value in values.items() if name.endswith(_LATENCIES) or name in _THROUGHPUT}
+    if slo is not None:
+        seen["slo_attainment"] = values["slo_attainment"]
+    lost = len(live.requests) - len(requests)
+    notes = [f"incomplete: {live.manifest['incomplete_reason']}"] if not live.complete else []
+    notes += [f"{lost} of {len(live.requests)} requests were not answered and are left out"] if lost else []
+    return MeasuredRun(seen | counted_acceptance(live), requests, _facts(live, requests), tuple(notes))
+
+
+def as_simulated(rows: pd.DataFrame) -> pd.DataFrame:
+    """Answered requests of a live run (`LiveRun.requests`), in their order, in the columns of a simulated run.
+
+    What a client cannot see is 0.
+    """
+    known: dict[str, Any] = {
+        "request": np.arange(len(rows)),
+        "request_id": rows["request_id"].to_numpy(),
+        "class": rows["class"].to_numpy(),
+        "arrival_s": rows["sent_s"].to_numpy(),
+        # When the engine began is not the client's to know.
+        "first_scheduled_s": rows["sent_s"].to_numpy(),
+        "first_token_s": rows["first_token_s"].to_numpy(),
+        "finish_s": rows["finish_s"].to_numpy(),
+        "prompt_tokens": rows["prompt_tokens"].to_numpy(),
+        "output_tokens": rows["output_tokens"].to_numpy(),
+    }
+    return pd.DataFrame(known | dict.fromkeys(_UNSEEN, 0.0))
+
+
+def piece_gaps(chunks: pd.DataFrame, ids: Array) -> tuple[Array, Array]:
+    """Seconds between the pieces of the same answer, and the position in ``ids`` of the request each belongs to."""
+    position = pd.Series(np.arange(len(ids)), index=ids)
+    own = chunks[chunks["request_id"].isin(ids)].sort_values(["request_id", "time_s"], kind="stable")
+    gap_s = own.groupby("request_id")["time_s"].diff()
+    later = gap_s.notna()
+    return gap_s[later].to_numpy(np.float64), position[own.loc[later, "request_id"]].to_numpy(np.int64)
+
+
+def counted_acceptance(live: LiveRun) -> dict[str, float]:
+    """The server's own count: mean acceptance length, rate, and rates by position; empty where nothing was drafted.
+
+    Raises:
+        InputError: the manifest's count lacks a key or holds no numbers.
+    """
+    counted = live.manifest["acceptance"]
+    if not counted:
+        return {}
+    try:
+        drafts, proposed, accepted = (
+            float(counted[f"num_{name}"]) for name in ("drafts", "draft_tokens", "accepted_tokens")
+        )
+        kept = [float(count) for count in counted["per_position"]]
+    except (KeyError, TypeError, ValueError):
+        raise InputError("damaged", file=str(live.folder / MANIFEST), key="acceptance", value=counted) from None
+    if not drafts or not proposed:
+        return {}
+    return {
+        "mean_acceptance_length": 1.0 + accepted / drafts,
+        "acceptance_rate": accepted / proposed,
+        **{f"acceptance_rate_position_{position}": count / drafts for position, count in enumerate(kept)},
+    }
+
+
+def _answered(live: LiveRun) -> pd.DataFrame:
+    rows = live.requests
+    rows = rows[(rows["error"] == "") & rows["finish_s"].notna() & (rows["output_tokens"] > 0)]
+    return as_simulated(rows.sort_values("sent_s", kind="stable"))
+
+
+def _facts(live: LiveRun, requests: pd.DataFrame) -> dict[str, str]:
+    manifest = live.manifest
+    client, server = (value if isinstance(value := manifest[key], dict) else {} for key in ("client", "server"))
+    span_s = float(requests["arrival_s"].iloc[-1] - requests["arrival_s"].iloc[0])
+    rate = f"{(len(requests) - 1) / span_s:.3g} req/s sent" if span_s > 0 else "sent at once"
+    return {
+        "source": str(client.get("source") or "draftcast live run"),
+        "requests": f"{len(requests):,}, {rate}",
+        "speculation": str(manifest["speculative_config"] or "not recorded or off"),
+        "server": f"vLLM {server['version']}" if server.get("version") else "not recorded",
+        "recorded": str(manifest["created_at"]),
+    }

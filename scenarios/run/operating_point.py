@@ -1,0 +1,142 @@
+"""Where a decode step stands under the roofline: work, time and intensity of the target pass at a batch and a k.
+
+One rank's share under tensor parallelism. The work is counted (`draftcast.kernels`), the time is the step cost's: what
+it takes beside the draft, so that the picture shows how verifying k drafts moves the pass towards compute.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from draftcast.calibration.profile.measured import FAMILY
+from draftcast.kernels.model.dtypes import activation_bytes
+from draftcast.kernels.operators.attention import attention_work
+from draftcast.kernels.operators.cost import Work
+from draftcast.kernels.work.layers import elementwise_work, linear_layers, lm_head
+from draftcast.scenarios.run.deployment import Deployment
+from draftcast.scenarios.run.simulate import RunResult
+from draftcast.scenarios.schema import Scenario
+from draftcast.sim.cost import step_time as st
+
+# Draft lengths of the roofline picture.
+MOST_K = 7
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """The target pass (lm_head and sampler included) of a decode step.
+
+    Attributes:
+        num_seqs: decoding requests of one replica.
+        k: drafts each of them verifies.
+        rows: rows of the pass.
+        flops, bytes: work of one rank.
+        seconds: device time of the pass.
+        draft_seconds: device time of making the next drafts.
+    """
+
+    num_seqs: int
+    k: int
+    rows: float
+    flops: float
+    bytes: float
+    seconds: float
+    draft_seconds: float
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte."""
+        return self.flops / self.bytes
+
+    @property
+    def flops_per_s(self) -> float:
+        """Achieved on one rank."""
+        return self.flops / self.seconds
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Achieved on one rank."""
+        return self.bytes / self.seconds
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the device can do at the scenario's number format."""
+
+    device: str
+    flops_per_s: float
+    bytes_per_s: float
+
+    @property
+    def ridge(self) -> float:
+        """FLOP per byte from which compute is the ceiling."""
+        return self.flops_per_s / self.bytes_per_s
+
+
+def ceilings(scenario: Scenario, deployment: Deployment) -> Ceilings:
+    """Peak and bandwidth of the device, as its profile knows them where that measured them."""
+    device = getattr(deployment.profile, "hardware", deployment.hardware)
+    peak, bandwidth = device.ceilings(FAMILY["linear"], scenario.engine.weight_dtype)
+    return Ceilings(device.name, peak, bandwidth)
+
+
+def operating_point(
+    scenario: Scenario, deployment: Deployment, num_seqs: int, k: int, mean_context: float
+) -> OperatingPoint:
+    """The decode step of ``num_seqs`` requests with ``mean_context`` cached tokens that verify ``k`` drafts each."""
+    f, out = np.zeros(st.N_FEATURES), np.zeros(st.N_OUT)
+    st.decode_features(deployment.cost, num_seqs, k, mean_context, f)
+    st.step_time(deployment.cost, f, out)
+    work = _target_work(scenario, deployment, f)
+    seconds = float(out[st.O_TARGET] + out[st.O_SAMPLE])
+    rows = float(f[st.F_TOKENS])
+    return OperatingPoint(num_seqs, k, rows, float(work.flops), float(work.bytes), seconds, float(out[st.O_DRAFT]))
+
+
+def mean_batch(scenario: Scenario, deployment: Deployment, run: RunResult) -> tuple[int, float]:
+    """Requests of the mean decode step of one replica, and their mean context in tokens.
+
+    By Little's law: requests in service are their rate times their time in service.
+    """
+    figures = run.summary["figures"]
+    rate = figures["request_throughput"].mean / scenario.cluster.replicas
+    in_service = figures["mean_e2el_s"].mean - figures["mean_time_queue_s"].mean
+    busy = rate * in_service if math.isfinite(rate * in_service) else 1.0
+    requests = run.requests
+    context = float((requests["prompt_tokens"] + requests["output_tokens"] / 2).mean())
+    return min(max(1, round(busy)), deployment.settings.max_num_seqs), context
+
+
+def operating_tracks(
+    scenario: Scenario, deployment: Deployment, run: RunResult, most_k: int = MOST_K
+) -> dict[int, list[OperatingPoint]]:
+    """Points of k = 0 to ``most_k`` by batch size: one request, the run's mean batch, and as many as fit at once."""
+    mean, context = mean_batch(scenario, deployment, run)
+    room = int(min(deployment.settings.max_num_seqs, max(run.summary["engine"]["max_concurrency"], 1.0)))
+    return {
+        num_seqs: [operating_point(scenario, deployment, num_seqs, k, context) for k in range(most_k + 1)]
+        for num_seqs in sorted({1, mean, max(room, mean)})
+    }
+
+
+def _target_work(scenario: Scenario, deployment: Deployment, f: st.FloatArray) -> Work:
+    """One rank's work over the rows of ``f``; collectives compute nothing and move no memory to speak of."""
+    engine, model = scenario.engine, deployment.model
+    tp, dtype = engine.tensor_parallel_size, engine.weight_dtype
+    act, rows = activation_bytes(dtype), f[st.F_TOKENS]
+    work = lm_head(model, tp).work(f[st.F_LOGIT_ROWS], dtype)
+    for layer in linear_layers(model, tp):
+        work = work.add(layer.work(rows, dtype).scale(layer.count))
+    work = work.add(elementwise_work(model, rows, tp=tp, act_bytes=act))
+    full = model.num_hidden_layers - model.num_sliding_layers
+    for count, kv, pairs in (
+        (full, f[st.F_DECODE_KV], f[st.F_DECODE_QKV]),
+        (model.num_sliding_layers, f[st.F_WIN_DECODE_KV], f[st.F_WIN_DECODE_QKV]),
+    ):
+        if count:
+            one = attention_work(model, rows, kv, pairs, tp=tp, kv_cache_dtype=engine.kv_dtype, act_bytes=act)
+            work = work.add(one.scale(count))
+    return work

@@ -1,0 +1,163 @@
+"""A Gymnasium environment that chooses the draft length of every engine step (extra ``rl``).
+
+An episode is one replication of a scenario: all its requests, served by one replica. Every step of the engine asks for
+an action, through the same compiled functions that run built-in policies. It knows nothing of learning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftcast.errors import ScenarioError, SimulationError
+from draftcast.kernels.extras import require
+from draftcast.scenarios.run.deployment import deploy
+from draftcast.scenarios.run.simulate import build_replicas
+from draftcast.scenarios.run.workload_spec import workload_spec
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import with_values
+from draftcast.sim.compiled.random_streams import replication_seed
+from draftcast.sim.engine.replica import Replica
+from draftcast.sim.engine.state import STOP_DECIDE, STOP_FINISHED, STOP_IDLE
+from draftcast.sim.policies import Batch, Policy
+from draftcast.sim.policies.hook import write_decision
+from draftcast.sim.workload.spec import build_requests, load_traces
+
+try:
+    import gymnasium
+    from gymnasium import spaces
+except ModuleNotFoundError:
+    require("rl", "gymnasium", place=__name__)
+    raise
+
+OBSERVED = ("running", "waiting", "kv_usage", "context", "prefill", "acceptance", "drafts")
+
+
+class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
+    """Serve a scenario's requests, choosing in each step how many drafts every request makes.
+
+    Action: 0..num_speculative_tokens drafts, made in this step and verified in the next.
+
+    Observation, float32 of shape [7], each in 0..1, in the order of ``OBSERVED``: requests scheduled over max_num_seqs;
+    waiting over waiting + max_num_seqs; share of KV blocks in use; mean context over max_model_len; share of the
+    scheduled requests that only prefill; mean share of accepted drafts of the scheduled requests so far (0 before any
+    was verified); mean drafts verified in this step over num_speculative_tokens.
+
+    Reward: minus the request-seconds spent since the action before, in the queue or being served. Over an episode they
+    add up to minus the end-to-end latency of all requests together, so the best return is the least mean latency.
+
+    ``info`` holds ``now_s``, ``elapsed_s`` since the action before and the ``tokens`` emitted in it, for rewards of
+    your own. An episode ends when all requests are served; it is never truncated (``gymnasium.wrappers.TimeLimit``
+    does that).
+
+    ``reset(options={"replication": i})`` serves the requests of the scenario's i-th replication, the ones that
+    ``draftcast compare`` and ``simulate`` run on; otherwise they are drawn from the environment's random numbers.
+
+    Args:
+        scenario: with speculation, one replica and open-loop arrivals; its own policy plays no part.
+
+    Raises:
+        ScenarioError: it is not like that.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        if scenario.speculative_config is None:
+            raise ScenarioError("needs speculation: nothing else is decided", key="engine.speculative_config")
+        if scenario.cluster.replicas != 1:
+            raise ScenarioError("must be 1 here", key="cluster.replicas", value=scenario.cluster.replicas)
+        if scenario.workload.arrivals.process == "closed_loop":
+            raise ScenarioError("must be open-loop here", key="workload.arrivals.process", value="closed_loop")
+        # `off` varies the draft length too, so the engine is set up as for any policy that does.
+        self._scenario = with_values(scenario, {"policy": {"name": "off"}})
+        self._deployment = replace(deploy(self._scenario), policy=Policy())
+        self._spec = workload_spec(self._scenario)
+        self._traces = load_traces(self._spec)
+        self._k = self._deployment.settings.num_speculative_tokens
+        self._replica: Replica | None = None
+        self._batch: Batch | None = None
+        self.action_space = spaces.Discrete(self._k + 1)
+        self.observation_space = spaces.Box(0.0, 1.0, (len(OBSERVED),), np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Draw the requests of an episode and run up to the first decision; see the class for ``options``."""
+        super().reset(seed=seed)
+        replication = (options or {}).get("replication")
+        if replication is None:
+            run_seed = int(self.np_random.integers(1 << 62))
+        else:
+            run_seed = replication_seed(self._scenario.statistics.seed, int(replication))
+        table = build_requests(self._spec, run_seed, None, self._deployment.settings.max_model_len, self._traces)
+        (self._replica,) = build_replicas(self._scenario, self._deployment, table, run_seed)
+        self._replica.submit(np.arange(len(table), dtype=np.uint32))
+        self._arrival_s = table.arrival_s
+        self._arrived = self._in_system = self._emitted = 0
+        self._now_s = 0.0
+        self._ended_s: list[float] = []
+        self._run(self._replica)
+        return self._observation(), {"now_s": float(self._replica.state.engine[0]["host_s"])}
+
+    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Let every scheduled request make ``action`` drafts and run up to the next decision."""
+        replica = self._replica
+        if replica is None or self._batch is None:
+            raise gymnasium.error.ResetNeeded("the episode is over, or has not begun: call reset()")
+        write_decision(replica.state, self._batch.num_seqs, int(action), "action")
+        self._run(replica)
+        before_s = self._now_s
+        request_seconds, tokens = self._account(replica)
+        info = {"now_s": self._now_s, "elapsed_s": self._now_s - before_s, "tokens": tokens}
+        return self._observation(), -request_seconds, self._batch is None, False, info
+
+    def _run(self, replica: Replica) -> None:
+        """Up to the next decision or the end, noting when requests end."""
+        while True:
+            stop = replica.run(math.inf, stop_on_finish=True)
+            if stop == STOP_FINISHED:
+                self._ended_s += replica.state.requests["finish_s"][replica.just_finished].tolist()
+            elif stop == STOP_DECIDE:
+                self._batch = Batch(replica.state)
+                return
+            elif stop == STOP_IDLE:
+                self._batch = None
+                return
+            else:
+                raise SimulationError("the engine can run nothing although requests wait")
+
+    def _account(self, replica: Replica) -> tuple[float, int]:
+        """Request-seconds and tokens since the last time, and the clock set to now."""
+        engine = replica.state.engine[0]
+        now_s = float(engine["host_s"])
+        arrived = int(np.searchsorted(self._arrival_s, now_s, side="right"))
+        new = self._arrival_s[self._arrived : arrived]
+        spent = self._in_system * (now_s - self._now_s) + float((now_s - new).sum())
+        spent -= sum(now_s - at for at in self._ended_s)
+        self._in_system += len(new) - len(self._ended_s)
+        self._ended_s.clear()
+        tokens = int(engine["emitted_tokens"]) - self._emitted
+        self._emitted += tokens
+        self._arrived, self._now_s = arrived, now_s
+        return spent, tokens
+
+    def _observation(self) -> NDArray[np.float32]:
+        batch = self._batch
+        if batch is None:
+            return np.zeros(len(OBSERVED), np.float32)
+        settings = self._deployment.settings
+        known = batch.acceptance[~np.isnan(batch.acceptance)]
+        seen = (
+            batch.num_seqs / settings.max_num_seqs,
+            batch.waiting / (batch.waiting + settings.max_num_seqs),
+            batch.kv_usage,
+            batch.context.mean() / settings.max_model_len,
+            batch.is_prefill.mean(),
+            known.mean() if known.size else 0.0,
+            batch.drafts.mean() / self._k,
+        )
+        return np.clip(np.array(seen, np.float32), 0.0, 1.0)

@@ -1,0 +1,173 @@
+"""A run on disk: ``manifest.json``, ``summary.json``, ``requests.parquet`` and, when recorded, ``steps.parquet``.
+
+A directory is written beside its final place and renamed into it, so it is there whole or not at all. A directory with
+anything in it is never touched: no run replaces another. Knows nothing of what the columns mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import shutil
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftcast import __version__
+from draftcast.errors import InputError
+from draftcast.files import read_frame, read_json, without_secrets, write_text, written
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import scenario_hash, to_mapping
+from draftcast.scenarios.schema.references import without_folders
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MANIFEST, SUMMARY, REQUESTS, STEPS = "manifest.json", "summary.json", "requests.parquet", "steps.parquet"
+FORMAT = "draftcast-run"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """What ``read_run_directory`` found; the same four parts that were written."""
+
+    manifest: dict[str, Any]
+    summary: dict[str, Any]
+    requests: pd.DataFrame
+    steps: pd.DataFrame | None
+
+
+def make_manifest(scenario: Scenario, profile_checksum: str, command: Sequence[str] | None = None) -> dict[str, Any]:
+    """What repeats a run: the scenario and its hash, the profile's checksum, the seed, versions, the command line.
+
+    It names no folder of this machine: files stand by their names, with the sha256 of their content in ``files``.
+    """
+    import numpy as np
+
+    data = to_mapping(scenario)
+    files = without_folders(data)
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "draftcast_version": __version__,
+        "scenario": data,
+        "files": files,
+        "scenario_hash": scenario_hash(scenario),
+        "profile_checksum": profile_checksum,
+        "seed": scenario.statistics.seed,
+        "python_version": platform.python_version(),
+        "numpy_version": np.__version__,
+        "command": [_without_folder(word) for word in without_secrets(sys.argv if command is None else command)],
+    }
+
+
+def _without_folder(word: str) -> str:
+    option, equals, value = word.rpartition("=")
+    return option + equals + (Path(value).name if os.path.isabs(value) else value)
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON can hold it: numpy scalars as numbers, tuples as lists, dataclasses as objects, NaN as null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def check_target(path: str | Path) -> Path:
+    """``path`` as a Path if a run may be written there; call it before a long simulation.
+
+    Raises:
+        InputError: it is a file, or a directory with something in it, such as another run.
+    """
+    target = Path(path)
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise InputError("exists and is not a directory", file=str(target))
+    if target.is_dir() and any(target.iterdir()):
+        raise InputError("directory is not empty; a run is never written over, name another one", file=str(target))
+    if not os.access(_existing_parent(target), os.W_OK):
+        raise InputError("no permission to write here", file=str(target))
+    return target
+
+
+def write_run_directory(
+    path: str | Path,
+    *,
+    manifest: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    requests: pd.DataFrame,
+    steps: pd.DataFrame | None = None,
+) -> Path:
+    """Write a run so that it appears whole or not at all.
+
+    Raises:
+        InputError: see ``check_target``; or the disk refused, and nothing is left behind.
+    """
+    target = check_target(path)
+    fresh = target.absolute().with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        fresh.mkdir(parents=True)
+        _write_json(fresh / MANIFEST, {"format": FORMAT, "format_version": FORMAT_VERSION, **manifest})
+        _write_json(fresh / SUMMARY, summary)
+        for name, table in ((REQUESTS, requests), (STEPS, steps)):
+            if table is not None:
+                with written(fresh / name) as partial:
+                    table.to_parquet(partial, index=False)
+        fresh.rename(target)  # onto nothing or an empty directory: the system refuses any other
+    except InputError as error:
+        raise error.at(file=str(target)) from None
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror or error}", file=str(target)) from None
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return target
+
+
+def read_run_directory(path: str | Path) -> StoredRun:
+    """A run written by ``write_run_directory``.
+
+    Raises:
+        InputError: not a run, a newer format, or a part that is missing or damaged.
+    """
+    folder = Path(path)
+    manifest = read_json(folder / MANIFEST)
+    if manifest.get("format") != FORMAT:
+        raise InputError(f"not a run of draftcast: no {MANIFEST} with format {FORMAT}", file=str(folder))
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise InputError(
+            f"written by another version; this one reads {FORMAT_VERSION}",
+            file=str(folder / MANIFEST),
+            key="format_version",
+            value=manifest.get("format_version"),
+        )
+    summary = read_json(folder / SUMMARY)
+    requests = read_frame(folder / REQUESTS)
+    steps = read_frame(folder / STEPS) if (folder / STEPS).exists() else None
+    return StoredRun(manifest, summary, requests, steps)
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps(plain(data), indent=2, allow_nan=False) + "\n")
+
+
+def _existing_parent(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path

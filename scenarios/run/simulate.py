@@ -1,0 +1,393 @@
+"""Simulate a scenario: replications under common random numbers, their figures with intervals, one row per request."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from draftcast.scenarios.run.deployment import Deployment, deploy
+from draftcast.scenarios.run.error_places import check_run_memory, within_memory, workload_keys
+from draftcast.scenarios.run.run_directory import make_manifest
+from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, request_classes, slos, workload_spec
+from draftcast.scenarios.schema import ClosedLoopArrivals, Scenario
+from draftcast.sim.acceptance import AcceptanceArrays, Constant, compile_acceptance
+from draftcast.sim.cluster.cluster import Cluster
+from draftcast.sim.cluster.routers import make_router
+from draftcast.sim.compiled.random_streams import replication_seed
+from draftcast.sim.engine.replica import Replica, check_fits, request_rows
+from draftcast.sim.output import results
+from draftcast.sim.output.metrics import Metrics, compute_metrics, do_not_differ, summarise
+from draftcast.sim.output.stability import Stability
+from draftcast.sim.output.warmup import MOST_SHORTFALL, Warmup, find_warmup
+from draftcast.sim.policies import python_hook
+from draftcast.sim.progress import Progress, part_of
+from draftcast.sim.workload.arrivals import ClosedLoop
+from draftcast.sim.workload.request_table import RequestTable
+from draftcast.sim.workload.spec import build_requests, load_traces
+
+State = Literal["steady", "not settled", "overloaded", "finite"]
+"""Of a run. ``overloaded``: the queue grows; ``not settled``: the run was too short to reach a steady state;
+``finite``: a list of requests that ends, of which every request counts and no steady state is asked."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A simulated scenario.
+
+    ``requests`` (and ``steps``, when recorded) hold all replications, told apart by the column ``replication``.
+    ``summary`` holds every figure as mean with interval, and what was found about stability, memory and SLO; an
+    overloaded run has no figures (NaN). ``replications`` holds each replication's figures, for paired comparisons.
+    """
+
+    summary: dict[str, Any]
+    requests: pd.DataFrame
+    steps: pd.DataFrame | None
+    manifest: dict[str, Any]
+    state: State
+    slo_met: bool | None
+    replications: tuple[Mapping[str, float], ...] = field(repr=False)
+    closed_loop: bool = False
+    shortfall: float = 0.0
+    """By how much the mean latency may still fall short of the steady state, as a share of it (the warm-up's rest)."""
+    is_warm: bool = True
+    """Whether the warm-up ended within the first half of the requests; never of a run close to its capacity."""
+
+    @property
+    def unstable(self) -> bool:
+        """Whether the queue grows: the cluster is overloaded."""
+        return self.state == "overloaded"
+
+    @property
+    def steady(self) -> bool:
+        """Whether the figures hold for the load (or, of a finite run, for its requests) and not for a run too short."""
+        return self.state in ("steady", "finite")
+
+    def integrity_error_s(self) -> float:
+        """The largest gap between a request's end-to-end time and the sum of its parts; 0 up to rounding."""
+        done = self.requests.dropna(subset=["finish_s"])
+        parts = done.filter(regex=r"^time_.*_s$").sum(axis=1)
+        return float((done["finish_s"] - done["arrival_s"] - parts).abs().max())
+
+
+@dataclass(frozen=True)
+class Replication:
+    """What the engine left behind, not measured yet."""
+
+    requests: pd.DataFrame
+    steps: pd.DataFrame | None
+    itl_counts: NDArray[np.int64]
+    accepted_per_position: NDArray[np.int64]
+    engine: dict[str, float]
+    stability: Stability
+
+
+def _acceptance(scenario: Scenario, table: RequestTable, seed: int, k: int) -> AcceptanceArrays:
+    models = list(acceptance_models(scenario)) or [Constant(alpha=0.0)] * len(table.class_names)
+    return compile_acceptance(
+        models,
+        table.class_id,
+        seed,
+        k,
+        confidence=confidences(scenario),
+        offsets=table.acceptance_offsets,
+        lengths=table.acceptance_lengths,
+    )
+
+
+def build_replicas(
+    scenario: Scenario, deployment: Deployment, table: RequestTable, seed: int, *, record_steps: bool = False
+) -> list[Replica]:
+    """The replicas of one replication, none of them sent anything yet.
+
+    Raises:
+        CapacityError: a request that the engine could never finish.
+    """
+    settings = deployment.settings
+    rows = request_rows(table)
+    with workload_keys():
+        check_fits(settings, rows)
+    acceptance = _acceptance(scenario, table, seed, scenario.num_speculative_tokens)
+    return [
+        Replica(
+            settings,
+            rows,
+            table,
+            deployment.policy.compile(
+                settings.num_speculative_tokens, settings.max_num_seqs, replication_seed(seed, replica)
+            ),
+            deployment.cost,
+            acceptance,
+            record_steps=record_steps,
+            decide=python_hook(deployment.policy.fresh()),
+        )
+        for replica in range(scenario.cluster.replicas)
+    ]
+
+
+def replicate(
+    scenario: Scenario,
+    loop: ClosedLoop | None,
+    deployment: Deployment,
+    table: RequestTable,
+    seed: int,
+    progress: Progress | None,
+    record_steps: bool,
+) -> Replication:
+    """Serve the requests of ``table`` once: at their arrival times, or as the users of ``loop`` send them.
+
+    Raises:
+        CapacityError: a request that could never be served.
+    """
+    replicas = build_replicas(scenario, deployment, table, seed, record_steps=record_steps)
+    router = make_router(scenario.cluster.router, table, len(replicas), seed)
+    cluster = Cluster(replicas, table, router, loop, seed, progress)
+    cluster.run()
+    return Replication(
+        results.requests_frame(replicas, table, cluster.assigned),
+        results.steps_frame(replicas, cluster.end_s if table.num_extra else math.inf) if record_steps else None,
+        results.itl_counts(replicas),
+        results.accepted_per_position(replicas),
+        results.engine_figures(replicas, cluster.engines),
+        cluster.stability,
+    )
+
+
+@dataclass(frozen=True)
+class Served:
+    """A scenario whose requests were all served; `measure` makes its figures, as often as asked."""
+
+    scenario: Scenario
+    deployment: Deployment
+    replications: list[Replication]
+    notes: tuple[str, ...]
+
+    @functools.cached_property
+    def state(self) -> State:
+        """What most replications say: one that falls behind by chance makes no system unstable."""
+        verdicts = [r.stability.verdict for r in self.replications]
+        if verdicts[0] == "finite":
+            return "finite"
+        if verdicts.count("unstable") * 2 > len(verdicts):
+            return "overloaded"
+        return "steady" if verdicts.count("stable") * 2 > len(verdicts) else "not settled"
+
+    @functools.cached_property
+    def warmup(self) -> Warmup | None:
+        """What to leave out at the front; None of a finite run, and of one that never warms up."""
+        if self.state in ("finite", "overloaded"):
+            return None
+        closed_loop = isinstance(self.scenario.workload.arrivals, ClosedLoopArrivals)
+        return find_warmup([r.requests for r in self.replications], closed_loop=closed_loop)
+
+    @functools.cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row per request of all replications; whatever is cut, they stay the same."""
+        return _stack([r.requests for r in self.replications])
+
+    def without_steps(self) -> Served:
+        """The same without step records, which are the bulk of a run."""
+        return dataclasses.replace(self, replications=[dataclasses.replace(r, steps=None) for r in self.replications])
+
+
+def simulate_together(
+    scenarios: Sequence[Scenario],
+    *,
+    progress: Progress | None = None,
+    record_steps: bool = False,
+    deployments: Sequence[Deployment | None] | None = None,
+) -> list[RunResult]:
+    """Simulate scenarios whose figures are to be compared: all leave out the same requests, see `measure`.
+
+    A cut of its own for each would compare other requests with each other. Arguments and errors as of `simulate`; the
+    scenarios need as many replications each, of as many requests.
+    """
+    resolved = deployments or [None] * len(scenarios)
+    served = [
+        serve(
+            scenario,
+            progress=part_of(progress, index, len(scenarios)),
+            record_steps=record_steps,
+            deployment=deployment,
+        )
+        for index, (scenario, deployment) in enumerate(zip(scenarios, resolved, strict=True))
+    ]
+    return measure(served)
+
+
+def measure(served: Sequence[Served], alone: Sequence[RunResult | None] = ()) -> list[RunResult]:
+    """The figures of runs that are to be compared: all leave out the same requests, the longest warm-up's.
+
+    Args:
+        alone: what this gave for each run by itself, where that is known: a run that leaves out as many by itself is
+            not measured again.
+    """
+    cut = max((each.warmup.requests for each in served if each.warmup is not None), default=0)
+    return [
+        known
+        if known is not None and (each.warmup is None or each.warmup.requests == cut)
+        else _result(each, cut if each.warmup is not None else None)
+        for each, known in zip(served, alone or [None] * len(served), strict=True)
+    ]
+
+
+@within_memory()
+def serve(
+    scenario: Scenario,
+    *,
+    progress: Progress | None = None,
+    record_steps: bool | Literal["first"] = False,
+    deployment: Deployment | None = None,
+) -> Served:
+    """Run the engine over the scenario's requests, without measuring; arguments and errors as of `simulate`.
+
+    ``record_steps="first"`` keeps those of the first replication alone. Threads that serve different scenarios compute
+    side by side.
+    """
+    deployment = deployment or deploy(scenario)
+    with workload_keys():
+        spec = workload_spec(scenario)
+        traces = load_traces(spec)
+    loop = spec.arrivals if isinstance(spec.arrivals, ClosedLoop) else None
+    count = scenario.statistics.replications
+    check_run_memory(scenario.workload.num_requests or 0, count)
+    done = []
+    for replication in range(count):
+        seed = replication_seed(scenario.statistics.seed, replication)
+        with workload_keys():
+            goes_on = scenario.statistics.warmup == "auto"
+            table = build_requests(spec, seed, None, deployment.settings.max_model_len, traces, goes_on)
+        check_run_memory(len(table), count - replication)
+        part = part_of(progress, replication, count)
+        recorded = replication == 0 if record_steps == "first" else record_steps
+        done.append(replicate(scenario, loop, deployment, table, seed, part, recorded))
+    return Served(scenario, deployment, done, table.notes)
+
+
+def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    # Copies, though not of the columns: the frames may be measured again.
+    own = [frame.copy(deep=False) for frame in frames]
+    for index, frame in enumerate(own):
+        frame.insert(0, "replication", index)
+    return own[0] if len(own) == 1 else pd.concat(own, ignore_index=True)
+
+
+def _slo_met(served: Served, measured: list[Metrics], state: State) -> bool | None:
+    """Whether every class attains its SLO as often as that asks for.
+
+    None without an SLO, and without a steady state, where attainment would be a statement about the run's length;
+    False when overloaded: a growing queue breaks any objective in the end.
+    """
+    scenario, done = served.scenario, served.replications
+    wanted = {c.name: slo.attainment for c in request_classes(scenario) if (slo := scenario.slo_of(c.name)) is not None}
+    if not wanted or state == "not settled":
+        return None
+    if state == "overloaded":
+        return False
+    for name, least in wanted.items():
+        # A run in which one class alone sent requests has no figures by class: its own are that class's.
+        own = [m.by_class.get(name, {}) if m.by_class else m.values for m in measured]
+        sent = [bool((r.requests["class"] == name).any()) for r in done]
+        attained = [f["slo_attainment"] for f, here in zip(own, sent, strict=True) if here and "slo_attainment" in f]
+        if attained and float(np.mean(attained)) < least:
+            return False
+    return True
+
+
+def _notes(served: Served, identical: bool) -> list[str]:
+    """What a reader must know before trusting the figures."""
+    found = list(served.notes)
+    if identical:
+        found.append("replications do not differ (nothing in the scenario is drawn at random): no interval")
+    if served.warmup is not None and not served.warmup.is_over:
+        found.append(
+            "the warm-up takes more than half of the requests: the figures still carry a part of it; more requests "
+            "are needed"
+        )
+    return found
+
+
+def _result(served: Served, cut: int | None) -> RunResult:
+    scenario, deployment, done = served.scenario, served.deployment, served.replications
+    warmup = served.warmup
+    state: State = served.state
+    shortfall = warmup.shortfall(cut) if warmup is not None and cut is not None else 0.0
+    if state == "steady" and shortfall > MOST_SHORTFALL:
+        state = "not settled"
+    measured = [
+        compute_metrics(
+            r.requests,
+            r.itl_counts,
+            slo=slos(scenario) or None,
+            warmup=cut,
+            percentiles=state in ("steady", "finite"),
+            replicas=scenario.cluster.replicas,
+            accepted_per_position=r.accepted_per_position,
+        )
+        for r in done
+    ]
+    figures: tuple[dict[str, float], ...]
+    figures = tuple({**m.summary(), **r.engine} for m, r in zip(measured, done, strict=True))
+    identical = do_not_differ(figures)
+    if state == "overloaded":
+        figures = tuple(dict.fromkeys(each, math.nan) for each in figures)
+    memory, settings = deployment.memory, deployment.settings
+    lengths = [[r.requests[name].to_numpy() for name in ("prompt_tokens", "output_tokens")] for r in done]
+    mean_tokens = float(np.mean([(prompt + output).mean() for prompt, output in lengths]))
+    summary: dict[str, Any] = {
+        "figures": summarise(figures, scenario.statistics.confidence),
+        "stability": {
+            "state": state,
+            "unstable": state == "overloaded",
+            "steady": state == "steady" if state != "finite" else None,
+            "verdicts": [r.stability.verdict for r in done],
+            "reasons": [r.stability.reason for r in done],
+            # Of an overloaded run, see `draftcast.scenarios.compare.verdict.side`.
+            "largest_stable_rate_rps": None,
+            "saturated_rates_rps": [],
+        },
+        "warmup_requests": [m.warmup_requests for m in measured],
+        "warmup_reliable": warmup is None or warmup.is_over,
+        "cooldown_requests": [0 for _ in measured],
+        "by_class": [{name: dict(values) for name, values in m.by_class.items()} for m in measured]
+        if state != "overloaded"
+        else [{} for _ in measured],
+        "engine": {
+            "num_gpu_blocks": settings.num_gpu_blocks,
+            "max_num_seqs": settings.max_num_seqs,
+            "max_num_batched_tokens": settings.max_num_batched_tokens,
+            "max_model_len": settings.max_model_len,
+            "async_scheduling": settings.async_scheduling,
+            "kv_cache_tokens": memory.kv_tokens,
+            "kv_bytes_per_token": memory.kv_bytes_per_token,
+            "kv_blocks_lost_to_speculation": memory.lost_blocks,
+            "max_concurrency": memory.max_concurrency(round(mean_tokens), settings.lookahead),
+            "concurrency_lost_to_speculation": memory.lost_concurrency(round(mean_tokens), settings.lookahead),
+        },
+        "profile": deployment.profile.name,
+        "notes": _notes(served, identical),
+    }
+    summary["slo_asked"] = bool(slos(scenario))
+    slo_met = summary["slo_met"] = _slo_met(served, measured, state)
+    return RunResult(
+        summary=summary,
+        requests=served.requests,
+        steps=_stack([r.steps for r in done if r.steps is not None]) if done[0].steps is not None else None,
+        manifest=make_manifest(scenario, deployment.profile_checksum),
+        state=state,
+        slo_met=slo_met,
+        replications=figures,
+        closed_loop=isinstance(scenario.workload.arrivals, ClosedLoopArrivals),
+        shortfall=shortfall,
+        is_warm=warmup is None or warmup.is_over,
+    )
+
+
+__all__ = ["RunResult", "Served", "State", "build_replicas", "measure", "serve", "simulate_together"]

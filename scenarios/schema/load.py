@@ -1,0 +1,314 @@
+"""From a file, an embedded name or a mapping to a validated ``Scenario``, and back.
+
+Every way in ends in the same validation, and every failure is one ``ScenarioError`` line that names the file (or
+``--set``), the key, the value and what is allowed. What models, hardware or traces a scenario names is checked by who
+reads them (``scenarios/schema/references.py`` says where they are looked for).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from draftcast.calibration.yaml_text import parse_yaml, write_yaml
+from draftcast.errors import ScenarioError
+from draftcast.files import parse_json, read_text
+from draftcast.scenarios.schema import Scenario, SpeculativeConfig
+from draftcast.scenarios.schema.references import put_checksums, resolve_paths
+from draftcast.scenarios.schema.scenario import MATCHING_METHODS
+from draftcast.scenarios.schema.validation import validate
+
+DEFAULT_SCENARIO = "default"
+SUFFIX = ".yaml"
+# What a method's acceptance looks like, where it is not a rate for each position.
+ACCEPTANCE_EXAMPLES = dict.fromkeys(MATCHING_METHODS, "{model: ngram, match_probability: ..., rates: [...]}") | {
+    "eagle_tree": "{model: tree, alpha: ...}"
+}
+
+
+def embedded_scenarios() -> dict[str, str]:
+    """Name -> text of every scenario that ships inside the package."""
+    folder = files("draftcast.scenarios").joinpath("files")
+    found = sorted((entry for entry in folder.iterdir() if entry.name.endswith(SUFFIX)), key=lambda entry: entry.name)
+    return {entry.name[: -len(SUFFIX)]: entry.read_text("utf-8") for entry in found}
+
+
+def load_scenario(
+    source: str | Path | Mapping[str, Any] = DEFAULT_SCENARIO,
+    *,
+    overrides: Sequence[str] = (),
+    speculative_config: str | Mapping[str, Any] | None = None,
+    trace: str | Path | None = None,
+) -> Scenario:
+    """A validated scenario.
+
+    Args:
+        source: path of a YAML file, the name of an embedded scenario, or the mapping itself.
+        overrides: ``a.b=3`` assignments as of ``--set``; the value is read as YAML, list items by index.
+        speculative_config: vLLM's ``--speculative-config`` JSON, verbatim; ``"null"`` turns speculation off.
+        trace: a trace file that replaces the scenario's arrivals and lengths.
+
+    Raises:
+        ScenarioError: anything wrong, in one line.
+    """
+    data, file = _read(source)
+    read = copy.deepcopy(data)
+    places: dict[str, str] = {}
+    if trace is not None:
+        _use_trace(data, str(Path(trace).absolute()), places)
+    if speculative_config is not None:
+        if isinstance(speculative_config, str):
+            speculative_config = parse_json(speculative_config, "--speculative-config", ScenarioError)
+        _assign(data, "engine.speculative_config", speculative_config, "--speculative-config")
+        places["engine.speculative_config"] = "--speculative-config"
+    data = apply_overrides(data, overrides)
+    for assignment in overrides:
+        places[assignment.partition("=")[0].strip()] = "--set"
+    acceptance_follows(read, data, places, file)
+    return validate(data, file, places)
+
+
+def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A copy of a scenario's raw mapping with ``a.b=3`` assignments made in order (not yet validated)."""
+    result = copy.deepcopy(dict(data))
+    for assignment in overrides:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ScenarioError("must look like key.key=value", file="--set", value=assignment)
+        _assign(result, key.strip(), parse_yaml(text, f"--set {key.strip()}", ScenarioError), "--set")
+    return result
+
+
+def with_values(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
+    """A validated copy of ``scenario`` with dotted keys replaced, e.g. ``{"statistics.seed": 3}``.
+
+    Raises:
+        ScenarioError: no valid scenario, or another method with the acceptance of the one before.
+    """
+    before = to_mapping(scenario)
+    data = copy.deepcopy(before)
+    for key, value in values.items():
+        _assign(data, key, value, "scenario")
+    acceptance_follows(before, data, values, "scenario")
+    return validate(data, "scenario", {})
+
+
+def acceptance_follows(before: Mapping[str, Any], data: Mapping[str, Any], keys: Iterable[str], file: str) -> None:
+    """Refuse a change of method that keeps the acceptance of the method before: only its own says how it does.
+
+    Args:
+        before: the raw scenario before the change.
+        data: after it.
+        keys: dotted keys that were given.
+        file: for the message.
+
+    Raises:
+        ScenarioError: saying which acceptance is to be given.
+    """
+    old, new = _speculation(before), _speculation(data)
+    for place in missing_acceptance(before, data, keys):
+        assert old is not None
+        assert new is not None
+        method = new.resolved_method
+        model = ACCEPTANCE_EXAMPLES.get(method, "{model: per_position, rates: [...]}")
+        source = (
+            "measure finds it in token logs"
+            if method in MATCHING_METHODS
+            else "from-metrics reads it from vLLM's counters"
+        )
+        raise ScenarioError(
+            f"was given for {old.resolved_method}, and the method is now {method}: give that of {method} with "
+            f"--set '{place}={model}', or with a candidate as its acceptance (draftcast acceptance {source})",
+            file=file,
+            key=place,
+        )
+
+
+def missing_acceptance(before: Mapping[str, Any], data: Mapping[str, Any], keys: Iterable[str]) -> list[str]:
+    """Dotted keys of acceptance that a change of method leaves to the method before; none where nothing is amiss.
+
+    Without speculation before, no acceptance is another method's. Arguments as of `acceptance_follows`.
+    """
+    old, new = _speculation(before), _speculation(data)
+    if old is None or new is None or old.resolved_method == new.resolved_method:
+        return []
+    given = list(keys)
+    return [
+        place
+        for place in acceptance_places(data)
+        if not any(_within(place, key) or _within(key, place) for key in given)
+    ]
+
+
+def acceptance_places(data: Mapping[str, Any]) -> list[str]:
+    """Dotted keys of the acceptance that a raw scenario's method goes by; none where it needs none."""
+    spec, workload = _speculation(data), data.get("workload")
+    if spec is None or spec.synthetic_rates is not None:
+        return []
+    classes = (workload.get("classes") if isinstance(workload, Mapping) else None) or []
+    own = [
+        f"workload.classes.{index}.acceptance"
+        for index, entry in enumerate(classes if isinstance(classes, list) else [])
+        if isinstance(entry, Mapping) and entry.get("acceptance") is not None
+    ]
+    return own if own and len(own) == len(classes) else ["acceptance", *own]
+
+
+def _within(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")
+
+
+def _speculation(data: Mapping[str, Any]) -> SpeculativeConfig | None:
+    """What a raw scenario says of speculation; None without, and where it is not valid, which validation tells."""
+    engine = data.get("engine")
+    spec = engine.get("speculative_config") if isinstance(engine, Mapping) else None
+    try:
+        return SpeculativeConfig.model_validate(spec) if spec is not None else None
+    except ValidationError:
+        return None
+
+
+def with_rate(scenario: Scenario, request_rate_rps: float) -> Scenario:
+    """``scenario`` at another mean request rate (a trace is rescaled in time).
+
+    Raises:
+        ScenarioError: the arrivals have no single rate (piecewise, closed loop).
+    """
+    process = scenario.workload.arrivals.process
+    if process in ("piecewise", "closed_loop"):
+        raise ScenarioError(
+            f"{process} arrivals have no single request rate", file="--rates", key="workload.arrivals.process"
+        )
+    values: dict[str, Any] = {"workload.arrivals.request_rate_rps": request_rate_rps}
+    if process == "trace":
+        values["workload.arrivals.time_scale"] = 1.0
+    return with_values(scenario, values)
+
+
+def without_speculation(scenario: Scenario) -> Scenario:
+    """The same question to an engine started without ``--speculative-config``."""
+    return with_values(scenario, {"engine.speculative_config": None})
+
+
+def to_mapping(scenario: Scenario) -> dict[str, Any]:
+    """The scenario as plain data (lists, not tuples), every default written out."""
+    data: dict[str, Any] = json.loads(scenario.model_dump_json())
+    spec = scenario.speculative_config
+    if spec is not None:
+        # Only what was given: which keys the user set is part of vLLM's dictionary (and of `without_effect`).
+        data["engine"]["speculative_config"] = json.loads(spec.model_dump_json(exclude_unset=True))
+    return data
+
+
+def dump_scenario(scenario: Scenario) -> str:
+    """YAML text that ``load_scenario`` reads back to an equal scenario with the same hash."""
+    return write_yaml(to_mapping(scenario))
+
+
+def recorded_scenario(manifest: Mapping[str, Any], file: str) -> Scenario:
+    """The scenario in a recorded run's manifest; the run may come from anyone, so code that it names is not imported.
+
+    Raises:
+        ScenarioError: it is not valid, or its policy is not one of draftcast's.
+    """
+    data = manifest.get("scenario")
+    if not isinstance(data, Mapping):
+        raise ScenarioError("must hold the scenario of the run", file=file, key="scenario", value=data)
+    policy = data.get("policy")
+    name = policy.get("name") if isinstance(policy, Mapping) else None
+    if isinstance(name, str) and ":" in name:
+        message = "a recorded run's own code is not imported; name a policy of draftcast's"
+        raise ScenarioError(message, file=file, key="scenario.policy.name", value=name)
+    return load_scenario(data)
+
+
+def scenario_hash(scenario: Scenario) -> str:
+    """Sha256 (hex) of all that can change a result: not name and description, and files by content, not by place."""
+    data = to_mapping(scenario)
+    del data["name"], data["description"]
+    spec = scenario.speculative_config
+    if spec is not None:
+        # With defaults here: a default written out asks the same question.
+        data["engine"]["speculative_config"] = json.loads(spec.model_dump_json())
+    put_checksums(data)
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Raw mapping and the name errors give it."""
+    if isinstance(source, Mapping):
+        return copy.deepcopy(dict(source)), "scenario"
+    embedded = embedded_scenarios()
+    path = Path(source)
+    if str(source) in embedded and not os.path.isfile(path):
+        return _mapping_of(embedded[str(source)], f"{source}{SUFFIX} (embedded)"), f"{source}{SUFFIX} (embedded)"
+    if not os.path.exists(path):
+        raise ScenarioError(f"no such file; or name an embedded scenario: {', '.join(embedded)}", file=str(source))
+    data = _mapping_of(read_text(path, ScenarioError), str(source))
+    resolve_paths(data, path.parent)
+    return data, str(source)
+
+
+def _mapping_of(text: str, file: str) -> dict[str, Any]:
+    data = parse_yaml(text, file, ScenarioError)
+    if not isinstance(data, dict):
+        raise ScenarioError(
+            "must be a mapping of sections (schema_version, engine, hardware, workload, ...)", file=file
+        )
+    return data
+
+
+def _use_trace(data: dict[str, Any], path: str, places: dict[str, str]) -> None:
+    """Arrivals and lengths from ``path``; what the scenario says about clipping or scaling a trace stays.
+
+    Its format does not: it was the other file's, and is found out anew (or given with ``--set``).
+    """
+    workload = data.setdefault("workload", {})
+    if not isinstance(workload, dict):
+        return
+    old = workload.get("arrivals")
+    if not (isinstance(old, dict) and old.get("process") == "trace"):
+        workload["arrivals"] = {"process": "trace"}
+        workload["num_requests"] = None
+        workload.pop("lengths", None)
+        for entry in workload.get("classes") or []:
+            if isinstance(entry, dict):
+                entry.pop("lengths", None)
+    workload["arrivals"]["path"] = path
+    workload["arrivals"].pop("format", None)
+    places["workload.arrivals"] = "--trace"
+
+
+def _assign(data: dict[str, Any], dotted: str, value: Any, place: str) -> None:
+    """``data[a][b] = value``, making mappings on the way; a list is entered by index."""
+    *outer, last = dotted.split(".")
+    target: Any = data
+    for key in outer:
+        if isinstance(target, dict):
+            if target.get(key) is None:
+                target[key] = {}
+            target = target[key]
+        elif isinstance(target, list):
+            target = target[_index(target, key, dotted, place)]
+        else:
+            raise ScenarioError("goes below a plain value", file=place, key=dotted)
+    if isinstance(target, dict):
+        target[last] = value
+    elif isinstance(target, list):
+        target[_index(target, last, dotted, place)] = value
+    else:
+        raise ScenarioError("goes below a plain value", file=place, key=dotted)
+
+
+def _index(target: list[Any], key: str, dotted: str, place: str) -> int:
+    if not key.isdigit() or int(key) >= len(target):
+        raise ScenarioError(f"{key} is not an index into a list of {len(target)}", file=place, key=dotted)
+    return int(key)

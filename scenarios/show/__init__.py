@@ -1,0 +1,1 @@
+"""Answers as sentences, tables and figures."""

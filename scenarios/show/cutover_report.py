@@ -1,0 +1,240 @@
+"""A cutover for people: the answer in sentences, what limits on either side, and the table of what was looked at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from rich.table import Table
+
+from draftcast.scenarios.compare.verdict import THROUGHPUT
+from draftcast.scenarios.cutover.answer import Cutover, Place
+from draftcast.scenarios.cutover.axis import is_closed
+from draftcast.scenarios.cutover.map import SpeedupMap
+from draftcast.scenarios.show.tables import show
+from draftcast.sim.statistics.crossing import Crossing, Probe
+from draftcast.sim.statistics.intervals import Estimate
+
+NEARLY = 0.8
+"""Share of the smaller capacity up to which rates were looked at when a verdict is said to hold up to capacity."""
+
+
+def number(x: float) -> str:
+    """x to a precision that means something: 0.412, 8.25, 66.1, 1,234."""
+    if abs(x) >= 100:
+        return f"{x:,.0f}"
+    return f"{x:.1f}".removesuffix(".0") if abs(x) >= 10 else f"{x:.3g}"
+
+
+def headline(answer: Cutover) -> str:
+    """The answer for one setting, in one sentence."""
+    return f"{answer.label}: {_said(answer)}"
+
+
+def _said(answer: Cutover) -> str:
+    crossing, unit = answer.crossing, answer.unit
+    if answer.verdict == "crosses":
+        below, above = ("pays", "costs") if crossing.falls else ("costs", "pays")
+        return f"cutover {crossing_text(crossing, unit)}: {below} below, {above} above."
+    if not answer.probes:
+        return "cannot tell: the budget does not allow one look; raise --budget."
+    told = [probe.x for probe in answer.probes if not probe.says_nothing]
+    seen = f"from {number(told[0])} to {number(told[-1])} {unit}" if told else ""
+    if answer.verdict in ("always pays", "never pays"):
+        even = [probe.x for probe in answer.probes if probe.is_even(crossing.confidence)]
+        where = f"; no difference at {_listed(even)} {unit}" if even else ""
+        return f"{answer.verdict} {_reach(answer, seen)}{where}{_untold(answer)}."
+    if answer.verdict == "no difference":
+        return f"makes no difference {seen} (less than half a per cent){_untold(answer)}."
+    better, worse = ("faster", "slower") if answer.metric.less_is_better else ("better", "worse")
+    spans = ((answer.surely_pays, better), (answer.surely_costs, worse))
+    level = f"{crossing.confidence:.0%} interval"
+    sure = [f"significantly {word} ({level}) {_span(span)} {unit}" for span, word in spans if span is not None]
+    if answer.verdict == "more than once":
+        return f"crosses more than once: {', '.join(sure)}, alternating."
+    unsure = [p.x for p in answer.probes if not p.sign(crossing.confidence)]
+    why = "the budget is spent" if answer.stopped == "budget spent" else "more replications do not decide it"
+    where = f"undecided at {_listed(unsure)} {unit}" if unsure else "the rest was not looked at"
+    return f"cannot tell: {', '.join([*sure, where])}; {why}."
+
+
+def crossing_text(crossing: Crossing, unit: str) -> str:
+    """Where it crosses, with the interval."""
+    low, high, level = number(crossing.low), number(crossing.high), f"{crossing.confidence:.0%} interval"
+    if math.isfinite(crossing.value):
+        return f"at {number(crossing.value)} {unit} ({level} {low} to {high})"
+    return f"between {low} and {high} {unit} ({level})"
+
+
+def _span(span: tuple[float, float]) -> str:
+    return f"at {number(span[0])}" if span[0] == span[1] else f"from {number(span[0])} to {number(span[1])}"
+
+
+def _listed(xs: Sequence[float]) -> str:
+    return ", ".join(number(x) for x in xs)
+
+
+def _reach(answer: Cutover, seen: str) -> str:
+    known = [side for side in (answer.capacity_on, answer.capacity_off) if side is not None]
+    last = answer.probes[-1].x
+    if not known or last < NEARLY * min(side.low for side in known):
+        return seen
+    return f"up to capacity{' and beyond' if last > max(side.high for side in known) else ''} ({seen})"
+
+
+def _untold(answer: Cutover) -> str:
+    """Where neither side is better for a reason that no run can change, as the end of a sentence."""
+    dark = [probe for probe in answer.probes if probe.says_nothing]
+    if not dark:
+        return ""
+    begins = all(probe.says_nothing for probe in answer.probes if probe.x >= dark[0].x)
+    where = f"from {number(dark[0].x)}" if begins else f"at {_listed([probe.x for probe in dark])}"
+    notes = ", ".join(dict.fromkeys(probe.note for probe in dark if probe.note))
+    return f"; nothing to compare {where} {answer.unit}{f' ({notes})' if notes else ''}"
+
+
+def detail_lines(answer: Cutover) -> list[str]:
+    """What stands beside the answer: the step-level estimate, capacities, what limits on either side, the effort."""
+    lines = []
+    if answer.estimate is not None:
+        found = "no cutover" if math.isnan(answer.estimate) else f"{number(answer.estimate)} {answer.unit}"
+        how = "as if all ran to the end together" if answer.over == "batch" else "without queues or simulation"
+        lines.append(f"Step-level estimate, {how}: {found}.")
+    if answer.over == "batch":
+        lines.append("A batch drains: its last requests run almost alone, where speculation pays most.")
+    if answer.metric.name in THROUGHPUT and not _is_closed(answer):
+        lines.append("Until one side is saturated both deliver what arrives: there this metric cannot differ.")
+    sides = (("with speculation", answer.capacity_on), ("without", answer.capacity_off))
+    known = [f"{show(capacity)} req/s {name}" for name, capacity in sides if capacity is not None]
+    if known:
+        lines.append(f"Saturated, the cluster completes {', '.join(known)}.")
+    if answer.here is not None:
+        lines.append(f"The scenario itself stands at {number(answer.here)} {answer.unit}.")
+    places = [place for place in (answer.lower, answer.upper) if place is not None]
+    lines += [line for place in dict.fromkeys(places) for line in _place_lines(place, answer.unit)]
+    effort = f"{answer.requests:,} requests simulated"
+    if answer.verdict == "crosses" and answer.stopped != "narrow enough":
+        width = f"{answer.crossing.relative_width:.1%}"
+        why = "wider than asked" if answer.stopped == "no more to learn" else "and was to be narrower or surer"
+        lines.append(f"The interval is {width} of the value, {why} ({answer.stopped}, {effort}).")
+    else:
+        lines.append(f"{effort}.")
+    return lines
+
+
+def _place_lines(place: Place, unit: str) -> list[str]:
+    sides = (("with", place.on), ("without", place.off))
+    return [f"At {number(place.x)} {unit} {name} speculation - {side.sentence}" for name, side in sides]
+
+
+def settings_table(answers: Sequence[Cutover]) -> Table:
+    """One row per method and draft length."""
+    unit = answers[0].unit
+    table = Table()
+    table.add_column("setting")
+    table.add_column("verdict")
+    for name in (f"cutover, {unit}", "interval", f"step-level estimate, {unit}"):
+        table.add_column(name, justify="right")
+    table.add_column("limits below: on / off")
+    table.add_column("limits above: on / off")
+    for answer in answers:
+        crosses, crossing = answer.verdict == "crosses", answer.crossing
+        estimate = answer.estimate
+        table.add_row(
+            answer.label,
+            answer.verdict,
+            number(crossing.best) if crosses else "-",
+            f"{number(crossing.low)} to {number(crossing.high)}" if crosses else "-",
+            "-" if estimate is None else "none" if math.isnan(estimate) else number(estimate),
+            *(f"{place.on.limit} / {place.off.limit}" if place else "-" for place in (answer.lower, answer.upper)),
+        )
+    return table
+
+
+def points_table(answer: Cutover) -> Table:
+    """One row per x looked at: the advantage and what it is made of."""
+    name, factor = _compared(answer)
+    table = Table()
+    for column in (answer.unit, "advantage", f"{name} on", f"{name} off", "replications x requests"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for probe, look in zip(answer.probes, answer.looks, strict=True):
+        confidence = answer.crossing.confidence
+        sides = (probe.bases, probe.gains) if answer.metric.less_is_better else (probe.gains, probe.bases)
+        cells = [show(_plain(side), factor) if side else "-" for side in sides]
+        size = f"{look.replications} x {look.requests:,}" if look.replications else "-"
+        table.add_row(number(probe.x), show(probe.advantage(confidence)), *cells, size, _remark(probe, confidence))
+    return table
+
+
+def _plain(values: tuple[float, ...]) -> Estimate:
+    nan = math.nan
+    return Estimate(float(np.mean(values)), nan, nan, nan, len(values))
+
+
+def _is_closed(answer: Cutover) -> bool:
+    return answer.over in ("concurrency", "batch") or is_closed(answer.scenario)
+
+
+def _compared(answer: Cutover) -> tuple[str, float]:
+    """Name with unit and factor of the figures behind the advantage."""
+    closed = _is_closed(answer)
+    return {
+        "e2e": ("E2E s", 1.0),
+        "tpot": ("TPOT ms", 1e3),
+        "slo_goodput": ("good req/s", 1.0) if closed else ("SLO attainment %", 1e2),
+    }.get(answer.metric.name, ("tokens/s" if closed else "completed req/s", 1.0))
+
+
+def _remark(probe: Probe, confidence: float) -> str:
+    word = {1: "pays", -1: "costs"}.get(
+        probe.sign(confidence), "no difference" if probe.is_even(confidence) else "undecided"
+    )
+    return f"{word} ({probe.note})" if probe.note else word
+
+
+def cost_lines(answer: Cutover, date: str) -> list[str]:
+    """Money per million output tokens, at the price of that day."""
+    return [
+        f"At {number(cost.x)} {answer.unit}: {cost.on:.4g} per million output tokens with speculation, "
+        f"{cost.off:.4g} without (price of {date})."
+        for cost in answer.costs
+    ]
+
+
+def map_table(found: SpeedupMap) -> Table:
+    """One row per draft length or acceptance, one column per load; * where the interval excludes 1."""
+    table = Table()
+    table.add_column(found.against)
+    for x in found.xs:
+        table.add_column(f"{number(x)} {found.unit}", justify="right")
+    for y, row in zip(found.ys, found.rows, strict=True):
+        table.add_row(number(y), *(cell_text(probe, found.confidence) for probe in row))
+    return table
+
+
+def cell_text(probe: Probe, confidence: float) -> str:
+    """The advantage, * where its interval excludes 1; the verdict alone where a side is overloaded."""
+    advantage, sign = probe.advantage(confidence), probe.sign(confidence)
+    if advantage is None:
+        return {1: "pays*", -1: "costs*"}.get(sign, "?")
+    return f"{advantage.mean:.2f}{'*' if sign else ''}"
+
+
+def contour_lines(found: SpeedupMap) -> list[str]:
+    """The break-even contour, one line per draft length or load."""
+    along, over = ("k", found.unit) if found.against == "k" else (found.unit, "acceptance")
+    lines = []
+    for point in found.contour:
+        where = f"k={number(point.at)}" if along == "k" else f"At {number(point.at)} {found.unit}"
+        crossing = point.crossing
+        said = {
+            "crosses": f"break-even {crossing_text(crossing, over)}" if crossing.kind == "crosses" else "",
+            "always": "pays everywhere on the map",
+            "never": "pays nowhere on the map",
+            "even": "makes no difference",
+            "more than once": "breaks even more than once",
+        }.get(crossing.kind, "cannot tell")
+        lines.append(f"{where}: {said}.")
+    return lines

@@ -1,0 +1,141 @@
+"""Two profiles beside each other: a decode step operator by operator, and the points that both have timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from draftcast.calibration.profile.load import RooflineProfile
+from draftcast.calibration.profile.table import POINT
+from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.work import layers
+from draftcast.scenarios.show.profile_view import OpenProfile
+from draftcast.sim.cost import step_time as st
+from draftcast.sim.cost.methods import get_method
+from draftcast.sim.cost.operator_tables import OperatorTables
+from draftcast.sim.cost.step_cost import StepCost, compile_step_cost
+
+BATCHES = (1, 8, 64, 128, 256)
+MAX_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class Step:
+    """A decode step: every sequence with ``context`` tokens cached, verifying ``k`` drafts of ``method`` (0: none)."""
+
+    model: str
+    method: str = "none"
+    k: int = 0
+    tp: int = 1
+    context: int = 1024
+    dtype: str = "bf16"
+
+
+def compare(first: OpenProfile, second: OpenProfile, step: Step) -> list[dict[str, Any]]:
+    """Milliseconds of a decode step at several batch sizes, part by part, in two profiles.
+
+    One row a batch size and part; None where a profile does not know the part (a whole-step fit knows no operators).
+
+    Raises:
+        InputError: no such model or method, one that needs a draft model, or a degree that does not divide the model.
+    """
+    sides = [(opened, step_cost(opened, step)) for opened in (first, second)]
+    rows = []
+    for batch in BATCHES:
+        one, other = (step_parts(opened, cost, step, batch) for opened, cost in sides)
+        for part in one if len(one) >= len(other) else other:
+            a, b = ((1e3 * side[part] if part in side else None) for side in (one, other))
+            ratio = b / a if a and b is not None else None
+            rows.append({"batch": batch, "part": part, "first_ms": a, "second_ms": b, "ratio": ratio})
+    return rows
+
+
+def agreement(first: OpenProfile, second: OpenProfile) -> list[dict[str, Any]]:
+    """Points timed in both profiles, by operator: do their intervals meet, and how far apart are the medians?
+
+    Rows: operator, points, intervals_meet (count), median and p90 of the relative difference. Empty where one of them
+    holds no table, or they have no timed point in common.
+    """
+    if first.folder is None or second.folder is None:
+        return []
+    both = first.table().frame.merge(second.table().frame, on=list(POINT), suffixes=("", "_other"))
+    both = both[both[["low_s", "low_s_other"]].notna().all(axis=1)]
+    meet = (both["low_s"] <= both["high_s_other"]) & (both["low_s_other"] <= both["high_s"])
+    both = both.assign(meet=meet, apart=(both["seconds_other"] / both["seconds"] - 1.0).abs())
+    return [
+        {
+            "operator": str(operator),
+            "points": len(own),
+            "intervals_meet": int(own["meet"].sum()),
+            "median": float(own["apart"].median()),
+            "p90": float(own["apart"].quantile(0.9)),
+        }
+        for operator, own in both.groupby("operator")
+    ]
+
+
+def step_cost(opened: OpenProfile, step: Step) -> StepCost:
+    """The step's cost under a profile, for up to the largest of `BATCHES` sequences."""
+    return compile_step_cost(
+        load_model(step.model),
+        get_method(step.method if step.k else "none"),
+        None,
+        step.k,
+        step.tp,
+        None,
+        step.dtype,
+        "auto",
+        opened.profile,
+        opened.hardware,
+        MAX_ROWS,
+        max(BATCHES),
+    )
+
+
+def step_parts(opened: OpenProfile, cost: StepCost, step: Step, batch: int) -> dict[str, float]:
+    """Seconds of the parts of one step of ``batch`` sequences.
+
+    Parts "target: ..." and "sample: ..." add up to their whole. A whole-step fit knows no operators: its target holds
+    lm_head and sampler.
+    """
+    features, out = np.empty(st.N_FEATURES), np.empty(st.N_OUT)
+    st.decode_features(cost, batch, step.k, step.context, features)
+    st.step_time(cost, features, out)
+    parts = {"target": out[st.O_TARGET]}
+    sampler = {}
+    if isinstance(opened.profile, RooflineProfile):
+        rows = int(features[st.F_TOKENS])
+        model, device = load_model(step.model), OperatorTables(opened.profile, step.tp, step.dtype)
+        whole = cost.target[rows].sum()
+        linear, collectives = _linear(device, model, rows), _collectives(device, model, rows)
+        parts["target: attention"] = out[st.O_TARGET] - whole
+        parts["target: linear"] = linear
+        if step.tp > 1:
+            parts["target: all-reduce"] = collectives
+        rest = "experts, norms, activations" if model.is_moe else "norms, rotary, activations"
+        parts[f"target: {rest}"] = whole - linear - collectives
+        head = device.lm_head(model, np.array([int(features[st.F_LOGIT_ROWS])])).sum()
+        sampler = {"sample: lm_head": head, "sample: sampler": out[st.O_SAMPLE] - head}
+        sampler = {"lm_head and sampler": out[st.O_SAMPLE], **sampler}
+    parts |= {"draft": out[st.O_DRAFT], **sampler, "host": out[st.O_HOST]}
+    parts["device"] = out[st.O_TARGET] + out[st.O_DRAFT] + out[st.O_SAMPLE]
+    parts["device + host"] = parts["device"] + out[st.O_HOST]
+    return {name: float(value) for name, value in parts.items()}
+
+
+def _linear(device: OperatorTables, model: ModelSpec, rows: int) -> float:
+    """Matrices of a pass but for the experts'. The batches here are captured sizes, so rows are not padded."""
+    matrices = [
+        layer for layer in layers.linear_layers(model, device.tp) if layer.scope == "pass" and not layer.num_experts
+    ]
+    return float(sum(device.linear(layer, np.array([rows])).sum() for layer in matrices))
+
+
+def _collectives(device: OperatorTables, model: ModelSpec, rows: int) -> float:
+    array = np.array([rows])
+    sent = layers.all_reduce_bytes(model, array, tp=device.tp, act_bytes=device.act_bytes)
+    message = np.asarray(array * (model.hidden_size * device.act_bytes), dtype=np.float64)
+    return float(device.collective(sent, message, array, layers.all_reduce_count(model)).sum())

@@ -1,0 +1,233 @@
+"""Pictures of single runs: latency distribution, what happens over time, where a request's time goes (plotly).
+
+One palette for all pictures of the dashboard: a colour means the same thing everywhere and reads on light and dark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from draftcast.scenarios.run.simulate import RunResult
+from draftcast.scenarios.run.timeline import Timeline
+from draftcast.sim.output.request_columns import RequestColumns
+from draftcast.sim.statistics.intervals import Estimate
+
+ON, OFF, BASELINE, LIMIT = "#1098ad", "#868e96", "#e8890c", "#e03131"
+SERIES = ("#1098ad", "#e8890c", "#7048e8", "#2f9e44", "#d6336c", "#868e96")
+PARTS = {
+    "queue": "#868e96",
+    "prefill": "#4c6ef5",
+    "draft": "#be4bdb",
+    "verify": "#12b886",
+    "rejected": "#fa5252",
+    "host": "#f59f00",
+    "kv_pressure": "#5c3d2e",
+}
+LATENCIES = (("ttft", "TTFT, ms", 1e3), ("tpot", "TPOT, ms", 1e3), ("e2el", "E2E latency, s", 1.0))
+POINTS = 121
+GAP = 0.03  # between panels, as a share of the picture
+SHOWN = 0.995
+
+
+def look(*, height: int, legend: bool = True) -> dict[str, Any]:
+    """The layout all pictures share: no frame, tight margins, the legend above."""
+    return {
+        "height": height,
+        # Streamlit gives plotly a copy of each picture it has just drawn; without this the copy would be drawn again.
+        "datarevision": 1,
+        "margin": {"l": 8, "r": 8, "t": 44 if legend else 24, "b": 8},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "showlegend": legend,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "hovermode": "closest",
+    }
+
+
+X_AXIS: dict[str, Any] = {"automargin": True}
+Y_AXIS: dict[str, Any] = {"automargin": True, "rangemode": "tozero"}
+# What is drawn while a key is pressed knows its margins: plotly finds them by drawing the picture twice.
+KNOWN_X: dict[str, Any] = {"automargin": False, "ticklabeloverflow": "allow"}
+KNOWN_Y: dict[str, Any] = KNOWN_X | {"rangemode": "tozero"}
+MARGIN = {"l": 64, "r": 16, "b": 48}
+
+
+def styled(figure: Any, *, height: int, legend: bool = True) -> Any:
+    """A picture in the look of all."""
+    figure.update_layout(**look(height=height, legend=legend))
+    figure.update_xaxes(**X_AXIS)
+    figure.update_yaxes(**Y_AXIS)
+    return figure
+
+
+def on_page(figure: Any, *, height: int) -> Any:
+    """A picture made for a file, as the pages show pictures: their template, their size, no title of its own."""
+    import plotly.io
+
+    figure.update_layout(template=plotly.io.templates.default, title=None, width=None)
+    return styled(figure, height=height)
+
+
+def latency_figure(
+    runs: Mapping[str, pd.DataFrame],
+    limits_ms: Mapping[str, float | None],
+    colours: Mapping[str, str] | None = None,
+) -> Any:
+    """Cumulative share of requests by TTFT, TPOT and E2E latency, one line a run.
+
+    Args:
+        runs: requests by name of the run, see `measured_requests`; at most as many runs as `SERIES`; the one named
+            ``SD off`` is grey.
+        limits_ms: the SLO's ``ttft_ms``, ``tpot_ms``, ``e2el_ms`` where it has them.
+        colours: of the runs; `colour_of` where None.
+    """
+    import plotly.graph_objects as go
+
+    shares = np.linspace(0.0, 1.0, POINTS)
+    colours = colours or {name: colour_of(name, list(runs)) for name in runs}
+    longest = dict.fromkeys((latency for latency, _, _ in LATENCIES), 0.0)
+    traces: list[dict[str, Any]] = []
+    for name, requests in runs.items():
+        columns = RequestColumns.of(requests)
+        for panel, (latency, _, scale) in zip(("", "2", "3"), LATENCIES, strict=True):
+            values = getattr(columns, f"{latency}_s")
+            values = values[np.isfinite(values)]
+            if values.size:
+                longest[latency] = max(longest[latency], scale * float(np.quantile(values, SHOWN)))
+            traces.append(
+                {
+                    "type": "scatter",
+                    "x": (np.quantile(values, shares) * scale).round(6) if values.size else [],
+                    "y": 100 * shares,
+                    "xaxis": f"x{panel}",
+                    "mode": "lines",
+                    "line": {"color": colours[name], "width": 2.2},
+                    "name": name,
+                    "legendgroup": name,
+                    "showlegend": panel == "",
+                    "hovertemplate": "%{y:.0f} % of requests within %{x:.3g}<extra>" + name + "</extra>",
+                }
+            )
+    layout = look(height=300)
+    layout["margin"] |= MARGIN
+    layout["yaxis"] = KNOWN_Y | {"title": {"text": "requests, %"}}
+    limits = []
+    for index, (latency, title, scale) in enumerate(LATENCIES):
+        panel = str(index + 1) if index else ""
+        # The last requests of a long tail would squeeze all others against the axis.
+        top = 1.05 * longest[latency] or 1
+        left = index * (1 + GAP) / len(LATENCIES)
+        domain = [left, left + (1 + GAP) / len(LATENCIES) - GAP]
+        layout[f"xaxis{panel}"] = KNOWN_X | {"domain": domain, "title": {"text": title}, "range": [0, top]}
+        limit = limits_ms.get(f"{latency}_ms")
+        if limit is not None:
+            x = limit * scale / 1e3
+            across = {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "xref": f"x{panel}", "yref": "y domain"}
+            limits.append(across | {"line": {"color": LIMIT, "dash": "dot", "width": 1.5}})
+    # One call that checks all of it: adding traces and axes one by one takes ten times as long.
+    return go.Figure({"data": traces, "layout": layout | {"shapes": limits}})
+
+
+def timeline_figure(shown: Timeline) -> Any:
+    """Waiting and running requests, and the KV cache's use where it was recorded."""
+    import plotly.graph_objects as go
+
+    panels: list[tuple[str, Any, str, str]] = [
+        ("waiting", shown.waiting, PARTS["queue"], "requests"),
+        ("running", shown.running, ON, "requests"),
+    ]
+    if shown.kv_usage is not None:
+        panels.append(("KV cache", 100 * shown.kv_usage, PARTS["prefill"], "%"))
+    rows = len(panels)
+    layout = look(height=110 * rows + 40, legend=False)
+    layout["margin"] |= MARGIN
+    layout["xaxis"] = KNOWN_X | {"anchor": f"y{rows}", "title": {"text": "time, s"}}
+    traces = []
+    for row, (name, values, colour, unit) in enumerate(panels):
+        panel = str(row + 1) if row else ""
+        traces.append(
+            {
+                "type": "scatter",
+                "x": shown.time_s.round(3),
+                "y": np.asarray(values).round(4),
+                "yaxis": f"y{panel}",
+                "mode": "lines",
+                "line": {"color": colour, "width": 1.6},
+                "fill": "tozeroy",
+                "name": name,
+                "hovertemplate": "%{y:.3g} " + unit + " at %{x:.1f} s<extra>" + name + "</extra>",
+            }
+        )
+        top = 1 - row * (1 + 2 * GAP) / rows
+        layout[f"yaxis{panel}"] = KNOWN_Y | {
+            "domain": [max(top - (1 + 2 * GAP) / rows + 2 * GAP, 0), top],
+            "title": {"text": f"{name}, %" if unit == "%" else name},
+        }
+    return go.Figure({"data": traces, "layout": layout})
+
+
+def time_figure(runs: Mapping[str, RunResult]) -> Any:
+    """Where a mean request's time goes: stacked seconds by part, one bar a run."""
+    import plotly.graph_objects as go
+
+    names = list(runs)[::-1]
+    traces = [
+        {
+            "type": "bar",
+            "y": names,
+            "x": [round(runs[name].summary["figures"][f"mean_time_{part}_s"].mean, 6) for name in names],
+            "orientation": "h",
+            "name": part.replace("kv_pressure", "KV pressure").replace("rejected", "rejected work"),
+            "marker": {"color": colour},
+            "hovertemplate": "%{x:.3g} s<extra>" + part.replace("_", " ") + "</extra>",
+        }
+        for part, colour in PARTS.items()
+    ]
+    layout = look(height=150 + 44 * len(names))
+    layout |= {"barmode": "stack", "legend": layout["legend"] | {"traceorder": "normal"}}
+    layout["margin"] |= MARGIN | {"t": 64}
+    layout |= {"xaxis": KNOWN_X | {"title": {"text": "seconds of a mean request"}}, "yaxis": KNOWN_Y}
+    return go.Figure({"data": traces, "layout": layout})
+
+
+def colour_of(name: str, names: Sequence[str]) -> str:
+    """The same run has the same colour in every picture."""
+    known = {"SD off": OFF, "baseline": BASELINE}
+    return known.get(name, SERIES[list(names).index(name) % len(SERIES)])
+
+
+def ratio_figure(rows: Mapping[str, Sequence[tuple[str, Estimate | None]]], colours: Mapping[str, str]) -> Any:
+    """How many times as large each figure is in a run as in the reference, with its paired interval.
+
+    Args:
+        rows: by run, the ratio of each figure by its label; None where it has none.
+        colours: of the runs.
+    """
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for name, ratios in rows.items():
+        known = [(label, ratio) for label, ratio in ratios if ratio is not None and math.isfinite(ratio.mean)]
+        halves = [ratio.half_width if math.isfinite(ratio.half_width) else 0.0 for _, ratio in known]
+        figure.add_scatter(
+            x=[round(ratio.mean, 6) for _, ratio in known],
+            y=[label for label, _ in known],
+            error_x={"type": "data", "array": halves, "thickness": 1.4, "width": 5},
+            mode="markers",
+            marker={"color": colours[name], "size": 9},
+            name=name,
+            hovertemplate="%{y}: %{x:.3f} times the reference<extra>" + name + "</extra>",
+        )
+    figure.add_vline(x=1.0, line={"color": OFF, "dash": "dash", "width": 1.5})
+    figure.update_layout(scattermode="group", scattergap=0.35)
+    figure.update_xaxes(title_text="times the reference")
+    figure.update_yaxes(type="category", autorange="reversed")
+    labels = max((len(ratios) for ratios in rows.values()), default=0)
+    shown = styled(figure, height=130 + labels * max(26, 15 * len(rows)))
+    shown.update_yaxes(rangemode="normal")
+    return shown

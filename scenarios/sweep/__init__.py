@@ -1,0 +1,1 @@
+"""Every point of a grid, simulated once."""

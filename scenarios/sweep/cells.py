@@ -1,0 +1,279 @@
+"""One cell of a sweep: its content address, how it is computed, and what is kept of it.
+
+A cell that speculates is simulated together with the same cell without speculation: its verdict is of these two runs,
+whatever else the grid holds and wherever the other cells are computed. The address takes everything that can change
+the figures: the scenario with its seed and the content of all files it names, the profile, this package's code. A
+worker computes the address anew, so that one with other files or another version refuses instead of answering another
+question; what another version kept in the data set is computed anew for the same reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftcast import __version__
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.load import load_profile
+from draftcast.errors import InputError
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import load_scenario, scenario_hash, to_mapping, without_speculation
+from draftcast.scenarios.sweep.store import KEY, REPLICATION
+from draftcast.sim.statistics.intervals import Estimate
+
+if TYPE_CHECKING:
+    from draftcast.scenarios.compare.verdict import State, Word
+
+CODE_ROOMS = ("kernels", "calibration", "sim", "scenarios")
+CODE_SUFFIXES = (".py", ".json", ".yaml")
+# Profiles and embedded scenarios are part of the address by content already; what others or we measured changes no
+# figure.
+NOT_CODE = ("profiles", "files", "published", "validation_results")
+DONE, ERROR = "done", "error"
+STATUS, MESSAGE, SCENARIO = "status", "error", "scenario"
+_FACTS = (
+    "state",
+    "slo_met",
+    "capacity_rps",
+    "num_gpus",
+    "confidence",
+    "offered_tokens_per_s",
+    "verdict",
+    "why",
+    "advantage",
+    "advantage_low",
+    "advantage_high",
+)
+_ENGINE = "engine_"
+
+
+@dataclass(frozen=True)
+class Address:
+    """What a cell's figures depend on."""
+
+    scenario: str
+    profile: str
+    code: str
+
+    @property
+    def key(self) -> str:
+        """Sha256 (hex) of the parts."""
+        return hashlib.sha256(json.dumps([self.scenario, self.profile, self.code]).encode()).hexdigest()
+
+    def difference(self, other: Address) -> str:
+        """Which parts differ, in words."""
+        names = {"scenario": "files it names", "profile": "profile", "code": "draftcast's code"}
+        return ", ".join(word for part, word in names.items() if getattr(self, part) != getattr(other, part))
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker is sent."""
+
+    address: Address
+    scenario: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a worker sends back: rows for the data set, or why there are none (which another try may change)."""
+
+    key: str
+    rows: tuple[dict[str, Any], ...] = ()
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A finished cell, as read from the data set.
+
+    Attributes:
+        error: why it has no figures; empty when it has.
+        replications: each replication's figures, names and units as of ``RunResult.replications``.
+        state: of the setting at its load, as of `draftcast.scenarios.compare.verdict.Side`.
+        verdict: on the setting against itself without speculation, by mean end-to-end latency; None where it does not
+            speculate.
+        why: what decided, in a few words; empty where ``advantage`` says it.
+        advantage: how many times less latency than without speculation; None as of ``Verdict.advantage``.
+        capacity_rps: requests per second when saturated; None where the run alone tells that it is far below.
+        num_gpus: devices of the whole cluster.
+        offered_tokens_per_s: output tokens that arrive per second, by replication; empty where arrivals have no single
+            rate.
+    """
+
+    error: str = ""
+    replications: tuple[Mapping[str, float], ...] = field(default=(), repr=False)
+    engine: Mapping[str, float] = field(default_factory=dict, repr=False)
+    state: State = "not settled"
+    verdict: Word | None = None
+    why: str = ""
+    advantage: Estimate | None = None
+    capacity_rps: float | None = None
+    slo_met: bool | None = None
+    num_gpus: int = 0
+    confidence: float = 0.95
+    offered_tokens_per_s: tuple[float, ...] = ()
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether the figures hold for the load, as of ``Side.has_figures``."""
+        return not self.error and self.state in ("steady", "finite")
+
+
+@functools.cache
+def code_digest() -> str:
+    """Sha256 (hex) of the version and of every source and data file that the figures may depend on."""
+    package = Path(__file__).resolve().parents[2]
+    digest = hashlib.sha256(__version__.encode())
+    for room in CODE_ROOMS:
+        for folder, folders, names in os.walk(package / room):
+            folders[:] = sorted(name for name in folders if name not in NOT_CODE)
+            for name in sorted(names):
+                if name.endswith(CODE_SUFFIXES):
+                    path = Path(folder, name)
+                    digest.update(path.relative_to(package).as_posix().encode() + b"\0")
+                    digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def address_of(scenario: Scenario) -> Address:
+    """The address of a scenario's results.
+
+    Raises:
+        InputError: an unknown device or profile.
+    """
+    profile = _profile_checksum(scenario.profile, scenario.hardware, _time_of(scenario.profile, scenario.hardware))
+    return Address(scenario_hash(scenario), profile, code_digest())
+
+
+@functools.lru_cache(maxsize=256)
+def _profile_checksum(profile: str | None, hardware: str, changed: tuple[int, ...]) -> str:
+    del changed  # only there so that an edited file is read anew
+    return load_profile(profile, load_hardware(hardware)).checksum()
+
+
+def _time_of(*names: str | None) -> tuple[int, ...]:
+    """When files of these names, or inside folders of these names, were last changed."""
+    times = []
+    for name in names:
+        path = Path(os.path.expanduser(name or ""))
+        inside = sorted(path.iterdir()) if name and os.path.isdir(path) else [path]
+        times += [file.stat().st_mtime_ns for file in inside if name and os.path.isfile(file)]
+    return tuple(times)
+
+
+def task_of(scenario: Scenario) -> Task:
+    """What to send for ``scenario``. Raises InputError as of ``address_of``."""
+    return Task(address_of(scenario), to_mapping(scenario))
+
+
+def run_task(task: Task) -> Outcome:
+    """Compute a cell in this process: the figures of every replication, or the error that the input has.
+
+    What the input cannot help (a bug, no memory) is a failure, not an error: nothing is kept of it.
+    """
+    key = task.address.key
+    try:
+        scenario = load_scenario(task.scenario)
+        own = address_of(scenario)
+        if own != task.address:
+            return Outcome(key, failure=f"the worker has another state of: {task.address.difference(own)}")
+        return Outcome(key, tuple(_rows(scenario, own)))
+    except InputError as error:
+        return Outcome(key, ({**_head(task), REPLICATION: 0, STATUS: ERROR, MESSAGE: str(error)},))
+    except Exception as error:
+        return Outcome(key, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _head(task: Task) -> dict[str, Any]:
+    return {
+        KEY: task.address.key,
+        SCENARIO: json.dumps(task.scenario, sort_keys=True),
+        "scenario_hash": task.address.scenario,
+        "profile_checksum": task.address.profile,
+        "code": task.address.code,
+        "draftcast_version": __version__,
+    }
+
+
+def _rows(scenario: Scenario, address: Address) -> list[dict[str, Any]]:
+    from draftcast.scenarios.compare.capacity import rate_of
+    from draftcast.scenarios.compare.verdict import judge, side
+    from draftcast.scenarios.run.deployment_cache import cached_deployment
+    from draftcast.scenarios.run.simulate import simulate_together
+
+    speculates = scenario.speculative_config is not None
+    settings = [scenario, without_speculation(scenario)] if speculates else [scenario]
+    run, *off = simulate_together(settings, deployments=[cached_deployment(each) for each in settings])
+    verdict = judge(scenario, run, off[0]) if off else None
+    own = verdict.on if verdict is not None else side(scenario, run)
+    slo_met = run.slo_met if own.has_figures else None
+    if own.state == "overloaded" and run.summary["slo_asked"]:
+        slo_met = False  # a growing queue breaks any objective in the end
+    facts: dict[str, Any] = {
+        "state": own.state,
+        "slo_met": slo_met,
+        "capacity_rps": own.capacity.estimate.mean if own.capacity is not None else None,
+        "num_gpus": float(scenario.engine.tensor_parallel_size * scenario.cluster.replicas),
+        "confidence": scenario.statistics.confidence,
+    }
+    if verdict is not None:
+        facts |= {"verdict": verdict.word, "why": verdict.why}
+        if verdict.advantage is not None:
+            advantage = verdict.advantage
+            facts |= {"advantage": advantage.mean, "advantage_low": advantage.low, "advantage_high": advantage.high}
+    facts |= {_ENGINE + name: float(value) for name, value in run.summary["engine"].items()}
+    head = _head(Task(address, to_mapping(scenario)))
+    rate = rate_of(scenario)
+    tokens = run.requests.groupby("replication")["output_tokens"].mean()
+    rows = []
+    for index, figures in enumerate(run.replications):
+        plain = {name: float(value) for name, value in figures.items()}
+        offered = rate * float(tokens[index]) if rate is not None else None
+        row = {**head, REPLICATION: index, STATUS: DONE, **facts, "offered_tokens_per_s": offered, **plain}
+        rows.append({name: value for name, value in row.items() if value is not None})
+    return rows
+
+
+def cell_of(rows: Sequence[Mapping[str, Any]]) -> Cell:
+    """A cell from its rows in the data set. Raises InputError where they are not what `run_task` writes."""
+    try:
+        return _cell_of(rows)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"damaged: the data set's rows lack or spoil {error}", key=str(rows[0].get(KEY))) from None
+
+
+def _cell_of(rows: Sequence[Mapping[str, Any]]) -> Cell:
+    first = rows[0]
+    if first[STATUS] == ERROR:
+        return Cell(error=str(first[MESSAGE]))
+    known = {*_head(Task(Address("", "", ""), {})), REPLICATION, STATUS, *_FACTS}
+    return Cell(
+        replications=tuple(
+            {name: float(value) for name, value in row.items() if name not in known and not name.startswith(_ENGINE)}
+            for row in rows
+        ),
+        engine={name.removeprefix(_ENGINE): value for name, value in first.items() if name.startswith(_ENGINE)},
+        state=first["state"],
+        verdict=first.get("verdict"),
+        why=first.get("why", ""),
+        advantage=_advantage(first, len(rows)) if "advantage" in first else None,
+        capacity_rps=first.get("capacity_rps"),
+        slo_met=first.get("slo_met"),
+        num_gpus=int(first["num_gpus"]),
+        confidence=first["confidence"],
+        offered_tokens_per_s=tuple(row["offered_tokens_per_s"] for row in rows if "offered_tokens_per_s" in row),
+    )
+
+
+def _advantage(row: Mapping[str, Any], replications: int) -> Estimate:
+    low, high = row["advantage_low"], row["advantage_high"]
+    count = 1 if math.isnan(low) else replications
+    return Estimate(row["advantage"], low, high, (high - low) / 2, count, row["confidence"])

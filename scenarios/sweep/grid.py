@@ -1,0 +1,253 @@
+"""The grid of a sweep: axes from ``rate=1..20:8``, and each of its points as a validated scenario.
+
+An axis is a short name (``SHORT``, ``SPECIAL``) or any dotted key that ``--set`` takes. Runs nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from draftcast.calibration.yaml_text import parse_yaml
+from draftcast.errors import InputError, ScenarioError
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import to_mapping, with_rate, with_values, without_speculation
+from draftcast.scenarios.schema.numbers import spaced
+
+PLACE = "--grid"
+MAX_CELLS = 100_000
+OFF = ("off", "none", None)
+_RANGE = re.compile(r"(?P<low>[^,:]+?)\.\.(?P<high>[^,:]+?)(?::(?P<count>\d{1,9})(?P<log>log)?)?")
+# Short names that are one key of a scenario; the others, ``SPECIAL``, are more than one.
+SHORT = {
+    "tp": "engine.tensor_parallel_size",
+    "batch": "engine.max_num_seqs",
+    "model": "engine.model",
+    "replicas": "cluster.replicas",
+    "router": "cluster.router",
+    "hardware": "hardware",
+    "profile": "profile",
+    "prompt_tokens": "workload.lengths.prompt_tokens",
+    "output_tokens": "workload.lengths.output_tokens",
+    "requests": "workload.num_requests",
+    "seed": "statistics.seed",
+}
+_WHOLE = ("concurrency", "k")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One direction of the grid."""
+
+    name: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class GridPoint:
+    """One point; ``scenario`` is None where ``error`` says in one line why the point cannot be asked."""
+
+    values: Mapping[str, Any]
+    scenario: Scenario | None
+    error: str = ""
+
+
+def parse_axis(text: str, scenario: Scenario) -> Axis:
+    """``NAME=VALUES`` as an axis.
+
+    VALUES are YAML scalars and ranges separated by commas, or one YAML list in brackets. ``1..20:8`` is 8 evenly spaced
+    numbers, ``1..64:7log`` 7 evenly in the logarithm, ``0..5`` every whole number; a key that takes whole numbers gets
+    them rounded.
+
+    Raises:
+        InputError: no such form, a range that does not rise, nothing given.
+    """
+    name, equals, values = (part.strip() for part in text.partition("="))
+    if not equals or not name or not values:
+        raise InputError("must look like rate=1..20:8 or k=0,1,3,5", file=PLACE, value=text)
+    if values.count(",") >= MAX_CELLS:
+        raise InputError(f"has more than {MAX_CELLS} values", file=PLACE, key=name)
+    if values.startswith("["):
+        found = parse_yaml(values, f"{PLACE} {name}", ScenarioError)
+        if not isinstance(found, list):
+            raise InputError("must be one list", file=PLACE, key=name, value=values)
+    else:
+        whole = _takes_whole_numbers(scenario, name)
+        found = [value for part in values.split(",") for value in _part(part.strip(), name, whole)]
+    if not found:
+        raise InputError("needs at least one value", file=PLACE, key=name)
+    return Axis(name, tuple(_unique(found)))
+
+
+def grid_points(scenario: Scenario, axes: Sequence[Axis]) -> list[GridPoint]:
+    """Every combination, the last axis fastest.
+
+    Raises:
+        InputError: an axis twice, too many points, or not one point that can be asked.
+    """
+    names = [axis.name for axis in axes]
+    keys = [SHORT.get(name, name) for name in names]
+    for key, name in zip(keys, names, strict=True):
+        if keys.count(key) > 1:
+            raise InputError("is given twice", file=PLACE, key=name)
+    size = math.prod(len(axis.values) for axis in axes)
+    if size > MAX_CELLS:
+        raise InputError(f"has more than {MAX_CELLS} points", file=PLACE, value=size)
+    points = []
+    for values in itertools.product(*(axis.values for axis in axes)):
+        chosen = dict(zip(names, values, strict=True))
+        try:
+            points.append(GridPoint(chosen, apply(scenario, chosen)))
+        except InputError as error:
+            points.append(GridPoint(chosen, None, str(error)))
+    if all(point.scenario is None for point in points):
+        raise InputError(f"no point of the grid can be asked; the first: {points[0].error}", file=PLACE)
+    return points
+
+
+def apply(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
+    """``scenario`` at one point.
+
+    Plain keys, acceptance and method are set together, because another method takes acceptance of its own; then the
+    load. Off and ``k`` come last, because off drops the speculation that other keys change.
+
+    Raises:
+        ScenarioError: the point is not a valid scenario.
+    """
+    plain = {SHORT.get(name, name): value for name, value in values.items() if name not in SPECIAL}
+    if "acceptance" in values:
+        plain["acceptance"] = to_mapping(_acceptance(scenario, values["acceptance"]))["acceptance"]
+    k = values.get("k", 1)
+    is_off = values.get("method", "") in OFF or (k in (0, *OFF) and k is not False)
+    if "method" in values and not is_off:
+        _needs_speculation(scenario, "method", values["method"])
+        plain["engine.speculative_config.method"] = values["method"]
+    result = with_values(scenario, plain) if plain else scenario
+    for name, change in _LOAD.items():
+        if name in values:
+            result = change(result, values[name])
+    if is_off:
+        return without_speculation(result)
+    if "k" not in values:
+        return result
+    _needs_speculation(result, "k", k)
+    return with_values(result, {"engine.speculative_config.num_speculative_tokens": k})
+
+
+def _rate(scenario: Scenario, value: Any) -> Scenario:
+    return with_rate(scenario, value)
+
+
+def _concurrency(scenario: Scenario, value: Any) -> Scenario:
+    """A closed loop of so many clients; the scenario's own think time where it is a closed loop already."""
+    if scenario.workload.arrivals.process == "closed_loop":
+        return with_values(scenario, {"workload.arrivals.concurrency": value})
+    if scenario.workload.lengths is None and not scenario.workload.classes:
+        raise ScenarioError("needs workload.lengths: a closed loop takes no lengths from a trace", key="concurrency")
+    return with_values(scenario, {"workload.arrivals": {"process": "closed_loop", "concurrency": value}})
+
+
+def _policy(scenario: Scenario, value: Any) -> Scenario:
+    return with_values(scenario, {"policy": value if isinstance(value, dict) else {"name": value}})
+
+
+def _acceptance(scenario: Scenario, value: Any) -> Scenario:
+    """Every draft token accepted with this probability (what a lookup matches stays as it is).
+
+    Raises:
+        ScenarioError: the value would have no effect.
+    """
+    spec = scenario.speculative_config
+    if spec is not None and spec.synthetic_rates is not None:
+        raise ScenarioError("has no effect with rejection_sample_method: synthetic", key="acceptance", value=value)
+    for index, entry in enumerate(scenario.workload.classes):
+        if entry.acceptance is not None:
+            key = f"workload.classes.{index}.acceptance"
+            raise ScenarioError(f"class {entry.name} has its own; name {key}", key="acceptance", value=value)
+    if scenario.acceptance is None or scenario.acceptance.model not in ("ngram", "tree", "beta"):
+        known = scenario.acceptance.confidence_discrimination if scenario.acceptance is not None else None
+        constant = {"model": "constant", "alpha": value, "confidence_discrimination": known}
+        return with_values(scenario, {"acceptance": constant})
+    if scenario.acceptance.model == "beta":
+        return with_values(scenario, {"acceptance.mean": value})
+    own = scenario.acceptance.model_dump(mode="json", exclude={"rates"}, exclude_none=True)
+    return with_values(scenario, {"acceptance": {**own, "alpha": value}})
+
+
+def _needs_speculation(scenario: Scenario, key: str, value: Any) -> None:
+    if scenario.speculative_config is None:
+        raise ScenarioError("there is no engine.speculative_config to change", key=key, value=value)
+
+
+_LOAD: dict[str, Callable[[Scenario, Any], Scenario]] = {"rate": _rate, "concurrency": _concurrency, "policy": _policy}
+SPECIAL = (*_LOAD, "acceptance", "method", "k")
+
+
+def _part(text: str, name: str, whole: bool) -> Iterator[Any]:
+    """The values of one part between commas."""
+    matched = _RANGE.fullmatch(text)
+    if matched is None:
+        yield parse_yaml(text, f"{PLACE} {name}", ScenarioError)
+        return
+    low, high = (_number(matched[end], name) for end in ("low", "high"))
+    if not low < high:
+        raise InputError("must rise from LOW to HIGH", file=PLACE, key=name, value=text)
+    if matched["count"] is None:
+        if low != int(low) or high != int(high):
+            raise InputError("needs whole ends, or LOW..HIGH:POINTS", file=PLACE, key=name, value=text)
+        count, whole = int(high - low) + 1, True
+    else:
+        count = int(matched["count"])
+    if not 2 <= count <= MAX_CELLS:
+        raise InputError(f"must have 2 to {MAX_CELLS} points", file=PLACE, key=name, value=text)
+    if matched["log"] and low <= 0:
+        raise InputError("a range in the logarithm starts above 0", file=PLACE, key=name, value=text)
+    for point in spaced(low, high, count, log=matched["log"] is not None):
+        yield round(point) if whole else point
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise InputError("must be LOW..HIGH or LOW..HIGH:POINTS", file=PLACE, key=name, value=text) from None
+    if not math.isfinite(value):
+        raise InputError("must be finite", file=PLACE, key=name, value=text)
+    return value
+
+
+def _takes_whole_numbers(scenario: Scenario, name: str) -> bool:
+    """Whether the key takes whole numbers and no others, as its place in this scenario is declared."""
+    if name in SPECIAL:
+        return name in _WHOLE
+    *outer, last = SHORT.get(name, name).split(".")
+    section: Any = scenario
+    for key in outer:
+        if isinstance(section, tuple) and key.isdigit() and int(key) < len(section):
+            section = section[int(key)]
+        else:
+            section = getattr(section, key, None)
+    if not isinstance(section, BaseModel) or last not in type(section).model_fields:
+        return False
+    declared = type(section).model_fields[last].annotation
+    return float not in _parts_of(declared)
+
+
+def _parts_of(declared: Any) -> list[Any]:
+    """The plain types in an annotation."""
+    inner = get_args(declared)
+    return [part for each in inner for part in _parts_of(each)] if inner else [declared]
+
+
+def _unique(values: Sequence[Any]) -> Iterator[Any]:
+    seen: set[tuple[type, str]] = set()
+    for value in values:
+        if (key := (type(value), repr(value))) not in seen:
+            seen.add(key)
+            yield value

@@ -1,0 +1,218 @@
+"""Sweeps: every point of a grid simulated once, wherever there are processors, and kept under its content address.
+
+    from draftcast.scenarios.sweep.run import sweep
+    result = sweep(load_scenario("default"), {"rate": [10, 20, 40], "k": [0, 1, 3]}, folder="sweep")
+    result.frame()
+
+What is in the data set already is not computed again: a sweep that was killed goes on, a grid that grows adds its new
+points, and two sweeps share what they have in common. The functions take a callback for progress and one that stops.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from draftcast.errors import InputError
+from draftcast.scenarios.run.deployment_cache import engine_key
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.sweep.cells import Outcome, Task, cell_of, task_of
+from draftcast.scenarios.sweep.grid import Axis, GridPoint, grid_points, parse_axis
+from draftcast.scenarios.sweep.result import SweepCell, SweepProgress, SweepResult, cell_figures
+from draftcast.scenarios.sweep.store import ResultStore
+from draftcast.scenarios.sweep.workers import Workers, workers_for
+
+# How long to wait for outcomes before looking whether to stop.
+_PATIENCE_S = 0.2
+# How often to report while no cell is finished.
+_REPORT_EVERY_S = 1.0
+
+__all__ = ["SweepCell", "SweepProgress", "SweepResult", "sweep"]
+
+
+def sweep(
+    scenario: Scenario,
+    grid: Mapping[str, Sequence[Any]] | Sequence[str],
+    *,
+    folder: str | Path | None = None,
+    workers: int | None = None,
+    cluster: str | None = None,
+    progress: Callable[[SweepProgress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> SweepResult:
+    """Simulate every point of a grid that the data set does not hold yet.
+
+    Args:
+        scenario: the base; ``statistics.replications`` runs are made at each point.
+        grid: axis name and values (names as of ``draftcast.scenarios.sweep.grid``), or ``rate=1..20:8`` as texts.
+        folder: the data set; None keeps it only as long as the sweep runs.
+        workers: local processes; by default as many as there are cores.
+        cluster: address of a Dask scheduler to use instead.
+        progress: called at the start, whenever cells are finished, and every second in between.
+        stop: asked several times a second; True ends the sweep, with what is done kept.
+
+    A ``KeyboardInterrupt`` passes through after what is done was kept.
+
+    Raises:
+        InputError: a bad grid, no point of it that can be asked, a folder that cannot be used, no cluster.
+    """
+    axes = _axes(scenario, grid)
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="draftcast-sweep-") as temporary:
+            return _Run(scenario, axes, Path(temporary), progress, stop).result(workers, cluster, kept=False)
+    return _Run(scenario, axes, Path(folder), progress, stop).result(workers, cluster, kept=True)
+
+
+class _Run:
+    """The state of one sweep while it runs."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        axes: Sequence[Axis],
+        folder: Path,
+        progress: Callable[[SweepProgress], None] | None,
+        stop: Callable[[], bool] | None,
+    ) -> None:
+        self.began_s = time.monotonic()
+        self.scenario, self.axes = scenario, tuple(axes)
+        self.progress, self.stop = progress, stop
+        self.points = grid_points(scenario, axes)
+        # By point: the task, or why there is none. Several points may ask the same question (k = 0 of two methods).
+        self.tasks, self.refused = zip(*(_task(point) for point in self.points), strict=True)
+        if not any(self.tasks):
+            raise InputError(f"no point of the grid can be asked; the first: {self.refused[0]}", file="--grid")
+        self.store = ResultStore(folder)
+        self.points_of = Counter(task.address.key for task in self.tasks if task is not None)
+        self.rows = self.store.rows(self.points_of)
+        self.reused = frozenset(self.rows)
+        self.failures: dict[str, str] = {}
+        self.unkept: list[Outcome] = []
+        # Cells finished when the first were, and when that was: time left is told from the pace since then, for
+        # before it workers were starting.
+        self.first: tuple[int, float] | None = None
+        self.reported_s = -math.inf
+        self.workers = 0
+
+    def result(self, count: int | None, cluster: str | None, kept: bool) -> SweepResult:
+        """Compute what is missing and answer."""
+        missing = {t.address.key: t for t in self.tasks if t is not None and t.address.key not in self.rows}
+        # Neighbours share an engine: a worker that gets them one after the other resolves it once.
+        waiting = sorted(missing.values(), key=lambda task: engine_key(task.scenario), reverse=True)
+        self._report()
+        complete = True
+        if waiting:
+            with workers_for(count, cluster, len(waiting)) as workers:
+                complete = self._drive(workers, waiting)
+        self.store.compact()
+        return SweepResult(
+            self.scenario,
+            self.axes,
+            tuple(self._cell(*each) for each in zip(self.points, self.tasks, self.refused, strict=True)),
+            self.store.folder if kept else None,
+            computed=len(self.rows) - len(self.reused),
+            reused=len(self.reused),
+            complete=complete,
+            elapsed_s=time.monotonic() - self.began_s,
+        )
+
+    def _drive(self, workers: Workers, waiting: list[Task]) -> bool:
+        """Send and collect until all is done (True) or the caller has enough (False)."""
+        running = 0
+        try:
+            while waiting or running:
+                if self.stop is not None and self.stop():
+                    self.unkept += workers.collect(0)
+                    self._keep()
+                    return False
+                running += _fill(workers, waiting)
+                self.unkept += workers.collect(_PATIENCE_S)
+                running -= len(self.unkept)
+                self.workers = workers.count
+                # The next cells are on their way before these are written.
+                running += _fill(workers, waiting)
+                self._keep()
+                if time.monotonic() - self.reported_s > _REPORT_EVERY_S:
+                    self._report()
+        except KeyboardInterrupt:
+            self.unkept += workers.collect(0)
+            self._keep()
+            raise
+        return True
+
+    def _keep(self) -> None:
+        if not self.unkept:
+            return
+        rows = [row for outcome in self.unkept for row in outcome.rows]
+        if rows:
+            self.store.append(rows)
+        for outcome in self.unkept:
+            if outcome.failure:
+                self.failures[outcome.key] = outcome.failure
+            else:
+                self.rows[outcome.key] = list(outcome.rows)
+        self.unkept = []
+        self._report()
+
+    def _report(self) -> None:
+        if self.progress is None:
+            return
+        refused = sum(map(bool, self.refused))
+        broken = [key for key, rows in self.rows.items() if cell_of(rows).error]
+        finished = len(self.rows) - len(self.reused) + len(self.failures)
+        left = len(self.points_of) - len(self.reused) - finished
+        now_s = self.reported_s = time.monotonic()
+        if finished and self.first is None:
+            self.first = (finished, now_s)
+        left_s = None if left else 0.0
+        if left and self.first is not None and finished > self.first[0]:
+            left_s = (now_s - self.first[1]) / (finished - self.first[0]) * left
+        self.progress(
+            SweepProgress(
+                total=len(self.points),
+                done=refused + sum(self.points_of[key] for key in (*self.rows, *self.failures)),
+                reused=sum(self.points_of[key] for key in self.reused),
+                failed=refused + sum(self.points_of[key] for key in (*broken, *self.failures)),
+                elapsed_s=now_s - self.began_s,
+                left_s=left_s,
+                workers=self.workers,
+            )
+        )
+
+    def _cell(self, point: GridPoint, task: Task | None, refused: str) -> SweepCell:
+        key = task.address.key if task is not None else ""
+        if key not in self.rows:
+            return SweepCell(point.values, key, refused or self.failures.get(key, ""), None, {})
+        cell = cell_of(self.rows[key])
+        return SweepCell(point.values, key, cell.error, cell, cell_figures(cell))
+
+
+def _fill(workers: Workers, waiting: list[Task]) -> int:
+    """Send as many tasks as there are free places; how many."""
+    sent = 0
+    while waiting and workers.free > 0:
+        workers.send(waiting.pop())
+        sent += 1
+    return sent
+
+
+def _axes(scenario: Scenario, grid: Mapping[str, Sequence[Any]] | Sequence[str]) -> list[Axis]:
+    if not grid:
+        raise InputError("needs at least one axis, e.g. rate=1..20:8", file="--grid")
+    if isinstance(grid, Mapping):
+        return [Axis(name, tuple(values)) for name, values in grid.items()]
+    return [parse_axis(text, scenario) for text in grid]
+
+
+def _task(point: GridPoint) -> tuple[Task | None, str]:
+    if point.scenario is None:
+        return None, point.error
+    try:
+        return task_of(point.scenario), ""
+    except InputError as error:
+        return None, str(error)

@@ -1,0 +1,1 @@
+"""The cluster in SimPy: arrivals, routing, replicas."""

@@ -1,0 +1,133 @@
+"""Routers: which replica serves a request.
+
+A router either spreads requests beforehand, knowing nothing of the replicas (``assign``), or is asked at each arrival
+(``choose``), when it sees every replica as it is at that moment. Draws are keyed by the request, so that changing the
+policy or k sends no request elsewhere unless loads differ.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftcast.errors import ScenarioError
+from draftcast.sim.compiled.random_streams import Stream, request_uniforms
+from draftcast.sim.workload.request_table import RequestTable
+
+# Prefix affinity gives way to balance when a replica has this many requests more than the least loaded one and this
+# many times its load; SGLang's cache-aware router works by the same two thresholds.
+AFFINITY_MAX_EXCESS_REQUESTS = 32
+AFFINITY_MAX_RATIO = 1.5
+
+
+class Router(ABC):
+    """Base of all routers; ``is_static`` says which of the two methods is used."""
+
+    name: ClassVar[str]
+    is_static: ClassVar[bool] = False
+
+    def __init__(self, table: RequestTable, replicas: int, seed: int) -> None:
+        self.table = table
+        self.replicas = replicas
+        self.seed = seed
+
+    def assign(self) -> NDArray[np.int64]:
+        """Replica of every request, shape [n], known beforehand."""
+        raise NotImplementedError
+
+    def choose(self, request: int, loads: Sequence[int]) -> int:
+        """Replica for one request; ``loads`` holds each replica's running and waiting requests."""
+        raise NotImplementedError
+
+
+class RoundRobin(Router):
+    """Request i goes to replica i mod R."""
+
+    name = "round_robin"
+    is_static = True
+
+    def assign(self) -> NDArray[np.int64]:
+        return np.arange(len(self.table), dtype=np.int64) % self.replicas
+
+
+class Random(Router):
+    """Each request goes to a uniformly drawn replica."""
+
+    name = "random"
+    is_static = True
+
+    def assign(self) -> NDArray[np.int64]:
+        draws = request_uniforms(self.seed, Stream.ROUTER, len(self.table))
+        return (draws * self.replicas).astype(np.int64)
+
+
+class LeastLoaded(Router):
+    """The replica with the fewest running and waiting requests, the first of equals."""
+
+    name = "least_loaded"
+
+    def choose(self, request: int, loads: Sequence[int]) -> int:
+        return min(range(self.replicas), key=lambda r: loads[r])
+
+
+class PowerOfTwo(Router):
+    """The less loaded of two drawn replicas (Mitzenmacher, IEEE TPDS 12(10), 2001)."""
+
+    name = "power_of_two"
+
+    def __init__(self, table: RequestTable, replicas: int, seed: int) -> None:
+        super().__init__(table, replicas, seed)
+        n = len(table)
+        self._first = (request_uniforms(seed, Stream.ROUTER, n) * replicas).astype(np.int64)
+        step = 1 + (request_uniforms(seed, Stream.ROUTER, n, 1) * max(replicas - 1, 1)).astype(np.int64)
+        self._second = (self._first + step) % replicas
+
+    def choose(self, request: int, loads: Sequence[int]) -> int:
+        first, second = int(self._first[request]), int(self._second[request])
+        return second if loads[second] < loads[first] else first
+
+
+class PrefixAffinity(Router):
+    """The replica that was sent the longest prefix of the request's hash ids, unless it is overloaded.
+
+    Without a known prefix, or when the holder has more than 32 requests and 1.5 times the load of the least loaded
+    replica, the least loaded one takes it. The router remembers what it sent, not what was evicted since.
+    """
+
+    name = "prefix_affinity"
+
+    def __init__(self, table: RequestTable, replicas: int, seed: int) -> None:
+        super().__init__(table, replicas, seed)
+        self._holder: dict[int, int] = {}
+
+    def choose(self, request: int, loads: Sequence[int]) -> int:
+        least = min(range(self.replicas), key=lambda r: loads[r])
+        ids: list[int] = []
+        if self.table.hash_ids is not None and self.table.hash_offsets is not None:
+            start, stop = self.table.hash_offsets[request], self.table.hash_offsets[request + 1]
+            ids = self.table.hash_ids[start:stop].tolist()
+        chosen = least
+        for hash_id in reversed(ids):  # equal ids are equal prefixes, so the last known id is the longest prefix
+            holder = self._holder.get(hash_id)
+            if holder is not None:
+                excess = loads[holder] - loads[least]
+                crowded = excess > AFFINITY_MAX_EXCESS_REQUESTS and loads[holder] > AFFINITY_MAX_RATIO * loads[least]
+                chosen = least if crowded else holder
+                break
+        for hash_id in ids:
+            self._holder[hash_id] = chosen
+        return chosen
+
+
+ROUTERS: dict[str, type[Router]] = {r.name: r for r in (RoundRobin, Random, LeastLoaded, PowerOfTwo, PrefixAffinity)}
+
+
+def make_router(name: str, table: RequestTable, replicas: int, seed: int) -> Router:
+    """The router called ``name``. Raises ScenarioError that lists the choices."""
+    if name not in ROUTERS:
+        raise ScenarioError(f"unknown router; choose from {', '.join(ROUTERS)}", key="cluster.router", value=name)
+    return ROUTERS[name](table, replicas, seed)

@@ -1,0 +1,1 @@
+"""What compiled code shares: borrowed arrays, the cache of machine code, random numbers."""

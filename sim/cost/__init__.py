@@ -1,0 +1,1 @@
+"""The time of an engine step and the memory of a replica."""

@@ -1,0 +1,274 @@
+"""Speculative decoding methods: how many rows and KV slots each one asks for, and what its draft runs.
+
+A `Method` knows the facts the scheduler and the step cost need; it draws no tokens and knows no acceptance. Facts of
+vLLM are those of vLLM 0.32 (`config/speculative.py`: slots and lookahead; `config/vllm.py`: asynchronous scheduling).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Literal
+
+from draftcast.errors import ScenarioError
+from draftcast.kernels.model.spec import ModelSpec
+
+Rule = Literal["0", "1", "k-1", "k", "k+1"]
+
+
+class DraftPlan(IntEnum):
+    """How the draft of a step is run; the values are parameters of the compiled step cost and never change."""
+
+    NONE = 0
+    """No draft."""
+    AUTOREGRESSIVE = 1
+    """First pass over the target's rows (also with k = 0), then k-1 passes of one row (or tree level) per request."""
+    PARALLEL = 2
+    """One pass over the target's rows and the masked rows of every request."""
+    HEADS = 3
+    """One head after the other on the last hidden state of each request, no KV."""
+    CONTEXT_BLOCK = 4
+    """Context K/V projection over the target's rows, then one pass over a block of rows per request."""
+    HOST_SEARCH = 5
+    """No device work; the host searches text."""
+    DEVICE_SEARCH = 6
+    """The device searches text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One drafting method.
+
+    Attributes:
+        name: the name in scenario files and results.
+        plan: what the draft runs, see `DraftPlan`.
+        vllm_method: vLLM's ``--speculative-config`` ``method`` (None: not a method of vLLM).
+        parallel_drafting: vLLM's flag of that name.
+        slots_rule: input rows the method adds per request to the scheduler's input budget.
+        lookahead_rule: KV slots reserved past the scheduled tokens.
+        is_async: whether vLLM schedules step n+1 before step n's output is known.
+        drops_last_prefix_block: EAGLE family: the last block of a prefix hit is computed again, because its hidden
+            states are needed.
+        extra_first_rows: rows per drafting request the first pass adds to the target's rows.
+        block_rows_beyond_k: rows per request of a parallel or block pass minus its draft tokens.
+        has_draft_kv: the draft keeps a KV cache of its own for every token.
+        needs_draft_model: a draft model (or head) must be named; the EAGLE and MTP heads follow from the target.
+        default_head_layers: decoder layers of the head that is assumed when none is named (0: no such head).
+        is_tree: verifies a tree of drafts; ``k`` is then its depth.
+        tree_width: rows per request of each drafting pass after the first, and of each level (1: a chain).
+        source: where the facts come from.
+    """
+
+    name: str
+    plan: DraftPlan
+    vllm_method: str | None
+    source: str
+    parallel_drafting: bool = False
+    slots_rule: Rule = "0"
+    lookahead_rule: Rule = "0"
+    is_async: bool = False
+    drops_last_prefix_block: bool = False
+    extra_first_rows: int = 0
+    block_rows_beyond_k: int = 0
+    has_draft_kv: bool = False
+    needs_draft_model: bool = False
+    default_head_layers: int = 0
+    is_tree: bool = False
+    tree_width: int = 1
+    max_tree_nodes: int = 0
+
+    @property
+    def uses_hidden_states(self) -> bool:
+        """Whether the draft reads the target's hidden states (vLLM's ``use_eagle``)."""
+        return self.drops_last_prefix_block
+
+    @property
+    def parallel(self) -> bool:
+        """Whether all drafts of a step come out of one pass."""
+        return self.plan in (DraftPlan.PARALLEL, DraftPlan.CONTEXT_BLOCK)
+
+    @property
+    def proposes_on_host(self) -> bool:
+        """Whether the host searches text for the drafts (n-gram, suffix)."""
+        return self.plan == DraftPlan.HOST_SEARCH
+
+    @property
+    def proposes_by_match(self) -> bool:
+        """Whether fewer than k drafts, or none, may be proposed."""
+        return self.plan in (DraftPlan.HOST_SEARCH, DraftPlan.DEVICE_SEARCH)
+
+    @property
+    def drafts(self) -> bool:
+        """False for ``none`` alone."""
+        return self.plan != DraftPlan.NONE
+
+    def slots(self, k: int) -> int:
+        """Input rows added per request; k is the configured ``num_speculative_tokens``."""
+        return _apply(self.slots_rule, k)
+
+    def lookahead(self, k: int) -> int:
+        """KV slots reserved past the scheduled tokens; k is the configured ``num_speculative_tokens``."""
+        return _apply(self.lookahead_rule, k)
+
+    def verify_nodes(self, k: int) -> int:
+        """Draft tokens verified per request at depth ``k``: k, or the nodes of a tree of that depth."""
+        if not self.is_tree or k <= 0:
+            return max(k, 0) if self.drafts else 0
+        nodes = k * self.tree_width
+        return min(nodes, self.max_tree_nodes) if self.max_tree_nodes else nodes
+
+    def verify_rows(self, k: int) -> int:
+        """Target rows of one verifying request: its pending token and every draft."""
+        return 1 + self.verify_nodes(k)
+
+    def draft_passes(self, target_rows: int, requests: int, k: int) -> tuple[int, ...]:
+        """Rows of every forward pass of the draft in one step, in order.
+
+        Args:
+            target_rows: N, rows of the target pass.
+            requests: B, requests that get drafts.
+            k: drafts made for each of them (the depth of a tree).
+        """
+        if self.plan == DraftPlan.AUTOREGRESSIVE:
+            first = target_rows + self.extra_first_rows * requests
+            return (first,) + (requests * self.tree_width,) * max(k - 1, 0) if first else ()
+        if self.plan == DraftPlan.PARALLEL:
+            first = target_rows + max(k + self.block_rows_beyond_k, 0) * requests
+            return (first,) if first else ()
+        if self.plan == DraftPlan.CONTEXT_BLOCK:
+            return (requests * (k + self.block_rows_beyond_k),) if requests and k > 0 else ()
+        if self.plan == DraftPlan.HEADS:
+            return (requests,) * k if requests else ()
+        return ()
+
+    def draft_kv_bytes_per_token(self, head: ModelSpec | None, kv_cache_dtype: str, tp: int = 1) -> float:
+        """KV-cache bytes the draft adds to a token on one of its ``tp`` ranks; 0 for a draft without a KV cache."""
+        return head.kv_bytes_per_token(kv_cache_dtype, tp) if head is not None and self.has_draft_kv else 0.0
+
+    def draft_weight_bytes(self, head: ModelSpec | None, dtype: str, tp: int = 1) -> float:
+        """Weight bytes the draft adds on one of its ``tp`` ranks; what it shares with the target counts as 0."""
+        return head.weight_bytes(dtype, tp) if head is not None else 0.0
+
+    def with_tree(self, width: int, max_nodes: int = 0) -> Method:
+        """This tree method with ``width`` rows per level and at most ``max_nodes`` verified nodes (0: all).
+
+        Raises:
+            ScenarioError: the method verifies no tree, or a number below 1 (0 for ``max_nodes``).
+        """
+        if not self.is_tree:
+            trees = ", ".join(name for name, method in METHODS.items() if method.is_tree)
+            raise ScenarioError(f"verifies no tree; tree methods are {trees}", key="method", value=self.name)
+        if width < 1:
+            raise ScenarioError("must be at least 1", key="tree_width", value=width)
+        if max_nodes < 0:
+            raise ScenarioError("must be at least 0 (0: all nodes)", key="max_tree_nodes", value=max_nodes)
+        return dataclasses.replace(self, tree_width=width, max_tree_nodes=max_nodes)
+
+
+def _apply(rule: Rule, k: int) -> int:
+    if k <= 0:
+        return 0
+    return {"0": 0, "1": 1, "k-1": k - 1, "k": k, "k+1": k + 1}[rule]
+
+
+_EAGLE_PLAN = dict[str, Any](plan=DraftPlan.AUTOREGRESSIVE, lookahead_rule="k", is_async=True, has_draft_kv=True)
+_HIDDEN = dict[str, Any](drops_last_prefix_block=True, default_head_layers=1)
+
+_ALL = (
+    Method("none", DraftPlan.NONE, None, "no speculative decoding", is_async=True),
+    Method(
+        name="draft_model",
+        vllm_method="draft_model",
+        source="Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318",
+        slots_rule="1",
+        extra_first_rows=1,
+        needs_draft_model=True,
+        **_EAGLE_PLAN,
+    ),
+    Method(name="eagle", vllm_method="eagle", source="arXiv 2401.15077", **_EAGLE_PLAN, **_HIDDEN),
+    Method(name="eagle3", vllm_method="eagle3", source="arXiv 2503.01840", **_EAGLE_PLAN, **_HIDDEN),
+    Method(
+        name="mtp", vllm_method="mtp", source="DeepSeek-V3, arXiv 2412.19437, section 2.2", **_EAGLE_PLAN, **_HIDDEN
+    ),
+    Method(
+        name="p_eagle",
+        plan=DraftPlan.PARALLEL,
+        vllm_method="eagle3",
+        source="parallel-drafting EAGLE in vLLM 0.32 (eagle3 with parallel_drafting)",
+        parallel_drafting=True,
+        slots_rule="k-1",
+        lookahead_rule="k",
+        is_async=True,
+        block_rows_beyond_k=-1,
+        has_draft_kv=True,
+        **_HIDDEN,
+    ),
+    Method(
+        name="pard",
+        plan=DraftPlan.PARALLEL,
+        vllm_method="draft_model",
+        source="PARD, arXiv 2504.18583 (draft_model with parallel_drafting)",
+        parallel_drafting=True,
+        slots_rule="k",
+        lookahead_rule="k",
+        is_async=True,
+        has_draft_kv=True,
+        needs_draft_model=True,
+    ),
+    Method("medusa", DraftPlan.HEADS, "medusa", "Medusa, arXiv 2401.10774"),
+    Method("mlp_speculator", DraftPlan.HEADS, "mlp_speculator", "arXiv 2404.19124"),
+    Method(
+        name="dflash",
+        plan=DraftPlan.CONTEXT_BLOCK,
+        vllm_method="dflash",
+        source="block drafting over the target's hidden states: a bonus query and k masks (vLLM 0.32)",
+        parallel_drafting=True,
+        slots_rule="k",
+        lookahead_rule="k+1",
+        is_async=True,
+        block_rows_beyond_k=1,
+        has_draft_kv=True,
+        drops_last_prefix_block=True,
+        default_head_layers=5,
+    ),
+    Method(
+        name="dspark",
+        plan=DraftPlan.CONTEXT_BLOCK,
+        vllm_method="dspark",
+        source="like dflash, but the anchor is the first prediction: k queries (vLLM 0.32, sample_from_anchor)",
+        parallel_drafting=True,
+        slots_rule="k-1",
+        lookahead_rule="k",
+        is_async=True,
+        block_rows_beyond_k=0,
+        has_draft_kv=True,
+        drops_last_prefix_block=True,
+        default_head_layers=5,
+    ),
+    Method("ngram", DraftPlan.HOST_SEARCH, "ngram", "prompt lookup decoding; KMP search on the host in vLLM 0.32"),
+    Method("ngram_gpu", DraftPlan.DEVICE_SEARCH, "ngram_gpu", "prompt lookup on the device (vLLM 0.32)", is_async=True),
+    Method("suffix", DraftPlan.HOST_SEARCH, "suffix", "SuffixDecoding, arXiv 2411.04975"),
+    Method(
+        name="eagle_tree",
+        vllm_method=None,
+        source="EAGLE-2, arXiv 2406.16858: depth passes of width rows, the best nodes verified at once",
+        is_tree=True,
+        tree_width=10,
+        max_tree_nodes=60,
+        **_EAGLE_PLAN,
+        **_HIDDEN,
+    ),
+)
+
+METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}
+"""Every method by name. A new method is one entry here (and a draft plan, if it runs unlike all others)."""
+
+
+def get_method(name: str) -> Method:
+    """The method called ``name``. Raises ScenarioError that lists the choices."""
+    try:
+        return METHODS[name]
+    except KeyError:
+        raise ScenarioError(f"must be one of {', '.join(METHODS)}", key="method", value=name) from None

@@ -1,0 +1,226 @@
+"""Seconds of operators on one device at one tensor-parallel degree, for many row counts at once.
+
+Work comes from `kernels/work/layers`; seconds from the profile's measured times where it has any, else from its
+rooflines. It knows no method and no scheduler: `draftcast.sim.cost.step_tables` says which passes a step consists of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftcast.calibration.profile.load import OperatorProfile, RooflineProfile
+from draftcast.calibration.profile.origin import Origin
+from draftcast.kernels.model.dtypes import activation_bytes
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.operators.attention import attention_work
+from draftcast.kernels.operators.cost import Work
+from draftcast.kernels.operators.sampler import sampler_work
+from draftcast.kernels.work import layers
+from draftcast.sim.cost import attention_time as at
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+class OperatorTables:
+    """Seconds of operators on one device at one tensor-parallel degree, as ``(rows, 3)`` tables by origin."""
+
+    def __init__(self, profile: RooflineProfile, tp: int, dtype: str) -> None:
+        self.profile = profile
+        self.tp = tp
+        self.dtype = dtype
+        self.act_bytes = activation_bytes(dtype)
+        # Formats narrower than 16 bits hold weights; attention, norms and unquantised matrices stay 16-bit.
+        self.wide_dtype = dtype if dtype in ("fp32", "bf16", "fp16") else "bf16"
+
+    def fitted(self, family: str, dtype: str, work: Work, rows: IntArray, launches: float = 1.0) -> FloatArray:
+        """Table of a family's roofline: ``launches`` kernels whose work sums to ``work``; zero rows take no time."""
+        entry = self.profile.operator(family, dtype)
+        seconds = self.profile.seconds_of(family, dtype)(work)
+        seconds = np.where(rows > 0, seconds + (launches - 1.0) * entry.roofline.t0_s, 0.0)
+        return _by_origin(seconds, entry, rows)
+
+    def measured(
+        self, operator: str, family: str, dtype: str, x: FloatArray | IntArray, key: tuple[int, ...], **group: int
+    ) -> FloatArray | None:
+        """Table of one launch of a measured operator; None when the profile measured nothing of the kind."""
+        if self.profile.measured is None:
+            return None
+        curves = self.profile.measured.curves(operator, dtype, self.profile.seconds_of(family, dtype), **group)
+        if curves is None:
+            return None
+        seconds, origins = curves.seconds(x, key)
+        return _split(seconds, origins)
+
+    def linear(self, layer: layers.LinearLayer, rows: IntArray, family: str = "linear") -> FloatArray:
+        narrow = layer.weight_bytes_per_element(self.dtype) < self.act_bytes
+        dtype = self.dtype if narrow else self.wide_dtype
+        if not layer.num_experts:
+            table = self.measured("linear", family, dtype, rows, (layer.k, layer.n))
+            if table is not None:
+                return layer.count * table
+        work = layer.work(rows, self.dtype).scale(layer.count)
+        return self.fitted("moe" if layer.num_experts else family, dtype, work, rows, layer.count)
+
+    def collective(self, bytes_moved: FloatArray, message: FloatArray, rows: IntArray, launches: float) -> FloatArray:
+        """``launches`` equal collectives of ``message`` bytes on each rank, of which a rank sends ``bytes_moved``."""
+        if self.tp == 1 or launches == 0:
+            return np.zeros((len(rows), 3))
+        table = self.measured("all_reduce", "all_reduce", self.wide_dtype, message, (), ranks=self.tp)
+        if table is not None:
+            return launches * table
+        work = Work(np.zeros(len(rows)), bytes_moved * launches)
+        table = self.fitted("all_reduce", self.wide_dtype, work, rows, launches)
+        latency = np.where(rows > 0, launches * self.profile.hardware.link_latency_s, 0.0)
+        return table + _by_origin(latency, self.profile.operator("all_reduce", self.wide_dtype), rows)
+
+    def model_pass(self, model: ModelSpec, rows: IntArray, scopes: Collection[str] = ("pass",)) -> FloatArray:
+        """A forward pass over each number of rows, without attention and lm_head."""
+        table = np.zeros((len(rows), 3))
+        experts = self._experts(model, rows) if "pass" in scopes else None
+        for layer in layers.linear_layers(model, self.tp):
+            if layer.scope in scopes and not (layer.num_experts and experts is not None):
+                table += self.linear(layer, rows)
+        if experts is not None:
+            table += experts
+        table += self._elementwise(model, rows, experts_measured=experts is not None)
+        hidden = np.asarray(rows * model.hidden_size * self.act_bytes, dtype=np.float64)
+        sent = layers.all_reduce_bytes(model, rows, tp=self.tp, act_bytes=self.act_bytes)
+        return table + self.collective(sent, hidden, rows, layers.all_reduce_count(model))
+
+    def _experts(self, model: ModelSpec, rows: IntArray) -> FloatArray | None:
+        """All layers' routed experts as one measured kernel each; None when nothing of the kind was measured."""
+        routed = [layer for layer in layers.linear_layers(model, self.tp) if layer.num_experts]
+        if not routed:
+            return None
+        down = routed[-1]
+        narrow = down.weight_bytes_per_element(self.dtype) < self.act_bytes
+        table = self.measured(
+            "moe",
+            "moe",
+            self.dtype if narrow else self.wide_dtype,
+            rows,
+            (down.n, down.k),
+            num_experts=down.num_experts,
+            top_k=down.num_experts_per_tok,
+        )
+        return None if table is None else down.count * table
+
+    def _elementwise(self, model: ModelSpec, rows: IntArray, *, experts_measured: bool) -> FloatArray:
+        """Norms, rotary, activations and the rest of a pass; kernels that were measured by name count as measured."""
+        table = np.zeros((len(rows), 3))
+        rest = Work(np.zeros(len(rows)), np.zeros(len(rows)))
+        launches = 0
+        for part in layers.elementwise_parts(model, self.tp):
+            if part.in_experts and experts_measured:
+                continue
+            found = None
+            if part.kernel:
+                found = self.measured(part.kernel, "elementwise", self.wide_dtype, rows, part.key)
+            if found is not None:
+                table += part.count * found
+            else:
+                rest = rest.add(part.work(rows, self.act_bytes))
+                launches += part.launches
+        if launches:
+            table += self.fitted("elementwise", self.wide_dtype, rest, rows, launches)
+        return table
+
+    def scope(self, model: ModelSpec, rows: IntArray, scope: str) -> FloatArray:
+        """Only the matrices of one scope."""
+        chosen = [layer for layer in layers.linear_layers(model, self.tp) if layer.scope == scope]
+        return sum((self.linear(layer, rows) for layer in chosen), np.zeros((len(rows), 3)))
+
+    def lm_head(self, model: ModelSpec, rows: IntArray) -> FloatArray:
+        """lm_head and the gathering of logits, for each number of rows."""
+        table = self.linear(layers.lm_head(model, self.tp), rows, "lm_head")
+        gathered = layers.logits_gather_bytes(model, rows, tp=self.tp, act_bytes=self.act_bytes)
+        # A gather moves half of what an all-reduce of the same message does.
+        message = np.asarray(rows * (model.vocab_size * self.act_bytes / 2.0), dtype=np.float64)
+        return np.asarray(table + self.collective(gathered, message, rows, 1.0))
+
+    def argmax(self, model: ModelSpec, rows: IntArray) -> FloatArray:
+        """Greedy choice of a draft token: the logits are read once."""
+        elements = rows.astype(np.float64) * model.vocab_size
+        return self.fitted("sampler", self.wide_dtype, Work(elements, elements * self.act_bytes), rows)
+
+    def sampler(self, model: ModelSpec, rows: IntArray, verify_rows: int) -> FloatArray:
+        """Sampling of ``rows`` of logits; with more than one row a request, their rejection sampler."""
+        if verify_rows > 1:
+            requests = rows / verify_rows
+            table = self.measured(
+                "rejection_sampler", "sampler", self.wide_dtype, requests, (model.vocab_size,), q=verify_rows
+            )
+        else:
+            table = self.measured("sampler", "sampler", self.wide_dtype, rows, (model.vocab_size,))
+        if table is not None:
+            return table
+        work = sampler_work(rows, model.vocab_size, self.act_bytes)
+        return self.fitted("sampler", self.wide_dtype, work, rows)
+
+    def launches(self, model: ModelSpec, scopes: Collection[str] = ("pass",)) -> float:
+        """Kernels of one forward pass: matrices, attention with its KV write, element-wise, collectives."""
+        matrices = sum(layer.count for layer in layers.linear_layers(model, self.tp) if layer.scope in scopes)
+        collectives = layers.all_reduce_count(model) if self.tp > 1 else 0
+        return matrices + 2 * model.num_hidden_layers + layers.elementwise_kernels(model) + collectives
+
+    def attention(
+        self, model: ModelSpec, family: str, count: int, kv_cache_dtype: str, window: int
+    ) -> tuple[FloatArray, FloatArray | None]:
+        """One row of ``StepCost.attention`` for ``count`` equal attention layers, and its grid if one was measured."""
+        column = np.zeros(at.N_COLUMNS)
+        column[at.A_GRID] = -1.0
+        if count == 0:
+            return column, None
+
+        def unit(query_tokens: float, kv_tokens: float, query_kv: float) -> Work:
+            return attention_work(
+                model,
+                query_tokens,
+                kv_tokens,
+                query_kv,
+                tp=self.tp,
+                kv_cache_dtype=kv_cache_dtype,
+                act_bytes=self.act_bytes,
+                absorbed=family != "attention_prefill",
+            )
+
+        entry = self.profile.operator(family, kv_cache_dtype)
+        fit = entry.roofline
+        peak_flops, bandwidth = self.profile.hardware.ceilings(family, kv_cache_dtype)
+        per_flop_s = count / (fit.e_c * peak_flops)
+        per_byte_s = count / (fit.e_m * bandwidth)
+        column[at.A_T0_S] = count * fit.t0_s
+        column[at.A_QKV_S] = float(unit(0, 0, 1).flops) * per_flop_s
+        column[at.A_KV_S] = float(unit(0, 1, 0).bytes) * per_byte_s
+        column[at.A_ROW_S] = float(unit(1, 0, 0).bytes) * per_byte_s
+        column[at.A_P] = fit.p
+        column[at.A_ORIGIN] = entry.origin
+        column[at.A_LOW_ROWS], column[at.A_HIGH_ROWS] = entry.fitted_rows or (0.0, np.inf)
+        column[at.A_WINDOW] = window
+        column[at.A_LAYERS] = count
+        column[at.A_PREFILL] = float(family == "attention_prefill")
+        if self.profile.measured is None or model.is_mla:
+            return column, None
+        grid = self.profile.measured.grid(
+            family,
+            self.wide_dtype,
+            kv_cache_dtype,
+            self.profile.seconds_of(family, kv_cache_dtype),
+            heads=model.num_attention_heads // self.tp,
+            kv_heads=model.kv_heads_per_rank(self.tp),
+            head_dim=model.head_dim,
+        )
+        return column, None if grid is None else at.flat_grid(grid, count)
+
+
+def _by_origin(seconds: FloatArray, entry: OperatorProfile, rows: IntArray) -> FloatArray:
+    return _split(seconds, entry.origins(rows))
+
+
+def _split(seconds: FloatArray, origins: IntArray) -> FloatArray:
+    """Seconds of shape (rows,) as (rows, 3): each in the column of its `Origin`."""
+    return np.stack([np.where(origins == origin, seconds, 0.0) for origin in Origin], axis=1)

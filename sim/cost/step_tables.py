@@ -1,0 +1,288 @@
+"""Tables of a roofline step cost: what every number of rows takes, and attention's coefficients.
+
+Which passes a step consists of, and over how many rows; `sim/cost/operator_tables` gives each its seconds. Runs
+once per scenario. What it leaves out: the gap between kernels beyond a roofline's ``t0``, the
+eager attention inside piecewise CUDA graphs, load imbalance between experts and ranks, shared-prefix (cascade)
+attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftcast.calibration.profile.load import RooflineProfile
+from draftcast.errors import ScenarioError
+from draftcast.kernels.model import drafters
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.work import layers
+from draftcast.sim.cost import attention_time as at
+from draftcast.sim.cost import step_time as st
+from draftcast.sim.cost.methods import DraftPlan, Method
+from draftcast.sim.cost.operator_tables import OperatorTables
+from draftcast.sim.cost.step_time import StepCost
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+# Host text search. n-gram: vLLM 0.32's KMP search without a match, timed on one core of an AMD EPYC (2026-11-21):
+# 1.8 us for 128 tokens, 22.1 us for 16,384. Suffix: assumed 20 us per request and step; the walk follows the match, so
+# it does not grow with the context (SuffixDecoding, arXiv 2411.04975).
+NGRAM_SEQ_S = 1.7e-6
+NGRAM_TOKEN_S = 1.25e-9
+SUFFIX_SEQ_S = 20.0e-6
+# Search on the device compares the padded buffer of token ids (4 bytes) with the trailing n-gram and takes an argmax
+# over a mask widened to 4 bytes: read 4, write 4, read 4 bytes a position, in about ten kernels (vLLM 0.32, one n-gram
+# size, its default being min = max = 5).
+NGRAM_GPU_BYTES_PER_POSITION = 12.0
+NGRAM_GPU_KERNELS = 10
+
+MAX_ROWS = 2**22  # 100 MB a table
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Engine settings that move the step cost; names follow vLLM's flags. See `compile_step_cost`."""
+
+    k: int
+    tp: int
+    draft_tp: int
+    dtype: str
+    draft_dtype: str
+    kv_cache_dtype: str
+    draft_kv_cache_dtype: str
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    enforce_eager: bool
+    max_model_len: int
+    max_cudagraph_capture_size: int | None
+    cudagraph_capture_sizes: tuple[int, ...] | None
+
+
+def capture_sizes(settings: EngineSettings, verify_rows: int, ceiling: int) -> tuple[int, ...]:
+    """Numbers of rows captured as CUDA graphs, ascending; empty when everything runs eagerly.
+
+    vLLM 0.32's default: 1, 2, 4, then by 8 below 256, then by 16, up to ``min(max_num_seqs * rows * 2, ceiling)`` rows,
+    besides every uniform decode batch (a captured number of requests x rows) inside it.
+
+    Args:
+        verify_rows: target rows of one verifying request, ``1 + k``.
+        ceiling: the platform's largest capture size.
+
+    Raises:
+        ScenarioError: a capture size below 1.
+    """
+    limit = settings.max_num_batched_tokens
+    if settings.enforce_eager:
+        return ()
+    if settings.cudagraph_capture_sizes is not None:
+        for size in settings.cudagraph_capture_sizes:
+            if size < 1:
+                raise ScenarioError("must be at least 1", key="cudagraph_capture_sizes", value=size)
+        return tuple(sorted({size for size in settings.cudagraph_capture_sizes if size <= limit}))
+    sizes: set[int] = set()
+    largest = settings.max_cudagraph_capture_size
+    if largest is None:
+        largest = min(settings.max_num_seqs * verify_rows * 2, ceiling)
+        if verify_rows > 1:
+            requests = {*_grid(min(settings.max_num_seqs, ceiling)), min(settings.max_num_seqs, ceiling)}
+            sizes = {count * verify_rows for count in requests if 0 < count * verify_rows <= largest}
+        elif settings.max_num_seqs <= largest:
+            sizes = {settings.max_num_seqs}
+    elif largest < 0:
+        raise ScenarioError("must be at least 0 (0: no CUDA graphs)", key="max_cudagraph_capture_size", value=largest)
+    largest = min(largest, limit)
+    sizes |= set(_grid(largest))
+    if limit <= largest:
+        sizes.add(limit)
+    return tuple(sorted(size for size in sizes if size <= limit))
+
+
+def _grid(largest: int) -> list[int]:
+    small = [size for size in (1, 2, 4) if size <= largest]
+    return small + list(range(8, min(largest + 1, 256), 8)) + list(range(256, largest + 1, 16))
+
+
+def _padded_table(of_rows: Callable[[IntArray], FloatArray], last: int, sizes: tuple[int, ...]) -> FloatArray:
+    """``of_rows`` for 0..last rows, each padded up to the next capture size; shape (last + 1, 3)."""
+    rows = np.arange(last + 1, dtype=np.int64)
+    if sizes:
+        grid = np.asarray((0, *sizes), dtype=np.int64)
+        inside = rows <= sizes[-1]
+        rows[inside] = grid[np.searchsorted(grid, rows[inside])]
+    distinct, inverse = np.unique(rows, return_inverse=True)
+    return np.ascontiguousarray(of_rows(distinct)[inverse])
+
+
+def head_of(method: Method, target: ModelSpec, draft_model: ModelSpec | None, k: int) -> ModelSpec | None:
+    """The draft's model: the one given, else the head that follows from the target; None without a model.
+
+    Raises:
+        ScenarioError: the method needs a draft model and none is given, or has none and one is given.
+        ModelError: the target has no MTP layer.
+    """
+    if method.plan in (DraftPlan.NONE, DraftPlan.HOST_SEARCH, DraftPlan.DEVICE_SEARCH):
+        if draft_model is not None:
+            raise ScenarioError(f"method {method.name} runs no draft model", key="draft_model", value=draft_model.name)
+        return None
+    if draft_model is not None:
+        return draft_model
+    builders: dict[str, Callable[[], ModelSpec]] = {
+        "eagle": lambda: drafters.eagle_head(target, "eagle"),
+        "eagle_tree": lambda: drafters.eagle_head(target, "eagle"),
+        "eagle3": lambda: drafters.eagle_head(target, "eagle3"),
+        "mtp": lambda: drafters.mtp_head(target),
+        "p_eagle": lambda: drafters.p_eagle_head(target),
+        "dflash": lambda: drafters.dflash_head(target),
+        "dspark": lambda: drafters.dspark_head(target),
+        "medusa": lambda: drafters.medusa_heads(target, k),
+        "mlp_speculator": lambda: drafters.mlp_speculator_heads(target, k),
+    }
+    if method.name not in builders:
+        raise ScenarioError(f"required by method {method.name}", key="draft_model", value=None)
+    return builders[method.name]()
+
+
+def fill_roofline(
+    params: FloatArray,
+    model: ModelSpec,
+    method: Method,
+    draft_model: ModelSpec | None,
+    profile: RooflineProfile,
+    settings: EngineSettings,
+) -> StepCost:
+    """`StepCost` of a roofline profile; fills what ``params`` still lacks.
+
+    Raises:
+        ScenarioError: more rows in a step than tables are made for.
+    """
+    if settings.max_num_batched_tokens > MAX_ROWS:
+        raise ScenarioError(
+            f"must be at most {MAX_ROWS} with a roofline profile, whose tables have an entry a row",
+            key="max_num_batched_tokens",
+            value=settings.max_num_batched_tokens,
+        )
+    device = OperatorTables(profile, settings.tp, settings.dtype)
+    verify_rows = method.verify_rows(settings.k)
+    sizes = capture_sizes(settings, verify_rows, profile.cuda_graph_ceiling)
+    last_row = settings.max_num_batched_tokens
+    last_logit = min(settings.max_num_seqs * verify_rows, last_row)
+    window = model.sliding_window if model.num_sliding_layers else 0
+    params[st.P_WINDOW] = window
+    params[st.P_CUDA_GRAPH_ROWS] = sizes[-1] if sizes else 0
+    params[st.P_TARGET_LAUNCH_S] = device.launches(model) * profile.launch_s
+    attention = np.zeros((at.N_BLOCKS, at.N_COLUMNS))
+    # The engine cuts the target's sums to the window itself, so its blocks carry none.
+    grids = _fill_attention(attention, 0, device, model, settings.kv_cache_dtype, np.zeros(1), own_window=False)
+    empty = np.zeros((1, 3))
+    cost = StepCost(
+        params=params,
+        target=_padded_table(lambda rows: device.model_pass(model, rows), last_row, sizes),
+        logits=_padded_table(
+            lambda rows: device.lm_head(model, rows) + device.sampler(model, rows, verify_rows), last_logit, ()
+        ),
+        draft_first=empty,
+        draft_next=empty,
+        draft_logits=empty,
+        draft_serial=empty,
+        attention=attention,
+        attention_grids=grids,
+    )
+    head = head_of(method, model, draft_model, settings.k)
+    if head is not None:
+        return _fill_draft(cost, method, head, profile, settings, sizes)
+    _fill_search(params, method, profile, settings)
+    return cost
+
+
+def _fill_attention(
+    attention: FloatArray,
+    first: int,
+    device: OperatorTables,
+    model: ModelSpec,
+    kv_cache_dtype: str,
+    grids: FloatArray,
+    *,
+    own_window: bool,
+) -> FloatArray:
+    """Fill four rows of ``attention`` from ``first`` on; ``grids`` with their measured grids appended."""
+    sliding = model.num_sliding_layers
+    window = model.sliding_window if own_window else 0
+    full = model.num_hidden_layers - sliding
+    for offset, family in ((0, "attention_decode"), (2, "attention_prefill")):
+        for row, (count, size) in enumerate(((full, 0), (sliding, window)), first + offset):
+            attention[row], grid = device.attention(model, family, count, kv_cache_dtype, size)
+            if grid is not None:
+                attention[row, at.A_GRID] = len(grids)
+                grids = np.concatenate([grids, grid])
+    return grids
+
+
+def _fill_draft(
+    cost: StepCost,
+    method: Method,
+    head: ModelSpec,
+    profile: RooflineProfile,
+    settings: EngineSettings,
+    sizes: tuple[int, ...],
+) -> StepCost:
+    device = OperatorTables(profile, settings.draft_tp, settings.draft_dtype)
+    last_row = settings.max_num_batched_tokens
+    per_request = max(settings.k + method.block_rows_beyond_k, settings.k, method.tree_width)
+    last_next = min(settings.max_num_seqs * per_request, max(last_row, settings.max_num_seqs))
+    cost.params[st.P_DRAFT_LAUNCH_S] = device.launches(head) * profile.launch_s
+    grids = _fill_attention(
+        cost.attention,
+        at.B_DRAFT_DECODE,
+        device,
+        head,
+        settings.draft_kv_cache_dtype,
+        cost.attention_grids,
+        own_window=True,
+    )
+    cost = cost._replace(attention_grids=grids)
+    logits = _padded_table(lambda rows: device.lm_head(head, rows) + device.argmax(head, rows), last_next, ())
+    if method.plan == DraftPlan.HEADS:
+        serial = _padded_table(lambda rows: device.model_pass(head, rows), settings.max_num_seqs, ())
+        return cost._replace(
+            draft_first=_padded_table(lambda rows: device.scope(head, rows, "context"), settings.max_num_seqs, ()),
+            draft_serial=serial + logits[: settings.max_num_seqs + 1],
+        )
+    if method.plan == DraftPlan.CONTEXT_BLOCK:
+        keys_values = layers.LinearLayer(
+            "context_kv", head.hidden_size, head.kv_elements_per_layer(settings.draft_tp), head.num_hidden_layers
+        )
+        first = _padded_table(
+            lambda rows: device.scope(head, rows, "context") + device.linear(keys_values, rows), last_row, sizes
+        )
+    else:
+        first = _padded_table(lambda rows: device.model_pass(head, rows, ("pass", "context")), last_row, sizes)
+    serial = np.zeros((1, 3))
+    if head.markov_rank:
+        # One step of the sequential head per draft position: its matrix, then a choice over the vocabulary.
+        serial = _padded_table(
+            lambda rows: device.scope(head, rows, "position") + device.argmax(head, rows), settings.max_num_seqs, ()
+        )
+    return cost._replace(
+        draft_first=first,
+        draft_next=_padded_table(lambda rows: device.model_pass(head, rows), last_next, sizes),
+        draft_logits=logits,
+        draft_serial=serial,
+    )
+
+
+def _fill_search(params: FloatArray, method: Method, profile: RooflineProfile, settings: EngineSettings) -> None:
+    if method.plan == DraftPlan.DEVICE_SEARCH:
+        entry = profile.operator("elementwise", settings.dtype)
+        moved = settings.max_model_len * NGRAM_GPU_BYTES_PER_POSITION
+        params[st.P_SEARCH_STEP_S] = NGRAM_GPU_KERNELS * entry.roofline.t0_s
+        _, bandwidth = profile.hardware.ceilings("elementwise", settings.dtype)
+        params[st.P_SEARCH_SEQ_S] = moved / (entry.roofline.e_m * bandwidth)
+    elif method.name == "suffix":
+        params[st.P_SEARCH_SEQ_S] = SUFFIX_SEQ_S
+    elif method.plan == DraftPlan.HOST_SEARCH:
+        params[st.P_SEARCH_SEQ_S] = NGRAM_SEQ_S
+        params[st.P_SEARCH_TOKEN_S] = NGRAM_TOKEN_S

@@ -1,0 +1,315 @@
+"""The figures of a run in vLLM's terms: latencies, throughput, SLO goodput, acceptance, and where the time went.
+
+Works on the finished run's tables (requests, inter-token-latency histogram); knows nothing of the engine.
+Seconds inside; ``sim/output/vllm_result.py`` turns the figures into the keys and milliseconds of ``vllm bench serve``.
+
+Words: *output_throughput* (tokens emitted per second, also "token goodput" in SmartSpec) is not *request_goodput*
+(requests per second that meet every SLO, vLLM ``--goodput``). *ITL* is the gap between two emissions of a request; an
+emission may hold several tokens. *TPOT* is per request, (E2E - TTFT) / (output tokens - 1), undefined for one token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from draftcast.errors import InputError
+from draftcast.sim.compiled.itl_histogram import (
+    ITL_SEGMENTS,
+    histogram_mean_std,
+    histogram_quantile,
+    itl_bin_edges,
+    segment_of,
+    segment_start,
+)
+from draftcast.sim.output.request_columns import TIME_COLUMNS, RequestColumns
+from draftcast.sim.output.slo import Slo, good_requests
+from draftcast.sim.statistics.intervals import Estimate, replication_interval
+
+__all__ = [
+    "LATENCIES",
+    "PERCENTILES",
+    "Metrics",
+    "compute_metrics",
+    "do_not_differ",
+    "itl_bin_edges",
+    "summarise",
+]
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time")
+PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Figures of one run.
+
+    ``values`` maps a name to a figure: ``mean_ttft_s``, ``p99_e2el_s``, ``request_throughput``, ... (NaN: undefined).
+    Without percentiles asked for, medians and percentiles are absent from ``values`` and stand in ``transient``, where
+    they describe this run only. ``warmup_requests``: left out at the front.
+    """
+
+    values: Mapping[str, float]
+    warmup_requests: int = 0
+    per_position_acceptance: tuple[float, ...] = ()  # accepted at draft position j over draft rounds, as in vLLM
+    by_class: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    transient: Mapping[str, float] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> float:
+        return self.values[name]
+
+    def summary(self) -> dict[str, float]:
+        """All figures as a flat dict, per-position acceptance included; percentiles only in a steady state."""
+        rates = {f"acceptance_rate_position_{j}": rate for j, rate in enumerate(self.per_position_acceptance)}
+        return {**self.values, **rates}
+
+
+def compute_metrics(
+    requests: pd.DataFrame,
+    itl_counts: IntArray | None = None,
+    *,
+    slo: Slo | Mapping[str, Slo] | None = None,
+    warmup: int | None = None,
+    percentiles: bool = True,
+    replicas: int = 1,
+    accepted_per_position: IntArray | None = None,
+) -> Metrics:
+    """All figures of one run.
+
+    Args:
+        requests: one row per request (columns as in ``RunResult.requests``), at least one; rows in any order.
+        itl_counts: histogram of gaps, int64 [20, ITL_BINS], segment = request index * 20 // n.
+        slo: objectives for all requests, or per class name; a class without one counts as good when it finishes.
+        warmup: of a steady run, the leading requests to leave out, rounded up to a twentieth of the requests, so that
+            the same cut applies to the ITL histogram. None: a finite run, of which every request counts.
+        percentiles: whether medians and percentiles may be shown, see `Metrics`.
+        replicas: divides the ``_per_replica`` figures.
+        accepted_per_position: accepted drafts by draft position, [20, K] by segment or [K] for the whole run.
+
+    Latencies, acceptance and SLO attainment describe the requests from the cut on. Throughput of a steady run is what
+    completes and is emitted between the arrivals of the first and of the last of them, requests in flight at the
+    beginning included; the output of a request that straddles either end is spread evenly between its first token and
+    its end. Of a finite run it is vLLM's definition: totals over first arrival to last completion.
+
+    Raises:
+        InputError: no requests, or a warm-up outside what the run allows.
+    """
+    if len(requests) == 0:
+        raise InputError("metrics need at least one request")
+    order = requests["request"].to_numpy()
+    if (order[1:] < order[:-1]).any():
+        requests = requests.sort_values("request", kind="stable")
+    c = RequestColumns.of(requests)
+    n = len(requests)
+    kept = slice(_whole_segments(warmup or 0, n), n)
+    start_s, last_s = float(c.arrival_s[kept].min()), float(c.arrival_s.max())
+    window = (start_s, last_s if warmup is not None else float(c.finish_s[c.finished].max(initial=last_s)))
+    good = good_requests(requests, c, slo)
+
+    values = _throughput(c, window, good if slo is not None else None, replicas)
+    values["num_requests"] = float(n - kept.start)
+    values["slo_attainment"] = float(good[kept].mean()) if slo is not None else math.nan
+    latencies = _latencies(c, kept)
+    if itl_counts is not None:
+        latencies |= _itl(c, itl_counts, kept)
+    shown, transient = _withhold_percentiles(latencies, percentiles)
+    values |= shown
+    values |= _acceptance_and_work(requests, kept)
+    return Metrics(
+        values=values,
+        warmup_requests=kept.start,
+        per_position_acceptance=_per_position(requests, accepted_per_position, kept),
+        by_class=_by_class(requests, c, kept, good if slo is not None else None, percentiles),
+        transient=transient,
+    )
+
+
+def _whole_segments(requests: int, n: int) -> int:
+    """The first segment's start at or after so many requests, at most the last one's.
+
+    Raises:
+        InputError: fewer than none, or more than the run allows.
+    """
+    last = segment_start(ITL_SEGMENTS - 1, n)
+    if not 0 <= requests <= last:
+        raise InputError(f"must be a number from 0 to {last}", key="warmup", value=requests)
+    return segment_start((requests - 1) * ITL_SEGMENTS // n + 1, n)
+
+
+def _throughput(
+    c: RequestColumns, window: tuple[float, float], good: BoolArray | None, replicas: int
+) -> dict[str, float]:
+    start_s, end_s = window
+    duration = end_s - start_s
+    # Not what completes at the very start: in a closed loop that is the answer which the first request waited for.
+    touched = c.finished & (c.finish_s > start_s)
+    inside = touched & (c.finish_s <= end_s)
+    tokens = c.output[touched].astype(np.float64)
+    prompt = c.prompt[touched].astype(np.float64)
+    if not inside.all():
+        # The first token comes with the prompt; the others follow evenly until the end.
+        first, finish = (c.arrival_s + c.ttft_s)[touched], c.finish_s[touched]
+        before = np.where(first < start_s, _emitted(start_s, first, finish, tokens), 0.0)
+        prompt[(before > 0) | (first > end_s)] = 0.0
+        tokens = _emitted(end_s, first, finish, tokens) - before
+    completed, output, total_input = float(np.count_nonzero(inside)), float(tokens.sum()), float(prompt.sum())
+    rate = 1 / duration if duration > 0 else math.nan
+    return {
+        "duration_s": duration,
+        "completed": completed,
+        "failed": float(np.count_nonzero(~c.finished)),
+        "total_input_tokens": total_input,
+        "total_output_tokens": output,
+        "request_throughput": completed * rate,
+        "request_goodput": float(np.count_nonzero(good & inside)) * rate if good is not None else math.nan,
+        "output_throughput": output * rate,
+        "output_throughput_per_replica": output * rate / replicas,
+        "total_token_throughput": (total_input + output) * rate,
+    }
+
+
+def _emitted(at_s: float, first_s: FloatArray, finish_s: FloatArray, tokens: FloatArray) -> FloatArray:
+    """Tokens that each request has put out by then, the first at ``first_s`` and the last at ``finish_s``."""
+    since = np.clip(at_s - first_s, 0.0, finish_s - first_s)
+    share = np.divide(since, finish_s - first_s, out=np.ones_like(since), where=finish_s > first_s)
+    return np.where(at_s >= first_s, 1 + share * (tokens - 1), 0.0)
+
+
+def _distribution(name: str, values_s: FloatArray) -> dict[str, float]:
+    """Mean, median, std and percentiles (seconds) as vLLM computes them: population std, linear interpolation."""
+    values_s = values_s[np.isfinite(values_s)]
+    if values_s.size == 0:
+        return {f"{stat}_{name}_s": math.nan for stat in ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))}
+    points = np.percentile(values_s, PERCENTILES)
+    result = {f"mean_{name}_s": float(values_s.mean()), f"median_{name}_s": float(points[0])}
+    result[f"std_{name}_s"] = float(values_s.std())
+    return result | {f"p{p}_{name}_s": float(point) for p, point in zip(PERCENTILES, points, strict=True)}
+
+
+def _latencies(c: RequestColumns, kept: slice | BoolArray) -> dict[str, float]:
+    done = c.finished[kept]
+    result: dict[str, float] = {}
+    for name, series in (("ttft", c.ttft_s), ("tpot", c.tpot_s), ("e2el", c.e2el_s), ("queue_time", c.queue_s)):
+        result |= _distribution(name, series[kept][done])
+    return result
+
+
+def _segments(kept: slice, n: int) -> slice:
+    """The twentieths of the run that these requests fill."""
+    return slice(int(segment_of(kept.start, n)), int(segment_of(kept.stop - 1, n)) + 1)
+
+
+def _itl(c: RequestColumns, counts: IntArray, kept: slice) -> dict[str, float]:
+    histogram = counts[_segments(kept, c.arrival_s.size)].sum(axis=0)
+    mean, std = histogram_mean_std(histogram)
+    gaps = int(histogram.sum())
+    if gaps and c.finished[kept].all():
+        # Gaps of a finished request add up to E2E - TTFT: the mean needs no binning.
+        mean = float((c.e2el_s - c.ttft_s)[kept].sum()) / gaps
+    points = histogram_quantile(histogram, np.array(PERCENTILES) / 100)
+    result = {"mean_itl_s": mean, "median_itl_s": float(points[0]), "std_itl_s": std}
+    return result | {f"p{p}_itl_s": float(point) for p, point in zip(PERCENTILES, points, strict=True)}
+
+
+def _withhold_percentiles(values: dict[str, float], steady: bool) -> tuple[dict[str, float], dict[str, float]]:
+    if steady:
+        return values, {}
+    held = {k: v for k, v in values.items() if k.startswith(("median_", *(f"p{p}_" for p in PERCENTILES)))}
+    return {k: v for k, v in values.items() if k not in held}, held
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+def _acceptance_and_work(requests: pd.DataFrame, kept: slice) -> dict[str, float]:
+    """Acceptance (bonus token included, rounds without a draft not counted), preemptions, prefix hits and the time."""
+
+    def total(name: str) -> float:
+        return float(requests[name].to_numpy()[kept].sum())
+
+    count = kept.stop - kept.start
+    drafts, proposed, accepted = total("num_drafts"), total("num_draft_tokens"), total("num_accepted_tokens")
+    times = {name: float(np.nansum(requests[name].to_numpy(dtype=np.float64)[kept])) for name in TIME_COLUMNS}
+    whole = sum(times.values())
+    return {
+        "num_drafts": drafts,
+        "num_draft_tokens": proposed,
+        "num_accepted_tokens": accepted,
+        "mean_acceptance_length": 1 + _ratio(accepted, drafts),
+        "acceptance_rate": _ratio(accepted, proposed),
+        "preemptions": total("preemptions"),
+        "prefix_cache_hit_rate": _ratio(total("cached_tokens"), total("prompt_tokens")),
+        **{f"mean_{name}": value / count for name, value in times.items()},
+        **{f"share_{name.removesuffix('_s')}": _ratio(value, whole) for name, value in times.items()},
+    }
+
+
+def _per_position(requests: pd.DataFrame, accepted: IntArray | None, kept: slice) -> tuple[float, ...]:
+    if accepted is None:
+        return ()
+    drafts = requests["num_drafts"].to_numpy()
+    if accepted.ndim == 2:
+        accepted, drafts = accepted[_segments(kept, len(requests))].sum(axis=0), drafts[kept]
+    return tuple(_ratio(float(count), float(drafts.sum())) for count in accepted) if drafts.sum() else ()
+
+
+def _by_class(
+    requests: pd.DataFrame, c: RequestColumns, kept: slice, good: BoolArray | None, steady: bool
+) -> dict[str, dict[str, float]]:
+    classes = requests["class"]
+    if isinstance(classes.dtype, pd.CategoricalDtype) and len(classes.dtype.categories) < 2:
+        return {}
+    codes, names = pd.factorize(classes, sort=True)
+    if len(names) < 2:
+        return {}
+    measured = np.zeros(len(requests), dtype=np.bool_)
+    measured[kept] = True
+    result = {}
+    for code, name in enumerate(names):
+        members = measured & (codes == code)
+        count = int(np.count_nonzero(members))
+        if not count:
+            continue
+        attainment = float(good[members].mean()) if good is not None else math.nan
+        shown, _ = _withhold_percentiles(_latencies(c, members), steady)
+        result[str(name)] = {"num_requests": float(count), "slo_attainment": attainment, **shown}
+    return result
+
+
+def summarise(replications: Sequence[Mapping[str, float]], confidence: float = 0.95) -> dict[str, Estimate]:
+    """Interval of each figure across replications (``Metrics.summary()`` of each run).
+
+    A name that any replication leaves out is left out: one run without a steady state takes the percentiles away. NaN
+    (undefined in that run) is skipped, so ``n`` may be smaller; all NaN gives an Estimate of NaN with n = 0.
+    Replications that do not differ are one: repeating a calculation narrows no interval.
+    """
+    if not replications:
+        raise InputError("a summary needs at least one replication")
+    if do_not_differ(replications):
+        replications = replications[:1]
+    result = {}
+    for name in replications[0]:
+        if all(name in r for r in replications):
+            finite = [v for r in replications if math.isfinite(v := r[name])]
+            nothing = Estimate(math.nan, math.nan, math.nan, math.nan, 0, confidence)
+            result[name] = replication_interval(finite, confidence) if finite else nothing
+    return result
+
+
+def do_not_differ(replications: Sequence[Mapping[str, float]]) -> bool:
+    """Whether several replications are one and the same run: a trace without anything drawn at random, for example."""
+    first = replications[0]
+    return len(replications) > 1 and all(
+        first.keys() == other.keys() and np.array_equal(list(first.values()), list(other.values()), equal_nan=True)
+        for other in replications[1:]
+    )

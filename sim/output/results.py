@@ -1,0 +1,102 @@
+"""What a run leaves behind: one row per request and per step, under the names results use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from draftcast.sim.engine.replica import Replica
+from draftcast.sim.engine.state import (
+    CLOCK_DRAFT,
+    CLOCK_HOST,
+    CLOCK_PREFILL,
+    CLOCK_REJECTED,
+    CLOCK_VERIFY,
+    FINISHED,
+    Array,
+)
+from draftcast.sim.workload.request_table import RequestTable
+
+
+def requests_frame(replicas: Sequence[Replica], table: RequestTable, assigned: NDArray[np.int32]) -> pd.DataFrame:
+    """One row per counted request, in the table's order.
+
+    Times in seconds since the start. ``time_*_s`` split the end-to-end time: waiting to be scheduled, prefill (the
+    request's own until its first token, others' chunks that delayed it after that), drafting and verifying what was
+    kept, rejected work (the time of each step less its time without the rejected rows and their drafts, see
+    ``draftcast.sim.engine.step.commit``), host, and from each preemption to the next token (KV pressure). A request
+    that has not finished has NaN there and in ``finish_s``.
+    """
+    rows = replicas[0].state.requests[: table.num_counted]
+    done = rows["status"] == FINISHED
+    clocks = rows["clock_s"]
+
+    def when_done(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.where(done, values, np.nan)
+
+    started = rows["first_scheduled_s"] >= 0
+    return pd.DataFrame(
+        {
+            "request": np.arange(rows.size),
+            "class": pd.Categorical.from_codes(rows["class_id"].astype(np.int64), pd.Index(list(table.class_names))),
+            "replica": assigned[: table.num_counted],
+            "priority": rows["priority"],
+            "arrival_s": rows["arrival_s"],
+            "first_scheduled_s": np.where(started, rows["first_scheduled_s"], np.nan),
+            "first_token_s": np.where(rows["first_token_s"] >= 0, rows["first_token_s"], np.nan),
+            "finish_s": when_done(rows["finish_s"]),
+            "prompt_tokens": rows["prompt"],
+            "output_tokens": rows["tokens"] - rows["prompt"],
+            "cached_tokens": rows["hit_tokens"],
+            "preemptions": rows["preemptions"],
+            "num_drafts": rows["rounds"],
+            "num_draft_tokens": rows["draft_tokens"],
+            "num_accepted_tokens": rows["accepted"],
+            "time_queue_s": when_done(rows["first_scheduled_s"] - rows["arrival_s"]),
+            "time_prefill_s": when_done(rows["prefill_s"] + clocks[:, CLOCK_PREFILL]),
+            "time_draft_s": when_done(clocks[:, CLOCK_DRAFT]),
+            "time_verify_s": when_done(clocks[:, CLOCK_VERIFY]),
+            "time_rejected_s": when_done(clocks[:, CLOCK_REJECTED]),
+            "time_host_s": when_done(clocks[:, CLOCK_HOST]),
+            "time_kv_pressure_s": when_done(rows["pressure_s"]),
+        }
+    )
+
+
+def steps_frame(replicas: Sequence[Replica], end_s: float = math.inf) -> pd.DataFrame:
+    """One row per engine step that begins by ``end_s``, replica by replica."""
+    frames = [steps[steps["start_s"] <= end_s] for steps in (replica.steps() for replica in replicas)]
+    for index, frame in enumerate(frames):
+        frame.insert(0, "replica", index)
+    return pd.concat(frames, ignore_index=True)
+
+
+def accepted_per_position(replicas: Sequence[Replica]) -> NDArray[np.int64]:
+    """Rounds of counted requests in which draft position j was accepted, shape [segments, k]."""
+    counts = np.asarray(sum(replica.state.rounds_by_accepted[:-1] for replica in replicas), np.int64)
+    return counts[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
+
+
+def itl_counts(replicas: Sequence[Replica]) -> NDArray[np.int64]:
+    """The ITL histogram of counted requests, of all replicas, shape [segments, bins]."""
+    return np.asarray(sum(replica.state.itl[:-1] for replica in replicas), np.int64)
+
+
+def engine_figures(replicas: Sequence[Replica], engines: Array) -> dict[str, float]:
+    """Figures that only the engines' counters hold; ``engines``: the counters (``ENGINE[replicas]``) when it ended."""
+    figures: dict[str, float] = {}
+    origins = {name: float(engines[f"origin_{name}_s"].sum()) for name in ("measured", "interpolated", "extrapolated")}
+    device = sum(origins.values())
+    for name, value in origins.items():
+        figures[f"share_device_time_{name}"] = value / device if device else np.nan
+    steps = float(engines["step"].sum())
+    span = float(engines["mark_s"].max())
+    blocks = sum(r.settings.num_gpu_blocks - 1 for r in replicas)
+    figures["num_steps"] = steps
+    figures["mean_step_tokens"] = float(engines["scheduled_tokens"].sum()) / steps if steps else np.nan
+    figures["kv_cache_usage"] = float(engines["kv_block_seconds"].sum()) / (span * blocks) if span else 0.0
+    return figures

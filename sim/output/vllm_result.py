@@ -1,0 +1,131 @@
+"""A run in the shape of ``vllm bench serve --save-result``: its keys, its units (milliseconds), its percentages.
+
+Key names and definitions follow vLLM 0.32 (``vllm/benchmarks/serve.py``): a script that reads vLLM's file reads ours.
+What a simulation has no equal of is filled with the empty value (no generated text, no client queue, no audio).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from draftcast.sim.output.metrics import PERCENTILES, Metrics
+from draftcast.sim.output.request_columns import RequestColumns, integral
+
+__all__ = ["vllm_result"]
+
+RESULT_LATENCIES = ("ttft", "tpot", "itl", "e2el")
+
+
+def vllm_result(
+    metrics: Metrics,
+    requests: pd.DataFrame,
+    *,
+    model_id: str = "",
+    tokenizer_id: str | None = None,
+    label: str | None = None,
+    date: str = "",
+    request_rate: float = math.inf,
+    burstiness: float = 1.0,
+    max_concurrency: int | None = None,
+    detailed: bool = False,
+) -> dict[str, object]:
+    """The result dict of ``vllm bench serve`` (with ``--percentile-metrics ttft,tpot,itl,e2el``), ready for JSON.
+
+    Figures come from ``metrics`` (its warm-up cut included); lists and peaks from all ``requests``, in request order.
+    Medians and percentiles are None for a run without a steady state, undefined figures too. ``detailed`` adds the
+    lists of ``--save-detailed``; ``itls`` then holds an empty list per request, since single gaps are not kept.
+    ``spec_decode_*`` is there when drafts were made; its acceptance rate is in percent, as in vLLM.
+    """
+    c = RequestColumns.of(requests.sort_values("request", kind="stable"))
+    values = metrics.values
+    count = len(requests)
+
+    def figure(name: str, scale: float = 1.0) -> float | None:
+        value = values.get(name, math.nan)
+        return value * scale if math.isfinite(value) else None
+
+    def whole(name: str) -> int:
+        return round(values[name])
+
+    result: dict[str, object] = {
+        "date": date,
+        "endpoint_type": "draftcast",
+        "backend": "draftcast",
+        "label": label,
+        "model_id": model_id,
+        "tokenizer_id": tokenizer_id if tokenizer_id is not None else model_id,
+        "num_prompts": count,
+        "request_rate": request_rate if math.isfinite(request_rate) else "inf",
+        "burstiness": burstiness,
+        "max_concurrency": max_concurrency,
+        "duration": values["duration_s"],
+        "completed": whole("completed"),
+        "failed": whole("failed"),
+        "total_input_tokens": whole("total_input_tokens"),
+        "total_output_tokens": whole("total_output_tokens"),
+        "request_throughput": figure("request_throughput"),
+        "request_goodput": figure("request_goodput"),
+        "output_throughput": figure("output_throughput"),
+        "total_token_throughput": figure("total_token_throughput"),
+    }
+    zero = np.zeros(count)
+    result |= {"latencies": np.where(c.finished, c.e2el_s, 0.0).tolist(), "queue_times": zero.tolist()}
+    if detailed:
+        result |= {
+            "input_lens": c.prompt.tolist(),
+            "output_lens": np.where(c.finished, c.output, 0).tolist(),
+            "ttfts": np.where(c.finished, c.ttft_s, 0.0).tolist(),
+            "itls": [[] for _ in range(count)],
+            "start_times": c.arrival_s.tolist(),
+            "generated_texts": [""] * count,
+            "errors": ["" if done else "unfinished" for done in c.finished.tolist()],
+        }
+    result["max_output_tokens_per_s"] = _peak_tokens_per_s(c)
+    result["max_concurrent_requests"] = _peak_concurrent_requests(c)
+    result["rtfx"] = 0.0
+    if values["num_draft_tokens"] > 0:
+        result |= {
+            "spec_decode_acceptance_rate": figure("acceptance_rate", 100),
+            "spec_decode_acceptance_length": figure("mean_acceptance_length"),
+            "spec_decode_num_drafts": whole("num_drafts"),
+            "spec_decode_draft_tokens": whole("num_draft_tokens"),
+            "spec_decode_accepted_tokens": whole("num_accepted_tokens"),
+            "spec_decode_per_position_acceptance_rates": list(metrics.per_position_acceptance),
+        }
+    for name in RESULT_LATENCIES:
+        for stat in ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES)):
+            result[f"{stat}_{name}_ms"] = figure(f"{stat}_{name}_s", 1e3)
+    return result
+
+
+def _peak_tokens_per_s(c: RequestColumns) -> float:
+    """Most output tokens in any second since the first arrival.
+
+    The first token counts at its time, the others evenly from there to the end (vLLM counts stream chunks, which hold
+    several tokens each under speculative decoding).
+    """
+    if not c.finished.any():
+        return 0.0
+    start = float(c.arrival_s[c.finished].min())
+    first, finish = (c.arrival_s + c.ttft_s)[c.finished] - start, c.finish_s[c.finished] - start
+    rest = (c.output[c.finished] - 1).astype(np.float64)
+    seconds = np.arange(math.ceil(float(finish.max())) + 2, dtype=np.float64)
+    spread = finish > first
+    rate = np.divide(rest, finish - first, out=np.zeros_like(rest), where=spread)
+    at_once = np.bincount(first.astype(np.int64), weights=1 + np.where(spread, 0.0, rest), minlength=seconds.size - 1)
+    return float((np.diff(integral(first, finish, rate, seconds)) + at_once[: seconds.size - 1]).max())
+
+
+def _peak_concurrent_requests(c: RequestColumns) -> int:
+    """Most requests that were active in any one whole second since the first arrival, as vLLM buckets them."""
+    if not c.finished.any():
+        return 0
+    start = float(c.arrival_s[c.finished].min())
+    came = (c.arrival_s[c.finished] - start).astype(np.int64)
+    left = (c.finish_s[c.finished] - start).astype(np.int64)
+    change = np.bincount(came, minlength=int(left.max()) + 2)
+    change[: int(left.max()) + 2] -= np.bincount(left + 1, minlength=int(left.max()) + 2)
+    return int(np.cumsum(change).max())

@@ -1,0 +1,1 @@
+"""Intervals, and where a paired advantage crosses 1."""

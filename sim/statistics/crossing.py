@@ -1,0 +1,250 @@
+"""Where a paired advantage crosses 1: the cutover, with an interval or an honest refusal.
+
+Knows values of an advantage at some points, each from replications that share their random numbers, and bounds: points
+at which one side is overloaded, so that the sign is known and no value exists. Between two values it draws a line for
+every replication; across a bound it draws none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from draftcast.sim.statistics.intervals import Estimate, student_t
+
+__all__ = ["Crossing", "Probe", "falling", "locate"]
+
+FloatArray = npt.NDArray[np.float64]
+Kind = Literal["crosses", "always", "never", "even", "more than once", "unclear"]
+SAMPLES = 65  # points at which a segment's band is looked at before a crossing of the band is bisected
+EVEN = 0.005
+"""Advantages whose intervals stay within this share of 1 make no difference."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is known of the advantage ``mean(gains) / mean(bases)`` at one x.
+
+    ``gains`` and ``bases`` hold one positive figure per replication, paired; empty where there is no steady state.
+    ``sure`` is +1 where the advantage is surely above 1 without a value (the base is overloaded), -1 surely below. The
+    true advantage may be smaller by the factor ``1 + slack_low``, larger by ``1 + slack_high``, whatever the
+    replications say: what a finite run cannot know.
+    """
+
+    x: float
+    gains: tuple[float, ...] = ()
+    bases: tuple[float, ...] = ()
+    sure: int = 0
+    slack_low: float = 0.0
+    slack_high: float = 0.0
+    note: str = ""
+
+    @property
+    def has_value(self) -> bool:
+        """Whether an advantage with an interval exists here."""
+        total = sum(self.gains) + sum(self.bases)
+        return len(self.gains) > 1 and math.isfinite(total) and total > 0
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether neither a value nor a sign is known here."""
+        return not self.has_value and not self.sure
+
+    @property
+    def indices(self) -> FloatArray:
+        """Per replication the logarithm of gain over base, shape [R]; its sign is that of the advantage less 1.
+
+        Where one of them is 0 (no request meets an SLO) a hundredth of their mean is added to all, which bounds it.
+        """
+        gains, bases = np.array(self.gains), np.array(self.bases)
+        if not (gains.all() and bases.all()):
+            little = 0.01 * (gains.mean() + bases.mean()) / 2
+            gains, bases = gains + little, bases + little
+        return np.asarray(np.log(gains / bases))
+
+    def advantage(self, confidence: float) -> Estimate | None:
+        """The advantage with the interval of its replications, slack left out; None without a value."""
+        if not self.has_value:
+            return None
+        mean, error = _mean_error(self.indices)
+        half = student_t(len(self.gains) - 1, confidence) * error
+        low, high = math.exp(mean - half), math.exp(mean + half)
+        return Estimate(math.exp(mean), low, high, (high - low) / 2, len(self.gains), confidence)
+
+    def sign(self, confidence: float) -> int:
+        """+1 surely above 1, -1 surely below, 0 neither."""
+        if self.sure or not self.has_value:
+            return self.sure
+        lower, upper = _Band(self, self, confidence).at(np.asarray(self.x))
+        return 1 if lower > 0 else -1 if upper < 0 else 0
+
+    def is_even(self, confidence: float) -> bool:
+        """Whether the advantage is 1 up to a share that makes no difference."""
+        found = self.advantage(confidence)
+        if found is None or self.sure:
+            return False
+        return found.low / (1 + self.slack_low) > 1 - EVEN and found.high * (1 + self.slack_high) < 1 + EVEN
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Where the advantage crosses 1.
+
+    ``kind``: ``crosses``; ``always`` or ``never`` (surely above or below 1 at every point with a value, leaving out
+    those at which it is 1 up to half a per cent); ``even`` (that at every point); ``more than once``; or ``unclear``.
+    ``low`` and ``high`` bound the crossing with the given confidence; ``value`` is NaN where no two values lie on
+    either side of it (then a bound is what is known). ``falls``: the advantage falls through 1 (it pays below, costs
+    above). ``above`` and ``below``: first and last x at which the advantage is surely above and below 1.
+    """
+
+    kind: Kind
+    value: float
+    low: float
+    high: float
+    confidence: float
+    falls: bool = True
+    above: tuple[float, float] | None = None
+    below: tuple[float, float] | None = None
+
+    @property
+    def best(self) -> float:
+        """The value, else the middle of the interval."""
+        return self.value if math.isfinite(self.value) else (self.low + self.high) / 2
+
+    @property
+    def gap(self) -> tuple[float, float]:
+        """Of kind ``crosses``: the last x of the sign before it and the first of the sign after it."""
+        assert self.above is not None
+        assert self.below is not None
+        return (self.above[1], self.below[0]) if self.falls else (self.below[1], self.above[0])
+
+    @property
+    def relative_width(self) -> float:
+        """Width of the interval over the best value; NaN without a crossing."""
+        return (self.high - self.low) / self.best
+
+
+def locate(probes: Sequence[Probe], confidence: float = 0.95) -> Crossing:
+    """What the probes say, in any order, with different x.
+
+    The interval inverts the pointwise Student-t test: it holds every x at which "the advantage is 1" is not rejected.
+    Between two probes with values every replication's index is interpolated linearly, so that common random numbers
+    narrow the band in between as they do at the probes; where either has none, nothing between them is rejected.
+    """
+    points = sorted(probes, key=lambda probe: probe.x)
+    known = [(probe, sign) for probe in points if (sign := probe.sign(confidence))]
+    above = [probe.x for probe, sign in known if sign > 0]
+    below = [probe.x for probe, sign in known if sign < 0]
+    spans = [(min(xs), max(xs)) if xs else None for xs in (above, below)]
+
+    def without_crossing(kind: Kind) -> Crossing:
+        return Crossing(kind, math.nan, math.nan, math.nan, confidence, True, *spans)
+
+    changes = [pair for pair in itertools.pairwise(known) if pair[0][1] != pair[1][1]]
+    if len(changes) > 1:
+        return without_crossing("more than once")
+    if not changes:
+        if points and all(p.is_even(confidence) for p in points):
+            return without_crossing("even")
+        is_open = any(p.has_value and not p.sign(confidence) and not p.is_even(confidence) for p in points)
+        return without_crossing("unclear" if is_open or not known else "always" if above else "never")
+    (left, _), (right, _) = changes[0]
+    falls = changes[0][0][1] > 0
+    inside = [probe for probe in points if left.x <= probe.x <= right.x]
+    return Crossing("crosses", *_confidence_set(inside, confidence, 1.0 if falls else -1.0), confidence, falls, *spans)
+
+
+def _confidence_set(inside: Sequence[Probe], confidence: float, sense: float) -> tuple[float, float, float]:
+    """Value, low and high of the crossing between the first and the last probe, both of a sure sign."""
+    low, high, value = inside[-1].x, inside[0].x, math.nan
+    segments = list(itertools.pairwise(inside))
+    for p, q in segments:
+        end = _unsure_from(p, q, confidence, sense)
+        if end is not None:
+            low = end
+            break
+    for p, q in reversed(segments):
+        end = _unsure_from(q, p, confidence, -sense)
+        if end is not None:
+            high = end
+            break
+    for p, q in segments:
+        if p.has_value and q.has_value:
+            before, after = sense * float(p.indices.mean()), sense * float(q.indices.mean())
+            if before > 0 >= after:
+                value = p.x + (q.x - p.x) * before / (before - after)
+                break
+    # Where a neighbour has fewer replications the band's mean is theirs; the interval holds the value all the same.
+    return (value, min(low, value), max(high, value)) if math.isfinite(value) else (value, low, high)
+
+
+def _unsure_from(p: Probe, q: Probe, confidence: float, sense: float) -> float | None:
+    """First x from p to q at which the advantage is no longer surely above 1 (sense 1) or below (sense -1).
+
+    p itself where no line joins the two; None when it is sure all the way.
+    """
+    if not (p.has_value and q.has_value):
+        return p.x
+    band = _Band(p, q, confidence)
+
+    def margin(x: npt.ArrayLike) -> FloatArray:
+        lower, upper = band.at(np.asarray(x, dtype=np.float64))
+        return lower if sense > 0 else -upper
+
+    xs = np.linspace(p.x, q.x, SAMPLES)
+    unsure = np.flatnonzero(margin(xs) <= 0)
+    if not unsure.size:
+        return None
+    near, far = float(xs[max(unsure[0] - 1, 0)]), float(xs[unsure[0]])
+    for _ in range(40):
+        middle = (near + far) / 2
+        near, far = (middle, far) if margin(middle) > 0 else (near, middle)
+    return far
+
+
+class _Band:
+    """Bounds of the index along the line between two probes (a probe and itself: at that probe)."""
+
+    def __init__(self, p: Probe, q: Probe, confidence: float) -> None:
+        count = min(len(p.gains), len(q.gains))
+        self._p, self._q = p, q
+        both = np.array([p.indices[:count], q.indices[:count]])
+        self._means = both.mean(axis=1)
+        self._covariance = np.cov(both) / count
+        self._t = student_t(count - 1, confidence)
+
+    def at(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Lower and upper bound, slack included."""
+        p, q = self._p, self._q
+        share = (x - p.x) / (q.x - p.x) if q.x != p.x else np.zeros_like(x)
+        weights = np.array([1 - share, share])
+        mean = np.tensordot(self._means, weights, 1)
+        spread = np.einsum("i...,ij,j...->...", weights, self._covariance, weights)
+        half = self._t * np.sqrt(np.maximum(spread, 0.0))
+        slack_low = (1 - share) * p.slack_low + share * q.slack_low
+        slack_high = (1 - share) * p.slack_high + share * q.slack_high
+        return mean - half - np.log1p(slack_low), mean + half + np.log1p(slack_high)
+
+
+def _mean_error(values: FloatArray) -> tuple[float, float]:
+    return float(values.mean()), float(values.std(ddof=1)) / math.sqrt(values.size)
+
+
+def falling(values: FloatArray) -> FloatArray:
+    """Least-squares non-increasing fit (pool adjacent violators, Barlow et al. 1972)."""
+    means: list[float] = []
+    sizes: list[int] = []
+    for value in values:
+        means.append(float(value))
+        sizes.append(1)
+        while len(means) > 1 and means[-1] > means[-2]:
+            size = sizes[-1] + sizes[-2]
+            means[-2:] = [(means[-1] * sizes[-1] + means[-2] * sizes[-2]) / size]
+            sizes[-2:] = [size]
+    return np.repeat(means, sizes)

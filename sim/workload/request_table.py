@@ -1,0 +1,271 @@
+"""The requests a simulation serves, as one column per fact.
+
+A table knows when each request arrives, how long its prompt and its output are, and to which class it belongs;
+optionally which prompt blocks it shares with others (`hash_ids`) and what acceptance was recorded for it. It knows
+nothing of policies or engines. Tables are never changed in place: every operation returns a new one.
+
+Ragged columns (`hash_ids`, `acceptance_lengths`) are stored flat with offsets: request i owns
+``values[offsets[i]:offsets[i + 1]]``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from draftcast.errors import TraceError
+from draftcast.sim.compiled.random_streams import Stream, request_uniforms
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+MAX_TOKENS = 2**31 - 1  # columns of tokens are int32
+
+
+@dataclass(frozen=True, eq=False)
+class RequestTable:
+    """n requests, sorted by arrival. Build one with `RequestTable.from_columns`.
+
+    Acceptance is recorded by output position: a draft round started when ``p`` output tokens exist would have
+    ``acceptance_lengths[acceptance_offsets[i] + p]`` of its drafts accepted (the bonus token not counted), for
+    ``1 <= p < output_tokens[i]``. Position 0 exists only to keep the index plain: a prefill step drafts nothing.
+    """
+
+    arrival_s: FloatArray  # f8[n], seconds since the start, not decreasing
+    prompt_tokens: NDArray[np.int32]  # i4[n], >= 1
+    output_tokens: NDArray[np.int32]  # i4[n], >= 1
+    class_id: NDArray[np.int16]  # i2[n], index into class_names
+    priority: NDArray[np.int32]  # i4[n], smaller is served first, as in vLLM
+    class_names: tuple[str, ...] = ("default",)
+    hash_ids: IntArray | None = None  # i8[m], equal ids are equal prompt blocks (and equal prefixes)
+    hash_offsets: IntArray | None = None  # i8[n+1]
+    hash_block_tokens: int = 0  # tokens per hash id; 0 when there are none
+    acceptance_offsets: IntArray | None = None  # i8[n+1]
+    acceptance_lengths: NDArray[np.uint8] | None = None  # u1[...], accepted drafts by output position
+    source_file: str = ""  # where the rows come from, for error messages
+    source_lines: IntArray | None = None  # i8[n], 1-based line of each row in source_file
+    has_arrivals: bool = True  # False: the source had no times, arrival_s is all 0
+    notes: tuple[str, ...] = ()  # what was dropped, sorted or clipped on the way, for people
+    num_extra: int = 0  # requests at the end that only keep the load up while those before them are served
+
+    @classmethod
+    def from_columns(
+        cls,
+        prompt_tokens: ArrayLike,
+        output_tokens: ArrayLike,
+        arrival_s: ArrayLike | None = None,
+        class_id: ArrayLike | None = None,
+        priority: ArrayLike | None = None,
+        **fields: Any,
+    ) -> RequestTable:
+        """Cast the columns, fill the missing ones (arrival 0, class 0, priority 0) and sort by arrival (stable)."""
+        prompt = np.asarray(prompt_tokens, dtype=np.int32)
+        zeros = np.zeros(len(prompt), dtype=np.int64)
+        if arrival_s is None:
+            fields.setdefault("has_arrivals", False)
+        table = cls(
+            arrival_s=np.asarray(zeros if arrival_s is None else arrival_s, dtype=np.float64),
+            prompt_tokens=prompt,
+            output_tokens=np.asarray(output_tokens, dtype=np.int32),
+            class_id=np.asarray(zeros if class_id is None else class_id, dtype=np.int16),
+            priority=np.asarray(zeros if priority is None else priority, dtype=np.int32),
+            **fields,
+        )
+        if len(table) > 1 and bool(np.any(np.diff(table.arrival_s) < 0)):
+            table = table.take(np.argsort(table.arrival_s, kind="stable"))
+        return table
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
+
+    @property
+    def num_counted(self) -> int:
+        """Requests that figures describe; the extra ones follow them."""
+        return len(self) - self.num_extra
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first to the last arrival."""
+        return float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
+
+    @property
+    def mean_gap_s(self) -> float:
+        """Mean seconds between two arrivals; 0 for fewer than two requests."""
+        return self.span_s / (len(self) - 1) if len(self) > 1 else 0.0
+
+    @property
+    def rate_rps(self) -> float:
+        """Mean arrivals per second, 1 / mean gap; infinite when all arrive at once."""
+        return 1.0 / self.mean_gap_s if self.mean_gap_s > 0 else float("inf")
+
+    def check_integrity(self) -> None:
+        """Assert every invariant of the columns: shapes, types, order and ranges."""
+        n = len(self)
+        columns = ("arrival_s", "prompt_tokens", "output_tokens", "class_id", "priority")
+        for name, dtype in zip(columns, ("f8", "i4", "i4", "i2", "i4"), strict=True):
+            column = getattr(self, name)
+            assert column.shape == (n,), f"{name}: shape {column.shape}, expected {(n,)}"
+            assert column.dtype == np.dtype(dtype), f"{name}: dtype {column.dtype}, expected {dtype}"
+        assert np.isfinite(self.arrival_s).all(), "arrival_s must be finite"
+        assert n == 0 or self.arrival_s[0] >= 0, "arrival_s must not be negative"
+        assert n < 2 or bool((np.diff(self.arrival_s) >= 0).all()), "arrival_s must not decrease"
+        assert n == 0 or int(self.prompt_tokens.min()) >= 1, "prompt_tokens must be >= 1"
+        assert n == 0 or int(self.output_tokens.min()) >= 1, "output_tokens must be >= 1"
+        assert n == 0 or 0 <= int(self.class_id.min()) <= int(self.class_id.max()) < len(self.class_names), "class_id"
+        assert self.source_lines is None or self.source_lines.shape == (n,), "source_lines"
+        assert (self.hash_ids is None) == (self.hash_offsets is None) == (self.hash_block_tokens == 0), "hash columns"
+        if self.hash_ids is not None and self.hash_offsets is not None:
+            _check_ragged("hash", self.hash_ids, self.hash_offsets, n)
+            blocks = np.diff(self.hash_offsets)
+            assert (blocks <= _blocks(self.prompt_tokens, self.hash_block_tokens)).all(), "more hashes than blocks"
+        assert (self.acceptance_lengths is None) == (self.acceptance_offsets is None), "acceptance columns"
+        if self.acceptance_lengths is not None and self.acceptance_offsets is not None:
+            assert self.acceptance_lengths.dtype == np.uint8, "acceptance_lengths must be uint8"
+            _check_ragged("acceptance", self.acceptance_lengths, self.acceptance_offsets, n)
+            recorded = np.diff(self.acceptance_offsets)
+            assert ((recorded == 0) | (recorded >= self.output_tokens)).all(), "acceptance shorter than the output"
+
+    def take(self, index: ArrayLike) -> RequestTable:
+        """The requests at ``index`` (ints, may repeat), in that order; arrivals are kept and must come out sorted."""
+        rows = np.asarray(index, dtype=np.int64)
+        changed: dict[str, Any] = {
+            name: getattr(self, name)[rows]
+            for name in ("arrival_s", "prompt_tokens", "output_tokens", "class_id", "priority")
+        }
+        if self.source_lines is not None:
+            changed["source_lines"] = self.source_lines[rows]
+        if self.hash_ids is not None and self.hash_offsets is not None:
+            changed["hash_ids"], changed["hash_offsets"] = take_ragged(self.hash_ids, self.hash_offsets, rows)
+        if self.acceptance_lengths is not None and self.acceptance_offsets is not None:
+            changed["acceptance_lengths"], changed["acceptance_offsets"] = take_ragged(
+                self.acceptance_lengths, self.acceptance_offsets, rows
+            )
+        return replace(self, **changed)
+
+    def slice(self, start: int, stop: int | None = None) -> RequestTable:
+        """Requests start .. stop-1 by index, negative numbers counted from the end as in Python."""
+        return self.take(np.arange(len(self))[start:stop])
+
+    def shift_to_zero(self) -> RequestTable:
+        """Move all arrivals so that the first is at 0 s."""
+        return replace(self, arrival_s=self.arrival_s - self.arrival_s[0]) if len(self) else self
+
+    def scale_time(self, factor: float) -> RequestTable:
+        """Multiply all arrivals by ``factor`` (0.5: twice the rate, 0: all at once)."""
+        if not (np.isfinite(factor) and factor >= 0):
+            raise TraceError("must be a finite number >= 0", key="time factor", value=factor)
+        return replace(self, arrival_s=self.arrival_s * factor)
+
+    def scale_to_rate(self, rate_rps: float) -> RequestTable:
+        """Scale time so that the mean rate is ``rate_rps``; ``inf`` puts all arrivals at once."""
+        if not rate_rps > 0:
+            raise TraceError("must be a number > 0", key="rate_rps", value=rate_rps)
+        if self.mean_gap_s == 0 and not np.isinf(rate_rps):
+            message = "all requests arrive at the same time, so the trace has no rate to scale"
+            raise TraceError(message, file=self.source_file or None, key="rate_rps", value=rate_rps)
+        return self.scale_time(0.0 if np.isinf(rate_rps) else 1.0 / (rate_rps * self.mean_gap_s))
+
+    def clip_time(self, start_s: float = 0.0, stop_s: float = float("inf")) -> RequestTable:
+        """Keep arrivals in [start_s, stop_s) and move them so that ``start_s`` becomes 0."""
+        if not 0 <= start_s < stop_s:
+            raise TraceError("must satisfy 0 <= start_s < stop_s", key="start_s, stop_s", value=(start_s, stop_s))
+        first, last = np.searchsorted(self.arrival_s, [start_s, stop_s])
+        kept = self.slice(int(first), int(last))
+        return replace(kept, arrival_s=kept.arrival_s - start_s)
+
+    def clip_lengths(self, max_prompt_tokens: int | None = None, max_output_tokens: int | None = None) -> RequestTable:
+        """Cut prompts and outputs to at most so many tokens (prompts lose their tail); nothing is dropped."""
+        for key, limit in (("max_prompt_tokens", max_prompt_tokens), ("max_output_tokens", max_output_tokens)):
+            if limit is not None and limit < 1:
+                raise TraceError("must be an integer >= 1", key=key, value=limit)
+        prompt = np.minimum(self.prompt_tokens, max_prompt_tokens or MAX_TOKENS).astype(np.int32)
+        output = np.minimum(self.output_tokens, max_output_tokens or MAX_TOKENS).astype(np.int32)
+        return self.with_lengths(prompt, output)
+
+    def with_lengths(self, prompt_tokens: NDArray[np.int32], output_tokens: NDArray[np.int32]) -> RequestTable:
+        """The same requests with other lengths, none longer than before; hashes past the new prompt are cut off."""
+        table = replace(self, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        if self.hash_ids is None or self.hash_offsets is None:
+            return table
+        blocks = _blocks(prompt_tokens, self.hash_block_tokens)
+        if bool((np.diff(self.hash_offsets) <= blocks).all()):
+            return table
+        ids, offsets = take_ragged(self.hash_ids, self.hash_offsets, np.arange(len(self)), blocks)
+        return replace(table, hash_ids=ids, hash_offsets=offsets)
+
+    def keep(self, mask: BoolArray) -> RequestTable:
+        """The requests where ``mask`` (bool[n]) is true."""
+        return self if bool(mask.all()) else self.take(np.flatnonzero(mask))
+
+    def sample(self, n: int, seed: int) -> RequestTable:
+        """``n`` requests drawn without replacement, in order and at their own times (so the rate falls to n/len).
+
+        The draw belongs to the row: with one seed, a smaller sample is a subset of a larger one.
+        """
+        if not 1 <= n <= len(self):
+            message = f"must be between 1 and the {len(self)} requests there are (use tile for more)"
+            raise TraceError(message, file=self.source_file or None, key="sample_requests", value=n)
+        order = np.argsort(request_uniforms(seed, Stream.SAMPLE, len(self)), kind="stable")
+        return self.take(np.sort(order[:n]))
+
+    def tile(self, n: int, fresh_hashes: bool = True) -> RequestTable:
+        """Exactly ``n`` requests: the table repeated, each copy later by the table's span plus its mean gap.
+
+        ``fresh_hashes`` gives every copy prompt blocks of its own, so that a copy hits the prefix cache as often as
+        the original did and not for every block; with False the copies share blocks.
+        """
+        if n < 0:
+            raise TraceError("must be >= 0", key="tile requests", value=n)
+        if len(self) == 0 and n > 0:
+            raise TraceError("no requests to repeat", file=self.source_file or None)
+        if n <= len(self):
+            return self.slice(0, n)
+        index = np.arange(n, dtype=np.int64)
+        copy, row = np.divmod(index, len(self))
+        tiled = self.take(row)
+        tiled = replace(tiled, arrival_s=tiled.arrival_s + copy * (self.span_s + self.mean_gap_s))
+        if fresh_hashes and tiled.hash_ids is not None and tiled.hash_offsets is not None:
+            dense = np.unique(tiled.hash_ids, return_inverse=True)[1].reshape(-1)  # ids may be any 64-bit numbers
+            per_copy = int(dense.max()) + 1 if len(dense) else 0
+            owner = np.repeat(copy, np.diff(tiled.hash_offsets))
+            tiled = replace(tiled, hash_ids=(dense + owner * per_copy).astype(np.int64))
+        return tiled
+
+    def tile_to_duration(self, duration_s: float, fresh_hashes: bool = True) -> RequestTable:
+        """The table repeated (as in `tile`) to fill ``duration_s``; arrivals at or after it are left out."""
+        if not (np.isfinite(duration_s) and duration_s > 0):
+            raise TraceError("must be a finite number > 0", key="duration_s", value=duration_s)
+        period_s = self.span_s + self.mean_gap_s
+        if period_s == 0:
+            message = "all requests arrive at the same time, so the trace cannot fill a duration"
+            raise TraceError(message, file=self.source_file or None, key="duration_s", value=duration_s)
+        copies = int(np.ceil(duration_s / period_s))
+        return self.tile(copies * len(self), fresh_hashes).clip_time(0.0, duration_s)
+
+
+def take_ragged(
+    values: NDArray[Any], offsets: IntArray, rows: IntArray, limits: IntArray | None = None
+) -> tuple[NDArray[Any], IntArray]:
+    """Gather ``rows`` of a ragged column, each cut to ``limits`` values; returns (values, offsets)."""
+    lengths = np.diff(offsets)[rows]
+    if limits is not None:
+        lengths = np.minimum(lengths, limits)
+    out = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=out[1:])
+    index = np.arange(out[-1], dtype=np.int64) + np.repeat(offsets[rows] - out[:-1], lengths)
+    return values[index], out
+
+
+def _blocks(tokens: NDArray[np.int32], block_tokens: int) -> IntArray:
+    return (tokens.astype(np.int64) + block_tokens - 1) // block_tokens
+
+
+def _check_ragged(name: str, values: NDArray[Any], offsets: IntArray, n: int) -> None:
+    assert offsets.shape == (n + 1,), f"{name}_offsets: shape {offsets.shape}, expected {(n + 1,)}"
+    assert offsets.dtype == np.int64, f"{name}_offsets must be int64"
+    assert offsets[0] == 0 and offsets[-1] == len(values), f"{name}_offsets do not span the values"  # noqa: PT018
+    assert (np.diff(offsets) >= 0).all(), f"{name}_offsets must not decrease"

@@ -1,0 +1,8 @@
+"""Traces: recorded arrivals, lengths, shared prompt blocks and acceptance, from files in the field's formats."""
+
+from __future__ import annotations
+
+from draftcast.sim.workload.traces.formats import TRACE_FORMATS, TraceFormat, read_trace
+from draftcast.sim.workload.traces.selection import TraceSpec, load_trace
+
+__all__ = ["TRACE_FORMATS", "TraceFormat", "TraceSpec", "load_trace", "read_trace"]

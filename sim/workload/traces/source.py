@@ -1,0 +1,183 @@
+"""What all trace readers share: getting the text, naming the place of an error, making the table.
+
+A reader takes a `TraceText` and returns a `RequestTable`. It checks every value; the first bad one raises
+`TraceError` with file, 1-based line, field, value and what is allowed. Rows that are sound but cannot be served
+(an empty prompt or no output: failed requests) are dropped and counted in the table's ``notes``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftcast.errors import TraceError
+from draftcast.files import read_text
+from draftcast.sim.workload.request_table import MAX_TOKENS, RequestTable
+
+TOKENS_ALLOWED = f"must be an integer from 0 to {MAX_TOKENS} (rows with 0 are dropped)"
+TIME_ALLOWED = "must be a finite number >= 0"
+ENTRY_WHITESPACE = " \t\r\n"
+
+
+@dataclass(frozen=True)
+class TraceText:
+    """A trace file's content, decoded."""
+
+    file: str
+    text: str = field(repr=False)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> TraceText:
+        """Read ``path``. Raises TraceError when it cannot be read, is not UTF-8, or holds nothing."""
+        text = read_text(path, TraceError)
+        if not text or text.isspace():
+            raise TraceError("the trace is empty", file=str(path))
+        return cls(str(path), text)
+
+    def error(self, message: str, line: int | None, key: str | None = None, **value: object) -> TraceError:
+        """A TraceError at this file; pass ``value=`` to show the offending value."""
+        return TraceError(message, file=self.file, line=line, key=key, **value)
+
+    def json_lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(1-based line, object) of each non-blank line; a line that is no JSON object raises."""
+        for line, row in enumerate(self.text.split("\n"), start=1):
+            if not row or row.isspace():
+                continue
+            try:
+                entry = json.loads(row)
+            except json.JSONDecodeError as error:
+                message = f"not a complete JSON object ({error.msg} at column {error.colno}); is the file truncated?"
+                raise self.error(message, line) from None
+            except (ValueError, RecursionError) as error:
+                raise self.error(_told(error), line) from None
+            if not isinstance(entry, dict):
+                raise self.error("each line must be a JSON object", line, value=entry)
+            yield line, entry
+
+    def json_entries(self) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        """(1-based line, name, object) of each element of a JSON array of objects, or of each object in sequence.
+
+        Names are ``[0]``, ``[1]``, ... so that an error can say which one.
+        """
+        decoder = json.JSONDecoder()
+        text, end = self.text, len(self.text)
+        position, line, counted, number = 0, 1, 0, 0
+
+        def skip(position: int) -> int:
+            while position < end and text[position] in ENTRY_WHITESPACE:
+                position += 1
+            return position
+
+        position = skip(position)
+        is_array = text[position] == "["
+        if is_array:
+            position = skip(position + 1)
+        while position < end and text[position] != "]":
+            line, counted = line + text.count("\n", counted, position), position
+            try:
+                entry, position = decoder.raw_decode(text, position)
+            except json.JSONDecodeError as error:
+                message = f"not complete JSON ({error.msg} at column {error.colno}); is the file truncated?"
+                raise self.error(message, error.lineno, f"[{number}]") from None
+            except (ValueError, RecursionError) as error:
+                raise self.error(_told(error), line, f"[{number}]") from None
+            if not isinstance(entry, dict):
+                raise self.error("each entry must be a JSON object", line, f"[{number}]", value=entry)
+            yield line, f"[{number}]", entry
+            number += 1
+            position = skip(position)
+            if is_array and position < end and text[position] == ",":
+                position = skip(position + 1)
+            elif is_array and (position >= end or text[position] != "]"):
+                line = 1 + text.count("\n", 0, position)
+                raise self.error("the JSON array does not go on with ',' or ']'; is the file truncated?", line)
+        if is_array:
+            if position >= end:
+                line = 1 + text.count("\n", 0, position)
+                raise self.error("the JSON array is not closed; is the file truncated?", line)
+            if (after := skip(position + 1)) < end:
+                raise self.error("text after the end of the JSON array", 1 + text.count("\n", 0, after))
+
+
+def _told(error: Exception) -> str:
+    """What JSON without a fault in its syntax may still be."""
+    return "JSON nested too deeply" if isinstance(error, RecursionError) else "an integer of thousands of digits"
+
+
+def tokens(trace: TraceText, line: int, key: str, value: object) -> int:
+    """``value`` as a token count, or TraceError. Floats with an integer value pass (pandas writes 12 as 12.0)."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS:
+        return value
+    if isinstance(value, float) and value.is_integer() and 0 <= value <= MAX_TOKENS:
+        return int(value)
+    raise trace.error(TOKENS_ALLOWED, line, key, value=value)
+
+
+def seconds(trace: TraceText, line: int, key: str, value: object) -> float:
+    """``value`` as a time that is finite and not negative, or TraceError."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
+        return float(value)
+    raise trace.error(TIME_ALLOWED, line, key, value=value)
+
+
+def member(trace: TraceText, line: int, entry: dict[str, Any], key: str, prefix: str = "") -> Any:
+    """``entry[key]``, or TraceError when it is missing."""
+    try:
+        return entry[key]
+    except KeyError:
+        raise trace.error(f"missing field (found: {short_list(entry)})", line, prefix + key) from None
+
+
+def finish(trace: TraceText, table: RequestTable, arrival_is_sorted: bool = True) -> RequestTable:
+    """Drop what cannot be served, sort by arrival, start at 0 s, and say so in the notes.
+
+    Times out of order are common at the seams of collected logs, so they are sorted (stable), not refused.
+    """
+    notes = [*table.notes]
+    empty = (table.output_tokens == 0) | (table.prompt_tokens == 0)
+    if empty.any():
+        failed = int((table.output_tokens == 0).sum())
+        notes.append(
+            f"{trace.file}: dropped {int(empty.sum())} of {len(table)} requests with no tokens "
+            f"({failed} without output, {int(empty.sum()) - failed} without prompt)"
+        )
+        table = table.keep(~empty)
+    if len(table) == 0:
+        raise trace.error("the trace holds no request with a prompt and an output", None)
+    if not arrival_is_sorted:
+        notes.append(f"{trace.file}: timestamps were out of order; sorted")
+    table = replace(table.shift_to_zero(), source_file=trace.file, notes=tuple(notes))
+    table.check_integrity()
+    return table
+
+
+def make_table(
+    trace: TraceText,
+    prompt_tokens: list[int] | NDArray[np.int64],
+    output_tokens: list[int] | NDArray[np.int64],
+    arrival_s: list[float] | NDArray[np.float64] | None,
+    lines: list[int] | NDArray[np.int64] | None,
+    **fields: Any,
+) -> RequestTable:
+    """Columns as read to a finished table; all values are already checked."""
+    if len(prompt_tokens) == 0:
+        raise trace.error("the trace holds no request", None)
+    arrivals = None if arrival_s is None else np.asarray(arrival_s, dtype=np.float64)
+    is_sorted = arrivals is None or bool((np.diff(arrivals) >= 0).all())
+    if lines is not None:
+        fields["source_lines"] = np.asarray(lines, dtype=np.int64)
+    table = RequestTable.from_columns(prompt_tokens, output_tokens, arrivals, **fields)
+    return finish(trace, table, is_sorted)
+
+
+def short_list(names: Iterable[str]) -> str:
+    """Names for a message, cut where they run long."""
+    text = ", ".join(names)
+    return (text if len(text) <= 200 else text[:197] + "...") or "nothing"
