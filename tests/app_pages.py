@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
+from paths import APP
 from streamlit.testing.v1 import AppTest
 
 from draftcast.dashboards.session import session as sessions
 
-APP = Path(__file__).parents[1] / "dashboards" / "app.py"
 SMALL = {"workload.num_requests": "150", "statistics.replications": "2"}
 WAIT_S = 1800  # the first page of a fresh checkout compiles the engine
 

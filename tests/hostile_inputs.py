@@ -26,6 +26,7 @@ from typing import Any
 
 import yaml
 from bench_results import BENCH
+from paths import ROOT
 from samples import LINES, SAMPLES, prometheus
 
 from draftcast.calibration.live.bench_result import import_bench_result
@@ -45,7 +46,6 @@ from draftcast.scenarios.sweep.run import sweep
 from draftcast.sim.workload.traces import load_trace, read_trace
 from draftcast.sim.workload.traces.selection import TraceSpec
 
-ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 20
 _LARGEST = 2_000_000
 SMALL = ["--set", "workload.num_requests=5", "--set", "statistics.replications=1"]

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 # From the ground up; a room imports only itself and what is below it.
 ROOMS = ("kernels", "calibration", "sim", "scenarios", "dashboards")
 FILES = [(room, path) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
@@ -49,6 +49,33 @@ def test_imports_run_one_way(room: str, path: Path) -> None:
         if parts[0] == "torch":
             assert room in ("kernels", "calibration"), f"{path}:{line}: only kernels and calibration run torch"
             assert inside, f"{path}:{line}: torch belongs inside the function that needs it"
+
+
+# Inside each room, from the ground up; what stands beside each other does not import each other.
+FLOORS = {
+    "kernels": ("model", "operators", "search work"),
+    "calibration": ("profile", "acceptance engine_log microbench importers", "live"),
+    "sim": ("compiled statistics", "acceptance workload cost", "engine", "policies output", "cluster"),
+    "scenarios": ("schema", "run", "compare", "cutover plan sweep evidence live", "show", "cli"),
+    "dashboards": ("session", "widgets", "pages"),
+}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_packages_of_a_room_import_only_from_below(room: str) -> None:
+    floor = {name: number for number, names in enumerate(FLOORS[room]) for name in names.split()}
+    there = {path.parent.name for path in (ROOT / room).glob("*/__init__.py")}
+    assert there == set(floor), "FLOORS names every package"
+    wrong = []
+    for path in sorted(path for name in there for path in (ROOT / room / name).rglob("*.py")):
+        own = path.relative_to(ROOT / room).parts[0]
+        for module, line, _ in imports(ast.parse(path.read_text("utf-8"))):
+            parts = module.split(".")
+            if parts[:2] == ["draftcast", room] and len(parts) > 2:
+                other = parts[2]
+                if other in floor and other != own and floor[other] >= floor[own]:
+                    wrong.append(f"{path}:{line}: {own} imports {other}")
+    assert not wrong, "\n".join(wrong)
 
 
 def packages(lines: list[str]) -> set[str]:

@@ -11,8 +11,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 # Of https://www.apache.org/licenses/LICENSE-2.0.txt.
 APACHE_2_SHA256 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
 SIMULATE = ("-m", "draftcast", "simulate", "default")

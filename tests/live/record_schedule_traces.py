@@ -17,7 +17,7 @@ from vllm_scheduler_driver import drive
 from workloads import EVERY_METHOD, random_workload
 
 TARGET = Path(__file__).parents[1] / "data" / "schedule_traces.json.gz"
-# Every k from 0 to 7, every method and every option are among them; tests/test_schedule_trace.py holds that.
+# Every k from 0 to 7, every method and every option are among them; tests/sim/engine/test_schedule_trace.py holds that.
 NUMBERS = range(100, 140)
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from paths import shared_data
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
@@ -21,7 +21,7 @@ from draftcast.kernels.search.ngram_batch import search
 
 pytestmark = pytest.mark.live
 
-DATA = Path(__file__).resolve().parents[3] / "shared/data/acceptance"
+DATA = shared_data("data/acceptance")
 BATCH = 500
 
 

@@ -18,13 +18,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from paths import shared_data
 
 from draftcast.sim import schedule_trace
 
 pytestmark = pytest.mark.live
 
 HERE = Path(__file__).parent
-REFERENCE = HERE.parents[2] / "shared" / "reference" / "vllm_schedule.py"
+REFERENCE = shared_data("reference/vllm_schedule.py")
 # What the reference script does not take.
 NOT_IN_REFERENCE = ("max_num_scheduled_tokens", "enable_chunked_prefill")
 AT_ONCE = 40

@@ -1,0 +1,149 @@
+"""Device files: datasheet values, aliases, and every way a file can be wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from draftcast.calibration.profile import hardware as module
+from draftcast.calibration.profile.hardware import HardwareSpec, hardware_names, load_hardware
+from draftcast.errors import HardwareError
+
+GIB = 2**30
+FOLDER = Path(module.__file__).parents[1] / "hardware"
+# nameplate GB, GB/s, dense bf16 TFLOP/s, link GB/s in one direction, W: from the vendors' datasheets
+DATASHEETS = {
+    "a100-40g": (40, 1555, 312, 300, 400),
+    "a100-80g": (80, 2039, 312, 300, 400),
+    "h100-sxm": (80, 3350, 989, 450, 700),
+    "h100-pcie": (80, 2000, 756, 64, 350),
+    "h200": (141, 4800, 989, 450, 700),
+    "b200": (180, 8000, 2250, 900, 1000),
+    "l40s": (48, 864, 362, 32, 350),
+    "a10g": (24, 600, 70, 32, 300),
+    "rtx-4090": (24, 1008, 165, 32, 450),
+    "rtx-pro-6000": (96, 1792, 503.8, 64, 600),
+    "mi300x": (192, 5300, 1307, 448, 750),
+}
+
+
+def test_the_list_is_complete() -> None:
+    assert hardware_names() == sorted([*DATASHEETS, "cpu"])
+
+
+@pytest.mark.parametrize("name", DATASHEETS)
+def test_datasheet_values(name: str) -> None:
+    memory_gb, bandwidth_gb, tflops, link_gb, watts = DATASHEETS[name]
+    spec = load_hardware(name)
+    # the driver reports the nameplate (in GB or GiB) less what it keeps for itself, ECC included
+    assert 0.91 * memory_gb * GIB < spec.memory_bytes < 1.01 * memory_gb * GIB
+    assert spec.memory_bandwidth_bytes_per_s == pytest.approx(bandwidth_gb * 1e9, rel=0.001)
+    assert spec.peak_flops["bf16"] == pytest.approx(tflops * 1e12, rel=0.005)
+    assert spec.peak_flops["fp16"] == spec.peak_flops["bf16"]
+    assert spec.link_bandwidth_bytes_per_s == link_gb * 1e9
+    assert spec.board_power_w == watts
+    assert 0 < spec.link_latency_s < 1e-4
+
+
+@pytest.mark.parametrize("name", [*DATASHEETS, "cpu"])
+def test_every_device_names_its_sources(name: str) -> None:
+    spec = load_hardware(name)
+    assert spec.name == name
+    assert any("http" in source for source in spec.sources)
+    assert spec.peak_flops["fp32"] <= spec.peak_flops["bf16"]
+
+
+def test_ceilings_by_format_and_family() -> None:
+    h100, a100 = load_hardware("h100"), load_hardware("a100")
+    bf16, memory = h100.ceilings("linear", "bf16")
+    assert (bf16, memory) == (h100.peak_flops["bf16"], h100.memory_bandwidth_bytes_per_s)
+    assert h100.ceilings("linear", "fp8")[0] == pytest.approx(2 * bf16, rel=0.001)
+    # Weight-only formats multiply in 16 bits, and so does fp8 without fp8 units.
+    assert h100.ceilings("linear", "int4")[0] == h100.ceilings("moe", "mxfp4")[0] == bf16
+    assert a100.ceilings("linear", "fp8")[0] == a100.peak_flops["bf16"]
+    # An fp8 cache is attended to in 16 bits; collectives cross the link.
+    assert h100.ceilings("attention_decode", "fp8")[0] == bf16
+    assert h100.ceilings("all_reduce", "bf16")[1] == h100.link_bandwidth_bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"), [("h100", "h100-sxm"), ("H100-80GB", "h100-sxm"), ("A100", "a100-80g"), ("4090", "rtx-4090")]
+)
+def test_aliases(alias: str, name: str) -> None:
+    assert load_hardware(alias) is load_hardware(name)
+
+
+def test_unknown_device_lists_the_names() -> None:
+    with pytest.raises(HardwareError, match=r"h300.*a100-40g.*mi300x"):
+        load_hardware("h300")
+
+
+def test_own_file(tmp_path: Path) -> None:
+    values = yaml.safe_load((FOLDER / "h100-sxm.yaml").read_text(encoding="utf-8"))
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({**values, "name": "mine", "memory_bytes": 1e9}), encoding="utf-8")
+    assert load_hardware(path) == replace(load_hardware("h100"), name="mine", memory_bytes=1e9)
+    # A number as people write it, which YAML 1.1 takes for text.
+    path.write_text(yaml.safe_dump({**values, "name": "mine"}).replace("link_latency_s:", "link_latency_s: 5e-6 #"))
+    assert load_hardware(path).link_latency_s == 5e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"memory_bytes": -1}, "memory_bytes = -1"),
+        ({"memory_bytes": "80 GB"}, "memory_bytes"),
+        ({"memory_bytes": True}, "memory_bytes"),
+        ({"memory_bandwidth_bytes_per_s": float("nan")}, "memory_bandwidth_bytes_per_s"),
+        ({"memory_bandwidth_bytes_per_s": float("inf")}, "memory_bandwidth_bytes_per_s"),
+        ({"link_bandwidth_bytes_per_s": 0}, "link_bandwidth_bytes_per_s"),
+        ({"link_latency_s": -1e-6}, "link_latency_s"),
+        ({"board_power_w": None}, "board_power_w"),
+        ({"peak_flops": {}}, "peak_flops"),
+        ({"peak_flops": [1]}, "peak_flops"),
+        ({"peak_flops": {"bf16": 1e12, "int2": 1e12}}, "peak_flops.int2"),
+        ({"peak_flops": {"bf16": 0}}, "peak_flops.bf16"),
+        ({"sources": "a book"}, "sources"),
+        ({"name": 4090}, "name"),
+        ({"memory_gb": 80}, "memory_gb"),
+    ],
+)
+def test_bad_values_name_file_and_key(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    values = yaml.safe_load((FOLDER / "h100-sxm.yaml").read_text(encoding="utf-8"))
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump({**values, **change}), encoding="utf-8")
+    with pytest.raises(HardwareError) as error:
+        load_hardware(path)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"name: [", "bad.yaml"),
+        (b"- 1", "mapping"),
+        (b"\xff\xfe\x00", "UTF-8"),
+        (b"name: a\nname: b\n", ":2: name: duplicate key, first given in line 1"),
+        (b"", "mapping"),
+        (b"name: a\n", "missing"),
+    ],
+)
+def test_broken_files_are_named(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content)
+    with pytest.raises(HardwareError) as error:
+        load_hardware(path)
+    assert words in str(error.value)
+    assert "bad.yaml" in str(error.value)
+
+
+def test_a_spec_checks_itself() -> None:
+    spec = load_hardware("cpu")
+    with pytest.raises(HardwareError, match="memory_bytes"):
+        replace(spec, memory_bytes=0.0)
+    assert isinstance(spec, HardwareSpec)

@@ -1,0 +1,395 @@
+"""Model shapes against published totals, hand-written counts and bad configs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftcast.errors import ModelError
+from draftcast.kernels.model import drafters
+from draftcast.kernels.model.architectures import ARCHITECTURES
+from draftcast.kernels.model.catalog import load_model, model_names
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.operators.attention import attention_work
+from draftcast.kernels.work import layers
+
+# Parameter counts as listed by Hugging Face for the safetensors of the public checkpoints; KV bytes per token in bf16
+# are 2 x layers x KV heads x head size x 2 bytes, DeepSeek-V3's is 61 x (512 + 64) x 2 (arXiv 2412.19437, section 2.1).
+PUBLISHED = {
+    "opt-125m": (125_239_296, 2 * 12 * 12 * 64 * 2),
+    "opt-2.7b": (2_651_596_800, 2 * 32 * 32 * 80 * 2),
+    "opt-6.7b": (6_658_473_984, 2 * 32 * 32 * 128 * 2),
+    "Llama-2-7B": (6_738_415_616, 524_288),
+    "Llama-2-70B": (68_976_648_192, 327_680),
+    "Llama-3.1-8B": (8_030_261_248, 131_072),
+    "Llama-3.1-70B": (70_553_706_496, 327_680),
+    "Llama-3.1-405B": (405_853_388_800, 516_096),
+    "Llama-3.2-1B": (1_235_814_400, 32_768),
+    "Llama-3.2-3B": (3_212_749_824, 114_688),
+    # Qwen2-0.5B's 494,032,768 (listed) less 151936 - 128256 rows of its tied embedding.
+    "Qwama-0.5B": (494_032_768 - 23_680 * 896, 2 * 24 * 2 * 64 * 2),
+    "Qwen3-0.6B": (596_049_920, 114_688),
+    "Qwen3-8B": (8_190_735_360, 147_456),
+    "Qwen3-32B": (32_762_123_264, 262_144),
+    "Qwen3-30B-A3B": (30_532_122_624, 98_304),
+    "Mixtral-8x7B": (46_702_792_704, 131_072),
+    "gpt-oss-20b": (20_914_757_184, 49_152),
+    "DeepSeek-V3": (671_026_419_200, 70_272),
+    # No checkpoint: 2 x 32000 x 1024 + 12 x (1024 x 2048 + 1024^2 + 3 x 1024 x 4096 + 2 x 1024) + 1024
+    "testbed-250M": (254_305_280, 2 * 12 * 8 * 64 * 2),
+}
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """The bundled facts of a model, as a fresh dictionary."""
+    folder = Path(layers.__file__).parents[1] / "models"
+    config: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    return config
+
+
+def test_the_catalogue_is_the_published_list() -> None:
+    assert model_names() == sorted(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_and_kv_match_the_published_totals(name: str) -> None:
+    model = load_model(name)
+    parameters, kv_bytes = PUBLISHED[name]
+    assert model.num_parameters == parameters
+    assert model.weight_bytes("bf16") == model.weight_bytes("fp16") == 2 * parameters
+    assert model.weight_bytes("fp32") == 4 * parameters
+    assert model.kv_bytes_per_token("bf16") == kv_bytes
+    assert model.kv_bytes_per_token("fp8") == kv_bytes / 2
+
+
+def test_llama_count_by_hand() -> None:
+    attention = 4096 * 4096 * 2 + 2 * 4096 * 1024
+    mlp = 3 * 4096 * 14336
+    assert load_model("Llama-3.1-8B").num_parameters == 2 * 128256 * 4096 + 32 * (attention + mlp + 2 * 4096) + 4096
+
+
+def test_opt_count_by_hand() -> None:
+    layer = 4 * (768 * 768 + 768) + (768 * 3072 + 3072) + (3072 * 768 + 768) + 2 * 2 * 768
+    assert load_model("opt-125m").num_parameters == 50272 * 768 + 2050 * 768 + 12 * layer + 2 * 768
+
+
+def test_deepseek_count_by_hand() -> None:
+    h, heads = 7168, 128
+    attention = h * 1536 + 1536 * heads * 192 + h * 576 + 512 * heads * 256 + heads * 128 * h
+    expert = 3 * h * 2048
+    layers = 61 * (attention + 1536 + 512 + 2 * h) + 3 * 3 * h * 18432 + 58 * (257 * expert + 256 * h + 256)
+    assert load_model("DeepSeek-V3").num_parameters == layers + 2 * 129280 * h + h
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "tolerance"),
+    [("Mixtral-8x7B", 12.9, 0.05), ("Qwen3-30B-A3B", 3.3, 0.06), ("DeepSeek-V3", 37.6, 0.1)],
+)
+def test_active_parameters_match_the_model_cards(name: str, billions: float, tolerance: float) -> None:
+    assert load_model(name).num_active_parameters / 1e9 == pytest.approx(billions, abs=tolerance)
+
+
+def test_gpt_oss_active_parameters_without_the_embedding() -> None:
+    # the model card's 3.61B leaves the input embedding out
+    model = load_model("gpt-oss-20b")
+    assert model.num_active_parameters - model.vocab_size * model.hidden_size == 3_608_307_264
+
+
+def test_dense_models_are_all_active() -> None:
+    model = load_model("Llama-3.1-8B")
+    assert model.num_active_parameters == model.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "gigabytes", "tolerance"),
+    [
+        # sizes of the published checkpoints: AWQ-INT4 and FP8 of Llama-3.1-8B, openai/gpt-oss-20b
+        ("Llama-3.1-8B", "int4", 5.73, 0.02),
+        ("Llama-3.1-8B", "fp8", 9.08, 0.02),
+        ("gpt-oss-20b", "mxfp4", 13.761, 0.003),
+    ],
+)
+def test_quantised_weight_bytes(name: str, dtype: str, gigabytes: float, tolerance: float) -> None:
+    assert load_model(name).weight_bytes(dtype) / 1e9 == pytest.approx(gigabytes, abs=tolerance)
+
+
+def test_quantisation_leaves_embedding_head_and_norms_in_16_bits() -> None:
+    model = load_model("Llama-3.1-8B")
+    wide = 2 * 128256 * 4096 + 65 * 4096
+    assert model.weight_bytes("fp8") == model.num_parameters + wide
+
+
+def test_tensor_parallel_shards_add_up() -> None:
+    model = load_model("Llama-3.1-8B")
+    replicated = model.parameter_groups()["norms"]
+    assert 4 * sum(model.parameter_groups(4).values()) == model.num_parameters + 3 * replicated
+    assert model.kv_bytes_per_token("bf16", 4) == 131_072 / 4
+
+
+def test_kv_heads_are_replicated_beyond_their_number() -> None:
+    model = load_model("Llama-3.1-70B")
+    assert model.kv_heads_per_rank(8) == model.kv_heads_per_rank(16) == 1
+    assert model.kv_bytes_per_token("bf16", 16) == model.kv_bytes_per_token("bf16", 8)
+    assert load_model("DeepSeek-V3").kv_bytes_per_token("bf16", 8) == 70_272  # the latent stands on every rank
+
+
+@pytest.mark.parametrize("tp", [0, 3, 64])
+def test_tensor_parallel_must_divide_the_heads(tp: int) -> None:
+    with pytest.raises(ModelError, match="tensor_parallel_size"):
+        load_model("Llama-3.1-8B").weight_bytes("bf16", tp)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_matrices_of_the_operators_are_the_parameters(name: str) -> None:
+    model = load_model(name)
+    groups = model.parameter_groups(2)
+    matrices = sum(
+        layer.k * layer.n * layer.count * max(1, layer.num_experts) for layer in layers.linear_layers(model, 2)
+    )
+    assert matrices == sum(groups[group] for group in ("attention", "dense_mlp", "experts", "shared_experts", "router"))
+
+
+# Names, files, errors ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "Llama-3.1-8B"),
+        ("META-LLAMA/llama-3.1-8b-instruct", "Llama-3.1-8B"),
+        ("facebook/opt-125m", "opt-125m"),
+        ("Qwen/Qwen3-30B-A3B", "Qwen3-30B-A3B"),
+        ("deepseek-ai/DeepSeek-V3", "DeepSeek-V3"),
+        ("openai/gpt-oss-20b", "gpt-oss-20b"),
+    ],
+)
+def test_aliases(alias: str, name: str) -> None:
+    assert load_model(alias) == load_model(name)
+
+
+def test_a_path_to_a_config_or_its_folder(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config_of("Qwen3-0.6B")), encoding="utf-8")
+    for path in (file, tmp_path, str(tmp_path)):
+        assert load_model(path).num_parameters == 596_049_920
+
+
+def test_unknown_model_lists_the_names() -> None:
+    with pytest.raises(ModelError, match=r"Lama-3.*bundled:.*Llama-3\.1-8B.*config\.json"):
+        load_model("Lama-3")
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00", b"[]", b"3"])
+def test_broken_files_are_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        load_model(file)
+
+
+def test_unknown_architecture_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match=r"MambaForCausalLM.*LlamaForCausalLM") as error:
+        ModelSpec.from_config({"architectures": ["MambaForCausalLM"]}, "x")
+    assert all(name in str(error.value) for name in ARCHITECTURES)
+    with pytest.raises(ModelError, match="architectures"):
+        ModelSpec.from_config({"hidden_size": 8}, "x")
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "value"),
+    [
+        ("Llama-3.1-8B", "hidden_size", None),
+        ("Llama-3.1-8B", "hidden_size", "4096"),
+        ("Llama-3.1-8B", "hidden_size", True),
+        ("Llama-3.1-8B", "num_hidden_layers", 0),
+        ("Llama-3.1-8B", "vocab_size", -1),
+        ("Llama-3.1-8B", "num_key_value_heads", 5),
+        ("Llama-3.1-8B", "tie_word_embeddings", 1),
+        ("Llama-3.1-8B", "intermediate_size", 1.5),
+        ("opt-125m", "ffn_dim", None),
+        ("opt-125m", "hidden_size", 770),
+        ("Qwen3-30B-A3B", "num_experts_per_tok", 129),
+        ("Qwen3-30B-A3B", "mlp_only_layers", "none"),
+        ("DeepSeek-V3", "kv_lora_rank", None),
+        ("DeepSeek-V3", "moe_layer_freq", 2),
+        ("DeepSeek-V3", "first_k_dense_replace", 62),
+        ("gpt-oss-20b", "layer_types", ["full_attention", 3]),
+    ],
+)
+def test_bad_fields_are_named(model: str, key: str, value: object) -> None:
+    with pytest.raises(ModelError, match=r"^conf: ") as error:
+        ModelSpec.from_config({**config_of(model), key: value}, "conf")
+    names = {"first_k_dense_replace": "first_k_dense_layers"}
+    assert names.get(key, key) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_head_dim_is_derived_when_absent() -> None:
+    config = config_of("Llama-3.1-8B")
+    del config["head_dim"]
+    assert ModelSpec.from_config(config, "Llama-3.1-8B") == load_model("Llama-3.1-8B")
+    with pytest.raises(ModelError, match="hidden_size"):
+        ModelSpec.from_config({**config, "hidden_size": 4100}, "x")
+
+
+def test_mistral_and_qwen2_quirks() -> None:
+    base = {**config_of("Llama-3.1-8B"), "architectures": ["MistralForCausalLM"], "sliding_window": 4096}
+    mistral = ModelSpec.from_config(base, "mistral")
+    assert (mistral.sliding_window, mistral.num_sliding_layers) == (4096, 32)
+    qwen = {**config_of("Llama-3.1-8B"), "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": False}
+    qwen2 = ModelSpec.from_config({**qwen, "sliding_window": 4096}, "qwen2")
+    assert qwen2.num_sliding_layers == 0
+    assert qwen2.num_parameters == 8_030_261_248 + 32 * (4096 + 2 * 1024)  # biases on q, k, v alone
+    partly = {**qwen, "use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20}
+    assert ModelSpec.from_config(partly, "qwen2").num_sliding_layers == 12
+
+
+def test_gpt_oss_alternates() -> None:
+    model = load_model("gpt-oss-20b")
+    assert (model.sliding_window, model.num_sliding_layers) == (128, 12)
+    config = config_of("gpt-oss-20b")
+    del config["layer_types"]
+    assert ModelSpec.from_config(config, "gpt-oss-20b") == model
+
+
+def test_opt_350m_projects_and_has_no_final_norm() -> None:
+    config = {
+        **config_of("opt-125m"),
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "ffn_dim": 4096,
+        "word_embed_proj_dim": 512,
+        "do_layer_norm_before": False,
+    }
+    assert ModelSpec.from_config(config, "opt-350m").num_parameters == 331_196_416
+
+
+def _fingerprint(model: ModelSpec) -> object:
+    matrices = (layers.linear_layers(model, 2), layers.lm_head(model, 2))
+    attention = attention_work(model, 4.0, 100.0, 400.0, tp=2)
+    elementwise = (*map(float, layers.elementwise_work(model, 3.0, tp=2)), layers.elementwise_kernels(model))
+    kv_bytes = model.kv_bytes_per_token("bf16")
+    return (model.parameter_groups(), kv_bytes, matrices, *map(float, attention), *elementwise)
+
+
+# Read elsewhere: positions by the engine, windows by step cost and memory, MTP layers by mtp_head.
+_ELSEWHERE = {"name", "architecture", "max_position_embeddings", "sliding_window", "num_sliding_layers",
+              "num_nextn_layers", "first_k_dense_layers"}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(ModelSpec) if field.name not in _ELSEWHERE])
+def test_every_field_changes_the_output(field: str) -> None:
+    base = load_model("Llama-3.1-8B")
+    if field in ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"):
+        base = load_model("DeepSeek-V3")
+    elif "expert" in field or field in ("moe_intermediate_size", "router_bias"):
+        base = replace(load_model("Mixtral-8x7B"), num_shared_experts=1)
+    elif field == "fc_every_pass":
+        base = replace(base, fc_input_size=8192)
+    elif field == "num_draft_heads":
+        base = drafters.medusa_heads(base, 2)
+    value = getattr(base, field)
+    changed = not value if isinstance(value, bool) else value * 2 or 64
+    assert _fingerprint(replace(base, **{field: changed})) != _fingerprint(base)
+
+
+def test_dense_layers_of_a_moe_model_change_the_output() -> None:
+    model = load_model("DeepSeek-V3")
+    assert replace(model, first_k_dense_layers=4).num_parameters < model.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("hidden_size", 0), ("num_experts", -1), ("vocab_size", 1.5), ("num_sliding_layers", 99), ("num_hidden_layers", 0),
+     ("head_dim", 0), ("num_sliding_layers", 3), ("num_experts", 8), ("intermediate_size", 0)],
+)  # fmt: skip
+def test_a_contradictory_spec_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ModelError):
+        replace(load_model("Llama-3.1-8B"), **{field: value})
+
+
+# Draft heads ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("target", "billions"), [("Llama-2-7B", 0.24), ("Llama-2-70B", 0.99)])
+def test_eagle_head_matches_the_paper(target: str, billions: float) -> None:
+    head = drafters.eagle_head(load_model(target), "eagle")
+    assert head.num_parameters / 1e9 == pytest.approx(billions, abs=0.005)
+    assert head.kv_bytes_per_token("bf16") == load_model(target).kv_bytes_per_token("bf16") / (
+        load_model(target).num_hidden_layers
+    )
+
+
+def test_eagle3_head_by_hand() -> None:
+    h, qkv = 4096, 4096 + 2 * 1024
+    head = drafters.eagle_head(load_model("Llama-3.1-8B"), "eagle3")
+    assert head.num_parameters == 3 * h * h + 2 * h * qkv + h * h + 3 * h * 14336 + 32000 * h + 4 * h
+    assert (head.num_hidden_layers, head.vocab_size, head.shares_embedding) == (1, 32000, True)
+    assert layers.lm_head(head).n == 32000
+    fc = {layer.name: layer for layer in layers.linear_layers(head)}["fc"]
+    assert (fc.k, fc.n, fc.scope) == (3 * h, h, "context")
+    wider = drafters.eagle_head(load_model("Llama-3.1-8B"), "eagle3", draft_vocab_size=64000, intermediate_size=8192)
+    assert wider.num_parameters - head.num_parameters == 32000 * h - 3 * h * 6144
+
+
+def test_eagle_head_refusals() -> None:
+    target = load_model("Llama-3.1-8B")
+    with pytest.raises(ModelError, match="eagle4"):
+        drafters.eagle_head(target, "eagle4")
+    with pytest.raises(ModelError, match="draft_vocab_size"):
+        drafters.eagle_head(target, "eagle", draft_vocab_size=32000)
+    with pytest.raises(ModelError, match="128256"):
+        drafters.eagle_head(target, "eagle3", draft_vocab_size=200_000)
+
+
+def test_mtp_head_is_one_layer_of_the_target() -> None:
+    head = drafters.mtp_head(load_model("DeepSeek-V3"))
+    # README_WEIGHTS.md of DeepSeek-V3: 11.5B unique parameters
+    assert head.num_parameters / 1e9 == pytest.approx(11.5, abs=0.15)
+    assert head.kv_bytes_per_token("bf16") == 576 * 2
+    with pytest.raises(ModelError, match=r"Llama-3\.1-8B"):
+        drafters.mtp_head(load_model("Llama-3.1-8B"))
+
+
+def test_p_eagle_is_deeper_and_dflash_shares_the_head() -> None:
+    target = load_model("Qwen3-8B")
+    p_eagle, dflash, dspark = drafters.p_eagle_head(target), drafters.dflash_head(target), drafters.dspark_head(target)
+    assert p_eagle.num_hidden_layers == 4
+    assert p_eagle.num_parameters > drafters.eagle_head(target).num_parameters
+    assert dflash.num_parameters / 1e9 == pytest.approx(1.05, abs=0.01)  # z-lab/Qwen3-8B-DFlash-b16
+    assert dflash.shares_lm_head
+    assert layers.lm_head(dflash).n == 151936
+    assert dspark.num_parameters - dflash.num_parameters == 2 * 256 * 151936 + 4096 + 257
+
+
+def test_heads_without_layers_have_no_kv() -> None:
+    target = load_model("Llama-3.1-8B")
+    medusa = drafters.medusa_heads(target, 5)
+    assert medusa.num_parameters == 5 * (4096 * 4096 + 128256 * 4096)
+    speculator = drafters.mlp_speculator_heads(target, 4)
+    # ibm-ai-platform/llama3-8b-accelerator: 0.8B parameters
+    assert speculator.num_parameters == 2 * 128256 * 3072 + 4096 * 3072 + 3072 * 3072 + 2 * 3072
+    for head in (medusa, speculator):
+        assert head.kv_bytes_per_token("bf16") == 0
+    with pytest.raises(ModelError, match="num_speculative_tokens"):
+        drafters.medusa_heads(target, 0)
+
+
+def test_heads_on_targets_without_a_dense_mlp() -> None:
+    assert drafters.eagle_head(load_model("Mixtral-8x7B")).intermediate_size == 14336
+    deepseek = drafters.eagle_head(load_model("DeepSeek-V3"))
+    assert not deepseek.is_mla
+    assert (deepseek.num_attention_heads, deepseek.num_key_value_heads) == (56, 8)
+
+
+@pytest.mark.parametrize("name", ["bf15", "", "int3"])
+def test_unknown_formats_are_refused(name: str) -> None:
+    with pytest.raises(ModelError, match="int4"):
+        load_model("opt-125m").weight_bytes(name)
+    with pytest.raises(ModelError, match="fp8"):
+        load_model("opt-125m").kv_bytes_per_token(name)

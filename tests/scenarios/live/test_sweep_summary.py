@@ -1,0 +1,108 @@
+"""What a validated sweep came to, read from its report: the same tables, nothing missed hidden, and what ships."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import ROOT
+
+from draftcast.errors import InputError
+from draftcast.scenarios.cli.main import main
+from draftcast.scenarios.show.validation_sweep_summary import (
+    CutoverSummary,
+    acceptance_rows,
+    bar_rows,
+    bars_line,
+    cutover_rows,
+    effect_rows,
+    read_summary,
+    shipped_summaries,
+    step_rows,
+)
+
+REPORTS = {path.parent.name: path for path in ROOT.glob("docs/validation/*/sweep-validation.json")}
+REPORT = REPORTS["cpu-2-cores"]
+
+
+@pytest.mark.parametrize("path", REPORTS.values(), ids=REPORTS)
+def test_the_tables_are_those_of_the_report(path: Path) -> None:
+    found, report = read_summary(path.read_bytes(), path.name), json.loads(path.read_text())
+    lines = path.with_suffix(".md").read_text().splitlines()
+    for table in (
+        bar_rows(found.verdicts),
+        cutover_rows(found.cutovers),
+        effect_rows(found.effects),
+        step_rows(found.steps),
+        acceptance_rows(found.acceptance),
+    ):
+        assert len(table) > 1
+        for row in table:
+            assert f"| {' | '.join(row)} |" in lines
+    of = sum(bar["of"] for bar in report["verdicts"].values())
+    missed = sum(len(bar["missed"]) for bar in report["verdicts"].values())
+    assert found.head()[1] == f"Of {of} checks {of - missed} hold and {missed} miss their bar."
+    assert found.runs == len(report["cells"])
+
+
+def test_every_report_in_docs_ships_and_nothing_else_does() -> None:
+    shipped = shipped_summaries()
+    assert set(shipped) == set(REPORTS)
+    for name, path in REPORTS.items():
+        assert shipped[name] == read_summary(path.read_bytes(), path.name, shipped[name].command)
+        assert shipped[name].command
+
+
+def test_the_command_writes_what_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "summary.json"
+    words = ["draftcast", "live", "summary", str(REPORT), "--out", str(out), "--command", "python benchmarks/live.py"]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert "checks" in capsys.readouterr().out
+    assert out.stat().st_size < 0.1 * REPORT.stat().st_size
+    found = read_summary(out.read_bytes(), out.name)
+    assert found == read_summary(REPORT.read_bytes(), REPORT.name, "python benchmarks/live.py")
+
+
+def test_a_later_report_is_read_with_the_speed_of_its_machine() -> None:
+    data = json.loads(REPORT.read_text())
+    data["of_a_later_version"] = {"unknown": 1}
+    for cell, slowness in zip(data["cells"], [1.25, 0.9, 1.5], strict=False):
+        cell["slowness"] = slowness
+    found = read_summary(json.dumps(data), "later.json")
+    assert found.steps_slower == (0.9, 1.5)
+    assert "0.90 to 1.50 times as long" in found.head()[2]
+
+
+def test_bounds_beyond_what_was_run_are_told_in_words() -> None:
+    known: dict[str, Any] = {"mode": "on", "measured": None, "low": None, "high": None, "users": (1.0, 16.0)}
+    known |= {"forecast": None, "forecast_low": 3.0, "forecast_high": None, "within_bar": False}
+    older = CutoverSummary(**known, shown=("above 16", "below 1"))
+    assert older.words == ("above 16", "above 16", "above 16", "below 1", "3", "below 1")
+    newer = CutoverSummary(**known, shown=("above 16", "below 1", "below 1", "above 16", "3", "above 16"))
+    assert newer.words == ("above 16", "below 1", "above 16", "below 1", "3", "above 16")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "mine.json:1: not valid JSON"),
+        (b"[]", "mine.json: must be the report or the summary of a live sweep"),
+        (b'{"created_at": "2026"}', "mine.json: draftcast_version: field required"),
+    ],
+)
+def test_what_is_no_report_is_refused_in_a_line(content: bytes, said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        read_summary(content, "mine.json")
+    assert str(refused.value).startswith(said)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_bars_are_named() -> None:
+    assert "mean TPOT within 7%" in bars_line()
+    assert "throughput within 5%" in bars_line()

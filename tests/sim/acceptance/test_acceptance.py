@@ -1,0 +1,377 @@
+"""Acceptance models: closed forms by hand and by simulation, every parameter alive, bad input refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numba import njit
+from paths import shared_data
+
+from draftcast.errors import ScenarioError
+from draftcast.sim.acceptance import (
+    ACCEPTANCE_MODELS,
+    MAX_K,
+    AcceptanceArrays,
+    AcceptanceModel,
+    Beta,
+    Constant,
+    Markov,
+    Ngram,
+    PerPosition,
+    Trace,
+    Tree,
+    accepted_drafts,
+    build_acceptance,
+    compile_acceptance,
+    proposed_drafts,
+    rates_in_another_tree,
+    tree_depth_probabilities,
+    tree_rates,
+)
+
+SHARED = shared_data("data/acceptance")
+RECORDING = np.random.default_rng(5).integers(0, 6, size=(300, 400))
+
+
+@njit
+def play(a: AcceptanceArrays, k: int, burn_in: int, rounds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of ``rounds`` after ``burn_in``, per request: rounds with a draft [n], those that accepted 1..k drafts [n, k]."""
+    n = len(a.class_id)
+    drafted, at_least = np.zeros(n), np.zeros((n, k))
+    for request in range(n):
+        position = 1
+        for turn in range(-burn_in, rounds):
+            drafts = proposed_drafts(a, request, position, k)
+            tokens = accepted_drafts(a, request, position, drafts)
+            if turn >= 0 and drafts > 0:
+                drafted[request] += 1
+                at_least[request, :tokens] += 1
+            position += tokens + 1
+    return drafted, at_least
+
+
+def assert_ratio(numerator: np.ndarray, denominator: np.ndarray, expected: float) -> None:
+    """sum / sum within 4 standard errors; requests are independent, rounds of one request need not be."""
+    ratio = numerator.sum() / denominator.sum()
+    residual = numerator - ratio * denominator
+    error = residual.std() / denominator.mean() / math.sqrt(len(numerator))
+    assert abs(ratio - expected) <= 4 * error + 1e-12, (ratio, expected, error)
+
+
+SIMULATED = [
+    Constant(0.7),
+    Constant(0.0),
+    Constant(1.0),
+    PerPosition((0.82, 0.61, 0.6, 0.2, 0.0)),
+    Beta(0.6, 3.0),
+    Beta(0.8, 0.4),
+    Markov(0.95, 0.2, 0.05, 0.1),
+    Markov(0.9, 0.3, 0.7, 0.8),
+    Markov(1.0, 0.0, 0.01, 0.5),
+    Ngram(0.4, alpha=0.8),
+    Ngram(0.3, rates=(0.9, 0.8, 0.8, 0.4, 0.1), persistence=0.9),
+    Ngram(0.6, alpha=0.75, persistence=0.5, mean_match_tokens=2.5),
+    Tree(alpha=0.4, widths=(4, 2, 2, 1, 1)),
+    Tree(rates=(0.9, 0.7, 0.3, 0.3, 0.0)),
+]
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("model", SIMULATED, ids=repr)
+def test_formulas_hold_over_many_rounds(model: AcceptanceModel, k: int) -> None:
+    arrays = compile_acceptance([model], np.zeros(4000), seed=11, k=k)
+    rounds = 60
+    # Rounds of two-state models settle into their long-run law; the burn-in outlasts the slowest chain here.
+    drafted, at_least = play(arrays, k, 120, rounds)
+    accepted, all_rounds = at_least.sum(axis=1), np.full(len(drafted), float(rounds))
+    assert_ratio(accepted, drafted, model.mean_acceptance_length(k) - 1.0)
+    assert_ratio(drafted, all_rounds, model.draft_share(k))
+    assert_ratio(accepted, all_rounds, model.tokens_per_round(k) - 1.0)
+    for index, rate in enumerate(model.unconditional(k)):
+        assert_ratio(at_least[:, index], drafted, rate)
+
+
+def test_pooled_length_is_what_long_requests_of_equal_output_show() -> None:
+    model, k, output = Beta(0.6, 2.0), 4, 1000
+    arrays = compile_acceptance([model], np.zeros(3000), seed=3, k=k)
+    rounds = np.zeros(3000)
+    for request, alpha in enumerate(arrays.alpha):
+        rounds[request] = output / Constant(float(alpha)).mean_acceptance_length(k)
+    assert_ratio(np.full(3000, float(output)), rounds, model.pooled_acceptance_length(k))
+    assert model.pooled_acceptance_length(k) < model.mean_acceptance_length(k)
+
+
+def test_constant_by_hand() -> None:
+    model = Constant(0.5)
+    np.testing.assert_allclose(model.unconditional(3), [0.5, 0.25, 0.125])
+    np.testing.assert_allclose(model.conditional(3), [0.5, 0.5, 0.5])
+    assert model.mean_acceptance_length(3) == 1.875
+    assert model.mean_acceptance_length(0) == 1.0
+    assert model.draft_share(0) == 0.0
+    assert Constant(0.0).mean_acceptance_length(MAX_K) == 1.0
+
+
+def test_per_position_by_hand() -> None:
+    model = PerPosition((0.8, 0.6, 0.3, 0.0, 0.0))
+    np.testing.assert_allclose(model.conditional(5), [0.8, 0.75, 0.5, 0.0, 0.0])
+    assert model.mean_acceptance_length(2) == pytest.approx(2.4)
+    assert PerPosition.from_mean_length(2.6, 3).rates == pytest.approx((1.0, 0.6, 0.0))
+    assert PerPosition.from_mean_length(2.6, 3).mean_acceptance_length(3) == pytest.approx(2.6)
+
+
+def test_beta_by_hand() -> None:
+    uniform_alpha = Beta(0.5, 2.0)
+    np.testing.assert_allclose(uniform_alpha.unconditional(3), [1 / 2, 1 / 3, 1 / 4])
+    np.testing.assert_allclose(uniform_alpha.conditional(3), [1 / 2, 2 / 3, 3 / 4])
+    assert uniform_alpha.mean_acceptance_length(2) == pytest.approx(1 + 5 / 6)
+    # Rounds per token at alpha: 1 / (1 + alpha), whose mean over uniform alpha is ln 2.
+    assert uniform_alpha.pooled_acceptance_length(1) == pytest.approx(1 / math.log(2), rel=1e-6)
+    alpha = compile_acceptance([Beta(0.3, 4.0)], np.zeros(50_000), seed=1).alpha
+    assert alpha.mean() == pytest.approx(0.3, abs=4 * math.sqrt(0.3 * 0.7 / 5 / 50_000))
+    assert alpha.var() == pytest.approx(0.3 * 0.7 / 5, rel=0.03)
+    assert Beta(1.0, 4.0).mean_acceptance_length(3) == 4.0
+
+
+def test_markov_by_hand() -> None:
+    # Good and bad alternate. One draft, started at a good position: accepted, bonus at the bad one, good again.
+    assert Markov(1.0, 0.0, 1.0, 1.0).mean_acceptance_length(1) == pytest.approx(2.0)
+    # Rounds of one certain draft cross the alternating chain two by two: the start keeps the law of position 0.
+    assert Markov(1.0, 1.0, 1.0, 1.0).round_start_good_share(1) == 0.5
+    # Independent states are independent drafts.
+    assert Markov(1.0, 0.0, 0.5, 0.5).mean_acceptance_length(4) == pytest.approx(
+        Constant(0.5).mean_acceptance_length(4)
+    )
+    assert Markov(0.6, 0.6, 0.1, 0.3).mean_acceptance_length(4) == pytest.approx(
+        Constant(0.6).mean_acceptance_length(4)
+    )
+    # k = 1 in full. Two tokens on when accepted, one when not: bad to good 0.5 * 0.56 + 0.5 * 0.4 = 0.48,
+    # good to bad 0.9 * 0.28 + 0.1 * 0.2 = 0.272.
+    model = Markov(0.9, 0.5, 0.2, 0.4)
+    good = 0.48 / (0.48 + 0.272)
+    assert model.round_start_good_share(1) == pytest.approx(good)
+    assert model.good_share == pytest.approx(2 / 3)
+    assert model.mean_acceptance_length(1) == pytest.approx(1 + 0.9 * good + 0.5 * (1 - good))
+
+
+def test_markov_rounds_are_correlated_as_the_chain_says() -> None:
+    model = Markov(1.0, 0.0, 0.1, 0.3)
+    arrays = compile_acceptance([model], np.zeros(2000), seed=2, k=1)
+    # Certain outcomes show the state itself: a single draft asked at every output position.
+    states = np.array([[accepted_drafts(arrays, r, p, 1) for p in range(40)] for r in range(2000)], dtype=float)
+    assert states.mean() == pytest.approx(0.75, abs=0.015)
+    centred = states - 0.75
+    for lag in (1, 2, 5):
+        correlation = (centred[:, lag:] * centred[:, :-lag]).mean() / (0.75 * 0.25)
+        assert correlation == pytest.approx(0.6**lag, abs=0.03)
+
+
+def test_ngram_by_hand() -> None:
+    # Matched rounds emit two tokens: another match then 0.5 + 0.5 * 0.25; idle ones one token: 0.5 * (1 - 0.5).
+    bursty = Ngram(0.5, alpha=1.0, persistence=0.5)
+    assert bursty.draft_share(1) == pytest.approx(0.25 / (1 - 0.625 + 0.25))
+    assert bursty.tokens_per_round(1) == pytest.approx(1.4)
+    assert Ngram(0.3, alpha=0.9).draft_share(4) == pytest.approx(0.3)
+    assert Ngram(0.0, alpha=0.9).draft_share(4) == 0.0
+    assert Ngram(1.0, alpha=0.9).draft_share(4) == 1.0
+    assert Ngram(0.2, rates=(0.6, 0.3)).mean_acceptance_length(2) == pytest.approx(1.9)
+    suffix = Ngram(0.5, alpha=0.5, mean_match_tokens=2.0)
+    np.testing.assert_allclose(suffix.unconditional(2), [0.5, 0.5 * 0.25])
+    np.testing.assert_allclose(suffix.conditional(2), [0.5, 0.25])
+
+
+def test_ngram_match_share_bursts_and_lengths() -> None:
+    model = Ngram(0.25, alpha=0.5, persistence=0.8, mean_match_tokens=3.0)
+    arrays = compile_acceptance([model], np.zeros(2000), seed=4, k=64)
+    proposed = np.array([[proposed_drafts(arrays, r, p, 64) for p in range(40)] for r in range(2000)])
+    matched = (proposed > 0).astype(float)
+    assert matched.mean() == pytest.approx(0.25, abs=0.02)
+    assert ((matched - 0.25)[:, 1:] * (matched - 0.25)[:, :-1]).mean() / (0.25 * 0.75) == pytest.approx(0.8, abs=0.03)
+    lengths = proposed[proposed > 0]
+    assert lengths.mean() == pytest.approx(3.0, abs=4 * math.sqrt(6.0 / len(lengths)))
+    assert (lengths == 1).mean() == pytest.approx(1 / 3, abs=0.015)
+    fewer = np.array([[proposed_drafts(arrays, r, p, 4) for p in range(40)] for r in range(50)])
+    np.testing.assert_array_equal(fewer, np.minimum(proposed[:50], 4))
+
+
+def test_tree_by_hand() -> None:
+    np.testing.assert_allclose(tree_depth_probabilities(0.5, (2, 1, 3)), [0.75, 0.5, 0.875])
+    np.testing.assert_allclose(tree_depth_probabilities((0.6, 0.2), (2, 1)), [1 - 0.4 * 0.8, 0.6])
+    assert Tree(alpha=0.5, widths=(2, 1)).mean_acceptance_length(2) == pytest.approx(2.125)
+    chain, constant = Tree(alpha=0.7, widths=(1, 1, 1)), Constant(0.7)
+    np.testing.assert_array_equal(chain.draft_probabilities(), constant.draft_probabilities()[:3])
+
+
+def test_tree_rates_of_a_shape_by_hand() -> None:
+    np.testing.assert_allclose(tree_rates(0.6, 3, 1), [0.6, 0.36, 0.216])  # a chain
+    # Depth 1: children of the root, 0.5 + 0.25. Depth 2: 11; then two of 12, 21 with a step each, 0.25 + 2 x 0.125.
+    np.testing.assert_allclose(tree_rates(0.5, 2, 2), [0.75, 0.25 + 0.125])
+    np.testing.assert_allclose(tree_rates(0.5, 2, 3), [0.875, 0.5])
+    # The likeliest four of those six nodes: 0.5, 0.25, 0.25 and one of 0.125, the shallowest first.
+    np.testing.assert_allclose(tree_rates(0.5, 2, 3, 4), [0.875, 0.25])
+    # All children of all nodes: a level is reached when every level before it was.
+    np.testing.assert_allclose(tree_rates(0.3, 2, 10_000), [1.0, 1.0], atol=1e-12)
+    assert tree_rates(0.0, 3, 4).tolist() == [0.0] * 3
+    assert tree_rates(1.0, 3, 4, 3).tolist() == [1.0] * 3
+
+
+@given(st.floats(0.0, 1.0), st.integers(1, 8), st.integers(1, 40), st.integers(0, 60))
+def test_tree_rates_never_rise_with_depth_nor_fall_with_nodes(alpha: float, depth: int, width: int, nodes: int) -> None:
+    rates = tree_rates(alpha, depth, width, nodes)
+    assert (np.diff(rates) <= 0).all()
+    assert ((rates >= 0) & (rates <= 1)).all()
+    assert tree_rates(alpha, depth, width + 1, nodes).sum() >= rates.sum() - 1e-12
+    assert tree_rates(alpha, depth, width, nodes + 1 if nodes else 0).sum() >= rates.sum() - 1e-12
+
+
+def test_rates_are_carried_over_to_another_tree() -> None:
+    # Rates that follow the formula exactly come out as the other tree's.
+    measured, wanted = (4, 10), (8, 30)
+    carried = rates_in_another_tree(tree_rates(0.4, 5, *measured).tolist(), measured, wanted, 3)
+    np.testing.assert_allclose(carried, tree_rates(0.4, 3, *wanted), rtol=1e-9)
+    assert rates_in_another_tree([0.9, 0.2], measured, measured, 1) == (0.9,)
+    assert rates_in_another_tree([0.0, 0.0], measured, wanted, 2) == (0.0, 0.0)
+    assert rates_in_another_tree([1.0, 1.0], measured, (1, 2), 2) == pytest.approx((1.0, 1.0))
+
+
+def test_trace_by_hand() -> None:
+    model = Trace.from_lists([[9, 2, 0, 1, 3, 0]])
+    # From position 1 with k = 2: accept 2, go to 4; accept min(3, 2), go to 7, past the end.
+    assert model.mean_acceptance_length(2) == 3.0
+    # k = 1: positions 1, 3, 5 accept 1, 1, 0.
+    assert model.mean_acceptance_length(1) == pytest.approx(1 + 2 / 3)
+    # k = 4: position 1 accepts 2, position 4 accepts 3 of 3.
+    np.testing.assert_allclose(model.unconditional(4), [1.0, 1.0, 0.5, 0.0])
+
+
+def test_trace_replays_the_recording_exactly() -> None:
+    model = Trace.from_lists(RECORDING.tolist())
+    arrays = compile_acceptance([model], np.zeros(300), seed=0, k=4)
+    for request, position, k in ((0, 0, 4), (7, 13, 4), (299, 399, 2), (120, 50, 0)):
+        assert accepted_drafts(arrays, request, position, k) == min(k, RECORDING[request, position])
+    assert accepted_drafts(arrays, 0, 400, 4) == 0  # beyond the record, not the next request's
+    accepted = rounds = 0
+    for request in range(300):
+        position = 1
+        while position < 400:
+            step = accepted_drafts(arrays, request, position, 4)
+            accepted, rounds, position = accepted + step, rounds + 1, position + step + 1
+    assert model.mean_acceptance_length(4) == 1 + accepted / rounds
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared acceptance recordings are absent")
+def test_recorded_eagle_lengths_replay() -> None:
+    lines = (SHARED / "llama31_8b_sharegpt.jsonl").read_text().splitlines()
+    recorded = [np.array(json.loads(line)["acc_eagle"]["acc_len"]) - 1 for line in lines]
+    model = Trace.from_lists(recorded)
+    arrays = compile_acceptance([model], np.zeros(len(lines)), 0, 3, offsets=model.offsets, lengths=model.lengths)
+    for request in (0, 17, len(lines) - 1):
+        for position in (1, 2, len(recorded[request]) - 1):
+            assert accepted_drafts(arrays, request, position, 3) == min(3, recorded[request][position])
+    rates = model.unconditional(3)
+    assert 1.0 > rates[0] > rates[1] > rates[2] > 0.0
+
+
+KNOBS: list[tuple[AcceptanceModel, dict[str, Any]]] = [
+    (Constant(0.6), {"alpha": 0.7}),
+    (PerPosition((0.6, 0.5)), {"rates": (0.6, 0.4)}),
+    (Beta(0.6, 4.0), {"mean": 0.5, "concentration": 2.0}),
+    (Markov(0.9, 0.3, 0.2, 0.2), {"alpha_good": 0.8, "alpha_bad": 0.4, "p_gb": 0.1, "p_bg": 0.3}),
+    (
+        Ngram(0.4, alpha=0.8, persistence=0.5, mean_match_tokens=3.0),
+        {"match_probability": 0.5, "alpha": 0.7, "persistence": 0.2, "mean_match_tokens": None},
+    ),
+    (Ngram(0.4, rates=(0.8, 0.5)), {"rates": (0.8, 0.4)}),
+    (Tree(alpha=0.5, widths=(2, 2)), {"alpha": 0.4, "widths": (3, 2)}),
+    (Tree(rates=(0.8, 0.5)), {"rates": (0.8, 0.4)}),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "knob", "value"), [(m, knob, v) for m, knobs in KNOBS for knob, v in knobs.items()], ids=str
+)
+def test_every_parameter_changes_the_output(model: AcceptanceModel, knob: str, value: object) -> None:
+    other = replace(model, **{knob: value})  # type: ignore[type-var]
+    assert model.tokens_per_round(2) != other.tokens_per_round(2)
+    mine, theirs = (play(compile_acceptance([m], np.zeros(300), 1, 2), 2, 0, 60) for m in (model, other))
+    assert mine[1].sum() != theirs[1].sum()
+
+
+BAD: list[tuple[str, dict[str, object], str]] = [
+    ("constant", {"alpha": 1.2}, "acceptance.alpha = 1.2: must be a number from 0 to 1"),
+    ("constant", {"alpha": -0.1}, "acceptance.alpha = -0.1"),
+    ("constant", {"alpha": math.nan}, "acceptance.alpha = nan"),
+    ("constant", {"alpha": "high"}, "acceptance.alpha = 'high'"),
+    ("constant", {"alpha": True}, "acceptance.alpha = True"),
+    ("constant", {}, "acceptance.alpha: acceptance model constant needs it"),
+    ("constant", {"alpha": 0.5, "rate": 1}, "acceptance.rate = 1: unknown parameter of acceptance model constant"),
+    ("per_position", {"rates": [0.5, 0.6]}, "acceptance.rates[1] = 0.6: unconditional rates must not increase"),
+    ("per_position", {"rates": [0.5, 2]}, "acceptance.rates[1] = 2: must be a number from 0 to 1"),
+    ("per_position", {"rates": []}, "must hold 1 to 128 rates"),
+    ("per_position", {"rates": 0.5}, "must be a list"),
+    ("beta", {"mean": 0.5, "concentration": 0}, "acceptance.concentration = 0: must be a number above 0"),
+    ("beta", {"mean": 1.5, "concentration": 1}, "acceptance.mean = 1.5"),
+    ("markov", {"alpha_good": 1, "alpha_bad": 0, "p_gb": 0, "p_bg": 0}, "must not both be 0"),
+    ("markov", {"alpha_good": 1, "alpha_bad": 0, "p_gb": 2, "p_bg": 0}, "acceptance.p_gb = 2"),
+    ("ngram", {"match_probability": 0.5}, "give either alpha or rates"),
+    ("ngram", {"match_probability": 0.5, "alpha": 0.5, "rates": [0.5]}, "give either alpha or rates"),
+    ("ngram", {"match_probability": 0.5, "alpha": 0.5, "persistence": 1.0}, "acceptance.persistence = 1.0"),
+    ("ngram", {"match_probability": 0.5, "alpha": 0.5, "mean_match_tokens": 0.5}, "acceptance.mean_match_tokens"),
+    ("tree", {}, "give either rates, or alpha and widths"),
+    ("tree", {"alpha": 0.0}, "acceptance.widths: give either rates, or alpha and widths"),
+    ("tree", {"alpha": 0.5, "widths": [2, 0]}, "acceptance.widths[1] = 0: must be a whole number from 1"),
+    ("tree", {"alpha": [0.5], "widths": [2]}, "acceptance.widths[0] = 2: must be a whole number from 1 to 1"),
+    ("tree", {"rates": [0.5], "widths": [2]}, "give either rates"),
+    ("oracle", {}, "acceptance = 'oracle': unknown acceptance model; choose one of beta, constant, markov, ngram"),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters", "message"), BAD, ids=str)
+def test_bad_parameters_are_refused_by_key_and_value(name: str, parameters: dict[str, object], message: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        build_acceptance(name, parameters, file="a.yaml")
+    assert message in str(error.value)
+    assert str(error.value).startswith("a.yaml: acceptance")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "model", [PerPosition((0.8, 0.5)), Tree(alpha=0.5, widths=(2, 2)), Ngram(0.5, rates=(0.8, 0.5))]
+)
+def test_more_drafts_than_rates_are_refused(model: AcceptanceModel) -> None:
+    for ask in (model.unconditional, model.mean_acceptance_length, lambda k: compile_acceptance([model], [0], 0, k)):
+        with pytest.raises(ScenarioError, match=r"num_speculative_tokens = 3: must be a whole number from 0 to 2"):
+            ask(3)
+    with pytest.raises(ScenarioError, match="from 0 to 128"):
+        Constant(0.5).mean_acceptance_length(MAX_K + 1)
+
+
+def test_compile_refuses_what_does_not_fit() -> None:
+    with pytest.raises(ScenarioError, match="every class needs an acceptance model; 1 given"):
+        compile_acceptance([Constant(0.5)], [0, 1], 0)
+    with pytest.raises(ScenarioError, match="needs requests with a recorded acceptance"):
+        compile_acceptance([Trace()], [0, 0], 0)
+    with pytest.raises(ScenarioError, match="must hold one entry per request and one more, 3, got 2"):
+        compile_acceptance([Trace.from_lists([[1, 2]])], [0, 0], 0)
+    with pytest.raises(ScenarioError, match="request 1 has none"):
+        compile_acceptance([Trace.from_lists([[1, 2], []])], [0, 0], 0)
+    compile_acceptance([Trace.from_lists([[1, 2], []]), Constant(0.5)], [0, 1], 0)
+    with pytest.raises(ScenarioError, match="0 to 255"):
+        Trace.from_lists([[300]])
+    with pytest.raises(ScenarioError, match="must rise from 0"):
+        Trace(np.array([0, 3]), np.array([1, 1], np.uint8))
+    with pytest.raises(ScenarioError, match="recorded lengths are needed"):
+        Trace().mean_acceptance_length(2)
+
+
+def test_registry_names_and_builds_every_model() -> None:
+    assert set(ACCEPTANCE_MODELS) == {"constant", "per_position", "beta", "markov", "ngram", "tree", "trace"}
+    assert build_acceptance("per_position", {"rates": [0.5, 0.4]}) == PerPosition((0.5, 0.4))
+    assert build_acceptance("tree", {"rates": None, "alpha": 0.5, "widths": [2]}) == Tree(alpha=0.5, widths=(2,))
+    assert hash(build_acceptance("ngram", {"match_probability": 1, "rates": [0.5]})) == hash(Ngram(1.0, rates=(0.5,)))
