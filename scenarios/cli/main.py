@@ -17,6 +17,7 @@ import typer
 
 from draftcast import __version__
 from draftcast.errors import InputError, LiveError
+from draftcast.files import write_bytes
 from draftcast.scenarios.cli import acceptance as acceptance_cli
 from draftcast.scenarios.cli import catalog as catalog_cli
 from draftcast.scenarios.cli import compare as policy_cli
@@ -116,6 +117,10 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the run here (whole or not at all).")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="HTML", help="With --rates: write the picture here.")] = None,
+    vllm_result: Annotated[
+        Path | None,
+        typer.Option(metavar="JSON", help="Write the first replication as `vllm bench serve --save-detailed` would."),
+    ] = None,
     steps: Annotated[
         bool, typer.Option("--steps", help="Record every engine step (steps.parquet with --out).")
     ] = False,
@@ -133,6 +138,8 @@ def simulate(
     if compare_off and not speculates:
         raise InputError("the scenario has no speculation to compare with", file="--compare-off")
     compared = speculates and compare_off is not False
+    if vllm_result is not None and wanted:
+        raise InputError("is of one run, not of several rates", file="--vllm-result")
     if plot is not None:
         from draftcast.scenarios.show.plots import check_plot
 
@@ -151,6 +158,10 @@ def simulate(
         from draftcast.scenarios.show.plots import comparison_figure, write_figure
 
         write_figure(comparison_figure(answer), plot)
+    if vllm_result is not None and single is not None:
+        from draftcast.scenarios.show.exports import json_bytes, vllm_bench_result
+
+        write_bytes(vllm_result, json_bytes(vllm_bench_result(question, single.on)))
     if as_json:
         print_json(single.on.summary | single.compared() if single is not None else answer.summary())
     else:

@@ -49,6 +49,7 @@ class _Setting:
     """What is known of a setting, in requests per second and replica; who adds to it holds the lock."""
 
     rates: list[float] = field(default_factory=list)
+    requests: list[int] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
 
 
@@ -58,10 +59,16 @@ _lock = Lock()
 
 @dataclass(frozen=True)
 class Capacity:
-    """Requests per second, one figure a replication, and how many requests were simulated for this answer."""
+    """Requests per second, one figure a replication.
+
+    Attributes:
+        requests: simulated for each replication, now or when it was first asked for.
+        setting: whose capacity it is; the same for every load.
+    """
 
     rates: tuple[float, ...]
-    simulated: int = 0
+    requests: tuple[int, ...] = ()
+    setting: str = ""
 
     @property
     def estimate(self) -> Estimate:
@@ -112,17 +119,17 @@ def capacity(
         _kept.move_to_end(key)
         while len(_kept) > MOST_KEPT:
             _kept.popitem(last=False)
-    count, simulated = REPLICATIONS, 0
+    count = REPLICATIONS
     while True:
         with setting.lock:
             while len(setting.rates) < count:
                 found, requests = _saturated_rate(scenario, spec, len(setting.rates), deployment)
                 setting.rates.append(found)
-                simulated += requests
+                setting.requests.append(requests)
                 if progress is not None:
                     progress(len(setting.rates) / count)
         rates = tuple(scenario.cluster.replicas * rate for rate in setting.rates[:count])
-        answer = Capacity(rates, simulated)
+        answer = Capacity(rates, tuple(setting.requests[:count]), key)
         estimate = answer.estimate
         close = rate_rps is not None and estimate.low <= rate_rps <= estimate.high
         if not close or count >= MOST_REPLICATIONS:

@@ -115,6 +115,7 @@ class Prober:
         self.looks: dict[float, Look] = {}
         self._progress = progress
         self._fluids: dict[tuple[bool, float | None], Fluid] = {}
+        self._billed: dict[str, int] = {}  # by setting, replications of its capacity
         self._off: tuple[str, Served] | None = None  # the last run without speculation, by `_off_key`
 
     def __call__(self, x: float, replications: int, effort: int) -> Probe | None:
@@ -143,7 +144,7 @@ class Prober:
                     return None, None
                 found = capacity(each, rate, deployment=fluid.deployment)
                 if found is not None:
-                    self._part(found.simulated)
+                    self._bill(found)
                     known = side_by_capacity(rate, found)
             made.append(_Half(each, fluid, rate, known))
         return made[0], made[1]
@@ -163,6 +164,12 @@ class Prober:
             known = next((fluid.deployment for (on, _), fluid in self._fluids.items() if on == speculates), None)
             self._fluids[speculates, x] = Fluid.of(scenario, known)
         return self._fluids[speculates, x]
+
+    def _bill(self, found: Capacity) -> None:
+        """Books a capacity once, also where it was known: the answer must not depend on what was asked before."""
+        billed = self._billed.get(found.setting, 0)
+        self._part(sum(found.requests[billed:]))
+        self._billed[found.setting] = max(billed, len(found.requests))
 
     def _part(self, requests: int) -> Progress | None:
         """Books the requests of a run and maps its 0..1 to its part of the budget."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 import io
+import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from draftcast.scenarios.run.run_directory import plain
+from draftcast.scenarios.run.simulate import RunResult
+from draftcast.scenarios.schema import Scenario
+from draftcast.sim.output.metrics import Metrics
+from draftcast.sim.output.vllm_result import vllm_result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +36,27 @@ def parquet_bytes(table: pd.DataFrame) -> bytes:
 def json_bytes(data: Mapping[str, Any]) -> bytes:
     """JSON as ``--json`` prints it, indented; NaN and infinities become null."""
     return (json.dumps(plain(data), indent=1, allow_nan=False) + "\n").encode()
+
+
+def vllm_bench_result(scenario: Scenario, run: RunResult) -> dict[str, Any]:
+    """The first replication of ``scenario`` as ``vllm bench serve --save-result --save-detailed`` would write it."""
+    values = run.replications[0]
+    positions = (f"acceptance_rate_position_{i}" for i in itertools.count())
+    arrivals = scenario.workload.arrivals
+    rate = getattr(arrivals, "request_rate_rps", None)
+    return vllm_result(
+        Metrics(
+            values,
+            per_position_acceptance=tuple(values[p] for p in itertools.takewhile(values.__contains__, positions)),
+        ),
+        run.requests[run.requests["replication"] == 0],
+        model_id=scenario.engine.model,
+        date=datetime.datetime.now().strftime("%Y%m%d-%H%M%S"),
+        request_rate=math.inf if rate is None else rate,
+        burstiness=getattr(arrivals, "burstiness", 1.0),
+        max_concurrency=getattr(arrivals, "concurrency", None),
+        detailed=True,
+    )
 
 
 def html_report(title: str, lines: Sequence[str], tables: Mapping[str, pd.DataFrame], figures: Sequence[Any]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 ROOMS = ("kernels", "sim", "calibration")
 STAMP = "draftcast-sources"
-COMPILING = "compiling the engine, once (about half a minute)"
+COMPILING = "compiling the engine, once (about a minute and a half)"
 
 
 def source_stamp(package: Path) -> str:

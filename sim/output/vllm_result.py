@@ -47,8 +47,8 @@ def vllm_result(
         value = values.get(name, math.nan)
         return value * scale if math.isfinite(value) else None
 
-    def whole(name: str) -> int:
-        return round(values[name])
+    def whole(name: str) -> int | None:
+        return round(values[name]) if math.isfinite(values[name]) else None
 
     result: dict[str, object] = {
         "date": date,
@@ -61,7 +61,7 @@ def vllm_result(
         "request_rate": request_rate if math.isfinite(request_rate) else "inf",
         "burstiness": burstiness,
         "max_concurrency": max_concurrency,
-        "duration": values["duration_s"],
+        "duration": figure("duration_s"),
         "completed": whole("completed"),
         "failed": whole("failed"),
         "total_input_tokens": whole("total_input_tokens"),

@@ -27,7 +27,7 @@ K = "control:engine.speculative_config.num_speculative_tokens"
 def test_a_page_opens_with_a_quick_run_and_an_empty_link() -> None:
     app = AppTest.from_file(str(APP), default_timeout=WAIT_S).run()
     asked = known(app).question.scenario
-    assert (asked.workload.num_requests, asked.statistics.replications) == (2000, 3)
+    assert (asked.workload.num_requests, asked.statistics.replications) == (2000, 4)
     assert dict(app.query_params) == {}
 
 
@@ -373,5 +373,5 @@ def test_a_page_that_waits_for_the_engine_to_be_compiled_says_so(running: bool) 
 
     app = AppTest.from_function(page, args=(running,), default_timeout=WAIT_S).run()
     assert not app.exception
-    said = ["Compiling the engine, once (about half a minute)."] if running else []
+    said = ["Compiling the engine, once (about a minute and a half)."] if running else []
     assert [info.value for info in app.info] == said

@@ -384,7 +384,8 @@ def test_signals_end_the_command_in_order(
 def test_a_killed_command_leaves_no_server_and_a_readable_run(testbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     code = (
-        "import sys; from pathlib import Path; from draftcast.scenarios import live_run as m, load\n"
+        "import sys; from pathlib import Path; from draftcast.scenarios.live import run as m\n"
+        "from draftcast.scenarios.schema import load\n"
         "m.Noise = lambda: None\n"
         f"asked = load.load_scenario({str(testbed / 'scenario.yaml')!r}, overrides=['workload.num_requests=200'])\n"
         f"m.live_run(asked, Path({str(out)!r}), m.LiveOptions(vllm={FAKE!r}, warmup_requests=0))\n"

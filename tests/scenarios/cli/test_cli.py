@@ -29,6 +29,7 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.scenarios.show.tables import ENGINE, capacity_line, cutover_line, show
 from draftcast.sim.statistics.intervals import Estimate
+from draftcast.sim.workload.traces import read_trace
 
 RATE = "workload.arrivals.request_rate_rps"
 SPEC = "engine.speculative_config"
@@ -323,7 +324,7 @@ def test_close_to_the_capacity_a_short_run_decides_nothing(monkeypatch: pytest.M
     stand_in(monkeypatch, run, capacities)
     answer = compare(load_scenario(), [4, 9, 10, 11, 15.9, 17])
     words = [point.word for point in answer.points]
-    assert words == ["pays", "too close to call", "too close to call", "costs", "too close to call", "overloaded"]
+    assert words == ["pays", "too close to call", "too close to call", "costs", "costs", "overloaded"]
     # At 9 the advantage is 1.27, but with speculation the latency may still grow by 0.24 / (1 - 0.24) = 32 %.
     assert answer.points[1].advantage is not None
     assert answer.points[1].advantage.low > 1.2
@@ -375,6 +376,22 @@ def test_runs_are_written_and_read_back(pretended: CliRunner, tmp_path: Path) ->
     assert found == {(2.0, "on"), (2.0, "off"), (4.0, "on"), (4.0, "off")}
     assert table.manifest["points"] == 2
     assert len(table.summary["points"]) == 2
+
+
+def test_a_run_is_written_as_vllm_s_benchmark_writes_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    done = CliRunner().invoke(cli.app, ["simulate", "default", *SMALL, "--json", "--vllm-result", str(path)])
+    assert done.exit_code == 0, done.output
+    result = json.loads(path.read_text())
+    assert result["max_concurrency"] is None
+    assert result["spec_decode_num_drafts"] > 0
+    assert result["spec_decode_per_position_acceptance_rates"] == sorted(
+        result["spec_decode_per_position_acceptance_rates"], reverse=True
+    )
+    table = read_trace(path)  # the reader of vLLM's own files
+    assert len(table) == result["num_prompts"]
+    assert table.output_tokens.tolist() == result["output_lens"]
+    assert "is of one run" in refuse(tmp_path, "default", "--rates", "1,2", "--vllm-result", str(path))
 
 
 def test_figures_are_shown_with_their_half_width() -> None:

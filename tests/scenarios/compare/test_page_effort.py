@@ -44,7 +44,7 @@ def test_at_that_length_both_sides_are_warm() -> None:
 def test_the_length_follows_the_load(overrides: tuple[str, ...], length: int) -> None:
     scenario = load_scenario(overrides=list(overrides))
     assert settling_requests(scenario) == length
-    assert page_effort(scenario) == {REQUESTS: length, "statistics.replications": 3}
+    assert page_effort(scenario) == {REQUESTS: length, "statistics.replications": 4}
     assert length in LENGTHS
     assert TURNS * 190 <= 4000
 

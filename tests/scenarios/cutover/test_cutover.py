@@ -21,10 +21,12 @@ from draftcast.errors import InputError
 from draftcast.scenarios.cli.main import app
 from draftcast.scenarios.compare.limits import Limit
 from draftcast.scenarios.compare.price import Price
+from draftcast.scenarios.compare.verdict import METRICS
 from draftcast.scenarios.cutover import probe as cutover_probe
 from draftcast.scenarios.cutover.answer import Cutover
-from draftcast.scenarios.cutover.axis import axis_named
+from draftcast.scenarios.cutover.axis import RateAxis, axis_named
 from draftcast.scenarios.cutover.map import speedup_map
+from draftcast.scenarios.cutover.probe import Prober
 from draftcast.scenarios.cutover.search import cutover
 from draftcast.scenarios.run.simulate import serve, simulate_together
 from draftcast.scenarios.schema import Scenario
@@ -406,3 +408,13 @@ def test_more_than_one_crossing_says_where_it_is_significant(found: Cutover) -> 
     equal = Probe(4, (1.0, 1.0001), (1.0, 1.0))
     even = dataclasses.replace(found, probes=(equal,), looks=found.looks[:1])
     assert [list(column.cells) for column in points_table(even).columns][-1] == ["no difference"]
+
+
+def test_what_was_asked_before_does_not_change_the_answer() -> None:
+    """Capacities are kept for all commands and pages; a search pays for them also where they were known."""
+    scenario = load_scenario(overrides=["workload.num_requests=500", "statistics.replications=3"])
+    prober = [Prober(scenario, RateAxis(), METRICS["e2e"], 10**6) for _ in range(2)]
+    for each in prober:
+        each.sides(10.0)
+        each.sides(20.0)
+    assert prober[0].spent_requests == prober[1].spent_requests > 0

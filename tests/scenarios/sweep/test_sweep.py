@@ -79,7 +79,7 @@ def test_cells_are_what_simulate_gives_though_a_worker_was_killed(
         seen.append(now)
         if now.done and not killed:
             killed.append(children()[-1])
-            assert b"sweep_workers" in Path(f"/proc/{killed[0]}/cmdline").read_bytes()
+            assert b"sweep.workers" in Path(f"/proc/{killed[0]}/cmdline").read_bytes()
             os.kill(killed[0], signal.SIGKILL)
 
     result = sweep(base, grid, folder=tmp_path / "set", workers=2, progress=progress)
