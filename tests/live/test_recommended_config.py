@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import ROOT
 
-from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.compare.recommend import recommend
 from draftcast.scenarios.compare.serve_command import vllm_command
 from draftcast.scenarios.schema.load import load_scenario
@@ -17,7 +17,7 @@ from draftcast.sim.policies import BatchSchedule
 
 pytestmark = pytest.mark.live
 pytest.importorskip("vllm")
-MODELS = Path(load_model.__code__.co_filename).parent / "models"
+MODELS = ROOT / "kernels/models"
 SMALL = ("workload.num_requests=300", "statistics.replications=2")
 
 
