@@ -57,7 +57,11 @@ INTERVAL = {"mean", "low", "high"}
 # Of a key of the scenario: what may be said, and what goes unsaid.
 LIMITS = {"type", "const", "enum", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 # Test cases that were deleted on purpose -> what replaces them.
-DELETED_TESTS: Mapping[str, str] = {}
+DELETED_TESTS: Mapping[str, str] = {
+    "test_every_report_in_docs_ships_and_nothing_else_does": "test_what_ships_says_which_command_made_it",
+    "test_the_tables_are_those_of_the_report[cpu-2-cores-night]": "the same test, on a report made of recorded runs",
+    "test_the_tables_are_those_of_the_report[cpu-2-cores]": "the same test, on a report made of recorded runs",
+}
 
 
 # --- Hashes -----------------------------------------------------------------------------------------------------------

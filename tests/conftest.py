@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 import math
 import sys
+import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from paths import DATA
 
 from draftcast.sim.acceptance import AcceptanceModel, Trace, compile_acceptance
 from draftcast.sim.cost import attention_time as at
@@ -311,6 +313,19 @@ def profile_fixture(played: Any, tmp_path_factory: pytest.TempPathFactory) -> Pa
     path = tmp_path_factory.mktemp("true") / "true.yaml"
     path.write_text(yaml.safe_dump(played.TRUE_PROFILE))
     return path
+
+
+@pytest.fixture(scope="session")
+def sweep_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The JSON of a report about a recorded live sweep, with the Markdown beside it."""
+    from draftcast.scenarios.live.validate.sweep import validate_sweep
+    from draftcast.scenarios.show.validation_sweep_report import write_sweep_report
+
+    runs, out = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("report")
+    with tarfile.open(DATA / "before_runs.tar.xz") as archive:
+        archive.extractall(runs, filter="data")
+    write_sweep_report(validate_sweep(runs, out=out), out)
+    return out / "sweep-validation.json"
 
 
 @pytest.fixture

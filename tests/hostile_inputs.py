@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 from bench_results import BENCH
-from paths import ROOT
+from paths import DATA, ROOT
 from samples import LINES, SAMPLES, prometheus
 
 from draftcast.calibration.live.bench_result import import_bench_result
@@ -156,7 +156,7 @@ def finished(folder: Path) -> None:
 
 
 def profile_folder() -> dict[str, bytes]:
-    folder = ROOT / "docs/validation/cpu-2-cores/profile"
+    folder = DATA / "live_profile"
     return {name: (folder / name).read_bytes() for name in ("manifest.json", "profile.yaml")}
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from app_pages import known, open_page, told
-from paths import ROOT
 
 from draftcast.dashboards.session.uploads import take_validation
 from draftcast.scenarios.show.validation_sweep_summary import shipped_summaries
 
-REPORT = ROOT / "docs" / "validation" / "cpu-2-cores" / "sweep-validation.json"
 
-
-def test_the_validation_that_ships_is_shown_with_what_it_misses() -> None:
+def test_the_validation_that_ships_is_shown_with_what_it_misses(sweep_report: Path) -> None:
     app = open_page({"page": "trust"})
     session = known(app)
     shown = "".join(each.proto.body for each in app.get("html"))
@@ -25,7 +23,7 @@ def test_the_validation_that_ships_is_shown_with_what_it_misses() -> None:
             assert ", ".join(bar.missed) in shown
         for each in found.cutovers:
             assert each.shown[0] in shown
-    own = json.loads(REPORT.read_text())
+    own = json.loads(sweep_report.read_text())
     own["verdicts"] = {"cutover": {"held": 1, "of": 1, "missed": []}}
     receipt = take_validation(session, "my server.json", json.dumps(own).encode())
     assert (receipt.good, receipt.text) == (True, "my server.json: Of 1 checks 1 hold and 0 miss their bar.")

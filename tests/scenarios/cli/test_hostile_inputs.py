@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hostile_inputs import Target, run_one, targets
-from paths import ROOT
+from paths import DATA, ROOT
 
 from draftcast import files, load_scenario, simulate
 from draftcast.calibration.engine_log.log import read_engine_log
@@ -260,7 +260,7 @@ def test_a_live_run_that_cannot_have_been_is_refused(
 
 
 def test_manifests_name_nothing_outside_their_folder(tmp_path: Path) -> None:
-    source = ROOT / "docs/validation/cpu-2-cores/profile"
+    source = DATA / "live_profile"
     text = (source / "manifest.json").read_text()
     for name in ("../profile.yaml", "/etc/passwd", "a//b", ".."):
         (tmp_path / "profile.yaml").write_bytes((source / "profile.yaml").read_bytes())
