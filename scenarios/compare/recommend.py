@@ -414,6 +414,11 @@ def _answer(scenario: Scenario, metric: Metric, loads: tuple[Load, ...], outcome
         reason = best.verdicts[0].why
     worth_it = chosen.candidate.label != OFF
     tuned = chosen.candidate.scenario
+    notes = served_models(tuned).notes
+    try:
+        config, vllm = speculative_config_json(tuned), vllm_command(tuned)
+    except ScenarioError as error:
+        config, vllm, notes = None, "", (*notes, f"{error.message}: there is no command of vLLM's for this setting")
     try:
         sglang, sglang_reason = sglang_command(tuned), ""
     except ScenarioError as error:
@@ -426,11 +431,11 @@ def _answer(scenario: Scenario, metric: Metric, loads: tuple[Load, ...], outcome
         chosen,
         worth_it,
         reason,
-        speculative_config_json(tuned),
-        vllm_command(tuned),
+        config,
+        vllm,
         sglang,
         sglang_reason,
-        served_models(tuned).notes,
+        notes,
     )
 
 

@@ -60,7 +60,7 @@ def paste_lines(answer: Recommendation, server: str) -> str:
     if server == "sglang":
         return "\n".join([*notes, answer.sglang]) if answer.sglang else f"SGLang: {answer.sglang_reason}"
     if answer.speculative_config is None:
-        return "\n".join([*notes, answer.vllm])
+        return "\n".join([*notes, *filter(None, [answer.vllm])])
     return "\n".join([*notes, f"--speculative-config '{json.dumps(answer.speculative_config)}'", answer.vllm])
 
 

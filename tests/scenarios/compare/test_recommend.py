@@ -295,3 +295,18 @@ def test_every_pair_is_measured_like_the_pair_alone() -> None:
             assert outcome.verdicts[0].advantage == alone.advantage
             cuts[outcome.candidate.scenario.method] = alone.off.run.summary["warmup_requests"][0]
     assert cuts["eagle3"] > cuts["ngram"]
+
+
+def test_a_setting_that_vllm_does_not_have_is_recommended_without_its_command() -> None:
+    tree = {"method": "eagle_tree", "num_speculative_tokens": 3, "tree_width": 3, "max_tree_nodes": 8}
+    overrides = [
+        f"engine.speculative_config={json.dumps(tree)}",
+        "acceptance={model: tree, alpha: 0.8}",
+        "workload.num_requests=300",
+        "statistics.replications=2",
+    ]
+    answer = recommend(load_scenario(overrides=overrides), max_k=1)
+    assert answer.worth_it
+    assert answer.chosen.candidate.scenario.method == "eagle_tree"
+    assert (answer.speculative_config, answer.vllm) == (None, "")
+    assert paste_lines(answer, "vllm") == "# vLLM 0.32 drafts no trees: there is no command of vLLM's for this setting"
