@@ -58,6 +58,8 @@ INTERVAL = {"mean", "low", "high"}
 LIMITS = {"type", "const", "enum", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 # Test cases that were deleted on purpose -> what replaces them.
 DELETED_TESTS: Mapping[str, str] = {
+    "test_a_documented_line_parses[docs/validation/README.md live summary docs/validation/cpu-2-cores/"
+    "sweep-validation.json -]": "the same line names report/sweep-validation.json",
     "test_every_report_in_docs_ships_and_nothing_else_does": "test_what_ships_says_which_command_made_it",
     "test_the_tables_are_those_of_the_report[cpu-2-cores-night]": "the same test, on a report made of recorded runs",
     "test_the_tables_are_those_of_the_report[cpu-2-cores]": "the same test, on a report made of recorded runs",
