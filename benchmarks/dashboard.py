@@ -5,10 +5,9 @@
 First, one session: a control of What-if changes by keyboard, every time to a question nobody asked before (2,000
 requests, four replications, speculation on and off), and the clock runs from Enter until all tiles and pictures of
 the new run are painted, as the page itself sees it. Then so many sessions change a control at the same moment; each
-one's tiles are held against ``draftcast simulate --json`` of the command that its own page shows. Beside the seconds
-stand the processor seconds of server and browser, what the host took from this machine's cores, what other processes
-used of them and how fast they were (the probe of live runs: microseconds of a fixed piece of work): they tell a slow
-dashboard from a slow machine.
+one's tiles are compared with ``draftcast simulate --json`` of the command that its own page shows. Beside the seconds
+stand the processor seconds of server and browser, what the host took from this machine's cores and what other
+processes used of them: they tell a slow dashboard from a slow machine.
 Prints a table and one last JSON line; exit code 1 when a session had other figures than its own, or none in time.
 """
 
@@ -20,49 +19,22 @@ import os
 import shlex
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
+import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from browser import Browser, Server, missing
-
-from draftcast.calibration.live.core_speed import FILE, Probe
 
 K, RATE, PROMPT, SEED = "Draft tokens k", "Load, req/s", "Prompt tokens, mean", "Seed"
 WARM_UP = 4
 BAR_S = 1.0
 TOGETHER_S = 120.0
-"""Ten sessions that have no figures by then have none in time."""
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True)
-class Changes:
-    """Of one session, shape (changes,) each: seconds, and processor seconds of the server and of the browser."""
-
-    seconds: NDArray[np.float64]
-    server_s: NDArray[np.float64]
-    browser_s: NDArray[np.float64]
-    stolen: float  # share of this machine's cores that the host gave to others meanwhile
-    others: float  # cores that processes other than server and browser used meanwhile
-    spin_us: float  # what the probe of `draftcast.calibration.live.core_speed` read meanwhile, median
-
-
-@dataclass(frozen=True)
-class Together:
-    """Sessions at once: seconds until the last stood, how many have figures, and links, that are not their own."""
-
-    seconds: float
-    wrong: int
-    strangers: int
+"""Sessions that have no figures by then have none in time."""
 
 
 def main() -> None:
@@ -70,164 +42,119 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--changes", type=int, default=40)
     parser.add_argument("--sessions", type=int, default=10)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     if missing():
         parser.exit(2, f"benchmarks/dashboard.py: {missing()}\n")
     server = Server()
     browser = Browser(server.url)
     browser.wait_s = TOGETHER_S
     try:
-        one = changes(browser, server, asked.changes)
-        before_s = processor_s(server.process.pid)
-        many = at_once(browser, asked.sessions)
-        together_cpu_s = processor_s(server.process.pid) - before_s
+        result = one_session(browser, server, options.changes) | many_sessions(browser, server, options.sessions)
     finally:
         browser.quit()
         server.stop()
-    print("a changed control, 2,000 requests x 4 replications, on and off, until all is drawn")
-    print(f"{asked.changes:>5} changes{'mean':>10}{'p50':>10}{'p95':>10}{'slowest':>10}{'bar p95':>10}")
-    for name, values, bar in (
-        ("seconds", one.seconds, f"{BAR_S:.2f}"),
-        ("server CPU s", one.server_s, ""),
-        ("browser CPU s", one.browser_s, ""),
-    ):
-        p50, p95 = np.quantile(values, [0.5, 0.95])
-        print(f"{name:<13}{values.mean():>10.2f}{p50:>10.2f}{p95:>10.2f}{values.max():>10.2f}{bar:>10}")
-    print(
-        f"the host took {one.stolen:.0%} of the cores' time meanwhile, other processes used {one.others:.2f} cores; "
-        f"the cores' probe read {one.spin_us:.0f} us"
-    )
-    print(
-        f"{asked.sessions} sessions at once, each on another page: the last one stood after {many.seconds:.1f} s "
-        f"({together_cpu_s / asked.sessions:.2f} s of the server each, opening included)"
-    )
-    print(
-        f"sessions with other figures than draftcast simulate --json: {many.wrong}; with strange keys: {many.strangers}"
-    )
-    p50_s, p95_s = np.quantile(one.seconds, [0.5, 0.95])
-    result = {
-        "changes": len(one.seconds),
-        "p50_s": round(float(p50_s), 3),
-        "p95_s": round(float(p95_s), 3),
-        "max_s": round(float(one.seconds.max()), 3),
-        "server_cpu_s": round(float(one.server_s.mean()), 3),
-        "server_cpu_p95_s": round(float(np.quantile(one.server_s, 0.95)), 3),
-        "browser_cpu_s": round(float(one.browser_s.mean()), 3),
-        "stolen_share": round(one.stolen, 4),
-        "others_cores": round(one.others, 3),
-        "spin_us": round(one.spin_us, 1),
-        "sessions": asked.sessions,
-        "together_s": round(many.seconds, 2),
-        "server_cpu_per_session_s": round(together_cpu_s / asked.sessions, 3),
-        "sessions_with_wrong_figures": many.wrong,
-        "links_with_strange_keys": many.strangers,
-    }
     print(json.dumps(result))
-    sys.exit(1 if many.wrong or many.strangers else 0)
+    sys.exit(1 if result["sessions_with_wrong_figures"] or result["links_with_strange_keys"] else 0)
 
 
-def changes(browser: Browser, server: Server, count: int) -> Changes:
+def one_session(browser: Browser, server: Server, count: int) -> dict[str, float]:
     """Change after change of one session, after some to warm up."""
     browser.open()
     for index in range(WARM_UP):
         change(browser, index)
-    chromium = browser.driver.service.process.pid
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        with Probe(Path(folder) / FILE):
-            began_s, used_s, stolen_s = time.perf_counter(), *cores_s()
-            for index in range(WARM_UP, WARM_UP + count):
-                before = processor_s(server.process.pid), processor_s(chromium, *descendants(chromium))
-                seconds = change(browser, index)
-                after = processor_s(server.process.pid), processor_s(chromium, *descendants(chromium))
-                found.append((seconds, after[0] - before[0], after[1] - before[1]))
-            length_s, (used_end_s, stolen_end_s) = time.perf_counter() - began_s, cores_s()
-        spin_s = pd.read_csv(Path(folder) / FILE)["spin_s"]
-    columns = np.array(found).T
-    own_s = float(columns[1:].sum())
-    return Changes(
-        *columns,
-        stolen=(stolen_end_s - stolen_s) / length_s / (os.cpu_count() or 1),
-        others=max(used_end_s - used_s - own_s, 0.0) / length_s,
-        spin_us=1e6 * float(spin_s.median()),
-    )
+    pids = server.process.pid, browser.driver.service.process.pid
+    rows = []
+    began_s, cores = time.perf_counter(), psutil.cpu_times()
+    for index in range(WARM_UP, WARM_UP + count):
+        before_s = [processor_s(pid) for pid in pids]
+        seconds = change(browser, index)
+        rows.append([seconds, *(processor_s(pid) - old_s for pid, old_s in zip(pids, before_s, strict=True))])
+    length_s, now = time.perf_counter() - began_s, psutil.cpu_times()
+    used_s = sum(getattr(now, name) - getattr(cores, name) for name in ("user", "nice", "system", "irq", "softirq"))
+    columns = np.array(rows).T
+    stolen = (now.steal - cores.steal) / length_s / (os.cpu_count() or 1)
+    others = max(used_s - float(columns[1:].sum()), 0.0) / length_s
+    print("a changed control, 2,000 requests x 4 replications, on and off, until all is drawn")
+    print(f"{count:>5} changes{'mean':>10}{'p50':>10}{'p95':>10}{'slowest':>10}   (bar: p95 {BAR_S:.2f} s)")
+    for name, values in zip(("seconds", "server CPU s", "browser CPU s"), columns, strict=True):
+        p50, p95 = np.quantile(values, [0.5, 0.95])
+        print(f"{name:<13}{values.mean():>10.2f}{p50:>10.2f}{p95:>10.2f}{values.max():>10.2f}")
+    print(f"the host took {stolen:.0%} of the cores' time meanwhile, other processes used {others:.2f} cores")
+    seconds_s, server_s, browser_s = columns
+    return {
+        "changes": count,
+        "p50_s": round(float(np.median(seconds_s)), 3),
+        "p95_s": round(float(np.quantile(seconds_s, 0.95)), 3),
+        "max_s": round(float(seconds_s.max()), 3),
+        "server_cpu_s": round(float(server_s.mean()), 3),
+        "server_cpu_p95_s": round(float(np.quantile(server_s, 0.95)), 3),
+        "browser_cpu_s": round(float(browser_s.mean()), 3),
+        "stolen_share": round(stolen, 4),
+        "others_cores": round(others, 3),
+    }
 
 
 def change(browser: Browser, index: int) -> float:
     """The change of this number: another control each time, to a value that it never had; the seconds it took."""
     step = index // 4
-    label, text = (
-        (RATE, f"{4 + 0.25 * step:g}"),
-        (K, str(1 + step % 2)),
-        (PROMPT, f"{150 + 2 * step}"),
-        (SEED, str(100 + step)),
-    )[index % 4]
-    return browser.timed_change(label, text)
+    values = {RATE: f"{4 + 0.25 * step:g}", K: f"{1 + step % 2}", PROMPT: f"{150 + 2 * step}", SEED: f"{100 + step}"}
+    return browser.timed_change(*list(values.items())[index % 4])
 
 
-def processor_s(*pids: int) -> float:
-    """Seconds that processes have computed so far, as Linux counts them; one that is gone counts nothing."""
+def processor_s(pid: int) -> float:
+    """Seconds that a process and those it started have computed so far."""
     total = 0.0
-    for pid in pids:
+    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
         try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
             continue
-        total += (int(fields[11]) + int(fields[12])) * TICK_S
+        total += times.user + times.system
     return total
 
 
-def descendants(pid: int) -> list[int]:
-    """Processes that a process started, and theirs."""
-    try:
-        tasks = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    except OSError:
-        return []
-    children = [int(child) for text in tasks for child in text.split()]
-    return [*children, *(each for child in children for each in descendants(child))]
-
-
-def cores_s() -> tuple[float, float]:
-    """Seconds over all cores: that processes computed, and that a hypervisor gave to others while some wanted to."""
-    user, nice, system, _, _, irq, softirq, steal = map(
-        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-    )
-    return (user + nice + system + irq + softirq) * TICK_S, steal * TICK_S
-
-
-def at_once(browser: Browser, count: int) -> Together:
+def many_sessions(browser: Browser, server: Server, count: int) -> dict[str, float]:
     """Open so many sessions, change a control in all, then look at each and at what the command line says."""
+    before_s = processor_s(server.process.pid)
     windows = []
     for index in range(count):
         browser.driver.switch_to.new_window("tab")
         browser.open(query={"statistics.seed": str(1000 + index)})
         windows.append(browser.driver.current_window_handle)
-    before = []
+    # No load is the scenario's own, which would be no change.
+    rates = [f"{5.5 + index:g}" for index in range(count)]
+    hashes = []
     began_s = time.perf_counter()
+    for window, rate in zip(windows, rates, strict=True):
+        browser.driver.switch_to.window(window)
+        hashes.append(browser.run_hash())
+        browser.write_into(RATE, rate)
+        browser.press_enter(RATE)
+    pages: list[tuple[dict[str, float | None], list[str]]] = []
+    strange_links = 0
     for index, window in enumerate(windows):
         browser.driver.switch_to.window(window)
-        before.append(browser.run_hash())
-        browser.write_into(RATE, rate_of(index))
-        browser.press_enter(RATE)
-    pages: list[tuple[dict[str, float | None], list[str], str]] = []
-    for window, old in zip(windows, before, strict=True):
-        browser.driver.switch_to.window(window)
-        browser.answered(old)
+        browser.answered(hashes[index])
         command = shlex.split(browser.find("[data-testid=stCode] code").text.replace("\n", " "))
-        pages.append((browser.tiles(), command, browser.query()))
+        pages.append((browser.tiles(), command))
+        link = {f"statistics.seed={1000 + index}", f"workload.arrivals.request_rate_rps={rates[index]}"}
+        strange_links += set(browser.query().split("&")) != link
     together_s = time.perf_counter() - began_s
-    strangers = 0
-    for index, (_, _, query) in enumerate(pages):
-        own = {"statistics.seed": str(1000 + index), "workload.arrivals.request_rate_rps": rate_of(index)}
-        strangers += sorted(query.split("&")) != sorted(f"{key}={value}" for key, value in own.items())
+    server_s = (processor_s(server.process.pid) - before_s) / count
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        right = list(threads.map(lambda page: same_figures(page[0], page[1]), pages))
-    return Together(together_s, right.count(False), strangers)
-
-
-def rate_of(session: int) -> str:
-    """The load a session asks for; none is the scenario's own, which would be no change."""
-    return f"{5.5 + session:g}"
+        wrong = list(threads.map(lambda page: same_figures(*page), pages)).count(False)
+    print(
+        f"{count} sessions at once, each on another page: the last one stood after {together_s:.1f} s "
+        f"({server_s:.2f} s of the server each, opening included)"
+    )
+    print(f"sessions with other figures than draftcast simulate --json: {wrong}; with strange keys: {strange_links}")
+    return {
+        "sessions": count,
+        "together_s": round(together_s, 2),
+        "server_cpu_per_session_s": round(server_s, 3),
+        "sessions_with_wrong_figures": wrong,
+        "links_with_strange_keys": strange_links,
+    }
 
 
 def same_figures(tiles: dict[str, float | None], command: list[str]) -> bool:

@@ -16,20 +16,17 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from draftcast.calibration.live.checkpoint import TARGET, draft_folder, write_testbed
+from draftcast.calibration.live.checkpoint import TARGET, write_testbed
+from draftcast.files import plain
 from draftcast.kernels.model.catalog import load_model
-from draftcast.kernels.model.spec import ModelSpec
-from draftcast.scenarios.cli.live_options import split_command
+from draftcast.scenarios.cli.live import live_progress, split_command
+from draftcast.scenarios.cli.terminal import progress_bar
 from draftcast.scenarios.cli.validate import report_sweep
-from draftcast.scenarios.live.modes import SweepPlan
-from draftcast.scenarios.live.run import LiveOptions
-from draftcast.scenarios.live.sweep import live_sweep
-from draftcast.scenarios.live_progress import shown_progress
-from draftcast.scenarios.run.run_directory import plain
+from draftcast.scenarios.live.run import LiveOptions, testbed_scenario
+from draftcast.scenarios.live.sweep import SweepPlan, live_sweep
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import load_scenario
+from draftcast.scenarios.schema.load import load_scenario, with_values
 
 KS = (1, 3, 5)
 RATES = (0.8, 0.62, 0.48, 0.37, 0.28)
@@ -61,56 +58,32 @@ FULL = SweepPlan(
 QUICK = replace(FULL, ks=(3,), concurrencies=(1, 8), rates_rps=(2.0,), calibration_concurrencies=(4,), cell_s=6.0)
 
 
-def target_shape() -> ModelSpec:
-    """54 M parameters, 10 layers."""
-    fields: dict[str, Any] = {
-        "name": "benchmark target",
-        "num_hidden_layers": 10,
-        "hidden_size": 640,
-        "word_embed_proj_dim": 640,
-        "num_attention_heads": 10,
-        "num_key_value_heads": 5,
-        "head_dim": 64,
-        "intermediate_size": 1920,
-        "vocab_size": 8192,
-        "max_position_embeddings": 2048,
-    }
-    return replace(load_model("testbed-250M"), **fields)
-
-
 def question(folder: Path) -> Scenario:
-    """The scenario; its checkpoints are written when they are not there."""
+    """The scenario; its checkpoints, 54 M parameters in 10 layers, are written when they are not there."""
     if not (folder / TARGET).is_dir():
-        target = target_shape()
+        target = replace(
+            load_model("testbed-250M"),
+            name="benchmark target",
+            num_hidden_layers=10,
+            hidden_size=640,
+            word_embed_proj_dim=640,
+            num_attention_heads=10,
+            num_key_value_heads=5,
+            head_dim=64,
+            intermediate_size=1920,
+            vocab_size=8192,
+            max_position_embeddings=2048,
+        )
         write_testbed(folder, target, replace(target, num_hidden_layers=1), RATES, KS, dtype="fp32")
-    return load_scenario(
-        {
-            "schema_version": 1,
-            "name": "54 M target on two CPU cores",
-            "engine": {
-                "model": str((folder / TARGET).absolute()),
-                "dtype": "float32",
-                "max_model_len": 1024,
-                "max_num_seqs": 64,
-                "max_num_batched_tokens": 1024,
-                "block_size": 32,
-                "num_gpu_blocks": 512,
-                "enforce_eager": True,
-                "speculative_config": {
-                    "method": "draft_model",
-                    "model": str((folder / draft_folder(max(KS))).absolute()),
-                    "num_speculative_tokens": max(KS),
-                },
-            },
-            "hardware": "cpu",
-            "workload": {
-                "arrivals": {"process": "poisson", "request_rate_rps": 1.0},
-                "num_requests": 100,
-                "lengths": LENGTHS,
-            },
-            "acceptance": {"model": "per_position", "rates": list(RATES)},
-        }
-    )
+    values = {
+        "name": "54 M target on two CPU cores",
+        "engine.max_model_len": 1024,
+        "engine.max_num_batched_tokens": 1024,
+        "engine.num_gpu_blocks": 512,
+        "workload.num_requests": 100,
+        "workload.lengths": LENGTHS,
+    }
+    return with_values(load_scenario(testbed_scenario(folder, RATES, KS, "fp32", "cpu")), values)
 
 
 def main() -> None:
@@ -124,21 +97,15 @@ def main() -> None:
     if options.cell_seconds is not None:
         plan = replace(plan, cell_s=options.cell_seconds)
     began = time.monotonic()
-    asked = question(options.out / "testbed")
-    with shown_progress() as progress:
-        index = live_sweep(
-            asked,
-            options.out / "sweep",
-            plan,
-            LiveOptions(vllm=split_command(options.vllm)),
-            progress,
-        )
-    found, shown = report_sweep(options.out / "sweep")
-    print(shown)
+    scenario, live_options = question(options.out / "testbed"), LiveOptions(vllm=split_command(options.vllm))
+    with progress_bar("live sweep") as progress:
+        index = live_sweep(scenario, options.out / "sweep", plan, live_options, live_progress(progress))
+    report, text = report_sweep(options.out / "sweep")
+    print(text)
     incomplete = [cell["dir"] for cell in index["cells"] if not cell["complete"]]
     minutes = (time.monotonic() - began) / 60
-    told = {name: found[name] for name in ("verdicts", "steps", "cutovers", "known_continuation")}
-    print(json.dumps(plain({**told, "incomplete": incomplete, "minutes": round(minutes, 1)})))
+    judged = {name: report[name] for name in ("verdicts", "steps", "cutovers", "known_continuation")}
+    print(json.dumps(plain({**judged, "incomplete": incomplete, "minutes": round(minutes, 1)})))
     sys.exit(1 if incomplete else 0)
 
 

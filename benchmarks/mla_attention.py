@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 
 from draftcast.calibration.importers.aiconfigurator import SYSTEMS, find_system, newest
 from draftcast.calibration.profile.hardware import load_hardware
-from draftcast.calibration.profile.load import RooflineProfile, load_profile
+from draftcast.calibration.profile.load import load_profile
+from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.work.layers import linear_layers

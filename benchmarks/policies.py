@@ -25,8 +25,10 @@ from draftcast.scenarios.schema.load import load_scenario
 from draftcast.sim.acceptance import compile_acceptance
 from draftcast.sim.compiled.random_streams import request_keys
 from draftcast.sim.engine.replica import Replica, request_rows
-from draftcast.sim.policies import Batch, Policy, load_policy, python_hook
-from draftcast.sim.workload.spec import build_requests
+from draftcast.sim.policies.base import Policy
+from draftcast.sim.policies.batch import Batch
+from draftcast.sim.policies.registry import load_policy
+from draftcast.sim.workload.build_requests import build_requests
 
 BAR, PYTHON_BAR = 200_000, 20_000
 REQUESTS = 5_000
@@ -66,8 +68,7 @@ def seconds_per_step(policy: Policy, case: Any) -> float:
     deployment, table, acceptance = case
     settings = deployment.settings
     rows = request_rows(table)
-    compiled = policy.compile(settings.num_speculative_tokens, settings.max_num_seqs)
-    replica = Replica(settings, rows, table, compiled, deployment.cost, acceptance, decide=python_hook(policy.fresh()))
+    replica = Replica(settings, rows, table, policy.fresh(), deployment.cost, acceptance)
     replica.submit(np.arange(len(table), dtype=np.uint32))
     start = time.process_time()
     replica.advance(math.inf)

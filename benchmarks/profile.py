@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 from numba import njit
 
 from draftcast.calibration.profile.hardware import load_hardware
@@ -19,8 +18,9 @@ from draftcast.calibration.profile.load import load_profile, profile_names
 from draftcast.kernels.model.catalog import load_model, model_names
 from draftcast.scenarios.show.profile_view import open_profile
 from draftcast.sim.cost import step_time as st
+from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import METHODS
-from draftcast.sim.cost.step_cost import StepCost, compile_step_cost
+from draftcast.sim.cost.step_cost import compile_step_cost
 
 ROUNDS = 5
 DEVICE = "h100-sxm"
@@ -38,24 +38,24 @@ def best_ms(run: Callable[[], object], rounds: int = ROUNDS) -> float:
 
 
 @njit(cache=False)
-def _calls(cost: StepCost, features: st.FloatArray, out: st.FloatArray, times: int) -> float:
+def _calls(cost: st.StepCost, features: st.Record, out: st.Record, times: int) -> float:
     total = 0.0
     for _ in range(times):
         st.step_time(cost, features, out)
-        total += out[st.O_TARGET]
+        total += out["target_s"]
     return total
 
 
 def step_ns(profile_name: str) -> float:
     """Nanoseconds of one `step_time` call: 64 requests verifying three EAGLE-3 drafts."""
     cost = _compiled("Llama-3.1-8B", profile_name)
-    features, out = np.empty(st.N_FEATURES), np.empty(st.N_OUT)
+    features, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     st.decode_features(cost, 64, 3, 1000.0, features)
     _calls(cost, features, out, 10)
     return best_ms(lambda: _calls(cost, features, out, CALLS)) * 1e6 / CALLS
 
 
-def _compiled(model: str, profile_name: str) -> StepCost:
+def _compiled(model: str, profile_name: str) -> st.StepCost:
     hardware = load_hardware(DEVICE)
     # Loaded anew each time: a profile keeps what it has read.
     profile = load_profile(profile_name, hardware)
@@ -63,7 +63,8 @@ def _compiled(model: str, profile_name: str) -> StepCost:
     spec = load_model(model)
     if spec.is_mla:
         method, k = METHODS["none"], 0
-    return compile_step_cost(spec, method, None, k, 1, None, "bf16", "auto", profile, hardware, 8192, 256)
+    config = EngineConfig(method=method, num_speculative_tokens=k)
+    return compile_step_cost(config, spec, None, profile, hardware)
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from draftcast.scenarios.compare.comparison import simulate
+from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.recommend import Load, recommend
-from draftcast.scenarios.compare.verdict import METRICS
 from draftcast.scenarios.schema.load import load_scenario, with_values
 from draftcast.sim.statistics.intervals import replication_interval
 

@@ -60,7 +60,7 @@ def replay(path: Path, method: str, batch_size: int, k: int = K) -> Replay:
     Raises:
         InputError: the file is not such a recording, or lacks the record ``acc_<method>``.
     """
-    table = load_trace(TraceSpec(str(path), acceptance=f"acc_{method}"))
+    table = load_trace(TraceSpec(path=str(path)), f"acc_{method}")
     drafting = {"method": method, "num_speculative_tokens": k}
     with_drafts, accepted, rounds = _run(table, path, batch_size, drafting, Trace())
     without, _, _ = _run(table, path, batch_size, None, Constant(alpha=0.0))
@@ -113,14 +113,13 @@ def _run(
         [model],
         batches.class_id,
         seed=0,
-        k=settings.num_speculative_tokens,
+        k=settings.max_drafts,
         offsets=batches.acceptance_offsets,
         lengths=batches.acceptance_lengths,
     )
     rows = request_rows(batches)
     check_fits(settings, rows)
-    policy = deployment.policy.compile(settings.num_speculative_tokens, settings.max_num_seqs)
-    replica = Replica(settings, rows, batches, policy, deployment.cost, acceptance)
+    replica = Replica(settings, rows, batches, deployment.policy, deployment.cost, acceptance)
     replica.submit(np.arange(len(batches), dtype=np.uint32))
     replica.advance(math.inf)
     assert not rows["preemptions"].any(), "a static batch must fit"

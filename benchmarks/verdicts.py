@@ -18,9 +18,9 @@ from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.comparison import compare
 from draftcast.scenarios.compare.page_effort import page_effort
 from draftcast.scenarios.compare.recommend import recommend
-from draftcast.scenarios.cutover.search import cutover
+from draftcast.scenarios.cutover.search import Question, cutover
+from draftcast.scenarios.plan.question import PlanQuestion, parse_objectives
 from draftcast.scenarios.plan.sizing import plan
-from draftcast.scenarios.plan.slo import parse_objectives
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_rate, with_values, without_speculation
 from draftcast.scenarios.sweep.run import sweep
@@ -46,7 +46,7 @@ def recommended(scenario: Scenario) -> str:
 
 def planned_too_much(scenario: Scenario) -> dict[str, tuple[float, float]]:
     """Rate that ``plan`` finds under an SLO that anything meets, and the capacity, where the rate is larger."""
-    answer = plan(scenario, objectives=parse_objectives("e2e:mean<1000s"))
+    answer = plan(PlanQuestion(scenario, objectives=parse_objectives("e2e:mean<1000s")))
     found = {}
     for sizing in answer.sizings:
         most = capacity(sizing.candidate.scenario)
@@ -64,7 +64,7 @@ def main() -> None:
     scenario = load_scenario("default")
     both = [capacity(each) for each in (scenario, without_speculation(scenario))]
     smaller = min(each.estimate.mean for each in both if each is not None)
-    crossing = cutover(scenario)[0].crossing
+    crossing = cutover(Question(scenario))[0].crossing
     print(f"cutover: {crossing.low:.2f} to {crossing.high:.2f} req/s ({crossing.kind})", flush=True)
     differ, wrong, undecided, rows = [], [], [], []
     rates = [float(rate) for rate in np.linspace(0.05, 1.5, count) * smaller]

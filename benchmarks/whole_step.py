@@ -16,15 +16,15 @@ import json
 import statistics
 from collections.abc import Iterator
 
+from draftcast.calibration.microbench.buffers import freed_memory_kept
 from draftcast.calibration.microbench.device import Device, find_device
-from draftcast.calibration.microbench.memory import freed_memory_kept
 from draftcast.calibration.microbench.shapes import footprint_bytes
-from draftcast.calibration.microbench.timer import CpuTimer, CudaTimer, Launch, Timer
+from draftcast.calibration.microbench.timer import CpuTimer, CudaTimer, Timer
 from draftcast.calibration.profile.measured import CURVES
 from draftcast.errors import DraftcastError, HardwareError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.spec import ModelSpec
-from draftcast.kernels.operators.registry import operator
+from draftcast.kernels.operators.registry import Launch, operator
 from draftcast.kernels.work import layers
 from draftcast.scenarios.show.profile_compare import Step, step_cost, step_parts
 from draftcast.scenarios.show.profile_view import open_profile

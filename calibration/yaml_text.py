@@ -1,5 +1,7 @@
 """YAML in and out, for scenarios, profiles and devices alike: safe loading, no duplicate keys, YAML 1.2 scalars.
 
+`validated` makes a record of what was read, whatever the format.
+
 PyYAML follows YAML 1.1, where ``off`` is false and ``1e-3`` a string; a policy is called ``off``, so this loader knows
 only ``true``/``false`` as booleans and reads every usual float. Nothing but plain data is ever constructed.
 """
@@ -7,12 +9,15 @@ only ``true``/``false`` as booleans and reads every usual float. Nothing but pla
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from draftcast.errors import InputError
 
+Record = TypeVar("Record")
+_NEEDED = {"tuple_type": "must be a list", "dict_type": "must be a mapping", "dataclass_type": "must be a mapping"}
 _BOOL = "tag:yaml.org,2002:bool"
 _FLOAT = "tag:yaml.org,2002:float"
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
@@ -166,3 +171,24 @@ def _fault(error: Exception, file: str, kind: type[InputError]) -> InputError:
 def write_yaml(data: Any) -> str:
     """``data`` as block YAML, keys in the order given; ``parse_yaml`` reads back the same data."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def validated(record: TypeAdapter[Record], data: object, file: str, kind: type[InputError] = InputError) -> Record:
+    """``data`` of a file as a record.
+
+    Raises:
+        kind: the first fault, with file and key.
+    """
+    try:
+        return record.validate_python(data)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+    except InputError as error:
+        raise error.at(file=file) from None
+    key = ".".join(str(part) for part in fault["loc"] if part != "[key]") or None
+    if fault["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        raise kind("required, but missing", file=file, key=key)
+    unknown = fault["type"] in ("extra_forbidden", "unexpected_keyword_argument")
+    message = "unknown key" if unknown else _NEEDED.get(fault["type"], fault["msg"].removeprefix("Value error, "))
+    value = "{...}" if isinstance(fault["input"], dict) else fault["input"]
+    raise kind(message, file=file, key=key, value=value)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from draftcast.scenarios.compare.comparison import compare
 from draftcast.scenarios.schema.load import load_scenario
-from draftcast.scenarios.show.plots import comparison_figure
 from draftcast.scenarios.show.profile_plot import profile_figure
 from draftcast.scenarios.show.profile_view import open_profile
+from draftcast.scenarios.show.run_plots import comparison_figure
 
 IMAGES = Path(__file__).parent / "img"
 DEMO_RATES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 65.0, 70.0, 75.0, 80.0)

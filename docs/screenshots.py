@@ -24,18 +24,11 @@ COLOURS = 128
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture.
+    """One picture."""
 
-    Attributes:
-        query: of the link.
-        press: buttons to press, in this order, waiting for the page after each.
-        until: CSS of what the page shows in the end.
-        width, dark: of the browser.
-    """
-
-    query: dict[str, str]
-    press: tuple[str, ...] = ()
-    until: str = ".dc-footer"
+    query: dict[str, str]  # of the link
+    press: tuple[str, ...] = ()  # buttons, in this order; the page is waited for after each
+    until: str = ".dc-footer"  # CSS of what the page shows in the end
     width: int = 1280
     dark: bool = False
 

@@ -13,19 +13,20 @@ from draftcast.sim.compiled.cache import drop_stale_code
 
 if TYPE_CHECKING:
     from draftcast.sim.cluster.cluster import Cluster
+    from draftcast.sim.cost.engine_config import EngineConfig
     from draftcast.sim.engine.replica import Replica
-    from draftcast.sim.engine.state import EngineSettings
-    from draftcast.sim.policies import Batch, Decision, Policy
+    from draftcast.sim.policies.base import Policy
+    from draftcast.sim.policies.batch import Batch, Decision
     from draftcast.sim.workload.request_table import RequestTable
 
-__all__ = ["Batch", "Cluster", "Decision", "EngineSettings", "Policy", "Replica", "RequestTable"]
+__all__ = ["Batch", "Cluster", "Decision", "EngineConfig", "Policy", "Replica", "RequestTable"]
 
 _LAZY = {
-    "Batch": "draftcast.sim.policies",
+    "Batch": "draftcast.sim.policies.batch",
     "Cluster": "draftcast.sim.cluster.cluster",
-    "Decision": "draftcast.sim.policies",
-    "EngineSettings": "draftcast.sim.engine.state",
-    "Policy": "draftcast.sim.policies",
+    "Decision": "draftcast.sim.policies.batch",
+    "EngineConfig": "draftcast.sim.cost.engine_config",
+    "Policy": "draftcast.sim.policies.base",
     "Replica": "draftcast.sim.engine.replica",
     "RequestTable": "draftcast.sim.workload.request_table",
 }

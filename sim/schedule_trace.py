@@ -26,13 +26,13 @@ import numpy as np
 
 from draftcast.errors import InputError
 from draftcast.sim.acceptance import Constant, compile_acceptance
-from draftcast.sim.cost.attention_time import N_BLOCKS, N_COLUMNS
+from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import get_method
-from draftcast.sim.cost.step_time import N_PARAMS, StepCost
+from draftcast.sim.cost.step_time import PARAMS, cost_without_tables
 from draftcast.sim.engine import calls
 from draftcast.sim.engine.replica import Replica, request_rows
-from draftcast.sim.engine.state import FINISHED, WAITING, Engine, EngineSettings
-from draftcast.sim.policies import BatchSchedule, Fixed
+from draftcast.sim.policies.schedule import BatchSchedule, Fixed
+from draftcast.sim.state.engine import FINISHED, WAITING, Engine
 from draftcast.sim.workload.request_table import RequestTable
 
 _REQUIRED = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "method", "k")
@@ -85,14 +85,6 @@ def _table(workload: dict[str, Any]) -> RequestTable:
     )
 
 
-def _no_cost() -> StepCost:
-    """A step cost for a scheduler whose steps are never timed."""
-    nothing = np.zeros((1, 3))
-    tables = {name: nothing for name in StepCost._fields}
-    attention = np.zeros((N_BLOCKS, N_COLUMNS))
-    return StepCost(**{**tables, "params": np.zeros(N_PARAMS), "attention": attention, "attention_grids": np.zeros(1)})
-
-
 def build_replica(workload: dict[str, Any]) -> Replica:
     """A replica set up as the workload says, with no request sent yet.
 
@@ -106,29 +98,26 @@ def build_replica(workload: dict[str, Any]) -> Replica:
     k = workload["k"] if drafting else 0
     ranges = workload.get("schedule") if drafting else None
     is_async = workload.get("async", get_method(workload["method"]).is_async)
-    settings = EngineSettings(
+    config = EngineConfig(
         block_size=workload["block_size"],
         num_gpu_blocks=workload["num_blocks"],
         max_num_seqs=workload["max_num_seqs"],
         max_num_batched_tokens=workload["max_num_batched_tokens"],
         max_model_len=workload["max_model_len"],
-        max_num_scheduled_tokens=workload.get("max_num_scheduled_tokens"),
+        max_num_scheduled_tokens=workload.get("max_num_scheduled_tokens") or 0,
         enable_chunked_prefill=workload.get("enable_chunked_prefill", True),
         long_prefill_token_threshold=workload.get("long_prefill_token_threshold", 0),
         watermark=workload.get("watermark", 0.0),
-        slots=method.slots(k),
-        lookahead=method.lookahead(k),
+        method=method,
         num_speculative_tokens=k,
-        pads_single_tokens=not ranges,
+        is_dynamic=bool(ranges),
         async_scheduling=is_async,
         scheduling_policy=workload.get("policy", "fcfs"),
         enable_prefix_caching=workload.get("prefix_caching", False),
-        drops_last_hit=method.drops_last_prefix_block,
     )
     policy = BatchSchedule(ranges) if ranges else Fixed()
     acceptance = compile_acceptance([Constant(alpha=1.0)], table.class_id, seed=0, k=max(k, 1))
-    compiled = policy.compile(k, settings.max_num_seqs)
-    return Replica(settings, request_rows(table), table, compiled, _no_cost(), acceptance)
+    return Replica(config, request_rows(table), table, policy, cost_without_tables(np.zeros(1, PARAMS)), acceptance)
 
 
 def _settle(s: Engine, slot: int, requests: list[dict[str, Any]], rounds: list[int]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from paths import APP
 from streamlit.testing.v1 import AppTest
 
-from draftcast.dashboards.session import session as sessions
+from draftcast.dashboards.session.session import Session
 
 SMALL = {"workload.num_requests": "150", "statistics.replications": "2"}
 WAIT_S = 1800  # the first page of a fresh checkout compiles the engine
@@ -28,8 +28,8 @@ def told(elements: Iterable[Any]) -> list[str]:
     return [re.sub(r"\\(?=[\W_])", "", element.value) for element in elements]
 
 
-def known(app: AppTest) -> sessions.Session:
+def known(app: AppTest) -> Session:
     """The page's session; the page must stand without an exception."""
     assert not app.exception, app.exception
-    found: sessions.Session = app.session_state["session"]
+    found: Session = app.session_state["session"]
     return found

@@ -72,7 +72,7 @@ class Server:
     """``draftcast dashboard`` in a process of its own, on a free port."""
 
     def __init__(self, *scenarios: str) -> None:
-        from draftcast.scenarios.cli.dashboard import streamlit_command
+        from draftcast.scenarios.cli.main import streamlit_command
 
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -22,13 +22,14 @@ import yaml
 from paths import DATA
 
 from draftcast.sim.acceptance import AcceptanceModel, Trace, compile_acceptance
-from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost import step_time as st
+from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import Method, get_method
 from draftcast.sim.engine.replica import Replica, request_rows
-from draftcast.sim.engine.state import STOP_MAX_STEPS, EngineSettings
 from draftcast.sim.output import results
-from draftcast.sim.policies import Fixed, Policy, python_hook
+from draftcast.sim.policies.base import Policy
+from draftcast.sim.policies.schedule import Fixed
+from draftcast.sim.state.engine import STOP_MAX_STEPS
 from draftcast.sim.workload.request_table import RequestTable
 
 
@@ -53,31 +54,28 @@ def easy_cost(
 
     The draft adds ``draft_s`` to every step and ``draft_token_s`` per draft made; text search a fraction of the target.
     """
-    params = np.zeros(st.N_PARAMS)
-    params[st.P_AFFINE] = 1.0
-    params[st.P_OVERLAP_HOST] = float(host_hides)
-    params[st.P_ASYNC] = float(is_async)
-    params[st.P_PLAN] = float(as_method(method).plan)
-    params[st.P_HOST_FIXED_S] = host_s
-    params[st.P_FIT_TARGET_S] = step_s
-    params[st.P_FIT_ROW_S] = row_s
-    params[st.P_FIT_KV_S] = kv_s
-    params[st.P_FIT_DRAFT_S] = draft_s
-    params[st.P_FIT_DRAFT_TOKEN_S] = draft_token_s
-    params[st.P_FIT_SEARCH_FRACTION] = search_fraction
-    params[st.P_FIT_HIGH_SEQS] = 1e9
-    empty = np.zeros((1, 3))
-    attention = np.zeros((at.N_BLOCKS, at.N_COLUMNS))
-    return st.StepCost(params, empty, empty, empty, empty, empty, empty, attention, empty[0])
+    params = np.zeros(1, st.PARAMS)
+    params[0]["affine"] = 1
+    params[0]["host_hides"] = host_hides and is_async
+    params[0]["plan"] = as_method(method).plan
+    params[0]["host_fixed_s"] = host_s
+    params[0]["fit_target_s"] = step_s
+    params[0]["fit_row_s"] = row_s
+    params[0]["fit_kv_s"] = kv_s
+    params[0]["fit_draft_s"] = draft_s
+    params[0]["fit_draft_token_s"] = draft_token_s
+    params[0]["fit_search_fraction"] = search_fraction
+    params[0]["fit_high_seqs"] = 1e9
+    return st.cost_without_tables(params)
 
 
 def table_cost(target_s: list[float], first_s: float = 0.0, pass_s: float = 0.0, host_s: float = 0.0) -> st.StepCost:
     """EAGLE: a target pass takes ``target_s[rows]``, the first draft pass ``first_s``, every later one ``pass_s``."""
-    params = np.zeros(st.N_PARAMS)
-    params[st.P_PLAN] = float(get_method("eagle").plan)
-    params[st.P_TREE_WIDTH] = 1.0
-    params[st.P_OVERLAP_HOST] = params[st.P_ASYNC] = 1.0
-    params[st.P_HOST_FIXED_S] = host_s
+    params = np.zeros(1, st.PARAMS)
+    params[0]["plan"] = get_method("eagle").plan
+    params[0]["tree_width"] = 1.0
+    params[0]["host_hides"] = 1
+    params[0]["host_fixed_s"] = host_s
 
     def table(seconds: Any) -> np.ndarray:
         column = np.asarray(seconds, float)
@@ -85,11 +83,9 @@ def table_cost(target_s: list[float], first_s: float = 0.0, pass_s: float = 0.0,
 
     rows = len(target_s)
     none = table(np.zeros(rows))
-    attention = np.zeros((at.N_BLOCKS, at.N_COLUMNS))
-    return st.StepCost(
-        params, table(target_s), none, table(np.full(rows, first_s)), table(np.full(rows, pass_s)), none, none,
-        attention, np.zeros(3),
-    )  # fmt: skip
+    first, later = table(np.full(rows, first_s)), table(np.full(rows, pass_s))
+    cost = st.cost_without_tables(params, table(target_s))
+    return cost._replace(logits=none, draft_first=first, draft_next=later, draft_logits=none, draft_serial=none)
 
 
 class Step(NamedTuple):
@@ -145,7 +141,7 @@ class Case:
             e = self.replica.state.engine[0]
             rows = {int(x["request"]): (int(x["tokens"]), int(x["drafts"]), int(x["accepted"])) for x in entries}
             drafts = {int(x["request"]): int(x["next_drafts"]) for x in entries if x["next_drafts"]}
-            used = self.replica.settings.num_gpu_blocks - 1 - int(e["free_blocks"])
+            used = self.replica.config.num_gpu_blocks - 1 - int(e["free_blocks"])
             times = [float(v) for v in (batch["schedule_s"], batch["launch_s"], batch["end_s"], e["host_s"])]
             steps.append(Step(*times, rows, drafts, used))
         return steps
@@ -180,7 +176,7 @@ def build_case(
             verified when one output token exists.
         confidence: how much the draft's confidence tells, 0 to 1; None for a draft without one.
         cost: arguments of ``easy_cost``, or a step cost.
-        settings: fields of ``EngineSettings``; those that follow from the method are filled in.
+        settings: fields of ``EngineConfig``.
     """
     facts = as_method(method)
     hashes: dict[str, Any] = {}
@@ -192,17 +188,6 @@ def build_case(
         }
     table = RequestTable.from_columns(prompt, output, arrival_s, priority=priority, **hashes)
     policy = policy or Fixed()
-    from_method: dict[str, Any] = {
-        "slots": facts.slots(k),
-        "lookahead": facts.lookahead(k),
-        "num_speculative_tokens": facts.verify_nodes(k),
-        "pads_single_tokens": not policy.is_dynamic,
-        "async_scheduling": facts.is_async,
-        "drops_last_hit": facts.drops_last_prefix_block,
-        "proposes_on_host": facts.proposes_on_host,
-        "proposes_by_match": facts.proposes_by_match,
-        "tree_depth": k if facts.is_tree else 0,
-    }
     small: dict[str, Any] = {
         "block_size": 4,
         "num_gpu_blocks": 101,
@@ -210,8 +195,11 @@ def build_case(
         "max_num_batched_tokens": 64,
         "max_model_len": 64,
         "enable_prefix_caching": hash_ids is not None,
+        "method": facts,
+        "num_speculative_tokens": k,
+        "is_dynamic": policy.is_dynamic,
     }
-    engine = EngineSettings(**{**small, **from_method, **settings})
+    engine = EngineConfig(**(small | settings))
     model = accept if isinstance(accept, AcceptanceModel) else Trace.from_lists(accept or [[0]] * len(table))
     acceptance = compile_acceptance([model], table.class_id, seed, k, confidence=[confidence])
     if isinstance(cost, st.StepCost):
@@ -224,11 +212,10 @@ def build_case(
             engine,
             rows,
             table,
-            policy.compile(engine.num_speculative_tokens, engine.max_num_seqs),
+            policy,
             step_cost,
             acceptance,
             record_steps=True,
-            decide=python_hook(policy),
         )
         for _ in range(replicas)
     ]
@@ -331,9 +318,12 @@ def sweep_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A session of the dashboard without a page."""
-    sessions = pytest.importorskip("draftcast.dashboards.session.session")
+    pytest.importorskip("streamlit")
+    from draftcast.dashboards.session.question import Question
+    from draftcast.dashboards.session.session import Session
+
     state: dict[str, Any] = {}
-    monkeypatch.setattr(sessions.st, "session_state", state)
-    state["session"] = sessions.Session(sessions.Question.opening("default"))
+    monkeypatch.setattr("streamlit.session_state", state)
+    state["session"] = Session(Question.opening("default"))
     yield state["session"]
     state["session"].folder.cleanup()

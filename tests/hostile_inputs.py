@@ -36,15 +36,14 @@ from draftcast.calibration.profile.load import load_profile
 from draftcast.errors import InputError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.cli import main as cli
-from draftcast.scenarios.cli.live_options import summary_line
+from draftcast.scenarios.cli.live import summary_line
 from draftcast.scenarios.live.sweep import read_index
 from draftcast.scenarios.run.measured_run import read_measured_run
 from draftcast.scenarios.run.run_directory import read_run_directory
 from draftcast.scenarios.schema.load import embedded_scenarios, load_scenario
 from draftcast.scenarios.show.validation_sweep_summary import read_summary
 from draftcast.scenarios.sweep.run import sweep
-from draftcast.sim.workload.traces import load_trace, read_trace
-from draftcast.sim.workload.traces.selection import TraceSpec
+from draftcast.sim.workload.traces import TraceSpec, load_trace, read_trace
 
 LIMIT_S = 20
 _LARGEST = 2_000_000
@@ -169,7 +168,7 @@ def index() -> bytes:
 def trace(folder: Path) -> None:
     table = read_trace(folder / "trace")
     table.check_integrity()
-    load_trace(TraceSpec(str(folder / "trace"), first_requests=2))
+    load_trace(TraceSpec(path=str(folder / "trace")))
 
 
 def argument(folder: Path, *before: str, after: str = "") -> int:

@@ -19,20 +19,17 @@ import pandas as pd
 
 from draftcast.calibration.live.composition import FEATURES
 from draftcast.calibration.live.run_directory import SERVER_LOG, LiveRun, LiveRunWriter
-from draftcast.calibration.profile.load import FrontEnd
+from draftcast.calibration.profile.spec import FrontEnd
 from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
 from draftcast.scenarios.schema.load import load_scenario, to_mapping
 from draftcast.sim.acceptance import Constant, compile_acceptance
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import make_router
-from draftcast.sim.cost import step_time
-from draftcast.sim.cost.step_time import P_DECODE_EXCESS, P_PROMPT_EXCESS
 from draftcast.sim.engine.replica import Replica, request_rows
-from draftcast.sim.engine.state import STOP_MAX_STEPS
-from draftcast.sim.policies import python_hook
-from draftcast.sim.workload.arrivals import ClosedLoop
-from draftcast.sim.workload.spec import build_requests
+from draftcast.sim.state.engine import STOP_MAX_STEPS
+from draftcast.sim.workload.arrivals import ClosedLoopArrivals
+from draftcast.sim.workload.build_requests import build_requests
 
 START_UNIX_S = 1_795_000_000.25
 TRUE_PROFILE: dict[str, Any] = {
@@ -141,20 +138,21 @@ class _Step:
 class _Watched(Replica):
     """A replica that is always run one step at a time, and what each step did."""
 
-    def __init__(self, *args: Any, noise: float, excess: tuple[float, float], seed: int, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, noise: float, excess: tuple[float, float], noise_seed: int) -> None:
+        super().__init__(*args)
         self.seen: list[_Step] = []
         self.pieces: list[tuple[int, float, int, int]] = []  # request, end of the step, tokens, outputs of the step
         self._noise = noise
         self._excess = excess
-        self._random = np.random.default_rng(seed)
+        self._random = np.random.default_rng(noise_seed)
 
     def advance(self, until_s: float, *, stop_on_finish: bool = False, max_steps: int = -1) -> int:
         assert max_steps == -1
         while True:
             jitter = math.exp(self._noise * self._random.standard_normal()) if self._noise else 1.0
             params = self.state.cost.params
-            params[[P_DECODE_EXCESS, P_PROMPT_EXCESS]] = [(1.0 + share) * jitter - 1.0 for share in self._excess]
+            excess = [(1.0 + share) * jitter - 1.0 for share in self._excess]
+            params[0]["decode_excess"], params[0]["prompt_excess"] = excess
             before = int(self.state.engine[0]["step"]) - int(self.state.engine[0]["in_flight"])
             tokens = self.state.requests["tokens"].copy()
             reason = super().advance(until_s, stop_on_finish=stop_on_finish, max_steps=1)
@@ -177,8 +175,8 @@ class _Watched(Replica):
                 max(busy_s - _OUTSIDE_ELAPSED_S, 0.0),
                 (int((~decodes).sum()), int(entries["tokens"][~decodes].sum())),
                 (int(decodes.sum()), int(entries["tokens"][decodes].sum())),
-                self.settings.num_gpu_blocks - 1 - int(s.engine[0]["free_blocks"]),
-                s.features.copy(),
+                self.config.num_gpu_blocks - 1 - int(s.engine[0]["free_blocks"]),
+                s.features[0].copy(),
             )
         )
         made = s.requests["tokens"] - tokens_before
@@ -221,29 +219,26 @@ def play(
     spec, deployment = workload_spec(real), deploy(real)
     table = build_requests(spec, seed, None, deployment.settings.max_model_len)
     sent_s = table.arrival_s
-    loop = spec.arrivals if isinstance(spec.arrivals, ClosedLoop) else None
+    loop = spec.arrivals if isinstance(spec.arrivals, ClosedLoopArrivals) else None
     if loop is None:
         table = dataclasses.replace(table, arrival_s=sent_s + front_end.request_s)
     else:
         # The pause has to be known before the batch is.
         front_end = dataclasses.replace(front_end, output_sequence_s=0.0)
         pause_s = front_end.request_s + front_end.output_s + front_end.turnaround_s
-        loop = dataclasses.replace(loop, think_time_s=dataclasses.replace(loop.think_time_s, mean_s=pause_s))
-        loop = dataclasses.replace(loop, think_time_s=dataclasses.replace(loop.think_time_s, distribution="constant"))
+        loop = loop.model_copy(update={"think_time_s": pause_s, "think_time_distribution": "constant"})
     models = list(acceptance_models(real)) or [Constant(alpha=0.0)] * len(table.class_names)
     k = real.num_speculative_tokens
-    policy = deployment.policy
     replica = _Watched(
         deployment.settings,
         request_rows(table),
         table,
-        policy.compile(deployment.settings.num_speculative_tokens, deployment.settings.max_num_seqs),
+        deployment.policy,
         deployment.cost._replace(params=deployment.cost.params.copy()),
         compile_acceptance(models, table.class_id, seed, k),
-        decide=python_hook(policy),
         noise=noise,
         excess=(decode_excess, prompt_excess),
-        seed=seed,
+        noise_seed=seed,
     )
     Cluster([replica], table, make_router("round_robin", table, 1, seed), loop, seed).run()
     return _write(folder, told, replica, front_end, deployment.settings, log, seed)
@@ -285,8 +280,7 @@ def _write(
         "num_accepted_tokens": int(rows["accepted"].sum()),
         "per_position": per_position,
     }
-    names = {name: getattr(step_time, f"F_{name.upper()}") for name in FEATURES}
-    true = {name: [float(step.features[place]) for step in replica.seen] for name, place in names.items()}
+    true = {name: [float(step.features[name]) for step in replica.seen] for name in FEATURES}
     pd.DataFrame(true).to_parquet(folder / "true_steps.parquet")
     if log:
         (folder / SERVER_LOG).write_text(_log(replica, settings, spec), encoding="utf-8")

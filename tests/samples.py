@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from draftcast.sim.workload.arrivals import ClosedLoopArrivals
+
 AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
 2023-11-16 18:15:50.9951690,396,109
@@ -93,3 +95,9 @@ def prometheus(drafts: float, drafted: float, per_position: list[float], engine:
         f"vllm:spec_decode_num_draft_tokens_total{{{labels}}} {float(drafted)}\n"
         f"vllm:spec_decode_num_accepted_tokens_total{{{labels}}} {float(sum(per_position))}\n{positions}"
     )
+
+
+def closed_loop(users: int, think_s: float = 0.0, distribution: str = "constant") -> ClosedLoopArrivals:
+    """Clients that pause between an answer and their next request."""
+    fields: dict[str, Any] = {"think_time_s": think_s, "think_time_distribution": distribution}
+    return ClosedLoopArrivals(process="closed_loop", concurrency=users, **fields)

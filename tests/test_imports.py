@@ -55,7 +55,7 @@ def test_imports_run_one_way(room: str, path: Path) -> None:
 FLOORS = {
     "kernels": ("model", "operators", "search work"),
     "calibration": ("profile", "acceptance engine_log microbench importers", "live"),
-    "sim": ("compiled statistics", "acceptance workload cost", "engine", "policies output", "cluster"),
+    "sim": ("compiled statistics", "acceptance cost", "workload", "state", "policies", "engine", "output", "cluster"),
     "scenarios": ("schema", "run", "compare", "cutover plan sweep evidence live", "show", "cli"),
     "dashboards": ("session", "widgets", "pages"),
 }

@@ -77,14 +77,10 @@ def share_of_longer_drafts(mean_draft_tokens: float, k: int) -> float:
     """q with 1 + q + ... + q^(k-1) = the mean length of drafts cut at k; 1.0 when (nearly) all have k tokens."""
     if mean_draft_tokens >= k - 1e-9:
         return 1.0
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2.0
-        if sum(middle**i for i in range(k)) < mean_draft_tokens:
-            low = middle
-        else:
-            high = middle
-    return low
+    # Imported here: everything else of acceptance runs without scipy.
+    from scipy.optimize import brentq
+
+    return float(brentq(lambda share: sum(share**i for i in range(k)) - mean_draft_tokens, 0.0, 1.0, xtol=1e-15))
 
 
 def acceptance_text(model: dict[str, Any], notes: Sequence[str], *, as_json: bool) -> str:

@@ -3,15 +3,12 @@
 Rows are all scheduled rows (prompt tokens and drafts to verify included), KV tokens stand in the cache before the
 step, sequences are the requests in it: the features of an affine profile. A second log, of the same server with
 speculative decoding, adds what a step costs beyond them: for a drafting model ``fixed + pass * passes + token * drafts
-made + kv * KV tokens``, for text search a fraction of the target's time.
-
-Errors are of stretches of time that took no part in the fit; neighbouring steps are alike, so single steps are never
-held out.
+made + kv * KV tokens``, for text search ``step + sequence * sequences + token * KV tokens``. Every log gives
+stretches of its time, evenly spread, for the errors.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -19,26 +16,107 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.engine_log.regression import (
-    DRAFT,
-    FRACTION,
-    TARGET,
-    Fit,
-    Resampling,
-    as_points,
-    regress,
-)
+from draftcast.calibration.engine_log.regression import LEAST_POINTS, Errors, Regression, design
 from draftcast.calibration.engine_log.steps import WHOLE_ELAPSED, Clock, TimedSteps, timed_steps, with_kv_tokens
-from draftcast.calibration.profile.robust_fit import robust_fit
+from draftcast.calibration.profile.robust_fit import MAD_TO_STD, robust_fit
 from draftcast.errors import InputError
+from draftcast.files import plain
 
-SEARCHES = ("ngram", "ngram_gpu", "suffix")
-"""Methods that draft by text search."""
+TARGET = {"fixed_s": "steps", "row_s": "rows", "kv_token_s": "kv_tokens", "sequence_s": "sequences"}
+"""Target coefficients and what they multiply, the most wanted first."""
+DRAFT = {
+    "draft_pass_s": "draft_passes",
+    "draft_token_s": "draft_tokens",
+    "draft_kv_token_s": "kv_tokens",
+    "draft_fixed_s": "steps",
+}
+"""The same of a drafting model. A log of one k cannot tell passes from fixed seconds: passes are wanted first, the cost
+then grows with k as the number of passes does."""
+SEARCH = {"ngram_step_s": "steps", "ngram_sequence_s": "sequences", "ngram_token_s": "kv_tokens"}
+"""The same of a text search."""
 
 # A speculative server verifies drafts in nearly every step; without one, a resumed request may look alike now and then.
 _SPECULATIVE_SHARE = 0.02
 # Points without KV tokens are dropped where they are fewer than this in every log; otherwise KV tokens are not fitted.
 _MOST_KV_UNKNOWN = 0.5
+_MOST_STRETCHES = 40
+_POINTS_PER_STRETCH = 15
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """A fitted value with its bootstrap interval.
+
+    Attributes:
+        value, low, high: seconds per unit; the interval is NaN when no bootstrap was asked for.
+        standing: ``identified``; ``weak``: the interval reaches 0 or is wider than the value; or why it was not fitted
+            and where its cost went. One that was not fitted is 0.
+    """
+
+    value: float
+    low: float
+    high: float
+    standing: str
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One set of coefficients.
+
+    Attributes:
+        coefficients: by name, of `TARGET`, then those of `DRAFT` or `SEARCH` where there is a speculative log.
+        held_out: errors by kind of point: ``all``, ``decode`` (no prompt tokens), ``prompts``, ``speculative`` (the
+            second log).
+        outlier_points, outlier_seconds, seconds_over_fit: see `Regression`.
+        drift: robust standard deviation, between stretches of time, of their median of measured over fitted time. Above
+            the repeat error it is the machine that changed, or a cost the features do not hold.
+    """
+
+    coefficients: dict[str, Coefficient]
+    held_out: dict[str, Errors]
+    outlier_points: float
+    outlier_seconds: float
+    seconds_over_fit: float
+    drift: float
+
+    def value(self, name: str) -> float:
+        """A coefficient; 0 where it was not fitted."""
+        return self.coefficients[name].value if name in self.coefficients else 0.0
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How logs are fitted.
+
+    Attributes:
+        method: of the speculative log, where that begins after the server said so.
+        clock, warmup_steps: see `timed_steps`.
+        held_out: share of the stretches of time that the fit behind the errors does not see; the coefficients are then
+            fitted on all.
+        bootstrap, confidence, seed: resamples of the stretches behind the intervals (0 none), their level, the seed.
+        kv_capacity_tokens, block_size: see `with_kv_tokens`.
+
+    Raises:
+        InputError: a value out of range.
+    """
+
+    method: str | None = None
+    clock: Clock = "auto"
+    warmup_steps: int = 10
+    held_out: float = 0.25
+    bootstrap: int = 200
+    confidence: float = 0.95
+    seed: int = 0
+    kv_capacity_tokens: float | None = None
+    block_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.held_out <= 0.5:
+            raise InputError("must be above 0 and at most 0.5", key="held_out", value=self.held_out)
+        if self.bootstrap < 0:
+            raise InputError("must be at least 0", key="bootstrap", value=self.bootstrap)
+        if not 0.0 < self.confidence < 1.0:
+            raise InputError("must be between 0 and 1", key="confidence", value=self.confidence)
 
 
 @dataclass(frozen=True)
@@ -86,55 +164,37 @@ class EngineLogFit:
 
     def report(self) -> dict[str, Any]:
         """Plain data for JSON; None for what is not known."""
-        return {**_plain(dataclasses.asdict(self)), "overhead_s": self.overhead_s}
+        return {**plain(self), "overhead_s": self.overhead_s}
 
 
 def fit_engine_log(
     frame: pd.DataFrame,
     speculative_frame: pd.DataFrame | None = None,
-    *,
-    method: str | None = None,
-    clock: Clock = "auto",
-    warmup_steps: int = 10,
-    held_out: float = 0.25,
-    bootstrap: int = 200,
-    confidence: float = 0.95,
-    seed: int = 0,
-    kv_capacity_tokens: float | None = None,
-    block_size: int | None = None,
+    options: FitOptions = FitOptions(),  # frozen
 ) -> EngineLogFit:
     """Fit the step time of one server.
 
     Args:
         frame: of `read_engine_log`, or several concatenated; without speculative decoding where there is a second.
         speculative_frame: the same server with speculative decoding.
-        method: of the second log, where that begins after the server said so.
-        clock, warmup_steps: see `timed_steps`.
-        held_out: share of the stretches of time that the fit behind the errors does not see; the coefficients are then
-            fitted on all.
-        bootstrap, confidence, seed: resamples of the stretches behind the intervals (0 none), their level, the seed.
-        kv_capacity_tokens, block_size: see `with_kv_tokens`.
 
     Raises:
-        InputError: too few usable steps, logs that do not belong together, an argument out of range.
+        InputError: too few usable steps, logs that do not belong together.
     """
-    resampling = Resampling(held_out, bootstrap, confidence, seed)
     frames = [frame]
-    names: tuple[str, ...] = ()
     drafts_with = ""
     num_drafts: tuple[int, ...] = ()
     if speculative_frame is not None:
         frames.append(speculative_frame)
-        drafts_with = _method(frame, speculative_frame, method)
+        drafts_with = _method(frame, speculative_frame, options.method)
         num_drafts = tuple(int(k) for k in sorted(speculative_frame["num_speculative_tokens"].unique()))
-        names = (FRACTION,) if drafts_with in SEARCHES else tuple(DRAFT)
     timed: list[TimedSteps] = []
     for logged in frames:
-        known = with_kv_tokens(logged, kv_capacity_tokens, block_size)
+        known = with_kv_tokens(logged, options.kv_capacity_tokens, options.block_size)
         # One clock for both logs, or the difference of the clocks would pass for drafting.
-        timed.append(timed_steps(known, timed[0].clock if timed else clock, warmup_steps))
+        timed.append(timed_steps(known, timed[0].clock if timed else options.clock, options.warmup_steps))
     hosts = [host_seconds(part) for part in timed]
-    points = as_points([with_host(part, *host) for part, host in zip(timed, hosts, strict=True)])
+    points = _points([with_host(part, *host) for part, host in zip(timed, hosts, strict=True)])
     left_out: dict[str, int] = {}
     for part in timed:
         left_out |= {reason: left_out.get(reason, 0) + count for reason, count in part.left_out.items()}
@@ -142,9 +202,27 @@ def fit_engine_log(
     if unknown.any() and unknown.groupby(points["speculative"]).mean().max() < _MOST_KV_UNKNOWN:
         left_out["KV tokens not known"] = int(points.loc[unknown, "steps"].sum())
         points = points[~unknown].reset_index(drop=True)
-    each = points["sequences"] / points["steps"]
+    per_step = points["sequences"] / points["steps"]
+    parts = [
+        design(part, drafts_with if second else "", TARGET, DRAFT, SEARCH)
+        for second, part in points.groupby("speculative")
+    ]
+    columns = pd.concat(parts)
+    wanted = tuple(map(str, columns))
+    if points["kv_tokens"].isna().any():
+        columns = columns.drop(columns=[name for name in wanted if (TARGET | DRAFT | SEARCH)[name] == "kv_tokens"])
+    regression = Regression.of(points, columns.fillna(0.0))
+    intervals = regression.intervals("speculative", options.bootstrap, options.confidence, options.seed)
+    stretch_ratios = pd.Series(regression.ratio).groupby(points["stretch"].to_numpy()).median()
     return EngineLogFit(
-        regression=regress(points, (*TARGET, *names), resampling, hosts[0][0]),
+        regression=Fit(
+            coefficients={name: _coefficient(regression, name, intervals.get(name)) for name in wanted},
+            held_out=_held_out(regression, options.held_out),
+            outlier_points=regression.outlier_points,
+            outlier_seconds=regression.outlier_seconds,
+            seconds_over_fit=regression.seconds_over_fit,
+            drift=MAD_TO_STD * float((stretch_ratios - stretch_ratios.median()).abs().median()),
+        ),
         clock=timed[0].clock,
         host_fixed_s=hosts[0][0],
         host_sequence_s=hosts[0][1],
@@ -153,7 +231,7 @@ def fit_engine_log(
         steps=int(points["steps"].sum()),
         points=len(points),
         left_out=left_out,
-        sequences=(math.floor(each.min()), math.ceil(each.max())),
+        sequences=(math.floor(per_step.min()), math.ceil(per_step.max())),
         method=drafts_with,
         num_speculative_tokens=num_drafts,
         speculative=speculative_frame is None and is_speculative(frame),
@@ -161,6 +239,55 @@ def fit_engine_log(
         sources=tuple(dict.fromkeys(str(source) for part in frames for source in part["source"].unique())),
         versions=tuple(dict.fromkeys(str(v) for part in frames for v in part["version"].unique() if v)),
     )
+
+
+def _points(timed: list[pd.DataFrame]) -> pd.DataFrame:
+    """Points of one log, or of one without and one with speculative decoding; ``stretch`` numbers stretches of time.
+
+    Raises:
+        InputError: fewer than 40 points in a log.
+    """
+    parts = []
+    first = 0
+    for speculative, points in zip((False, True), timed, strict=False):
+        if len(points) < LEAST_POINTS:
+            source = str(points["source"].iloc[0]) if len(points) else None
+            message = f"{len(points)} usable points are too few; at least {LEAST_POINTS} are needed"
+            raise InputError(message, file=source)
+        count = min(_MOST_STRETCHES, len(points) // _POINTS_PER_STRETCH + 2)
+        stretch = first + np.arange(len(points)) * count // len(points)
+        parts.append(points.assign(speculative=speculative, stretch=stretch))
+        first += count
+    return pd.concat(parts, ignore_index=True)
+
+
+def _held_out(regression: Regression, share: float) -> dict[str, Errors]:
+    """Errors of stretches that every log gives, evenly spread over its time."""
+    points = regression.points
+    order = points["stretch"] - points.groupby("speculative")["stretch"].transform("min")
+    out = (np.floor((order + 1) * share) > np.floor(order * share)).to_numpy()
+    fitted = regression.predicted_by_others([out])
+    prompts, speculative = points["context_tokens"].to_numpy() > 0, points["speculative"].to_numpy()
+    kinds = {"all": out, "decode": out & ~prompts, "prompts": out & prompts, "speculative": out & speculative}
+    return {kind: Errors.of(fitted[chosen], points[chosen]) for kind, chosen in kinds.items()}
+
+
+def _coefficient(regression: Regression, name: str, interval: tuple[float, float] | None) -> Coefficient:
+    if name not in regression.names:
+        other = regression.folded.get(name)
+        reason = (
+            "the log does not give KV tokens"
+            if other is None
+            else f"moves with {other}, which carries it"
+            if other
+            else "nothing to multiply"
+        )
+        return Coefficient(0.0, math.nan, math.nan, f"not fitted: {reason}")
+    value = regression.values[name]
+    if interval is None:
+        return Coefficient(value, math.nan, math.nan, "identified" if value > 0.0 else "weak")
+    low, high = interval
+    return Coefficient(value, low, high, "identified" if low > 0.0 and high - low <= value else "weak")
 
 
 def is_speculative(frame: pd.DataFrame) -> bool:
@@ -222,11 +349,3 @@ def _repeat_error(points: pd.DataFrame) -> float:
     seconds = points["seconds"].to_numpy()
     change = np.abs(np.diff(seconds)) / np.minimum(seconds[1:], seconds[:-1])
     return float(np.median(change[alike]) / math.sqrt(2.0)) if alike.any() else math.nan
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,56 +1,167 @@
-"""From an iteration log's fit to an affine profile: the YAML file that ``load_profile`` takes, with its origin."""
+"""From fitted step times to an affine profile: a folder that ``load_profile`` takes, with the origin of the times."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from draftcast.calibration.engine_log.fit import SEARCHES, EngineLogFit
+from draftcast.calibration.engine_log.fit import EngineLogFit
+from draftcast.calibration.engine_log.regression import DRAFTERS, SEARCHES
+from draftcast.calibration.profile.folder import FIT, MANIFEST, write_manifest
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import load_profile
 from draftcast.errors import InputError
 from draftcast.files import check_new, write_text
 
-DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")
-"""Methods whose drafting an affine profile can hold: one pass of a drafting model per draft token."""
+REPORT = "engine_log.json"
 
 
-def write_profile(
-    fit: EngineLogFit,
-    path: Path,
-    *,
-    name: str,
-    model: str,
-    hardware: HardwareSpec,
-    tp: int,
-    dtype: str,
-    date: str,
+@dataclass(frozen=True)
+class ProfileLabel:
+    """What a profile is of.
+
+    Attributes:
+        name: of the profile. model: as a profile names it. tp: ranks. dtype: a profile's number format, e.g. ``bf16``.
+    """
+
+    name: str
+    model: str
+    hardware: HardwareSpec
+    tp: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class AffineFit:
+    """Fitted step times as an affine profile takes them.
+
+    Attributes:
+        values: coefficients by name; one that is missing is 0. ``fixed_s`` holds the overhead.
+        rows: the target's curve over rows, (rows, seconds).
+        methods: how drafts were made, by the logs or runs behind the fit.
+        overhead_s: the part of the fixed seconds that is outside the engine's own figure.
+        more: further sections, ``front_end`` and ``fitted_runs``.
+        device: what its system calls the device; "" unknown. noise: of the host while it was measured.
+        source: where the coefficients come from, a sentence. notes: what a reader must know, a line each.
+        versions: of vLLM. command: what repeats the fit. report: plain data for JSON.
+    """
+
+    values: Mapping[str, float]
+    methods: tuple[str, ...]
+    sequences: tuple[int, int]
+    enforce_eager: bool
+    source: str
+    notes: Sequence[str]
+    versions: Sequence[str]
+    command: str
+    report: Mapping[str, Any]
+    rows: Sequence[tuple[float, float]] = ()
+    overhead_s: float = 0.0
+    more: Mapping[str, Any] = field(default_factory=dict)
+    device: str = ""
+    noise: Mapping[str, Any] = field(default_factory=dict)
+
+    def text(self, label: ProfileLabel, today: str) -> str:
+        """The profile's YAML, notes as comments."""
+
+        def values(prefix: str, *names: str) -> dict[str, float]:
+            return {name: self.values.get(f"{prefix}{name}", 0.0) for name in names}
+
+        document: dict[str, Any] = {
+            "schema_version": 1,
+            "kind": "affine",
+            "name": label.name,
+            "model": label.model.lower(),
+            "hardware": label.hardware.name,
+            "tp": label.tp,
+            "dtype": label.dtype,
+            "enforce_eager": self.enforce_eager,
+            "date": today,
+            "source": self.source,
+            "fitted_sequences": list(self.sequences),
+            "target": {
+                "fixed_s": self.values["fixed_s"] - self.overhead_s,
+                "rows": [list(point) for point in self.rows],
+                **values("", "row_s", "kv_token_s", "sequence_s", "query_kv_s", "prefill_query_kv_s", "logit_row_s"),
+            },
+            "draft": {
+                **values("draft_", "fixed_s", "pass_s", "row_s", "kv_token_s"),
+                **values("", "draft_token_s"),
+                "methods": {method: "interpolated" for method in self.methods if method not in SEARCHES},
+            },
+            "ngram": {
+                "fraction_of_target": 0.0,
+                **values("ngram_", "step_s", "sequence_s", "token_s"),
+                "methods": {method: "interpolated" for method in self.methods if method in SEARCHES},
+            },
+            "overhead_s": self.overhead_s,
+            **self.more,
+        }
+        comments = "".join(f"# {note}\n" for note in self.notes)
+        return comments + yaml.safe_dump(_rounded(document), sort_keys=False, default_flow_style=None, width=110)
+
+
+def new_profile_folder(folder: Path, report: str = REPORT) -> None:
+    """Make the folder unless it is there.
+
+    Raises:
+        InputError: it cannot be made, or holds files that `write_profile_folder` would write.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot be made: {error.strerror}", file=str(folder)) from None
+    for name in (FIT, MANIFEST, report):
+        check_new(folder / name)
+
+
+def write_profile_folder(
+    folder: Path,
+    fit: AffineFit,
+    label: ProfileLabel,
+    report: str = REPORT,
 ) -> None:
-    """Write the fit as an affine profile and read it back as `load_profile` does.
+    """Write fit, manifest and report into a folder of `new_profile_folder`, and read it back as `load_profile` does.
+
+    Raises:
+        InputError: the folder cannot be written, a name or number that profiles do not take.
+    """
+    today = date.today().isoformat()
+    write_text(folder / FIT, fit.text(label, today))
+    try:
+        load_profile(folder / FIT, label.hardware)
+    except InputError:
+        (folder / FIT).unlink()
+        raise
+    write_manifest(
+        folder,
+        name=label.name,
+        hardware=label.hardware.name,
+        device=fit.device or label.hardware.name,
+        versions={"vllm": ", ".join(fit.versions)} if fit.versions else {},
+        date=today,
+        command=fit.command,
+        source=fit.source,
+        noise=dict(fit.noise),
+    )
+    write_text(folder / report, json.dumps(fit.report, indent=1, allow_nan=False) + "\n")
+
+
+def affine_fit(fit: EngineLogFit, command: str) -> AffineFit:
+    """The fit of iteration logs as an affine profile takes it.
 
     ``overhead_s`` holds the seconds outside ``elapsed``, ``target`` the others; their sum is what was measured.
 
-    Args:
-        path: must not exist. date: ISO, of the measurement. dtype: a number format of profiles, e.g. ``bf16``.
-
     Raises:
-        InputError: the log is of a server with speculative decoding only, its method cannot be held, the file exists or
-            cannot be written, a name or number that profiles do not take.
+        InputError: the log is of a server with speculative decoding only, or its method cannot be held.
     """
-    check_new(path)
-    write_text(path, profile_text(fit, name=name, model=model, hardware=hardware.name, tp=tp, dtype=dtype, date=date))
-    try:
-        load_profile(path, hardware)
-    except InputError:
-        path.unlink()
-        raise
-
-
-def profile_text(fit: EngineLogFit, *, name: str, model: str, hardware: str, tp: int, dtype: str, date: str) -> str:
-    """The profile's YAML, notes as comments. Raises InputError as `write_profile` does for what it cannot hold."""
     if fit.speculative:
         message = (
             "its steps verify drafts, so drafting cannot be told from the target; give the log of the same server "
@@ -60,39 +171,18 @@ def profile_text(fit: EngineLogFit, *, name: str, model: str, hardware: str, tp:
     if fit.method and fit.method not in (*DRAFTERS, *SEARCHES):
         message = f"an affine profile holds only {', '.join((*DRAFTERS, *SEARCHES))}"
         raise InputError(message, file=fit.sources[-1], key="method", value=fit.method)
-    value = fit.regression.value
-    searches = fit.method in SEARCHES
-    origin = {fit.method: "interpolated"} if fit.method else {}
-    document: dict[str, Any] = {
-        "schema_version": 1,
-        "kind": "affine",
-        "name": name,
-        "model": model.lower(),
-        "hardware": hardware,
-        "tp": tp,
-        "dtype": dtype,
-        "enforce_eager": bool(fit.enforce_eager),
-        "date": date,
-        "source": source_line(fit),
-        "fitted_sequences": list(fit.sequences),
-        "target": {
-            "fixed_s": value("fixed_s") - fit.overhead_s,
-            "row_s": value("row_s"),
-            "kv_token_s": value("kv_token_s"),
-            "sequence_s": value("sequence_s"),
-        },
-        "draft": {
-            "fixed_s": value("draft_fixed_s"),
-            "pass_s": value("draft_pass_s"),
-            "draft_token_s": value("draft_token_s"),
-            "kv_token_s": value("draft_kv_token_s"),
-            "methods": {} if searches else origin,
-        },
-        "ngram": {"fraction_of_target": value("ngram_fraction"), "methods": origin if searches else {}},
-        "overhead_s": fit.overhead_s,
-    }
-    comments = "".join(f"# {note}\n" for note in notes(fit))
-    return comments + yaml.safe_dump(rounded(document), sort_keys=False, default_flow_style=None, width=110)
+    return AffineFit(
+        values={name: coefficient.value for name, coefficient in fit.regression.coefficients.items()},
+        methods=(fit.method,) if fit.method else (),
+        sequences=fit.sequences,
+        enforce_eager=bool(fit.enforce_eager),
+        source=source_line(fit),
+        notes=notes(fit),
+        versions=fit.versions,
+        command=command,
+        report={**fit.report(), "notes": notes(fit)},
+        overhead_s=fit.overhead_s,
+    )
 
 
 def source_line(fit: EngineLogFit) -> str:
@@ -135,8 +225,8 @@ def _depths(fit: EngineLogFit) -> str:
     return ", ".join(str(k) for k in fit.num_speculative_tokens)
 
 
-def rounded(value: Any) -> Any:
+def _rounded(value: Any) -> Any:
     """Numbers to nine digits: more is not measured, and every digit would be in the diff of a recalibration."""
     if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
+        return {key: _rounded(item) for key, item in value.items()}
     return float(f"{value:.9g}") if isinstance(value, float) else value

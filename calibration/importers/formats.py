@@ -5,30 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from draftcast.calibration.importers.aiconfigurator import read_aiconfigurator
-from draftcast.calibration.importers.imported import Imported
 from draftcast.calibration.importers.llmservingsim import read_llmservingsim
+from draftcast.calibration.importers.table_file import Imported
 from draftcast.calibration.importers.vidur import read_vidur
 from draftcast.calibration.profile.folder import TABLE, write_manifest
 from draftcast.calibration.profile.hardware import HardwareSpec
-from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.spec import ModelSpec
 
 FORMATS = ("aiconfigurator", "vidur", "llmservingsim")
-
-
-def import_table(
-    source: str,
-    path: Path | None,
-    hardware: HardwareSpec,
-    *,
-    model: ModelSpec | None = None,
-    tp: int | None = None,
-    dtype: str | None = None,
-    system: str | None = None,
-) -> LatencyTable:
-    """Table of one of `FORMATS`; arguments and errors of `read`."""
-    return read(source, path, hardware, model=model, tp=tp, dtype=dtype, system=system).table
 
 
 def read(

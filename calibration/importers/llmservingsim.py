@@ -19,20 +19,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from draftcast.calibration.importers.csv_rows import Row, read_rows
-from draftcast.calibration.importers.imported import Imported, complete, table_of
+from draftcast.calibration.importers.table_file import Imported, complete, read_rows, table_of
 from draftcast.calibration.profile.folder import sha256
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.moe import touched_experts
 from draftcast.kernels.work.layers import linear_layers, lm_head
 
-Columns = dict[str, object]
+Columns = dict[str, Any]
 _FILES = ("dense.csv", "per_sequence.csv", "attention.csv", "moe.csv", "layers.csv")
 _LINEAR = {"qkv_proj": "qkv", "o_proj": "o", "gate_up_proj": "gate_up", "down_proj": "down"}
 _ATTENTION = ("prefill_chunk", "n_decode", "kv_decode", "time_us")
@@ -52,8 +53,8 @@ def read_llmservingsim(path: Path, model: ModelSpec, tp: int | None = None, dtyp
     """
     ranks = _ranks(path) if tp is None else tp
     shapes = _shapes(model, ranks, dtype)
-    rows: list[Columns] = []
-    left_out: dict[str, int] = {}
+    parts: list[pd.DataFrame] = []
+    left_out: Counter[str] = Counter()
     sources: dict[str, str] = {}
     for name in _FILES:
         file = path / name
@@ -61,20 +62,20 @@ def read_llmservingsim(path: Path, model: ModelSpec, tp: int | None = None, dtyp
             continue
         sources[name] = sha256(file)
         if name == "attention.csv":
-            rows += _attention(file, model, ranks, left_out)
+            parts.append(_attention(file, model, ranks, left_out))
         elif name == "moe.csv":
-            rows += _moe(file, model, ranks, dtype, left_out)
+            parts.append(_experts(file, model, ranks, dtype, left_out))
         else:
-            rows += _layers(file, shapes, ranks, left_out)
+            parts += _layers(file, shapes, ranks, left_out)
     if not sources:
         raise HardwareError(f"holds none of {', '.join(_FILES)}", file=str(path))
-    frame = complete(pd.DataFrame(rows)).assign(implementation="vllm")
+    frame = pd.concat([complete(part) for part in parts or [pd.DataFrame()]], ignore_index=True)
     return Imported(
-        table=table_of(frame, path),
+        table=table_of(frame.assign(implementation="vllm"), path),
         device="",
         source="imported from a profile of LLMServingSim (github.com/casys-kaist/LLMServingSim)",
         sources=sources,
-        left_out=left_out,
+        left_out=dict(+left_out),
     )
 
 
@@ -110,85 +111,83 @@ def _shapes(model: ModelSpec, tp: int, dtype: str) -> dict[str, Columns]:
     return shapes
 
 
-def _layers(file: Path, shapes: dict[str, Columns], tp: int, left_out: dict[str, int]) -> Iterator[Columns]:
+def _layers(file: Path, shapes: dict[str, Columns], tp: int, left_out: Counter[str]) -> list[pd.DataFrame]:
     rows_column = {"dense.csv": "tokens", "per_sequence.csv": "sequences"}.get(file.name)
-    first = rows_column is None
-    layer, time, scale = ("layer_name", "latency(ns)", 1e-9) if first else ("layer", "time_us", 1e-6)
-    tokens = rows_column or "input"
-    _, rows = read_rows(file, (layer, tokens, time, *(("tp_size",) if first else ())))
-    for row in rows:
-        name = row.text(layer)
-        if first and row.whole("tp_size", 1) != tp:
-            raise row.fault("tp_size", f"{tp} is needed, as the folder says")
-        if name not in shapes:
-            _count(left_out, f"layer {name}: no counterpart")
-            continue
-        yield {"kv_dtype": "", "m": row.whole(tokens, 1), "seconds": row.time(time) * scale, **shapes[name]}
-
-
-def _attention(file: Path, model: ModelSpec, tp: int, left_out: dict[str, int]) -> Iterator[Columns]:
-    header, rows = read_rows(file, ("kv_prefill", *_ATTENTION), ("prefill_key", *_ATTENTION))
-    heads = {
-        "dtype": "bf16",
-        "kv_dtype": "bf16",
-        "heads": model.num_attention_heads // tp,
-        "kv_heads": model.kv_heads_per_rank(tp),
-        "head_dim": model.head_dim,
-    }
-    for row in rows:
-        if row.has("layer") and row.text("layer") != "attention":
-            _count(left_out, f"layer {row.text('layer')}: no counterpart")
-            continue
-        chunk, batch = row.whole("prefill_chunk"), row.whole("n_decode")
-        if (chunk > 0) == (batch > 0):
-            _count(left_out, "attention of a prompt and of decodes in one launch")
-            continue
-        q = chunk or (row.whole("decode_q_len", 1) if row.has("decode_q_len") else 1)
-        if batch:
-            before = row.whole("kv_decode")
-        elif "kv_prefill" in header:
-            before = row.whole("kv_prefill")
+    if rows_column is None:
+        layer, tokens, time, unit_s = "layer_name", "input", "latency(ns)", 1e-9
+        rows = read_rows(file, (layer, tokens, time, "tp_size"))
+        rows.check("tp_size", rows.whole("tp_size", 1) == tp, f"{tp} is needed, as the folder says")
+    else:
+        layer, tokens, time, unit_s = "layer", rows_column, "time_us", 1e-6
+        rows = read_rows(file, (layer, tokens, time))
+    parts = []
+    for name, group in rows.frame.groupby(layer, sort=False):
+        if name in shapes:
+            own = rows.where(rows.frame.index.isin(group.index))
+            columns = {"m": own.whole(tokens, 1), "seconds": own.seconds(time, unit_s), **shapes[str(name)]}
+            parts.append(group[[]].assign(**columns))
         else:
-            before = round(row.time("prefill_key", may_be_zero=True) - chunk / 2)
-        yield {
-            "operator": "attention_decode" if batch else "attention_prefill",
-            "batch": batch or 1,
-            "q": q,
-            "context": before + q,
-            "seconds": row.time("time_us") * 1e-6,
-            **heads,
-        }
+            left_out[f"layer {name}: no counterpart"] += len(group)
+    return parts
 
 
-def _moe(file: Path, model: ModelSpec, tp: int, dtype: str, left_out: dict[str, int]) -> Iterator[Columns]:
+def _attention(file: Path, model: ModelSpec, tp: int, left_out: Counter[str]) -> pd.DataFrame:
+    rows = read_rows(file, ("kv_prefill", *_ATTENTION), ("prefill_key", *_ATTENTION))
+    if "layer" in rows.frame:
+        other = rows.has("layer") & (rows.frame["layer"] != "attention")
+        for name, count in rows.frame.loc[other, "layer"].value_counts().items():
+            left_out[f"layer {name}: no counterpart"] += int(count)
+        rows = rows.where(~other)
+    chunk, batch = rows.whole("prefill_chunk"), rows.whole("n_decode")
+    mixed = (chunk > 0) == (batch > 0)
+    left_out["attention of a prompt and of decodes in one launch"] += int(mixed.sum())
+    prompts, decodes = rows.where(~mixed & (chunk > 0)), rows.where(~mixed & (batch > 0))
+    if "kv_prefill" in rows.frame:
+        before = prompts.whole("kv_prefill")
+    else:
+        mean_key = prompts.seconds("prefill_key", 1.0, may_be_zero=True)
+        before = (mean_key - chunk[mean_key.index] / 2).round().astype(np.int64)
+    lengths = decodes.where(decodes.has("decode_q_len"))
+    queries = pd.Series(1, index=decodes.frame.index)
+    if len(lengths.frame):
+        queries.update(lengths.whole("decode_q_len", 1))
+    q = pd.concat([chunk[prompts.frame.index], queries])
+    timed = rows.where(~mixed)
+    return timed.frame[[]].assign(
+        operator=(batch > 0).map({True: "attention_decode", False: "attention_prefill"}),
+        batch=batch.clip(lower=1),
+        q=q,
+        context=pd.concat([before, decodes.whole("kv_decode")]) + q,
+        seconds=timed.seconds("time_us", 1e-6),
+        dtype="bf16",
+        kv_dtype="bf16",
+        heads=model.num_attention_heads // tp,
+        kv_heads=model.kv_heads_per_rank(tp),
+        head_dim=model.head_dim,
+    )
+
+
+def _experts(file: Path, model: ModelSpec, tp: int, dtype: str, left_out: Counter[str]) -> pd.DataFrame:
     if not model.num_moe_layers:
         raise HardwareError(f"{model.name} has no experts", file=str(file))
-    _, rows = read_rows(file, ("tokens", "activated_experts", "time_us"))
-    nearest: dict[int, tuple[float, Row]] = {}
-    for row in rows:
-        if row.has("ep") and row.whole("ep", 1) > 1:
-            _count(left_out, "experts of which other ranks hold some")
-            continue
-        tokens, active = row.whole("tokens", 1), row.whole("activated_experts", 1)
-        expected = float(touched_experts(tokens, model.num_experts, model.num_experts_per_tok))
-        distance = abs(math.log(active / expected))
-        if tokens in nearest:
-            _count(left_out, "experts visited by fewer or more of them than independent routing does")
-        if tokens not in nearest or distance < nearest[tokens][0]:
-            nearest[tokens] = distance, row
-    for tokens, (_, row) in nearest.items():
-        yield {
-            "operator": "moe",
-            "dtype": dtype,
-            "kv_dtype": "",
-            "m": tokens,
-            "k": model.hidden_size,
-            "n": math.ceil(model.moe_intermediate_size / tp),
-            "num_experts": model.num_experts,
-            "top_k": model.num_experts_per_tok,
-            "seconds": row.time("time_us") * 1e-6,
-        }
-
-
-def _count(left_out: dict[str, int], reason: str) -> None:
-    left_out[reason] = left_out.get(reason, 0) + 1
+    rows = read_rows(file, ("tokens", "activated_experts", "time_us"))
+    ranks = rows.where(rows.has("ep"))
+    elsewhere = ranks.whole("ep", 1) > 1 if len(ranks.frame) else pd.Series(False, index=ranks.frame.index)
+    here = rows.where(~elsewhere.reindex(rows.frame.index, fill_value=False))
+    tokens, active = here.whole("tokens", 1), here.whole("activated_experts", 1)
+    expected = touched_experts(tokens.to_numpy(), model.num_experts, model.num_experts_per_tok)
+    distance = pd.Series(np.abs(np.log(active.to_numpy() / expected)), index=here.frame.index)
+    nearest = here.where(here.frame.index.isin(distance.groupby(tokens).idxmin()))
+    unlikely = "experts visited by fewer or more of them than independent routing does"
+    left_out["experts of which other ranks hold some"] += len(rows.frame) - len(here.frame)
+    left_out[unlikely] += len(here.frame) - len(nearest.frame)
+    return nearest.frame[[]].assign(
+        operator="moe",
+        dtype=dtype,
+        m=tokens,
+        k=model.hidden_size,
+        n=math.ceil(model.moe_intermediate_size / tp),
+        num_experts=model.num_experts,
+        top_k=model.num_experts_per_tok,
+        seconds=nearest.seconds("time_us", 1e-6),
+    )

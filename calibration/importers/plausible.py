@@ -12,11 +12,10 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.profile.hardware import HardwareSpec
-from draftcast.calibration.profile.measured import FAMILY
+from draftcast.calibration.profile.measured import ATTENTION, Part, parts_of
 from draftcast.calibration.profile.table import POINT, SHAPE_FIELDS, SHAPES
 from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES
-from draftcast.kernels.operators import registry
-from draftcast.kernels.operators.cost import FloatArray, Work
+from draftcast.kernels.operators.cost import FloatArray
 
 FLOOR_SHARE = {"moe": 0.7, "all_reduce": 0.8}
 """Least measured time over the floor, 1 for other operators. Experts under a skewed routing are fewer than the floor's
@@ -62,27 +61,25 @@ def plausible(frame: pd.DataFrame, hardware: HardwareSpec) -> tuple[pd.DataFrame
 def floor_seconds(frame: pd.DataFrame, hardware: HardwareSpec) -> pd.Series:
     """Least time of every row in an engine: its FLOPs at the peak rate, or what it must fetch at the full bandwidth."""
     floor = pd.Series(0.0, index=frame.index)
-    for (operator, dtype, kv_dtype), rows in frame.groupby(["operator", "dtype", "kv_dtype"]):
-        shape = {name: rows[name].to_numpy(np.float64) for name in SHAPE_FIELDS[str(operator)]}
-        work = registry.operator(str(operator)).work(shape, str(dtype), str(kv_dtype))
-        fetched = _fetched_bytes(str(operator), str(dtype), str(kv_dtype), shape, work)
-        peak_flops, bandwidth = hardware.ceilings(FAMILY[str(operator)], str(kv_dtype or dtype))
-        floor[rows.index] = np.maximum(work.flops / peak_flops, fetched / bandwidth)
+    for part, rows in parts_of(frame):
+        peak_flops, bandwidth = hardware.ceilings(*part.roofline)
+        floor[rows.index] = np.maximum(part.work_of(rows).flops / peak_flops, _fetched_bytes(part, rows) / bandwidth)
     return floor
 
 
-def _fetched_bytes(operator: str, dtype: str, kv_dtype: str, shape: dict[str, FloatArray], work: Work) -> FloatArray:
+def _fetched_bytes(part: Part, rows: pd.DataFrame) -> FloatArray:
     """Bytes that no cache holds when a kernel starts: weights, and the KV of earlier steps.
 
     Activations and new keys and values pass from kernel to kernel through the cache in an engine too.
     """
-    if operator == "linear":
-        return shape["k"] * shape["n"] * WEIGHT_BYTES[dtype]
-    if operator in ("attention_decode", PREFILL):
+    shape: dict[str, FloatArray] = {name: rows[name].to_numpy(np.float64) for name in SHAPE_FIELDS[part.operator]}
+    if part.operator == "linear":
+        return shape["k"] * shape["n"] * WEIGHT_BYTES[part.dtype]
+    if part.operator in ATTENTION:
         window = np.where(shape["window"] > 0, shape["window"], np.inf)
         earlier = np.minimum(shape["context"] - shape["q"], window)
-        return 2.0 * shape["batch"] * earlier * shape["kv_heads"] * shape["head_dim"] * KV_BYTES[kv_dtype]
-    return work.bytes
+        return 2.0 * shape["batch"] * earlier * shape["kv_heads"] * shape["head_dim"] * KV_BYTES[part.kv_dtype]
+    return part.work(shape).bytes
 
 
 def below_floor(frame: pd.DataFrame, hardware: HardwareSpec) -> pd.Series:

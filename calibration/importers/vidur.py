@@ -9,13 +9,12 @@ Attention counts writing the new keys and values (``attn_kv_cache_save``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from draftcast.calibration.importers.csv_rows import Row, read_rows
-from draftcast.calibration.importers.imported import Imported, complete, table_of
+from draftcast.calibration.importers.table_file import Imported, complete, read_rows, table_of
 from draftcast.calibration.profile.folder import sha256
 from draftcast.errors import HardwareError
 
@@ -30,7 +29,7 @@ _MLP_SHAPE = (
     "num_tokens",
     "num_tensor_parallel_workers",
 )
-_ATTENTION_SHAPE = (
+_ATTENTION = (
     "n_embd",
     "n_q_head",
     "n_kv_head",
@@ -52,12 +51,12 @@ def read_vidur(path: Path) -> Imported:
     files = [path] if path.is_file() else [path / name for name in (MLP, ATTENTION) if (path / name).is_file()]
     if not files:
         raise HardwareError(f"holds neither {MLP} nor {ATTENTION}", file=str(path))
-    rows: list[dict[str, object]] = []
+    parts = []
     for file in files:
         if file.name not in (MLP, ATTENTION):
             raise HardwareError(f"must be called {MLP} or {ATTENTION}", file=str(file))
-        rows += _mlp(file) if file.name == MLP else _attention(file)
-    frame = complete(pd.DataFrame(rows)).assign(implementation="vidur")
+        parts += _mlp(file) if file.name == MLP else [_attention(file)]
+    frame = pd.concat([complete(part) for part in parts], ignore_index=True).assign(implementation="vidur")
     return Imported(
         table=table_of(frame, path),
         device="",
@@ -70,58 +69,55 @@ def _median(operator: str) -> str:
     return f"time_stats.{operator}.median"
 
 
-def _mlp(file: Path) -> Iterator[dict[str, object]]:
-    _, rows = read_rows(file, (*_MLP_SHAPE, *(_median(layer) for layer in _LAYERS)))
-    for row in rows:
-        tp = row.whole("num_tensor_parallel_workers", 1)
-        hidden, heads = row.whole("n_embd", 1), row.whole("n_head", 1)
-        head_dim = _divided(row, "n_embd", hidden, heads)
-        q_heads, kv_heads = _divided(row, "n_head", heads, tp), max(row.whole("n_kv_head", 1) // tp, 1)
-        width = _divided(row, "n_expanded_embd", row.whole("n_expanded_embd", 1), tp)
-        vocab = -(-row.whole("vocab_size", 1) // tp)
-        gated = row.flag("use_gated_mlp")
-        shapes: dict[str, dict[str, object]] = {
-            "emb": {"operator": "embedding", "k": vocab, "n": hidden},
-            "attn_pre_proj": {"operator": "linear", "k": hidden, "n": (q_heads + 2 * kv_heads) * head_dim},
-            "attn_rope": {"operator": "rotary", "heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim},
-            "attn_post_proj": {"operator": "linear", "k": q_heads * head_dim, "n": hidden},
-            "mlp_up_proj": {"operator": "linear", "k": hidden, "n": 2 * width if gated else width},
-            "mlp_down_proj": {"operator": "linear", "k": width, "n": hidden},
-        }
-        if gated:
-            shapes["mlp_act"] = {"operator": "swiglu", "n": width}
-        for layer, shape in shapes.items():
-            # A model without rotary embedding has no time for it.
-            if row.has(_median(layer)):
-                seconds = row.time(_median(layer)) * 1e-3
-                yield {"dtype": "bf16", "kv_dtype": "", "m": row.whole("num_tokens", 1), "seconds": seconds, **shape}
+def _mlp(file: Path) -> list[pd.DataFrame]:
+    rows = read_rows(file, (*_MLP_SHAPE, *(_median(layer) for layer in _LAYERS)))
+    tp = rows.whole("num_tensor_parallel_workers", 1)
+    hidden, heads = rows.whole("n_embd", 1), rows.whole("n_head", 1)
+    head_dim = rows.divided("n_embd", hidden, heads)
+    q_heads, kv_heads = rows.divided("n_head", heads, tp), (rows.whole("n_kv_head", 1) // tp).clip(lower=1)
+    width = rows.divided("n_expanded_embd", rows.whole("n_expanded_embd", 1), tp)
+    vocab = -(-rows.whole("vocab_size", 1) // tp)
+    gated = rows.flag("use_gated_mlp")
+    num_tokens = rows.whole("num_tokens", 1)
+    shapes: dict[str, dict[str, Any]] = {
+        "emb": {"operator": "embedding", "k": vocab, "n": hidden},
+        "attn_pre_proj": {"operator": "linear", "k": hidden, "n": (q_heads + 2 * kv_heads) * head_dim},
+        "attn_rope": {"operator": "rotary", "heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim},
+        "attn_post_proj": {"operator": "linear", "k": q_heads * head_dim, "n": hidden},
+        "mlp_up_proj": {"operator": "linear", "k": hidden, "n": width.where(~gated, 2 * width)},
+        "mlp_down_proj": {"operator": "linear", "k": width, "n": hidden},
+        "mlp_act": {"operator": "swiglu", "n": width},
+    }
+    parts = []
+    for layer, shape in shapes.items():
+        # A model without rotary embedding has no time for it.
+        timed = rows.has(_median(layer)) & (gated | (layer != "mlp_act"))
+        seconds = rows.where(timed).seconds(_median(layer), 1e-3)
+        parts.append(rows.frame[[]].assign(dtype="bf16", m=num_tokens, seconds=seconds, **shape)[timed])
+    return parts
 
 
-def _attention(file: Path) -> Iterator[dict[str, object]]:
-    columns = (_median("attn_prefill"), _median("attn_decode"), _median("attn_kv_cache_save"))
-    _, rows = read_rows(file, (*_ATTENTION_SHAPE, *columns))
-    for row in rows:
-        tp = row.whole("num_tensor_parallel_workers", 1)
-        heads, prefill = row.whole("n_q_head", 1), row.flag("is_prefill")
-        q = row.whole("prefill_chunk_size", 1) if prefill else 1
-        seconds = row.time(_median("attn_prefill" if prefill else "attn_decode"))
-        if row.has(_median("attn_kv_cache_save")):
-            seconds += row.time(_median("attn_kv_cache_save"), may_be_zero=True)
-        yield {
-            "operator": "attention_prefill" if prefill else "attention_decode",
-            "dtype": "bf16",
-            "kv_dtype": "bf16",
-            "batch": row.whole("batch_size", 1),
-            "q": q,
-            "context": row.whole("kv_cache_size") + q,
-            "heads": _divided(row, "n_q_head", heads, tp),
-            "kv_heads": max(row.whole("n_kv_head", 1) // tp, 1),
-            "head_dim": _divided(row, "n_embd", row.whole("n_embd", 1), heads),
-            "seconds": seconds * 1e-3,
-        }
-
-
-def _divided(row: Row, column: str, value: int, parts: int) -> int:
-    if value % parts:
-        raise row.fault(column, f"a multiple of {parts} is needed")
-    return value // parts
+def _attention(file: Path) -> pd.DataFrame:
+    save = _median("attn_kv_cache_save")
+    rows = read_rows(file, (*_ATTENTION, _median("attn_prefill"), _median("attn_decode"), save))
+    tp = rows.whole("num_tensor_parallel_workers", 1)
+    heads, prefill = rows.whole("n_q_head", 1), rows.flag("is_prefill")
+    q = rows.whole("prefill_chunk_size").where(prefill, 1)
+    rows.check("prefill_chunk_size", q >= 1, "a whole number >= 1 is needed")
+    times = [
+        rows.where(prefill).seconds(_median("attn_prefill"), 1e-3),
+        rows.where(~prefill).seconds(_median("attn_decode"), 1e-3),
+    ]
+    saving = rows.where(rows.has(save)).seconds(save, 1e-3, may_be_zero=True)
+    return rows.frame[[]].assign(
+        operator=prefill.map({True: "attention_prefill", False: "attention_decode"}),
+        dtype="bf16",
+        kv_dtype="bf16",
+        batch=rows.whole("batch_size", 1),
+        q=q,
+        context=rows.whole("kv_cache_size") + q,
+        heads=rows.divided("n_q_head", heads, tp),
+        kv_heads=(rows.whole("n_kv_head", 1) // tp).clip(lower=1),
+        head_dim=rows.divided("n_embd", rows.whole("n_embd", 1), heads),
+        seconds=pd.concat(times).add(saving, fill_value=0.0),
+    )

@@ -27,7 +27,7 @@ from typing import Any
 import aiohttp
 
 from draftcast.calibration.live.journal import Journal
-from draftcast.calibration.live.plan import LoadPlan
+from draftcast.calibration.live.load import LoadPlan
 from draftcast.errors import LiveError
 
 DONE, SERVER_GONE, DISK_REFUSED, STOPPED = 0, 3, 4, 143
@@ -138,9 +138,7 @@ class Client:
             for request_id, due_s in enumerate(self._plan.due_s):
                 if self._plan.send_for_s is not None and due_s > self._plan.send_for_s:
                     break
-                # A sleep may end a little early by the clock: wait for what is left.
-                while (wait_s := due_s - self._now()) > 0:
-                    await asyncio.sleep(wait_s)
+                await self._until(due_s)
                 group.create_task(self._request(request_id, due_s))
 
     async def _closed_loop(self) -> None:
@@ -155,10 +153,14 @@ class Client:
             due_s = answered_s + (self._plan.think_s[request_id] if self._plan.think_s is not None else 0.0)
             if self._plan.send_for_s is not None and due_s > self._plan.send_for_s:
                 return
-            while (wait_s := due_s - self._now()) > 0:
-                await asyncio.sleep(wait_s)
+            await self._until(due_s)
             await self._request(request_id, due_s)
             answered_s = self._now()
+
+    async def _until(self, due_s: float) -> None:
+        # A sleep may end a little early by the clock: wait for what is left.
+        while (wait_s := due_s - self._now()) > 0:
+            await asyncio.sleep(wait_s)
 
     # ---- one request ----
 

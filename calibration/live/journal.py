@@ -12,7 +12,9 @@ import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, Strict, TypeAdapter, ValidationError
 
 from draftcast.errors import InputError, LiveError
 from draftcast.files import parse_json, read_bytes
@@ -34,6 +36,18 @@ REQUESTS_DTYPES = {
     "wrong_tokens": "int64",
 }
 CHUNKS_DTYPES = {"request_id": "int64", "time_s": "float64", "tokens": "int64"}
+
+
+# Finite, and of no more digits than 64 bits hold.
+_Time = Annotated[float, Strict(), Field(gt=-(2**53), lt=2**53)]
+_Count = Annotated[int, Strict(), Field(gt=-(2**53), lt=2**53)]
+_LINE: TypeAdapter[Any] = TypeAdapter(
+    tuple[Literal["r"], _Count, str, _Time, _Count, _Count]
+    | tuple[Literal["s"], _Count, _Time]
+    | tuple[Literal["c"], _Count, _Time, _Count]
+    | tuple[Literal["f"], _Count, _Time, _Count]
+    | tuple[Literal["e"], _Count, _Time, str]
+)
 
 
 class Journal:
@@ -87,8 +101,10 @@ def read_journal(path: Path) -> list[list[Any]]:
     known: set[int] = set()
     for number, line in enumerate(lines[:-1], start=1):
         value = parse_json(line, str(path), line=number)
-        if not _is_line(value):
-            raise InputError("is not a line of a live run's journal", file=str(path), line=number)
+        try:
+            _LINE.validate_python(value)
+        except ValidationError:
+            raise InputError("is not a line of a live run's journal", file=str(path), line=number) from None
         if value[0] == "r" and value[1] in known:
             raise InputError("the same request twice", file=str(path), line=number, key="request_id", value=value[1])
         if value[0] != "r" and value[1] not in known:
@@ -128,30 +144,6 @@ def tables(lines: Iterable[list[Any]]) -> tuple[pd.DataFrame, pd.DataFrame]:
     frame = pd.DataFrame([requests[key] for key in sorted(requests)], columns=list(REQUESTS_DTYPES))
     pieces = pd.DataFrame(chunks, columns=list(CHUNKS_DTYPES)).sort_values("time_s", kind="stable", ignore_index=True)
     return frame.astype(REQUESTS_DTYPES), pieces.astype(CHUNKS_DTYPES)
-
-
-_TIME, _COUNT = int | float, int
-_KINDS: dict[object, tuple[Any, ...]] = {
-    "r": (_COUNT, str, _TIME, _COUNT, _COUNT),
-    "s": (_COUNT, _TIME),
-    "c": (_COUNT, _TIME, _COUNT),
-    "f": (_COUNT, _TIME, _COUNT),
-    "e": (_COUNT, _TIME, str),
-}
-
-
-def _is_line(value: Any) -> bool:
-    """Whether a JSON value is a line as the module's text says: kinds, finite times, numbers of 64 bits."""
-    if not isinstance(value, list) or not value or not isinstance(value[0], str):
-        return False
-    kinds = _KINDS.get(value[0], ())
-    return (
-        len(value) == 1 + len(kinds) > 1
-        and all(
-            isinstance(item, kind) and (kind is str or abs(item) < 2**53)  # false of NaN too
-            for item, kind in zip(value[1:], kinds, strict=True)
-        )
-    )
 
 
 def _refused(path: Path, error: OSError) -> LiveError:

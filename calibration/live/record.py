@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from draftcast.calibration.live import core_speed
-from draftcast.calibration.live.cpu_use import busy_seconds, tree_seconds
-from draftcast.calibration.live.http import get
+import psutil
+
 from draftcast.calibration.live.journal import read_journal, tables
-from draftcast.calibration.live.load import Progress, run_load
-from draftcast.calibration.live.plan import LoadPlan
+from draftcast.calibration.live.load import LoadPlan, Progress, run_load
 from draftcast.calibration.live.run_directory import (
     JOURNAL,
     METRICS_AFTER,
@@ -29,8 +25,7 @@ from draftcast.calibration.live.run_directory import (
     LiveRunWriter,
     why,
 )
-from draftcast.calibration.live.server import Server
-from draftcast.calibration.live.server_facts import ServerFacts, acceptance_between, server_facts
+from draftcast.calibration.live.server import Server, ServerFacts, acceptance_between, get, server_facts
 from draftcast.calibration.microbench.noise import NoiseProbe, NoiseReading, host_facts, noise_summary
 from draftcast.errors import LiveError
 from draftcast.files import without_secrets, written
@@ -146,26 +141,24 @@ class _Recording:
         """Everything up to the last answer; returns why it stopped early, or ""."""
         if warmup is not None:
             with TemporaryDirectory(prefix="draftcast-") as folder:
-                warmed = run_load(warmup, Path(folder) / JOURNAL, self._endpoint.trouble)
-            if warmed.reason:
-                return f"{warmed.reason} (while warming up)"
+                _, reason = run_load(warmup, Path(folder) / JOURNAL, self._endpoint.trouble)
+            if reason:
+                return f"{reason} (while warming up)"
         self._read_noise()
         before = self._metrics(METRICS_BEFORE)
         if self._endpoint.log is not None:
             self._log_mark = self._endpoint.log.stat().st_size
-        used, began = self._cpu_seconds(), time.monotonic()
-        with self._beside_the_server():
-            result = run_load(plan, self._writer.folder / JOURNAL, self._endpoint.trouble, progress)
-        used_after, spent_s = self._cpu_seconds(), time.monotonic() - began
-        if used is not None and used_after is not None:
-            own_s = used_after[1] - used[1] + float(result.summary.get("cpu_s") or 0.0)
-            self._others_cores = max(used_after[0] - used[0] - own_s, 0.0) / spent_s
-        start_unix_s = result.summary.pop("start_unix_s", None)
-        self._writer.update(client=result.summary, start_unix_s=start_unix_s)
-        after = self._metrics(METRICS_AFTER)
-        self._writer.update(acceptance=acceptance_between(before, after))
+        used_s, began = self._others_cpu_seconds(), time.monotonic()
+        client, reason = run_load(plan, self._writer.folder / JOURNAL, self._endpoint.trouble, progress)
+        used_after_s, spent_s = self._others_cpu_seconds(), time.monotonic() - began
+        if used_s is not None and used_after_s is not None:
+            client_s = float(client.get("cpu_s") or 0.0)
+            self._others_cores = max(used_after_s - used_s - client_s, 0.0) / spent_s
+        start_unix_s = client.pop("start_unix_s", None)
+        acceptance = acceptance_between(before, self._metrics(METRICS_AFTER))
+        self._writer.update(client=client, start_unix_s=start_unix_s, acceptance=acceptance)
         self._read_noise()
-        return result.reason
+        return reason
 
     def close(self, reason: str) -> LiveRun:
         """Finish the run with what there is."""
@@ -180,36 +173,24 @@ class _Recording:
         self._copy_log()
         self._writer.update(
             known_continuation={"checked_tokens": of, "wrong_tokens": wrong} if len(checked) else None,
-            noise=_summary(self._readings, self._others_cores),
+            noise={
+                **(noise_summary(self._readings) if self._readings else {}),
+                "others_cores": self._others_cores,
+            },
         )
         return self._writer.finish(reason)
 
-    def _metrics(self, name: str) -> str | None:
+    def _metrics(self, name: str) -> Path | None:
         try:
             text = get(f"{self._endpoint.url}/metrics")
         except LiveError:
             return None  # a server that is gone, or that has none
-        self._writer.write_text(name, text)
-        return text
+        return self._writer.write_text(name, text)
 
-    def _cpu_seconds(self) -> tuple[float, float] | None:
-        """CPU seconds so far of this host and of our server; None where they are not known, or the server not ours."""
-        pid = self._endpoint.server.pid if self._endpoint.server is not None else None
-        busy_s = busy_seconds()
-        return (busy_s, tree_seconds(pid)) if pid is not None and busy_s is not None else None
-
-    @contextlib.contextmanager
-    def _beside_the_server(self) -> Iterator[None]:
-        """Where the server computes on this host: reads how fast its cores are, and keeps the client off them."""
+    def _others_cpu_seconds(self) -> float | None:
+        """CPU seconds so far of this host without our server's; None where the server is not ours."""
         server = self._endpoint.server
-        if server is None or server.pid is None or not server.cpu or not core_speed.can_probe():
-            yield
-            return
-        cores = core_speed.server_cores(server.pid)
-        self._writer.update(server_cores=cores)
-        # The probe first: it reads all the cores that this process may use when it starts it.
-        with core_speed.Probe(self._writer.folder / core_speed.FILE), core_speed.kept_off(cores):
-            yield
+        return busy_seconds() - tree_seconds(server.pid) if server is not None else None
 
     def _read_noise(self) -> None:
         if self._noise is not None and (reading := self._noise.read()) is not None:
@@ -230,10 +211,28 @@ class _Recording:
             shutil.copyfileobj(log, copy)
 
 
+def busy_seconds() -> float:
+    """CPU seconds of all processes since the host's start; idle, waiting and stolen time left out."""
+    times = psutil.cpu_times()._asdict()
+    return float(sum(times.get(kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq")))
+
+
+def tree_seconds(pid: int) -> float:
+    """CPU seconds so far of the living processes that descend from ``pid``, itself among them."""
+    total_s = 0.0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                total_s += times.user + times.system
+    return total_s
+
+
 def machine_facts() -> dict[str, Any]:
     """This host: processor, cores, governor, system, memory_bytes, python, gpus (a line of nvidia-smi each)."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {**host_facts(), "memory_bytes": memory, "python": platform.python_version(), "gpus": _gpus()}
+    memory_bytes = psutil.virtual_memory().total
+    return {**host_facts(), "memory_bytes": memory_bytes, "python": platform.python_version(), "gpus": _gpus()}
 
 
 def _gpus() -> list[str]:
@@ -243,7 +242,3 @@ def _gpus() -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip() for line in answer.splitlines() if line.strip()]
-
-
-def _summary(readings: list[NoiseReading], others_cores: float | None) -> dict[str, Any]:
-    return {**(noise_summary(readings) if readings else {}), "others_cores": others_cores}

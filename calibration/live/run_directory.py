@@ -1,33 +1,33 @@
 """A live run on disk.
 
-``manifest.json``       what ran, on what, and whether it is complete (`MANIFEST_KEYS`)
+``manifest.json``       what ran, on what, and whether it is complete (`Manifest`)
 ``requests.parquet``    a row per request: request_id, class, due_s, sent_s, first_token_s, finish_s (seconds since the
                         start, NaN if never), prompt_tokens, output_tokens_wanted, output_tokens, error ("" if none),
                         wrong_tokens (-1: not checked)
 ``chunks.parquet``      a row per piece of a streamed answer: request_id, time_s, tokens
 ``server.log``          what the server printed, raw; absent where somebody else started it and gave no log
-``core_speed.csv``      how fast this host's cores were meanwhile (`draftcast.calibration.live.core_speed`), where the
-                        server computes on them
 ``metrics_before.txt``, ``metrics_after.txt``  the server's Prometheus text around the load; absent where it has none
 
 While a run goes on there is ``journal.jsonl`` in place of the two tables and the manifest says ``complete: false``: a
-run that is killed at any moment is a readable, incomplete run. Knows nothing of what the figures mean.
+run that is killed at any moment is a readable, incomplete run. Keys and files of other versions are left alone. Knows
+nothing of what the figures mean.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from draftcast.calibration.live.journal import CHUNKS_DTYPES, REQUESTS_DTYPES, read_journal, tables
 from draftcast.errors import InputError, LiveError
-from draftcast.files import read_frame, read_json, write_text, written
+from draftcast.files import plain, read_frame, read_json, write_text, written
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,32 +37,65 @@ KIND, SCHEMA_VERSION = "live", 1
 _MOST = 1e9
 MANIFEST, REQUESTS, CHUNKS, JOURNAL = "manifest.json", "requests.parquet", "chunks.parquet", "journal.jsonl"
 SERVER_LOG, METRICS_BEFORE, METRICS_AFTER = "server.log", "metrics_before.txt", "metrics_after.txt"
-# Every manifest has these; what a run does not know is null (numbers, objects), "" (texts) or {} (mappings).
-MANIFEST_KEYS: dict[str, Any] = {
-    "schema_version": SCHEMA_VERSION,
-    "kind": KIND,
-    "complete": False,
-    "incomplete_reason": "",  # one line; "" for a complete run
-    "name": "",
-    "created_at": "",  # ISO 8601, UTC
-    "scenario": {},  # as loaded, every default written out
-    "seed": 0,
-    "speculative_config": None,  # as given to the server
-    # command (list of strings, [] where somebody else started it), url, version, log (whether server.log is there),
-    # config: num_gpu_blocks, block_size, max_num_batched_tokens, max_num_seqs, max_model_len, async_scheduling,
-    # enable_prefix_caching, enforce_eager, ...; null where the server does not tell
-    "server": {},
-    "client": {},  # lateness_p50_s, lateness_p99_s, lateness_max_s: due to sent
-    "machine": {},  # processor, cores, memory_bytes, system, python
-    # as `draftcast.calibration.microbench.noise.noise_summary`, and others_cores: cores that neither our server nor the
-    # client but other processes used while the load ran, on average; null where that is not known
-    "noise": {},
-    # cores the server computes on, where core_speed.csv tells how fast they were; [] where that is not known
-    "server_cores": [],
-    "known_continuation": None,  # checked_tokens, wrong_tokens
-    "start_unix_s": None,  # Unix time of second 0
-    "acceptance": None,  # num_drafts, num_draft_tokens, num_accepted_tokens, per_position: counts over the run
-}
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Objects = dict[str, Any]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Counts(_Part):
+    num_drafts: Count
+    num_draft_tokens: Count
+    num_accepted_tokens: Count
+    per_position: list[Count]
+
+
+class _Checked(_Part):
+    checked_tokens: Count
+    wrong_tokens: Count
+
+
+class Manifest(_Part):
+    """Keys of every manifest; what a run does not know is null (numbers, objects), "" (texts) or {} (mappings).
+
+    Attributes:
+        incomplete_reason: one line; "" for a complete run.
+        created_at: ISO 8601, UTC.
+        scenario: as loaded, every default written out.
+        speculative_config: as given to the server.
+        server: command (list of strings, [] where somebody else started it), url, version, log (whether server.log is
+            there), config: num_gpu_blocks, block_size, max_num_batched_tokens, max_num_seqs, max_model_len,
+            async_scheduling, enable_prefix_caching, enforce_eager, ...; null where the server does not tell.
+        client: lateness_p50_s, lateness_p99_s, lateness_max_s: due to sent.
+        machine: processor, cores, memory_bytes, system, python.
+        noise: as `draftcast.calibration.microbench.noise.noise_summary`, and others_cores: cores that neither our
+            server nor the client but other processes used while the load ran, on average; null where that is not known.
+        start_unix_s: Unix time of second 0.
+        acceptance: counts over the run.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    kind: str = KIND
+    complete: bool = False
+    incomplete_reason: str = ""
+    name: str = ""
+    created_at: str = ""
+    scenario: Objects = Field(default_factory=dict)
+    seed: Any = 0
+    speculative_config: Objects | None = None
+    server: Objects = Field(default_factory=dict)
+    client: Objects = Field(default_factory=dict)
+    machine: Objects = Field(default_factory=dict)
+    noise: Objects = Field(default_factory=dict)
+    known_continuation: _Checked | None = None
+    start_unix_s: Annotated[float, Field(gt=-(2**53), lt=2**53)] | None = None
+    acceptance: _Counts | None = None
+
+
+MANIFEST_KEYS: dict[str, Any] = Manifest().model_dump()
 
 
 @dataclass(frozen=True)
@@ -83,16 +116,6 @@ class LiveRun:
     def server_log(self) -> Path | None:
         """The server's log, None where there is none."""
         return self._file(SERVER_LOG)
-
-    @property
-    def metrics_before(self) -> Path | None:
-        """Prometheus text from just before the load, None where there is none."""
-        return self._file(METRICS_BEFORE)
-
-    @property
-    def metrics_after(self) -> Path | None:
-        """Prometheus text from just after the load, None where there is none."""
-        return self._file(METRICS_AFTER)
 
     def _file(self, name: str) -> Path | None:
         return self.folder / name if (self.folder / name).is_file() else None
@@ -161,16 +184,17 @@ class LiveRunWriter:
             raise KeyError(f"not keys of a live run's manifest: {', '.join(sorted(unknown))}")
         self.manifest = {**self.manifest, **manifest}
         write_text(
-            self.folder / MANIFEST, json.dumps(_plain(self.manifest), indent=1, allow_nan=False) + "\n", LiveError
+            self.folder / MANIFEST, json.dumps(plain(self.manifest), indent=1, allow_nan=False) + "\n", LiveError
         )
 
-    def write_text(self, name: str, text: str) -> None:
-        """A text file of the run: `METRICS_BEFORE`, `METRICS_AFTER`.
+    def write_text(self, name: str, text: str) -> Path:
+        """A text file of the run: `METRICS_BEFORE`, `METRICS_AFTER`; returns where it lies.
 
         Raises:
             LiveError: the disk refuses.
         """
         write_text(self.folder / name, text, LiveError)
+        return self.folder / name
 
     def finish(self, incomplete_reason: str = "") -> LiveRun:
         """End the run: the journal becomes the tables, and without a reason against it the run is complete.
@@ -234,40 +258,12 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         message = f"written by another version; this one reads {SCHEMA_VERSION}"
         raise InputError(message, file=str(path), key="schema_version", value=data.get("schema_version"))
     data = {**MANIFEST_KEYS, **data}
-    for key, wanted in _KINDS.items():
-        if not wanted(data[key]):
-            raise InputError("damaged: not what a live run writes", file=str(path), key=key, value=data[key])
+    try:
+        Manifest.model_validate(data)
+    except ValidationError as error:
+        key = str(error.errors()[0]["loc"][0])
+        raise InputError("damaged: not what a live run writes", file=str(path), key=key, value=data[key]) from None
     return data
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and 0 <= value < 2**53
-
-
-def _has_counts(value: object, *keys: str) -> bool:
-    return value is None or (isinstance(value, dict) and all(_is_count(value.get(key)) for key in keys))
-
-
-def _is_acceptance(value: Any) -> bool:
-    counts = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
-    lists = value is None or (isinstance(value, dict) and isinstance(value.get("per_position"), list))
-    return lists and _has_counts(value, *counts) and all(map(_is_count, value["per_position"] if value else ()))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) < 2**53
-
-
-_KINDS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("name", "created_at", "incomplete_reason"), lambda value: isinstance(value, str)),
-    **dict.fromkeys(("scenario", "server", "client", "machine", "noise"), lambda value: isinstance(value, dict)),
-    "complete": lambda value: isinstance(value, bool),
-    "speculative_config": lambda value: value is None or isinstance(value, dict),
-    "server_cores": lambda value: isinstance(value, list) and all(map(_is_count, value)),
-    "start_unix_s": lambda value: value is None or _is_number(value),
-    "known_continuation": lambda value: _has_counts(value, "checked_tokens", "wrong_tokens"),
-    "acceptance": _is_acceptance,
-}
 
 
 def _check_tables(folder: Path, requests: pd.DataFrame, chunks: pd.DataFrame) -> None:
@@ -299,16 +295,3 @@ def _table(path: Path, dtypes: Mapping[str, str]) -> pd.DataFrame:
         return frame.astype(dtypes)
     except (ValueError, TypeError, OverflowError) as error:
         raise InputError(f"damaged: {error}", file=str(path)) from None
-
-
-def _plain(value: Any) -> Any:
-    """As JSON can hold it: numpy's numbers as numbers, NaN as null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -1,13 +1,16 @@
-"""Starts, watches and stops a vLLM server of our own.
+"""Starts, watches and stops a vLLM server of our own, and asks a running server what it is.
 
 The server runs under a keeper (`draftcast.calibration.live.keeper`): when this process ends in whatever way, the
-server does too. Knows nothing of scenarios: it is given flags.
+server does too. Knows nothing of scenarios: it is given flags. ``/server_info`` tells everything of a server (vLLM in
+development mode, as ours are started); else ``/metrics`` and ``/v1/models`` tell what they know, and the rest is null.
 """
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -16,12 +19,15 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from draftcast.calibration.live.http import get
+from draftcast.calibration.acceptance.metrics import read_metrics
 from draftcast.errors import InputError, LiveError
 
 HOST = "127.0.0.1"
@@ -80,16 +86,13 @@ class Server:
         command, environment: as started.
         url: without ``/v1``.
         log: file that takes all it prints.
-        cpu: it computes on this host's CPU.
     """
 
     command: list[str]
     environment: Mapping[str, str]
     url: str
     log: Path
-    stop_timeout_s: float
-    cpu: bool = False
-    _keeper: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _keeper: subprocess.Popen[bytes] = field(repr=False)
 
     @classmethod
     def start(cls, flags: ServerFlags, log: Path, stop_timeout_s: float = STOP_TIMEOUT_S) -> Server:
@@ -102,30 +105,22 @@ class Server:
             InputError: the port is in use, no vLLM is found.
             LiveError: the log cannot be written.
         """
-        port = flags.port if flags.port is not None else _free_port()
-        if flags.port is not None:
-            _check_free(flags.port)
-        server = cls(flags.command(port), flags.environment(), f"http://{HOST}:{port}", log, stop_timeout_s, flags.cpu)
+        port = _port(flags.port)
+        command, environment = flags.command(port), flags.environment()
         try:
             file = log.open("ab")
         except OSError as error:
             raise LiveError(f"{log}: cannot be written: {error.strerror}") from None
         with file:
-            server._keeper = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "draftcast.calibration.live.keeper",
-                    str(server.stop_timeout_s),
-                    *server.command,
-                ],
+            keeper = subprocess.Popen(
+                [sys.executable, "-m", "draftcast.calibration.live.keeper", str(stop_timeout_s), *command],
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **server.environment},
+                env={**os.environ, **environment},
             )
-        return server
+        return cls(command, environment, f"http://{HOST}:{port}", log, keeper)
 
     @property
     def shown(self) -> str:
@@ -137,12 +132,12 @@ class Server:
     @property
     def exit_code(self) -> int | None:
         """None while it runs."""
-        return self._keeper.poll() if self._keeper is not None else 0
+        return self._keeper.poll()
 
     @property
-    def pid(self) -> int | None:
-        """Of the process all others of the server descend from; None when it was stopped."""
-        return self._keeper.pid if self._keeper is not None else None
+    def pid(self) -> int:
+        """Of the process all others of the server descend from."""
+        return self._keeper.pid
 
     def wait_ready(self, timeout_s: float, waiting: Callable[[float], None] = lambda _: None) -> None:
         """Until it answers ``/health``; ``waiting`` is called with the seconds so far.
@@ -180,12 +175,10 @@ class Server:
 
     def stop(self) -> None:
         """End it and all processes it started; returns when they are gone."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is None or keeper.stdin is None:
-            return
+        assert self._keeper.stdin is not None
         with contextlib.suppress(OSError):
-            keeper.stdin.close()
-        keeper.wait()
+            self._keeper.stdin.close()
+        self._keeper.wait()
 
     def __enter__(self) -> Server:
         return self
@@ -211,17 +204,144 @@ def find_vllm() -> tuple[str, ...]:
     )
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-def _check_free(port: int) -> None:
+def _port(wanted: int | None) -> int:
+    """A port that can be used: the wanted one, or any that is free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind((HOST, wanted or 0))
         except (OSError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else "0 to 65535 is allowed"
-            raise InputError(f"cannot be used: {reason}", key="port", value=port) from None
+            raise InputError(f"cannot be used: {reason}", key="port", value=wanted) from None
+        return int(probe.getsockname()[1])
+
+
+# Servers here are named by the user; a proxy in the environment is for elsewhere.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def get(url: str, timeout_s: float = 10.0) -> str:
+    """The answer's text.
+
+    Raises:
+        LiveError: no answer, or one that is not 200; the address is named.
+    """
+    try:
+        with _OPENER.open(url, timeout=timeout_s) as response:
+            body: bytes = response.read()
+    except urllib.error.HTTPError as error:
+        raise LiveError(f"{url}: HTTP {error.code}") from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise LiveError(f"{url}: no answer: {getattr(reason, 'strerror', None) or reason}") from None
+    return body.decode("utf-8", errors="replace")
+
+
+def get_json(url: str, timeout_s: float = 10.0) -> Any:
+    """The answer's JSON.
+
+    Raises:
+        LiveError: as `get`, or the answer is not JSON.
+    """
+    try:
+        return json.loads(get(url, timeout_s))
+    except ValueError:
+        raise LiveError(f"{url}: the answer is not JSON; is it a vLLM server?") from None
+
+
+# By section of vLLM's configuration; names as there, but for scheduling_policy.
+_CONFIG = {
+    "cache_config": ("num_gpu_blocks", "block_size", "enable_prefix_caching", "gpu_memory_utilization", "cache_dtype"),
+    "scheduler_config": (
+        "max_num_batched_tokens",
+        "max_num_scheduled_tokens",
+        "max_num_seqs",
+        "enable_chunked_prefill",
+        "long_prefill_token_threshold",
+        "scheduling_policy",
+        "watermark",
+        "async_scheduling",
+    ),
+    "model_config": ("max_model_len", "dtype", "quantization", "enforce_eager"),
+    "parallel_config": ("tensor_parallel_size", "data_parallel_size"),
+}
+_SPECULATIVE = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
+_CACHE_INFO = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """Attributes: model: the name it serves; version: "" where it does not say; config: see `_CONFIG`, null unknown."""
+
+    model: str
+    version: str
+    config: dict[str, Any]
+
+
+def server_facts(url: str) -> ServerFacts:
+    """Ask the server at ``url``.
+
+    Raises:
+        LiveError: nobody answers there, or not as vLLM does.
+    """
+    models = get_json(f"{url}/v1/models")
+    try:
+        first = models["data"][0]
+        model = str(first["id"])
+    except (TypeError, KeyError, IndexError):
+        raise LiveError(f"{url}/v1/models: no model in the answer; is it a vLLM server?") from None
+    config: dict[str, Any] = dict.fromkeys(name for names in _CONFIG.values() for name in names)
+    config["max_model_len"] = first.get("max_model_len")
+    version = ""
+    with contextlib.suppress(LiveError):
+        version = str(get_json(f"{url}/version")["version"])
+    with contextlib.suppress(LiveError):
+        config |= _from_metrics(get(f"{url}/metrics"))
+    with contextlib.suppress(LiveError):
+        # The first answer also collects facts of the system, which takes its time.
+        config |= _from_server_info(get_json(f"{url}/server_info?config_format=json", timeout_s=120.0))
+    return ServerFacts(model, version, config)
+
+
+def acceptance_between(before: Path | None, after: Path | None) -> dict[str, Any] | None:
+    """What the server counted between two snapshots of its metrics; None where it drafted nothing or does not say."""
+    if before is None or after is None:
+        return None
+    try:
+        found = read_metrics(after, before=before)
+    except InputError:
+        return None
+    return {
+        "num_drafts": found.num_drafts,
+        "num_draft_tokens": found.num_draft_tokens,
+        "num_accepted_tokens": found.num_accepted_tokens,
+        "per_position": [round(rate * found.num_drafts) for rate in found.rates],
+    }
+
+
+def _from_metrics(text: str) -> dict[str, Any]:
+    labels = dict(_LABEL.findall(found[1])) if (found := _CACHE_INFO.search(text)) else {}
+    config: dict[str, Any] = {}
+    for name in ("num_gpu_blocks", "block_size"):
+        if labels.get(name, "").isdigit():
+            config[name] = int(labels[name])
+    if labels.get("enable_prefix_caching") in ("True", "False"):
+        config["enable_prefix_caching"] = labels["enable_prefix_caching"] == "True"
+    return config
+
+
+def _from_server_info(info: Any) -> dict[str, Any]:
+    whole = info.get("vllm_config") if isinstance(info, Mapping) else None
+    if not isinstance(whole, Mapping):
+        return {}
+    config: dict[str, Any] = {}
+    for section, names in _CONFIG.items():
+        known = whole.get(section)
+        if isinstance(known, Mapping):
+            keys = {name: "policy" if name == "scheduling_policy" else name for name in names}
+            config |= {name: known[key] for name, key in keys.items() if key in known}
+    speculative = whole.get("speculative_config")
+    if isinstance(speculative, Mapping):
+        config["speculative_config"] = {key: speculative.get(key) for key in _SPECULATIVE}
+    return config

@@ -11,22 +11,26 @@ in how it drafts gives up stretches of its time instead.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from draftcast.calibration.engine_log.fit import SEARCHES
-from draftcast.calibration.engine_log.profile import DRAFTERS
-from draftcast.calibration.engine_log.regression import LEAST_POINTS, Errors
-from draftcast.calibration.live.core_speed import COLUMNS, GROUPS, exponents, factors
+from draftcast.calibration.engine_log.regression import (
+    DRAFTERS,
+    LEAST_POINTS,
+    SEARCHES,
+    BoolArray,
+    Errors,
+    Regression,
+    design,
+)
+from draftcast.calibration.live.composition import TimedRun, composed_steps, timed_run
 from draftcast.calibration.live.run_directory import LiveRun
-from draftcast.calibration.live.timed_run import TimedRun, composed_steps, timed_run
-from draftcast.calibration.profile.robust_fit import FloatArray, RobustFit, identified, robust_fit
-from draftcast.calibration.profile.spec import CoreResponse
+from draftcast.calibration.profile.robust_fit import FloatArray
 from draftcast.errors import InputError
 
 TARGET = {
@@ -52,8 +56,6 @@ _KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512,
 # A stretch of the curve without this many steps in it has no slope of its own.
 _STEPS_PER_KNOT = 25
 _STRETCHES = 12
-# Fit and the powers of the cores' speed take turns; they have settled by then.
-_SPEED_ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,6 @@ class StepFit:
         held_out: errors by run; ``whole`` and ``all`` are those of whole runs and of every held-out point.
         outlier_points, outlier_seconds: share of the points the fit sets aside, and of the time they hold.
         seconds_over_fit: measured over fitted time, outliers included.
-        core_speed: by group of cores, how a step's time goes with their speed; empty where a run does not know it. The
-            coefficients are seconds at the speed ``spin_s``.
     """
 
     coefficients: dict[str, float]
@@ -97,23 +97,18 @@ class StepFit:
     outlier_points: float
     outlier_seconds: float
     seconds_over_fit: float
-    core_speed: dict[str, CoreResponse]
 
     @property
     def methods(self) -> tuple[str, ...]:
         """How the runs drafted, "" left out."""
         return tuple(dict.fromkeys(run.method for run in self.runs if run.method))
 
-    def seconds(self, points: pd.DataFrame, method: str) -> FloatArray:
-        """Fitted seconds of points (or steps, which need a column ``steps`` of ones) of a run with this method.
-
-        At the speed the cores had, where the points say so.
-        """
-        names, x = _design(points, method, tuple(rows for rows, _ in self.rows))
-        values = {**self.coefficients, **_increments(self.rows)}
-        at_reference = x @ np.array([values.get(name, 0.0) for name in names])
-        logs = {name: points[name].to_numpy(np.float64) for name in COLUMNS if name in points}
-        return np.asarray(at_reference * factors(self.core_speed, logs, len(points)), dtype=np.float64)
+    def seconds(self, run: TimedRun) -> FloatArray:
+        """Fitted seconds of each step of one of `runs`."""
+        curve = {f"rows_{b:.0f}": after - before for (_, before), (b, after) in pairwise(self.rows)}
+        columns = _columns(run.steps.assign(steps=1.0), run.method)
+        values = np.array([(self.coefficients | curve)[str(name)] for name in columns])
+        return np.asarray(columns.to_numpy() @ values)
 
 
 def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
@@ -127,33 +122,33 @@ def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
     knots = _knots(pd.concat([steps["tokens"] for steps in composed]).to_numpy())
     timed = []
     for run, steps in zip(runs, composed, strict=True):
-        basis = _basis(steps["tokens"].to_numpy(np.float64), knots)
-        searches = (steps["draft_seqs"] > 0).astype(np.float64)
-        frame = pd.concat([steps, basis], axis=1).assign(searches=searches)
-        timed.append(timed_run(run, frame, (*basis.columns, "searches")))
+        frame = _with_curve(steps, knots)
+        timed.append(timed_run(run, frame, [str(name) for name in frame if name not in steps]))
     _check(timed)
-    data = _Data.of(timed, knots)
-    names, folded = data.identified()
-    solved, powers = data.solve(names, np.full(len(data.seconds), True))
-    values = dict(zip(names, solved.coefficients.tolist(), strict=True))
-    fitted = data.columns(names) @ solved.coefficients * data.slowness(powers)
-    held_out, everything = _held_out(data, names, powers)
-    steps = pd.concat([run.steps["seqs"] for run in timed])
+    numbered = [run.points.assign(run_number=number) for number, run in enumerate(timed)]
+    columns = pd.concat([_columns(run.points, run.method) for run in timed], ignore_index=True).fillna(0.0)
+    order = [name for name in ("fixed_s", *_curve_names(knots), *TARGET, *DRAFT, *SEARCH) if name in columns]
+    regression = Regression.of(pd.concat(numbered, ignore_index=True), columns[order])
+    sets = [_held_out(regression.points["run_number"].to_numpy(), number, timed) for number in range(len(timed))]
+    fitted = regression.predicted_by_others(out for out, _ in sets)
+    points, every = regression.points, np.any([out for out, _ in sets], axis=0)
+    values = regression.values
+    curve = np.cumsum([0.0, *(values[name] for name in _curve_names(knots))])
+    sequences = pd.concat([run.steps["seqs"] for run in timed])
     return StepFit(
-        coefficients={name: values.get(name, 0.0) for name in data.names if not _is_curve(name)},
-        folded={name: other for name, other in folded.items() if not _is_curve(name)},
-        rows=_curve(knots, values),
-        sequences=(int(steps.min()), int(steps.max())),
+        coefficients={name: values.get(name, 0.0) for name in order if not name.startswith("rows_")},
+        folded={name: other for name, other in regression.folded.items() if not name.startswith("rows_")},
+        rows=tuple(zip(map(float, knots), curve.tolist(), strict=True)),
+        sequences=(int(sequences.min()), int(sequences.max())),
         runs=tuple(timed),
-        held_out=held_out,
-        all=everything,
-        outlier_points=float(solved.outliers.mean()),
-        outlier_seconds=float(data.seconds[solved.outliers].sum() / data.seconds.sum()),
-        seconds_over_fit=float(data.seconds.sum() / fitted.sum()),
-        core_speed={
-            group: CoreResponse(float(np.exp(log)), float(power))
-            for group, log, power in zip(data.groups, data.reference, powers, strict=True)
-        },
+        held_out=tuple(
+            HeldOut(run.label, whole, Errors.of(fitted[out], points[out]))
+            for run, (out, whole) in zip(timed, sets, strict=True)
+        ),
+        all=Errors.of(fitted[every], points[every]),
+        outlier_points=regression.outlier_points,
+        outlier_seconds=regression.outlier_seconds,
+        seconds_over_fit=regression.seconds_over_fit,
     )
 
 
@@ -179,93 +174,14 @@ def _check(runs: Sequence[TimedRun]) -> None:
             raise InputError(message, file=str(own[0].run.folder))
 
 
-@dataclass(frozen=True)
-class _Data:
-    """Points of all runs as arrays; ``run`` and ``stretch`` number where a point belongs."""
-
-    names: tuple[str, ...]
-    x: FloatArray
-    points: pd.DataFrame
-    seconds: FloatArray
-    groups: tuple[str, ...]  # of cores whose speed every run knows
-    reference: FloatArray  # logarithms of the probe's seconds that the coefficients are for, one a group
-
-    @classmethod
-    def of(cls, runs: Sequence[TimedRun], knots: tuple[int, ...]) -> _Data:
-        parts, designs = [], []
-        for number, run in enumerate(runs):
-            stretch = np.arange(len(run.points)) * _STRETCHES // max(len(run.points), 1)
-            parts.append(run.points.assign(number=number, label=run.label, kind=run.method, stretch=stretch))
-            names, x = _design(run.points, run.method, knots)
-            designs.append(pd.DataFrame(x, columns=list(names)))
-        every = pd.concat(designs, ignore_index=True).fillna(0.0)
-        points = pd.concat(parts, ignore_index=True)
-        order = [name for name in _names(knots) if name in every]
-        known = [name in points and not points[name].isna().any() for name in COLUMNS]
-        groups = tuple(group for group, is_known in zip(GROUPS, known, strict=True) if is_known)
-        logs = points[[name for name, is_known in zip(COLUMNS, known, strict=True) if is_known]]
-        return cls(
-            tuple(order),
-            every[order].to_numpy(),
-            points,
-            points["seconds"].to_numpy(np.float64),
-            groups,
-            logs.median().to_numpy(np.float64),
-        )
-
-    @property
-    def deviations(self) -> FloatArray:
-        """Logarithms of the probe's seconds beside the reference's, shape (points, groups)."""
-        columns = [COLUMNS[GROUPS.index(group)] for group in self.groups]
-        return self.points[columns].to_numpy(np.float64) - self.reference
-
-    def slowness(self, powers: FloatArray) -> FloatArray:
-        """How many times longer than at the reference's speed each point takes."""
-        return np.asarray(np.exp(self.deviations @ powers), dtype=np.float64)
-
-    def columns(self, names: Sequence[str]) -> FloatArray:
-        return self.x[:, [self.names.index(name) for name in names]]
-
-    def identified(self) -> tuple[tuple[str, ...], dict[str, str]]:
-        kept, folded = identified(self.x / self.seconds[:, None], self.names)
-        return tuple(self.names[i] for i in kept), folded
-
-    def solve(
-        self, names: Sequence[str], where: FloatArray, start: FloatArray | None = None
-    ) -> tuple[RobustFit, FloatArray]:
-        """Coefficients at the reference's speed, and the powers by which times go with the probe's readings.
-
-        ``start``: powers of nearly the same points, from which one round is enough.
-        """
-        x, seconds = self.columns(names)[where], self.seconds[where]
-        steps = self.points["steps"].to_numpy(np.float64)[where]
-        deviations = self.deviations[where]
-        powers = np.zeros(deviations.shape[1]) if start is None else start
-        fit = robust_fit(x, seconds / np.exp(deviations @ powers), steps)
-        for _ in range((_SPEED_ROUNDS if start is None else 1) if len(powers) else 0):
-            kept = ~fit.outliers
-            fitted = x[kept] @ fit.coefficients
-            shares = (x[kept] * fit.coefficients)[:, fit.coefficients > 0.0] / fitted[:, None]
-            powers = exponents(deviations[kept], np.log(seconds[kept] / fitted), steps[kept], shares)
-            fit = robust_fit(x, seconds / np.exp(deviations @ powers), steps, start=fit)
-        return fit, powers
-
-
-def _held_out(data: _Data, names: tuple[str, ...], start: FloatArray) -> tuple[tuple[HeldOut, ...], Errors]:
-    points, x = data.points, data.columns(names)
-    fitted = np.full(len(points), np.nan)
-    found = []
-    for number in points["number"].unique():
-        own = (points["number"] == number).to_numpy()
-        kind = points.loc[own, "kind"].iloc[0]
-        whole = bool((points.loc[~own, "kind"] == kind).any())
-        out = own if whole else own & (points["stretch"] % 4 == 3).to_numpy()
-        fit, powers = data.solve(names, ~out, start)
-        fitted[out] = x[out] @ fit.coefficients * data.slowness(powers)[out]
-        label = str(points.loc[own, "label"].iloc[0])
-        found.append(HeldOut(label, whole, Errors.of(fitted[out], points[out])))
-    seen = ~np.isnan(fitted)
-    return tuple(found), Errors.of(fitted[seen], points[seen])
+def _held_out(numbers: NDArray[np.int64], number: int, runs: Sequence[TimedRun]) -> tuple[BoolArray, bool]:
+    """Points of a run that a fit must not see to be judged by them, and whether they are the whole run."""
+    own = numbers == number
+    if sum(run.method == runs[number].method for run in runs) > 1:
+        return own, True
+    count = int(own.sum())
+    own[own] = np.arange(count) * _STRETCHES // max(count, 1) % 4 == 3
+    return own, False
 
 
 def _knots(tokens: FloatArray) -> tuple[int, ...]:
@@ -280,43 +196,18 @@ def _knots(tokens: FloatArray) -> tuple[int, ...]:
     return (*knots[:-1], high)  # what lies beyond the last full stretch belongs to it
 
 
-def _basis(tokens: FloatArray, knots: tuple[int, ...]) -> pd.DataFrame:
-    """Share of each stretch of the curve that a step's rows have climbed."""
-    return pd.DataFrame(
-        {f"rows_{b}": np.clip((tokens - a) / (b - a), 0.0, 1.0) for a, b in pairwise(knots)},
-        index=range(len(tokens)),
-    )
+def _curve_names(knots: Sequence[int]) -> list[str]:
+    return [f"rows_{knot}" for knot in knots[1:]]
 
 
-def _names(knots: tuple[int, ...]) -> tuple[str, ...]:
-    """All coefficients, the most wanted first: of two that move together the first is fitted."""
-    return ("fixed_s", *(f"rows_{b}" for _, b in pairwise(knots)), *TARGET, *DRAFT, *SEARCH)
+def _with_curve(steps: pd.DataFrame, knots: Sequence[int]) -> pd.DataFrame:
+    """The steps with the share of each stretch of the curve that their rows have climbed, and ``searches``."""
+    tokens = steps["tokens"].to_numpy(np.float64)
+    shares = {f"rows_{b}": np.clip((tokens - a) / (b - a), 0.0, 1.0) for a, b in pairwise(knots)}
+    return steps.assign(**shares, searches=(steps["draft_seqs"] > 0).astype(np.float64))
 
 
-def _is_curve(name: str) -> bool:
-    return name.startswith("rows_")
-
-
-def _design(points: pd.DataFrame, method: str, knots: Sequence[float]) -> tuple[tuple[str, ...], FloatArray]:
-    """Names and columns of the coefficients that a run with this method has."""
-    columns = {"fixed_s": "steps", **{f"rows_{b:.0f}": f"rows_{b:.0f}" for _, b in pairwise(knots)}, **TARGET}
-    columns |= DRAFT if method in DRAFTERS else SEARCH if method in SEARCHES else {}
-    return tuple(columns), points[list(columns.values())].to_numpy(np.float64)
-
-
-def _curve(knots: tuple[int, ...], values: dict[str, float]) -> tuple[tuple[float, float], ...]:
-    points = [(float(knots[0]), 0.0)]
-    for knot in knots[1:]:
-        points.append((float(knot), points[-1][1] + values.get(f"rows_{knot}", 0.0)))
-    return tuple(points)
-
-
-def _increments(rows: tuple[tuple[float, float], ...]) -> dict[str, float]:
-    return {f"rows_{b:.0f}": after - before for (_, before), (b, after) in pairwise(rows)}
-
-
-def errors_text(errors: Errors) -> str:
-    """In a line: median, p90 and bias; a dash where nothing was held out."""
-    if not errors.points or math.isnan(errors.median):
-        return "-"
-    return f"median {errors.median:.1%}, p90 {errors.p90:.1%}, bias {errors.bias:+.1%}"
+def _columns(points: pd.DataFrame, method: str) -> pd.DataFrame:
+    """What the coefficients multiply that a run with this method has."""
+    curve = {name: name for name in map(str, points) if name.startswith("rows_")}
+    return design(points, method, {"fixed_s": "steps", **curve, **TARGET}, DRAFT, SEARCH)

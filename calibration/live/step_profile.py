@@ -1,4 +1,11 @@
-"""From live runs to a profile folder: the whole-step fit, the front end's seconds, and which runs they come from."""
+"""From live runs to a profile folder: the whole-step fit, the front end's seconds, and which runs they come from.
+
+The front end is what lies between client and engine: seconds of HTTP, process hand-over, detokeniser and streaming. No
+engine step holds them, so they are no part of a step's cost, and they are not fitted to latencies: they come from time
+stamps. A piece of an answer reaches the client some time after the log line of its step. A request that meets an idle
+engine waits for its first step to end, less that step's own time. In a closed loop the client takes a moment from the
+last piece of an answer to its next request.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +14,22 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
-from datetime import date
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
-from draftcast.calibration.engine_log.fit import SEARCHES
-from draftcast.calibration.engine_log.profile import rounded
-from draftcast.calibration.engine_log.regression import Errors
-from draftcast.calibration.live.front_end import FrontEndMeasurement, measure_front_end
+from draftcast.calibration.engine_log.profile import AffineFit, ProfileLabel, new_profile_folder, write_profile_folder
+from draftcast.calibration.live.composition import TimedRun, run_name
 from draftcast.calibration.live.run_directory import LiveRun
-from draftcast.calibration.live.step_fit import StepFit, errors_text, fit_steps
-from draftcast.calibration.live.timed_run import run_name
-from draftcast.calibration.profile.folder import FIT, MANIFEST, write_manifest
-from draftcast.calibration.profile.hardware import HardwareSpec
-from draftcast.calibration.profile.load import load_profile
+from draftcast.calibration.live.step_fit import StepFit, fit_steps
+from draftcast.calibration.profile.folder import FIT, MANIFEST
+from draftcast.calibration.profile.robust_fit import FloatArray, robust_fit
+from draftcast.calibration.profile.spec import FrontEnd
 from draftcast.errors import InputError
-from draftcast.files import check_new, write_text
+from draftcast.files import plain
 
 REPORT = "calibration.json"
 PROFILE_FILES = (FIT, MANIFEST, REPORT)
@@ -44,11 +47,12 @@ class LiveCalibration:
     def report(self) -> dict[str, Any]:
         """Plain data for JSON; NaN is None."""
         fit = self.fit
-        return {
+        held_out = [{"run": each.run, "whole_run": each.whole, **vars(each.errors)} for each in fit.held_out]
+        report = {
             "coefficients": fit.coefficients,
             "not_fitted": fit.folded,
-            "rows": [list(point) for point in fit.rows],
-            "sequences": list(fit.sequences),
+            "rows": fit.rows,
+            "sequences": fit.sequences,
             "runs": [
                 {
                     "folder": str(run.run.folder),
@@ -57,23 +61,20 @@ class LiveCalibration:
                     "k": run.k,
                     "points": len(run.points),
                     "clock": run.clock,
-                    "elapsed_share": _known(run.elapsed_share),
-                    "host_s": [_known(value) for value in run.host_s],
+                    "elapsed_share": run.elapsed_share,
+                    "host_s": run.host_s,
                     "left_out": run.left_out,
                 }
                 for run in fit.runs
             ],
-            "held_out": {
-                "all": _errors(fit.all),
-                "runs": [{"run": each.run, "whole_run": each.whole, **_errors(each.errors)} for each in fit.held_out],
-            },
+            "held_out": {"all": fit.all, "runs": held_out},
             "outlier_points": fit.outlier_points,
             "outlier_seconds": fit.outlier_seconds,
             "seconds_over_fit": fit.seconds_over_fit,
-            "front_end": dataclasses.asdict(self.front_end),
-            "core_speed": {group: dataclasses.asdict(read) for group, read in fit.core_speed.items()},
-            "notes": list(self.notes),
+            "front_end": self.front_end,
+            "notes": self.notes,
         }
+        return dict(plain(report))
 
 
 def calibrate_live(runs: Sequence[LiveRun]) -> LiveCalibration:
@@ -84,49 +85,44 @@ def calibrate_live(runs: Sequence[LiveRun]) -> LiveCalibration:
     """
     _check_alike(runs)
     fit = fit_steps(runs)
-    fitted_s = [fit.seconds(run.steps.assign(steps=1.0), run.method) for run in fit.runs]
+    fitted_s = [fit.seconds(run) for run in fit.runs]
     front_end = measure_front_end(fit.runs, fitted_s)
     return LiveCalibration(fit, front_end, tuple(_notes(fit, front_end)))
 
 
-def write_live_profile(
-    found: LiveCalibration, folder: Path, *, name: str, model: str, hardware: HardwareSpec, tp: int, dtype: str
-) -> None:
+def write_live_profile(found: LiveCalibration, folder: Path, label: ProfileLabel) -> None:
     """Write the profile folder and read it back as `load_profile` does: fit, manifest, ``calibration.json``.
-
-    Args:
-        model, tp, dtype: what was served, as a profile names it.
 
     Raises:
         InputError: the folder holds such files already or cannot be written.
     """
-    import json
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot be made: {error.strerror}", file=str(folder)) from None
-    for written in PROFILE_FILES:
-        check_new(folder / written)
-    today = date.today().isoformat()
-    document = _document(found, name=name, model=model, hardware=hardware.name, tp=tp, dtype=dtype, date=today)
-    comments = "".join(f"# {note}\n" for note in found.notes)
-    text = yaml.safe_dump(rounded(document), sort_keys=False, default_flow_style=None, width=110)
-    write_text(folder / FIT, comments + text)
-    first = found.fit.runs[0].run.manifest
-    write_manifest(
-        folder,
-        name=name,
-        hardware=hardware.name,
-        device=str(first["machine"].get("processor") or hardware.name),
-        versions={"vllm": version} if (version := str(first["server"].get("version") or "")) else {},
-        date=today,
-        command=" ".join(["draftcast live calibrate", *(str(run.run.folder) for run in found.fit.runs)]),
-        source=_source(found),
-        noise=dict(first["noise"]),
+    fit, seconds = found.fit, found.front_end.seconds
+    first = fit.runs[0].run.manifest
+    versions = sorted({str(run.run.manifest["server"].get("version") or "?") for run in fit.runs})
+    new_profile_folder(folder, REPORT)
+    affine = AffineFit(
+        values=fit.coefficients,
+        rows=fit.rows,
+        methods=fit.methods,
+        sequences=fit.sequences,
+        enforce_eager=bool(_config(fit.runs[0].run, "enforce_eager")),
+        source=(
+            f"live runs of vLLM {', '.join(versions)}: {len(fit.runs)} runs "
+            f"({', '.join(fit.methods) or 'no speculation'}), "
+            f"{int(sum(run.points['steps'].sum() for run in fit.runs))} steps; held-out error {fit.all}"
+        ),
+        notes=found.notes,
+        versions=[str(version)] if (version := first["server"].get("version")) else [],
+        command=" ".join(["draftcast live calibrate", *(str(run.run.folder) for run in fit.runs)]),
+        report=found.report(),
+        device=str(first["machine"].get("processor") or ""),
+        noise=first["noise"],
+        more={
+            "front_end": dataclasses.asdict(seconds),
+            "fitted_runs": {run_digest(run.run): run_name(run.run) for run in fit.runs},
+        },
     )
-    write_text(folder / REPORT, json.dumps(found.report(), indent=1, allow_nan=False) + "\n")
-    load_profile(folder, hardware)
+    write_profile_folder(folder, affine, label, REPORT)
 
 
 def run_digest(run: LiveRun) -> str:
@@ -157,59 +153,6 @@ def _config(run: LiveRun, key: str) -> Any:
     return (run.manifest["server"].get("config") or {}).get(key)
 
 
-def _document(found: LiveCalibration, *, name: str, model: str, hardware: str, tp: int, dtype: str, date: str) -> Any:
-    fit = found.fit
-    value = fit.coefficients.get
-    drafting = {method: "interpolated" for method in fit.methods if method not in SEARCHES}
-    searching = {method: "interpolated" for method in fit.methods if method in SEARCHES}
-    return {
-        "schema_version": 1,
-        "kind": "affine",
-        "name": name,
-        "model": model.lower(),
-        "hardware": hardware,
-        "tp": tp,
-        "dtype": dtype,
-        "enforce_eager": bool(_config(fit.runs[0].run, "enforce_eager")),
-        "date": date,
-        "source": _source(found),
-        "fitted_sequences": list(fit.sequences),
-        "target": {
-            "fixed_s": value("fixed_s", 0.0),
-            "row_s": 0.0,
-            "rows": [list(point) for point in fit.rows],
-            **{name: value(name, 0.0) for name in ("kv_token_s", "sequence_s", "query_kv_s")},
-            **{name: value(name, 0.0) for name in ("prefill_query_kv_s", "logit_row_s")},
-        },
-        "draft": {
-            **{
-                name: value(f"draft_{name}" if name != "draft_token_s" else name, 0.0)
-                for name in ("fixed_s", "pass_s", "row_s", "draft_token_s", "kv_token_s")
-            },
-            "methods": drafting,
-        },
-        "ngram": {
-            "fraction_of_target": 0.0,
-            **{name: value(f"ngram_{name}", 0.0) for name in ("step_s", "sequence_s", "token_s")},
-            "methods": searching,
-        },
-        "overhead_s": 0.0,
-        "front_end": dataclasses.asdict(found.front_end.seconds),
-        "core_speed": {group: dataclasses.asdict(read) for group, read in fit.core_speed.items()},
-        "fitted_runs": {run_digest(run.run): run_name(run.run) for run in fit.runs},
-    }
-
-
-def _source(found: LiveCalibration) -> str:
-    fit = found.fit
-    versions = sorted({str(run.run.manifest["server"].get("version") or "?") for run in fit.runs})
-    methods = ", ".join(fit.methods) or "no speculation"
-    return (
-        f"live runs of vLLM {', '.join(versions)}: {len(fit.runs)} runs ({methods}), "
-        f"{int(sum(run.points['steps'].sum() for run in fit.runs))} steps; held-out error {errors_text(fit.all)}"
-    )
-
-
 def _notes(fit: StepFit, front_end: FrontEndMeasurement) -> list[str]:
     """What a reader must know before trusting the figures, one line each."""
     lines = [f"{name}: not fitted, moves with {other}" for name, other in fit.folded.items() if other]
@@ -227,11 +170,85 @@ def _notes(fit: StepFit, front_end: FrontEndMeasurement) -> list[str]:
     return lines
 
 
-def _errors(errors: Errors) -> dict[str, Any]:
-    return {key: _known(value) for key, value in dataclasses.asdict(errors).items()}
+_LEAST_PIECES = 20
+_LEAST_ARRIVALS = 3
+# A pause longer than this between an answer and the next request is somebody's thinking.
+_LONGEST_TURNAROUND_S = 0.25
 
 
-def _known(value: Any) -> Any:
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
-    return value
+@dataclass(frozen=True)
+class FrontEndMeasurement:
+    """The seconds, and how much they rest on.
+
+    Attributes:
+        seconds: 0 where nothing says otherwise.
+        pieces, arrivals, turnarounds: pieces of answers, requests that met an idle engine and pauses they come from.
+    """
+
+    seconds: FrontEnd
+    pieces: int
+    arrivals: int
+    turnarounds: int
+
+
+def measure_front_end(runs: Sequence[TimedRun], fitted_s: Sequence[FloatArray]) -> FrontEndMeasurement:
+    """The front end's seconds over all the runs; ``fitted_s`` are what each run's ``steps`` should have taken."""
+    delays = pd.concat([output_delays(run) for run in runs], ignore_index=True)
+    waits = np.concatenate([entry_waits(run, seconds) for run, seconds in zip(runs, fitted_s, strict=True)])
+    pauses = np.concatenate([turnarounds(run.run) for run in runs])
+    output_s = output_sequence_s = 0.0
+    if len(delays) >= _LEAST_PIECES:
+        x = np.column_stack([np.ones(len(delays)), delays["outputs"]])
+        fit = robust_fit(x, delays["seconds"].to_numpy(np.float64), np.ones(len(delays)))
+        output_s, output_sequence_s = (float(value) for value in fit.coefficients)
+    return FrontEndMeasurement(
+        FrontEnd(
+            request_s=max(float(np.median(waits)), 0.0) if len(waits) >= _LEAST_ARRIVALS else 0.0,
+            output_s=output_s,
+            output_sequence_s=output_sequence_s,
+            turnaround_s=float(np.median(pauses)) if len(pauses) else 0.0,
+        ),
+        len(delays),
+        len(waits),
+        len(pauses),
+    )
+
+
+def output_delays(run: TimedRun) -> pd.DataFrame:
+    """``seconds`` from the log line of a piece's step to the piece, and the step's ``outputs``; one row a piece."""
+    time_s = run.steps["time_s"].to_numpy(np.float64)
+    at = run.run.chunks["time_s"].to_numpy(np.float64)
+    step = np.searchsorted(time_s, at, side="right") - 1
+    # The stamp is rounded down: on average the line was written half its resolution later.
+    seconds = at - time_s[np.maximum(step, 0)] - 0.5 * float(run.steps["resolution_s"].iloc[0])
+    outputs = run.steps["seqs"].to_numpy(np.float64)[np.maximum(step, 0)]
+    known = (step >= 0) & (seconds > 0.0)
+    return pd.DataFrame({"seconds": seconds[known], "outputs": outputs[known]})
+
+
+def entry_waits(run: TimedRun, fitted_s: FloatArray) -> FloatArray:
+    """Seconds from sending to the first step's log line, less that step, of requests that met an idle engine.
+
+    The step's own time is the log's where it says so, otherwise ``fitted_s`` (one value for each of ``run.steps``).
+    """
+    steps = run.steps
+    alone = (steps["arrival_wait_s"].notna() & (steps["prefill_seqs"] == 1)).to_numpy()
+    own_s = fitted_s
+    fixed_s, sequence_s = run.host_s
+    if run.clock == "elapsed" and math.isfinite(fixed_s):
+        own_s = (steps["elapsed_s"] + fixed_s + sequence_s * steps["seqs"]).to_numpy(np.float64)
+    return steps["arrival_wait_s"].to_numpy(np.float64)[alone] - own_s[alone]
+
+
+def turnarounds(run: LiveRun) -> FloatArray:
+    """Seconds from an answer's last piece to the next request, in a closed loop; empty in an open one."""
+    arrivals = run.manifest["scenario"].get("workload", {}).get("arrivals", {})
+    if arrivals.get("process") != "closed_loop" or arrivals.get("think_time_s"):
+        return np.zeros(0)
+    sent_s = np.sort(run.requests["sent_s"].dropna().to_numpy(np.float64))[int(arrivals["concurrency"]) :]
+    ends_s = np.sort(run.requests["finish_s"].dropna().to_numpy(np.float64))
+    before = np.searchsorted(ends_s, sent_s, side="right") - 1
+    pause_s = sent_s[before >= 0] - ends_s[before[before >= 0]]
+    quick = np.asarray(pause_s[pause_s < _LONGEST_TURNAROUND_S], dtype=np.float64)
+    # Where most requests do not follow an answer at once, the few that seem to do so by chance.
+    return quick if 2 * len(quick) > len(sent_s) else np.zeros(0)

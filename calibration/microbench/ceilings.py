@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from draftcast.calibration.microbench.points import Point
-from draftcast.calibration.microbench.timer import Launch
-from draftcast.calibration.profile.table import SHAPE_FIELDS, LatencyTable
+from draftcast.calibration.microbench.shapes import Point
+from draftcast.calibration.profile.table import LatencyTable
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES
-from draftcast.kernels.operators.registry import Operator
+from draftcast.kernels.operators.registry import Launch, Operator
 
 BURSTS = 4
 _GEMM_SIZE = {"cpu": 1024, "cuda": 8192}
@@ -47,15 +46,16 @@ def gemm_points(linear: Operator, dtypes: Sequence[str], device: str) -> list[Po
     ]
 
 
-def ceilings(
-    rates: Mapping[str, float], table: LatencyTable, operators: Mapping[str, Operator], cache_bytes: int
-) -> dict[str, Any]:
+def ceilings(rates: Mapping[str, float], table: LatencyTable, cache_bytes: int) -> dict[str, Any]:
     """The manifest's ``ceilings``.
 
     Args:
         rates: measured bytes a second of ``copy`` and ``read``, FLOP/s of ``gemm <dtype> <implementation>``.
         table: the measured points; those that move more than twice ``cache_bytes`` count for the memory as well.
     """
+    # Imported here: it loads pandas, and a run is timed from its start.
+    from draftcast.calibration.profile.measured import parts_of
+
     peaks: dict[str, float] = {}
     for name, rate in rates.items():
         if name.startswith("gemm "):
@@ -64,12 +64,10 @@ def ceilings(
     bandwidth = max((rate for name, rate in rates.items() if name in ("copy", "read")), default=0.0)
     # A search over token ids computes nothing that a peak rate speaks of.
     computing = table.frame[table.frame["dtype"].isin(list(WEIGHT_BYTES))]
-    for (operator, dtype, kv_dtype), rows in computing.groupby(["operator", "dtype", "kv_dtype"]):
-        shape: Mapping[str, Any] = {name: rows[name].to_numpy(float) for name in SHAPE_FIELDS[str(operator)]}
-        work = operators[str(operator)].work(shape, str(dtype), str(kv_dtype))
-        seconds = rows["seconds"].to_numpy(float)
-        peaks[str(dtype)] = max(peaks.get(str(dtype), 0.0), float((work.flops / seconds).max()))
-        if operator != "all_reduce":  # bound by the link
+    for part, rows in parts_of(computing):
+        work, seconds = part.work_of(rows), rows["seconds"].to_numpy(float)
+        peaks[part.dtype] = max(peaks.get(part.dtype, 0.0), float((work.flops / seconds).max()))
+        if part.operator != "all_reduce":  # bound by the link
             beyond_cache = work.bytes > 2.0 * cache_bytes
             bandwidth = max(bandwidth, float((work.bytes / seconds).max(initial=0.0, where=beyond_cache)))
     measured = {"peak_flops": {dtype: rate for dtype, rate in peaks.items() if rate > 0.0}}

@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from draftcast.calibration.microbench.noise import processor_name, usable_cores
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.errors import HardwareError
@@ -50,13 +52,8 @@ class Device:
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for two runs' times to belong together."""
-        return {
-            "device": self.name,
-            "cores": self.cores,
-            "threads": self.threads,
-            "driver": self.driver,
-            "versions": self.versions,
-        }
+        same = ("cores", "threads", "driver", "versions")
+        return {"device": self.name, **{name: getattr(self, name) for name in same}}
 
 
 def find_device(kind: str, threads: int | None) -> Device:
@@ -96,7 +93,7 @@ def find_device(kind: str, threads: int | None) -> Device:
         cache_bytes=int(getattr(properties, "L2_cache_size", 0)) or _ASSUMED_CACHE_BYTES,
         memory_bytes=int(properties.total_memory),
         driver=str(facts.pop("driver_version", "")),
-        clocks={name: float(value) for name, value in facts.items() if _is_number(value)},
+        clocks={name: float(value) for name, value in facts.items() if value.replace(".", "", 1).isdigit()},
         **shared,
     )
 
@@ -158,7 +155,7 @@ def _cpu_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) 
 
 def _cpu_memory_bytes() -> int:
     """Physical memory, or the control group's limit when that is lower."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = int(psutil.virtual_memory().total)
     try:
         return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     except (OSError, ValueError):
@@ -166,11 +163,7 @@ def _cpu_memory_bytes() -> int:
 
 
 def _cpu_clocks() -> dict[str, float]:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return {}
-    rates = [float(rate) for rate in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", text, re.MULTILINE)]
+    rates = [core.current for core in psutil.cpu_freq(percpu=True)]
     return {"cpu_mhz": max(rates)} if rates else {}
 
 
@@ -184,11 +177,3 @@ def _nvidia_smi() -> dict[str, str]:
         return {}
     values = [value.strip() for value in answer.strip().splitlines()[0].split(",")] if answer.strip() else []
     return dict(zip(names, values, strict=True)) if len(values) == len(names) else {}
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

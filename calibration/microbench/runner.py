@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftcast.calibration.microbench.buffers import freed_memory_kept
 from draftcast.calibration.microbench.buffers import launches as make_launches
 from draftcast.calibration.microbench.ceilings import BURSTS, ceilings, gemm_points, stream_launches
 from draftcast.calibration.microbench.device import Device, is_alive
-from draftcast.calibration.microbench.interval import LAUNCH_SPREAD_S, MIN_BURSTS
 from draftcast.calibration.microbench.journal import Journal
-from draftcast.calibration.microbench.memory import freed_memory_kept
 from draftcast.calibration.microbench.noise import (
     INTERVAL_S,
     Levels,
@@ -36,15 +35,14 @@ from draftcast.calibration.microbench.noise import (
     noise_summary,
     wait_until_quiet,
 )
-from draftcast.calibration.microbench.points import Point
-from draftcast.calibration.microbench.schedule import Progress, next_point
-from draftcast.calibration.microbench.shapes import Plan
-from draftcast.calibration.microbench.timer import Burst, CpuTimer, CudaTimer, Launch, Timer
+from draftcast.calibration.microbench.schedule import LAUNCH_SPREAD_S, MIN_BURSTS, Progress, next_point
+from draftcast.calibration.microbench.shapes import Plan, Point
+from draftcast.calibration.microbench.timer import Burst, CpuTimer, CudaTimer, Timer
 from draftcast.calibration.profile.folder import TABLE, write_manifest
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError, InputError
-from draftcast.kernels.operators.registry import Operator
+from draftcast.kernels.operators.registry import Launch, Operator
 
 if TYPE_CHECKING:
     from draftcast.calibration.profile.held_out import OperatorErrors
@@ -54,25 +52,6 @@ JOURNAL = "journal.jsonl"
 _WAIT_S, _TRIES, _TRY_S = 2.0, 4, 0.5
 # Kept back for the table and the fit: under a second for a thousand points, and as much to load pandas and scipy.
 _WRITE_S = 2.0
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is measured; a journal goes on only under the same.
-
-    Attributes:
-        names: the models'.
-        digest: of their dimensions, as a path may hold another model next time.
-    """
-
-    names: tuple[str, ...]
-    digest: str
-    tps: tuple[int, ...]
-    dtypes: tuple[str, ...]
-    kv_dtypes: tuple[str, ...]
-    operators: tuple[str, ...]
-    max_rows: int
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -105,7 +84,6 @@ class Calibration:
     def __init__(
         self,
         folder: Path,
-        settings: Settings,
         device: Device,
         plan: Plan,
         operators: Mapping[str, Operator],
@@ -125,7 +103,7 @@ class Calibration:
         Raises:
             HardwareError: the folder holds something else, or a journal of other settings or of another device.
         """
-        self.folder, self.settings, self.device, self.plan = folder, settings, device, plan
+        self.folder, self.device, self.plan = folder, device, plan
         self.operators, self.budget_s, self.progress = operators, budget_s, progress
         self.timer: Timer = timer or (CpuTimer() if device.kind == "cpu" else CudaTimer())
         self.state: dict[str, Progress] = {}
@@ -137,7 +115,7 @@ class Calibration:
         self._end_s = _WRITE_S  # what is kept back for the end
         check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self.journal = Journal(folder / JOURNAL, {**device.identity(), **dataclasses.asdict(settings)})
+        self.journal = Journal(folder / JOURNAL, {**device.identity(), **dataclasses.asdict(plan.settings)})
         for record in self.journal.records:
             self._take(record)
         # As if all runs were one that began so much earlier.
@@ -205,7 +183,7 @@ class Calibration:
             command=shlex.join(command),
             source="measured by draftcast calibrate",
             noise=noise,
-            ceilings=ceilings(self.rates, table, self.operators, self.device.cache_bytes),
+            ceilings=ceilings(self.rates, table, self.device.cache_bytes),
             left_out={reason: count for reason, count in left_out.items() if count},
         )
         _, errors = fit_profile(self.folder, hardware)
@@ -217,24 +195,17 @@ class Calibration:
 
         rows = []
         for point in self.plan.points:
-            known = self.state.get(point.key)
-            if known is None or not known.visits:
+            progress = self.state.get(point.key)
+            if progress is None or not progress.visits:
                 continue
             # The replay of a graph has no host code.
-            found = known.estimate(self.levels).widened(0.0 if point.graph else LAUNCH_SPREAD_S)
-            labels = ("operator", "dtype", "kv_dtype", "implementation", "graph")
-            rows.append(
-                {
-                    **{name: getattr(point, name) for name in labels},
-                    **dict(point.shape),
-                    **dataclasses.asdict(found),
-                    "repeats": known.launches,
-                }
-            )
+            found = progress.estimate(self.levels).widened(0.0 if point.graph else LAUNCH_SPREAD_S)
+            labels = {**dataclasses.asdict(point), **dict(point.shape), **dataclasses.asdict(found)}
+            rows.append({**labels, "repeats": progress.launches})
         if not rows:
             failed = next((known.failed for known in self.state.values()), "a larger --budget is needed")
             raise HardwareError(f"nothing was measured: {failed}", file=str(self.folder))
-        frame = pd.DataFrame(rows)
+        frame = pd.DataFrame(rows).drop(columns="shape")
         whole = frame.columns.difference(["seconds", "low_s", "high_s"])
         return LatencyTable.from_frame(frame.fillna(dict.fromkeys(whole, 0)))
 
@@ -281,13 +252,13 @@ class Calibration:
 
     def _measure_rates(self, probe: NoiseProbe) -> None:
         """Large copies and matrix products, unless the journal has them."""
-        kind, seed = self.device.kind, self.settings.seed
+        kind, seed = self.device.kind, self.plan.settings.seed
         if not {"copy", "read"} <= self.rates.keys():
             for name, (moved, ready) in stream_launches(kind, self.device.cache_bytes).items():
                 if name not in self.rates:
                     self._measure_rate(name, float(moved), ready, probe)
         linear = self.operators["linear"]
-        for point in gemm_points(linear, self.settings.dtypes, kind):
+        for point in gemm_points(linear, self.plan.settings.dtypes, kind):
             name = f"gemm {point.dtype} {point.implementation}"
             if name not in self.rates:
                 flops = float(linear.work(dict(point.shape), point.dtype, "").flops)
@@ -305,7 +276,7 @@ class Calibration:
         """One burst of ``point``, or why it cannot be timed, written to the journal."""
         operator = self.operators[point.operator]
         visit = self.state[point.key].visits if point.key in self.state else 0
-        seed = int.from_bytes(hashlib.sha256(f"{self.settings.seed} {visit} {point.key}".encode()).digest()[:7])
+        seed = int.from_bytes(hashlib.sha256(f"{self.plan.settings.seed} {visit} {point.key}".encode()).digest()[:7])
         try:
             ready = make_launches(operator, point, self.device.kind, seed, self.device.cache_bytes)
             burst, moment = self._burst(ready, probe, graph=point.graph, seen=point.key in self._seen)

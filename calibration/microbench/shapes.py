@@ -1,16 +1,20 @@
 """Which points to time for given models: their layers' shapes over a grid of rows, queries, sequences and contexts.
 
-Shapes that several models or ranks share are timed once. What cannot be timed is counted with its reason.
+Shapes that several models or ranks share are timed once, coarse ones first. What cannot be timed is counted with its
+reason.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from draftcast.calibration.microbench.points import Point, Series, Shape, doublings, row_grid
+from draftcast.calibration.microbench.device import Device
 from draftcast.calibration.profile.table import SHAPE_FIELDS
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES, activation_bytes
@@ -18,11 +22,100 @@ from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.registry import Operator
 from draftcast.kernels.work.layers import linear_layers, lm_head
 
+Shape = tuple[tuple[str, int], ...]
 OPERATORS = tuple(SHAPE_FIELDS)
 DTYPES = ("fp32", "bf16", "fp8")
 ATTENTION = ("attention_decode", "attention_prefill")
 # A point may hold this share of the memory: two sets of buffers, the kernel's own temporaries, the rest of the process.
 _MEMORY_SHARE = 0.15
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row of a latency table, not measured yet: one kernel at one shape.
+
+    Attributes:
+        shape: the operator's shape fields with their values.
+        graph: timed as a replay of a CUDA graph.
+    """
+
+    operator: str
+    dtype: str
+    kv_dtype: str
+    implementation: str
+    shape: Shape
+    graph: bool = False
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The point in one line, the same in every run."""
+        labels = "/".join((self.operator, self.dtype, self.kv_dtype, self.implementation, str(int(self.graph))))
+        return f"{labels} {' '.join(f'{name}={value}' for name, value in self.shape)}"
+
+
+class Series(NamedTuple):
+    """Points of one operator over a grid.
+
+    Attributes:
+        fixed: shape fields that stay as they are.
+        axes: shape fields that vary, each over ascending values; ``ratio`` stands for ``context`` in units of ``q``.
+        max_tokens: points with more cached tokens (batch x context) are not part of the grid; 0: no such bound.
+    """
+
+    operator: str
+    dtype: str
+    kv_dtype: str
+    fixed: Mapping[str, int]
+    axes: Mapping[str, Sequence[int]]
+    max_tokens: int = 0
+
+    def shapes(self, fields: Sequence[str]) -> list[tuple[tuple[int, int], Shape]]:
+        """((deepest level, sum of levels), shape) of every point, fields in the order given."""
+        shapes = []
+        for combination in itertools.product(*(levels(values) for values in self.axes.values())):
+            values = {**self.fixed, **dict(zip(self.axes, (value for value, _ in combination), strict=True))}
+            if "ratio" in values:
+                values["context"] = values.pop("ratio") * values["q"]
+            if self.max_tokens and values["batch"] * values["context"] > self.max_tokens:
+                continue
+            depths = [level for _, level in combination]
+            shapes.append(((max(depths), sum(depths)), tuple((name, values[name]) for name in fields)))
+        return shapes
+
+
+def levels(values: Sequence[int]) -> list[tuple[int, int]]:
+    """(value, level) of an axis: its ends are level 0, the value nearest the middle of a gap (in logs) the next level.
+
+    Taken level by level, an axis that is cut off anywhere is still covered from end to end.
+    """
+    level = {values[0]: 0, values[-1]: 0}
+    gaps = [(0, len(values) - 1)]
+    for depth in itertools.count(1):
+        gaps = [(low, high) for low, high in gaps if high - low >= 2]
+        if not gaps:
+            break
+        halves = []
+        for low, high in gaps:
+            middle = 0.5 * (math.log(values[low]) + math.log(values[high]))
+            at = min(range(low + 1, high), key=lambda index: abs(math.log(values[index]) - middle))
+            level[values[at]] = depth
+            halves += [(low, at), (at, high)]
+        gaps = halves
+    return [(value, level[value]) for value in values]
+
+
+def row_grid(dense: int, largest: int) -> tuple[int, ...]:
+    """1 to ``dense`` each, then 1, 1.25 and 1.5 times the powers of two up to ``largest``."""
+    rows = {*range(1, min(dense, largest) + 1), largest}
+    for power in doublings(16, largest):
+        rows |= {row for row in (power, power * 5 // 4, power * 3 // 2) if dense < row <= largest}
+    return tuple(sorted(rows))
+
+
+def doublings(first: int, last: int, factor: int = 2) -> tuple[int, ...]:
+    """``first``, ``factor * first``, ... up to ``last``; at least ``first``."""
+    count = 1 + max(int(math.log(last / first, factor) + 1e-9), 0)
+    return tuple(first * factor**power for power in range(count))
 
 
 @dataclass(frozen=True)
@@ -53,9 +146,6 @@ class Grid:
     graphs: tuple[bool, ...]
 
 
-QUERIES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17)
-
-
 def cpu_grid(max_rows: int) -> Grid:
     """Grid for a CPU: up to ``max_rows`` rows, 64 sequences and 64 Ki cached tokens."""
     rows = row_grid(17, max_rows)
@@ -80,7 +170,7 @@ def cuda_grid(max_rows: int) -> Grid:
     return Grid(
         rows=rows,
         sampled_rows=tuple(row for row in rows if row <= 1024),
-        queries=QUERIES,
+        queries=(1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17),
         batches=doublings(1, 256),
         contexts=doublings(128, 32768),
         trees=((4, 8, 16), doublings(1, 256, 4), doublings(128, 32768, 4)),
@@ -93,132 +183,128 @@ def cuda_grid(max_rows: int) -> Grid:
 
 
 @dataclass(frozen=True)
+class Settings:
+    """What is measured; a journal goes on only under the same.
+
+    Attributes:
+        names: the models'.
+        digest: of their dimensions, as a path may hold another model next time.
+        kv_dtypes: formats of the KV cache beside each dtype; fp32 activations keep fp32.
+        operators: those to time.
+    """
+
+    names: tuple[str, ...]
+    digest: str
+    tps: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    kv_dtypes: tuple[str, ...]
+    operators: tuple[str, ...]
+    max_rows: int
+    seed: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """Points in the order in which they are first visited, and how many were left out, by reason."""
 
+    settings: Settings
     points: tuple[Point, ...]
     left_out: dict[str, int] = field(default_factory=dict)
 
 
 def plan(
-    models: Sequence[ModelSpec],
-    tps: Sequence[int],
-    dtypes: Sequence[str],
-    kv_dtypes: Sequence[str],
-    grid: Grid,
-    operators: Mapping[str, Operator],
-    *,
-    device: str,
-    memory_bytes: float,
-    seed: int,
+    models: Sequence[ModelSpec], settings: Settings, grid: Grid, operators: Mapping[str, Operator], device: Device
 ) -> Plan:
     """Points of every model at every tensor-parallel degree and number format, coarse ones first.
 
     Args:
-        kv_dtypes: formats of the KV cache beside each dtype; fp32 activations keep fp32.
-        operators: those to time, by name.
-        device: "cpu" or "cuda"; asks each implementation whether it runs there.
-        memory_bytes: of the device.
-        seed: order among points of one level that cost the same.
+        operators: by name; those of the settings are taken.
+        device: each implementation is asked whether it runs there.
 
     Raises:
-        HardwareError: nothing can be timed.
-        ModelError: a tensor-parallel degree does not divide a model.
+        HardwareError: nothing to time.
     """
     import numpy as np
 
     left_out: Counter[str] = Counter()
-    found: dict[str, tuple[tuple[int, int], float, Point]] = {}
-    for series in _all_series(models, tps, dtypes, kv_dtypes, grid, left_out):
-        operator = operators.get(series.operator)
-        if operator is None:
+    ranked: dict[str, tuple[tuple[int, int], float, Point]] = {}
+    for series in _all_series(models, settings, grid, left_out):
+        if series.operator not in settings.operators:
             continue
+        operator = operators[series.operator]
         for level, shape in series.shapes(operator.shape_fields):
-            for point in _points(operator, series, shape, grid, device, memory_bytes, left_out):
+            for point in _points(operator, series, shape, grid, device, left_out):
                 work = operator.work(dict(shape), series.dtype, series.kv_dtype)
                 # Ten operations a byte: near enough to order points of one level by what they take.
                 cost = float(np.asarray(work.flops)) / 10.0 + float(np.asarray(work.bytes))
-                known = found.get(point.key)
-                if known is None or level < known[0]:
-                    found[point.key] = (level, cost, point)
-    if not found:
+                if point.key not in ranked or level < ranked[point.key][0]:
+                    ranked[point.key] = (level, cost, point)
+    if not ranked:
         reasons = "; ".join(f"{reason} ({count})" for reason, count in sorted(left_out.items()))
         raise HardwareError(f"nothing to time: {reasons or 'no operator of these models was asked for'}")
-    shuffled = np.random.default_rng(seed).permutation(len(found))
-    ranked = sorted(zip(found.values(), shuffled, strict=True), key=lambda item: (*item[0][:2], item[1]))
-    return Plan(tuple(point for (_, _, point), _ in ranked), dict(left_out))
+    shuffled = np.random.default_rng(settings.seed).permutation(len(ranked))
+    ordered = sorted(zip(ranked.values(), shuffled, strict=True), key=lambda item: (*item[0][:2], item[1]))
+    return Plan(settings, tuple(point for (_, _, point), _ in ordered), dict(left_out))
 
 
 def footprint_bytes(operator: str, shape: Mapping[str, int], dtype: str, kv_dtype: str) -> float:
     """Bytes of one set of inputs and outputs, tables that a launch reads only parts of included."""
-    size: Callable[[str], int] = lambda name: shape.get(name, 0)  # noqa: E731
-    m, k, n, batch, q = (size(name) for name in ("m", "k", "n", "batch", "q"))
+    size = Counter(shape)  # 0 for what the operator does not have
+    m, k, n, batch, q, top_k = (size[name] for name in ("m", "k", "n", "batch", "q", "top_k"))
     if operator == "ngram":
-        return 4.0 * batch * size("context")
+        return 4.0 * batch * size["context"]
     act = activation_bytes(dtype)
     if operator == "linear":
         return k * n * WEIGHT_BYTES[dtype] + m * (k + n) * act
     if operator == "moe":
-        return 3 * size("num_experts") * k * n * WEIGHT_BYTES[dtype] + m * (2 * k + 3 * size("top_k") * n) * act
+        return 3 * size["num_experts"] * k * n * WEIGHT_BYTES[dtype] + m * (2 * k + 3 * top_k * n) * act
     if operator in ATTENTION:
-        cached = 2 * batch * size("context") * size("kv_heads") * size("head_dim") * KV_BYTES[kv_dtype or dtype]
-        return cached + 2 * batch * q * size("heads") * size("head_dim") * act
+        cached = 2 * batch * size["context"] * size["kv_heads"] * size["head_dim"] * KV_BYTES[kv_dtype or dtype]
+        return cached + 2 * batch * q * size["heads"] * size["head_dim"] * act
     if operator == "rotary":
-        return 2 * m * (size("heads") + size("kv_heads")) * size("head_dim") * act
+        return 2 * m * (size["heads"] + size["kv_heads"]) * size["head_dim"] * act
     if operator == "embedding":
         return (k + m) * n * act
     if operator == "rejection_sampler":
         return 3 * batch * q * n * 4.0
     if operator == "all_reduce":
-        return 2.0 * size("message_bytes")
+        return 2.0 * size["message_bytes"]
     return 4 * m * n * act
 
 
 def _points(
-    operator: Operator,
-    series: Series,
-    shape: Shape,
-    grid: Grid,
-    device: str,
-    memory_bytes: float,
-    left_out: Counter[str],
+    operator: Operator, series: Series, shape: Shape, grid: Grid, device: Device, left_out: Counter[str]
 ) -> Iterator[Point]:
-    if series.dtype not in operator.dtypes:
-        left_out[f"{operator.name} has no {series.dtype} kernel"] += 1
+    sizes, dtype, kv_dtype = dict(shape), series.dtype, series.kv_dtype
+    if dtype not in operator.dtypes:
+        left_out[f"{operator.name} has no {dtype} kernel"] += 1
         return
-    if footprint_bytes(operator.name, dict(shape), series.dtype, series.kv_dtype) > _MEMORY_SHARE * memory_bytes:
+    if footprint_bytes(operator.name, sizes, dtype, kv_dtype) > _MEMORY_SHARE * device.memory_bytes:
         left_out["does not fit in memory"] += 1
         return
     graphs = grid.graphs if operator.name not in ("attention_prefill", "all_reduce") else (False,)
     for name, implementation in operator.implementations.items():
-        if name == "triton" and device != "cuda":  # its interpreter's times mean nothing
+        if name == "triton" and device.kind != "cuda":  # its interpreter's times mean nothing
             continue
-        reason = implementation.supports(dict(shape), series.dtype, series.kv_dtype, device)
+        reason = implementation.supports(sizes, dtype, kv_dtype, device.kind)
         if reason:
             left_out[f"{operator.name} {name}: {reason}"] += 1
             continue
         for graph in graphs:
-            yield Point(operator.name, series.dtype, series.kv_dtype, name, shape, graph)
+            yield Point(operator.name, dtype, kv_dtype, name, shape, graph)
 
 
 def _all_series(
-    models: Sequence[ModelSpec],
-    tps: Sequence[int],
-    dtypes: Sequence[str],
-    kv_dtypes: Sequence[str],
-    grid: Grid,
-    left_out: Counter[str],
+    models: Sequence[ModelSpec], settings: Settings, grid: Grid, left_out: Counter[str]
 ) -> Iterator[Series]:
     _, batches, contexts = grid.trees
     yield Series("ngram", "int32", "", {}, {"batch": batches, "context": contexts}, grid.max_tokens)
-    for model in models:
-        for tp in tps:
-            for dtype in dtypes:
-                act = "fp32" if dtype == "fp32" else "bf16"
-                yield from _linear_series(model, tp, dtype, act, grid)
-                yield from _elementwise_series(model, tp, act, grid)
-                for kv_dtype in ["fp32"] if act == "fp32" else kv_dtypes:
-                    yield from _attention_series(model, tp, act, kv_dtype, grid, left_out)
+    for model, tp, dtype in itertools.product(models, settings.tps, settings.dtypes):
+        act = "fp32" if dtype == "fp32" else "bf16"
+        yield from _linear_series(model, tp, dtype, act, grid)
+        yield from _elementwise_series(model, tp, act, grid)
+        for kv_dtype in ("fp32",) if act == "fp32" else settings.kv_dtypes:
+            yield from _attention_series(model, tp, act, kv_dtype, grid, left_out)
 
 
 def _linear_series(model: ModelSpec, tp: int, dtype: str, act: str, grid: Grid) -> Iterator[Series]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-Launch = Callable[[], None]
+from draftcast.kernels.operators.registry import Launch
 
 
 @dataclass(frozen=True)
@@ -113,74 +113,64 @@ class CudaTimer:
         """As `Timer.burst`; with ``graph`` every set is launched once (or more, evenly) within one graph."""
         import torch
 
-        def settle(position: int, count: int) -> None:
-            for i in range(count):
-                launches[(position + i) % len(launches)]()
-            torch.cuda.synchronize()
-
-        settle(0, len(launches))
+        sets = len(launches)
+        _launch(launches, 0, sets)
+        torch.cuda.synchronize()
         start = time.perf_counter()
-        settle(0, len(launches))
-        launch_s = max((time.perf_counter() - start) / len(launches), 1e-7)
+        _launch(launches, 0, sets)
+        torch.cuda.synchronize()
+        launch_s = max((time.perf_counter() - start) / sets, 1e-7)
         count = max(1, math.ceil(self.limits.sample_s / launch_s))
-        if graph:
-            count = len(launches) * math.ceil(count / len(launches))
-            step = self._graph_step(launches, count)
-        else:
-            step = self._eager_step(launches, count)
-        self._warm(step, count)
-        return self._sampled(step, count)
+        if not graph:
+            return self._sampled(lambda position: _launch(launches, position, count), count)
+        count = sets * math.ceil(count / sets)
+        captured = _captured(launches, count)
+        return self._sampled(lambda _position: captured.replay(), count)
 
-    def _eager_step(self, launches: Sequence[Launch], count: int) -> Callable[[int], None]:
-        def step(position: int) -> None:
-            for i in range(count):
-                launches[(position + i) % len(launches)]()
-
-        return step
-
-    def _graph_step(self, launches: Sequence[Launch], count: int) -> Callable[[int], None]:
-        import torch
-
-        cuda: Any = torch.cuda
-        # What a kernel sets up on its first launch must not be captured.
-        stream = cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for launch in launches:
-                launch()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for i in range(count):
-                launches[i % len(launches)]()
-        return lambda _position: graph.replay()
-
-    def _warm(self, step: Callable[[int], None], count: int) -> None:
-        import torch
-
-        end = time.perf_counter() + self.limits.warm_s
-        position = 0
-        while position == 0 or time.perf_counter() < end:
-            step(position)
-            position += count
-            torch.cuda.synchronize()
-
-    def _sampled(self, step: Callable[[int], None], count: int) -> Burst:
+    def _sampled(self, sample: Callable[[int], None], count: int) -> Burst:
+        """Warm up, then time samples of ``count`` launches each; ``sample`` is told how many went before."""
         import torch
 
         new_event: Any = torch.cuda.Event
         events: list[tuple[Any, Any]] = []
-        end = time.perf_counter() + self.limits.burst_s
         position = 0
+        end = time.perf_counter() + self.limits.warm_s
+        while position == 0 or time.perf_counter() < end:
+            sample(position)
+            position += count
+            torch.cuda.synchronize()
+        end = time.perf_counter() + self.limits.burst_s
         # The queue is drained only at the end of a group: the device does not wait for the host between samples.
         while not events or time.perf_counter() < end:
             for _ in range(8):
                 first, last = new_event(enable_timing=True), new_event(enable_timing=True)
                 first.record()
-                step(position)
+                sample(position)
                 last.record()
                 position += count
                 events.append((first, last))
             torch.cuda.synchronize()
         samples = [first.elapsed_time(last) / 1e3 / count for first, last in events]
         return Burst(statistics.median(samples), len(samples), count)
+
+
+def _launch(launches: Sequence[Launch], position: int, count: int) -> None:
+    for i in range(position, position + count):
+        launches[i % len(launches)]()
+
+
+def _captured(launches: Sequence[Launch], count: int) -> Any:
+    """A CUDA graph of ``count`` launches."""
+    import torch
+
+    # What a kernel sets up on its first launch must not be captured.
+    cuda: Any = torch.cuda
+    stream = cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        _launch(launches, 0, len(launches))
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _launch(launches, 0, count)
+    return graph

@@ -72,28 +72,16 @@ class AttentionGrid:
 
     def log_seconds(self, a: FloatArray, b: FloatArray, c: FloatArray) -> tuple[FloatArray, NDArray[np.bool_]]:
         """Log seconds at points clamped to the grid, and whether they lie inside it, between measured nodes."""
-        inside = np.ones(np.broadcast(a, b, c).shape, dtype=bool)
-        spots = []
-        for axis, given in zip(self.axes, (a, b, c), strict=True):
-            value = np.broadcast_to(np.asarray(given, dtype=np.float64), inside.shape)
-            inside &= (value >= axis[0]) & (value <= axis[-1])
-            clamped = np.clip(value, axis[0], axis[-1])
-            low = np.clip(np.searchsorted(axis, clamped, side="right") - 1, 0, max(len(axis) - 2, 0))
-            high = np.minimum(low + 1, len(axis) - 1)
-            width = np.log(axis[high] / axis[low])
-            share = np.where(width > 0.0, np.log(clamped / axis[low]) / np.where(width > 0.0, width, 1.0), 0.0)
-            spots.append((low, high, share))
-        total = np.zeros(inside.shape)
-        for corner in range(8):
-            weight = np.ones(inside.shape)
-            index = []
-            for bit, (low, high, share) in enumerate(spots):
-                upper = bool(corner >> bit & 1)
-                weight = weight * (share if upper else 1.0 - share)
-                index.append(high if upper else low)
-            total += weight * self.log_s[tuple(index)]
-            inside &= (weight == 0.0) | self.measured[tuple(index)]
-        return total, inside
+        from scipy.interpolate import RegularGridInterpolator
+
+        values = np.stack(np.broadcast_arrays(a, b, c), axis=-1).astype(np.float64)
+        low, high = (np.array([axis[end] for axis in self.axes]) for end in (0, -1))
+        at = np.log(np.clip(values, low, high))
+        axes = tuple(np.log(axis) for axis in self.axes)
+        # Of a point's neighbours all those that have a weight are measured.
+        measured = RegularGridInterpolator(axes, self.measured.astype(np.float64))(at) > 1.0 - 1e-9
+        inside = np.all((values >= low) & (values <= high), axis=-1) & measured
+        return RegularGridInterpolator(axes, self.log_s)(at), inside
 
 
 def _thinned(axis: FloatArray) -> FloatArray:

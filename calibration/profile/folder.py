@@ -11,17 +11,16 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from draftcast.calibration.profile.hardware import HardwareSpec
+from draftcast.calibration.profile.hardware import HardwareSpec, Positive
+from draftcast.calibration.yaml_text import validated
 from draftcast.errors import HardwareError
 from draftcast.files import is_inside, read_bytes, read_json, write_text
 
 MANIFEST, TABLE, FIT = "manifest.json", "table.parquet", "profile.yaml"
-
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class Ceilings(BaseModel):
@@ -82,6 +81,9 @@ class Manifest(BaseModel):
         return TABLE in self.files
 
 
+MANIFEST_RECORD = TypeAdapter(Manifest)
+
+
 def sha256(path: Path) -> str:
     """SHA-256 of a file, hexadecimal. Raises HardwareError when it cannot be read."""
     return hashlib.sha256(read_bytes(path, HardwareError)).hexdigest()
@@ -96,11 +98,9 @@ def write_manifest(folder: Path, **fields: Any) -> Manifest:
         HardwareError: a field missing, unknown or of the wrong kind; neither table nor fit in the folder.
     """
     data = TABLE if (folder / TABLE).exists() or not (folder / FIT).exists() else FIT
-    try:
-        manifest = Manifest(**fields, files={data: sha256(folder / data)})
-    except ValidationError as error:
-        raise _fault(error, folder / MANIFEST) from None
-    write_text(folder / MANIFEST, json.dumps(manifest.model_dump(), indent=1, sort_keys=True) + "\n", HardwareError)
+    path = folder / MANIFEST
+    manifest = validated(MANIFEST_RECORD, {**fields, "files": {data: sha256(folder / data)}}, str(path), HardwareError)
+    write_text(path, json.dumps(manifest.model_dump(), indent=1, sort_keys=True) + "\n", HardwareError)
     return manifest
 
 
@@ -111,10 +111,7 @@ def read_manifest(folder: Path) -> Manifest:
         HardwareError: no or no valid manifest; a data file missing or changed.
     """
     path = folder / MANIFEST
-    try:
-        manifest = Manifest.model_validate(read_json(path, HardwareError))
-    except ValidationError as error:
-        raise _fault(error, path) from None
+    manifest = validated(MANIFEST_RECORD, read_json(path, HardwareError), str(path), HardwareError)
     if TABLE not in manifest.files and FIT not in manifest.files:
         raise HardwareError("required, but missing", file=str(path), key=f"files.{TABLE}")
     for name, wanted in manifest.files.items():
@@ -127,12 +124,3 @@ def read_manifest(folder: Path) -> Manifest:
                 file=str(folder / name),
             )
     return manifest
-
-
-def _fault(error: ValidationError, path: Path) -> HardwareError:
-    fault = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in fault["loc"]) or None
-    if fault["type"] == "missing":
-        return HardwareError("required, but missing", file=str(path), key=key)
-    message = "unknown key" if fault["type"] == "extra_forbidden" else fault["msg"]
-    return HardwareError(message, file=str(path), key=key)

@@ -8,51 +8,60 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from draftcast.calibration.yaml_text import parse_yaml
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
+
+from draftcast.calibration.yaml_text import parse_yaml, validated
 from draftcast.errors import HardwareError
 from draftcast.files import read_text
 from draftcast.kernels.model.dtypes import COMPUTE_DTYPE
 
 _FOLDER = Path(__file__).parents[1] / "hardware"
-DTYPES = ("fp32", "bf16", "fp16", "fp8", "int4")
-_POSITIVE = ("memory_bytes", "memory_bandwidth_bytes_per_s", "link_bandwidth_bytes_per_s")
-_NOT_NEGATIVE = ("link_latency_s", "board_power_w")
-_KEYS = ("name", "vendor", "aliases", "peak_flops", "sources", *_POSITIVE, *_NOT_NEGATIVE)
+
+
+def one_of(*names: str) -> AfterValidator:
+    """Refuses any other text."""
+
+    def check(value: str) -> str:
+        if value not in names:
+            raise ValueError(f"must be one of {', '.join(names)}")
+        return value
+
+    return AfterValidator(check)
+
+
+Format = Annotated[str, one_of("fp32", "bf16", "fp16", "fp8", "int4")]
+Text = Annotated[str, Field(min_length=1)]
+Positive = Annotated[float, Field(strict=True, gt=0.0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False)]
+
+
+def _with_a_wide_format(peak_flops: dict[str, float]) -> dict[str, float]:
+    if not {"bf16", "fp16", "fp32"} & peak_flops.keys():
+        raise ValueError("at least one of bf16, fp16, fp32 is needed")
+    return peak_flops
 
 
 @dataclass(frozen=True)
 class HardwareSpec:
-    """One device.
+    """One device. A file is validated against the types; a record made in code is trusted."""
 
-    Raises:
-        HardwareError: a number that is missing, not finite or out of range; the key is named.
-    """
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
-    name: str
-    vendor: str
-    memory_bytes: float  # what the driver reports as total, less than the nameplate
-    memory_bandwidth_bytes_per_s: float
-    peak_flops: dict[str, float]  # dense, by dtype; a dtype the device does not support is absent
-    link_bandwidth_bytes_per_s: float  # to its peers, one direction (NVLink, xGMI, PCIe, UPI)
-    link_latency_s: float  # added by one collective across the link
-    board_power_w: float  # 0: unknown
+    name: Text
+    vendor: Text
+    memory_bytes: Positive  # what the driver reports as total, less than the nameplate
+    memory_bandwidth_bytes_per_s: Positive
+    # Dense; a dtype the device does not support is absent.
+    peak_flops: Annotated[dict[Format, Positive], AfterValidator(_with_a_wide_format)]
+    link_bandwidth_bytes_per_s: Positive  # to its peers, one direction (NVLink, xGMI, PCIe, UPI)
+    link_latency_s: NotNegative  # added by one collective across the link
+    board_power_w: NotNegative  # 0: unknown
     sources: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        for key in (*_POSITIVE, *_NOT_NEGATIVE):
-            _check_number(self.name, key, getattr(self, key), allow_zero=key in _NOT_NEGATIVE)
-        if not {"bf16", "fp16", "fp32"} & self.peak_flops.keys():
-            raise HardwareError("at least one of bf16, fp16, fp32 is needed", file=self.name, key="peak_flops")
-        for dtype, flops in self.peak_flops.items():
-            if dtype not in DTYPES:
-                allowed = f"unknown dtype; known: {', '.join(DTYPES)}"
-                raise HardwareError(allowed, file=self.name, key=f"peak_flops.{dtype}", value=flops)
-            _check_number(self.name, f"peak_flops.{dtype}", flops, allow_zero=False)
+    aliases: tuple[str, ...] = ()
 
     def ceilings(self, family: str, dtype: str) -> tuple[float, float]:
         """Peak FLOP/s and bytes/s that bound an operator family at a number format.
@@ -72,25 +81,16 @@ class HardwareSpec:
         raise HardwareError(f"{self.name} has no peak FLOP/s for it", key="dtype", value=dtype)
 
 
-def _check_number(file: str, key: str, value: object, *, allow_zero: bool) -> None:
-    allowed = "a finite number >= 0 is needed" if allow_zero else "a finite number > 0 is needed"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise HardwareError(allowed, file=file, key=key, value=value)
-    if not 0 <= value <= sys.float_info.max or (value == 0 and not allow_zero):
-        raise HardwareError(allowed, file=file, key=key, value=value)
-
-
 @functools.cache
 def _bundled() -> dict[str, HardwareSpec]:
     """Lower-case name or alias -> device."""
-    found: dict[str, HardwareSpec] = {}
+    devices: dict[str, HardwareSpec] = {}
     for path in sorted(_FOLDER.glob("*.yaml")):
-        spec, aliases = _read(path)
-        for key in (spec.name, *aliases):
-            if key.lower() in found:
+        spec = _read(path)
+        for key in (spec.name, *spec.aliases):
+            if devices.setdefault(key.lower(), spec) is not spec:
                 raise HardwareError("claimed by two bundled devices", file=str(path), key="aliases", value=key)
-            found[key.lower()] = spec
-    return found
+    return devices
 
 
 def hardware_names() -> list[str]:
@@ -120,41 +120,15 @@ def load_hardware(name_or_path: str | Path) -> HardwareSpec:
             key="hardware",
             value=text,
         )
-    return _read(path)[0]
+    return _read(path)
 
 
-def _read(path: Path) -> tuple[HardwareSpec, list[str]]:
-    """(device, aliases) of one file."""
-    file = str(path)
-    values = parse_yaml(read_text(path, HardwareError), file, HardwareError)
+def _read(path: Path) -> HardwareSpec:
+    values = parse_yaml(read_text(path, HardwareError), str(path), HardwareError)
     if not isinstance(values, dict):
-        raise HardwareError("a mapping of keys is needed", file=file)
+        raise HardwareError("a mapping of keys is needed", file=str(path))
+    known = [field.name for field in fields(HardwareSpec)]
     for key in values:
-        if key not in _KEYS:
-            raise HardwareError(f"unknown key; known: {', '.join(_KEYS)}", file=file, key=str(key))
-    for key in _KEYS:
-        if key not in values and key != "aliases":
-            raise HardwareError("missing", file=file, key=key)
-    for key in ("name", "vendor"):
-        if not isinstance(values[key], str) or not values[key]:
-            raise HardwareError("a text is needed", file=file, key=key, value=values[key])
-    for key in (*_POSITIVE, *_NOT_NEGATIVE):
-        _check_number(file, key, values[key], allow_zero=key in _NOT_NEGATIVE)
-    peaks = values["peak_flops"]
-    if not isinstance(peaks, dict):
-        raise HardwareError("a mapping from dtype to FLOP/s is needed", file=file, key="peak_flops", value=peaks)
-    aliases = _texts(file, "aliases", values.get("aliases", []))
-    return _build(values, peaks, _texts(file, "sources", values["sources"])), aliases
-
-
-def _texts(file: str, key: str, value: object) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise HardwareError("a list of texts is needed", file=file, key=key, value=value)
-    return value
-
-
-def _build(values: dict[str, Any], peaks: dict[str, float], sources: list[str]) -> HardwareSpec:
-    numbers = {key: float(values[key]) for key in (*_POSITIVE, *_NOT_NEGATIVE)}
-    return HardwareSpec(
-        name=values["name"], vendor=values["vendor"], peak_flops=peaks, sources=tuple(sources), **numbers
-    )
+        if key not in known:
+            raise HardwareError(f"unknown key; known: {', '.join(known)}", file=str(path), key=key)
+    return validated(TypeAdapter(HardwareSpec), values, str(path), HardwareError)

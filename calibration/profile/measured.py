@@ -1,15 +1,15 @@
 """Measured times of a profile: the table, read when it is first needed, as curves and attention grids.
 
 Which shape columns are interpolated is said here, once, for prediction (`sim/cost/operator_tables`) and for the
-held-out check (`calibration/profile/roofline_fit`) alike. fp16 takes bf16's times: the same units at the same width.
+held-out check (`calibration/profile/held_out`) alike. fp16 takes bf16's times: the same units at the same width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -21,12 +21,12 @@ from draftcast.calibration.profile.table import MAY_BE_ZERO, SHAPE_FIELDS, read_
 from draftcast.kernels.operators import registry
 from draftcast.kernels.operators.cost import FloatArray, Work
 
+Built = TypeVar("Built")
 Seconds = Callable[[Work], FloatArray]
 """A family's fitted roofline at a dtype, on a device."""
 
 
-@dataclass(frozen=True, slots=True)
-class CurveAxes:
+class CurveAxes(NamedTuple):
     """How an operator's points are interpolated: along ``x``, between ``axes``, never across ``group``."""
 
     x: str
@@ -48,6 +48,7 @@ CURVES: dict[str, CurveAxes] = {
 VERIFY_QUERIES = np.asarray([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0])
 """Queries per sequence at which decode's grid has nodes, measured or stretched by the roofline."""
 ATTENTION = ("attention_decode", "attention_prefill")
+HEADS = ("heads", "kv_heads", "head_dim")
 FAMILY = {
     "linear": "linear",
     "moe": "moe",
@@ -64,9 +65,41 @@ FAMILY = {
 """Roofline family of each operator of a table. ngram has none: it computes nothing, and no step is built from it."""
 
 
-def attention_group(operator: str) -> tuple[str, ...]:
-    """Shape columns that two points of one grid share."""
-    return tuple(name for name in SHAPE_FIELDS[operator] if name not in ("batch", "q", "context"))
+class Part(NamedTuple):
+    """One operator of a table in one number format."""
+
+    operator: str
+    dtype: str
+    kv_dtype: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.operator} ({self.dtype}, KV {self.kv_dtype})" if self.kv_dtype else f"{self[0]} ({self.dtype})"
+
+    @property
+    def roofline(self) -> tuple[str, str]:
+        """Family and format of its roofline: attention computes in 16 bits, so its format is the cache's."""
+        return FAMILY[self.operator], self.kv_dtype or self.dtype
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """Shape columns that points share which are interpolated with each other."""
+        if self.operator not in ATTENTION:
+            return CURVES[self.operator].group
+        return tuple(name for name in SHAPE_FIELDS[self.operator] if name not in ("batch", "q", "context"))
+
+    def work(self, shape: Mapping[str, Any]) -> Work:
+        """Work of one launch; shapes may be arrays."""
+        return registry.operator(self.operator).work(shape, self.dtype, self.kv_dtype)
+
+    def work_of(self, rows: pd.DataFrame) -> Work:
+        """Work of every one of the part's points."""
+        return self.work({name: rows[name].to_numpy(np.float64) for name in SHAPE_FIELDS[self.operator]})
+
+
+def parts_of(frame: pd.DataFrame) -> Iterator[tuple[Part, pd.DataFrame]]:
+    """Every operator and format of a table's frame with its rows, in alphabetical order."""
+    for labels, rows in frame.groupby(["operator", "dtype", "kv_dtype"]):
+        yield Part(*map(str, labels)), rows
 
 
 def grid_shape(operator: str, a: Any, b: Any, c: Any) -> dict[str, Any]:
@@ -83,35 +116,39 @@ def grid_axes(operator: str, rows: pd.DataFrame) -> FloatArray:
     return np.stack(columns, axis=1)
 
 
-def curves_of(
-    operator: str, rows: pd.DataFrame, seconds: Seconds, dtype: str, group: Mapping[str, int]
-) -> CurveSet:  # fmt: skip
-    """Curves of the measured points ``rows`` of one operator, dtype and group."""
-    how, work = CURVES[operator], registry.operator(operator).work
+def curve_keys(operator: str, rows: pd.DataFrame) -> NDArray[np.int64]:
+    """Values of a curve set's axes at measured points, shape (points, axes)."""
+    axes = list(CURVES[operator].axes)
+    return rows[axes].to_numpy(np.int64).reshape(len(rows), len(axes))
+
+
+def curves_of(part: Part, rows: pd.DataFrame, seconds: Seconds, group: Mapping[str, int]) -> CurveSet:
+    """Curves of the measured points ``rows`` of one part and group."""
+    how = CURVES[part.operator]
 
     def roofline(x: FloatArray, key: Key) -> FloatArray:
-        return seconds(work({how.x: x, **dict(zip(how.axes, key, strict=True)), **group}, dtype, ""))
+        return seconds(part.work({how.x: x, **dict(zip(how.axes, key, strict=True)), **group}))
 
-    keys = rows[list(how.axes)].to_numpy(np.int64).reshape(len(rows), len(how.axes))
+    keys = curve_keys(part.operator, rows)
     return CurveSet.from_points(keys, rows[how.x].to_numpy(), rows["seconds"].to_numpy(), roofline)
 
 
-def grid_of(
-    operator: str, rows: pd.DataFrame, seconds: Seconds, dtype: str, kv_dtype: str, group: Mapping[str, int]
-) -> AttentionGrid:
-    """Grid of the measured points ``rows`` of one attention operator, formats and group."""
-    work = registry.operator(operator).work
+def grid_of(part: Part, rows: pd.DataFrame, seconds: Seconds, group: Mapping[str, int]) -> AttentionGrid:
+    """Grid of the measured points ``rows`` of one part of attention and group."""
 
     def roofline(a: FloatArray, b: FloatArray, c: FloatArray) -> FloatArray:
-        return seconds(work({**grid_shape(operator, a, b, c), **group}, dtype, kv_dtype))
+        return seconds(part.work({**grid_shape(part.operator, a, b, c), **group}))
 
-    grid = AttentionGrid.from_points(grid_axes(operator, rows), rows["seconds"].to_numpy(), roofline)
-    return grid.stretched(VERIFY_QUERIES, roofline) if operator == "attention_decode" else grid
+    grid = AttentionGrid.from_points(grid_axes(part.operator, rows), rows["seconds"].to_numpy(), roofline)
+    return grid.stretched(VERIFY_QUERIES, roofline) if part.operator == "attention_decode" else grid
 
 
 @dataclass(frozen=True)
 class MeasuredTimes:
     """The table of a profile.
+
+    A profile has one roofline for an operator and a dtype, so whoever asks for the same curves or grid hands over the
+    same ``seconds``: they are built once.
 
     Attributes:
         table: path of the Parquet file; read in parts, when first asked for.
@@ -123,73 +160,59 @@ class MeasuredTimes:
     _cache: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
     def curves(self, operator: str, dtype: str, seconds: Seconds, **group: int) -> CurveSet | None:
-        """Curves of an operator at a dtype; None when nothing was measured for it.
+        """Curves of an operator at a dtype; None when nothing was measured for it."""
+        part = Part(operator, _measured_dtype(dtype))
 
-        Built once: a profile has one roofline for an operator and a dtype, so ``seconds`` is always the same function.
-        """
-        kind = _measured_dtype(dtype)
-        wanted = (operator, kind, *sorted(group.items()))
-        if wanted not in self._cache:
-            rows = read_points(self.table, operator, dtype=kind, **group)
-            self._cache[wanted] = curves_of(operator, rows, seconds, kind, group) if len(rows) else None
-        found: CurveSet | None = self._cache[wanted]
-        return found
+        def build() -> CurveSet | None:
+            rows = read_points(self.table, operator, dtype=part.dtype, **group)
+            return curves_of(part, rows, seconds, group) if len(rows) else None
 
-    def grid(
-        self, operator: str, dtype: str, kv_dtype: str, seconds: Seconds, *, heads: int, kv_heads: int, head_dim: int
-    ) -> AttentionGrid | None:
-        """Grid of full attention for these heads; None when nothing was measured at these formats.
+        return self._once((*part, *sorted(group.items())), build)
+
+    def grid(self, operator: str, dtype: str, kv_dtype: str, seconds: Seconds, **heads: int) -> AttentionGrid | None:
+        """Grid of full attention for ``heads``, ``kv_heads`` and ``head_dim``; None: not measured at these formats.
 
         Heads that were not measured take the ratio to the roofline of those nearest to them, first in head size, then
         in heads per KV head; none of their nodes is marked measured.
         """
-        kind, kv_kind = _measured_dtype(dtype), _measured_dtype(kv_dtype)
-        own = dict.fromkeys(attention_group(operator), 0)
-        own |= {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-        wanted = (operator, kind, kv_kind, *own.values())
-        if wanted not in self._cache:
-            self._cache[wanted] = self._grid(operator, kind, kv_kind, own, seconds)
-        found: AttentionGrid | None = self._cache[wanted]
-        return found
+        part = Part(operator, _measured_dtype(dtype), _measured_dtype(kv_dtype))
+        return self._once((*part, *heads.items()), lambda: self._grid(part, heads, seconds))
 
-    def _grid(
-        self, operator: str, dtype: str, kv_dtype: str, own: dict[str, int], seconds: Seconds
-    ) -> AttentionGrid | None:
-        rows = self._full_attention(operator, dtype, kv_dtype)
+    def _grid(self, part: Part, heads: Mapping[str, int], seconds: Seconds) -> AttentionGrid | None:
+        # Without window or tree. The target and its draft read the points of every head shape once.
+        full = {name: 0 for name in part.group if name in MAY_BE_ZERO}
+        labels = {"dtype": part.dtype, "kv_dtype": part.kv_dtype}
+        rows = self._once(part, lambda: read_points(self.table, part.operator, **labels, **full))
         if not len(rows):
             return None
-        heads = ["heads", "kv_heads", "head_dim"]
-        shapes, distinct = rows[heads].to_numpy(), rows[heads].drop_duplicates().to_numpy()
-        same = np.all(shapes == [own[name] for name in heads], axis=1)
-        if same.any():
-            return grid_of(operator, rows[same], seconds, dtype, kv_dtype, own)
-        nearest = distinct[int(np.argmin(_distance(distinct, *(own[name] for name in heads))))]
-        rows = rows[np.all(shapes == nearest, axis=1)]
-        near = {**own, **dict(zip(heads, (int(value) for value in nearest), strict=True))}
-        grid = grid_of(operator, rows, seconds, dtype, kv_dtype, near)
-        mesh = np.meshgrid(*grid.axes, indexing="ij")
-        work = registry.operator(operator).work
-        wanted, known = (
-            np.log(seconds(work({**grid_shape(operator, *mesh), **shape}, dtype, kv_dtype))) for shape in (own, near)
-        )
-        return AttentionGrid(grid.axes, grid.log_s + wanted - known, np.zeros_like(grid.measured))
+        nearest, rows = of_nearest_heads(rows, heads)
+        group = full | nearest
+        grid = grid_of(part, rows, seconds, group)
+        if nearest == heads:
+            return grid
+        shape = grid_shape(part.operator, *np.meshgrid(*grid.axes, indexing="ij"))
+        ratio = np.log(seconds(part.work({**shape, **full, **heads}))) - np.log(seconds(part.work({**shape, **group})))
+        return AttentionGrid(grid.axes, grid.log_s + ratio, np.zeros_like(grid.measured))
 
-    def _full_attention(self, operator: str, dtype: str, kv_dtype: str) -> pd.DataFrame:
-        """Points of every head shape, without window or tree; the target and its draft read them once."""
-        wanted = (operator, dtype, kv_dtype)
-        if wanted not in self._cache:
-            full = {name: 0 for name in attention_group(operator) if name in MAY_BE_ZERO}
-            self._cache[wanted] = read_points(self.table, operator, dtype=dtype, kv_dtype=kv_dtype, **full)
-        found: pd.DataFrame = self._cache[wanted]
-        return found
+    def _once(self, key: tuple[object, ...], build: Callable[[], Built]) -> Built:
+        if key not in self._cache:
+            self._cache[key] = build()
+        built: Built = self._cache[key]
+        return built
 
 
 def _measured_dtype(dtype: str) -> str:
     return "bf16" if dtype == "fp16" else dtype
 
 
-def _distance(shapes: NDArray[np.int64], heads: int, kv_heads: int, head_dim: int) -> FloatArray:
-    logs = np.log2(shapes.astype(np.float64))
-    size, kv = np.abs(logs[:, 2] - np.log2(head_dim)), np.abs(logs[:, 1] - np.log2(kv_heads))
-    ratio = np.abs(logs[:, 0] - logs[:, 1] - np.log2(heads / kv_heads))
-    return np.asarray(100.0 * size + 10.0 * ratio + kv, dtype=np.float64)
+def of_nearest_heads(rows: pd.DataFrame, wanted: Mapping[str, int]) -> tuple[dict[str, int], pd.DataFrame]:
+    """Of measured points of attention the heads nearest to the wanted ones (`HEADS`), and the points of these heads.
+
+    Nearest in head size, then in heads per KV head, then in KV heads.
+    """
+    shapes = rows[list(HEADS)].to_numpy()
+    logs = np.log2(shapes.astype(np.float64)) - np.log2([float(max(wanted[name], 1)) for name in HEADS])
+    heads, kv_heads, size = logs.T
+    distance = 100.0 * np.abs(size) + 10.0 * np.abs(heads - kv_heads) + np.abs(kv_heads)
+    nearest = shapes[int(np.argmin(distance))]
+    return dict(zip(HEADS, nearest.tolist(), strict=True)), rows[np.all(shapes == nearest, axis=1)]

@@ -23,6 +23,7 @@ MAD_TO_STD = 1.4826
 _SOFT_ROUNDS = 25
 _BIWEIGHT_ROUNDS = 15
 # Residuals of a noiseless table are rounding errors; they are not a scale.
+LEAST_OF_ITS_OWN = 0.05  # share of a column's norm that is left when the kept columns are taken out of it
 _EXACT = 1e-9
 
 
@@ -95,12 +96,11 @@ def _nnls(x: FloatArray, y: FloatArray, weight: FloatArray) -> FloatArray:
     return np.asarray(nnls(r[:, :-1], r[:, -1])[0] / norm, dtype=np.float64)
 
 
-def identified(x: FloatArray, names: tuple[str, ...], least: float = 0.05) -> tuple[list[int], dict[str, str]]:
+def identified(x: FloatArray, names: tuple[str, ...]) -> tuple[list[int], dict[str, str]]:
     """Columns that say something the columns before them do not.
 
     Args:
         x: rows already divided by their size, shape (rows, columns); names of the columns, the most wanted first.
-        least: share of a column's norm that must be left when the kept ones are taken out of it.
 
     Returns:
         Indices of the kept columns; for each other column, the kept one it moves with (empty: it is zero throughout).
@@ -116,7 +116,7 @@ def identified(x: FloatArray, names: tuple[str, ...], least: float = 0.05) -> tu
         if kept:
             basis = x[:, kept] / norms[kept]
             rest = rest - basis @ np.linalg.lstsq(basis, rest, rcond=None)[0]
-        if np.linalg.norm(rest) >= least:
+        if np.linalg.norm(rest) >= LEAST_OF_ITS_OWN:
             kept.append(j)
         else:
             likeness = np.abs((x[:, kept] / norms[kept]).T @ (x[:, j] / norms[j]))

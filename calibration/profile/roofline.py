@@ -10,43 +10,61 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
-from draftcast.errors import HardwareError
+from draftcast.calibration.profile.origin import Origin
 
 FloatArray = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+def _sharpness(p: float) -> float:
+    if not p >= 1.0:  # NaN too
+        raise ValueError("must be >= 1 (.inf takes the larger of compute and memory)")
+    return p
+
+
+def _ascending(low_high: tuple[int, int]) -> tuple[int, int]:
+    if not 0 <= low_high[0] <= low_high[1]:
+        raise ValueError("must be [low, high] with 0 <= low <= high")
+    return low_high
+
+
+Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)]
+Range = Annotated[tuple[int, int], AfterValidator(_ascending)]
+OriginLabel = Annotated[Origin, BeforeValidator(Origin.parse)]
+
+
+@dataclass(frozen=True)
 class Roofline:
-    """The four fitted numbers of one operator family on one device and dtype.
+    """The four fitted or assumed numbers of one operator family on one device and dtype, and their standing.
+
+    A profile's file is validated against the types; a record made in code is trusted.
 
     Attributes:
         t0_s: seconds one launch of the kernel takes with no work (>= 0).
         e_c: fraction of the peak FLOP/s reached when compute-bound, in (0, 1].
         e_m: fraction of the peak bandwidth reached when memory-bound, in (0, 1].
         p: sharpness of the ridge, in [1, inf].
-
-    Raises:
-        HardwareError: a number outside its range; the key is the field's name.
+        origin: origin of a prediction inside ``fitted_rows`` (everywhere when that is None).
+        source: where the numbers come from.
+        fitted_rows: inclusive range of token rows the fit was made on; outside it every prediction is extrapolated.
     """
 
-    t0_s: float
-    e_c: float
-    e_m: float
-    p: float
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.t0_s) and self.t0_s >= 0.0):
-            raise HardwareError("must be a finite number of seconds >= 0", key="t0_s", value=self.t0_s)
-        for key, value in (("e_c", self.e_c), ("e_m", self.e_m)):
-            if not 0.0 < value <= 1.0:
-                raise HardwareError("must be a fraction in (0, 1]", key=key, value=value)
-        if not self.p >= 1.0:
-            raise HardwareError("must be >= 1 (.inf takes the larger of compute and memory)", key="p", value=self.p)
+    t0_s: Seconds
+    e_c: Fraction
+    e_m: Fraction
+    p: Annotated[float, AfterValidator(_sharpness)]
+    origin: OriginLabel
+    source: str
+    fitted_rows: Range | None = None
 
     def seconds(
         self, flops: ArrayLike, bytes_moved: ArrayLike, peak_flops: float, bandwidth_bytes_per_s: float
@@ -55,6 +73,12 @@ class Roofline:
         compute_s = np.asarray(flops, dtype=np.float64) / (self.e_c * peak_flops)
         memory_s = np.asarray(bytes_moved, dtype=np.float64) / (self.e_m * bandwidth_bytes_per_s)
         return self.t0_s + soft_max(compute_s, memory_s, self.p)
+
+    def origins(self, rows: ArrayLike) -> NDArray[np.int64]:
+        """`Origin` value of a prediction for each number of token rows."""
+        low, high = self.fitted_rows or (0, math.inf)
+        count = np.asarray(rows)
+        return np.where((count >= low) & (count <= high), int(self.origin), int(Origin.EXTRAPOLATED))
 
 
 def soft_max(compute_s: FloatArray, memory_s: FloatArray, p: float) -> FloatArray:

@@ -3,25 +3,24 @@
 Two kinds. A `RooflineProfile` holds measured times, where there are any, one soft roofline per operator family (and,
 where fitted, per dtype) for the shapes beyond them, and the host's step time. An `AffineProfile` holds a whole-step fit
 ``a + b*rows + c*KV tokens + d*sequences`` of one model on one device. Neither knows a model's shapes nor a scheduler:
-`draftcast.sim.cost.step_cost` puts work and profile together. Profiles are data: YAML files and folders in
-``calibration/profiles``, read by `draftcast.calibration.profile.load`.
+`draftcast.sim.cost.step_cost` puts work and profile together. The records are what stands in the YAML files and folders
+of ``calibration/profiles``, with the device in place of its name; `draftcast.calibration.profile.load` reads them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from pydantic import AfterValidator, ConfigDict, Field, InstanceOf
 
-from draftcast.calibration.profile.hardware import HardwareSpec
+from draftcast.calibration.profile.hardware import HardwareSpec, one_of
 from draftcast.calibration.profile.measured import MeasuredTimes
-from draftcast.calibration.profile.origin import Origin
-from draftcast.calibration.profile.roofline import FloatArray, Roofline
+from draftcast.calibration.profile.roofline import FloatArray, OriginLabel, Range, Roofline, Seconds
 from draftcast.errors import HardwareError
 from draftcast.kernels.operators.cost import Work
 
@@ -37,82 +36,147 @@ OPERATORS = (
 )
 """Operator families a roofline profile must describe. ``attention_decode`` covers verify too."""
 
+Dtype = Annotated[str, one_of("fp32", "bf16", "fp16", "fp8", "int4", "mxfp4")]
 
-@dataclass(frozen=True, slots=True)
-class OperatorProfile:
-    """One family's roofline with its standing.
 
-    Attributes:
-        roofline: the fitted or assumed numbers.
-        origin: origin of a prediction inside ``fitted_rows`` (everywhere when that is None).
-        fitted_rows: inclusive range of token rows the fit was made on; outside it every prediction is extrapolated.
-        source: where the numbers come from.
+class Section:
+    """A mapping of a profile's file; unknown keys are refused."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True)
+class OperatorFit(Roofline):
+    """A family's roofline; ``dtypes`` holds those that replace it at a dtype."""
+
+    dtypes: dict[Dtype, Roofline] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Host(Section):
+    """Host seconds of a step: ``h0_s + h1_s * sequences``."""
+
+    h0_s: Seconds
+    h1_s: Seconds
+
+
+@dataclass(frozen=True)
+class Launch(Section):
+    """``kernel_s``: host seconds to launch one kernel without a CUDA graph.
+
+    ``cuda_graph_ceiling``: largest number of rows captured in a CUDA graph (vLLM's platform default), by device where
+    it is named.
     """
 
-    roofline: Roofline
-    origin: Origin
-    fitted_rows: tuple[int, int] | None
-    source: str
-
-    def origins(self, rows: ArrayLike) -> NDArray[np.int64]:
-        """`Origin` value of a prediction for each number of token rows."""
-        count = np.asarray(rows)
-        inside = np.full(count.shape, int(self.origin), dtype=np.int64)
-        if self.fitted_rows is None:
-            return inside
-        low, high = self.fitted_rows
-        return np.where((count >= low) & (count <= high), inside, int(Origin.EXTRAPOLATED))
+    kernel_s: Seconds
+    cuda_graph_ceiling: Annotated[int, Field(ge=0)]
+    cuda_graph_ceiling_by_hardware: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class RooflineProfile:
+@dataclass(frozen=True)
+class HeldOutErrors(Section):
+    """Errors of one operator's interpolation on held-out points; see `calibration/profile/held_out`."""
+
+    operator: str
+    dtype: str
+    kv_dtype: str
+    points: int
+    held_out: int
+    median: float | None
+    p90: float | None
+    worst: float | None
+    worst_point: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RooflineProfile(Section):
     """Rooflines of one device, bound to its peaks.
 
     Attributes:
-        name: the profile's name.
         hardware: the device whose peaks and bandwidths the efficiencies are fractions of.
         operators: roofline of each family of `OPERATORS`.
-        dtype_operators: ``(family, dtype)`` entries that replace the family's own for that dtype.
-        h0_s, h1_s: host seconds of a step, ``h0_s + h1_s * sequences``.
-        launch_s: host seconds to launch one kernel without a CUDA graph.
-        cuda_graph_ceiling: largest number of rows captured in a CUDA graph (vLLM's platform default).
         source: where the profile comes from.
         date: when it was made (ISO).
+        held_out: how far interpolation was off when the profile was fitted.
         measured: the table of measured times, which comes before every roofline; None: rooflines only.
+
+    Raises:
+        HardwareError: an operator family that is unknown or missing.
     """
 
+    schema_version: Literal[1]
+    kind: Literal["roofline"]
     name: str
-    hardware: HardwareSpec
-    operators: Mapping[str, OperatorProfile]
-    dtype_operators: Mapping[tuple[str, str], OperatorProfile]
-    h0_s: float
-    h1_s: float
-    launch_s: float
-    cuda_graph_ceiling: int
-    source: str
+    hardware: InstanceOf[HardwareSpec]
     date: str
-    measured: MeasuredTimes | None = None
+    source: str
+    host: Host
+    launch: Launch
+    operators: dict[str, OperatorFit]
+    held_out: tuple[HeldOutErrors, ...] = ()
+    measured: InstanceOf[MeasuredTimes] | None = None
 
-    def operator(self, family: str, dtype: str) -> OperatorProfile:
+    def __post_init__(self) -> None:
+        for family in self.operators:
+            if family not in OPERATORS:
+                message = f"unknown operator, must be one of {', '.join(OPERATORS)}"
+                raise HardwareError(message, key=f"operators.{family}")
+        for family in OPERATORS:
+            if family not in self.operators:
+                raise HardwareError("required, but missing", key=f"operators.{family}")
+
+    @property
+    def cuda_graph_ceiling(self) -> int:
+        """Largest number of rows captured in a CUDA graph on this device."""
+        return self.launch.cuda_graph_ceiling_by_hardware.get(self.hardware.name, self.launch.cuda_graph_ceiling)
+
+    def operator(self, family: str, dtype: str) -> Roofline:
         """Roofline of a family at a dtype. Raises HardwareError for an unknown family."""
-        found = self.dtype_operators.get((family, dtype)) or self.operators.get(family)
-        if found is None:
+        if family not in self.operators:
             raise HardwareError(f"must be one of {', '.join(OPERATORS)}", key="operator", value=family)
-        return found
+        return self.operators[family].dtypes.get(dtype, self.operators[family])
 
     def seconds_of(self, family: str, dtype: str) -> Callable[[Work], FloatArray]:
         """The family's roofline at a dtype on this device: from an operator's work to seconds of one launch."""
-        roofline = self.operator(family, dtype).roofline
+        roofline = self.operator(family, dtype)
         peak_flops, bandwidth = self.hardware.ceilings(family, dtype)
         return lambda work: roofline.seconds(work.flops, work.bytes, peak_flops, bandwidth)
 
     def checksum(self) -> str:
-        """SHA-256 over every number and source, the device's included; the manifest holds it."""
-        return _checksum(self)
+        """SHA-256 over every number and source, the device's included; a run's manifest holds it."""
+        hardware = asdict(self.hardware)
+        del hardware["aliases"]
+        by_dtype = {
+            str((family, dtype)): _fit_of(fit)
+            for family, operator in self.operators.items()
+            for dtype, fit in operator.dtypes.items()
+        }
+        return _checksum(
+            "RooflineProfile",
+            {
+                "name": self.name,
+                "hardware": hardware,
+                "operators": {family: _fit_of(operator) for family, operator in self.operators.items()},
+                "dtype_operators": by_dtype,
+                "h0_s": self.host.h0_s,
+                "h1_s": self.host.h1_s,
+                "launch_s": self.launch.kernel_s,
+                "cuda_graph_ceiling": self.cuda_graph_ceiling,
+                "source": self.source,
+                "date": self.date,
+                "measured": None if self.measured is None else self.measured.sha256,
+            },
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class FrontEnd:
+def _fit_of(fit: Roofline) -> dict[str, Any]:
+    numbers = {name: getattr(fit, name) for name in ("t0_s", "e_c", "e_m", "p")}
+    standing = {"origin": fit.origin.label, "fitted_rows": fit.fitted_rows, "source": fit.source}
+    return {"roofline": numbers, **standing}
+
+
+@dataclass(frozen=True)
+class FrontEnd(Section):
     """Seconds between client and engine that no engine step holds: HTTP, process hand-over, detokeniser, streaming.
 
     Attributes:
@@ -121,106 +185,122 @@ class FrontEnd:
         turnaround_s: from the last piece of an answer to the same client's next request, think time aside.
     """
 
-    request_s: float
-    output_s: float
-    output_sequence_s: float
-    turnaround_s: float
+    request_s: Seconds
+    output_s: Seconds
+    output_sequence_s: Seconds
+    turnaround_s: Seconds
 
 
-@dataclass(frozen=True, slots=True)
-class CoreResponse:
-    """How a step's time goes with the speed of a group of this host's cores.
+def _rising(rows: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    for (before, earlier_s), (after, later_s) in itertools.pairwise(rows):
+        if after <= before or later_s < earlier_s:
+            raise ValueError("must be [rows, seconds] with ascending rows and seconds that never fall")
+    return rows
 
-    Attributes:
-        spin_s: what the probe read on them at the profile's step times (`draftcast.calibration.live.core_speed`).
-        exponent: a step takes ``(reading / spin_s) ** exponent`` times as long.
+
+@dataclass(frozen=True)
+class TargetFit(Section):
+    """Seconds of the target's pass; see `AffineProfile`.
+
+    ``rows``: seconds at ascending numbers of rows, none falling; straight in between and, extrapolated, beyond.
     """
 
-    spin_s: float
-    exponent: float
+    fixed_s: Seconds
+    row_s: Seconds
+    kv_token_s: Seconds
+    sequence_s: Seconds = 0.0
+    rows: Annotated[
+        tuple[tuple[Annotated[float, Field(ge=1.0, allow_inf_nan=False)], Seconds], ...], AfterValidator(_rising)
+    ] = ()
+    query_kv_s: Seconds = 0.0
+    prefill_query_kv_s: Seconds = 0.0
+    logit_row_s: Seconds = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class AffineProfile:
+@dataclass(frozen=True, kw_only=True)
+class DraftFit(Section):
+    """Seconds of the draft's passes, and the origin of the fit for each method it may be used for."""
+
+    fixed_s: Seconds
+    pass_s: Seconds = 0.0
+    row_s: Seconds = 0.0
+    draft_token_s: Seconds
+    kv_token_s: Seconds
+    methods: dict[str, OriginLabel]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchFit(Section):
+    """Seconds of a text search, and the origin of the fit for each method it may be used for."""
+
+    fraction_of_target: Seconds
+    step_s: Seconds = 0.0
+    sequence_s: Seconds = 0.0
+    token_s: Seconds = 0.0
+    methods: dict[str, OriginLabel]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AffineProfile(Section):
     """A whole-step fit of one model on one device: no shapes, no dtypes, no rooflines.
 
-    ``target = target_fixed_s + target_row_s * rows + target_rows(rows) + target_kv_token_s * KV tokens +
-    target_sequence_s * sequences + target_query_kv_s * pairs + target_prefill_query_kv_s * prompt pairs +
-    target_logit_row_s * sampled rows``. Rows are all scheduled rows (prompt tokens of a prefill included, none added by
-    CUDA-graph padding), KV tokens stand in the cache before the step, over all sequences, sequences are the scheduled
-    requests, pairs are those of a query and a token it attends to, apart for decoding requests and for prompts.
-    ``draft = draft_fixed_s + draft_pass_s * passes + draft_row_s * rows + draft_token_s * draft tokens +
-    draft_kv_token_s * KV tokens`` where passes are the most drafts made for one request and draft tokens are summed
-    over the batch. A text search takes ``ngram_fraction * target + ngram_step_s + ngram_sequence_s * requests searched
-    + ngram_token_s * tokens searched``. ``overhead_s`` is exposed in every step.
+    ``target = fixed_s + row_s * rows + rows(rows) + kv_token_s * KV tokens + sequence_s * sequences + query_kv_s *
+    pairs + prefill_query_kv_s * prompt pairs + logit_row_s * sampled rows``. Rows are all scheduled rows (prompt tokens
+    of a prefill included, none added by CUDA-graph padding), KV tokens stand in the cache before the step, over all
+    sequences, sequences are the scheduled requests, pairs are those of a query and a token it attends to, apart for
+    decoding requests and for prompts.
+    ``draft = fixed_s + pass_s * passes + row_s * rows + draft_token_s * draft tokens + kv_token_s * KV tokens`` where
+    passes are the most drafts made for one request and draft tokens are summed over the batch. A text search takes
+    ``fraction_of_target * target + step_s + sequence_s * requests searched + token_s * tokens searched``.
+    ``overhead_s`` is exposed in every step.
 
     Attributes:
-        model, hardware_name, tp, dtype, enforce_eager: what was fitted; anything else is refused.
-        target_rows: seconds at ascending numbers of rows, none falling; straight in between and, extrapolated, beyond.
-        draft_methods, ngram_methods: origin of the draft's or the search's fit for each method it may be used for.
-        ngram_fraction: an n-gram draft's seconds as a fraction of the target's.
+        model, hardware, tp, dtype, enforce_eager: what was fitted; anything else is refused.
         fitted_sequences: inclusive batch range of the fit; outside it a prediction is extrapolated.
         front_end: what the server's front end and its client add, where it was measured.
         fitted_runs: digest -> name of every live run the fit has seen; none of them can check it.
-        core_speed: by group of cores, where the runs know how fast theirs were; a simulation is at the profile's own.
     """
 
+    schema_version: Literal[1]
+    kind: Literal["affine"]
     name: str
     model: str
-    hardware_name: str
-    tp: int
-    dtype: str
-    enforce_eager: bool
-    target_fixed_s: float
-    target_row_s: float
-    target_kv_token_s: float
-    target_sequence_s: float
-    target_rows: tuple[tuple[float, float], ...]
-    target_query_kv_s: float
-    target_prefill_query_kv_s: float
-    target_logit_row_s: float
-    draft_fixed_s: float
-    draft_pass_s: float
-    draft_row_s: float
-    draft_token_s: float
-    draft_kv_token_s: float
-    draft_methods: Mapping[str, Origin]
-    ngram_fraction: float
-    ngram_step_s: float
-    ngram_sequence_s: float
-    ngram_token_s: float
-    ngram_methods: Mapping[str, Origin]
-    overhead_s: float
-    fitted_sequences: tuple[int, int]
-    source: str
+    hardware: InstanceOf[HardwareSpec]
+    tp: Annotated[int, Field(ge=1)]
+    dtype: Dtype
+    enforce_eager: bool = False
     date: str
+    source: str
+    fitted_sequences: Range
+    target: TargetFit
+    draft: DraftFit
+    ngram: SearchFit
+    overhead_s: Seconds
     front_end: FrontEnd | None = None
-    fitted_runs: Mapping[str, str] = field(default_factory=dict)
-    core_speed: Mapping[str, CoreResponse] = field(default_factory=dict)
+    fitted_runs: dict[str, str] = field(default_factory=dict)
+
+    def coefficients(self) -> dict[str, Any]:
+        """What the fit holds beyond its name and origin, in plain values, each under one name: ``target_row_s``, ..."""
+        settings = ("model", "tp", "dtype", "enforce_eager", "overhead_s", "fitted_sequences", "fitted_runs")
+        values = {name: getattr(self, name) for name in settings}
+        values |= {f"target_{name}": value for name, value in asdict(self.target).items()}
+        values |= {f"draft_{name.removeprefix('draft_')}": value for name, value in asdict(self.draft).items()}
+        values |= {f"ngram_{name.removesuffix('_of_target')}": value for name, value in asdict(self.ngram).items()}
+        for key in ("draft_methods", "ngram_methods"):
+            values[key] = {method: origin.label for method, origin in values[key].items()}
+        values["front_end"] = None if self.front_end is None else asdict(self.front_end)
+        return values
 
     def checksum(self) -> str:
-        """SHA-256 over every number and source; the manifest holds it."""
-        return _checksum(self)
+        """SHA-256 over every number and source; a run's manifest holds it."""
+        named = {"name": self.name, "hardware_name": self.hardware.name, "source": self.source, "date": self.date}
+        return _checksum("AffineProfile", {**named, **self.coefficients()})
 
 
 HardwareProfile = RooflineProfile | AffineProfile
 
 
-def _plain(value: object) -> object:
-    """``value`` as JSON can write it, with mappings in a fixed order."""
-    if isinstance(value, MeasuredTimes):
-        return value.sha256
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in sorted(value.items(), key=lambda pair: str(pair[0]))}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if isinstance(value, Origin):
-        return value.label
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def _checksum(profile: RooflineProfile | AffineProfile) -> str:
-    text = json.dumps({"kind": type(profile).__name__, "profile": _plain(profile)}, sort_keys=True)
+def _checksum(kind: str, values: Mapping[str, Any]) -> str:
+    """Of the names that the manifests of recorded runs were made with, so that a profile keeps its checksum."""
+    text = json.dumps({"kind": kind, "profile": values}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

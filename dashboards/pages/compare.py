@@ -1,263 +1,320 @@
-"""Compare: two to six runs side by side, simulated and measured, with what they differ in and by how much."""
+"""Compare: two to six runs side by side and measured, with what they differ in and by how much."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from draftcast.dashboards.pages.compared import (
-    FIGURES,
-    LETTERS,
-    Entry,
-    Pairs,
-    change_of,
-    changed_table,
-    difference_rows,
-    entries_of,
-    pair_of,
-)
-from draftcast.dashboards.session.plain_text import literal
-from draftcast.dashboards.session.results import Answer, answers
-from draftcast.dashboards.session.session import REFERENCE, Question, Session
-from draftcast.dashboards.session.uploads import measured_uploader
-from draftcast.dashboards.widgets.footer import Exports, footer
-from draftcast.dashboards.widgets.page import badge, cannot_run, figure, run_facts, simulating
+from draftcast.dashboards.session.answers import Answer, answer, answers, together
+from draftcast.dashboards.session.plain_text import literal, short
+from draftcast.dashboards.session.question import Question
+from draftcast.dashboards.session.session import Session, View
+from draftcast.dashboards.session.uploads import MEASURED, uploader
+from draftcast.dashboards.widgets.controls import view_choice
+from draftcast.dashboards.widgets.page import upload_again
+from draftcast.dashboards.widgets.report import Report
 from draftcast.dashboards.widgets.table import html_table
-from draftcast.dashboards.widgets.tiles import Figure, difference_cell, value_cell
+from draftcast.dashboards.widgets.tiles import (
+    LATENCY_TILES,
+    THROUGHPUT_TILE,
+    Column,
+    Figure,
+    column_of,
+    difference_cell,
+    value_cell,
+)
 from draftcast.errors import InputError
-from draftcast.scenarios.run.fidelity import fidelity
+from draftcast.scenarios.compare.difference import Difference
+from draftcast.scenarios.compare.slo_answer import measured_requests
+from draftcast.scenarios.run.measured_run import MeasuredRun, read_measured_run
+from draftcast.scenarios.schema.changes import changed_keys, differing, value_text
 from draftcast.scenarios.schema.load import without_speculation
-from draftcast.scenarios.show.run_plots import SERIES, latency_figure, ratio_figure
+from draftcast.scenarios.show.plots import COLOURS
+from draftcast.scenarios.show.run_plots import ratio_figure
+from draftcast.sim.output.metrics import summarise
+
+FIGURES = (
+    *(
+        Figure(figure.name, f"{tile.title} {figure.label}", figure.unit, figure.factor)
+        for tile in LATENCY_TILES
+        for figure in tile.figures
+    ),
+    Figure("request_throughput", "throughput", "req/s"),
+    Figure("output_throughput", "token goodput", "tok/s"),
+    *THROUGHPUT_TILE.figures,
+)
+LETTERS = "ABCDEF"
 
 
-def render(session: Session) -> None:
+@dataclass(frozen=True)
+class Entry:
+    """One run of the comparison.
+
+    Attributes:
+        letter: what the page calls it.
+        about: what it is, in a few words.
+        column: its figures, with intervals where it has replications.
+        requests: those that its latencies describe.
+        run: the simulated or the measured run.
+    """
+
+    letter: str
+    about: str
+    column: Column
+    requests: pd.DataFrame
+    run: Answer | MeasuredRun
+
+    @property
+    def name(self) -> str:
+        """Letter and words."""
+        return f"{self.letter} · {self.about}"
+
+    @property
+    def colour(self) -> str:
+        """In pictures."""
+        return COLOURS[LETTERS.index(self.letter)]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs, in order, with their differences to one of them.
+
+    Attributes:
+        pairs: by letter of the run: it and the reference, measured together.
+    """
+
+    entries: Sequence[Entry]
+    reference: Entry
+    pairs: Mapping[str, tuple[Column, Column]]
+    confidence: float
+
+    def change(self, entry: Entry, figure: Figure) -> Difference | None:
+        """Of a run to the reference; None for the reference itself, and where there is none."""
+        if entry is self.reference:
+            return None
+        column, other = self.pairs[entry.letter]
+        return column.change(figure.name, other, self.confidence)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One for every run and figure."""
+        for entry in self.entries:
+            for figure in FIGURES:
+                value = entry.column.figures.get(figure.name)
+                change = self.change(entry, figure)
+                yield {
+                    "run": entry.letter,
+                    "about": entry.about,
+                    "figure": figure.name,
+                    **{name: getattr(value, name, None) for name in ("mean", "low", "high")},
+                    "against": self.reference.letter if entry is not self.reference else None,
+                    "difference": change.difference.mean if change is not None else None,
+                    "difference_low": change.difference.low if change is not None else None,
+                    "difference_high": change.difference.high if change is not None else None,
+                    "ratio": change.ratio.mean if change is not None and change.ratio is not None else None,
+                    "verdict": change.verdict if change is not None else None,
+                }
+
+    def summary(self, changed: pd.DataFrame | None) -> dict[str, Any]:
+        """For the JSON file, with the keys in which the runs differ."""
+        runs = {}
+        for entry in self.entries:
+            changes = {figure.name: self.change(entry, figure) for figure in FIGURES}
+            runs[entry.letter] = {
+                "about": entry.about,
+                "hash": entry.run.hash if isinstance(entry.run, Answer) else None,
+                "figures": entry.column.figures,
+                "differences": changes if entry is not self.reference else None,
+            }
+        keys = changed.to_dict("records") if changed is not None else []
+        return {"reference": self.reference.letter, "changed_keys": keys, "runs": runs}
+
+
+def render(session: Session, report: Report) -> None:
     """The runs, what they differ in, tables and pictures of the differences, footer."""
-    top = st.container(key="answer-badge")
-    try:
-        (own,) = answers([session.question.scenario], simulating)
-    except InputError as error:
-        cannot_run(session, error)
-        return
-    entries = entries_of(session, own)
-    simulated = [entry for entry in entries if entry.found is not None]
-    with top:
-        badge(session, fidelity([entry.found.run.summary["figures"] for entry in simulated if entry.found]))
+    (own,) = answers(session.question.scenario)
+    entries = _entries(session, own)
+    report.badge([entry.run.run.summary["figures"] for entry in entries if isinstance(entry.run, Answer)])
     _runs(session, entries)
-    confidence = own.scenario.statistics.confidence
-    tables: dict[str, pd.DataFrame] = {}
-    pictures: list[Any] = []
-    reference = _reference(session, entries)
-    pairs = {entry.letter: pair_of(entry, reference) for entry in entries if entry is not reference}
+    names = {entry.letter: entry.name for entry in entries}
+    letter = LETTERS[0]
+    if len(entries) > 1:
+        words = names.__getitem__
+        letter = view_choice(session, View.COMPARE_REFERENCE, list(names), words=words, width=420)
+    reference = entries[list(names).index(letter)]
+    pairs = {entry.letter: _pair(entry, reference) for entry in entries if entry is not reference}
+    comparison = Comparison(entries, reference, pairs, own.scenario.statistics.confidence)
+    report.title, report.lines = "Runs compared", list(names.values())
     if pairs:
-        tables = _tables(entries, reference, pairs, confidence)
-        pictures = _pictures(entries, reference, pairs, own)
+        _tables(report, comparison)
+        _pictures(report, comparison)
     else:
         st.info("Add a run to compare with: keep one from What-if, take one below, or upload a measured one.")
-    commands = [session.question.command("simulate"), *(run.command("simulate") for run in session.runs)]
-    footer(run_facts(own), "\n".join(commands), _exports(own, entries, reference, pairs, tables, pictures))
+    commands = [question.command("simulate") for question in (session.question, *session.runs)]
+    report.footer(own.hash, "\n".join(commands), own)
+    report.downloads(
+        f"draftcast-compare-{own.hash[:12]}",
+        lambda: pd.DataFrame(comparison.rows()),
+        lambda: comparison.summary(report.tables.get("Changed keys")),
+    )
+
+
+def _entries(session: Session, own: Answer) -> list[Entry]:
+    """The question's run first, then what was kept, then what was measured; what cannot be had is told and left out."""
+    entries = [_simulated_entry(LETTERS[0], "What-if's run", own)]
+    for letter, question in zip(LETTERS[1:], session.runs, strict=False):
+        try:
+            entries.append(_simulated_entry(letter, _about(session.question, question), answer(question.scenario)))
+        except InputError as error:
+            st.error(f"{letter} cannot be simulated: {literal(error)}", icon=":material/error:")
+    slo = own.scenario.slo
+    for letter, name in zip(LETTERS[1 + len(session.runs) :], session.measured, strict=False):
+        folder = session.measured_folder(name)
+        if not folder.is_dir():
+            upload_again(name)
+            continue
+        run = read_measured_run(folder, slo)
+        column = Column(summarise([run.figures], own.scenario.statistics.confidence), [run.figures])
+        entries.append(Entry(letter, f"measured: {name}", column, run.requests, run))
+    return entries
+
+
+def _simulated_entry(letter: str, about: str, run: Answer) -> Entry:
+    # No request's latency describes a load that the setting does not hold.
+    requests = measured_requests(run.run) if run.own.has_figures else run.run.requests[:0]
+    return Entry(letter, about, column_of(run.scenario, run.own), requests, run)
+
+
+def _about(question: Question, run: Question) -> str:
+    changes = changed_keys(question.scenario, run.scenario)
+    if not changes:
+        return "the same run"
+    words = ", ".join(f"{key.rpartition('.')[2]}={value_text(value)}" for key, value in changes.items())
+    words = words.replace("speculative_config=null", "SD off")
+    return words if len(words) <= 48 else f"{words[:47]}…"
+
+
+def _pair(entry: Entry, reference: Entry) -> tuple[Column, Column]:
+    """A run and the reference; simulated ones over the requests that both measure."""
+    if isinstance(entry.run, MeasuredRun) or isinstance(reference.run, MeasuredRun):
+        return entry.column, reference.column
+    side, other = together(entry.run, reference.run)
+    return column_of(entry.run.scenario, side), column_of(reference.run.scenario, other)
 
 
 def _runs(session: Session, entries: Sequence[Entry]) -> None:
     """Which runs there are, and how to add and remove some."""
+    by_letter = {entry.letter: entry for entry in entries}
+    question = session.question
+    offers = {"Add the same run": question}
+    if question.scenario.speculative_config is not None:
+        offers["Add it with speculation off"] = Question(question.base, without_speculation(question.scenario))
     with st.container(border=True, key="runs"):
-        shown = {entry.letter: entry for entry in entries}
-        for letter in LETTERS[: 1 + len(session.runs) + len(session.measured)]:
+        for index, letter in enumerate(LETTERS[: 1 + len(session.runs) + len(session.measured)]):
             with st.container(horizontal=True, vertical_alignment="center"):
-                st.html(_run_line(letter, shown.get(letter)))
-                if letter != LETTERS[0]:
+                st.html(_run_line(letter, by_letter.get(letter)))
+                if index > 0:
                     st.button(
                         f"Remove {letter}",
                         key=f"remove-{letter}",
                         icon=":material/close:",
-                        on_click=_remove,
-                        args=(session, letter),
+                        on_click=session.remove_run,
+                        args=(index - 1,),
                     )
         with st.container(horizontal=True):
-            own = session.question
-            offers = {"Add the same run": own}
-            if own.scenario.speculative_config is not None:
-                offers["Add it with speculation off"] = Question(own.base, without_speculation(own.scenario))
             for label, run in offers.items():
                 st.button(
                     label,
                     icon=":material/add:",
                     disabled=session.room <= 0,
-                    help="It stays as it is while What-if's run changes.",
-                    on_click=_add,
-                    args=(session, run),
+                    help="It stays as it is when the run on What-if changes.",
+                    on_click=session.add_run,
+                    args=(run,),
                 )
         with st.expander("Measured runs"):
-            measured_uploader(session)
+            uploader(session, MEASURED)
 
 
 def _run_line(letter: str, entry: Entry | None) -> str:
     facts: Mapping[str, str] = {}
     if entry is not None:
-        facts = entry.measured.facts if entry.measured is not None else {"run": entry.run_hash}
+        facts = {"run": entry.run.hash[:12]} if isinstance(entry.run, Answer) else entry.run.facts
     words = " · ".join(f"{name} {text}" for name, text in facts.items())
     name = entry.name if entry is not None else f"{letter} · not available"
     return (
-        f"<span class='dc-run'><b style='color:{SERIES[LETTERS.index(letter)]}'>●</b> <b>{escape(name)}</b> "
+        f"<span class='dc-run'><b style='color:{COLOURS[LETTERS.index(letter)]}'>●</b> <b>{escape(name)}</b> "
         f"<small>{escape(words)}</small></span>"
     )
 
 
-def _add(session: Session, run: Question) -> None:
-    session.runs, session.touched = [*session.runs, run], True
-
-
-def _remove(session: Session, letter: str) -> None:
-    index = LETTERS.index(letter) - 1
-    runs, measured = list(session.runs), list(session.measured)
-    if index < len(runs):
-        del runs[index]
-    else:
-        del measured[index - len(runs)]
-    session.runs, session.measured, session.touched = runs, measured, True
-    session.views.pop(REFERENCE, None)
-
-
-def _reference(session: Session, entries: Sequence[Entry]) -> Entry:
-    letters = [entry.letter for entry in entries]
-    chosen = session.view(REFERENCE, letters[0], letters)
-    if len(entries) > 1:
-        names = {entry.letter: entry.name for entry in entries}
-        st.session_state[REFERENCE] = chosen
-        st.selectbox(
-            "Compared with",
-            letters,
-            key=REFERENCE,
-            format_func=lambda letter: names[letter],
-            help="The run that the differences of all others are taken to.",
-            width=420,
-            on_change=lambda: session.see(REFERENCE, st.session_state[REFERENCE], letters[0]),
-        )
-    return entries[letters.index(chosen)]
-
-
-def _tables(
-    entries: Sequence[Entry],
-    reference: Entry,
-    pairs: Pairs,
-    confidence: float,
-) -> dict[str, pd.DataFrame]:
+def _tables(report: Report, comparison: Comparison) -> None:
     st.subheader("What differs")
-    keys = changed_table(entries)
+    keys = _changed_table(comparison.entries)
     if keys.empty:
         st.html("<p class='dc-why'>No key: the simulated runs ask the same.</p>")
     else:
         st.html(html_table(list(keys.columns), keys.to_numpy().tolist(), facts=True, name="Changed keys"))
     st.subheader("By how much")
+    st.html(_differences_table(comparison))
+    measured = {entry.letter: entry.run for entry in comparison.entries if isinstance(entry.run, MeasuredRun)}
+    paired = "Paired by replication: the same arrivals, lengths and draft tokens on both sides."
+    if measured:
+        paired += " A measured run is one run: its differences have no interval and no verdict."
+    st.caption(paired)
+    for letter, run in measured.items():
+        for note in run.notes:
+            st.caption(f"{letter}: {literal(note)}")
+    report.tables |= {"Changed keys": keys, "Figures and differences": pd.DataFrame(comparison.rows())}
+
+
+def _changed_table(entries: Sequence[Entry]) -> pd.DataFrame:
+    """Only the keys in which simulated runs differ, a column a run."""
+    scenarios = {entry.letter: entry.run.scenario for entry in entries if isinstance(entry.run, Answer)}
+    rows = [
+        [key, *("–" if value is None else short(value_text(value)) for value in values)]
+        for key, values in differing(list(scenarios.values())).items()
+    ]
+    return pd.DataFrame(rows, columns=["key", *scenarios])
+
+
+def _differences_table(comparison: Comparison) -> str:
+    reference = comparison.reference
     head = ["<th></th>"]
-    for entry in entries:
+    for entry in comparison.entries:
         head.append(f"<th scope='col' title='{escape(entry.name, quote=True)}'>{escape(entry.letter)}</th>")
         head += [f"<th scope='col'>{entry.letter} vs {reference.letter}</th>"] if entry is not reference else []
     body = []
-    for each in FIGURES:
-        cells = [f"<th scope='row'>{escape(each.label)}</th>"]
-        for entry in entries:
-            cells.append(_value(entry, each))
+    for figure in FIGURES:
+        cells = [f"<th scope='row'>{escape(figure.label)}</th>"]
+        for entry in comparison.entries:
+            missing = "not recorded" if isinstance(entry.run, MeasuredRun) else ""
+            cells.append(value_cell(figure, entry.column, missing))
             if entry is not reference:
-                cells.append(difference_cell(each, reference.letter, pairs[entry.letter], confidence, words=True))
+                pair = comparison.pairs[entry.letter]
+                cells.append(difference_cell(figure, reference.letter, pair, comparison.confidence, words=True))
         body.append(f"<tr>{''.join(cells)}</tr>")
-    st.html(
+    return (
         "<div class='dc-table dc-compare' tabindex='0' role='region' aria-label='Differences'><table><thead><tr>"
         f"{''.join(head)}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
-    paired = "Paired by replication: the same arrivals, lengths and draft tokens on both sides."
-    if any(entry.measured is not None for entry in entries):
-        paired += " A measured run is one run: its differences have no interval and no verdict."
-    st.caption(paired)
-    for entry in entries:
-        for note in entry.measured.notes if entry.measured is not None else ():
-            st.caption(f"{entry.letter}: {literal(note)}")
-    return {
-        "Changed keys": keys,
-        "Figures and differences": pd.DataFrame(difference_rows(entries, reference, pairs, confidence)),
-    }
 
 
-def _value(entry: Entry, each: Figure) -> str:
-    if entry.measured is not None and each.name not in entry.column.figures:
-        return f"<td class='dc-none' data-figure='{each.name}' data-value=''>– <small>not recorded</small></td>"
-    return value_cell(each, entry.column)
-
-
-def _pictures(
-    entries: Sequence[Entry],
-    reference: Entry,
-    pairs: Pairs,
-    own: Answer,
-) -> list[Any]:
-    colours = {entry.name: SERIES[LETTERS.index(entry.letter)] for entry in entries}
-    confidence = own.scenario.statistics.confidence
-    rows = {
-        entry.name: [
-            (each.label, change.ratio if (change := change_of(pairs, entry, each.name, confidence)) else None)
-            for each in FIGURES
-        ]
-        for entry in entries
-        if entry is not reference
-    }
-    ratios = ratio_figure(rows, colours)
-    figure(
+def _pictures(report: Report, comparison: Comparison) -> None:
+    colours = {entry.name: entry.colour for entry in comparison.entries}
+    ratios = {}
+    for entry in comparison.entries:
+        if entry is not comparison.reference:
+            changes = [(figure.label, comparison.change(entry, figure)) for figure in FIGURES]
+            ratios[entry.name] = [(label, change.ratio if change is not None else None) for label, change in changes]
+    report.figure(
         "ratios",
-        ratios,
-        f"Every figure over that of {reference.name}, with its interval: left of 1 a latency is better, right of 1 a "
-        "throughput. An interval that holds 1 cannot be told from chance.",
+        ratio_figure(ratios, colours),
+        f"Every figure over that of {comparison.reference.name}, with its interval: left of 1 a latency is better, "
+        "right of 1 a throughput. An interval that holds 1 cannot be told from chance.",
         "Ratio of each figure to the reference with its interval, one colour for each run.",
     )
-    st.subheader("Latency distribution")
-    slo = own.scenario.slo
-    limits = {key: getattr(slo, key) for key in ("ttft_ms", "tpot_ms", "e2el_ms")} if slo is not None else {}
-    latency = latency_figure({entry.name: entry.requests for entry in entries}, limits, colours)
-    figure(
-        "latency",
-        latency,
-        "Share of requests that are at least this fast; dotted: the SLO's bounds.",
-        "Cumulative distribution of TTFT, TPOT and end-to-end latency for each run.",
-    )
-    return [ratios, latency]
-
-
-def _exports(
-    own: Answer,
-    entries: Sequence[Entry],
-    reference: Entry,
-    pairs: Pairs,
-    tables: Mapping[str, pd.DataFrame],
-    pictures: Sequence[Any],
-) -> Exports:
-    confidence = own.scenario.statistics.confidence
-
-    def summary() -> dict[str, Any]:
-        return {
-            "reference": reference.letter,
-            "changed_keys": tables["Changed keys"].to_dict("records") if tables else [],
-            "runs": {
-                entry.letter: {
-                    "about": entry.about,
-                    "hash": entry.found.hash if entry.found is not None else None,
-                    "figures": entry.column.figures,
-                    "differences": {each.name: change_of(pairs, entry, each.name, confidence) for each in FIGURES}
-                    if entry.letter in pairs
-                    else None,
-                }
-                for entry in entries
-            },
-        }
-
-    return Exports(
-        name=f"draftcast-compare-{own.hash[:12]}",
-        rows=lambda: pd.DataFrame(difference_rows(entries, reference, pairs, confidence)),
-        summary=summary,
-        scenario=own.scenario,
-        title="Runs compared",
-        lines=[entry.name for entry in entries],
-        tables=lambda: tables,
-        figures=lambda: pictures,
-    )
+    report.latencies({entry.name: entry.requests for entry in comparison.entries}, colours)

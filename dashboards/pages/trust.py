@@ -1,10 +1,12 @@
-"""Trust: what the times rest on - coverage of the scenario, fit, residuals, the profile's environment and age."""
+"""Trust: what the times rest on - coverage of the scenario, fit, residuals, the profile's environment and age.
+
+Below it stand live sweeps of a real server and published measurements, each beside its forecast.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import UTC, date, datetime
-from typing import Any
+import contextlib
+from datetime import UTC, datetime
 
 import pandas as pd
 import streamlit as st
@@ -12,79 +14,86 @@ import streamlit as st
 from draftcast.calibration.profile.hardware import hardware_names, load_hardware
 from draftcast.calibration.profile.held_out import OperatorErrors
 from draftcast.calibration.profile.load import has_profile
-from draftcast.dashboards.pages.published import published_results
-from draftcast.dashboards.pages.validated import validation_results
+from draftcast.calibration.profile.measured import Part
+from draftcast.dashboards.session.answers import Answer, answers
 from draftcast.dashboards.session.plain_text import literal
-from draftcast.dashboards.session.results import Answer, answers
-from draftcast.dashboards.session.session import TRUST_OPERATOR as PART
-from draftcast.dashboards.session.session import Session
-from draftcast.dashboards.widgets.footer import Exports, footer
-from draftcast.dashboards.widgets.page import badge, cannot_run, figure, run_facts, simulating
-from draftcast.dashboards.widgets.table import html_table
-from draftcast.errors import HardwareError, InputError
+from draftcast.dashboards.session.session import Session, View
+from draftcast.dashboards.session.uploads import VALIDATION, uploader
+from draftcast.dashboards.widgets.controls import view_choice
+from draftcast.dashboards.widgets.page import asked_for, long_answer, verdict_line
+from draftcast.dashboards.widgets.report import Report
+from draftcast.dashboards.widgets.table import Bad, Cell, html_table
+from draftcast.errors import HardwareError
+from draftcast.files import read_bytes
+from draftcast.scenarios.evidence.cases import published_cases
+from draftcast.scenarios.evidence.forecast import PublishedForecast, forecast_case
 from draftcast.scenarios.run.coverage import coverage_of
 from draftcast.scenarios.run.fidelity import ORIGINS, fidelity
 from draftcast.scenarios.show.coverage_plot import coverage_figure, fit_figure
-from draftcast.scenarios.show.fit_points import Part, fit_points, parts_of
-from draftcast.scenarios.show.profile_view import OpenProfile, errors_of, open_profile
+from draftcast.scenarios.show.profile_view import OpenProfile, errors_of, fit_points, modelled_parts, open_profile
+from draftcast.scenarios.show.published_report import COLUMNS, LEGEND, assumption_lines, rows, summary_line
+from draftcast.scenarios.show.tables import MISSED
+from draftcast.scenarios.show.validation_sweep_summary import SweepSummary, bars_line, read_summary, shipped_summaries
+from draftcast.sim.progress import Progress, part_of
 
 MEANING = {
-    "measured": "measured times of just these shapes",
+    "measured": "measured times of exactly these shapes",
     "interpolated": "between measured shapes",
     "extrapolated": "beyond what was measured: the fitted or assumed roofline",
 }
 
 
-def render(session: Session) -> None:
-    """Origin of the device time, coverage map, fit and residuals, the profile's origin."""
-    try:
-        (found,) = answers([session.question.scenario], simulating)
-    except InputError as error:
-        cannot_run(session, error)
-        return
-    trusted = fidelity([found.run.summary["figures"]])
-    badge(session, trusted)
+def render(session: Session, report: Report) -> None:
+    """Origin of the device time, coverage map, fit and residuals, the profile's origin, validation, publications."""
+    (own,) = answers(session.question.scenario)
+    figures = own.run.summary["figures"]
+    report.badge([figures])
+    trusted = fidelity([figures])
     if trusted is not None:
-        rows = [(word, f"{trusted.shares[word]:.0%}", MEANING[word]) for word in ORIGINS]
-        st.html(
-            html_table(("device time", "share", "what it means"), rows, facts=True, name="Origin of the device time")
-        )
-    opened, tables, pictures = _opened(session), {}, []
+        origins = [(word, f"{trusted.shares[word]:.0%}", MEANING[word]) for word in ORIGINS]
+        head = ("device time", "share", "what it means")
+        st.html(html_table(head, origins, facts=True, name="Origin of the device time"))
+    _coverage(report, own)
+    opened = _opened(session)
+    if opened.folder is not None:
+        _fit(session, report, opened)
+    st.header("Where the profile comes from", anchor="profile")
+    facts = _origin(own, opened)
+    st.html(html_table(("", ""), list(facts.items()), facts=True, name="Profile"))
+    name = own.run.summary["profile"]
+    report.title, report.lines = f"Trust: {name}", [f"{fact}: {text}" for fact, text in facts.items()]
+    _validation(session, report)
+    _published(session, report)
+    device = f" --hardware {own.scenario.hardware}" if name == "default" else ""
+    report.footer(own.hash, f"draftcast profile show {name}{device}", own)
+    fact_table = pd.DataFrame(list(facts.items()), columns=["fact", "value"])
+    report.downloads(
+        f"draftcast-trust-{name}",
+        lambda: report.tables.get("Held-out errors", fact_table),
+        lambda: {**facts, "device_time": trusted},
+    )
+
+
+def _coverage(report: Report, own: Answer) -> None:
     st.header("Coverage map", anchor="coverage")
     try:
-        covered = coverage_figure(coverage_of(found.scenario, found.deployment, found.run.requests))
-        pictures.append(covered)
-        figure(
+        report.figure(
             "coverage",
-            covered,
-            "Grey: shapes that were timed. Coloured: what this scenario asks; an open diamond or a red outline was not "
-            "timed itself. Rows of a step and queries per sequence are further axes that the map does not show.",
-            "Maps of measured shapes with the shapes this scenario asks on top.",
+            coverage_figure(coverage_of(own.scenario, own.deployment, own.run.requests)),
+            "Grey: measured shapes. Coloured: shapes of this scenario; an open diamond or a red outline marks one that "
+            "was not measured. Rows of a step and queries per sequence are further axes that the map does not show.",
+            "Maps of measured shapes with the shapes of this scenario on top.",
         )
     except HardwareError:
         measured = [name for name in hardware_names() if has_profile(load_hardware(name))]
         st.warning(
-            f"No measured profile of {literal(found.scenario.hardware)} is in use: all its times are the data sheet's "
+            f"No measured profile of {literal(own.scenario.hardware)} is in use: all its times are the data sheet's "
             f"rates at assumed efficiencies. Measured: {', '.join(measured)}. `draftcast calibrate` measures your own.",
             icon=":material/map:",
         )
-    if opened is not None and opened.folder is not None:
-        st.header("Fit and residuals", anchor="fit")
-        pictures += _fit(session, opened)
-        tables["Held-out errors"] = pd.DataFrame(errors_of(opened))
-        with st.expander("Held-out errors of every operator"):
-            st.html(_errors_table(errors_of(opened)))
-    st.header("Where the profile comes from", anchor="profile")
-    facts = _origin(found, opened)
-    st.html(html_table(("", ""), list(facts.items()), facts=True, name="Profile"))
-    tables |= validation_results(session)
-    published = published_results(session)
-    if published is not None:
-        tables["Published results"] = published
-    footer(run_facts(found), _command(found), _exports(found, facts, tables, pictures))
 
 
-def _opened(session: Session) -> OpenProfile | None:
+def _opened(session: Session) -> OpenProfile:
     scenario = session.question.scenario
     device = load_hardware(scenario.hardware)
     name = scenario.profile or (device.name if has_profile(device) else "default")
@@ -101,63 +110,23 @@ def _points(checksum: str, part: Part, _opened: OpenProfile) -> OperatorErrors:
     return fit_points(_opened, part)
 
 
-def _fit(session: Session, opened: OpenProfile) -> list[Any]:
-    """Choice of an operator and its picture."""
-    parts = {str(part): part for part in parts_of(opened.table())}
-    preferred = [name for name in parts if name.startswith("attention_decode (bf16")] or list(parts)
-    chosen = session.view(PART, preferred[0], list(parts))
-    st.session_state[PART] = chosen
-    st.selectbox(
-        "Operator",
-        list(parts),
-        key=PART,
-        help="Points that took no part in the curves, predicted from the others.",
-        width=320,
-        on_change=lambda: session.see(PART, st.session_state[PART], preferred[0]),
-    )
+def _fit(session: Session, report: Report, opened: OpenProfile) -> None:
+    """Choice of an operator and its picture; the errors of all."""
+    st.header("Fit and residuals", anchor="fit")
+    parts = {str(part): part for part in modelled_parts(opened.table())}
+    names = sorted(parts, key=lambda name: not name.startswith("attention_decode (bf16"))
+    chosen = view_choice(session, View.TRUST_OPERATOR, list(parts), default=names[0])
     with st.spinner("Predicting held-out points"):
-        found = _points(opened.profile.checksum(), parts[chosen], opened)
-    errors = found.interpolated
-    drawn = fit_figure(found.predictions)
-    figure(
+        held_out = _points(opened.profile.checksum(), parts[chosen], opened)
+    errors = held_out.interpolated
+    report.figure(
         "fit",
-        drawn,
-        f"{errors.points:,} held-out points of {found.points:,}: median error {errors.median:.1%}, 90 % within "
+        fit_figure(held_out.predictions),
+        f"{errors.points:,} held-out points of {held_out.points:,}: median error {errors.median:.1%}, 90 % within "
         f"{errors.p90:.1%}, worst {errors.worst:.0%} at {errors.worst_point}.",
         "Predicted against measured time of held-out points, and the distribution of their errors.",
     )
-    return [drawn]
-
-
-def _origin(found: Answer, opened: OpenProfile | None) -> dict[str, str]:
-    profile = found.deployment.profile
-    facts = {"profile": profile.name, "source": profile.source, "checksum": profile.checksum()[:12]}
-    day = _day(profile.date)
-    facts["date"] = profile.date if day is None else f"{profile.date} ({_age(day)})"
-    manifest = opened.manifest if opened is not None else None
-    if manifest is not None:
-        facts["device"] = manifest.device
-        facts["driver"] = manifest.driver or "not recorded by the source"
-        facts["clocks"] = ", ".join(f"{name} {value:g}" for name, value in manifest.clocks.items()) or "not recorded"
-        facts["versions"] = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
-        facts["licence"] = manifest.licence
-        facts["made by"] = manifest.command
-    return {name: text for name, text in facts.items() if text}
-
-
-def _day(text: str) -> date | None:
-    try:
-        return datetime.fromisoformat(text).date()
-    except ValueError:
-        return None
-
-
-def _age(day: date) -> str:
-    days = (datetime.now(UTC).date() - day).days
-    return "today" if days <= 0 else f"{days} day{'s' if days > 1 else ''} old"
-
-
-def _errors_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    report.tables["Held-out errors"] = pd.DataFrame(errors_of(opened))
     shown = [
         (
             f"{row['operator']} {row['dtype']}" + (f", KV {row['kv_dtype']}" if row["kv_dtype"] else ""),
@@ -165,27 +134,98 @@ def _errors_table(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{row['held_out']:,}",
             *("–" if row[name] is None else f"{row[name]:.1%}" for name in ("median", "p90", "worst")),
         )
-        for row in rows
+        for row in errors_of(opened)
     ]
-    return html_table(("operator", "points", "held out", "median error", "p90", "worst"), shown, name="Held-out errors")
+    head = ("operator", "points", "held out", "median error", "p90", "worst")
+    with st.expander("Held-out errors of every operator"):
+        st.html(html_table(head, shown, name="Held-out errors"))
 
 
-def _command(found: Answer) -> str:
-    name = found.run.summary["profile"]
-    return f"draftcast profile show {name}" + (f" --hardware {found.scenario.hardware}" if name == "default" else "")
+def _origin(own: Answer, opened: OpenProfile) -> dict[str, str]:
+    profile, manifest = own.deployment.profile, opened.manifest
+    age = ""
+    with contextlib.suppress(ValueError):
+        days = (datetime.now(UTC).date() - datetime.fromisoformat(profile.date).date()).days
+        age = " (today)" if days <= 0 else f" ({days} day{'s' if days > 1 else ''} old)"
+    facts = {
+        "profile": profile.name,
+        "source": profile.source,
+        "checksum": profile.checksum()[:12],
+        "date": profile.date + age,
+    }
+    if manifest is not None:
+        clocks = ", ".join(f"{name} {value:g}" for name, value in manifest.clocks.items())
+        facts |= {
+            "device": manifest.device,
+            "driver": manifest.driver or "not recorded by the source",
+            "clocks": clocks or "not recorded",
+            "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
+            "licence": manifest.licence,
+            "made by": manifest.command,
+        }
+    return {name: text for name, text in facts.items() if text}
 
 
-def _exports(
-    found: Answer, facts: Mapping[str, str], tables: Mapping[str, pd.DataFrame], pictures: Sequence[Any]
-) -> Exports:
-    rows = tables.get("Held-out errors", pd.DataFrame(list(facts.items()), columns=["fact", "value"]))
-    return Exports(
-        name=f"draftcast-trust-{found.run.summary['profile']}",
-        rows=lambda: rows,
-        summary=lambda: {**facts, "device_time": fidelity([found.run.summary["figures"]])},
-        scenario=found.scenario,
-        title=f"Trust: {found.run.summary['profile']}",
-        lines=[f"{name}: {text}" for name, text in facts.items()],
-        tables=lambda: tables,
-        figures=lambda: pictures,
-    )
+def _validation(session: Session, report: Report) -> None:
+    """Every live sweep that ships with draftcast, and the one uploaded."""
+    st.header("Validation against live runs", anchor="validation")
+    sweeps = shipped_summaries()
+    uploaded = session.path / session.validation
+    if session.validation and uploaded.is_file():
+        sweeps[session.validation] = read_summary(read_bytes(uploaded), uploaded.name)
+    for name, sweep in sweeps.items():
+        _sweep(report, name, sweep)
+    uploader(session, VALIDATION)
+
+
+def _sweep(report: Report, name: str, sweep: SweepSummary) -> None:
+    """How many checks hold and which miss their bar, then the forecasts beside what was measured."""
+    first, verdict, *rest = sweep.head()
+    st.subheader(literal(name), anchor=False)
+    verdict_line(verdict, why=" ".join([first, *rest]), held=sweep.held, of=sweep.of)
+    text = sweep.known_continuation
+    lines = [f"{text.checked_tokens:,} tokens held against the known text, {text.wrong_tokens} wrong.", bars_line()]
+    lines += [f"Made by {sweep.command}."] if sweep.command else []
+    st.caption("  \n".join(map(literal, lines)))
+    for number, (title, table) in enumerate(sweep.tables().items()):
+        head, *body = table
+        cells: list[list[Cell]] = [[Bad(cell) if MISSED in cell else cell for cell in row] for row in body]
+        html = html_table(head, cells, facts=title == "Bars", name=f"{title}: {name}")
+        if number < 3:
+            st.caption(title)
+            st.html(html)
+        else:
+            st.expander(title).html(html)
+        report.tables[f"Validation {name}: {title}"] = pd.DataFrame(body, columns=head)
+    for note in sweep.notes:
+        st.caption(literal(note))
+
+
+def _published(session: Session, report: Report) -> None:
+    """What others published beside the forecasts of the same settings, once it is asked for."""
+    st.header("Published results", anchor="published")
+    cases = published_cases()
+    if not asked_for(
+        session,
+        View.TRUST_PUBLISHED,
+        "published",
+        f"Forecast {len(cases)} published cases",
+        "Simulates every case with and without speculation; takes about ten seconds.",
+    ):
+        st.caption("Published measurements beside forecasts of the same settings; nothing is fitted to them.")
+        return
+    forecasts = long_answer(("published",), "Forecasting what others published", _forecasts)
+    shown = rows(forecasts)
+    st.html(html_table(COLUMNS, shown, name="Published results"))
+    st.caption(f"{summary_line(forecasts)} {' '.join(LEGEND.split())}")
+    with st.expander("What had to be assumed"):
+        st.caption("  \n".join(assumption_lines(cases)))
+    report.tables["Published results"] = pd.DataFrame(shown, columns=list(COLUMNS))
+
+
+def _forecasts(progress: Progress) -> list[PublishedForecast]:
+    cases = published_cases()
+    forecasts = []
+    for index, (name, case) in enumerate(cases.items()):
+        forecasts += forecast_case(name, case, part_of(progress, index, len(cases)))
+    return forecasts

@@ -1,4 +1,4 @@
-"""Files a reader gives: scenarios and traces, checked by the same validators as on the command line.
+"""Files a reader gives: scenarios, traces and measured runs, checked by the same validators as on the command line.
 
 A file is kept in the session's own folder under a plain name, parsed, and never executed. What is too large is refused
 before it is written.
@@ -19,8 +19,9 @@ import streamlit as st
 
 from draftcast.calibration.live.bench_result import import_bench_result
 from draftcast.calibration.live.run_directory import CHUNKS, JOURNAL, MANIFEST, REQUESTS
-from draftcast.dashboards.session.plain_text import literal
-from draftcast.dashboards.session.session import Question, Session, check_names, short_error
+from draftcast.dashboards.session.plain_text import literal, short
+from draftcast.dashboards.session.question import Question, check_names
+from draftcast.dashboards.session.session import Session
 from draftcast.errors import DraftcastError, InputError
 from draftcast.files import parse_json, write_bytes
 from draftcast.kernels.model.catalog import load_model
@@ -33,14 +34,34 @@ from draftcast.scenarios.schema.load import DEFAULT_SCENARIO, load_scenario, to_
 from draftcast.scenarios.schema.references import outside_names
 from draftcast.scenarios.show.validation_sweep_summary import read_summary
 from draftcast.sim.compiled.random_streams import replication_seed
+from draftcast.sim.workload.build_requests import build_requests
 from draftcast.sim.workload.request_table import RequestTable
-from draftcast.sim.workload.spec import build_requests
 from draftcast.sim.workload.traces import read_trace
 
-SCENARIO_MB, VALIDATION_MB, TRACE_MB = 1, 8, 64
-# Of a live run directory, what the comparison reads.
-LIVE_FILES = (MANIFEST, REQUESTS, CHUNKS, JOURNAL)
+Files = Mapping[str, bytes]
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A kind of file that a page takes.
+
+    Attributes:
+        key: of the widget.
+        label, help: for the reader.
+        types: endings of file names.
+        limit_mb: of all files together.
+        take: checks and keeps the files, by their names; gives a line for the page and raises DraftcastError.
+        several: files that belong together.
+    """
+
+    key: str
+    label: str
+    help: str
+    types: tuple[str, ...]
+    limit_mb: int
+    take: Callable[[Session, Files], str]
+    several: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,15 +72,53 @@ class Receipt:
     good: bool
 
 
-def keep(session: Session, name: str, content: bytes, limit_mb: int) -> Path:
-    """Write an upload into the session's folder.
+def uploader(session: Session, upload: Upload) -> None:
+    """The widget, and what became of the last upload."""
+    st.file_uploader(
+        upload.label,
+        type=list(upload.types),
+        accept_multiple_files=upload.several,
+        key=upload.key,
+        max_upload_size=upload.limit_mb,
+        help=upload.help,
+        on_change=_received,
+        args=(session, upload),
+    )
+    receipt: Receipt | None = st.session_state.get(f"{upload.key}:receipt")
+    if receipt is not None:
+        (st.success if receipt.good else st.error)(literal(receipt.text))
 
-    Raises:
-        InputError: too large.
-    """
-    plain = plain_name(name)
-    _check_size(plain, len(content), limit_mb)
-    target = session.path / plain
+
+def forget_receipts() -> None:
+    """The question is another one: what became of the uploads of the last one no longer matters."""
+    for upload in (SCENARIO, TRACE):
+        st.session_state.pop(f"{upload.key}:receipt", None)
+
+
+def receive(session: Session, upload: Upload, files: Files) -> Receipt:
+    """Check and keep files, by their names."""
+    try:
+        size = sum(map(len, files.values()))
+        if size > upload.limit_mb * 2**20:
+            raise InputError(
+                f"is larger than the {upload.limit_mb} MB this page takes",
+                file=next(iter(files)),
+                value=size,
+            )
+        return Receipt(upload.take(session, files), True)
+    except DraftcastError as error:
+        return Receipt(short(error), False)
+
+
+def _received(session: Session, upload: Upload) -> None:
+    given = st.session_state[upload.key]
+    files = {file.name: file.getvalue() for file in (given if upload.several else [given]) if file is not None}
+    st.session_state[f"{upload.key}:receipt"] = receive(session, upload, files) if files else None
+
+
+def keep(session: Session, name: str, content: bytes) -> Path:
+    """Write an upload into the session's folder."""
+    target = session.path / plain_name(name)
     write_bytes(target, content)
     return target
 
@@ -69,37 +128,26 @@ def plain_name(name: str) -> str:
     return _NOT_PLAIN.sub("_", Path(name).name).lstrip(".")[-80:] or "upload"
 
 
-def _check_size(name: str, size: int, limit_mb: int) -> None:
-    if size > limit_mb * 2**20:
-        raise InputError(f"is larger than the {limit_mb} MB this page takes", file=name, value=f"{size} bytes")
-
-
-def take_scenario(session: Session, name: str, content: bytes) -> Receipt:
-    """Make an uploaded YAML file the question; it is told apart from the default scenario."""
-    try:
-        scenario = load_scenario(keep(session, name, content, SCENARIO_MB))
-        check_names(scenario, DEFAULT_SCENARIO, session.path)
-    except InputError as error:
-        return Receipt(short_error(error), False)
+def _take_scenario(session: Session, files: Files) -> str:
+    """Make an uploaded YAML file the question; its changes are those to the default scenario."""
+    ((name, content),) = files.items()
+    scenario = load_scenario(keep(session, name, content))
+    check_names(scenario, DEFAULT_SCENARIO, session.path)
     session.ask(Question(DEFAULT_SCENARIO, scenario))
-    return Receipt(f"{name}: {scenario.name or 'scenario'} loaded", True)
+    return f"{name}: {scenario.name or 'scenario'} loaded"
 
 
-def take_trace(session: Session, name: str, content: bytes) -> Receipt:
+def _take_trace(session: Session, files: Files) -> str:
     """Serve an uploaded trace: its arrivals and lengths, or its lengths alone where it holds no times."""
-    try:
-        path = keep(session, name, content, TRACE_MB)
-        table = read_trace(path)
-        scenario = with_values(session.question.scenario, _of_trace(session.question.scenario, path, table))
-    except DraftcastError as error:
-        return Receipt(short_error(error), False)
+    path = keep(session, *next(iter(files.items())))
+    table = read_trace(path)
+    scenario = with_values(session.question.scenario, _of_trace(session.question.scenario, path, table))
     session.ask(Question(session.question.base, scenario))
-    notes = "".join(f" {note.replace(f'{session.path}/', '')}." for note in trace_notes(scenario))
+    notes = "".join(f" {note}." for note in trace_notes(scenario))
     when = f"over {table.span_s:,.0f} s" if table.has_arrivals else "without times: its lengths are used"
-    return Receipt(
+    return short(
         f"{path.name}: {len(table):,} requests {when}; mean prompt {table.prompt_tokens.mean():,.0f}, mean output "
-        f"{table.output_tokens.mean():,.0f} tokens.{notes}",
-        True,
+        f"{table.output_tokens.mean():,.0f} tokens.{notes}"
     )
 
 
@@ -137,123 +185,77 @@ def _of_trace(scenario: Scenario, path: Path, table: RequestTable) -> dict[str, 
     return values | {"workload.arrivals": {"process": "trace", "path": str(path)}, "workload.lengths": None}
 
 
-def take_measured(session: Session, files: Mapping[str, bytes]) -> Receipt:
-    """Keep an uploaded measured run for Compare: one bench result, or the files of a live run directory."""
-    try:
-        _check_size("the upload", sum(map(len, files.values())), TRACE_MB)
-        name = _keep_measured(session, files)
-    except DraftcastError as error:
-        return Receipt(short_error(error), False)
-    if name not in session.measured:
-        session.measured = [*session.measured, name]
-    session.touched = True
-    run = read_measured_run(session.measured_folder(name))
-    return Receipt(f"{name}: {run.facts['requests']}", True)
-
-
-def _keep_measured(session: Session, files: Mapping[str, bytes]) -> str:
-    """Its name; nothing is left of what cannot be read."""
-    own = {Path(name).name: content for name, content in files.items()}
-    if MANIFEST not in own and len(own) != 1:
+def _take_measured(session: Session, files: Files) -> str:
+    """Keep a measured run for Compare: one bench result, or the files of a live run directory."""
+    contents = {Path(name).name: content for name, content in files.items()}
+    if MANIFEST not in contents and len(contents) != 1:
         raise InputError(f"give one result of vllm bench serve, or a run's {MANIFEST}, {REQUESTS} and {CHUNKS}")
-    name = _live_name(own[MANIFEST]) if MANIFEST in own else plain_name(next(iter(own)))
+    name = _live_name(contents[MANIFEST]) if MANIFEST in contents else plain_name(next(iter(contents)))
     if name not in session.measured and session.room <= 0:
         raise InputError("Compare is full: remove a run first", file=name)
     folder = session.measured_folder(name)
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        if MANIFEST in own:
+        if MANIFEST in contents:
             folder.mkdir()
-            for file in LIVE_FILES:
-                if file in own:
-                    write_bytes(folder / file, own[file])
+            for file in (MANIFEST, REQUESTS, CHUNKS, JOURNAL):
+                if file in contents:
+                    write_bytes(folder / file, contents[file])
         else:
-            import_bench_result(keep(session, name, own.popitem()[1], TRACE_MB), folder)
-        read_measured_run(folder)
+            import_bench_result(keep(session, name, contents.popitem()[1]), folder)
+        run = read_measured_run(folder)
     except DraftcastError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return name
+    session.measured, session.touched = list(dict.fromkeys([*session.measured, name])), True
+    return f"{name}: {run.facts['requests']}"
 
 
 def _live_name(manifest: bytes) -> str:
-    found = parse_json(manifest, MANIFEST)
-    label = "-".join(str(found.get(key, "")) for key in ("name", "created_at")) if isinstance(found, dict) else ""
+    data = parse_json(manifest, MANIFEST)
+    label = "-".join(str(data.get(key, "")) for key in ("name", "created_at")) if isinstance(data, dict) else ""
     return plain_name(label.strip("-") or "live-run")
 
 
-def take_validation(session: Session, name: str, content: bytes) -> Receipt:
+def _take_validation(session: Session, files: Files) -> str:
     """Keep the report of a validated sweep for Trust."""
-    try:
-        found = read_summary(content, plain_name(name))
-        session.validation = keep(session, f"validation-{plain_name(name)}", content, VALIDATION_MB).name
-    except InputError as error:
-        return Receipt(short_error(error), False)
-    return Receipt(f"{name}: {found.head()[1]}", True)
+    ((name, content),) = files.items()
+    summary = read_summary(content, plain_name(name))
+    session.validation = keep(session, f"validation-{plain_name(name)}", content).name
+    return f"{name}: {summary.head()[1]}"
 
 
-def scenario_uploader(session: Session) -> None:
-    """The uploader of the sidebar."""
-    told = "The file that `draftcast simulate` takes, or one downloaded here. Checked, never executed."
-    _uploader(session, "scenario", "Upload a scenario (YAML)", ["yaml", "yml"], SCENARIO_MB, told, take_scenario)
-
-
-def trace_uploader(session: Session) -> None:
-    """The uploader of What-if."""
-    told = "Azure, BurstGPT, Mooncake, ShareGPT with token counts, vllm bench serve or SpecDecode-Bench."
-    _uploader(session, "trace", "Upload a trace", ["csv", "json", "jsonl", "txt"], TRACE_MB, told, take_trace)
-
-
-def validation_uploader(session: Session) -> None:
-    """The uploader of Trust."""
-    told = "sweep-validation.json of `draftcast live report` about your own server."
-    _uploader(session, "validation", "Upload a validation (JSON)", ["json"], VALIDATION_MB, told, take_validation)
-
-
-def measured_uploader(session: Session) -> None:
-    """The uploader of Compare."""
-    st.file_uploader(
-        "Upload a measured run",
-        type=["json", "jsonl", "parquet"],
-        accept_multiple_files=True,
-        key="upload-measured",
-        max_upload_size=TRACE_MB,
-        help="One result of `vllm bench serve --save-result --save-detailed`, or the files of a `draftcast live run` "
-        "directory together: manifest.json, requests.parquet, chunks.parquet.",
-        on_change=_received_measured,
-        args=(session,),
-    )
-    _show_receipt("upload-measured")
-
-
-def _uploader(
-    session: Session, what: str, label: str, kinds: list[str], most_mb: int, told: str, take: Callable[..., Receipt]
-) -> None:
-    """Of one file, and what came of the last."""
-    key = f"upload-{what}"
-    st.file_uploader(
-        label,
-        type=kinds,
-        key=key,
-        max_upload_size=most_mb,
-        help=told,
-        on_change=_received,
-        args=(session, key, take),
-    )
-    _show_receipt(key)
-
-
-def _received_measured(session: Session) -> None:
-    files = {file.name: file.getvalue() for file in st.session_state["upload-measured"]}
-    st.session_state["upload-measured:receipt"] = take_measured(session, files) if files else None
-
-
-def _received(session: Session, key: str, take: Callable[..., Receipt]) -> None:
-    file = st.session_state[key]
-    st.session_state[f"{key}:receipt"] = take(session, file.name, file.getvalue()) if file is not None else None
-
-
-def _show_receipt(key: str) -> None:
-    receipt: Receipt | None = st.session_state.get(f"{key}:receipt")
-    if receipt is not None:
-        (st.success if receipt.good else st.error)(literal(receipt.text))
+SCENARIO = Upload(
+    "upload-scenario",
+    "Upload a scenario (YAML)",
+    "The file that `draftcast simulate` takes, or one downloaded here. Checked, never executed.",
+    ("yaml", "yml"),
+    1,
+    _take_scenario,
+)
+TRACE = Upload(
+    "upload-trace",
+    "Upload a trace",
+    "Azure, BurstGPT, Mooncake, ShareGPT with token counts, vllm bench serve or SpecDecode-Bench.",
+    ("csv", "json", "jsonl", "txt"),
+    64,
+    _take_trace,
+)
+VALIDATION = Upload(
+    "upload-validation",
+    "Upload a validation (JSON)",
+    "sweep-validation.json of `draftcast live report` about your own server.",
+    ("json",),
+    8,
+    _take_validation,
+)
+MEASURED = Upload(
+    "upload-measured",
+    "Upload a measured run",
+    "One result of `vllm bench serve --save-result --save-detailed`, or the files of a `draftcast live run` directory "
+    "together: manifest.json, requests.parquet, chunks.parquet.",
+    ("json", "jsonl", "parquet"),
+    64,
+    _take_measured,
+    several=True,
+)

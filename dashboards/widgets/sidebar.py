@@ -8,136 +8,75 @@ from typing import Any
 
 import streamlit as st
 
-from draftcast.dashboards.session.session import NUM_REQUESTS, Question, Session, bases
-from draftcast.dashboards.session.uploads import scenario_uploader
+from draftcast.dashboards.session.link import bases
+from draftcast.dashboards.session.question import NUM_REQUESTS, SCENARIO, Question
+from draftcast.dashboards.session.session import Session
+from draftcast.dashboards.session.uploads import SCENARIO as SCENARIO_FILE
+from draftcast.dashboards.session.uploads import forget_receipts, uploader
 from draftcast.dashboards.widgets.controls import choice_control, number_control
 
-SLO_BOUNDS = (("ttft_ms", "TTFT, ms"), ("tpot_ms", "TPOT, ms"), ("e2el_ms", "E2E, ms"))
+BOUNDS = ("ttft_ms", "tpot_ms", "e2el_ms")
+WIDTH = 118
 
 
 def sidebar(session: Session) -> None:
     """Draw it; every control changes the session's question."""
     with st.sidebar:
         _picker(session)
-        scenario_uploader(session)
+        uploader(session, SCENARIO_FILE)
         st.subheader("SLO", help="A request is good when it meets every bound that is given.")
-        _slo(session)
+        with st.container(horizontal=True):
+            for name in BOUNDS:
+                change = partial(_slo_with, session, name)
+                number_control(session, f"slo.{name}", width=WIDTH, step=5, placeholder="none", change=change)
+            number_control(
+                session,
+                "slo.attainment",
+                width=WIDTH,
+                step=1,
+                percent=True,
+                placeholder="99",
+                change=lambda share: {"slo.attainment": share or 0.99},
+            )
         st.subheader("Effort", help="More requests and replications give narrower intervals and slower pages.")
-        _effort(session)
+        with st.container(horizontal=True):
+            number_control(session, "statistics.seed", width=WIDTH)
+            number_control(session, "statistics.replications", width=WIDTH)
+            number_control(session, NUM_REQUESTS, width=160, step=500, placeholder="all of the trace")
+        choice_control(session, "statistics.confidence", (0.9, 0.95, 0.99), width=WIDTH, words="{:.0%}".format)
 
 
 def _picker(session: Session) -> None:
-    st.session_state["scenario"] = session.question.base
+    st.session_state[SCENARIO] = session.question.base
     st.selectbox(
         "Scenario",
         bases(),
-        key="scenario",
-        help="Choosing one drops all changes. What is changed after that stands in the address bar.",
-        on_change=_pick,
+        key=SCENARIO,
+        help="Choosing a scenario drops all changes. The address bar holds the changes made after that.",
+        on_change=_open,
         args=(session,),
     )
     changed = len(session.question.link_changes)
     if changed:
         st.button(
             f"Reset {changed} changed key{'s' if changed > 1 else ''}",
-            on_click=_pick,
+            on_click=_open,
             args=(session,),
             width="stretch",
             icon=":material/undo:",
         )
 
 
-def _pick(session: Session) -> None:
-    base = st.session_state["scenario"]
-    session.ask(Question.opening(base))
-    st.session_state.pop("upload-trace:receipt", None)
-    st.session_state.pop("upload-scenario:receipt", None)
+def _open(session: Session) -> None:
+    session.ask(Question.opening(st.session_state[SCENARIO]))
+    forget_receipts()
 
 
-def _slo(session: Session) -> None:
-    slo = session.question.scenario.slo
-    with st.container(horizontal=True):
-        for key, label in SLO_BOUNDS:
-            number_control(
-                session,
-                label,
-                f"slo.{key}",
-                getattr(slo, key) if slo is not None else None,
-                low=0.0,
-                step=5.0,
-                format="%.4g",
-                placeholder="none",
-                help=f"Upper bound on {label.split(',')[0]} of a request; empty: no bound.",
-                change=partial(_slo_values, session, key),
-                width=118,
-            )
-        number_control(
-            session,
-            "Attainment, %",
-            "slo.attainment",
-            100 * slo.attainment if slo is not None else None,
-            low=1.0,
-            high=100.0,
-            step=1.0,
-            format="%.4g",
-            placeholder="99",
-            help="Share of the requests that must be good.",
-            change=lambda value: {"slo.attainment": round((value or 99.0) / 100, 6)},
-            width=118,
-        )
-
-
-def _slo_values(session: Session, key: str, value: float | None) -> Mapping[str, Any]:
+def _slo_with(session: Session, name: str, bound: float | None) -> Mapping[str, Any]:
     """A bound set or taken away; without any bound there is no SLO."""
     slo = session.question.scenario.slo
-    bounds = {name: getattr(slo, name, None) for name, _ in SLO_BOUNDS} | {key: value or None}
-    given = {name: bound for name, bound in bounds.items() if bound is not None}
+    bounds = {key: getattr(slo, key, None) for key in BOUNDS} | {name: bound or None}
+    given = {key: value for key, value in bounds.items() if value is not None}
     if not given:
         return {"slo": None}
     return {"slo": given | ({"attainment": slo.attainment} if slo is not None else {})}
-
-
-def _effort(session: Session) -> None:
-    scenario = session.question.scenario
-    with st.container(horizontal=True):
-        number_control(
-            session,
-            "Seed",
-            "statistics.seed",
-            scenario.statistics.seed,
-            low=0,
-            help="Of all random numbers; the same seed gives the same figures, here and on the command line.",
-            width=118,
-        )
-        number_control(
-            session,
-            "Replications",
-            "statistics.replications",
-            scenario.statistics.replications,
-            low=1,
-            high=50,
-            help="Independent repetitions behind the intervals; fewer than two give none.",
-            width=118,
-        )
-        number_control(
-            session,
-            "Requests per run",
-            NUM_REQUESTS,
-            scenario.workload.num_requests,
-            low=1,
-            step=500,
-            placeholder="all of the trace",
-            help="How many requests each replication serves. Until you give a number it follows the load: close to the "
-            "capacity a run needs more to reach its steady state.",
-            width=160,
-        )
-    choice_control(
-        session,
-        "Interval",
-        "statistics.confidence",
-        scenario.statistics.confidence,
-        (0.9, 0.95, 0.99),
-        shown=lambda value: f"{value:.0%}",
-        help="Confidence of every interval shown.",
-        width=118,
-    )

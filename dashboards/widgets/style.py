@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import streamlit as st
-
-# On the light and the dark theme; text in these colours keeps a contrast of 4.5 on the background.
-COLOURS = {
-    "better": ("#237032", "#69db7c"),
-    "worse": ("#c92a2a", "#ff8787"),
-    "fair": ("#1864ab", "#74c0fc"),
-    "weak": ("#b03a08", "#ffa94d"),
-}
+# Text in these colours keeps a contrast of 4.5 on the background of the light and of the dark theme.
 STYLE = """
 <style>
+:root { --better: light-dark(#237032, #69db7c); --worse: light-dark(#c92a2a, #ff8787);
+  --fair: light-dark(#1864ab, #74c0fc); --weak: light-dark(#b03a08, #ffa94d); }
 [data-testid="stMainBlockContainer"] { padding: 4.4rem clamp(1rem, 3vw, 3rem) 2rem; max-width: 1500px; }
 [data-testid="stMainBlockContainer"] h1 { font-size: 1.7rem; padding: 0; }
 [data-testid="stMainBlockContainer"] h2 { font-size: 1.3rem; padding: .3rem 0; }
@@ -32,7 +26,7 @@ STYLE = """
 .dc-tile td b { font-size: 1.08rem; font-weight: 650; }
 .dc-tile small, .dc-unit { font-size: .72rem; opacity: .75; }
 .dc-tile td[title] { cursor: help; }
-.dc-better { color: BETTER; } .dc-worse { color: WORSE; } .dc-cannot-tell, .dc-even { opacity: .75; }
+.dc-better { color: var(--better); } .dc-worse { color: var(--worse); } .dc-cannot-tell, .dc-even { opacity: .75; }
 .dc-verdict { font-size: 1.12rem; line-height: 1.4; margin: 0; }
 .dc-verdict b { font-weight: 700; }
 .dc-why { margin: .15rem 0 0; opacity: .85; }
@@ -48,16 +42,8 @@ STYLE = """
 .dc-compare td b { font-weight: 600; }
 .dc-compare small, .dc-run small { opacity: .8; }
 [class*="st-key-badge-"] button { border-radius: 1rem; border: 1px solid currentColor; padding: .05rem .7rem; }
-.st-key-badge-measured button { color: BETTER; }
-.st-key-badge-interpolated button { color: FAIR; }
-.st-key-badge-extrapolated button { color: WEAK; }
+.st-key-badge-measured button { color: var(--better); }
+.st-key-badge-interpolated button { color: var(--fair); }
+.st-key-badge-extrapolated button { color: var(--weak); }
 </style>
 """
-
-
-def apply_style() -> None:
-    """Put the style sheet on the page; colours follow the theme, also when the reader changes it."""
-    sheet = STYLE
-    for name, (light, dark) in COLOURS.items():
-        sheet = sheet.replace(name.upper(), f"light-dark({light}, {dark})")
-    st.html(sheet)

@@ -9,8 +9,9 @@ from functools import partial
 
 import streamlit as st
 
-from draftcast.dashboards.session.session import SWEEP_GRID, Session, check_names
-from draftcast.dashboards.widgets.view_controls import view_control
+from draftcast.dashboards.session.question import check_names
+from draftcast.dashboards.session.session import Session, View
+from draftcast.dashboards.widgets.controls import control
 from draftcast.errors import InputError
 from draftcast.scenarios.run.choices import longest_k
 from draftcast.scenarios.schema import Scenario
@@ -58,11 +59,6 @@ def proposed_grid(scenario: Scenario) -> str:
     return BETWEEN.join(axes)
 
 
-def grid_text(session: Session) -> str:
-    """The grid as the link holds it, or the proposed one."""
-    return session.views.get(SWEEP_GRID, proposed_grid(session.question.scenario))
-
-
 def read_grid(session: Session, text: str) -> Grid:
     """Axes and points.
 
@@ -72,11 +68,11 @@ def read_grid(session: Session, text: str) -> Grid:
     scenario = session.question.scenario
     texts = tuple(part.strip() for part in text.split(BETWEEN) if part.strip())
     if not 1 <= len(texts) <= MOST_AXES:
-        raise InputError(f"must have 1 to {MOST_AXES} axes", key=SWEEP_GRID, value=text)
+        raise InputError(f"must have 1 to {MOST_AXES} axes", key=View.SWEEP_GRID, value=text)
     axes = tuple(parse_axis(part, scenario) for part in texts)
     cells = math.prod(len(axis.values) for axis in axes)
     if cells > MOST_CELLS:
-        raise InputError(f"at most {MOST_CELLS} cells here; the command below takes more", key=SWEEP_GRID, value=cells)
+        raise InputError(f"at most {MOST_CELLS} cells here; the command takes more", key=View.SWEEP_GRID, value=cells)
     points = tuple(grid_points(scenario, axes))
     for point in points:
         if point.scenario is not None:
@@ -91,22 +87,22 @@ def editor(session: Session, text: str) -> None:
 
     def write(changed: Sequence[Sequence[str]]) -> None:
         joined = BETWEEN.join(f"{name}={values.replace(BETWEEN, ',')}" for name, values in changed)
-        session.see(SWEEP_GRID, joined, proposed_grid(session.question.scenario))
+        session.see(View.SWEEP_GRID, joined, proposed_grid(session.question.scenario))
+
+    def replace(index: int, *row: Sequence[str]) -> None:
+        write([*rows[:index], *row, *rows[index + 1 :]])
 
     def rename(index: int, name: str | None) -> None:
         if name:
-            write([*rows[:index], [name, PROPOSED.get(name, rows[index][1])], *rows[index + 1 :]])
+            replace(index, [name, PROPOSED.get(name, rows[index][1])])
 
     def revalue(index: int, values: str) -> None:
-        write([*rows[:index], [rows[index][0], values], *rows[index + 1 :]])
-
-    def remove(index: int) -> None:
-        write([*rows[:index], *rows[index + 1 :]])
+        replace(index, [rows[index][0], values])
 
     with st.container(border=True, key="grid"):
         for index, (name, values) in enumerate(rows):
             with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
-                view_control(
+                control(
                     st.selectbox,
                     f"Axis {index + 1}",
                     f"sweep.axis.{index}",
@@ -117,7 +113,7 @@ def editor(session: Session, text: str) -> None:
                     help="A short name, or any key that `--set` takes, for example engine.block_size.",
                     width=190,
                 )
-                view_control(
+                control(
                     st.text_input,
                     f"Values {index + 1}",
                     f"sweep.values.{index}",
@@ -132,13 +128,16 @@ def editor(session: Session, text: str) -> None:
                     key=f"sweep.remove.{index}",
                     icon=":material/remove:",
                     disabled=len(rows) < 2,
-                    on_click=partial(remove, index),
+                    on_click=replace,
+                    args=(index,),
                 )
-        fresh = next((name for name in PROPOSED if name not in [row[0] for row in rows]), "seed")
+        used = [name for name, _ in rows]
+        fresh = next((name for name in PROPOSED if name not in used), "seed")
         st.button(
             "Add an axis",
             key="sweep.add",
             icon=":material/add:",
             disabled=len(rows) >= MOST_AXES,
-            on_click=lambda: write([*rows, [fresh, PROPOSED[fresh]]]),
+            on_click=write,
+            args=([*rows, [fresh, PROPOSED[fresh]]],),
         )

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-import streamlit as st
-
 from draftcast.scenarios.compare.difference import Difference, difference
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.schema import Scenario
@@ -42,6 +40,43 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Tile:
+    """A card: its title, what it means, its lines."""
+
+    title: str
+    explained: str
+    figures: tuple[Figure, ...]
+
+
+def _percentiles(name: str, unit: str, factor: float) -> tuple[Figure, ...]:
+    return tuple(Figure(f"{stat}_{name}_s", stat, unit, factor) for stat in ("p50", "p95", "p99"))
+
+
+LATENCY_TILES = (
+    Tile(
+        "TTFT",
+        "Time to first token: from arrival to the first output token, queueing included.",
+        _percentiles("ttft", "ms", 1e3),
+    ),
+    Tile(
+        "TPOT",
+        "Time per output token of a request after its first: (E2E - TTFT) / (output tokens - 1).",
+        _percentiles("tpot", "ms", 1e3),
+    ),
+    Tile("E2E latency", "From arrival to the last output token.", _percentiles("e2el", "s", 1.0)),
+)
+THROUGHPUT_TILE = Tile(
+    "Throughput",
+    "What the cluster delivers. SLO goodput counts requests that meet every bound of the SLO.",
+    (
+        Figure("request_goodput", "SLO goodput", "req/s"),
+        Figure(PER_GPU, "token goodput", "tok/s/GPU"),
+        Figure("mean_acceptance_length", "accepted", "tok/round"),
+    ),
+)
+
+
+@dataclass(frozen=True)
 class Column:
     """What a table says of one setting at one load.
 
@@ -65,45 +100,15 @@ class Column:
         return difference(figure, self.replications, other.replications, confidence, as_offered=as_offered)
 
 
-def column_of(scenario: Scenario, own: Side) -> Column:
+def column_of(scenario: Scenario, side: Side) -> Column:
     """A setting's figures for tables, with tokens per second and device."""
-    run = own.run
+    run = side.run
     assert run is not None
     gpus = scenario.cluster.replicas * scenario.engine.tensor_parallel_size
-    per_gpu = [{PER_GPU: each["output_throughput"] / gpus} for each in run.replications]
+    per_gpu = [{PER_GPU: replication["output_throughput"] / gpus} for replication in run.replications]
     figures = run.summary["figures"] | summarise(per_gpu, scenario.statistics.confidence)
-    replications = [{**each, **more} for each, more in zip(run.replications, per_gpu, strict=True)]
-    trouble = "" if own.has_figures else own.state
-    return Column(figures, replications, trouble, own.completes_what_arrives)
-
-
-LATENCY_TILES: tuple[tuple[str, str, tuple[Figure, ...]], ...] = tuple(
-    (
-        title,
-        explained,
-        tuple(Figure(f"{stat}_{name}_s", stat, unit, factor) for stat in ("p50", "p95", "p99")),
-    )
-    for title, name, unit, factor, explained in (
-        ("TTFT", "ttft", "ms", 1e3, "Time to first token: from arrival to the first output token, queueing included."),
-        (
-            "TPOT",
-            "tpot",
-            "ms",
-            1e3,
-            "Time per output token of a request after its first: (E2E - TTFT) / (output tokens - 1).",
-        ),
-        ("E2E latency", "e2el", "s", 1.0, "From arrival to the last output token."),
-    )
-)
-THROUGHPUT_TILE = (
-    "Throughput",
-    "What the cluster delivers. SLO goodput counts requests that meet every bound of the SLO.",
-    (
-        Figure("request_goodput", "SLO goodput", "req/s"),
-        Figure(PER_GPU, "token goodput", "tok/s/GPU"),
-        Figure("mean_acceptance_length", "accepted", "tok/round"),
-    ),
-)
+    replications = [{**most, **last} for most, last in zip(run.replications, per_gpu, strict=True)]
+    return Column(figures, replications, "" if side.has_figures else side.state, side.completes_what_arrives)
 
 
 def number(value: float, like: float | None = None) -> str:
@@ -115,41 +120,43 @@ def number(value: float, like: float | None = None) -> str:
     return f"{value:,.{digits}f}"
 
 
-def tile(
-    title: str,
-    explained: str,
-    figures: Sequence[Figure],
-    run: Column,
-    pairs: Mapping[str, tuple[Column, Column]],
-    confidence: float,
-) -> str:
-    """One card as HTML; ``pairs`` are the run and another one measured together, by the name of the other."""
-    rows = [_row(each, run, pairs, confidence) for each in figures]
-    heads = "".join(f"<th scope='col'>vs {escape(name)}</th>" for name in pairs)
-    return (
-        f"<section class='dc-tile' aria-label='{escape(title)}'><h3 title='{escape(explained, quote=True)}'>"
-        f"{escape(title)}</h3><table><thead><tr><th></th><th></th>{heads}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></section>"
-    )
+def tiles(run: Column, pairs: Mapping[str, tuple[Column, Column]], confidence: float) -> str:
+    """Cards as HTML, side by side, as many as fit.
+
+    Args:
+        pairs: the run and another one measured together, by the name of the other.
+    """
+    heads = "<th></th><th></th>" + "".join(f"<th scope='col'>vs {escape(name)}</th>" for name in pairs)
+    cards = []
+    for tile in (*LATENCY_TILES, THROUGHPUT_TILE):
+        rows = []
+        for figure in tile.figures:
+            cells = [f"<th scope='row'>{escape(figure.label)}</th>", value_cell(figure, run)]
+            cells += [difference_cell(figure, name, pair, confidence) for name, pair in pairs.items()]
+            rows.append(f"<tr>{''.join(cells)}</tr>")
+        cards.append(
+            f"<section class='dc-tile' aria-label='{escape(tile.title)}'>"
+            f"<h3 title='{escape(tile.explained, quote=True)}'>{escape(tile.title)}</h3>"
+            f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></section>"
+        )
+    return f"<div class='dc-tiles'>{''.join(cards)}</div>"
 
 
-def _row(figure: Figure, run: Column, pairs: Mapping[str, tuple[Column, Column]], confidence: float) -> str:
-    cells = [f"<th scope='row'>{escape(figure.label)}</th>", value_cell(figure, run)]
-    for name, (own, other) in pairs.items():
-        cells.append(difference_cell(figure, name, (own, other), confidence))
-    return f"<tr>{''.join(cells)}</tr>"
+def value_cell(figure: Figure, column: Column, missing: str = "") -> str:
+    """A figure with the half width of its interval; the value itself stands unrounded beside it.
 
-
-def value_cell(figure: Figure, column: Column) -> str:
-    """A figure with the half width of its interval; the value itself stands unrounded beside it."""
+    Args:
+        missing: why the column lacks a figure, where its state is not the reason.
+    """
     value = column.figures.get(figure.name)
     if value is None or not math.isfinite(value.mean):
-        reason = column.trouble or ("no SLO" if figure.name == "request_goodput" else "undefined")
+        undefined = "no SLO" if figure.name == "request_goodput" else "undefined"
+        reason = column.trouble or (missing if value is None and missing else undefined)
         return f"<td class='dc-none' data-figure='{figure.name}' data-value=''>– <small>{reason}</small></td>"
     shown = value.scaled(figure.factor)
-    half = f" <small>±{number(shown.half_width, shown.mean)}</small>" if math.isfinite(shown.half_width) else ""
-    bounds = "one replication: no interval"
-    if half:
+    half, bounds = "", "one replication: no interval"
+    if math.isfinite(shown.half_width):
+        half = f" <small>±{number(shown.half_width, shown.mean)}</small>"
         span = f"{number(shown.low)} to {number(shown.high)} {figure.unit}"
         bounds = f"{value.confidence:.0%} interval {span}, {value.n} replications"
     return (
@@ -168,10 +175,10 @@ def difference_cell(
         pair: the run and the other, measured together.
         words: say better, worse or cannot tell, not only by colour.
     """
-    own, other = pair
-    change = own.change(figure.name, other, confidence)
+    column, other = pair
+    change = column.change(figure.name, other, confidence)
     if change is None:
-        why = own.trouble or (f"{name} {other.trouble}" if other.trouble else "")
+        why = column.trouble or (f"{name} {other.trouble}" if other.trouble else "")
         reason = f" <small>{escape(why)}</small>" if why else ""
         return f"<td class='dc-diff dc-even' data-against='{escape(name)}' data-difference=''>–{reason}</td>"
     shown = change.difference.scaled(figure.factor)
@@ -186,8 +193,3 @@ def difference_cell(
         f"<td class='dc-diff dc-{word}' data-against='{escape(name)}' data-verdict='{change.verdict}' "
         f"data-difference='{change.difference.mean!r}' title='{escape(tip, quote=True)}'>{text}</td>"
     )
-
-
-def show_tiles(cards: Sequence[str]) -> None:
-    """Cards side by side, as many as fit."""
-    st.html(f"<div class='dc-tiles'>{''.join(cards)}</div>")

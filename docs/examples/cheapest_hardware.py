@@ -19,8 +19,8 @@ from draftcast.errors import InputError
 from draftcast.files import read_text
 from draftcast.scenarios.cli.terminal import run_script
 from draftcast.scenarios.compare.price import Price
+from draftcast.scenarios.plan.question import PlanQuestion, parse_objectives
 from draftcast.scenarios.plan.sizing import plan
-from draftcast.scenarios.plan.slo import parse_objectives
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.scenarios.show.plan_report import answer_line
 
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a scenario's key")
     given = parser.parse_args(arguments)
     prices = read_prices(given.prices)
-    answer = plan(
+    question = PlanQuestion(
         load_scenario(given.scenario, overrides=given.set),
         rate_rps=given.rate,
         objectives=parse_objectives(given.slo),
@@ -70,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prices=prices,
         spare=given.spare,
     )
+    answer = plan(question)
     for sizing in answer.sizings:
         cost = sizing.cost_per_hour
         figures = f"{sizing.num_gpus:>6} GPUs{cost:>12,.2f} an hour" if cost is not None else f"  {sizing.reason}"

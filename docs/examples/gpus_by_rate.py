@@ -9,8 +9,9 @@ import argparse
 from collections.abc import Sequence
 
 from draftcast.scenarios.cli.terminal import run_script
-from draftcast.scenarios.plan.sizing import GIVEN, OFF, plan
-from draftcast.scenarios.plan.slo import parse_objectives
+from draftcast.scenarios.compare.candidate import OFF
+from draftcast.scenarios.plan.question import GIVEN, PlanQuestion, parse_objectives
+from draftcast.scenarios.plan.sizing import plan
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.scenarios.schema.numbers import parse_values
 
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     objectives = parse_objectives(given.slo)
     print(f"{'req/s':>10}{'GPUs off':>10}{'GPUs SD':>10}{'saved':>8}")
     for rate in parse_values(given.rates, "--rates"):
-        answer = plan(scenario, rate_rps=rate, objectives=objectives, methods=[OFF, GIVEN], headroom=given.headroom)
+        answer = plan(PlanQuestion(scenario, rate, objectives, methods=[OFF, GIVEN], headroom=given.headroom))
         sizings = {sizing.candidate.method == OFF: sizing for sizing in answer.sizings}
         off, on = sizings[True], sizings[False]
         saved = f"{1 - on.num_gpus / off.num_gpus:.0%}" if off.feasible and on.feasible else "-"

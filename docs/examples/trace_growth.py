@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from draftcast.scenarios.cli.terminal import run_script
-from draftcast.scenarios.plan.sizing import mean_rate, plan
-from draftcast.scenarios.plan.slo import parse_objectives
+from draftcast.scenarios.plan.question import PlanQuestion, mean_rate, parse_objectives
+from draftcast.scenarios.plan.sizing import plan
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.scenarios.schema.numbers import parse_values
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"recorded: {recorded:.4g} requests/s on average")
     print(f"{'growth':>8}{'req/s':>10}{'GPUs':>6}  {'best':<32}{'holds up to':>12}")
     for factor in parse_values(given.growth, "--growth"):
-        answer = plan(scenario, rate_rps=factor * recorded, objectives=objectives, spare=given.spare)
+        answer = plan(PlanQuestion(scenario, factor * recorded, objectives, spare=given.spare))
         best = answer.best
         if best is None or best.largest is None:
             print(f"{factor:>8g}{factor * recorded:>10.4g}     -  {answer.sizings[0].reason}")

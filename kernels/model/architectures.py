@@ -1,4 +1,4 @@
-"""Reads a Hugging Face ``config.json`` into a ``ModelSpec``, one small function per architecture family.
+"""Reads a Hugging Face ``config.json`` into a ``ModelSpec``: what a family changes of a Llama-like decoder.
 
 What a config leaves to the model's code (which projections carry biases, which layers slide) is written here, each
 time after the architecture's modelling code in Hugging Face transformers. An architecture that is not in
@@ -60,32 +60,16 @@ class Config:
             raise ModelError(f"only {allowed!r} is supported", file=self.name, key=key, value=value)
 
 
-def _rotary(config: Config, architecture: str, **changes: Any) -> ModelSpec:
-    """A Llama-like decoder: rotary positions, RMSNorm, SwiGLU, grouped-query attention."""
-    hidden = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
-    if "head_dim" in changes:
-        head_dim = changes.pop("head_dim")
-    elif config.values.get("head_dim") is None and hidden % heads:
-        raise ModelError(
-            f"a multiple of num_attention_heads = {heads} is needed when head_dim is absent",
-            file=config.name,
-            key="hidden_size",
-            value=hidden,
-        )
-    else:
-        head_dim = config.integer("head_dim", hidden // heads)
+def _decoder(config: Config, family: Mapping[str, Any]) -> dict[str, Any]:
+    """A Llama-like decoder: rotary positions, RMSNorm, SwiGLU, grouped-query attention; ``family`` replaces values."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     layers = config.integer("num_hidden_layers")
     window, sliding_layers = _sliding(config, layers)
-    values: dict[str, Any] = {
-        "name": config.name,
-        "architecture": architecture,
+    values = {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "num_key_value_heads": config.integer("num_key_value_heads", heads),
-        "head_dim": head_dim,
-        "intermediate_size": changes.pop("intermediate_size", None) or 0,
         "vocab_size": config.integer("vocab_size"),
         "max_position_embeddings": config.integer("max_position_embeddings"),
         "tie_word_embeddings": config.flag("tie_word_embeddings", False),
@@ -96,8 +80,16 @@ def _rotary(config: Config, architecture: str, **changes: Any) -> ModelSpec:
         "word_embed_proj_dim": hidden,
         "sliding_window": window,
         "num_sliding_layers": sliding_layers,
+        **family,
     }
-    return ModelSpec(**{**values, **changes})
+    if "head_dim" not in values:
+        if config.values.get("head_dim") is None and hidden % heads:
+            message = f"a multiple of num_attention_heads = {heads} is needed when head_dim is absent"
+            raise ModelError(message, file=config.name, key="hidden_size", value=hidden)
+        values["head_dim"] = config.integer("head_dim", hidden // heads)
+    if "intermediate_size" not in values:
+        values["intermediate_size"] = config.integer("intermediate_size")
+    return values
 
 
 def _sliding(config: Config, layers: int) -> tuple[int, int]:
@@ -118,156 +110,105 @@ def _sliding(config: Config, layers: int) -> tuple[int, int]:
     return (window, sliding_layers) if sliding_layers else (0, 0)
 
 
-def _llama(config: Config, architecture: str) -> ModelSpec:
+def _attention_bias(config: Config) -> dict[str, Any]:
     bias = config.flag("attention_bias", False)
-    return _rotary(
-        config,
-        architecture,
-        intermediate_size=config.integer("intermediate_size"),
-        attention_bias=bias,
-        attention_output_bias=bias,
-        mlp_bias=config.flag("mlp_bias", False),
-    )
+    return {"attention_bias": bias, "attention_output_bias": bias}
 
 
-def _mistral(config: Config, architecture: str) -> ModelSpec:
-    return _rotary(config, architecture, intermediate_size=config.integer("intermediate_size"))
+def _experts(config: Config, num_experts: str, width: str) -> dict[str, Any]:
+    """Routed experts under the family's names for their number and width; no dense layers."""
+    return {
+        "intermediate_size": 0,
+        "num_experts": config.integer(num_experts),
+        "num_experts_per_tok": config.integer("num_experts_per_tok"),
+        "moe_intermediate_size": config.integer(width),
+    }
 
 
-def _qwen2(config: Config, architecture: str) -> ModelSpec:
-    return _rotary(
-        config, architecture, intermediate_size=config.integer("intermediate_size"), attention_bias=True
-    )  # biases on q, k, v only, whatever the config says
+def _llama(config: Config) -> dict[str, Any]:
+    return {**_attention_bias(config), "mlp_bias": config.flag("mlp_bias", False)}
 
 
-def _qwen3(config: Config, architecture: str) -> ModelSpec:
-    bias = config.flag("attention_bias", False)
-    return _rotary(
-        config,
-        architecture,
-        intermediate_size=config.integer("intermediate_size"),
-        attention_bias=bias,
-        attention_output_bias=bias,
-        qk_norm=True,
-        head_dim=config.integer("head_dim", 128),
-    )
+def _qwen3(config: Config) -> dict[str, Any]:
+    return {**_attention_bias(config), "qk_norm": True, "head_dim": config.integer("head_dim", 128)}
 
 
-def _qwen3_moe(config: Config, architecture: str) -> ModelSpec:
+def _qwen3_moe(config: Config) -> dict[str, Any]:
     layers = config.integer("num_hidden_layers")
     step = config.integer("decoder_sparse_step", 1)
     dense = config.values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         raise ModelError("a list of layer numbers is needed", file=config.name, key="mlp_only_layers", value=dense)
     moe_layers = sum(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
-    bias = config.flag("attention_bias", False)
-    return _rotary(
-        config,
-        architecture,
-        intermediate_size=config.integer("intermediate_size") if moe_layers < layers else 0,
-        first_k_dense_layers=layers - moe_layers,
-        num_experts=config.integer("num_experts"),
-        num_experts_per_tok=config.integer("num_experts_per_tok"),
-        moe_intermediate_size=config.integer("moe_intermediate_size"),
-        attention_bias=bias,
-        attention_output_bias=bias,
-        qk_norm=True,
-    )
+    experts = _experts(config, "num_experts", "moe_intermediate_size")
+    if moe_layers < layers:
+        experts |= {"intermediate_size": config.integer("intermediate_size")}
+    return {**_attention_bias(config), **experts, "first_k_dense_layers": layers - moe_layers, "qk_norm": True}
 
 
-def _mixtral(config: Config, architecture: str) -> ModelSpec:
-    return _rotary(
-        config,
-        architecture,
-        num_experts=config.integer("num_local_experts"),
-        num_experts_per_tok=config.integer("num_experts_per_tok"),
-        moe_intermediate_size=config.integer("intermediate_size"),
-    )
+def _mixtral(config: Config) -> dict[str, Any]:
+    return _experts(config, "num_local_experts", "intermediate_size")
 
 
-def _gpt_oss(config: Config, architecture: str) -> ModelSpec:
+def _gpt_oss(config: Config) -> dict[str, Any]:
     layers = config.integer("num_hidden_layers")
     window = config.integer("sliding_window", 128)
     layer_types = config.strings("layer_types")
     # Without layer_types the model's code alternates, starting with a sliding layer.
     sliding = sum(kind == "sliding_attention" for kind in layer_types) if layer_types else (layers + 1) // 2
-    return _rotary(
-        config,
-        architecture,
-        head_dim=config.integer("head_dim", 64),
-        num_experts=config.integer("num_local_experts"),
-        num_experts_per_tok=config.integer("num_experts_per_tok"),
-        moe_intermediate_size=config.integer("intermediate_size"),
-        sliding_window=window if sliding else 0,
-        num_sliding_layers=sliding,
-        attention_bias=True,
-        attention_output_bias=True,
-        attention_sinks=True,
-        expert_bias=True,
-        router_bias=True,
-    )
+    always = ("attention_bias", "attention_output_bias", "attention_sinks", "expert_bias", "router_bias")
+    return {
+        **_experts(config, "num_local_experts", "intermediate_size"),
+        **dict.fromkeys(always, True),
+        "head_dim": config.integer("head_dim", 64),
+        "sliding_window": window if sliding else 0,
+        "num_sliding_layers": sliding,
+    }
 
 
-def _deepseek_v3(config: Config, architecture: str) -> ModelSpec:
+def _deepseek_v3(config: Config) -> dict[str, Any]:
     config.refuse_unless("moe_layer_freq", 1)
     config.refuse_unless("attention_bias", False)
     nope, rope = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
-    return _rotary(
-        config,
-        architecture,
-        head_dim=nope + rope,
-        intermediate_size=config.integer("intermediate_size"),
-        num_experts=config.integer("n_routed_experts"),
-        num_experts_per_tok=config.integer("num_experts_per_tok"),
-        moe_intermediate_size=config.integer("moe_intermediate_size"),
-        num_shared_experts=config.integer("n_shared_experts", 0, minimum=0),
-        first_k_dense_layers=config.integer("first_k_dense_replace", 0, minimum=0),
-        q_lora_rank=config.integer("q_lora_rank", 0),
-        kv_lora_rank=config.integer("kv_lora_rank"),
-        qk_rope_head_dim=rope,
-        qk_nope_head_dim=nope,
-        v_head_dim=config.integer("v_head_dim"),
-        num_nextn_layers=config.integer("num_nextn_predict_layers", 0, minimum=0),
-        router_bias=True,  # e_score_correction_bias
-    )
+    return {
+        **_experts(config, "n_routed_experts", "moe_intermediate_size"),
+        "head_dim": nope + rope,
+        "intermediate_size": config.integer("intermediate_size"),
+        "num_shared_experts": config.integer("n_shared_experts", 0, minimum=0),
+        "first_k_dense_layers": config.integer("first_k_dense_replace", 0, minimum=0),
+        "q_lora_rank": config.integer("q_lora_rank", 0),
+        "kv_lora_rank": config.integer("kv_lora_rank"),
+        "qk_rope_head_dim": rope,
+        "qk_nope_head_dim": nope,
+        "v_head_dim": config.integer("v_head_dim"),
+        "num_nextn_layers": config.integer("num_nextn_predict_layers", 0, minimum=0),
+        "router_bias": True,  # e_score_correction_bias
+    }
 
 
-def _opt(config: Config, architecture: str) -> ModelSpec:
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    if hidden % heads:
-        raise ModelError(
-            f"a multiple of num_attention_heads = {heads} is needed", file=config.name, key="hidden_size", value=hidden
-        )
+def _opt(config: Config) -> dict[str, Any]:
     bias = config.flag("enable_bias", True)
-    positions = config.integer("max_position_embeddings")
-    return ModelSpec(
-        name=config.name,
-        architecture=architecture,
-        num_hidden_layers=config.integer("num_hidden_layers"),
-        hidden_size=hidden,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=hidden // heads,
-        intermediate_size=config.integer("ffn_dim"),
-        vocab_size=config.integer("vocab_size"),
-        max_position_embeddings=positions,
-        tie_word_embeddings=config.flag("tie_word_embeddings", True),
-        gated_mlp=False,
-        attention_bias=bias,
-        attention_output_bias=bias,
-        mlp_bias=bias,
-        position_embeddings=positions + 2,  # OPT offsets positions by 2 rows
-        word_embed_proj_dim=config.integer("word_embed_proj_dim", hidden),
-        layer_norm_bias=True,
-        final_norm=config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm", False),
-    )
+    norm_first, norm_removed = config.flag("do_layer_norm_before", True), config.flag("_remove_final_layer_norm", False)
+    return {
+        "num_key_value_heads": config.integer("num_attention_heads"),
+        "intermediate_size": config.integer("ffn_dim"),
+        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
+        "gated_mlp": False,
+        "attention_bias": bias,
+        "attention_output_bias": bias,
+        "mlp_bias": bias,
+        "position_embeddings": config.integer("max_position_embeddings") + 2,  # OPT offsets positions by 2 rows
+        "word_embed_proj_dim": config.integer("word_embed_proj_dim", config.integer("hidden_size")),
+        "layer_norm_bias": True,
+        "final_norm": norm_first and not norm_removed,
+    }
 
 
-ARCHITECTURES: dict[str, Callable[[Config, str], ModelSpec]] = {
+ARCHITECTURES: dict[str, Callable[[Config], dict[str, Any]]] = {
     "OPTForCausalLM": _opt,
     "LlamaForCausalLM": _llama,
-    "MistralForCausalLM": _mistral,
-    "Qwen2ForCausalLM": _qwen2,
+    "MistralForCausalLM": lambda config: {},
+    "Qwen2ForCausalLM": lambda config: {"attention_bias": True},  # on q, k, v only, whatever the config says
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
     "MixtralForCausalLM": _mixtral,
@@ -277,7 +218,11 @@ ARCHITECTURES: dict[str, Callable[[Config, str], ModelSpec]] = {
 
 
 def spec_from_config(values: Mapping[str, Any], name: str) -> ModelSpec:
-    """See ``ModelSpec.from_config``."""
+    """The model of a parsed Hugging Face ``config.json``; ``name`` of the model or its file stands in messages.
+
+    Raises:
+        ModelError: unknown architecture, or a missing, ill-typed or contradicting field (named).
+    """
     if not isinstance(values, Mapping):
         raise ModelError("a JSON object is needed", file=name)
     config = Config(values, name)
@@ -289,4 +234,5 @@ def spec_from_config(values: Mapping[str, Any], name: str) -> ModelSpec:
         raise ModelError(
             f"unknown architecture; known: {known}", file=name, key="architectures", value=architectures[0]
         )
-    return ARCHITECTURES[architectures[0]](config, architectures[0])
+    family = ARCHITECTURES[architectures[0]](config)
+    return ModelSpec(name=name, architecture=architectures[0], **_decoder(config, family))

@@ -14,6 +14,7 @@ from typing import Any
 
 from draftcast.errors import ModelError
 from draftcast.files import read_json
+from draftcast.kernels.model.architectures import spec_from_config
 from draftcast.kernels.model.spec import ModelSpec
 
 _FOLDER = Path(__file__).parents[1] / "models"
@@ -57,7 +58,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     bundled = _bundled().get(text.lower())
     if bundled is not None:
         name, config = bundled
-        return ModelSpec.from_config(config, name)
+        return spec_from_config(config, name)
     path = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(path):
         path = path / "config.json"
@@ -68,7 +69,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
             key="model",
             value=text,
         )
-    return _from_file(path)
+    return spec_from_config(read_json(path, ModelError), str(path))
 
 
 def published_ids(name: str) -> tuple[str, ...]:
@@ -83,7 +84,3 @@ def published_id(name_or_path: str) -> str:
     if not ids or "/" in name_or_path:
         return name_or_path
     return next((each for each in ids if each.lower().endswith(f"/{name_or_path.lower()}")), ids[0])
-
-
-def _from_file(path: Path) -> ModelSpec:
-    return ModelSpec.from_config(read_json(path, ModelError), str(path))

@@ -7,9 +7,7 @@ speculative decoding adds (built in ``draftcast.kernels.model.drafters``). It kn
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 from draftcast.errors import ModelError
 from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES, activation_bytes, kv_dtype, weight_dtype
@@ -255,18 +253,3 @@ class ModelSpec:
     def kv_bytes_per_token(self, kv_cache_dtype: str, tp: int = 1) -> float:
         """KV-cache bytes of one token over all layers (sliding layers too) on one of ``tp`` ranks."""
         return self.num_hidden_layers * self.kv_elements_per_layer(tp) * KV_BYTES[kv_dtype(kv_cache_dtype)]
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], name: str) -> ModelSpec:
-        """Build from a parsed Hugging Face ``config.json``.
-
-        Args:
-            config: the parsed file.
-            name: model name or file, used in messages.
-
-        Raises:
-            ModelError: unknown architecture, or a missing, ill-typed or contradicting field (named).
-        """
-        from draftcast.kernels.model.architectures import spec_from_config
-
-        return spec_from_config(config, name)

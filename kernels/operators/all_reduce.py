@@ -10,7 +10,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from draftcast.errors import HardwareError
-from draftcast.kernels.model.dtypes import activation_bytes, torch_dtype
+from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.operators.cost import Work, as_array
-from draftcast.kernels.operators.registry import Implementation, Operator, Shape
+from draftcast.kernels.operators.registry import Draw, Implementation, Launch, Operator, Shape, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -43,32 +42,25 @@ def all_reduce_work(message_bytes: ArrayLike, ranks: ArrayLike) -> Work:
     return Work(np.zeros_like(moved), moved)
 
 
-def make_inputs(
-    shape: Shape, dtype: str, kv_dtype: str, device: str, generator: torch.Generator
-) -> dict[str, Any]:  # fmt: skip
+def draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     """Normal messages.
 
     Raises:
         HardwareError: message_bytes holds no whole number of elements, or none.
     """
-    import torch
-
-    elements, rest = divmod(shape["message_bytes"], int(activation_bytes(dtype)))
+    size, message = int(activation_bytes(draw.dtype)), shape["message_bytes"]
+    elements, rest = divmod(message, size)
     if rest or not elements:
-        raise HardwareError(
-            f"must be a positive multiple of {activation_bytes(dtype):.0f}", key="all_reduce: message_bytes",
-            value=shape["message_bytes"],
-        )  # fmt: skip
-    messages = torch.randn((shape["ranks"], elements), device=device, generator=generator)
-    return {"messages": messages.to(torch_dtype(dtype))}
+        raise HardwareError(f"must be a positive multiple of {size}", key="all_reduce: message_bytes", value=message)
+    return {"messages": draw.normal(shape["ranks"], elements)}
 
 
-def make_outputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def make_outputs(inputs: Tensors) -> dict[str, torch.Tensor]:
     messages = inputs["messages"]
     return {"sum": messages.new_empty(messages.shape[1])}
 
 
-def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def reference(inputs: Tensors) -> dict[str, torch.Tensor]:
     return {"sum": inputs["messages"].double().sum(0)}
 
 
@@ -232,7 +224,7 @@ def _distributed() -> Any:
     return torch.distributed
 
 
-def _prepare(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Callable[[], None]:
+def _prepare(inputs: Tensors, outputs: Tensors) -> Launch:
     """Launches of the messages loaded last work, those of earlier ones raise; equal messages count as the same."""
     messages, out = inputs["messages"], outputs["sum"]
     ours = team(len(messages), messages.device.type)
@@ -243,9 +235,8 @@ def _prepare(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Callable[
 ALL_REDUCE = Operator(
     name="all_reduce",
     shape_fields=("message_bytes", "ranks"),
-    dtypes=("fp32", "bf16"),
     work=lambda shape, dtype, kv_dtype: all_reduce_work(shape["message_bytes"], shape["ranks"]),
-    make_inputs=make_inputs,
+    draw_inputs=draw_inputs,
     make_outputs=make_outputs,
     reference=reference,
     implementations={"torch": Implementation("torch", _supports, _prepare)},

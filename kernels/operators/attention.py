@@ -10,7 +10,7 @@ once. (The kernels here find the new keys and values written; they are counted f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, kv_dtype
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators import paged, paged_torch
 from draftcast.kernels.operators.cost import FloatArray, Work, as_array
-from draftcast.kernels.operators.registry import Implementation, Operator, Shape, triton_runs
+from draftcast.kernels.operators.registry import Operator, Shape, fp8_runs, implementations
 
 
 def attention_work(
@@ -92,14 +92,6 @@ def attention_shape_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: s
     )
 
 
-def _decode_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> Work:
-    return attention_shape_work(shape, dtype, kv_cache_dtype, causal=False)
-
-
-def _prefill_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> Work:
-    return attention_shape_work(shape, dtype, kv_cache_dtype, causal=True)
-
-
 def _supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str) -> str:
     if kv_cache_dtype not in (dtype, "fp8"):
         return f"a {dtype} kernel reads a {dtype} or fp8 cache"
@@ -110,41 +102,26 @@ def _triton_supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str)
     head_dim = shape["head_dim"]
     if head_dim < 16 or head_dim > 256 or head_dim & (head_dim - 1):
         return "head_dim must be a power of two from 16 to 256"
-    reason = triton_runs(device) or _supports(shape, dtype, kv_cache_dtype, device)
-    if reason or device != "cuda" or kv_cache_dtype != "fp8":
-        return reason
-    import torch
-
-    return "" if torch.cuda.get_device_capability() >= (8, 9) else "fp8 needs a GPU of compute capability 8.9 or later"
+    return _supports(shape, dtype, kv_cache_dtype, device) or fp8_runs(kv_cache_dtype, device)
 
 
-def _prepare_triton(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Callable[[], None]:
-    from draftcast.kernels.operators.triton.attention import prepare
+def _operator(name: str, shape_fields: tuple[str, ...], *, causal: bool) -> Operator:
+    return Operator(
+        name=name,
+        shape_fields=shape_fields,
+        work=lambda shape, dtype, kv_dtype: attention_shape_work(shape, dtype, kv_dtype, causal=causal),
+        draw_inputs=paged.draw_inputs,
+        make_outputs=paged.make_outputs,
+        reference=paged.reference,
+        implementations=implementations(
+            paged_torch.prepare,
+            "draftcast.kernels.operators.triton.attention:prepare",
+            torch_supports=_supports,
+            triton_supports=_triton_supports,
+        ),
+    )
 
-    return prepare(inputs, outputs)
 
-
-_IMPLEMENTATIONS = {
-    "torch": Implementation("torch", _supports, paged_torch.prepare),
-    "triton": Implementation("triton", _triton_supports, _prepare_triton),
-}
-ATTENTION_DECODE = Operator(
-    name="attention_decode",
-    shape_fields=("batch", "q", "context", "heads", "kv_heads", "head_dim", "window", "tree"),
-    dtypes=("fp32", "bf16"),
-    work=_decode_work,
-    make_inputs=paged.make_inputs,
-    make_outputs=paged.make_outputs,
-    reference=paged.reference,
-    implementations=_IMPLEMENTATIONS,
-)
-ATTENTION_PREFILL = Operator(
-    name="attention_prefill",
-    shape_fields=("batch", "q", "context", "heads", "kv_heads", "head_dim", "window"),
-    dtypes=("fp32", "bf16"),
-    work=_prefill_work,
-    make_inputs=paged.make_inputs,
-    make_outputs=paged.make_outputs,
-    reference=paged.reference,
-    implementations=_IMPLEMENTATIONS,
-)
+_FIELDS = ("batch", "q", "context", "heads", "kv_heads", "head_dim", "window")
+ATTENTION_DECODE = _operator("attention_decode", (*_FIELDS, "tree"), causal=False)
+ATTENTION_PREFILL = _operator("attention_prefill", _FIELDS, causal=True)

@@ -7,21 +7,27 @@ Inputs: ``x`` [m, k] and ``w`` [n, k] (a checkpoint's layout) in the number form
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes, torch_dtype
+from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes
 from draftcast.kernels.operators.cost import Work, as_array
-from draftcast.kernels.operators.registry import Operator, Shape, implementations
+from draftcast.kernels.operators.registry import (
+    FP8_SCALE,
+    Draw,
+    Launch,
+    Operator,
+    Shape,
+    Tensors,
+    fp8_runs,
+    implementations,
+)
 
 if TYPE_CHECKING:
     import torch
-
-FP8_SCALE = 1 / 64
-"""Standard normal numbers, times 64, fill e4m3's range (448) up to seven standard deviations."""
 
 
 def linear_work(
@@ -40,32 +46,26 @@ def _work(shape: Mapping[str, Any], dtype: str, kv_dtype: str) -> Work:
     return linear_work(shape["m"], shape["k"], shape["n"], WEIGHT_BYTES[dtype], activation_bytes(dtype))
 
 
-def make_inputs(
-    shape: Shape, dtype: str, kv_dtype: str, device: str, generator: torch.Generator
-) -> dict[str, Any]:  # fmt: skip
+def draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     """Activations of variance 1, weights of variance 1/k: outputs of variance 1."""
     import torch
 
     m, k, n = shape["m"], shape["k"], shape["n"]
-    x = torch.randn((m, k), device=device, generator=generator)
-    w = torch.randn((n, k), device=device, generator=generator)
-    if dtype != "fp8":
-        return {"x": x.to(torch_dtype(dtype)), "w": w.div_(math.sqrt(k)).to(torch_dtype(dtype)),
-                "x_scale": None, "w_scale": None}  # fmt: skip
-    # A number beyond 448 would become NaN.
-    x, w = (each.div_(FP8_SCALE).clamp_(-448, 448).to(torch_dtype("fp8")) for each in (x, w))
-    scales = (torch.tensor(scale, device=device) for scale in (FP8_SCALE, FP8_SCALE / math.sqrt(k)))
-    return dict(zip(("x", "w", "x_scale", "w_scale"), (x, w, *scales), strict=True))
+    x, w = draw.normal(m, k), draw.normal(n, k, scale=1 / math.sqrt(k))
+    scales: list[torch.Tensor | None] = [None, None]
+    if draw.dtype == "fp8":
+        scales = [torch.tensor(scale, device=draw.device) for scale in (FP8_SCALE, FP8_SCALE / math.sqrt(k))]
+    return {"x": x, "w": w, "x_scale": scales[0], "w_scale": scales[1]}
 
 
-def make_outputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def make_outputs(inputs: Tensors) -> dict[str, torch.Tensor]:
     import torch
 
     x, w = inputs["x"], inputs["w"]
     return {"y": x.new_empty((len(x), len(w)), dtype=torch.bfloat16 if x.element_size() == 1 else x.dtype)}
 
 
-def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def reference(inputs: Tensors) -> dict[str, torch.Tensor]:
     y = inputs["x"].double() @ inputs["w"].double().T
     if inputs["x_scale"] is not None:
         y = y * inputs["x_scale"].double() * inputs["w_scale"].double()
@@ -73,18 +73,13 @@ def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def _supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
-    if dtype != "fp8" or device == "cpu":
-        return ""
-    import torch
-
-    if torch.cuda.get_device_capability() < (8, 9):
-        return "fp8 needs a GPU of compute capability 8.9 or later"
-    if shape["k"] % 16 or shape["n"] % 16:
+    reason = fp8_runs(dtype, device)
+    if not reason and dtype == "fp8" and device == "cuda" and (shape["k"] % 16 or shape["n"] % 16):
         return "fp8 on a GPU needs k and n to be multiples of 16"
-    return ""
+    return reason
 
 
-def _prepare_torch(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Callable[[], None]:
+def _prepare_torch(inputs: Tensors, outputs: Tensors) -> Launch:
     """cuBLAS or oneDNN; a GPU multiplies fp32 in full precision (no TF32 unless torch is told so)."""
     import torch
 
@@ -105,8 +100,13 @@ LINEAR = Operator(
     shape_fields=("m", "k", "n"),
     dtypes=("fp32", "bf16", "fp8"),
     work=_work,
-    make_inputs=make_inputs,
+    draw_inputs=draw_inputs,
     make_outputs=make_outputs,
     reference=reference,
-    implementations=implementations(_prepare_torch, "draftcast.kernels.operators.triton.linear:prepare", _supports),
+    implementations=implementations(
+        _prepare_torch,
+        "draftcast.kernels.operators.triton.linear:prepare",
+        torch_supports=_supports,
+        triton_supports=_supports,
+    ),
 )

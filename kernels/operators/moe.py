@@ -8,21 +8,29 @@ any token visits it, and not at all if none does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes, torch_dtype
+from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes
 from draftcast.kernels.operators.cost import FloatArray, Work, as_array
-from draftcast.kernels.operators.linear import FP8_SCALE
-from draftcast.kernels.operators.registry import Implementation, Operator, Shape, triton_runs
+from draftcast.kernels.operators.registry import (
+    E4M3_MAX,
+    FP8_SCALE,
+    Draw,
+    Launch,
+    Operator,
+    Shape,
+    Tensors,
+    fp8_runs,
+    implementations,
+)
 
 if TYPE_CHECKING:
     import torch
 
-E4M3_MAX = 448.0
 HIDDEN_SCALE = 1 / 16
 """SwiGLU of standard normal numbers reaches some twenty in millions; e4m3 then holds 28."""
 
@@ -60,43 +68,28 @@ def _work(shape: Mapping[str, Any], dtype: str, kv_dtype: str) -> Work:
     return moe_work(m, k, 2 * n, experts, top_k, weight, act).add(moe_work(m, n, k, experts, top_k, weight, act))
 
 
-def make_inputs(
-    shape: Mapping[str, int], dtype: str, kv_dtype: str, device: str, generator: torch.Generator
-) -> dict[str, Any]:
+def draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     """Random tokens, weights and a random routing (top_k distinct experts a token, uniform).
 
-    Args:
-        shape: m, k, n, num_experts, top_k.
-        kv_dtype: has no meaning here.
-
-    Returns:
-        x [m, k]; gate_up [num_experts, 2n, k], gate first; down [num_experts, k, n]; experts int32 and shares fp32
-        [m, top_k], the latter summing to 1. fp8: numbers are e4m3, x times ``x_scale``, the SwiGLU output times
-        ``h_scale``, an expert's weights times ``gate_up_scale`` and ``down_scale`` [num_experts]; otherwise all are 1.
+    x [m, k]; gate_up [num_experts, 2n, k], gate first; down [num_experts, k, n]; experts int32 and shares fp32
+    [m, top_k], the latter summing to 1. fp8: numbers are e4m3, x times ``x_scale``, the SwiGLU output times
+    ``h_scale``, an expert's weights times ``gate_up_scale`` and ``down_scale`` [num_experts]; otherwise all are 1.
     """
     import torch
 
     m, k, n, experts, top_k = (shape[name] for name in ("m", "k", "n", "num_experts", "top_k"))
-    quantised = dtype == "fp8"
-
-    def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
-        values: torch.Tensor = torch.randn(size, device=device, generator=generator, dtype=torch.float32)
-        # A number beyond e4m3's range would become NaN.
-        values = values.div_(FP8_SCALE).clamp_(-E4M3_MAX, E4M3_MAX) if quantised else values.mul_(scale)
-        return values.to(torch_dtype(dtype))
+    quantised = draw.dtype == "fp8"
 
     def scales(fan_in: int) -> torch.Tensor:
         if not quantised:
-            return torch.ones(experts, device=device)
-        varied: torch.Tensor = 0.5 + torch.rand(experts, device=device, generator=generator)
-        return varied * (FP8_SCALE / math.sqrt(fan_in))
+            return torch.ones(experts, device=draw.device)
+        return (0.5 + draw.uniform(experts)) * (FP8_SCALE / math.sqrt(fan_in))
 
-    scores = torch.rand((m, experts), device=device, generator=generator)
-    top = scores.topk(top_k, dim=1)
+    top = draw.uniform(m, experts).topk(top_k, dim=1)
     return {
-        "x": normal(m, k),
-        "gate_up": normal(experts, 2 * n, k, scale=1 / math.sqrt(k)),
-        "down": normal(experts, k, n, scale=1 / math.sqrt(n)),
+        "x": draw.normal(m, k),
+        "gate_up": draw.normal(experts, 2 * n, k, scale=1 / math.sqrt(k)),
+        "down": draw.normal(experts, k, n, scale=1 / math.sqrt(n)),
         "experts": top.indices.to(torch.int32),
         "shares": top.values.softmax(dim=1),
         "x_scale": FP8_SCALE if quantised else 1.0,
@@ -106,15 +99,15 @@ def make_inputs(
     }
 
 
-def make_outputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def make_outputs(inputs: Tensors) -> dict[str, torch.Tensor]:
     """``out`` [m, k]: as x, bf16 for fp8."""
     import torch
 
     x = inputs["x"]
-    return {"out": torch.empty(x.shape, dtype=torch.bfloat16 if x.element_size() == 1 else x.dtype, device=x.device)}
+    return {"out": x.new_empty(x.shape, dtype=torch.bfloat16 if x.element_size() == 1 else x.dtype)}
 
 
-def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def reference(inputs: Tensors) -> dict[str, torch.Tensor]:
     """Token by token, expert by expert, in float64; the SwiGLU output is rounded to fp8 where the operator is fp8."""
     import torch
 
@@ -132,7 +125,7 @@ def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {"out": out}
 
 
-def prepare_torch(inputs: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+def _prepare_torch(inputs: Tensors, outputs: Tensors) -> Launch:
     """Launch in plain torch: sort by expert, two grouped matrix multiplications, weighted sum."""
     import torch
     from torch.nn.functional import grouped_mm, silu
@@ -176,18 +169,7 @@ def _torch_supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str
 
 
 def _triton_supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
-    reason = triton_runs(device) or _supports(shape, dtype, kv_dtype, device)
-    if reason or device != "cuda" or dtype != "fp8":
-        return reason
-    import torch
-
-    return "" if torch.cuda.get_device_capability() >= (8, 9) else "fp8 needs a GPU of compute capability 8.9 or later"
-
-
-def _prepare_triton(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Callable[[], None]:
-    from draftcast.kernels.operators.triton.moe import prepare
-
-    return prepare(inputs, outputs)
+    return _supports(shape, dtype, kv_dtype, device) or fp8_runs(dtype, device)
 
 
 MOE = Operator(
@@ -195,11 +177,13 @@ MOE = Operator(
     shape_fields=("m", "k", "n", "num_experts", "top_k"),
     dtypes=("fp32", "bf16", "fp8"),
     work=_work,
-    make_inputs=make_inputs,
+    draw_inputs=draw_inputs,
     make_outputs=make_outputs,
     reference=reference,
-    implementations={
-        "torch": Implementation("torch", _torch_supports, prepare_torch),
-        "triton": Implementation("triton", _triton_supports, _prepare_triton),
-    },
+    implementations=implementations(
+        _prepare_torch,
+        "draftcast.kernels.operators.triton.moe:prepare",
+        torch_supports=_torch_supports,
+        triton_supports=_triton_supports,
+    ),
 )

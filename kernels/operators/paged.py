@@ -1,6 +1,6 @@
 """A paged KV cache with random content, and attention over it as the dense textbook formula in float64.
 
-Inputs of the attention operators (`make_inputs`), all on one device:
+Inputs of the attention operators (`draw_inputs`), all on one device:
 
 - ``query`` [batch, q, heads, head_dim]: the q newest tokens of each sequence.
 - ``key_cache``, ``value_cache`` [blocks, 16, kv_heads, head_dim]: vLLM's FlashAttention layout. The q new tokens' own
@@ -19,12 +19,10 @@ Inputs of the attention operators (`make_inputs`), all on one device:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from draftcast.errors import HardwareError
-from draftcast.kernels.model.dtypes import torch_dtype
-from draftcast.kernels.operators.linear import FP8_SCALE
+from draftcast.kernels.operators.registry import FP8_SCALE, Draw, Shape, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -34,15 +32,7 @@ MAX_TREE_TOKENS = 63
 """Tokens whose ancestors fit one int64 of either sign."""
 
 
-def make_inputs(
-    shape: Mapping[str, int],
-    dtype: str,
-    kv_dtype: str,
-    device: str,
-    generator: torch.Generator,
-    *,
-    ragged: bool = False,
-) -> dict[str, Any]:
+def draw_inputs(shape: Shape, draw: Draw, *, ragged: bool = False) -> dict[str, Any]:
     """Random inputs; see the module's docstring.
 
     Args:
@@ -58,28 +48,18 @@ def make_inputs(
     reason = bad_shape(shape)
     if reason:
         raise HardwareError(reason, key="attention", value=dict(shape))
-
-    def normal(*size: int, kind: str) -> torch.Tensor:
-        values: torch.Tensor = torch.randn(size, device=device, generator=generator, dtype=torch.float32)
-        # A number beyond e4m3's range would become NaN.
-        values = values.div_(FP8_SCALE).clamp_(-448, 448) if kind == "fp8" else values
-        return values.to(torch_dtype(kind))
-
     width = math.ceil(context / BLOCK_SIZE)
-    blocks = 1 + torch.randperm(batch * width, device=device, generator=generator).to(torch.int32).view(batch, width)
-    lengths = torch.full((batch,), context, dtype=torch.int32, device=device)
-    if ragged:
-        drawn = torch.randint(q, context + 1, (batch,), device=device, generator=generator)
-        lengths[1:] = drawn[1:].to(torch.int32)
-    past = torch.arange(width, device=device) * BLOCK_SIZE >= lengths[:, None]
+    order = torch.randperm(batch * width, device=draw.device, generator=draw.generator)
+    lengths = draw.lengths(batch, q, context, ragged=ragged)
+    past = torch.arange(width, device=draw.device) * BLOCK_SIZE >= lengths[:, None]
     cache = (1 + batch * width, BLOCK_SIZE, shape["kv_heads"], head_dim)
-    tree, depths = random_trees(batch, q, device, generator) if shape.get("tree") else (None, None)
-    scale = FP8_SCALE if kv_dtype == "fp8" else 1.0
+    tree, depths = random_trees(batch, q, draw) if shape.get("tree") else (None, None)
+    scale = FP8_SCALE if draw.kv_dtype == "fp8" else 1.0
     return {
-        "query": normal(batch, q, shape["heads"], head_dim, kind=dtype),
-        "key_cache": normal(*cache, kind=kv_dtype),
-        "value_cache": normal(*cache, kind=kv_dtype),
-        "block_tables": blocks.masked_fill(past, 0),
+        "query": draw.normal(batch, q, shape["heads"], head_dim),
+        "key_cache": draw.normal(*cache, dtype=draw.kv_dtype),
+        "value_cache": draw.normal(*cache, dtype=draw.kv_dtype),
+        "block_tables": (1 + order.to(torch.int32).view(batch, width)).masked_fill(past, 0),
         "context_lens": lengths,
         "tree": tree,
         "depths": depths,
@@ -90,7 +70,7 @@ def make_inputs(
     }
 
 
-def bad_shape(shape: Mapping[str, int]) -> str:
+def bad_shape(shape: Shape) -> str:
     """Why no attention has this shape, or ""."""
     if shape["context"] < shape["q"]:
         return "context counts the q new tokens too, so it is at least q"
@@ -101,35 +81,25 @@ def bad_shape(shape: Mapping[str, int]) -> str:
     return ""
 
 
-def make_outputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def make_outputs(inputs: Tensors) -> dict[str, torch.Tensor]:
     """``out``: as the query."""
     return {"out": inputs["query"].new_empty(inputs["query"].shape)}
 
 
-def random_trees(
-    batch: int, q: int, device: str, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def random_trees(batch: int, q: int, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
     """Masks and depths of random trees: token 0 is the root, every other has any earlier token for a parent."""
     import torch
 
-    tree = torch.ones((batch, q), dtype=torch.int64, device=device)
-    depths = torch.zeros((batch, q), dtype=torch.int32, device=device)
+    tree = torch.ones((batch, q), dtype=torch.int64, device=draw.device)
+    depths = torch.zeros((batch, q), dtype=torch.int32, device=draw.device)
     for token in range(1, q):
-        parent = torch.randint(0, token, (batch, 1), device=device, generator=generator)
+        parent = draw.integers(0, token, batch, 1)
         tree[:, token] = tree.gather(1, parent)[:, 0] | (1 << token)
         depths[:, token] = depths.gather(1, parent)[:, 0] + 1
     return tree, depths
 
 
-def chain_tree(batch: int, q: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mask and depths of a chain: what causal order is as a tree."""
-    import torch
-
-    masks = torch.tensor([(2 << token) - 1 for token in range(q)], dtype=torch.int64, device=device)
-    return masks.expand(batch, q).contiguous(), torch.arange(q, dtype=torch.int32, device=device).repeat(batch, 1)
-
-
-def visible(inputs: Mapping[str, Any], sequence: int) -> torch.Tensor:
+def visible(inputs: Tensors, sequence: int) -> torch.Tensor:
     """bool [q, context_lens[sequence]]: which cached tokens each new token sees."""
     import torch
 
@@ -152,7 +122,7 @@ def visible(inputs: Mapping[str, Any], sequence: int) -> torch.Tensor:
     return seen
 
 
-def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def reference(inputs: Tensors) -> dict[str, torch.Tensor]:
     """``softmax(scale * query @ keys^T) @ values`` over the visible keys, sequence by sequence, in float64."""
     import torch
 

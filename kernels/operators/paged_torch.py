@@ -9,10 +9,10 @@ of `QUERY_TILE` tokens, so that keys later than a piece are not multiplied and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from draftcast.kernels.operators.paged import BLOCK_SIZE, visible
+from draftcast.kernels.operators.registry import Launch, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 QUERY_TILE = 256
 
 
-def prepare(inputs: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]) -> Callable[[], None]:
-    """Launch over `draftcast.kernels.operators.paged.make_inputs`, writing ``out``."""
+def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
+    """Launch over `draftcast.kernels.operators.paged.draw_inputs`, writing ``out``."""
     lengths = inputs["context_lens"].tolist()
     steps = [
         _equal_lengths(inputs, outputs["out"], [row for row, other in enumerate(lengths) if other == length], length)
@@ -35,9 +35,7 @@ def prepare(inputs: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]) -> C
     return launch
 
 
-def _equal_lengths(
-    inputs: Mapping[str, Any], out: torch.Tensor, sequences: list[int], length: int
-) -> Callable[[], None]:  # fmt: skip
+def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], length: int) -> Launch:
     """Attention of sequences that are all ``length`` tokens long."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
@@ -90,9 +88,7 @@ def _equal_lengths(
     return launch
 
 
-def _mask(
-    inputs: Mapping[str, Any], sequences: list[int], start: int, stop: int, begin: int, end: int
-) -> torch.Tensor | None:
+def _mask(inputs: Tensors, sequences: list[int], start: int, stop: int, begin: int, end: int) -> torch.Tensor | None:
     """What is added to the scores of query tokens start ... stop and keys begin ... end; None: all are seen.
 
     Shape (sequences or 1, 1, (stop - start) * group, end - begin).

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from draftcast.errors import HardwareError
 from draftcast.kernels.extras import missing
+from draftcast.kernels.model.dtypes import torch_dtype
 from draftcast.kernels.operators.cost import Work
 
 if TYPE_CHECKING:
@@ -21,9 +22,15 @@ if TYPE_CHECKING:
 
 Shape = Mapping[str, int]
 """Exactly the operator's shape fields."""
+Tensors = Mapping[str, Any]
+"""Named tensors, and numbers beside them."""
 Launch = Callable[[], None]
-Prepare = Callable[[Mapping[str, Any], Mapping[str, Any]], Launch]
+Prepare = Callable[[Tensors, Tensors], Launch]
 Supports = Callable[[Shape, str, str, str], str]
+
+FP8_SCALE = 1 / 64
+"""Standard normal numbers, times 64, fill e4m3's range up to seven standard deviations."""
+E4M3_MAX = 448.0
 
 # Where each operator stands: module and name.
 _OPERATORS = {
@@ -31,10 +38,10 @@ _OPERATORS = {
     "moe": "draftcast.kernels.operators.moe:MOE",
     "attention_decode": "draftcast.kernels.operators.attention:ATTENTION_DECODE",
     "attention_prefill": "draftcast.kernels.operators.attention:ATTENTION_PREFILL",
-    "rmsnorm": "draftcast.kernels.operators.norm:RMSNORM",
-    "rotary": "draftcast.kernels.operators.rotary:ROTARY",
-    "swiglu": "draftcast.kernels.operators.activation:SWIGLU",
-    "embedding": "draftcast.kernels.operators.embedding:EMBEDDING",
+    "rmsnorm": "draftcast.kernels.operators.elementwise:RMSNORM",
+    "rotary": "draftcast.kernels.operators.elementwise:ROTARY",
+    "swiglu": "draftcast.kernels.operators.elementwise:SWIGLU",
+    "embedding": "draftcast.kernels.operators.elementwise:EMBEDDING",
     "sampler": "draftcast.kernels.operators.sampler:SAMPLER",
     "rejection_sampler": "draftcast.kernels.operators.rejection:REJECTION_SAMPLER",
     "all_reduce": "draftcast.kernels.operators.all_reduce:ALL_REDUCE",
@@ -58,6 +65,47 @@ class Implementation:
     prepare: Prepare
 
 
+@dataclass(frozen=True)
+class Draw:
+    """Random tensors for an operator's inputs, in its number formats on its device."""
+
+    dtype: str
+    kv_dtype: str
+    device: str
+    generator: torch.Generator
+
+    def normal(self, *size: int, dtype: str = "", scale: float = 1.0) -> torch.Tensor:
+        """Normal numbers of standard deviation ``scale``, or, in fp8, of ``1 / FP8_SCALE``."""
+        import torch
+
+        kind = dtype or self.dtype
+        values: torch.Tensor = torch.randn(size, device=self.device, generator=self.generator)
+        # A number beyond e4m3's range would become NaN.
+        values = values.div_(FP8_SCALE).clamp_(-E4M3_MAX, E4M3_MAX) if kind == "fp8" else values.mul_(scale)
+        return values.to(torch_dtype(kind))
+
+    def uniform(self, *size: int) -> torch.Tensor:
+        """float32 numbers in [0, 1)."""
+        import torch
+
+        return torch.rand(size, device=self.device, generator=self.generator)
+
+    def integers(self, low: int, high: int, *size: int) -> torch.Tensor:
+        """int64 numbers from ``low`` to ``high - 1``."""
+        import torch
+
+        return torch.randint(low, high, size, device=self.device, generator=self.generator)
+
+    def lengths(self, count: int, least: int, most: int, *, ragged: bool) -> torch.Tensor:
+        """int32 [count]: ``most`` each or, if ``ragged``, from the second on any number from ``least``."""
+        import torch
+
+        lengths = torch.full((count,), most, dtype=torch.int32, device=self.device)
+        if ragged:
+            lengths[1:] = self.integers(least, most + 1, count)[1:].to(torch.int32)
+        return lengths
+
+
 def _nothing_runs() -> None:
     """``close`` of what leaves nothing behind."""
 
@@ -71,7 +119,7 @@ class Operator:
         shape_fields: names of its sizes, a subset of the latency table's shape columns.
         dtypes: of "fp32", "bf16", "fp8"; "int32" for what works on token ids.
         work: (shape, dtype, kv_dtype) to FLOPs and bytes; sizes may be arrays. kv_dtype is "" where it has no meaning.
-        make_inputs: (shape, dtype, kv_dtype, device, generator) to named tensors and numbers.
+        draw_inputs: named tensors and numbers; some take options beside the shape.
         make_outputs: tensors of the right shape with any content, from the inputs.
         reference: the outputs in float64, or the exact integers.
         implementations: by name.
@@ -80,13 +128,19 @@ class Operator:
 
     name: str
     shape_fields: tuple[str, ...]
-    dtypes: tuple[str, ...]
     work: Callable[[Mapping[str, Any], str, str], Work]
-    make_inputs: Callable[[Shape, str, str, str, torch.Generator], dict[str, Any]]
-    make_outputs: Callable[[Mapping[str, Any]], dict[str, torch.Tensor]]
-    reference: Callable[[Mapping[str, Any]], dict[str, torch.Tensor]]
+    draw_inputs: Callable[..., dict[str, Any]]
+    make_outputs: Callable[[Tensors], dict[str, torch.Tensor]]
+    reference: Callable[[Tensors], dict[str, torch.Tensor]]
     implementations: Mapping[str, Implementation]
+    dtypes: tuple[str, ...] = ("fp32", "bf16")
     close: Callable[[], None] = _nothing_runs
+
+    def make_inputs(
+        self, shape: Shape, dtype: str, kv_dtype: str, device: str, generator: torch.Generator, **options: bool
+    ) -> dict[str, Any]:
+        """Random inputs of a shape; options as of ``draw_inputs``."""
+        return self.draw_inputs(shape, Draw(dtype, kv_dtype, device, generator), **options)
 
 
 def operator_names() -> tuple[str, ...]:
@@ -104,30 +158,32 @@ def operator(name: str) -> Operator:
     return cast(Operator, _load(_OPERATORS[name]))
 
 
-def implementations(torch: Prepare, triton: str, check: Supports | None = None) -> dict[str, Implementation]:
+def everything(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
+    """``supports`` of what runs on every device in every shape."""
+    return ""
+
+
+def implementations(
+    torch: Prepare, triton: str, *, torch_supports: Supports = everything, triton_supports: Supports = everything
+) -> dict[str, Implementation]:
     """The usual pair: torch on every device, Triton where it runs.
 
     Args:
         torch: the torch implementation's ``prepare``.
         triton: "module:function" of the Triton implementation's, imported when it is prepared.
-        check: what both have against a shape or number format on a device, or "".
+        torch_supports, triton_supports: what each has against a shape or number format on a device, or "".
     """
 
-    def prepare(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Launch:
+    def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
         return cast(Prepare, _load(triton))(inputs, outputs)
 
     def supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
-        return triton_runs(device) or (check(shape, dtype, kv_dtype, device) if check else "")
+        return triton_runs(device) or triton_supports(shape, dtype, kv_dtype, device)
 
     return {
-        "torch": Implementation("torch", check or everything, torch),
+        "torch": Implementation("torch", torch_supports, torch),
         "triton": Implementation("triton", supports, prepare),
     }
-
-
-def everything(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
-    """``supports`` of what runs on every device in every shape."""
-    return ""
 
 
 def triton_runs(device: str) -> str:
@@ -140,6 +196,15 @@ def triton_runs(device: str) -> str:
     if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return "Triton needs a CUDA device"
     return ""
+
+
+def fp8_runs(dtype: str, device: str) -> str:
+    """Why a GPU cannot compute in ``dtype`` because it is fp8, or ""."""
+    if dtype != "fp8" or device != "cuda":
+        return ""
+    import torch
+
+    return "" if torch.cuda.get_device_capability() >= (8, 9) else "fp8 needs a GPU of compute capability 8.9 or later"
 
 
 def _load(path: str) -> Any:

@@ -15,27 +15,17 @@ columns may hold anything); ``draft_probs`` float32 [batch, q-1, n], or None whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from draftcast.kernels.model.dtypes import activation_bytes, torch_dtype
-from draftcast.kernels.operators.registry import Operator, Shape, implementations
+from draftcast.kernels.model.dtypes import activation_bytes
+from draftcast.kernels.operators.registry import Draw, Launch, Operator, Shape, Tensors, implementations
 from draftcast.kernels.operators.sampler import drawn, probabilities, sampler_work
 
 if TYPE_CHECKING:
     import torch
 
 
-def make_inputs(
-    shape: Shape,
-    dtype: str,
-    kv_dtype: str,
-    device: str,
-    generator: torch.Generator,
-    *,
-    draft_probs: bool = False,
-    ragged: bool = False,
-) -> dict[str, Any]:
+def draw_inputs(shape: Shape, draw: Draw, *, draft_probs: bool = False, ragged: bool = False) -> dict[str, Any]:
     """Normal logits at temperature 1.
 
     Args:
@@ -48,37 +38,25 @@ def make_inputs(
 
     batch, q, n = shape["batch"], shape["q"], shape["n"]
     drafts = (batch, q - 1)
-
-    def normal(*size: int) -> torch.Tensor:
-        return torch.randn(size, device=device, generator=generator)
-
-    def uniform(*size: int) -> torch.Tensor:
-        return torch.rand(size, device=device, generator=generator)
-
-    logits = normal(batch, q, n).mul_(2).to(torch_dtype(dtype))
+    logits = draw.normal(batch, q, n, scale=2.0)
     likeliest, near = logits[:, :-1].argmax(2), None
     if draft_probs:
-        near = torch.softmax(normal(*drafts, n).add_(logits[:, :-1]), 2)
-        tokens = drawn(near.view(-1, n), uniform(batch * (q - 1)), likeliest.view(-1)).view(drafts)
+        near = torch.softmax(draw.normal(*drafts, n, dtype="fp32").add_(logits[:, :-1]), 2)
+        tokens = drawn(near.view(-1, n), draw.uniform(batch * (q - 1)), likeliest.view(-1)).view(drafts)
     else:
-        anything = torch.randint(n, drafts, device=device, generator=generator)
-        tokens = torch.where(uniform(*drafts) < 0.5, likeliest, anything)
-    num_drafts = torch.full((batch,), q - 1, dtype=torch.int32, device=device)
-    if ragged:
-        some = torch.randint(0, q, (batch,), device=device, generator=generator)
-        num_drafts[1:] = some[1:].to(torch.int32)
+        tokens = torch.where(draw.uniform(*drafts) < 0.5, likeliest, draw.integers(0, n, *drafts))
     return {
         "logits": logits,
-        "temperature": torch.ones(batch, device=device),
+        "temperature": torch.ones(batch, device=draw.device),
         "draft_tokens": tokens.to(torch.int32),
-        "num_drafts": num_drafts,
+        "num_drafts": draw.lengths(batch, 0, q - 1, ragged=ragged),
         "draft_probs": near,
-        "uniforms": uniform(*drafts),
-        "final_uniforms": uniform(batch),
+        "uniforms": draw.uniform(*drafts),
+        "final_uniforms": draw.uniform(batch),
     }
 
 
-def make_outputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def make_outputs(inputs: Tensors) -> dict[str, torch.Tensor]:
     import torch
 
     batch, q, _ = inputs["logits"].shape
@@ -86,7 +64,7 @@ def make_outputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {"tokens": empty((batch, q), dtype=torch.int32), "counts": empty(batch, dtype=torch.int32)}
 
 
-def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def reference(inputs: Tensors) -> dict[str, torch.Tensor]:
     """Sequence by sequence in float64, as the algorithm is written."""
     import torch
 
@@ -125,7 +103,7 @@ def residual(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
     return (target - draft).clamp_(min=0)
 
 
-def sample(inputs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(inputs: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [batch, q] and counts [batch]; see the module's docstring. Nothing is read back to the host."""
     import torch
 
@@ -159,7 +137,7 @@ def sample(inputs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     return result, length[:, 0] + 1
 
 
-def _prepare_torch(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Callable[[], None]:
+def _prepare_torch(inputs: Tensors, outputs: Tensors) -> Launch:
     def launch() -> None:
         tokens, counts = sample(inputs)
         outputs["tokens"].copy_(tokens)
@@ -171,9 +149,8 @@ def _prepare_torch(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Cal
 REJECTION_SAMPLER = Operator(
     name="rejection_sampler",
     shape_fields=("batch", "q", "n"),
-    dtypes=("fp32", "bf16"),
     work=lambda shape, dtype, kv_dtype: sampler_work(shape["batch"] * shape["q"], shape["n"], activation_bytes(dtype)),
-    make_inputs=make_inputs,
+    draw_inputs=draw_inputs,
     make_outputs=make_outputs,
     reference=reference,
     implementations=implementations(_prepare_torch, "draftcast.kernels.operators.triton.rejection:prepare"),

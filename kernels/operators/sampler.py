@@ -9,14 +9,13 @@ are inputs here, the answer can be compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
-from draftcast.kernels.model.dtypes import activation_bytes, torch_dtype
+from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.operators.cost import Work, as_array
-from draftcast.kernels.operators.registry import Operator, Shape, implementations
+from draftcast.kernels.operators.registry import Draw, Launch, Operator, Shape, Tensors, implementations
 
 if TYPE_CHECKING:
     import torch
@@ -53,28 +52,23 @@ def drawn(weights: torch.Tensor, uniforms: torch.Tensor, likeliest: torch.Tensor
     return torch.where(weights.gather(1, found) > 0, found, likeliest[:, None])[:, 0]
 
 
-def make_inputs(
-    shape: Shape, dtype: str, kv_dtype: str, device: str, generator: torch.Generator
-) -> dict[str, Any]:  # fmt: skip
+def draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     """Normal logits at temperature 1: every row is drawn."""
     import torch
 
     m, n = shape["m"], shape["n"]
-    return {
-        "logits": torch.randn((m, n), device=device, generator=generator).mul_(2).to(torch_dtype(dtype)),
-        "temperature": torch.ones(m, device=device),
-        "uniforms": torch.rand(m, device=device, generator=generator),
-    }
+    temperature = torch.ones(m, device=draw.device)
+    return {"logits": draw.normal(m, n, scale=2.0), "temperature": temperature, "uniforms": draw.uniform(m)}
 
 
-def make_outputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def make_outputs(inputs: Tensors) -> dict[str, torch.Tensor]:
     import torch
 
     logits = inputs["logits"]
     return {"tokens": logits.new_empty(len(logits), dtype=torch.int32)}
 
 
-def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def reference(inputs: Tensors) -> dict[str, torch.Tensor]:
     """Row by row in float64."""
     import torch
 
@@ -90,7 +84,7 @@ def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {"tokens": torch.tensor(tokens, dtype=torch.int32, device=inputs["logits"].device)}
 
 
-def _prepare_torch(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Callable[[], None]:
+def _prepare_torch(inputs: Tensors, outputs: Tensors) -> Launch:
     import torch
 
     logits, temperature, uniforms = inputs["logits"], inputs["temperature"], inputs["uniforms"]
@@ -107,9 +101,8 @@ def _prepare_torch(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Cal
 SAMPLER = Operator(
     name="sampler",
     shape_fields=("m", "n"),
-    dtypes=("fp32", "bf16"),
     work=lambda shape, dtype, kv_dtype: sampler_work(shape["m"], shape["n"], activation_bytes(dtype)),
-    make_inputs=make_inputs,
+    draw_inputs=draw_inputs,
     make_outputs=make_outputs,
     reference=reference,
     implementations=implementations(_prepare_torch, "draftcast.kernels.operators.triton.sampler:prepare"),

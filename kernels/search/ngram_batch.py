@@ -11,11 +11,11 @@ are read from memory once, so bytes = 4 * sum(lengths).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from draftcast.kernels.operators.cost import Work, as_array
-from draftcast.kernels.operators.registry import Operator, implementations
+from draftcast.kernels.operators.registry import Draw, Launch, Operator, Shape, Tensors, implementations
 from draftcast.kernels.search import ngram
 
 if TYPE_CHECKING:
@@ -55,47 +55,31 @@ def search(
     return torch.where(slots < counts, drafts, -1), counts[:, 0].to(torch.int32)
 
 
-def make_inputs(
-    shape: Mapping[str, int],
-    dtype: str,
-    kv_dtype: str,
-    device: str,
-    generator: torch.Generator,
-    *,
-    ragged: bool = False,
-) -> dict[str, Any]:
-    """Random texts whose end stands once more somewhere before it.
+def draw_inputs(shape: Shape, draw: Draw, *, ragged: bool = False) -> dict[str, Any]:
+    """Random texts whose end stands once more somewhere before it; shape: batch, context.
 
-    Args:
-        shape: batch, context.
-        dtype, kv_dtype: have no meaning here.
-        ragged: each text but the first has its own random length from 1 to context.
+    ``ragged``: each text but the first has its own random length from 1 to context.
     """
     import torch
 
     batch, context = shape["batch"], shape["context"]
-    tokens = torch.randint(VOCABULARY, (batch, context), device=device, generator=generator, dtype=torch.int32)
-    lengths = torch.full((batch,), context, dtype=torch.int32, device=device)
-    if ragged:
-        drawn = torch.randint(1, context + 1, (batch,), device=device, generator=generator)
-        lengths[1:] = drawn[1:].to(torch.int32)
+    tokens = draw.integers(0, VOCABULARY, batch, context).to(torch.int32)
+    lengths = draw.lengths(batch, 1, context, ragged=ragged)
     copied = min(SETTINGS["max_n"], context // 2)
-    to = torch.arange(copied, device=device)
+    to = torch.arange(copied, device=draw.device)
     tail = (lengths[:, None] - copied + to).clamp(min=0).long()
-    start = (
-        torch.rand((batch, 1), device=device, generator=generator) * (lengths[:, None] - copied).clamp(min=1)
-    ).long()
+    start = (draw.uniform(batch, 1) * (lengths[:, None] - copied).clamp(min=1)).long()
     tokens.scatter_(1, tail, tokens.gather(1, (start + to).clamp(max=context - 1)))
     return {"tokens": tokens, "lengths": lengths, **SETTINGS}
 
 
-def make_outputs(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def make_outputs(inputs: Tensors) -> dict[str, torch.Tensor]:
     """``drafts`` and ``counts``."""
     tokens = inputs["tokens"]
     return {"drafts": tokens.new_empty((len(tokens), inputs["k"])), "counts": tokens.new_empty(len(tokens))}
 
 
-def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def reference(inputs: Tensors) -> dict[str, torch.Tensor]:
     """The one-text-at-a-time search of `draftcast.kernels.search.ngram`."""
     import torch
 
@@ -106,7 +90,7 @@ def reference(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {"drafts": drafts, "counts": counts}
 
 
-def prepare_torch(inputs: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+def _prepare_torch(inputs: Tensors, outputs: Tensors) -> Launch:
     """Launch of `search`."""
 
     def launch() -> None:
@@ -130,8 +114,8 @@ NGRAM = Operator(
     shape_fields=("batch", "context"),
     dtypes=("int32",),
     work=_work,
-    make_inputs=make_inputs,
+    draw_inputs=draw_inputs,
     make_outputs=make_outputs,
     reference=reference,
-    implementations=implementations(prepare_torch, "draftcast.kernels.operators.triton.ngram:prepare"),
+    implementations=implementations(_prepare_torch, "draftcast.kernels.operators.triton.ngram:prepare"),
 )

@@ -240,11 +240,6 @@ def elementwise_work(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: 
     return Work(elements, elements * act_bytes)
 
 
-def elementwise_bytes(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> FloatArray:
-    """Bytes of ``elementwise_work``."""
-    return elementwise_work(model, m, tp=tp, act_bytes=act_bytes).bytes
-
-
 def elementwise_kernels(model: ModelSpec) -> int:
     """Launches of ``elementwise_work`` in one forward pass."""
     return sum(part.launches for part in elementwise_parts(model))

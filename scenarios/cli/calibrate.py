@@ -6,134 +6,313 @@ timings. Each has its own options; one that belongs to another source is refused
 
 from __future__ import annotations
 
+import math
+import shlex
+from dataclasses import dataclass, fields
+from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from draftcast.errors import InputError
+from draftcast.scenarios.cli.options import AsJson, option_groups
+from draftcast.scenarios.cli.terminal import print_json, progress_bar
 
-_PROFILE = ("model", "hardware", "tp", "dtype", "name", "out", "as_json")
-_SOURCES: dict[str, tuple[tuple[str, ...], str]] = {
-    "--device": ((*_PROFILE, "kv_dtype", "operators", "max_rows", "threads", "budget", "seed"), "what to time"),
-    "--engine-log": (
-        (
-            *_PROFILE,
-            "speculative_log",
-            "method",
-            "clock",
-            "warmup_steps",
-            "held_out",
-            "bootstrap",
-            "seed",
-            "kv_capacity_tokens",
-            "block_size",
-        ),
-        "a log of vLLM",
-    ),
-    "--import": ((*_PROFILE, "path", "system"), "whose timings"),
-}
-"""Source -> its options and what it names."""
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from draftcast.calibration.engine_log.fit import EngineLogFit, Fit
 
 
-def calibrate(
-    context: typer.Context,
-    device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="Time the kernels of this machine.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where times come from: one of the three."""
+
+    device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="Time the kernels of this machine.")] = None
     engine_log: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="Fit step time to vLLM's --enable-logging-iteration-details lines."),
-    ] = None,
+    ] = None
     import_from: Annotated[
         Literal["aiconfigurator", "vidur", "llmservingsim"] | None,
         typer.Option("--import", help="Take another tool's timings."),
-    ] = None,
-    path: Annotated[
-        Path | None, typer.Argument(help="With --import: its file or folder; absent: installed aiconfigurator-core.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Profile folder to write.")] = None,
+    ] = None
+
+    def chosen(self) -> str:
+        """The option that is given. Raises InputError where none or several are."""
+        given = {"--device": self.device, "--engine-log": self.engine_log, "--import": self.import_from}
+        names = [name for name, value in given.items() if value]
+        if len(names) != 1:
+            choices = ", ".join(f"{name} ({meaning})" for name, meaning in _MEANING.items())
+            others = f", not {' and '.join(names)}" if names else ""
+            raise InputError(f"exactly one of {choices} is needed{others}", file="calibrate")
+        return names[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions:
+    """The profile to write, for every source."""
+
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Profile folder to write.")] = None
     model: Annotated[
-        list[str] | None, typer.Option(help="Whose shapes, or whose log; repeatable for --device.")
-    ] = None,
-    tp: Annotated[list[int] | None, typer.Option(help="Tensor-parallel degree; repeatable for --device.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="Number format; repeatable for --device.")] = None,
+        list[str] | None, typer.Option(help="Model that is timed, or of the log; repeatable for --device.")
+    ] = None
+    tp: Annotated[list[int] | None, typer.Option(help="Tensor-parallel size; repeatable for --device.")] = None
+    dtype: Annotated[list[str] | None, typer.Option(help="Weight format; repeatable for --device.")] = None
+    hardware: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="Data sheet of the device.")] = None
+    name: Annotated[str | None, typer.Option(help="Name of the profile. Default: the folder's.")] = None
+    as_json: AsJson = False
+
+    def single(self, source: str) -> tuple[str | None, int | None, str | None]:
+        """Model, tensor-parallel size and format of a source that has one of each."""
+        for option, values in (("--model", self.model), ("--tp", self.tp), ("--dtype", self.dtype)):
+            if values is not None and len(values) > 1:
+                raise InputError(f"only one with {source}", file=option, value=_plain(values))
+        return next(iter(self.model or ()), None), next(iter(self.tp or ()), None), next(iter(self.dtype or ()), None)
+
+    def folder(self, source: str) -> Path:
+        """``out``, which ``source`` needs."""
+        if self.out is None:
+            raise InputError(f"required with {source}", file="--out")
+        return self.out
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """Of ``--device``."""
+
     kv_dtype: Annotated[
-        list[str] | None, typer.Option(help="Format of the KV cache; repeatable. Absent: bf16, on cuda also fp8.")
-    ] = None,
-    hardware: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="Data sheet of the device.")] = None,
-    name: Annotated[str | None, typer.Option(help="The profile's name. Absent: the folder's.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of inputs and order, or of the bootstrap.")] = 0,
-    budget: Annotated[str, typer.Option(metavar="TIME", help="--device: time to spend, e.g. 90s, 10m, 2h.")] = "10m",
-    operators: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="--device: time only these operators.")
-    ] = None,
-    max_rows: Annotated[int | None, typer.Option(help="--device: most rows of a product: 512, on cuda 8192.")] = None,
-    threads: Annotated[int | None, typer.Option(help="--device cpu: threads. Absent: every usable core.")] = None,
+        list[str] | None,
+        typer.Option(help="--device: format of the KV cache; repeatable. Default: bf16, on cuda also fp8."),
+    ] = None
+    budget: Annotated[str, typer.Option(metavar="TIME", help="--device: time to spend, e.g. 90s, 10m, 2h.")] = "10m"
+    operators: Annotated[str | None, typer.Option(metavar="A,B,...", help="--device: time only these operators.")] = (
+        None
+    )
+    max_rows: Annotated[
+        int | None, typer.Option(help="--device: maximum rows of a matrix product. Default: 512, on cuda 8192.")
+    ] = None
+    threads: Annotated[int | None, typer.Option(help="--device cpu: threads. Default: all usable cores.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    """Of ``--engine-log``."""
+
     speculative_log: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="--engine-log: the same server with speculation.")
-    ] = None,
-    method: Annotated[str | None, typer.Option(help="--engine-log: speculation method, if the log lacks it.")] = None,
+    ] = None
+    method: Annotated[
+        str | None, typer.Option(help="--engine-log: speculation method, where the log does not name it.")
+    ] = None
     clock: Annotated[
         Literal["auto", "wall", "elapsed"], typer.Option(help="--engine-log: which of its times are step times.")
-    ] = "auto",
-    warmup_steps: Annotated[int, typer.Option(help="--engine-log: first steps left out.")] = 10,
-    held_out: Annotated[float, typer.Option(help="--engine-log: share of time held out.")] = 0.25,
-    bootstrap: Annotated[int, typer.Option(help="--engine-log: resamples of the intervals.")] = 200,
-    kv_capacity_tokens: Annotated[float | None, typer.Option(help="--engine-log: KV cache in tokens.")] = None,
-    block_size: Annotated[int | None, typer.Option(help="--engine-log: tokens of a KV block.")] = None,
-    system: Annotated[str | None, typer.Option(help="--import: the tool's own name of the device.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    ] = "auto"
+    warmup_steps: Annotated[int, typer.Option(help="--engine-log: first steps to ignore.")] = 10
+    held_out: Annotated[float, typer.Option(help="--engine-log: share of the time held out to test the fit.")] = 0.25
+    bootstrap: Annotated[int, typer.Option(help="--engine-log: resamples behind the intervals.")] = 200
+    kv_capacity_tokens: Annotated[float | None, typer.Option(help="--engine-log: KV cache in tokens.")] = None
+    block_size: Annotated[int | None, typer.Option(help="--engine-log: tokens per KV block.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    """Of ``--import``."""
+
+    path: Annotated[
+        Path | None,
+        typer.Argument(help="With --import: its file or folder. Default: the installed aiconfigurator-core."),
+    ] = None
+    system: Annotated[str | None, typer.Option(help="--import: the tool's own name of the device.")] = None
+
+
+def _names(*groups: type[Any]) -> set[str]:
+    return {field.name for group in groups for field in fields(group)}
+
+
+OPTIONS = {
+    "--device": _names(ProfileOptions, DeviceOptions) | {"seed"},
+    "--engine-log": _names(ProfileOptions, LogOptions) | {"seed"},
+    "--import": _names(ProfileOptions, ImportOptions),
+}
+"""By source, the parameters that go with it."""
+_UNITS = {"fixed_s": "ms", "draft_fixed_s": "ms", "draft_pass_s": "ms", "ngram_step_s": "ms"}
+_SCALES = {"ms": 1e3, "us": 1e6}
+_MEANING = {"--device": "what to time", "--engine-log": "a log of vLLM", "--import": "whose timings"}
+
+
+@option_groups
+def calibrate(
+    context: typer.Context,
+    *,
+    source: Source,
+    profile: ProfileOptions,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    timing: DeviceOptions,
+    fit: LogOptions,
+    imported: ImportOptions,
 ) -> None:
     """Measure time: of this machine's kernels, of a server's steps, or from another tool's tables."""
-    source = _one_source({"--device": device, "--engine-log": engine_log, "--import": import_from})
-    given: dict[str, Any] = {
-        parameter: value
-        for parameter, value in context.params.items()
-        if parameter not in ("device", "engine_log", "import_from")
-    }
-    known = _SOURCES[source][0]
-    for parameter, value in given.items():
+    chosen = source.chosen()
+    fitting = OPTIONS[chosen] | _names(Source)
+    for parameter in (name for name in context.params if name not in fitting):
         came_from = context.get_parameter_source(parameter)
-        if parameter not in known and came_from is not None and came_from.name != "DEFAULT":
+        if came_from is not None and came_from.name != "DEFAULT":
             option = "path" if parameter == "path" else f"--{parameter.replace('_', '-')}"
-            raise InputError(f"does not go with {source}", file=option, value=_plain(value))
-    options: dict[str, Any] = {parameter: value for parameter, value in given.items() if parameter in known}
-    if source == "--device":
+            raise InputError(f"does not go with {chosen}", file=option, value=_plain(context.params[parameter]))
+    if source.device is not None:
         from draftcast.scenarios.cli.calibrate_device import calibrate_device
 
-        calibrate_device(device or "cpu", **{**options, "out": _required(out, "--out", source)})
+        calibrate_device(source.device, profile, timing, seed)
+    elif source.engine_log:
+        calibrate_engine_log(source.engine_log, profile, fit, seed)
+    else:
+        calibrate_import(source.import_from or "", profile, imported)
+
+
+def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, options: LogOptions, seed: int = 0) -> None:
+    """Fit step coefficients, print them, and with ``profile.out`` write a profile folder and ``engine_log.json`` there.
+
+    Args:
+        engine_log: logs of one server without speculative decoding.
+
+    Raises:
+        InputError: a log that cannot be read or fitted, a folder that holds such files already, a missing option.
+    """
+
+    from draftcast.calibration.engine_log.fit import FitOptions, fit_engine_log
+    from draftcast.calibration.engine_log.profile import (
+        REPORT,
+        ProfileLabel,
+        affine_fit,
+        new_profile_folder,
+        notes,
+        write_profile_folder,
+    )
+    from draftcast.calibration.profile.folder import FIT, MANIFEST
+    from draftcast.calibration.profile.hardware import load_hardware
+
+    out, hardware, (model, tp, dtype) = profile.out, profile.hardware, profile.single("--engine-log")
+    if out is not None:
+        for option, given in (("--model", model), ("--hardware", hardware)):
+            if given is None:
+                raise InputError("required with --out", file=option)
+        new_profile_folder(out)
+    device = load_hardware(hardware) if hardware is not None else None
+    with progress_bar("fitting"):
+        fields = {name: value for name, value in vars(options).items() if name != "speculative_log"}
+        speculative = _read(options.speculative_log) if options.speculative_log else None
+        fit = fit_engine_log(_read(engine_log), speculative, FitOptions(**fields, seed=seed))
+    if out is not None and model is not None and device is not None:
+        command = " ".join(["draftcast calibrate", *(f"--engine-log {path}" for path in engine_log)])
+        label = ProfileLabel(profile.name or out.resolve().name, model, device, tp or 1, dtype or "bf16")
+        write_profile_folder(out, affine_fit(fit, command), label)
+    if profile.as_json:
+        print_json({**fit.report(), "notes": notes(fit)})
         return
-    for many in ("model", "tp", "dtype"):
-        options[many] = _single(options[many], f"--{many}", source)
-    if source == "--engine-log":
-        from draftcast.scenarios.cli.engine_log import calibrate_engine_log
+    _print(fit, notes(fit))
+    if out is not None:
+        typer.echo(f"written: {out / FIT}, {out / MANIFEST}, {out / REPORT}")
 
-        options["tp"], options["dtype"] = options["tp"] or 1, options["dtype"] or "bf16"
-        calibrate_engine_log(engine_log or [], **options)
+
+def _read(paths: list[Path]) -> pd.DataFrame:
+    import pandas as pd
+
+    from draftcast.calibration.engine_log.log import read_engine_log
+
+    return pd.concat([read_engine_log(path) for path in paths], ignore_index=True)
+
+
+def _print(fit: EngineLogFit, notes: list[str]) -> None:
+    share = f", of which elapsed covers {fit.elapsed_share:.0%}" if math.isfinite(fit.elapsed_share) else ""
+    typer.echo(f"{fit.steps} steps in {fit.points} points, {fit.clock} clock{share}")
+    for reason, count in fit.left_out.items():
+        typer.echo(f"left out: {count} steps, {reason}")
+    if math.isfinite(fit.host_fixed_s):
+        typer.echo(
+            f"outside elapsed: {fit.host_fixed_s * 1e3:.3f} ms per step + "
+            f"{fit.host_sequence_s * 1e6:.1f} us per sequence"
+        )
+    typer.echo("")
+    _print_fit(fit.regression)
+    if math.isfinite(fit.repeat_error):
+        typer.echo(
+            f"\nequal consecutive steps differ by {fit.repeat_error:.1%} (median): no fit's error can be much lower"
+        )
+    for note in notes:
+        typer.echo(f"note: {note}")
+
+
+def _print_fit(fit: Fit) -> None:
+    for name, coefficient in fit.coefficients.items():
+        unit = _UNITS.get(name, "us")
+        scale = _SCALES[unit]
+        interval = (
+            f"[{coefficient.low * scale:.4g}, {coefficient.high * scale:.4g}]" if math.isfinite(coefficient.low) else ""
+        )
+        typer.echo(f"  {name:<18}{coefficient.value * scale:>10.4g} {unit:<3}{interval:<24}{coefficient.standing}")
+    for kind, errors in fit.held_out.items():
+        if errors.points:
+            typer.echo(
+                f"  held out, {kind:<12}{errors.points:>6} points  median {errors.median:.1%}  p90 {errors.p90:.1%}  "
+                f"worst {errors.worst:.0%} ({Path(errors.worst_point).name})  bias {errors.bias:+.1%}"
+            )
+    typer.echo(
+        f"  outliers {fit.outlier_points:.1%} of the points, {fit.outlier_seconds:.1%} of the time; drift between "
+        f"stretches of time {fit.drift:.1%}"
+    )
+
+
+def calibrate_import(source: str, profile: ProfileOptions, imported: ImportOptions) -> None:
+    """Read another tool's timings and write a profile folder; print what was taken and what was not.
+
+    Args:
+        source: one of `draftcast.calibration.importers.formats.FORMATS`.
+
+    Raises:
+        InputError: an option missing or superfluous, a file that cannot be read, a folder that holds files already.
+    """
+    from draftcast.calibration.importers.formats import read, write_profile
+    from draftcast.calibration.profile.folder import FIT, MANIFEST, TABLE
+    from draftcast.calibration.profile.hardware import load_hardware
+    from draftcast.kernels.model.catalog import load_model
+    from draftcast.scenarios.show.profile_report import rows_table
+    from draftcast.scenarios.show.tables import make_console
+
+    out, (model, tp, dtype) = profile.folder("--import"), profile.single("--import")
+    if profile.hardware is None:
+        raise InputError("required with --import", file="--hardware")
+    for taken in (TABLE, MANIFEST, FIT):
+        if (out / taken).exists():
+            raise InputError("exists already: give a new folder", file=str(out / taken))
+    device, path, system = load_hardware(profile.hardware), imported.path, imported.system
+    spec = None if model is None else load_model(model)
+    with progress_bar("importing"):
+        timings = read(source, path, device, model=spec, tp=tp, dtype=dtype, system=system)
+    given = {"--hardware": profile.hardware, "--model": model, "--tp": tp, "--dtype": dtype, "--system": system}
+    options = [text for option, value in given.items() if value is not None for text in (option, str(value))]
+    # The path without the machine's folders above it: a manifest is for others to read.
+    command = ["draftcast", "calibrate", "--import", source, *([path.name] if path else []), *options]
+    write_profile(
+        out,
+        timings,
+        device,
+        name=profile.name or out.resolve().name,
+        date=date.today().isoformat(),
+        command=shlex.join([*command, "--out", out.name]),
+    )
+    rows = [
+        {"operator": operator, "dtype": weights, "kv_dtype": kv_dtype, "points": len(points)}
+        for (operator, weights, kv_dtype), points in timings.table.frame.groupby(["operator", "dtype", "kv_dtype"])
+    ]
+    if profile.as_json:
+        print_json({"operators": rows, "left_out": dict(timings.left_out), "written": str(out)})
         return
-    from draftcast.scenarios.cli.import_timings import calibrate_import
-
-    calibrate_import(import_from or "", **{**options, "out": _required(out, "--out", source)})
-
-
-def _one_source(sources: dict[str, object]) -> str:
-    chosen = [name for name, value in sources.items() if value]
-    if len(chosen) != 1:
-        wanted = ", ".join(f"{name} ({what})" for name, (_, what) in _SOURCES.items())
-        given = f", not {' and '.join(chosen)}" if chosen else ""
-        raise InputError(f"exactly one of {wanted} is needed{given}", file="calibrate")
-    return chosen[0]
-
-
-def _required(value: Path | None, option: str, source: str) -> Path:
-    if value is None:
-        raise InputError(f"required with {source}", file=option)
-    return value
-
-
-def _single(values: list[Any] | None, option: str, source: str) -> Any:
-    if values is not None and len(values) > 1:
-        raise InputError(f"only one with {source}", file=option, value=_plain(values))
-    return values[0] if values else None
+    make_console().print(rows_table(rows))
+    for reason, count in sorted(timings.left_out.items()):
+        typer.echo(f"left out: {count} rows, {reason}")
+    typer.echo(f"written: {out}")
 
 
 def _plain(value: object) -> object:

@@ -1,158 +1,383 @@
 """``draftcast live``: testbed checkpoints, and scenarios on a real vLLM server.
 
-Exit codes beside the usual ones: 6 the run failed or is incomplete, 130 interrupted, 143 told to end. Whatever was
-recorded until then is kept.
+Exit codes beside the usual ones: 6 the run failed or is incomplete, 130 interrupted, 143 terminated. What was recorded
+until then is kept.
 """
 
 from __future__ import annotations
 
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from draftcast.errors import InputError, LiveError
-from draftcast.scenarios.cli.live_options import (
+from draftcast.scenarios.cli.options import (
     AsJson,
+    Candidates,
+    NewRunDirectory,
     Overrides,
-    RequestTimeout,
-    ScenarioArgument,
-    ServerArguments,
-    SpeculativeJson,
-    StartTimeout,
-    Vllm,
-    WarmupRequests,
-    live_progress,
-    numbers,
-    split_command,
-    stoppable,
-    summary,
-    summary_line,
+    ScenarioName,
+    Seed,
+    SpeculativeConfig,
+    method_of,
+    option_groups,
+    values_of,
 )
-from draftcast.scenarios.cli.live_sweep import sweep
-from draftcast.scenarios.cli.terminal import print_json, progress_bar
-from draftcast.scenarios.cli.validate import calibrate, report
+from draftcast.scenarios.cli.terminal import INTERRUPTED, TERMINATED, print_json, progress_bar
+from draftcast.scenarios.cli.validate import calibrate, report, report_sweep
 from draftcast.scenarios.cli.validate import summary as report_summary
+
+if TYPE_CHECKING:
+    from draftcast.calibration.live.run_directory import LiveRun
+    from draftcast.scenarios.cli.terminal import ShownProgress
+    from draftcast.scenarios.live.run import LiveOptions, Progress
+    from draftcast.scenarios.live.sweep import SweepPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """How vLLM servers are started and what may take how long."""
+
+    vllm: Annotated[
+        str | None, typer.Option(metavar="COMMAND", help="Command of vLLM's server. Default: found here or on PATH.")
+    ] = None
+    server_arg: Annotated[
+        list[str] | None, typer.Option("--server-arg", metavar="FLAG", help="Extra argument of the server; repeatable.")
+    ] = None
+    start_timeout: Annotated[float, typer.Option(help="Maximum seconds for a server to start.")] = 600.0
+    request_timeout: Annotated[float, typer.Option(help="Maximum seconds per request.")] = 120.0
+    warmup_requests: Annotated[int, typer.Option(help="Requests sent before the recorded ones.")] = 8
+
+    def live_options(self, **others: Any) -> LiveOptions:
+        """As the live run takes them, with ``others`` of its fields."""
+        from draftcast.scenarios.live.run import LiveOptions
+
+        return LiveOptions(
+            vllm=split_command(self.vllm),
+            server_arguments=tuple(self.server_arg or ()),
+            start_timeout_s=self.start_timeout,
+            request_timeout_s=self.request_timeout,
+            warmup_requests=self.warmup_requests,
+            **others,
+        )
+
+
+def summary(recorded: LiveRun) -> dict[str, Any]:
+    """Counts of a run: requests, finished, output_tokens, span_s (start to the last answer), acceptance_rates."""
+    requests, counted = recorded.requests, recorded.manifest["acceptance"]
+    finished = requests["finish_s"].notna()
+    return {
+        "complete": recorded.complete,
+        "requests": len(requests),
+        "finished": int(finished.sum()),
+        "output_tokens": int(requests["output_tokens"].sum()),
+        "span_s": float(requests["finish_s"].max()) if finished.any() else 0.0,
+        "acceptance_rates": [n / counted["num_drafts"] for n in counted["per_position"]] if counted else None,
+    }
+
+
+def summary_line(recorded: LiveRun) -> str:
+    """One line for people."""
+    counts, client = summary(recorded), recorded.manifest["client"]
+    parts = [f"{counts['finished']} of {counts['requests']} requests"]
+    parts.append(f"{counts['output_tokens']} tokens in {counts['span_s']:.1f} s")
+    if client.get("lateness_p99_s") is not None:
+        parts.append(f"client late by {client['lateness_p99_s'] * 1e3:.1f} ms (p99)")
+    if (text := recorded.manifest["known_continuation"]) is not None:
+        parts.append(f"{text['checked_tokens'] - text['wrong_tokens']} of {text['checked_tokens']} tokens as known")
+    if counts["acceptance_rates"] is not None:
+        parts.append(f"acceptance by position {', '.join(f'{rate:.3f}' for rate in counts['acceptance_rates'])}")
+    return f"{recorded.folder}: {'; '.join(parts)}"
+
+
+def print_run(recorded: LiveRun, as_json: bool) -> None:
+    """A recorded run with its manifest as JSON, or in one line."""
+    if as_json:
+        print_json({"folder": recorded.folder, **summary(recorded), "manifest": recorded.manifest})
+    else:
+        typer.echo(summary_line(recorded))
+
+
+def split_command(text: str | None) -> tuple[str, ...]:
+    """The words of a command line; () for None.
+
+    Raises:
+        InputError: unbalanced quotes, or no word.
+    """
+    try:
+        words = tuple(shlex.split(text)) if text is not None else ()
+    except ValueError as error:
+        raise InputError(f"cannot be split into words: {error}", file="--vllm", value=text) from None
+    if text is not None and not words:
+        raise InputError("must be a command", file="--vllm", value=text)
+    return words
+
+
+@contextmanager
+def stoppable(out: Path) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end a live run in order: the server is stopped, the run is kept, the exit code is set."""
+
+    def end(*_: object) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        terminated = isinstance(stopped, _Terminated)
+        print(f"draftcast: error: {'terminated' if terminated else 'interrupted'}; see {out}", file=sys.stderr)
+        raise typer.Exit(TERMINATED if terminated else INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def live_progress(shown: ShownProgress) -> Progress:
+    """A live run's progress, shown as every command's is."""
+    from draftcast.scenarios.live.run import Progress
+
+    def load(total: int, state: dict[str, Any]) -> None:
+        ended = state["done"] + state["failed"]
+        failed = f", {state['failed']} failed" if state["failed"] else ""
+        shown(
+            ended / total,
+            f"{state['done']} of {total} requests, {state['sent'] - ended} running, {state['tokens']} tokens{failed}",
+        )
+
+    return Progress(say=shown.say, waiting=lambda _: shown(None, "server starting"), load=load)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
 
 app = typer.Typer(
     help="Run scenarios on a real vLLM server and record what happens.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-app.command()(sweep)
-app.command()(calibrate)
-app.command()(report)
-app.command("summary")(report_summary)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """The draft of a testbed."""
+
+    draft: Annotated[
+        str | None, typer.Option(help="Architecture of the draft. Default: the target's with fewer layers.")
+    ] = None
+    draft_layers: Annotated[int, typer.Option(help="Layers of the draft without --draft.")] = 2
+    k: Annotated[
+        str | None, typer.Option(metavar="K,K,...", help="Draft lengths, a draft each. Default: the number of rates.")
+    ] = None
 
 
 @app.command()
+@option_groups
 def checkpoint(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the folders target and draft-k<k> go.")],
     rates: Annotated[str, typer.Option(metavar="R,R,...", help="Unconditional acceptance of draft position 1, 2, ...")],
-    target: Annotated[str, typer.Option(help="Shape: a bundled model or a config.json (Llama).")] = "testbed-250M",
-    draft: Annotated[str | None, typer.Option(help="Shape of the draft; the target's with fewer layers.")] = None,
-    draft_layers: Annotated[int, typer.Option(help="Layers of the draft when --draft is absent.")] = 2,
-    k: Annotated[str | None, typer.Option(metavar="K,K,...", help="A draft for each; the number of rates.")] = None,
+    draft: Draft,
+    target: Annotated[
+        str, typer.Option(help="Architecture of the target: a bundled model or a config.json (Llama).")
+    ] = "testbed-250M",
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
-    hardware: Annotated[str, typer.Option(help="Of the scenario that is written beside them.")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Of all weights and of the continuation.")] = 0,
+    hardware: Annotated[str, typer.Option(help="Device in the scenario that is written beside them.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write checkpoints of random weights whose greedy text is known and whose draft is accepted as often as asked."""
+    """Write checkpoints of random weights with a known greedy text and drafts of a chosen acceptance."""
     from dataclasses import replace
 
     from draftcast.calibration.live.checkpoint import TARGET, draft_folder, write_testbed
     from draftcast.calibration.profile.hardware import load_hardware
     from draftcast.kernels.model.catalog import load_model
-    from draftcast.scenarios.live.testbed import testbed_scenario
+    from draftcast.scenarios.live.run import testbed_scenario
 
-    wanted = numbers("--rates", rates, float)
-    ks = numbers("--k", k, int) if k is not None else [len(wanted)]
+    acceptance = _numbers("--rates", rates, float)
+    ks = _numbers("--k", draft.k, int) if draft.k is not None else [len(acceptance)]
     load_hardware(hardware)
     shape = load_model(target)
-    small = load_model(draft) if draft is not None else replace(shape, num_hidden_layers=draft_layers)
-    write_testbed(folder, shape, small, wanted, ks, dtype, seed)
-    path = testbed_scenario(folder, wanted, ks, dtype, hardware)
+    small = replace(shape, num_hidden_layers=draft.draft_layers) if draft.draft is None else load_model(draft.draft)
+    write_testbed(folder, shape, small, acceptance, ks, dtype, seed)
+    path = testbed_scenario(folder, acceptance, ks, dtype, hardware)
     folders = [TARGET, *map(draft_folder, ks)]
     if as_json:
-        print_json({"scenario": path, "folders": [folder / name for name in folders], "rates": wanted})
+        print_json({"scenario": path, "folders": [folder / name for name in folders], "rates": acceptance})
         return
     typer.echo(f"written: {folder} ({', '.join(folders)}), {path}")
 
 
-@app.command()
-def run(
-    scenario: ScenarioArgument,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Run directory; must not exist or be empty.")],
-    overrides: Overrides = None,
-    speculative_config: SpeculativeJson = None,
-    url: Annotated[str | None, typer.Option(help="A server that is running already; none is started.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """Which server a run uses."""
+
+    url: Annotated[str | None, typer.Option(help="Use this running server; none is started.")] = None
     server_log: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --url: the log that server is writing, if it is here.")
-    ] = None,
-    vllm: Vllm = None,
-    server_arg: ServerArguments = None,
-    port: Annotated[int | None, typer.Option(help="Of the server that is started; a free one when absent.")] = None,
-    start_timeout: StartTimeout = 600.0,
-    request_timeout: RequestTimeout = 120.0,
-    warmup_requests: WarmupRequests = 8,
-    seed: Annotated[int | None, typer.Option(help="Of lengths, arrivals and prompts.")] = None,
+        Path | None, typer.Option(metavar="FILE", help="With --url: the server's log, if it is on this machine.")
+    ] = None
+    port: Annotated[int | None, typer.Option(help="Port of the started server. Default: a free one.")] = None
+
+
+@app.command()
+@option_groups
+def run(
+    scenario: ScenarioName,
+    out: NewRunDirectory,
+    endpoint: Endpoint,
+    server: ServerOptions,
+    overrides: Overrides = None,
+    speculative_config: SpeculativeConfig = None,
+    seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
     """Start the scenario's server, send its requests, record everything, stop the server."""
-    from draftcast.scenarios.live.run import LiveOptions, live_run
+    from draftcast.scenarios.live.run import live_run
     from draftcast.scenarios.schema.load import load_scenario
 
     changes = [*(overrides or []), *([f"statistics.seed={seed}"] if seed is not None else [])]
-    question = load_scenario(scenario, overrides=changes, speculative_config=speculative_config)
-    if server_log is not None and (url is None or not server_log.is_file()):
-        raise InputError("must be a file, and goes with --url", file="--server-log", value=str(server_log))
-    options = LiveOptions(
-        url=url,
-        server_log=server_log,
-        vllm=split_command(vllm),
-        server_arguments=tuple(server_arg or ()),
-        port=port,
-        start_timeout_s=start_timeout,
-        request_timeout_s=request_timeout,
-        warmup_requests=warmup_requests,
-    )
+    loaded = load_scenario(scenario, overrides=changes, speculative_config=speculative_config)
+    log = endpoint.server_log
+    if log is not None and (endpoint.url is None or not log.is_file()):
+        raise InputError("must be a file, and goes with --url", file="--server-log", value=str(log))
+    options = server.live_options(**vars(endpoint))
     with stoppable(out), progress_bar("live run") as progress:
-        recorded = live_run(question, out, options, live_progress(progress))
-    if as_json:
-        print_json({"folder": recorded.folder, **summary(recorded), "manifest": recorded.manifest})
-    else:
-        typer.echo(summary_line(recorded))
+        recorded = live_run(loaded, out, options, live_progress(progress))
+    print_run(recorded, as_json)
     if not recorded.complete:
         raise LiveError(f"{out}: incomplete: {recorded.manifest['incomplete_reason']}")
 
 
 @app.command("import")
 def import_result(
-    result: Annotated[Path, typer.Argument(metavar="FILE", help="Of vllm bench serve --save-result --save-detailed.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Run directory; must not exist or be empty.")],
-    scenario: Annotated[str | None, typer.Option(metavar="FILE|NAME", help="What the server was asked.")] = None,
+    result: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Result of vllm bench serve --save-result --save-detailed.")
+    ],
+    out: NewRunDirectory,
+    scenario: Annotated[
+        str | None, typer.Option(metavar="FILE|NAME", help="The scenario that the server was run with.")
+    ] = None,
     overrides: Overrides = None,
-    speculative_config: SpeculativeJson = None,
+    speculative_config: SpeculativeConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a result of vLLM's own benchmark client in place of a recorded run."""
+    """Import a result of vLLM's benchmark client as a recorded run."""
     from draftcast.calibration.live.bench_result import import_bench_result
     from draftcast.scenarios.live.run import speculative_config as speculation_of
     from draftcast.scenarios.schema.load import load_scenario, to_mapping
 
     manifest = {}
     if scenario is not None:
-        asked = load_scenario(scenario, overrides=overrides or (), speculative_config=speculative_config)
-        manifest = {
-            "name": asked.name,
-            "scenario": to_mapping(asked),
-            "speculative_config": speculation_of(asked),
-        }
+        loaded = load_scenario(scenario, overrides=overrides or (), speculative_config=speculative_config)
+        manifest = {"name": loaded.name, "scenario": to_mapping(loaded), "speculative_config": speculation_of(loaded)}
     elif overrides or speculative_config is not None:
         raise InputError("go with --scenario", file="--set and --speculative-config")
-    recorded = import_bench_result(result, out, **manifest)
+    print_run(import_bench_result(result, out, **manifest), as_json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """Modes and loads of a live sweep."""
+
+    k: Annotated[str, typer.Option(metavar="K,K,...", help="Draft lengths of the scenario's method.")] = "1,3,5"
+    candidate: Candidates = None
+    concurrency: Annotated[
+        str | None,
+        typer.Option(metavar="C,C,...|A..B:N", help="Concurrencies of closed loops. Default: 1,2,4,8,16,32."),
+    ] = None
+    rates: Annotated[
+        str | None,
+        typer.Option(metavar="R,R,...|A..B:N", help="Request rates per second. Default: shares of the capacity."),
+    ] = None
+    calibration_concurrency: Annotated[
+        str | None,
+        typer.Option(metavar="C,C,...", help="Extra closed loops to calibrate on; they are not judged."),
+    ] = None
+    calibration_lengths: Annotated[
+        str | None,
+        typer.Option(metavar="YAML", help="workload.lengths of the calibration runs, unlike the scenario's."),
+    ] = None
+    cell_seconds: Annotated[float, typer.Option(min=0.1, help="Seconds for which a run sends requests.")] = 15.0
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of every run.")] = 1
+    in_turn: Annotated[
+        bool | None,
+        typer.Option(
+            "--in-turn/--together", help="Servers one at a time, or all at once. Default: at once on hardware cpu."
+        ),
+    ] = None
+
+    def plan(self, hardware: str) -> SweepPlan:
+        """The sweep of a scenario on ``hardware``."""
+        from draftcast.calibration.yaml_text import parse_yaml
+        from draftcast.scenarios.live.sweep import CONCURRENCIES, SweepPlan
+
+        if (self.calibration_concurrency is None) != (self.calibration_lengths is None):
+            raise InputError("go together", file="--calibration-concurrency and --calibration-lengths")
+        lengths = self.calibration_lengths
+        return SweepPlan(
+            ks=tuple(_numbers("--k", self.k, int)),
+            alternatives=tuple(method_of(text) for text in self.candidate or ()),
+            concurrencies=_users("--concurrency", self.concurrency) or CONCURRENCIES,
+            calibration_concurrencies=_users("--calibration-concurrency", self.calibration_concurrency),
+            calibration_lengths=parse_yaml(lengths, "--calibration-lengths") if lengths is not None else None,
+            rates_rps=tuple(values_of(self.rates, "--rates")) if self.rates is not None else None,
+            cell_s=self.cell_seconds,
+            rounds=self.rounds,
+            in_turn=hardware != "cpu" if self.in_turn is None else self.in_turn,
+        )
+
+
+@app.command()
+@option_groups
+def sweep(
+    scenario: ScenarioName,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of the runs and index.json; an interrupted sweep continues.")
+    ],
+    options: SweepOptions,
+    server: ServerOptions,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the same loads on real servers with speculation off and on, interleaved, and compare with the forecast."""
+    from draftcast.calibration.live.run_directory import LiveRun
+    from draftcast.scenarios.live.sweep import live_sweep
+    from draftcast.scenarios.schema.load import load_scenario
+
+    loaded = load_scenario(scenario, overrides=overrides or ())
+    plan, live_options = options.plan(loaded.hardware), server.live_options()
+    with stoppable(out), progress_bar("live sweep") as progress:
+        index = live_sweep(loaded, out, plan, live_options, live_progress(progress))
+    if not as_json:
+        for cell in index["cells"]:
+            typer.echo(summary_line(LiveRun.read(out / cell["dir"])))
+    judged = any(cell["complete"] and cell["purpose"] == "validation" for cell in index["cells"])
+    data, shown = report_sweep(out) if judged else (None, "no complete run to compare with the forecast")
     if as_json:
-        print_json({"folder": recorded.folder, **summary(recorded), "manifest": recorded.manifest})
+        print_json({**index, "report": data})
     else:
-        typer.echo(summary_line(recorded))
+        typer.echo(f"\n{shown}")
+    if not index["complete"]:
+        short = [cell for cell in index["cells"] if not cell["complete"]]
+        raise LiveError(f"{out}: {len(short)} runs are incomplete; the first: {short[0]['incomplete_reason']}")
+
+
+app.command()(calibrate)
+app.command()(report)
+app.command("summary")(report_summary)
+
+
+def _users(option: str, text: str | None) -> tuple[int, ...]:
+    return tuple(sorted({max(1, round(value)) for value in values_of(text, option)}))
+
+
+def _numbers(option: str, text: str, kind: type[Any]) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError("must be numbers separated by commas", file=option, value=text) from None

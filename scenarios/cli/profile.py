@@ -1,33 +1,33 @@
-"""``draftcast profile``: what a profile holds, how far to trust it, and how two of them differ."""
+"""``draftcast profile``: what a profile holds, how far to trust it, and how two profiles differ."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from draftcast.errors import HardwareError
+from draftcast.scenarios.cli.options import AsJson, option_groups
 from draftcast.scenarios.cli.terminal import print_json
 
 app = typer.Typer(help="Look at profiles of measured or assumed kernel times.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A bundled profile, a YAML file, or a folder that calibrate wrote.")]
-Hardware = Annotated[str | None, typer.Option(help="Device, for a profile that fits any.")]
+Hardware = Annotated[str | None, typer.Option(help="Device, for a profile that names none.")]
 
 
 @app.command("list")
-def list_profiles(
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
-) -> None:
+def list_profiles(as_json: AsJson = False) -> None:
     """The bundled profiles: device, date, and whether their times are measured."""
     from draftcast.scenarios.show.profile_view import bundled
 
-    found = bundled()
+    profiles = bundled()
     if as_json:
-        print_json(found)
+        print_json(profiles)
         return
-    for name, entry in found.items():
+    for name, entry in profiles.items():
         points = f"{entry['points']:,} " if entry["points"] else ""
         typer.echo(f"{name:<28}{entry['hardware']:<16}{entry['date']:<13}{points}{entry['kind']}")
 
@@ -36,11 +36,11 @@ def list_profiles(
 def show(
     profile: Name,
     hardware: Hardware = None,
-    by_shape: Annotated[bool, typer.Option("--by-shape", help="Held-out errors split by size (seconds).")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    by_shape: Annotated[bool, typer.Option("--by-shape", help="Split held-out errors by size; takes seconds.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Provenance, rooflines, held-out errors and coverage."""
-    from draftcast.calibration.profile.load import RooflineProfile
+    from draftcast.calibration.profile.spec import RooflineProfile
     from draftcast.scenarios.show import profile_report as report
     from draftcast.scenarios.show import profile_view as view
     from draftcast.scenarios.show.tables import make_console
@@ -60,7 +60,7 @@ def show(
     if isinstance(opened.profile, RooflineProfile):
         tables["rooflines"] = view.rooflines(opened.profile)
     else:
-        shown |= view.coefficients(opened.profile)
+        shown |= opened.profile.coefficients()
     if opened.folder is not None:
         tables["held-out errors"] = view.errors_by_shape(opened) if by_shape else view.errors_of(opened)
         tables["coverage"] = view.coverage(opened.table())
@@ -78,18 +78,26 @@ def show(
         typer.echo("\ncoverage\n" + "\n".join(report.coverage_lines(tables["coverage"])))
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """The decode step that is compared."""
+
+    model: Annotated[str, typer.Option(help="Model of the step.")] = "Llama-3.1-8B"
+    method: Annotated[str, typer.Option(help="Speculation method of the step.")] = "eagle"
+    k: Annotated[int, typer.Option("--num-speculative-tokens", min=0, help="Draft tokens; 0: no speculation.")] = 0
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1
+    context: Annotated[int, typer.Option(min=1, help="Context tokens of every sequence.")] = 1024
+    dtype: Annotated[str, typer.Option(help="Weight format.")] = "bf16"
+
+
 @app.command()
+@option_groups
 def compare(
     first: Name,
-    second: Annotated[str, typer.Argument(help="The other one.")],
-    model: Annotated[str, typer.Option(help="Model whose decode step is compared.")] = "Llama-3.1-8B",
-    method: Annotated[str, typer.Option(help="Speculation method of the step.")] = "eagle",
-    num_speculative_tokens: Annotated[int, typer.Option("--num-speculative-tokens", min=0, help="k; 0: off.")] = 0,
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")] = 1,
-    context: Annotated[int, typer.Option(min=1, help="Context tokens of every sequence.")] = 1024,
-    dtype: Annotated[str, typer.Option(help="Weight format.")] = "bf16",
+    second: Annotated[str, typer.Argument(help="The profile to compare it with.")],
+    step: StepOptions,
     hardware: Hardware = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Milliseconds of a decode step in two profiles, part by part, at several batch sizes; points timed in both."""
     from draftcast.scenarios.show.profile_compare import Step, agreement
@@ -99,8 +107,7 @@ def compare(
     from draftcast.scenarios.show.tables import make_console
 
     one, other = (open_profile(name, hardware if fits_any_device(name) else None) for name in (first, second))
-    step = Step(model, method, num_speculative_tokens, tp, context, dtype)
-    rows, timed = compare_step(one, other, step), agreement(one, other)
+    rows, timed = compare_step(one, other, Step(**vars(step))), agreement(one, other)
     if as_json:
         print_json({"first": one.profile.name, "second": other.profile.name, "rows": rows, "timed_in_both": timed})
         return
@@ -117,10 +124,10 @@ def compare(
 @app.command()
 def plot(
     profile: Name,
-    out: Annotated[Path, typer.Option(help="Picture to write: .html, or .png and .svg where kaleido is installed.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Say as JSON what was written.")] = False,
+    out: Annotated[Path, typer.Option(help="Plot to write: .html, or .png and .svg where kaleido is installed.")],
+    as_json: AsJson = False,
 ) -> None:
-    """Roofline picture of a measured profile: achieved rate against intensity, and held-out errors."""
+    """Roofline plot of a measured profile: achieved rate against intensity, and held-out errors."""
     from draftcast.scenarios.show.plots import check_picture, write_figure
     from draftcast.scenarios.show.profile_plot import profile_figure
     from draftcast.scenarios.show.profile_view import fits_any_device, open_profile

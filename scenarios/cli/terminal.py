@@ -1,4 +1,4 @@
-"""What every command shares: its changes of a scenario, progress on standard error, JSON on standard output."""
+"""What every command shares: exit codes, progress on standard error, JSON on standard output."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from typing import Any
 
 import typer
 
-from draftcast.errors import InputError
+from draftcast.errors import InputError, LiveError
 from draftcast.sim.compiled.cache import tell_of_compiling
 
+BAD_INPUT, SLO_UNMET, UNSTABLE, UNDECIDED, LIVE_FAILED, CELLS_WITHOUT_FIGURES = range(2, 8)
+INTERRUPTED, TERMINATED = 130, 143
+"""As shells report Ctrl-C and SIGTERM."""
 LINE_EVERY_S = 10.0
 """Between two lines of progress where standard error is no terminal."""
-
-
-def asked_changes(overrides: list[str] | None, seed: int | None, replications: int | None) -> list[str]:
-    """``--set``, ``--seed`` and ``--replications`` of a command line as changes of a scenario, in this order."""
-    changes = list(overrides or [])
-    changes += [f"statistics.seed={seed}"] if seed is not None else []
-    return changes + ([f"statistics.replications={replications}"] if replications is not None else [])
 
 
 class ShownProgress:
@@ -54,7 +50,7 @@ class ShownProgress:
 
 @contextmanager
 def progress_bar(task: str = "simulating") -> Iterator[ShownProgress]:
-    """Shows what it yields is called with until the work is done."""
+    """What it yields is called with the progress, which is shown until the work is done."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -88,16 +84,16 @@ def progress_bar(task: str = "simulating") -> Iterator[ShownProgress]:
 
 def print_json(summary: Mapping[str, Any]) -> None:
     """One JSON object on one line; NaN and infinities become null."""
-    from draftcast.scenarios.run.run_directory import plain
+    from draftcast.files import plain
 
     typer.echo(json.dumps(plain(summary), allow_nan=False))
 
 
 def run_script(main: Callable[[], None]) -> None:
-    """A script's life: bad input is one line on standard error and exit code 2, as of the ``draftcast`` command."""
+    """Run a script as the ``draftcast`` command runs: bad input or a failed live run is one line on standard error."""
     tell_of_compiling()
     try:
         main()
-    except InputError as error:
+    except (InputError, LiveError) as error:
         print(f"draftcast: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(BAD_INPUT if isinstance(error, InputError) else LIVE_FAILED)

@@ -1,4 +1,4 @@
-"""``draftcast validate``, ``live calibrate`` and ``live report``: live runs beside their forecasts, and the profile.
+"""``draftcast validate``, ``published``, ``live calibrate``, ``report`` and ``summary``: measurements and forecasts.
 
 Fitting is ``calibration/live``'s, comparing ``scenarios/live/validate``'s; here are only text and files.
 """
@@ -12,56 +12,51 @@ import typer
 
 from draftcast.errors import InputError
 from draftcast.files import read_bytes, write_text
-from draftcast.scenarios.cli.live_options import AsJson, Overrides, ScenarioArgument
+from draftcast.scenarios.cli.options import AsJson, Overrides, ScenarioName
 from draftcast.scenarios.cli.terminal import print_json, progress_bar
+from draftcast.sim.progress import part_of
 
 if TYPE_CHECKING:
     from draftcast.calibration.live.run_directory import LiveRun
     from draftcast.calibration.live.step_profile import LiveCalibration
 
-
-IgnoreCoreSpeed = Annotated[
-    bool,
+Profile = Annotated[
+    str | None,
     typer.Option(
-        "--ignore-core-speed",
-        help="Forecast at the speed the cores had in the calibration, not at that of the run (servers on a CPU).",
+        help="A profile's name, file or folder. Default: the scenario's; of a sweep, fitted to its calibration runs."
     ),
+]
+MeasuredAcceptance = Annotated[
+    bool, typer.Option("--measured-acceptance", help="Forecast with the acceptance that the server counted.")
 ]
 
 
 def validate(
-    scenario: ScenarioArgument,
+    scenario: ScenarioName,
     live: Annotated[
-        Path, typer.Option(metavar="DIR", help="A live run; or a result of vllm bench serve --save-detailed.")
+        Path, typer.Option(metavar="DIR", help="A live run, or a result of vllm bench serve --save-detailed.")
     ],
-    profile: Annotated[
-        str | None, typer.Option(help="A profile's name, file or folder, instead of the scenario's.")
-    ] = None,
-    measured_acceptance: Annotated[
-        bool, typer.Option("--measured-acceptance", help="Forecast with the acceptance the server counted in this run.")
-    ] = False,
-    ignore_core_speed: IgnoreCoreSpeed = False,
+    profile: Profile = None,
+    measured_acceptance: MeasuredAcceptance = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write validation.html and validation.json here.")
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast a recorded run on its own requests and compare: figures, step times, and what the error is made of."""
+    """Forecast a recorded run on its own requests and compare: figures, step times, causes of the error."""
     from draftcast.scenarios.live.validate import comparison
     from draftcast.scenarios.schema.load import load_scenario
     from draftcast.scenarios.show import validation_report as report
 
     question = load_scenario(scenario, overrides=overrides or ())
     with progress_bar("validating"):
-        found = comparison.validate(
-            _live_run(live), question, profile=profile, measured=measured_acceptance, core_speed=not ignore_core_speed
-        )
-    written = report.write_report(found, out) if out is not None else ()
+        validation = comparison.validate(_live_run(live), question, profile=profile, measured=measured_acceptance)
+    written = report.write_report(validation, out) if out is not None else ()
     if as_json:
-        print_json(report.summary(found))
+        print_json(report.summary(validation))
         return
-    typer.echo(report.text(found))
+    typer.echo(report.text(validation))
     if written:
         typer.echo(f"written: {', '.join(str(path) for path in written)}")
 
@@ -69,65 +64,47 @@ def validate(
 def calibrate(
     runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Live runs of one server, with their logs.")],
     out: Annotated[Path | None, typer.Option(metavar="PROFILE", help="Profile folder to write.")] = None,
-    name: Annotated[str | None, typer.Option(help="Of the profile; the folder's when absent.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the profile. Default: the folder's.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit a server's step time, with and without speculation, and its front end to live runs."""
     from draftcast.calibration.live.run_directory import LiveRun
     from draftcast.calibration.live.step_profile import calibrate_live, write_live_profile
-    from draftcast.calibration.profile.hardware import load_hardware
-    from draftcast.kernels.model.catalog import load_model
+    from draftcast.scenarios.live.validate.question import profile_label
     from draftcast.scenarios.schema.load import recorded_scenario
 
     recorded = [LiveRun.read(run) for run in runs]
-    asked = recorded_scenario(recorded[0].manifest, str(runs[0]))
+    scenario = recorded_scenario(recorded[0].manifest, str(runs[0]))
     with progress_bar("fitting"):
-        found = calibrate_live(recorded)
+        calibration = calibrate_live(recorded)
     if out is not None:
-        write_live_profile(
-            found,
-            out,
-            name=name or out.resolve().name,
-            model=load_model(asked.engine.model).name,
-            hardware=load_hardware(asked.hardware),
-            tp=asked.engine.tensor_parallel_size,
-            dtype=asked.engine.weight_dtype,
-        )
+        write_live_profile(calibration, out, profile_label(scenario, name or out.resolve().name))
     if as_json:
-        print_json(found.report())
+        print_json(calibration.report())
         return
-    _print_calibration(found)
+    _print_calibration(calibration)
     if out is not None:
         typer.echo(f"written: {out}")
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Of a live sweep.")],
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            help="A profile's name, file or folder; when absent, made from the sweep's calibration runs, if it has any."
-        ),
-    ] = None,
-    measured_acceptance: Annotated[
-        bool, typer.Option("--measured-acceptance", help="Forecast with the acceptance each server counted.")
-    ] = False,
-    ignore_core_speed: IgnoreCoreSpeed = False,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a live sweep.")],
+    profile: Profile = None,
+    measured_acceptance: MeasuredAcceptance = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write sweep-validation.md, .html, .json and the profile here, not into DIR."),
+        typer.Option(metavar="DIR", help="Write sweep-validation.md, .html, .json and the profile here. Default: DIR."),
     ] = None,
     static: Annotated[
-        bool, typer.Option("--static", help="Draw an SVG (needs kaleido), for a page of kilobytes without a script.")
+        bool,
+        typer.Option("--static", help="Draw an SVG (needs kaleido) instead of an interactive plot; a smaller page."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Validate every run of a live sweep: errors, speculation's effect at every load, the cutovers, what misses."""
-    found, shown = report_sweep(
-        folder, profile, measured=measured_acceptance, core_speed=not ignore_core_speed, out=out, static=static
-    )
+    """Validate every run of a live sweep: errors, speculation's effect at every load, cutovers, misses."""
+    data, shown = report_sweep(folder, profile, measured=measured_acceptance, out=out, static=static)
     if as_json:
-        print_json(found)
+        print_json(data)
     else:
         typer.echo(shown)
 
@@ -137,7 +114,6 @@ def report_sweep(
     profile: str | None = None,
     *,
     measured: bool = False,
-    core_speed: bool = True,
     out: Path | None = None,
     static: bool = False,
 ) -> tuple[dict[str, Any], str]:
@@ -150,29 +126,66 @@ def report_sweep(
     from draftcast.scenarios.show import validation_sweep_report as sweep_report
 
     with progress_bar("validating") as progress:
-        found = validate_sweep(folder, profile, measured=measured, core_speed=core_speed, out=out, progress=progress)
-    written = sweep_report.write_sweep_report(found, out or folder, static=static)
-    shown = f"{sweep_report.text(found)}\nwritten: {', '.join(str(path) for path in written)}"
-    return sweep_report.summary(found), shown
+        sweep = validate_sweep(folder, profile, measured=measured, out=out, progress=progress)
+    written = sweep_report.write_sweep_report(sweep, out or folder, static=static)
+    shown = f"{sweep_report.text(sweep)}\nwritten: {', '.join(str(path) for path in written)}"
+    return sweep_report.summary(sweep), shown
 
 
 def summary(
     report: Annotated[Path, typer.Argument(metavar="FILE", help="sweep-validation.json of a report.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Summary to write; the dashboard's Trust page reads it.")],
-    command: Annotated[str, typer.Option(help="That made the sweep, for whoever reads the summary.")] = "",
+    command: Annotated[str, typer.Option(help="Command that made the sweep, shown with the summary.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write what a validated sweep came to, without its runs: verdicts, who misses, step times, cutovers, effects."""
+    """Summarise a validated sweep without its runs: verdicts, misses, step times, cutovers, effects."""
     from draftcast.scenarios.show.validation_sweep_summary import read_summary
 
-    found = read_summary(read_bytes(report), str(report), command)
-    write_text(out, found.to_json())
+    data = read_summary(read_bytes(report), str(report), command)
+    write_text(out, data.to_json())
     if as_json:
-        print_json(found.model_dump())
+        print_json(data.model_dump())
         return
-    for line in found.head():
+    for line in data.head():
         typer.echo(line)
     typer.echo(f"written: {out}")
+
+
+def published(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[CASE]...", help="Only these cases.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/published.md.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forecast published speed-ups and show the errors and what had to be assumed."""
+    from draftcast.scenarios.evidence.cases import published_cases
+    from draftcast.scenarios.evidence.forecast import forecast_case
+    from draftcast.scenarios.show import published_report
+    from draftcast.scenarios.show.tables import make_console
+
+    cases = published_cases()
+    for name in names or []:
+        if name not in cases:
+            raise InputError(f"no such case; there are {', '.join(cases)}", file="published", value=name)
+    if names:
+        cases = {name: case for name, case in cases.items() if name in names}
+    forecasts = []
+    with progress_bar("forecasting") as progress:
+        for index, (name, case) in enumerate(cases.items()):
+            forecasts += forecast_case(name, case, part_of(progress, index, len(cases)))
+    if as_json:
+        described = {name: case.model_dump(mode="json", include=DESCRIBED) for name, case in cases.items()}
+        print_json({"cases": described, "forecasts": [forecast.summary() for forecast in forecasts]})
+        return
+    if markdown:
+        typer.echo(published_report.page(cases, forecasts), nl=False)
+        return
+    console = make_console()
+    console.print(published_report.forecast_table(forecasts))
+    for line in [published_report.summary_line(forecasts), *published_report.assumption_lines(cases)]:
+        console.print(line)
+
+
+DESCRIBED = {"title", "source", "url", "engine_version", "given", "assumed", "explanation"}
 
 
 def _live_run(path: Path) -> LiveRun:
@@ -190,11 +203,10 @@ def _live_run(path: Path) -> LiveRun:
         return import_bench_result(path, Path(folder) / path.stem)
 
 
-def _print_calibration(found: LiveCalibration) -> None:
-    from draftcast.calibration.live.step_fit import errors_text
-    from draftcast.scenarios.show.validation_page import aligned
+def _print_calibration(calibration: LiveCalibration) -> None:
+    from draftcast.scenarios.show.tables import aligned
 
-    fit = found.fit
+    fit = calibration.fit
     table = [["coefficient", "seconds", ""]]
     for name, value in fit.coefficients.items():
         other = fit.folded.get(name)
@@ -202,17 +214,15 @@ def _print_calibration(found: LiveCalibration) -> None:
         table.append([name, f"{value:.4g}", note])
     curve = ", ".join(f"{rows:.0f}: {seconds * 1e3:.4g}" for rows, seconds in fit.rows)
     held_out: list[list[str]] = [["held out", "points", "errors"]]
-    held_out += [[each.run, str(each.errors.points), errors_text(each.errors)] for each in fit.held_out]
-    held_out.append(["all", str(fit.all.points), errors_text(fit.all)])
-    seconds: Any = found.front_end.seconds
+    held_out += [[fold.run, str(fold.errors.points), str(fold.errors)] for fold in fit.held_out]
+    held_out.append(["all", str(fit.all.points), str(fit.all)])
+    seconds: Any = calibration.front_end.seconds
     for line in (*aligned(table), "", f"rows: ms beyond the fixed seconds: {curve}", "", *aligned(held_out), ""):
         typer.echo(line.rstrip())
     typer.echo(
-        f"front end: {seconds.request_s * 1e3:.2f} ms into the engine ({found.front_end.arrivals} requests), "
+        f"front end: {seconds.request_s * 1e3:.2f} ms into the engine ({calibration.front_end.arrivals} requests), "
         f"{seconds.output_s * 1e3:.2f} ms + {seconds.output_sequence_s * 1e6:.0f} us a request out of it "
-        f"({found.front_end.pieces} pieces), {seconds.turnaround_s * 1e3:.2f} ms from answer to next request"
+        f"({calibration.front_end.pieces} pieces), {seconds.turnaround_s * 1e3:.2f} ms from answer to next request"
     )
-    for group, read in fit.core_speed.items():
-        typer.echo(f"cores ({group}): steps go with the probe's {read.spin_s * 1e6:.1f} us to the {read.exponent:.2f}")
-    for note in found.notes:
+    for note in calibration.notes:
         typer.echo(f"note: {note}")

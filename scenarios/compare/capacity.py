@@ -8,16 +8,15 @@ answer serves every rate, and it is kept: every command and page that asks for a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from threading import Lock
 
 import numpy as np
 
-from draftcast.scenarios.run.deployment import Deployment
-from draftcast.scenarios.run.deployment_cache import cached_deployment
+from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.simulate import replicate
 from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import Scenario
@@ -28,8 +27,9 @@ from draftcast.sim.output.metrics import compute_metrics
 from draftcast.sim.output.warmup import find_warmup
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate, replication_interval
-from draftcast.sim.workload.arrivals import ClosedLoop
-from draftcast.sim.workload.spec import WorkloadSpec, build_requests, load_traces, trace_specs
+from draftcast.sim.workload.arrivals import MAX_USERS, ClosedLoopArrivals
+from draftcast.sim.workload.build_requests import build_requests, load_traces, trace_specs
+from draftcast.sim.workload.workload import Workload
 
 TURNOVERS = 20
 """Answers per user; the batch takes up to ten to mix its short and long requests."""
@@ -46,15 +46,17 @@ MOST_KEPT = 256
 
 @dataclass(frozen=True)
 class _Setting:
-    """What is known of a setting, in requests per second and replica; who adds to it holds the lock."""
+    """What is known of a setting: requests per second and replica, and requests simulated, by replication."""
 
-    rates: list[float] = field(default_factory=list)
-    requests: list[int] = field(default_factory=list)
+    replications: list[tuple[float, int]] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
+    """Held by who adds a replication."""
 
 
-_kept: OrderedDict[str, _Setting] = OrderedDict()
-_lock = Lock()
+@functools.lru_cache(MOST_KEPT)
+def _setting(key: str) -> _Setting:
+    del key
+    return _Setting()
 
 
 @dataclass(frozen=True)
@@ -93,52 +95,48 @@ def capacity(
 
     Args:
         rate_rps: the load in question: as long as it lies inside the interval, replications are added.
-        progress: called with the share of the work done, 0 to 1.
         deployment: as of `draftcast.simulate`.
 
     None where arrivals have no single rate. Identical replicas that share no prefixes are simulated as one.
     """
     if rate_of(scenario) is None:
         return None
+    spec = workload_spec(scenario).model_copy(update={"duration_s": None})
+    key = _key_of(scenario, spec)
+    setting = _setting(key)
+    count = REPLICATIONS
+    while True:
+        with setting.lock:
+            while len(setting.replications) < count:
+                number = len(setting.replications)
+                setting.replications.append(_saturated_rate(scenario, spec, number, deployment))
+                if progress is not None:
+                    progress((number + 1) / count)
+        rates, requests = zip(*setting.replications[:count], strict=True)
+        answer = Capacity(tuple(scenario.cluster.replicas * rate for rate in rates), requests, key)
+        if rate_rps is None or not answer.estimate.contains(rate_rps) or count >= MOST_REPLICATIONS:
+            return answer
+        count *= 2
+
+
+def _key_of(scenario: Scenario, spec: Workload) -> str:
+    """Text that is equal for scenarios with the same capacity per replica: neither their rate nor their seed counts."""
     data = to_mapping(scenario)
-    unused = ["name", "description", "slo", *([] if scenario.speculative_config else ["acceptance", "policy"])]
-    for entry in (data, *data["workload"]["classes"]):
+    unused = ["description", "slo", *([] if scenario.speculative_config else ["acceptance", "policy"])]
+    for section in (data, *data["workload"]["classes"]):
         for name in unused:
-            if name != "name" or entry is data:
-                entry.pop(name, None)
-    data.pop("statistics")  # it belongs to the setting, whatever the seed of the runs beside it
-    spec = dataclasses.replace(workload_spec(scenario), duration_s=None)
+            section.pop(name, None)
+    del data["name"], data["statistics"]
     if not trace_specs(spec):  # without a file there are no prefixes that replicas could share
         data.pop("cluster")
     data["workload"]["arrivals"].pop("request_rate_rps")
     data["workload"].update(num_requests=None, duration_s=None)
     put_checksums(data)
-    key = json.dumps(data, sort_keys=True)
-    with _lock:
-        setting = _kept.setdefault(key, _Setting())
-        _kept.move_to_end(key)
-        while len(_kept) > MOST_KEPT:
-            _kept.popitem(last=False)
-    count = REPLICATIONS
-    while True:
-        with setting.lock:
-            while len(setting.rates) < count:
-                found, requests = _saturated_rate(scenario, spec, len(setting.rates), deployment)
-                setting.rates.append(found)
-                setting.requests.append(requests)
-                if progress is not None:
-                    progress(len(setting.rates) / count)
-        rates = tuple(scenario.cluster.replicas * rate for rate in setting.rates[:count])
-        answer = Capacity(rates, tuple(setting.requests[:count]), key)
-        estimate = answer.estimate
-        close = rate_rps is not None and estimate.low <= rate_rps <= estimate.high
-        if not close or count >= MOST_REPLICATIONS:
-            return answer
-        count *= 2
+    return json.dumps(data, sort_keys=True)
 
 
 def _saturated_rate(
-    scenario: Scenario, spec: WorkloadSpec, replication: int, deployment: Deployment | None
+    scenario: Scenario, spec: Workload, replication: int, deployment: Deployment | None
 ) -> tuple[float, int]:
     """Requests per second and replica of one replication, and requests simulated for it."""
     deployment = deployment or cached_deployment(scenario)
@@ -149,12 +147,13 @@ def _saturated_rate(
     mean_tokens = float((few.prompt_tokens + few.output_tokens).mean())
     held = deployment.memory.max_concurrency(round(mean_tokens), settings.lookahead)
     replicas = scenario.cluster.replicas if few.hash_ids is not None else 1
-    users = math.ceil(CROWD * replicas * max(1.0, min(settings.max_num_seqs, held)))
+    users = min(math.ceil(CROWD * replicas * max(1.0, min(settings.max_num_seqs, held))), MAX_USERS)
     counted = max(TURNOVERS * users, LEAST_REQUESTS)
     table = build_requests(spec, seed, 2 * counted, settings.max_model_len, traces)
     table = dataclasses.replace(table, num_extra=len(table) // 2)
     one = scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"replicas": replicas})})
-    done = replicate(one, ClosedLoop(users), deployment, table, seed, None, False)
+    loop = ClosedLoopArrivals(process="closed_loop", concurrency=users)
+    done = replicate(one, loop, deployment, table, seed, None, False)
     cut = find_warmup([done.requests], closed_loop=True).requests
     tokens_per_s = compute_metrics(done.requests, warmup=cut).values["output_throughput"]
     # Of twice the requests that were counted: the mean output varies more than what is emitted.

@@ -1,26 +1,18 @@
 """Speculation off and on at several request rates, under common random numbers, and between which it stops paying.
 
 Runs the simulator; the verdict at each rate is `scenarios/compare/verdict`'s. Knows nothing of tables on a screen
-(``scenarios/show/tables.py``).
+(``scenarios/show/run_report.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from draftcast.scenarios.compare.capacity import rate_of
-from draftcast.scenarios.compare.verdict import (
-    METRICS,
-    Side,
-    Verdict,
-    advantage_of,
-    judge,
-    paired_probe,
-    probe_at,
-    side,
-)
+from draftcast.scenarios.compare.metric import METRICS
+from draftcast.scenarios.compare.verdict import Side, Verdict, advantage_of, judge, paired_probe, side
 from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.run.simulate import RunResult, measure, serve, simulate_together
 from draftcast.scenarios.schema import Scenario
@@ -78,13 +70,16 @@ class Point:
 
     def figures(self, which: str) -> dict[str, Estimate]:
         """Every figure of a side (``on`` or ``off``) with its interval; none where they do not hold for the load."""
-        found = self.own if which == "on" or self.verdict is None else self.verdict.off
-        return summarise(found.run.replications, self.confidence) if found.run and found.has_figures else {}
+        run, has_figures = self._side(which).run, self._side(which).has_figures
+        return summarise(run.replications, self.confidence) if run is not None and has_figures else {}
 
     def capacity(self, which: str) -> Estimate | None:
         """Requests per second when saturated, where it was simulated."""
-        found = self.own if which == "on" or self.verdict is None else self.verdict.off
-        return found.capacity.estimate if found.capacity is not None else None
+        capacity = self._side(which).capacity
+        return capacity.estimate if capacity is not None else None
+
+    def _side(self, which: str) -> Side:
+        return self.own if which == "on" or self.verdict is None else self.verdict.off
 
     def compared(self) -> dict[str, Any]:
         """Off, advantage and verdict for ``--json``; empty where nothing is compared."""
@@ -118,12 +113,11 @@ class Comparison:
             | point.compared()
             for point in self.points
         ]
-        cut = self.cutover
-        seen = None
-        if cut is not None:
-            spans = {"surely_pays_rps": cut.above, "surely_costs_rps": cut.below}
-            seen = {"kind": cut.kind, **spans, "confidence": cut.confidence}
-        return {"points": rows, "capacity_rps": self.capacities, "cutover": seen}
+        cutover = None
+        if self.cutover is not None:
+            spans = {"surely_pays_rps": self.cutover.above, "surely_costs_rps": self.cutover.below}
+            cutover = {"kind": self.cutover.kind, **spans, "confidence": self.cutover.confidence}
+        return {"points": rows, "capacity_rps": self.capacities, "cutover": cutover}
 
     @property
     def capacities(self) -> dict[str, Estimate | None]:
@@ -146,7 +140,6 @@ def simulate(
 
     Args:
         scenario: from :func:`draftcast.load_scenario`.
-        progress: called with the share of the work done, 0 to 1.
         record_steps: keep one row per engine step.
         deployment: what `deploy` gave for a scenario with the same engine, hardware, profile and policy; it takes
             longer to resolve than a thousand requests to simulate.
@@ -173,7 +166,6 @@ def compare(
     Args:
         rates: in any order; a rate given twice is simulated once.
         compare_off: compare with speculation off; a scenario without speculation is simulated alone.
-        progress: called with the share of the work done, 0 to 1.
 
     Raises:
         InputError: arrivals that have no single rate.
@@ -181,19 +173,18 @@ def compare(
 
     compare_off = compare_off and scenario.speculative_config is not None
     # Validate every point before the first second is simulated.
-    asked = [with_rate(scenario, rate) for rate in sorted(set(rates))] or [scenario]
+    variants = [with_rate(scenario, rate) for rate in sorted(set(rates))] or [scenario]
     points = []
-    confidence = scenario.statistics.confidence
-    for index, variant in enumerate(asked):
-        variants = [variant, without_speculation(variant)] if compare_off else [variant]
-        part = part_of(progress, index, len(asked))
-        runs = simulate_together(variants, progress=part_of(part, 0, 2), record_steps=record_steps)
+    for index, variant in enumerate(variants):
+        sides = [variant, without_speculation(variant)] if compare_off else [variant]
+        part = part_of(progress, index, len(variants))
+        runs = simulate_together(sides, progress=part_of(part, 0, 2), record_steps=record_steps)
         points.append(point_of(variant, runs, progress=part_of(part, 1, 2)))
     if progress is not None:
         progress(1.0)
-    probes = [probe_at(p.request_rate_rps or 0.0, p.verdict) for p in points if p.verdict is not None]
-    cut = locate(probes, confidence) if probes and rates else None
-    return Comparison(scenario, tuple(points), cut)
+    probes = [replace(p.verdict.probe, x=p.request_rate_rps or 0.0) for p in points if p.verdict is not None]
+    crossing = locate(probes, scenario.statistics.confidence) if probes and rates else None
+    return Comparison(scenario, tuple(points), crossing)
 
 
 def point_of(scenario: Scenario, runs: Sequence[RunResult], *, progress: Progress | None = None) -> Point:

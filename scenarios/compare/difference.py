@@ -26,9 +26,8 @@ class Difference:
     Attributes:
         difference: in the figure's unit; bounds are NaN where the runs cannot be paired or there is one replication.
         ratio: first over second; None where the second is 0.
-        verdict: of the first; ``cannot tell`` while the interval holds 0 or is unknown, and for figures of which
-            neither more nor less is better; ``as offered`` of what two open loops below their capacity deliver: that
-            is what arrives.
+        verdict: of the first; ``cannot tell`` while the interval holds 0 or is unknown, and where neither direction is
+            better; ``as offered``: two open loops below their capacity deliver what arrives.
     """
 
     figure: str

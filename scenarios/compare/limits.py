@@ -17,10 +17,8 @@ import numpy as np
 from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.work import layers
-from draftcast.scenarios.run.fluid import Fluid
-from draftcast.scenarios.run.steady_step import MeanStep
+from draftcast.scenarios.run.fluid import Fluid, MeanStep
 from draftcast.scenarios.schema import Engine, Scenario
-from draftcast.sim.cost import step_time as st
 
 KV_FULL = 0.9
 """Share of the KV blocks in use from which space for them is what limits: a mean leaves no room for peaks."""
@@ -125,7 +123,7 @@ def _peaks(fluid: Fluid, engine: Engine, step: MeanStep) -> tuple[float, float]:
     model, hardware, tp = fluid.deployment.model, fluid.deployment.hardware, engine.tensor_parallel_size
     dtype, kv_dtype, f = engine.weight_dtype, engine.kv_dtype, step.features
     act_bytes = activation_bytes(dtype)
-    rows, logit_rows = np.array([f[st.F_TOKENS]]), np.array([f[st.F_LOGIT_ROWS]])
+    rows, logit_rows = np.array([f["tokens"]]), np.array([f["logit_rows"]])
     memory = compute = 0.0
     work = [(layer.work(rows, dtype).scale(layer.count), "linear") for layer in layers.linear_layers(model, tp)]
     work.append((layers.lm_head(model, tp).work(logit_rows, dtype), "lm_head"))
@@ -137,18 +135,12 @@ def _peaks(fluid: Fluid, engine: Engine, step: MeanStep) -> tuple[float, float]:
     flops, bandwidth = hardware.ceilings("attention_decode", kv_dtype)
     full = model.num_hidden_layers - model.num_sliding_layers
     for count, decode_kv, decode_qkv, prefill_kv, prefill_qkv in (
-        (full, st.F_DECODE_KV, st.F_DECODE_QKV, st.F_PREFILL_KV, st.F_PREFILL_QKV),
-        (
-            model.num_sliding_layers,
-            st.F_WIN_DECODE_KV,
-            st.F_WIN_DECODE_QKV,
-            st.F_WIN_PREFILL_KV,
-            st.F_WIN_PREFILL_QKV,
-        ),
+        (full, "decode_kv", "decode_qkv", "prefill_kv", "prefill_qkv"),
+        (model.num_sliding_layers, "win_decode_kv", "win_decode_qkv", "win_prefill_kv", "win_prefill_qkv"),
     ):
         each = attention_work(
             model,
-            f[st.F_TOKENS],
+            f["tokens"],
             f[decode_kv] + f[prefill_kv],
             f[decode_qkv] + f[prefill_qkv],
             tp=tp,

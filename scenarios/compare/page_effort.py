@@ -7,7 +7,7 @@ from typing import Any
 
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.capacity import rate_of
-from draftcast.scenarios.run.deployment_cache import cached_deployment
+from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.schema import ClosedLoopArrivals, Scenario
 from draftcast.scenarios.schema.load import without_speculation

@@ -2,21 +2,22 @@
 
 Every policy runs in the same engine, loaded and reserved for the scenario's ``num_speculative_tokens``, on the same
 arrivals, lengths and draft tokens (common random numbers), and all leave out the same warm-up. Runs the simulator;
-knows nothing of tables on a screen (``scenarios/show/policy_report.py``).
+knows nothing of tables on a screen (``scenarios/show/recommend_report.py``).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import InputError, ScenarioError
-from draftcast.scenarios.compare.policy_list import PLACE, AskedPolicy, parse_policies
-from draftcast.scenarios.compare.recommend import speculative_values
-from draftcast.scenarios.compare.verdict import THROUGHPUT, Metric, Side, metric_named, side
+from draftcast.scenarios.compare.candidate import SCHEDULE, speculative_values
+from draftcast.scenarios.compare.metric import Metric, metric_named
+from draftcast.scenarios.compare.verdict import Side, side
 from draftcast.scenarios.run.deployment import policy_of
 from draftcast.scenarios.run.simulate import RunResult, simulate_together
 from draftcast.scenarios.schema import Scenario
@@ -26,8 +27,23 @@ from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.intervals import Estimate, paired_difference, paired_ratio
 
 ORACLE = "oracle"
-SCHEDULE = "num_speculative_tokens_per_batch_size"
 SPEC = "engine.speculative_config"
+PLACE = "--policies"
+_OPEN, _CLOSE = "([{", ")]}"
+
+
+@dataclass(frozen=True)
+class AskedPolicy:
+    """A policy by registered name or import path, with its parameters; ``batch_schedule`` takes ``schedule``."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """As it is written on the command line."""
+        given = ", ".join(f"{key}={value}" for key, value in self.parameters.items())
+        return f"{self.name}({given})" if given else self.name
 
 
 @dataclass(frozen=True)
@@ -106,7 +122,7 @@ class PolicyComparison:
                 "value": standing.value,
                 "difference": standing.difference,
                 "gap_to_oracle": standing.gap,
-                "figures": standing.run.summary["figures"] if standing.side.has_figures else None,
+                "figures": standing.side.figures,
             }
             for standing in self.standings
         ]
@@ -134,8 +150,7 @@ def compare_policies(
         scenario: with a ``speculative_config``; its own policy plays no part unless it is named.
         policies: names, ``name(parameter=value, ...)`` or import paths (a class of a notebook is ``__main__:Half``);
             the first is the baseline of the differences. None: `applicable_policies`. The oracle always runs too.
-        metric: of ``draftcast.scenarios.compare.verdict.METRICS``.
-        progress: called with the share of the work done, 0 to 1.
+        metric: of `draftcast.scenarios.compare.metric.METRICS`.
 
     Raises:
         InputError: no speculation, an unknown policy, parameter or metric, a policy named twice, fewer than two
@@ -233,7 +248,7 @@ def _rank(scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], side
         Standing(
             policy=each,
             side=own,
-            value=own.run.summary["figures"][metric.figure] if own.run is not None and found else None,
+            value=own.figures[metric.figure] if own.figures is not None and found else None,
             difference=_difference(found, values[0], confidence) if each.label != labels[0] else None,
             gap=_gap(found, values[oracle], metric, confidence) if each.label != ORACLE else None,
             rank=1 + beaten[each.label] if _is_ranked(own) else None,
@@ -254,8 +269,7 @@ def _values(side: Side, metric: Metric) -> list[float]:
     """The metric by replication; empty without figures for the load, or where it is undefined in one of them."""
     if side.run is None or not side.has_figures:
         return []
-    found = [float(figures.get(metric.figure, math.nan)) for figures in side.run.replications]
-    return found if all(map(math.isfinite, found)) else []
+    return metric.values(side.run.replications)
 
 
 def _distinct(first: Sequence[float], second: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -292,7 +306,7 @@ def _better(
         return None
     if first.has_figures != second.has_figures:
         return 1 if first.has_figures else -1
-    if metric.name in THROUGHPUT and first.completes_what_arrives:
+    if metric.is_throughput and first.completes_what_arrives:
         return 0
     found = _difference(*values, confidence)
     if found is None:
@@ -300,3 +314,45 @@ def _better(
     low, high = (found.low, found.high) if found.n > 1 else (found.mean, found.mean)
     sign = int(low > 0) - int(high < 0)
     return -sign if metric.less_is_better else sign
+
+
+def parse_policies(text: str) -> list[AskedPolicy]:
+    """Names separated by commas, each followed by its parameters in brackets if any; values are read as YAML.
+
+    Raises:
+        InputError: an empty name, brackets that do not match, or a parameter without a value.
+    """
+    return [_policy(part) for part in _split(text)]
+
+
+def _policy(text: str) -> AskedPolicy:
+    name, bracket, rest = text.partition("(")
+    if not name.strip() or (bracket and not rest.endswith(")")):
+        raise InputError("must be NAME or NAME(KEY=VALUE, ...), separated by commas", file=PLACE, value=text)
+    parameters: dict[str, Any] = {}
+    for part in _split(rest[:-1]) if rest[:-1].strip() else ():
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise InputError("parameters must look like KEY=VALUE", file=PLACE, value=text)
+        if key.strip() in parameters:
+            raise InputError(f"gives {key.strip()} twice", file=PLACE, value=text)
+        parameters[key.strip()] = parse_yaml(value, f"{PLACE} {name.strip()} {key.strip()}")
+    return AskedPolicy(name.strip(), parameters)
+
+
+def _split(text: str) -> Iterator[str]:
+    """Parts between the commas that stand in no brackets."""
+    start = 0
+    closing: list[str] = []
+    for at, character in enumerate(text):
+        if character in _OPEN:
+            closing.append(_CLOSE[_OPEN.index(character)])
+        elif character in _CLOSE:
+            if not closing or closing.pop() != character:
+                raise InputError("brackets do not match", file=PLACE, value=text)
+        elif character == "," and not closing:
+            yield text[start:at].strip()
+            start = at + 1
+    if closing:
+        raise InputError("brackets do not match", file=PLACE, value=text)
+    yield text[start:].strip()

@@ -16,29 +16,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.errors import InputError, ScenarioError
+from draftcast.scenarios.compare.candidate import (
+    MAX_K,
+    OFF,
+    SCHEDULE,
+    Candidate,
+    longest_draft,
+    speculative_values,
+    with_methods,
+)
+from draftcast.scenarios.compare.metric import Metric, metric_named
 from draftcast.scenarios.compare.serve_command import (
     served_models,
     sglang_command,
     speculative_config_json,
     vllm_command,
 )
-from draftcast.scenarios.compare.verdict import Metric, Verdict, decide, metric_named, probe_at, side
+from draftcast.scenarios.compare.verdict import Verdict, decide, side
 from draftcast.scenarios.run.deployment import Deployment, deploy
+from draftcast.scenarios.run.fluid import Traffic, token_seconds, traffic
 from draftcast.scenarios.run.simulate import measure, serve
-from draftcast.scenarios.run.steady_step import Traffic, token_seconds, traffic
 from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.acceptance import known_positions
 from draftcast.scenarios.schema.load import with_values
 from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
+from draftcast.sim.acceptance import Constant
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.intervals import Estimate, replication_interval
-from draftcast.sim.workload.spec import build_requests
+from draftcast.sim.workload.build_requests import build_requests
 
-OFF = "off"
-MAX_K = 8
-"""Draft lengths tried where the acceptance model knows any number of positions."""
 NEGLIGIBLE = 0.005
 """A gain below this is no reason for a more elaborate setting."""
 FloatArray = NDArray[np.float64]
@@ -50,15 +57,6 @@ class Load:
 
     label: str
     values: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One setting: ``scenario`` is the question with it, ``effort`` ranks how elaborate it is (off is 0)."""
-
-    label: str
-    scenario: Scenario
-    effort: int
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,6 @@ class Recommendation:
     loads: tuple[Load, ...]
     outcomes: tuple[Outcome, ...]
     chosen: Outcome
-    worth_it: bool
     reason: str
     speculative_config: dict[str, Any] | None
     vllm: str
@@ -109,35 +106,32 @@ class Recommendation:
     notes: tuple[str, ...]
 
     @property
+    def worth_it(self) -> bool:
+        """Whether the recommended setting speculates."""
+        return self.chosen.candidate.label != OFF
+
+    @property
     def largest_tried(self) -> int | None:
         """The recommended k where no larger one of its method was tried, though one could be; else None."""
-        tried = {
-            outcome.candidate.scenario.num_speculative_tokens
-            for outcome in self.outcomes
-            if outcome.candidate.scenario.method == self.chosen.candidate.scenario.method
-        }
-        spec = self.chosen.candidate.scenario.speculative_config
+        chosen = self.chosen.candidate.scenario
+        scenarios = [outcome.candidate.scenario for outcome in self.outcomes]
+        tried = {other.num_speculative_tokens for other in scenarios if other.method == chosen.method}
+        spec = chosen.speculative_config
         schedule = spec.num_speculative_tokens_per_batch_size if spec is not None else None
-        k = max(k for _, _, k in schedule) if schedule else self.chosen.candidate.scenario.num_speculative_tokens
+        k = max(k for _, _, k in schedule) if schedule else chosen.num_speculative_tokens
         return k if self.worth_it and max(tried) <= k < MAX_SPECULATIVE_TOKENS else None
 
     def summary(self) -> dict[str, Any]:
         """For ``--json``."""
+        labels = [load.label for load in self.loads]
         rows = [
             {
                 "setting": outcome.candidate.label,
                 "gain": outcome.gain,
-                "gain_by_load": dict(zip((load.label for load in self.loads), outcome.gains, strict=True)),
+                "gain_by_load": dict(zip(labels, outcome.gains, strict=True)),
                 "overloaded_loads": outcome.overloaded,
-                "verdicts": {
-                    load.label: verdict.word for load, verdict in zip(self.loads, outcome.verdicts, strict=True)
-                },
-                "figures": {
-                    load.label: verdict.on.run.summary["figures"]
-                    if verdict.on.run is not None and verdict.on.has_figures
-                    else None
-                    for load, verdict in zip(self.loads, outcome.verdicts, strict=True)
-                },
+                "verdicts": dict(zip(labels, (verdict.word for verdict in outcome.verdicts), strict=True)),
+                "figures": dict(zip(labels, (verdict.on.figures for verdict in outcome.verdicts), strict=True)),
             }
             for outcome in self.outcomes
         ]
@@ -175,7 +169,6 @@ def recommend(
         loads: where they are compared; none: the scenario's own load.
         alternatives: further methods, each ``{"speculative_config": {...}, "acceptance": {...}}``.
         max_k: largest draft length tried where acceptance is known for any.
-        progress: called with the share of the work done, 0 to 1.
 
     Raises:
         InputError: no speculation to try, an unknown metric, fewer than two replications, or a bad alternative.
@@ -184,29 +177,27 @@ def recommend(
     if scenario.speculative_config is None and not alternatives:
         raise InputError("the scenario has no speculation to recommend", key="engine.speculative_config")
     if scenario.statistics.replications < 2:
-        raise InputError(
-            "must be at least 2: without a spread no gain can be told from chance",
-            key="statistics.replications",
-            value=scenario.statistics.replications,
-        )
-    asked = tuple(loads) or (Load("as given", {}),)
-    found = candidates(scenario, alternatives, max_k)
+        message = "must be at least 2: without a spread no gain can be told from chance"
+        raise InputError(message, key="statistics.replications", value=scenario.statistics.replications)
+    loads = tuple(loads) or (Load("as given", {}),)
+    settings = candidates(scenario, alternatives, max_k)
     by_load = [
-        _verdicts(found, load, chosen_metric, part_of(progress, index, len(asked))) for index, load in enumerate(asked)
+        _verdicts(settings, load, chosen_metric, part_of(progress, index, len(loads)))
+        for index, load in enumerate(loads)
     ]
-    outcomes = _ranked(found, list(zip(*by_load, strict=True)), scenario.statistics.confidence)
-    return _answer(scenario, chosen_metric, asked, outcomes)
+    outcomes = _ranked(settings, list(zip(*by_load, strict=True)), scenario.statistics.confidence)
+    return _answer(scenario, chosen_metric, loads, outcomes)
 
 
-def _verdicts(found: Sequence[Candidate], load: Load, metric: Metric, progress: Progress | None) -> list[Verdict]:
+def _verdicts(settings: Sequence[Candidate], load: Load, metric: Metric, progress: Progress | None) -> list[Verdict]:
     """Every candidate against off (the first) at one load, each pair measured as `simulate` measures it."""
-    total = 2 * len(found)
-    variants = [with_values(candidate.scenario, load.values) for candidate in found]
+    total = 2 * len(settings)
+    variants = [with_values(candidate.scenario, load.values) for candidate in settings]
     served = [serve(variant, progress=part_of(progress, index, total)) for index, variant in enumerate(variants)]
     verdicts = []
     (alone,) = measure(served[:1])
     for index, (variant, each) in enumerate(zip(variants, served, strict=True)):
-        part = part_of(progress, len(found) + index, total)
+        part = part_of(progress, len(settings) + index, total)
         run, off = measure([each, served[0]], [None, alone])
         without = side(variants[0], off, progress=part_of(part, 0, 2))
         with_sd = without if index == 0 else side(variant, run, progress=part_of(part, 1, 2))
@@ -218,82 +209,46 @@ def candidates(
     scenario: Scenario, alternatives: Sequence[Mapping[str, Any]] = (), max_k: int = MAX_K
 ) -> tuple[Candidate, ...]:
     """Off, every method at every draft length its acceptance covers, and its schedules by batch size."""
-    found = [Candidate(OFF, with_values(scenario, {"engine.speculative_config": None, "policy": None}), 0)]
-    asked = [scenario] if scenario.speculative_config is not None else []
-    for number, alternative in enumerate(alternatives):
-        unknown = set(alternative) - {"speculative_config", "acceptance"}
-        if unknown or "speculative_config" not in alternative or alternative["speculative_config"] is None:
-            raise InputError(
-                'must be {"speculative_config": {...}, "acceptance": {...}}', file=f"candidate {number + 1}"
-            )
-        values = {"engine.speculative_config": alternative["speculative_config"]}
-        if "acceptance" in alternative:
-            values["acceptance"] = alternative["acceptance"]
-        asked.append(with_values(scenario, values))
-    for each in asked:
-        found += _of_method(each, max_k)
-    labels = [candidate.label for candidate in found]
+    settings = [Candidate(OFF, with_values(scenario, {"engine.speculative_config": None, "policy": None}))]
+    for variant in with_methods(scenario, alternatives):
+        settings += _of_method(variant, max_k)
+    labels = [candidate.label for candidate in settings]
     for label in labels:
         if labels.count(label) > 1:
             raise InputError(f"two candidates are {label}", file="--candidate")
-    return tuple(found)
+    return tuple(settings)
 
 
 def _of_method(scenario: Scenario, max_k: int) -> list[Candidate]:
     spec = scenario.speculative_config
     assert spec is not None
     longest = longest_draft(scenario, max_k)
-    given = {"num_speculative_tokens_per_batch_size": None, "num_speculative_tokens": None}
-    base = {**speculative_values(scenario), **given}
-    method = scenario.method
+    base, method = speculative_values(scenario), scenario.method
+    given = base.pop(SCHEDULE, None)
 
     def variant(k: int, schedule: Sequence[Sequence[int]] | None = None) -> Scenario:
-        config = {**base, "num_speculative_tokens": k}
-        if schedule is None:
-            del config["num_speculative_tokens_per_batch_size"]
-        else:
-            config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in schedule]
+        config = base | {"num_speculative_tokens": k}
+        if schedule is not None:
+            config[SCHEDULE] = [list(entry) for entry in schedule]
         return with_values(scenario, {"engine.speculative_config": config, "policy": None})
 
-    found = [Candidate(f"{method} k={k}", variant(k), 1) for k in range(1, longest + 1)]
+    settings = [Candidate(f"{method} k={k}", variant(k), 1) for k in range(1, longest + 1)]
     if spec.resolved_method == "eagle_tree":  # vLLM has neither trees nor schedules for them
-        return found
-    own = spec.num_speculative_tokens_per_batch_size
-    if own is not None:
-        found.append(Candidate(f"{method} schedule as given", variant(longest, own), 2))
+        return settings
+    if given is not None:
+        settings.append(Candidate(f"{method} schedule as given", variant(longest, given), 2))
     schedule = best_schedule(variant(longest), longest)
     lengths = {k for _, _, k in schedule}
     if len(lengths) > 1 and max(lengths) > 0:
         text = ", ".join(f"{first}-{last}: {k}" for first, last, k in schedule)
-        found.append(Candidate(f"{method} schedule {{{text}}}", variant(max(lengths), schedule), 2))
-    return found
-
-
-def speculative_values(scenario: Scenario) -> dict[str, Any]:
-    """The scenario's own ``speculative_config`` as the plain mapping it was given as."""
-    from draftcast.scenarios.schema.load import to_mapping
-
-    return dict(to_mapping(scenario)["engine"]["speculative_config"])
-
-
-def longest_draft(scenario: Scenario, max_k: int) -> int:
-    """Longest draft that the acceptance of every class covers; `max_k` where it covers any."""
-    names: list[str | None] = [*(entry.name for entry in scenario.workload.classes)] or [None]
-    known = [
-        positions
-        for name in names
-        if (acceptance := scenario.acceptance_of(name)) is not None
-        and (positions := known_positions(acceptance)) is not None
-    ]
-    spec = scenario.speculative_config
-    assert spec is not None
-    return min(known) if known else max(max_k, spec.k)
+        settings.append(Candidate(f"{method} schedule {{{text}}}", variant(max(lengths), schedule), 2))
+    return settings
 
 
 def best_schedule(scenario: Scenario, longest: int) -> list[tuple[int, int, int]]:
     """``num_speculative_tokens_per_batch_size``: the draft length with the least time per token at each batch size.
 
-    From the mean step of `scenarios/run/steady_step` in an engine loaded for ``longest``, k = 0 included. Ranges
+    From the mean step of `scenarios/run/fluid.py` in an engine loaded for ``longest``, k = 0 included. Ranges
     are inclusive and draft lengths fall from range to range.
     """
     deployment = deploy(scenario)
@@ -339,10 +294,11 @@ def _falling_path(loss: FloatArray, sizes: NDArray[np.int64]) -> list[int]:
 
 
 def traffic_of(scenario: Scenario, deployment: Deployment) -> Traffic:
-    """Means of the scenario's first replication."""
-    spec = workload_spec(scenario)
+    """Means over the requests of the scenario's first replication."""
     seed = replication_seed(scenario.statistics.seed, 0)
-    return traffic(build_requests(spec, seed, None, deployment.settings.max_model_len), acceptance_models(scenario))
+    table = build_requests(workload_spec(scenario), seed, None, deployment.settings.max_model_len)
+    # Without speculation there is no acceptance, and none is asked for.
+    return traffic(table, acceptance_models(scenario) or [Constant(alpha=0.0)] * len(table.class_names))
 
 
 def _sizes(most: int) -> list[int]:
@@ -353,53 +309,42 @@ def _sizes(most: int) -> list[int]:
     return sizes
 
 
-def _ranked(found: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...]], confidence: float) -> list[Outcome]:
+def _ranked(settings: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...]], confidence: float) -> list[Outcome]:
     """Outcomes, best first: fewest overloaded loads, then the largest mean gain over what can be compared."""
     falls_behind = [sum(verdict.on.position != "below" for verdict in own) for own in verdicts]
     # A load counts where off and all candidates that keep up as often as the best have figures.
     settled = [own for own, count in zip(verdicts, falls_behind, strict=True) if count == min(falls_behind)]
     shared = [index for index in range(len(verdicts[0])) if all(own[index].advantage is not None for own in settled)]
     outcomes = []
-    for candidate, own in zip(found, verdicts, strict=True):
-        counted = [logs for index in shared if (logs := _logs(own[index])) is not None]
-        mean = np.mean(counted, axis=0) if counted and len(counted) == len(shared) else None
-        gain = _factor(mean, confidence)
-        kept = tuple(mean.tolist()) if gain is not None and mean is not None else ()
-        outcomes.append(Outcome(candidate, own, gain, kept))
+    for candidate, own in zip(settings, verdicts, strict=True):
+        counted = [own[index].probe.indices for index in shared if own[index].probe.gains]
+        logs = tuple(np.mean(counted, axis=0).tolist()) if counted and len(counted) == len(shared) else ()
+        outcomes.append(Outcome(candidate, own, _factor(logs, confidence) if logs else None, logs))
 
     def rank(outcome: Outcome) -> tuple[float, ...]:
         gain = outcome.gain.mean if outcome.gain is not None else -math.inf
-        capacities = [verdict.on.capacity for verdict in outcome.verdicts]
-        completed = sum(each.estimate.mean for each in capacities if each is not None)
+        completed = sum(v.on.capacity.estimate.mean for v in outcome.verdicts if v.on.capacity is not None)
         behind = sum(verdict.on.position != "below" for verdict in outcome.verdicts)
-        return (behind, -gain, _own_loss(outcome.verdicts), -completed, outcome.candidate.effort)
+        return (behind, -gain, _loss(outcome.verdicts), -completed, outcome.candidate.effort)
 
     return sorted(outcomes, key=rank)
 
 
-def _own_loss(verdicts: Sequence[Verdict]) -> float:
+def _loss(verdicts: Sequence[Verdict]) -> float:
     """The metric's logarithm, summed over the loads, less is better; ranks what off cannot be compared with."""
     total = 0.0
     for verdict in verdicts:
-        side, metric = verdict.on, verdict.metric
-        value = side.run.summary["figures"][metric.figure].mean if side.run and side.has_figures else math.nan
+        figures, metric = verdict.on.figures, verdict.metric
+        value = figures[metric.figure].mean if figures is not None else math.nan
         total += (1.0 if metric.less_is_better else -1.0) * math.log(value) if value > 0 else math.inf
     return total
 
 
-def _logs(verdict: Verdict) -> FloatArray | None:
-    """Log of the gain over off by replication; None where there is none."""
-    probe = probe_at(0.0, verdict)
-    return probe.indices if probe.gains else None
-
-
-def _factor(logs: Any, confidence: float) -> Estimate | None:
+def _factor(logs: Sequence[float], confidence: float) -> Estimate:
     """Interval of a factor from its logs by replication."""
-    if logs is None:
-        return None
-    found = replication_interval(logs, confidence)
-    mean, low, high = math.exp(found.mean), math.exp(found.low), math.exp(found.high)
-    return Estimate(mean, low, high, (high - low) / 2.0, found.n, confidence)
+    log = replication_interval(logs, confidence)
+    mean, low, high = math.exp(log.mean), math.exp(log.low), math.exp(log.high)
+    return Estimate(mean, low, high, (high - low) / 2.0, log.n, confidence)
 
 
 def _answer(scenario: Scenario, metric: Metric, loads: tuple[Load, ...], outcomes: Sequence[Outcome]) -> Recommendation:
@@ -412,7 +357,6 @@ def _answer(scenario: Scenario, metric: Metric, loads: tuple[Load, ...], outcome
         reason = f"keeps up at {off.overloaded - chosen.overloaded} of {len(loads)} loads where off is overloaded"
     elif best.gain is None and len(loads) == 1:
         reason = best.verdicts[0].why
-    worth_it = chosen.candidate.label != OFF
     tuned = chosen.candidate.scenario
     notes = served_models(tuned).notes
     try:
@@ -423,20 +367,8 @@ def _answer(scenario: Scenario, metric: Metric, loads: tuple[Load, ...], outcome
         sglang, sglang_reason = sglang_command(tuned), ""
     except ScenarioError as error:
         sglang, sglang_reason = None, str(error)
-    return Recommendation(
-        scenario,
-        metric,
-        loads,
-        tuple(outcomes),
-        chosen,
-        worth_it,
-        reason,
-        config,
-        vllm,
-        sglang,
-        sglang_reason,
-        notes,
-    )
+    commands = (config, vllm, sglang, sglang_reason, notes)
+    return Recommendation(scenario, metric, loads, tuple(outcomes), chosen, reason, *commands)
 
 
 def _simplest(best: Outcome, outcomes: Sequence[Outcome], confidence: float) -> tuple[Outcome, str]:
@@ -446,10 +378,9 @@ def _simplest(best: Outcome, outcomes: Sequence[Outcome], confidence: float) -> 
         # Off, unless the best keeps up where off does not.
         chosen = off if off.overloaded <= best.overloaded == 0 else best
         return chosen, "no load has figures with and without speculation"
-    for outcome in sorted(outcomes, key=lambda outcome: outcome.candidate.effort):
-        if outcome is best or outcome.gain is None or outcome.overloaded > best.overloaded:
-            continue
-        if outcome.candidate.effort >= best.candidate.effort:
+    simpler = [outcome for outcome in outcomes if outcome.candidate.effort < best.candidate.effort]
+    for outcome in sorted(simpler, key=lambda outcome: outcome.candidate.effort):
+        if outcome.gain is None or outcome.overloaded > best.overloaded:
             continue
         behind = replication_interval(np.subtract(best.logs, outcome.logs), confidence)
         # Off is taken only if drafting may gain nothing at all; a fixed length whenever a schedule gains too little.

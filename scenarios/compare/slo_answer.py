@@ -7,6 +7,7 @@ mend. That run is the scenario's own requests, far apart.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,9 +31,8 @@ class Bound:
     """One bound of one class's SLO, and how the run stands to it.
 
     Attributes:
-        class_name: None for the scenario's own SLO.
-        key: ``ttft_ms``, ``tpot_ms`` or ``e2el_ms``.
-        limit_ms: the bound.
+        class_name: None where there is one class only.
+        key: of `BOUNDS`.
         attainment: share of the requests that must meet the SLO.
         met: share of the measured requests within this bound; NaN when none was measured.
         reached_ms: the latency that the asked share of the requests stays within.
@@ -44,11 +44,6 @@ class Bound:
     attainment: float
     met: float
     reached_ms: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether enough requests are within this bound alone."""
-        return self.met >= self.attainment
 
     @property
     def label(self) -> str:
@@ -117,13 +112,13 @@ def slo_answer(scenario: Scenario, own: Side, idle: RunResult | None = None) -> 
     run = own.run
     if run is None or run.slo_met is None or not own.has_figures:
         return None
-    bounds = _bounds(scenario, run)
-    if not bounds:
+    tightest = min(_bounds(scenario, run), key=_slack, default=None)
+    if tightest is None:
         return None
-    tightest = min(bounds, key=_slack)
-    alone = _bounds(scenario, idle) if idle is not None else []
-    worst = min(alone, key=_slack) if alone else None
-    return SloAnswer(run.slo_met, idle.slo_met is not False if idle is not None else None, tightest, worst)
+    if idle is None:
+        return SloAnswer(run.slo_met, None, tightest, None)
+    alone = min(_bounds(scenario, idle), key=_slack, default=None)
+    return SloAnswer(run.slo_met, idle.slo_met is not False, tightest, alone)
 
 
 def _slack(bound: Bound) -> tuple[float, float]:
@@ -131,31 +126,24 @@ def _slack(bound: Bound) -> tuple[float, float]:
     return (bound.met - bound.attainment, -bound.reached_ms / bound.limit_ms)
 
 
-def _bounds(scenario: Scenario, run: RunResult) -> list[Bound]:
-    found = []
+def _bounds(scenario: Scenario, run: RunResult) -> Iterator[Bound]:
     names = [entry.name for entry in request_classes(scenario)]
     for name in names:
         slo = scenario.slo_of(name)
         if slo is None:
             continue
-        latencies = _latencies_ms(run, name)
-        for key in BOUNDS:
+        for key, values in _latencies_ms(run, name).items():
             limit = getattr(slo, key)
-            if limit is None:
-                continue
-            values = latencies[key]
-            met = float(np.mean(values <= limit)) if values.size else math.nan
-            reached = float(np.quantile(values, slo.attainment)) if values.size else math.nan
-            own_name = name if len(names) > 1 else None
-            found.append(Bound(own_name, key, limit, slo.attainment, met, reached))
-    return found
+            if limit is not None:
+                met = float(np.mean(values <= limit)) if values.size else math.nan
+                reached = float(np.quantile(values, slo.attainment)) if values.size else math.nan
+                yield Bound(name if len(names) > 1 else None, key, limit, slo.attainment, met, reached)
 
 
 def _latencies_ms(run: RunResult, class_name: str) -> dict[str, NDArray[np.float64]]:
     """Of the measured requests of a class that finished, all replications together; a TPOT of one token is 0."""
-    kept = measured_requests(run)
-    own = kept[(kept["class"] == class_name) & kept["finish_s"].notna()]
-    c = RequestColumns.of(own)
+    requests = measured_requests(run)
+    c = RequestColumns.of(requests[(requests["class"] == class_name) & requests["finish_s"].notna()])
     tpot = np.where(c.output > 1, c.tpot_s, 0.0)
     return {"ttft_ms": 1e3 * c.ttft_s, "tpot_ms": 1e3 * tpot, "e2el_ms": 1e3 * c.e2el_s}
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from draftcast.errors import InputError
 from draftcast.scenarios.compare.capacity import Capacity, capacity, rate_of
+from draftcast.scenarios.compare.metric import Metric, metric_named
 from draftcast.scenarios.run.deployment import Deployment
-from draftcast.scenarios.run.simulate import RunResult
+from draftcast.scenarios.run.simulate import RunResult, State
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import without_speculation
 from draftcast.sim.progress import Progress, part_of
@@ -26,40 +25,6 @@ from draftcast.sim.statistics.intervals import Estimate
 
 Word = Literal["pays", "costs", "too close to call", "overloaded", "not settled"]
 Position = Literal["below", "at", "above"]
-State = Literal["steady", "finite", "not settled", "at capacity", "overloaded"]
-THROUGHPUT = ("token_goodput", "cost")
-
-
-@dataclass(frozen=True)
-class Metric:
-    """What is compared: a figure of a run and whether less of it is better."""
-
-    name: str
-    figure: str
-    less_is_better: bool
-    label: str
-
-
-METRICS: Mapping[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        Metric("e2e", "mean_e2el_s", True, "mean end-to-end latency"),
-        Metric("tpot", "mean_tpot_s", True, "mean time per output token"),
-        Metric("token_goodput", "output_throughput", False, "token goodput"),
-        Metric("slo_goodput", "request_goodput", False, "SLO goodput"),
-    )
-}
-
-
-def metric_named(name: str) -> Metric:
-    """The metric of this name.
-
-    Raises:
-        InputError: there is none.
-    """
-    if name not in METRICS:
-        raise InputError(f"unknown metric; choose from {', '.join(METRICS)}", key="metric", value=name)
-    return METRICS[name]
 
 
 @dataclass(frozen=True)
@@ -93,6 +58,11 @@ class Side:
         return self.state in ("steady", "finite")
 
     @property
+    def figures(self) -> dict[str, Estimate] | None:
+        """The run's figures with their intervals; None where they do not hold for the load."""
+        return self.run.summary["figures"] if self.run is not None and self.has_figures else None
+
+    @property
     def completes_what_arrives(self) -> bool:
         """Whether its throughput is the load's, whatever the setting: an open loop below its capacity."""
         return self.state == "steady" and self.run is not None and not self.run.closed_loop
@@ -109,19 +79,19 @@ def side(
     rate = rate_of(scenario)
     if run is not None and (run.state == "finite" or (run.state == "steady" and run.is_warm)):
         return Side(run, "below")
-    found = capacity(scenario, rate, progress=progress, deployment=deployment) if rate is not None else None
-    if rate is None or found is None:
+    saturated = capacity(scenario, rate, progress=progress, deployment=deployment) if rate is not None else None
+    if rate is None or saturated is None:
         return Side(run, "above" if run is not None and run.state == "overloaded" else "below")
     if run is not None and run.state == "overloaded":
-        rates = {"largest_stable_rate_rps": found.estimate.low, "saturated_rates_rps": list(found.rates)}
+        rates = {"largest_stable_rate_rps": saturated.estimate.low, "saturated_rates_rps": list(saturated.rates)}
         run.summary["stability"].update(rates)
-    return dataclasses.replace(side_by_capacity(rate, found), run=run)
+    return dataclasses.replace(side_by_capacity(rate, saturated), run=run)
 
 
-def side_by_capacity(rate_rps: float, found: Capacity) -> Side:
+def side_by_capacity(rate_rps: float, saturated: Capacity) -> Side:
     """Where a load stands towards a capacity, before any run of it."""
-    interval = found.estimate
-    return Side(None, "above" if rate_rps > interval.high else "below" if rate_rps < interval.low else "at", found)
+    low, high = saturated.estimate.low, saturated.estimate.high
+    return Side(None, "above" if rate_rps > high else "below" if rate_rps < low else "at", saturated)
 
 
 @dataclass(frozen=True)
@@ -132,20 +102,24 @@ class Verdict:
         word: see `Word`; ``not settled``: the run is too short to tell.
         metric: what is compared.
         on, off: the sides with and without speculation.
-        advantage: how many times better with speculation than without, with the interval of the paired log ratio; None
-            where a side is overloaded, at its capacity or not settled.
+        probe: the metric of both sides by replication, which `draftcast.sim.statistics.crossing.locate` takes; without
+            values where a side is overloaded, at its capacity or not settled.
+        confidence: of the intervals.
         is_finite: it holds for this list of requests and no other.
-        model_error: place for the uncertainty of the step times, which is not estimated yet; the interval shows chance
-            only.
     """
 
     word: Word
     metric: Metric
     on: Side
     off: Side
-    advantage: Estimate | None
+    probe: Probe
+    confidence: float
     is_finite: bool = False
-    model_error: Estimate | None = None
+
+    @property
+    def advantage(self) -> Estimate | None:
+        """How many times better with speculation than without, with the interval of the paired log ratio."""
+        return advantage_of(self.probe, self.confidence)
 
     @property
     def advice(self) -> Literal["on", "off", ""]:
@@ -154,21 +128,10 @@ class Verdict:
 
     @property
     def why(self) -> str:
-        """What decided, in a few words."""
-        on, off = self.on.state, self.off.state
-        if self.word == "overloaded":
-            return "both sides are overloaded"
-        if "overloaded" in (on, off) and self.word in ("pays", "costs"):
-            return "overloaded with speculation" if on == "overloaded" else "overloaded without speculation"
-        if "at capacity" in (on, off):
-            which = " and ".join(name for name, state in (("with", on), ("without", off)) if state == "at capacity")
-            return f"the load lies inside the capacity's interval {which} speculation"
-        if self.word == "not settled":
-            which = " and ".join(name for name, state in (("with", on), ("without", off)) if state == "not settled")
-            return f"the run {which} speculation did not reach a steady state"
+        """What decided, in a few words; empty where the advantage says it."""
         if self.word == "too close to call" and self.advantage is not None and math.isnan(self.advantage.low):
             return "one replication has no interval"
-        return ""
+        return _why(self.word, self.on, self.off)
 
     def sentence(self, load: str) -> str:
         """For people; ``load`` says at which load, e.g. ``at 8 req/s``."""
@@ -207,7 +170,7 @@ class Verdict:
                 for name, each in (("on", self.on), ("off", self.off))
             },
             "finite": self.is_finite,
-            "model_error": self.model_error,
+            "model_error": None,  # the uncertainty of the step times is not estimated yet; intervals show chance only
         }
 
 
@@ -234,23 +197,43 @@ def judge(
     return decide(metric_named(metric), with_sd, without, scenario.statistics.confidence)
 
 
-def decide(metric: Metric, on: Side, off: Side, confidence: float) -> Verdict:
-    """The verdict of two sides; see the module."""
-    finite = on.state == "finite"
-    if "above" in (on.position, off.position) and ("at" not in (on.position, off.position) or _apart(on, off)):
-        word: Word = "overloaded" if on.position == off.position else "pays" if off.position == "above" else "costs"
-        return Verdict(word, metric, on, off, None)
-    if "at" in (on.position, off.position):
-        return Verdict("too close to call", metric, on, off, None)
-    if not (on.has_figures and off.has_figures):
-        return Verdict("not settled", metric, on, off, None)
+def decide(metric: Metric, on: Side, off: Side, confidence: float, x: float = 0.0) -> Verdict:
+    """The verdict of two sides, with its probe at ``x``; see the module."""
+    positions = (on.position, off.position)
+    word: Word | None = None
+    if "above" in positions and ("at" not in positions or _apart(on, off)):
+        word = "overloaded" if on.position == off.position else "pays" if off.position == "above" else "costs"
+    elif "at" in positions:
+        word = "too close to call"
+    elif not (on.has_figures and off.has_figures):
+        word = "not settled"
+    if word is not None:
+        sign_alone = Probe(x, sure={"pays": 1, "costs": -1}.get(word, 0), note=_why(word, on, off))
+        return Verdict(word, metric, on, off, sign_alone, confidence)
     assert on.run is not None
     assert off.run is not None
-    probe = paired_probe(0.0, metric, on.run, off.run)
-    equal = metric.name in THROUGHPUT and on.completes_what_arrives
+    probe = paired_probe(x, metric, on.run, off.run)
+    equal = metric.is_throughput and on.completes_what_arrives
     sign = 0 if equal or probe.is_even(confidence) else probe.sign(confidence)
     words: tuple[Word, ...] = ("too close to call", "pays", "costs")
-    return Verdict(words[sign], metric, on, off, advantage_of(probe, confidence), finite)
+    if advantage_of(probe, confidence) is None:
+        probe = Probe(x, sure=probe.sure)
+    return Verdict(words[sign], metric, on, off, probe, confidence, on.state == "finite")
+
+
+def _why(word: Word, on: Side, off: Side) -> str:
+    def which(state: State) -> str:
+        sides = (("with", on), ("without", off))
+        return " and ".join(name for name, one in sides if one.state == state) + " speculation"
+
+    states = (on.state, off.state)
+    if word == "overloaded":
+        return "both sides are overloaded"
+    if "overloaded" in states and word in ("pays", "costs"):
+        return f"overloaded {which('overloaded')}"
+    if "at capacity" in states:
+        return f"the load lies inside the capacity's interval {which('at capacity')}"
+    return f"the run {which('not settled')} did not reach a steady state" if word == "not settled" else ""
 
 
 def _apart(on: Side, off: Side) -> bool:
@@ -290,15 +273,6 @@ def advantage_of(probe: Probe, confidence: float) -> Estimate | None:
     if not probe.gains or not probe.bases[0]:
         return None
     return Estimate(probe.gains[0] / probe.bases[0], math.nan, math.nan, math.nan, 1, confidence)
-
-
-def probe_at(x: float, verdict: Verdict) -> Probe:
-    """What a verdict tells a search for the cutover: values, the sign alone, or nothing."""
-    if verdict.advantage is None:
-        return Probe(x, sure={"pays": 1, "costs": -1}.get(verdict.word, 0), note=verdict.why)
-    assert verdict.on.run is not None
-    assert verdict.off.run is not None
-    return paired_probe(x, verdict.metric, verdict.on.run, verdict.off.run)
 
 
 def _growth(shortfall: float) -> float:

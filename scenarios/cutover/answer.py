@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from draftcast.scenarios.compare.limits import Limits
-from draftcast.scenarios.compare.verdict import Metric
+from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.cutover.probe import Look
 from draftcast.scenarios.schema import Scenario
-from draftcast.sim.statistics.crossing import Crossing, Probe
+from draftcast.sim.statistics.crossing import Crossing, Probe, locate
 from draftcast.sim.statistics.crossing_search import Stopped
 from draftcast.sim.statistics.intervals import Estimate
 
@@ -89,16 +89,12 @@ class Cutover:
     @property
     def surely_pays(self) -> tuple[float, float] | None:
         """First and last x at which speculation is significantly better."""
-        return self._span(1)
+        return locate(self.probes, self.crossing.confidence).above
 
     @property
     def surely_costs(self) -> tuple[float, float] | None:
         """First and last x at which speculation is significantly worse."""
-        return self._span(-1)
-
-    def _span(self, sign: int) -> tuple[float, float] | None:
-        xs = [probe.x for probe in self.probes if probe.sign(self.crossing.confidence) == sign]
-        return (min(xs), max(xs)) if xs else None
+        return locate(self.probes, self.crossing.confidence).below
 
     def summary(self) -> dict[str, Any]:
         """For ``--json``."""

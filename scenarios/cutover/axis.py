@@ -5,8 +5,9 @@ An axis turns a scenario into the same question at x, and says where x may lie. 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,167 +19,132 @@ from draftcast.scenarios.schema.load import to_mapping, with_rate, with_values
 AXIS_OPTION = "--over"
 
 
-class Axis(ABC):
-    """Base of all axes.
+@dataclass(frozen=True)
+class Axis:
+    """One axis.
 
-    ``unit`` is what x counts; ``whole`` the smallest difference that means anything (0: any number).
+    Attributes:
+        unit: what x counts.
+        at: the scenario at x, the number of requests left as it is; raises InputError where it has nothing to vary.
+        first_looks: where a search begins, increasing; from the requests that the cluster holds at once and the longest
+            prompt that fits beside the outputs asked for.
+        is_whole: whether x counts.
+        largest: of any x.
     """
 
     name: str
     unit: str
-    whole: float = 0.0
+    at: Callable[[Scenario, float], Scenario]
+    first_looks: Callable[[float, int], list[float]]
+    is_whole: bool = False
+    largest: float = math.inf
 
-    @abstractmethod
-    def at(self, scenario: Scenario, x: float) -> Scenario:
-        """``scenario`` at x, the number of requests left as it is.
+    @property
+    def step(self) -> float:
+        """The smallest difference that means anything (0: any number)."""
+        return 1.0 if self.is_whole else 0.0
 
-        Raises:
-            InputError: the scenario has nothing to vary there.
-        """
-
-    @abstractmethod
-    def first_looks(self, scenario: Scenario, slots: float, longest_prompt: int) -> list[float]:
-        """Where a search begins, increasing.
-
-        Args:
-            slots: requests the cluster holds at once.
-            longest_prompt: longest prompt that fits beside the outputs asked for.
-        """
-
-    def rate_rps(self, scenario: Scenario, x: float) -> float | None:
-        """Mean request rate at x; None in a closed loop and for arrivals without a single rate."""
-        rate = getattr(scenario.workload.arrivals, "request_rate_rps", None)
-        return float(rate) if rate is not None else None
-
-    def check(self, scenario: Scenario, x: float) -> float:
+    def check(self, x: float) -> float:
         """x itself.
 
         Raises:
-            InputError: not a whole number where the axis counts.
+            InputError: not a whole number where the axis counts, or above the largest.
         """
-        if self.whole and x != round(x):
+        if self.is_whole and x != round(x):
             raise InputError(f"must be whole numbers of {self.unit}", file="--at", value=x)
+        if x > self.largest:
+            raise InputError(f"must be probabilities, at most {self.largest:g}", file="--at", value=x)
         return x
 
 
-class RateAxis(Axis):
-    """Mean request rate of an open loop (a trace is rescaled in time)."""
-
-    name = "rate"
-    unit = "req/s"
-
-    def at(self, scenario: Scenario, x: float) -> Scenario:
-        process = scenario.workload.arrivals.process
-        if process in ("piecewise", "closed_loop"):
-            raise InputError(f"{process} arrivals have no single request rate", file=AXIS_OPTION, value="rate")
-        return with_rate(scenario, x)
-
-    def rate_rps(self, scenario: Scenario, x: float) -> float | None:
-        return x
-
-    def first_looks(self, scenario: Scenario, slots: float, longest_prompt: int) -> list[float]:
-        raise NotImplementedError  # they follow from the capacity, see `draftcast.scenarios.cutover.probe`
+def _at_rate(scenario: Scenario, x: float) -> Scenario:
+    process = scenario.workload.arrivals.process
+    if process in ("piecewise", "closed_loop"):
+        raise InputError(f"{process} arrivals have no single request rate", file=AXIS_OPTION, value="rate")
+    return with_rate(scenario, x)
 
 
-class ConcurrencyAxis(Axis):
+def _at_concurrency(scenario: Scenario, x: float) -> Scenario:
     """Clients of a closed loop, each waiting for its answer (and thinking, where the scenario says so)."""
-
-    name = "concurrency"
-    unit = "clients"
-    whole = 1.0
-
-    def at(self, scenario: Scenario, x: float) -> Scenario:
-        arrivals: dict[str, Any] = {"process": "closed_loop"}
-        if scenario.workload.arrivals.process == "closed_loop":
-            arrivals = to_mapping(scenario)["workload"]["arrivals"]
-        return _closed_loop(scenario, {**arrivals, "concurrency": round(x)})
-
-    def rate_rps(self, scenario: Scenario, x: float) -> float | None:
-        return None
-
-    def first_looks(self, scenario: Scenario, slots: float, longest_prompt: int) -> list[float]:
-        return _spread(1, max(2, round(slots)), 7, whole=True)
+    own = to_mapping(scenario)["workload"]["arrivals"] if is_closed(scenario) else {"process": "closed_loop"}
+    return _closed_loop(scenario, {**own, "concurrency": round(x)})
 
 
-class BatchAxis(ConcurrencyAxis):
+def _at_batch(scenario: Scenario, x: float) -> Scenario:
     """Static batches: so many requests sent at once to an idle cluster, measured until the last one ends."""
-
-    name = "batch"
-    unit = "requests"
-
-    def at(self, scenario: Scenario, x: float) -> Scenario:
-        arrivals = {"process": "closed_loop", "concurrency": round(x), "think_time_s": 0.0}
-        at_once = _closed_loop(scenario, arrivals)
-        return with_values(at_once, {"workload.num_requests": round(x), "statistics.warmup": "none"})
+    at_once = _closed_loop(scenario, {"process": "closed_loop", "concurrency": round(x), "think_time_s": 0.0})
+    return with_values(at_once, {"workload.num_requests": round(x), "statistics.warmup": "none"})
 
 
-class ContextAxis(Axis):
-    """Prompt tokens of every request, all alike, at the scenario's own load."""
-
-    name = "context"
-    unit = "prompt tokens"
-    whole = 1.0
-
-    def at(self, scenario: Scenario, x: float) -> Scenario:
-        lengths = [scenario.workload.lengths, *(entry.lengths for entry in scenario.workload.classes)]
-        given = [each for each in lengths if each is not None]
-        if scenario.workload.arrivals.process == "trace" or any(each.path is not None for each in given):
-            raise InputError(
-                "prompts come from a file; give distributions to vary them", file=AXIS_OPTION, value="context"
-            )
-        values: dict[str, Any] = {}
-        prompt = {"distribution": "constant", "value": round(x)}
-        if scenario.workload.lengths is not None:
-            values["workload.lengths.prompt_tokens"] = prompt
-        for index, entry in enumerate(scenario.workload.classes):
-            if entry.lengths is not None:
-                values[f"workload.classes.{index}.lengths.prompt_tokens"] = prompt
-        return with_values(scenario, values)
-
-    def first_looks(self, scenario: Scenario, slots: float, longest_prompt: int) -> list[float]:
-        return _spread(min(32, longest_prompt), longest_prompt, 6, whole=True)
+def _at_context(scenario: Scenario, x: float) -> Scenario:
+    """Prompts all of x tokens, at the scenario's own load."""
+    workload, prompt = scenario.workload, {"distribution": "constant", "value": round(x)}
+    places = {"workload": workload.lengths}
+    places |= {f"workload.classes.{index}": entry.lengths for index, entry in enumerate(workload.classes)}
+    given = {place: lengths for place, lengths in places.items() if lengths is not None}
+    if workload.arrivals.process == "trace" or any(lengths.path is not None for lengths in given.values()):
+        message = "prompts come from a file; give distributions to vary them"
+        raise InputError(message, file=AXIS_OPTION, value="context")
+    return with_values(scenario, {f"{place}.lengths.prompt_tokens": prompt for place in given})
 
 
-class AcceptanceAxis(Axis):
-    """Probability that a draft token is accepted, the same at every position, at the scenario's own load.
+def _at_acceptance(scenario: Scenario, x: float) -> Scenario:
+    """x the same at every position, at the scenario's own load; text search keeps its share of rounds with a match."""
+    spec, own = scenario.speculative_config, scenario.acceptance
+    if spec is None:
+        return scenario
+    if spec.synthetic_rates is not None:
+        message = "rejection_sample_method: synthetic prescribes the acceptance"
+        raise InputError(message, file=AXIS_OPTION, value="acceptance")
+    known = own.confidence_discrimination if own is not None else None
+    shape = "tree" if scenario.method == "eagle_tree" else "constant"
+    model: dict[str, Any] = {"model": shape, "alpha": x, "confidence_discrimination": known}
+    if own is not None and own.model == "ngram":
+        model = {**own.model_dump(exclude_none=True), "alpha": x, "rates": None}
+    classes = [index for index, entry in enumerate(scenario.workload.classes) if entry.acceptance is not None]
+    return with_values(
+        scenario, {"acceptance": model} | {f"workload.classes.{index}.acceptance": None for index in classes}
+    )
 
-    Text search keeps its share of rounds with a match, a tree its shape.
-    """
 
-    name = "acceptance"
-    unit = "acceptance per draft token"
+def _closed_loop(scenario: Scenario, arrivals: Mapping[str, Any]) -> Scenario:
+    """``scenario`` with other arrivals; requests of a trace keep their lengths from its file."""
+    values: dict[str, Any] = {"workload.arrivals": arrivals, "workload.duration_s": None}
+    was = scenario.workload.arrivals
+    if was.process == "trace":
+        values["workload.lengths"] = {"path": was.path, "format": was.format}
+    if scenario.workload.num_requests is None:
+        values["workload.num_requests"] = 1
+    return with_values(scenario, values)
 
-    def at(self, scenario: Scenario, x: float) -> Scenario:
-        spec = scenario.speculative_config
-        if spec is None:
-            return scenario
-        if spec.synthetic_rates is not None:
-            raise InputError(
-                "rejection_sample_method: synthetic prescribes the acceptance", file=AXIS_OPTION, value="acceptance"
-            )
-        own = scenario.acceptance
-        known = own.confidence_discrimination if own is not None else None
-        shape = "tree" if scenario.method == "eagle_tree" else "constant"
-        model: dict[str, Any] = {"model": shape, "alpha": x, "confidence_discrimination": known}
-        if own is not None and own.model == "ngram":
-            model = {**own.model_dump(exclude_none=True), "alpha": x, "rates": None}
-        values: dict[str, Any] = {"acceptance": model}
-        for index, entry in enumerate(scenario.workload.classes):
-            if entry.acceptance is not None:
-                values[f"workload.classes.{index}.acceptance"] = None
-        return with_values(scenario, values)
 
-    def first_looks(self, scenario: Scenario, slots: float, longest_prompt: int) -> list[float]:
-        return [0.05, 0.2, 0.4, 0.6, 0.8, 0.98]
+def _whole_looks(low: float, high: float, count: int) -> list[float]:
+    """Whole numbers evenly in the logarithm, both ends included."""
+    return sorted({float(round(x)) for x in np.geomspace(low, high, count)})
 
-    def check(self, scenario: Scenario, x: float) -> float:
-        if x > 1:
-            raise InputError("must be probabilities, at most 1", file="--at", value=x)
-        return x
+
+def _loads(slots: float, longest_prompt: int) -> list[float]:
+    return _whole_looks(1, max(2, round(slots)), 7)
+
+
+def _contexts(slots: float, longest_prompt: int) -> list[float]:
+    return _whole_looks(min(32, longest_prompt), longest_prompt, 6)
+
+
+def _acceptances(slots: float, longest_prompt: int) -> list[float]:
+    return [0.05, 0.2, 0.4, 0.6, 0.8, 0.98]
 
 
 AXES: Mapping[str, Axis] = {
-    axis.name: axis for axis in (RateAxis(), ConcurrencyAxis(), BatchAxis(), ContextAxis(), AcceptanceAxis())
+    axis.name: axis
+    for axis in (
+        # Over rates the first looks follow from the capacity, see `draftcast.scenarios.cutover.search.first_looks`.
+        Axis("rate", "req/s", _at_rate, lambda slots, longest: []),
+        Axis("concurrency", "clients", _at_concurrency, _loads, is_whole=True),
+        Axis("batch", "requests", _at_batch, _loads, is_whole=True),
+        Axis("context", "prompt tokens", _at_context, _contexts, is_whole=True),
+        Axis("acceptance", "acceptance per draft token", _at_acceptance, _acceptances, largest=1.0),
+    )
 }
 
 
@@ -198,18 +164,7 @@ def is_closed(scenario: Scenario) -> bool:
     return scenario.workload.arrivals.process == "closed_loop"
 
 
-def _closed_loop(scenario: Scenario, arrivals: Mapping[str, Any]) -> Scenario:
-    """``scenario`` with other arrivals; requests of a trace keep their lengths from its file."""
-    values: dict[str, Any] = {"workload.arrivals": arrivals, "workload.duration_s": None}
-    was = scenario.workload.arrivals
-    if was.process == "trace":
-        values["workload.lengths"] = {"path": was.path, "format": was.format}
-    if scenario.workload.num_requests is None:
-        values["workload.num_requests"] = 1
-    return with_values(scenario, values)
-
-
-def _spread(low: float, high: float, count: int, *, whole: bool) -> list[float]:
-    """Evenly in the logarithm, both ends included."""
-    points: Sequence[float] = np.geomspace(low, high, count).tolist()
-    return sorted({float(round(point)) if whole else float(f"{point:.4g}") for point in points})
+def offered_rps(scenario: Scenario) -> float | None:
+    """Mean request rate of an open loop; None of closed loops and of arrivals without a single rate."""
+    rate = getattr(scenario.workload.arrivals, "request_rate_rps", None)
+    return float(rate) if rate is not None else None

@@ -14,18 +14,11 @@ from typing import Any
 import numpy as np
 
 from draftcast.errors import InputError
-from draftcast.scenarios.compare.price import Price
-from draftcast.scenarios.compare.recommend import MAX_K, longest_draft
-from draftcast.scenarios.compare.verdict import Metric
-from draftcast.scenarios.cutover.axis import AcceptanceAxis, Axis, axis_named
+from draftcast.scenarios.compare.candidate import MAX_K, longest_draft, with_length
+from draftcast.scenarios.compare.metric import Metric
+from draftcast.scenarios.cutover.axis import axis_named
 from draftcast.scenarios.cutover.probe import Prober
-from draftcast.scenarios.cutover.search import (
-    check_repeated,
-    first_looks,
-    label,
-    metric_named,
-    with_length,
-)
+from draftcast.scenarios.cutover.search import Question, first_looks, label
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.crossing import Crossing, Probe, locate
@@ -109,46 +102,35 @@ class SpeedupMap:
 
 
 def speedup_map(
-    scenario: Scenario,
-    *,
-    against: str,
-    over: str = "rate",
-    metric: str = "e2e",
-    at: Sequence[float] = (),
-    values: Sequence[float] = (),
-    budget_requests: int = MAP_BUDGET_REQUESTS,
-    price: Price | None = None,
-    progress: Progress | None = None,
+    question: Question, *, against: str, values: Sequence[float] = (), progress: Progress | None = None
 ) -> SpeedupMap:
-    """The map of the scenario's method.
+    """The map of the scenario's method; the budget is spent in equal parts for each of ``values``.
 
     Args:
         against: ``k`` or ``acceptance`` (per draft token, the same at every position).
-        over, metric, price, progress: as of `draftcast.scenarios.cutover.search.cutover`.
-        at: loads; none: over the axis' range.
         values: draft lengths or acceptances; none: every length the acceptance covers, or `ACCEPTANCES`.
-        budget_requests: simulated at most in all, in equal parts for each of ``values``.
+        progress: called with the share of the budget that is spent.
 
     Raises:
-        InputError: as of `cutover`; acceptance on both axes; a value that is not possible.
+        InputError: acceptance on both axes; a value that is not possible; nothing to compare.
     """
-    axis, chosen = axis_named(over), metric_named(metric, scenario, price)
+    scenario, axis = question.scenario, question.axis
     if against not in AGAINST:
         raise InputError(f"must be one of {', '.join(AGAINST)}", file="--map", value=against)
-    if against == over:
+    if against == question.over:
         raise InputError("the map needs another axis than --over", file="--map", value=against)
     if scenario.speculative_config is None:
         raise InputError("the scenario has no speculation to compare with", key="engine.speculative_config")
-    check_repeated(scenario, budget_requests)
     ys = sorted(set(values)) or _default_values(scenario, against)
     variants = [_variant(scenario, against, y) for y in ys]
-    part = budget_requests // len(ys)
+    budget = (question.budget_requests or MAP_BUDGET_REQUESTS) // len(ys)
     probers = [
-        Prober(each, axis, chosen, part, part_of(progress, index, len(ys))) for index, each in enumerate(variants)
+        Prober(variant, axis, question.compared, budget, part_of(progress, index, len(ys)))
+        for index, variant in enumerate(variants)
     ]
-    xs = [axis.check(scenario, x) for x in sorted(set(at))] or _default_loads(probers[-1])
-    for each in variants:
-        axis.at(each, xs[0])
+    xs = question.first_looks() or _default_loads(probers[-1])
+    for variant in variants:
+        axis.at(variant, xs[0])
     replications, confidence = scenario.statistics.replications, scenario.statistics.confidence
     rows = tuple(tuple(prober(x, replications, 0) or Probe(x, note=NOT_LOOKED_AT) for x in xs) for prober in probers)
     if progress is not None:
@@ -159,7 +141,7 @@ def speedup_map(
         axis.name,
         axis.unit,
         against,
-        chosen,
+        question.compared,
         tuple(xs),
         tuple(ys),
         rows,
@@ -175,8 +157,8 @@ def _default_values(scenario: Scenario, against: str) -> list[float]:
 
 def _variant(scenario: Scenario, against: str, y: float) -> Scenario:
     if against == "acceptance":
-        axis = AcceptanceAxis()
-        return axis.at(scenario, axis.check(scenario, y))
+        axis = axis_named("acceptance")
+        return axis.at(scenario, axis.check(y))
     if y != round(y):
         raise InputError("must be whole numbers from 1", file="--k", value=y)
     return with_length(scenario, round(y))
@@ -184,8 +166,7 @@ def _variant(scenario: Scenario, against: str, y: float) -> Scenario:
 
 def _default_loads(prober: Prober) -> list[float]:
     """Over rates from little load to beyond the larger capacity by the fluid estimate; else the axis' own."""
-    axis: Axis = prober.axis
-    if axis.name != "rate":
+    if prober.axis.name != "rate":
         return first_looks(prober)
     most = max(fluid.capacity_rps() for fluid in prober.own_fluids())
     return [float(f"{x:.3g}") for x in np.linspace(0.1, 1.0, LOADS) * most]

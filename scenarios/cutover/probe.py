@@ -16,19 +16,11 @@ import numpy as np
 
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.capacity import Capacity, capacity
-from draftcast.scenarios.compare.verdict import (
-    THROUGHPUT,
-    Metric,
-    Side,
-    State,
-    decide,
-    probe_at,
-    side,
-    side_by_capacity,
-)
-from draftcast.scenarios.cutover.axis import Axis, BatchAxis, RateAxis, is_closed
+from draftcast.scenarios.compare.metric import Metric
+from draftcast.scenarios.compare.verdict import Side, decide, side, side_by_capacity
+from draftcast.scenarios.cutover.axis import Axis, is_closed, offered_rps
 from draftcast.scenarios.run.fluid import Fluid
-from draftcast.scenarios.run.simulate import Served, measure, serve
+from draftcast.scenarios.run.simulate import Served, State, measure, serve
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import scenario_hash, with_values, without_speculation
 from draftcast.sim.output.stability import shortfall
@@ -123,12 +115,11 @@ class Prober:
         on, off = self.sides(x)
         if on is None or off is None:
             return None
-        if self.metric.name in THROUGHPUT and on.rate_rps is not None:
+        if self.metric.is_throughput and on.rate_rps is not None:
             return self._delivered(x, on, off)
         if (on.known.position, off.known.position) != ("below", "below"):
-            verdict = decide(self.metric, on.known, off.known, self.scenario.statistics.confidence)
             self.looks[x] = Look(x, 0, 0, (on.known.state, off.known.state), {}, {})
-            return probe_at(x, verdict)
+            return decide(self.metric, on.known, off.known, self.scenario.statistics.confidence, x).probe
         return self._simulated(x, on, off, replications, effort)
 
     def sides(self, x: float) -> tuple[_Half, _Half] | tuple[None, None]:
@@ -136,10 +127,10 @@ class Prober:
         with_sd = self.axis.at(self.scenario, x)
         made = []
         for each in (with_sd, without_speculation(with_sd)):
-            rate, fluid = self.axis.rate_rps(each, x) if not is_closed(each) else None, self.fluid(each, x)
+            rate, fluid = offered_rps(each), self.fluid(each, x)
             known = Side(None, "below")
             # Along rates one capacity serves every x; elsewhere each x has its own.
-            if rate is not None and (isinstance(self.axis, RateAxis) or rate > NEAR_CAPACITY * fluid.capacity_rps()):
+            if rate is not None and (self.axis.name == "rate" or rate > NEAR_CAPACITY * fluid.capacity_rps()):
                 if self.spent_requests >= self.budget_requests:
                     return None, None
                 found = capacity(each, rate, deployment=fluid.deployment)
@@ -192,7 +183,7 @@ class Prober:
 
     def _simulated(self, x: float, on: _Half, off: _Half, replications: int, effort: int) -> Probe | None:
         groups, requests = 1, self._requests(x, on, off, effort)
-        if isinstance(self.axis, BatchAxis):
+        if self.axis.name == "batch":
             requests = round(x)
             groups = max(1, math.ceil(BATCH_REQUESTS * 2**effort / requests))
         values: dict[str, Any] = {"statistics.replications": replications * groups}
@@ -222,11 +213,10 @@ class Prober:
             else side(half.scenario, run, deployment=half.fluid.deployment)
             for half, run in zip((on, off), runs, strict=True)
         ]
-        verdict = decide(self.metric, sides[0], sides[1], self.scenario.statistics.confidence)
         means = [_means(run.replications) if each.has_figures else {} for run, each in zip(runs, sides, strict=True)]
         simulated = len(runs[0].requests) // (replications * groups) * groups
         self.looks[x] = Look(x, replications, simulated, (sides[0].state, sides[1].state), means[0], means[1])
-        probe = probe_at(x, verdict)
+        probe = decide(self.metric, sides[0], sides[1], self.scenario.statistics.confidence, x).probe
         if self.metric.name == "slo_goodput" and not any(
             r[self.metric.figure] for run in runs for r in run.replications
         ):

@@ -9,111 +9,125 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from draftcast.errors import InputError
+from draftcast.scenarios.compare.candidate import alpha_of, with_length, with_methods
 from draftcast.scenarios.compare.limits import limits_at
+from draftcast.scenarios.compare.metric import COST, METRICS, Metric
 from draftcast.scenarios.compare.price import Price
-from draftcast.scenarios.compare.recommend import speculative_values
-from draftcast.scenarios.compare.verdict import METRICS, THROUGHPUT, Metric
 from draftcast.scenarios.cutover.answer import Cutover, Place, TokenCost
-from draftcast.scenarios.cutover.axis import RateAxis, axis_named
+from draftcast.scenarios.cutover.axis import Axis, axis_named, is_closed, offered_rps
 from draftcast.scenarios.cutover.probe import FIRST_SHORTFALL, MAX_REQUESTS, Prober
-from draftcast.scenarios.cutover.step_level import scenario_at, step_level_crossing
+from draftcast.scenarios.run.fluid import advantage_at
 from draftcast.scenarios.run.workload_spec import slos
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import with_values, without_speculation
+from draftcast.scenarios.schema.load import without_speculation
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.crossing_search import Found, search
 from draftcast.sim.statistics.intervals import Estimate
 
-CUTOVER_METRICS: Mapping[str, Metric] = {
-    **METRICS,
-    # At equal GPUs the cost of a token is the inverse of the tokens delivered; the price decides what that is in money.
-    "cost": Metric("cost", "output_throughput", False, "output tokens per money"),
-}
+CUTOVER_METRICS: Mapping[str, Metric] = {**METRICS, COST.name: COST}
 TARGET = 0.05
 BUDGET_REQUESTS = 600_000
+STEP_LEVEL_RATES = 40
+"""Rates at which the estimate by mean steps is looked at before a change of sign is bisected."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a cutover or a map of the speed-up is asked for.
+
+    Attributes:
+        over: ``rate``, ``concurrency``, ``batch``, ``context`` or ``acceptance``.
+        metric: ``tpot``, ``e2e``, ``token_goodput``, ``slo_goodput`` (needs an SLO) or ``cost`` (needs a price).
+        at: where to look first; none: over the axis' whole range.
+        budget_requests: simulated at most for each setting (of a map: in all), over both sides and all replications;
+            None: the usual budget.
+        price: of one GPU.
+
+    Raises:
+        InputError: an axis, metric or budget that is not possible; an SLO, price or second replication missing.
+    """
+
+    scenario: Scenario
+    over: str = "rate"
+    metric: str = "e2e"
+    at: Sequence[float] = ()
+    budget_requests: int | None = None
+    price: Price | None = None
+
+    def __post_init__(self) -> None:
+        axis_named(self.over)
+        if self.metric not in CUTOVER_METRICS:
+            raise InputError(f"must be one of {', '.join(CUTOVER_METRICS)}", file="--metric", value=self.metric)
+        if self.metric == COST.name and self.price is None:
+            raise InputError("needs --price, which only you know", file="--metric", value=self.metric)
+        if self.metric == "slo_goodput" and not slos(self.scenario):
+            raise InputError("needs an SLO in the scenario (--set slo.tpot_ms=30)", file="--metric", value=self.metric)
+        if self.budget_requests is not None and self.budget_requests < 1:
+            raise InputError("must be at least 1", file="--budget", value=self.budget_requests)
+        replications = self.scenario.statistics.replications
+        if replications < 2:
+            message = "must be at least 2: without a spread nothing is sure"
+            raise InputError(message, key="statistics.replications", value=replications)
+
+    @property
+    def axis(self) -> Axis:
+        """What ``over`` names."""
+        return axis_named(self.over)
+
+    @property
+    def compared(self) -> Metric:
+        """What ``metric`` names."""
+        return CUTOVER_METRICS[self.metric]
+
+    def first_looks(self) -> list[float]:
+        """``at`` in order, each once.
+
+        Raises:
+            InputError: a value that the axis does not take.
+        """
+        return [self.axis.check(x) for x in sorted(set(self.at))]
 
 
 def cutover(
-    scenario: Scenario,
+    question: Question,
     *,
-    over: str = "rate",
-    metric: str = "e2e",
     lengths: Sequence[int] = (),
     alternatives: Sequence[Mapping[str, Any]] = (),
-    at: Sequence[float] = (),
     target: float = TARGET,
-    budget_requests: int = BUDGET_REQUESTS,
-    price: Price | None = None,
     progress: Progress | None = None,
 ) -> tuple[Cutover, ...]:
     """The cutover of the scenario's method, then of every alternative, each at every draft length.
 
     Args:
-        over: ``rate``, ``concurrency``, ``batch``, ``context`` or ``acceptance``.
-        metric: ``tpot``, ``e2e``, ``token_goodput``, ``slo_goodput`` (needs an SLO) or ``cost`` (needs a price).
         lengths: draft lengths; none: each method's own.
         alternatives: further methods, each ``{"speculative_config": {...}, "acceptance": {...}}``.
-        at: where to look first; none: over the axis' whole range.
         target: width of the interval, over its value, at which to stop.
-        budget_requests: simulated at most for each setting, over both sides and all replications.
-        price: of one GPU.
         progress: called with the share of the budget that is spent.
 
     Raises:
-        InputError: an axis, metric, length or budget that is not possible; nothing to compare; an SLO or price missing.
+        InputError: a length or target that is not possible; nothing to compare.
     """
-    axis, chosen = axis_named(over), metric_named(metric, scenario, price)
+    axis = question.axis
     if not 0 < target < 1:
         raise InputError("must lie between 0 and 1", file="--target", value=target)
-    check_repeated(scenario, budget_requests)
-    looks = [axis.check(scenario, x) for x in sorted(set(at))]
-    asked = settings(scenario, lengths, alternatives)
-    for each in asked:  # refuse what cannot be asked before the first second is simulated
-        axis.at(each, looks[0] if looks else 1.0 if axis.whole else 0.5)
-    found: list[Cutover] = []
-    for index, each in enumerate(asked):
-        part = part_of(progress, index, len(asked))
-        prober = Prober(each, axis, chosen, budget_requests, part)
-        found.append(_one(prober, looks, target, price))
+    grid = question.first_looks()
+    variants = settings(question.scenario, lengths, alternatives)
+    for variant in variants:  # refuse what cannot be asked before the first second is simulated
+        axis.at(variant, grid[0] if grid else 1.0 if axis.is_whole else 0.5)
+    budget = question.budget_requests or BUDGET_REQUESTS
+    answers: list[Cutover] = []
+    for index, variant in enumerate(variants):
+        prober = Prober(variant, axis, question.compared, budget, part_of(progress, index, len(variants)))
+        answers.append(_answer(prober, grid, target, question.price))
     if progress is not None:
         progress(1.0)
-    return tuple(found)
-
-
-def metric_named(name: str, scenario: Scenario, price: Price | None) -> Metric:
-    """The metric of this name.
-
-    Raises:
-        InputError: there is none, or what it needs is missing.
-    """
-    if name not in CUTOVER_METRICS:
-        raise InputError(f"must be one of {', '.join(CUTOVER_METRICS)}", file="--metric", value=name)
-    if name == "cost" and price is None:
-        raise InputError("needs --price, which only you know", file="--metric", value=name)
-    if name == "slo_goodput" and not slos(scenario):
-        raise InputError("needs an SLO in the scenario (--set slo.tpot_ms=30)", file="--metric", value=name)
-    return CUTOVER_METRICS[name]
-
-
-def check_repeated(scenario: Scenario, budget_requests: int) -> None:
-    """Refuse what leaves no interval.
-
-    Raises:
-        InputError: fewer than two replications, or no budget.
-    """
-    if budget_requests < 1:
-        raise InputError("must be at least 1", file="--budget", value=budget_requests)
-    if scenario.statistics.replications < 2:
-        raise InputError(
-            "must be at least 2: without a spread nothing is sure",
-            key="statistics.replications",
-            value=scenario.statistics.replications,
-        )
+    return tuple(answers)
 
 
 def settings(
@@ -124,32 +138,12 @@ def settings(
     Raises:
         InputError: no speculation, an alternative of another form, or a length that the acceptance does not cover.
     """
-    methods = [scenario] if scenario.speculative_config is not None else []
-    for number, alternative in enumerate(alternatives):
-        unknown = set(alternative) - {"speculative_config", "acceptance"}
-        if unknown or alternative.get("speculative_config") is None:
-            raise InputError(
-                'must be {"speculative_config": {...}, "acceptance": {...}}', file=f"candidate {number + 1}"
-            )
-        values = {"engine.speculative_config": alternative["speculative_config"]}
-        if "acceptance" in alternative:
-            values["acceptance"] = alternative["acceptance"]
-        methods.append(with_values(scenario, values))
+    methods = with_methods(scenario, alternatives)
     if not methods:
         raise InputError("the scenario has no speculation to compare with", key="engine.speculative_config")
     if not lengths:
         return tuple(methods)
-    return tuple(with_length(each, k) for each in methods for k in sorted(set(lengths)))
-
-
-def with_length(scenario: Scenario, k: int) -> Scenario:
-    """``scenario`` with k draft tokens.
-
-    Raises:
-        InputError: the method or its acceptance does not go so far.
-    """
-    values = {**speculative_values(scenario), "num_speculative_tokens": k}
-    return with_values(scenario, {"engine.speculative_config": values})
+    return tuple(with_length(method, k) for method in methods for k in sorted(set(lengths)))
 
 
 def label(scenario: Scenario) -> str:
@@ -159,7 +153,7 @@ def label(scenario: Scenario) -> str:
     return named if policy == "fixed" else f"{named} {policy}"
 
 
-def _one(prober: Prober, at: Sequence[float], target: float, price: Price | None) -> Cutover:
+def _answer(prober: Prober, at: Sequence[float], target: float, price: Price | None) -> Cutover:
     scenario, axis = prober.scenario, prober.axis
     statistics = scenario.statistics
     grid = list(at) or first_looks(prober, target)
@@ -169,10 +163,10 @@ def _one(prober: Prober, at: Sequence[float], target: float, price: Price | None
         replications=statistics.replications,
         confidence=statistics.confidence,
         target=target,
-        unit=axis.whole,
+        unit=axis.step,
     )
     capacities: tuple[Estimate | None, Estimate | None] = (None, None)
-    if isinstance(axis, RateAxis) and found.probes:
+    if axis.name == "rate" and found.probes:
         on, off = prober.sides(found.probes[0].x)
         capacities = tuple(
             half.capacity.estimate if half is not None and half.capacity is not None else None for half in (on, off)
@@ -187,8 +181,8 @@ def _one(prober: Prober, at: Sequence[float], target: float, price: Price | None
         found.probes,
         tuple(prober.looks[probe.x] for probe in found.probes),
         *capacities,
-        step_level_crossing(prober, grid),
-        scenario_at(prober),
+        _step_level_crossing(prober, grid),
+        _scenario_at(prober),
         *_either_side(prober, found),
         _costs(prober, found, price) if price is not None and prober.metric.name == "cost" else (),
         prober.spent_requests,
@@ -202,12 +196,11 @@ def first_looks(prober: Prober, target: float = TARGET) -> list[float]:
     Over rates: just above the smaller capacity, where that is surely the smaller one (what happens there is a matter of
     signs), and as close below it as ``target`` asks for; but no closer than where the longest run still settles.
     """
-    scenario, axis = prober.scenario, prober.axis
-    fluids = prober.own_fluids()
-    if not isinstance(axis, RateAxis):
+    axis, fluids = prober.axis, prober.own_fluids()
+    if axis.name != "rate":
         # More requests draw longer outputs than the estimate's sample did.
         longest = fluids[0].deployment.settings.max_model_len - math.ceil(1.25 * fluids[0].longest_output)
-        return axis.first_looks(scenario, min(fluid.slots for fluid in fluids), max(longest, 1))
+        return axis.first_looks(min(fluid.slots for fluid in fluids), max(longest, 1))
     guess = min(fluid.capacity_rps() for fluid in fluids)
     on, off = prober.sides(guess)
     if on is None or off is None:  # no budget: the first look will say so
@@ -215,7 +208,7 @@ def first_looks(prober: Prober, target: float = TARGET) -> list[float]:
     known = [half.capacity.estimate for half in (on, off) if half.capacity is not None]
     ends = [estimate.low for estimate in known] or [fluid.capacity_rps() * 0.8 for fluid in fluids]
     smallest = min(ends)
-    if prober.metric.name in THROUGHPUT:
+    if prober.metric.is_throughput:
         most = max([estimate.high for estimate in known] or ends)
         return [0.5 * smallest, 0.98 * smallest, *np.linspace(smallest, 1.2 * most, 12).tolist()]
     in_system = max(fluid.in_system(0.95 * fluid.capacity_rps()) for fluid in fluids)
@@ -247,7 +240,7 @@ def _place(prober: Prober, found: Found, x: float) -> Place:
     made = []
     sides = ((with_sd, look.on, look.states[0]), (without_speculation(with_sd), look.off, look.states[1]))
     for each, figures, state in sides:
-        rate = prober.axis.rate_rps(each, x) if state != "overloaded" else None
+        rate = offered_rps(each) if state != "overloaded" else None
         made.append(limits_at(each, prober.fluid(each, x), figures, rate))
     probe = next(probe for probe in found.probes if probe.x == x)
     return Place(x, probe.advantage(found.crossing.confidence), made[0], made[1])
@@ -267,3 +260,66 @@ def _costs(prober: Prober, found: Found, price: Price) -> tuple[TokenCost, ...]:
             on, off = (per_s * 1e6 / (float(np.mean(side)) * factor) for side in (probe.gains, probe.bases))
             rows.append(TokenCost(probe.x, on, off))
     return tuple(rows)
+
+
+def _step_level_crossing(prober: Prober, grid: Sequence[float]) -> float | None:
+    """Where mean steps put the crossing: over rates up to the larger capacity, else within ``grid``.
+
+    NaN where they do not cross there; None where a mean step says nothing about the metric, the policy or the arrivals.
+    """
+    axis = prober.axis
+    if not grid:
+        return None
+    points = list(grid)
+    if axis.name == "rate":
+        fluids = prober.own_fluids()
+        points = (np.linspace(0.02, 1.0, STEP_LEVEL_RATES) * max(fluid.capacity_rps() for fluid in fluids)).tolist()
+    before: tuple[float, float] | None = None
+    for x in points:
+        value = _log_advantage(prober, x)
+        if value is None:
+            return None
+        if before is not None and before[1] * value < 0:
+            low, high = before[0], x
+            for _ in range(12):
+                middle = (low + high) / 2
+                inside = _log_advantage(prober, round(middle) if axis.is_whole else middle)
+                assert inside is not None
+                low, high = (middle, high) if inside * before[1] > 0 else (low, middle)
+            return float((low + high) / 2)
+        if value:
+            before = (x, value)
+    return math.nan
+
+
+def _log_advantage(prober: Prober, x: float) -> float | None:
+    axis, metric = prober.axis, prober.metric
+    with_sd = axis.at(prober.scenario, x)
+    on, off = prober.fluid(with_sd, x), prober.fluid(without_speculation(with_sd), x)
+    closed = is_closed(with_sd)
+    rate = offered_rps(with_sd)
+    # At one number of clients, latencies are as the inverse of throughputs (Little's law).
+    known = metric.name in ("e2e", "tpot") or (closed and metric.is_throughput)
+    if not known or not on.exact_policy or (rate is None and not closed):
+        return None
+    clients = getattr(with_sd.workload.arrivals, "concurrency", None)
+    return math.log(min(max(advantage_at(on, off, rate, clients), 1e-9), 1e9))
+
+
+def _scenario_at(prober: Prober) -> float | None:
+    """The scenario's own x; None where that is no single number.
+
+    For the acceptance it is the one per draft token, equal at every position, that gives as many tokens a round.
+    """
+    scenario, axis = prober.scenario, prober.axis
+    if axis.name in ("rate", "concurrency"):
+        name = "request_rate_rps" if axis.name == "rate" else "concurrency"
+        x = getattr(scenario.workload.arrivals, name, None)
+        return float(x) if x is not None else None
+    if axis.name == "context":
+        return prober.own_fluids()[0].traffic.prompt_tokens
+    if axis.name == "acceptance" and scenario.method != "eagle_tree":
+        k = scenario.num_speculative_tokens
+        tokens = prober.own_fluids()[0].traffic.tokens_per_round(k)
+        return alpha_of(tokens, k) if 1 <= tokens <= 1 + k else None
+    return None

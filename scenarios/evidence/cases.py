@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import ScenarioError
-from draftcast.scenarios.schema.base import Frozen, Many, NonEmpty, Positive, wrong
+from draftcast.frozen import Frozen, Many, NonEmpty, Positive, wrong
 
 Metric = Literal["e2e", "tpot", "throughput"]
 # Facts about the run, not about the setting.
@@ -64,6 +64,10 @@ class PublishedCase(Frozen):
     points: Many[PublishedPoint]
     # What we think a miss comes from; written after the forecast was made, the inputs before it.
     explanation: str = ""
+
+    def metric_of(self, point: PublishedPoint) -> Metric:
+        """What a point's number is of."""
+        return point.metric or self.metric
 
     def assumptions(self, point: PublishedPoint) -> dict[str, str]:
         """What the source does not give, for one point."""

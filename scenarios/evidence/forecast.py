@@ -6,34 +6,19 @@ Nothing is fitted to a published speed-up: inputs that a source does not give ar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from draftcast.scenarios.compare.candidate import alpha_of
+from draftcast.scenarios.compare.metric import METRICS, Metric
 from draftcast.scenarios.evidence.cases import PublishedCase, PublishedPoint
-from draftcast.scenarios.run.simulate import RunResult, simulate_together
+from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
-from draftcast.sim.acceptance import Constant
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.intervals import Estimate, paired_ratio, replication_interval
-
-
-@dataclass(frozen=True)
-class _Metric:
-    figure: str
-    less_is_better: bool
-    factor: float
-    unit: str
-
-
-METRICS = {
-    "e2e": _Metric("mean_e2el_s", True, 1.0, "s"),
-    "tpot": _Metric("mean_tpot_s", True, 1e3, "ms"),
-    "throughput": _Metric("output_throughput", False, 1.0, "tok/s"),
-}
 
 
 @dataclass(frozen=True)
@@ -42,8 +27,6 @@ class PublishedForecast:
 
     Attributes:
         forecast: factor by which speculation is better, with its interval over replications.
-        error: forecast over published, less 1; 0 inside a published range.
-        error_low, error_high: the same for the ends of the interval.
         without_sd, with_sd: our own figures, in ``unit``.
     """
 
@@ -53,13 +36,31 @@ class PublishedForecast:
     metric: str
     unit: str
     forecast: Estimate
-    error: float
-    error_low: float
-    error_high: float
     without_sd: float
     with_sd: float
     mean_acceptance_length: float
     assumed: dict[str, str]
+
+    @property
+    def error(self) -> float:
+        """Forecast over published, less 1; 0 inside a published range."""
+        return self._error(self.forecast.mean)
+
+    @property
+    def error_low(self) -> float:
+        """The same for the lower end of the interval."""
+        return self._error(self.forecast.low)
+
+    @property
+    def error_high(self) -> float:
+        """The same for the upper end of the interval."""
+        return self._error(self.forecast.high)
+
+    def _error(self, value: float) -> float:
+        low, high = self.point.bounds
+        if math.isnan(value):
+            return math.nan
+        return value / high - 1 if value > high else value / low - 1 if value < low else 0.0
 
     def summary(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -87,11 +88,17 @@ class PublishedForecast:
 
 @dataclass(frozen=True)
 class _Run:
-    """A point's two runs as values by replication."""
+    """A point's two runs: the metric by replication, in its unit."""
 
+    metric: Metric
     on: list[float]
     off: list[float]
     mean_acceptance_length: float
+
+    @property
+    def better_and_worse(self) -> tuple[list[float], list[float]]:
+        """Numerators and denominators of the factor by which speculation is better."""
+        return (self.off, self.on) if self.metric.less_is_better else (self.on, self.off)
 
 
 def forecast_case(name: str, case: PublishedCase, progress: Progress | None = None) -> list[PublishedForecast]:
@@ -101,14 +108,13 @@ def forecast_case(name: str, case: PublishedCase, progress: Progress | None = No
         InputError: the case's scenario cannot be simulated.
     """
     runs: dict[str, _Run] = {}
-    found = []
+    forecasts = []
     for index, point in enumerate(case.points):
-        metric = METRICS[point.metric or case.metric]
-        part = part_of(progress, index, len(case.points))
-        runs[point.label] = _run(point_scenario(case, point), metric, part)
+        metric = METRICS[{"throughput": "token_goodput"}.get(case.metric_of(point), case.metric_of(point))]
+        runs[point.label] = _run(point_scenario(case, point), metric, part_of(progress, index, len(case.points)))
         if point.published is not None:
-            found.append(_forecast(name, case, point, runs))
-    return found
+            forecasts.append(_forecast(name, case, point, runs))
+    return forecasts
 
 
 def point_scenario(case: PublishedCase, point: PublishedPoint) -> Scenario:
@@ -126,59 +132,29 @@ def point_scenario(case: PublishedCase, point: PublishedPoint) -> Scenario:
     return with_values(load_scenario(raw), values)
 
 
-def alpha_of(mean_acceptance_length: float, k: int) -> float:
-    """The probability a token at which k drafts yield so many tokens a round (``1 + a + ... + a^k``)."""
-    from scipy.optimize import brentq
-
-    def gap(alpha: float) -> float:
-        return Constant(alpha=alpha).mean_acceptance_length(k) - mean_acceptance_length
-
-    return float(brentq(gap, 0.0, 1.0))
-
-
-def _run(scenario: Scenario, metric: _Metric, progress: Progress | None) -> _Run:
-    on, off = simulate_together([scenario, without_speculation(scenario)], progress=progress)
-    length = float(np.mean([r["mean_acceptance_length"] for r in on.replications]))
-    return _Run(_values(on, metric), _values(off, metric), length)
-
-
-def _values(result: RunResult, metric: _Metric) -> list[float]:
-    return [replication[metric.figure] * metric.factor for replication in result.replications]
+def _run(scenario: Scenario, metric: Metric, progress: Progress | None) -> _Run:
+    runs = simulate_together([scenario, without_speculation(scenario)], progress=progress)
+    on, off = ([figures[metric.figure] * metric.factor for figures in run.replications] for run in runs)
+    length = float(np.mean([figures["mean_acceptance_length"] for figures in runs[0].replications]))
+    return _Run(metric, on, off, length)
 
 
 def _forecast(name: str, case: PublishedCase, point: PublishedPoint, runs: dict[str, _Run]) -> PublishedForecast:
-    metric, own = METRICS[point.metric or case.metric], runs[point.label]
+    run = runs[point.label]
     if point.over is None:
-        better, worse = (own.off, own.on) if metric.less_is_better else (own.on, own.off)
-        forecast = paired_ratio(better, worse)
+        forecast = paired_ratio(*run.better_and_worse)
     else:
-        ratios = np.divide(_factors(own, metric), _factors(runs[point.over], metric))
-        forecast = replication_interval(ratios)
-    low, high = point.bounds
+        factors, factors_of_other = (np.divide(*each.better_and_worse) for each in (run, runs[point.over]))
+        forecast = replication_interval(factors / factors_of_other)
     return PublishedForecast(
         case=name,
         title=case.title,
         point=point,
-        metric=point.metric or case.metric,
-        unit=metric.unit,
+        metric=case.metric_of(point),
+        unit=run.metric.unit,
         forecast=forecast,
-        error=_error(forecast.mean, low, high),
-        error_low=_error(forecast.low, low, high),
-        error_high=_error(forecast.high, low, high),
-        without_sd=float(np.mean(own.off)),
-        with_sd=float(np.mean(own.on)),
-        mean_acceptance_length=own.mean_acceptance_length,
+        without_sd=float(np.mean(run.off)),
+        with_sd=float(np.mean(run.on)),
+        mean_acceptance_length=run.mean_acceptance_length,
         assumed=case.assumptions(point),
     )
-
-
-def _factors(run: _Run, metric: _Metric) -> Sequence[float]:
-    pairs = zip(run.off, run.on, strict=True)
-    return [off / on if metric.less_is_better else on / off for off, on in pairs]
-
-
-def _error(value: float, low: float, high: float) -> float:
-    """Relative distance from the published range, positive above it."""
-    if math.isnan(value):
-        return math.nan
-    return value / high - 1 if value > high else value / low - 1 if value < low else 0.0

@@ -8,30 +8,39 @@ scenario's; any other model accepts what it accepts.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftcast.calibration.live.continuation import Continuation, DraftLayout
-from draftcast.calibration.live.plan import LoadPlan
-from draftcast.calibration.live.prompts import NgramTarget, Prompts, continuation_prompts, random_prompts
+from draftcast.calibration.live.checkpoint import DTYPES, TARGET, draft_folder
+from draftcast.calibration.live.continuation import (
+    Continuation,
+    DraftLayout,
+    NgramTarget,
+    Prompts,
+    continuation_prompts,
+    random_prompts,
+)
+from draftcast.calibration.live.load import LoadPlan
 from draftcast.calibration.live.record import Endpoint, Noise, record
 from draftcast.calibration.live.run_directory import SERVER_LOG, LiveRun, LiveRunWriter
 from draftcast.calibration.live.server import Server, ServerFlags
-from draftcast.errors import ScenarioError
+from draftcast.calibration.yaml_text import write_yaml
+from draftcast.errors import LiveError, ScenarioError
+from draftcast.files import write_text
 from draftcast.kernels.extras import require
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.compare.serve_command import served_models, speculative_config_json, vllm_flags
 from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.acceptance import NgramAcceptance
 from draftcast.scenarios.schema.load import to_mapping
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
-from draftcast.sim.workload.arrivals import ClosedLoop
+from draftcast.sim.acceptance.sections import NgramAcceptance
+from draftcast.sim.workload.arrivals import ClosedLoopArrivals
+from draftcast.sim.workload.build_requests import build_requests
 from draftcast.sim.workload.request_table import RequestTable
-from draftcast.sim.workload.spec import build_requests
 
 LIVE_POLICIES = ("fixed", "batch_schedule")
 # vLLM 0.32: where neither is given both are 5; where one is, the other is the same.
@@ -169,10 +178,10 @@ def load_plan(
     scenario: Scenario, endpoint: Endpoint, table: RequestTable, prompts: Prompts, seed: int, options: LiveOptions
 ) -> LoadPlan:
     """What the client is to send."""
-    loop = workload_spec(scenario).arrivals
+    loop = scenario.workload.arrivals
     closed: dict[str, Any] = {"due_s": table.arrival_s.tolist()}
-    if isinstance(loop, ClosedLoop):
-        think_s = loop.think_time_s.draw(seed, len(table)).tolist()
+    if isinstance(loop, ClosedLoopArrivals):
+        think_s = loop.draw_think_s(seed, len(table)).tolist()
         closed = {"concurrency": loop.concurrency, "think_s": think_s if any(think_s) else None}
     return LoadPlan(
         url=endpoint.url,
@@ -274,3 +283,48 @@ def _weights(key: str, model: str) -> str:
 
 def _lookup_min(spec: SpeculativeConfig) -> int:
     return spec.prompt_lookup_min or spec.prompt_lookup_max or _PROMPT_LOOKUP
+
+
+SCENARIO = "scenario.yaml"
+
+
+def testbed_scenario(folder: Path, rates: Sequence[float], ks: Sequence[int], dtype: str, hardware: str) -> Path:
+    """Write ``folder/scenario.yaml``: the target with the draft of the largest k, a light Poisson load.
+
+    Raises:
+        LiveError: the disk refuses.
+    """
+    k = max(ks)
+    engine: dict[str, Any] = {
+        "model": TARGET,
+        "dtype": DTYPES[dtype],
+        "max_model_len": 2048,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048,
+        # vLLM's attention on a CPU takes multiples of 32, and graphs there would need a compiler.
+        "block_size": 32 if hardware == "cpu" else 16,
+        "enforce_eager": hardware == "cpu",
+        "speculative_config": {
+            "method": "draft_model",
+            "model": draft_folder(k),
+            "num_speculative_tokens": k,
+        },
+    }
+    content = {
+        "schema_version": 1,
+        "name": f"testbed, draft_model k={k}",
+        "engine": engine,
+        "hardware": hardware,
+        "workload": {
+            "arrivals": {"process": "poisson", "request_rate_rps": 1.0},
+            "num_requests": 60,
+            "lengths": {
+                "prompt_tokens": {"distribution": "uniform", "low": 64, "high": 192},
+                "output_tokens": {"distribution": "uniform", "low": 32, "high": 96},
+            },
+        },
+        "acceptance": {"model": "per_position", "rates": [float(rate) for rate in rates]},
+    }
+    path = folder / SCENARIO
+    write_text(path, write_yaml(content), LiveError)
+    return path

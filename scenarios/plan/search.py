@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from draftcast.scenarios.compare.capacity import rate_of
 from draftcast.scenarios.compare.comparison import simulate
-from draftcast.scenarios.compare.verdict import Side, State, side
-from draftcast.scenarios.plan.slo import Objective
+from draftcast.scenarios.compare.recommend import traffic_of
+from draftcast.scenarios.compare.verdict import Side, side
+from draftcast.scenarios.plan.question import Objective
 from draftcast.scenarios.run.deployment import Deployment
-from draftcast.scenarios.run.simulate import RunResult
-from draftcast.scenarios.run.steady_step import Traffic, token_seconds, traffic
-from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
+from draftcast.scenarios.run.fluid import Traffic, token_seconds
+from draftcast.scenarios.run.simulate import RunResult, State
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_rate, with_values
-from draftcast.sim.acceptance import Constant
-from draftcast.sim.compiled.random_streams import replication_seed
+from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate
-from draftcast.sim.workload.spec import build_requests
 
 MOST_REQUESTS = 60_000
 """A run of many replicas gets as many requests for each as one alone, up to this many in all."""
+USUAL_RUNS = 20
+"""Simulations that sizing a candidate takes, about; only the progress bar depends on it."""
 STEADY_STATE = "steady state"
 IDLE_SHARE = 0.01
 """Share of a replica's estimated capacity at which hardly any request meets another: latency's floor."""
@@ -39,15 +38,13 @@ _WIDEST = 1e6
 
 @dataclass(frozen=True)
 class Constraint:
-    """What limits: how much of it is used.
+    """What limits, and how much of it is used.
 
     Attributes:
         name: an objective as it was written, ``slo.attainment``, ``capacity`` (the load exceeds it, or lies inside its
-            interval), or ``steady state`` (the run was too short to reach it).
-        value, limit: the figure and its bound: seconds, shares of requests, or requests per second; NaN of a steady
-            state.
-        used: value over limit (for a share: what is missed over what may be); above 1 it is broken; NaN of a steady
-            state.
+            interval), or ``steady state`` (the run was too short to reach it, and the numbers are NaN).
+        value, limit: the figure and its bound: seconds, shares of requests, or requests per second.
+        used: value over limit (for a share: what is missed over what may be); above 1 it is broken.
     """
 
     name: str
@@ -61,12 +58,10 @@ class Check:
     """One simulated load.
 
     Attributes:
-        rate_rps, replicas: what was simulated.
         met: a steady state, and every objective's mean over the replications within its limit.
         verdict: the state of `draftcast.scenarios.compare.verdict.Side`.
         completed_rps: what is completed: the load, or the capacity where the load exceeds it (NaN: not known).
         constraints: the objectives, the tightest first; without a steady state ``capacity`` or ``steady state`` alone.
-        figures: of the run, with intervals.
     """
 
     rate_rps: float
@@ -100,9 +95,8 @@ class Cluster:
 
     Args:
         scenario: with arrivals that have a single rate.
-        deployment: of its engine.
         objectives: none: the scenario's own ``slo``.
-        ran: called after every simulation.
+        progress: called after every simulation, with a share that nears 1.
     """
 
     def __init__(
@@ -110,23 +104,18 @@ class Cluster:
         scenario: Scenario,
         deployment: Deployment,
         objectives: tuple[Objective, ...],
-        ran: Callable[[], None] = lambda: None,
+        progress: Progress | None = None,
     ) -> None:
         self._scenario = scenario
         self._deployment = deployment
         self._objectives = objectives
-        self._ran = ran
+        self._progress = progress
         self._checks: dict[tuple[int, float], Check] = {}
 
     @functools.cached_property
     def traffic(self) -> Traffic:
         """Means over the requests of the first replication."""
-        seed = replication_seed(self._scenario.statistics.seed, 0)
-        max_model_len = self._deployment.settings.max_model_len
-        table = build_requests(workload_spec(self._scenario), seed, None, max_model_len)
-        # Without speculation there is no acceptance, and none is asked for.
-        models = acceptance_models(self._scenario) or [Constant(alpha=0.0)] * len(table.class_names)
-        return traffic(table, models)
+        return traffic_of(self._scenario, self._deployment)
 
     def estimated_rate(self) -> float:
         """Requests per second that one replica completes with a full batch, from its mean step alone."""
@@ -144,7 +133,8 @@ class Cluster:
             asked = cluster_scenario(self._scenario, replicas, rate_rps)
             run = simulate(asked, deployment=self._deployment)
             self._checks[key] = check_load(asked, side(asked, run, deployment=self._deployment), self._objectives)
-            self._ran()
+            if self._progress is not None:
+                self._progress(len(self._checks) / (len(self._checks) + USUAL_RUNS / 2))
         return self._checks[key]
 
     def largest_rate(self, replicas: int, start_rps: float, step: float, tolerance: float) -> LargestRate | None:
@@ -169,9 +159,7 @@ class Cluster:
                     break
                 rate = math.sqrt(low * high)
                 continue
-            if rate < start_rps / _WIDEST:
-                return None
-            if rate > start_rps * _WIDEST:
+            if not start_rps / _WIDEST <= rate <= start_rps * _WIDEST:
                 break
             rate *= step if high is None else 1.0 / step
             step = min(step**2, _LARGEST_STEP)

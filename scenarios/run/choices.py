@@ -1,7 +1,7 @@
 """Choices that touch several keys of a scenario at once: another method, acceptance model, arrival process, model.
 
-Each gives dotted keys for `scenarios/schema/load/with_values`. What was known before is carried over as far as it
-has a meaning there; the acceptance of one method has none for another.
+Each function returns dotted keys for `draftcast.scenarios.schema.load.with_values`. Settings are carried over where
+they have a meaning after the change; the acceptance of one method has none for another.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model.catalog import load_model, model_names
 from draftcast.scenarios.schema import METHODS, Scenario
-from draftcast.scenarios.schema.acceptance import known_positions
 from draftcast.scenarios.schema.changes import value_at
 from draftcast.scenarios.schema.load import acceptance_places, to_mapping
+from draftcast.sim.acceptance.sections import known_positions
 from draftcast.sim.cost.methods import get_method
 
 OFF = "off"
@@ -173,8 +173,9 @@ def _equal_alpha(scenario: Scenario, k: int) -> float:
     known = scenario.acceptance
     if scenario.speculative_config is None or known is None or known.model == "trace":
         return FIRST_GUESS
-    wanted, low, high = _accepted(scenario, k), 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if sum(middle**j for j in range(1, k + 1)) < wanted else (low, middle)
-    return round(low, 4)
+    from scipy.optimize import brentq
+
+    wanted = _accepted(scenario, k)
+    if wanted >= k:
+        return 1.0
+    return round(float(brentq(lambda alpha: sum(alpha**j for j in range(1, k + 1)) - wanted, 0.0, 1.0)), 4)

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from draftcast.calibration.profile.measured import ATTENTION, HEADS, MeasuredTimes, of_nearest_heads
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.calibration.profile.table import read_points
 from draftcast.errors import HardwareError
 from draftcast.kernels.work.layers import linear_layers, lm_head
 from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.schema import Scenario
-
-ATTENTION = ("attention_decode", "attention_prefill")
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,13 @@ class Coverage:
     Attributes:
         matrices: measured (k, n) of dense layers, a row each, with ``rows_low`` and ``rows_high``.
         layers: the model's own matrices.
-        attention: measured points of attention for the scenario's heads by operator (``batch``, ``q``, ``context``).
-        heads_measured: whether the points in ``attention`` are of these very heads, or of the nearest.
+        attention: by operator, measured points (``batch``, ``q``, ``context``) for the scenario's heads or the nearest.
         asked: ranges of a run as (low, high): ``batch`` and ``context`` of decodes, ``chunk`` of prompts.
     """
 
     matrices: pd.DataFrame
     layers: tuple[Layer, ...]
     attention: dict[str, pd.DataFrame]
-    heads_measured: bool
     asked: dict[str, tuple[float, float]]
 
 
@@ -73,8 +70,8 @@ def coverage_of(scenario: Scenario, deployment: Deployment, requests: pd.DataFra
     tp = engine.tensor_parallel_size
     dense = [*(layer for layer in linear_layers(model, tp) if not layer.num_experts), lm_head(model, tp)]
     layers = tuple(_layer(layer.name, layer.k, layer.n, shapes) for layer in dense)
-    attention, exact = _attention(deployment, engine.kv_dtype, tp)
-    return Coverage(shapes, layers, attention, exact, _asked(deployment, requests))
+    attention = _attention(deployment, measured, engine.kv_dtype, tp)
+    return Coverage(shapes, layers, attention, _asked(deployment, requests))
 
 
 def _layer(name: str, k: int, n: int, shapes: pd.DataFrame) -> Layer:
@@ -85,25 +82,18 @@ def _layer(name: str, k: int, n: int, shapes: pd.DataFrame) -> Layer:
     return Layer(name, k, n, measured, inside)
 
 
-def _attention(deployment: Deployment, kv_dtype: str, tp: int) -> tuple[dict[str, pd.DataFrame], bool]:
-    """Points of these heads, else of the heads measured that are nearest in size and in heads per KV head."""
-    model, profile = deployment.model, deployment.profile
-    assert isinstance(profile, RooflineProfile)
-    assert profile.measured is not None
+def _attention(deployment: Deployment, measured: MeasuredTimes, kv_dtype: str, tp: int) -> dict[str, pd.DataFrame]:
+    """Points of these heads, else of those measured that the profile takes for them."""
+    model = deployment.model
     kv = "bf16" if kv_dtype == "fp16" else kv_dtype
-    own = (model.num_attention_heads // tp, model.kv_heads_per_rank(tp), model.head_dim)
-    found, exact = {}, True
+    heads = (model.num_attention_heads // tp, model.kv_heads_per_rank(tp), model.head_dim)
+    points = {}
     for operator in ATTENTION:
-        rows = read_points(profile.measured.table, operator, dtype="bf16", kv_dtype=kv, window=0)
-        heads = rows[["heads", "kv_heads", "head_dim"]]
+        rows = read_points(measured.table, operator, dtype="bf16", kv_dtype=kv, window=0)
         if len(rows):
-            distinct = heads.drop_duplicates().to_numpy(np.float64)
-            target = np.maximum(np.array(own, np.float64), 1.0)
-            nearest = distinct[int(np.argmin(np.abs(np.log2(distinct / target)) @ np.array([1.0, 1.0, 10.0])))]
-            exact = exact and bool((nearest == target).all())
-            rows = rows[(heads.to_numpy() == nearest).all(axis=1)]
-        found[operator] = rows[["batch", "q", "context"]].drop_duplicates()
-    return found, exact
+            _, rows = of_nearest_heads(rows, dict(zip(HEADS, heads, strict=True)))
+        points[operator] = rows[["batch", "q", "context"]].drop_duplicates()
+    return points
 
 
 def _asked(deployment: Deployment, requests: pd.DataFrame) -> dict[str, tuple[float, float]]:

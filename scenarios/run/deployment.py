@@ -6,27 +6,80 @@ Everything that does not depend on the seed is resolved here once, however many 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Generic, TypeVar
 
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
-from draftcast.calibration.profile.load import HardwareProfile
-from draftcast.errors import CapacityError, ScenarioError
+from draftcast.calibration.profile.load import find_profile, has_profile, load_profile
+from draftcast.calibration.profile.spec import HardwareProfile
+from draftcast.errors import CapacityError, InputError, ScenarioError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.spec import ModelSpec
-from draftcast.scenarios.run.error_places import DRAFT_MODEL, engine_keys
-from draftcast.scenarios.run.profile_cache import cached_profile
 from draftcast.scenarios.run.workload_spec import confidences, request_classes, slos
-from draftcast.scenarios.schema import BatchDefaults, Engine, Scenario, batch_defaults
+from draftcast.scenarios.schema import BatchDefaults, Engine, Scenario, SpeculativeConfig, batch_defaults
 from draftcast.scenarios.schema import Policy as AskedPolicy
 from draftcast.scenarios.schema.engine import MOST_BLOCKS
+from draftcast.scenarios.schema.load import to_mapping
+from draftcast.scenarios.schema.references import put_checksums
+from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.memory import MemoryBudget, memory_budget
 from draftcast.sim.cost.methods import Method, get_method
 from draftcast.sim.cost.step_cost import compile_step_cost
 from draftcast.sim.cost.step_tables import head_of
 from draftcast.sim.cost.step_time import StepCost
-from draftcast.sim.engine.state import EngineSettings
-from draftcast.sim.policies import Policy, load_policy
-from draftcast.sim.policies.base import NEEDS_CONFIDENCE
+from draftcast.sim.policies.base import Policy
+from draftcast.sim.policies.batch import NEEDS_CONFIDENCE
+from draftcast.sim.policies.registry import load_policy
+
+MOST_KEPT = 16
+# What a scenario holds that shapes no engine.
+_NOT_DEPLOYED = ("name", "description", "cluster", "statistics")
+_LOAD = ("arrivals", "lengths", "num_requests", "duration_s")
+MODEL, DRAFT_MODEL = "engine.model", "engine.speculative_config.model"
+# What the model, the device and the step cost call by another name than a scenario does.
+_OTHER_NAMES = {
+    "mtp": MODEL,
+    "draft_model": DRAFT_MODEL,
+    "method": "engine.speculative_config.method",
+    "draft_dtype": "engine.speculative_config.quantization",
+    "draft_kv_cache_dtype": "engine.speculative_config.kv_cache_dtype",
+}
+# Errors about these name the model they do not go with as their file.
+_NEVER_IN_A_FILE = ("tensor_parallel_size", "draft_tensor_parallel_size")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Kept(Generic[T]):
+    """A question whose answer is kept by its key alone."""
+
+    key: Hashable
+    answer: Callable[[], T] = field(compare=False)
+
+
+@functools.lru_cache(MOST_KEPT)
+def _kept_profile(question: _Kept[HardwareProfile]) -> HardwareProfile:
+    return question.answer()
+
+
+@functools.lru_cache(MOST_KEPT)
+def _kept_deployment(question: _Kept[Deployment]) -> Deployment:
+    return question.answer()
+
+
+def cached_profile(name_or_path: str | None, hardware: HardwareSpec) -> HardwareProfile:
+    """`load_profile`, or what it gave for the same files and device before; errors as there.
+
+    Reading and checking a profile takes longer than simulating two thousand requests. It is frozen and remembers what
+    it read of its table, so one object serves every scenario until one of its files changes.
+    """
+    place = find_profile(hardware.name if name_or_path is None and has_profile(hardware) else name_or_path)
+    status = {str(file): file.stat() for file in (sorted(place.iterdir()) if place.is_dir() else [place])}
+    stamps = tuple((name, found.st_mtime_ns, found.st_size) for name, found in status.items())
+    return _kept_profile(_Kept((stamps, repr(hardware)), lambda: load_profile(name_or_path, hardware)))
 
 
 @dataclass(frozen=True)
@@ -39,7 +92,7 @@ class Deployment:
     hardware: HardwareSpec
     profile: HardwareProfile
     memory: MemoryBudget
-    settings: EngineSettings
+    settings: EngineConfig
     policy: Policy
     cost: StepCost
 
@@ -49,17 +102,54 @@ class Deployment:
         return self.profile.checksum()
 
 
+def engine_key(data: Mapping[str, Any]) -> str:
+    """Text that is equal for scenarios (as mappings) that differ in their load and statistics only."""
+    rest = {name: part for name, part in data.items() if name not in _NOT_DEPLOYED}
+    rest["workload"] = {name: part for name, part in data["workload"].items() if name not in _LOAD}
+    return json.dumps(rest, sort_keys=True)
+
+
+def cached_deployment(scenario: Scenario) -> Deployment:
+    """`deploy`, or what it gave for the same engine on files of the same content; errors as there.
+
+    Resolving an engine takes as long as simulating some hundred requests on it.
+    """
+    data = to_mapping(scenario)
+    put_checksums(data)
+    return _kept_deployment(_Kept(engine_key(data), lambda: deploy(scenario)))
+
+
+@contextmanager
+def engine_keys(model: str = MODEL) -> Iterator[None]:
+    """Errors about the engine, its hardware or its policy name the scenario's key; ``model`` is that of a model's."""
+    try:
+        yield
+    except InputError as error:
+        # An error in a file names that file's key.
+        if error.key is None or (error.file is not None and error.key not in _NEVER_IN_A_FILE):
+            raise
+        raise error.at(key=_scenario_key(error.key, model)) from None
+
+
+def _scenario_key(key: str, model: str) -> str:
+    if key == "model":
+        return model
+    if key in _OTHER_NAMES:
+        return _OTHER_NAMES[key]
+    if key.startswith("policy.") and not key.startswith(("policy.name", "policy.parameters")):
+        return f"policy.parameters.{key.removeprefix('policy.')}"
+    if key in Engine.model_fields:
+        return f"engine.{key}"
+    return f"engine.speculative_config.{key}" if key in SpeculativeConfig.model_fields else key
+
+
+@engine_keys()
 def policy_of(scenario: Scenario) -> Policy:
     """The policy that runs. One that is given is checked though nothing drafts.
 
     Raises:
         ScenarioError: an unknown policy or parameter, or the scenario lacks what the policy goes by.
     """
-    with engine_keys():
-        return _policy(scenario)
-
-
-def _policy(scenario: Scenario) -> Policy:
     spec = scenario.speculative_config
     asked = scenario.resolved_policy
     if asked.name == "batch_schedule" and spec is not None:
@@ -140,6 +230,7 @@ def _batch_limits(engine: Engine, hardware: HardwareSpec, max_model_len: int) ->
     return BatchDefaults(seqs, tokens)
 
 
+@engine_keys()
 def deploy(scenario: Scenario) -> Deployment:
     """Resolve the scenario's engine on its hardware.
 
@@ -148,11 +239,6 @@ def deploy(scenario: Scenario) -> Deployment:
         CapacityError: weights, or one request of max_model_len, do not fit in memory.
         ScenarioError: settings that vLLM refuses.
     """
-    with engine_keys():
-        return _deploy(scenario)
-
-
-def _deploy(scenario: Scenario) -> Deployment:
     engine, spec = scenario.engine, scenario.speculative_config
     model = load_model(engine.model)
     hardware = load_hardware(scenario.hardware)
@@ -173,7 +259,7 @@ def _deploy(scenario: Scenario) -> Deployment:
             key="engine.max_model_len",
             value=max_model_len,
         )
-    max_num_seqs, max_num_batched_tokens = _batch_limits(engine, hardware, max_model_len)
+    limits = _batch_limits(engine, hardware, max_model_len)
     is_async = method.is_async if engine.async_scheduling is None else engine.async_scheduling
     if is_async and not method.is_async:
         raise ScenarioError(
@@ -181,40 +267,36 @@ def _deploy(scenario: Scenario) -> Deployment:
             key="engine.async_scheduling",
             value=True,
         )
-    slots = method.slots(k)
-    if max_num_batched_tokens <= slots:
-        raise ScenarioError(
-            f"must exceed the {slots} input rows that {method.name} with k = {k} adds per request",
-            key="engine.max_num_batched_tokens",
-            value=max_num_batched_tokens,
-        )
-    memory = memory_budget(
-        model,
-        hardware,
-        tp=engine.tensor_parallel_size,
-        dtype=engine.weight_dtype,
-        kv_cache_dtype=engine.kv_dtype,
-        draft=draft,
-        draft_tp=engine.draft_tensor_parallel_size,
-        draft_dtype=engine.draft_weight_dtype,
-        draft_kv_cache_dtype=engine.draft_kv_dtype,
-        k=k,
-        gpu_memory_utilization=engine.gpu_memory_utilization,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        block_size=engine.block_size,
-        max_model_len=max_model_len,
-        enforce_eager=engine.enforce_eager,
-        num_gpu_blocks=engine.num_gpu_blocks,
+    # A flag of one name in the scenario and in the engine is handed on as it is.
+    flags = {flag.name: getattr(engine, flag.name, None) for flag in fields(EngineConfig)}
+    config = EngineConfig(
+        **{name: value for name, value in flags.items() if value is not None}
+        | {
+            "method": method,
+            "num_speculative_tokens": k,
+            "max_model_len": max_model_len,
+            "max_num_seqs": limits.max_num_seqs,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "async_scheduling": is_async,
+            "sliding_window": model.sliding_window,
+            "disable_eagle_block_drop": spec is not None and spec.disable_eagle_block_drop,
+        }
     )
+    if config.max_num_batched_tokens <= config.slots:
+        raise ScenarioError(
+            f"must exceed the {config.slots} input rows that {method.name} with k = {k} adds per request",
+            key="engine.max_num_batched_tokens",
+            value=config.max_num_batched_tokens,
+        )
+    memory = memory_budget(config, model, draft, hardware)
     if memory.num_gpu_blocks > MOST_BLOCKS:
         raise CapacityError(
             f"leaves room for {memory.num_gpu_blocks} blocks, more than {MOST_BLOCKS}; take a larger block size",
             key="engine.block_size",
             value=engine.block_size,
         )
-    policy = _policy(scenario)
-    threshold, rows = engine.long_prefill_token_threshold, method.verify_rows(k)
+    policy = policy_of(scenario)
+    threshold, rows = config.long_prefill_token_threshold, method.verify_rows(k)
     if k and not policy.is_dynamic and 0 < threshold < rows:
         raise ScenarioError(
             f"must be 0 or at least 1 + the {rows - 1} drafts of a round: vLLM pads a request's first decode step to "
@@ -222,46 +304,6 @@ def _deploy(scenario: Scenario) -> Deployment:
             key="engine.long_prefill_token_threshold",
             value=threshold,
         )
-    settings = EngineSettings(
-        block_size=engine.block_size,
-        num_gpu_blocks=memory.num_gpu_blocks,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        max_num_scheduled_tokens=engine.max_num_scheduled_tokens,
-        long_prefill_token_threshold=engine.long_prefill_token_threshold,
-        watermark=engine.watermark,
-        slots=slots,
-        lookahead=method.lookahead(k),
-        num_speculative_tokens=method.verify_nodes(k),
-        pads_single_tokens=not policy.is_dynamic,
-        async_scheduling=is_async,
-        scheduling_policy=engine.scheduling_policy,
-        enable_prefix_caching=engine.enable_prefix_caching,
-        enable_chunked_prefill=engine.enable_chunked_prefill,
-        drops_last_hit=method.drops_last_prefix_block and not (spec and spec.disable_eagle_block_drop),
-        sliding_window=model.sliding_window,
-        proposes_on_host=method.proposes_on_host,
-        proposes_by_match=method.proposes_by_match,
-        tree_depth=k if method.is_tree else 0,
-    )
-    cost = compile_step_cost(
-        model,
-        method,
-        draft,
-        k,
-        engine.tensor_parallel_size,
-        engine.draft_tensor_parallel_size,
-        engine.weight_dtype,
-        engine.kv_dtype,
-        profile,
-        hardware,
-        max_num_batched_tokens,
-        max_num_seqs,
-        engine.enforce_eager,
-        draft_dtype=engine.draft_weight_dtype,
-        draft_kv_cache_dtype=engine.draft_kv_dtype,
-        async_scheduling=is_async,
-        max_model_len=max_model_len,
-    )
-    return Deployment(model, draft, method, hardware, profile, memory, settings, policy, cost)
+    config = replace(config, num_gpu_blocks=memory.num_gpu_blocks, is_dynamic=policy.is_dynamic)
+    cost = compile_step_cost(config, model, draft, profile, hardware)
+    return Deployment(model, draft, method, hardware, profile, memory, config, policy, cost)

@@ -1,25 +1,131 @@
 """The cutover without simulating: one engine as a fluid that serves mean requests in mean steps.
 
-In a steady state a replica decodes N requests at once, each for ``output / tokens per step`` steps, and new ones come
-as fast as old ones end: so N follows from the rate, and latency from N. Knows neither queues nor the spread of
-anything; a first guess that tells a search where to look and a reader what the step cost alone implies.
+In the mean step of a busy engine every decoding request verifies k drafts and makes k new ones; prompts arrive as fast
+as outputs are finished, so each step carries its share of prefill rows as well. In a steady state a replica decodes N
+requests at once, each for ``output / tokens per step`` steps, and new ones come as fast as old ones end: so N follows
+from the rate, and latency from N. Knows neither queues nor the spread of anything; a first guess that tells a search
+where to look and a reader what the step cost alone implies.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from draftcast.scenarios.run.deployment import Deployment, deploy
-from draftcast.scenarios.run.steady_step import MeanStep, Traffic, mean_step, traffic
 from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
-from draftcast.sim.policies import BatchSchedule, Fixed, Off
-from draftcast.sim.workload.spec import build_requests
+from draftcast.sim.acceptance import AcceptanceModel, Trace
+from draftcast.sim.cost import step_time as st
+from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
+from draftcast.sim.workload.build_requests import build_requests
+from draftcast.sim.workload.request_table import RequestTable
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Means over requests that matter for a step.
+
+    Attributes:
+        prompt_tokens: of a request.
+        output_tokens: of a request.
+        context_tokens: of a request in decode, averaged over output tokens: long outputs count as long as they last.
+        models: acceptance of each class.
+        shares: of the output tokens by class, in the order of ``models``; they add up to 1.
+    """
+
+    prompt_tokens: float
+    output_tokens: float
+    context_tokens: float
+    models: tuple[AcceptanceModel, ...]
+    shares: tuple[float, ...]
+
+    def tokens_per_round(self, k: int) -> float:
+        """Mean tokens that a decoding request gains in a step with k drafts, rounds without a draft included."""
+        if k == 0:
+            return 1.0  # also without speculation, where no class has an acceptance model
+        return sum(share * model.tokens_per_round(k) for share, model in zip(self.shares, self.models, strict=True))
+
+    def draft_share(self, k: int) -> float:
+        """Share of the rounds that carry a draft."""
+        return sum(share * model.draft_share(k) for share, model in zip(self.shares, self.models, strict=True))
+
+
+def traffic(table: RequestTable, models: Sequence[AcceptanceModel]) -> Traffic:
+    """Means of a request table; ``models`` holds one acceptance model a class."""
+    prompt = table.prompt_tokens.astype(np.float64)
+    output = np.maximum(table.output_tokens.astype(np.float64), 1.0)
+    # A recorded acceptance comes with the requests.
+    recorded = Trace(table.acceptance_offsets, table.acceptance_lengths)
+    models = [recorded if isinstance(model, Trace) else model for model in models]
+    by_class = np.bincount(table.class_id, weights=output, minlength=len(models))
+    return Traffic(
+        prompt_tokens=float(prompt.mean()),
+        output_tokens=float(output.mean()),
+        context_tokens=float((output * (prompt + output / 2.0)).sum() / output.sum()),
+        models=tuple(models),
+        shares=tuple(by_class / by_class.sum()),
+    )
+
+
+@dataclass(frozen=True)
+class MeanStep:
+    """A mean step: its seconds and what they go to.
+
+    Attributes:
+        seconds: of the step, the host's where it does not hide behind the device.
+        host_s, draft_s, target_s, sample_s: of its parts, hidden or not.
+        tokens: output tokens of a request.
+        features: what it computes, a record of `draftcast.sim.cost.step_time.FEATURES`.
+    """
+
+    seconds: float
+    host_s: float
+    draft_s: float
+    target_s: float
+    sample_s: float
+    tokens: float
+    features: st.Record
+
+
+def token_seconds(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int) -> float:
+    """Mean seconds per output token of a request while ``num_seqs`` decode with k drafts each (for a tree: depth k)."""
+    step = mean_step(cost, asked, num_seqs, k)
+    return step.seconds / step.tokens
+
+
+def mean_step(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int) -> MeanStep:
+    """The mean step of ``num_seqs`` decoding requests with k drafts each, and the prompts that come along."""
+    f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
+    st.decode_features(cost, num_seqs, k, asked.context_tokens, f)
+    drafted = asked.draft_share(k) if k else 0.0
+    if 0.0 < drafted < 1.0:
+        bare = st.empty_record(st.FEATURES)
+        st.decode_features(cost, num_seqs, 0, asked.context_tokens, bare)
+        # The deepest draft of a step and the search for matches stay whole; rows are those of the share that matched.
+        for name in set(st.FEATURES.names or ()) - {"draft_passes", "propose_tokens"}:
+            f[name] = bare[name] + drafted * (f[name] - bare[name])
+    tokens = asked.tokens_per_round(k)
+    rows = num_seqs * tokens * asked.prompt_tokens / asked.output_tokens
+    f["tokens"] += rows
+    f["seqs"] += rows / asked.prompt_tokens
+    f["prefill_seqs"] += rows / asked.prompt_tokens
+    f["prefill_tokens"] += rows
+    f["prefill_kv"] += rows
+    f["prefill_qkv"] += rows * (asked.prompt_tokens + 1.0) / 2.0
+    window = float(cost.params[0]["window"])
+    if window > 0.0:
+        seen = min(asked.prompt_tokens, window)
+        f["win_prefill_kv"] += rows
+        f["win_prefill_qkv"] += rows * (seen + 1.0) / 2.0
+    st.step_time(cost, f, out)
+    host, draft, target, sample = (float(out[part]) for part in ("host_s", "draft_s", "target_s", "sample_s"))
+    return MeanStep(float(st.step_seconds(cost, out)), host, draft, target, sample, tokens, f)
+
 
 SAMPLE_REQUESTS = 2000
 """Requests whose means are taken; the spread of the means is far below the estimate's own error."""

@@ -15,7 +15,7 @@ from draftcast.errors import InputError
 from draftcast.sim.compiled.itl_histogram import itl_histogram
 from draftcast.sim.output.metrics import compute_metrics
 from draftcast.sim.output.request_columns import TIME_COLUMNS
-from draftcast.sim.output.slo import Slo
+from draftcast.sim.workload.workload import Slo
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from draftcast.calibration.profile.measured import FAMILY
 from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.operators.attention import attention_work
@@ -87,13 +85,13 @@ def operating_point(
     scenario: Scenario, deployment: Deployment, num_seqs: int, k: int, mean_context: float
 ) -> OperatingPoint:
     """The decode step of ``num_seqs`` requests with ``mean_context`` cached tokens that verify ``k`` drafts each."""
-    f, out = np.zeros(st.N_FEATURES), np.zeros(st.N_OUT)
+    f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     st.decode_features(deployment.cost, num_seqs, k, mean_context, f)
     st.step_time(deployment.cost, f, out)
     work = _target_work(scenario, deployment, f)
-    seconds = float(out[st.O_TARGET] + out[st.O_SAMPLE])
-    rows = float(f[st.F_TOKENS])
-    return OperatingPoint(num_seqs, k, rows, float(work.flops), float(work.bytes), seconds, float(out[st.O_DRAFT]))
+    seconds = float(out["target_s"] + out["sample_s"])
+    rows = float(f["tokens"])
+    return OperatingPoint(num_seqs, k, rows, float(work.flops), float(work.bytes), seconds, float(out["draft_s"]))
 
 
 def mean_batch(scenario: Scenario, deployment: Deployment, run: RunResult) -> tuple[int, float]:
@@ -110,31 +108,29 @@ def mean_batch(scenario: Scenario, deployment: Deployment, run: RunResult) -> tu
     return min(max(1, round(busy)), deployment.settings.max_num_seqs), context
 
 
-def operating_tracks(
-    scenario: Scenario, deployment: Deployment, run: RunResult, most_k: int = MOST_K
-) -> dict[int, list[OperatingPoint]]:
-    """Points of k = 0 to ``most_k`` by batch size: one request, the run's mean batch, and as many as fit at once."""
+def operating_tracks(scenario: Scenario, deployment: Deployment, run: RunResult) -> dict[int, list[OperatingPoint]]:
+    """Points of k = 0 to `MOST_K` by batch size: one request, the run's mean batch, and as many as fit at once."""
     mean, context = mean_batch(scenario, deployment, run)
     room = int(min(deployment.settings.max_num_seqs, max(run.summary["engine"]["max_concurrency"], 1.0)))
     return {
-        num_seqs: [operating_point(scenario, deployment, num_seqs, k, context) for k in range(most_k + 1)]
+        num_seqs: [operating_point(scenario, deployment, num_seqs, k, context) for k in range(MOST_K + 1)]
         for num_seqs in sorted({1, mean, max(room, mean)})
     }
 
 
-def _target_work(scenario: Scenario, deployment: Deployment, f: st.FloatArray) -> Work:
+def _target_work(scenario: Scenario, deployment: Deployment, f: st.Record) -> Work:
     """One rank's work over the rows of ``f``; collectives compute nothing and move no memory to speak of."""
     engine, model = scenario.engine, deployment.model
     tp, dtype = engine.tensor_parallel_size, engine.weight_dtype
-    act, rows = activation_bytes(dtype), f[st.F_TOKENS]
-    work = lm_head(model, tp).work(f[st.F_LOGIT_ROWS], dtype)
+    act, rows = activation_bytes(dtype), f["tokens"]
+    work = lm_head(model, tp).work(f["logit_rows"], dtype)
     for layer in linear_layers(model, tp):
         work = work.add(layer.work(rows, dtype).scale(layer.count))
     work = work.add(elementwise_work(model, rows, tp=tp, act_bytes=act))
     full = model.num_hidden_layers - model.num_sliding_layers
     for count, kv, pairs in (
-        (full, f[st.F_DECODE_KV], f[st.F_DECODE_QKV]),
-        (model.num_sliding_layers, f[st.F_WIN_DECODE_KV], f[st.F_WIN_DECODE_QKV]),
+        (full, f["decode_kv"], f["decode_qkv"]),
+        (model.num_sliding_layers, f["win_decode_kv"], f["win_decode_qkv"]),
     ):
         if count:
             one = attention_work(model, rows, kv, pairs, tp=tp, kv_cache_dtype=engine.kv_dtype, act_bytes=act)

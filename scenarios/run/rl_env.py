@@ -23,10 +23,10 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.engine.replica import Replica
-from draftcast.sim.engine.state import STOP_DECIDE, STOP_FINISHED, STOP_IDLE
-from draftcast.sim.policies import Batch, Policy
-from draftcast.sim.policies.hook import write_decision
-from draftcast.sim.workload.spec import build_requests, load_traces
+from draftcast.sim.policies.base import Policy
+from draftcast.sim.policies.batch import Batch, write_decision
+from draftcast.sim.state.engine import STOP_DECIDE, STOP_FINISHED, STOP_IDLE
+from draftcast.sim.workload.build_requests import build_requests, load_traces
 
 try:
     import gymnasium
@@ -77,7 +77,7 @@ class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._deployment = replace(deploy(self._scenario), policy=Policy())
         self._spec = workload_spec(self._scenario)
         self._traces = load_traces(self._spec)
-        self._k = self._deployment.settings.num_speculative_tokens
+        self._k = self._deployment.settings.max_drafts
         self._replica: Replica | None = None
         self._batch: Batch | None = None
         self.action_space = spaces.Discrete(self._k + 1)

@@ -6,11 +6,10 @@ anything in it is never touched: no run replaces another. Knows nothing of what 
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import os
 import platform
+import re
 import shutil
 import sys
 import uuid
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftcast import __version__
 from draftcast.errors import InputError
-from draftcast.files import read_frame, read_json, without_secrets, write_text, written
+from draftcast.files import plain, read_frame, read_json, without_secrets, write_text, written
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import scenario_hash, to_mapping
 from draftcast.scenarios.schema.references import without_folders
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
 MANIFEST, SUMMARY, REQUESTS, STEPS = "manifest.json", "summary.json", "requests.parquet", "steps.parquet"
 FORMAT = "draftcast-run"
 FORMAT_VERSION = 1
+_ABSOLUTE = r"(?:~[\w.-]*)?/"
+_URL_OR_PATH = re.compile(rf"""\w+://[^\s"']*|(?:(?<=[\s"'=,\[{{(])|(?<=["']:)){_ABSOLUTE}[^"',\]}}]*""")
 
 
 @dataclass(frozen=True)
@@ -69,25 +70,11 @@ def make_manifest(scenario: Scenario, profile_checksum: str, command: Sequence[s
 
 
 def _without_folder(word: str) -> str:
-    option, equals, value = word.rpartition("=")
-    return option + equals + (Path(value).name if os.path.isabs(value) else value)
-
-
-def plain(value: Any) -> Any:
-    """``value`` as JSON can hold it: numpy scalars as numbers, tuples as lists, dataclasses as objects, NaN as null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
+    """A word of a command line in which files stand by their names, also inside YAML and JSON; URLs stay."""
+    keys, value = re.fullmatch(r"((?:[\w.-]+=)*)(.*)", word, re.DOTALL).groups()  # type: ignore[union-attr]
+    if re.match(_ABSOLUTE, value):
+        return f"{keys}{Path(value).name}"
+    return keys + _URL_OR_PATH.sub(lambda found: found[0] if "://" in found[0] else Path(found[0]).name, value)
 
 
 def check_target(path: str | Path) -> Path:

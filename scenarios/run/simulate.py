@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,8 +14,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from draftcast.errors import CapacityError
+from draftcast.files import check_memory
 from draftcast.scenarios.run.deployment import Deployment, deploy
-from draftcast.scenarios.run.error_places import check_run_memory, within_memory, workload_keys
 from draftcast.scenarios.run.run_directory import make_manifest
 from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, request_classes, slos, workload_spec
 from draftcast.scenarios.schema import ClosedLoopArrivals, Scenario
@@ -27,15 +29,16 @@ from draftcast.sim.output import results
 from draftcast.sim.output.metrics import Metrics, compute_metrics, do_not_differ, summarise
 from draftcast.sim.output.stability import Stability
 from draftcast.sim.output.warmup import MOST_SHORTFALL, Warmup, find_warmup
-from draftcast.sim.policies import python_hook
 from draftcast.sim.progress import Progress, part_of
-from draftcast.sim.workload.arrivals import ClosedLoop
+from draftcast.sim.workload.build_requests import build_requests, load_traces
 from draftcast.sim.workload.request_table import RequestTable
-from draftcast.sim.workload.spec import build_requests, load_traces
 
-State = Literal["steady", "not settled", "overloaded", "finite"]
-"""Of a run. ``overloaded``: the queue grows; ``not settled``: the run was too short to reach a steady state;
-``finite``: a list of requests that ends, of which every request counts and no steady state is asked."""
+# Of one replication, its tables and what is measured of them; by the largest resident size of runs of 100,000.
+REQUEST_BYTES = 740
+State = Literal["steady", "finite", "not settled", "at capacity", "overloaded"]
+"""Of a run, or of a setting at a load. ``overloaded``: the queue grows; ``not settled``: the run was too short to reach
+a steady state; ``finite``: a list of requests that ends, of which every request counts and no steady state is asked;
+``at capacity``: the load lies inside the capacity's interval (only a setting, see ``scenarios/compare/verdict.py``)."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,6 @@ class RunResult:
     def steady(self) -> bool:
         """Whether the figures hold for the load (or, of a finite run, for its requests) and not for a run too short."""
         return self.state in ("steady", "finite")
-
-    def integrity_error_s(self) -> float:
-        """The largest gap between a request's end-to-end time and the sum of its parts; 0 up to rounding."""
-        done = self.requests.dropna(subset=["finish_s"])
-        parts = done.filter(regex=r"^time_.*_s$").sum(axis=1)
-        return float((done["finish_s"] - done["arrival_s"] - parts).abs().max())
 
 
 @dataclass(frozen=True)
@@ -112,21 +109,18 @@ def build_replicas(
     """
     settings = deployment.settings
     rows = request_rows(table)
-    with workload_keys():
-        check_fits(settings, rows)
+    check_fits(settings, rows)
     acceptance = _acceptance(scenario, table, seed, scenario.num_speculative_tokens)
     return [
         Replica(
             settings,
             rows,
             table,
-            deployment.policy.compile(
-                settings.num_speculative_tokens, settings.max_num_seqs, replication_seed(seed, replica)
-            ),
+            deployment.policy.fresh(),
             deployment.cost,
             acceptance,
+            seed=replication_seed(seed, replica),
             record_steps=record_steps,
-            decide=python_hook(deployment.policy.fresh()),
         )
         for replica in range(scenario.cluster.replicas)
     ]
@@ -134,7 +128,7 @@ def build_replicas(
 
 def replicate(
     scenario: Scenario,
-    loop: ClosedLoop | None,
+    loop: ClosedLoopArrivals | None,
     deployment: Deployment,
     table: RequestTable,
     seed: int,
@@ -238,7 +232,25 @@ def measure(served: Sequence[Served], alone: Sequence[RunResult | None] = ()) ->
     ]
 
 
-@within_memory()
+@contextmanager
+def _within_memory() -> Iterator[None]:
+    """A run that this machine cannot hold is refused like one that the simulated device cannot."""
+    try:
+        yield
+    except MemoryError as error:
+        message = (
+            f"this machine's memory does not hold the run; lower workload.num_requests ({REQUEST_BYTES} bytes each), "
+            f"or cluster.replicas, engine.num_gpu_blocks, engine.max_num_seqs or max_num_batched_tokens: {error}"
+        )
+        raise CapacityError(message, key="workload.num_requests") from None
+
+
+def _check_run_memory(requests: int, replications: int) -> None:
+    what = f"{requests:,} requests x {replications} replications"
+    check_memory(REQUEST_BYTES * requests * replications, what, key="workload.num_requests")
+
+
+@_within_memory()
 def serve(
     scenario: Scenario,
     *,
@@ -252,19 +264,17 @@ def serve(
     side by side.
     """
     deployment = deployment or deploy(scenario)
-    with workload_keys():
-        spec = workload_spec(scenario)
-        traces = load_traces(spec)
-    loop = spec.arrivals if isinstance(spec.arrivals, ClosedLoop) else None
+    spec = workload_spec(scenario)
+    traces = load_traces(spec)
+    loop = spec.arrivals if isinstance(spec.arrivals, ClosedLoopArrivals) else None
     count = scenario.statistics.replications
-    check_run_memory(scenario.workload.num_requests or 0, count)
+    _check_run_memory(scenario.workload.num_requests or 0, count)
     done = []
     for replication in range(count):
         seed = replication_seed(scenario.statistics.seed, replication)
-        with workload_keys():
-            goes_on = scenario.statistics.warmup == "auto"
-            table = build_requests(spec, seed, None, deployment.settings.max_model_len, traces, goes_on)
-        check_run_memory(len(table), count - replication)
+        goes_on = scenario.statistics.warmup == "auto"
+        table = build_requests(spec, seed, None, deployment.settings.max_model_len, traces, goes_on)
+        _check_run_memory(len(table), count - replication)
         part = part_of(progress, replication, count)
         recorded = replication == 0 if record_steps == "first" else record_steps
         done.append(replicate(scenario, loop, deployment, table, seed, part, recorded))
@@ -388,6 +398,3 @@ def _result(served: Served, cut: int | None) -> RunResult:
         shortfall=shortfall,
         is_warm=warmup is None or warmup.is_over,
     )
-
-
-__all__ = ["RunResult", "Served", "State", "build_replicas", "measure", "serve", "simulate_together"]

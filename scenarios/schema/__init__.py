@@ -1,77 +1,31 @@
-"""The scenario file's schema, version 1: frozen pydantic models, one file per section."""
+"""The scenario file's schema, version 1: frozen pydantic models.
 
-from draftcast.scenarios.schema.acceptance import (
-    Acceptance,
-    BetaAcceptance,
-    ConstantAcceptance,
-    MarkovAcceptance,
-    NgramAcceptance,
-    PerPositionAcceptance,
-    TraceAcceptance,
-    TreeAcceptance,
-)
+What arrives and how much of it is accepted are records of the simulator (``sim/workload``, ``sim/acceptance``).
+"""
+
 from draftcast.scenarios.schema.engine import BatchDefaults, Engine, batch_defaults
 from draftcast.scenarios.schema.scenario import POLICIES, ROUTERS, Cluster, Policy, Scenario, Statistics
-from draftcast.scenarios.schema.slo import Slo
 from draftcast.scenarios.schema.speculation import METHODS, SpeculativeConfig
-from draftcast.scenarios.schema.workload import (
-    Arrivals,
-    ClosedLoopArrivals,
-    ConstantTokens,
-    DeterministicArrivals,
-    EmpiricalTokens,
-    ExponentialTokens,
-    GammaArrivals,
-    GammaTokens,
-    GeometricTokens,
-    Lengths,
-    LognormalTokens,
-    PiecewiseArrivals,
-    PoissonArrivals,
-    RateSegment,
-    RequestClass,
-    TraceArrivals,
-    UniformTokens,
-    Workload,
-)
+from draftcast.sim.acceptance.sections import TraceAcceptance, TreeAcceptance
+from draftcast.sim.workload.arrivals import ClosedLoopArrivals
+from draftcast.sim.workload.workload import RequestClass, Slo, Workload
 
 __all__ = [
     "METHODS",
     "POLICIES",
     "ROUTERS",
-    "Acceptance",
-    "Arrivals",
     "BatchDefaults",
-    "BetaAcceptance",
     "ClosedLoopArrivals",
     "Cluster",
-    "ConstantAcceptance",
-    "ConstantTokens",
-    "DeterministicArrivals",
-    "EmpiricalTokens",
     "Engine",
-    "ExponentialTokens",
-    "GammaArrivals",
-    "GammaTokens",
-    "GeometricTokens",
-    "Lengths",
-    "LognormalTokens",
-    "MarkovAcceptance",
-    "NgramAcceptance",
-    "PerPositionAcceptance",
-    "PiecewiseArrivals",
-    "PoissonArrivals",
     "Policy",
-    "RateSegment",
     "RequestClass",
     "Scenario",
     "Slo",
     "SpeculativeConfig",
     "Statistics",
     "TraceAcceptance",
-    "TraceArrivals",
     "TreeAcceptance",
-    "UniformTokens",
     "Workload",
     "batch_defaults",
 ]

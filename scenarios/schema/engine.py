@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from draftcast.scenarios.schema.base import MOST_TOKENS, Count, Frozen, NonEmpty, wrong
+from draftcast.frozen import MOST_TOKENS, Count, Frozen, NonEmpty, one_of, wrong
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 
 # vLLM's names -> the short names of draftcast.kernels.model.dtypes.
@@ -73,9 +73,9 @@ class Engine(Frozen):
 
     model: NonEmpty
     tensor_parallel_size: Annotated[int, Field(ge=1, le=1024)] = 1
-    dtype: str = "auto"
-    quantization: str | None = None
-    kv_cache_dtype: str = "auto"
+    dtype: Annotated[str, one_of("dtype", DTYPES)] = "auto"
+    quantization: Annotated[str, one_of("quantization", QUANTIZATIONS, " or null")] | None = None
+    kv_cache_dtype: Annotated[str, one_of("kv_cache_dtype", ("auto", *KV_DTYPES))] = "auto"
     max_model_len: Count | None = None
     max_num_seqs: Annotated[int, Field(ge=1, le=2**20)] | None = None
     max_num_batched_tokens: Count | None = None
@@ -121,27 +121,6 @@ class Engine(Frozen):
         if spec is None or spec.draft_tensor_parallel_size is None:
             return 1 if spec is not None and spec.resolved_method == "mlp_speculator" else self.tensor_parallel_size
         return spec.draft_tensor_parallel_size
-
-    @field_validator("dtype")
-    @classmethod
-    def _known_dtype(cls, value: str) -> str:
-        if value in DTYPES:
-            return value
-        raise wrong("", value, f"unknown dtype; choose from {', '.join(DTYPES)}")
-
-    @field_validator("quantization")
-    @classmethod
-    def _known_quantization(cls, value: str | None) -> str | None:
-        if value is None or value in QUANTIZATIONS:
-            return value
-        raise wrong("", value, f"unknown quantization; choose from {', '.join(QUANTIZATIONS)} or null")
-
-    @field_validator("kv_cache_dtype")
-    @classmethod
-    def _known_kv_dtype(cls, value: str) -> str:
-        if value == "auto" or value in KV_DTYPES:
-            return value
-        raise wrong("", value, f"unknown kv_cache_dtype; choose from auto, {', '.join(KV_DTYPES)}")
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:

@@ -6,27 +6,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from draftcast.scenarios.schema.acceptance import Acceptance, PerPositionAcceptance, TreeAcceptance, known_positions
-from draftcast.scenarios.schema.base import Frozen, NonEmpty, Text, nearest_key, wrong
+from draftcast.frozen import Frozen, NonEmpty, Text, nearest_key, one_of, wrong
 from draftcast.scenarios.schema.engine import Engine
-from draftcast.scenarios.schema.slo import Slo
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
-from draftcast.scenarios.schema.workload import Workload
+from draftcast.sim.acceptance.sections import Acceptance, PerPositionAcceptance, TreeAcceptance, known_positions
+from draftcast.sim.policies import BUILT_IN
+from draftcast.sim.workload.workload import Slo, Workload
 
 ROUTERS = ("round_robin", "random", "least_loaded", "power_of_two", "prefix_affinity")
-POLICIES = (
-    "off",
-    "fixed",
-    "batch_schedule",
-    "goodput",
-    "ema_tiers",
-    "confidence",
-    "tetris",
-    "slo_aware",
-    "bandit",
-    "adaptive_verification",
-    "oracle",
-)
+POLICIES = tuple(BUILT_IN)
 MATCHING_METHODS = ("ngram", "ngram_gpu", "suffix")
 
 
@@ -34,14 +22,7 @@ class Cluster(Frozen):
     """Identical replicas behind a router."""
 
     replicas: Annotated[int, Field(ge=1, le=1024)] = 1
-    router: str = "round_robin"
-
-    @field_validator("router")
-    @classmethod
-    def _known_router(cls, value: str) -> str:
-        if value in ROUTERS:
-            return value
-        raise wrong("", value, f"unknown router; choose from {', '.join(ROUTERS)}")
+    router: Annotated[str, one_of("router", ROUTERS)] = "round_robin"
 
 
 class Policy(Frozen):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from draftcast.scenarios.schema.base import Count, Frozen, Many, Nodes, NonEmpty, Probability, Width, wrong
+from draftcast.frozen import Count, Frozen, Many, Nodes, NonEmpty, Probability, Width, wrong
 from draftcast.sim.cost.methods import METHODS as tree_methods
 
 METHODS = (

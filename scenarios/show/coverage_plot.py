@@ -1,4 +1,4 @@
-"""Pictures of trust: the coverage map of a scenario, and measured points against what a profile predicts for them."""
+"""Plots of trust: which shapes of a scenario were measured, and predicted against measured times."""
 
 from __future__ import annotations
 
@@ -8,23 +8,41 @@ import numpy as np
 import pandas as pd
 
 from draftcast.scenarios.run.coverage import Coverage
-from draftcast.scenarios.show.run_plots import ON, styled
+from draftcast.scenarios.show.plots import LIMIT, OFF, ON, styled
 
-MEASURED, ASKED, OUTSIDE = "#868e96", ON, "#e03131"
 MOST_POINTS = 1200
 
 
 def coverage_figure(covered: Coverage) -> Any:
     """Three maps, log-log: matrices (k x n), attention of decodes (batch x context), of prompts (chunk x context).
 
-    Grey: measured shapes. Coloured: what the scenario asks; red where it lies outside of what was measured.
+    Grey: measured shapes. Coloured: what the scenario needs; red where it lies outside of what was measured.
     """
     from plotly.subplots import make_subplots
 
     titles = ("Matrix products", "Attention, decode", "Attention, prefill")
     figure = make_subplots(rows=1, cols=3, subplot_titles=titles, horizontal_spacing=0.07)
-    shapes = covered.matrices
-    _dots(figure, shapes["k"], shapes["n"], "k %{x} x n %{y}", col=1, legend=True)
+    shapes, decode = covered.matrices, covered.attention["attention_decode"]
+    prefill = covered.attention["attention_prefill"]
+    panels = (
+        ("k", shapes["k"], "n", shapes["n"]),
+        ("batch", decode["batch"], "context", decode["context"]),
+        ("chunk", prefill["q"], "context", prefill["context"]),
+    )
+    for col, (x_name, x, y_name, y) in enumerate(panels, start=1):
+        figure.add_scatter(
+            x=x,
+            y=y,
+            mode="markers",
+            marker={"size": 4, "opacity": 0.5, "color": OFF},
+            name="measured",
+            showlegend=col == 1,
+            hovertemplate=f"measured: {x_name} %{{x}}, {y_name} %{{y}}<extra></extra>",
+            row=1,
+            col=col,
+        )
+        figure.update_xaxes(type="log", dtick=1, title_text=x_name, row=1, col=col)
+        figure.update_yaxes(type="log", dtick=1, title_text=y_name, row=1, col=col)
     for layer in covered.layers:
         word = "measured" if layer.measured else "between measured shapes" if layer.inside else "outside"
         figure.add_scatter(
@@ -36,7 +54,7 @@ def coverage_figure(covered: Coverage) -> Any:
             marker={
                 "symbol": "diamond" if layer.measured else "diamond-open",
                 "size": 11,
-                "color": ASKED if layer.measured or layer.inside else OUTSIDE,
+                "color": ON if layer.measured or layer.inside else LIMIT,
                 "line": {"width": 2},
             },
             name=layer.name,
@@ -45,17 +63,29 @@ def coverage_figure(covered: Coverage) -> Any:
             row=1,
             col=1,
         )
-    decode, prefill = covered.attention["attention_decode"], covered.attention["attention_prefill"]
-    _dots(figure, decode["batch"], decode["context"], "batch %{x}, context %{y}", col=2)
-    _box(figure, covered.asked["batch"], covered.asked["context"], decode["batch"], decode["context"], col=2)
-    _dots(figure, prefill["q"], prefill["context"], "chunk %{x}, context %{y}", col=3)
-    _line(figure, covered.asked["chunk"], prefill["q"], col=3)
-    for col, (x, y) in enumerate((("k", "n"), ("batch", "context"), ("chunk", "context")), start=1):
-        figure.update_xaxes(type="log", dtick=1, title_text=x, row=1, col=col)
-        figure.update_yaxes(type="log", dtick=1, title_text=y, row=1, col=col)
+    (left, right), (low, high), chunks = (covered.asked[name] for name in ("batch", "context", "chunk"))
+    inside = len(decode) > 0 and right <= decode["batch"].max() and high <= decode["context"].max()
+    corners = [left, right, right, left, left], [low, low, high, high, low]
+    _needed(figure, *corners, inside, col=2, mode="lines", fill="toself", showlegend=True)
+    # Prompts without a cached prefix: the context is the chunk itself.
+    inside = len(prefill) > 0 and chunks[1] <= prefill["q"].max()
+    _needed(figure, list(chunks), list(chunks), inside, col=3, mode="lines+markers", showlegend=False)
     styled(figure, height=380)
-    figure.update_layout(margin={"t": 60}, legend={"y": 1.12})
-    return figure
+    return figure.update_layout(margin={"t": 60}, legend={"y": 1.12})
+
+
+def _needed(figure: Any, x: list[float], y: list[float], inside: bool, *, col: int, **style: Any) -> None:
+    """The range that a run needs; red where its far end was not reached by any measurement."""
+    figure.add_scatter(
+        x=x,
+        y=y,
+        line={"color": ON if inside else LIMIT, "width": 3},
+        name="this scenario",
+        hovertemplate="%{x:,.0f}, %{y:,.0f}<extra>this scenario</extra>",
+        row=1,
+        col=col,
+        **style,
+    )
 
 
 def fit_figure(predictions: pd.DataFrame) -> Any:
@@ -69,14 +99,12 @@ def fit_figure(predictions: pd.DataFrame) -> Any:
     figure = make_subplots(rows=1, cols=2, subplot_titles=titles, horizontal_spacing=0.1)
     measured, predicted = 1e6 * some["seconds"], 1e6 * some["predicted"]
     ends = [float(measured.min()), float(measured.max())]
-    figure.add_scatter(
-        x=ends, y=ends, mode="lines", line={"color": MEASURED, "dash": "dash"}, name="equal", row=1, col=1
-    )
+    figure.add_scatter(x=ends, y=ends, mode="lines", line={"color": OFF, "dash": "dash"}, name="equal", row=1, col=1)
     figure.add_scatter(
         x=measured,
         y=predicted,
         mode="markers",
-        marker={"size": 4, "opacity": 0.55, "color": ASKED},
+        marker={"size": 4, "opacity": 0.55, "color": ON},
         name="held-out point",
         hovertemplate="measured %{x:.3g} us, predicted %{y:.3g} us<extra></extra>",
         row=1,
@@ -87,7 +115,7 @@ def fit_figure(predictions: pd.DataFrame) -> Any:
     figure.add_bar(
         x=(edges[1:] + edges[:-1]) / 2,
         y=counts,
-        marker={"color": ASKED},
+        marker={"color": ON},
         name="points",
         showlegend=False,
         hovertemplate="%{y} points near %{x:.0f} %<extra></extra>",
@@ -98,54 +126,4 @@ def fit_figure(predictions: pd.DataFrame) -> Any:
     figure.update_yaxes(type="log", dtick=1, title_text="predicted, us", row=1, col=1)
     figure.update_xaxes(title_text="error, % (ends: and beyond)", row=1, col=2)
     figure.update_yaxes(title_text="points", row=1, col=2)
-    styled(figure, height=340, legend=False)
-    figure.update_layout(margin={"t": 44})
-    return figure
-
-
-def _dots(figure: Any, x: Any, y: Any, shown: str, *, col: int, legend: bool = False) -> None:
-    figure.add_scatter(
-        x=x,
-        y=y,
-        mode="markers",
-        marker={"size": 4, "opacity": 0.5, "color": MEASURED},
-        name="measured",
-        showlegend=legend,
-        hovertemplate=f"measured: {shown}<extra></extra>",
-        row=1,
-        col=col,
-    )
-
-
-def _box(figure: Any, x: tuple[float, float], y: tuple[float, float], known_x: Any, known_y: Any, *, col: int) -> None:
-    """The range that a run covers; red where its far corner was not reached by any measurement."""
-    inside = len(known_x) > 0 and x[1] <= known_x.max() and y[1] <= known_y.max()
-    (left, right), (low, high) = x, y
-    figure.add_scatter(
-        x=[left, right, right, left, left],
-        y=[low, low, high, high, low],
-        mode="lines",
-        fill="toself",
-        line={"color": ASKED if inside else OUTSIDE, "width": 2},
-        name="this scenario",
-        showlegend=col == 2,
-        hovertemplate="%{x:,.0f}, %{y:,.0f}<extra>this scenario</extra>",
-        row=1,
-        col=col,
-    )
-
-
-def _line(figure: Any, chunk: tuple[float, float], known: Any, *, col: int) -> None:
-    """Prompts without a cached prefix: the context is the chunk itself."""
-    inside = len(known) > 0 and chunk[1] <= known.max()
-    figure.add_scatter(
-        x=list(chunk),
-        y=list(chunk),
-        mode="lines+markers",
-        line={"color": ASKED if inside else OUTSIDE, "width": 5},
-        name="this scenario",
-        showlegend=False,
-        hovertemplate="prompt of %{x:,.0f} tokens<extra>this scenario</extra>",
-        row=1,
-        col=col,
-    )
+    return styled(figure, height=340, legend=False).update_layout(margin={"t": 44})

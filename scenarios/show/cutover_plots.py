@@ -1,4 +1,4 @@
-"""Pictures of cutovers: the advantage with its band against the load and the crossing; the speed-up map."""
+"""Plots of cutovers: the advantage with its interval against the load, with the crossing; the speed-up map."""
 
 from __future__ import annotations
 
@@ -8,77 +8,67 @@ from typing import Any
 
 from draftcast.errors import InputError
 from draftcast.scenarios.cutover.answer import Cutover
-from draftcast.scenarios.show.cutover_report import headline
-from draftcast.scenarios.show.plots import BREAK_EVEN
+from draftcast.scenarios.cutover.map import SpeedupMap
+from draftcast.scenarios.show.cutover_report import cell_text, headline
+from draftcast.scenarios.show.plots import BREAK_EVEN_LINE, COLOURS, error_bars, in_file
 from draftcast.scenarios.show.tables import title
+from draftcast.sim.statistics.crossing import Probe
 
 LOGARITHMIC = ("concurrency", "batch", "context")
-COLOURS = ("#0b7285", "#e8590c", "#5f3dc4", "#2f9e44", "#a61e4d", "#1971c2", "#868e96", "#f08c00")
 MOST_SENTENCES = 3
+RANGE = 1.5
+"""Doublings at which the colours of a map end."""
+CONTOUR = "#212529"
 
 
 def cutover_figure(answers: Sequence[Cutover]) -> Any:
     """Advantage against x for every setting, its band, and the crossing with its interval.
 
-    Triangles on the break-even line are places without a value: one side is overloaded, so the sign alone is known.
+    Triangles on the break-even line are loads without a value: one side is overloaded, so only the sign is known.
 
     Raises:
-        InputError: nothing was looked at.
+        InputError: no point was simulated.
     """
     import plotly.graph_objects as go
 
     first = answers[0]
     if not any(answer.probes for answer in answers):
-        raise InputError("nothing to draw: the budget did not allow one look", file="--budget")
+        raise InputError("nothing to draw: the budget does not cover one point", file="--budget")
     figure = go.Figure()
-    figure.add_hline(y=1.0, line={"color": BREAK_EVEN, "dash": "dash", "width": 1.5})
+    figure.add_hline(y=1.0, line=BREAK_EVEN_LINE)
     for index, answer in enumerate(answers):
         _curve(figure, answer, COLOURS[index % len(COLOURS)])
     sentences = [headline(answer) for answer in answers[:MOST_SENTENCES]]
     figure.update_xaxes(title_text=first.unit, type="log" if first.over in LOGARITHMIC else "linear")
     figure.update_yaxes(title_text=f"advantage in {first.metric.label}", rangemode="tozero")
-    figure.update_layout(
-        template="plotly_white",
-        title={"text": f"{title(first.scenario)}<br><sup>{'<br>'.join(sentences)}</sup>"},
-        margin={"t": 90 + 18 * len(sentences)},
-        width=1000,
-        height=620,
-        legend={"orientation": "h", "x": 0.5, "xanchor": "center", "y": -0.15},
-    )
-    return figure
+    return in_file(figure, title(first.scenario), sentences, height=620)
 
 
 def _curve(figure: Any, answer: Cutover, colour: str) -> None:
-    import plotly.graph_objects as go
-
     confidence = answer.crossing.confidence
     valued = [(p, e) for p in answer.probes if (e := p.advantage(confidence)) is not None and math.isfinite(e.high)]
     xs = [probe.x for probe, _ in valued]
     edge: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
-    figure.add_trace(go.Scatter(x=xs, y=[e.low for _, e in valued], **edge))
-    figure.add_trace(go.Scatter(x=xs, y=[e.high for _, e in valued], fill="tonexty", fillcolor=_faint(colour), **edge))
-    figure.add_trace(
-        go.Scatter(
-            x=xs,
-            y=[e.mean for _, e in valued],
-            mode="lines+markers",
-            line={"color": colour, "width": 2.5},
-            name=answer.label,
-            text=[f"{e.low:.3f} to {e.high:.3f}, {e.n} replications" for _, e in valued],
-        )
+    figure.add_scatter(x=xs, y=[e.low for _, e in valued], **edge)
+    figure.add_scatter(x=xs, y=[e.high for _, e in valued], fill="tonexty", fillcolor=_faint(colour), **edge)
+    figure.add_scatter(
+        x=xs,
+        y=[e.mean for _, e in valued],
+        mode="lines+markers",
+        line={"color": colour, "width": 2.5},
+        name=answer.label,
+        text=[f"{e.low:.3f} to {e.high:.3f}, {e.n} replications" for _, e in valued],
     )
     bounds = [probe for probe in answer.probes if probe.sure]
     if bounds:
         symbols = ["triangle-up" if probe.sure > 0 else "triangle-down" for probe in bounds]
-        figure.add_trace(
-            go.Scatter(
-                x=[probe.x for probe in bounds],
-                y=[1.0] * len(bounds),
-                mode="markers",
-                marker={"symbol": symbols, "size": 11, "color": colour},
-                text=[probe.note for probe in bounds],
-                name=f"{answer.label}: one side overloaded",
-            )
+        figure.add_scatter(
+            x=[probe.x for probe in bounds],
+            y=[1.0] * len(bounds),
+            mode="markers",
+            marker={"symbol": symbols, "size": 11, "color": colour},
+            text=[probe.note for probe in bounds],
+            name=f"{answer.label}: one side overloaded",
         )
     if answer.verdict == "crosses":
         crossing = answer.crossing
@@ -90,3 +80,59 @@ def _curve(figure: Any, answer: Cutover, colour: str) -> None:
 def _faint(colour: str) -> str:
     red, green, blue = (int(colour[index : index + 2], 16) for index in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.18)"
+
+
+def map_figure(speedups: SpeedupMap) -> Any:
+    """Colour and number: the advantage; *: its interval excludes 1; line: break-even with its interval."""
+    import plotly.graph_objects as go
+
+    confidence = speedups.confidence
+    figure = go.Figure()
+    figure.add_heatmap(
+        x=speedups.xs,
+        y=speedups.ys,
+        z=[[_doublings(probe, confidence) for probe in row] for row in speedups.rows],
+        text=[[cell_text(probe, confidence) for probe in row] for row in speedups.rows],
+        customdata=[[_hover(probe, confidence) for probe in row] for row in speedups.rows],
+        texttemplate="%{text}",
+        hovertemplate=f"%{{x}} {speedups.unit}, {speedups.against} %{{y}}: %{{customdata}}<extra></extra>",
+        colorscale="RdBu",
+        zmin=-RANGE,
+        zmax=RANGE,
+        xgap=1,
+        ygap=1,
+        colorbar={
+            "title": {"text": "advantage"},
+            "tickvals": [-1, -0.5, 0, 0.5, 1],
+            "ticktext": ["1/2", "0.71", "1", "1.41", "2"],
+        },
+    )
+    points = [point for point in speedups.contour if point.crossing.kind == "crosses"]
+    if points:
+        fixed, crossing = [point.at for point in points], [point.crossing.best for point in points]
+        bars = error_bars([(p.crossing.low, p.crossing.best, p.crossing.high) for p in points], color=CONTOUR)
+        along_x = speedups.against == "k"
+        line = {"x": crossing, "y": fixed, "error_x": bars} if along_x else {"x": fixed, "y": crossing, "error_y": bars}
+        figure.add_scatter(**line, mode="lines+markers", line={"color": CONTOUR, "width": 2}, name="break-even")
+    figure.update_xaxes(title_text=speedups.unit, type="log" if speedups.over in LOGARITHMIC else "linear")
+    figure.update_yaxes(title_text="draft tokens k" if speedups.against == "k" else "acceptance per draft token")
+    note = (
+        f"{speedups.label}: advantage in {speedups.metric.label}; * its {confidence:.0%} interval excludes 1; "
+        "line: break-even"
+    )
+    return in_file(figure, title(speedups.scenario), [note], height=560)
+
+
+def _doublings(probe: Probe, confidence: float) -> float | None:
+    advantage = probe.advantage(confidence)
+    if advantage is None:
+        sign = probe.sign(confidence)
+        return RANGE * sign if sign else None
+    return math.log2(advantage.mean) if 0 < advantage.mean < math.inf else None
+
+
+def _hover(probe: Probe, confidence: float) -> str:
+    advantage = probe.advantage(confidence)
+    if advantage is None:
+        return probe.note
+    return f"{advantage.mean:.3f} ({advantage.low:.3f} to {advantage.high:.3f})"

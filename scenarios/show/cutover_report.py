@@ -1,4 +1,4 @@
-"""A cutover for people: the answer in sentences, what limits on either side, and the table of what was looked at."""
+"""A cutover as text: the answer in sentences, what limits on either side, and the table of simulated points."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 from rich.table import Table
 
-from draftcast.scenarios.compare.verdict import THROUGHPUT
 from draftcast.scenarios.cutover.answer import Cutover, Place
 from draftcast.scenarios.cutover.axis import is_closed
 from draftcast.scenarios.cutover.map import SpeedupMap
-from draftcast.scenarios.show.tables import show
+from draftcast.scenarios.show.tables import make_table, show
 from draftcast.sim.statistics.crossing import Crossing, Probe
 from draftcast.sim.statistics.intervals import Estimate
 
 NEARLY = 0.8
-"""Share of the smaller capacity up to which rates were looked at when a verdict is said to hold up to capacity."""
+"""Share of the smaller capacity up to which rates were simulated when a verdict is outcome to hold up to capacity."""
 
 
 def number(x: float) -> str:
@@ -29,24 +28,24 @@ def number(x: float) -> str:
 
 def headline(answer: Cutover) -> str:
     """The answer for one setting, in one sentence."""
-    return f"{answer.label}: {_said(answer)}"
+    return f"{answer.label}: {_verdict_text(answer)}"
 
 
-def _said(answer: Cutover) -> str:
+def _verdict_text(answer: Cutover) -> str:
     crossing, unit = answer.crossing, answer.unit
     if answer.verdict == "crosses":
         below, above = ("pays", "costs") if crossing.falls else ("costs", "pays")
         return f"cutover {crossing_text(crossing, unit)}: {below} below, {above} above."
     if not answer.probes:
-        return "cannot tell: the budget does not allow one look; raise --budget."
-    told = [probe.x for probe in answer.probes if not probe.says_nothing]
-    seen = f"from {number(told[0])} to {number(told[-1])} {unit}" if told else ""
+        return "cannot tell: the budget does not cover one point; raise --budget."
+    decided = [probe.x for probe in answer.probes if not probe.says_nothing]
+    seen = f"from {number(decided[0])} to {number(decided[-1])} {unit}" if decided else ""
     if answer.verdict in ("always pays", "never pays"):
         even = [probe.x for probe in answer.probes if probe.is_even(crossing.confidence)]
         where = f"; no difference at {_listed(even)} {unit}" if even else ""
-        return f"{answer.verdict} {_reach(answer, seen)}{where}{_untold(answer)}."
+        return f"{answer.verdict} {_reach(answer, seen)}{where}{_incomparable(answer)}."
     if answer.verdict == "no difference":
-        return f"makes no difference {seen} (less than half a per cent){_untold(answer)}."
+        return f"makes no difference {seen} (less than half a per cent){_incomparable(answer)}."
     better, worse = ("faster", "slower") if answer.metric.less_is_better else ("better", "worse")
     spans = ((answer.surely_pays, better), (answer.surely_costs, worse))
     level = f"{crossing.confidence:.0%} interval"
@@ -55,7 +54,7 @@ def _said(answer: Cutover) -> str:
         return f"crosses more than once: {', '.join(sure)}, alternating."
     unsure = [p.x for p in answer.probes if not p.sign(crossing.confidence)]
     why = "the budget is spent" if answer.stopped == "budget spent" else "more replications do not decide it"
-    where = f"undecided at {_listed(unsure)} {unit}" if unsure else "the rest was not looked at"
+    where = f"undecided at {_listed(unsure)} {unit}" if unsure else "the rest was not simulated"
     return f"cannot tell: {', '.join([*sure, where])}; {why}."
 
 
@@ -76,21 +75,21 @@ def _listed(xs: Sequence[float]) -> str:
 
 
 def _reach(answer: Cutover, seen: str) -> str:
-    known = [side for side in (answer.capacity_on, answer.capacity_off) if side is not None]
+    capacities = [side for side in (answer.capacity_on, answer.capacity_off) if side is not None]
     last = answer.probes[-1].x
-    if not known or last < NEARLY * min(side.low for side in known):
+    if not capacities or last < NEARLY * min(side.low for side in capacities):
         return seen
-    return f"up to capacity{' and beyond' if last > max(side.high for side in known) else ''} ({seen})"
+    return f"up to capacity{' and beyond' if last > max(side.high for side in capacities) else ''} ({seen})"
 
 
-def _untold(answer: Cutover) -> str:
+def _incomparable(answer: Cutover) -> str:
     """Where neither side is better for a reason that no run can change, as the end of a sentence."""
-    dark = [probe for probe in answer.probes if probe.says_nothing]
-    if not dark:
+    silent = [probe for probe in answer.probes if probe.says_nothing]
+    if not silent:
         return ""
-    begins = all(probe.says_nothing for probe in answer.probes if probe.x >= dark[0].x)
-    where = f"from {number(dark[0].x)}" if begins else f"at {_listed([probe.x for probe in dark])}"
-    notes = ", ".join(dict.fromkeys(probe.note for probe in dark if probe.note))
+    begins = all(probe.says_nothing for probe in answer.probes if probe.x >= silent[0].x)
+    where = f"from {number(silent[0].x)}" if begins else f"at {_listed([probe.x for probe in silent])}"
+    notes = ", ".join(dict.fromkeys(probe.note for probe in silent if probe.note))
     return f"; nothing to compare {where} {answer.unit}{f' ({notes})' if notes else ''}"
 
 
@@ -98,25 +97,25 @@ def detail_lines(answer: Cutover) -> list[str]:
     """What stands beside the answer: the step-level estimate, capacities, what limits on either side, the effort."""
     lines = []
     if answer.estimate is not None:
-        found = "no cutover" if math.isnan(answer.estimate) else f"{number(answer.estimate)} {answer.unit}"
+        estimate = "no cutover" if math.isnan(answer.estimate) else f"{number(answer.estimate)} {answer.unit}"
         how = "as if all ran to the end together" if answer.over == "batch" else "without queues or simulation"
-        lines.append(f"Step-level estimate, {how}: {found}.")
+        lines.append(f"Step-level estimate, {how}: {estimate}.")
     if answer.over == "batch":
         lines.append("A batch drains: its last requests run almost alone, where speculation pays most.")
-    if answer.metric.name in THROUGHPUT and not _is_closed(answer):
+    if answer.metric.is_throughput and not _is_closed(answer):
         lines.append("Until one side is saturated both deliver what arrives: there this metric cannot differ.")
     sides = (("with speculation", answer.capacity_on), ("without", answer.capacity_off))
-    known = [f"{show(capacity)} req/s {name}" for name, capacity in sides if capacity is not None]
-    if known:
-        lines.append(f"Saturated, the cluster completes {', '.join(known)}.")
+    capacities = [f"{show(capacity)} req/s {name}" for name, capacity in sides if capacity is not None]
+    if capacities:
+        lines.append(f"Saturated, the cluster completes {', '.join(capacities)}.")
     if answer.here is not None:
-        lines.append(f"The scenario itself stands at {number(answer.here)} {answer.unit}.")
+        lines.append(f"The scenario itself is at {number(answer.here)} {answer.unit}.")
     places = [place for place in (answer.lower, answer.upper) if place is not None]
     lines += [line for place in dict.fromkeys(places) for line in _place_lines(place, answer.unit)]
     effort = f"{answer.requests:,} requests simulated"
     if answer.verdict == "crosses" and answer.stopped != "narrow enough":
         width = f"{answer.crossing.relative_width:.1%}"
-        why = "wider than asked" if answer.stopped == "no more to learn" else "and was to be narrower or surer"
+        why = "wider than --target" if answer.stopped == "no more to learn" else "and the budget allows no narrower one"
         lines.append(f"The interval is {width} of the value, {why} ({answer.stopped}, {effort}).")
     else:
         lines.append(f"{effort}.")
@@ -131,41 +130,35 @@ def _place_lines(place: Place, unit: str) -> list[str]:
 def settings_table(answers: Sequence[Cutover]) -> Table:
     """One row per method and draft length."""
     unit = answers[0].unit
-    table = Table()
-    table.add_column("setting")
-    table.add_column("verdict")
-    for name in (f"cutover, {unit}", "interval", f"step-level estimate, {unit}"):
-        table.add_column(name, justify="right")
-    table.add_column("limits below: on / off")
-    table.add_column("limits above: on / off")
+    rows = [["setting", "verdict", f"cutover, {unit}", "interval", f"step-level estimate, {unit}"]]
+    rows[0] += ["limits below: on / off", "limits above: on / off"]
     for answer in answers:
-        crosses, crossing = answer.verdict == "crosses", answer.crossing
-        estimate = answer.estimate
-        table.add_row(
-            answer.label,
-            answer.verdict,
-            number(crossing.best) if crosses else "-",
-            f"{number(crossing.low)} to {number(crossing.high)}" if crosses else "-",
-            "-" if estimate is None else "none" if math.isnan(estimate) else number(estimate),
-            *(f"{place.on.limit} / {place.off.limit}" if place else "-" for place in (answer.lower, answer.upper)),
+        crossing, estimate = answer.crossing, answer.estimate
+        crosses = answer.verdict == "crosses"
+        rows.append(
+            [
+                answer.label,
+                answer.verdict,
+                number(crossing.best) if crosses else "-",
+                f"{number(crossing.low)} to {number(crossing.high)}" if crosses else "-",
+                "-" if estimate is None else "none" if math.isnan(estimate) else number(estimate),
+                *(f"{place.on.limit} / {place.off.limit}" if place else "-" for place in (answer.lower, answer.upper)),
+            ]
         )
-    return table
+    return make_table(rows)
 
 
 def points_table(answer: Cutover) -> Table:
-    """One row per x looked at: the advantage and what it is made of."""
+    """One row per point that was simulated: the advantage and the figures behind it."""
     name, factor = _compared(answer)
-    table = Table()
-    for column in (answer.unit, "advantage", f"{name} on", f"{name} off", "replications x requests"):
-        table.add_column(column, justify="right")
-    table.add_column("")
+    confidence = answer.crossing.confidence
+    rows = [[answer.unit, "advantage", f"{name} on", f"{name} off", "replications x requests", ""]]
     for probe, look in zip(answer.probes, answer.looks, strict=True):
-        confidence = answer.crossing.confidence
         sides = (probe.bases, probe.gains) if answer.metric.less_is_better else (probe.gains, probe.bases)
         cells = [show(_plain(side), factor) if side else "-" for side in sides]
         size = f"{look.replications} x {look.requests:,}" if look.replications else "-"
-        table.add_row(number(probe.x), show(probe.advantage(confidence)), *cells, size, _remark(probe, confidence))
-    return table
+        rows.append([number(probe.x), show(probe.advantage(confidence)), *cells, size, _remark(probe, confidence)])
+    return make_table(rows)
 
 
 def _plain(values: tuple[float, ...]) -> Estimate:
@@ -203,15 +196,12 @@ def cost_lines(answer: Cutover, date: str) -> list[str]:
     ]
 
 
-def map_table(found: SpeedupMap) -> Table:
+def map_table(speedups: SpeedupMap) -> Table:
     """One row per draft length or acceptance, one column per load; * where the interval excludes 1."""
-    table = Table()
-    table.add_column(found.against)
-    for x in found.xs:
-        table.add_column(f"{number(x)} {found.unit}", justify="right")
-    for y, row in zip(found.ys, found.rows, strict=True):
-        table.add_row(number(y), *(cell_text(probe, found.confidence) for probe in row))
-    return table
+    rows = [[speedups.against, *(f"{number(x)} {speedups.unit}" for x in speedups.xs)]]
+    for y, probes in zip(speedups.ys, speedups.rows, strict=True):
+        rows.append([number(y), *(cell_text(probe, speedups.confidence) for probe in probes)])
+    return make_table(rows)
 
 
 def cell_text(probe: Probe, confidence: float) -> str:
@@ -222,19 +212,19 @@ def cell_text(probe: Probe, confidence: float) -> str:
     return f"{advantage.mean:.2f}{'*' if sign else ''}"
 
 
-def contour_lines(found: SpeedupMap) -> list[str]:
+def contour_lines(speedups: SpeedupMap) -> list[str]:
     """The break-even contour, one line per draft length or load."""
-    along, over = ("k", found.unit) if found.against == "k" else (found.unit, "acceptance")
+    along, over = ("k", speedups.unit) if speedups.against == "k" else (speedups.unit, "acceptance")
     lines = []
-    for point in found.contour:
-        where = f"k={number(point.at)}" if along == "k" else f"At {number(point.at)} {found.unit}"
+    for point in speedups.contour:
+        where = f"k={number(point.at)}" if along == "k" else f"At {number(point.at)} {speedups.unit}"
         crossing = point.crossing
-        said = {
+        outcome = {
             "crosses": f"break-even {crossing_text(crossing, over)}" if crossing.kind == "crosses" else "",
             "always": "pays everywhere on the map",
             "never": "pays nowhere on the map",
             "even": "makes no difference",
             "more than once": "breaks even more than once",
         }.get(crossing.kind, "cannot tell")
-        lines.append(f"{where}: {said}.")
+        lines.append(f"{where}: {outcome}.")
     return lines

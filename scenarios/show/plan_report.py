@@ -1,32 +1,92 @@
-"""A capacity plan for people: the table of candidates, the answer in one sentence, and what it rests on."""
+"""A capacity plan as table, sentences and plots: GPUs by candidate, goodput against load with its knee."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from rich.table import Table
 
-from draftcast.scenarios.plan.search import STEADY_STATE, Constraint
-from draftcast.scenarios.plan.sizing import Plan, Sizing
+from draftcast.scenarios.plan.search import STEADY_STATE, Check, Constraint
+from draftcast.scenarios.plan.sizing import COMPLETED, WITHIN, Plan, Sizing, delivered
+from draftcast.scenarios.show.plots import BASELINE, LIMIT, OFF, ON, half_widths, means, styled
+from draftcast.scenarios.show.tables import make_table
 
-TEXTS = ("hardware", "TP", "method")
+
+def sizing_figure(answer: Plan) -> Any:
+    """GPUs of every feasible candidate, those of spare replicas apart; the best on top."""
+    import plotly.graph_objects as go
+
+    shown = [sizing for sizing in answer.sizings if sizing.feasible][::-1]
+    figure = go.Figure()
+    for name, colour, counts in (
+        ("in use", ON, [sizing.replicas * sizing.candidate.tensor_parallel_size for sizing in shown]),
+        ("spare", OFF, [sizing.spare * sizing.candidate.tensor_parallel_size for sizing in shown]),
+    ):
+        if any(counts):
+            figure.add_bar(
+                x=counts,
+                y=[sizing.candidate.label for sizing in shown],
+                orientation="h",
+                name=name,
+                marker={"color": colour},
+                hovertemplate="%{x} GPUs<extra>" + name + "</extra>",
+            )
+    figure.update_layout(barmode="stack")
+    figure.update_xaxes(title_text="GPUs", rangemode="tozero")
+    return styled(figure, height=120 + 40 * len(shown))
+
+
+def goodput_figure(sizing: Sizing, checks: Sequence[Check]) -> Any:
+    """SLO goodput and completed requests against load; the target and the knee; open markers: overloaded, at capacity.
+
+    A load whose run did not reach a steady state has neither.
+
+    Args:
+        checks: of `draftcast.scenarios.plan.sizing.goodput_curve` for ``sizing``, under the scenario's ``slo``.
+    """
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    rates = [check.rate_rps for check in checks]
+    for name, colour in ((COMPLETED, OFF), (WITHIN, ON)):
+        rates_done = [delivered(check).get(name) for check in checks]
+        figure.add_scatter(
+            x=rates,
+            y=means(rates_done),
+            error_y=half_widths(rates_done, thickness=1.2, width=3),
+            mode="lines+markers",
+            line={"color": colour, "width": 2.2},
+            marker={
+                "symbol": ["circle" if check.verdict == "steady" else "circle-open" for check in checks],
+                "size": 8,
+            },
+            text=[check.verdict for check in checks],
+            name=name,
+            hovertemplate="%{y:.4g} of %{x:.4g} req/s (%{text})<extra>" + name + "</extra>",
+        )
+    lines = [(sizing.target_rps, "target", BASELINE)]
+    if sizing.largest is not None:
+        lines.append((sizing.largest.met, "knee", LIMIT))
+    for x, label, colour in lines:
+        text = {"text": f"{label} {x:.4g}", "font": {"color": colour}, "textangle": 0, "yanchor": "bottom"}
+        figure.add_vline(x=x, line={"color": colour, "dash": "dot", "width": 1.5}, annotation=text)
+    figure.update_xaxes(title_text="load, req/s", rangemode="tozero")
+    figure.update_yaxes(title_text="req/s")
+    return styled(figure, height=340)
 
 
 def plan_table(answer: Plan) -> Table:
-    """One row a candidate, the best first."""
-    head, rows = plan_cells(answer)
-    table = Table()
-    for name in head:
-        table.add_column(name, justify="left" if name in (*TEXTS, head[-1]) else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    """One row per candidate, the best first."""
+    return make_table(plan_rows(answer))
 
 
-def plan_cells(answer: Plan) -> tuple[list[str], list[list[str]]]:
-    """Names of the columns and the texts of a row for each candidate; costs only where there are prices."""
+def plan_rows(answer: Plan) -> list[list[str]]:
+    """Header and a row per candidate; costs only where there are prices."""
     priced = any(sizing.price is not None for sizing in answer.sizings)
-    costs = ["cost/h", "cost/Mtok"] if priced else []
-    head = [*TEXTS, "GPUs", "replicas", "largest req/s", "headroom", *costs, "kWh/Mtok", "tightest"]
-    return head, [_cells(sizing, priced) for sizing in answer.sizings]
+    head = ["hardware", "TP", "method", "GPUs", "replicas", "largest req/s", "headroom"]
+    head += [*(["cost/h", "cost/Mtok"] if priced else []), "kWh/Mtok", "tightest"]
+    return [head, *(_cells(sizing, priced) for sizing in answer.sizings)]
 
 
 def answer_line(answer: Plan) -> str:
@@ -48,12 +108,12 @@ def answer_line(answer: Plan) -> str:
 
 def basis_line(answer: Plan) -> str:
     """Assumptions a reader must know."""
-    asked = answer.scenario.statistics
-    requests = answer.scenario.workload.num_requests
+    scenario = answer.question.scenario
+    requests = scenario.workload.num_requests
     judged = f"{requests} requests a replica" if requests is not None else "the whole trace"
     return (
-        f"judged on {asked.replications} replications of {judged}, the same for every candidate; kWh/Mtok: every board "
-        "at its rated power, without hosts and cooling"
+        f"judged on {scenario.statistics.replications} replications of {judged}, the same for every candidate; "
+        "kWh/Mtok: every board at its rated power, without hosts and cooling"
     )
 
 

@@ -1,64 +1,95 @@
-"""Pictures of answers, as plotly figures: self-contained HTML for people, PNG for the docs (``docs/figures.py``)."""
+"""What all plots share (plotly): colours, layout, error bars, writing to a file.
+
+One palette for every plot: a colour means the same thing everywhere and reads on light and dark.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftcast.errors import InputError
 from draftcast.files import check_output, written
-from draftcast.scenarios.compare.comparison import LATENCY, TOKENS, Comparison
-from draftcast.scenarios.show.tables import cutover_line, title
 
 if TYPE_CHECKING:
     from draftcast.sim.statistics.intervals import Estimate
 
-ON, OFF, BREAK_EVEN = "#0b7285", "#868e96", "#c92a2a"
+ON, OFF, BASELINE, LIMIT = "#1098ad", "#868e96", "#e8890c", "#e03131"
+COLOURS = (ON, BASELINE, "#7048e8", "#2f9e44", "#d6336c", OFF, "#1c7ed6", "#5c3d2e")
+BREAK_EVEN_LINE = {"color": LIMIT, "dash": "dash", "width": 1.5}
 IMAGES = (".png", ".svg", ".pdf")  # drawn by kaleido
+X_AXIS: dict[str, Any] = {"automargin": True}
+Y_AXIS: dict[str, Any] = {"automargin": True, "rangemode": "tozero"}
 
 
-def comparison_figure(comparison: Comparison) -> Any:
-    """Advantage against request rate with its band and the cutover; below, latency and token goodput, off and on.
+def look(*, height: int, legend: bool = True) -> dict[str, Any]:
+    """The layout of plots on a page: no frame, tight margins, the legend above."""
+    return {
+        "height": height,
+        # Streamlit gives plotly a copy of each picture it has just drawn; without this the copy would be drawn again.
+        "datarevision": 1,
+        "margin": {"l": 8, "r": 8, "t": 44 if legend else 24, "b": 8},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "showlegend": legend,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "hovermode": "closest",
+    }
 
-    Raises:
-        InputError: fewer than two rates, or nothing compared.
-    """
-    from plotly.subplots import make_subplots
 
-    points = [p for p in comparison.points if p.off is not None and p.request_rate_rps is not None]
-    _check_points(len(points))
-    figure = make_subplots(
-        rows=2,
-        cols=2,
-        specs=[[{"colspan": 2}, None], [{}, {}]],
-        row_heights=[0.56, 0.44],
-        vertical_spacing=0.16,
-        horizontal_spacing=0.09,
-        subplot_titles=("Advantage: mean E2E latency off / on", "Mean E2E latency, s", "Token goodput, tokens/s"),
-    )
-    rates = [p.request_rate_rps for p in points]
-    advantages = [p.advantage for p in points]
-    _band(figure, rates, advantages, ON, "advantage", row=1, col=1)
-    figure.add_hline(y=1.0, line={"color": BREAK_EVEN, "dash": "dash", "width": 1.5}, row=1, col=1)
-    cut = comparison.cutover
-    if cut is not None and cut.kind == "crosses":
-        label = {"text": "cutover", "font": {"color": BREAK_EVEN}}
-        ends = dict(zip(("x0", "x1"), cut.gap, strict=True))
-        figure.add_vrect(**ends, fillcolor=BREAK_EVEN, opacity=0.15, line_width=0, label=label, row=1, col=1)
-    for col, key in ((1, LATENCY), (2, TOKENS)):
-        for which, colour in (("on", ON), ("off", OFF)):
-            shown = [p.figures(which).get(key) for p in points]
-            _band(figure, rates, shown, colour, f"SD {which}", row=2, col=col, legend=col == 1)
-    figure.update_xaxes(title_text="request rate, req/s")
-    figure.update_layout(
+def styled(figure: Any, *, height: int, legend: bool = True) -> Any:
+    """A plot in the look of a page."""
+    figure.update_layout(**look(height=height, legend=legend))
+    figure.update_xaxes(**X_AXIS)
+    figure.update_yaxes(**Y_AXIS)
+    return figure
+
+
+def on_page(figure: Any, *, height: int) -> Any:
+    """A plot made for a file, as the pages show plots: their template, their size, no title of its own."""
+    import plotly.io
+
+    figure.update_layout(template=plotly.io.templates.default, title=None, width=None)
+    return styled(figure, height=height)
+
+
+def in_file(figure: Any, title: str, lines: Sequence[str] = (), *, height: int) -> Any:
+    """A plot as a file shows it, with its title, ``lines`` in small print below it and the legend at the bottom."""
+    small = f"<br><sup>{'<br>'.join(lines)}</sup>" if lines else ""
+    return figure.update_layout(
         template="plotly_white",
-        title={"text": f"{title(comparison.scenario)}<br><sup>{cutover_line(comparison)}</sup>"},
+        title={"text": f"{title}{small}"},
+        margin={"t": 90 + 18 * len(lines)},
         width=1000,
-        height=760,
+        height=height,
         legend={"orientation": "h", "x": 0.5, "xanchor": "center", "y": -0.12},
     )
-    return figure
+
+
+def error_bars(spans: Sequence[tuple[float, float, float]], **style: Any) -> dict[str, Any]:
+    """Error bars from (low, middle, high) of each point; none where a bound is not finite."""
+    up = [high - middle if math.isfinite(high) else 0.0 for _, middle, high in spans]
+    down = [middle - low if math.isfinite(low) else 0.0 for low, middle, _ in spans]
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [max(0.0, width) for width in up],
+        "arrayminus": [max(0.0, width) for width in down],
+        **style,
+    }
+
+
+def half_widths(values: Sequence[Estimate | None], **style: Any) -> dict[str, Any]:
+    """Error bars that reach to the interval's ends; none where there is no interval."""
+    halves = [v.half_width if v is not None and math.isfinite(v.half_width) else 0.0 for v in values]
+    return {"type": "data", "array": halves, **style}
+
+
+def means(values: Sequence[Estimate | None]) -> list[float | None]:
+    """Means to draw; a gap where there is no figure."""
+    return [value.mean if value is not None else None for value in values]
 
 
 def check_plot(path: Path, *, num_rates: int, compared: bool) -> None:
@@ -67,7 +98,7 @@ def check_plot(path: Path, *, num_rates: int, compared: bool) -> None:
     Raises:
         InputError: fewer than two rates, nothing compared, no such folder, or a kind of file that is not known.
     """
-    _check_points(num_rates if compared else 0)
+    check_points(num_rates if compared else 0)
     check_picture(path, "--plot")
 
 
@@ -87,7 +118,8 @@ def check_picture(path: Path, option: str) -> None:
             raise InputError(f"{path.suffix} needs kaleido (pip install kaleido); .html needs nothing", file=option)
 
 
-def _check_points(count: int) -> None:
+def check_points(count: int) -> None:
+    """Refuse a comparison of fewer than two rates."""
     if count < 2:
         raise InputError("a plot needs speculation compared with off and at least two --rates", file="--plot")
 
@@ -107,33 +139,3 @@ def write_figure(figure: Any, path: Path) -> None:
     except (ValueError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
         raise InputError(f"cannot be drawn, take .html: {first}", file=str(path)) from None
-
-
-def _band(
-    figure: Any,
-    x: list[float | None],
-    values: list[Estimate | None],
-    colour: str,
-    name: str,
-    *,
-    row: int,
-    col: int,
-    legend: bool = False,
-) -> None:
-    """A line of means with error bars that reach to the interval's ends; nothing where there are no figures."""
-    import plotly.graph_objects as go
-
-    halves = [v.half_width if v is not None and math.isfinite(v.half_width) else 0.0 for v in values]
-    figure.add_trace(
-        go.Scatter(
-            x=x,
-            y=[value.mean if value is not None else None for value in values],
-            error_y={"type": "data", "array": halves, "thickness": 1.5, "width": 4},
-            mode="lines+markers",
-            line={"color": colour, "width": 2.5},
-            name=name,
-            showlegend=legend,
-        ),
-        row=row,
-        col=col,
-    )

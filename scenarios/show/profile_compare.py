@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from draftcast.calibration.profile.load import RooflineProfile
+from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.calibration.profile.table import POINT
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.work import layers
 from draftcast.scenarios.show.profile_view import OpenProfile
 from draftcast.sim.cost import step_time as st
+from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.cost.operator_tables import OperatorTables
-from draftcast.sim.cost.step_cost import StepCost, compile_step_cost
+from draftcast.sim.cost.step_cost import compile_step_cost
 
 BATCHES = (1, 8, 64, 128, 256)
 MAX_ROWS = 8192
@@ -77,52 +78,49 @@ def agreement(first: OpenProfile, second: OpenProfile) -> list[dict[str, Any]]:
     ]
 
 
-def step_cost(opened: OpenProfile, step: Step) -> StepCost:
+def step_cost(opened: OpenProfile, step: Step) -> st.StepCost:
     """The step's cost under a profile, for up to the largest of `BATCHES` sequences."""
-    return compile_step_cost(
-        load_model(step.model),
-        get_method(step.method if step.k else "none"),
-        None,
-        step.k,
-        step.tp,
-        None,
-        step.dtype,
-        "auto",
-        opened.profile,
-        opened.hardware,
-        MAX_ROWS,
-        max(BATCHES),
+    model = load_model(step.model)
+    config = EngineConfig(
+        method=get_method(step.method if step.k else "none"),
+        num_speculative_tokens=step.k,
+        tensor_parallel_size=step.tp,
+        weight_dtype=step.dtype,
+        max_model_len=model.max_position_embeddings,
+        max_num_batched_tokens=MAX_ROWS,
+        max_num_seqs=max(BATCHES),
     )
+    return compile_step_cost(config, model, None, opened.profile, opened.hardware)
 
 
-def step_parts(opened: OpenProfile, cost: StepCost, step: Step, batch: int) -> dict[str, float]:
+def step_parts(opened: OpenProfile, cost: st.StepCost, step: Step, batch: int) -> dict[str, float]:
     """Seconds of the parts of one step of ``batch`` sequences.
 
     Parts "target: ..." and "sample: ..." add up to their whole. A whole-step fit knows no operators: its target holds
     lm_head and sampler.
     """
-    features, out = np.empty(st.N_FEATURES), np.empty(st.N_OUT)
+    features, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     st.decode_features(cost, batch, step.k, step.context, features)
     st.step_time(cost, features, out)
-    parts = {"target": out[st.O_TARGET]}
+    parts = {"target": out["target_s"]}
     sampler = {}
     if isinstance(opened.profile, RooflineProfile):
-        rows = int(features[st.F_TOKENS])
+        rows = int(features["tokens"])
         model, device = load_model(step.model), OperatorTables(opened.profile, step.tp, step.dtype)
         whole = cost.target[rows].sum()
         linear, collectives = _linear(device, model, rows), _collectives(device, model, rows)
-        parts["target: attention"] = out[st.O_TARGET] - whole
+        parts["target: attention"] = out["target_s"] - whole
         parts["target: linear"] = linear
         if step.tp > 1:
             parts["target: all-reduce"] = collectives
         rest = "experts, norms, activations" if model.is_moe else "norms, rotary, activations"
         parts[f"target: {rest}"] = whole - linear - collectives
-        head = device.lm_head(model, np.array([int(features[st.F_LOGIT_ROWS])])).sum()
-        sampler = {"sample: lm_head": head, "sample: sampler": out[st.O_SAMPLE] - head}
-        sampler = {"lm_head and sampler": out[st.O_SAMPLE], **sampler}
-    parts |= {"draft": out[st.O_DRAFT], **sampler, "host": out[st.O_HOST]}
-    parts["device"] = out[st.O_TARGET] + out[st.O_DRAFT] + out[st.O_SAMPLE]
-    parts["device + host"] = parts["device"] + out[st.O_HOST]
+        head = device.lm_head(model, np.array([int(features["logit_rows"])])).sum()
+        sampler = {"sample: lm_head": head, "sample: sampler": out["sample_s"] - head}
+        sampler = {"lm_head and sampler": out["sample_s"], **sampler}
+    parts |= {"draft": out["draft_s"], **sampler, "host": out["host_s"]}
+    parts["device"] = out["target_s"] + out["draft_s"] + out["sample_s"]
+    parts["device + host"] = parts["device"] + out["host_s"]
     return {name: float(value) for name, value in parts.items()}
 
 

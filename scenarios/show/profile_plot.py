@@ -6,12 +6,11 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from draftcast.calibration.profile.hardware import HardwareSpec
-from draftcast.calibration.profile.load import RooflineProfile
-from draftcast.calibration.profile.measured import FAMILY
-from draftcast.calibration.profile.table import SHAPE_FIELDS
-from draftcast.kernels.operators import registry
+from draftcast.calibration.profile.measured import FAMILY, Part, parts_of
+from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.scenarios.show.profile_view import OpenProfile, held_out_predictions
 
 MOST_POINTS = 800
@@ -50,45 +49,38 @@ def profile_figure(opened: OpenProfile) -> Any:
         vertical_spacing=0.14,
         subplot_titles=("Measured kernels and the device's roofs", " "),
     )
-    frame = opened.table().frame
-    for (operator, dtype, kv_dtype), rows in frame.groupby(["operator", "dtype", "kv_dtype"]):
-        name = str(operator)
-        if name not in COLOURS:
+    for part, rows in parts_of(opened.table().frame):
+        if part.operator not in COLOURS:
             continue
-        some = rows.iloc[_even(len(rows))]
-        shape = {field: some[field].to_numpy(np.float64) for field in SHAPE_FIELDS[name]}
-        work = registry.operator(name).work(shape, str(dtype), str(kv_dtype))
-        seconds = some["seconds"].to_numpy()
+        some = _even(rows)
+        work, seconds = part.work_of(some), some["seconds"].to_numpy()
         figure.add_scattergl(
             x=work.flops / work.bytes,
             y=work.flops / seconds / 1e12,
             mode="markers",
-            marker={"size": 3.5, "opacity": 0.55, "color": COLOURS[name], "symbol": _symbol(str(dtype), str(kv_dtype))},
-            name=f"{name.replace('_', ' ')}, {_formats(str(dtype), str(kv_dtype))}",
+            marker={"size": 3.5, "opacity": 0.55, "color": COLOURS[part.operator], "symbol": _symbol(part)},
+            name=f"{part.operator.replace('_', ' ')}, {_formats(part)}",
             row=1,
             col=1,
         )
     _roofs(figure, opened)
     held = beyond = 0
     for errors in held_out_predictions(opened):
-        if errors.operator in COLOURS and len(errors.predictions):
+        if errors.part.operator in COLOURS and len(errors.predictions):
             held += len(errors.predictions)
             beyond += int((100.0 * errors.predictions["error"].abs() > WIDEST_ERROR).sum())
-            some = errors.predictions.iloc[_even(len(errors.predictions))]
+            some = _even(errors.predictions)
             figure.add_scattergl(
                 x=1e6 * some["seconds"],
                 y=100.0 * some["error"],
                 mode="markers",
-                marker={"size": 3, "opacity": 0.5, "color": COLOURS[errors.operator]},
+                marker={"size": 3, "opacity": 0.5, "color": COLOURS[errors.part.operator]},
                 showlegend=False,
                 row=2,
                 col=1,
             )
-    figure.layout.annotations[
-        1
-    ].text = (
-        f"Interpolation: predicted / measured - 1 at {held:,} held-out points, {beyond:,} of them beyond the picture"
-    )
+    missed = f"at {held:,} held-out points, {beyond:,} of them beyond the picture"
+    figure.layout.annotations[1].text = f"Interpolation: predicted / measured - 1 {missed}"
     decades = {"type": "log", "dtick": 1, "exponentformat": "power"}
     top = math.ceil(math.log10(2e-12 * max(_device(opened).peak_flops.values())))
     figure.update_xaxes(**decades, title_text="FLOP per byte", row=1, col=1)
@@ -129,13 +121,14 @@ def _device(opened: OpenProfile) -> HardwareSpec:
     return opened.profile.hardware
 
 
-def _even(count: int) -> Any:
-    return np.unique(np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(int))
+def _even(rows: pd.DataFrame) -> pd.DataFrame:
+    """At most `MOST_POINTS` of the rows, evenly spread."""
+    return rows.iloc[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_POINTS)).round().astype(int))]
 
 
-def _formats(dtype: str, kv_dtype: str) -> str:
-    return f"{dtype}, KV {kv_dtype}" if kv_dtype and kv_dtype != dtype else dtype
+def _formats(part: Part) -> str:
+    return f"{part.dtype}, KV {part.kv_dtype}" if part.kv_dtype not in ("", part.dtype) else part.dtype
 
 
-def _symbol(dtype: str, kv_dtype: str) -> str:
-    return "circle" if "fp8" not in (dtype, kv_dtype) else "diamond"
+def _symbol(part: Part) -> str:
+    return "diamond" if "fp8" in (part.dtype, part.kv_dtype) else "circle"

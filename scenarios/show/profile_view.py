@@ -1,34 +1,30 @@
-"""What a profile holds, as tables: provenance, rooflines, held-out errors, coverage."""
+"""What a profile holds, as tables: rooflines, held-out errors, coverage."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 
-from draftcast.calibration.profile.folder import FIT, TABLE, Manifest, read_manifest
+from draftcast.calibration.profile.folder import TABLE, Manifest, read_manifest
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
-from draftcast.calibration.profile.held_out import OperatorErrors, held_out, interpolation_errors, modelled
-from draftcast.calibration.profile.load import (
-    AffineProfile,
-    HardwareProfile,
-    RooflineProfile,
-    find_profile,
-    load_profile,
-    profile_names,
-)
-from draftcast.calibration.profile.measured import FAMILY
+from draftcast.calibration.profile.held_out import OperatorErrors, interpolation_errors, modelled
+from draftcast.calibration.profile.load import find_profile, load_profile, profile_names, read_top
+from draftcast.calibration.profile.measured import FAMILY, Part, parts_of
+from draftcast.calibration.profile.spec import HardwareProfile, RooflineProfile
 from draftcast.calibration.profile.table import SHAPE_FIELDS, LatencyTable
-from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import HardwareError
-from draftcast.files import read_text
 
 NO_VERIFY = "verification (q > 1) was not measured: it is decode's time stretched by the roofline, extrapolated"
+# Rows that one picture and its prediction take at most; whole curves are kept together.
+MOST_ROWS = 6000
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ def open_profile(name_or_path: str, hardware: str | None = None) -> OpenProfile:
     path = find_profile(name_or_path)
     manifest = read_manifest(path) if path.is_dir() else None
     folder = path if manifest is not None and manifest.has_table else None
-    named = manifest.hardware if manifest else str(_top(path).get("hardware", "any"))
+    named = manifest.hardware if manifest else str(read_top(path).get("hardware", "any"))
     if hardware is None and named == "any":
         raise HardwareError("the profile fits any device: name one", key="--hardware", value=None)
     spec = load_hardware(named if hardware is None else hardware)
@@ -77,7 +73,7 @@ def bundled() -> dict[str, dict[str, Any]]:
     found = {}
     for name in profile_names():
         path = find_profile(name)
-        raw, table = _top(path), path / TABLE
+        raw, table = read_top(path), path / TABLE
         points = pq.read_metadata(table).num_rows if table.is_file() else 0
         kind = "measured points" if points else "assumed efficiencies"
         found[name] = {
@@ -91,51 +87,31 @@ def bundled() -> dict[str, dict[str, Any]]:
 
 def fits_any_device(name_or_path: str) -> bool:
     """Whether a profile is of no device in particular. Raises HardwareError when there is no such profile."""
-    return str(_top(find_profile(name_or_path)).get("hardware", "any")) == "any"
-
-
-def _top(path: Path) -> dict[str, Any]:
-    """The mapping in a profile's YAML file, unchecked; empty when it holds something else."""
-    file = path / FIT if path.is_dir() else path
-    raw = parse_yaml(read_text(file, HardwareError), str(file), HardwareError)
-    return raw if isinstance(raw, dict) else {}
+    return str(read_top(find_profile(name_or_path)).get("hardware", "any")) == "any"
 
 
 def rooflines(profile: RooflineProfile) -> list[dict[str, Any]]:
     """A row for every roofline: family, dtype ("" for the family's own), its four numbers, origin and source."""
-    entries = [((family, ""), entry) for family, entry in profile.operators.items()]
-    entries += list(profile.dtype_operators.items())
     return [
         {
             "family": family,
             "dtype": dtype,
-            "t0_us": 1e6 * entry.roofline.t0_s,
-            "e_c": entry.roofline.e_c,
-            "e_m": entry.roofline.e_m,
-            "p": entry.roofline.p,
-            "origin": entry.origin.label,
-            "source": entry.source,
+            "t0_us": 1e6 * fit.t0_s,
+            "e_c": fit.e_c,
+            "e_m": fit.e_m,
+            "p": fit.p,
+            "origin": fit.origin.label,
+            "source": fit.source,
         }
-        for (family, dtype), entry in sorted(entries, key=lambda item: item[0])
+        for family, operator in sorted(profile.operators.items())
+        for dtype, fit in [("", operator), *sorted(operator.dtypes.items())]
     ]
-
-
-def coefficients(profile: AffineProfile) -> dict[str, Any]:
-    """What a whole-step fit holds beyond its name and origin, by the names of `AffineProfile`."""
-    named = ("name", "hardware_name", "source", "date")
-    values = {each.name: getattr(profile, each.name) for each in dataclasses.fields(profile) if each.name not in named}
-    for key in ("draft_methods", "ngram_methods"):
-        values[key] = {method: origin.label for method, origin in values[key].items()}
-    return values
 
 
 def errors_of(opened: OpenProfile) -> list[dict[str, Any]]:
     """Held-out errors as the profile records them; none for a profile without a table."""
-    if opened.folder is None:
-        return []
-    fit = opened.folder / FIT
-    raw = parse_yaml(read_text(fit, HardwareError), str(fit), HardwareError)
-    return list(raw.get("held_out", []))
+    profile = opened.profile
+    return [dataclasses.asdict(errors) for errors in profile.held_out] if isinstance(profile, RooflineProfile) else []
 
 
 def errors_by_shape(opened: OpenProfile) -> list[dict[str, Any]]:
@@ -145,42 +121,52 @@ def errors_by_shape(opened: OpenProfile) -> list[dict[str, Any]]:
     """
     rows = []
     for errors in held_out_predictions(opened):
-        x = _size_column(errors.operator)
-        sizes = errors.predictions[x].to_numpy(np.float64)
-        bins = np.floor(np.log(np.maximum(sizes, 1.0)) / math.log(4.0)).astype(int)
-        for low in sorted(set(bins)):
-            error = np.abs(errors.predictions["error"].to_numpy()[bins == low])
-            rows.append(
-                {
-                    "operator": errors.operator,
-                    "dtype": errors.dtype,
-                    "kv_dtype": errors.kv_dtype,
-                    "size": f"{x} {4**low}..{4 ** (low + 1) - 1}",
-                    "points": len(error),
-                    "median": float(np.median(error)),
-                    "p90": float(np.quantile(error, 0.9)),
-                    "worst": float(error.max()),
-                }
-            )
+        x = _size_column(errors.part.operator)
+        powers = np.floor(np.log(errors.predictions[x].clip(lower=1)) / math.log(4.0)).astype(int)
+        for low, error in errors.predictions["error"].abs().groupby(powers):
+            figures = {"median": error.median(), "p90": error.quantile(0.9), "worst": error.max()}
+            size = f"{x} {4**low}..{4 ** (low + 1) - 1}"
+            rows.append({**errors.part._asdict(), "size": size, "points": len(error), **figures})
     return rows
 
 
-def held_out_predictions(opened: OpenProfile) -> list[OperatorErrors]:
+def held_out_predictions(opened: OpenProfile) -> Iterator[OperatorErrors]:
     """Interpolation of the held-out points of every operator and format of the table."""
-    assert isinstance(opened.profile, RooflineProfile)
-    frame = modelled(opened.table())
-    frame["held_out"] = held_out(frame)
-    found = []
-    for (operator, dtype, kv_dtype), rows in frame.groupby(["operator", "dtype", "kv_dtype"]):
-        seconds = opened.profile.seconds_of(FAMILY[str(operator)], str(kv_dtype) or str(dtype))
-        found.append(interpolation_errors(str(operator), str(dtype), str(kv_dtype), rows, seconds))
-    return found
+    for part, rows in parts_of(modelled(opened.table())):
+        yield _predictions(opened, part, rows)
+
+
+def fit_points(opened: OpenProfile, part: Part) -> OperatorErrors:
+    """Predictions of the held-out points of one operator; of a large one every so manyth curve.
+
+    Raises:
+        HardwareError: the profile has no measured table, or nothing of this part.
+    """
+    frame = opened.table().frame
+    points = frame[(frame[list(Part._fields)] == list(part)).all(axis=1)]
+    if points.empty:
+        raise HardwareError(f"has no measured points of {part}", key="profile", value=opened.profile.name)
+    rows = modelled(LatencyTable(points.reset_index(drop=True)))
+    if len(rows) > MOST_ROWS:
+        curve = ["k", "n", "num_experts", "top_k", "heads", "kv_heads", "head_dim", "window"]
+        every = -(-len(rows) // MOST_ROWS)
+        rows = rows[rows.groupby(curve, sort=True).ngroup() % every == 0].reset_index(drop=True)
+    return _predictions(opened, part, rows)
+
+
+def _predictions(opened: OpenProfile, part: Part, rows: pd.DataFrame) -> OperatorErrors:
+    assert isinstance(opened.profile, RooflineProfile)  # as every profile with a table
+    return interpolation_errors(part, rows, opened.profile.seconds_of(*part.roofline))
+
+
+def modelled_parts(table: LatencyTable) -> list[Part]:
+    """Every operator and format of the table that a step is built from."""
+    return [part for part, _ in parts_of(table.frame) if part.operator in FAMILY]
 
 
 def _size_column(operator: str) -> str:
-    if operator.startswith("attention"):
-        return "context" if operator == "attention_decode" else "q"
-    return {"all_reduce": "message_bytes", "rejection_sampler": "batch"}.get(operator, "m")
+    columns = {"attention_decode": "context", "attention_prefill": "q"}
+    return {**columns, "all_reduce": "message_bytes", "rejection_sampler": "batch"}.get(operator, "m")
 
 
 def coverage(table: LatencyTable) -> list[dict[str, Any]]:
@@ -189,22 +175,19 @@ def coverage(table: LatencyTable) -> list[dict[str, Any]]:
     ``settled`` is None where the source gave no intervals.
     """
     rows = []
-    for (operator, dtype, kv_dtype), points in table.frame.groupby(["operator", "dtype", "kv_dtype"]):
+    for part, points in parts_of(table.frame):
         ranges = []
-        for name in SHAPE_FIELDS[str(operator)]:
-            values = points[name].unique()
-            low, high = values.min(), values.max()
-            ranges.append(f"{name} {low}" if low == high else f"{name} {low}..{high} ({len(values)})")
+        for name in SHAPE_FIELDS[part.operator]:
+            low, high, count = points[name].min(), points[name].max(), points[name].nunique()
+            ranges.append(f"{name} {low}" if low == high else f"{name} {low}..{high} ({count})")
         rows.append(
             {
-                "operator": operator,
-                "dtype": dtype,
-                "kv_dtype": kv_dtype,
+                **part._asdict(),
                 "points": len(points),
                 "settled": float(points["settled"].mean()) if points["low_s"].notna().any() else None,
                 "kernels": ", ".join(sorted(points["implementation"].unique())),
                 "covers": ", ".join(ranges),
-                "note": NO_VERIFY if operator == "attention_decode" and points["q"].max() == 1 else "",
+                "note": NO_VERIFY if part.operator == "attention_decode" and points["q"].max() == 1 else "",
             }
         )
     return rows

@@ -1,4 +1,4 @@
-"""Published results beside our forecasts, for people: a table for the terminal, a page for the docs."""
+"""Published speed-ups and their forecasts as a table for the terminal and as a page of the docs."""
 
 from __future__ import annotations
 
@@ -9,33 +9,36 @@ from rich.table import Table
 
 from draftcast.scenarios.evidence.cases import PublishedCase, PublishedPoint
 from draftcast.scenarios.evidence.forecast import PublishedForecast
+from draftcast.scenarios.show.tables import make_table, markdown_table
 
-HEAD = """# Published results beside our forecasts
+HEAD = """# Published speed-ups and draftcast's forecasts
 
 <!-- Made by: draftcast published --markdown > docs/published.md -->
 
-What others measured, and what `draftcast published` says of the same setting. Nothing is fitted to these numbers: an
-input that a source does not give was chosen from other sources or from a stated default **before** the forecast was
-made, is listed under its case, and is not changed when the forecast misses. The files are
+`draftcast published` forecasts settings whose speed-up others have measured. Nothing is fitted to the published
+numbers. An input that a source does not give was taken from another source or from a stated default **before** the
+forecast was made; each case lists its assumed inputs, and they are not changed when a forecast misses. The cases are
 `scenarios/published/*.yaml`.
 
-- Every run is finite, as what it stands beside: all its requests count, throughput is over the whole run.
-- A factor above 1 means that speculation is better: latency without it over latency with it, or throughput with it over
-  throughput without. ± is half the 95 % interval over five replications; it holds the chance of arrivals, lengths and
-  draft tokens, not the doubt about assumed inputs.
-- The error is forecast over published less 1; 0 inside a published range. Sources of 2024 and 2025 ran engines older
-  than the vLLM 0.32 whose scheduler is simulated; step times are the bundled profile of each device.
-- Where no acceptance is published for the pair and data, trained drafters get 0.7 a token: the middle of what arXiv
-  2211.17192 reports for small models drafting large ones (0.5 to 0.9).
+- Runs are finite, like the measurements: every request counts, and throughput covers the whole run.
+- A factor above 1 means that speculation is faster: latency without it over latency with it, or throughput with it over
+  throughput without it.
+- ± is half the 95 % interval over five replications. It covers random arrivals, lengths and draft tokens, but not the
+  uncertainty of assumed inputs.
+- The error is forecast / published - 1, and 0 inside a published range.
+- Sources of 2024 and 2025 ran engines older than vLLM 0.32, whose scheduler is simulated. Step times come from the
+  bundled profile of each device.
+- Where no acceptance is published for the model pair and data, trained drafters get 0.7 per token: the middle of the
+  0.5 to 0.9 that arXiv 2211.17192 reports for small models drafting for large ones.
 """
-LEGEND = """`without` and `with` speculation are ours / published, in the metric's unit. The acceptance length holds the
-bonus token and counts rounds with a draft: an n-gram search that finds nothing makes none."""
+LEGEND = """`without` and `with` speculation: forecast / published, in the metric's unit. The acceptance length includes
+the bonus token and counts only rounds with a draft; an n-gram search that finds no match drafts nothing."""
 NEAR = 0.1
 COLUMNS = ("case", "point", "metric", "published", "forecast", "error", "without", "with", "acceptance length")
 
 
 def rows(forecasts: Iterable[PublishedForecast]) -> list[list[str]]:
-    """One row a published number, cells in the order of ``COLUMNS``; ``ours / theirs`` where both are known."""
+    """One row per published number, in the order of ``COLUMNS``; ``forecast / published`` where both are known."""
     return [
         [
             f.title,
@@ -61,14 +64,8 @@ def published_text(point: PublishedPoint) -> str:
 
 def forecast_table(forecasts: Sequence[PublishedForecast]) -> Table:
     """For the terminal."""
-    table = Table(
-        title="Published speed-ups and our forecasts; absolute figures: ours / published", title_justify="left"
-    )
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("case", "point", "metric") else "right")
-    for row in rows(forecasts):
-        table.add_row(*row)
-    return table
+    heading = "Published speed-ups and forecasts; absolute figures: forecast / published"
+    return make_table([COLUMNS, *rows(forecasts)], title=heading)
 
 
 def summary_line(forecasts: Sequence[PublishedForecast]) -> str:
@@ -90,14 +87,7 @@ def assumption_lines(cases: Mapping[str, PublishedCase]) -> list[str]:
 
 def page(cases: Mapping[str, PublishedCase], forecasts: Sequence[PublishedForecast]) -> str:
     """The page of the docs."""
-    lines = [HEAD, f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
-    lines += [f"| {' | '.join(row)} |" for row in rows(forecasts)]
-    lines += [
-        "",
-        summary_line(forecasts),
-        "",
-        LEGEND,
-    ]
+    lines = [HEAD, markdown_table([COLUMNS, *rows(forecasts)]), "", summary_line(forecasts), "", LEGEND]
     for case in cases.values():
         lines += ["", f"## {case.title}", "", f"{case.source}; {case.engine_version}."]
         lines += [f"<{case.url}>"] if case.url else []
@@ -107,7 +97,7 @@ def page(cases: Mapping[str, PublishedCase], forecasts: Sequence[PublishedForeca
             assumed |= {key: f"{text} ({point.label})" for key, text in point.assumed.items()}
         lines += ["", "Assumed:", ""] + [f"- `{key}`: {text}" for key, text in assumed.items()]
         if case.explanation:
-            lines += ["", f"**What we think of the difference.** {' '.join(case.explanation.split())}"]
+            lines += ["", f"**Likely cause of the difference.** {' '.join(case.explanation.split())}"]
     return "\n".join(lines) + "\n"
 
 

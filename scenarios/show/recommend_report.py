@@ -1,30 +1,95 @@
-"""A recommendation for people: the table of candidates, the sentence above it, what to paste."""
+"""Rankings as text: recommended settings with what to paste, and a comparison of policies."""
 
 from __future__ import annotations
 
 import json
+import math
 
 from rich.table import Table
 
-from draftcast.scenarios.compare.recommend import OFF, Outcome, Recommendation, longest_draft
+from draftcast.scenarios.compare.candidate import OFF, longest_draft
+from draftcast.scenarios.compare.policy_comparison import PolicyComparison, Standing
+from draftcast.scenarios.compare.recommend import Outcome, Recommendation
 from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
-from draftcast.scenarios.show.tables import show
+from draftcast.scenarios.show.tables import make_table, show, title
+from draftcast.sim.statistics.intervals import Estimate
+
+
+def policies_table(answer: PolicyComparison) -> Table:
+    """One row per policy, best first: the metric, the paired difference to the baseline, the gap to the oracle."""
+    metric, factor = answer.metric, answer.metric.factor
+    head = ["rank", "policy", f"{metric.short} {metric.unit}", f"less {answer.baseline}"]
+    rows = [[*head, "gap to oracle", "tokens per round", ""]]
+    for standing in answer.standings:
+        length = standing.run.summary["figures"].get("mean_acceptance_length") if standing.side.has_figures else None
+        rows.append(
+            [
+                f"{standing.rank or '-'}{'=' if standing.ties else ''}",
+                standing.label,
+                show(standing.value, factor),
+                _interval(standing.difference, factor),
+                _percent(standing.gap),
+                show(length),
+                _remark(answer, standing),
+            ]
+        )
+    return make_table(rows, title=title(answer.scenario, with_policy=False))
+
+
+def ranking_lines(answer: PolicyComparison) -> list[str]:
+    """Who is best and with whom it ties, and what the columns mean."""
+    first = [s.label for s in answer.standings if s.rank == 1 and s.side.has_figures]
+    level = f"{answer.scenario.statistics.confidence:.0%}"
+    best = f"Best by {answer.metric.label}: {', '.join(first)}"
+    if len(first) > 1:
+        best = f"Best by {answer.metric.label}, without a significant difference: {', '.join(first)}"
+    if not first:
+        best = "No policy has figures for this load"
+    ties = [f"{s.label} with {', '.join(s.ties)}" for s in answer.standings if s.ties]
+    return [
+        f"{best}.",
+        f"Ties (marked =): {'; '.join(ties)}." if ties else "No ties.",
+        f"Differences and gaps: {level} intervals of {answer.scenario.statistics.replications} replications on the "
+        "same requests and draft tokens. Ranks: one more for every policy that is better by an interval that holds for "
+        "all pairs together.",
+    ]
+
+
+def _interval(difference: Estimate | None, factor: float) -> str:
+    if difference is None:
+        return "-"
+    scaled = difference.scaled(factor)
+    text = f"{scaled.mean:+.3g}"
+    return text if math.isnan(scaled.low) else f"{text} [{scaled.low:+.3g}, {scaled.high:+.3g}]"
+
+
+def _percent(gap: Estimate | None) -> str:
+    if gap is None:
+        return "-"
+    text = f"{gap.mean:+.1%}"
+    return text if math.isnan(gap.low) else f"{text} [{gap.low:+.1%}, {gap.high:+.1%}]"
+
+
+def _remark(answer: PolicyComparison, standing: Standing) -> str:
+    words = []
+    side = standing.side
+    if not side.has_figures:
+        most = f": completes at most {show(side.capacity.estimate)} req/s" if side.capacity is not None else ""
+        words.append(f"{side.state}{most if side.position != 'below' else ''}")
+    if standing.label == answer.baseline:
+        words.append("baseline")
+    return ", ".join(words)
 
 
 def candidates_table(answer: Recommendation) -> Table:
     """One row per candidate, best first; the gain over off in all and, with several loads, at each."""
-    table = Table()
-    table.add_column("setting")
-    table.add_column("gain over off", justify="right")
-    several = len(answer.loads) > 1
-    for load in answer.loads if several else ():
-        table.add_column(load.label, justify="right")
-    table.add_column("")
+    loads = answer.loads if len(answer.loads) > 1 else ()
+    rows = [["setting", "gain over off", *(load.label for load in loads), ""]]
     for outcome in answer.outcomes:
-        each = [_at_load(outcome, index) for index in range(len(answer.loads))] if several else []
-        gain = show(outcome.gain) + " x" if outcome.gain is not None else "-"
-        table.add_row(outcome.candidate.label, gain, *each, remark(answer, outcome))
-    return table
+        gains = [_at_load(outcome, index) for index in range(len(loads))]
+        gain = f"{show(outcome.gain)} x" if outcome.gain is not None else "-"
+        rows.append([outcome.candidate.label, gain, *gains, remark(answer, outcome)])
+    return make_table(rows)
 
 
 def answer_line(answer: Recommendation) -> str:
@@ -48,10 +113,10 @@ def _longer(answer: Recommendation) -> str:
     k = answer.largest_tried
     if k is None:
         return ""
-    said = f" k = {k} is the largest tried, so a longer draft may gain more: "
+    hint = f" k = {k} is the largest tried, so a longer draft may gain more: "
     if longest_draft(answer.chosen.candidate.scenario, k + 1) <= k:
-        return said + f"acceptance has no rates beyond position {k}; give more of them."
-    return said + f"draftcast recommend --max-k {min(2 * k, MAX_SPECULATIVE_TOKENS)} tries more."
+        return hint + f"acceptance has no rates beyond position {k}; give more of them."
+    return hint + f"draftcast recommend --max-k {min(2 * k, MAX_SPECULATIVE_TOKENS)} tries more."
 
 
 def paste_lines(answer: Recommendation, server: str) -> str:
@@ -59,9 +124,9 @@ def paste_lines(answer: Recommendation, server: str) -> str:
     notes = [f"# {note}" for note in answer.notes]
     if server == "sglang":
         return "\n".join([*notes, answer.sglang]) if answer.sglang else f"SGLang: {answer.sglang_reason}"
-    if answer.speculative_config is None:
-        return "\n".join([*notes, *filter(None, [answer.vllm])])
-    return "\n".join([*notes, f"--speculative-config '{json.dumps(answer.speculative_config)}'", answer.vllm])
+    if answer.speculative_config is not None:
+        notes.append(f"--speculative-config '{json.dumps(answer.speculative_config)}'")
+    return "\n".join([*notes, answer.vllm] if answer.vllm else notes)
 
 
 def _at_load(outcome: Outcome, index: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from draftcast.scenarios.run.operating_point import Ceilings, OperatingPoint
-from draftcast.scenarios.show.run_plots import OFF, SERIES, styled
+from draftcast.scenarios.show.plots import COLOURS, OFF, styled
 
 
 def roofline_figure(device: Ceilings, tracks: Mapping[int, Sequence[OperatingPoint]]) -> Any:
@@ -31,7 +31,7 @@ def roofline_figure(device: Ceilings, tracks: Mapping[int, Sequence[OperatingPoi
         name=f"{device.device}: {device.bytes_per_s / 1e12:.2f} TB/s, {device.flops_per_s / 1e12:,.0f} TFLOP/s",
         hoverinfo="skip",
     )
-    for colour, (num_seqs, points) in zip(SERIES, tracks.items(), strict=False):
+    for colour, (num_seqs, points) in zip(COLOURS, tracks.items(), strict=False):
         name = f"{num_seqs} sequence{'s' if num_seqs > 1 else ''}"
         figure.add_scatter(
             x=[round(point.intensity, 4) for point in points],

@@ -1,7 +1,4 @@
-"""Pictures of single runs: latency distribution, what happens over time, where a request's time goes (plotly).
-
-One palette for all pictures of the dashboard: a colour means the same thing everywhere and reads on light and dark.
-"""
+"""Plots of runs: speculation on and off over rates, latency distribution, load over time, parts of a request's time."""
 
 from __future__ import annotations
 
@@ -12,13 +9,28 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from draftcast.scenarios.compare.comparison import LATENCY, TOKENS, Comparison
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.run.timeline import Timeline
+from draftcast.scenarios.show.plots import (
+    BASELINE,
+    BREAK_EVEN_LINE,
+    COLOURS,
+    LIMIT,
+    OFF,
+    ON,
+    check_points,
+    half_widths,
+    in_file,
+    look,
+    means,
+    styled,
+)
+from draftcast.scenarios.show.run_report import cutover_line
+from draftcast.scenarios.show.tables import title
 from draftcast.sim.output.request_columns import RequestColumns
 from draftcast.sim.statistics.intervals import Estimate
 
-ON, OFF, BASELINE, LIMIT = "#1098ad", "#868e96", "#e8890c", "#e03131"
-SERIES = ("#1098ad", "#e8890c", "#7048e8", "#2f9e44", "#d6336c", "#868e96")
 PARTS = {
     "queue": "#868e96",
     "prefill": "#4c6ef5",
@@ -32,45 +44,55 @@ LATENCIES = (("ttft", "TTFT, ms", 1e3), ("tpot", "TPOT, ms", 1e3), ("e2el", "E2E
 POINTS = 121
 GAP = 0.03  # between panels, as a share of the picture
 SHOWN = 0.995
-
-
-def look(*, height: int, legend: bool = True) -> dict[str, Any]:
-    """The layout all pictures share: no frame, tight margins, the legend above."""
-    return {
-        "height": height,
-        # Streamlit gives plotly a copy of each picture it has just drawn; without this the copy would be drawn again.
-        "datarevision": 1,
-        "margin": {"l": 8, "r": 8, "t": 44 if legend else 24, "b": 8},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        "showlegend": legend,
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "hovermode": "closest",
-    }
-
-
-X_AXIS: dict[str, Any] = {"automargin": True}
-Y_AXIS: dict[str, Any] = {"automargin": True, "rangemode": "tozero"}
-# What is drawn while a key is pressed knows its margins: plotly finds them by drawing the picture twice.
+# What is drawn while a key is pressed has fixed margins: plotly finds them by drawing the plot twice.
 KNOWN_X: dict[str, Any] = {"automargin": False, "ticklabeloverflow": "allow"}
 KNOWN_Y: dict[str, Any] = KNOWN_X | {"rangemode": "tozero"}
 MARGIN = {"l": 64, "r": 16, "b": 48}
 
 
-def styled(figure: Any, *, height: int, legend: bool = True) -> Any:
-    """A picture in the look of all."""
-    figure.update_layout(**look(height=height, legend=legend))
-    figure.update_xaxes(**X_AXIS)
-    figure.update_yaxes(**Y_AXIS)
-    return figure
+def comparison_figure(comparison: Comparison) -> Any:
+    """Advantage against request rate with its interval and the cutover; below, latency and token goodput, off and on.
 
+    Raises:
+        InputError: fewer than two rates, or nothing compared.
+    """
+    from plotly.subplots import make_subplots
 
-def on_page(figure: Any, *, height: int) -> Any:
-    """A picture made for a file, as the pages show pictures: their template, their size, no title of its own."""
-    import plotly.io
-
-    figure.update_layout(template=plotly.io.templates.default, title=None, width=None)
-    return styled(figure, height=height)
+    points = [p for p in comparison.points if p.off is not None and p.request_rate_rps is not None]
+    check_points(len(points))
+    figure = make_subplots(
+        rows=2,
+        cols=2,
+        specs=[[{"colspan": 2}, None], [{}, {}]],
+        row_heights=[0.56, 0.44],
+        vertical_spacing=0.16,
+        horizontal_spacing=0.09,
+        subplot_titles=("Advantage: mean E2E latency off / on", "Mean E2E latency, s", "Token goodput, tokens/s"),
+    )
+    lines = [("advantage", ON, [p.advantage for p in points], 1, 1)]
+    for col, key in ((1, LATENCY), (2, TOKENS)):
+        for side, colour in (("on", ON), ("off", OFF)):
+            lines.append((f"SD {side}", colour, [p.figures(side).get(key) for p in points], 2, col))
+    for name, colour, values, row, col in lines:
+        figure.add_scatter(
+            x=[p.request_rate_rps for p in points],
+            y=means(values),
+            error_y=half_widths(values, thickness=1.5, width=4),
+            mode="lines+markers",
+            line={"color": colour, "width": 2.5},
+            name=name,
+            showlegend=(row, col) == (2, 1),
+            row=row,
+            col=col,
+        )
+    figure.add_hline(y=1.0, line=BREAK_EVEN_LINE, row=1, col=1)
+    cut = comparison.cutover
+    if cut is not None and cut.kind == "crosses":
+        label = {"text": "cutover", "font": {"color": LIMIT}}
+        ends = dict(zip(("x0", "x1"), cut.gap, strict=True))
+        figure.add_vrect(**ends, fillcolor=LIMIT, opacity=0.15, line_width=0, label=label, row=1, col=1)
+    figure.update_xaxes(title_text="request rate, req/s")
+    return in_file(figure, title(comparison.scenario), [cutover_line(comparison)], height=760)
 
 
 def latency_figure(
@@ -81,7 +103,7 @@ def latency_figure(
     """Cumulative share of requests by TTFT, TPOT and E2E latency, one line a run.
 
     Args:
-        runs: requests by name of the run, see `measured_requests`; at most as many runs as `SERIES`; the one named
+        runs: requests by name of the run, see `measured_requests`; at most as many runs as `COLOURS`; the one named
             ``SD off`` is grey.
         limits_ms: the SLO's ``ttft_ms``, ``tpot_ms``, ``e2el_ms`` where it has them.
         colours: of the runs; `colour_of` where None.
@@ -117,13 +139,13 @@ def latency_figure(
     layout["margin"] |= MARGIN
     layout["yaxis"] = KNOWN_Y | {"title": {"text": "requests, %"}}
     limits = []
-    for index, (latency, title, scale) in enumerate(LATENCIES):
+    for index, (latency, heading, scale) in enumerate(LATENCIES):
         panel = str(index + 1) if index else ""
         # The last requests of a long tail would squeeze all others against the axis.
         top = 1.05 * longest[latency] or 1
         left = index * (1 + GAP) / len(LATENCIES)
         domain = [left, left + (1 + GAP) / len(LATENCIES) - GAP]
-        layout[f"xaxis{panel}"] = KNOWN_X | {"domain": domain, "title": {"text": title}, "range": [0, top]}
+        layout[f"xaxis{panel}"] = KNOWN_X | {"domain": domain, "title": {"text": heading}, "range": [0, top]}
         limit = limits_ms.get(f"{latency}_ms")
         if limit is not None:
             x = limit * scale / 1e3
@@ -197,8 +219,8 @@ def time_figure(runs: Mapping[str, RunResult]) -> Any:
 
 def colour_of(name: str, names: Sequence[str]) -> str:
     """The same run has the same colour in every picture."""
-    known = {"SD off": OFF, "baseline": BASELINE}
-    return known.get(name, SERIES[list(names).index(name) % len(SERIES)])
+    fixed = {"SD off": OFF, "baseline": BASELINE}
+    return fixed.get(name, COLOURS[list(names).index(name) % len(COLOURS)])
 
 
 def ratio_figure(rows: Mapping[str, Sequence[tuple[str, Estimate | None]]], colours: Mapping[str, str]) -> Any:
@@ -212,12 +234,11 @@ def ratio_figure(rows: Mapping[str, Sequence[tuple[str, Estimate | None]]], colo
 
     figure = go.Figure()
     for name, ratios in rows.items():
-        known = [(label, ratio) for label, ratio in ratios if ratio is not None and math.isfinite(ratio.mean)]
-        halves = [ratio.half_width if math.isfinite(ratio.half_width) else 0.0 for _, ratio in known]
+        finite = [(label, ratio) for label, ratio in ratios if ratio is not None and math.isfinite(ratio.mean)]
         figure.add_scatter(
-            x=[round(ratio.mean, 6) for _, ratio in known],
-            y=[label for label, _ in known],
-            error_x={"type": "data", "array": halves, "thickness": 1.4, "width": 5},
+            x=[round(ratio.mean, 6) for _, ratio in finite],
+            y=[label for label, _ in finite],
+            error_x=half_widths([ratio for _, ratio in finite], thickness=1.4, width=5),
             mode="markers",
             marker={"color": colours[name], "size": 9},
             name=name,

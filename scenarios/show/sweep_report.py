@@ -1,10 +1,15 @@
-"""A sweep for people: its table, and what to say under it."""
+"""A sweep as table, sentences and plots: the Pareto front of tokens/s/user and tokens/s/GPU, a figure along an axis."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from rich.table import Table
 
-from draftcast.scenarios.show.tables import show, title
+from draftcast.errors import InputError
+from draftcast.scenarios.show.plots import LIMIT, half_widths, means, styled
+from draftcast.scenarios.show.tables import make_table, show, title
 from draftcast.scenarios.sweep.result import GPU, USER, SweepCell, SweepProgress, SweepResult
 
 COLUMNS = (
@@ -19,6 +24,7 @@ ADVANTAGE = (
 )
 # A longer table is cut to the Pareto front; the CSV holds all.
 MOST_ROWS = 60
+GPU_TITLE, USER_TITLE = "tokens/s/GPU", "tokens/s/user (1 / mean TPOT)"
 
 
 def swept_title(result: SweepResult) -> str:
@@ -27,18 +33,9 @@ def swept_title(result: SweepResult) -> str:
 
 
 def sweep_table(result: SweepResult) -> Table:
-    """One row a cell (of a large sweep, of its Pareto front), half widths of the intervals behind ±."""
-    table = Table(title=swept_title(result), title_justify="left")
-    head = sweep_head(result)
-    for name in head[:-3]:
-        table.add_column(name, justify="right")
-    for name in head[-3:-1]:
-        table.add_column(name)
-    table.add_column(head[-1], justify="center")
-    table.caption = ADVANTAGE
-    for _, row in sweep_rows(result):
-        table.add_row(*row)
-    return table
+    """One row per cell (of a large sweep, of its Pareto front), half widths of the intervals behind ±."""
+    rows = [row for _, row in sweep_rows(result)]
+    return make_table([sweep_head(result), *rows], title=swept_title(result), caption=ADVANTAGE)
 
 
 def sweep_head(result: SweepResult) -> list[str]:
@@ -59,16 +56,13 @@ def sweep_rows(result: SweepResult) -> list[tuple[SweepCell, list[str]]]:
 
 def advantage_text(cell: SweepCell) -> str:
     """The verdict with the advantage, or with the reason why there is none; empty without speculation."""
-    known = cell.cell
-    if known is None or known.verdict is None:
-        return ""
-    reason = f"{show(known.advantage)} x" if known.advantage is not None else known.why
-    return f"{known.verdict}: {reason}" if reason else known.verdict
+    reason = f"{show(cell.advantage)} x" if cell.advantage is not None else cell.why
+    return f"{cell.verdict}: {reason}" if reason and cell.verdict else cell.verdict
 
 
 def summary_line(result: SweepResult) -> str:
     """What was done, in one sentence."""
-    counts = f"{result.computed} cells computed, {result.reused} found in the data set"
+    counts = f"{result.computed} cells computed, {result.reused} reused from the data set"
     cut = "" if len(result.cells) <= MOST_ROWS else f"; the table shows the Pareto front of {len(result.cells)} cells"
     kept = f"; kept in {result.folder}" if result.folder is not None else ""
     return f"{counts}, {result.elapsed_s:.1f} s{cut}{kept}"
@@ -95,3 +89,129 @@ def time_text(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def sweep_figure(result: SweepResult, metric: str) -> Any:
+    """Both panels side by side, one line for each combination of the axes behind the first.
+
+    Args:
+        metric: a figure's name, for the second panel; drawn with its interval.
+
+    Raises:
+        InputError: no cell has figures, or none has this one.
+    """
+    from plotly.subplots import make_subplots
+
+    along = _metric_traces(result, metric)
+    figure = make_subplots(rows=1, cols=2, subplot_titles=("Pareto front", metric), horizontal_spacing=0.1)
+    figure.add_traces(_pareto_traces(result), rows=1, cols=1)
+    figure.add_traces(along, rows=1, cols=2)
+    figure.update_xaxes(title_text=GPU_TITLE, row=1, col=1)
+    figure.update_yaxes(title_text=USER_TITLE, row=1, col=1)
+    figure.update_xaxes(title_text=result.axes[0].name, row=1, col=2)
+    figure.update_layout(template="plotly_white", title=swept_title(result), width=1200, height=560)
+    return figure
+
+
+def pareto_figure(result: SweepResult) -> Any:
+    """The Pareto panel alone; ``customdata`` of a marker is the number of its cell in ``result.cells``."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure(_pareto_traces(result))
+    figure.update_xaxes(title_text=GPU_TITLE)
+    figure.update_yaxes(title_text=USER_TITLE)
+    figure.update_layout(clickmode="event+select")
+    return styled(figure, height=440)
+
+
+def metric_figure(result: SweepResult, metric: str) -> Any:
+    """The panel of one figure along the first axis alone. Raises InputError as of `sweep_figure`."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure(_metric_traces(result, metric))
+    figure.update_traces(showlegend=True)
+    figure.update_xaxes(title_text=result.axes[0].name)
+    figure.update_yaxes(title_text=metric)
+    return styled(figure, height=360)
+
+
+def metrics_of(result: SweepResult) -> list[str]:
+    """Names of the figures that some cell has, in order."""
+    return sorted({name for cell in result.cells for name in cell.figures})
+
+
+def _pareto_traces(result: SweepResult) -> list[Any]:
+    import plotly.graph_objects as go
+
+    number = {id(cell): index for index, cell in enumerate(result.cells)}
+    traces = []
+    for name, cells, line in _series(result):
+        traces.append(
+            go.Scatter(
+                x=_means(cells, GPU),
+                y=_means(cells, USER),
+                text=[_text(cell) for cell in cells],
+                customdata=[number[id(cell)] for cell in cells],
+                hovertemplate="%{text}<br>%{x:.4g} tokens/s/GPU, %{y:.4g} tokens/s/user<extra></extra>",
+                marker={"size": 8},
+                name=name,
+                legendgroup=name,
+                **line,
+            )
+        )
+    front = result.pareto
+    ring = {"symbol": "circle-open", "size": 15, "color": LIMIT, "line": {"width": 2}}
+    # Behind the cells, so that a click reaches them.
+    around = go.Scatter(
+        x=_means(front, GPU), y=_means(front, USER), mode="markers", marker=ring, name="Pareto front", hoverinfo="skip"
+    )
+    return [around, *traces]
+
+
+def _metric_traces(result: SweepResult, metric: str) -> list[Any]:
+    import plotly.graph_objects as go
+
+    if metric not in metrics_of(result):
+        names = ", ".join(metrics_of(result)) or "none: no cell has figures"
+        raise InputError(f"no such figure; there are {names}", file="--metric", value=metric)
+    traces = []
+    for name, cells, line in _series(result):
+        x = [cell.values[result.axes[0].name] for cell in cells]
+        traces.append(
+            go.Scatter(
+                x=[value if isinstance(value, int | float) else str(value) for value in x],
+                y=_means(cells, metric),
+                error_y=half_widths([cell.figures.get(metric) for cell in cells]),
+                text=[_text(cell) for cell in cells],
+                showlegend=False,
+                name=name,
+                legendgroup=name,
+                **line,
+            )
+        )
+    return traces
+
+
+def _text(cell: SweepCell) -> str:
+    return "<br>".join(text for text in (cell.label, advantage_text(cell)) if text)
+
+
+def _series(result: SweepResult) -> list[tuple[str, list[SweepCell], dict[str, Any]]]:
+    """Name, cells with figures and style of each line: one for the values of all axes but the first, in grid order."""
+    from plotly.colors import qualitative
+
+    first = result.axes[0].name
+    cells_by_name: dict[str, list[SweepCell]] = {}
+    for cell in result.cells:
+        if cell.figures:
+            rest = SweepCell({k: v for k, v in cell.values.items() if k != first}).label
+            cells_by_name.setdefault(rest or first, []).append(cell)
+    colours = (*qualitative.D3, *qualitative.Set2)  # they read on light and dark
+    return [
+        (name, cells, {"mode": "lines+markers", "line": {"color": colours[index % len(colours)]}})
+        for index, (name, cells) in enumerate(cells_by_name.items())
+    ]
+
+
+def _means(cells: Sequence[SweepCell], name: str) -> list[float | None]:
+    return means([cell.figures.get(name) for cell in cells])

@@ -1,27 +1,127 @@
-"""A validation as data, as a table for people and as one self-contained HTML page."""
+"""A validation as data, as a table and as one self-contained HTML page with plots."""
 
 from __future__ import annotations
 
-import html
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
 from draftcast import __version__
-from draftcast.calibration.live.step_fit import errors_text
-from draftcast.calibration.profile.load import AffineProfile
+from draftcast.calibration.engine_log.regression import Errors
+from draftcast.calibration.profile.spec import AffineProfile, HardwareProfile
 from draftcast.errors import InputError
 from draftcast.files import write_text
 from draftcast.scenarios.live.validate.comparison import CAUSES, Figure, Validation
-from draftcast.scenarios.live.validate.timeline import live_timeline, simulated_timeline
-from draftcast.scenarios.run.run_directory import plain
-from draftcast.scenarios.show.validation_page import aligned, html_table, page
-from draftcast.scenarios.show.validation_pictures import validation_figure
+from draftcast.scenarios.live.validate.figures import Timeline, chunk_gaps, live_timeline, simulated_timeline
+from draftcast.scenarios.show.exports import json_bytes
+from draftcast.scenarios.show.plots import BREAK_EVEN_LINE, OFF, ON
+from draftcast.scenarios.show.tables import MISSED, aligned, html_table, page, paragraphs
+from draftcast.sim.compiled.itl_histogram import histogram_quantile
+from draftcast.sim.output.request_columns import RequestColumns
 
-REPORT_JSON, REPORT_HTML = "validation.json", "validation.html"
+FloatArray = NDArray[np.float64]
+
+_SHARES = np.linspace(0.01, 0.99, 99)
+# More points than this are thinned: a page of some megabytes loads, one of some hundred does not.
+_MOST_POINTS = 3000
+_LATENCIES = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2el_s", "E2E"))
+_LEVELS = (("running", "Requests in the step"), ("waiting", "Requests waiting"), ("kv_usage", "KV blocks in use"))
+
+
+def validation_figure(validation: Validation) -> Any:
+    """Q-Q plots of the latencies, step times, and levels over time, in one figure of plotly."""
+    from plotly.subplots import make_subplots
+
+    titles = [f"{name}: quantiles, s" for _, name in _LATENCIES]
+    titles += ["ITL: quantiles, s", "Step time: each step, s", "Step time: share of steps below"]
+    titles += [name for _, name in _LEVELS]
+    figure = make_subplots(rows=3, cols=3, subplot_titles=titles, vertical_spacing=0.1, horizontal_spacing=0.08)
+    _latencies(figure, validation)
+    _steps(figure, validation)
+    _levels(figure, validation)
+    for row, col in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2)):
+        figure.update_xaxes(title_text="measured", row=row, col=col)
+    for row, col in ((1, 1), (2, 1)):
+        figure.update_yaxes(title_text="forecast", row=row, col=col)
+    figure.update_xaxes(title_text="s", row=2, col=3)
+    figure.update_xaxes(title_text="time, s", row=3)
+    return figure.update_layout(template="plotly_white", height=1050, legend={"orientation": "h", "y": -0.05})
+
+
+def _latencies(figure: Any, validation: Validation) -> None:
+    requests = RequestColumns.of(validation.live_requests)
+    replays = [RequestColumns.of(replication.requests) for replication in validation.replays]
+    for col, (name, _) in enumerate(_LATENCIES, start=1):
+        measured, forecast = getattr(requests, name), np.concatenate([getattr(columns, name) for columns in replays])
+        measured, forecast = measured[np.isfinite(measured)], forecast[np.isfinite(forecast)]
+        if len(measured) and len(forecast):
+            _diagonal(figure, np.quantile(measured, _SHARES), np.quantile(forecast, _SHARES), row=1, col=col)
+    gaps = chunk_gaps(validation.question.live)
+    if len(gaps):
+        counts = np.sum([replication.itl_counts for replication in validation.replays], axis=0)
+        _diagonal(figure, np.quantile(gaps, _SHARES), histogram_quantile(counts, _SHARES), row=2, col=1)
+
+
+def _diagonal(figure: Any, x: FloatArray, y: FloatArray, *, row: int, col: int) -> None:
+    """Points and the line on which they would lie were the forecast right."""
+    ends = [float(min(x.min(), y.min())), float(max(x.max(), y.max()))]
+    place = {"row": row, "col": col, "showlegend": False}
+    figure.add_scatter(x=ends, y=ends, mode="lines", line=BREAK_EVEN_LINE, **place)
+    figure.add_scattergl(x=x, y=y, mode="markers", marker={"color": ON, "size": 5, "opacity": 0.6}, **place)
+
+
+def _steps(figure: Any, validation: Validation) -> None:
+    forecast = pd.concat([replication.steps["step_s"] for replication in validation.replays]).to_numpy(np.float64)
+    series = [("forecast", ON, forecast)]
+    if validation.steps is not None:
+        points = validation.steps.timed.points
+        steps = points["steps"].to_numpy(np.float64)
+        measured, predicted = (points[name].to_numpy(np.float64) / steps for name in ("seconds", "predicted_s"))
+        _diagonal(figure, _thin(measured), _thin(predicted), row=2, col=2)
+        series.append(("measured", OFF, measured))
+    for name, colour, values in series:
+        ordered = _thin(np.sort(values))
+        share = np.arange(1, len(ordered) + 1) / len(ordered)
+        line = {"color": colour, "width": 2}
+        figure.add_scatter(x=ordered, y=share, mode="lines", line=line, name=name, legendgroup=name, row=2, col=3)
+
+
+def _levels(figure: Any, validation: Validation) -> None:
+    blocks = validation.question.deployment.settings.num_gpu_blocks - 1
+    series: list[tuple[str, str, Timeline]] = [
+        ("forecast", ON, simulated_timeline(validation.replays[0].steps, blocks))
+    ]
+    if validation.steps is not None:
+        steps = validation.steps.timed.steps
+        series.append(("measured", OFF, live_timeline(steps, validation.live_requests)))
+    for name, colour, timeline in series:
+        for col, (level, _) in enumerate(_LEVELS, start=1):
+            figure.add_scatter(
+                x=_thin(timeline.time_s),
+                y=_thin(getattr(timeline, level)),
+                mode="lines",
+                line={"color": colour, "width": 1.5, "shape": "hv"},
+                legendgroup=name,
+                showlegend=False,
+                row=3,
+                col=col,
+            )
+
+
+def _thin(values: NDArray[Any]) -> NDArray[Any]:
+    """Every n-th value where there are too many to draw."""
+    return values[:: max(1, -(-len(values) // _MOST_POINTS))]
+
+
+STEM = "validation"
 OPEN_LOOP_BARS = {"mean_tpot_s": 0.07, "mean_e2el_s": 0.10, "median_ttft_s": 0.15}
-"""Largest error draftcast asks of its own forecasts below 80 % of the capacity, by figure."""
+"""Maximum error that draftcast's own forecasts may have below 80 % of the capacity, by figure."""
 CLOSED_LOOP_BARS = {"output_throughput": 0.05}
 STEP_BARS = {"median": 0.05, "p90": 0.15}
 
@@ -31,37 +131,38 @@ def bars(validation: Validation) -> dict[str, float]:
     return CLOSED_LOOP_BARS if validation.question.loop is not None else OPEN_LOOP_BARS
 
 
+def steps_hold(errors: Errors) -> bool:
+    """Whether step times are within their bars."""
+    return errors.median <= STEP_BARS["median"] and errors.p90 <= STEP_BARS["p90"]
+
+
 def summary(validation: Validation) -> dict[str, Any]:
-    """Plain data for JSON: everything the page shows but the pictures."""
+    """Plain data for JSON: everything the page shows but the plots."""
     question, steps = validation.question, validation.steps
     live, profile = question.live, question.deployment.profile
-    wanted = bars(validation)
-    simulated = simulated_timeline(validation.played[0].steps, question.deployment.settings.num_gpu_blocks - 1)
+    limits = bars(validation)
+    simulated = simulated_timeline(validation.replays[0].steps, question.deployment.settings.num_gpu_blocks - 1)
     levels: dict[str, Any] = {"forecast": simulated.means()}
     if steps is not None:
         levels["measured"] = live_timeline(steps.timed.steps, validation.live_requests).means()
+    copied = ("name", "created_at", "speculative_config", "machine", "noise")
     return {
         "draftcast_version": __version__,
         "run": {
             "folder": str(live.folder),
-            "name": live.manifest["name"],
-            "created_at": live.manifest["created_at"],
             "complete": live.complete,
             "requests": len(live.requests),
             "compared": len(question.table),
-            "speculative_config": live.manifest["speculative_config"],
             "server_version": live.manifest["server"].get("version"),
-            "machine": live.manifest["machine"],
-            "noise": live.manifest["noise"],
+            **{key: live.manifest[key] for key in copied},
         },
         "profile": {
             "name": profile.name,
             "source": profile.source,
             "checksum": profile.checksum(),
-            "calibrated_on": sorted(profile.fitted_runs.values()) if isinstance(profile, AffineProfile) else [],
+            "calibrated_on": _fitted_runs(profile),
         },
         "acceptance": validation.acceptance,
-        "slowness": validation.slowness,
         "configuration_from_server": question.from_server,
         "front_end": {
             "forecast": validation.front_end,
@@ -69,13 +170,10 @@ def summary(validation: Validation) -> dict[str, Any]:
         },
         "figures": {
             name: {
-                "measured": figure.measured,
-                "forecast": figure.forecast.mean,
+                **figure_summary(validation, figure),
                 "low": figure.forecast.low,
                 "high": figure.forecast.high,
-                "error": figure.error,
-                "bar": wanted.get(name),
-                "causes": validation.attribution.get(name),
+                "bar": limits.get(name),
             }
             for name, figure in validation.figures.items()
         },
@@ -85,21 +183,29 @@ def summary(validation: Validation) -> dict[str, Any]:
     }
 
 
+def figure_summary(validation: Validation, figure: Figure) -> dict[str, Any]:
+    """A figure as plain data: measured, forecast, error and its causes."""
+    return {
+        "measured": figure.measured,
+        "forecast": figure.forecast.mean,
+        "error": figure.error,
+        "error_with_own_step_times": validation.error_with_own_step_times(figure.name),
+        "causes": validation.attribution.get(figure.name),
+    }
+
+
 def rows(validation: Validation) -> list[list[str]]:
     """The error table: header, then a line per figure."""
-    wanted = bars(validation)
+    limits = bars(validation)
     causes = list(CAUSES) if validation.attribution else []
-    table = [["figure", "measured", "forecast", "error", "bar", *causes]]
+    table = [["figure", "measured", "forecast", "error", "bar", "with the run's own step times", *causes]]
     for name, figure in validation.figures.items():
         shares = validation.attribution.get(name, {})
-        table.append(
-            [
-                *_values(figure),
-                percent(figure.error),
-                f"{wanted[name]:.0%}{'' if abs(figure.error) <= wanted[name] else ' MISSED'}" if name in wanted else "",
-                *(percent(shares.get(cause, math.nan)) for cause in causes),
-            ]
-        )
+        missed = f" {MISSED}" if name in limits and abs(figure.error) > limits[name] else ""
+        bar = f"{limits[name]:.0%}{missed}" if name in limits else ""
+        errors = (percent(shares.get(cause, math.nan)) for cause in causes)
+        own = percent(validation.error_with_own_step_times(name))
+        table.append([*_values(figure), percent(figure.error), bar, own, *errors])
     return table
 
 
@@ -108,7 +214,7 @@ def text(validation: Validation) -> str:
     lines = [*head(validation), "", *aligned(rows(validation))]
     if validation.steps is not None:
         lines.append("")
-        lines += [f"step time, {kind}: {errors_text(errors)}" for kind, errors in validation.steps.errors.items()]
+        lines += [f"accuracy of the step times, {kind}: {errors!s}" for kind, errors in validation.steps.errors.items()]
     if validation.attribution:
         lines.append("causes: measured less forecast, as a share of the measured value, as each is put right in turn")
     return "\n".join([*lines, *(f"note: {note}" for note in validation.notes)])
@@ -118,61 +224,68 @@ def head(validation: Validation) -> list[str]:
     """What was compared with what, a few lines."""
     question = validation.question
     profile, spec = question.deployment.profile, question.live.manifest["speculative_config"]
-    how = json.dumps(spec) if spec else "no speculation"
-    runs = sorted(profile.fitted_runs.values()) if isinstance(profile, AffineProfile) else []
+    runs = _fitted_runs(profile)
     lines = [
-        f"run {question.live.folder}: {len(question.table)} requests, {how}",
+        f"run {question.live.folder}: {len(question.table)} requests, {json.dumps(spec) if spec else 'no speculation'}",
         f"profile {profile.name}: {'calibrated on ' + ', '.join(runs) if runs else profile.source}",
     ]
     if validation.acceptance:
         lines.append(f"acceptance: {validation.acceptance}")
-    if validation.slowness is not None:
-        lines.append(
-            f"cores: steps {validation.slowness:.2f} times as long as in the calibration, by the probe beside it"
-        )
-    f = validation.front_end
-    ends = (f.request_s, f.output_s, f.output_sequence_s, f.turnaround_s)
-    shown = ", ".join(f"{seconds * 1e3:.2f}" for seconds in ends)
+    seconds = validation.front_end
+    ends = (seconds.request_s, seconds.output_s, seconds.output_sequence_s, seconds.turnaround_s)
+    shown = ", ".join(f"{end_s * 1e3:.2f}" for end_s in ends)
     lines.append(f"front end (into the engine, out of it, out for each request of a step, turnaround): {shown} ms")
     return lines
 
 
-def write_report(validation: Validation, folder: Path) -> tuple[Path, Path]:
-    """``validation.html`` and ``validation.json`` in ``folder``; returns their paths.
+def write_report(validation: Validation, folder: Path) -> tuple[Path, ...]:
+    """``validation.html`` and ``validation.json`` in ``folder``; returns their paths. Raises as of `write_files`."""
+    return write_files(folder, {f"{STEM}.html": _page(validation), f"{STEM}.json": json_text(summary(validation))})
+
+
+def json_text(data: Mapping[str, Any]) -> str:
+    """As a report's file holds it."""
+    return json_bytes(data).decode()
+
+
+def write_files(folder: Path, contents: Mapping[str, str]) -> tuple[Path, ...]:
+    """Write the texts by file name; returns their paths.
 
     Raises:
         InputError: the folder cannot be made or written.
     """
-    data, page = folder / REPORT_JSON, folder / REPORT_HTML
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot be made: {error.strerror or error}", file=str(folder)) from None
-    write_text(data, json.dumps(plain(summary(validation)), indent=1, allow_nan=False) + "\n")
-    write_text(page, _page(validation))
-    return page, data
+    for name, content in contents.items():
+        write_text(folder / name, content)
+    return tuple(folder / name for name in contents)
 
 
 def _page(validation: Validation) -> str:
-    steps = validation.steps
-    parts = [*(f"<p>{html.escape(line)}</p>" for line in head(validation)), html_table(rows(validation))]
-    if steps is not None:
-        table = [["steps", "points", "median error", "p90", "bias", "bars"]]
-        for kind, errors in steps.errors.items():
+    parts = [*paragraphs(head(validation)), html_table(rows(validation))]
+    if validation.steps is not None:
+        table = [["accuracy of the step times", "points", "median error", "p90", "bias", "bars"]]
+        for kind, errors in validation.steps.errors.items():
             if errors.points:
-                missed = errors.median > STEP_BARS["median"] or errors.p90 > STEP_BARS["p90"]
-                shown = f"{STEP_BARS['median']:.0%}, {STEP_BARS['p90']:.0%}{' MISSED' if missed else ''}"
+                limits = ", ".join(f"{bar:.0%}" for bar in STEP_BARS.values())
+                shown = limits if steps_hold(errors) else f"{limits} {MISSED}"
                 values = [percent(errors.median), percent(errors.p90), percent(errors.bias)]
                 table.append([kind, str(errors.points), *values, shown if kind == "all" else ""])
         parts.append(html_table(table))
-    parts += [f"<p>note: {html.escape(note)}</p>" for note in validation.notes]
-    picture = validation_figure(validation).to_html(full_html=False, include_plotlyjs=True)
-    return page(f"Validation of {validation.question.live.folder.name}", "\n".join([*parts, picture]))
+    parts += paragraphs([f"note: {note}" for note in validation.notes])
+    parts.append(validation_figure(validation).to_html(full_html=False, include_plotlyjs=True))
+    return page(f"Validation of {validation.question.live.folder.name}", parts)
 
 
 def percent(value: float) -> str:
     """Signed, one digit; empty where undefined."""
     return f"{value:+.1%}" if math.isfinite(value) else ""
+
+
+def _fitted_runs(profile: HardwareProfile) -> list[str]:
+    return sorted(profile.fitted_runs.values()) if isinstance(profile, AffineProfile) else []
 
 
 def _values(figure: Figure) -> list[str]:
@@ -186,8 +299,5 @@ def _values(figure: Figure) -> list[str]:
         unit = " (req/s)"
     half = figure.forecast.half_width
     spread = f" ± {half * scale:.3g}" if math.isfinite(half) and half > 0.0 else ""
-    return [
-        f"{figure.name.removesuffix('_s')}{unit}",
-        f"{figure.measured * scale:.4g}",
-        f"{figure.forecast.mean * scale:.4g}{spread}",
-    ]
+    forecast = f"{figure.forecast.mean * scale:.4g}{spread}"
+    return [f"{figure.name.removesuffix('_s')}{unit}", f"{figure.measured * scale:.4g}", forecast]

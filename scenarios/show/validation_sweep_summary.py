@@ -1,7 +1,7 @@
-"""What a validated sweep came to, without its runs: a few kilobytes that ship with draftcast and that a page can show.
+"""A validated sweep without its runs: a few kilobytes that ship with draftcast and that a page can show.
 
 Read from the JSON of a report (``sweep-validation.json``), from the summary that `to_json` wrote, or from what ships.
-Keys that are not known are left alone: a report may come from a later version.
+Unknown keys are ignored: a report may come from a later version.
 """
 
 from __future__ import annotations
@@ -9,20 +9,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
-from draftcast.calibration.engine_log.regression import Errors
-from draftcast.calibration.live.step_fit import errors_text
 from draftcast.errors import InputError
 from draftcast.files import parse_json
-from draftcast.scenarios.show.validation_page import MISSED
+from draftcast.scenarios.live.validate.sweep import Accepted, ModeSteps
+from draftcast.scenarios.show.tables import MISSED
 from draftcast.scenarios.show.validation_report import CLOSED_LOOP_BARS, OPEN_LOOP_BARS, STEP_BARS
 
 Table = list[list[str]]
 """The first row is the header."""
 FOLDER, SUFFIX = "validation_results", ".json"
+STEP_TIME = "step_time"
+
+
+def _with_nan(value: Any) -> Any:
+    """JSON has no NaN: null in its place."""
+    if isinstance(value, Mapping):
+        return {key: _with_nan(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_with_nan(item) for item in value]
+    return math.nan if value is None else value
 
 
 class _Part(BaseModel):
@@ -37,46 +46,11 @@ class Bar(_Part):
     missed: tuple[str, ...]
 
 
-class StepErrors(_Part):
-    """As of ``Errors``; None: no point."""
-
-    points: int
-    median: float | None
-    p90: float | None
-    worst: float | None
-    bias: float | None
-    worst_point: str = ""
-
-    @property
-    def text(self) -> str:
-        """In a line."""
-        known: dict[str, Any] = {
-            name: math.nan if value is None else value for name, value in self.model_dump().items()
-        }
-        return errors_text(Errors(**known))
-
-
-class Steps(_Part):
-    """Step time in a mode's judged runs, and how far the machine repeats a step itself (median, p90)."""
-
-    errors: StepErrors
-    repeat_spread: tuple[float | None, float | None]
-
-
 class Continuation(_Part):
-    """Tokens held against the known text."""
+    """Tokens compared with the known text."""
 
     checked_tokens: int
     wrong_tokens: int
-
-
-class AcceptedSummary(_Part):
-    """A mode's unconditional acceptance by draft position."""
-
-    mode: str
-    drafts: int
-    measured: tuple[float | None, ...]
-    forecast: tuple[float | None, ...]
 
 
 class CutoverSummary(_Part):
@@ -133,9 +107,12 @@ class SweepSummary(_Part):
         created_at: of the first judged run. machine: what the run recorded of it.
         calibrated_on: the runs behind the profile; they are not judged.
         runs: how many are judged.
-        steps_slower: least and most that judged runs' steps were forecast longer than in the calibration, where the
-            machine's speed was measured beside them.
-        command: that made the sweep, where it was told.
+        verdicts: forecasts held to their bars, and ``step_time``, the accuracy of the step times.
+        verdicts_with_own_step_times: the same figures, forecast with the step times, acceptance and front end that were
+            measured in each run: the accuracy of everything but these. Absent in reports of an earlier version.
+        steps_slower: least and most that judged runs' steps were forecast longer than in the calibration, in reports of
+            an earlier version, which corrected for the speed of the machine.
+        command: that made the sweep, where it is known.
     """
 
     draftcast_version: str
@@ -148,9 +125,10 @@ class SweepSummary(_Part):
     steps_slower: tuple[float, float] | None = None
     command: str = ""
     verdicts: dict[str, Bar]
-    steps: dict[str, Steps]
+    verdicts_with_own_step_times: dict[str, Bar] = {}
+    steps: Annotated[dict[str, ModeSteps], BeforeValidator(_with_nan)]
     known_continuation: Continuation
-    acceptance: tuple[AcceptedSummary, ...]
+    acceptance: Annotated[tuple[Accepted, ...], BeforeValidator(_with_nan)]
     cutovers: tuple[CutoverSummary, ...]
     effects: tuple[EffectSummary, ...]
     notes: tuple[str, ...] = ()
@@ -158,7 +136,13 @@ class SweepSummary(_Part):
     @model_validator(mode="before")
     @classmethod
     def _of_report(cls, data: Any) -> Any:
-        """A whole report says by its cells what a summary says in two numbers."""
+        """A whole report says by its cells what a summary says in two numbers.
+
+        Earlier versions counted the testbed's own text among the forecasts.
+        """
+        if isinstance(data, dict) and isinstance(data.get("verdicts"), dict):
+            bars = {name: bar for name, bar in data["verdicts"].items() if name != "known_continuation"}
+            data = {**data, "verdicts": bars}
         cells = data.get("cells") if isinstance(data, dict) else None
         if not isinstance(cells, list):
             return data
@@ -167,13 +151,13 @@ class SweepSummary(_Part):
 
     @property
     def held(self) -> int:
-        """Checks that keep their bar."""
-        return sum(bar.held for bar in self.verdicts.values())
+        """Checks of forecasts that keep their bar; step times are counted by themselves."""
+        return sum(bar.held for name, bar in self.verdicts.items() if name != STEP_TIME)
 
     @property
     def of(self) -> int:
-        """Checks that were made."""
-        return sum(bar.of for bar in self.verdicts.values())
+        """Checks of forecasts that were made."""
+        return sum(bar.of for name, bar in self.verdicts.items() if name != STEP_TIME)
 
     def head(self) -> list[str]:
         """What was run on what, a sentence each."""
@@ -184,7 +168,58 @@ class SweepSummary(_Part):
             f"profile of {len(self.calibrated_on)} others.",
             f"Of {self.of} checks {self.held} hold and {self.of - self.held} miss their bar.",
         ]
-        return [*lines, speed_line(self.steps_slower)] if self.steps_slower is not None else lines
+        if STEP_TIME in self.verdicts:
+            modes = self.verdicts[STEP_TIME]
+            lines.append(f"Accuracy of the step times: {modes.held} of {modes.of} modes hold their bar.")
+        if self.verdicts_with_own_step_times:
+            bars = self.verdicts_with_own_step_times.values()
+            lines.append(
+                f"Accuracy with the run's own step times: {sum(bar.held for bar in bars)} of "
+                f"{sum(bar.of for bar in bars)} checks hold."
+            )
+        if self.steps_slower is not None:
+            low, high = self.steps_slower
+            lines.append(
+                "Forecast at the speed of the machine's cores as an earlier version measured it beside each server: "
+                f"steps {low:.2f} to {high:.2f} times as long as in the calibration."
+            )
+        return lines
+
+    def tables(self) -> dict[str, Table]:
+        """Title and rows of each table: bars, cutovers, step times, effects, acceptance."""
+        bars = [["bar", "held", "missed by", "held with the run's own step times"]]
+        for name, bar in self.verdicts.items():
+            missed = f" {MISSED}" if bar.missed else ""
+            own = self.verdicts_with_own_step_times.get(name)
+            title = "accuracy of the step times" if name == STEP_TIME else name
+            held_with_own = f"{own.held} of {own.of}" if own is not None else ""
+            bars.append([title, f"{bar.held} of {bar.of}{missed}", ", ".join(bar.missed), held_with_own])
+        cutovers = [["mode", "measured users", "interval", "forecast users", "range", "within a step or 15 %"]]
+        for cutover in self.cutovers:
+            measured, low, high, forecast, least, most = cutover.words
+            held = "yes" if cutover.within_bar else MISSED
+            cutovers.append([cutover.mode, measured, f"{low} to {high}", forecast, f"{least} to {most}", held])
+        effects = [["load", "mode", "measured", "interval", "forecast", "sign"]]
+        for effect in sorted(self.effects, key=lambda effect: (effect.load_kind, effect.load, effect.mode)):
+            interval = f"{_ratio(effect.low)} to {_ratio(effect.high)}"
+            ratios = [_ratio(effect.measured), interval, _ratio(effect.forecast)]
+            sign = MISSED if effect.sign == "WRONG" else effect.sign
+            effects.append([load_text(effect.load_kind, effect.load), effect.mode, *ratios, sign])
+        steps = [["mode", "points", "errors", "the same step again: median, p90"]]
+        for mode, times in self.steps.items():
+            again = ", ".join("-" if math.isnan(value) else f"{value:.1%}" for value in times.repeat_spread)
+            steps.append([mode, str(times.errors.points), str(times.errors), again])
+        acceptance = [["mode", "rounds with drafts", "measured", "forecast"]]
+        for accepted in self.acceptance:
+            rates = [", ".join(map(_ratio, rates)) for rates in (accepted.measured, accepted.forecast)]
+            acceptance.append([accepted.mode, str(accepted.drafts), *rates])
+        return {
+            "Bars": bars,
+            "Cutover: users at which the throughput gain crosses 1": cutovers,
+            "Accuracy of the step times, in runs that took no part in the fit": steps,
+            "Effect of speculation (throughput gain in closed loops, E2E latency off / on at rates)": effects,
+            "Acceptance by draft position, all runs of a mode together": acceptance,
+        }
 
     def to_json(self) -> str:
         """What `read_summary` reads."""
@@ -214,19 +249,8 @@ def read_summary(text: str | bytes, file: str, command: str = "") -> SweepSummar
 def shipped_summaries() -> dict[str, SweepSummary]:
     """The sweeps that ship with draftcast, by name."""
     folder = files("draftcast.scenarios").joinpath(FOLDER)
-    found = sorted((entry for entry in folder.iterdir() if entry.name.endswith(SUFFIX)), key=lambda entry: entry.name)
-    return {entry.name.removesuffix(SUFFIX): read_summary(entry.read_text("utf-8"), entry.name) for entry in found}
-
-
-def speed_line(steps_slower: tuple[float, float] | None) -> str:
-    """At which speed of the machine runs were forecast; as of `SweepSummary.steps_slower`."""
-    if steps_slower is None:
-        return "Forecast at the speed the machine had in the calibration."
-    low, high = steps_slower
-    return (
-        f"Forecast at the speed of the machine's cores as a probe beside each server read it: steps {low:.2f} to "
-        f"{high:.2f} times as long as in the calibration."
-    )
+    entries = {entry.name: entry for entry in folder.iterdir() if entry.name.endswith(SUFFIX)}
+    return {name.removesuffix(SUFFIX): read_summary(entries[name].read_text("utf-8"), name) for name in sorted(entries)}
 
 
 def bars_line() -> str:
@@ -241,61 +265,10 @@ def bars_line() -> str:
     )
 
 
-def bar_rows(verdicts: Mapping[str, Bar]) -> Table:
-    """A line for every bar: how many hold it, and who does not."""
-    table = [["bar", "held", "missed by"]]
-    for name, entry in verdicts.items():
-        missed = f" {MISSED}" if entry.missed else ""
-        table.append([name, f"{entry.held} of {entry.of}{missed}", ", ".join(entry.missed)])
-    return table
-
-
-def cutover_rows(cutovers: Sequence[CutoverSummary]) -> Table:
-    """Measured and forecast cutover of every mode with their spreads."""
-    table = [["mode", "measured users", "interval", "forecast users", "range", "within a step or 15 %"]]
-    for each in cutovers:
-        measured, low, high, forecast, least, most = each.words
-        held = "yes" if each.within_bar else MISSED
-        table.append([each.mode, measured, f"{low} to {high}", forecast, f"{least} to {most}", held])
-    return table
-
-
-def effect_rows(effects: Sequence[EffectSummary]) -> Table:
-    """The effect at every load."""
-    table = [["load", "mode", "measured", "interval", "forecast", "sign"]]
-    for effect in sorted(effects, key=lambda each: (each.load_kind, each.load, each.mode)):
-        load = load_text(effect.load_kind, effect.load)
-        measured, low, high, forecast = map(_ratio, (effect.measured, effect.low, effect.high, effect.forecast))
-        shown = [measured, f"{low} to {high}", forecast]
-        table.append([load, effect.mode, *shown, MISSED if effect.sign == "WRONG" else effect.sign])
-    return table
-
-
-def step_rows(steps: Mapping[str, Steps]) -> Table:
-    """Errors of step times by mode, and over all."""
-    table = [["mode", "points", "errors", "the same step again: median, p90"]]
-    for mode, each in steps.items():
-        again = ", ".join("-" if value is None else f"{value:.1%}" for value in each.repeat_spread)
-        table.append([mode, str(each.errors.points), each.errors.text, again])
-    return table
-
-
-def acceptance_rows(accepted: Sequence[AcceptedSummary]) -> Table:
-    """Acceptance by draft position of every mode."""
-    table = [["mode", "rounds with drafts", "measured", "forecast"]]
-    for each in accepted:
-        table.append([each.mode, str(each.drafts), _rates(each.measured), _rates(each.forecast)])
-    return table
-
-
 def load_text(kind: str, load: float) -> str:
     """``4 users`` or ``1.5 req/s``."""
     return f"{load:g} {'users' if kind == 'concurrency' else 'req/s'}"
 
 
-def _rates(rates: Sequence[float | None]) -> str:
-    return ", ".join(map(_ratio, rates))
-
-
 def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    return "-" if value is None or math.isnan(value) else f"{value:.3f}"

@@ -12,24 +12,22 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from draftcast import __version__
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile
 from draftcast.errors import InputError
+from draftcast.scenarios.compare.capacity import rate_of
+from draftcast.scenarios.compare.verdict import judge, side
+from draftcast.scenarios.run.deployment import cached_deployment
+from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, scenario_hash, to_mapping, without_speculation
 from draftcast.scenarios.sweep.store import KEY, REPLICATION
-from draftcast.sim.statistics.intervals import Estimate
-
-if TYPE_CHECKING:
-    from draftcast.scenarios.compare.verdict import State, Word
 
 CODE_ROOMS = ("kernels", "calibration", "sim", "scenarios")
 CODE_SUFFIXES = (".py", ".json", ".yaml")
@@ -37,21 +35,11 @@ CODE_SUFFIXES = (".py", ".json", ".yaml")
 # figure.
 NOT_CODE = ("profiles", "files", "published", "validation_results")
 DONE, ERROR = "done", "error"
-STATUS, MESSAGE, SCENARIO = "status", "error", "scenario"
-_FACTS = (
-    "state",
-    "slo_met",
-    "capacity_rps",
-    "num_gpus",
-    "confidence",
-    "offered_tokens_per_s",
-    "verdict",
-    "why",
-    "advantage",
-    "advantage_low",
-    "advantage_high",
-)
-_ENGINE = "engine_"
+STATUS, MESSAGE = "status", "error"
+SCENARIO = ("scenario", "scenario_hash", "profile_checksum", "code", "draftcast_version")
+"""Columns that say what was asked of whom."""
+ENGINE = "engine_"
+"""Begins the names of columns with the engine's counters."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +53,7 @@ class Address:
     @property
     def key(self) -> str:
         """Sha256 (hex) of the parts."""
-        return hashlib.sha256(json.dumps([self.scenario, self.profile, self.code]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(astuple(self)).encode()).hexdigest()
 
     def difference(self, other: Address) -> str:
         """Which parts differ, in words."""
@@ -88,43 +76,6 @@ class Outcome:
     key: str
     rows: tuple[dict[str, Any], ...] = ()
     failure: str = ""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A finished cell, as read from the data set.
-
-    Attributes:
-        error: why it has no figures; empty when it has.
-        replications: each replication's figures, names and units as of ``RunResult.replications``.
-        state: of the setting at its load, as of `draftcast.scenarios.compare.verdict.Side`.
-        verdict: on the setting against itself without speculation, by mean end-to-end latency; None where it does not
-            speculate.
-        why: what decided, in a few words; empty where ``advantage`` says it.
-        advantage: how many times less latency than without speculation; None as of ``Verdict.advantage``.
-        capacity_rps: requests per second when saturated; None where the run alone tells that it is far below.
-        num_gpus: devices of the whole cluster.
-        offered_tokens_per_s: output tokens that arrive per second, by replication; empty where arrivals have no single
-            rate.
-    """
-
-    error: str = ""
-    replications: tuple[Mapping[str, float], ...] = field(default=(), repr=False)
-    engine: Mapping[str, float] = field(default_factory=dict, repr=False)
-    state: State = "not settled"
-    verdict: Word | None = None
-    why: str = ""
-    advantage: Estimate | None = None
-    capacity_rps: float | None = None
-    slo_met: bool | None = None
-    num_gpus: int = 0
-    confidence: float = 0.95
-    offered_tokens_per_s: tuple[float, ...] = ()
-
-    @property
-    def has_figures(self) -> bool:
-        """Whether the figures hold for the load, as of ``Side.has_figures``."""
-        return not self.error and self.state in ("steady", "finite")
 
 
 @functools.cache
@@ -185,7 +136,7 @@ def run_task(task: Task) -> Outcome:
         own = address_of(scenario)
         if own != task.address:
             return Outcome(key, failure=f"the worker has another state of: {task.address.difference(own)}")
-        return Outcome(key, tuple(_rows(scenario, own)))
+        return Outcome(key, tuple(_rows(scenario, task)))
     except InputError as error:
         return Outcome(key, ({**_head(task), REPLICATION: 0, STATUS: ERROR, MESSAGE: str(error)},))
     except Exception as error:
@@ -193,25 +144,14 @@ def run_task(task: Task) -> Outcome:
 
 
 def _head(task: Task) -> dict[str, Any]:
-    return {
-        KEY: task.address.key,
-        SCENARIO: json.dumps(task.scenario, sort_keys=True),
-        "scenario_hash": task.address.scenario,
-        "profile_checksum": task.address.profile,
-        "code": task.address.code,
-        "draftcast_version": __version__,
-    }
+    asked = (json.dumps(task.scenario, sort_keys=True), *astuple(task.address), __version__)
+    return {KEY: task.address.key, **dict(zip(SCENARIO, asked, strict=True))}
 
 
-def _rows(scenario: Scenario, address: Address) -> list[dict[str, Any]]:
-    from draftcast.scenarios.compare.capacity import rate_of
-    from draftcast.scenarios.compare.verdict import judge, side
-    from draftcast.scenarios.run.deployment_cache import cached_deployment
-    from draftcast.scenarios.run.simulate import simulate_together
-
+def _rows(scenario: Scenario, task: Task) -> list[dict[str, Any]]:
     speculates = scenario.speculative_config is not None
     settings = [scenario, without_speculation(scenario)] if speculates else [scenario]
-    run, *off = simulate_together(settings, deployments=[cached_deployment(each) for each in settings])
+    run, *off = simulate_together(settings, deployments=[cached_deployment(setting) for setting in settings])
     verdict = judge(scenario, run, off[0]) if off else None
     own = verdict.on if verdict is not None else side(scenario, run)
     slo_met = run.slo_met if own.has_figures else None
@@ -226,54 +166,15 @@ def _rows(scenario: Scenario, address: Address) -> list[dict[str, Any]]:
     }
     if verdict is not None:
         facts |= {"verdict": verdict.word, "why": verdict.why}
-        if verdict.advantage is not None:
-            advantage = verdict.advantage
+        if (advantage := verdict.advantage) is not None:
             facts |= {"advantage": advantage.mean, "advantage_low": advantage.low, "advantage_high": advantage.high}
-    facts |= {_ENGINE + name: float(value) for name, value in run.summary["engine"].items()}
-    head = _head(Task(address, to_mapping(scenario)))
+    facts |= {ENGINE + name: float(value) for name, value in run.summary["engine"].items()}
     rate = rate_of(scenario)
     tokens = run.requests.groupby("replication")["output_tokens"].mean()
     rows = []
     for index, figures in enumerate(run.replications):
-        plain = {name: float(value) for name, value in figures.items()}
         offered = rate * float(tokens[index]) if rate is not None else None
-        row = {**head, REPLICATION: index, STATUS: DONE, **facts, "offered_tokens_per_s": offered, **plain}
+        row = {**_head(task), REPLICATION: index, STATUS: DONE, **facts, "offered_tokens_per_s": offered}
+        row |= {name: float(value) for name, value in figures.items()}
         rows.append({name: value for name, value in row.items() if value is not None})
     return rows
-
-
-def cell_of(rows: Sequence[Mapping[str, Any]]) -> Cell:
-    """A cell from its rows in the data set. Raises InputError where they are not what `run_task` writes."""
-    try:
-        return _cell_of(rows)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"damaged: the data set's rows lack or spoil {error}", key=str(rows[0].get(KEY))) from None
-
-
-def _cell_of(rows: Sequence[Mapping[str, Any]]) -> Cell:
-    first = rows[0]
-    if first[STATUS] == ERROR:
-        return Cell(error=str(first[MESSAGE]))
-    known = {*_head(Task(Address("", "", ""), {})), REPLICATION, STATUS, *_FACTS}
-    return Cell(
-        replications=tuple(
-            {name: float(value) for name, value in row.items() if name not in known and not name.startswith(_ENGINE)}
-            for row in rows
-        ),
-        engine={name.removeprefix(_ENGINE): value for name, value in first.items() if name.startswith(_ENGINE)},
-        state=first["state"],
-        verdict=first.get("verdict"),
-        why=first.get("why", ""),
-        advantage=_advantage(first, len(rows)) if "advantage" in first else None,
-        capacity_rps=first.get("capacity_rps"),
-        slo_met=first.get("slo_met"),
-        num_gpus=int(first["num_gpus"]),
-        confidence=first["confidence"],
-        offered_tokens_per_s=tuple(row["offered_tokens_per_s"] for row in rows if "offered_tokens_per_s" in row),
-    )
-
-
-def _advantage(row: Mapping[str, Any], replications: int) -> Estimate:
-    low, high = row["advantage_low"], row["advantage_high"]
-    count = 1 if math.isnan(low) else replications
-    return Estimate(row["advantage"], low, high, (high - low) / 2, count, row["confidence"])

@@ -6,21 +6,73 @@ import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from draftcast.errors import InputError
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.sweep.cells import Cell
+from draftcast.scenarios.sweep.cells import ENGINE, ERROR, MESSAGE, SCENARIO, STATUS
 from draftcast.scenarios.sweep.grid import Axis
-from draftcast.scenarios.sweep.pareto import pareto_front
+from draftcast.scenarios.sweep.store import KEY, REPLICATION
 from draftcast.sim.output.metrics import summarise
-from draftcast.sim.statistics.intervals import Estimate, replication_interval
+from draftcast.sim.statistics.intervals import Estimate, replication_interval, student_t
 
 if TYPE_CHECKING:
     import pandas as pd
 
+
+BLOCK = 256
+"""Rivals a point is compared with at once; most points are beaten by one of the first, the best on the whole."""
+
+
+def pareto_front(points: Sequence[tuple[Sequence[float], Sequence[float]]], confidence: float) -> list[int]:
+    """Indices of the points that no other beats.
+
+    A point beats another if one of its figures is significantly better (the interval of the log ratio, paired by
+    replication, excludes 1) and the other is not significantly worse. So what differs by chance alone is equal. With
+    one replication there is no interval, and every difference counts.
+
+    Args:
+        points: both figures by replication; a point with a figure that is not positive and finite is left out. Points
+            with fewer replications than another are compared over as many.
+    """
+    if not points:
+        return []
+    least = min(len(point[0]) for point in points)
+    figures = np.array([[first[:least], second[:least]] for first, second in points])
+    known = np.flatnonzero((np.isfinite(figures) & (figures > 0)).all(axis=(1, 2)))
+    logs = np.log(figures[known])
+    order = np.argsort(-logs.mean(axis=2).sum(axis=1), kind="stable")
+    known, logs = known[order], logs[order]
+    blocks = [logs[start : start + BLOCK] for start in range(0, len(logs), BLOCK)]
+    return sorted(
+        int(index)
+        for index, own in zip(known, logs, strict=True)
+        if not any(_beats(block, own, confidence).any() for block in blocks)
+    )
+
+
+def _beats(rivals: NDArray[np.float64], own: NDArray[np.float64], confidence: float) -> NDArray[np.bool_]:
+    """Which of the rivals (shape [N, 2, R], logarithms) beat a point ([2, R])."""
+    differences = rivals - own
+    means = differences.mean(axis=2)
+    count = differences.shape[2]
+    half = 0.0 if count < 2 else student_t(count - 1, confidence) * differences.std(axis=2, ddof=1) / np.sqrt(count)
+    better, worse = means - half > 0, means + half < 0
+    return np.asarray(better.any(axis=1) & ~worse.any(axis=1))
+
+
 USER, GPU = "tokens_per_s_per_user", "tokens_per_s_per_gpu"
+# Columns of the data set that are no figures.
+_FACTS = {
+    *(KEY, REPLICATION, STATUS, *SCENARIO),
+    *("state", "slo_met", "capacity_rps", "num_gpus", "confidence", "offered_tokens_per_s"),
+    *("verdict", "why", "advantage", "advantage_low", "advantage_high"),
+}
 
 
 @dataclass(frozen=True)
@@ -46,35 +98,82 @@ class SweepProgress:
 
 @dataclass(frozen=True)
 class SweepCell:
-    """One point of the grid.
+    """One point of the grid, and what the data set holds of it.
 
     Attributes:
         values: the point: axis name and value.
         key: content address; empty when the point cannot be asked.
         error: why there are no figures, in one line; empty when there are, and when the cell was not reached.
-        cell: what the data set holds; None when it was not reached.
+        state: of the setting at its load (`draftcast.scenarios.compare.verdict.State`); else ``error`` or ``not run``.
+        verdict: on the setting against itself without speculation, by mean end-to-end latency; empty where it does not
+            speculate.
+        why: what decided, in a few words; empty where ``advantage`` says it.
+        advantage: how many times less latency than without speculation; None as of ``Verdict.advantage``.
+        capacity_rps: requests per second when saturated; None where the run alone tells that it is far below.
+        num_gpus: devices of the whole cluster.
+        replications: each replication's figures, names and units as of ``RunResult.replications``.
+        offered_tokens_per_s: output tokens that arrive per second, by replication; empty where arrivals have no single
+            rate.
         figures: each figure with its interval across the replications, with ``tokens_per_s_per_user`` (what one user
             sees while decoding: 1 / mean TPOT) and ``tokens_per_s_per_gpu`` (token goodput over all devices); empty
             where they do not hold for the load (overloaded, at its capacity, not settled).
     """
 
     values: Mapping[str, Any]
-    key: str
-    error: str
-    cell: Cell | None
-    figures: Mapping[str, Estimate] = field(repr=False)
+    key: str = ""
+    error: str = ""
+    state: str = "not run"
+    verdict: str = ""
+    why: str = ""
+    advantage: Estimate | None = None
+    slo_met: bool | None = None
+    capacity_rps: float | None = None
+    num_gpus: int = 0
+    replications: tuple[Mapping[str, float], ...] = field(default=(), repr=False)
+    offered_tokens_per_s: tuple[float, ...] = ()
+    figures: Mapping[str, Estimate] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def without_figures(cls, values: Mapping[str, Any], key: str, error: str) -> SweepCell:
+        """A point that cannot be asked, failed, or was not reached (no error)."""
+        return cls(values, key, error, "error" if error else "not run")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], key: str, rows: Sequence[Mapping[str, Any]]) -> SweepCell:
+        """A cell from its rows in the data set.
+
+        Raises:
+            InputError: they are not what `draftcast.scenarios.sweep.cells.run_task` writes.
+        """
+        try:
+            return cls._of(values, key, rows)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise InputError(f"damaged: the data set's rows lack or spoil {error}", key=key) from None
+
+    @classmethod
+    def _of(cls, values: Mapping[str, Any], key: str, rows: Sequence[Mapping[str, Any]]) -> SweepCell:
+        first = rows[0]
+        if first[STATUS] == ERROR:
+            return cls.without_figures(values, key, str(first[MESSAGE]))
+        own = {name: first[name] for name in ("verdict", "why", "slo_met", "capacity_rps") if name in first}
+        if "advantage" in first:
+            mean, low, high = first["advantage"], first["advantage_low"], first["advantage_high"]
+            count = 1 if math.isnan(low) else len(rows)
+            own["advantage"] = Estimate(mean, low, high, (high - low) / 2, count, first["confidence"])
+        own["replications"] = tuple(
+            {name: float(value) for name, value in row.items() if name not in _FACTS and not name.startswith(ENGINE)}
+            for row in rows
+        )
+        offered = tuple(row["offered_tokens_per_s"] for row in rows if "offered_tokens_per_s" in row)
+        cell = cls(
+            values, key, "", first["state"], num_gpus=int(first["num_gpus"]), offered_tokens_per_s=offered, **own
+        )
+        return replace(cell, figures=cell._figures(first["confidence"])) if cell.has_figures else cell
 
     @property
-    def state(self) -> str:
-        """Of the setting at its load (`draftcast.scenarios.compare.verdict.State`); else ``error`` or ``not run``."""
-        if self.error:
-            return "error"
-        return self.cell.state if self.cell is not None else "not run"
-
-    @property
-    def verdict(self) -> str:
-        """Whether speculation pays (`scenarios/compare/verdict.Word`); empty where the cell does not speculate."""
-        return (self.cell.verdict or "") if self.cell is not None else ""
+    def has_figures(self) -> bool:
+        """Whether the figures hold for the load, as of ``Side.has_figures``."""
+        return self.state in ("steady", "finite")
 
     @property
     def point(self) -> tuple[str, ...]:
@@ -85,6 +184,26 @@ class SweepCell:
     def label(self) -> str:
         """The point in one line."""
         return ", ".join(f"{name}={text}" for name, text in zip(self.values, self.point, strict=True))
+
+    def pareto_values(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Tokens per second and GPU, and per second and user, by replication."""
+        emitted = [figures["output_throughput"] for figures in self.replications]
+        if self.state == "steady" and self.offered_tokens_per_s:
+            emitted = list(self.offered_tokens_per_s)  # an open loop completes what arrives
+        return [value / self.num_gpus for value in emitted], self._per_user()
+
+    def _per_user(self) -> list[float]:
+        tpots = [figures["mean_tpot_s"] for figures in self.replications]
+        return [1 / tpot if tpot else math.nan for tpot in tpots]
+
+    def _figures(self, confidence: float) -> dict[str, Estimate]:
+        figures = summarise(self.replications, confidence)
+        per_gpu = [figures["output_throughput"] / self.num_gpus for figures in self.replications]
+        for name, by_replication in ((USER, self._per_user()), (GPU, per_gpu)):
+            finite = [value for value in by_replication if math.isfinite(value)]
+            nothing = Estimate(math.nan, math.nan, math.nan, math.nan, 0, confidence)
+            figures[name] = replication_interval(finite, confidence) if finite else nothing
+        return figures
 
 
 @dataclass(frozen=True)
@@ -118,9 +237,8 @@ class SweepResult:
         Only of cells whose figures hold for the load. Of an open loop, which completes what arrives, tokens/s are those
         that arrive.
         """
-        cells = [cell for cell in self.cells if cell.cell is not None and cell.figures]
-        figures = [_compared(cell.cell) for cell in cells if cell.cell is not None]
-        front = pareto_front(figures, self.scenario.statistics.confidence)
+        cells = [cell for cell in self.cells if cell.figures]
+        front = pareto_front([cell.pareto_values() for cell in cells], self.scenario.statistics.confidence)
         return tuple(sorted((cells[index] for index in front), key=lambda cell: cell.figures[GPU].mean))
 
     def frame(self) -> pd.DataFrame:
@@ -132,9 +250,8 @@ class SweepResult:
         for cell in self.cells:
             row = {name: _scalar(value) for name, value in cell.values.items()}
             row |= {"state": cell.state, "error": cell.error, "pareto": id(cell) in front, "verdict": cell.verdict}
-            known = cell.cell or Cell()
-            row |= {"why": known.why, "slo_met": known.slo_met, "capacity_rps": known.capacity_rps}
-            advantage = {"advantage": known.advantage} if known.advantage is not None else {}
+            row |= {"why": cell.why, "slo_met": cell.slo_met, "capacity_rps": cell.capacity_rps}
+            advantage = {"advantage": cell.advantage} if cell.advantage is not None else {}
             for name, estimate in {**advantage, **cell.figures}.items():
                 row |= {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
             rows.append(row)
@@ -151,14 +268,13 @@ class SweepResult:
                 "error": cell.error or None,
                 "pareto": id(cell) in front,
                 "verdict": cell.verdict or None,
-                "why": known.why,
-                "advantage": known.advantage,
-                "slo_met": known.slo_met,
-                "capacity_rps": known.capacity_rps,
+                "why": cell.why,
+                "advantage": cell.advantage,
+                "slo_met": cell.slo_met,
+                "capacity_rps": cell.capacity_rps,
                 "figures": dict(cell.figures),
             }
             for cell in self.cells
-            for known in [cell.cell or Cell()]
         ]
         return {
             "axes": {axis.name: list(axis.values) for axis in self.axes},
@@ -170,32 +286,6 @@ class SweepResult:
             "folder": str(self.folder) if self.folder is not None else None,
             "elapsed_s": self.elapsed_s,
         }
-
-
-def cell_figures(cell: Cell) -> dict[str, Estimate]:
-    """Every figure with its interval across the replications, those of `SweepCell` included; none where none hold."""
-    if not cell.has_figures:
-        return {}
-    figures = summarise(cell.replications, cell.confidence)
-    gpu = [r["output_throughput"] / cell.num_gpus for r in cell.replications]
-    for name, values in ((USER, _user(cell)), (GPU, gpu)):
-        finite = [value for value in values if math.isfinite(value)]
-        nothing = Estimate(math.nan, math.nan, math.nan, math.nan, 0, cell.confidence)
-        figures[name] = replication_interval(finite, cell.confidence) if finite else nothing
-    return figures
-
-
-def _user(cell: Cell) -> list[float]:
-    """Tokens per second that one user sees while decoding, by replication."""
-    return [1 / r["mean_tpot_s"] if r["mean_tpot_s"] else math.nan for r in cell.replications]
-
-
-def _compared(cell: Cell) -> tuple[Sequence[float], Sequence[float]]:
-    """Tokens per second and GPU, and per second and user, by replication."""
-    emitted = [r["output_throughput"] for r in cell.replications]
-    if cell.state == "steady" and cell.offered_tokens_per_s:
-        emitted = list(cell.offered_tokens_per_s)
-    return [value / cell.num_gpus for value in emitted], _user(cell)
 
 
 def _scalar(value: Any) -> Any:

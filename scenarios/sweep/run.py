@@ -15,17 +15,20 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from draftcast.errors import InputError
-from draftcast.scenarios.run.deployment_cache import engine_key
+from draftcast.scenarios.run.deployment import engine_key
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.sweep.cells import Outcome, Task, cell_of, task_of
+from draftcast.scenarios.sweep.cells import Outcome, Task, task_of
 from draftcast.scenarios.sweep.grid import Axis, GridPoint, grid_points, parse_axis
-from draftcast.scenarios.sweep.result import SweepCell, SweepProgress, SweepResult, cell_figures
+from draftcast.scenarios.sweep.result import SweepCell, SweepProgress, SweepResult
 from draftcast.scenarios.sweep.store import ResultStore
-from draftcast.scenarios.sweep.workers import Workers, workers_for
+from draftcast.scenarios.sweep.workers import ClusterWorkers, LocalWorkers, workers_for
 
 # How long to wait for outcomes before looking whether to stop.
 _PATIENCE_S = 0.2
@@ -89,10 +92,9 @@ class _Run:
             raise InputError(f"no point of the grid can be asked; the first: {self.refused[0]}", file="--grid")
         self.store = ResultStore(folder)
         self.points_of = Counter(task.address.key for task in self.tasks if task is not None)
-        self.rows = self.store.rows(self.points_of)
-        self.reused = frozenset(self.rows)
+        self.cells = {key: SweepCell.of({}, key, rows) for key, rows in self.store.rows(self.points_of).items()}
+        self.reused = frozenset(self.cells)
         self.failures: dict[str, str] = {}
-        self.unkept: list[Outcome] = []
         # Cells finished when the first were, and when that was: time left is told from the pace since then, for
         # before it workers were starting.
         self.first: tuple[int, float] | None = None
@@ -101,13 +103,13 @@ class _Run:
 
     def result(self, count: int | None, cluster: str | None, kept: bool) -> SweepResult:
         """Compute what is missing and answer."""
-        missing = {t.address.key: t for t in self.tasks if t is not None and t.address.key not in self.rows}
+        missing = {t.address.key: t for t in self.tasks if t is not None and t.address.key not in self.cells}
         # Neighbours share an engine: a worker that gets them one after the other resolves it once.
         waiting = sorted(missing.values(), key=lambda task: engine_key(task.scenario), reverse=True)
         self._report()
         complete = True
         if waiting:
-            with workers_for(count, cluster, len(waiting)) as workers:
+            with closing(workers_for(count, cluster, len(waiting))) as workers:
                 complete = self._drive(workers, waiting)
         self.store.compact()
         return SweepResult(
@@ -115,56 +117,54 @@ class _Run:
             self.axes,
             tuple(self._cell(*each) for each in zip(self.points, self.tasks, self.refused, strict=True)),
             self.store.folder if kept else None,
-            computed=len(self.rows) - len(self.reused),
+            computed=len(self.cells) - len(self.reused),
             reused=len(self.reused),
             complete=complete,
             elapsed_s=time.monotonic() - self.began_s,
         )
 
-    def _drive(self, workers: Workers, waiting: list[Task]) -> bool:
-        """Send and collect until all is done (True) or the caller has enough (False)."""
-        running = 0
+    def _drive(self, workers: LocalWorkers | ClusterWorkers, waiting: list[Task]) -> bool:
+        """Submit and collect until all is done (True) or the caller has enough (False)."""
+        running: dict[Future[Outcome], str] = {}
         try:
             while waiting or running:
                 if self.stop is not None and self.stop():
-                    self.unkept += workers.collect(0)
-                    self._keep()
                     return False
-                running += _fill(workers, waiting)
-                self.unkept += workers.collect(_PATIENCE_S)
-                running -= len(self.unkept)
+                places = workers.places()
+                while waiting and len(running) < places:
+                    task = waiting.pop()
+                    running[workers.submit(task)] = task.address.key
+                done, _ = wait(running, _PATIENCE_S, FIRST_COMPLETED)
                 self.workers = workers.count
-                # The next cells are on their way before these are written.
-                running += _fill(workers, waiting)
-                self._keep()
+                if any(future.cancelled() for future in done):
+                    workers.places()  # a scheduler that is gone cancels, and this says so
+                self._keep([_outcome(future, running[future]) for future in done])
+                for future in done:
+                    del running[future]
                 if time.monotonic() - self.reported_s > _REPORT_EVERY_S:
                     self._report()
-        except KeyboardInterrupt:
-            self.unkept += workers.collect(0)
-            self._keep()
-            raise
+        finally:
+            self._keep([_outcome(f, key) for f, key in running.items() if f.done() and not f.cancelled()])
         return True
 
-    def _keep(self) -> None:
-        if not self.unkept:
-            return
-        rows = [row for outcome in self.unkept for row in outcome.rows]
+    def _keep(self, outcomes: Sequence[Outcome]) -> None:
+        rows = [row for outcome in outcomes for row in outcome.rows]
         if rows:
             self.store.append(rows)
-        for outcome in self.unkept:
+        for outcome in outcomes:
             if outcome.failure:
                 self.failures[outcome.key] = outcome.failure
             else:
-                self.rows[outcome.key] = list(outcome.rows)
-        self.unkept = []
-        self._report()
+                self.cells[outcome.key] = SweepCell.of({}, outcome.key, outcome.rows)
+        if outcomes:
+            self._report()
 
     def _report(self) -> None:
         if self.progress is None:
             return
         refused = sum(map(bool, self.refused))
-        broken = [key for key, rows in self.rows.items() if cell_of(rows).error]
-        finished = len(self.rows) - len(self.reused) + len(self.failures)
+        broken = [key for key, cell in self.cells.items() if cell.error]
+        finished = len(self.cells) - len(self.reused) + len(self.failures)
         left = len(self.points_of) - len(self.reused) - finished
         now_s = self.reported_s = time.monotonic()
         if finished and self.first is None:
@@ -175,7 +175,7 @@ class _Run:
         self.progress(
             SweepProgress(
                 total=len(self.points),
-                done=refused + sum(self.points_of[key] for key in (*self.rows, *self.failures)),
+                done=refused + sum(self.points_of[key] for key in (*self.cells, *self.failures)),
                 reused=sum(self.points_of[key] for key in self.reused),
                 failed=refused + sum(self.points_of[key] for key in (*broken, *self.failures)),
                 elapsed_s=now_s - self.began_s,
@@ -186,19 +186,16 @@ class _Run:
 
     def _cell(self, point: GridPoint, task: Task | None, refused: str) -> SweepCell:
         key = task.address.key if task is not None else ""
-        if key not in self.rows:
-            return SweepCell(point.values, key, refused or self.failures.get(key, ""), None, {})
-        cell = cell_of(self.rows[key])
-        return SweepCell(point.values, key, cell.error, cell, cell_figures(cell))
+        if key in self.cells:
+            return replace(self.cells[key], values=point.values)
+        return SweepCell.without_figures(point.values, key, refused or self.failures.get(key, ""))
 
 
-def _fill(workers: Workers, waiting: list[Task]) -> int:
-    """Send as many tasks as there are free places; how many."""
-    sent = 0
-    while waiting and workers.free > 0:
-        workers.send(waiting.pop())
-        sent += 1
-    return sent
+def _outcome(future: Future[Outcome], key: str) -> Outcome:
+    try:
+        return future.result()
+    except Exception as error:  # what `run_task` does not catch: a lost worker, code that the worker lacks
+        return Outcome(key, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def _axes(scenario: Scenario, grid: Mapping[str, Sequence[Any]] | Sequence[str]) -> list[Axis]:

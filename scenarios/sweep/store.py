@@ -3,11 +3,12 @@
 A folder holds ``manifest.json`` and ``results/*.parquet``. A file appears whole or not at all and is never changed,
 only merged with others when a sweep ends; what a killed sweep finished is there, and several sweeps may write at once.
 The same cell twice (two sweeps at once, a kill while files are merged) is read once. Knows nothing of grids;
-``sweep_cells.py`` says what a row holds.
+``cells.py`` says what a row holds.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,16 +49,12 @@ class ResultStore:
                 write_text(manifest, text)
         except OSError as error:
             raise InputError(f"cannot be used: {error.strerror or error}", file=str(folder)) from None
-        found = read_json(manifest)
-        if found.get("format") != FORMAT:
+        said = read_json(manifest)
+        if said.get("format") != FORMAT:
             raise InputError("is no data set of a sweep; name another one", file=str(folder))
-        if found.get("format_version") != FORMAT_VERSION:
-            raise InputError(
-                f"written by another version; this one reads {FORMAT_VERSION}",
-                file=str(manifest),
-                key="format_version",
-                value=found.get("format_version"),
-            )
+        if (version := said.get("format_version")) != FORMAT_VERSION:
+            message = f"written by another version; this one reads {FORMAT_VERSION}"
+            raise InputError(message, file=str(manifest), key="format_version", value=version)
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write rows as one new file; when this returns they survive a kill and a power cut.
@@ -73,14 +70,15 @@ class ResultStore:
         Raises:
             InputError: a damaged file.
         """
-        wanted = set(keys)
-        found: dict[str, dict[int, dict[str, Any]]] = {}
-        for table in self._tables():
-            import pyarrow.compute as pc
+        import pyarrow as pa
+        import pyarrow.compute as pc
 
-            for row in table.filter(pc.is_in(table[KEY], _array(wanted))).to_pylist():
-                found.setdefault(row[KEY], {})[row[REPLICATION]] = {k: v for k, v in row.items() if v is not None}
-        return {key: [row for _, row in sorted(by.items())] for key, by in found.items()}
+        wanted = pa.array(list(keys), pa.string())
+        by_key: dict[str, dict[int, dict[str, Any]]] = {}
+        for table in self._tables():
+            for row in table.filter(pc.is_in(table[KEY], wanted)).to_pylist():
+                by_key.setdefault(row[KEY], {})[row[REPLICATION]] = {k: v for k, v in row.items() if v is not None}
+        return {key: [row for _, row in sorted(rows.items())] for key, rows in by_key.items()}
 
     def table(self) -> pa.Table:
         """Everything, each cell once, in order of key and replication."""
@@ -93,10 +91,8 @@ class ResultStore:
             merged = pa.concat_tables(tables, promote_options="default")
         except pa.ArrowException as error:
             raise InputError(f"damaged: its files do not go together: {error}", file=str(self.folder)) from None
-        merged = merged.sort_by([(KEY, "ascending"), (REPLICATION, "ascending")])
-        keys, numbers = merged[KEY].to_pylist(), merged[REPLICATION].to_pylist()
-        first = [i for i in range(len(keys)) if i == 0 or (keys[i], numbers[i]) != (keys[i - 1], numbers[i - 1])]
-        return merged.take(first)
+        order = merged.select([KEY, REPLICATION]).to_pandas().drop_duplicates().sort_values([KEY, REPLICATION])
+        return merged.take(order.index.to_numpy())
 
     def compact(self) -> None:
         """Merge all files into one, in which every row has every column; a kill in between leaves rows twice."""
@@ -143,27 +139,8 @@ def _is_fresh(folder: Path) -> bool:
     return not others and not any((folder / RESULTS).glob("*"))
 
 
-def _array(keys: Iterable[str]) -> Any:
-    import pyarrow as pa
-
-    return pa.array(list(keys), pa.string())
-
-
 def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Columns in order of first appearance; numbers other than counters are float64 in every file alike."""
+    """Columns in order of first appearance; numbers other than counters must be floats in every file alike."""
     import pyarrow as pa
 
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {}
-    for name in names:
-        values = [row.get(name) for row in rows]
-        kinds = {type(value) for value in values if value is not None}
-        kind = pa.float64()
-        if kinds == {str}:
-            kind = pa.string()
-        elif kinds == {bool}:
-            kind = pa.bool_()
-        elif name == REPLICATION:
-            kind = pa.int64()
-        columns[name] = pa.array(values, kind)
-    return pa.table(columns)
+    return pa.table({name: [row.get(name) for row in rows] for name in dict.fromkeys(itertools.chain(*rows))})

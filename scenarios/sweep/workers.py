@@ -1,25 +1,23 @@
 """Where the cells of a sweep are computed: processes of this machine, or the workers of a Dask cluster.
 
-Both take one task per free place and hand back outcomes in whatever order they come. A local worker that dies is
-replaced and its cell tried again, a cluster does the same by itself; a cell that takes its worker along several times
-is a failure of that cell.
+Both hand out futures of `concurrent.futures`. A local worker that dies is replaced and its cell tried again, a cluster
+does the same by itself; a cell that takes its worker along several times is a failure of that cell.
 
-A local worker is a plain subprocess that talks over a pipe of its own rather than one of ``concurrent.futures``: one
-task at a time tells which cell killed it, it ends with its parent however that ends, Ctrl-C in the terminal does not
-reach it, and the calling program's ``__main__`` (a script without a guard, a Streamlit page) is not run again.
+A local worker is a plain subprocess behind one thread of a pool, not one of ``ProcessPoolExecutor``: that breaks as a
+whole when a worker dies and does not tell which cell killed it, its workers outlive a parent that was killed, and they
+run the calling program's ``__main__`` again (a script without a guard, a Streamlit page).
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import queue
 import subprocess
 import sys
-import time
-from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any, Protocol, Self
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
 
 from draftcast.errors import InputError
 from draftcast.kernels.extras import require
@@ -28,102 +26,85 @@ from draftcast.sim.compiled.cache import tell_of_compiling
 
 TRIES = 3
 _CONNECT_S = 10.0
-_COUNT_EVERY_S = 1.0
 
 
-class Workers(Protocol):
-    """What a sweep needs; used as a context, whose end stops whatever still runs."""
+class LocalWorkers:
+    """Processes of this machine; they start when the first tasks are submitted.
 
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *error: object) -> None: ...
+    Args:
+        count: how many.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._places = count
+        self._threads = ThreadPoolExecutor(count)
+        self._own = threading.local()
+        self._running: list[_Process] = []
+        self._lock = threading.Lock()
+        self._closed = False
 
     @property
     def count(self) -> int:
         """How many compute now."""
+        return len(self._running)
 
-    @property
-    def free(self) -> int:
-        """How many more tasks to send now."""
+    def places(self) -> int:
+        """How many tasks to have under way at once."""
+        return self._places
 
-    def send(self, task: Task) -> None:
-        """Start a task; there is a free place."""
+    def submit(self, task: Task) -> Future[Outcome]:
+        """Start a task."""
+        return self._threads.submit(self._compute, task)
 
-    def collect(self, timeout_s: float) -> list[Outcome]:
-        """Outcomes that are there, waiting at most so long for the first."""
+    def close(self) -> None:
+        """Stop whatever still runs."""
+        with self._lock:
+            self._closed = True
+            for process in self._running:
+                process.popen.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._running:
+            process.stop()
 
-
-class LocalWorkers:
-    """Processes of this machine.
-
-    Args:
-        count: how many; they start when the first tasks are sent.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._workers: list[_Process | None] = [None] * count
-        self._deaths: dict[str, int] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for worker in self._workers:
-            if worker is not None:
-                worker.stop()
-
-    @property
-    def count(self) -> int:
-        return sum(worker is not None for worker in self._workers)
-
-    @property
-    def free(self) -> int:
-        return sum(worker is None or worker.task is None for worker in self._workers)
-
-    def send(self, task: Task) -> None:
-        index = next(i for i, worker in enumerate(self._workers) if worker is None or worker.task is None)
-        worker = self._workers[index] = self._workers[index] or _Process(tells=index == 0)
-        worker.send(task)
-
-    def collect(self, timeout_s: float) -> list[Outcome]:
-        busy = {w.pipe: w for w in self._workers if w is not None and w.task is not None}
-        outcomes = []
-        for pipe in wait(list(busy), timeout_s):
-            worker = busy[pipe]  # type: ignore[index]  # only pipes were waited for
-            task = worker.task
-            assert task is not None
+    def _compute(self, task: Task) -> Outcome:
+        """The outcome, from the process of this thread; a new process after a death."""
+        code = 0
+        for _ in range(TRIES):
+            process = self._own.process = getattr(self._own, "process", None) or self._start()
             try:
-                outcomes.append(worker.receive())
+                return process.ask(task)
             except (EOFError, OSError):
-                outcomes += self._after_death(worker, task)
-        return outcomes
+                with self._lock:
+                    if self._closed:
+                        raise
+                    self._running.remove(process)
+                self._own.process = None
+                code = process.stop()
+        return Outcome(task.address.key, failure=f"its worker died {TRIES} times (exit code {code})")
 
-    def _after_death(self, worker: _Process, task: Task) -> list[Outcome]:
-        """The cell again on a new worker, or given up."""
-        worker.stop()
-        self._workers[self._workers.index(worker)] = None
-        key = task.address.key
-        self._deaths[key] = self._deaths.get(key, 0) + 1
-        if self._deaths[key] >= TRIES:
-            return [Outcome(key, failure=f"its worker died {TRIES} times (exit code {worker.process.returncode})")]
-        self.send(task)
-        return []
+    def _start(self) -> _Process:
+        with self._lock:
+            if self._closed:
+                raise EOFError
+            self._running.append(_Process(tells=not self._running))
+            return self._running[-1]
 
 
 class _Process:
-    """One local worker and the task it has.
+    """One local worker.
 
     Args:
         tells: it says when it compiles the engine; one does for all, since all find the same cache.
     """
 
     def __init__(self, tells: bool) -> None:
-        self.pipe, theirs = Pipe()
-        # The same modules as here, also where the caller changed sys.path.
-        # With -P exactly what this process imports from: the dashboard's workers, too, not from the working directory.
+        self._pipe, theirs = Pipe()
+        # With -P exactly what this process imports from, also where the caller changed sys.path: the dashboard's
+        # workers, too, not from the working directory.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
         command = f"from draftcast.scenarios.sweep.workers import serve; serve({theirs.fileno()}, {tells})"
         # A session of its own: Ctrl-C in the terminal is the parent's to handle.
-        self.process = subprocess.Popen(
+        self.popen = subprocess.Popen(
             [sys.executable, "-P", "-c", command],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -132,23 +113,18 @@ class _Process:
             start_new_session=True,
         )
         theirs.close()
-        self.task: Task | None = None
 
-    def send(self, task: Task) -> None:
-        self.task = task
-        # A worker that is dead already is noticed when its outcome is collected.
-        with contextlib.suppress(OSError):
-            self.pipe.send(task)
-
-    def receive(self) -> Outcome:
-        outcome: Outcome = self.pipe.recv()
-        self.task = None
+    def ask(self, task: Task) -> Outcome:
+        """Compute a task. Raises EOFError or OSError if the worker dies."""
+        self._pipe.send(task)
+        outcome: Outcome = self._pipe.recv()
         return outcome
 
-    def stop(self) -> None:
-        self.pipe.close()
-        self.process.kill()
-        self.process.wait()
+    def stop(self) -> int:
+        """End it; its exit code."""
+        self._pipe.close()
+        self.popen.kill()
+        return self.popen.wait()
 
 
 def serve(descriptor: int, tells: bool) -> None:
@@ -176,72 +152,44 @@ class ClusterWorkers:
         import distributed
 
         self._address = address
-        self._running: dict[Any, str] = {}
-        self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.count, self._counted_s = 0, -math.inf
+        self.count = 0
         connect: Any = distributed.Client  # untyped
         try:
             self._client = connect(address, timeout=_CONNECT_S, set_as_default=False)
         except (OSError, ValueError) as error:
             raise InputError(f"no scheduler answers: {error}", file="--cluster", value=address) from None
+        # Under the content address alone, a lost scheduler's memory could answer with a failure of before.
+        self._executor = self._client.get_executor(pure=False)
 
-    def __enter__(self) -> Self:
-        return self
+    def places(self) -> int:
+        """Two tasks a thread, so that none waits for the next; one while there is no worker yet.
 
-    def __exit__(self, *error: object) -> None:
+        Raises:
+            InputError: the scheduler is gone.
+        """
+        gone = InputError("the scheduler is gone; run again to go on", file="--cluster", value=self._address)
+        if self._client.status != "running":
+            raise gone
+        try:
+            self.count = sum(self._client.nthreads().values())
+        except (OSError, RuntimeError):
+            raise gone from None
+        return max(1, 2 * self.count)
+
+    def submit(self, task: Task) -> Future[Outcome]:
+        """Start a task."""
+        future: Future[Outcome] = self._executor.submit(run_task, task)
+        return future
+
+    def close(self) -> None:
+        """Stop whatever still runs."""
         if self._client.status == "running":
             with contextlib.suppress(Exception):
-                self._client.cancel(list(self._running), force=True)
+                self._executor.shutdown(wait=False)
         self._client.close()
 
-    @property
-    def free(self) -> int:
-        """Two tasks a thread, so that none waits for the next; one while there is no worker yet."""
-        self._check_connection()
-        if time.monotonic() - self._counted_s > _COUNT_EVERY_S:
-            try:
-                self.count = sum(self._client.nthreads().values())
-            except (OSError, RuntimeError):
-                raise self._gone() from None
-            self._counted_s = time.monotonic()
-        return max(1, 2 * self.count) - len(self._running)
 
-    def send(self, task: Task) -> None:
-        # Under the content address alone, a lost scheduler's memory could answer with a failure of before.
-        future = self._client.submit(run_task, task, pure=False)
-        self._running[future] = task.address.key
-        future.add_done_callback(self._done.put)
-
-    def collect(self, timeout_s: float) -> list[Outcome]:
-        outcomes = []
-        try:
-            outcomes.append(self._outcome(self._done.get(timeout=max(timeout_s, 1e-3))))
-            while True:
-                outcomes.append(self._outcome(self._done.get_nowait()))
-        except queue.Empty:
-            if not outcomes:
-                self._check_connection()
-            return outcomes
-
-    def _outcome(self, future: Any) -> Outcome:
-        key = self._running.pop(future)
-        if future.cancelled():
-            self._check_connection()
-        try:
-            outcome: Outcome = future.result()
-        except Exception as error:  # what `run_task` does not catch: a lost worker, code that the worker lacks
-            return Outcome(key, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
-        return outcome
-
-    def _check_connection(self) -> None:
-        if self._client.status != "running":
-            raise self._gone()
-
-    def _gone(self) -> InputError:
-        return InputError("the scheduler is gone; run again to go on", file="--cluster", value=self._address)
-
-
-def workers_for(count: int | None, cluster: str | None, tasks: int) -> Workers:
+def workers_for(count: int | None, cluster: str | None, tasks: int) -> LocalWorkers | ClusterWorkers:
     """The cluster when one is named, else local processes: ``count``, by default one for each core this may use; no
     more than there are tasks.
     """

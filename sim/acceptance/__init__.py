@@ -14,10 +14,21 @@ from draftcast.sim.acceptance.confidence import (
     survivals,
 )
 from draftcast.sim.acceptance.fixed_rates import Constant, PerPosition, Tree, tree_depth_probabilities
-from draftcast.sim.acceptance.model import ACCEPTANCE_MODELS, AcceptanceModel, build_acceptance
+from draftcast.sim.acceptance.model import AcceptanceModel
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.acceptance.tree_shape import rates_in_another_tree, tree_rates
 from draftcast.sim.acceptance.two_state import Markov, Ngram
+
+# By the name a scenario gives them.
+ACCEPTANCE_MODELS: dict[str, type[AcceptanceModel]] = {
+    "constant": Constant,
+    "per_position": PerPosition,
+    "beta": Beta,
+    "markov": Markov,
+    "ngram": Ngram,
+    "tree": Tree,
+    "trace": Trace,
+}
 
 __all__ = [
     "ACCEPTANCE_MODELS",
@@ -32,7 +43,6 @@ __all__ = [
     "Trace",
     "Tree",
     "accepted_drafts",
-    "build_acceptance",
     "compile_acceptance",
     "describe_alike",
     "describe_drafts",

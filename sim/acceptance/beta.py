@@ -8,19 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from draftcast.sim.acceptance.compiled import KIND_BETA
-from draftcast.sim.acceptance.model import (
-    AcceptanceModel,
-    Rates,
-    check_drafts,
-    check_number,
-    check_probability,
-    register,
-)
+from draftcast.sim.acceptance.model import AcceptanceModel, Rates, check_drafts
 
 _POOL_QUANTILES = 8192  # midpoints of the alpha distribution that pooled_acceptance_length averages over
 
 
-@register("beta")
 @dataclass(frozen=True)
 class Beta(AcceptanceModel):
     """alpha ~ Beta(mean * concentration, (1 - mean) * concentration) per request, then independent drafts.
@@ -32,12 +24,6 @@ class Beta(AcceptanceModel):
 
     mean: float
     concentration: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", check_probability("mean", self.mean))
-        allowed = "a number above 0 (up to 1e6; use constant beyond)"
-        concentration = check_number("concentration", self.concentration, 1e-6, 1e6, allowed)
-        object.__setattr__(self, "concentration", concentration)
 
     def unconditional(self, k: int) -> Rates:
         """E[alpha**(j+1)], the raw moments of the Beta: the mean over requests, each counted once."""

@@ -18,7 +18,7 @@ from draftcast.sim.acceptance.compiled import (
     P_CONFIDENCE,
     AcceptanceArrays,
 )
-from draftcast.sim.acceptance.model import AcceptanceModel, check_drafts, check_probability
+from draftcast.sim.acceptance.model import AcceptanceModel, check_drafts
 from draftcast.sim.acceptance.trace import Trace, check_recording
 from draftcast.sim.compiled.random_streams import Stream, request_keys, request_uniforms
 
@@ -70,8 +70,7 @@ def compile_acceptance(
             alpha[members] = model.quantile(request_uniforms(seed, Stream.ALPHA, n)[members])
 
     for c, discrimination in enumerate(confidence or [None] * len(models)):
-        has = discrimination is not None
-        params[c, P_CONFIDENCE] = check_probability("confidence_discrimination", discrimination) if has else -1.0
+        params[c, P_CONFIDENCE] = -1.0 if discrimination is None else discrimination
     has_confidence = bool((params[:, P_CONFIDENCE] >= 0.0).any())
     has_chain = bool(np.isin(kinds, (KIND_MARKOV, KIND_NGRAM)).any())
     recorded_offsets, recorded_lengths = np.zeros(0, np.int64), np.zeros(0, np.uint8)

@@ -12,12 +12,11 @@ from numba import njit
 
 from draftcast.errors import ScenarioError
 from draftcast.sim.acceptance.compiled import KIND_TRACE
-from draftcast.sim.acceptance.model import AcceptanceModel, Rates, check_drafts, register
+from draftcast.sim.acceptance.model import AcceptanceModel, Rates, check_drafts
 
 FIRST_POSITION = 1  # the prefill emits the first output token, so no round starts at position 0
 
 
-@register("trace")
 @dataclass(frozen=True, eq=False)
 class Trace(AcceptanceModel):
     """Replays accepted drafts (bonus excluded) by output position: min(recorded, drafts), 0 beyond the record.

@@ -13,7 +13,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from draftcast.errors import ScenarioError
 from draftcast.sim.acceptance.compiled import (
     KIND_MARKOV,
     KIND_NGRAM,
@@ -26,17 +25,9 @@ from draftcast.sim.acceptance.compiled import (
     P_STAY,
 )
 from draftcast.sim.acceptance.fixed_rates import Constant, PerPosition
-from draftcast.sim.acceptance.model import (
-    AcceptanceModel,
-    Rates,
-    check_drafts,
-    check_number,
-    check_probability,
-    register,
-)
+from draftcast.sim.acceptance.model import AcceptanceModel, Rates, check_drafts
 
 
-@register("markov")
 @dataclass(frozen=True)
 class Markov(AcceptanceModel):
     """Drafts at a good output position are accepted with ``alpha_good``, at a bad one with ``alpha_bad``.
@@ -58,12 +49,6 @@ class Markov(AcceptanceModel):
     alpha_bad: float
     p_gb: float
     p_bg: float
-
-    def __post_init__(self) -> None:
-        for key in ("alpha_good", "alpha_bad", "p_gb", "p_bg"):
-            object.__setattr__(self, key, check_probability(key, getattr(self, key)))
-        if self.p_gb + self.p_bg == 0.0:
-            raise ScenarioError("p_gb and p_bg must not both be 0: no state would ever be left", key="p_gb", value=0.0)
 
     @property
     def good_share(self) -> float:
@@ -110,7 +95,6 @@ class Markov(AcceptanceModel):
         return transition, np.diag([self.alpha_bad, self.alpha_good])
 
 
-@register("ngram")
 @dataclass(frozen=True)
 class Ngram(AcceptanceModel):
     """Prompt lookup (ngram) or suffix matching: a round drafts only where the context matches.
@@ -131,22 +115,6 @@ class Ngram(AcceptanceModel):
     rates: tuple[float, ...] | None = None
     persistence: float = 0.0
     mean_match_tokens: float | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "match_probability", check_probability("match_probability", self.match_probability))
-        if (self.alpha is None) == (self.rates is None):
-            raise ScenarioError("give either alpha or rates (acceptance has no default)", key="alpha", value=self.alpha)
-        accepted = self._accepted()
-        if isinstance(accepted, PerPosition):
-            object.__setattr__(self, "rates", accepted.rates)
-        else:
-            object.__setattr__(self, "alpha", accepted.alpha)
-        below_one = "a number from 0 to below 1"
-        persistence = check_number("persistence", self.persistence, 0.0, 1.0 - 1e-9, below_one)
-        object.__setattr__(self, "persistence", persistence)
-        if self.mean_match_tokens is not None:
-            mean = check_number("mean_match_tokens", self.mean_match_tokens, 1.0, 1e9, "a number of tokens, 1 or more")
-            object.__setattr__(self, "mean_match_tokens", mean)
 
     def max_drafts(self) -> int:
         return self._accepted().max_drafts()

@@ -1,1 +1,1 @@
-"""The cluster in SimPy: arrivals, routing, replicas."""
+"""The cluster: arrivals, routing, replicas."""

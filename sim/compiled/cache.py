@@ -2,7 +2,7 @@
 
 numba recompiles a cached function when the file it stands in changed, not when a function or array layout that it
 uses changed elsewhere; a stale caller would then run on the new layout. So the cached code of this package is dropped
-whenever any of its source files differs from when the cache was last known to be good.
+whenever a source file that compiled code depends on differs from when the cache was last known to be good.
 """
 
 from __future__ import annotations
@@ -15,20 +15,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOMS = ("kernels", "sim", "calibration")
+# Where compiled functions stand, and all that they import (`tests/sim/compiled/test_cache.py` holds this).
+COMPILED = (
+    "calibration/profile/roofline.py",
+    "kernels/search",
+    "sim/acceptance",
+    "sim/compiled",
+    "sim/cost",
+    "sim/engine",
+    "sim/policies",
+    "sim/state",
+)
 STAMP = "draftcast-sources"
-COMPILING = "compiling the engine, once (about a minute and a half)"
+COMPILING = "compiling the engine, once (about a minute)"
 
 
 def source_stamp(package: Path) -> str:
-    """Digest of name, size and time of change of every source file in the rooms that hold compiled code."""
+    """Digest of name, size and time of change of every source file that compiled code depends on."""
     digest = hashlib.sha256()
-    for room in ROOMS:
-        for folder, _, names in sorted(os.walk(os.path.realpath(package / room))):
-            for name in sorted(names):
-                if name.endswith(".py"):
-                    status = os.stat(os.path.join(folder, name))
-                    digest.update(f"{room}/{name}:{status.st_size}:{status.st_mtime_ns}\n".encode())
+    for place in COMPILED:
+        path = package / place
+        for source in [path] if path.suffix else sorted(path.rglob("*.py")):
+            status = source.stat()
+            digest.update(f"{source.relative_to(package)}:{status.st_size}:{status.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
@@ -44,8 +53,9 @@ def drop_stale_code(package: Path) -> bool:
         if stamp.is_file() and stamp.read_text() == now:
             return False
         stamp.parent.mkdir(exist_ok=True)
-        for room in ROOMS:
-            for cached in Path(os.path.realpath(package / room)).rglob("__pycache__/*.nb[ic]"):
+        for place in COMPILED:
+            path = package / place
+            for cached in (path.parent if path.suffix else path).rglob("__pycache__/*.nb[ic]"):
                 cached.unlink(missing_ok=True)
         fresh = stamp.with_name(f"{STAMP}.{os.getpid()}")
         fresh.write_text(now)

@@ -13,20 +13,6 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "ITL_BINS",
-    "ITL_BIN_OFFSET",
-    "ITL_BIN_SHIFT",
-    "ITL_SEGMENTS",
-    "histogram_mean_std",
-    "histogram_quantile",
-    "itl_bin",
-    "itl_bin_edges",
-    "itl_histogram",
-    "segment_of",
-    "segment_start",
-]
-
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 

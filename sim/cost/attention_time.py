@@ -8,6 +8,7 @@ logs, at the mean request of the batch; beyond the grid, and for a batch whose s
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -21,30 +22,37 @@ FloatArray = NDArray[np.float64]
 Logs = tuple[float, float, float]
 """What `log_sizes` gives: logs of context tokens, rows and sequences."""
 
-# Rows of StepCost.attention, one per kind of attention layer ...
-B_DECODE = 0
-B_DECODE_WINDOW = 1
-B_PREFILL = 2
-B_PREFILL_WINDOW = 3
-B_DRAFT_DECODE = 4
-B_DRAFT_DECODE_WINDOW = 5
-B_DRAFT_PREFILL = 6
-B_DRAFT_PREFILL_WINDOW = 7
-N_BLOCKS = 8
-# ... and its columns. Seconds are already those of all layers of the kind.
-A_T0_S = 0
-A_QKV_S = 1  # compute seconds per (query, context token) pair
-A_KV_S = 2  # memory seconds per context token, read once however many queries attend to it
-A_ROW_S = 3  # memory seconds per row (queries in, attention out)
-A_P = 4
-A_ORIGIN = 5
-A_LOW_ROWS = 6
-A_HIGH_ROWS = 7
-A_WINDOW = 8  # window of the draft's own layers (the target's sums come cut)
-A_LAYERS = 9  # 0: the model has no such layer
-A_GRID = 10  # where the kind's grid starts in StepCost.attention_grids, -1: none was measured
-A_PREFILL = 11  # 1: the grid's axes are prefill's
-N_COLUMNS = 12
+# Rows of StepCost.attention, one per kind of attention layer.
+(
+    DECODE,
+    DECODE_WINDOW,
+    PREFILL,
+    PREFILL_WINDOW,
+    DRAFT_DECODE,
+    DRAFT_DECODE_WINDOW,
+    DRAFT_PREFILL,
+    DRAFT_PREFILL_WINDOW,
+    N_KINDS,
+) = range(9)
+
+# One kind. Seconds are already those of all layers of the kind.
+ATTENTION = np.dtype(
+    [
+        ("t0_s", "f8"),
+        ("qkv_s", "f8"),  # compute seconds per (query, context token) pair
+        ("kv_s", "f8"),  # memory seconds per context token, read once however many queries attend to it
+        ("row_s", "f8"),  # memory seconds per row (queries in, attention out)
+        ("p", "f8"),
+        ("origin", "i8"),
+        ("low_rows", "f8"),
+        ("high_rows", "f8"),
+        ("window", "f8"),  # window of the draft's own layers (the target's sums come cut)
+        ("layers", "i8"),  # 0: the model has no such layer
+        ("grid", "i8"),  # where the kind's grid starts in StepCost.attention_grids, -1: none was measured
+        ("is_prefill", "i8"),  # 1: the grid's axes are prefill's
+    ],
+    align=True,
+)
 
 NEAR = 1e-9
 """Logs that differ by less are one node."""
@@ -100,18 +108,14 @@ def _between(low: float, up: float, share: float) -> float:
 
 
 @njit(cache=True, error_model="numpy")
-def _roofline(blocks: FloatArray, b: int, qkv: float, kv: float, rows: float) -> float:
-    return float(
-        blocks[b, A_T0_S]
-        + soft_max_scalar(qkv * blocks[b, A_QKV_S], kv * blocks[b, A_KV_S] + rows * blocks[b, A_ROW_S], blocks[b, A_P])
-    )
+def _roofline(kind: Any, qkv: float, kv: float, rows: float) -> float:
+    return float(kind.t0_s + soft_max_scalar(qkv * kind.qkv_s, kv * kind.kv_s + rows * kind.row_s, kind.p))
 
 
 @njit(cache=True, error_model="numpy")
 def _grid_seconds(
-    blocks: FloatArray,
+    kind: Any,
     grids: FloatArray,
-    b: int,
     qkv: float,
     kv: float,
     rows: float,
@@ -119,9 +123,9 @@ def _grid_seconds(
     logs: Logs,
 ) -> tuple[float, bool]:
     """Seconds from the kind's grid and whether they lie between measured nodes."""
-    prefill = blocks[b, A_PREFILL] > 0.0
+    prefill = kind.is_prefill > 0.0
     log_kv, log_rows, log_seqs = logs
-    at = int(blocks[b, A_GRID])
+    at = int(kind.grid)
     nx = int(grids[at])
     ny = int(grids[at + 1])
     nz = int(grids[at + 2])
@@ -169,50 +173,48 @@ def _grid_seconds(
         else:
             equal_qkv, equal_kv, equal_rows = seqs * x * z, seqs * z, seqs * x
         if equal_qkv != qkv or equal_kv != kv or equal_rows != rows:  # a lone prompt is its own mean
-            seconds *= _roofline(blocks, b, qkv, kv, rows) / _roofline(blocks, b, equal_qkv, equal_kv, equal_rows)
+            seconds *= _roofline(kind, qkv, kv, rows) / _roofline(kind, equal_qkv, equal_kv, equal_rows)
     return seconds, measured
 
 
 @njit(cache=True, error_model="numpy")
 def attention_seconds(
-    blocks: FloatArray,
+    kind: Any,
     grids: FloatArray,
-    b: int,
     qkv: float,
     kv: float,
     rows: float,
     seqs: float,
     logs: Logs,
-    origins: FloatArray,
-    first: int,
     times: float,
+    out: Any,
 ) -> float:
-    """``times`` x seconds of one kind of attention layers, also added to ``origins[first + origin]``.
+    """``times`` x seconds of one kind of attention layers, also added to ``out.by_origin_s``.
 
     Args:
-        blocks, grids: ``StepCost.attention`` and ``StepCost.attention_grids``.
-        b: the kind, a row of ``blocks``; nothing when the model has no such layer or no row attends.
+        kind: a row of ``StepCost.attention``; no time passes when the model has no such layer or no row attends.
+        grids: ``StepCost.attention_grids``.
         qkv: (query, context token) pairs over the batch.
         kv: context tokens over the batch, new ones included.
         rows, seqs: queries and sequences of the batch.
         logs: `log_sizes` of the batch.
     """
-    if blocks[b, A_LAYERS] == 0.0 or rows <= 0.0:
+    if kind.layers == 0.0 or rows <= 0.0:
         return 0.0
-    window = blocks[b, A_WINDOW]
+    window = kind.window
     if window > 0.0 and kv > seqs * window:
         # The draft's sums are not cut by the engine; capping the mean bounds the true sum from above.
         qkv *= seqs * window / kv
         kv = seqs * window
         logs = (math.log(kv), logs[1], logs[2])
-    if blocks[b, A_GRID] >= 0.0:
-        seconds, measured = _grid_seconds(blocks, grids, b, qkv, kv, rows, seqs, logs)
+    if kind.grid >= 0.0:
+        seconds, measured = _grid_seconds(kind, grids, qkv, kv, rows, seqs, logs)
         origin = INTERPOLATED if measured else EXTRAPOLATED
     else:
-        seconds = _roofline(blocks, b, qkv, kv, rows)
-        origin = int(blocks[b, A_ORIGIN])
-        if rows < blocks[b, A_LOW_ROWS] or rows > blocks[b, A_HIGH_ROWS]:
+        seconds = _roofline(kind, qkv, kv, rows)
+        origin = int(kind.origin)
+        if rows < kind.low_rows or rows > kind.high_rows:
             origin = EXTRAPOLATED
     seconds *= times
-    origins[first + origin] += seconds
+    out.by_origin_s[origin] += seconds
     return float(seconds)

@@ -13,7 +13,6 @@ from enum import IntEnum
 from typing import Any, Literal
 
 from draftcast.errors import ScenarioError
-from draftcast.kernels.model.spec import ModelSpec
 
 Rule = Literal["0", "1", "k-1", "k", "k+1"]
 
@@ -53,9 +52,7 @@ class Method:
             states are needed.
         extra_first_rows: rows per drafting request the first pass adds to the target's rows.
         block_rows_beyond_k: rows per request of a parallel or block pass minus its draft tokens.
-        has_draft_kv: the draft keeps a KV cache of its own for every token.
         needs_draft_model: a draft model (or head) must be named; the EAGLE and MTP heads follow from the target.
-        default_head_layers: decoder layers of the head that is assumed when none is named (0: no such head).
         is_tree: verifies a tree of drafts; ``k`` is then its depth.
         tree_width: rows per request of each drafting pass after the first, and of each level (1: a chain).
         source: where the facts come from.
@@ -72,22 +69,10 @@ class Method:
     drops_last_prefix_block: bool = False
     extra_first_rows: int = 0
     block_rows_beyond_k: int = 0
-    has_draft_kv: bool = False
     needs_draft_model: bool = False
-    default_head_layers: int = 0
     is_tree: bool = False
     tree_width: int = 1
     max_tree_nodes: int = 0
-
-    @property
-    def uses_hidden_states(self) -> bool:
-        """Whether the draft reads the target's hidden states (vLLM's ``use_eagle``)."""
-        return self.drops_last_prefix_block
-
-    @property
-    def parallel(self) -> bool:
-        """Whether all drafts of a step come out of one pass."""
-        return self.plan in (DraftPlan.PARALLEL, DraftPlan.CONTEXT_BLOCK)
 
     @property
     def proposes_on_host(self) -> bool:
@@ -123,34 +108,6 @@ class Method:
         """Target rows of one verifying request: its pending token and every draft."""
         return 1 + self.verify_nodes(k)
 
-    def draft_passes(self, target_rows: int, requests: int, k: int) -> tuple[int, ...]:
-        """Rows of every forward pass of the draft in one step, in order.
-
-        Args:
-            target_rows: N, rows of the target pass.
-            requests: B, requests that get drafts.
-            k: drafts made for each of them (the depth of a tree).
-        """
-        if self.plan == DraftPlan.AUTOREGRESSIVE:
-            first = target_rows + self.extra_first_rows * requests
-            return (first,) + (requests * self.tree_width,) * max(k - 1, 0) if first else ()
-        if self.plan == DraftPlan.PARALLEL:
-            first = target_rows + max(k + self.block_rows_beyond_k, 0) * requests
-            return (first,) if first else ()
-        if self.plan == DraftPlan.CONTEXT_BLOCK:
-            return (requests * (k + self.block_rows_beyond_k),) if requests and k > 0 else ()
-        if self.plan == DraftPlan.HEADS:
-            return (requests,) * k if requests else ()
-        return ()
-
-    def draft_kv_bytes_per_token(self, head: ModelSpec | None, kv_cache_dtype: str, tp: int = 1) -> float:
-        """KV-cache bytes the draft adds to a token on one of its ``tp`` ranks; 0 for a draft without a KV cache."""
-        return head.kv_bytes_per_token(kv_cache_dtype, tp) if head is not None and self.has_draft_kv else 0.0
-
-    def draft_weight_bytes(self, head: ModelSpec | None, dtype: str, tp: int = 1) -> float:
-        """Weight bytes the draft adds on one of its ``tp`` ranks; what it shares with the target counts as 0."""
-        return head.weight_bytes(dtype, tp) if head is not None else 0.0
-
     def with_tree(self, width: int, max_nodes: int = 0) -> Method:
         """This tree method with ``width`` rows per level and at most ``max_nodes`` verified nodes (0: all).
 
@@ -173,8 +130,7 @@ def _apply(rule: Rule, k: int) -> int:
     return {"0": 0, "1": 1, "k-1": k - 1, "k": k, "k+1": k + 1}[rule]
 
 
-_EAGLE_PLAN = dict[str, Any](plan=DraftPlan.AUTOREGRESSIVE, lookahead_rule="k", is_async=True, has_draft_kv=True)
-_HIDDEN = dict[str, Any](drops_last_prefix_block=True, default_head_layers=1)
+_EAGLE_PLAN = dict[str, Any](plan=DraftPlan.AUTOREGRESSIVE, lookahead_rule="k", is_async=True)
 
 _ALL = (
     Method("none", DraftPlan.NONE, None, "no speculative decoding", is_async=True),
@@ -187,10 +143,14 @@ _ALL = (
         needs_draft_model=True,
         **_EAGLE_PLAN,
     ),
-    Method(name="eagle", vllm_method="eagle", source="arXiv 2401.15077", **_EAGLE_PLAN, **_HIDDEN),
-    Method(name="eagle3", vllm_method="eagle3", source="arXiv 2503.01840", **_EAGLE_PLAN, **_HIDDEN),
+    Method(name="eagle", vllm_method="eagle", source="arXiv 2401.15077", drops_last_prefix_block=True, **_EAGLE_PLAN),
+    Method(name="eagle3", vllm_method="eagle3", source="arXiv 2503.01840", drops_last_prefix_block=True, **_EAGLE_PLAN),
     Method(
-        name="mtp", vllm_method="mtp", source="DeepSeek-V3, arXiv 2412.19437, section 2.2", **_EAGLE_PLAN, **_HIDDEN
+        name="mtp",
+        vllm_method="mtp",
+        source="DeepSeek-V3, arXiv 2412.19437, section 2.2",
+        drops_last_prefix_block=True,
+        **_EAGLE_PLAN,
     ),
     Method(
         name="p_eagle",
@@ -202,8 +162,7 @@ _ALL = (
         lookahead_rule="k",
         is_async=True,
         block_rows_beyond_k=-1,
-        has_draft_kv=True,
-        **_HIDDEN,
+        drops_last_prefix_block=True,
     ),
     Method(
         name="pard",
@@ -214,7 +173,6 @@ _ALL = (
         slots_rule="k",
         lookahead_rule="k",
         is_async=True,
-        has_draft_kv=True,
         needs_draft_model=True,
     ),
     Method("medusa", DraftPlan.HEADS, "medusa", "Medusa, arXiv 2401.10774"),
@@ -229,9 +187,7 @@ _ALL = (
         lookahead_rule="k+1",
         is_async=True,
         block_rows_beyond_k=1,
-        has_draft_kv=True,
         drops_last_prefix_block=True,
-        default_head_layers=5,
     ),
     Method(
         name="dspark",
@@ -243,9 +199,7 @@ _ALL = (
         lookahead_rule="k",
         is_async=True,
         block_rows_beyond_k=0,
-        has_draft_kv=True,
         drops_last_prefix_block=True,
-        default_head_layers=5,
     ),
     Method("ngram", DraftPlan.HOST_SEARCH, "ngram", "prompt lookup decoding; KMP search on the host in vLLM 0.32"),
     Method("ngram_gpu", DraftPlan.DEVICE_SEARCH, "ngram_gpu", "prompt lookup on the device (vLLM 0.32)", is_async=True),
@@ -257,8 +211,8 @@ _ALL = (
         is_tree=True,
         tree_width=10,
         max_tree_nodes=60,
+        drops_last_prefix_block=True,
         **_EAGLE_PLAN,
-        **_HIDDEN,
     ),
 )
 

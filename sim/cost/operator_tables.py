@@ -1,7 +1,7 @@
 """Seconds of operators on one device at one tensor-parallel degree, for many row counts at once.
 
-Work comes from `kernels/work/layers`; seconds from the profile's measured times where it has any, else from its
-rooflines. It knows no method and no scheduler: `draftcast.sim.cost.step_tables` says which passes a step consists of.
+Work comes from `kernels/work/layers.py`; seconds from the profile's measured times where it has any, else from its
+rooflines. It knows no method and no scheduler: `sim/cost/step_tables.py` says which passes a step consists of.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from draftcast.calibration.profile.load import OperatorProfile, RooflineProfile
 from draftcast.calibration.profile.origin import Origin
+from draftcast.calibration.profile.roofline import Roofline
+from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import attention_work
@@ -20,6 +21,7 @@ from draftcast.kernels.operators.cost import Work
 from draftcast.kernels.operators.sampler import sampler_work
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
+from draftcast.sim.cost.step_time import Record, empty_record
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -40,7 +42,7 @@ class OperatorTables:
         """Table of a family's roofline: ``launches`` kernels whose work sums to ``work``; zero rows take no time."""
         entry = self.profile.operator(family, dtype)
         seconds = self.profile.seconds_of(family, dtype)(work)
-        seconds = np.where(rows > 0, seconds + (launches - 1.0) * entry.roofline.t0_s, 0.0)
+        seconds = np.where(rows > 0, seconds + (launches - 1.0) * entry.t0_s, 0.0)
         return _by_origin(seconds, entry, rows)
 
     def measured(
@@ -169,12 +171,12 @@ class OperatorTables:
 
     def attention(
         self, model: ModelSpec, family: str, count: int, kv_cache_dtype: str, window: int
-    ) -> tuple[FloatArray, FloatArray | None]:
+    ) -> tuple[Record, FloatArray | None]:
         """One row of ``StepCost.attention`` for ``count`` equal attention layers, and its grid if one was measured."""
-        column = np.zeros(at.N_COLUMNS)
-        column[at.A_GRID] = -1.0
+        kind = empty_record(at.ATTENTION)
+        kind["grid"] = -1
         if count == 0:
-            return column, None
+            return kind, None
 
         def unit(query_tokens: float, kv_tokens: float, query_kv: float) -> Work:
             return attention_work(
@@ -189,22 +191,21 @@ class OperatorTables:
             )
 
         entry = self.profile.operator(family, kv_cache_dtype)
-        fit = entry.roofline
         peak_flops, bandwidth = self.profile.hardware.ceilings(family, kv_cache_dtype)
-        per_flop_s = count / (fit.e_c * peak_flops)
-        per_byte_s = count / (fit.e_m * bandwidth)
-        column[at.A_T0_S] = count * fit.t0_s
-        column[at.A_QKV_S] = float(unit(0, 0, 1).flops) * per_flop_s
-        column[at.A_KV_S] = float(unit(0, 1, 0).bytes) * per_byte_s
-        column[at.A_ROW_S] = float(unit(1, 0, 0).bytes) * per_byte_s
-        column[at.A_P] = fit.p
-        column[at.A_ORIGIN] = entry.origin
-        column[at.A_LOW_ROWS], column[at.A_HIGH_ROWS] = entry.fitted_rows or (0.0, np.inf)
-        column[at.A_WINDOW] = window
-        column[at.A_LAYERS] = count
-        column[at.A_PREFILL] = float(family == "attention_prefill")
+        per_flop_s = count / (entry.e_c * peak_flops)
+        per_byte_s = count / (entry.e_m * bandwidth)
+        kind["t0_s"] = count * entry.t0_s
+        kind["qkv_s"] = float(unit(0, 0, 1).flops) * per_flop_s
+        kind["kv_s"] = float(unit(0, 1, 0).bytes) * per_byte_s
+        kind["row_s"] = float(unit(1, 0, 0).bytes) * per_byte_s
+        kind["p"] = entry.p
+        kind["origin"] = entry.origin
+        kind["low_rows"], kind["high_rows"] = entry.fitted_rows or (0.0, np.inf)
+        kind["window"] = window
+        kind["layers"] = count
+        kind["is_prefill"] = family == "attention_prefill"
         if self.profile.measured is None or model.is_mla:
-            return column, None
+            return kind, None
         grid = self.profile.measured.grid(
             family,
             self.wide_dtype,
@@ -214,10 +215,10 @@ class OperatorTables:
             kv_heads=model.kv_heads_per_rank(self.tp),
             head_dim=model.head_dim,
         )
-        return column, None if grid is None else at.flat_grid(grid, count)
+        return kind, None if grid is None else at.flat_grid(grid, count)
 
 
-def _by_origin(seconds: FloatArray, entry: OperatorProfile, rows: IntArray) -> FloatArray:
+def _by_origin(seconds: FloatArray, entry: Roofline, rows: IntArray) -> FloatArray:
     return _split(seconds, entry.origins(rows))
 
 

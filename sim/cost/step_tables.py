@@ -1,29 +1,27 @@
 """Tables of a roofline step cost: what every number of rows takes, and attention's coefficients.
 
-Which passes a step consists of, and over how many rows; `sim/cost/operator_tables` gives each its seconds. Runs
-once per scenario. What it leaves out: the gap between kernels beyond a roofline's ``t0``, the
-eager attention inside piecewise CUDA graphs, load imbalance between experts and ranks, shared-prefix (cascade)
-attention.
+Which passes a step consists of, and over how many rows; `sim/cost/operator_tables.py` gives each its seconds. Runs
+once per scenario. What it leaves out: the gap between kernels beyond a roofline's ``t0``, the eager attention inside
+piecewise CUDA graphs, load imbalance between experts and ranks, shared-prefix (cascade) attention.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftcast.calibration.profile.load import RooflineProfile
+from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model import drafters
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
-from draftcast.sim.cost import step_time as st
+from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import DraftPlan, Method
 from draftcast.sim.cost.operator_tables import OperatorTables
-from draftcast.sim.cost.step_time import StepCost
+from draftcast.sim.cost.step_time import Record, StepCost
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -43,26 +41,7 @@ NGRAM_GPU_KERNELS = 10
 MAX_ROWS = 2**22  # 100 MB a table
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """Engine settings that move the step cost; names follow vLLM's flags. See `compile_step_cost`."""
-
-    k: int
-    tp: int
-    draft_tp: int
-    dtype: str
-    draft_dtype: str
-    kv_cache_dtype: str
-    draft_kv_cache_dtype: str
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    enforce_eager: bool
-    max_model_len: int
-    max_cudagraph_capture_size: int | None
-    cudagraph_capture_sizes: tuple[int, ...] | None
-
-
-def capture_sizes(settings: EngineSettings, verify_rows: int, ceiling: int) -> tuple[int, ...]:
+def capture_sizes(config: EngineConfig, verify_rows: int, ceiling: int) -> tuple[int, ...]:
     """Numbers of rows captured as CUDA graphs, ascending; empty when everything runs eagerly.
 
     vLLM 0.32's default: 1, 2, 4, then by 8 below 256, then by 16, up to ``min(max_num_seqs * rows * 2, ceiling)`` rows,
@@ -75,23 +54,23 @@ def capture_sizes(settings: EngineSettings, verify_rows: int, ceiling: int) -> t
     Raises:
         ScenarioError: a capture size below 1.
     """
-    limit = settings.max_num_batched_tokens
-    if settings.enforce_eager:
+    limit = config.max_num_batched_tokens
+    if config.enforce_eager:
         return ()
-    if settings.cudagraph_capture_sizes is not None:
-        for size in settings.cudagraph_capture_sizes:
+    if config.cudagraph_capture_sizes is not None:
+        for size in config.cudagraph_capture_sizes:
             if size < 1:
                 raise ScenarioError("must be at least 1", key="cudagraph_capture_sizes", value=size)
-        return tuple(sorted({size for size in settings.cudagraph_capture_sizes if size <= limit}))
+        return tuple(sorted({size for size in config.cudagraph_capture_sizes if size <= limit}))
     sizes: set[int] = set()
-    largest = settings.max_cudagraph_capture_size
+    largest = config.max_cudagraph_capture_size
     if largest is None:
-        largest = min(settings.max_num_seqs * verify_rows * 2, ceiling)
+        largest = min(config.max_num_seqs * verify_rows * 2, ceiling)
         if verify_rows > 1:
-            requests = {*_grid(min(settings.max_num_seqs, ceiling)), min(settings.max_num_seqs, ceiling)}
+            requests = {*_grid(min(config.max_num_seqs, ceiling)), min(config.max_num_seqs, ceiling)}
             sizes = {count * verify_rows for count in requests if 0 < count * verify_rows <= largest}
-        elif settings.max_num_seqs <= largest:
-            sizes = {settings.max_num_seqs}
+        elif config.max_num_seqs <= largest:
+            sizes = {config.max_num_seqs}
     elif largest < 0:
         raise ScenarioError("must be at least 0 (0: no CUDA graphs)", key="max_cudagraph_capture_size", value=largest)
     largest = min(largest, limit)
@@ -147,36 +126,32 @@ def head_of(method: Method, target: ModelSpec, draft_model: ModelSpec | None, k:
 
 
 def fill_roofline(
-    params: FloatArray,
-    model: ModelSpec,
-    method: Method,
-    draft_model: ModelSpec | None,
-    profile: RooflineProfile,
-    settings: EngineSettings,
+    params: Record, model: ModelSpec, draft_model: ModelSpec | None, profile: RooflineProfile, config: EngineConfig
 ) -> StepCost:
     """`StepCost` of a roofline profile; fills what ``params`` still lacks.
 
     Raises:
         ScenarioError: more rows in a step than tables are made for.
     """
-    if settings.max_num_batched_tokens > MAX_ROWS:
+    if config.max_num_batched_tokens > MAX_ROWS:
         raise ScenarioError(
             f"must be at most {MAX_ROWS} with a roofline profile, whose tables have an entry a row",
             key="max_num_batched_tokens",
-            value=settings.max_num_batched_tokens,
+            value=config.max_num_batched_tokens,
         )
-    device = OperatorTables(profile, settings.tp, settings.dtype)
-    verify_rows = method.verify_rows(settings.k)
-    sizes = capture_sizes(settings, verify_rows, profile.cuda_graph_ceiling)
-    last_row = settings.max_num_batched_tokens
-    last_logit = min(settings.max_num_seqs * verify_rows, last_row)
+    device = OperatorTables(profile, config.tensor_parallel_size, config.weight_dtype)
+    p, method = params[0], config.method
+    verify_rows = method.verify_rows(config.num_speculative_tokens)
+    sizes = capture_sizes(config, verify_rows, profile.cuda_graph_ceiling)
+    last_row = config.max_num_batched_tokens
+    last_logit = min(config.max_num_seqs * verify_rows, last_row)
     window = model.sliding_window if model.num_sliding_layers else 0
-    params[st.P_WINDOW] = window
-    params[st.P_CUDA_GRAPH_ROWS] = sizes[-1] if sizes else 0
-    params[st.P_TARGET_LAUNCH_S] = device.launches(model) * profile.launch_s
-    attention = np.zeros((at.N_BLOCKS, at.N_COLUMNS))
+    p["window"] = window
+    p["cuda_graph_rows"] = sizes[-1] if sizes else 0
+    p["target_launch_s"] = device.launches(model) * profile.launch.kernel_s
+    attention = np.zeros(at.N_KINDS, at.ATTENTION)
     # The engine cuts the target's sums to the window itself, so its blocks carry none.
-    grids = _fill_attention(attention, 0, device, model, settings.kv_cache_dtype, np.zeros(1), own_window=False)
+    grids = _fill_attention(attention, 0, device, model, config.kv_dtype, np.zeros(1), own_window=False)
     empty = np.zeros((1, 3))
     cost = StepCost(
         params=params,
@@ -191,15 +166,15 @@ def fill_roofline(
         attention=attention,
         attention_grids=grids,
     )
-    head = head_of(method, model, draft_model, settings.k)
+    head = head_of(method, model, draft_model, config.num_speculative_tokens)
     if head is not None:
-        return _fill_draft(cost, method, head, profile, settings, sizes)
-    _fill_search(params, method, profile, settings)
+        return _fill_draft(cost, head, profile, config, sizes)
+    _fill_search(p, profile, config)
     return cost
 
 
 def _fill_attention(
-    attention: FloatArray,
+    attention: Record,
     first: int,
     device: OperatorTables,
     model: ModelSpec,
@@ -216,44 +191,44 @@ def _fill_attention(
         for row, (count, size) in enumerate(((full, 0), (sliding, window)), first + offset):
             attention[row], grid = device.attention(model, family, count, kv_cache_dtype, size)
             if grid is not None:
-                attention[row, at.A_GRID] = len(grids)
+                attention[row]["grid"] = len(grids)
                 grids = np.concatenate([grids, grid])
     return grids
 
 
 def _fill_draft(
-    cost: StepCost,
-    method: Method,
-    head: ModelSpec,
-    profile: RooflineProfile,
-    settings: EngineSettings,
-    sizes: tuple[int, ...],
+    cost: StepCost, head: ModelSpec, profile: RooflineProfile, config: EngineConfig, sizes: tuple[int, ...]
 ) -> StepCost:
-    device = OperatorTables(profile, settings.draft_tp, settings.draft_dtype)
-    last_row = settings.max_num_batched_tokens
-    per_request = max(settings.k + method.block_rows_beyond_k, settings.k, method.tree_width)
-    last_next = min(settings.max_num_seqs * per_request, max(last_row, settings.max_num_seqs))
-    cost.params[st.P_DRAFT_LAUNCH_S] = device.launches(head) * profile.launch_s
+    method = config.method
+    tp, k = config.draft_tensor_parallel_size, config.num_speculative_tokens
+    device = OperatorTables(profile, tp, config.draft_weight_dtype)
+    last_row = config.max_num_batched_tokens
+    per_request = max(k + method.block_rows_beyond_k, k, method.tree_width)
+    last_next = min(config.max_num_seqs * per_request, max(last_row, config.max_num_seqs))
+    cost.params[0]["draft_launch_s"] = device.launches(head) * profile.launch.kernel_s
     grids = _fill_attention(
         cost.attention,
-        at.B_DRAFT_DECODE,
+        at.DRAFT_DECODE,
         device,
         head,
-        settings.draft_kv_cache_dtype,
+        config.draft_kv_dtype,
         cost.attention_grids,
         own_window=True,
     )
     cost = cost._replace(attention_grids=grids)
     logits = _padded_table(lambda rows: device.lm_head(head, rows) + device.argmax(head, rows), last_next, ())
     if method.plan == DraftPlan.HEADS:
-        serial = _padded_table(lambda rows: device.model_pass(head, rows), settings.max_num_seqs, ())
+        serial = _padded_table(lambda rows: device.model_pass(head, rows), config.max_num_seqs, ())
         return cost._replace(
-            draft_first=_padded_table(lambda rows: device.scope(head, rows, "context"), settings.max_num_seqs, ()),
-            draft_serial=serial + logits[: settings.max_num_seqs + 1],
+            draft_first=_padded_table(lambda rows: device.scope(head, rows, "context"), config.max_num_seqs, ()),
+            draft_serial=serial + logits[: config.max_num_seqs + 1],
         )
     if method.plan == DraftPlan.CONTEXT_BLOCK:
         keys_values = layers.LinearLayer(
-            "context_kv", head.hidden_size, head.kv_elements_per_layer(settings.draft_tp), head.num_hidden_layers
+            "context_kv",
+            head.hidden_size,
+            head.kv_elements_per_layer(tp),
+            head.num_hidden_layers,
         )
         first = _padded_table(
             lambda rows: device.scope(head, rows, "context") + device.linear(keys_values, rows), last_row, sizes
@@ -264,7 +239,7 @@ def _fill_draft(
     if head.markov_rank:
         # One step of the sequential head per draft position: its matrix, then a choice over the vocabulary.
         serial = _padded_table(
-            lambda rows: device.scope(head, rows, "position") + device.argmax(head, rows), settings.max_num_seqs, ()
+            lambda rows: device.scope(head, rows, "position") + device.argmax(head, rows), config.max_num_seqs, ()
         )
     return cost._replace(
         draft_first=first,
@@ -274,15 +249,16 @@ def _fill_draft(
     )
 
 
-def _fill_search(params: FloatArray, method: Method, profile: RooflineProfile, settings: EngineSettings) -> None:
+def _fill_search(p: Record, profile: RooflineProfile, config: EngineConfig) -> None:
+    method = config.method
     if method.plan == DraftPlan.DEVICE_SEARCH:
-        entry = profile.operator("elementwise", settings.dtype)
-        moved = settings.max_model_len * NGRAM_GPU_BYTES_PER_POSITION
-        params[st.P_SEARCH_STEP_S] = NGRAM_GPU_KERNELS * entry.roofline.t0_s
-        _, bandwidth = profile.hardware.ceilings("elementwise", settings.dtype)
-        params[st.P_SEARCH_SEQ_S] = moved / (entry.roofline.e_m * bandwidth)
+        entry = profile.operator("elementwise", config.weight_dtype)
+        moved = config.max_model_len * NGRAM_GPU_BYTES_PER_POSITION
+        p["search_step_s"] = NGRAM_GPU_KERNELS * entry.t0_s
+        _, bandwidth = profile.hardware.ceilings("elementwise", config.weight_dtype)
+        p["search_seq_s"] = moved / (entry.e_m * bandwidth)
     elif method.name == "suffix":
-        params[st.P_SEARCH_SEQ_S] = SUFFIX_SEQ_S
+        p["search_seq_s"] = SUFFIX_SEQ_S
     elif method.plan == DraftPlan.HOST_SEARCH:
-        params[st.P_SEARCH_SEQ_S] = NGRAM_SEQ_S
-        params[st.P_SEARCH_TOKEN_S] = NGRAM_TOKEN_S
+        p["search_seq_s"] = NGRAM_SEQ_S
+        p["search_token_s"] = NGRAM_TOKEN_S

@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit
 
 from draftcast.sim.compiled.borrowed import borrowed
-from draftcast.sim.engine.state import Engine
+from draftcast.sim.state.engine import Engine
 
 # Keys of blocks that only their own request can hit start here; trace keys stay below.
 OWN_KEY = np.int64(1) << np.int64(60)
@@ -38,16 +38,16 @@ def reset_blocks(ref: Engine) -> None:
     s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]
-    e.free_blocks = c.num_blocks - 1
+    e.free_blocks = c.num_gpu_blocks - 1
     n = s.block_table.shape[0]
     for row in range(n):
         s.free_table[row] = n - 1 - row
     e.num_free_tables = n
-    if not c.prefix_caching:
+    if not c.enable_prefix_caching:
         return
-    head = c.num_blocks
+    head = c.num_gpu_blocks
     previous = head
-    for block in range(1, c.num_blocks):
+    for block in range(1, c.num_gpu_blocks):
         s.blocks[previous].next = block
         s.blocks[block].prev = previous
         previous = block
@@ -230,8 +230,8 @@ def extend(ref: Engine, i: int, tokens: int) -> bool:
     need = blocks_for(tokens, c.block_size) - r.num_blocks
     if need > e.free_blocks:
         return False
-    if c.prefix_caching:
-        head = c.num_blocks
+    if c.enable_prefix_caching:
+        head = c.num_gpu_blocks
         block = s.blocks[head].next
         for index in range(r.num_blocks, r.num_blocks + need):
             if s.blocks[block].key != 0:
@@ -284,8 +284,8 @@ def free_request(ref: Engine, i: int) -> None:
     c = s.config[0]
     e = s.engine[0]
     r = s.requests[i]
-    if c.prefix_caching:
-        head = c.num_blocks
+    if c.enable_prefix_caching:
+        head = c.num_gpu_blocks
         front = head  # unhashed blocks go to the front in the order they are met
         for index in range(r.num_blocks - 1, -1, -1):
             block = s.block_table[r.table, index]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from numba import njit
 
 from draftcast.sim.compiled.borrowed import reference
-from draftcast.sim.engine import blocks, decide, queue, schedule, step
-from draftcast.sim.engine.state import Engine
+from draftcast.sim.engine import blocks, queue, schedule, step
+from draftcast.sim.policies.dispatch import decide
+from draftcast.sim.state.engine import Engine
 
 
 @njit(cache=True)
@@ -30,7 +31,7 @@ def schedule_batch(engine: Engine) -> int:
 @njit(cache=True)
 def decide_drafts(engine: Engine, slot: int) -> None:
     """Let the compiled policy fill ``next_drafts`` of the batch."""
-    decide.decide(reference(engine), slot)
+    decide(engine.config[0].policy, reference(engine), slot)
 
 
 @njit(cache=True)

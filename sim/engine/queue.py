@@ -10,7 +10,7 @@ from __future__ import annotations
 from numba import njit
 
 from draftcast.sim.compiled.borrowed import borrowed
-from draftcast.sim.engine.state import Array, Engine
+from draftcast.sim.state.engine import Array, Engine
 
 
 @njit(cache=True, forceinline=True)

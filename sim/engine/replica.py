@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -15,9 +14,14 @@ from draftcast.sim.acceptance import AcceptanceArrays
 from draftcast.sim.compiled.borrowed import Held
 from draftcast.sim.compiled.cache import engine_compilation
 from draftcast.sim.compiled.itl_histogram import ITL_BINS, ITL_SEGMENTS, segment_of
-from draftcast.sim.cost.step_time import N_FEATURES, N_OUT, StepCost
+from draftcast.sim.cost.engine_config import EngineConfig
+from draftcast.sim.cost.step_time import FEATURES, TIMES, StepCost
 from draftcast.sim.engine import calls
-from draftcast.sim.engine.state import (
+from draftcast.sim.engine.step import advance
+from draftcast.sim.policies.base import Policy
+from draftcast.sim.policies.batch import Batch, write_decision
+from draftcast.sim.policies.dispatch import number_of
+from draftcast.sim.state.engine import (
     BATCH,
     BLOCK,
     ENGINE,
@@ -35,17 +39,12 @@ from draftcast.sim.engine.state import (
     STOP_STUCK,
     Array,
     Engine,
-    EngineSettings,
-    PolicyArrays,
     aligned_zeros,
+    config_row,
 )
-from draftcast.sim.engine.step import advance
 from draftcast.sim.workload.request_table import RequestTable
 
 engine_compilation.watch(advance)
-
-Decide = Callable[[Engine], None]
-"""A Python policy's hook: read the batch that ``draftcast.sim.engine.rules.python`` shows, write the decision there."""
 
 
 def request_rows(table: RequestTable) -> Array:
@@ -65,56 +64,56 @@ def request_rows(table: RequestTable) -> Array:
     return rows
 
 
-def most_slots(settings: EngineSettings, table_rows: Array) -> NDArray[np.int64]:
+def most_slots(config: EngineConfig, table_rows: Array) -> NDArray[np.int64]:
     """KV slots each request may ask for at most.
 
     Its last token aside, a request may be scheduled with k drafts while 1+k outputs are in flight, plus lookahead.
     """
     slots = table_rows["prompt"].astype(np.int64) + table_rows["max_tokens"]
-    slots += 2 * settings.num_speculative_tokens + settings.lookahead
-    return np.asarray(np.minimum(slots, settings.max_model_len), np.int64)
+    slots += 2 * config.max_drafts + config.lookahead
+    return np.asarray(np.minimum(slots, config.max_model_len), np.int64)
 
 
-def check_fits(settings: EngineSettings, rows: Array) -> None:
+def check_fits(config: EngineConfig, rows: Array) -> None:
     """Refuse requests that the engine could never finish, naming the first.
 
     Raises:
         CapacityError: a prompt leaves no room for an output token, a request alone exceeds the KV blocks, or, without
             chunked prefill, its tokens could not be recomputed in one step.
     """
-    too_long = np.flatnonzero(rows["prompt"] >= settings.max_model_len)
+    too_long = np.flatnonzero(rows["prompt"] >= config.max_model_len)
     if too_long.size:
         i = int(too_long[0])
         raise CapacityError(
-            f"must be below max_model_len = {settings.max_model_len} so that a token can be generated",
-            key=f"request {i}: prompt_tokens",
+            f"must be below max_model_len = {config.max_model_len} so that a token can be generated",
+            key=f"workload.lengths (request {i}: prompt_tokens)",
             value=int(rows["prompt"][i]),
         )
-    longest = most_slots(settings, rows)
-    need = -(-longest // settings.block_size)
+    longest = most_slots(config, rows)
+    need = -(-longest // config.block_size)
     # One block is vLLM's null block; a lone request is admitted without the watermark.
-    short = np.flatnonzero(need > settings.num_gpu_blocks - 1)
+    short = np.flatnonzero(need > config.num_gpu_blocks - 1)
     if short.size:
         i = int(short[0])
         raise CapacityError(
-            f"one request needs {int(need[i])} KV blocks of {settings.block_size} tokens, "
-            f"the engine has {settings.num_gpu_blocks - 1}",
-            key=f"request {i}: prompt_tokens + output_tokens",
+            f"one request needs {int(need[i])} KV blocks of {config.block_size} tokens, "
+            f"the engine has {config.num_gpu_blocks - 1}",
+            key=f"workload.lengths (request {i}: prompt_tokens + output_tokens)",
             value=int(longest[i]),
         )
-    if settings.enable_chunked_prefill:
+    if config.enable_chunked_prefill:
         return
-    budget = settings.max_num_batched_tokens - settings.slots
-    if settings.max_num_scheduled_tokens is not None:
-        budget = min(budget, settings.max_num_scheduled_tokens)
+    budget = config.max_num_batched_tokens - config.slots
+    if config.max_num_scheduled_tokens is not None:
+        budget = min(budget, config.max_num_scheduled_tokens)
     # After a preemption everything but the next token is prefilled again.
-    tokens = np.minimum(rows["prompt"] + rows["max_tokens"] - 1, settings.max_model_len - 1)
+    tokens = np.minimum(rows["prompt"] + rows["max_tokens"] - 1, config.max_model_len - 1)
     long = np.flatnonzero(tokens > budget)
     if long.size:
         i = int(long[0])
         raise CapacityError(
             f"without chunked prefill a step must hold them all, and it holds {budget} tokens",
-            key=f"request {i}: prompt_tokens + output_tokens - 1",
+            key=f"workload.lengths (request {i}: prompt_tokens + output_tokens - 1)",
             value=int(tokens[i]),
         )
 
@@ -123,45 +122,45 @@ class Replica:
     """One engine replica over rows of a request table that replicas share.
 
     Args:
-        settings: the scheduler's settings.
+        config: the scheduler's config.
         rows: ``REQUEST[n]`` from :func:`request_rows`; rows given to this replica are changed by it.
         table: the request table behind ``rows``.
-        policy: the compiled policy; kind PYTHON needs ``decide``.
+        policy: the draft-length policy; one that decides in Python is called as it is, see `Policy.fresh`.
         cost: step cost.
         acceptance: acceptance of all requests.
+        seed: of the policy's own random choices.
         record_steps: keep one row a step.
-        decide: hook of a Python policy.
     """
 
     def __init__(
         self,
-        settings: EngineSettings,
+        config: EngineConfig,
         rows: Array,
         table: RequestTable,
-        policy: PolicyArrays,
+        policy: Policy,
         cost: StepCost,
         acceptance: AcceptanceArrays,
         *,
+        seed: int = 0,
         record_steps: bool = False,
-        decide: Decide | None = None,
     ) -> None:
         n = rows.size
-        seqs = settings.max_num_seqs
-        caching = settings.enable_prefix_caching
+        seqs = config.max_num_seqs
+        caching = config.enable_prefix_caching
         has_hashes = caching and table.hash_ids is not None
-        if has_hashes and table.hash_block_tokens % settings.block_size:
+        if has_hashes and table.hash_block_tokens % config.block_size:
             raise CapacityError(
                 f"must divide the trace's hash block of {table.hash_block_tokens} tokens",
                 key="block_size",
-                value=settings.block_size,
+                value=config.block_size,
             )
-        width = -(-int(np.max(most_slots(settings, rows), initial=1)) // settings.block_size) if caching else 1
-        pool = settings.num_gpu_blocks if caching else 0
+        width = -(-int(np.max(most_slots(config, rows), initial=1)) // config.block_size) if caching else 1
+        pool = config.num_gpu_blocks if caching else 0
         cache_size = 1 << max(4, int(2 * pool - 1).bit_length()) if caching else 1
-        self.settings = settings
-        self._decide = decide
+        self.config = config
+        self._policy = policy
         state = Engine(
-            config=settings.row(table.hash_block_tokens if has_hashes else 0),
+            config=config_row(config, table.hash_block_tokens if has_hashes else 0, number_of(policy)),
             engine=np.zeros(1, ENGINE),
             requests=rows,
             running=np.zeros(seqs, np.uint32),
@@ -177,15 +176,15 @@ class Replica:
             cache_block=np.zeros(cache_size, np.int32),
             hash_ids=np.asarray(table.hash_ids, np.int64) if has_hashes else np.zeros(0, np.int64),
             hash_offsets=np.asarray(table.hash_offsets, np.int64) if has_hashes else np.zeros(0, np.int64),
-            policy=policy,
+            policy=policy.compile(config.max_drafts, seqs, seed),
             cost=cost,
             acceptance=acceptance,
-            features=np.zeros(N_FEATURES),
-            kept_features=np.zeros(N_FEATURES),
-            times=np.zeros(N_OUT),
+            features=np.zeros(1, FEATURES),
+            kept_features=np.zeros(1, FEATURES),
+            times=np.zeros(1, TIMES),
             clocks=np.zeros(N_CLOCKS),
             itl=np.zeros((ITL_SEGMENTS + 1, ITL_BINS), np.int64),
-            rounds_by_accepted=np.zeros((ITL_SEGMENTS + 1, settings.num_speculative_tokens + 1), np.int64),
+            rounds_by_accepted=np.zeros((ITL_SEGMENTS + 1, config.max_drafts + 1), np.int64),
             steps=np.zeros(1024 if record_steps else 0, STEP),
             finished=np.zeros(seqs + 1, np.uint32),
         )
@@ -214,8 +213,9 @@ class Replica:
                 return STOP_MAX_STEPS
             stop = self.run(until_s, stop_on_finish, left)
             if stop == STOP_DECIDE:
-                assert self._decide is not None
-                self._decide(self.state)
+                batch = Batch(self.state)
+                decision = self._policy.decide(batch)
+                write_decision(self.state, batch.num_seqs, decision, f"{type(self._policy).__name__}.decide")
             elif stop == STOP_STUCK:
                 raise SimulationError("the engine can run nothing although requests wait")
             elif stop != STOP_STEPS_FULL:
@@ -298,22 +298,22 @@ class Replica:
         held = rows["num_blocks"][mine]
         assert (held[~np.isin(mine, running)] == 0).all(), "a request that does not run holds blocks"
         assert (rows["stale"][running] == 0).all()
-        if not c["prefix_caching"]:
-            assert held.sum() + e["free_blocks"] == c["num_blocks"] - 1, "blocks leaked"
+        if not c["enable_prefix_caching"]:
+            assert held.sum() + e["free_blocks"] == c["num_gpu_blocks"] - 1, "blocks leaked"
             return
-        refs = np.zeros(c["num_blocks"] + 1, np.int64)
+        refs = np.zeros(c["num_gpu_blocks"] + 1, np.int64)
         for i in running:
             np.add.at(refs, s.block_table[rows["table"][i], : rows["num_blocks"][i]], 1)
         assert (refs == s.blocks["refs"]).all(), "reference counts disagree with the block tables"
         free = 0
-        block = int(s.blocks["next"][c["num_blocks"]])
-        while block != c["num_blocks"]:
+        block = int(s.blocks["next"][c["num_gpu_blocks"]])
+        while block != c["num_gpu_blocks"]:
             assert refs[block] == 0, "a block is free and in use"
             assert block != 0, "the null block is free"
             assert s.blocks["prev"][s.blocks["next"][block]] == block
             free += 1
             block = int(s.blocks["next"][block])
-        assert free == e["free_blocks"] == c["num_blocks"] - 1 - np.count_nonzero(refs), "blocks leaked"
+        assert free == e["free_blocks"] == c["num_gpu_blocks"] - 1 - np.count_nonzero(refs), "blocks leaked"
 
 
-__all__ = ["STOP_FINISHED", "Decide", "Replica", "check_fits", "request_rows"]
+__all__ = ["STOP_FINISHED", "Replica", "check_fits", "request_rows"]

@@ -13,7 +13,7 @@ from numba import njit
 
 from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.engine import blocks, queue
-from draftcast.sim.engine.state import PREEMPTED, RUNNING, Array, Engine
+from draftcast.sim.state.engine import PREEMPTED, RUNNING, Array, Engine
 
 
 @njit(cache=True, forceinline=True)
@@ -67,7 +67,7 @@ def _preempt(ref: Engine, at: int) -> int:
     e.num_running -= 1
     e.num_preemptions += 1
     r = s.requests[i]
-    if s.config[0].prefix_caching:
+    if s.config[0].enable_prefix_caching:
         blocks.list_own_blocks(ref, i)
     blocks.free_request(ref, i)
     r.status = PREEMPTED
@@ -105,7 +105,7 @@ def schedule(ref: Engine) -> int:
     slots = c.slots
     lookahead = c.lookahead
     max_model_len = c.max_model_len
-    caching = c.prefix_caching != 0
+    caching = c.enable_prefix_caching != 0
     prefill_scheduled = False
     preempted = False
     # A lone request has nobody to starve, so a long prefill may take the whole budget.
@@ -191,14 +191,14 @@ def _admit(
             num_skipped += 1
             continue
 
-        hits = blocks.find_hits(ref, i) if c.prefix_caching else 0
+        hits = blocks.find_hits(ref, i) if c.enable_prefix_caching else 0
         hit_tokens = hits * c.block_size
         request_budget = min(token_budget, input_budget - c.slots)
         n = r.tokens - hit_tokens
         padded = False
-        if c.pads and n == 1 and not prefill_scheduled and (num_already_running > 0 or hits > 0):
+        if c.pads_single_tokens and n == 1 and not prefill_scheduled and (num_already_running > 0 or hits > 0):
             # Uniform 1+k rows keep the step inside the full CUDA graph.
-            rows = 1 + c.k
+            rows = 1 + c.max_drafts
             if hit_tokens + rows + 1 <= max_model_len:
                 if rows > request_budget:
                     break
@@ -206,7 +206,7 @@ def _admit(
                 padded = True
         if 0 < threshold < n:
             n = threshold
-        if not c.chunked_prefill and n > request_budget:
+        if not c.enable_chunked_prefill and n > request_budget:
             break
         n = min(n, request_budget)
 
@@ -220,7 +220,7 @@ def _admit(
             break
 
         queue.pop(ref)
-        if c.prefix_caching:
+        if c.enable_prefix_caching:
             blocks.adopt_hits(ref, i, hits)
             e.cached_tokens += hit_tokens
             e.looked_up_tokens += r.tokens
@@ -232,11 +232,11 @@ def _admit(
         if r.first_scheduled_s < 0.0:
             r.first_scheduled_s = e.host_s
             r.hit_tokens = hit_tokens
-        _add_entry(ref, entries, size, i, n, c.k if padded else 0, padded)
+        _add_entry(ref, entries, size, i, n, c.max_drafts if padded else 0, padded)
         size += 1
         token_budget -= n
         input_budget -= n + c.slots
-        if c.prefix_caching:
+        if c.enable_prefix_caching:
             blocks.cache_full_blocks(ref, i, min(hit_tokens + n, r.tokens))
     for j in range(num_skipped):
         queue.push(ref, s.skipped[j])
@@ -256,6 +256,6 @@ def advance_computed(ref: Engine, slot: int, j: int) -> None:
     r.computed += x.tokens
     r.in_flight += x.tokens
     r.is_chunk = x.is_chunk
-    if s.config[0].is_async and not x.is_chunk:
+    if s.config[0].async_scheduling and not x.is_chunk:
         r.placeholders += 1 + x.drafts
         r.spec = x.next_drafts

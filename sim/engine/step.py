@@ -14,46 +14,13 @@ from numba import njit
 from draftcast.sim.acceptance import accepted_drafts, proposed_drafts
 from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.compiled.itl_histogram import ITL_BIN_OFFSET, ITL_BIN_SHIFT, ITL_BINS
-from draftcast.sim.cost.step_time import (
-    F_DECODE_KV,
-    F_DECODE_QKV,
-    F_DECODE_SEQS,
-    F_DECODE_TOKENS,
-    F_DRAFT_KV,
-    F_DRAFT_PASSES,
-    F_DRAFT_SEQS,
-    F_DRAFT_TOKENS,
-    F_LOGIT_ROWS,
-    F_PREFILL_KV,
-    F_PREFILL_QKV,
-    F_PREFILL_SEQS,
-    F_PREFILL_TOKENS,
-    F_PROPOSE_TOKENS,
-    F_SEQS,
-    F_TOKENS,
-    F_WIN_DECODE_KV,
-    F_WIN_DECODE_QKV,
-    F_WIN_PREFILL_KV,
-    F_WIN_PREFILL_QKV,
-    N_FEATURES,
-    O_DRAFT,
-    O_HOST,
-    O_ORIGIN_EXTRAPOLATED,
-    O_ORIGIN_INTERPOLATED,
-    O_ORIGIN_MEASURED,
-    O_PREFILL,
-    O_SAMPLE,
-    O_TARGET,
-    P_OVERLAP_HOST,
-    step_time,
-    step_time_at_same_prefill,
-)
+from draftcast.sim.cost.step_time import fill_times
 from draftcast.sim.engine import blocks, queue
-from draftcast.sim.engine.decide import KIND_PYTHON, decide, observe
-from draftcast.sim.engine.rules.forecast import draft_levels
-from draftcast.sim.engine.rules.python import show_batch, take_decision
 from draftcast.sim.engine.schedule import advance_computed, schedule
-from draftcast.sim.engine.state import (
+from draftcast.sim.policies.batch import show_batch, take_decision
+from draftcast.sim.policies.dispatch import PYTHON, decide, learn
+from draftcast.sim.policies.forecast import draft_levels
+from draftcast.sim.state.engine import (
     CLOCK_DRAFT,
     CLOCK_HOST,
     CLOCK_PREFILL,
@@ -84,7 +51,7 @@ def draw(ref: Engine, slot: int) -> None:
     """
     s = borrowed(ref)
     by_match = s.config[0].proposes_by_match
-    is_async = s.config[0].is_async
+    is_async = s.config[0].async_scheduling
     entries = s.entries[slot]
     for j in range(s.batch[slot].size):
         x = entries[j]
@@ -114,7 +81,7 @@ def commit(ref: Engine, slot: int) -> None:
     """
     s = borrowed(ref)
     c = s.config[0]
-    window = c.window
+    window = c.sliding_window
     on_host = c.proposes_on_host != 0
     is_tree = c.tree_depth != 0
     batch = s.batch[slot]
@@ -180,45 +147,44 @@ def commit(ref: Engine, slot: int) -> None:
     batch.prefill_tokens = prefill_tokens
     batch.max_next_drafts = verified
     batch.rejected_rows = rejected_rows
-    f = s.features
-    f[F_TOKENS] = batch.tokens
-    f[F_SEQS] = batch.size
-    f[F_DECODE_SEQS] = decode_seqs
-    f[F_DECODE_TOKENS] = decode_tokens
-    f[F_DECODE_KV] = decode_kv
-    f[F_DECODE_QKV] = decode_qkv
-    f[F_PREFILL_SEQS] = prefill_seqs
-    f[F_PREFILL_TOKENS] = prefill_tokens
-    f[F_PREFILL_KV] = prefill_kv
-    f[F_PREFILL_QKV] = prefill_qkv
-    f[F_WIN_DECODE_KV] = window_decode_kv
-    f[F_WIN_DECODE_QKV] = window_decode_qkv
-    f[F_WIN_PREFILL_KV] = window_prefill_kv
-    f[F_WIN_PREFILL_QKV] = window_prefill_qkv
-    f[F_LOGIT_ROWS] = logit_rows
-    f[F_DRAFT_SEQS] = draft_seqs
-    f[F_DRAFT_TOKENS] = draft_tokens
+    f = s.features[0]
+    f.tokens = batch.tokens
+    f.seqs = batch.size
+    f.decode_seqs = decode_seqs
+    f.decode_tokens = decode_tokens
+    f.decode_kv = decode_kv
+    f.decode_qkv = decode_qkv
+    f.prefill_seqs = prefill_seqs
+    f.prefill_tokens = prefill_tokens
+    f.prefill_kv = prefill_kv
+    f.prefill_qkv = prefill_qkv
+    f.win_decode_kv = window_decode_kv
+    f.win_decode_qkv = window_decode_qkv
+    f.win_prefill_kv = window_prefill_kv
+    f.win_prefill_qkv = window_prefill_qkv
+    f.logit_rows = logit_rows
+    f.draft_seqs = draft_seqs
+    f.draft_tokens = draft_tokens
     # A tree's nodes come out of as many passes as it is deep; fewer nodes, proportionally fewer levels.
-    f[F_DRAFT_PASSES] = draft_levels(ref, most)
-    f[F_DRAFT_KV] = draft_kv
-    f[F_PROPOSE_TOKENS] = draft_kv if on_host else 0
+    f.draft_passes = draft_levels(ref, most)
+    f.draft_kv = draft_kv
+    f.propose_tokens = draft_kv if on_host else 0
     if rejected_rows == 0:
         return
-    kept_f = s.kept_features
-    for i in range(N_FEATURES):
-        kept_f[i] = f[i]
-    kept_f[F_TOKENS] = batch.tokens - rejected_rows
-    kept_f[F_DECODE_TOKENS] = decode_tokens - rejected_rows
-    kept_f[F_DECODE_KV] = decode_kv - rejected_rows
-    kept_f[F_DECODE_QKV] = kept_qkv
-    kept_f[F_WIN_DECODE_KV] = window_kept_kv
-    kept_f[F_WIN_DECODE_QKV] = window_kept_qkv
-    kept_f[F_LOGIT_ROWS] = logit_rows - rejected_rows
-    kept_f[F_DRAFT_SEQS] = kept_draft_seqs
-    kept_f[F_DRAFT_TOKENS] = kept_draft_tokens
-    kept_f[F_DRAFT_PASSES] = kept_levels
-    kept_f[F_DRAFT_KV] = kept_draft_kv
-    kept_f[F_PROPOSE_TOKENS] = kept_draft_kv if on_host else 0
+    s.kept_features[0] = f
+    kept_f = s.kept_features[0]
+    kept_f.tokens = batch.tokens - rejected_rows
+    kept_f.decode_tokens = decode_tokens - rejected_rows
+    kept_f.decode_kv = decode_kv - rejected_rows
+    kept_f.decode_qkv = kept_qkv
+    kept_f.win_decode_kv = window_kept_kv
+    kept_f.win_decode_qkv = window_kept_qkv
+    kept_f.logit_rows = logit_rows - rejected_rows
+    kept_f.draft_seqs = kept_draft_seqs
+    kept_f.draft_tokens = kept_draft_tokens
+    kept_f.draft_passes = kept_levels
+    kept_f.draft_kv = kept_draft_kv
+    kept_f.propose_tokens = kept_draft_kv if on_host else 0
 
 
 @njit(cache=True)
@@ -228,36 +194,34 @@ def launch(ref: Engine, slot: int) -> None:
     e = s.engine[0]
     batch = s.batch[slot]
     commit(ref, slot)
-    step_time(s.cost, s.features, s.times)
-    host = s.times[O_HOST]
+    t = s.times[0]
+    fill_times(s.cost, s.features[0], 1.0, t)
     batch.schedule_s = e.host_s
-    batch.host_s = host
-    batch.draft_s = s.times[O_DRAFT]
-    batch.target_s = s.times[O_TARGET] + s.times[O_SAMPLE]
-    batch.prefill_s = s.times[O_PREFILL]
+    batch.host_s = t.host_s
+    batch.draft_s = t.draft_s
+    batch.target_s = t.target_s + t.sample_s
+    batch.prefill_s = t.prefill_s
     busy = batch.draft_s + batch.target_s
-    if s.cost.params[P_OVERLAP_HOST] > 0.0 or not s.config[0].is_async:
-        e.host_s += host
+    if s.cost.params[0].host_hides or not s.config[0].async_scheduling:
+        e.host_s += batch.host_s
         batch.launch_s = max(e.host_s, e.device_s)
-        e.device_s = batch.launch_s + busy
     else:  # the profile's host time is what was left exposed: it delays the device in any case
-        batch.launch_s = max(e.host_s, e.device_s) + host
-        e.device_s = batch.launch_s + busy
+        batch.launch_s = max(e.host_s, e.device_s) + batch.host_s
+    e.device_s = batch.launch_s + busy
     batch.end_s = e.device_s
     batch.step = e.step
     e.busy_s += busy
     e.scheduled_tokens += batch.tokens
-    e.origin_measured_s += s.times[O_ORIGIN_MEASURED]
-    e.origin_interpolated_s += s.times[O_ORIGIN_INTERPOLATED]
-    e.origin_extrapolated_s += s.times[O_ORIGIN_EXTRAPOLATED]
+    for origin in range(3):
+        e.by_origin_s[origin] += t.by_origin_s[origin]
     e.step += 1
     e.in_flight += 1
     batch.rejected_draft_s = batch.rejected_target_s = 0.0
     if batch.rejected_rows > 0:
-        step_time_at_same_prefill(s.cost, s.kept_features, s.times)
+        fill_times(s.cost, s.kept_features[0], 0.0, t)
         # Measured tables may be faster at more rows, but no cause takes less than no time or more than its whole.
-        draft_s = batch.draft_s - s.times[O_DRAFT]
-        target_s = batch.target_s - s.times[O_TARGET] - s.times[O_SAMPLE]
+        draft_s = batch.draft_s - t.draft_s
+        target_s = batch.target_s - t.target_s - t.sample_s
         batch.rejected_draft_s = min(max(draft_s, 0.0), batch.draft_s)
         batch.rejected_target_s = min(max(target_s, 0.0), batch.target_s - batch.prefill_s)
 
@@ -277,7 +241,7 @@ def _advance_clocks(ref: Engine, slot: int, now: float) -> None:
     s.clocks[CLOCK_VERIFY] += scale * (batch.target_s - batch.prefill_s - batch.rejected_target_s)
     s.clocks[CLOCK_REJECTED] += scale * (batch.rejected_draft_s + batch.rejected_target_s)
     s.clocks[CLOCK_HOST] += elapsed - scale * busy
-    e.kv_block_seconds += elapsed * (s.config[0].num_blocks - 1 - e.free_blocks)
+    e.kv_block_seconds += elapsed * (s.config[0].num_gpu_blocks - 1 - e.free_blocks)
 
 
 @njit(cache=True)
@@ -345,8 +309,8 @@ def collect(ref: Engine) -> int:
     s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]
-    is_async = c.is_async != 0
-    caching = c.prefix_caching != 0
+    is_async = c.async_scheduling != 0
+    caching = c.enable_prefix_caching != 0
     slot = e.first_batch
     batch = s.batch[slot]
     entries = s.entries[slot]
@@ -437,14 +401,20 @@ def collect(ref: Engine) -> int:
                 s.running[kept] = i
                 kept += 1
         e.num_running = kept
-    observe(ref, slot, rounds, total_accepted, rejections, sampled, emitted, elapsed_s)
+    batch.rounds = rounds
+    batch.accepted = total_accepted
+    batch.rejections = rejections
+    batch.sampled = sampled
+    batch.emitted = emitted
+    batch.elapsed_s = elapsed_s
+    learn(c.policy, ref, int(slot))
     if s.steps.size:
-        _record(ref, slot, now, total_accepted)
+        _record(ref, slot, now)
     return ended
 
 
 @njit(cache=True)
-def _record(ref: Engine, slot: int, now: float, accepted: int) -> None:
+def _record(ref: Engine, slot: int, now: float) -> None:
     s = borrowed(ref)
     e = s.engine[0]
     batch = s.batch[slot]
@@ -458,11 +428,11 @@ def _record(ref: Engine, slot: int, now: float, accepted: int) -> None:
     row.num_tokens = batch.tokens
     row.prefill_tokens = batch.prefill_tokens
     row.num_drafts = batch.drafts
-    row.num_accepted = accepted
+    row.num_accepted = batch.accepted
     row.k = batch.max_next_drafts
     row.running = e.num_running
     row.waiting = e.num_waiting
-    row.kv_used_blocks = s.config[0].num_blocks - 1 - e.free_blocks
+    row.kv_used_blocks = s.config[0].num_gpu_blocks - 1 - e.free_blocks
     e.recorded += 1
 
 
@@ -513,10 +483,10 @@ def advance(ref: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -
             if size > 0:
                 draw(ref, slot)
                 e.phase = PHASE_DECIDE
-                if s.policy.kind[0] == KIND_PYTHON:
+                if c.policy == PYTHON:
                     show_batch(ref, slot)
                     return STOP_DECIDE
-                decide(ref, slot)
+                decide(c.policy, ref, slot)
             elif e.in_flight > 0:
                 e.phase = PHASE_COLLECT
             elif e.num_preemptions > num_preemptions:
@@ -530,7 +500,7 @@ def advance(ref: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -
                 return STOP_STUCK
         if e.phase == PHASE_DECIDE:
             slot = (e.first_batch + e.in_flight) & 1
-            if s.policy.kind[0] == KIND_PYTHON:
+            if c.policy == PYTHON:
                 take_decision(ref, slot)
             launch(ref, slot)
             e.phase = PHASE_COLLECT if e.in_flight == c.depth else PHASE_SCHEDULE

@@ -23,23 +23,12 @@ from draftcast.sim.compiled.itl_histogram import (
     ITL_SEGMENTS,
     histogram_mean_std,
     histogram_quantile,
-    itl_bin_edges,
     segment_of,
     segment_start,
 )
 from draftcast.sim.output.request_columns import TIME_COLUMNS, RequestColumns
-from draftcast.sim.output.slo import Slo, good_requests
 from draftcast.sim.statistics.intervals import Estimate, replication_interval
-
-__all__ = [
-    "LATENCIES",
-    "PERCENTILES",
-    "Metrics",
-    "compute_metrics",
-    "do_not_differ",
-    "itl_bin_edges",
-    "summarise",
-]
+from draftcast.sim.workload.workload import Slo
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -113,7 +102,7 @@ def compute_metrics(
     kept = slice(_whole_segments(warmup or 0, n), n)
     start_s, last_s = float(c.arrival_s[kept].min()), float(c.arrival_s.max())
     window = (start_s, last_s if warmup is not None else float(c.finish_s[c.finished].max(initial=last_s)))
-    good = good_requests(requests, c, slo)
+    good = _good_requests(requests, c, slo)
 
     values = _throughput(c, window, good if slo is not None else None, replicas)
     values["num_requests"] = float(n - kept.start)
@@ -131,6 +120,33 @@ def compute_metrics(
         by_class=_by_class(requests, c, kept, good if slo is not None else None, percentiles),
         transient=transient,
     )
+
+
+def _good_requests(requests: pd.DataFrame, c: RequestColumns, slo: Slo | Mapping[str, Slo] | None) -> BoolArray:
+    """Per request: finished and every objective met; ``slo`` for all requests or per class name.
+
+    A class without objectives is good when it finishes; objectives for a class that drew no request have no effect.
+    """
+    good = c.finished.copy()
+    if slo is None:
+        return good
+    if isinstance(slo, Slo):
+        return good & _meets(c, slo)
+    codes, names = pd.factorize(requests["class"])
+    for code, name in enumerate(names):
+        if str(name) in slo:
+            good &= (codes != code) | _meets(c, slo[str(name)])
+    return good
+
+
+def _meets(c: RequestColumns, slo: Slo) -> BoolArray:
+    """TPOT counts as 0 for one-token outputs, as in vLLM."""
+    met = np.ones(c.arrival_s.shape, dtype=np.bool_)
+    tpot_s = np.where(c.output > 1, c.tpot_s, 0.0)
+    for limit_ms, value_s in ((slo.ttft_ms, c.ttft_s), (slo.tpot_ms, tpot_s), (slo.e2el_ms, c.e2el_s)):
+        if limit_ms is not None:
+            met &= value_s <= limit_ms / 1000
+    return met
 
 
 def _whole_segments(requests: int, n: int) -> int:

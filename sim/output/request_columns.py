@@ -11,8 +11,6 @@ import pandas as pd
 
 from draftcast.errors import SimulationError
 
-__all__ = ["TIME_COLUMNS", "LittlesLaw", "RequestColumns", "check_requests", "integral", "littles_law"]
-
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -100,10 +98,7 @@ def littles_law(requests: pd.DataFrame, steps: pd.DataFrame | None = None) -> Li
     if steps is not None:
         area = sum(_area_under_steps(own) for _, own in steps.groupby("replica"))
     else:
-        times = np.concatenate([arrival, finish])
-        order = np.argsort(times, kind="stable")
-        change = np.repeat([1.0, -1.0], arrival.size)[order]
-        area = float(np.cumsum(change)[:-1] @ np.diff(times[order]))
+        area = float(integral(arrival, finish, np.ones_like(arrival), np.asarray(finish.max())))
     return LittlesLaw(area / span, arrival.size / span, float((finish - arrival).mean()))
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from draftcast.calibration.profile.origin import Origin
 from draftcast.sim.engine.replica import Replica
-from draftcast.sim.engine.state import (
+from draftcast.sim.state.engine import (
     CLOCK_DRAFT,
     CLOCK_HOST,
     CLOCK_PREFILL,
@@ -89,13 +90,13 @@ def itl_counts(replicas: Sequence[Replica]) -> NDArray[np.int64]:
 def engine_figures(replicas: Sequence[Replica], engines: Array) -> dict[str, float]:
     """Figures that only the engines' counters hold; ``engines``: the counters (``ENGINE[replicas]``) when it ended."""
     figures: dict[str, float] = {}
-    origins = {name: float(engines[f"origin_{name}_s"].sum()) for name in ("measured", "interpolated", "extrapolated")}
+    origins = {origin.label: float(engines["by_origin_s"][:, origin].sum()) for origin in Origin}
     device = sum(origins.values())
     for name, value in origins.items():
         figures[f"share_device_time_{name}"] = value / device if device else np.nan
     steps = float(engines["step"].sum())
     span = float(engines["mark_s"].max())
-    blocks = sum(r.settings.num_gpu_blocks - 1 for r in replicas)
+    blocks = sum(r.config.num_gpu_blocks - 1 for r in replicas)
     figures["num_steps"] = steps
     figures["mean_step_tokens"] = float(engines["scheduled_tokens"].sum()) / steps if steps else np.nan
     figures["kv_cache_usage"] = float(engines["kv_block_seconds"].sum()) / (span * blocks) if span else 0.0

@@ -13,10 +13,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from draftcast.sim.statistics.intervals import mann_kendall
-
-__all__ = ["Stability", "assess", "shortfall"]
-
 FloatArray = npt.NDArray[np.float64]
 Verdict = Literal["stable", "unstable", "not settled", "finite"]
 
@@ -40,8 +36,6 @@ class Stability:
 
     verdict: Verdict
     reason: str
-    arrival_rate_rps: float = math.nan  # over the second half of the arrivals
-    completion_rate_rps: float = math.nan  # over the same window
     queue_growth: float = math.nan  # seconds of queue time gained per second of arrivals: utilisation - 1 if overloaded
     in_system_growth: float = math.nan  # requests gained per request arriving, second half
 
@@ -73,6 +67,18 @@ def shortfall(num_requests: float, in_system: float, utilisation: float) -> floa
     """
     room = 1.0 - utilisation
     return 1.5 * in_system / num_requests + 2.0 / (num_requests * room**2) if room > 0 else math.inf
+
+
+def mann_kendall_z(values: FloatArray) -> float:
+    """Standard normal where there is no monotone trend (Mann 1945; Kendall 1975), variance corrected for ties.
+
+    Assumes at least three independent values: give it batch means, not single requests. O(n^2).
+    """
+    n = values.size
+    rises = float(np.triu(np.sign(values[None, :] - values[:, None]), 1).sum())
+    _, ties = np.unique(values, return_counts=True)
+    variance = (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
+    return (rises - math.copysign(1.0, rises)) / math.sqrt(variance) if rises and variance > 0 else 0.0
 
 
 def _squared_variation(values: FloatArray) -> float:
@@ -128,7 +134,7 @@ def assess(arrival_s: FloatArray, first_scheduled_s: FloatArray, finish_s: Float
     whole = max(math.sqrt(variation / n), 4 / n)
     part = max(math.sqrt(variation / later), 4 / later)
     batch = n // 20
-    monotone = n >= 20 and mann_kendall(queue_s[: batch * 20].reshape(20, batch).mean(axis=1)).z > MONOTONE_Z
+    monotone = n >= 20 and mann_kendall_z(queue_s[: batch * 20].reshape(20, batch).mean(axis=1)) > MONOTONE_Z
     falls_behind = behind > 0.5 * part
     grows = queue_growth > WHOLE_RUN_DEVIATIONS * whole and monotone
     grows_late = late_queue_growth > SECOND_HALF_DEVIATIONS * part
@@ -147,4 +153,4 @@ def assess(arrival_s: FloatArray, first_scheduled_s: FloatArray, finish_s: Float
         verdict, reason = "not settled", f"requests in flight still grow at the end: overloaded or too short; {rates}"
     else:
         verdict, reason = "stable", rates
-    return Stability(verdict, reason, arrival_rate, completion_rate, queue_growth, in_system_growth)
+    return Stability(verdict, reason, queue_growth, in_system_growth)

@@ -6,26 +6,24 @@ What a simulation has no equal of is filled with the empty value (no generated t
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
-from draftcast.sim.output.metrics import PERCENTILES, Metrics
+from draftcast.sim.output.metrics import PERCENTILES
 from draftcast.sim.output.request_columns import RequestColumns, integral
-
-__all__ = ["vllm_result"]
 
 RESULT_LATENCIES = ("ttft", "tpot", "itl", "e2el")
 
 
 def vllm_result(
-    metrics: Metrics,
+    values: Mapping[str, float],
     requests: pd.DataFrame,
     *,
     model_id: str = "",
-    tokenizer_id: str | None = None,
-    label: str | None = None,
     date: str = "",
     request_rate: float = math.inf,
     burstiness: float = 1.0,
@@ -34,13 +32,13 @@ def vllm_result(
 ) -> dict[str, object]:
     """The result dict of ``vllm bench serve`` (with ``--percentile-metrics ttft,tpot,itl,e2el``), ready for JSON.
 
-    Figures come from ``metrics`` (its warm-up cut included); lists and peaks from all ``requests``, in request order.
-    Medians and percentiles are None for a run without a steady state, undefined figures too. ``detailed`` adds the
-    lists of ``--save-detailed``; ``itls`` then holds an empty list per request, since single gaps are not kept.
+    ``values`` are a run's figures (``Metrics.summary()``, without the warm-up where one was cut off); lists and peaks
+    are of all ``requests``, in request order. Medians and percentiles are None for a run without a steady state,
+    undefined figures too. ``detailed`` adds the lists of ``--save-detailed``; ``itls`` then holds an empty list per
+    request, since single gaps are not kept.
     ``spec_decode_*`` is there when drafts were made; its acceptance rate is in percent, as in vLLM.
     """
     c = RequestColumns.of(requests.sort_values("request", kind="stable"))
-    values = metrics.values
     count = len(requests)
 
     def figure(name: str, scale: float = 1.0) -> float | None:
@@ -54,9 +52,9 @@ def vllm_result(
         "date": date,
         "endpoint_type": "draftcast",
         "backend": "draftcast",
-        "label": label,
+        "label": None,
         "model_id": model_id,
-        "tokenizer_id": tokenizer_id if tokenizer_id is not None else model_id,
+        "tokenizer_id": model_id,
         "num_prompts": count,
         "request_rate": request_rate if math.isfinite(request_rate) else "inf",
         "burstiness": burstiness,
@@ -87,13 +85,15 @@ def vllm_result(
     result["max_concurrent_requests"] = _peak_concurrent_requests(c)
     result["rtfx"] = 0.0
     if values["num_draft_tokens"] > 0:
+        positions = (f"acceptance_rate_position_{position}" for position in itertools.count())
+        rates = [values[name] for name in itertools.takewhile(values.__contains__, positions)]
         result |= {
             "spec_decode_acceptance_rate": figure("acceptance_rate", 100),
             "spec_decode_acceptance_length": figure("mean_acceptance_length"),
             "spec_decode_num_drafts": whole("num_drafts"),
             "spec_decode_draft_tokens": whole("num_draft_tokens"),
             "spec_decode_accepted_tokens": whole("num_accepted_tokens"),
-            "spec_decode_per_position_acceptance_rates": list(metrics.per_position_acceptance),
+            "spec_decode_per_position_acceptance_rates": rates,
         }
     for name in RESULT_LATENCIES:
         for stat in ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES)):

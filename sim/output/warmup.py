@@ -24,8 +24,6 @@ import pandas as pd
 
 from draftcast.sim.output.request_columns import RequestColumns, integral
 
-__all__ = ["MOST_SHORTFALL", "Warmup", "find_warmup"]
-
 FloatArray = npt.NDArray[np.float64]
 
 FORGOTTEN = 0.002

@@ -1,7 +1,7 @@
 """Draft-length policies: how many drafts a step makes, given what the engine sees.
 
-A policy returns a decision, the engine applies it. Built-in policies compile to parameters of the rules in
-``draftcast.sim.engine.rules``; a Python policy is a class with a ``decide`` method, called once a step:
+A policy returns a decision, the engine applies it. A built-in policy is a file: a class of parameters and the compiled
+rule that it names. A Python policy is a class with a ``decide`` method, called once a step:
 
     class HalfWhenBusy(Policy):
         def decide(self, batch):
@@ -16,37 +16,20 @@ the draft's memory) stays reserved for ``num_speculative_tokens``: off by policy
 
 from __future__ import annotations
 
-from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
-from draftcast.sim.policies.bandit import Bandit
-from draftcast.sim.policies.base import Batch, Decision, Policy
-from draftcast.sim.policies.confidence import Confidence
-from draftcast.sim.policies.ema_tiers import SGLANG_TIERS, EmaTiers, Tier
-from draftcast.sim.policies.goodput import Goodput
-from draftcast.sim.policies.hook import python_hook
-from draftcast.sim.policies.oracle import Oracle
-from draftcast.sim.policies.registry import POLICIES, load_policy
-from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
-from draftcast.sim.policies.slo_aware import SloAware
-from draftcast.sim.policies.tetris import Tetris
+BUILT_IN = {
+    "off": "schedule:Off",
+    "fixed": "schedule:Fixed",
+    "batch_schedule": "schedule:BatchSchedule",
+    "goodput": "goodput:Goodput",
+    "ema_tiers": "ema_tiers:EmaTiers",
+    "confidence": "confidence:Confidence",
+    "tetris": "tetris:Tetris",
+    "slo_aware": "slo_aware:SloAware",
+    "bandit": "bandit:Bandit",
+    "adaptive_verification": "adaptive_verification:AdaptiveVerification",
+    "oracle": "oracle:Oracle",
+}
+"""Name in a scenario: module of this package and class. A new policy is a module and a line here.
 
-__all__ = [
-    "POLICIES",
-    "SGLANG_TIERS",
-    "AdaptiveVerification",
-    "Bandit",
-    "Batch",
-    "BatchSchedule",
-    "Confidence",
-    "Decision",
-    "EmaTiers",
-    "Fixed",
-    "Goodput",
-    "Off",
-    "Oracle",
-    "Policy",
-    "SloAware",
-    "Tetris",
-    "Tier",
-    "load_policy",
-    "python_hook",
-]
+Names alone, so that a scenario can be checked, and help printed, without loading compiled code.
+"""

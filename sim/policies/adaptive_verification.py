@@ -1,15 +1,78 @@
-"""Draft for all, verify what raises the batch's tokens per second: DSpark."""
+"""Draft for all, verify the likeliest for as long as each adds to the batch's tokens per second: DSpark."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from numba import njit
+
 from draftcast.errors import ScenarioError
-from draftcast.sim.engine import decide as rules
-from draftcast.sim.engine.rules.selection import work_spaces
-from draftcast.sim.engine.state import PolicyArrays
+from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.policies.base import Policy, arrays
+from draftcast.sim.policies.forecast import draft_levels, host_terms, undrafted_seconds, with_host
+from draftcast.sim.policies.selection import (
+    SURE,
+    TO_SHARE,
+    forecast_drafts,
+    lost_of,
+    rank_drafts,
+    request_of,
+    settle,
+    work_spaces,
+)
+from draftcast.sim.state.engine import Engine, PolicyArrays
+
+ADAPTIVE_EARLY_STOP = 0
+
+
+@njit(cache=True)
+def decide_adaptive_verification(ref: Engine, slot: int) -> None:
+    """Fill ``next_drafts`` and ``drafted``."""
+    s = borrowed(ref)
+    k = s.config[0].max_drafts
+    most = draft_levels(ref, k)
+    n = forecast_drafts(ref, slot, most)
+    if n == 0 or most == 0:
+        return
+    # Drafting is paid for already; the step's time then goes by the rows that are verified.
+    order = s.policy.order
+    row_s = s.policy.row_s
+    rest_s = undrafted_seconds(ref, slot, n, n * k, most) - row_s[n]
+    host = host_terms(ref)
+    first = rank_drafts(ref, slot, n, most)
+    nodes = k / most
+    early_stop = s.policy.params[ADAPTIVE_EARLY_STOP] > 0.0
+    best_tokens, best_s = float(n), with_host(rest_s + row_s[n], host)
+    taken = lost = 0
+    last = first + n * most
+    while last > first and lost_of(order[last - 1]) >= SURE:
+        last -= 1  # no chance, no gain: a text search found less than it was asked for
+    ahead_s = row_s[n + int(nodes)]
+    for levels in range(1, last - first + 1):
+        lost += lost_of(order[first + levels - 1])
+        here_s = ahead_s
+        if first + levels < last:
+            ahead_s = row_s[n + (levels + 1 if k == most else int((levels + 1) * nodes))]
+            if here_s == ahead_s and not early_stop:
+                continue  # one more draft takes no more time (CUDA-graph sizes)
+        tokens = n + levels - lost * TO_SHARE
+        seconds = with_host(rest_s + here_s, host)
+        if tokens * best_s > best_tokens * seconds:
+            best_tokens, best_s, taken = tokens, seconds, levels
+        elif early_stop:
+            break
+    entries = s.entries[slot]
+    left = n * most - taken
+    if left < taken:  # mostly all: less work to take the others away
+        for i in range(n):
+            entries[order[i]].next_drafts = most
+        for at in range(first + taken, first + taken + left):
+            entries[order[request_of(order[at])]].next_drafts -= 1
+    else:
+        for at in range(first, first + taken):
+            entries[order[request_of(order[at])]].next_drafts += 1
+    settle(ref, slot, n, most)
 
 
 @dataclass(frozen=True)
@@ -34,10 +97,11 @@ class AdaptiveVerification(Policy):
     early_stop: bool = False
     name: ClassVar[str] = "adaptive_verification"
     needs_confidence: ClassVar[bool] = True
+    rule = decide_adaptive_verification
 
     def __post_init__(self) -> None:
         if not isinstance(self.early_stop, bool):
             raise ScenarioError("must be true or false", key="policy.early_stop", value=self.early_stop)
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
-        return arrays(rules.KIND_ADAPTIVE_VERIFICATION, params=[float(self.early_stop)], **work_spaces(k, max_num_seqs))
+        return arrays(params=[float(self.early_stop)], **work_spaces(k, max_num_seqs))

@@ -5,10 +5,42 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from draftcast.sim.engine import decide as rules
-from draftcast.sim.engine.rules.selection import work_spaces
-from draftcast.sim.engine.state import PolicyArrays
+from numba import njit
+
+from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.policies.base import Policy, arrays, check_unit
+from draftcast.sim.policies.forecast import draft_levels
+from draftcast.sim.policies.selection import forecast_drafts, work_spaces
+from draftcast.sim.state.engine import Engine, PolicyArrays
+
+CONFIDENCE_REJECTION, CONFIDENCE_LEAST = 0, 1
+
+
+@njit(cache=True)
+def decide_confidence(ref: Engine, slot: int) -> None:
+    """Fill ``next_drafts`` and ``drafted``: up to the draft that ends the round, that one included."""
+    s = borrowed(ref)
+    entries = s.entries[slot]
+    k = s.config[0].max_drafts
+    most = draft_levels(ref, k)
+    least_survival = 1.0 - s.policy.params[CONFIDENCE_REJECTION]
+    least_confidence = s.policy.params[CONFIDENCE_LEAST]
+    n = forecast_drafts(ref, slot, most)
+    survival = s.policy.scratch
+    stride = entries.size
+    for i in range(n):
+        levels = 0
+        before = 1.0
+        while levels < most:
+            after = survival[levels * stride + i]
+            levels += 1
+            if after < least_survival or after < least_confidence * before:
+                break
+            before = after
+        x = entries[s.policy.order[i]]
+        drafts = levels if k == most else levels * k // max(most, 1)  # a tree's levels hold several
+        x.next_drafts = drafts
+        x.drafted = drafts
 
 
 @dataclass(frozen=True)
@@ -32,6 +64,7 @@ class Confidence(Policy):
     min_confidence: float = 0.0
     name: ClassVar[str] = "confidence"
     needs_confidence: ClassVar[bool] = True
+    rule = decide_confidence
 
     def __post_init__(self) -> None:
         check_unit(self, "max_rejection_probability")
@@ -39,7 +72,6 @@ class Confidence(Policy):
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
         return arrays(
-            rules.KIND_CONFIDENCE,
             params=[self.max_rejection_probability, self.min_confidence],
             **work_spaces(k, max_num_seqs),
         )

@@ -6,11 +6,78 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from numba import njit
+
 from draftcast.errors import ScenarioError
-from draftcast.sim.engine import decide as rules
-from draftcast.sim.engine.rules import ema_tiers as rule
-from draftcast.sim.engine.state import PolicyArrays
-from draftcast.sim.policies.base import Policy, arrays, check_count, check_unit
+from draftcast.sim.compiled.borrowed import borrowed
+from draftcast.sim.policies.base import Policy, arrays, check_count, check_unit, draft_alike
+from draftcast.sim.state.engine import Engine, PolicyArrays
+
+# Four shared parameters, then one row a tier; state is three numbers a tier.
+TIER_WEIGHT, TIER_INTERVAL, TIER_WARMUP, TIER_COUNT, TIER_FIRST = 0, 1, 2, 3, 4
+TIER_BATCH, TIER_DOWN, TIER_UP, TIER_STEPS, TIER_STEP_0, MAX_TIER_STEPS = 0, 1, 2, 3, 4, 12
+TIER_ROW = TIER_STEP_0 + MAX_TIER_STEPS
+TIER_INDEX, TIER_EMA, TIER_SEEN, TIER_STATE = 0, 1, 2, 3
+
+
+@njit(cache=True)
+def tier_of(ref: Engine, num_seqs: int) -> int:
+    """The last tier whose batch size does not exceed ``num_seqs``."""
+    s = borrowed(ref)
+    params = s.policy.params
+    tier = 0
+    for t in range(1, int(params[TIER_COUNT])):
+        if params[TIER_FIRST + t * TIER_ROW + TIER_BATCH] <= num_seqs:
+            tier = t
+    return tier
+
+
+@njit(cache=True)
+def decide_tier(ref: Engine, slot: int) -> None:
+    """As many drafts for every request of the batch: where its tier stands."""
+    s = borrowed(ref)
+    tier = tier_of(ref, s.batch[slot].size)
+    index = int(s.policy.state[tier * TIER_STATE + TIER_INDEX])
+    draft_alike(ref, slot, int(s.policy.params[TIER_FIRST + tier * TIER_ROW + TIER_STEP_0 + index]))
+
+
+@njit(cache=True)
+def observe_tier(ref: Engine, slot: int) -> None:
+    """Take an output into the average of its requests' tier, and walk when it is time."""
+    s = borrowed(ref)
+    batch = s.batch[slot]
+    if batch.sampled == 0:
+        return
+    params = s.policy.params
+    tier = tier_of(ref, batch.sampled)
+    row = TIER_FIRST + tier * TIER_ROW
+    state = s.policy.state[tier * TIER_STATE : (tier + 1) * TIER_STATE]
+    steps = params[row + TIER_STEP_0 : row + TIER_STEP_0 + int(params[row + TIER_STEPS])]
+    index = int(state[TIER_INDEX])
+    if steps[index] > 0.0 and batch.rounds > 0:
+        weight = params[TIER_WEIGHT]
+        state[TIER_EMA] = (1.0 - weight) * state[TIER_EMA] + weight * batch.accepted / batch.rounds
+    state[TIER_SEEN] += 1.0
+    past_warmup = state[TIER_SEEN] - params[TIER_WARMUP]
+    if past_warmup <= 0.0 or past_warmup % params[TIER_INTERVAL] != 0.0:
+        return
+    if steps[index] == 0.0:  # probe the smallest positive length after an interval without drafts
+        index = min(index + 1, steps.size - 1)
+        if steps[index] > 0.0 and state[TIER_EMA] < 0.0:
+            state[TIER_EMA] = steps[index] - 1.0
+        state[TIER_INDEX] = index
+        return
+    start = index
+    while index > 0:
+        below = steps[index - 1]
+        drop = (0.5 if below == 0.0 else below - 0.5) + params[row + TIER_DOWN]
+        if state[TIER_EMA] > drop:
+            break
+        index -= 1
+    if index == start:
+        while index < steps.size - 1 and state[TIER_EMA] > steps[index] - 0.5 + params[row + TIER_UP]:
+            index += 1
+    state[TIER_INDEX] = index
 
 
 @dataclass(frozen=True)
@@ -47,6 +114,8 @@ class EmaTiers(Policy):
     update_interval: int = 5
     warmup_batches: int = 10
     name: ClassVar[str] = "ema_tiers"
+    rule = decide_tier
+    learn = observe_tier
 
     def __post_init__(self) -> None:
         tiers = tuple(t if isinstance(t, Tier) else Tier(**t) for t in self.tiers)
@@ -58,9 +127,9 @@ class EmaTiers(Policy):
         if not tiers or sizes != sorted(set(sizes)):
             raise ScenarioError("batch sizes must rise from tier to tier", key="policy.tiers", value=sizes)
         for t in tiers:
-            if not t.steps or len(t.steps) > rule.MAX_TIER_STEPS or min(t.steps) < 0:
+            if not t.steps or len(t.steps) > MAX_TIER_STEPS or min(t.steps) < 0:
                 raise ScenarioError(
-                    f"needs 1 to {rule.MAX_TIER_STEPS} draft lengths, none negative",
+                    f"needs 1 to {MAX_TIER_STEPS} draft lengths, none negative",
                     key="policy.tiers.steps",
                     value=list(t.steps),
                 )
@@ -70,10 +139,10 @@ class EmaTiers(Policy):
         state: list[float] = []
         for tier in self.tiers:
             steps = sorted({s for s in tier.steps if s <= k}) or [0]
-            row = [0.0] * rule.TIER_ROW
-            row[: rule.TIER_STEP_0] = [tier.batch_size, tier.down_hysteresis, tier.up_hysteresis, len(steps)]
-            row[rule.TIER_STEP_0 : rule.TIER_STEP_0 + len(steps)] = steps
+            row = [0.0] * TIER_ROW
+            row[:TIER_STEP_0] = [tier.batch_size, tier.down_hysteresis, tier.up_hysteresis, len(steps)]
+            row[TIER_STEP_0 : TIER_STEP_0 + len(steps)] = steps
             params += row
             start = steps.index(k) if k in steps else len(steps) // 2
             state += [start, steps[start] - 1.0, 0.0]
-        return arrays(rules.KIND_EMA_TIERS, params=params, state=state)
+        return arrays(params=params, state=state)

@@ -1,13 +1,75 @@
-"""One draft length for the batch, by expected tokens per second: SmartSpec, TurboSpec."""
+"""One draft length for the batch, by expected tokens per second at a moving acceptance: SmartSpec, TurboSpec."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from draftcast.sim.engine import decide as rules
-from draftcast.sim.engine.state import PolicyArrays
-from draftcast.sim.policies.base import Policy, arrays, check_count, check_unit
+from numba import njit
+
+from draftcast.sim.compiled.borrowed import borrowed
+from draftcast.sim.cost.step_time import decode_step_seconds
+from draftcast.sim.policies.base import Policy, arrays, check_count, check_unit, draft_alike
+from draftcast.sim.state.engine import Engine, PolicyArrays
+
+GOODPUT_WEIGHT, GOODPUT_PROBE = 0, 1
+GOODPUT_ALPHA, GOODPUT_IDLE = 0, 1
+
+
+@njit(cache=True)
+def goodput_drafts(ref: Engine, num_seqs: int, mean_context: float) -> int:
+    """The k in 0..num_speculative_tokens with the most expected tokens per second; of a tree, whole levels."""
+    s = borrowed(ref)
+    c = s.config[0]
+    alpha = s.policy.state[GOODPUT_ALPHA]
+    best = 0
+    best_rate = 0.0
+    expected = 0.0
+    reach = 1.0
+    most = c.tree_depth if c.tree_depth > 0 else c.max_drafts
+    for k in range(most + 1):
+        expected += reach  # 1 + alpha + ... + alpha^k
+        reach *= alpha
+        rate = expected / decode_step_seconds(s.cost, num_seqs, k, mean_context)
+        if rate > best_rate:
+            best, best_rate = k, rate
+    return best if c.tree_depth == 0 else best * c.max_drafts // c.tree_depth
+
+
+@njit(cache=True)
+def decide_goodput(ref: Engine, slot: int) -> None:
+    """As many drafts for every request of the batch."""
+    s = borrowed(ref)
+    size = s.batch[slot].size
+    entries = s.entries[slot]
+    context = 0.0
+    for j in range(size):
+        context += entries[j].computed + entries[j].tokens
+    drafts = goodput_drafts(ref, size, context / max(size, 1))
+    probe = s.policy.params[GOODPUT_PROBE]
+    state = s.policy.state
+    if drafts > 0 or probe <= 0.0:
+        state[GOODPUT_IDLE] = 0.0
+    else:
+        # Without a draft now and then the rule would never learn that acceptance came back.
+        state[GOODPUT_IDLE] += 1.0
+        if state[GOODPUT_IDLE] >= probe:
+            state[GOODPUT_IDLE] = 0.0
+            drafts = min(1, s.config[0].max_drafts)
+    draft_alike(ref, slot, int(drafts))
+
+
+@njit(cache=True)
+def observe_goodput(ref: Engine, slot: int) -> None:
+    """Move alpha towards the share of tested drafts that were accepted."""
+    s = borrowed(ref)
+    batch = s.batch[slot]
+    tested = batch.accepted + batch.rejections
+    if tested > 0:
+        # accepted / tested is the maximum-likelihood alpha of i.i.d. acceptance cut at the first rejection.
+        weight = s.policy.params[GOODPUT_WEIGHT]
+        state = s.policy.state
+        state[GOODPUT_ALPHA] = (1.0 - weight) * state[GOODPUT_ALPHA] + weight * batch.accepted / tested
 
 
 @dataclass(frozen=True)
@@ -28,6 +90,8 @@ class Goodput(Policy):
     initial_acceptance: float = 0.7
     probe_interval_steps: int = 64
     name: ClassVar[str] = "goodput"
+    rule = decide_goodput
+    learn = observe_goodput
 
     def __post_init__(self) -> None:
         check_unit(self, "weight", above_zero=True)
@@ -36,7 +100,6 @@ class Goodput(Policy):
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
         return arrays(
-            rules.KIND_GOODPUT,
             params=[self.weight, self.probe_interval_steps],
             state=[self.initial_acceptance, 0.0],
         )

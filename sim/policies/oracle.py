@@ -5,9 +5,124 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from draftcast.sim.engine import decide as rules
-from draftcast.sim.engine.state import PolicyArrays
+from numba import njit
+
+from draftcast.sim.acceptance import accepted_drafts, proposed_drafts
+from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.policies.base import Policy, arrays
+from draftcast.sim.policies.forecast import device_seconds, draft_levels, fill_row_seconds, host_terms, with_host
+from draftcast.sim.state.engine import Engine, PolicyArrays
+
+
+@njit(cache=True)
+def decide_oracle(ref: Engine, slot: int) -> None:
+    """Fill ``next_drafts`` and ``drafted``: see ``draftcast.sim.policies.Oracle`` for the rule.
+
+    First by numbers: for every number of draft passes, how many levels in all are worth their rows. Then by request.
+    ``policy.order[j]`` counts requests with at least j useful levels; ``policy.scratch[rows]`` is the least of
+    ``policy.row_s`` from there on.
+    """
+    s = borrowed(ref)
+    row_s = s.policy.row_s
+    least_s = s.policy.scratch
+    at_least = s.policy.order
+    if row_s[0] != row_s[0]:
+        fill_row_seconds(ref)
+        least_s[-1] = row_s[-1]
+        for rows in range(row_s.size - 2, -1, -1):
+            least_s[rows] = min(row_s[rows], least_s[rows + 1])
+    k = s.config[0].max_drafts
+    most = draft_levels(ref, k)
+    nodes = k / max(most, 1)  # rows of a level; a tree's last one may be cut
+    for level in range(most + 1):
+        at_least[level] = 0
+    seqs = 0
+    context = 0.0
+    entries = s.entries[slot]
+    for j in range(s.batch[slot].size):
+        x = entries[j]
+        r = s.requests[x.request]
+        left = min(r.prompt + r.max_tokens, s.config[0].max_model_len) - r.prompt - r.future
+        x.next_drafts = -1
+        if x.is_chunk or left <= 0:
+            continue
+        # Levels that yield a token the request still wants.
+        levels = draft_levels(ref, proposed_drafts(s.acceptance, x.request, r.future, k))
+        x.next_drafts = min(accepted_drafts(s.acceptance, x.request, r.future, levels), left - 1)
+        seqs += 1
+        context += x.computed + x.tokens
+        at_least[x.next_drafts] += 1
+    for level in range(most - 1, -1, -1):
+        at_least[level] += at_least[level + 1]
+
+    best_tokens, best_s = 0.0, 1.0
+    best_passes = best_levels = 0
+    useful = 0
+    for passes in range(most + 1 if seqs > 0 else 0):
+        useful += at_least[passes] if passes > 0 else 0
+        drafting = at_least[1] if passes > 0 else 0
+        rows = int(useful * nodes)
+        device_s = device_seconds(ref, int(seqs), float(rows), int(drafting), rows, passes, context)
+        host = host_terms(ref)
+        seconds = with_host(device_s, host)
+        tokens = float(seqs + useful)
+        if tokens * best_s > best_tokens * seconds:
+            best_tokens, best_s, best_passes, best_levels = tokens, seconds, passes, useful
+        # Other numbers of levels for the same passes: fewer may stay below a CUDA-graph size, more may reach one at
+        # which measured kernels are faster. What does not go by rows alone changes little with them.
+        rest_s = device_s - row_s[seqs + rows]
+        found = -1
+        found_tokens, found_s = best_tokens, best_s
+        # The first number whose tokens win if its rows take as little time as any; those before it never do.
+        least = with_host(rest_s + least_s[seqs], host)
+        levels = max(int(found_tokens * least / found_s) - seqs, 0) if found_s > 0.0 else 0
+        while levels <= seqs * passes:
+            at = seqs + int(levels * nodes)
+            # Beyond the useful ones tokens grow no more: not worth a look unless less time is still to come.
+            least = with_host(rest_s + least_s[at], host)
+            if levels > useful and (seqs + useful) * found_s <= found_tokens * least:
+                break
+            seconds = with_host(rest_s + row_s[at], host)
+            tokens = float(seqs + min(levels, useful))
+            if tokens * found_s > found_tokens * seconds and levels != useful:
+                found, found_tokens, found_s = levels, tokens, seconds
+            levels += 1
+        if found >= 0:
+            drafting = min(max(drafting, -(-found // max(passes, 1))), found)
+            rows = int(found * nodes)
+            found_s = device_seconds(ref, int(seqs), float(rows), int(drafting), rows, int(min(passes, found)), context)
+            found_s = with_host(found_s, host_terms(ref))
+            if found_tokens * best_s > best_tokens * found_s:
+                best_tokens, best_s, best_passes, best_levels = found_tokens, found_s, passes, found
+    _hand_out(ref, slot, int(best_passes), int(best_levels), most)
+
+
+@njit(cache=True)
+def _hand_out(ref: Engine, slot: int, passes: int, levels: int, most: int) -> None:
+    """Give each request its useful levels up to ``passes``; take from or add to the last to reach ``levels`` in all."""
+    s = borrowed(ref)
+    size = s.batch[slot].size
+    entries = s.entries[slot]
+    k = s.config[0].max_drafts
+    given = 0
+    for j in range(size):
+        given += max(min(entries[j].next_drafts, passes), 0)
+    surplus = max(given - levels, 0)
+    missing = max(levels - given, 0)
+    for j in range(size - 1, -1, -1):
+        x = entries[j]
+        own = max(min(x.next_drafts, passes), 0)
+        taken = min(own, surplus)
+        surplus -= taken
+        added = 0
+        if x.next_drafts >= 0:
+            added = min(passes - own, missing)
+            missing -= added
+        given_here = own - taken + added
+        if k != most:  # a tree's levels hold several drafts
+            given_here = given_here * k // max(most, 1)
+        x.next_drafts = given_here
+        x.drafted = given_here
 
 
 @dataclass(frozen=True)
@@ -28,7 +143,8 @@ class Oracle(Policy):
     """
 
     name: ClassVar[str] = "oracle"
+    rule = decide_oracle
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
         rows = max_num_seqs * (1 + k)
-        return arrays(rules.KIND_ORACLE, scratch=rows + 1, order=k + 1, rows=rows)
+        return arrays(scratch=rows + 1, order=k + 1, rows=rows)

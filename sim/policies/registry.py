@@ -9,33 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
-from draftcast.sim.policies.bandit import Bandit
+from draftcast.sim.policies import BUILT_IN
 from draftcast.sim.policies.base import Policy
-from draftcast.sim.policies.confidence import Confidence
-from draftcast.sim.policies.ema_tiers import EmaTiers
-from draftcast.sim.policies.goodput import Goodput
-from draftcast.sim.policies.oracle import Oracle
-from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
-from draftcast.sim.policies.slo_aware import SloAware
-from draftcast.sim.policies.tetris import Tetris
-
-POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy
-    for policy in (
-        Off,
-        Fixed,
-        BatchSchedule,
-        Goodput,
-        EmaTiers,
-        Confidence,
-        Tetris,
-        SloAware,
-        Bandit,
-        AdaptiveVerification,
-        Oracle,
-    )
-}
 
 
 def load_policy(name: str, **parameters: Any) -> Policy:
@@ -56,8 +31,8 @@ def load_policy(name: str, **parameters: Any) -> Policy:
     try:
         return kind(**parameters)
     except TypeError as error:
-        known = ", ".join(f.name for f in fields(kind)) if is_dataclass(kind) else "see its class"
-        raise ScenarioError(f"{error}; parameters are: {known or 'none'}", key="policy", value=name) from error
+        allowed = ", ".join(f.name for f in fields(kind)) if is_dataclass(kind) else "see its class"
+        raise ScenarioError(f"{error}; parameters are: {allowed or 'none'}", key="policy", value=name) from error
 
 
 def _import_policy(path: str) -> type[Policy]:
@@ -75,7 +50,10 @@ def _import_policy(path: str) -> type[Policy]:
         plain = isinstance(error, ImportError | OSError | SyntaxError)
         reason = str(error) if plain else f"{type(error).__name__}: {error}"
         raise ScenarioError(f"cannot be imported: {reason}", key="policy.name", value=path) from error
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type) or not issubclass(found, Policy):
+    policy = getattr(module, class_name, None)
+    if not isinstance(policy, type) or not issubclass(policy, Policy):
         raise ScenarioError(f"{class_name!r} is not a draftcast.sim.Policy in it", key="policy.name", value=path)
-    return found
+    return policy
+
+
+POLICIES = {name: _import_policy(f"{__package__}.{place}") for name, place in BUILT_IN.items()}

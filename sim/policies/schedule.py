@@ -7,12 +7,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.engine import decide as rules
-from draftcast.sim.engine.state import PolicyArrays
-from draftcast.sim.policies.base import Policy, arrays
+from draftcast.sim.compiled.borrowed import borrowed
+from draftcast.sim.policies.base import Policy, arrays, draft_alike
+from draftcast.sim.state.engine import Engine, PolicyArrays
+
+
+@njit(cache=True)
+def decide_by_size(ref: Engine, slot: int) -> None:
+    """As many drafts for every request as the table says for the batch's size."""
+    s = borrowed(ref)
+    draft_alike(ref, slot, int(s.policy.table[s.batch[slot].size]))
 
 
 @dataclass(frozen=True)
@@ -20,9 +28,10 @@ class Off(Policy):
     """Never draft, with everything loaded and reserved: what SD "off" by policy (k = 0) still costs."""
 
     name: ClassVar[str] = "off"
+    rule = decide_by_size
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
-        return arrays(rules.KIND_FIXED, table=[0])
+        return arrays(table=np.zeros(max_num_seqs + 1))
 
 
 @dataclass(frozen=True)
@@ -31,9 +40,10 @@ class Fixed(Policy):
 
     name: ClassVar[str] = "fixed"
     is_dynamic: ClassVar[bool] = False
+    rule = decide_by_size
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
-        return arrays(rules.KIND_FIXED, table=[k])
+        return arrays(table=np.full(max_num_seqs + 1, k))
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,7 @@ class BatchSchedule(Policy):
 
     schedule: Sequence[Sequence[int]]
     name: ClassVar[str] = "batch_schedule"
+    rule = decide_by_size
 
     def __post_init__(self) -> None:
         self.lookup(1, 1)
@@ -85,4 +96,4 @@ class BatchSchedule(Policy):
         return table
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
-        return arrays(rules.KIND_TABLE, table=self.lookup(k, max_num_seqs))
+        return arrays(table=self.lookup(k, max_num_seqs))

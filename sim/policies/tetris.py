@@ -1,14 +1,29 @@
-"""Draft for all, verify the likeliest of the whole batch: TETRIS."""
+"""Draft for all, verify the likeliest of the whole batch within a capacity: TETRIS."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from draftcast.sim.engine import decide as rules
-from draftcast.sim.engine.rules.selection import work_spaces
-from draftcast.sim.engine.state import PolicyArrays
+from numba import njit
+
+from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.policies.base import Policy, arrays, check_unit
+from draftcast.sim.policies.forecast import draft_levels
+from draftcast.sim.policies.selection import forecast_drafts, pick_likeliest, settle, work_spaces
+from draftcast.sim.state.engine import Engine, PolicyArrays
+
+TETRIS_SHARE = 0
+
+
+@njit(cache=True)
+def decide_tetris(ref: Engine, slot: int) -> None:
+    """Fill ``next_drafts`` and ``drafted``."""
+    s = borrowed(ref)
+    most = draft_levels(ref, s.config[0].max_drafts)
+    n = forecast_drafts(ref, slot, most)
+    pick_likeliest(ref, slot, n, most, int(s.policy.params[TETRIS_SHARE] * n * most))
+    settle(ref, slot, n, most)
 
 
 @dataclass(frozen=True)
@@ -28,9 +43,10 @@ class Tetris(Policy):
     capacity: float = 0.5
     name: ClassVar[str] = "tetris"
     needs_confidence: ClassVar[bool] = True
+    rule = decide_tetris
 
     def __post_init__(self) -> None:
         check_unit(self, "capacity")
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
-        return arrays(rules.KIND_TETRIS, params=[self.capacity], **work_spaces(k, max_num_seqs))
+        return arrays(params=[self.capacity], **work_spaces(k, max_num_seqs))

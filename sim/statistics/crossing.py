@@ -18,8 +18,6 @@ import numpy.typing as npt
 
 from draftcast.sim.statistics.intervals import Estimate, student_t
 
-__all__ = ["Crossing", "Probe", "falling", "locate"]
-
 FloatArray = npt.NDArray[np.float64]
 Kind = Literal["crosses", "always", "never", "even", "more than once", "unclear"]
 SAMPLES = 65  # points at which a segment's band is looked at before a crossing of the band is bisected
@@ -72,8 +70,9 @@ class Probe:
         """The advantage with the interval of its replications, slack left out; None without a value."""
         if not self.has_value:
             return None
-        mean, error = _mean_error(self.indices)
-        half = student_t(len(self.gains) - 1, confidence) * error
+        indices = self.indices
+        mean, error = float(indices.mean()), float(indices.std(ddof=1)) / math.sqrt(indices.size)
+        half = student_t(indices.size - 1, confidence) * error
         low, high = math.exp(mean - half), math.exp(mean + half)
         return Estimate(math.exp(mean), low, high, (high - low) / 2, len(self.gains), confidence)
 
@@ -201,11 +200,12 @@ def _unsure_from(p: Probe, q: Probe, confidence: float, sense: float) -> float |
     unsure = np.flatnonzero(margin(xs) <= 0)
     if not unsure.size:
         return None
-    near, far = float(xs[max(unsure[0] - 1, 0)]), float(xs[unsure[0]])
-    for _ in range(40):
-        middle = (near + far) / 2
-        near, far = (middle, far) if margin(middle) > 0 else (near, middle)
-    return far
+    if unsure[0] == 0:
+        return p.x
+    from scipy.optimize import brentq
+
+    near, far = xs[unsure[0] - 1], xs[unsure[0]]
+    return float(brentq(lambda x: float(margin(x)), near, far, xtol=1e-12 * abs(q.x - p.x), rtol=1e-15))
 
 
 class _Band:
@@ -230,21 +230,3 @@ class _Band:
         slack_low = (1 - share) * p.slack_low + share * q.slack_low
         slack_high = (1 - share) * p.slack_high + share * q.slack_high
         return mean - half - np.log1p(slack_low), mean + half + np.log1p(slack_high)
-
-
-def _mean_error(values: FloatArray) -> tuple[float, float]:
-    return float(values.mean()), float(values.std(ddof=1)) / math.sqrt(values.size)
-
-
-def falling(values: FloatArray) -> FloatArray:
-    """Least-squares non-increasing fit (pool adjacent violators, Barlow et al. 1972)."""
-    means: list[float] = []
-    sizes: list[int] = []
-    for value in values:
-        means.append(float(value))
-        sizes.append(1)
-        while len(means) > 1 and means[-1] > means[-2]:
-            size = sizes[-1] + sizes[-2]
-            means[-2:] = [(means[-1] * sizes[-1] + means[-2] * sizes[-2]) / size]
-            sizes[-2:] = [size]
-    return np.repeat(means, sizes)

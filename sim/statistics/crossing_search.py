@@ -14,8 +14,6 @@ from typing import Literal, Protocol
 
 from draftcast.sim.statistics.crossing import Crossing, Probe, locate
 
-__all__ = ["Ask", "Found", "search"]
-
 Stopped = Literal["narrow enough", "budget spent", "no more to learn"]
 MAX_ROUNDS = 40
 MAX_LOOKS = 6

@@ -1,216 +1,152 @@
-"""How long prompts and outputs are: distributions over integers >= 1.
+"""How long prompts and outputs are: distributions over integers >= 1, or pairs from a recorded file.
 
 A length is the quantile of one uniform number that belongs to the request's index, so the same index has the same
 length whatever else changes, and a larger mean makes every request longer rather than drawing others. Continuous
-distributions are rounded to the nearest integer and then clipped to [min_tokens, max_tokens]; clipping moves the mean.
+distributions are rounded to the nearest integer and then clipped to [min, max]; clipping moves the mean.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, model_validator
 
-from draftcast.errors import ScenarioError
-from draftcast.sim.compiled.random_streams import Stream, request_uniforms
+from draftcast.frozen import MOST_TOKENS, Count, Frozen, Many, NonEmpty, NonNegative, wrong
 from draftcast.sim.workload.request_table import MAX_TOKENS
-from draftcast.sim.workload.spec_fields import integer, make, number, one_of
-from draftcast.sim.workload.traces import TraceSpec
+from draftcast.sim.workload.traces import TraceFormat
 
 FloatArray = NDArray[np.float64]
-TokenArray = NDArray[np.int32]
 IntArray = NDArray[np.int64]
+MeanTokens = Annotated[float, Field(ge=0.1, le=MOST_TOKENS, allow_inf_nan=False)]
+# Beyond these a distribution is constant, or all its mass is at its bounds.
+SpreadTokens = Annotated[float, Field(ge=1e-3, le=MOST_TOKENS, allow_inf_nan=False)]
 
-PROMPT_DRAW, OUTPUT_DRAW, ROW_DRAW = 0, 1, 2  # positions within the LENGTHS stream of a request
 
-
-@dataclass(frozen=True)
-class LengthSpec:
-    """A distribution of token counts. Subclasses give `quantile`; results are integers in [min_tokens, max_tokens]."""
-
-    kind: ClassVar[str] = ""
-    _: KW_ONLY
-    min_tokens: int = 1
-    max_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        integer("min_tokens", self.min_tokens, 1)
-        if self.max_tokens is not None:
-            integer("max_tokens", self.max_tokens, self.min_tokens)
+class TokenDistribution(Frozen):
+    """A distribution of token counts; subclasses give `quantile`."""
 
     def quantile(self, u: FloatArray) -> FloatArray:
         """Tokens, before rounding and clipping, at probabilities ``u`` in [0, 1)."""
         raise NotImplementedError
 
-    def tokens(self, u: FloatArray) -> TokenArray:
+    def tokens(self, u: FloatArray) -> NDArray[np.int32]:
         """Token counts int32 at probabilities ``u``."""
-        return self.clip(np.rint(self.quantile(u)))
-
-    def clip(self, tokens: NDArray[Any]) -> TokenArray:
-        """``tokens`` cut to [min_tokens, max_tokens], int32."""
-        clipped: TokenArray = np.clip(tokens, self.min_tokens, self.max_tokens or MAX_TOKENS).astype(np.int32)
-        return clipped
+        return np.clip(np.rint(self.quantile(u)), 1, MAX_TOKENS).astype(np.int32)
 
 
-@dataclass(frozen=True)
-class Fixed(LengthSpec):
-    """Always ``tokens_each``."""
+class ConstantTokens(TokenDistribution):
+    """Always the same number of tokens; a bare integer in the file means this."""
 
-    kind: ClassVar[str] = "fixed"
-    tokens_each: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        integer("tokens_each", self.tokens_each, 1)
+    distribution: Literal["constant"]
+    value: Count
 
     def quantile(self, u: FloatArray) -> FloatArray:
-        return np.full(u.shape, float(self.tokens_each))
+        return np.full(u.shape, float(self.value))
 
 
-@dataclass(frozen=True)
-class Uniform(LengthSpec):
-    """Every integer from low_tokens to high_tokens, both included, equally likely."""
+class UniformTokens(TokenDistribution):
+    """Whole numbers between low and high, both included."""
 
-    kind: ClassVar[str] = "uniform"
-    low_tokens: int
-    high_tokens: int
+    distribution: Literal["uniform"]
+    low: Count
+    high: Count
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        integer("low_tokens", self.low_tokens, 1)
-        integer("high_tokens", self.high_tokens, self.low_tokens)
-
-    @classmethod
-    def from_range_ratio(cls, tokens: int, range_ratio: float) -> Uniform:
-        """As ``vllm bench serve --random-input-len tokens --random-range-ratio r``: tokens*(1-r) .. tokens*(1+r)."""
-        integer("tokens", tokens, 1)
-        number("range_ratio", range_ratio, least=0)
-        if range_ratio >= 1:
-            raise ScenarioError("must be in [0, 1)", key="range_ratio", value=range_ratio)
-        return cls(max(1, math.floor(tokens * (1 - range_ratio))), math.ceil(tokens * (1 + range_ratio)))
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.high < self.low:
+            raise wrong("high", self.high, f"must be at least low = {self.low}")
+        return self
 
     def quantile(self, u: FloatArray) -> FloatArray:
-        return np.floor(self.low_tokens + u * (self.high_tokens - self.low_tokens + 1))
+        return np.floor(self.low + u * (self.high - self.low + 1))
 
 
-@dataclass(frozen=True)
-class LogNormal(LengthSpec):
-    """Log-normal, by mean_tokens and cv (standard deviation / mean), or by median_tokens and sigma (of the log)."""
+class _Bounded(TokenDistribution):
+    """Draws are rounded to whole tokens and held inside [min, max]."""
 
-    kind: ClassVar[str] = "lognormal"
-    mean_tokens: float | None = None
-    cv: float | None = None
-    median_tokens: float | None = None
-    sigma: float | None = None
+    min: Count = 1
+    max: Count | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        given = [key for key in ("mean_tokens", "cv", "median_tokens", "sigma") if getattr(self, key) is not None]
-        if given not in (["mean_tokens", "cv"], ["median_tokens", "sigma"]):
-            message = f"give mean_tokens and cv, or median_tokens and sigma (given: {', '.join(given) or 'none'})"
-            raise ScenarioError(message, key="lognormal")
-        for key in given:
-            if key.endswith("tokens"):
-                number(key, getattr(self, key), above=0)
-            else:
-                number(key, getattr(self, key), least=0)
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> Self:
+        if self.max is not None and self.max < self.min:
+            raise wrong("max", self.max, f"must be at least min = {self.min}")
+        return self
 
-    @property
-    def log_parameters(self) -> tuple[float, float]:
-        """(mu, sigma) of the logarithm."""
-        if self.mean_tokens is not None and self.cv is not None:
-            variance = math.log1p(self.cv**2)
-            return math.log(self.mean_tokens) - variance / 2, math.sqrt(variance)
-        assert self.median_tokens is not None
-        assert self.sigma is not None
-        return math.log(self.median_tokens), self.sigma
+    def tokens(self, u: FloatArray) -> NDArray[np.int32]:
+        return np.clip(np.rint(self.quantile(u)), self.min, self.max or MAX_TOKENS).astype(np.int32)
+
+
+class LognormalTokens(_Bounded):
+    """Lognormal with the mean and standard deviation of the tokens themselves (not of their logarithm)."""
+
+    distribution: Literal["lognormal"]
+    mean: MeanTokens
+    std: SpreadTokens
 
     def quantile(self, u: FloatArray) -> FloatArray:
         from scipy.special import ndtri
 
-        mu, sigma = self.log_parameters
+        variance = math.log1p((self.std / self.mean) ** 2)
+        mu, sigma = math.log(self.mean) - variance / 2, math.sqrt(variance)
         if sigma == 0:  # ndtri(0) is -inf, and 0 * inf is NaN
             return np.full(u.shape, math.exp(mu))
         return np.asarray(np.exp(mu + sigma * ndtri(u)), dtype=np.float64)
 
 
-@dataclass(frozen=True)
-class Exponential(LengthSpec):
-    """Exponential with mean ``mean_tokens``, rounded; counts of 0 become 1."""
+class GammaTokens(_Bounded):
+    """Gamma with this mean and standard deviation."""
 
-    kind: ClassVar[str] = "exponential"
-    mean_tokens: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        number("mean_tokens", self.mean_tokens, above=0)
-
-    def quantile(self, u: FloatArray) -> FloatArray:
-        return -self.mean_tokens * np.log1p(-u)
-
-
-@dataclass(frozen=True)
-class Gamma(LengthSpec):
-    """Gamma by mean_tokens and cv (standard deviation / mean), rounded; cv 1 is `Exponential`."""
-
-    kind: ClassVar[str] = "gamma"
-    mean_tokens: float
-    cv: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        number("mean_tokens", self.mean_tokens, above=0)
-        number("cv", self.cv, above=0)
+    distribution: Literal["gamma"]
+    mean: MeanTokens
+    std: SpreadTokens
 
     def quantile(self, u: FloatArray) -> FloatArray:
         from scipy.special import gammaincinv
 
-        shape = self.cv**-2
-        return np.asarray(gammaincinv(shape, u) * (self.mean_tokens / shape), dtype=np.float64)
+        shape = (self.std / self.mean) ** -2
+        return np.asarray(gammaincinv(shape, u) * (self.mean / shape), dtype=np.float64)
 
 
-@dataclass(frozen=True)
-class Geometric(LengthSpec):
-    """Geometric on 1, 2, ... with mean ``mean_tokens`` >= 1: every token is the last with the same probability."""
+class ExponentialTokens(_Bounded):
+    """Exponential, rounded; 0 becomes 1 (min)."""
 
-    kind: ClassVar[str] = "geometric"
-    mean_tokens: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        number("mean_tokens", self.mean_tokens, least=1)
+    distribution: Literal["exponential"]
+    mean: MeanTokens
 
     def quantile(self, u: FloatArray) -> FloatArray:
-        if self.mean_tokens == 1:
+        return -self.mean * np.log1p(-u)
+
+
+class GeometricTokens(_Bounded):
+    """Geometric on 1, 2, ...: memoryless output lengths."""
+
+    distribution: Literal["geometric"]
+    mean: Annotated[float, Field(ge=1, le=MOST_TOKENS, allow_inf_nan=False)]
+
+    def quantile(self, u: FloatArray) -> FloatArray:
+        if self.mean == 1:
             return np.ones(u.shape)
-        return np.floor(np.log1p(-u) / math.log1p(-1 / self.mean_tokens)) + 1
+        return np.floor(np.log1p(-u) / math.log1p(-1 / self.mean)) + 1
 
 
-@dataclass(frozen=True)
-class Discrete(LengthSpec):
-    """The token counts ``values`` with these ``weights`` (equal when absent; they need not sum to 1)."""
+class EmpiricalTokens(TokenDistribution):
+    """Given values with given weights (equal when absent; they need not sum to 1)."""
 
-    kind: ClassVar[str] = "discrete"
-    values: tuple[int, ...]
-    weights: tuple[float, ...] | None = None
+    distribution: Literal["empirical"]
+    values: Many[Count]
+    weights: Many[NonNegative] | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.values:
-            raise ScenarioError("needs at least one token count", key="values", value=self.values)
-        for i, value in enumerate(self.values):
-            integer(f"values[{i}]", value, 1)
-        if self.weights is None:
-            return
-        if len(self.weights) != len(self.values):
-            raise ScenarioError(f"needs one weight for each of the {len(self.values)} values", key="weights")
-        for i, weight in enumerate(self.weights):
-            number(f"weights[{i}]", weight, least=0)
-        if sum(self.weights) <= 0:
-            raise ScenarioError("at least one weight must be > 0", key="weights")
+    @model_validator(mode="after")
+    def _weights_match(self) -> Self:
+        if self.weights is not None and len(self.weights) != len(self.values):
+            raise wrong("weights", list(self.weights), f"needs one weight for each of the {len(self.values)} values")
+        if self.weights is not None and sum(self.weights) <= 0:
+            raise wrong("weights", list(self.weights), "at least one weight must be above 0")
+        return self
 
     def quantile(self, u: FloatArray) -> FloatArray:
         weights = np.ones(len(self.values)) if self.weights is None else np.array(self.weights, dtype=np.float64)
@@ -225,27 +161,6 @@ def pick_weighted(u: FloatArray, weights: FloatArray) -> IntArray:
     return np.asarray(np.minimum(index, np.flatnonzero(weights)[-1]), dtype=np.int64)
 
 
-@dataclass(frozen=True)
-class Empirical(LengthSpec):
-    """Lengths of a trace's rows. Prompt and output of one trace come from one row, with its prefix blocks.
-
-    ``order`` "sequential": request i takes row i modulo the trace's length; "sampled": a row drawn with replacement.
-    ``trace`` None takes the workload's trace.
-    """
-
-    kind: ClassVar[str] = "empirical"
-    trace: TraceSpec | None = None
-    order: str = "sequential"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("order", self.order, ("sequential", "sampled"))
-
-    def rows(self, seed: int, n: int, trace_requests: int) -> IntArray:
-        """Row of the trace for each of n request indices, int64[n]."""
-        return trace_rows(self.order, request_uniforms(seed, Stream.LENGTHS, n, ROW_DRAW), trace_requests)
-
-
 def trace_rows(order: str, u: FloatArray, trace_requests: int) -> IntArray:
     """Rows for requests 0, 1, ...: in order and over again, or by the uniform draws ``u``."""
     if order == "sequential":
@@ -253,11 +168,48 @@ def trace_rows(order: str, u: FloatArray, trace_requests: int) -> IntArray:
     return np.asarray(np.minimum((u * trace_requests).astype(np.int64), trace_requests - 1), dtype=np.int64)
 
 
-LENGTHS: dict[str, type[LengthSpec]] = {
-    c.kind: c for c in (Fixed, Uniform, LogNormal, Gamma, Exponential, Geometric, Discrete, Empirical)
-}
+def _integer_is_constant(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {"distribution": "constant", "value": value}
+    return value
 
 
-def make_lengths(kind: str, **fields: Any) -> LengthSpec:
-    """The length distribution registered as ``kind``. Raises ScenarioError listing the choices."""
-    return make("length distribution", LENGTHS, kind, fields)
+TokenCounts = Annotated[
+    Annotated[
+        ConstantTokens
+        | UniformTokens
+        | LognormalTokens
+        | GammaTokens
+        | ExponentialTokens
+        | GeometricTokens
+        | EmpiricalTokens,
+        Field(discriminator="distribution"),
+    ],
+    BeforeValidator(_integer_is_constant),
+]
+
+
+class Lengths(Frozen):
+    """Prompt and output tokens of a request: two independent distributions, or pairs drawn from a recorded file."""
+
+    prompt_tokens: TokenCounts | None = None
+    output_tokens: TokenCounts | None = None
+    path: NonEmpty | None = None
+    format: TraceFormat = "auto"
+    # Rows of the file in order and over again, or drawn with replacement.
+    order: Literal["sequential", "sampled"] = "sequential"
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.path is not None:
+            for key in ("prompt_tokens", "output_tokens"):
+                if getattr(self, key) is not None:
+                    raise wrong(key, "given", "not together with path: the file has the lengths")
+            return self
+        for key in ("prompt_tokens", "output_tokens"):
+            if getattr(self, key) is None:
+                raise wrong(key, None, "required (a number, a distribution, or path for lengths from a file)")
+        for key, default in (("format", "auto"), ("order", "sequential")):
+            if getattr(self, key) != default:
+                raise wrong(key, getattr(self, key), "only together with path")
+        return self

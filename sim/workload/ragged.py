@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from draftcast.sim.workload.request_table import take_ragged
@@ -58,7 +59,7 @@ class RaggedParts:
             requests, rows = requests[order], np.concatenate([part.rows for part in parts])[order]
             known, dense = np.unique(parts[0].values, return_inverse=True)  # ids may be any 64-bit numbers
             ids, offsets = take_ragged(dense.reshape(-1), parts[0].offsets, rows, limits[requests])
-            copies = occurrence(rows)
+            copies = pd.Series(rows).groupby(rows).cumcount().to_numpy()  # how often a row was taken before
             ids = ids + np.repeat(copies, np.diff(offsets)) * len(known) + first_id
             first_id += len(known) * (int(copies.max(initial=0)) + 1)
             lengths[requests] = np.diff(offsets)
@@ -91,18 +92,6 @@ class RaggedParts:
             source += np.repeat(part.offsets[part.rows], counts)
             values[_spread(out[part.requests], offsets)] = part.values[source]
         return values, out
-
-
-def occurrence(rows: IntArray) -> IntArray:
-    """For each element, how many equal ones stand before it: [5, 7, 5, 5] -> [0, 0, 1, 2]."""
-    order = np.argsort(rows, kind="stable")
-    ordered = rows[order]
-    is_first = np.concatenate([[True], ordered[1:] != ordered[:-1]]) if len(rows) else np.zeros(0, dtype=np.bool_)
-    starts = np.flatnonzero(is_first)
-    group = np.cumsum(is_first) - 1
-    out = np.empty(len(rows), dtype=np.int64)
-    out[order] = np.arange(len(rows)) - starts[group]
-    return out
 
 
 def _spread(starts: IntArray, offsets: IntArray) -> IntArray:

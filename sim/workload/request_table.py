@@ -97,11 +97,6 @@ class RequestTable:
         """Mean seconds between two arrivals; 0 for fewer than two requests."""
         return self.span_s / (len(self) - 1) if len(self) > 1 else 0.0
 
-    @property
-    def rate_rps(self) -> float:
-        """Mean arrivals per second, 1 / mean gap; infinite when all arrive at once."""
-        return 1.0 / self.mean_gap_s if self.mean_gap_s > 0 else float("inf")
-
     def check_integrity(self) -> None:
         """Assert every invariant of the columns: shapes, types, order and ranges."""
         n = len(self)
@@ -146,54 +141,28 @@ class RequestTable:
             )
         return replace(self, **changed)
 
-    def slice(self, start: int, stop: int | None = None) -> RequestTable:
-        """Requests start .. stop-1 by index, negative numbers counted from the end as in Python."""
+    def slice(self, start: int, stop: int) -> RequestTable:
+        """Requests start .. stop-1 by index."""
         return self.take(np.arange(len(self))[start:stop])
 
     def shift_to_zero(self) -> RequestTable:
         """Move all arrivals so that the first is at 0 s."""
         return replace(self, arrival_s=self.arrival_s - self.arrival_s[0]) if len(self) else self
 
-    def scale_time(self, factor: float) -> RequestTable:
-        """Multiply all arrivals by ``factor`` (0.5: twice the rate, 0: all at once)."""
-        if not (np.isfinite(factor) and factor >= 0):
-            raise TraceError("must be a finite number >= 0", key="time factor", value=factor)
-        return replace(self, arrival_s=self.arrival_s * factor)
-
-    def scale_to_rate(self, rate_rps: float) -> RequestTable:
-        """Scale time so that the mean rate is ``rate_rps``; ``inf`` puts all arrivals at once."""
-        if not rate_rps > 0:
-            raise TraceError("must be a number > 0", key="rate_rps", value=rate_rps)
-        if self.mean_gap_s == 0 and not np.isinf(rate_rps):
-            message = "all requests arrive at the same time, so the trace has no rate to scale"
-            raise TraceError(message, file=self.source_file or None, key="rate_rps", value=rate_rps)
-        return self.scale_time(0.0 if np.isinf(rate_rps) else 1.0 / (rate_rps * self.mean_gap_s))
-
-    def clip_time(self, start_s: float = 0.0, stop_s: float = float("inf")) -> RequestTable:
+    def clip_time(self, start_s: float, stop_s: float) -> RequestTable:
         """Keep arrivals in [start_s, stop_s) and move them so that ``start_s`` becomes 0."""
-        if not 0 <= start_s < stop_s:
-            raise TraceError("must satisfy 0 <= start_s < stop_s", key="start_s, stop_s", value=(start_s, stop_s))
         first, last = np.searchsorted(self.arrival_s, [start_s, stop_s])
         kept = self.slice(int(first), int(last))
         return replace(kept, arrival_s=kept.arrival_s - start_s)
 
-    def clip_lengths(self, max_prompt_tokens: int | None = None, max_output_tokens: int | None = None) -> RequestTable:
-        """Cut prompts and outputs to at most so many tokens (prompts lose their tail); nothing is dropped."""
-        for key, limit in (("max_prompt_tokens", max_prompt_tokens), ("max_output_tokens", max_output_tokens)):
-            if limit is not None and limit < 1:
-                raise TraceError("must be an integer >= 1", key=key, value=limit)
+    def clip_lengths(self, max_prompt_tokens: int | None, max_output_tokens: int | None) -> RequestTable:
+        """Cut prompts and outputs to at most so many tokens (prompts lose their tail, and its hashes)."""
         prompt = np.minimum(self.prompt_tokens, max_prompt_tokens or MAX_TOKENS).astype(np.int32)
         output = np.minimum(self.output_tokens, max_output_tokens or MAX_TOKENS).astype(np.int32)
-        return self.with_lengths(prompt, output)
-
-    def with_lengths(self, prompt_tokens: NDArray[np.int32], output_tokens: NDArray[np.int32]) -> RequestTable:
-        """The same requests with other lengths, none longer than before; hashes past the new prompt are cut off."""
-        table = replace(self, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        table = replace(self, prompt_tokens=prompt, output_tokens=output)
         if self.hash_ids is None or self.hash_offsets is None:
             return table
-        blocks = _blocks(prompt_tokens, self.hash_block_tokens)
-        if bool((np.diff(self.hash_offsets) <= blocks).all()):
-            return table
+        blocks = _blocks(prompt, self.hash_block_tokens)
         ids, offsets = take_ragged(self.hash_ids, self.hash_offsets, np.arange(len(self)), blocks)
         return replace(table, hash_ids=ids, hash_offsets=offsets)
 
@@ -207,44 +176,10 @@ class RequestTable:
         The draw belongs to the row: with one seed, a smaller sample is a subset of a larger one.
         """
         if not 1 <= n <= len(self):
-            message = f"must be between 1 and the {len(self)} requests there are (use tile for more)"
+            message = f"must be between 1 and the {len(self)} requests there are"
             raise TraceError(message, file=self.source_file or None, key="sample_requests", value=n)
         order = np.argsort(request_uniforms(seed, Stream.SAMPLE, len(self)), kind="stable")
         return self.take(np.sort(order[:n]))
-
-    def tile(self, n: int, fresh_hashes: bool = True) -> RequestTable:
-        """Exactly ``n`` requests: the table repeated, each copy later by the table's span plus its mean gap.
-
-        ``fresh_hashes`` gives every copy prompt blocks of its own, so that a copy hits the prefix cache as often as
-        the original did and not for every block; with False the copies share blocks.
-        """
-        if n < 0:
-            raise TraceError("must be >= 0", key="tile requests", value=n)
-        if len(self) == 0 and n > 0:
-            raise TraceError("no requests to repeat", file=self.source_file or None)
-        if n <= len(self):
-            return self.slice(0, n)
-        index = np.arange(n, dtype=np.int64)
-        copy, row = np.divmod(index, len(self))
-        tiled = self.take(row)
-        tiled = replace(tiled, arrival_s=tiled.arrival_s + copy * (self.span_s + self.mean_gap_s))
-        if fresh_hashes and tiled.hash_ids is not None and tiled.hash_offsets is not None:
-            dense = np.unique(tiled.hash_ids, return_inverse=True)[1].reshape(-1)  # ids may be any 64-bit numbers
-            per_copy = int(dense.max()) + 1 if len(dense) else 0
-            owner = np.repeat(copy, np.diff(tiled.hash_offsets))
-            tiled = replace(tiled, hash_ids=(dense + owner * per_copy).astype(np.int64))
-        return tiled
-
-    def tile_to_duration(self, duration_s: float, fresh_hashes: bool = True) -> RequestTable:
-        """The table repeated (as in `tile`) to fill ``duration_s``; arrivals at or after it are left out."""
-        if not (np.isfinite(duration_s) and duration_s > 0):
-            raise TraceError("must be a finite number > 0", key="duration_s", value=duration_s)
-        period_s = self.span_s + self.mean_gap_s
-        if period_s == 0:
-            message = "all requests arrive at the same time, so the trace cannot fill a duration"
-            raise TraceError(message, file=self.source_file or None, key="duration_s", value=duration_s)
-        copies = int(np.ceil(duration_s / period_s))
-        return self.tile(copies * len(self), fresh_hashes).clip_time(0.0, duration_s)
 
 
 def take_ragged(

@@ -14,6 +14,8 @@ DraftcastError
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 
@@ -135,3 +137,14 @@ class LiveError(DraftcastError):
 
 class SimulationError(DraftcastError):
     """An engine invariant broke: a bug in draftcast."""
+
+
+@contextmanager
+def naming(file: str) -> Iterator[None]:
+    """Errors of input that name no file name this one: what a scenario holds does not know where it was read."""
+    try:
+        yield
+    except InputError as error:
+        if error.file is not None:
+            raise
+        raise error.at(file=file) from None

@@ -6,14 +6,16 @@ line. What is written appears whole or not at all. Knows nothing of what a file 
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
+import math
 import os
 import re
 import stat
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -215,6 +217,23 @@ def write_bytes(path: str | Path, content: bytes, kind: type[DraftcastError] = I
 def write_text(path: str | Path, text: str, kind: type[DraftcastError] = InputError) -> None:
     """Write a UTF-8 file whole or not at all. Raises ``kind`` as of `written`."""
     write_bytes(path, text.encode("utf-8", "backslashreplace"), kind)
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON can hold it: numpy scalars as numbers, tuples as lists, dataclasses as objects, NaN as null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
 
 
 def without_secrets(command: Sequence[str]) -> list[str]:

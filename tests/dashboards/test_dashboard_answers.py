@@ -12,10 +12,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from draftcast.dashboards.session import results
-from draftcast.dashboards.session.collector import set_aside
-from draftcast.dashboards.session.kept import Kept
-from draftcast.dashboards.session.results import answers, together
+from draftcast.dashboards.session import answers as module
+from draftcast.dashboards.session.answers import Kept, answers, set_aside, together
 from draftcast.dashboards.widgets.tiles import LATENCY_TILES, Column, Figure, column_of, difference_cell
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.comparison import compare
@@ -58,7 +56,7 @@ def test_the_oldest_answers_and_failures_are_not_kept() -> None:
 def test_answers_made_side_by_side_are_those_of_simulate() -> None:
     on = load_scenario(overrides=SMALL)
     off = without_speculation(on)
-    for scenario, found in zip((on, off), answers([on, off]), strict=True):
+    for scenario, found in zip((on, off), answers(on, off), strict=True):
         (point,) = compare(scenario).points
         np.testing.assert_equal(found.run.replications, point.on.replications)
         assert found.run.requests.equals(point.on.requests)
@@ -71,19 +69,19 @@ def test_answers_made_side_by_side_are_those_of_simulate() -> None:
 def test_settings_are_compared_over_the_same_requests() -> None:
     quiet = load_scenario(overrides=("workload.num_requests=600", "statistics.replications=2"))
     busy = with_values(quiet, {"workload.arrivals.request_rate_rps": 30.0})
-    own = answers([quiet, busy])
+    own = answers(quiet, busy)
     assert own[0].run.summary["warmup_requests"] != own[1].run.summary["warmup_requests"]
     sides = together(*own)
     cuts = [side.run.summary["warmup_requests"] for side in sides if side.run is not None]
     assert cuts[0] == cuts[1] >= own[0].run.summary["warmup_requests"]
     assert [side.state for side in sides] == [each.own.state for each in own]
-    longer = answers([with_values(quiet, {"workload.num_requests": 700})])[0]
+    longer = answers(with_values(quiet, {"workload.num_requests": 700}))[0]
     assert together(own[0], longer) == (own[0].own, longer.own)
 
 
 def test_a_side_without_figures_differs_in_nothing() -> None:
     on = load_scenario(overrides=(*SMALL, "workload.arrivals.request_rate_rps=400"))
-    (found,) = answers([on])
+    (found,) = answers(on)
     assert (found.own.state, found.point.word) == ("overloaded", "overloaded")
     column = column_of(on, found.own)
     usual = Column(
@@ -92,7 +90,7 @@ def test_a_side_without_figures_differs_in_nothing() -> None:
     assert column.trouble == "overloaded"
     for pair in ((column, usual), (usual, column)):
         assert pair[0].change("p50_e2el_s", pair[1], 0.95) is None
-        assert "overloaded</small>" in difference_cell(LATENCY_TILES[2][2][0], "SD off", pair, 0.95)
+        assert "overloaded</small>" in difference_cell(LATENCY_TILES[2].figures[0], "SD off", pair, 0.95)
 
 
 def test_below_capacity_more_tokens_are_neither_better_nor_worse() -> None:
@@ -121,9 +119,10 @@ def test_only_who_waits_longer_than_usual_is_told(monkeypatch: pytest.MonkeyPatc
         told.append("Simulating")
         yield lambda: looked.append("while it waits")
 
+    monkeypatch.setattr(module, "simulating", waiting)
     for patience_s, seed in ((0.0, 71), (600.0, 72)):
-        monkeypatch.setattr(results, "PATIENCE_S", patience_s)
-        answers([load_scenario(overrides=[*SMALL, f"statistics.seed={seed}"])], waiting)
+        monkeypatch.setattr(module, "PATIENCE_S", patience_s)
+        answers(load_scenario(overrides=[*SMALL, f"statistics.seed={seed}"]))
         assert told == ["Simulating"]
         assert set(looked) == {"while it waits"}
 

@@ -23,7 +23,7 @@ from draftcast.scenarios.compare.page_effort import settling_requests
 from draftcast.scenarios.compare.verdict import judge
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema.load import load_scenario, scenario_hash, without_speculation
-from draftcast.scenarios.show.tables import load_words
+from draftcast.scenarios.show.run_report import load_words
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
 
@@ -68,6 +68,7 @@ def asked(page: Browser) -> dict[str, Any]:
 def test_k_by_keyboard_updates_tiles_and_data(page: Browser) -> None:
     page.open(query=QUICK)
     assert "interpolated" in page.find("[class*=st-key-badge-] button").text
+    assert not page.all("[data-testid=stSidebarNav]")
     before, drawn = page.tiles(), page.plot("latency")
     lines = {name: page.lines(name) for name in ("latency", "timeline")}
     page.type_into(K, "2")

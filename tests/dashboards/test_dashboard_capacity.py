@@ -18,7 +18,9 @@ from streamlit.testing.v1 import AppTest
 from typer.testing import CliRunner
 
 from draftcast.dashboards.pages import capacity
-from draftcast.dashboards.session import session as sessions
+from draftcast.dashboards.session.link import read_link
+from draftcast.dashboards.session.question import Question
+from draftcast.dashboards.session.session import Session
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare.comparison import simulate
 
@@ -26,7 +28,7 @@ WAIT_S = 1800  # the first page of a fresh checkout compiles the engine
 SMALL = {"page": "capacity", "workload.num_requests": "150", "statistics.replications": "2"}
 ASKED = {
     "slo": '{"tpot_ms": 20.0, "attainment": 0.9}',
-    "view.capacity.rate": "150",
+    "view.capacity.rate": "40",
     "view.capacity.methods": "off",
 }
 
@@ -74,12 +76,12 @@ def test_the_page_gives_the_plan_of_the_command_it_shows() -> None:
     # The knee of the picture is the plan's.
     drawn = json.loads(next(each.proto.spec for each in app.get("plotly_chart") if "knee" in each.proto.spec))
     texts = [note["text"] for note in drawn["layout"]["annotations"]]
-    assert texts == ["target 150", f"knee {best['largest_rate_rps']:.4g}"]
+    assert texts == ["target 40", f"knee {best['largest_rate_rps']:.4g}"]
 
 
 def test_numbers_change_the_gpus_and_the_link() -> None:
     app = open_page()
-    for key, value, text in (("rate", 400.0, "400"), ("headroom", 60.0, "0.6"), ("spare", 2, "2")):
+    for key, value, text in (("rate", 80.0, "80"), ("headroom", 60.0, "0.6"), ("spare", 2, "2")):
         before = gpus(app)
         app.number_input(key=f"control:view.capacity.{key}").set_value(value).run()
         assert gpus(app) > before
@@ -170,9 +172,9 @@ def test_a_candidate_leads_to_its_own_run(monkeypatch: pytest.MonkeyPatch) -> No
     app = open_page()
     href = unescape(re.findall(r"<td><a href='([^']*)'", html(app))[0])
     state: dict[str, Any] = {}
-    monkeypatch.setattr(sessions.st, "session_state", state)
-    other = state["session"] = sessions.Session(sessions.Question.opening("default"))
-    sessions.read_link(other, parse_qs(href.removeprefix("?")))
+    monkeypatch.setattr("streamlit.session_state", state)
+    other = state["session"] = Session(Question.opening("default"))
+    read_link(other, parse_qs(href.removeprefix("?")))
     assert not other.warnings
     opened = other.question.scenario
     best = asked(app)["candidates"][0]

@@ -14,8 +14,9 @@ from bench_results import BENCH, bench_file
 from streamlit.testing.v1 import AppTest
 
 from draftcast.calibration.live.bench_result import import_bench_result
-from draftcast.dashboards.session import session as sessions
-from draftcast.dashboards.session.uploads import take_measured
+from draftcast.dashboards.session.link import link_of
+from draftcast.dashboards.session.session import MOST_RUNS, Session, View
+from draftcast.dashboards.session.uploads import MEASURED, receive
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema.load import load_scenario, without_speculation
 
@@ -54,35 +55,35 @@ def test_differences_are_paired_and_turn_with_the_reference() -> None:
     gap = sum(a["p50_tpot_s"] - b["p50_tpot_s"] for a, b in zip(off.replications, on.replications, strict=True)) / 2
     values = [float(value) for _, _, value in cells(app)]
     assert any(value == pytest.approx(gap, rel=1e-9) for value in values)
-    app.selectbox(key=sessions.REFERENCE).set_value("B").run()
+    app.selectbox(key=f"control:{View.COMPARE_REFERENCE}").set_value("B").run()
     turned = [float(value) for against, _, value in cells(app) if against == "B"]
     assert any(value == pytest.approx(-gap, rel=1e-9) for value in turned)
-    assert app.query_params[sessions.REFERENCE] == "B"
+    assert app.query_params[View.COMPARE_REFERENCE] == "B"
     next(button for button in app.button if button.label == "Remove B").click().run()
     assert known(app).runs == []
-    assert sessions.REFERENCE not in app.query_params
+    assert View.COMPARE_REFERENCE not in app.query_params
 
 
 def test_a_link_with_too_many_runs_says_so() -> None:
     crowded = open_page({**COMPARE, "run": [json.dumps(SMALL)] * 7})
-    assert len(known(crowded).runs) == sessions.MOST_RUNS - 1
+    assert len(known(crowded).runs) == MOST_RUNS - 1
     assert any("at most 6 runs" in each.value for each in crowded.warning)
 
 
-def test_a_bench_result_stands_beside_the_simulation(alone: sessions.Session, tmp_path: Path) -> None:
-    receipt = take_measured(alone, {"my bench.json": json.dumps(BENCH).encode()})
+def test_a_bench_result_stands_beside_the_simulation(alone: Session, tmp_path: Path) -> None:
+    receipt = receive(alone, MEASURED, {"my bench.json": json.dumps(BENCH).encode()})
     assert receipt.good, receipt.text
     assert alone.measured == ["my_bench.json"]
     assert receipt.text == "my_bench.json: 2, 1 req/s sent"
-    assert sessions.link_of(alone)["measured"] == ["my_bench.json"]
-    assert take_measured(alone, {"my bench.json": json.dumps(BENCH).encode()}).good
+    assert link_of(alone)["measured"] == ["my_bench.json"]
+    assert receive(alone, MEASURED, {"my bench.json": json.dumps(BENCH).encode()}).good
     assert len(alone.measured) == 1
 
 
-def test_a_live_run_directory_is_taken_whole(alone: sessions.Session, tmp_path: Path) -> None:
+def test_a_live_run_directory_is_taken_whole(alone: Session, tmp_path: Path) -> None:
     import_bench_result(bench_file(tmp_path), tmp_path / "run", name="on a")
     files = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    receipt = take_measured(alone, files)
+    receipt = receive(alone, MEASURED, files)
     assert receipt.good, receipt.text
     assert alone.measured[0].startswith("on_a-")
     assert alone.measured_folder(alone.measured[0]).parent == alone.path
@@ -99,8 +100,8 @@ def test_a_live_run_directory_is_taken_whole(alone: sessions.Session, tmp_path: 
         ({"bench.json": json.dumps(BENCH | {"ttfts": [0.2, "x", 0.0]}).encode()}, "request 1"),
     ],
 )
-def test_a_bad_measured_run_leaves_nothing(alone: sessions.Session, files: dict[str, bytes], said: str) -> None:
-    receipt = take_measured(alone, files)
+def test_a_bad_measured_run_leaves_nothing(alone: Session, files: dict[str, bytes], said: str) -> None:
+    receipt = receive(alone, MEASURED, files)
     assert not receipt.good
     assert said in receipt.text
     assert str(alone.path) not in receipt.text

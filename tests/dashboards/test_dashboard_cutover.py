@@ -8,10 +8,10 @@ pytest.importorskip("streamlit")
 from app_pages import known, open_page, told
 from streamlit.testing.v1 import AppTest
 
-from draftcast.dashboards.session import session as sessions
+from draftcast.dashboards.session.session import View
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.recommend import recommend
-from draftcast.scenarios.cutover.search import cutover
+from draftcast.scenarios.cutover.search import Question, cutover
 from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.operating_point import ceilings, operating_tracks
 from draftcast.scenarios.schema.load import load_scenario
@@ -40,11 +40,11 @@ def test_the_search_waits_for_its_button_and_for_this_question() -> None:
     asked = known(app).question.scenario
     assert "data-verdict" not in html_of(app)
     press(app, "Find the cutover")
-    (expected,) = cutover(asked)
+    (expected,) = cutover(Question(asked))
     assert f"data-verdict='{expected.verdict}'" in html_of(app)
     assert headline(expected) in html_of(app).replace("&#x27;", "'")
-    assert sessions.CUTOVER_ASKED in app.query_params
-    again = open_page({**CUTOVER, sessions.CUTOVER_ASKED: app.query_params[sessions.CUTOVER_ASKED]})
+    assert View.CUTOVER_ASKED in app.query_params
+    again = open_page({**CUTOVER, View.CUTOVER_ASKED: app.query_params[View.CUTOVER_ASKED]})
     assert f"data-verdict='{expected.verdict}'" in html_of(again)
     app.number_input(key="control:statistics.seed").set_value(5).run()
     assert "data-verdict" not in html_of(app)
@@ -70,9 +70,9 @@ def test_a_map_is_drawn_when_asked_for() -> None:
 
 def test_a_metric_that_needs_an_slo_is_offered_with_one() -> None:
     app = open_page(CUTOVER)
-    assert "slo_goodput" not in app.selectbox(key=sessions.CUTOVER_METRIC).options
-    bad = open_page({**CUTOVER, sessions.CUTOVER_METRIC: "slo_goodput"})
-    assert any(text.startswith(sessions.CUTOVER_METRIC) for text in told(bad.warning))
+    assert "slo_goodput" not in app.selectbox(key=f"control:{View.CUTOVER_METRIC}").options
+    bad = open_page({**CUTOVER, View.CUTOVER_METRIC: "slo_goodput"})
+    assert any(text.startswith(View.CUTOVER_METRIC) for text in told(bad.warning))
 
 
 def test_without_speculation_there_is_nothing_to_look_for() -> None:

@@ -14,12 +14,23 @@ pytest.importorskip("streamlit")
 from app_pages import APP, SMALL, WAIT_S, known, open_page, told
 from streamlit.testing.v1 import AppTest
 
-from draftcast.dashboards.session import session as sessions
-from draftcast.dashboards.session.uploads import keep, take_scenario, take_trace
+from draftcast.dashboards.session.link import link_of, read_link
+from draftcast.dashboards.session.question import check_names
+from draftcast.dashboards.session.session import Session
+from draftcast.dashboards.session.uploads import SCENARIO, TRACE, Receipt, keep, receive
 from draftcast.errors import InputError
-from draftcast.scenarios.cli.dashboard import streamlit_command
+from draftcast.scenarios.cli.main import streamlit_command
 from draftcast.scenarios.compare.page_effort import settling_requests
 from draftcast.scenarios.schema.load import dump_scenario, load_scenario, scenario_hash
+
+
+def take_scenario(session: Session, name: str, content: bytes) -> Receipt:
+    return receive(session, SCENARIO, {name: content})
+
+
+def take_trace(session: Session, name: str, content: bytes) -> Receipt:
+    return receive(session, TRACE, {name: content})
+
 
 K = "control:engine.speculative_config.num_speculative_tokens"
 
@@ -104,31 +115,31 @@ def test_a_bad_link_names_its_key_and_the_page_stands(key: str, value: str, said
         {"scenario": "ngram-code-editing", "slo": '{"ttft_ms": 200.0, "attainment": 0.9}'},
     ],
 )
-def test_a_link_says_what_it_was_made_of(alone: sessions.Session, changes: dict[str, str]) -> None:
-    sessions.read_link(alone, {key: [value] for key, value in changes.items()})
+def test_a_link_says_what_it_was_made_of(alone: Session, changes: dict[str, str]) -> None:
+    read_link(alone, {key: [value] for key, value in changes.items()})
     assert not alone.warnings
-    assert sessions.link_of(alone) == {key: [value] for key, value in changes.items()}
+    assert link_of(alone) == {key: [value] for key, value in changes.items()}
 
 
-def test_a_link_carries_the_baseline_and_the_runs(alone: sessions.Session) -> None:
+def test_a_link_carries_the_baseline_and_the_runs(alone: Session) -> None:
     alone.baseline = alone.question
     alone.change(lambda: {"statistics.seed": 4})
     alone.runs = [alone.question, alone.baseline]
-    link = sessions.link_of(alone)
-    other = sessions.Session(alone.baseline)
-    sessions.read_link(other, link)
+    link = link_of(alone)
+    other = Session(alone.baseline)
+    read_link(other, link)
     assert (other.question, other.baseline, other.runs) == (alone.question, alone.baseline, alone.runs)
 
 
-def test_an_uploaded_scenario_keeps_its_hash(alone: sessions.Session) -> None:
+def test_an_uploaded_scenario_keeps_its_hash(alone: Session) -> None:
     asked = load_scenario("closed-loop-classes", overrides=["statistics.seed=7"])
     receipt = take_scenario(alone, "../my scenario.yaml", dump_scenario(asked).encode())
     assert receipt.good, receipt.text
     assert scenario_hash(alone.question.scenario) == scenario_hash(asked)
     assert [path.name for path in alone.path.iterdir()] == ["my_scenario.yaml"]
-    link = sessions.link_of(alone)
-    other = sessions.Session(alone.question)
-    sessions.read_link(other, link)
+    link = link_of(alone)
+    other = Session(alone.question)
+    read_link(other, link)
     assert scenario_hash(other.question.scenario) == scenario_hash(asked)
 
 
@@ -140,7 +151,7 @@ def test_an_uploaded_scenario_keeps_its_hash(alone: sessions.Session) -> None:
         ("a: 1\na: 2\n", "bad.yaml:2: a: duplicate key"),
     ],
 )
-def test_a_bad_scenario_is_told_by_line_or_key(alone: sessions.Session, text: str, said: str) -> None:
+def test_a_bad_scenario_is_told_by_line_or_key(alone: Session, text: str, said: str) -> None:
     before = alone.question
     receipt = take_scenario(alone, "bad.yaml", text.encode())
     assert not receipt.good
@@ -149,7 +160,7 @@ def test_a_bad_scenario_is_told_by_line_or_key(alone: sessions.Session, text: st
     assert alone.question == before
 
 
-def test_an_upload_reaches_no_file_of_the_server(alone: sessions.Session, tmp_path: Path) -> None:
+def test_an_upload_reaches_no_file_of_the_server(alone: Session, tmp_path: Path) -> None:
     secret = tmp_path / "trace.csv"
     secret.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,10,20\n")
     asked = load_scenario("azure-conversation", overrides=[f"workload.arrivals.path={secret}"])
@@ -159,14 +170,14 @@ def test_an_upload_reaches_no_file_of_the_server(alone: sessions.Session, tmp_pa
     assert "no other file or code" in receipt.text
 
 
-def test_uploads_have_a_limit(alone: sessions.Session) -> None:
+def test_uploads_have_a_limit(alone: Session) -> None:
     receipt = take_scenario(alone, "big.yaml", b"#" * (2**20 + 1))
     assert not receipt.good
     assert "larger than the 1 MB" in receipt.text
     assert list(alone.path.iterdir()) == []
 
 
-def test_a_trace_is_served_and_named_in_the_command(alone: sessions.Session) -> None:
+def test_a_trace_is_served_and_named_in_the_command(alone: Session) -> None:
     rows = "".join(f"2023-11-16 18:15:{second:02d},100,{50 + second}\n" for second in range(40))
     receipt = take_trace(alone, "my trace.csv", f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}".encode())
     assert receipt.text.startswith("my_trace.csv: 40 requests over 39 s; mean prompt 100, mean output 70 tokens")
@@ -174,7 +185,7 @@ def test_a_trace_is_served_and_named_in_the_command(alone: sessions.Session) -> 
     command = alone.question.command("simulate")
     assert '"path": "my_trace.csv"' in command
     assert str(alone.path) not in command
-    link = sessions.link_of(alone)
+    link = link_of(alone)
     assert "upload:my_trace.csv" in link["workload.arrivals"][0]
     corrupt = take_trace(alone, "bad.csv", b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,ten,20\n")
     assert not corrupt.good
@@ -200,13 +211,13 @@ def test_what_is_cut_of_a_trace_stands_on_every_page(tmp_path: Path) -> None:
     assert not app.warning
 
 
-def test_a_link_to_an_upload_of_another_session_says_so(alone: sessions.Session) -> None:
+def test_a_link_to_an_upload_of_another_session_says_so(alone: Session) -> None:
     arrivals = json.dumps({"process": "trace", "path": "upload:gone.csv"})
-    sessions.read_link(alone, {"workload.arrivals": [arrivals], "workload.lengths": ["null"]})
+    read_link(alone, {"workload.arrivals": [arrivals], "workload.lengths": ["null"]})
     assert not alone.warnings
-    assert sessions.missing_uploads(alone) == ["gone.csv"]
+    assert alone.missing_uploads == ["gone.csv"]
     (alone.path / "gone.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
-    assert sessions.missing_uploads(alone) == []
+    assert alone.missing_uploads == []
 
 
 def test_sessions_do_not_see_each_other() -> None:
@@ -278,16 +289,16 @@ def test_a_method_that_waits_is_forgotten_with_the_page() -> None:
     assert known(app).question.scenario.method == "eagle3"
 
 
-def test_a_link_with_another_method_needs_its_acceptance(alone: sessions.Session) -> None:
+def test_a_link_with_another_method_needs_its_acceptance(alone: Session) -> None:
     method, acceptance = '{"method": "ngram", "num_speculative_tokens": 3}', '{"model": "constant", "alpha": 0.5}'
-    sessions.read_link(alone, {"engine.speculative_config": [method], "statistics.seed": ["4"]})
+    read_link(alone, {"engine.speculative_config": [method], "statistics.seed": ["4"]})
     (warning,) = alone.warnings
     assert warning.startswith("engine.speculative_config: ")
     assert "was given for eagle3, and the method is now ngram" in warning
     assert (alone.question.scenario.method, alone.question.scenario.statistics.seed) == ("eagle3", 4)
     # With it the link holds, and what else is wrong in it takes neither away.
     link = {"engine.speculative_config": [method], "acceptance": [acceptance], "policy.name": ["os:system"]}
-    sessions.read_link(alone, link)
+    read_link(alone, link)
     assert [warning.partition(":")[0] for warning in alone.warnings] == ["policy.name"]
     assert alone.question.scenario.method == "ngram"
 
@@ -306,9 +317,9 @@ def test_the_page_gives_the_figures_of_the_command_it_shows() -> None:
 
 def test_names_from_outside_are_those_of_the_base_alone() -> None:
     base = load_scenario("azure-conversation")
-    sessions.check_names(base, "azure-conversation", Path("/nowhere"))
+    check_names(base, "azure-conversation", Path("/nowhere"))
     with pytest.raises(InputError, match=r"workload\.arrivals\.path"):
-        sessions.check_names(base, "default", Path("/nowhere"))
+        check_names(base, "default", Path("/nowhere"))
 
 
 HOSTILE = "![x](http://example.org/a.png) `a` $x$ :red[b] <b>"
@@ -333,8 +344,8 @@ def test_an_uploaded_file_is_never_run(tmp_path: Path) -> None:
     app = open_page()
     session = known(app)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sessions.st, "session_state", {"session": session})
-        keep(session, "half.py", code, 1)
+        patch.setattr("streamlit.session_state", {"session": session})
+        keep(session, "half.py", code)
         scenario = dump_scenario(load_scenario(overrides=[f"policy.name={session.path}/half.py:Half"]))
         receipt = take_scenario(session, "mine.yaml", scenario.encode())
     assert not receipt.good
@@ -360,7 +371,7 @@ def test_a_page_that_waits_for_the_engine_to_be_compiled_says_so(running: bool) 
     def page(running: bool) -> None:
         import streamlit as st
 
-        from draftcast.dashboards.widgets.page import simulating
+        from draftcast.dashboards.session.answers import simulating
         from draftcast.sim.compiled.cache import engine_compilation
 
         with simulating() as look:
@@ -373,5 +384,5 @@ def test_a_page_that_waits_for_the_engine_to_be_compiled_says_so(running: bool) 
 
     app = AppTest.from_function(page, args=(running,), default_timeout=WAIT_S).run()
     assert not app.exception
-    said = ["Compiling the engine, once (about a minute and a half)."] if running else []
+    said = ["Compiling the engine, once (about a minute)."] if running else []
     assert [info.value for info in app.info] == said

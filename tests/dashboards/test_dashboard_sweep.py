@@ -18,10 +18,10 @@ pytest.importorskip("streamlit")
 from app_pages import told
 from streamlit.testing.v1 import AppTest
 
-from draftcast.dashboards.pages.sweep import JOB
-from draftcast.dashboards.session import session as sessions
-from draftcast.dashboards.session import sweep_job
-from draftcast.dashboards.session.sweep_job import SweepJob
+from draftcast.dashboards.pages.sweep import JOB, TURN, SweepJob
+from draftcast.dashboards.session.link import read_link
+from draftcast.dashboards.session.question import Question
+from draftcast.dashboards.session.session import Session
 from draftcast.dashboards.widgets.sweep_controls import MOST_CELLS, proposed_grid, read_grid
 from draftcast.errors import InputError
 from draftcast.scenarios.schema.load import load_scenario, scenario_hash
@@ -59,7 +59,7 @@ def job_of(app: AppTest) -> SweepJob:
 
 def finished(app: AppTest) -> AppTest:
     """The page once its job has ended."""
-    until(lambda: not job_of(app).running)
+    until(lambda: not job_of(app).is_alive())
     return shown(app.run())
 
 
@@ -86,11 +86,11 @@ def test_a_sweep_gives_what_the_command_gives_and_its_link_reproduces_it(monkeyp
     links = [unescape(href) for href in re.findall(r"<a href='([^']*)'", html(app))]
     assert len(links) == 4
     state: dict[str, Any] = {}
-    other = sessions.Session(question)
+    other = Session(question)
     with monkeypatch.context() as patched:
-        patched.setattr(sessions.st, "session_state", state)
+        patched.setattr("streamlit.session_state", state)
         state["session"] = other
-        sessions.read_link(other, parse_qs(links[-1].removeprefix("?")))
+        read_link(other, parse_qs(links[-1].removeprefix("?")))
     assert not other.warnings
     asked = other.question.scenario
     assert (asked.workload.arrivals.request_rate_rps, asked.num_speculative_tokens) == (20.0, 2)  # type: ignore[union-attr]
@@ -108,7 +108,7 @@ def test_a_sweep_gives_what_the_command_gives_and_its_link_reproduces_it(monkeyp
 
     # Another figure along the first axis is another picture; another seed another question.
     before = [each.proto.spec for each in second.get("plotly_chart")]
-    second.selectbox(key="view.sweep.metric").set_value("p99_ttft_s").run()
+    second.selectbox(key="control:view.sweep.metric").set_value("p99_ttft_s").run()
     after = [each.proto.spec for each in shown(second).get("plotly_chart")]
     assert after[0] == before[0]
     assert after[1] != before[1]
@@ -124,7 +124,7 @@ def test_a_cancelled_sweep_goes_on_where_it_was() -> None:
     until(lambda: job.progress is not None and job.progress.done >= 1)
     app.run()
     shown(app).button(key="sweep.cancel").click().run()
-    assert job.stopping
+    assert job.stopping.is_set()
     finished(app)
     stopped = job.result
     assert stopped is not None
@@ -143,8 +143,8 @@ def test_a_cancelled_sweep_goes_on_where_it_was() -> None:
     assert resumed.progress.reused == stopped.computed
     # A changed question ends it.
     app.number_input(key="control:statistics.seed").set_value(5).run()
-    assert resumed.stopping
-    until(lambda: not resumed.running)
+    assert resumed.stopping.is_set()
+    until(lambda: not resumed.is_alive())
 
 
 def test_the_editor_changes_the_grid() -> None:
@@ -185,8 +185,8 @@ def test_a_bad_grid_in_a_link_is_said_and_not_run(grid: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("base", ["default", "ngram-code-editing", "closed-loop-classes"])
-def test_the_proposed_grid_can_be_asked(alone: sessions.Session, base: str) -> None:
-    alone.question = sessions.Question.opening(base)
+def test_the_proposed_grid_can_be_asked(alone: Session, base: str) -> None:
+    alone.question = Question.opening(base)
     grid = read_grid(alone, proposed_grid(alone.question.scenario))
     assert len(grid.points) >= 3
     assert not [point.error for point in grid.points if point.error]
@@ -201,23 +201,23 @@ def test_a_job_ends_with_its_session_and_waits_for_its_turn(tmp_path: Path) -> N
     scenario = load_scenario("default", overrides=["workload.num_requests=50", "statistics.replications=1"])
     axes = [Axis("rate", (5.0, 10.0))]
     owner = Owner()
-    with sweep_job._TURN:
+    with TURN:
         job = SweepJob("one", owner, scenario, axes, tmp_path / "one")
-        job.wait(0.5)
-        assert (job.running, job.progress, job.stopping) == (True, None, False)
+        job.join(0.5)
+        assert (job.is_alive(), job.progress, job.stopping.is_set()) == (True, None, False)
         del owner
         gc.collect()
-        assert job.stopping
-        until(lambda: not job.running)
+        assert job.stopping.is_set()
+        until(lambda: not job.is_alive())
     assert (job.result, job.error) == (None, None)
     keeper = Owner()
     other = SweepJob("two", keeper, scenario, axes, tmp_path / "two")
-    until(lambda: not other.running)
+    until(lambda: not other.is_alive())
     assert other.result is not None
     assert other.result.complete
     # What cannot be swept is told, and the next one's turn comes.
     broken = SweepJob("three", keeper, scenario, [Axis("k", (9,))], tmp_path / "three")
-    until(lambda: not broken.running)
+    until(lambda: not broken.is_alive())
     assert isinstance(broken.error, InputError)
-    assert sweep_job._TURN.acquire(blocking=False)
-    sweep_job._TURN.release()
+    assert TURN.acquire(blocking=False)
+    TURN.release()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from app_pages import known, open_page, told
 
-from draftcast.dashboards.session.uploads import take_validation
+from draftcast.dashboards.session.uploads import VALIDATION, receive
 from draftcast.scenarios.show.validation_sweep_summary import shipped_summaries
 
 
@@ -25,12 +25,12 @@ def test_the_validation_that_ships_is_shown_with_what_it_misses(sweep_report: Pa
             assert each.shown[0] in shown
     own = json.loads(sweep_report.read_text())
     own["verdicts"] = {"cutover": {"held": 1, "of": 1, "missed": []}}
-    receipt = take_validation(session, "my server.json", json.dumps(own).encode())
+    receipt = receive(session, VALIDATION, {"my server.json": json.dumps(own).encode()})
     assert (receipt.good, receipt.text) == (True, "my server.json: Of 1 checks 1 hold and 0 miss their bar.")
     app.run()
     assert not app.exception
     assert "validation-my_server.json" in told(app.subheader)
-    refused = take_validation(session, "bad.json", b'{"cells": []}')
+    refused = receive(session, VALIDATION, {"bad.json": b'{"cells": []}'})
     assert not refused.good
     assert refused.text.startswith("bad.json: draftcast_version")
     assert session.validation == "validation-my_server.json"

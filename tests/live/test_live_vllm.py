@@ -18,10 +18,9 @@ from draftcast.calibration.live.record import Endpoint
 from draftcast.calibration.live.run_directory import LiveRun, LiveRunWriter
 from draftcast.calibration.live.server import Server
 from draftcast.kernels.model.catalog import load_model
-from draftcast.scenarios.live.modes import SweepPlan
 from draftcast.scenarios.live.run import LiveOptions, Progress, live_run, record_scenario, server_flags
-from draftcast.scenarios.live.sweep import live_sweep
-from draftcast.scenarios.live.testbed import testbed_scenario as write_scenario
+from draftcast.scenarios.live.run import testbed_scenario as write_scenario
+from draftcast.scenarios.live.sweep import SweepPlan, live_sweep
 from draftcast.scenarios.live.validate.sweep import validate_sweep
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario

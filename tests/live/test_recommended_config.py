@@ -13,7 +13,7 @@ from paths import ROOT
 from draftcast.scenarios.compare.recommend import recommend
 from draftcast.scenarios.compare.serve_command import vllm_command
 from draftcast.scenarios.schema.load import load_scenario
-from draftcast.sim.policies import BatchSchedule
+from draftcast.sim.policies.schedule import BatchSchedule
 
 pytestmark = pytest.mark.live
 pytest.importorskip("vllm")

@@ -11,24 +11,20 @@ adds them up. Lengths are read on the device, so a captured CUDA graph stays val
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-if TYPE_CHECKING:
-    import torch
+from draftcast.kernels.operators.registry import Launch, Tensors
+from draftcast.kernels.operators.triton.device import dot_type, fewest_splits, processors
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 LOG2_E = tl.constexpr(1.4426950408889634)
 MIN_SPLIT_TOKENS = 128
 """A split costs its program's start and one partial output; below this many tokens that exceeds what it saves."""
 MAX_SPLITS = 128
 RESIDENT = 2
 """Programs that share a multiprocessor: what the shared memory of `tile_plan`'s tiles allows on 100 KiB and more."""
-INTERPRETED_PROCESSORS = 8
 
 
 class TilePlan(NamedTuple):
@@ -72,7 +68,7 @@ def split_count(programs: int, tokens: int, processors: int) -> int:
         math.ceil(programs * splits / slots) / splits + 0.01 * splits * programs / slots
         for splits in range(1, most + 1)
     ]
-    return next(index for index, value in enumerate(time, 1) if value <= 1.1 * min(time))
+    return fewest_splits(time)
 
 
 @triton.jit
@@ -236,13 +232,8 @@ def _combine(out, parts, weights, SPLITS: tl.constexpr, CHUNK: tl.constexpr, HEA
     tl.store(out + row * HEAD_DIM + column, (acc / norm).to(out.dtype.element_ty))
 
 
-def prepare(
-    inputs: Mapping[str, Any],
-    outputs: Mapping[str, torch.Tensor],
-    splits: int | None = None,
-    plan: TilePlan | None = None,
-) -> Callable[[], None]:
-    """Launch of attention over `draftcast.kernels.operators.paged.make_inputs`; workspaces are allocated here.
+def prepare(inputs: Tensors, outputs: Tensors, splits: int | None = None, plan: TilePlan | None = None) -> Launch:
+    """Launch of attention over `draftcast.kernels.operators.paged.draw_inputs`; workspaces are allocated here.
 
     Args:
         splits: of the KV; None: chosen by `split_count` for sequences as long as the block table is wide.
@@ -260,10 +251,7 @@ def prepare(
     if window:
         tokens = min(tokens, window + q)
     if splits is None:
-        processors = INTERPRETED_PROCESSORS
-        if query.is_cuda:
-            processors = torch.cuda.get_device_properties(query.device).multi_processor_count
-        splits = split_count(batch * kv_heads * tiles, tokens, processors)
+        splits = split_count(batch * kv_heads * tiles, tokens, processors(query))
     out = outputs["out"]
     parts, weights = out, out  # not touched when nothing is split
     if splits > 1:
@@ -288,8 +276,7 @@ def prepare(
         "UNMASKED": plan.rows >= 128 and not window,
         "QUERIES": q if tree is not None else 1,
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
-        # The interpreter keeps bf16 as raw 16-bit integers and would multiply those; its fp32 products are exact.
-        "DOT": tl.float32 if INTERPRETED or query.dtype == torch.float32 else tl.bfloat16,
+        "DOT": dot_type(query.element_size()),
         "num_warps": plan.num_warps,
         "num_stages": plan.num_stages,
     }

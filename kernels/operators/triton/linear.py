@@ -7,18 +7,14 @@ finishes a tile last adds up its parts in a fixed order, so one launch is enough
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-if TYPE_CHECKING:
-    import torch
+from draftcast.kernels.operators.registry import Launch, Tensors
+from draftcast.kernels.operators.triton.device import dot_type, fewest_splits, processors
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-INTERPRETED_PROCESSORS = 8
 GROUPED_ROW_TILES = 8
 """Row tiles that walk along the columns together, so that weights are read from the L2 cache by all but the first."""
 MIN_SPLIT_STEPS = 4
@@ -81,7 +77,7 @@ def split_count(m: int, n: int, k: int, element_bytes: int, plan: TilePlan, proc
     most = max(min(steps // MIN_SPLIT_STEPS, k * element_bytes // (16 * m), MAX_SPLITS), 1)
     slots = processors * plan.resident
     time = [triton.cdiv(tiles * splits, slots) * (triton.cdiv(steps, splits) + 2) for splits in range(1, most + 1)]
-    return next(index for index, value in enumerate(time, 1) if value <= 1.1 * min(time))
+    return fewest_splits(time)
 
 
 @triton.jit
@@ -140,13 +136,7 @@ def _linear(
     tl.store(where, acc.to(y.dtype.element_ty), mask=mine & (column < n)[None, :])
 
 
-def prepare(
-    inputs: Mapping[str, Any],
-    outputs: Mapping[str, torch.Tensor],
-    *,
-    plan: TilePlan | None = None,
-    splits: int | None = None,
-) -> Callable[[], None]:
+def prepare(inputs: Tensors, outputs: Tensors, *, plan: TilePlan | None = None, splits: int | None = None) -> Launch:
     """Launch over the inputs of `draftcast.kernels.operators.linear`.
 
     Args:
@@ -157,22 +147,17 @@ def prepare(
     x, w, y = inputs["x"], inputs["w"], outputs["y"]
     (m, k), n, size = x.shape, len(w), x.element_size()
     quantised = inputs["x_scale"] is not None
-    processors = INTERPRETED_PROCESSORS
-    if x.is_cuda:
-        processors = torch.cuda.get_device_properties(x.device).multi_processor_count
-    plan = plan or tile_plan(m, n, size, processors)
-    splits = splits or split_count(m, n, k, size, plan, processors)
+    plan = plan or tile_plan(m, n, size, processors(x))
+    splits = splits or split_count(m, n, k, size, plan, processors(x))
     tiles = triton.cdiv(m, plan.rows) * triton.cdiv(n, plan.columns)
     parts = torch.empty(tiles * splits * plan.rows * plan.columns if splits > 1 else 1, device=x.device)
     arrived = torch.zeros(tiles, dtype=torch.int32, device=x.device)
-    # numpy, on which the interpreter runs, multiplies neither bf16 nor fp8.
-    dot = tl.float32 if INTERPRETED or size == 4 else tl.bfloat16 if size == 2 else tl.float8e4nv
 
     def launch() -> None:
         _linear[(tiles, splits)](
             y, x, w, inputs["x_scale"], inputs["w_scale"], parts, arrived, m, n, k,
             ROWS=plan.rows, COLUMNS=plan.columns, DEPTH=plan.depth, GROUP=GROUPED_ROW_TILES, SPLITS=splits,
-            EVEN=k % plan.depth == 0, QUANTISED=quantised, PRECISION="ieee", DOT=dot,
+            EVEN=k % plan.depth == 0, QUANTISED=quantised, PRECISION="ieee", DOT=dot_type(size),
             num_warps=plan.num_warps, num_stages=plan.num_stages,
         )  # fmt: skip
 

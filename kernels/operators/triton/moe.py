@@ -8,17 +8,17 @@ can be, and programs past the last one leave at once. SwiGLU is applied where ga
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import triton
 import triton.language as tl
 
+from draftcast.kernels.operators.registry import Launch, Tensors
+from draftcast.kernels.operators.triton.device import dot_type
+
 if TYPE_CHECKING:
     import torch
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CHUNK = 1024
 E4M3_MAX = tl.constexpr(448.0)
 
@@ -169,10 +169,8 @@ def _sum(out, parts, K: tl.constexpr, TOP_K: tl.constexpr, COLS: tl.constexpr):
     tl.store(out + token * K + column, total.to(out.dtype.element_ty), mask=column < K)
 
 
-def prepare(
-    inputs: Mapping[str, Any], outputs: Mapping[str, torch.Tensor], plan: TilePlan | None = None
-) -> Callable[[], None]:  # fmt: skip
-    """Launch over `draftcast.kernels.operators.moe.make_inputs`; workspaces are allocated here.
+def prepare(inputs: Tensors, outputs: Tensors, plan: TilePlan | None = None) -> Launch:
+    """Launch over `draftcast.kernels.operators.moe.draw_inputs`; workspaces are allocated here.
 
     Args:
         plan: None: chosen by `tile_plan`.
@@ -202,8 +200,7 @@ def prepare(
         "DEPTH": plan.depth,
         "QUANTISED": x.dtype == torch.float8_e4m3fn,
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
-        # The interpreter keeps bf16 as raw 16-bit integers and would multiply those; its fp32 products are exact.
-        "DOT": tl.float32 if INTERPRETED else {2: tl.bfloat16, 1: tl.float8e4nv, 4: tl.float32}[x.element_size()],
+        "DOT": dot_type(x.element_size()),
         "num_warps": plan.num_warps,
         "num_stages": plan.num_stages,
     }

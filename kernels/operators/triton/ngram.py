@@ -6,14 +6,10 @@ of the padded row below, so that a maximum decides both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
-
 import triton
 import triton.language as tl
 
-if TYPE_CHECKING:
-    import torch
+from draftcast.kernels.operators.registry import Launch, Tensors
 
 CHUNK = 1024
 
@@ -60,8 +56,8 @@ def _draft(
     tl.store(counts + row, count.to(tl.int32))
 
 
-def prepare(inputs: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]) -> Callable[[], None]:
-    """Launch over `draftcast.kernels.search.ngram_batch.make_inputs`."""
+def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
+    """Launch over `draftcast.kernels.search.ngram_batch.draw_inputs`."""
     tokens, lengths = inputs["tokens"], inputs["lengths"]
     batch, context = tokens.shape
     chunks = max(triton.cdiv(context, CHUNK), 1)

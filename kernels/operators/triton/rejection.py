@@ -6,16 +6,13 @@ distribution; the other rows of that are touched at the drafted tokens alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import triton
 import triton.language as tl
 
+from draftcast.kernels.operators.registry import Launch, Tensors
 from draftcast.kernels.operators.triton.sampler import PIECE, Scan, piece_of, row_of, scan, scores_of, token_of
-
-if TYPE_CHECKING:
-    import torch
 
 
 @triton.jit
@@ -115,7 +112,7 @@ def _draw(
     tl.store(tokens + sequence * Q + place, best)
 
 
-def prepare(inputs: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
     """Launch over the inputs of `draftcast.kernels.operators.rejection`."""
     logits, temperature, draft_probs = inputs["logits"], inputs["temperature"], inputs["draft_probs"]
     batch, q, n = logits.shape

@@ -5,11 +5,12 @@ A row of 128 Ki logits would keep one multiprocessor busy for long; pieces fill 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import triton
 import triton.language as tl
+
+from draftcast.kernels.operators.registry import Launch, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -114,7 +115,7 @@ class Scan(NamedTuple):
         return cls(floats[0], floats[1], bests, pieces, triton.next_power_of_2(pieces))
 
 
-def prepare(inputs: Mapping[str, Any], outputs: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
     """Launch over the inputs of `draftcast.kernels.operators.sampler`."""
     logits, temperature = inputs["logits"], inputs["temperature"]
     m, n = logits.shape

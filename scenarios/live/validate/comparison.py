@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pandas as pd
 
-from draftcast.calibration.live.core_speed import CoreSpeed
-from draftcast.calibration.live.front_end import FrontEndMeasurement, measure_front_end
 from draftcast.calibration.live.run_directory import LiveRun
-from draftcast.calibration.live.step_profile import run_digest
-from draftcast.calibration.profile.load import AffineProfile, CoreResponse, FrontEnd
+from draftcast.calibration.live.step_profile import FrontEndMeasurement, measure_front_end, run_digest
+from draftcast.calibration.profile.spec import AffineProfile, FrontEnd
 from draftcast.errors import InputError
-from draftcast.scenarios.live.validate.acceptance import measured_acceptance
 from draftcast.scenarios.live.validate.figures import live_figures, live_requests
-from draftcast.scenarios.live.validate.forecast import NOTHING, Assumptions, Played, forecast
-from draftcast.scenarios.live.validate.question import Question, question
+from draftcast.scenarios.live.validate.forecast import NOTHING, Assumptions, Replay, forecast
+from draftcast.scenarios.live.validate.question import Question, measured_acceptance, question
 from draftcast.scenarios.live.validate.step_times import StepTimes, step_times
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.output.metrics import summarise
@@ -56,10 +52,8 @@ class Validation:
         acceptance: ``configured`` or ``measured``: which one the forecast took; "" without speculation.
         front_end: the forecast's seconds between client and engine; their source is the profile's calibration.
         own_front_end: the same as measured in this very run, for the attribution; None without a log.
-        slowness: how many times longer than the profile's the forecast's steps are, because the probe beside the server
-            read the cores as that much slower; None: at the profile's own speed.
         steps: step times; None without a log.
-        played: the forecast's replications.
+        replays: the forecast's replications.
         live_requests: the run's requests in the columns of a simulation.
         attribution: by figure: measured minus forecast, by cause (`CAUSES`), each as a share of the measured value.
         notes: what a reader must know.
@@ -70,12 +64,21 @@ class Validation:
     acceptance: str
     front_end: FrontEnd
     own_front_end: FrontEndMeasurement | None
-    slowness: float | None
     steps: StepTimes | None
-    played: list[Played] = field(repr=False)
+    replays: list[Replay] = field(repr=False)
     live_requests: pd.DataFrame = field(repr=False)
     attribution: dict[str, dict[str, float]]
     notes: tuple[str, ...]
+
+    def error_with_own_step_times(self, name: str) -> float:
+        """The figure's error when acceptance, step times and front end are those measured in this run.
+
+        NaN where it is not known. Apart from the accuracy of the step times (`steps`), this is what the simulated
+        scheduler and chance answer for.
+        """
+        return (
+            -self.attribution[name]["scheduling"] if name in self.attribution and self.steps is not None else math.nan
+        )
 
 
 def validate(
@@ -84,7 +87,6 @@ def validate(
     *,
     profile: str | None = None,
     measured: bool = False,
-    core_speed: bool = True,
     attribute: bool = True,
 ) -> Validation:
     """Forecast a recorded run and compare.
@@ -92,30 +94,36 @@ def validate(
     Args:
         profile: instead of the scenario's.
         measured: take the acceptance that the server counted in this run, not the scenario's.
-        core_speed: take steps as long as they are at the speed this machine's cores had during the run, as the probe
-            beside the server read it, where run and profile know it; False: at the speed of the calibration.
         attribute: say what the difference is made of (three more forecasts).
 
     Raises:
         InputError: the profile was fitted to this very run, or the run and the scenario do not go together.
     """
     asked = question(live, scenario, profile)
-    _refuse_own_profile(asked)
-    front_end = _front_end(asked)
+    used = asked.deployment.profile
+    if isinstance(used, AffineProfile) and run_digest(live) in used.fitted_runs:
+        message = "the profile was fitted to this very run; calibrate on other runs than are validated"
+        raise InputError(message, file=str(live.folder), key="profile", value=used.name)
+    front_end = (used.front_end if isinstance(used, AffineProfile) else None) or NOTHING
     speculates = asked.scenario.speculative_config is not None
-    counted = measured_acceptance(live, asked.scenario) if speculates and (measured or _counted(live)) else None
-    configured = counted if measured else None
-    response = _core_response(asked) if core_speed else {}
-    slowness = _slowness(live, response)
-    steps = step_times(asked, response)
-    seen = live_figures(asked)
-    played = forecast(asked, Assumptions(acceptance=configured, front_end=front_end, slowness=slowness or 1.0))
-    figures = _figures(seen, played, asked.scenario.statistics.confidence)
+    counts = live.manifest["acceptance"]
+    has_counts = bool(counts and counts["num_drafts"])
+    counted = measured_acceptance(live, asked.scenario) if speculates and (measured or has_counts) else None
+    steps = step_times(asked)
     own = measure_front_end([steps.timed], [steps.fitted_s]) if steps is not None else None
+    assumptions = Assumptions(acceptance=counted if measured else None, front_end=front_end)
+    replays = forecast(asked, assumptions)
+    figures = _figures(live_figures(asked), replays, asked.scenario.statistics.confidence)
     attribution = {}
     if attribute:
-        chain = _chain(counted, steps, own, front_end, slowness or 1.0)
-        means = [_means(played), *(_means(forecast(asked, each)) for each in chain)]
+        # Measured values replace forecast ones, one after the other.
+        chain = [assumptions, replace(assumptions, acceptance=counted)]
+        decode, prompt = (steps.decode_excess, steps.prompt_excess) if steps is not None else (0.0, 0.0)
+        chain.append(replace(chain[-1], decode_excess=decode, prompt_excess=prompt))
+        chain.append(replace(chain[-1], front_end=own.seconds if own is not None else front_end))
+        means = [_means(replays)]
+        for before, after in pairwise(chain):
+            means.append(means[-1] if after == before else _means(forecast(asked, after)))
         attribution = {name: _shares(figure.measured, [m[name] for m in means]) for name, figure in figures.items()}
     return Validation(
         question=asked,
@@ -123,63 +131,12 @@ def validate(
         acceptance="" if not speculates else "measured" if measured else "configured",
         front_end=front_end,
         own_front_end=own,
-        slowness=slowness,
         steps=steps,
-        played=played,
+        replays=replays,
         live_requests=live_requests(asked),
         attribution=attribution,
         notes=_notes(asked, steps),
     )
-
-
-def _refuse_own_profile(asked: Question) -> None:
-    """A forecast of a run by a profile that was fitted to it would prove nothing."""
-    profile = asked.deployment.profile
-    fitted = profile.fitted_runs if isinstance(profile, AffineProfile) else {}
-    if run_digest(asked.live) in fitted:
-        message = "the profile was fitted to this very run; calibrate on other runs than are validated"
-        raise InputError(message, file=str(asked.live.folder), key="profile", value=profile.name)
-
-
-def _front_end(asked: Question) -> FrontEnd:
-    profile = asked.deployment.profile
-    found = profile.front_end if isinstance(profile, AffineProfile) else None
-    return found or NOTHING
-
-
-def _core_response(asked: Question) -> Mapping[str, CoreResponse]:
-    profile = asked.deployment.profile
-    return profile.core_speed if isinstance(profile, AffineProfile) else {}
-
-
-def _slowness(live: LiveRun, response: Mapping[str, CoreResponse]) -> float | None:
-    """How many times longer than the profile's the run's steps were made by the cores; None where that is not known."""
-    speed = CoreSpeed.of(live) if response else None
-    if speed is None:
-        return None
-    requests = live.requests
-    return speed.factor(response, float(requests["sent_s"].min()), float(requests["finish_s"].max()))
-
-
-def _counted(live: LiveRun) -> bool:
-    counts = live.manifest["acceptance"]
-    return bool(counts and counts["num_drafts"])
-
-
-def _chain(
-    counted: dict[str, Any] | None,
-    steps: StepTimes | None,
-    own: FrontEndMeasurement | None,
-    front_end: FrontEnd,
-    slowness: float,
-) -> list[Assumptions]:
-    """The forecast with the measured acceptance, then also step times, then also the client's seconds."""
-    excess = (steps.decode_excess, steps.prompt_excess) if steps is not None else (0.0, 0.0)
-    return [
-        Assumptions(counted, front_end=front_end, slowness=slowness),
-        Assumptions(counted, *excess, front_end=front_end, slowness=slowness),
-        Assumptions(counted, *excess, front_end=own.seconds if own is not None else front_end, slowness=slowness),
-    ]
 
 
 def _shares(measured: float, values: list[float]) -> dict[str, float]:
@@ -190,13 +147,13 @@ def _shares(measured: float, values: list[float]) -> dict[str, float]:
     return {cause: (after - before) / measured for cause, before, after in zip(CAUSES, values, ends[1:], strict=True)}
 
 
-def _means(played: list[Played]) -> dict[str, float]:
-    frame = pd.DataFrame([each.figures for each in played])
+def _means(replays: list[Replay]) -> dict[str, float]:
+    frame = pd.DataFrame([each.figures for each in replays])
     return {str(name): float(value) for name, value in frame.mean().items()}
 
 
-def _figures(seen: dict[str, float], played: list[Played], confidence: float) -> dict[str, Figure]:
-    estimates = summarise([each.figures for each in played], confidence)
+def _figures(seen: dict[str, float], replays: list[Replay], confidence: float) -> dict[str, Figure]:
+    estimates = summarise([each.figures for each in replays], confidence)
     return {
         name: Figure(name, value, estimates[name])
         for name, value in seen.items()

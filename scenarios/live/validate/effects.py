@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 
 from draftcast.scenarios.live.validate.comparison import Validation
-from draftcast.sim.statistics.crossing import falling
 
 FloatArray = NDArray[np.float64]
 
@@ -92,11 +92,9 @@ class Cutover:
         return float(np.interp(users, self.users, np.arange(len(self.users)), left=-1.0, right=len(self.users)))
 
 
-def effect(
-    mode: str, load_kind: str, load: float, pairs: Sequence[tuple[Validation, Validation]], seed: int = 0
-) -> Effect:
+def effect(mode: str, load_kind: str, load: float, pairs: Sequence[tuple[Validation, Validation]]) -> Effect:
     """The effect over the rounds of a load; ``pairs`` are the runs off and with speculation of each round."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     make = _throughput_ratios if load_kind == "concurrency" else _latency_ratios
     rounds = [make(off, on, rng) for off, on in pairs]
     drawn = rng.integers(0, len(rounds), (RESAMPLES, len(rounds)))
@@ -133,22 +131,18 @@ def cutover(effects: Sequence[Effect]) -> Cutover | None:
 
 def _crossing(users: FloatArray, gains: FloatArray) -> float:
     """Users at which the gains, made to fall, reach 1: straight in between over the logarithm of the users."""
-    fitted = falling(gains)
+    fitted = isotonic_regression(gains, increasing=False).x
     if fitted[0] < 1.0:
         return -math.inf
     if fitted[-1] > 1.0:
         return math.inf
-    place = np.argmax(fitted <= 1.0)
-    if place == 0:
-        return float(users[0])
-    share = (fitted[place - 1] - 1.0) / (fitted[place - 1] - fitted[place])
-    return float(users[place - 1] * (users[place] / users[place - 1]) ** share)
+    return float(np.exp(np.interp(-1.0, -fitted, np.log(users))))
 
 
 def _forecasts(load_kind: str, off: Validation, on: Validation) -> FloatArray:
     """The effect by replication; the same random numbers stand behind a replication of either run."""
     name = closed_loop_figure(off, on) if load_kind == "concurrency" else "mean_e2el_s"
-    pairs = zip(off.played, on.played, strict=True)
+    pairs = zip(off.replays, on.replays, strict=True)
     ratios = np.array([with_it.figures[name] / without.figures[name] for without, with_it in pairs])
     return ratios if load_kind == "concurrency" else 1.0 / ratios
 

@@ -1,13 +1,15 @@
-"""Figures of a run as its client saw it, live or simulated: one definition for both."""
+"""Figures of a run as its client saw it and levels of its engine over time: one definition for live and simulated."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.scenarios.live.validate.question import Question
@@ -15,7 +17,7 @@ from draftcast.scenarios.run.measured_run import as_simulated, counted_acceptanc
 from draftcast.scenarios.run.workload_spec import slos
 from draftcast.sim.compiled.itl_histogram import itl_histogram
 from draftcast.sim.output.metrics import compute_metrics
-from draftcast.sim.output.slo import Slo
+from draftcast.sim.workload.workload import Slo
 
 _STATISTICS = ("mean", "median", "p95")
 _LATENCIES = ("ttft", "tpot", "itl", "e2el")
@@ -86,3 +88,45 @@ def _busy_throughput(requests: pd.DataFrame) -> float:
 def chunk_gaps(live: LiveRun) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Seconds between the pieces of the same answer, all answers together."""
     return piece_gaps(live.chunks, live.requests["request_id"].to_numpy())[0]
+
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Levels at the ends of the steps, shape (steps,): seconds, requests in the step, waiting, share of KV blocks."""
+
+    time_s: FloatArray
+    running: FloatArray
+    waiting: FloatArray
+    kv_usage: FloatArray
+
+    def means(self) -> dict[str, float]:
+        """Time averages over the span of the steps; NaN for fewer than two."""
+        levels = {"running": self.running, "waiting": self.waiting, "kv_usage": self.kv_usage}
+        if len(self.time_s) < 2:
+            return dict.fromkeys(levels, float("nan"))
+        gaps = np.diff(self.time_s)
+        return {name: float(np.average(level[:-1], weights=gaps)) for name, level in levels.items()}
+
+
+def live_timeline(steps: pd.DataFrame, requests: pd.DataFrame) -> Timeline:
+    """Of logged steps (`draftcast.calibration.live.composition.compose`) and the client's requests.
+
+    Whoever has been sent, has no answer yet and is in no step waits (or is on its way).
+    """
+    time_s = steps["time_s"].to_numpy(np.float64)
+    running = steps["seqs"].to_numpy(np.float64)
+    sent = np.sort(requests["arrival_s"].to_numpy(np.float64))
+    ended = np.sort(requests["finish_s"].to_numpy(np.float64))
+    there = np.searchsorted(sent, time_s, side="right") - np.searchsorted(ended, time_s, side="right")
+    usage = steps["kv_usage"].to_numpy(np.float64)
+    return Timeline(time_s, running, np.maximum(there - running, 0.0), usage)
+
+
+def simulated_timeline(steps: pd.DataFrame, num_blocks: int) -> Timeline:
+    """Of recorded steps; ``num_blocks`` are those the engine can hand out."""
+    time_s = (steps["start_s"] + steps["duration_s"]).to_numpy(np.float64)
+    usage = steps["kv_used_blocks"].to_numpy(np.float64) / max(num_blocks, 1)
+    return Timeline(time_s, steps["num_seqs"].to_numpy(np.float64), steps["waiting"].to_numpy(np.float64), usage)

@@ -15,14 +15,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from draftcast.calibration.profile.load import FrontEnd
+from draftcast.calibration.profile.spec import FrontEnd
 from draftcast.scenarios.live.validate.figures import run_figures
 from draftcast.scenarios.live.validate.question import Question, with_excess
 from draftcast.scenarios.run.simulate import replicate
 from draftcast.scenarios.run.workload_spec import slos
 from draftcast.scenarios.schema.load import with_values
 from draftcast.sim.compiled.random_streams import replication_seed
-from draftcast.sim.workload.arrivals import ThinkTime
+from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 
 FloatArray = NDArray[np.float64]
 
@@ -40,18 +40,16 @@ class Assumptions:
         acceptance: a scenario's acceptance section; None: the scenario's own.
         decode_excess, prompt_excess: share by which steps without and with prompts last longer than the profile says.
         front_end: seconds between client and engine.
-        slowness: how many times longer all steps last because the machine's cores were that much slower.
     """
 
     acceptance: Mapping[str, Any] | None = None
     decode_excess: float = 0.0
     prompt_excess: float = 0.0
     front_end: FrontEnd = NOTHING
-    slowness: float = 1.0
 
 
 @dataclass(frozen=True)
-class Played:
+class Replay:
     """One replication as the client saw it.
 
     Attributes:
@@ -65,23 +63,21 @@ class Played:
     figures: dict[str, float]
 
 
-@dataclass(frozen=True)
-class _Turnaround(ThinkTime):
-    """A user's think time, and what passes between engine and client on either side of it.
+class _Turnaround(ClosedLoopArrivals):
+    """Clients of a closed loop, with what passes between engine and client on either side of their think time.
 
-    ``users`` begin together, but the front end takes their first requests one after the other: an engine that was idle
+    They begin together, but the front end takes their first requests one after the other: an engine that was idle
     begins its first step with the first alone.
     """
 
-    added_s: float = 0.0
-    users: int = 0
+    added_s: float
 
-    def draw(self, seed: int, n: int) -> FloatArray:
-        entry_s = np.where(np.arange(n) < self.users, _ENTRY_GAP_S * np.arange(n), 0.0)
-        return super().draw(seed, n) + self.added_s + entry_s
+    def draw_think_s(self, seed: int, n: int) -> FloatArray:
+        entry_s = np.where(np.arange(n) < self.concurrency, _ENTRY_GAP_S * np.arange(n), 0.0)
+        return super().draw_think_s(seed, n) + self.added_s + entry_s
 
 
-def forecast(question: Question, assumptions: Assumptions) -> list[Played]:
+def forecast(question: Question, assumptions: Assumptions) -> list[Replay]:
     """Play the run's requests, as often as the scenario asks for replications."""
     scenario, front_end = question.scenario, assumptions.front_end
     if assumptions.acceptance is not None and scenario.speculative_config is not None:
@@ -89,18 +85,15 @@ def forecast(question: Question, assumptions: Assumptions) -> list[Played]:
         classes = [{**entry.model_dump(mode="json"), "acceptance": None} for entry in scenario.workload.classes]
         values = {"acceptance": dict(assumptions.acceptance), "workload.classes": classes}
         scenario = with_values(scenario, values)
-    excess = (assumptions.decode_excess, assumptions.prompt_excess)
-    decode, prompt = ((1.0 + share) * assumptions.slowness - 1.0 for share in excess)
-    deployment = with_excess(question.deployment, decode, prompt)
+    deployment = with_excess(question.deployment, assumptions.decode_excess, assumptions.prompt_excess)
     table, loop = question.table, question.loop
     if loop is None:
         table = dataclasses.replace(table, arrival_s=table.arrival_s + front_end.request_s)
     else:
         added_s = front_end.request_s + front_end.output_s + front_end.turnaround_s
-        think = _Turnaround(**dataclasses.asdict(loop.think_time_s), added_s=added_s, users=loop.concurrency)
-        loop = dataclasses.replace(loop, think_time_s=think)
+        loop = _Turnaround(**loop.model_dump(), added_s=added_s)
         table = dataclasses.replace(table, arrival_s=np.zeros(len(table)), has_arrivals=False)
-    played = []
+    replays = []
     for number in range(scenario.statistics.replications):
         seed = replication_seed(scenario.statistics.seed, number)
         done = replicate(scenario, loop, deployment, table, seed, None, True)
@@ -109,8 +102,8 @@ def forecast(question: Question, assumptions: Assumptions) -> list[Played]:
         requests = _at_client(done.requests, steps, front_end)
         positions = done.accepted_per_position
         figures = run_figures(requests, done.itl_counts, slos(scenario), loop is not None, positions)
-        played.append(Played(requests, steps, done.itl_counts.sum(axis=0), figures))
-    return played
+        replays.append(Replay(requests, steps, done.itl_counts.sum(axis=0), figures))
+    return replays
 
 
 def _at_client(requests: pd.DataFrame, steps: pd.DataFrame, front_end: FrontEnd) -> pd.DataFrame:

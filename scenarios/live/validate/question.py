@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from draftcast.calibration.engine_log.profile import ProfileLabel
+from draftcast.calibration.engine_log.regression import SEARCHES
 from draftcast.calibration.live.run_directory import LiveRun
+from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import InputError
+from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.run.deployment import Deployment, deploy
-from draftcast.scenarios.run.workload_spec import request_classes, workload_spec
+from draftcast.scenarios.run.workload_spec import request_classes
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
-from draftcast.sim.workload.arrivals import ClosedLoop
+from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 from draftcast.sim.workload.request_table import RequestTable
 
 # What a server resolved and the scheduler depends on; where it does not say, the scenario's own holds.
@@ -54,7 +58,7 @@ class Question:
     deployment: Deployment
     table: RequestTable
     kept: np.ndarray[Any, np.dtype[np.int64]]
-    loop: ClosedLoop | None
+    loop: ClosedLoopArrivals | None
     from_server: dict[str, Any]
 
 
@@ -99,8 +103,8 @@ def question(live: LiveRun, scenario: Scenario, profile: str | None = None) -> Q
         np.array([entry.priority for entry in request_classes(asked)])[answered["class"].map(names.index)],
         class_names=names,
     )
-    loop = workload_spec(asked).arrivals
-    closed = loop if isinstance(loop, ClosedLoop) and recorded == values.get("workload.arrivals") else None
+    loop = asked.workload.arrivals
+    closed = loop if isinstance(loop, ClosedLoopArrivals) and recorded == values.get("workload.arrivals") else None
     return Question(live, asked, deploy(asked), table, answered.index.to_numpy(np.int64), closed, from_server)
 
 
@@ -124,8 +128,41 @@ def _method(config: dict[str, Any]) -> str:
 
 def with_excess(deployment: Deployment, decode: float, prompt: float) -> Deployment:
     """The engine with every step longer by these shares: steps without and with prompt tokens."""
-    from draftcast.sim.cost.step_time import P_DECODE_EXCESS, P_PROMPT_EXCESS
-
     params = deployment.cost.params.copy()
-    params[P_DECODE_EXCESS], params[P_PROMPT_EXCESS] = decode, prompt
+    params[0]["decode_excess"], params[0]["prompt_excess"] = decode, prompt
     return dataclasses.replace(deployment, cost=deployment.cost._replace(params=params))
+
+
+def profile_label(scenario: Scenario, name: str) -> ProfileLabel:
+    """What a profile fitted to recorded runs of this scenario is of."""
+    engine = scenario.engine
+    model, hardware = load_model(engine.model).name, load_hardware(scenario.hardware)
+    return ProfileLabel(name, model, hardware, engine.tensor_parallel_size, engine.weight_dtype)
+
+
+def measured_acceptance(live: LiveRun, scenario: Scenario) -> dict[str, Any]:
+    """Rates by draft position; for a text search also how often it found something to draft.
+
+    The counters say in how many rounds there was a draft. Rounds without one are what is left of the answers' tokens
+    when first tokens and accepted drafts are taken out. How matches cluster is not counted: that stays the scenario's.
+
+    Raises:
+        InputError: the run has no counts, or no draft.
+    """
+    counts = live.manifest["acceptance"]
+    if not counts or not counts["num_drafts"]:
+        message = "the server's counters show no drafts; take the scenario's acceptance"
+        raise InputError(message, file=str(live.folder), key="acceptance")
+    drafts = counts["num_drafts"]
+    # Counters of one step may be caught half updated: rates above 1 or rising by a hair are none.
+    rates: list[float] = []
+    for count in counts["per_position"]:
+        rates.append(min(count / drafts, rates[-1] if rates else 1.0))
+    if scenario.method not in SEARCHES:
+        return {"model": "per_position", "rates": rates}
+    answered = live.requests[live.requests["output_tokens"] > 0]
+    rounds = int(answered["output_tokens"].sum()) - len(answered) - counts["num_accepted_tokens"]
+    matched = min(drafts / max(rounds, drafts), 1.0)
+    own = scenario.acceptance_of()
+    persistence = getattr(own, "persistence", 0.0)
+    return {"model": "ngram", "match_probability": matched, "rates": rates, "persistence": persistence}

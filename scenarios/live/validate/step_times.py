@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from draftcast.calibration.engine_log.regression import Errors
-from draftcast.calibration.live.composition import FEATURES
-from draftcast.calibration.live.core_speed import COLUMNS, factors
-from draftcast.calibration.live.timed_run import TimedRun, composed_steps, timed_run
-from draftcast.calibration.profile.spec import CoreResponse
+from draftcast.calibration.live.composition import FEATURES, TimedRun, composed_steps, timed_run
 from draftcast.scenarios.live.validate.question import Question
 from draftcast.sim.cost import step_time as st
 
@@ -66,11 +62,8 @@ class StepTimes:
         }
 
 
-def step_times(question: Question, response: Mapping[str, CoreResponse]) -> StepTimes | None:
+def step_times(question: Question) -> StepTimes | None:
     """The run's steps priced by the question's step cost; None where the run has no log.
-
-    Args:
-        response: of step times to the cores' speed, which each step's price is then taken at; empty: the profile's own.
 
     Raises:
         InputError: a log that does not belong to the run, or no step that can be timed.
@@ -78,8 +71,7 @@ def step_times(question: Question, response: Mapping[str, CoreResponse]) -> Step
     if question.live.server_log is None:
         return None
     steps = composed_steps(question.live)
-    speeds = {name: steps[name].to_numpy(np.float64) for name in COLUMNS if name in steps}
-    predicted_s = priced(question.deployment.cost, steps) * factors(response, speeds, len(steps))
+    predicted_s = priced(question.deployment.cost, steps)
     timed = timed_run(question.live, steps.assign(predicted_s=predicted_s), ("predicted_s",))
     points = timed.points
     prompts = (points["context_tokens"] > 0).to_numpy()
@@ -92,18 +84,16 @@ def step_times(question: Question, response: Mapping[str, CoreResponse]) -> Step
 
 def priced(cost: st.StepCost, steps: pd.DataFrame) -> FloatArray:
     """Seconds of each step by the step cost; ``steps`` has `FEATURES`. The host hides where the engine says so."""
-    f, out = np.zeros(st.N_FEATURES), np.empty(st.N_OUT)
-    places = [getattr(st, f"F_{name.upper()}") for name in FEATURES]
+    f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     table = steps[list(FEATURES)].to_numpy(np.float64)
-    hides = cost.params[st.P_OVERLAP_HOST] > 0.0 and cost.params[st.P_ASYNC] > 0.0
-    on_host = int(cost.params[st.P_PLAN]) == st.HOST_SEARCH
+    on_host = int(cost.params[0]["plan"]) == st.HOST_SEARCH
     seconds = np.empty(len(table))
     for row, features in enumerate(table):
-        f[places] = features
-        f[st.F_PROPOSE_TOKENS] = f[st.F_DRAFT_KV] if on_host else 0.0
+        for name, value in zip(FEATURES, features, strict=True):
+            f[name] = value
+        f["propose_tokens"] = f["draft_kv"] if on_host else 0.0
         st.step_time(cost, f, out)
-        device = out[st.O_DRAFT] + out[st.O_TARGET] + out[st.O_SAMPLE]
-        seconds[row] = max(device, out[st.O_HOST]) if hides else device + out[st.O_HOST]
+        seconds[row] = st.step_seconds(cost, out)
     return seconds
 
 

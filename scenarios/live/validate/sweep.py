@@ -6,25 +6,27 @@ with the scenario's own profile. Whatever runs a profile was made from are left 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from draftcast.calibration.engine_log.regression import Errors
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_profile import PROFILE_FILES, calibrate_live, run_digest, write_live_profile
 from draftcast.calibration.profile.hardware import load_hardware
-from draftcast.calibration.profile.load import AffineProfile, load_profile
+from draftcast.calibration.profile.load import load_profile
+from draftcast.calibration.profile.spec import AffineProfile
 from draftcast.errors import InputError
-from draftcast.kernels.model.catalog import load_model
-from draftcast.scenarios.live.modes import OFF
-from draftcast.scenarios.live.sweep import read_index
+from draftcast.scenarios.live.sweep import OFF, read_index
 from draftcast.scenarios.live.validate.comparison import Validation, validate
 from draftcast.scenarios.live.validate.effects import Cutover, Effect, capacities, cutover, effect
+from draftcast.scenarios.live.validate.question import profile_label
 from draftcast.scenarios.live.validate.step_times import repeat_spread
 from draftcast.scenarios.schema.load import recorded_scenario
 from draftcast.sim.progress import Progress
@@ -45,7 +47,7 @@ class Cell:
 
     entry: dict[str, Any]
     validation: Validation = field(repr=False)
-    capacity_share: float
+    capacity_share: float = math.nan
 
     @property
     def key(self) -> tuple[str, str, float, int]:
@@ -115,7 +117,6 @@ def validate_sweep(
     profile: str | None = None,
     *,
     measured: bool = False,
-    core_speed: bool = True,
     out: Path | None = None,
     progress: Progress | None = None,
 ) -> SweepValidation:
@@ -125,8 +126,6 @@ def validate_sweep(
         folder: of `draftcast live sweep`.
         profile: None: made from the sweep's calibration runs; the scenario's own where it has none.
         measured: forecast with the acceptance each server counted, not the scenario's.
-        core_speed: forecast each run at the speed the probe beside its server read, see
-            `draftcast.scenarios.live.validate.comparison.validate`.
         out: where a profile that is made goes, into ``profile``; None: ``folder``.
 
     Raises:
@@ -135,7 +134,7 @@ def validate_sweep(
     index = read_index(folder)
     named = profile or _own_profile(folder, index, out or folder)
     notes: list[str] = []
-    cells: list[tuple[dict[str, Any], Validation]] = []
+    cells: list[Cell] = []
     continuation = {}
     for number, entry in enumerate(index["cells"]):
         live = LiveRun.read(folder / entry["dir"])
@@ -149,23 +148,25 @@ def validate_sweep(
         elif not (live.requests["finish_s"].notna() & (live.requests["error"] == "")).any():
             notes.append(f"{entry['dir']}: no request was answered, not judged: {live.manifest['incomplete_reason']}")
         else:
-            cells.append((entry, validate(live, scenario, profile=named, measured=measured, core_speed=core_speed)))
-            notes += [f"{entry['dir']}: {note}" for note in cells[-1][1].notes]
+            cells.append(Cell(entry, validate(live, scenario, profile=named, measured=measured)))
+            notes += [f"{entry['dir']}: {note}" for note in cells[-1].validation.notes]
         if progress is not None:
             progress((number + 1) / len(index["cells"]))
     if not cells:
         raise InputError("no run of the sweep can be judged", file=str(folder))
-    found = cells[0][1].question.deployment.profile
+    used = cells[0].validation.question.deployment.profile
     effects = _effects(cells)
-    closed = [each for each in effects if each.load_kind == "concurrency"]
-    by_mode = [[each for each in closed if each.mode == mode] for mode in _modes(cells)]
+    closed: dict[str, list[Effect]] = defaultdict(list)
+    for each in effects:
+        if each.load_kind == "concurrency":
+            closed[each.mode].append(each)
     return SweepValidation(
         folder=folder,
-        profile=found.name,
-        calibrated_on=tuple(sorted(found.fitted_runs.values())) if isinstance(found, AffineProfile) else (),
+        profile=used.name,
+        calibrated_on=tuple(sorted(used.fitted_runs.values())) if isinstance(used, AffineProfile) else (),
         cells=_with_capacity(cells),
         effects=tuple(effects),
-        cutovers=tuple(where for each in by_mode if each and (where := cutover(each)) is not None),
+        cutovers=tuple(where for mode in _modes(cells) if (where := cutover(closed[mode])) is not None),
         steps=_steps(cells),
         acceptance=_acceptance(cells),
         continuation=continuation,
@@ -183,15 +184,7 @@ def _own_profile(folder: Path, index: dict[str, Any], out: Path) -> str | None:
     for file in PROFILE_FILES:
         (out / PROFILE / file).unlink(missing_ok=True)
     asked = recorded_scenario(runs[0].manifest, entries[0]["dir"])
-    write_live_profile(
-        found,
-        out / PROFILE,
-        name=f"{folder.resolve().name}-calibration",
-        model=load_model(asked.engine.model).name,
-        hardware=load_hardware(asked.hardware),
-        tp=asked.engine.tensor_parallel_size,
-        dtype=asked.engine.weight_dtype,
-    )
+    write_live_profile(found, out / PROFILE, profile_label(asked, f"{folder.resolve().name}-calibration"))
     return str(out / PROFILE)
 
 
@@ -201,13 +194,13 @@ def _seen_by(profile: str | None, hardware: str) -> set[str]:
     return set(found.fitted_runs) if isinstance(found, AffineProfile) else set()
 
 
-def _modes(cells: Sequence[tuple[dict[str, Any], Validation]]) -> list[str]:
-    return [mode for mode in dict.fromkeys(entry["mode"] for entry, _ in cells) if mode != OFF]
+def _modes(cells: Sequence[Cell]) -> list[str]:
+    return [mode for mode in dict.fromkeys(cell.entry["mode"] for cell in cells) if mode != OFF]
 
 
-def _effects(cells: Sequence[tuple[dict[str, Any], Validation]]) -> list[Effect]:
+def _effects(cells: Sequence[Cell]) -> list[Effect]:
     """Of every mode at every load that was run off as well, rounds taken together."""
-    by_key = {(e["mode"], e["load_kind"], e["load"], e["round"]): validation for e, validation in cells}
+    by_key = {cell.key: cell.validation for cell in cells}
     pairs: dict[tuple[str, str, float], list[tuple[Validation, Validation]]] = defaultdict(list)
     for (mode, kind, load, turn), on in by_key.items():
         off = by_key.get((OFF, kind, load, turn))
@@ -216,47 +209,46 @@ def _effects(cells: Sequence[tuple[dict[str, Any], Validation]]) -> list[Effect]
     return [effect(mode, kind, load, both) for (mode, kind, load), both in sorted(pairs.items())]
 
 
-def _with_capacity(cells: Sequence[tuple[dict[str, Any], Validation]]) -> tuple[Cell, ...]:
+def _with_capacity(cells: Sequence[Cell]) -> tuple[Cell, ...]:
     closed: dict[str, list[Validation]] = defaultdict(list)
-    for entry, validation in cells:
-        if entry["load_kind"] == "concurrency":
-            closed[entry["mode"]].append(validation)
+    for cell in cells:
+        if cell.entry["load_kind"] == "concurrency":
+            closed[cell.entry["mode"]].append(cell.validation)
     most = capacities(closed)
-    found = []
-    for entry, validation in cells:
-        share = np.nan
-        if entry["load_kind"] == "rate" and entry["mode"] in most:
-            offered = entry["load"] * float(validation.live_requests["output_tokens"].mean())
-            share = offered / most[entry["mode"]]
-        found.append(Cell(entry, validation, float(share)))
-    return tuple(found)
+    shares = []
+    for cell in cells:
+        offered = cell.entry["load"] * float(cell.validation.live_requests["output_tokens"].mean())
+        is_rate = cell.entry["load_kind"] == "rate"
+        shares.append(offered / most.get(cell.entry["mode"], math.nan) if is_rate else math.nan)
+    return tuple(replace(cell, capacity_share=share) for cell, share in zip(cells, shares, strict=True))
 
 
-def _acceptance(cells: Sequence[tuple[dict[str, Any], Validation]]) -> tuple[Accepted, ...]:
-    found = []
+def _acceptance(cells: Sequence[Cell]) -> tuple[Accepted, ...]:
+    accepted = []
     for mode in _modes(cells):
-        runs = [validation for entry, validation in cells if entry["mode"] == mode]
+        runs = [cell.validation for cell in cells if cell.entry["mode"] == mode]
         counts = [run.question.live.manifest["acceptance"] for run in runs]
         counted = [(run, count) for run, count in zip(runs, counts, strict=True) if count and count["num_drafts"]]
         if not counted:
             continue
         drafts = np.array([count["num_drafts"] for _, count in counted])
         names = [f"acceptance_rate_position_{i}" for i in range(len(counted[0][1]["per_position"]))]
-        known = [name for name in names if all(name in run.figures for run, _ in counted)]
-        measured = [[run.figures[name].measured for run, _ in counted] for name in known]
-        forecast = [[run.figures[name].forecast.mean for run, _ in counted] for name in known]
-        sides = [tuple(float(np.average(row, weights=drafts)) for row in side) for side in (measured, forecast)]
-        found.append(Accepted(mode, int(drafts.sum()), *sides))
-    return tuple(found)
+        figures = [
+            [run.figures[name] for run, _ in counted]
+            for name in names
+            if all(name in run.figures for run, _ in counted)
+        ]
+        measured = tuple(float(np.average([f.measured for f in row], weights=drafts)) for row in figures)
+        forecast = tuple(float(np.average([f.forecast.mean for f in row], weights=drafts)) for row in figures)
+        accepted.append(Accepted(mode, int(drafts.sum()), measured, forecast))
+    return tuple(accepted)
 
 
-def _steps(cells: Sequence[tuple[dict[str, Any], Validation]]) -> dict[str, ModeSteps]:
-    import pandas as pd
-
-    points: dict[str, list[Any]] = defaultdict(list)
-    for entry, validation in cells:
-        if validation.steps is not None:
-            points[entry["mode"]].append(validation.steps.timed.points)
+def _steps(cells: Sequence[Cell]) -> dict[str, ModeSteps]:
+    points: dict[str, list[pd.DataFrame]] = defaultdict(list)
+    for cell in cells:
+        if cell.validation.steps is not None:
+            points[cell.entry["mode"]].append(cell.validation.steps.timed.points)
     if not points:
         return {}
     by_mode = {mode: pd.concat(frames, ignore_index=True) for mode, frames in points.items()}

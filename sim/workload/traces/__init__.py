@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from draftcast.sim.workload.traces.formats import TRACE_FORMATS, TraceFormat, read_trace
-from draftcast.sim.workload.traces.selection import TraceSpec, load_trace
+from draftcast.sim.workload.traces.formats import TRACE_READERS, TraceFormat, TraceSpec, load_trace, read_trace
 
-__all__ = ["TRACE_FORMATS", "TraceFormat", "TraceSpec", "load_trace", "read_trace"]
+__all__ = ["TRACE_READERS", "TraceFormat", "TraceSpec", "load_trace", "read_trace"]

@@ -12,10 +12,9 @@ from datetime import UTC, datetime
 import numpy as np
 
 from draftcast.sim.workload.request_table import RequestTable
-from draftcast.sim.workload.traces.csv_columns import TOKENS, header, read_columns
+from draftcast.sim.workload.traces.csv_columns import TOKENS, Column, header, read_columns
 from draftcast.sim.workload.traces.source import TraceText, make_table
 
-COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 ALLOWED = "must be a time such as 2023-11-16 18:15:46.6805900 or 2024-05-10 00:00:00.009930+00:00"
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -30,9 +29,8 @@ def read(trace: TraceText) -> RequestTable:
     first_row = trace.text.split("\n", 2)[1] if trace.text.count("\n") else ""
     match = _TIME.search(first_row)
     time_type = "timestamp_utc" if match and match.group(3) else "timestamp"
-    types = {"TIMESTAMP": time_type, "ContextTokens": "int64", "GeneratedTokens": "int64"}
-    slow = {"TIMESTAMP": (parse_time_ns, ALLOWED), "ContextTokens": TOKENS, "GeneratedTokens": TOKENS}
-    columns, lines = read_columns(trace, types, slow)
+    time = Column(time_type, parse_time_ns, ALLOWED)
+    columns, lines = read_columns(trace, {"TIMESTAMP": time, "ContextTokens": TOKENS, "GeneratedTokens": TOKENS})
     time_ns = columns["TIMESTAMP"].astype(np.int64)
     arrival_s = (time_ns - time_ns.min()) / 1e9 if len(time_ns) else time_ns.astype(np.float64)
     return make_table(trace, columns["ContextTokens"], columns["GeneratedTokens"], arrival_s, lines)

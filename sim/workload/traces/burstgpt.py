@@ -18,9 +18,8 @@ def sniff(text: str) -> bool:
 
 def read(trace: TraceText) -> RequestTable:
     """Requests with arrivals relative to the first, in seconds; both models and both log types together."""
-    types = {"Timestamp": "float64", "Request tokens": "int64", "Response tokens": "int64"}
-    slow = {"Timestamp": SECONDS, "Request tokens": TOKENS, "Response tokens": TOKENS}
-    columns, lines = read_columns(trace, types, slow)
+    names = {"Timestamp": SECONDS, "Request tokens": TOKENS, "Response tokens": TOKENS}
+    columns, lines = read_columns(trace, names)
     return make_table(
         trace, columns["Request tokens"], columns["Response tokens"], columns["Timestamp"].astype("f8"), lines
     )

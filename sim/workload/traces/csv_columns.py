@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,21 @@ from numpy.typing import NDArray
 from draftcast.sim.workload.request_table import MAX_TOKENS
 from draftcast.sim.workload.traces.source import TIME_ALLOWED, TOKENS_ALLOWED, TraceText, short_list
 
-Parse = Callable[[str], float]  # raises ValueError for what is not allowed
 IntArray = NDArray[np.int64]
+
+
+class Column(NamedTuple):
+    """How the fields of a column are read.
+
+    Attributes:
+        type: ``int64``, ``float64``, ``timestamp`` (no zone) or ``timestamp_utc`` (with a zone).
+        parse: one field in the slow pass; ValueError for what is not allowed. Timestamps in integer nanoseconds.
+        allowed: for the error.
+    """
+
+    type: str
+    parse: Callable[[str], float]
+    allowed: str
 
 
 def header(text: str) -> list[str]:
@@ -34,16 +47,9 @@ def split_row(row: str) -> list[str] | None:
         return None
 
 
-def read_columns(
-    trace: TraceText, columns: Mapping[str, str], slow: Mapping[str, tuple[Parse, str]]
-) -> tuple[dict[str, NDArray[Any]], IntArray]:
-    """Read some columns of a CSV file with a header.
+def read_columns(trace: TraceText, columns: Mapping[str, Column]) -> tuple[dict[str, NDArray[Any]], IntArray]:
+    """Read some columns of a CSV file with a header: name -> NumPy array, and the 1-based line of each row.
 
-    Args:
-        columns: name -> ``int64``, ``float64``, ``timestamp`` (no zone) or ``timestamp_utc`` (with a zone).
-        slow: name -> (parser of one field, what is allowed), used to find the bad line.
-    Returns:
-        name -> NumPy array (timestamps in integer nanoseconds), and the 1-based line of each row.
     Raises TraceError naming line and field.
     """
     found = header(trace.text)
@@ -56,10 +62,10 @@ def read_columns(
         lines = _line_numbers(trace.text, n)
         if lines is not None:
             return values, lines
-    return _read_slow(trace, found, slow)
+    return _read_slow(trace, found, columns)
 
 
-def _read_fast(trace: TraceText, columns: Mapping[str, str]) -> dict[str, NDArray[Any]] | None:
+def _read_fast(trace: TraceText, columns: Mapping[str, Column]) -> dict[str, NDArray[Any]] | None:
     """All columns by Arrow, or None when anything is not as expected."""
     import pyarrow as pa  # 0.2 s to import: only who reads a CSV pays
     from pyarrow import csv as arrow_csv
@@ -76,7 +82,8 @@ def _read_fast(trace: TraceText, columns: Mapping[str, str]) -> dict[str, NDArra
             # Threads that Arrow has started may abort a process that ends right afterwards, say with an error.
             read_options=arrow_csv.ReadOptions(use_threads=False),
             convert_options=arrow_csv.ConvertOptions(
-                column_types={name: types[kind] for name, kind in columns.items()}, include_columns=list(columns)
+                column_types={name: types[column.type] for name, column in columns.items()},
+                include_columns=list(columns),
             ),
         )
     except (pa.ArrowInvalid, pa.ArrowKeyError):
@@ -95,14 +102,10 @@ def _read_fast(trace: TraceText, columns: Mapping[str, str]) -> dict[str, NDArra
         )
         if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array >= 0).all()):
             return None
-        if columns[name] == "int64" and not _are_tokens(array):
+        if columns[name].type == "int64" and not (array.min() >= 0 and array.max() <= MAX_TOKENS):
             return None
         values[name] = array
     return values
-
-
-def _are_tokens(array: NDArray[Any]) -> bool:
-    return bool(array.min() >= 0 and array.max() <= MAX_TOKENS)
 
 
 def _line_numbers(text: str, n: int) -> IntArray | None:
@@ -114,11 +117,11 @@ def _line_numbers(text: str, n: int) -> IntArray | None:
 
 
 def _read_slow(
-    trace: TraceText, found: list[str], slow: Mapping[str, tuple[Parse, str]]
+    trace: TraceText, found: list[str], columns: Mapping[str, Column]
 ) -> tuple[dict[str, NDArray[Any]], IntArray]:
     """Field by field in Python; raises at the first bad one."""
-    where = {name: found.index(name) for name in slow}
-    values: dict[str, list[float]] = {name: [] for name in slow}
+    where = {name: found.index(name) for name in columns}
+    values: dict[str, list[float]] = {name: [] for name in columns}
     lines: list[int] = []
     seen_header = False
     for line, row in enumerate(trace.text.split("\n"), start=1):
@@ -133,7 +136,7 @@ def _read_slow(
         if len(fields) != len(found):
             message = f"has {len(fields)} of {len(found)} fields ({short_list(found)}); is the file truncated?"
             raise trace.error(message, line)
-        for name, (parse, allowed) in slow.items():
+        for name, (_, parse, allowed) in columns.items():
             field = fields[where[name]].strip()
             try:
                 values[name].append(parse(field))
@@ -159,5 +162,5 @@ def parse_seconds(field: str) -> float:
     return value
 
 
-TOKENS = (parse_tokens, TOKENS_ALLOWED)
-SECONDS = (parse_seconds, TIME_ALLOWED)
+TOKENS = Column("int64", parse_tokens, TOKENS_ALLOWED)
+SECONDS = Column("float64", parse_seconds, TIME_ALLOWED)

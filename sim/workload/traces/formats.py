@@ -1,73 +1,112 @@
-"""The registry of trace formats, and reading a file in one of them.
+"""The registry of trace formats, reading a file in one of them, and which part of it is taken.
 
-A new format is a module with ``sniff(text) -> bool`` and ``read(trace) -> RequestTable`` and one line here.
+A new format is a module with ``sniff(text) -> bool`` and ``read(trace) -> RequestTable``, and its name here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import Field, model_validator
 
 from draftcast.errors import TraceError
+from draftcast.frozen import Count, Duration, Frozen, NonEmpty, Seconds, wrong
 from draftcast.sim.workload.request_table import RequestTable
 from draftcast.sim.workload.traces import azure, burstgpt, mooncake, sharegpt, specdecode_bench, vllm_bench
 from draftcast.sim.workload.traces.source import TraceText
 
-AUTO = "auto"
-
-
-@dataclass(frozen=True)
-class TraceFormat:
-    """One format: how to recognise it and how to read it."""
-
-    name: str
-    description: str
-    sniff: Callable[[str], bool]
-    read: Callable[[TraceText], RequestTable]
-
-
+TraceFormat = Literal["auto", "azure", "burstgpt", "specdecode_bench", "vllm_bench", "mooncake", "sharegpt"]
+RECORD = "acc_eagle"
 # In the order in which they are tried: the most particular first.
-TRACE_FORMATS: dict[str, TraceFormat] = {
-    f.name: f
-    for f in (
-        TraceFormat("azure", "Azure LLM inference 2023 or 2024 CSV", azure.sniff, azure.read),
-        TraceFormat("burstgpt", "BurstGPT CSV", burstgpt.sniff, burstgpt.read),
-        TraceFormat(
-            "specdecode_bench", "recorded acceptance, JSON lines", specdecode_bench.sniff, specdecode_bench.read
-        ),
-        TraceFormat("vllm_bench", "vllm bench serve --save-detailed JSON", vllm_bench.sniff, vllm_bench.read),
-        TraceFormat("mooncake", "Mooncake JSON lines", mooncake.sniff, mooncake.read),
-        TraceFormat("sharegpt", "ShareGPT-like JSON with token counts", sharegpt.sniff, sharegpt.read),
-    )
+TRACE_READERS: dict[str, ModuleType] = {
+    "azure": azure,
+    "burstgpt": burstgpt,
+    "specdecode_bench": specdecode_bench,
+    "vllm_bench": vllm_bench,
+    "mooncake": mooncake,
+    "sharegpt": sharegpt,
+}
+_DESCRIPTIONS = {
+    "azure": "Azure LLM inference 2023 or 2024 CSV",
+    "burstgpt": "BurstGPT CSV",
+    "specdecode_bench": "recorded acceptance, JSON lines",
+    "vllm_bench": "vllm bench serve --save-detailed JSON",
+    "mooncake": "Mooncake JSON lines",
+    "sharegpt": "ShareGPT-like JSON with token counts",
 }
 
 
-def read_trace(path: str | Path, format: str = AUTO, acceptance: str = "acc_eagle") -> RequestTable:
+class TraceSpec(Frozen):
+    """A trace file and what to take from it, in the order of the fields; the first arrival is at 0 s after that."""
+
+    path: NonEmpty
+    format: TraceFormat = "auto"
+    start_s: Seconds = 0.0
+    stop_s: Duration | None = None
+    # Requests drawn without replacement, each at its own time.
+    sample_requests: Count | None = None
+    sample_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    max_prompt_tokens: Count | None = None
+    max_output_tokens: Count | None = None
+
+    @model_validator(mode="after")
+    def _clip_is_a_window(self) -> Self:
+        if self.stop_s is not None and self.stop_s <= self.start_s:
+            raise wrong("stop_s", self.stop_s, f"must be above start_s = {self.start_s}")
+        return self
+
+
+def read_trace(path: str | Path, format: str = "auto", record: str = RECORD) -> RequestTable:
     """Read a trace file.
 
     Args:
         path: the file, UTF-8.
-        format: a name of `TRACE_FORMATS`, or ``auto`` to tell by the content.
-        acceptance: the record to take from a ``specdecode_bench`` file, such as ``acc_eagle`` or ``acc_ngram``.
+        format: a name of `TRACE_READERS`, or ``auto`` to tell by the content.
+        record: the recorded acceptance to take from a ``specdecode_bench`` file, such as ``acc_eagle``, ``acc_ngram``.
     Returns:
         The requests sorted by arrival, the first at 0 s.
     Raises TraceError naming the file and, where there is one, line, field, value and what is allowed.
     """
-    if format != AUTO and format not in TRACE_FORMATS:
-        allowed = f"unknown trace format; choose {AUTO}, {', '.join(TRACE_FORMATS)}"
+    if format not in get_args(TraceFormat):
+        allowed = f"unknown trace format; choose {', '.join(get_args(TraceFormat))}"
         raise TraceError(allowed, file=str(path), key="format", value=format)
     trace = TraceText.from_file(path)
-    chosen = TRACE_FORMATS[format] if format != AUTO else _sniff(trace)
-    if chosen.name == "specdecode_bench":
-        return specdecode_bench.read(trace, acceptance)
-    return chosen.read(trace)
+    reader = TRACE_READERS[format] if format != "auto" else _sniff(trace)
+    if reader is specdecode_bench:
+        return specdecode_bench.read(trace, record)
+    table: RequestTable = reader.read(trace)
+    return table
 
 
-def _sniff(trace: TraceText) -> TraceFormat:
-    for candidate in TRACE_FORMATS.values():
-        if candidate.sniff(trace.text):
-            return candidate
+def load_trace(spec: TraceSpec, record: str = RECORD) -> RequestTable:
+    """Read the file as `read_trace` does and take what ``spec`` says. Raises TraceError."""
+    table = read_trace(spec.path, spec.format, record)
+    stop_s = math.inf if spec.stop_s is None else spec.stop_s
+    if spec.start_s != 0 or spec.stop_s is not None:
+        clipped = table.clip_time(spec.start_s, stop_s)
+        if len(clipped) == 0:
+            message = f"no request arrives in this window; the trace lasts {table.span_s:g} s"
+            raise TraceError(message, file=spec.path, key="start_s, stop_s", value=(spec.start_s, stop_s))
+        table = clipped.shift_to_zero()
+    if spec.sample_requests is not None:
+        table = table.sample(spec.sample_requests, spec.sample_seed).shift_to_zero()
+    before = int(table.prompt_tokens.sum()), int(table.output_tokens.sum())
+    table = table.clip_lengths(spec.max_prompt_tokens, spec.max_output_tokens)
+    cut = before[0] - int(table.prompt_tokens.sum()), before[1] - int(table.output_tokens.sum())
+    if any(cut):
+        note = f"{spec.path}: lengths cut by {cut[0]} prompt and {cut[1]} output tokens in all"
+        table = replace(table, notes=(*table.notes, note))
+    return table
+
+
+def _sniff(trace: TraceText) -> ModuleType:
+    for reader in TRACE_READERS.values():
+        if reader.sniff(trace.text):
+            return reader
     first = trace.text.lstrip().split("\n", 1)[0].strip()
-    known = "; ".join(f"{f.name} ({f.description})" for f in TRACE_FORMATS.values())
+    known = "; ".join(f"{name} ({description})" for name, description in _DESCRIPTIONS.items())
     raise trace.error(f"not a trace format draftcast knows: {known}", 1, value=first[:60])

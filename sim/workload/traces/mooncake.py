@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from draftcast.sim.workload.request_table import RequestTable
-from draftcast.sim.workload.traces.source import TraceText, make_table, member, seconds, tokens
+from draftcast.sim.workload.traces.source import Row, TraceText, member, seconds, table_of_rows, tokens
 
 BLOCK_TOKENS = 512
 HASH_ALLOWED = f"must be a list of integers >= 0, at most one per {BLOCK_TOKENS} tokens of input_length"
@@ -25,24 +25,21 @@ def sniff(text: str) -> bool:
 
 def read(trace: TraceText) -> RequestTable:
     """Requests with arrivals in seconds and ``hash_ids`` (kept flat with offsets). ``hash_ids`` may be missing."""
-    prompt: list[int] = []
-    output: list[int] = []
-    arrival_s: list[float] = []
-    lines: list[int] = []
+    rows: list[Row] = []
     hashes: list[list[int]] = []
     for line, entry in trace.json_lines():
-        arrival_s.append(seconds(trace, line, "timestamp", member(trace, line, entry, "timestamp")) / 1e3)
-        prompt.append(tokens(trace, line, "input_length", member(trace, line, entry, "input_length")))
-        output.append(tokens(trace, line, "output_length", member(trace, line, entry, "output_length")))
-        hashes.append(_hash_ids(trace, line, entry.get("hash_ids", []), prompt[-1]))
-        lines.append(line)
+        arrival_s = seconds(trace, line, "timestamp", member(trace, line, entry, "timestamp")) / 1e3
+        prompt = tokens(trace, line, "input_length", member(trace, line, entry, "input_length"))
+        output = tokens(trace, line, "output_length", member(trace, line, entry, "output_length"))
+        hashes.append(_hash_ids(trace, line, entry.get("hash_ids", []), prompt))
+        rows.append((line, prompt, output, arrival_s))
     columns: dict[str, Any] = {}
     if any(hashes):
         counts = np.fromiter(map(len, hashes), dtype=np.int64, count=len(hashes))
         columns["hash_ids"] = np.fromiter(chain.from_iterable(hashes), dtype=np.int64, count=int(counts.sum()))
         columns["hash_offsets"] = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         columns["hash_block_tokens"] = BLOCK_TOKENS
-    return make_table(trace, prompt, output, arrival_s, lines, **columns)
+    return table_of_rows(trace, rows, **columns)
 
 
 def _hash_ids(trace: TraceText, line: int, value: Any, prompt_tokens: int) -> list[int]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftcast.sim.workload.request_table import RequestTable
-from draftcast.sim.workload.traces.source import TraceText, make_table, member, seconds, tokens
+from draftcast.sim.workload.traces.source import Row, TraceText, member, seconds, table_of_rows, tokens
 
 PROMPT_KEYS = ("prompt_tokens", "prompt_len", "prompt_length", "input_tokens", "input_len", "input_length")
 OUTPUT_KEYS = ("output_tokens", "output_len", "output_length", "completion_tokens", "generated_tokens")
@@ -34,10 +34,7 @@ def sniff(text: str) -> bool:
 
 def read(trace: TraceText) -> RequestTable:
     """Requests in the file's order; ``has_arrivals`` is False when the file gives no times."""
-    prompt: list[int] = []
-    output: list[int] = []
-    arrival_s: list[float] = []
-    lines: list[int] = []
+    rows: list[Row] = []
     timed = 0
     for count, (line, name, entry) in enumerate(trace.json_entries(), start=1):
         pairs = _turns(trace, line, name, entry) if _is_conversation(entry) else [_request(trace, line, name, entry)]
@@ -47,12 +44,8 @@ def read(trace: TraceText) -> RequestTable:
             allowed = f"either every entry has an arrival time (one of {', '.join(ARRIVAL_KEYS)}) or none has"
             raise trace.error(allowed, line, name)
         at_s = 0.0 if arrival is None else seconds(trace, line, f"{name}.{arrival[0]}", arrival[1])
-        for prompt_tokens, output_tokens in pairs:
-            prompt.append(prompt_tokens)
-            output.append(output_tokens)
-            arrival_s.append(at_s)
-            lines.append(line)
-    return make_table(trace, prompt, output, arrival_s if timed else None, lines)
+        rows += [(line, prompt, output, at_s) for prompt, output in pairs]
+    return table_of_rows(trace, rows, timed=bool(timed))
 
 
 def _is_conversation(entry: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -135,12 +135,32 @@ def member(trace: TraceText, line: int, entry: dict[str, Any], key: str, prefix:
         raise trace.error(f"missing field (found: {short_list(entry)})", line, prefix + key) from None
 
 
-def finish(trace: TraceText, table: RequestTable, arrival_is_sorted: bool = True) -> RequestTable:
-    """Drop what cannot be served, sort by arrival, start at 0 s, and say so in the notes.
+Row = tuple[int, int, int, float]
+"""Of one request: line, prompt tokens, output tokens, arrival in seconds."""
+
+
+def table_of_rows(trace: TraceText, rows: Sequence[Row], *, timed: bool = True, **fields: Any) -> RequestTable:
+    """`make_table` of one request after the other; ``timed``: whether their arrivals mean anything."""
+    lines, prompt, output, arrival_s = np.array(rows, dtype=np.float64).reshape(-1, 4).T
+    return make_table(trace, prompt, output, arrival_s if timed else None, lines.astype(np.int64), **fields)
+
+
+def make_table(
+    trace: TraceText,
+    prompt_tokens: NDArray[Any],
+    output_tokens: NDArray[Any],
+    arrival_s: NDArray[np.float64] | None,
+    lines: NDArray[np.int64],
+    **fields: Any,
+) -> RequestTable:
+    """Columns as read, all values checked, to a table: without what cannot be served, sorted by arrival, from 0 s on.
 
     Times out of order are common at the seams of collected logs, so they are sorted (stable), not refused.
     """
-    notes = [*table.notes]
+    if len(prompt_tokens) == 0:
+        raise trace.error("the trace holds no request", None)
+    table = RequestTable.from_columns(prompt_tokens, output_tokens, arrival_s, source_lines=lines, **fields)
+    notes = []
     empty = (table.output_tokens == 0) | (table.prompt_tokens == 0)
     if empty.any():
         failed = int((table.output_tokens == 0).sum())
@@ -151,30 +171,11 @@ def finish(trace: TraceText, table: RequestTable, arrival_is_sorted: bool = True
         table = table.keep(~empty)
     if len(table) == 0:
         raise trace.error("the trace holds no request with a prompt and an output", None)
-    if not arrival_is_sorted:
+    if arrival_s is not None and (np.diff(arrival_s) < 0).any():
         notes.append(f"{trace.file}: timestamps were out of order; sorted")
     table = replace(table.shift_to_zero(), source_file=trace.file, notes=tuple(notes))
     table.check_integrity()
     return table
-
-
-def make_table(
-    trace: TraceText,
-    prompt_tokens: list[int] | NDArray[np.int64],
-    output_tokens: list[int] | NDArray[np.int64],
-    arrival_s: list[float] | NDArray[np.float64] | None,
-    lines: list[int] | NDArray[np.int64] | None,
-    **fields: Any,
-) -> RequestTable:
-    """Columns as read to a finished table; all values are already checked."""
-    if len(prompt_tokens) == 0:
-        raise trace.error("the trace holds no request", None)
-    arrivals = None if arrival_s is None else np.asarray(arrival_s, dtype=np.float64)
-    is_sorted = arrivals is None or bool((np.diff(arrivals) >= 0).all())
-    if lines is not None:
-        fields["source_lines"] = np.asarray(lines, dtype=np.int64)
-    table = RequestTable.from_columns(prompt_tokens, output_tokens, arrivals, **fields)
-    return finish(trace, table, is_sorted)
 
 
 def short_list(names: Iterable[str]) -> str:

@@ -12,14 +12,13 @@ were recorded in runs of their own, whose outputs differ in length from ``genera
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.sim.workload.request_table import RequestTable
-from draftcast.sim.workload.traces.source import TraceText, make_table, member, short_list, tokens
+from draftcast.sim.workload.traces.source import Row, TraceText, member, short_list, table_of_rows, tokens
 
 ALLOWED = "must be a list of integers from 1 to 256 (tokens a round yields, bonus included)"
 
@@ -31,12 +30,10 @@ def sniff(text: str) -> bool:
 
 def read(trace: TraceText, acceptance: str = "acc_eagle") -> RequestTable:
     """Requests without arrival times, with the acceptance recorded under the field ``acceptance``."""
-    prompt: list[int] = []
-    output: list[int] = []
-    lines: list[int] = []
+    rows: list[Row] = []
     pieces: list[NDArray[np.uint8]] = []
     for line, entry in trace.json_lines():
-        prompt.append(_prompt_tokens(trace, line, entry))
+        prompt = _prompt_tokens(trace, line, entry)
         if acceptance not in entry:
             choices = short_list(key for key in entry if key.startswith("acc_"))
             raise trace.error(f"no such acceptance record (this line has: {choices})", line, acceptance)
@@ -44,16 +41,10 @@ def read(trace: TraceText, acceptance: str = "acc_eagle") -> RequestTable:
         if not isinstance(record, dict):
             raise trace.error("must be an object with acc_len", line, acceptance)
         pieces.append(_accepted(trace, line, f"{acceptance}.acc_len", member(trace, line, record, "acc_len")))
-        output.append(len(pieces[-1]) - 1)
-        lines.append(line)
+        rows.append((line, prompt, len(pieces[-1]) - 1, 0.0))
     offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
     values = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.uint8)
-    return make_table(trace, prompt, output, None, lines, acceptance_lengths=values, acceptance_offsets=offsets)
-
-
-def with_acceptance(acceptance: str) -> Any:
-    """`read` for one of the records of a line."""
-    return partial(read, acceptance=acceptance)
+    return table_of_rows(trace, rows, timed=False, acceptance_lengths=values, acceptance_offsets=offsets)
 
 
 def _prompt_tokens(trace: TraceText, line: int, entry: dict[str, Any]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftcast.sim.workload.request_table import RequestTable
-from draftcast.sim.workload.traces.source import TraceText, make_table, seconds, tokens
+from draftcast.sim.workload.traces.source import Row, TraceText, seconds, table_of_rows, tokens
 
 
 def sniff(text: str) -> bool:
@@ -19,10 +19,7 @@ def sniff(text: str) -> bool:
 
 def read(trace: TraceText) -> RequestTable:
     """Requests of all runs in the file; a second run follows the first after its last start and one mean gap."""
-    prompt: list[int] = []
-    output: list[int] = []
-    arrival_s: list[float] = []
-    lines: list[int] = []
+    rows: list[Row] = []
     timed = True
     offset_s = 0.0
     for line, name, run in trace.json_entries():
@@ -30,17 +27,21 @@ def read(trace: TraceText) -> RequestTable:
         outputs = _list(trace, line, name, run, "output_lens", len(inputs))
         timed = timed and "start_times" in run
         starts = _list(trace, line, name, run, "start_times", len(inputs)) if timed else []
-        for i, (prompt_tokens, output_tokens) in enumerate(zip(inputs, outputs, strict=True)):
-            prompt.append(tokens(trace, line, f"{name}.input_lens[{i}]", prompt_tokens))
-            output.append(tokens(trace, line, f"{name}.output_lens[{i}]", output_tokens))
-            lines.append(line)
+        counts = [
+            (
+                tokens(trace, line, f"{name}.input_lens[{i}]", inputs[i]),
+                tokens(trace, line, f"{name}.output_lens[{i}]", outputs[i]),
+            )
+            for i in range(len(inputs))
+        ]
         # a failed request may have never started: start_time 0.0 stands for "none", so it must not set the origin
         checked = [seconds(trace, line, f"{name}.start_times[{i}]", s) for i, s in enumerate(starts)]
         real = [s for s, out in zip(checked, outputs[: len(checked)], strict=True) if out] or [0.0]
         first_s, span_s = min(real), max(real) - min(real)
-        arrival_s += [offset_s + max(s - first_s, 0.0) for s in checked]
+        arrival_s = [offset_s + max(s - first_s, 0.0) for s in checked] or [0.0] * len(inputs)
+        rows += [(line, *pair, at_s) for pair, at_s in zip(counts, arrival_s, strict=True)]
         offset_s += span_s + span_s / max(len(real) - 1, 1)
-    return make_table(trace, prompt, output, arrival_s if timed else None, lines)
+    return table_of_rows(trace, rows, timed=timed)
 
 
 def _list(

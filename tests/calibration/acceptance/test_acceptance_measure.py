@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from draftcast.calibration.acceptance import fit
 from draftcast.calibration.acceptance import measure as am
-from draftcast.calibration.acceptance.token_logs import TokenRequest, read_token_log
+from draftcast.calibration.acceptance.measure import TokenRequest, read_token_log
 from draftcast.errors import InputError, TraceError
 from draftcast.kernels.search.suffix import SuffixSettings
 from draftcast.scenarios.cli import main as cli
@@ -280,9 +280,12 @@ def test_the_written_file_says_how_sure_its_numbers_are(tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 112
     notes = " ".join(line[2:] for line in lines)
     rates = report["per_position_acceptance_rates"]
-    assert ", ".join(f"[{rate['low']:.4f}, {rate['high']:.4f}]" for rate in rates) in notes
+    for position, rate in enumerate(rates):
+        shown = f"{rate['value']:.4f} [{rate['low']:.4f}, {rate['high']:.4f}]"
+        assert f"accepted up to position {position} {shown}" in notes
     lag = report["figures"]["match_autocorrelation"]
-    assert f"autocorrelation of matches {lag['value']:.4f} [{lag['low']:.4f}, {lag['high']:.4f}]" in notes
+    shown = f"{lag['value']:.4f} [{lag['low']:.4f}, {lag['high']:.4f}]"
+    assert f"autocorrelation of matches, by output position {shown}" in notes
     spread = report["per_request"]["mean_acceptance_length"]
     assert f"std {spread['std']:.3f}, p10 {spread['p10']:.3f}" in notes
 

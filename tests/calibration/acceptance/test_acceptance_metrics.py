@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from draftcast.calibration.acceptance.metrics import read_metrics
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
-from draftcast.scenarios.schema.acceptance import PerPositionAcceptance
+from draftcast.sim.acceptance.sections import PerPositionAcceptance
 
 
 def bench(**changed: Any) -> dict[str, Any]:

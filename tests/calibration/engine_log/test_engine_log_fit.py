@@ -13,12 +13,12 @@ import pytest
 import yaml
 from paths import DATA
 
-from draftcast.calibration.engine_log.fit import fit_engine_log
+from draftcast.calibration.engine_log.fit import EngineLogFit, FitOptions, fit_engine_log
 from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.engine_log.steps import timed_steps, with_kv_tokens
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import InputError
-from draftcast.scenarios.cli.engine_log import calibrate_engine_log
+from draftcast.scenarios.cli.calibrate import LogOptions, ProfileOptions, calibrate_engine_log
 
 CAPACITY, BLOCK = 100_000, 16
 STAMPS = {"us": 21, "ms": 18, "s": 14}  # characters of a stamp
@@ -116,13 +116,17 @@ def frame_of(tmp_path: Path, name: str = "plain.log", **options: Any) -> pd.Data
     return read_engine_log(write_log(tmp_path / name, **options))
 
 
+def fitted(*frames: pd.DataFrame, **options: Any) -> EngineLogFit:
+    return fit_engine_log(*frames, options=FitOptions(**options))
+
+
 def values(fit: Any) -> dict[str, float]:
     return {name: found.value for name, found in fit.coefficients.items()}
 
 
 def test_known_coefficients_come_back_and_least_squares_does_not_find_them(tmp_path: Path) -> None:
     frame = frame_of(tmp_path)
-    fit = fit_engine_log(frame, bootstrap=100)
+    fit = fitted(frame, bootstrap=100)
     found = values(fit.regression)
     tolerance = {"fixed_s": 0.03, "row_s": 0.05, "kv_token_s": 0.10, "sequence_s": 0.10}
     for name, most in tolerance.items():
@@ -145,7 +149,7 @@ def test_known_coefficients_come_back_and_least_squares_does_not_find_them(tmp_p
 def test_coarse_stamps_still_give_whole_steps(tmp_path: Path, stamp: str) -> None:
     """Elapsed leaves a fifth of each step out; the stamps find it again."""
     frame = frame_of(tmp_path, stamp=stamp, outliers=0.0, elapsed_share=0.81)
-    fit = fit_engine_log(frame, bootstrap=0)
+    fit = fitted(frame, bootstrap=0)
     assert fit.clock == ("elapsed" if stamp == "s" else "wall")
     assert fit.elapsed_share == pytest.approx(0.81, abs=0.01)
     assert fit.host_fixed_s > 0.1 * TRUE["fixed_s"]
@@ -158,19 +162,19 @@ def test_coarse_stamps_still_give_whole_steps(tmp_path: Path, stamp: str) -> Non
 def test_elapsed_that_is_not_the_step_is_not_taken_for_it(tmp_path: Path) -> None:
     """One GPU, worker in the engine's process: elapsed is next to nothing and the blocks between seconds are used."""
     frame = frame_of(tmp_path, stamp="s", outliers=0.0, elapsed_share=0.01, steps=6000)
-    fit = fit_engine_log(frame, bootstrap=0)
+    fit = fitted(frame, bootstrap=0)
     assert fit.clock == "wall"
     assert fit.points < fit.steps / 20
     assert np.isnan(fit.host_fixed_s)
     assert fit.overhead_s == 0.0
     assert fit.regression.held_out["all"].median < 0.05
-    forced = fit_engine_log(frame, clock="elapsed", bootstrap=0)
+    forced = fitted(frame, clock="elapsed", bootstrap=0)
     assert forced.regression.value("fixed_s") < 0.05 * TRUE["fixed_s"]
 
 
 def test_asynchronous_usage_is_read_rightly(tmp_path: Path) -> None:
     found = [
-        values(fit_engine_log(frame_of(tmp_path, outliers=0.0, ahead=ahead, prompts=1500), bootstrap=0).regression)
+        values(fitted(frame_of(tmp_path, outliers=0.0, ahead=ahead, prompts=1500), bootstrap=0).regression)
         for ahead in (False, True)
     ]
     for name in TRUE:
@@ -178,7 +182,7 @@ def test_asynchronous_usage_is_read_rightly(tmp_path: Path) -> None:
 
 
 def test_rows_and_sequences_that_move_together_are_not_told_apart(tmp_path: Path) -> None:
-    fit = fit_engine_log(frame_of(tmp_path, prompts=0), bootstrap=50)
+    fit = fitted(frame_of(tmp_path, prompts=0), bootstrap=50)
     own = fit.regression.coefficients["sequence_s"]
     assert own.value == 0.0
     assert own.standing == "not fitted: moves with row_s, which carries it"
@@ -187,26 +191,26 @@ def test_rows_and_sequences_that_move_together_are_not_told_apart(tmp_path: Path
 
 
 def test_rows_that_never_change_are_carried_by_the_fixed_seconds(tmp_path: Path) -> None:
-    fit = fit_engine_log(frame_of(tmp_path, prompts=0, level=8), bootstrap=0)
+    fit = fitted(frame_of(tmp_path, prompts=0, level=8), bootstrap=0)
     assert fit.regression.coefficients["row_s"].standing == "not fitted: moves with fixed_s, which carries it"
     assert fit.sequences[1] == 8
 
 
 def test_a_log_without_usage_gives_no_kv_coefficient(tmp_path: Path) -> None:
-    fit = fit_engine_log(frame_of(tmp_path, usage=False), bootstrap=0)
+    fit = fitted(frame_of(tmp_path, usage=False), bootstrap=0)
     kv = fit.regression.coefficients["kv_token_s"]
     assert (kv.value, kv.standing) == (0.0, "not fitted: the log does not give KV tokens")
     assert fit.regression.value("row_s") > 0.0
     # A capacity given by hand cannot help it, but a column can.
     frame = frame_of(tmp_path, usage=False)
     known = with_kv_tokens(frame_of(tmp_path))["kv_tokens"]
-    assert fit_engine_log(frame.assign(kv_tokens=known), bootstrap=0).regression.value("kv_token_s") > 0.0
+    assert fitted(frame.assign(kv_tokens=known), bootstrap=0).regression.value("kv_token_s") > 0.0
 
 
 def test_drafting_is_the_difference_of_two_logs(tmp_path: Path) -> None:
     plain = frame_of(tmp_path)
     drafting = frame_of(tmp_path, "draft.log", k=3, draft=DRAFT, seed=1)
-    fit = fit_engine_log(plain, drafting, bootstrap=50)
+    fit = fitted(plain, drafting, bootstrap=50)
     assert (fit.method, fit.num_speculative_tokens) == ("draft_model", (3,))
     found = values(fit.regression)
     for name, most in {"fixed_s": 0.03, "row_s": 0.05, "kv_token_s": 0.1, "draft_pass_s": 0.1}.items():
@@ -214,7 +218,7 @@ def test_drafting_is_the_difference_of_two_logs(tmp_path: Path) -> None:
     # Drafts and sequences are nearly the same thing here; their sum is what is known.
     assert found["draft_token_s"] == pytest.approx(DRAFT["draft_token_s"], rel=0.5)
     assert fit.regression.held_out["speculative"].median < 0.03
-    alone = fit_engine_log(drafting, bootstrap=0)
+    alone = fitted(drafting, bootstrap=0)
     assert alone.speculative
     assert alone.regression.value("fixed_s") == pytest.approx(TRUE["fixed_s"] + 3 * DRAFT["draft_pass_s"], rel=0.05)
 
@@ -223,11 +227,11 @@ def test_passes_and_fixed_seconds_are_told_apart_by_logs_of_several_depths(tmp_p
     draft = {"draft_fixed_s": 4e-3, "draft_pass_s": 1.5e-3, "draft_token_s": 0.0, "draft_kv_token_s": 0.0}
     plain = frame_of(tmp_path, outliers=0.0)
     logs = [frame_of(tmp_path, f"k{k}.log", k=k, draft=draft, seed=k, outliers=0.0) for k in (1, 5)]
-    fit = fit_engine_log(plain, pd.concat(logs, ignore_index=True), bootstrap=0)
+    fit = fitted(plain, pd.concat(logs, ignore_index=True), bootstrap=0)
     assert fit.num_speculative_tokens == (1, 5)
     for name in ("draft_fixed_s", "draft_pass_s"):
         assert fit.regression.value(name) == pytest.approx(draft[name], rel=0.1), name
-    one = fit_engine_log(plain, logs[1], bootstrap=0).regression
+    one = fitted(plain, logs[1], bootstrap=0).regression
     assert one.coefficients["draft_fixed_s"].standing == "not fitted: moves with draft_pass_s, which carries it"
     assert one.value("draft_pass_s") == pytest.approx(1.5e-3 + 4e-3 / 5, rel=0.1)
 
@@ -236,39 +240,44 @@ def test_what_the_server_was_started_with_is_read(tmp_path: Path) -> None:
     plain = frame_of(tmp_path, steps=400)
     eager = frame_of(tmp_path, "eager.log", steps=400, k=2, draft=DRAFT, eager=", enforce_eager=True")
     unsaid = frame_of(tmp_path, "unsaid.log", steps=400, eager="")
-    assert fit_engine_log(plain, bootstrap=0).enforce_eager is False
-    assert fit_engine_log(unsaid, eager, bootstrap=0).enforce_eager is True
-    assert fit_engine_log(unsaid, bootstrap=0).enforce_eager is None
+    assert fitted(plain, bootstrap=0).enforce_eager is False
+    assert fitted(unsaid, eager, bootstrap=0).enforce_eager is True
+    assert fitted(unsaid, bootstrap=0).enforce_eager is None
     with pytest.raises(InputError, match=r"eager.log: enforce_eager = True: the logs differ.* with False"):
-        fit_engine_log(plain, eager, bootstrap=0)
+        fitted(plain, eager, bootstrap=0)
 
 
-def test_text_search_is_a_fraction_of_the_target(tmp_path: Path) -> None:
+def test_text_search_costs_seconds_of_its_own(tmp_path: Path) -> None:
     plain = frame_of(tmp_path, true=NO_SEQUENCES, elapsed_share=1.0)
     searching = frame_of(
         tmp_path, "ngram.log", true=NO_SEQUENCES, k=3, fraction=0.2, method="ngram", seed=1, elapsed_share=1.0
     )
-    fit = fit_engine_log(plain, searching, bootstrap=50)
-    found = fit.regression.coefficients["ngram_fraction"]
-    assert found.value == pytest.approx(0.2, abs=0.015)
+    fit = fitted(plain, searching, bootstrap=50)
+    # The log's searches take a fifth of the target's time: of the step itself, and of four rows for each sequence.
+    found = fit.regression.coefficients["ngram_step_s"]
+    assert found.value == pytest.approx(0.2 * TRUE["fixed_s"], rel=0.1)
     assert found.low < found.value < found.high
+    typical_s = fit.regression.value("ngram_step_s") + 24 * fit.regression.value("ngram_sequence_s")
+    typical_s += 12_000 * fit.regression.value("ngram_token_s")
+    whole_s = TRUE["fixed_s"] + 24 * 4 * TRUE["row_s"] + 12_000 * TRUE["kv_token_s"]
+    assert typical_s == pytest.approx(0.2 * whole_s, rel=0.1)
     assert "draft_fixed_s" not in fit.regression.coefficients
 
 
 def test_held_out_points_are_stretches_of_time_spread_over_the_log(tmp_path: Path) -> None:
     """A server that slows down for good half-way is predicted badly: neighbours of held-out steps do not tell."""
     frame = frame_of(tmp_path, outliers=0.0)
-    steady = fit_engine_log(frame, bootstrap=0).regression.held_out["all"]
+    steady = fitted(frame, bootstrap=0).regression.held_out["all"]
     assert steady.points == pytest.approx(500, abs=60)
-    assert fit_engine_log(frame, bootstrap=0, held_out=0.5).regression.held_out["all"].points > 1.8 * steady.points
+    assert fitted(frame, bootstrap=0, held_out=0.5).regression.held_out["all"].points > 1.8 * steady.points
     later = frame.assign(time_s=frame["time_s"] * np.where(frame["step"] > 1000, 2.0, 1.0))
-    assert fit_engine_log(later, bootstrap=0).regression.held_out["all"].median > 5 * steady.median
+    assert fitted(later, bootstrap=0).regression.held_out["all"].median > 5 * steady.median
 
 
 def test_every_knob_changes_the_fit(tmp_path: Path) -> None:
     frame = frame_of(tmp_path, steps=800, elapsed_share=0.9)
-    base = fit_engine_log(frame, bootstrap=20).report()
-    assert fit_engine_log(frame, bootstrap=20).report() == base
+    base = fitted(frame, bootstrap=20).report()
+    assert fitted(frame, bootstrap=20).report() == base
     knobs: list[dict[str, Any]] = [
         {"clock": "elapsed"},
         {"warmup_steps": 200},
@@ -280,7 +289,7 @@ def test_every_knob_changes_the_fit(tmp_path: Path) -> None:
         {"block_size": 512},
     ]
     for knob in knobs:
-        assert fit_engine_log(frame, **{"bootstrap": 20, **knob}).report() != base, knob
+        assert fitted(frame, **{"bootstrap": 20, **knob}).report() != base, knob
 
 
 def test_arguments_and_logs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -299,15 +308,15 @@ def test_arguments_and_logs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     ]
     for frames, options, message in refused:
         with pytest.raises(InputError) as raised:
-            fit_engine_log(*frames, **options)
+            fitted(*frames, **options)
         assert message in str(raised.value)
-    assert fit_engine_log(frame, unnamed, method="eagle", bootstrap=0).method == "eagle"
+    assert fitted(frame, unnamed, method="eagle", bootstrap=0).method == "eagle"
 
 
 def test_real_log_is_fitted_and_its_error_reported() -> None:
     """Two shared cores: the bounds are this log's own, not a promise. Repeated steps alone differ by the first."""
     plain = read_engine_log(DATA / "engine_log_off.log.gz")
-    fit = fit_engine_log(plain, read_engine_log(DATA / "engine_log_draft.log.gz"), bootstrap=50)
+    fit = fitted(plain, read_engine_log(DATA / "engine_log_draft.log.gz"), bootstrap=50)
     report = json.loads(json.dumps(fit.report(), allow_nan=False))
     errors = report["regression"]["held_out"]
     assert report["clock"] == "wall"
@@ -321,12 +330,16 @@ def test_real_log_is_fitted_and_its_error_reported() -> None:
 
 
 def calibrate(tmp_path: Path, **options: Any) -> None:
-    given = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "dtype": "bf16", "bootstrap": 20, **options}
-    calibrate_engine_log([tmp_path / "plain.log"], **given)
+    given: dict[str, Any] = {"model": "Llama-3.1-8B", "hardware": "h100-sxm", "dtype": "bf16", "bootstrap": 20}
+    given |= options
+    lists = {name: [given.pop(name)] for name in ("model", "tp", "dtype") if given.get(name) is not None}
+    profile = {name: given.pop(name) for name in ("model", "hardware", "name", "out") if name in given}
+    calibrate_engine_log([tmp_path / "plain.log"], ProfileOptions(**profile | lists), LogOptions(**given))
 
 
 def test_profile_that_load_profile_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from draftcast.calibration.profile.load import AffineProfile, load_profile
+    from draftcast.calibration.profile.load import load_profile
+    from draftcast.calibration.profile.spec import AffineProfile
 
     eager = ", enforce_eager=True"
     frame_of(tmp_path, eager=eager)
@@ -336,22 +349,22 @@ def test_profile_that_load_profile_takes(tmp_path: Path, capsys: pytest.CaptureF
     report = json.loads((tmp_path / "made/engine_log.json").read_text())
     profile = load_profile(tmp_path / "made/profile.yaml", load_hardware("h100-sxm"))
     assert isinstance(profile, AffineProfile)
-    fitted = {name: found["value"] for name, found in report["regression"]["coefficients"].items()}
-    assert profile.target_fixed_s + profile.overhead_s == pytest.approx(fitted["fixed_s"])
+    coefficients = {name: found["value"] for name, found in report["regression"]["coefficients"].items()}
+    assert profile.target.fixed_s + profile.overhead_s == pytest.approx(coefficients["fixed_s"])
     assert profile.overhead_s == pytest.approx(report["overhead_s"])
     assert profile.overhead_s > 0.0
-    assert profile.target_row_s == pytest.approx(fitted["row_s"])
-    assert profile.target_sequence_s == pytest.approx(fitted["sequence_s"])
-    assert profile.target_sequence_s == pytest.approx(TRUE["sequence_s"], rel=0.2)
-    assert profile.draft_fixed_s == pytest.approx(fitted["draft_fixed_s"])
-    assert profile.draft_pass_s == pytest.approx(fitted["draft_pass_s"])
-    assert profile.draft_pass_s > 0.0
+    assert profile.target.row_s == pytest.approx(coefficients["row_s"])
+    assert profile.target.sequence_s == pytest.approx(coefficients["sequence_s"])
+    assert profile.target.sequence_s == pytest.approx(TRUE["sequence_s"], rel=0.2)
+    assert profile.draft.fixed_s == pytest.approx(coefficients["draft_fixed_s"])
+    assert profile.draft.pass_s == pytest.approx(coefficients["draft_pass_s"])
+    assert profile.draft.pass_s > 0.0
     assert profile.enforce_eager is True
     # The folder as a whole is a profile too.
     assert load_profile(tmp_path / "made", load_hardware("h100-sxm")) == profile
     assert (profile.name, profile.model, profile.tp, profile.dtype) == ("made", "llama-3.1-8b", 2, "bf16")
-    assert list(profile.draft_methods) == ["draft_model"]
-    assert profile.ngram_methods == {}
+    assert list(profile.draft.methods) == ["draft_model"]
+    assert profile.ngram.methods == {}
     assert profile.fitted_sequences == tuple(report["sequences"])
     assert "vLLM 0.32.0 (plain.log, draft.log; draft_model, k 3), wall clock" in profile.source
     assert "held out, speculative" in shown
@@ -368,7 +381,7 @@ def test_profile_of_text_search_and_of_none(tmp_path: Path) -> None:
     searched = yaml.safe_load((tmp_path / "searched/profile.yaml").read_text())
     assert searched["name"] == "mine"
     assert searched["ngram"]["methods"] == {"ngram": "interpolated"}
-    assert searched["ngram"]["fraction_of_target"] > 0.1
+    assert searched["ngram"]["step_s"] > 0.1 * TRUE["fixed_s"]
     calibrate(tmp_path, out=tmp_path / "plain")
     plain = yaml.safe_load((tmp_path / "plain/profile.yaml").read_text())
     assert (plain["draft"]["methods"], plain["ngram"]["methods"]) == ({}, {})
@@ -376,7 +389,7 @@ def test_profile_of_text_search_and_of_none(tmp_path: Path) -> None:
 
 def test_command_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     frame_of(tmp_path)
-    calibrate_engine_log([tmp_path / "plain.log"], bootstrap=0, as_json=True)
+    calibrate_engine_log([tmp_path / "plain.log"], ProfileOptions(as_json=True), LogOptions(bootstrap=0))
     report = json.loads(capsys.readouterr().out)
     assert report["regression"]["coefficients"]["row_s"]["low"] is None
     assert report["sources"] == [str(tmp_path / "plain.log")]
@@ -403,6 +416,7 @@ def test_command_refuses_what_it_cannot_write(tmp_path: Path) -> None:
             calibrate(tmp_path, **options)
         assert message in str(raised.value)
         assert not (tmp_path / "made/profile.yaml").exists()
+    profile = ProfileOptions(model=["m"], hardware="h100-sxm", out=tmp_path / "made")
     with pytest.raises(InputError, match="give the log of the same server without speculative decoding"):
-        calibrate_engine_log([tmp_path / "draft.log"], model="m", hardware="h100-sxm", out=tmp_path / "made")
+        calibrate_engine_log([tmp_path / "draft.log"], profile, LogOptions())
     assert (tmp_path / "full/profile.yaml").read_text() == "mine"

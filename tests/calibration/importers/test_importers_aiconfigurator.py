@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 from draftcast.calibration.importers import aiconfigurator, plausible
-from draftcast.calibration.importers.aiconfigurator import find_system, newest, read_aiconfigurator
-from draftcast.calibration.importers.aiconfigurator_rows import moe_rows
+from draftcast.calibration.importers.aiconfigurator import find_system, moe_rows, newest, read_aiconfigurator
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import HardwareError, InputError
 from draftcast.kernels.operators.moe import touched_experts
@@ -292,14 +291,14 @@ def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "says"),
     [
-        ("latency", 0.0, "positive milliseconds"),
-        ("latency", -0.1, "positive milliseconds"),
-        ("latency", np.nan, "positive milliseconds"),
-        ("latency", np.inf, "positive milliseconds"),
+        ("latency", 0.0, "a time > 0 is needed"),
+        ("latency", -0.1, "a time > 0 is needed"),
+        ("latency", np.nan, "a time > 0 is needed"),
+        ("latency", np.inf, "a time > 0 is needed"),
         ("latency", "0.1", "numbers are needed"),
-        ("m", 0, "whole numbers >= 1"),
-        ("n", 1.5, "whole numbers >= 1"),
-        ("k", np.nan, "whole numbers >= 1"),
+        ("m", 0, "a whole number >= 1"),
+        ("n", 1.5, "a whole number >= 1"),
+        ("k", np.nan, "a whole number >= 1"),
         ("framework", "TRTLLM", "times of vllm are needed"),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from draftcast.calibration.importers.formats import FORMATS, import_table, read
+from draftcast.calibration.importers.formats import FORMATS, read
 from draftcast.calibration.importers.llmservingsim import read_llmservingsim
 from draftcast.calibration.importers.vidur import read_vidur
 from draftcast.calibration.profile.hardware import load_hardware
@@ -212,6 +212,13 @@ def test_llmservingsim_dense_and_per_sequence(tmp_path: Path) -> None:
     assert imported.left_out == {"layer layernorm: no counterpart": 1}
 
 
+def test_llmservingsim_rows_left_out_are_counted_over_all_files(tmp_path: Path) -> None:
+    dense = "layer,tokens,time_us\nqkv_proj,8,20.5\nlayernorm,8,6\nlayernorm,16,7\n"
+    heads = "layer,sequences,time_us\nlayernorm,8,6\n"
+    imported = read_llmservingsim(bundle(tmp_path, dense=dense, per_sequence=heads), LLAMA)
+    assert imported.left_out == {"layer layernorm: no counterpart": 3}
+
+
 def test_llmservingsim_number_format_is_the_weights(tmp_path: Path) -> None:
     folder = bundle(tmp_path, dense="layer,tokens,time_us\nqkv_proj,8,12\nact_fn,8,4\n")
     frame = read_llmservingsim(folder, LLAMA, dtype="fp8").table.frame
@@ -280,6 +287,8 @@ def test_llmservingsim_faults(tmp_path: Path) -> None:
     assert f"{folder / 'dense.csv'}:2: time_us = '-1'" in fault(lambda: read_llmservingsim(folder, LLAMA))
     bundle(tmp_path, dense="layer,rows,time_us\nqkv_proj,8,1\n")
     assert f"{folder / 'dense.csv'}:1: tokens: column missing" in fault(lambda: read_llmservingsim(folder, LLAMA))
+    bundle(tmp_path, dense="layer,tokens,time_us,time_us\nqkv_proj,8,1,2\n")
+    assert f"{folder / 'dense.csv'}:1: time_us: column stands twice" in fault(lambda: read_llmservingsim(folder, LLAMA))
     bundle(tmp_path, dense="layer,tokens,time_us\nlayernorm,8,1\n")
     assert "no row that can be imported" in fault(lambda: read_llmservingsim(folder, LLAMA))
     other = folder.rename(tmp_path / "two_ranks")
@@ -291,9 +300,9 @@ def test_llmservingsim_faults(tmp_path: Path) -> None:
 
 def test_import_table_of_each_format(tmp_path: Path) -> None:
     mlp_file(tmp_path)
-    assert len(import_table("vidur", tmp_path, A100)) == 7
+    assert len(read("vidur", tmp_path, A100).table) == 7
     folder = bundle(tmp_path, dense="layer,tokens,time_us\nqkv_proj,8,1\n")
-    assert len(import_table("llmservingsim", folder, A100, model=LLAMA)) == 1
+    assert len(read("llmservingsim", folder, A100, model=LLAMA).table) == 1
     assert set(FORMATS) == {"aiconfigurator", "vidur", "llmservingsim"}
 
 

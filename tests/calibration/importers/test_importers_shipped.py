@@ -275,4 +275,4 @@ def test_build_gives_the_same_bytes_twice(tmp_path: Path) -> None:
     assert set(written[0]) == {"manifest.json", "profile.yaml", "table.parquet"}
     profile = load_profile(tmp_path / "one" / "l40s", load_hardware("l40s"))
     assert isinstance(profile, RooflineProfile)
-    assert profile.operators["linear"].roofline.e_m == pytest.approx(0.8, abs=0.08)
+    assert profile.operators["linear"].e_m == pytest.approx(0.8, abs=0.08)

@@ -7,18 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftcast.calibration.live.front_end import measure_front_end, output_delays, turnarounds
+from draftcast.calibration.engine_log.profile import ProfileLabel
+from draftcast.calibration.live.composition import timed_run
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_fit import fit_steps
 from draftcast.calibration.live.step_profile import (
     LiveCalibration,
     calibrate_live,
+    measure_front_end,
+    output_delays,
     run_digest,
+    turnarounds,
     write_live_profile,
 )
-from draftcast.calibration.live.timed_run import timed_run
 from draftcast.calibration.profile.hardware import load_hardware
-from draftcast.calibration.profile.load import AffineProfile, load_profile
+from draftcast.calibration.profile.load import load_profile
+from draftcast.calibration.profile.spec import AffineProfile
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.main import main
 
@@ -105,20 +109,20 @@ def test_a_profile_folder_is_written_and_read_back(
     calibrated: LiveCalibration, runs: dict[str, LiveRun], tmp_path: Path
 ) -> None:
     folder = tmp_path / "profile"
-    write_live_profile(calibrated, folder, name="mine", model="testbed-250M", hardware=CPU, tp=1, dtype="fp32")
+    write_live_profile(calibrated, folder, ProfileLabel("mine", "testbed-250M", CPU, 1, "fp32"))
     found = load_profile(folder, CPU)
     assert isinstance(found, AffineProfile)
-    assert found.target_rows == tuple((rows, pytest.approx(s, rel=1e-8)) for rows, s in calibrated.fit.rows)
-    assert found.target_fixed_s == pytest.approx(calibrated.fit.coefficients["fixed_s"], rel=1e-8)
-    assert found.draft_pass_s == pytest.approx(calibrated.fit.coefficients["draft_pass_s"], rel=1e-8)
-    assert found.ngram_step_s == pytest.approx(calibrated.fit.coefficients["ngram_step_s"], rel=1e-8, abs=1e-15)
-    assert (set(found.draft_methods), set(found.ngram_methods)) == ({"draft_model"}, {"ngram"})
+    assert found.target.rows == tuple((rows, pytest.approx(s, rel=1e-8)) for rows, s in calibrated.fit.rows)
+    assert found.target.fixed_s == pytest.approx(calibrated.fit.coefficients["fixed_s"], rel=1e-8)
+    assert found.draft.pass_s == pytest.approx(calibrated.fit.coefficients["draft_pass_s"], rel=1e-8)
+    assert found.ngram.step_s == pytest.approx(calibrated.fit.coefficients["ngram_step_s"], rel=1e-8, abs=1e-15)
+    assert (set(found.draft.methods), set(found.ngram.methods)) == ({"draft_model"}, {"ngram"})
     assert found.fitted_runs == {run_digest(run): f"runs/{name}" for name, run in runs.items()}
     assert found.front_end is not None
     report = json.loads((folder / "calibration.json").read_text())
     assert [run["method"] for run in report["runs"]].count("draft_model") == 3
     with pytest.raises(InputError, match=r"profile\.yaml"):
-        write_live_profile(calibrated, folder, name="mine", model="testbed-250M", hardware=CPU, tp=1, dtype="fp32")
+        write_live_profile(calibrated, folder, ProfileLabel("mine", "testbed-250M", CPU, 1, "fp32"))
 
 
 def test_a_run_is_known_wherever_its_folder_lies(runs: dict[str, LiveRun], tmp_path: Path) -> None:

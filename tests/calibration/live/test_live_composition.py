@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from draftcast.calibration.engine_log.log import read_engine_log
-from draftcast.calibration.live.composition import compose
-from draftcast.calibration.live.timed_run import composed_steps
+from draftcast.calibration.live.composition import compose, composed_steps
 from draftcast.errors import InputError
 
 START_UNIX_S = 1_795_000_000.0  # 2026-11-18 in UTC

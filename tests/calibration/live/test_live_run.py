@@ -26,18 +26,17 @@ from draftcast.calibration.live import record
 from draftcast.calibration.live.bench_result import import_bench_result
 from draftcast.calibration.live.checkpoint import write_testbed
 from draftcast.calibration.live.client import Client
-from draftcast.calibration.live.http import get
 from draftcast.calibration.live.journal import Journal
-from draftcast.calibration.live.plan import LoadPlan
-from draftcast.calibration.live.run_directory import LiveRun
-from draftcast.calibration.live.server import Server, ServerFlags
+from draftcast.calibration.live.load import LoadPlan
+from draftcast.calibration.live.run_directory import METRICS_BEFORE, LiveRun
+from draftcast.calibration.live.server import Server, ServerFlags, get
 from draftcast.errors import InputError, LiveError, ScenarioError
 from draftcast.kernels.model.catalog import load_model
-from draftcast.scenarios.cli.live_options import stoppable
+from draftcast.scenarios.cli.live import stoppable
 from draftcast.scenarios.cli.main import app
 from draftcast.scenarios.live import run as module
 from draftcast.scenarios.live.run import LiveOptions, live_requests, live_run, server_flags, speculative_config
-from draftcast.scenarios.live.testbed import testbed_scenario as write_scenario
+from draftcast.scenarios.live.run import testbed_scenario as write_scenario
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario
 
@@ -142,10 +141,6 @@ def test_our_own_server_is_started_recorded_and_stopped(testbed: Path, tmp_path:
     # The log: what the server said at its start, and this run's steps without the warm-up's.
     log = read_engine_log(run.folder / "server.log")
     assert (len(log), log["step"].min(), log["block_size"].iloc[0]) == (12 * 8, 4 * 8 + 1, 32)
-    # How fast the cores were, of a server on this host's CPU; this process may use all of its own again.
-    if hasattr(os, "sched_getaffinity"):
-        assert manifest["server_cores"] == sorted(os.sched_getaffinity(0))
-        assert (run.folder / "core_speed.csv").read_text().startswith("time_s,core,spin_s\n")
     assert refuses_connections(manifest["server"]["url"])
 
 
@@ -212,7 +207,7 @@ def test_a_server_that_tells_less_is_recorded_all_the_same(
 def test_without_a_log_only_the_client_s_side_is_there(testbed: Path, server: Server, tmp_path: Path) -> None:
     run = live_run(question(testbed), tmp_path / "run", replace(against(server), server_log=None))
     assert (run.complete, run.server_log, run.manifest["server"]["log"]) == (True, None, False)
-    assert run.metrics_before is not None
+    assert (run.folder / METRICS_BEFORE).is_file()
 
 
 def test_a_slow_client_says_so(server: Server, tmp_path: Path) -> None:
@@ -354,7 +349,7 @@ def test_an_interrupted_run_is_kept_and_its_server_stopped(testbed: Path, tmp_pa
     assert (run.complete, run.manifest["incomplete_reason"]) == (False, "interrupted")
     assert run.chunks["tokens"].sum() == run.requests["output_tokens"].sum() > 0
     assert "stopped" in set(run.requests["error"])
-    assert run.metrics_before is not None
+    assert (run.folder / METRICS_BEFORE).is_file()
     assert refuses_connections(run.manifest["server"]["url"])
 
 

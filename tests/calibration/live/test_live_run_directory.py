@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from paths import DATA
 from samples import LINES
 
 from draftcast.calibration.live.journal import CHUNKS_DTYPES, REQUESTS_DTYPES, Journal, read_journal, tables
@@ -20,6 +21,9 @@ from draftcast.calibration.live.run_directory import (
     is_live_run,
     read_manifest,
 )
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.load import load_profile
+from draftcast.calibration.profile.spec import AffineProfile
 from draftcast.errors import InputError, LiveError
 
 
@@ -62,9 +66,26 @@ def test_a_finished_run_is_read_back(tmp_path: Path) -> None:
     requests, chunks = tables(LINES)
     pd.testing.assert_frame_equal(again.requests, requests)
     pd.testing.assert_frame_equal(again.chunks, chunks)
-    assert again.metrics_after == tmp_path / "run" / METRICS_AFTER
-    assert (again.metrics_before, again.server_log) == (None, None)
+    assert (tmp_path / "run" / METRICS_AFTER).read_text() == "a 1\n"
+    assert again.server_log is None
     assert not (tmp_path / "run" / JOURNAL).exists()
+
+
+def test_an_earlier_version_s_readings_of_core_speed_are_ignored(tmp_path: Path) -> None:
+    writer = LiveRunWriter.create(tmp_path)
+    journal(tmp_path)
+    run = writer.finish()
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    (tmp_path / MANIFEST).write_text(json.dumps({**manifest, "server_cores": [0, 1]}))
+    (tmp_path / "core_speed.csv").write_text("time_s,core,spin_s\n1.0,0,0.00005\n")
+    again = LiveRun.read(tmp_path)
+    assert again.complete
+    pd.testing.assert_frame_equal(again.requests, run.requests)
+    # This profile was fitted with the correction and holds its coefficients.
+    assert "core_speed:" in (DATA / "live_profile/profile.yaml").read_text()
+    profile = load_profile(DATA / "live_profile", load_hardware("cpu"))
+    assert isinstance(profile, AffineProfile)
+    assert not hasattr(profile, "core_speed")
 
 
 def _with_journal(folder: Path) -> Path:

@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 
 from draftcast.calibration.live.checkpoint import draft_folder, weights, write_testbed
-from draftcast.calibration.live.continuation import Continuation, Deck, DraftLayout, shares_of
-from draftcast.calibration.live.prompts import NgramTarget, continuation_prompts, random_prompts
+from draftcast.calibration.live.continuation import (
+    Continuation,
+    Deck,
+    DraftLayout,
+    NgramTarget,
+    continuation_prompts,
+    random_prompts,
+    shares_of,
+)
 from draftcast.errors import InputError, ModelError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.spec import ModelSpec
@@ -68,18 +75,6 @@ def test_rounds_from_a_block_s_start_accept_the_wanted_shares(rates: tuple[float
     accepted = [a for prompt in prompts.tokens for a in rounds(target, draft, int(prompt[-1]), 90, len(rates))]
     found = [float(np.mean(np.array(accepted) >= i)) for i in range(1, len(rates) + 1)]
     assert found == pytest.approx(rates, abs=0.012)
-    assert layout.rates_of(len(rates)) == pytest.approx(rates)
-
-
-def test_a_smaller_k_on_the_same_draft_is_foreseen() -> None:
-    continuation = Continuation.build(32000, seed=0)
-    layout = DraftLayout.build(continuation, (0.8, 0.6, 0.5, 0.4, 0.3), seed=0)
-    prompts = continuation_prompts([2] * 60, [200] * 60, continuation, seed=0, layout=layout)
-    target, draft = continuation.next_token, layout.next_token(continuation)
-    for k in (1, 2, 3, 4):
-        accepted = [a for prompt in prompts.tokens for a in rounds(target, draft, int(prompt[-1]), 200, k)]
-        found = [float(np.mean(np.array(accepted) >= i)) for i in range(1, k + 1)]
-        assert layout.rates_of(k) == pytest.approx(found, abs=0.015)
 
 
 def test_a_request_out_of_step_falls_in_at_the_next_block() -> None:

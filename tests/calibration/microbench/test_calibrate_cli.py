@@ -61,8 +61,8 @@ def command_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: str) 
         seen = SimpleNamespace()
 
         class Spy:
-            def __init__(self, folder: Path, settings: Any, found: Any, plan: Any, kernels: Any, **more: Any) -> None:
-                seen.folder, seen.settings, seen.device, seen.plan = folder, settings, found, plan
+            def __init__(self, folder: Path, found: Any, plan: Any, kernels: Any, **more: Any) -> None:
+                seen.folder, seen.settings, seen.device, seen.plan = folder, plan.settings, found, plan
                 seen.kernels, seen.budget_s = kernels, more["budget_s"]
 
             def __enter__(self) -> Spy:
@@ -194,7 +194,7 @@ def test_control_c_says_how_to_go_on(command: Command, tmp_path: Path) -> None:
     runner.Calibration.measure = interrupted  # type: ignore[method-assign]  # the spy's
     done = CliRunner().invoke(app, ["calibrate", "--device", "cpu", "--out", str(tmp_path / "out")])
     assert done.exit_code == 130
-    assert "the same command goes on" in done.stderr
+    assert "the same command continues from here" in done.stderr
 
 
 class Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,6 @@ from typer.testing import CliRunner
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import calibrate as calibrate_command
 from draftcast.scenarios.cli import calibrate_device as calibrate_cli
-from draftcast.scenarios.cli import engine_log as engine_log_cli
-from draftcast.scenarios.cli import import_timings as import_cli
 from draftcast.scenarios.cli.main import app
 
 SOURCES = {
@@ -25,8 +24,8 @@ SOURCES = {
 }
 FUNCTIONS = {
     "--device": calibrate_cli.calibrate_device,
-    "--engine-log": engine_log_cli.calibrate_engine_log,
-    "--import": import_cli.calibrate_import,
+    "--engine-log": calibrate_command.calibrate_engine_log,
+    "--import": calibrate_command.calibrate_import,
 }
 VALUES: dict[str, list[str]] = {
     "model": ["--model", "Llama-3.1-8B"],
@@ -66,7 +65,7 @@ def refused(*arguments: str) -> str:
 def test_every_option_is_listed_here_and_belongs_to_a_source() -> None:
     options = set(inspect.signature(calibrate_command.calibrate).parameters)
     assert options - {"context", "device", "engine_log", "import_from"} == set(VALUES)
-    assert {option for known, _ in calibrate_command._SOURCES.values() for option in known} == set(VALUES)
+    assert set().union(*calibrate_command.OPTIONS.values()) == set(VALUES)
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -79,11 +78,13 @@ def test_an_option_reaches_its_source_or_is_refused(
     seen: list[dict[str, Any]] = []
     function = FUNCTIONS[source]
 
-    def spy(*given: Any, **options: Any) -> None:
-        seen.append(inspect.signature(function).bind(*given, **options).arguments)
+    def spy(*given: Any) -> None:
+        arguments = inspect.signature(function).bind(*given).arguments
+        groups = [vars(arguments.pop(name)) for name in list(arguments) if is_dataclass(arguments[name])]
+        seen.append({key: value for group in [arguments, *groups] for key, value in group.items()})
 
     monkeypatch.setattr(inspect.getmodule(function), function.__name__, spy)
-    if option not in calibrate_command._SOURCES[source][0]:
+    if option not in calibrate_command.OPTIONS[source]:
         name = "path" if option == "path" else VALUES[option][0]
         message = refused(*SOURCES[source], *VALUES[option])
         assert message.startswith(f"{name}: ")

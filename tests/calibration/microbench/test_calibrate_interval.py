@@ -7,10 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from draftcast.calibration.microbench.interval import MIN_BURSTS, estimate
 from draftcast.calibration.microbench.noise import Levels, Quietness
-from draftcast.calibration.microbench.points import Point
-from draftcast.calibration.microbench.schedule import MAX_VISITS, Progress, next_point
+from draftcast.calibration.microbench.schedule import MAX_VISITS, MIN_BURSTS, Progress, estimate, next_point
+from draftcast.calibration.microbench.shapes import Point
 
 
 def test_one_burst_has_no_interval() -> None:

@@ -17,15 +17,14 @@ import pytest
 from draftcast.calibration.microbench import runner
 from draftcast.calibration.microbench.device import Device
 from draftcast.calibration.microbench.noise import NoiseReading, Quietness
-from draftcast.calibration.microbench.points import Point
-from draftcast.calibration.microbench.runner import Calibration, Settings
-from draftcast.calibration.microbench.shapes import Plan
-from draftcast.calibration.microbench.timer import Burst, BurstLimits, Launch
+from draftcast.calibration.microbench.runner import Calibration
+from draftcast.calibration.microbench.shapes import Plan, Point, Settings
+from draftcast.calibration.microbench.timer import Burst, BurstLimits
 from draftcast.calibration.profile.folder import read_manifest
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError
-from draftcast.kernels.operators.registry import Implementation, Operator, operator
+from draftcast.kernels.operators.registry import Implementation, Launch, Operator, operator
 
 DEVICE = Device("cpu", "a processor", 2, 2, 1 << 20, 1 << 34, clocks={"cpu_mhz": 2000.0}, versions={"torch": "2"})
 SETTINGS = Settings(("tiny",), "0", (1,), ("bf16",), ("bf16",), ("linear", "rmsnorm"), 8, 0)
@@ -34,7 +33,7 @@ POINTS = tuple(
     [Point("linear", "bf16", "", "torch", (("m", m), ("k", 16), ("n", 8))) for m in ROWS]
     + [Point("rmsnorm", "bf16", "", "torch", (("m", m), ("n", 16))) for m in ROWS]
 )
-PLAN = Plan(POINTS, {"does not fit in memory": 3})
+PLAN = Plan(SETTINGS, POINTS, {"does not fit in memory": 3})
 OPERATORS = {name: operator(name) for name in ("linear", "rmsnorm")}
 
 
@@ -80,9 +79,9 @@ def clock_fixture(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def calibration(folder: Path, clock: SimpleNamespace, budget_s: float = 1e6, **changes: Any) -> Calibration:
-    given: dict[str, Any] = {"settings": SETTINGS, "device": DEVICE, "plan": PLAN, "operators": OPERATORS}
+    given: dict[str, Any] = {"device": DEVICE, "plan": PLAN, "operators": OPERATORS}
     given |= {"timer": FakeTimer(clock)} | changes
-    arguments = [given.pop(name) for name in ("settings", "device", "plan", "operators")]
+    arguments = [given.pop(name) for name in ("device", "plan", "operators")]
     return Calibration(folder, *arguments, budget_s=budget_s, **given)
 
 
@@ -115,7 +114,7 @@ def test_it_writes_table_manifest_and_fit(tmp_path: Path, clock: SimpleNamespace
     assert manifest.ceilings.peak_flops["bf16"] == pytest.approx(2.0 * 1024**3 / 0.001)
     assert (tmp_path / "p" / "profile.yaml").is_file()
     assert result.left_out == manifest.left_out
-    assert {entry.operator for entry in result.errors} == {"linear", "rmsnorm"}
+    assert {entry.part.operator for entry in result.errors} == {"linear", "rmsnorm"}
     assert len(seen) == 3 * len(POINTS)
     assert (seen[-1].points, seen[-1].begun) == (len(POINTS), len(POINTS))
     assert [status.left_s for status in seen] == sorted((status.left_s for status in seen), reverse=True)
@@ -151,7 +150,7 @@ def test_a_finished_run_measures_nothing_again(tmp_path: Path, clock: SimpleName
 
 
 def test_a_short_budget_covers_every_operator_and_can_be_raised(tmp_path: Path, clock: SimpleNamespace) -> None:
-    interleaved = Plan(tuple(point for pair in zip(POINTS[:8], POINTS[8:], strict=True) for point in pair))
+    interleaved = Plan(SETTINGS, tuple(point for pair in zip(POINTS[:8], POINTS[8:], strict=True) for point in pair))
     with calibration(tmp_path / "p", clock, budget_s=30.0, plan=interleaved) as run:
         run.measure()
         assert run.spent_s <= 30.0
@@ -238,7 +237,7 @@ def test_no_process_of_an_operator_stays(
         return 0.001
 
     operators = {name: operator(name) for name in ("linear", "all_reduce")}
-    changes = {"plan": Plan((point,), {}), "operators": operators, "timer": FakeTimer(clock, second)}
+    changes = {"plan": Plan(SETTINGS, (point,), {}), "operators": operators, "timer": FakeTimer(clock, second)}
     stopped = pytest.raises(KeyboardInterrupt) if breaks else nullcontext()
     with calibration(tmp_path / "p", clock, **changes) as run, stopped:
         run.measure()
@@ -263,7 +262,7 @@ def test_a_disturbed_burst_is_tried_again(
     monkeypatch.setattr(runner, "NoiseProbe", lambda _cache: Probe(*[1.0, 2.0, 1.0, 1.0] * 100))
     monkeypatch.setattr(runner, "_TRY_S", 10.0)
     timer = FakeTimer(clock, lambda count: 0.001 * (1 + count % 2))
-    with calibration(tmp_path / "p", clock, timer=timer, plan=Plan(POINTS[:2])) as run:
+    with calibration(tmp_path / "p", clock, timer=timer, plan=Plan(SETTINGS, POINTS[:2])) as run:
         run.measure()
         assert run.noise()["quiet_bursts"] == 1.0
         assert set(run.table().frame["seconds"]) == {0.001}, "the second try of each visit"
@@ -297,7 +296,7 @@ def test_a_kernel_that_fails_is_left_out_with_its_reason(tmp_path: Path, clock: 
 
 def test_a_run_in_which_everything_fails_says_why(tmp_path: Path, clock: SimpleNamespace) -> None:
     operators = {**OPERATORS, "rmsnorm": broken(RuntimeError("no such configuration"))}
-    with calibration(tmp_path / "p", clock, operators=operators, plan=Plan(POINTS[8:])) as run:
+    with calibration(tmp_path / "p", clock, operators=operators, plan=Plan(SETTINGS, POINTS[8:])) as run:
         run.measure()
         assert len(lines_of(tmp_path / "p", "failed")) == 8
         with pytest.raises(HardwareError, match="nothing was measured: rmsnorm torch: RuntimeError: no such conf"):
@@ -329,9 +328,9 @@ def test_a_refused_folder_is_left_alone(tmp_path: Path, clock: SimpleNamespace) 
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"settings": replace(SETTINGS, seed=1)}, "seed"),
-        ({"settings": replace(SETTINGS, dtypes=("fp32",))}, "dtypes"),
-        ({"settings": replace(SETTINGS, digest="1")}, "digest"),
+        ({"plan": replace(PLAN, settings=replace(SETTINGS, seed=1))}, "seed"),
+        ({"plan": replace(PLAN, settings=replace(SETTINGS, dtypes=("fp32",)))}, "dtypes"),
+        ({"plan": replace(PLAN, settings=replace(SETTINGS, digest="1"))}, "digest"),
         ({"device": replace(DEVICE, name="another processor")}, "device"),
         ({"device": replace(DEVICE, threads=1)}, "threads"),
         ({"device": replace(DEVICE, driver="999")}, "driver"),

@@ -9,8 +9,21 @@ from typing import Any
 
 import pytest
 
-from draftcast.calibration.microbench.points import Point, Series, doublings, levels, row_grid
-from draftcast.calibration.microbench.shapes import Grid, Plan, cpu_grid, cuda_grid, footprint_bytes, plan
+from draftcast.calibration.microbench.device import Device
+from draftcast.calibration.microbench.shapes import (
+    Grid,
+    Plan,
+    Point,
+    Series,
+    Settings,
+    cpu_grid,
+    cuda_grid,
+    doublings,
+    footprint_bytes,
+    levels,
+    plan,
+    row_grid,
+)
 from draftcast.calibration.profile.table import SHAPE_FIELDS
 from draftcast.errors import HardwareError, ModelError
 from draftcast.kernels.model.catalog import load_model
@@ -18,7 +31,7 @@ from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.registry import Implementation, Operator, operator
 from draftcast.kernels.work.layers import linear_layers, lm_head
 
-EVERYTHING = 1e15
+EVERYTHING = 10**15
 
 
 def nothing(*_: Any) -> Any:
@@ -39,19 +52,12 @@ STUBS = {name: stub(name) for name in SHAPE_FIELDS}
 
 
 def planned(model: str | ModelSpec = "Llama-3.1-8B", grid: Grid | None = None, **changes: Any) -> Plan:
-    given: dict[str, Any] = {
-        "tps": [1],
-        "dtypes": ["bf16"],
-        "kv_dtypes": ["bf16"],
-        "operators": STUBS,
-        "device": "cpu",
-        "memory_bytes": EVERYTHING,
-        "seed": 0,
-    }
-    given |= changes
+    kernels = changes.pop("operators", STUBS)
+    device = Device(changes.pop("device", "cpu"), "a test", 1, 1, 1, changes.pop("memory_bytes", EVERYTHING))
+    given: dict[str, Any] = {"tps": (1,), "dtypes": ("bf16",), "kv_dtypes": ("bf16",), "seed": 0}
+    settings = Settings(("a test",), "0", operators=tuple(kernels), max_rows=512, **(given | changes))
     models = [load_model(model) if isinstance(model, str) else model]
-    tps, dtypes, kv_dtypes, operators = (given.pop(name) for name in ("tps", "dtypes", "kv_dtypes", "operators"))
-    return plan(models, tps, dtypes, kv_dtypes, grid or cpu_grid(512), operators, **given)
+    return plan(models, settings, grid or cpu_grid(512), kernels, device)
 
 
 def values(found: Plan, name: str, operator: str, **fixed: int) -> set[int]:
@@ -165,24 +171,16 @@ def test_formats() -> None:
 
 def test_shared_shapes_are_timed_once() -> None:
     one = planned()
-    same = plan(
-        [load_model("Llama-3.1-8B")] * 2,
-        [1, 1],
-        ["bf16"],
-        ["bf16"],
-        cpu_grid(512),
-        STUBS,
-        device="cpu",
-        memory_bytes=EVERYTHING,
-        seed=0,
-    )
+    device = Device("cpu", "a test", 1, 1, 1, EVERYTHING)
+    settings = replace(one.settings, tps=(1, 1))
+    same = plan([load_model("Llama-3.1-8B")] * 2, settings, cpu_grid(512), STUBS, device)
     assert same.points == one.points
     assert len({point.key for point in one.points}) == len(one.points)
 
 
 def test_a_prefix_covers_every_operator_and_both_ends() -> None:
     found = planned(tps=[2])
-    first = Plan(found.points[: len(found.points) // 5])
+    first = Plan(found.settings, found.points[: len(found.points) // 5])
     assert {point.operator for point in first.points} == {point.operator for point in found.points}
     for layer in linear_layers(load_model("Llama-3.1-8B"), 2):
         assert {1, 512} <= values(first, "m", "linear", k=layer.k, n=layer.n)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from draftcast.calibration.microbench import buffers, ceilings, device, memory, noise, timer
-from draftcast.calibration.microbench.points import Point
-from draftcast.calibration.microbench.timer import BurstLimits, CpuTimer, CudaTimer, Launch
+from draftcast.calibration.microbench import buffers, ceilings, device, noise, timer
+from draftcast.calibration.microbench.shapes import Point
+from draftcast.calibration.microbench.timer import BurstLimits, CpuTimer, CudaTimer
 from draftcast.errors import HardwareError
-from draftcast.kernels.operators.registry import operator
+from draftcast.kernels.operators.registry import Launch, operator
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -196,13 +196,12 @@ def test_ceilings_are_the_best_of_products_and_table() -> None:
     ]
     table = LatencyTable.from_frame(pd.DataFrame(rows).fillna(0))
     rates = {"copy": 5e9, "read": 7e9, "gemm bf16 torch": 1e9, "gemm fp32 torch": 3e9, "gemm fp32 triton": 4e9}
-    kernels = {name: operator(name) for name in ("linear", "ngram")}
-    assert ceilings.ceilings(rates, table, kernels, 1 << 20) == {
+    assert ceilings.ceilings(rates, table, 1 << 20) == {
         "peak_flops": {"bf16": pytest.approx(2e9), "fp32": 4e9},
         "memory_bandwidth_bytes_per_s": 7e9,
     }
     # 600 bytes of bf16 in a microsecond, and no cache that could hold them.
-    assert ceilings.ceilings(rates | {"read": 1e8, "copy": 1e8}, table, kernels, 100)[
+    assert ceilings.ceilings(rates | {"read": 1e8, "copy": 1e8}, table, 100)[
         "memory_bandwidth_bytes_per_s"
     ] == pytest.approx(600e6)
 
@@ -219,10 +218,10 @@ def test_freed_memory_is_kept_and_then_returned() -> None:
     def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
-    with memory.freed_memory_kept():
+    with buffers.freed_memory_kept():
         pass  # what earlier tests freed is returned, and does not serve the next block
     before = resident_bytes()
-    with memory.freed_memory_kept():
+    with buffers.freed_memory_kept():
         torch.ones(1 << 25)  # 128 MiB, freed at once
         assert resident_bytes() - before > 100 << 20
     assert resident_bytes() - before < 50 << 20

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from draftcast.calibration.profile.attention_grid import MAX_NODES, AttentionGrid, FloatArray
 from draftcast.calibration.profile.origin import Origin
 from draftcast.sim.cost import attention_time as at
+from draftcast.sim.cost import step_time as st
 
 QS, BATCHES, CONTEXTS = (1.0, 4.0, 8.0), (1.0, 16.0, 64.0), (128.0, 1024.0, 8192.0)
 
@@ -82,23 +85,20 @@ def test_long_axes_are_thinned_with_both_ends_kept() -> None:
     assert (thin.axes[2][0], thin.axes[2][-1]) == (16.0, 15.0 + 3 * MAX_NODES)
 
 
-def blocks(prefill: bool = False, with_grid: bool = True) -> FloatArray:
-    table = np.zeros((at.N_BLOCKS, at.N_COLUMNS))
-    table[at.B_DECODE, [at.A_T0_S, at.A_QKV_S, at.A_KV_S, at.A_P]] = (3e-6, 1e-9, 1e-8, 1.0)
-    table[at.B_DECODE, at.A_LAYERS] = 1.0
-    table[at.B_DECODE, at.A_HIGH_ROWS] = np.inf
-    table[at.B_DECODE, at.A_ORIGIN] = int(Origin.EXTRAPOLATED)
-    table[at.B_DECODE, at.A_PREFILL] = float(prefill)
-    table[at.B_DECODE, at.A_GRID] = 0.0 if with_grid else -1.0
-    return table
+def kind(prefill: bool = False, with_grid: bool = True) -> Any:
+    record = st.empty_record(at.ATTENTION)
+    record["t0_s"], record["qkv_s"], record["kv_s"], record["p"] = 3e-6, 1e-9, 1e-8, 1.0
+    record["layers"], record["high_rows"], record["origin"] = 1, np.inf, Origin.EXTRAPOLATED
+    record["is_prefill"], record["grid"] = prefill, 0 if with_grid else -1
+    return record
 
 
-def compiled(table: FloatArray, flat: FloatArray, q: float, seqs: float, context: float) -> tuple[float, FloatArray]:
-    origins = np.zeros(3)
+def compiled(record: Any, flat: FloatArray, q: float, seqs: float, context: float) -> tuple[float, FloatArray]:
+    out = st.empty_record(st.TIMES)
     qkv, kv = q * seqs * context, seqs * context
     logs = at.log_sizes(flat, kv, q * seqs, seqs)
-    seconds = at.attention_seconds(table, flat, at.B_DECODE, qkv, kv, q * seqs, seqs, logs, origins, 0, 1.0)
-    return seconds, origins
+    seconds = at.attention_seconds(record, flat, qkv, kv, q * seqs, seqs, logs, 1.0, out)
+    return seconds, out["by_origin_s"]
 
 
 def test_the_compiled_twin_interpolates_as_the_grid_does() -> None:
@@ -108,16 +108,16 @@ def test_the_compiled_twin_interpolates_as_the_grid_does() -> None:
     for _ in range(300):
         q, seqs, context = np.exp(rng.uniform(np.log([1, 1, 128]), np.log([8, 64, 8192])))
         log_s, _ = whole.log_seconds(np.asarray([q]), np.asarray([seqs]), np.asarray([context]))
-        seconds, origins = compiled(blocks(), flat, q, seqs, context)
+        seconds, origins = compiled(kind(), flat, q, seqs, context)
         assert seconds == pytest.approx(np.exp(log_s[0]), rel=1e-9)
         assert origins[int(Origin.INTERPOLATED)] == seconds == origins.sum()
 
 
 @pytest.mark.parametrize(("q", "seqs", "context"), [(16, 32, 512), (2, 256, 512), (2, 32, 64), (2, 32, 65536)])
 def test_beyond_the_grid_the_roofline_stretches_its_edge(q: float, seqs: float, context: float) -> None:
-    seconds, origins = compiled(blocks(), at.flat_grid(grid(), 1), q, seqs, context)
+    seconds, origins = compiled(kind(), at.flat_grid(grid(), 1), q, seqs, context)
     clamped = (min(q, 8.0), min(seqs, 64.0), min(max(context, 128.0), 8192.0))
-    edge, _ = compiled(blocks(), at.flat_grid(grid(), 1), *clamped)
+    edge, _ = compiled(kind(), at.flat_grid(grid(), 1), *clamped)
     ratio = fitted(*np.asarray([q, seqs, context])) / fitted(*np.asarray(clamped))
     assert seconds == pytest.approx(edge * ratio, rel=1e-9)
     assert origins[int(Origin.EXTRAPOLATED)] == seconds
@@ -130,18 +130,18 @@ def test_a_node_is_itself_whatever_its_neighbours_are() -> None:
         log_s = np.log(np.arange(1.0, 28.0)).reshape(3, 3, 3)
         alone = (np.arange(27) == at_node).reshape(3, 3, 3)
         flat = at.flat_grid(AttentionGrid(axes, log_s, alone), 1)
-        seconds, origins = compiled(blocks(), flat, *point)
+        seconds, origins = compiled(kind(), flat, *point)
         assert seconds == pytest.approx(at_node + 1.0, rel=1e-12)
         assert origins[int(Origin.INTERPOLATED)] == seconds
 
 
 def test_layers_multiply() -> None:
-    once, _ = compiled(blocks(), at.flat_grid(grid(), 1), 1, 8, 512)
-    assert compiled(blocks(), at.flat_grid(grid(), 32), 1, 8, 512)[0] == pytest.approx(32 * once, rel=1e-12)
+    once, _ = compiled(kind(), at.flat_grid(grid(), 1), 1, 8, 512)
+    assert compiled(kind(), at.flat_grid(grid(), 32), 1, 8, 512)[0] == pytest.approx(32 * once, rel=1e-12)
 
 
 def test_without_a_grid_the_roofline_speaks() -> None:
-    seconds, origins = compiled(blocks(with_grid=False), np.zeros(1), 4, 16, 1000)
+    seconds, origins = compiled(kind(with_grid=False), np.zeros(1), 4, 16, 1000)
     assert seconds == pytest.approx(float(fitted(*np.asarray([4.0, 16.0, 1000.0]))), rel=1e-12)
     assert origins[int(Origin.EXTRAPOLATED)] == seconds
 
@@ -153,14 +153,13 @@ def test_ragged_prefill_counts_its_own_pairs() -> None:
         points, np.asarray([1e-6 * b * r * c for r, b, c in points]), lambda r, b, c: 1e-6 * b * r * c
     )
     flat = at.flat_grid(whole, 1)
-    origins = np.zeros(3)
 
     def prefill(chunks: tuple[int, ...]) -> float:
         pairs = sum(c * (c + 1) / 2 for c in chunks)
         tokens, count = sum(chunks), len(chunks)
         logs = at.log_sizes(flat, tokens, tokens, count)
-        table = blocks(prefill=True)
-        return at.attention_seconds(table, flat, at.B_DECODE, pairs, tokens, tokens, count, logs, origins, 0, 1.0)
+        out = st.empty_record(st.TIMES)
+        return at.attention_seconds(kind(prefill=True), flat, pairs, tokens, tokens, count, logs, 1.0, out)
 
     def roofline(chunks: tuple[int, ...]) -> float:
         return 3e-6 + 1e-9 * sum(c * (c + 1) / 2 for c in chunks) + 1e-8 * sum(chunks)

@@ -15,25 +15,26 @@ from typer.testing import CliRunner
 from draftcast.calibration.profile.folder import FIT, MANIFEST, TABLE, write_manifest
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.held_out import held_out
-from draftcast.calibration.profile.load import AffineProfile, RooflineProfile, load_profile
+from draftcast.calibration.profile.load import load_profile
 from draftcast.calibration.profile.origin import Origin
 from draftcast.calibration.profile.roofline import Roofline
 from draftcast.calibration.profile.roofline_fit import fit_profile, fit_roofline
+from draftcast.calibration.profile.spec import AffineProfile, RooflineProfile
 from draftcast.calibration.profile.table import SHAPE_FIELDS, LatencyTable, read_points
 from draftcast.errors import HardwareError, InputError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.operators import registry
 from draftcast.scenarios.cli.main import app
 from draftcast.sim.cost import step_time as st
-from draftcast.sim.cost.methods import METHODS
+from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.step_cost import compile_step_cost
 
 H100 = load_hardware("h100-sxm")
 TRUE = {
-    "linear": Roofline(3e-6, 0.7, 0.8, 2.5),
-    "attention_decode": Roofline(5e-6, 0.4, 0.6, 3.0),
-    "attention_prefill": Roofline(6e-6, 0.5, 0.5, 2.0),
-    "rmsnorm": Roofline(2e-6, 0.5, 0.7, 4.0),
+    "linear": Roofline(3e-6, 0.7, 0.8, 2.5, Origin.MEASURED, "a test"),
+    "attention_decode": Roofline(5e-6, 0.4, 0.6, 3.0, Origin.MEASURED, "a test"),
+    "attention_prefill": Roofline(6e-6, 0.5, 0.5, 2.0, Origin.MEASURED, "a test"),
+    "rmsnorm": Roofline(2e-6, 0.5, 0.7, 4.0, Origin.MEASURED, "a test"),
 }
 LAYERS = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (4096, 128256))
 HEADS = {"heads": 32, "kv_heads": 8, "head_dim": 128}
@@ -84,7 +85,7 @@ def loaded(folder: Path) -> RooflineProfile:
 
 
 def test_the_fit_finds_the_roofline_the_times_came_from(folder: Path) -> None:
-    fitted = loaded(folder).operator("linear", "bf16").roofline
+    fitted = loaded(folder).operator("linear", "bf16")
     true = TRUE["linear"]
     assert (fitted.t0_s, fitted.e_c, fitted.e_m) == pytest.approx((true.t0_s, true.e_c, true.e_m), rel=0.03)
     assert fitted.p == pytest.approx(true.p, rel=0.1)
@@ -111,8 +112,8 @@ def test_decode_of_single_queries_takes_its_compute_efficiency_from_prefill(tmp_
     only = frame[(frame["operator"] != "attention_decode") | (frame["q"] == 1)]
     fit_profile(write_profile(tmp_path / "q1", only), H100)
     profile = loaded(tmp_path / "q1")
-    prefill = profile.operator("attention_prefill", "bf16").roofline.e_c
-    assert profile.operator("attention_decode", "bf16").roofline.e_c == pytest.approx(prefill, rel=1e-4)
+    prefill = profile.operator("attention_prefill", "bf16").e_c
+    assert profile.operator("attention_decode", "bf16").e_c == pytest.approx(prefill, rel=1e-4)
 
 
 def test_held_out_points_are_inner_ones_and_always_the_same() -> None:
@@ -127,8 +128,8 @@ def test_held_out_points_are_inner_ones_and_always_the_same() -> None:
 
 def test_held_out_errors_are_reported_and_grow_with_noise(folder: Path, tmp_path: Path) -> None:
     _, clean = fit_profile(folder, H100)
-    assert {entry.operator for entry in clean} == set(TRUE)
-    linear = next(entry for entry in clean if entry.operator == "linear").interpolated
+    assert {entry.part.operator for entry in clean} == set(TRUE)
+    linear = next(entry for entry in clean if entry.part.operator == "linear").interpolated
     assert linear.points > 10
     assert linear.median < 0.01
     frame = points("linear")
@@ -141,10 +142,8 @@ def test_held_out_errors_are_reported_and_grow_with_noise(folder: Path, tmp_path
 def test_step_seconds_are_the_sum_of_the_measured_ones(folder: Path) -> None:
     profile = loaded(folder)
     model = load_model("Llama-3.1-8B")
-    cost = compile_step_cost(
-        model, METHODS["none"], None, 0, 1, None, "bf16", "auto", profile, H100, 8192, 256, cudagraph_capture_sizes=[64]
-    )
-    features, out = np.empty(st.N_FEATURES), np.empty(st.N_OUT)
+    cost = compile_step_cost(EngineConfig(cudagraph_capture_sizes=(64,)), model, None, profile, H100)
+    features, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     st.decode_features(cost, 64, 0, 1023.0, features)
     st.step_time(cost, features, out)
 
@@ -160,10 +159,10 @@ def test_step_seconds_are_the_sum_of_the_measured_ones(folder: Path) -> None:
     norms = 64 * one("rmsnorm", m=64, n=4096)
     measured = linear + attention + norms
     # What the table lacks (rotary, activation, embedding, the last norm) is the rest, from the assumed roofline.
-    assert measured < out[st.O_TARGET] < measured + 1e-3
-    assert out[st.O_ORIGIN_MEASURED] == pytest.approx(linear + norms + one("linear", m=64, k=4096, n=128256), rel=1e-6)
-    assert out[st.O_ORIGIN_INTERPOLATED] == pytest.approx(attention, rel=1e-6)
-    assert out[st.O_ORIGIN_EXTRAPOLATED] > 0
+    assert measured < out["target_s"] < measured + 1e-3
+    assert out["by_origin_s"][0] == pytest.approx(linear + norms + one("linear", m=64, k=4096, n=128256), rel=1e-6)
+    assert out["by_origin_s"][1] == pytest.approx(attention, rel=1e-6)
+    assert out["by_origin_s"][2] > 0
 
 
 def test_verification_comes_from_its_own_measured_points(folder: Path) -> None:
@@ -210,8 +209,8 @@ def test_a_text_search_is_kept_and_gets_no_roofline(tmp_path: Path) -> None:
     ]  # fmt: skip
     path = write_profile(tmp_path / "searched", pd.concat([points("linear"), pd.DataFrame(searches)]).fillna(0))
     fits, errors = fit_profile(path, H100)
-    assert {fit.family for fit in fits} == {"linear"}
-    assert {entry.operator for entry in errors} == {"linear"}
+    assert {family for family, _ in fits} == {"linear"}
+    assert {entry.part.operator for entry in errors} == {"linear"}
     covered = json.loads(run("profile", "show", str(path), "--json"))["coverage"]
     assert [row["points"] for row in covered if row["operator"] == "ngram"] == [6]
     run("profile", "plot", str(path), "--out", str(tmp_path / "roof.html"))
@@ -251,7 +250,7 @@ def test_a_whole_step_fit_stands_in_a_folder_without_a_table(tmp_path: Path, fol
     assert list(manifest.files) == [FIT]
     profile = load_profile(tmp_path, H100)
     assert isinstance(profile, AffineProfile)
-    assert (profile.target_sequence_s, profile.draft_pass_s) == (1e-4, 2e-3)
+    assert (profile.target.sequence_s, profile.draft.pass_s) == (1e-4, 2e-3)
     shown = CliRunner().invoke(app, ["profile", "show", str(tmp_path), "--json"])
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout)["target_sequence_s"] == 1e-4

@@ -9,16 +9,9 @@ import pytest
 import yaml
 
 from draftcast.calibration.profile.hardware import hardware_names, load_hardware
-from draftcast.calibration.profile.load import (
-    OPERATORS,
-    PROFILE_FOLDER,
-    AffineProfile,
-    FrontEnd,
-    RooflineProfile,
-    load_profile,
-    profile_names,
-)
+from draftcast.calibration.profile.load import PROFILE_FOLDER, load_profile, profile_names
 from draftcast.calibration.profile.origin import Origin
+from draftcast.calibration.profile.spec import OPERATORS, AffineProfile, FrontEnd, Host, RooflineProfile
 from draftcast.errors import HardwareError
 from draftcast.kernels.operators.cost import Work
 
@@ -73,20 +66,20 @@ def test_default_fits_every_device_and_is_a_guess(device: str) -> None:
 def test_affine_coefficients_are_the_published_ones() -> None:
     profile = load_profile(AFFINE, H100)
     assert isinstance(profile, AffineProfile)
-    assert (profile.target_fixed_s, profile.target_row_s, profile.target_kv_token_s) == (
+    assert (profile.target.fixed_s, profile.target.row_s, profile.target.kv_token_s) == (
         5.88590713e-03,
         2.10103129e-05,
         3.92645679e-08,
     )
-    assert (profile.draft_fixed_s, profile.draft_token_s, profile.draft_kv_token_s) == (
+    assert (profile.draft.fixed_s, profile.draft.draft_token_s, profile.draft.kv_token_s) == (
         2.13526175e-03,
         8.41429603e-07,
         2.37768493e-09,
     )
-    assert (profile.ngram_fraction, profile.overhead_s) == (0.005875, 1.20683946e-03)
+    assert (profile.ngram.fraction_of_target, profile.overhead_s) == (0.005875, 1.20683946e-03)
     assert profile.fitted_sequences == (1, 64)
     assert "2601.11580" in profile.source
-    assert (profile.target_sequence_s, profile.draft_pass_s, profile.enforce_eager) == (0.0, 0.0, False)
+    assert (profile.target.sequence_s, profile.draft.pass_s, profile.enforce_eager) == (0.0, 0.0, False)
 
 
 def affine_with(tmp_path: Path, **sections: object) -> AffineProfile:
@@ -103,16 +96,16 @@ def affine_with(tmp_path: Path, **sections: object) -> AffineProfile:
 
 def test_what_a_live_calibration_adds_to_an_affine_fit(tmp_path: Path) -> None:
     plain = affine_with(tmp_path)
-    assert (plain.target_rows, plain.target_logit_row_s, plain.draft_row_s, plain.front_end) == ((), 0.0, 0.0, None)
+    assert (plain.target.rows, plain.target.logit_row_s, plain.draft.row_s, plain.front_end) == ((), 0.0, 0.0, None)
     target = {"rows": [[1, 0.0], [8, 0.25]], "query_kv_s": 1e-9, "prefill_query_kv_s": 2e-9, "logit_row_s": 3e-9}
     front_end = {"request_s": 0.002, "output_s": 0.001, "output_sequence_s": 1e-4, "turnaround_s": 0.003}
     search = {"step_s": 4e-9, "sequence_s": 5e-9, "token_s": 6e-9}
     profile = affine_with(tmp_path, target=target, draft={"row_s": 7e-9}, ngram=search, front_end=front_end)
-    assert profile.target_rows == ((1.0, 0.0), (8.0, 0.25))
+    assert profile.target.rows == ((1.0, 0.0), (8.0, 0.25))
     assert profile.front_end == FrontEnd(**front_end)
     found = [
-        profile.target_query_kv_s, profile.target_prefill_query_kv_s, profile.target_logit_row_s, profile.ngram_step_s,
-        profile.ngram_sequence_s, profile.ngram_token_s, profile.draft_row_s,
+        profile.target.query_kv_s, profile.target.prefill_query_kv_s, profile.target.logit_row_s, profile.ngram.step_s,
+        profile.ngram.sequence_s, profile.ngram.token_s, profile.draft.row_s,
     ]  # fmt: skip
     assert found == [1e-9, 2e-9, 3e-9, 4e-9, 5e-9, 6e-9, 7e-9]
 
@@ -150,9 +143,9 @@ def test_dtype_entry_replaces_the_family(tmp_path: Path) -> None:
         "fp8": {"t0_s": 0.0, "e_c": 0.6, "e_m": 0.6, "p": 2, "origin": "measured", "source": "a test"}
     }
     profile = loaded(tmp_path, values)
-    assert profile.operator("linear", "fp8").roofline.e_c == 0.6
+    assert profile.operator("linear", "fp8").e_c == 0.6
     assert profile.operator("linear", "fp8").origin is Origin.MEASURED
-    assert profile.operator("linear", "bf16").roofline.e_c == 0.8
+    assert profile.operator("linear", "bf16").e_c == 0.8
 
 
 def test_outside_the_fitted_rows_is_extrapolated(tmp_path: Path) -> None:
@@ -186,7 +179,7 @@ def test_checksum_is_stable_and_sees_every_number(tmp_path: Path) -> None:
     assert profile.checksum() == default_profile().checksum()
     assert len(profile.checksum()) == 64
     changed = [
-        dataclasses.replace(profile, h0_s=profile.h0_s * 2),
+        dataclasses.replace(profile, host=Host(profile.host.h0_s * 2, profile.host.h1_s)),
         dataclasses.replace(profile, source="elsewhere"),
         dataclasses.replace(profile, hardware=load_hardware("h200")),
     ]
@@ -201,7 +194,7 @@ def test_checksum_is_stable_and_sees_every_number(tmp_path: Path) -> None:
 
 def test_profiles_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        default_profile().h0_s = 0.0  # type: ignore[misc]
+        default_profile().name = "other"  # type: ignore[misc]
 
 
 def test_unknown_name_lists_the_choices() -> None:
@@ -226,7 +219,10 @@ def edited(old: str, new: str) -> str:
         (edited("e_c: 0.80", "e_c: 1.2"), r"operators\.linear\.e_c = 1\.2"),
         (edited("p: 4,", "p: .nan,"), r"operators\.linear\.p = nan"),
         (edited("p: 4,", "p: 0.5,"), r"operators\.linear\.p = 0\.5"),
-        (edited("origin: extrapolated", "origin: guessed"), r"operators\.linear\.origin = 'guessed': .*'measured'"),
+        (
+            edited("origin: extrapolated", "origin: guessed"),
+            r"operators\.linear\.origin = 'guessed': must be one of measured",
+        ),
         (
             edited("p: 4,", "p: 4, fitted_rows: [9, 2],"),
             r"operators\.linear\.fitted_rows = \[9, 2\]: must be \[low, high",
@@ -239,6 +235,9 @@ def edited(old: str, new: str) -> str:
         ("operators: [1", r"not valid YAML"),
         ("just text", r"must hold a mapping"),
         ("", r"must hold a mapping"),
+        (edited("kind: roofline", "kind: [roofline]"), r"kind = \['roofline'\]: must be one of roofline, affine"),
+        (edited("date:", "measured: null\ndate:"), r"measured = None: unknown key"),
+        (edited("p: 4,", "p: 4, dtypes: {fp9: {}},"), r"dtypes\.fp9 = 'fp9': must be one of fp32, bf16, "),
     ],
 )
 def test_bad_file_is_one_line_that_names_it(tmp_path: Path, text: str, message: str) -> None:

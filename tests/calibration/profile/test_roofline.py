@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from draftcast.calibration.profile.origin import Origin
 from draftcast.calibration.profile.roofline import Roofline, soft_max, soft_max_scalar
+from draftcast.calibration.yaml_text import validated
 from draftcast.errors import HardwareError
 
 SECONDS = st.floats(0.0, 1e3, allow_nan=False)
+STANDING = {"origin": Origin.MEASURED, "source": "a test"}
 SHARPNESS = st.one_of(st.sampled_from([1.0, 2.0, 4.0, math.inf]), st.floats(1.0, 64.0))
 
 
@@ -25,30 +28,30 @@ SHARPNESS = st.one_of(st.sampled_from([1.0, 2.0, 4.0, math.inf]), st.floats(1.0,
 )
 def test_hand_computed_sharpness(p: float, expected_s: float) -> None:
     # 15e9 FLOP at half of 1e12 FLOP/s: 0.03 s; 16e9 bytes at 0.8 of 0.5e12 bytes/s: 0.04 s.
-    fit = Roofline(t0_s=1e-6, e_c=0.5, e_m=0.8, p=p)
+    fit = Roofline(t0_s=1e-6, e_c=0.5, e_m=0.8, p=p, **STANDING)
     assert fit.seconds(15e9, 16e9, 1e12, 0.5e12) == pytest.approx(expected_s, rel=1e-12)
 
 
 def test_each_number_moves_the_time() -> None:
-    base = Roofline(t0_s=1e-6, e_c=0.5, e_m=0.8, p=2.0)
+    base = Roofline(t0_s=1e-6, e_c=0.5, e_m=0.8, p=2.0, **STANDING)
     others = [
-        Roofline(t0_s=2e-6, e_c=0.5, e_m=0.8, p=2.0),
-        Roofline(t0_s=1e-6, e_c=0.6, e_m=0.8, p=2.0),
-        Roofline(t0_s=1e-6, e_c=0.5, e_m=0.7, p=2.0),
-        Roofline(t0_s=1e-6, e_c=0.5, e_m=0.8, p=3.0),
+        Roofline(t0_s=2e-6, e_c=0.5, e_m=0.8, p=2.0, **STANDING),
+        Roofline(t0_s=1e-6, e_c=0.6, e_m=0.8, p=2.0, **STANDING),
+        Roofline(t0_s=1e-6, e_c=0.5, e_m=0.7, p=2.0, **STANDING),
+        Roofline(t0_s=1e-6, e_c=0.5, e_m=0.8, p=3.0, **STANDING),
     ]
     times = {float(fit.seconds(15e9, 16e9, 1e12, 0.5e12)) for fit in [base, *others]}
     assert len(times) == 5
 
 
 def test_work_broadcasts() -> None:
-    fit = Roofline(0.0, 1.0, 1.0, math.inf)
+    fit = Roofline(0.0, 1.0, 1.0, math.inf, **STANDING)
     seconds = fit.seconds(np.array([1.0, 8.0]), np.array([[2.0], [4.0]]), 1.0, 1.0)
     assert seconds.tolist() == [[2.0, 8.0], [4.0, 8.0]]
 
 
 def test_no_work_takes_t0() -> None:
-    assert Roofline(3e-6, 0.8, 0.8, 4.0).seconds(0.0, 0.0, 1e12, 1e12) == 3e-6
+    assert Roofline(3e-6, 0.8, 0.8, 4.0, **STANDING).seconds(0.0, 0.0, 1e12, 1e12) == 3e-6
 
 
 @settings(deadline=None)  # the first example compiles
@@ -85,9 +88,9 @@ def test_no_overflow_at_large_p() -> None:
     ],
 )
 def test_bad_number_is_named(key: str, value: float) -> None:
-    numbers = {"t0_s": 0.0, "e_c": 0.8, "e_m": 0.8, "p": 4.0, key: value}
-    with pytest.raises(HardwareError, match=f"^{key} = ") as caught:
-        Roofline(**numbers)
+    numbers = {"t0_s": 0.0, "e_c": 0.8, "e_m": 0.8, "p": 4.0, "origin": "measured", "source": "a test", key: value}
+    with pytest.raises(HardwareError, match=f"^a.yaml: {key} = ") as caught:
+        validated(TypeAdapter(Roofline), numbers, "a.yaml", HardwareError)
     assert caught.value.key == key
 
 

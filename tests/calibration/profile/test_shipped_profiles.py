@@ -16,7 +16,7 @@ from draftcast.scenarios.cli.main import app
 from draftcast.scenarios.show.profile_compare import Step, step_cost, step_parts
 from draftcast.scenarios.show.profile_view import open_profile
 from draftcast.sim.cost import step_time as st
-from draftcast.sim.cost.methods import METHODS
+from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.step_cost import compile_step_cost
 
 MEASURED = ("a100-80g", "b200", "h100-sxm", "h200", "l40s", "rtx-pro-6000")
@@ -79,7 +79,7 @@ def test_every_bundled_model_has_a_step_cost_at_every_degree(name: str) -> None:
     hardware = load_hardware(name)
     profile = load_profile(None, hardware)
     assert profile.name == name
-    features, out = np.empty(st.N_FEATURES), np.empty(st.N_OUT)
+    features, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     measured_by_degree: dict[tuple[str, int], float] = {}
     for model in map(load_model, model_names()):
         for tp in (1, 2, 4, 8):
@@ -87,16 +87,15 @@ def test_every_bundled_model_has_a_step_cost_at_every_degree(name: str) -> None:
                 model.check_tensor_parallel(tp)
             except ModelError:
                 continue
-            cost = compile_step_cost(
-                model, METHODS["none"], None, 0, tp, None, "bf16", "auto", profile, hardware, 64, 64
-            )  # fmt: skip
+            config = EngineConfig(tensor_parallel_size=tp, max_num_batched_tokens=64, max_num_seqs=64)
+            cost = compile_step_cost(config, model, None, profile, hardware)
             st.decode_features(cost, 16, 0, 1024.0, features)
             st.step_time(cost, features, out)
-            device_s = out[st.O_TARGET] + out[st.O_SAMPLE]
+            device_s = out["target_s"] + out["sample_s"]
             weights_s = 2.0 * model.num_active_parameters / tp / hardware.memory_bandwidth_bytes_per_s
-            assert np.isfinite(out).all()
+            assert np.isfinite(device_s)
             assert device_s > 0.9 * weights_s, f"{model.name} tp {tp}"
-            measured_by_degree[model.name, tp] = 1.0 - out[st.O_ORIGIN_EXTRAPOLATED] / device_s
+            measured_by_degree[model.name, tp] = 1.0 - out["by_origin_s"][2] / device_s
     assert len(measured_by_degree) == 73
     # Most of a dense Llama's step rests on measured times, straight or interpolated.
     for tp in (1, 2, 4, 8):
@@ -107,7 +106,7 @@ def test_every_bundled_model_has_a_step_cost_at_every_degree(name: str) -> None:
 def test_verification_is_marked_extrapolated() -> None:
     """The source timed single queries: the share that no measurement backs grows with k by the attention's."""
     opened = open_profile("h100-sxm")
-    features, out = np.empty(st.N_FEATURES), np.empty(st.N_OUT)
+    features, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     extrapolated = {}
     for k in (0, 4):
         step = Step(LLAMA, "ngram", k)
@@ -115,5 +114,5 @@ def test_verification_is_marked_extrapolated() -> None:
         st.decode_features(cost, 64, k, 1024.0, features)
         st.step_time(cost, features, out)
         attention = step_parts(opened, cost, step, 64)["target: attention"]
-        extrapolated[k] = out[st.O_ORIGIN_EXTRAPOLATED]
+        extrapolated[k] = out["by_origin_s"][2]
     assert extrapolated[4] - extrapolated[0] > 0.9 * attention

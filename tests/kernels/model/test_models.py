@@ -11,7 +11,7 @@ import pytest
 
 from draftcast.errors import ModelError
 from draftcast.kernels.model import drafters
-from draftcast.kernels.model.architectures import ARCHITECTURES
+from draftcast.kernels.model.architectures import ARCHITECTURES, spec_from_config
 from draftcast.kernels.model.catalog import load_model, model_names
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import attention_work
@@ -193,10 +193,10 @@ def test_broken_files_are_named(tmp_path: Path, content: bytes) -> None:
 
 def test_unknown_architecture_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match=r"MambaForCausalLM.*LlamaForCausalLM") as error:
-        ModelSpec.from_config({"architectures": ["MambaForCausalLM"]}, "x")
+        spec_from_config({"architectures": ["MambaForCausalLM"]}, "x")
     assert all(name in str(error.value) for name in ARCHITECTURES)
     with pytest.raises(ModelError, match="architectures"):
-        ModelSpec.from_config({"hidden_size": 8}, "x")
+        spec_from_config({"hidden_size": 8}, "x")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_unknown_architecture_is_refused_by_name() -> None:
 )
 def test_bad_fields_are_named(model: str, key: str, value: object) -> None:
     with pytest.raises(ModelError, match=r"^conf: ") as error:
-        ModelSpec.from_config({**config_of(model), key: value}, "conf")
+        spec_from_config({**config_of(model), key: value}, "conf")
     names = {"first_k_dense_replace": "first_k_dense_layers"}
     assert names.get(key, key) in str(error.value)
     assert "\n" not in str(error.value)
@@ -231,21 +231,21 @@ def test_bad_fields_are_named(model: str, key: str, value: object) -> None:
 def test_head_dim_is_derived_when_absent() -> None:
     config = config_of("Llama-3.1-8B")
     del config["head_dim"]
-    assert ModelSpec.from_config(config, "Llama-3.1-8B") == load_model("Llama-3.1-8B")
+    assert spec_from_config(config, "Llama-3.1-8B") == load_model("Llama-3.1-8B")
     with pytest.raises(ModelError, match="hidden_size"):
-        ModelSpec.from_config({**config, "hidden_size": 4100}, "x")
+        spec_from_config({**config, "hidden_size": 4100}, "x")
 
 
 def test_mistral_and_qwen2_quirks() -> None:
     base = {**config_of("Llama-3.1-8B"), "architectures": ["MistralForCausalLM"], "sliding_window": 4096}
-    mistral = ModelSpec.from_config(base, "mistral")
+    mistral = spec_from_config(base, "mistral")
     assert (mistral.sliding_window, mistral.num_sliding_layers) == (4096, 32)
     qwen = {**config_of("Llama-3.1-8B"), "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": False}
-    qwen2 = ModelSpec.from_config({**qwen, "sliding_window": 4096}, "qwen2")
+    qwen2 = spec_from_config({**qwen, "sliding_window": 4096}, "qwen2")
     assert qwen2.num_sliding_layers == 0
     assert qwen2.num_parameters == 8_030_261_248 + 32 * (4096 + 2 * 1024)  # biases on q, k, v alone
     partly = {**qwen, "use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20}
-    assert ModelSpec.from_config(partly, "qwen2").num_sliding_layers == 12
+    assert spec_from_config(partly, "qwen2").num_sliding_layers == 12
 
 
 def test_gpt_oss_alternates() -> None:
@@ -253,7 +253,7 @@ def test_gpt_oss_alternates() -> None:
     assert (model.sliding_window, model.num_sliding_layers) == (128, 12)
     config = config_of("gpt-oss-20b")
     del config["layer_types"]
-    assert ModelSpec.from_config(config, "gpt-oss-20b") == model
+    assert spec_from_config(config, "gpt-oss-20b") == model
 
 
 def test_opt_350m_projects_and_has_no_final_norm() -> None:
@@ -266,7 +266,7 @@ def test_opt_350m_projects_and_has_no_final_norm() -> None:
         "word_embed_proj_dim": 512,
         "do_layer_norm_before": False,
     }
-    assert ModelSpec.from_config(config, "opt-350m").num_parameters == 331_196_416
+    assert spec_from_config(config, "opt-350m").num_parameters == 331_196_416
 
 
 def _fingerprint(model: ModelSpec) -> object:

@@ -17,7 +17,7 @@ from draftcast.errors import HardwareError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.operators import paged, paged_torch
 from draftcast.kernels.operators.attention import attention_work
-from draftcast.kernels.operators.registry import operator
+from draftcast.kernels.operators.registry import Draw, operator
 from draftcast.kernels.operators.triton import attention as paged_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -52,9 +52,9 @@ def make(
         "batch": batch, "q": q, "context": context, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
         "window": window, "tree": tree,
     }  # fmt: skip
-    inputs = paged.make_inputs(shape, dtype, kv_dtype or dtype, DEVICE, generator, ragged=True)
+    inputs = paged.draw_inputs(shape, Draw(dtype, kv_dtype or dtype, DEVICE, generator), ragged=True)
     if lengths is not None:
-        whole = paged.make_inputs(shape, dtype, kv_dtype or dtype, DEVICE, generator)
+        whole = paged.draw_inputs(shape, Draw(dtype, kv_dtype or dtype, DEVICE, generator))
         inputs = {**whole, "context_lens": torch.tensor(lengths, dtype=torch.int32, device=DEVICE)}
     poison(inputs)
     return inputs

@@ -13,6 +13,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from draftcast.kernels.operators import paged, paged_torch
+from draftcast.kernels.operators.registry import Draw
 from draftcast.kernels.operators.triton import attention as paged_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -29,7 +30,7 @@ def make(q: int, *, window: int = 0, tree: int = 1, dtype: str = "fp32", kv_dtyp
     shape = {
         "batch": 2, "q": q, "context": 70, "heads": 4, "kv_heads": 2, "head_dim": 16, "window": window, "tree": tree,
     }  # fmt: skip
-    inputs = paged.make_inputs(shape, dtype, kv_dtype or dtype, DEVICE, generator, ragged=True)
+    inputs = paged.draw_inputs(shape, Draw(dtype, kv_dtype or dtype, DEVICE, generator), ragged=True)
     for cache in (inputs["key_cache"], inputs["value_cache"]):
         cache.view(torch.uint8)[0] = 0x7F if cache.element_size() == 1 else 0xFF
     return inputs
@@ -68,12 +69,18 @@ def test_window_goes_by_depth_in_the_tree(name: str, window: int) -> None:
     torch.testing.assert_close(run(name, inputs).double(), paged.reference(inputs)["out"], rtol=0, atol=1e-5)
 
 
+def chain_tree(batch: int, q: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mask and depths of a chain: what causal order is as a tree."""
+    masks = torch.tensor([(2 << token) - 1 for token in range(q)], dtype=torch.int64, device=DEVICE)
+    return masks.expand(batch, q).contiguous(), torch.arange(q, dtype=torch.int32, device=DEVICE).repeat(batch, 1)
+
+
 @both
 @pytest.mark.parametrize("window", [0, 3])
 @pytest.mark.parametrize("q", [4, 17])
 def test_a_chain_as_a_tree_is_causal(name: str, q: int, window: int) -> None:
     inputs = make(q, window=window, tree=0, seed=q)
-    masks, depths = paged.chain_tree(2, q, DEVICE)
+    masks, depths = chain_tree(2, q)
     chain = {**inputs, "tree": masks, "depths": depths}
     # A causal row tile may start its window later than a tree's, which regroups the sums.
     torch.testing.assert_close(run(name, chain), run(name, inputs), rtol=0, atol=2e-6)
@@ -115,7 +122,7 @@ def test_visible_by_hand() -> None:
 def test_random_trees_are_trees() -> None:
     generator = torch.Generator(DEVICE)
     generator.manual_seed(0)
-    masks, depths = paged.random_trees(50, 20, DEVICE, generator)
+    masks, depths = paged.random_trees(50, 20, Draw("bf16", "bf16", DEVICE, generator))
     seen = (masks[:, :, None] >> torch.arange(20, device=DEVICE)) & 1
     assert torch.equal(seen.sum(2), depths + 1)
     assert (seen[:, :, 0] == 1).all()

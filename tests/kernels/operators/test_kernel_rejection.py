@@ -12,7 +12,6 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from draftcast.kernels.operators.registry import operator
-from draftcast.kernels.operators.rejection import make_inputs
 from draftcast.kernels.operators.triton.sampler import PIECE
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,7 +29,7 @@ def made(
     generator = torch.Generator(DEVICE)
     generator.manual_seed(seed)
     shape = {"batch": batch, "q": q, "n": n}
-    inputs = make_inputs(shape, dtype, "", DEVICE, generator, draft_probs=draft_probs, ragged=True)
+    inputs = REJECTION.make_inputs(shape, dtype, "", DEVICE, generator, draft_probs=draft_probs, ragged=True)
     for sequence, drafts in enumerate(inputs["num_drafts"].tolist()):
         inputs["logits"][sequence, drafts + 1 :] = torch.nan
         inputs["draft_tokens"][sequence, drafts:] = -9

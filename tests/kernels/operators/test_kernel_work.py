@@ -11,21 +11,17 @@ from hypothesis import strategies as st
 
 from draftcast.kernels.model import drafters
 from draftcast.kernels.model.catalog import load_model
-from draftcast.kernels.operators.activation import swiglu_work
 from draftcast.kernels.operators.all_reduce import all_reduce_work
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.operators.cost import Work
-from draftcast.kernels.operators.embedding import embedding_work
+from draftcast.kernels.operators.elementwise import embedding_work, rmsnorm_work, rotary_work, swiglu_work
 from draftcast.kernels.operators.linear import linear_work
 from draftcast.kernels.operators.moe import moe_work, touched_experts
-from draftcast.kernels.operators.norm import rmsnorm_work
-from draftcast.kernels.operators.rotary import rotary_work
 from draftcast.kernels.operators.sampler import sampler_work
 from draftcast.kernels.work.layers import (
     LinearLayer,
     all_reduce_bytes,
     all_reduce_count,
-    elementwise_bytes,
     elementwise_kernels,
     elementwise_work,
     linear_layers,
@@ -171,9 +167,9 @@ def test_operators_broadcast() -> None:
 def test_elementwise_by_hand() -> None:
     layer = 2 * 4 * 4096 + 2 * (32 + 8) * 128 + 3 * 14336
     assert elementwise_work(LLAMA, 1).flops == 4 * 4096 + 32 * layer
-    assert elementwise_bytes(LLAMA, 10) == 10 * 2 * (4 * 4096 + 32 * layer)
-    assert elementwise_bytes(LLAMA, 10, act_bytes=4.0) == 2 * elementwise_bytes(LLAMA, 10)
-    assert elementwise_bytes(LLAMA, 10, tp=2) < elementwise_bytes(LLAMA, 10)
+    assert elementwise_work(LLAMA, 10).bytes == 10 * 2 * (4 * 4096 + 32 * layer)
+    assert elementwise_work(LLAMA, 10, act_bytes=4.0).bytes == 2 * elementwise_work(LLAMA, 10).bytes
+    assert elementwise_work(LLAMA, 10, tp=2).bytes < elementwise_work(LLAMA, 10).bytes
     assert elementwise_kernels(LLAMA) == 32 * 4 + 2
 
 

@@ -27,7 +27,8 @@ from draftcast.scenarios.run.run_directory import make_manifest, read_run_direct
 from draftcast.scenarios.run.simulate import RunResult, State
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario
-from draftcast.scenarios.show.tables import ENGINE, capacity_line, cutover_line, show
+from draftcast.scenarios.show.run_report import ENGINE, capacity_line, cutover_line
+from draftcast.scenarios.show.tables import show
 from draftcast.sim.statistics.intervals import Estimate
 from draftcast.sim.workload.traces import read_trace
 
@@ -392,6 +393,21 @@ def test_a_run_is_written_as_vllm_s_benchmark_writes_its_own(tmp_path: Path) -> 
     assert len(table) == result["num_prompts"]
     assert table.output_tokens.tolist() == result["output_lens"]
     assert "is of one run" in refuse(tmp_path, "default", "--rates", "1,2", "--vllm-result", str(path))
+
+
+def test_an_overloaded_run_is_written_as_vllm_s_benchmark_writes_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    overload = [*SMALL, "--set", "workload.arrivals.request_rate_rps=500", "--set", "workload.num_requests=400"]
+    done = CliRunner().invoke(cli.app, ["simulate", "default", *overload, "--vllm-result", str(path)])
+    assert done.exit_code == 4, done.output
+    result = json.loads(path.read_text())
+    assert (result["num_prompts"], result["mean_ttft_ms"], result["completed"]) == (400, None, None)
+
+
+def test_a_result_file_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    line = refuse(tmp_path, "default", "--vllm-result", str(tmp_path / "missing" / "result.json"))
+    assert "its folder does not exist" in line
+    assert "not a regular file" in refuse(tmp_path, "default", "--vllm-result", str(tmp_path))
 
 
 def test_figures_are_shown_with_their_half_width() -> None:

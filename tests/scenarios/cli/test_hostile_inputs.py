@@ -26,8 +26,7 @@ from draftcast import files, load_scenario, simulate
 from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.live.record import Endpoint
 from draftcast.calibration.live.run_directory import CHUNKS, REQUESTS, LiveRun, LiveRunWriter
-from draftcast.calibration.live.server import Server
-from draftcast.calibration.live.server_facts import ServerFacts
+from draftcast.calibration.live.server import Server, ServerFacts
 from draftcast.calibration.profile.folder import read_manifest
 from draftcast.errors import CapacityError, InputError, LiveError, shown
 from draftcast.kernels.model.catalog import load_model
@@ -84,7 +83,7 @@ def test_files_are_written_in_one_place() -> None:
         for path in sorted((ROOT / room).rglob("*.py")):
             place = str(path.relative_to(ROOT))
             # Written by processes of their own: the plan a load client is sent, the stamp of a cache, a temporary file.
-            if place in ("calibration/live/plan.py", "sim/compiled/cache.py", "calibration/live/server_facts.py"):
+            if place in ("calibration/live/load.py", "sim/compiled/cache.py", "calibration/live/server.py"):
                 continue
             found = calls_of_files(path)
             assert len(found) <= OWN_WRITERS.get(place, 0), f"{place}: {found}"
@@ -277,7 +276,8 @@ def test_manifests_name_nothing_outside_their_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", [["--api-key", "sk-1"], ["--api-key=sk-1"], ["--api_key", "sk-1", "sk-12"]])
 def test_manifests_hold_no_api_key(tmp_path: Path, key: list[str]) -> None:
     words = ["vllm", "serve", "m", *key, "--port", "1"]
-    server = Server(words, {}, "http://127.0.0.1:1", tmp_path / "log", 1.0)
+    with subprocess.Popen(["true"]) as keeper:
+        server = Server(words, {}, "http://127.0.0.1:1", tmp_path / "log", keeper)
     manifest = Endpoint("http://127.0.0.1:1", ServerFacts("m", "0", {}), None, server).manifest()
     assert not [word for word in manifest["command"] if "sk-1" in word]
     assert manifest["command"][-2:] == ["--port", "1"]

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.cli import terminal
-from draftcast.scenarios.cli.live_options import live_progress
+from draftcast.scenarios.cli.live import live_progress
 from draftcast.scenarios.cli.terminal import progress_bar
 
 LINE = re.compile(r"draftcast: (?P<task>[a-z ]+): (?:(?P<share>\d+) % )?after \d+ s")

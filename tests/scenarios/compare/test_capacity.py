@@ -8,7 +8,8 @@ from draftcast import load_scenario
 from draftcast.scenarios.compare import capacity as module
 from draftcast.scenarios.compare.capacity import Capacity, capacity, rate_of
 from draftcast.scenarios.compare.comparison import simulate
-from draftcast.scenarios.compare.verdict import METRICS, Position, Side, Word, decide
+from draftcast.scenarios.compare.metric import METRICS
+from draftcast.scenarios.compare.verdict import Position, Side, Word, decide
 from draftcast.scenarios.schema.load import with_values, without_speculation
 
 SMALL = ("engine.max_num_seqs=16", "engine.speculative_config=null")

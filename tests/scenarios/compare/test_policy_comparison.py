@@ -14,18 +14,20 @@ from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare import policy_comparison as module
 from draftcast.scenarios.compare.comparison import simulate
+from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.policy_comparison import (
+    AskedPolicy,
     PolicyComparison,
     applicable_policies,
     compare_policies,
+    parse_policies,
     with_policy,
 )
-from draftcast.scenarios.compare.policy_list import AskedPolicy, parse_policies
-from draftcast.scenarios.compare.verdict import METRICS, Side, State
+from draftcast.scenarios.compare.verdict import Side, State
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario
-from draftcast.scenarios.show.policy_report import policies_table, ranking_lines
+from draftcast.scenarios.show.recommend_report import policies_table, ranking_lines
 from draftcast.sim.output.metrics import summarise
 
 RATE = "workload.arrivals.request_rate_rps"

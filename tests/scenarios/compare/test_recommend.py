@@ -15,13 +15,15 @@ from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare import recommend as module
 from draftcast.scenarios.compare.comparison import compare, simulate
+from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.recommend import Load, Recommendation, best_schedule, candidates, recommend, traffic_of
-from draftcast.scenarios.compare.verdict import METRICS, Position, Side, Word, decide
+from draftcast.scenarios.compare.verdict import Position, Side, Word, decide
 from draftcast.scenarios.cutover.search import settings as cutover_settings
-from draftcast.scenarios.live.modes import SweepPlan, modes_of
+from draftcast.scenarios.live.sweep import SweepPlan, modes_of
+from draftcast.scenarios.plan.question import PlanQuestion
 from draftcast.scenarios.plan.sizing import plan
 from draftcast.scenarios.run.deployment import deploy
-from draftcast.scenarios.run.steady_step import token_seconds
+from draftcast.scenarios.run.fluid import token_seconds
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_values
 from draftcast.scenarios.show.recommend_report import answer_line, paste_lines, remark
@@ -191,7 +193,7 @@ def test_a_candidate_brings_its_own_acceptance() -> None:
     for refuse in (
         lambda: candidates(question(), [ngram]),
         lambda: cutover_settings(question(), alternatives=[ngram]),
-        lambda: plan(question("slo={tpot_ms: 20}"), rate_rps=5.0, methods=[ngram]),
+        lambda: plan(PlanQuestion(question("slo={tpot_ms: 20}"), rate_rps=5.0, methods=[ngram])),
         lambda: modes_of(question(), SweepPlan(ks=(1,), alternatives=(ngram,))),
     ):
         with pytest.raises(InputError, match=said):

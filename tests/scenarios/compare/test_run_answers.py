@@ -24,7 +24,7 @@ from draftcast.scenarios.run.timeline import timeline
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.show.exports import csv_bytes, html_report, json_bytes, parquet_bytes
 from draftcast.scenarios.show.run_plots import latency_figure, time_figure, timeline_figure
-from draftcast.scenarios.show.tables import load_words
+from draftcast.scenarios.show.run_report import load_words
 from draftcast.sim.statistics.intervals import Estimate
 
 NGRAM = "engine.speculative_config={method: ngram, num_speculative_tokens: 3}"

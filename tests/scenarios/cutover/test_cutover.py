@@ -20,14 +20,14 @@ from typer.testing import CliRunner
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.main import app
 from draftcast.scenarios.compare.limits import Limit
+from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.price import Price
-from draftcast.scenarios.compare.verdict import METRICS
 from draftcast.scenarios.cutover import probe as cutover_probe
 from draftcast.scenarios.cutover.answer import Cutover
-from draftcast.scenarios.cutover.axis import RateAxis, axis_named
-from draftcast.scenarios.cutover.map import speedup_map
+from draftcast.scenarios.cutover.axis import axis_named
+from draftcast.scenarios.cutover.map import SpeedupMap, speedup_map
 from draftcast.scenarios.cutover.probe import Prober
-from draftcast.scenarios.cutover.search import cutover
+from draftcast.scenarios.cutover.search import Question, cutover
 from draftcast.scenarios.run.simulate import serve, simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
@@ -43,9 +43,21 @@ def easy(folder: Path, *changes: str) -> Scenario:
     return closed_form_scenario(folder, "workload.num_requests=200", "statistics.replications=4", *changes)
 
 
+def cutovers(scenario: Scenario, **how: Any) -> tuple[Cutover, ...]:
+    """The cutover of a question whose parts are given by name."""
+    options = {name: how.pop(name) for name in ("lengths", "alternatives", "target", "progress") if name in how}
+    return cutover(Question(scenario, **how), **options)
+
+
+def mapped(scenario: Scenario, **how: Any) -> SpeedupMap:
+    """The map of a question whose parts are given by name."""
+    options = {name: how.pop(name) for name in ("against", "values", "progress") if name in how}
+    return speedup_map(Question(scenario, **how), **options)
+
+
 @pytest.fixture(name="found", scope="module")
 def found_fixture(tmp_path_factory: pytest.TempPathFactory) -> Cutover:
-    (answer,) = cutover(easy(tmp_path_factory.mktemp("easy")), over="concurrency", at=[4, 40])
+    (answer,) = cutovers(easy(tmp_path_factory.mktemp("easy")), over="concurrency", at=[4, 40])
     return answer
 
 
@@ -53,7 +65,7 @@ def test_a_closed_form_crossing_lies_in_the_interval(tmp_path: Path) -> None:
     # Of one interval in twenty it may not: eight searches, and no lean. The benchmark does it with a hundred.
     crossings = []
     for seed in range(8):
-        (answer,) = cutover(easy(tmp_path, f"statistics.seed={seed}"), over="concurrency", at=[4, 12, 20, 28])
+        (answer,) = cutovers(easy(tmp_path, f"statistics.seed={seed}"), over="concurrency", at=[4, 12, 20, 28])
         assert answer.verdict == "crosses"
         crossings.append(answer.crossing)
     assert sum(each.low <= closed_form() <= each.high for each in crossings) >= 6
@@ -100,22 +112,22 @@ def test_a_summary_holds_every_look(found: Cutover) -> None:
 def test_the_target_and_the_budget_decide_when_to_stop(tmp_path: Path) -> None:
     scenario = easy(tmp_path)
     loop = easy(tmp_path, "workload.arrivals={process: closed_loop, concurrency: 20}")
-    (loose,) = cutover(loop, over="acceptance", at=[0.3, 0.8])
-    (tight,) = cutover(loop, over="acceptance", at=[0.3, 0.8], target=0.005)
+    (loose,) = cutovers(loop, over="acceptance", at=[0.3, 0.8])
+    (tight,) = cutovers(loop, over="acceptance", at=[0.3, 0.8], target=0.005)
     assert tight.requests > loose.requests
     assert 0.05 >= loose.crossing.relative_width > tight.crossing.relative_width
     assert tight.crossing.relative_width <= 0.005
-    (poor,) = cutover(scenario, over="concurrency", at=[4, 40], budget_requests=12_000)
+    (poor,) = cutovers(scenario, over="concurrency", at=[4, 40], budget_requests=12_000)
     assert poor.stopped == "budget spent"
     assert poor.requests <= 12_000
-    (none,) = cutover(scenario, over="concurrency", budget_requests=1)
+    (none,) = cutovers(scenario, over="concurrency", budget_requests=1)
     assert (none.verdict, none.probes) == ("cannot tell", ())
     assert "budget" in headline(none)
 
 
 def test_progress_rises_to_one(tmp_path: Path) -> None:
     seen: list[float] = []
-    cutover(
+    cutovers(
         easy(tmp_path), over="concurrency", at=[4, 40], lengths=[1, 2], budget_requests=60_000, progress=seen.append
     )
     assert seen == sorted(seen)
@@ -143,14 +155,14 @@ def test_progress_rises_to_one(tmp_path: Path) -> None:
     ],
 )
 def test_verdicts(tmp_path: Path, changes: list[str], how: dict[str, Any], verdict: str, says: str) -> None:
-    (answer,) = cutover(easy(tmp_path, *changes), **{"over": "concurrency", **how})
+    (answer,) = cutovers(easy(tmp_path, *changes), **{"over": "concurrency", **how})
     assert answer.verdict == verdict
     assert says in headline(answer)
 
 
 def test_it_pays_up_to_capacity(tmp_path: Path) -> None:
     scenario = easy(tmp_path, "acceptance.alpha=0.95", "engine.max_num_seqs=8", "statistics.replications=3")
-    (answer,) = cutover(scenario, budget_requests=400_000)
+    (answer,) = cutovers(scenario, budget_requests=400_000)
     assert answer.verdict == "always pays"
     assert "always pays up to capacity" in headline(answer)
     assert answer.capacity_on is not None
@@ -163,7 +175,7 @@ def test_it_pays_up_to_capacity(tmp_path: Path) -> None:
 def small(tmp_path: Path, **how: Any) -> Cutover:
     settings: dict[str, Any] = {"over": "concurrency", "at": [2, 64], "target": 0.5, **how}
     # Along the context every x has a capacity of its own: 5 replications of 16,000 requests, twice.
-    (answer,) = cutover(easy(tmp_path, "statistics.replications=2"), budget_requests=1_000_000, **settings)
+    (answer,) = cutovers(easy(tmp_path, "statistics.replications=2"), budget_requests=1_000_000, **settings)
     return answer
 
 
@@ -199,7 +211,7 @@ def test_more_acceptance_breaks_even_at_a_given_load(tmp_path: Path) -> None:
     found = {}
     for clients in (8, 32):
         scenario = easy(tmp_path, loop.replace("CLIENTS", str(clients)), "statistics.replications=3")
-        (answer,) = cutover(scenario, over="acceptance", target=0.1)
+        (answer,) = cutovers(scenario, over="acceptance", target=0.1)
         assert answer.verdict == "crosses"
         assert not answer.crossing.falls  # costs below, pays above
         assert answer.here == pytest.approx(ALPHA)
@@ -216,7 +228,7 @@ def test_what_no_acceptance_changes_is_simulated_once(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(cutover_probe, "serve", counted)
     loop = easy(tmp_path, "workload.arrivals={process: closed_loop, concurrency: 20}", "statistics.replications=2")
-    (answer,) = cutover(loop, over="acceptance", at=[0.2, 0.5, 0.8], target=0.9)
+    (answer,) = cutovers(loop, over="acceptance", at=[0.2, 0.5, 0.8], target=0.9)
     without = [each for each in served if each.speculative_config is None]
     sizes = [(each.statistics.replications, each.workload.num_requests) for each in served]
     assert len(without) == len(set(sizes)) < len(served) - len(without)
@@ -238,14 +250,14 @@ METRIC_AT: dict[str, Any] = {"over": "concurrency", "at": [2, 24], "target": 0.5
 def by_latency(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, Cutover]:
     """The scenario that every metric is asked about, and its answer by end-to-end latency."""
     scenario = easy(tmp_path_factory.mktemp("metrics"), "statistics.replications=2", "slo.e2el_ms=400")
-    (answer,) = cutover(scenario, **METRIC_AT)
+    (answer,) = cutovers(scenario, **METRIC_AT)
     return scenario, answer
 
 
 @pytest.mark.parametrize("metric", ["tpot", "token_goodput", "slo_goodput", "cost"])
 def test_every_metric(by_latency: tuple[Scenario, Cutover], metric: str) -> None:
     scenario, e2e = by_latency
-    (answer,) = cutover(scenario, metric=metric, price=Price(2.0, "2026-11-21"), **METRIC_AT)
+    (answer,) = cutovers(scenario, metric=metric, price=Price(2.0, "2026-11-21"), **METRIC_AT)
     assert answer.metric.name == metric
     assert answer.probes[0].gains != e2e.probes[0].gains
     if metric == "cost":
@@ -263,7 +275,7 @@ def test_lengths_and_methods_have_an_answer_each(tmp_path: Path) -> None:
         "acceptance": {"model": "ngram", "match_probability": 0.5, "alpha": 0.9},
     }
     scenario = easy(tmp_path, "statistics.replications=2", "profile=null")
-    answers = cutover(
+    answers = cutovers(
         scenario, over="concurrency", at=[2], lengths=[1, 3], alternatives=[other], budget_requests=50_000
     )
     assert [answer.label for answer in answers] == ["ngram k=1", "ngram k=3", "suffix k=1", "suffix k=3"]
@@ -274,9 +286,7 @@ def test_lengths_and_methods_have_an_answer_each(tmp_path: Path) -> None:
 def test_the_map_over_k(tmp_path: Path) -> None:
     scenario = easy(tmp_path, "statistics.replications=3")
     seen: list[float] = []
-    found = speedup_map(
-        scenario, against="k", over="concurrency", at=[2, 16, 64], values=[1, 3, 6], progress=seen.append
-    )
+    found = mapped(scenario, against="k", over="concurrency", at=[2, 16, 64], values=[1, 3, 6], progress=seen.append)
     assert (found.xs, found.ys) == ((2, 16, 64), (1, 3, 6))
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
@@ -287,13 +297,13 @@ def test_the_map_over_k(tmp_path: Path) -> None:
     assert best == sorted(best, reverse=True)  # the longer the draft, the earlier it stops paying
     assert [point.at for point in found.contour] == [1, 3, 6]
     assert contour_lines(found)[1].startswith("k=3: break-even ")
-    poor = speedup_map(scenario, against="k", over="concurrency", at=[2, 16], values=[1, 3], budget_requests=2)
+    poor = mapped(scenario, against="k", over="concurrency", at=[2, 16], values=[1, 3], budget_requests=2)
     assert all(probe.note == "not looked at: budget spent" for row in poor.rows for probe in row)
 
 
 def test_the_map_over_acceptance(tmp_path: Path) -> None:
     scenario = easy(tmp_path, "statistics.replications=3")
-    found = speedup_map(scenario, against="acceptance", over="concurrency", at=[8, 32], values=[0.2, 0.5, 0.9])
+    found = mapped(scenario, against="acceptance", over="concurrency", at=[8, 32], values=[0.2, 0.5, 0.9])
     assert [point.at for point in found.contour] == [8, 32]
     few, many = (point.crossing for point in found.contour)
     assert few.kind == many.kind == "crosses"
@@ -413,7 +423,7 @@ def test_more_than_one_crossing_says_where_it_is_significant(found: Cutover) -> 
 def test_what_was_asked_before_does_not_change_the_answer() -> None:
     """Capacities are kept for all commands and pages; a search pays for them also where they were known."""
     scenario = load_scenario(overrides=["workload.num_requests=500", "statistics.replications=3"])
-    prober = [Prober(scenario, RateAxis(), METRICS["e2e"], 10**6) for _ in range(2)]
+    prober = [Prober(scenario, axis_named("rate"), METRICS["e2e"], 10**6) for _ in range(2)]
     for each in prober:
         each.sides(10.0)
         each.sides(20.0)

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from draftcast import simulate
 from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.cli.main import app
+from draftcast.scenarios.compare.candidate import alpha_of
 from draftcast.scenarios.evidence.cases import PublishedCase, parse_case, published_cases
-from draftcast.scenarios.evidence.forecast import alpha_of, forecast_case, point_scenario
+from draftcast.scenarios.evidence.forecast import forecast_case, point_scenario
 from draftcast.scenarios.schema.load import without_speculation
 from draftcast.scenarios.show.published_report import COLUMNS, HEAD, published_text
 

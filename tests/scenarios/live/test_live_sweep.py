@@ -19,10 +19,9 @@ from draftcast.errors import InputError, LiveError, ScenarioError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.cli.main import app
 from draftcast.scenarios.live import sweep as module
-from draftcast.scenarios.live.modes import SweepPlan, modes_of
 from draftcast.scenarios.live.run import LiveOptions, Progress
-from draftcast.scenarios.live.sweep import live_sweep, read_index
-from draftcast.scenarios.live.testbed import testbed_scenario as write_scenario
+from draftcast.scenarios.live.run import testbed_scenario as write_scenario
+from draftcast.scenarios.live.sweep import SweepPlan, live_sweep, modes_of, read_index
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario
 

@@ -12,33 +12,30 @@ from draftcast.errors import InputError
 from draftcast.scenarios.cli.main import main
 from draftcast.scenarios.show.validation_sweep_summary import (
     CutoverSummary,
-    acceptance_rows,
-    bar_rows,
     bars_line,
-    cutover_rows,
-    effect_rows,
     read_summary,
     shipped_summaries,
-    step_rows,
 )
 
 
 def test_the_tables_are_those_of_the_report(sweep_report: Path) -> None:
     found, report = read_summary(sweep_report.read_bytes(), "report"), json.loads(sweep_report.read_text())
     lines = sweep_report.with_suffix(".md").read_text().splitlines()
-    for table in (
-        bar_rows(found.verdicts),
-        cutover_rows(found.cutovers),
-        effect_rows(found.effects),
-        step_rows(found.steps),
-        acceptance_rows(found.acceptance),
-    ):
+    assert len(found.tables()) == 5
+    for table in found.tables().values():
         assert len(table) > 1
         for row in table:
             assert f"| {' | '.join(row)} |" in lines
-    of = sum(bar["of"] for bar in report["verdicts"].values())
-    missed = sum(len(bar["missed"]) for bar in report["verdicts"].values())
+    forecasts = [bar for name, bar in report["verdicts"].items() if name != "step_time"]
+    of, missed = sum(bar["of"] for bar in forecasts), sum(len(bar["missed"]) for bar in forecasts)
     assert found.head()[1] == f"Of {of} checks {of - missed} hold and {missed} miss their bar."
+    # How good the step times are, and how good all else is with a run's own: figures by themselves.
+    steps = report["verdicts"]["step_time"]
+    assert f"Accuracy of the step times: {steps['held']} of {steps['of']} modes hold their bar." in found.head()
+    own = report["verdicts_with_own_step_times"]
+    assert set(own) == set(report["verdicts"]) & {"output_throughput", "mean_tpot_s", "mean_e2el_s", "median_ttft_s"}
+    held, of = sum(bar["held"] for bar in own.values()), sum(bar["of"] for bar in own.values())
+    assert f"Accuracy with the run's own step times: {held} of {of} checks hold." in found.head()
     assert found.runs == len(report["cells"])
 
 
@@ -48,7 +45,9 @@ def test_what_ships_says_which_command_made_it() -> None:
     for found in shipped.values():
         assert found.command
         assert found.runs == 65
-        assert all(len(table) > 1 for table in (bar_rows(found.verdicts), effect_rows(found.effects)))
+        assert "known_continuation" not in found.verdicts  # the testbed's text is no forecast
+        assert found.known_continuation.wrong_tokens == 0 < found.known_continuation.checked_tokens
+        assert all(len(table) > 1 for table in found.tables().values())
 
 
 def test_the_command_writes_what_can_be_read(
@@ -81,7 +80,7 @@ def test_a_later_report_is_read_with_the_speed_of_its_machine(sweep_report: Path
         cell["slowness"] = slowness
     found = read_summary(json.dumps(data), "later.json")
     assert found.steps_slower == (0.9, 1.5)
-    assert "0.90 to 1.50 times as long" in found.head()[2]
+    assert "0.90 to 1.50 times as long" in found.head()[-1]
 
 
 def test_bounds_beyond_what_was_run_are_told_in_words() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+from draftcast.calibration.engine_log.profile import ProfileLabel
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_profile import calibrate_live, write_live_profile
 from draftcast.errors import InputError
@@ -159,8 +160,8 @@ def test_a_profile_cannot_check_itself(played: Any, profile: Path, tmp_path: Pat
     from draftcast.calibration.profile.hardware import load_hardware
 
     folder = tmp_path / "profile"
-    fields = {"name": "own", "model": "testbed-250M", "hardware": load_hardware("cpu"), "tp": 1, "dtype": "fp32"}
-    write_live_profile(calibrate_live([seen]), folder, **fields)
+    label = ProfileLabel("own", "testbed-250M", load_hardware("cpu"), 1, "fp32")
+    write_live_profile(calibrate_live([seen]), folder, label)
     with pytest.raises(InputError, match=r"seen: .*fitted to this very run; calibrate on other runs"):
         validate(seen, load_scenario(scenario), profile=str(folder))
     found = validate(other, load_scenario(scenario), profile=str(folder), attribute=False)
@@ -175,7 +176,7 @@ def test_objectives_and_replications_are_the_scenarios(played: Any, profile: Pat
     strict = {**scenario, "slo": {"tpot_ms": 20}, "statistics": {"replications": 2}}
     loose, tight = (validate(run, load_scenario(each), attribute=False) for each in (scenario, strict))
     assert tight.figures["slo_attainment"].measured < loose.figures["slo_attainment"].measured
-    assert (len(loose.played), len(tight.played)) == (3, 2)
+    assert (len(loose.replays), len(tight.replays)) == (3, 2)
 
 
 def test_report_page_and_json(compared: Any, tmp_path: Path) -> None:
@@ -193,7 +194,7 @@ def test_report_page_and_json(compared: Any, tmp_path: Path) -> None:
     assert 0.0 < measured["kv_usage"] < 1.0
     shown = text(found)
     assert "MISSED" in shown
-    assert "step time, decode" in shown
+    assert "accuracy of the step times, decode" in shown
     perfect = summary(compared())
     assert perfect["levels"]["measured"]["running"] == pytest.approx(perfect["levels"]["forecast"]["running"], rel=0.01)
 

@@ -19,25 +19,29 @@ from typer.testing import CliRunner
 
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
-from draftcast.scenarios.cli.plan import parse_prices
+from draftcast.scenarios.cli.options import parse_prices
+from draftcast.scenarios.compare.candidate import OFF
 from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.price import Price
 from draftcast.scenarios.compare.verdict import Side
-from draftcast.scenarios.plan.curve import SHARES, curve_frame, goodput_curve
+from draftcast.scenarios.plan.question import GIVEN, Objective, PlanQuestion, candidates, mean_rate, parse_objectives
 from draftcast.scenarios.plan.search import check_load, cluster_scenario
-from draftcast.scenarios.plan.sizing import GIVEN, OFF, Plan, candidates, mean_rate, plan, with_prices
-from draftcast.scenarios.plan.slo import Objective, parse_objectives
+from draftcast.scenarios.plan.sizing import SHARES, Plan, curve_frame, goodput_curve, plan, with_prices
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_rate
-from draftcast.scenarios.show.plan_plots import goodput_figure
-from draftcast.scenarios.show.plan_report import answer_line
+from draftcast.scenarios.show.plan_report import answer_line, goodput_figure
 
 STEP_S = 0.01
 SPEC = "engine.speculative_config"
 SMALL = ("workload.num_requests=200", "statistics.replications=2")
 DEAR = Price(1.0, "2026-11-01")
 LAX = parse_objectives("e2el:p95<15ms")
+
+
+def planned(scenario: Scenario, **question: Any) -> Plan:
+    """The plan of a question whose parts are given by name."""
+    return plan(PlanQuestion(scenario, **question))
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +102,7 @@ def test_bad_objectives_are_named(text: str, message: str) -> None:
 
 
 def test_the_largest_rate_and_the_replicas_are_those_of_paper(server: Callable[..., Scenario]) -> None:
-    answer = plan(server(), rate_rps=350.0, objectives=LAX)
+    answer = planned(server(), rate_rps=350.0, objectives=LAX)
     best = answer.best
     assert best is not None
     assert (best.replicas, best.num_gpus, best.candidate.label) == (4, 4, "h100-sxm tp 1 off")
@@ -114,7 +118,7 @@ def test_the_largest_rate_and_the_replicas_are_those_of_paper(server: Callable[.
 
 def test_every_knob_of_a_plan_changes_it(server: Callable[..., Scenario]) -> None:
     def gpus(**knobs: Any) -> int:
-        best = plan(server(), **{"rate_rps": 350.0, "objectives": LAX, **knobs}).best
+        best = planned(server(), **{"rate_rps": 350.0, "objectives": LAX, **knobs}).best
         return best.num_gpus if best is not None else 0
 
     assert gpus() == 4
@@ -124,7 +128,7 @@ def test_every_knob_of_a_plan_changes_it(server: Callable[..., Scenario]) -> Non
     assert gpus(spare=2) == 6
     assert gpus(max_gpus=3) == 0
     assert gpus(objectives=parse_objectives("e2el:p95<9ms")) == 0
-    loose = plan(server(), rate_rps=50.0, objectives=LAX, tolerance=0.3).best
+    loose = planned(server(), rate_rps=50.0, objectives=LAX, tolerance=0.3).best
     assert loose is not None
     assert loose.largest is not None
     assert 1.05 < loose.largest.not_met / loose.largest.met <= 1.3
@@ -132,7 +136,7 @@ def test_every_knob_of_a_plan_changes_it(server: Callable[..., Scenario]) -> Non
 
 def test_energy_and_cost_are_arithmetic(server: Callable[..., Scenario]) -> None:
     prices = {"h100": Price(3.0, "2026-11-01")}
-    best = plan(server(), rate_rps=150.0, objectives=LAX, prices=prices, spare=1).best
+    best = planned(server(), rate_rps=150.0, objectives=LAX, prices=prices, spare=1).best
     assert best is not None
     # 3 boards of 700 W, 150 tokens/s: 14 J a token. 9 an hour for 540,000 tokens.
     assert best.num_gpus == 3
@@ -141,29 +145,29 @@ def test_energy_and_cost_are_arithmetic(server: Callable[..., Scenario]) -> None
     assert best.cost_per_million_tokens == pytest.approx(9.0 / 0.54)
     summary = best.summary()
     assert summary["price"] == prices["h100"]
-    unpriced = plan(server(), rate_rps=150.0, objectives=LAX).best
+    unpriced = planned(server(), rate_rps=150.0, objectives=LAX).best
     assert unpriced is not None
     assert (unpriced.cost_per_hour, unpriced.cost_per_million_tokens) == (None, None)
 
 
 def test_why_nothing_will_do_is_said(server: Callable[..., Scenario]) -> None:
-    tight = plan(server(), objectives=parse_objectives("ttft:p95<20ms;e2el:p50<8ms"))
+    tight = planned(server(), objectives=parse_objectives("ttft:p95<20ms;e2el:p50<8ms"))
     assert tight.best is None
     reason = tight.sizings[0].reason
     assert reason.startswith("e2el:p50<8ms is 10 ms with hardly any load")
     assert tight.sizings[0].check is not None
     assert tight.sizings[0].check.tightest.name == "e2el:p50<8ms"
     assert "Infeasible" in answer_line(tight)
-    few = plan(server(), rate_rps=350.0, objectives=LAX, max_gpus=3)
+    few = planned(server(), rate_rps=350.0, objectives=LAX, max_gpus=3)
     assert few.sizings[0].reason.startswith("needs more than 3 GPUs: one replica holds")
     # The other candidate's memory does not hold the model; ours does.
     large = load_scenario(overrides=[*SMALL, "engine.model=llama-3.1-70b", f"{SPEC}=null"])
-    both = plan(large, rate_rps=1.0, objectives=parse_objectives("ttft:p95<5s"), tensor_parallel_sizes=[1, 4])
+    both = planned(large, rate_rps=1.0, objectives=parse_objectives("ttft:p95<5s"), tensor_parallel_sizes=[1, 4])
     assert [sizing.feasible for sizing in both.sizings] == [True, False]
     assert both.sizings[1].candidate.tensor_parallel_size == 1
     assert "does not fit into h100-sxm" in both.sizings[1].reason
     assert both.sizings[1].summary()["feasible"] is False
-    odd = plan(large, rate_rps=1.0, objectives=parse_objectives("ttft:p95<5s"), tensor_parallel_sizes=[5])
+    odd = planned(large, rate_rps=1.0, objectives=parse_objectives("ttft:p95<5s"), tensor_parallel_sizes=[5])
     assert "tensor_parallel_size = 5" in odd.sizings[0].reason
 
 
@@ -172,7 +176,7 @@ def mixed() -> Plan:
     scenario = load_scenario(overrides=SMALL)
     prices = {"h100-sxm": Price(9.0, "2026-11-01"), "a100-80g": Price(1.0, "2026-11-01")}
     objectives = parse_objectives("ttft:p95<1s;tpot:p95<40ms")
-    return plan(scenario, rate_rps=60.0, objectives=objectives, hardware=["h100-sxm", "a100-80g"], prices=prices)
+    return planned(scenario, rate_rps=60.0, objectives=objectives, hardware=["h100-sxm", "a100-80g"], prices=prices)
 
 
 def test_the_cheapest_comes_first_though_it_takes_more_gpus(mixed: Plan) -> None:
@@ -190,7 +194,7 @@ def test_the_cheapest_comes_first_though_it_takes_more_gpus(mixed: Plan) -> None
 
 
 def test_a_plan_s_answer_is_plain_data(mixed: Plan) -> None:
-    from draftcast.scenarios.run.run_directory import plain
+    from draftcast.files import plain
 
     summary = json.loads(json.dumps(plain(mixed.summary()), allow_nan=False))
     assert summary["feasible"] is True
@@ -202,12 +206,12 @@ def test_a_plan_s_answer_is_plain_data(mixed: Plan) -> None:
 
 def test_the_scenario_s_own_slo_is_taken(server: Callable[..., Scenario]) -> None:
     asked = server("slo={e2el_ms: 15, attainment: 0.9}")
-    best = plan(asked, rate_rps=150.0).best
+    best = planned(asked, rate_rps=150.0).best
     assert best is not None
     assert best.num_gpus == 2
     assert best.check is not None
     assert (best.check.tightest.name, best.check.tightest.value) == ("slo.attainment", 1.0)
-    missed = plan(server("slo={e2el_ms: 9}"), rate_rps=150.0)
+    missed = planned(server("slo={e2el_ms: 9}"), rate_rps=150.0)
     assert missed.sizings[0].reason.startswith("0.0% of the requests meet the SLO, 99.0% must")
 
 
@@ -257,7 +261,7 @@ def test_candidates_are_devices_by_sizes_by_methods() -> None:
 def test_what_cannot_be_planned_is_refused(overrides: tuple[str, ...], arguments: dict[str, Any], message: str) -> None:
     scenario = load_scenario(overrides=[*SMALL, *overrides])
     with pytest.raises(InputError, match=re.escape(message)):
-        plan(scenario, **{"objectives": LAX, **arguments})
+        planned(scenario, **{"objectives": LAX, **arguments})
 
 
 @pytest.mark.parametrize(
@@ -293,7 +297,7 @@ def test_a_trace_has_the_rate_it_was_recorded_at(tmp_path: Path) -> None:
     assert mean_rate(scenario) == pytest.approx(5.0)
     slower = load_scenario(trace=trace(tmp_path), overrides=["workload.arrivals.time_scale=2.0"])
     assert mean_rate(slower) == pytest.approx(2.5)
-    best = plan(scenario, objectives=parse_objectives("ttft:p95<1s"), methods=[OFF]).best
+    best = planned(scenario, objectives=parse_objectives("ttft:p95<1s"), methods=[OFF]).best
     assert best is not None
     assert best.target_rps == pytest.approx(5.0)
     assert best.num_gpus == 1
@@ -394,7 +398,7 @@ def test_script_trace_growth(tmp_path: Path) -> None:
 def test_an_objective_on_what_no_request_has_breaks_nothing(server: Callable[..., Scenario]) -> None:
     """One output token has no time per output token."""
     assert math.isnan(Objective("tpot", "p95", 0.01).ratio({}))
-    best = plan(server(), objectives=parse_objectives("tpot:p95<1ms;e2el:p95<15ms")).best
+    best = planned(server(), objectives=parse_objectives("tpot:p95<1ms;e2el:p95<15ms")).best
     assert best is not None
     assert best.check is not None
     assert [limit.name for limit in best.check.constraints] == ["e2el:p95<15ms", "tpot:p95<1ms"]
@@ -405,9 +409,9 @@ def test_other_prices_rank_anew_and_simulate_nothing(
 ) -> None:
     asked = {"rate_rps": 150.0, "objectives": LAX, "tensor_parallel_sizes": [1], "hardware": ["h100-sxm", "h200"]}
     scenario = server("profile=null", "engine.num_gpu_blocks=null")
-    plain = plan(scenario, **asked)
+    plain = planned(scenario, **asked)
     prices = {"h100-sxm": Price(9.0, "2026-11-01"), "h200": Price(1.0, "2026-11-02")}
-    priced = plan(scenario, **asked, prices=prices)
+    priced = planned(scenario, **asked, prices=prices)
     monkeypatch.setattr("draftcast.scenarios.plan.search.simulate", None)
     assert repr(with_prices(plain, prices).summary()) == repr(priced.summary())
     assert repr(with_prices(priced, None).summary()) == repr(plain.summary())
@@ -422,7 +426,7 @@ def test_other_prices_rank_anew_and_simulate_nothing(
 def test_a_plan_gives_no_gpu_more_than_its_capacity() -> None:
     # Objectives that only a growing queue breaks; runs so short that a queue hardly has the time to grow.
     scenario = load_scenario(overrides=["workload.num_requests=1000", "statistics.replications=2"])
-    answer = plan(scenario, rate_rps=150.0, objectives=parse_objectives("e2el:p95<600s"))
+    answer = planned(scenario, rate_rps=150.0, objectives=parse_objectives("e2el:p95<600s"))
     assert {sizing.candidate.method for sizing in answer.sizings} == {OFF, "eagle3 k=3"}
     for sizing in answer.sizings:
         most = capacity(with_rate(sizing.candidate.scenario, 1.0))
@@ -437,17 +441,17 @@ def test_a_run_too_short_to_settle_is_said(server: Callable[..., Scenario]) -> N
     check = check_load(server(), Side(dataclasses.replace(run, state="not settled"), "below"), LAX)
     assert (check.met, check.verdict, check.tightest.name) == (False, "not settled", "steady state")
     assert math.isnan(check.tightest.used)
-    best = plan(server(), objectives=LAX).best
+    best = planned(server(), objectives=LAX).best
     assert best is not None
     assert best.largest is not None
     short = dataclasses.replace(best, largest=dataclasses.replace(best.largest, limit=check.tightest))
-    said = answer_line(Plan(server(), 50.0, 0.0, 0, LAX, (short,)))
+    said = answer_line(Plan(PlanQuestion(server(), 50.0, LAX), 50.0, (short,)))
     assert said.endswith("beyond it the run did not reach a steady state: more requests may show a larger rate.")
 
 
 def test_goodput_follows_the_load_up_to_the_knee(server: Callable[..., Scenario]) -> None:
     scenario = server("slo={e2el_ms: 15, attainment: 0.95}", "workload.num_requests=800")
-    best = plan(scenario, rate_rps=180.0).best
+    best = planned(scenario, rate_rps=180.0).best
     assert best is not None
     seen: list[float] = []
     checks = goodput_curve(best, progress=seen.append)
@@ -470,7 +474,7 @@ def test_goodput_follows_the_load_up_to_the_knee(server: Callable[..., Scenario]
     assert (beyond["goodput_rps"] < beyond["completed_rps"]).all()
     names = [trace.name for trace in goodput_figure(best, checks).data]
     assert names == ["completed", "within the SLO"]
-    infeasible = plan(scenario, rate_rps=180.0, max_gpus=1).sizings[0]
+    infeasible = planned(scenario, rate_rps=180.0, max_gpus=1).sizings[0]
     assert goodput_curve(infeasible) == ()
 
 

@@ -165,7 +165,7 @@ def test_method_facts_reach_the_scheduler() -> None:
     assert (eagle.slots, eagle.lookahead, eagle.drops_last_hit) == (0, 3, True)
     assert not deployed("engine.speculative_config.disable_eagle_block_drop=true").settings.drops_last_hit
     ngram = deployed("engine.speculative_config={method: ngram, num_speculative_tokens: 3}", *four).settings
-    assert (ngram.lookahead, ngram.async_scheduling, ngram.proposes_on_host) == (0, False, True)
+    assert (ngram.lookahead, ngram.async_scheduling, ngram.method.proposes_on_host) == (0, False, True)
     off = deployed("engine.speculative_config=null").settings
     assert (off.slots, off.lookahead, off.num_speculative_tokens, off.async_scheduling) == (0, 0, 0, True)
 
@@ -173,7 +173,7 @@ def test_method_facts_reach_the_scheduler() -> None:
 def test_a_tree_verifies_its_nodes() -> None:
     tree = "engine.speculative_config={method: eagle_tree, num_speculative_tokens: 3, tree_width: 4, max_tree_nodes: 9}"
     settings = deployed(tree, "acceptance={model: tree, alpha: 0.5}").settings
-    assert (settings.num_speculative_tokens, settings.tree_depth, settings.lookahead) == (9, 3, 3)
+    assert (settings.max_drafts, settings.tree_depth, settings.lookahead) == (9, 3, 3)
 
 
 def test_memory_is_shared_between_target_draft_and_cache() -> None:

@@ -15,7 +15,7 @@ from draftcast.errors import InputError
 from draftcast.scenarios.run.measured_run import read_measured_run
 from draftcast.scenarios.schema.changes import differing
 from draftcast.scenarios.schema.load import load_scenario
-from draftcast.sim.output.slo import Slo
+from draftcast.sim.workload.workload import Slo
 
 
 def test_figures_of_a_bench_result(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from draftcast import __version__
 from draftcast.errors import InputError, ScenarioError
+from draftcast.files import plain
 from draftcast.scenarios.run.run_directory import (
     check_target,
     make_manifest,
-    plain,
     read_run_directory,
     write_run_directory,
 )
@@ -73,6 +73,26 @@ def test_a_manifest_names_no_folder_of_this_machine(tmp_path: Path) -> None:
     assert manifest["scenario"]["workload"]["arrivals"]["path"] == "trace.jsonl"
     assert set(manifest["files"]) == {"workload.arrivals.path"}
     assert manifest["command"] == ["draftcast", "simulate", "trace.jsonl", f"--out={tmp_path.name}"]
+
+
+@pytest.mark.parametrize(
+    ("word", "kept"),
+    [
+        ('workload.arrivals={"process": "trace", "path": "/home/me/a b.csv", "start_s": 1}',
+         'workload.arrivals={"process": "trace", "path": "a b.csv", "start_s": 1}'),
+        ("--set=workload.lengths={path: ~/traces/t.json, order: sampled}",
+         "--set=workload.lengths={path: t.json, order: sampled}"),
+        ('{"model":"~me/models/draft","method":"draft_model"}', '{"model":"draft","method":"draft_model"}'),
+        ("policy.name=/home/me/a=b/own.py:Policy", "policy.name=own.py:Policy"),
+        ("engine.model=~/models/llama", "engine.model=llama"),
+        ("http://localhost:8000/v1", "http://localhost:8000/v1"),
+        ('server={"url": "https://host/a?b=/c/d"}', 'server={"url": "https://host/a?b=/c/d"}'),
+        ("1..20:8", "1..20:8"),
+        ("relative/trace.csv", "relative/trace.csv"),
+    ],
+)  # fmt: skip
+def test_paths_inside_a_value_stand_by_their_names(word: str, kept: str) -> None:
+    assert make_manifest(load_scenario(), "abc", ["draftcast", word])["command"] == ["draftcast", kept]
 
 
 def test_a_recorded_run_s_own_code_is_not_imported(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_figures_summarise_the_requests(overrides: tuple[str, ...]) -> None:
     result = run(*overrides)
     shown = figures(result)
     rows = measured(result)
-    assert result.integrity_error_s() < 1e-9
+    check_requests(result.requests, tolerance=1e-9)
     for _, own in result.requests.groupby("replication"):
         check_requests(own)
 
@@ -374,7 +374,7 @@ def test_azure_conversations() -> None:
     seconds = (pd.to_datetime(trace["TIMESTAMP"]) - pd.to_datetime(trace["TIMESTAMP"][0])).dt.total_seconds()
     np.testing.assert_allclose(rows["arrival_s"], seconds, atol=1e-6)
     assert rows["finish_s"].notna().all()
-    assert result.integrity_error_s() < 1e-9
+    check_requests(result.requests, tolerance=1e-9)
     assert figures(result)["completed"] == 500
 
 
@@ -388,5 +388,5 @@ def test_prefix_affinity_keeps_conversations_together() -> None:
         rows = result.requests
         hit_rates[router] = figures(result)["prefix_cache_hit_rate"]
         assert hit_rates[router] == pytest.approx(rows["cached_tokens"].sum() / rows["prompt_tokens"].sum())
-        assert result.integrity_error_s() < 1e-9
+        check_requests(result.requests, tolerance=1e-9)
     assert hit_rates["prefix_affinity"] > 1.05 * max(hit_rates[r] for r in ("random", "round_robin", "least_loaded"))

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from draftcast.calibration.yaml_text import parse_yaml, write_yaml
 from draftcast.errors import InputError, ScenarioError
+from draftcast.frozen import nearest_key
 from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES
 from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.workload_spec import acceptance_models, slos, workload_spec
 from draftcast.scenarios.schema import METHODS, POLICIES, ROUTERS, batch_defaults
-from draftcast.scenarios.schema.base import nearest_key
 from draftcast.scenarios.schema.engine import DTYPES, KV_DTYPES, QUANTIZATIONS
 from draftcast.scenarios.schema.load import (
     apply_overrides,
@@ -435,8 +435,7 @@ def own_files(folder: Path) -> dict[str, Any]:
     shutil.copy(bundled / "calibration/hardware/h100-sxm.yaml", folder / "gpu.yaml")
     shutil.copytree(bundled / "calibration/profiles/h100-sxm", folder / "measured")
     (folder / "mine.py").write_text(
-        "from draftcast.sim.policies import Policy\n"
-        "class Two(Policy):\n    def decide(self, batch):\n        return 2\n"
+        "from draftcast.sim import Policy\nclass Two(Policy):\n    def decide(self, batch):\n        return 2\n"
     )
     data = to_mapping(load_scenario(overrides=["workload.num_requests=20", "statistics.replications=1"]))
     data["engine"] |= {"model": "config.json"}
@@ -515,7 +514,7 @@ def test_a_scenario_is_frozen() -> None:
 
 def test_the_names_are_those_of_the_simulator() -> None:
     assert set(METHODS) == set(methods.METHODS) - {"none"}
-    assert set(POLICIES) == set(policies.POLICIES)
+    assert set(POLICIES) == set(policies.BUILT_IN)
     assert set(ROUTERS) == set(routers.ROUTERS)
     assert {*DTYPES.values(), *QUANTIZATIONS.values()} <= set(WEIGHT_BYTES)
     assert set(KV_DTYPES.values()) <= set(KV_BYTES)

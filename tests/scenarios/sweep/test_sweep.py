@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -10,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from draftcast.scenarios.schema.load import load_scenario, with_values, without_
 from draftcast.scenarios.show.sweep_report import sweep_rows
 from draftcast.scenarios.sweep.cells import address_of, code_digest, run_task, task_of
 from draftcast.scenarios.sweep.grid import apply
-from draftcast.scenarios.sweep.pareto import pareto_front
+from draftcast.scenarios.sweep.result import pareto_front
 from draftcast.scenarios.sweep.run import SweepProgress, sweep
 from draftcast.scenarios.sweep.store import ResultStore
 
@@ -101,12 +101,12 @@ def test_cells_are_what_simulate_gives_though_a_worker_was_killed(
     last = result.cells[-1]
     asked = apply(base, last.values)
     plain, off = simulate_together([asked, without_speculation(asked)])
-    assert last.cell is not None
-    assert text(list(last.cell.replications)) == text([dict(r) for r in plain.replications])
+    assert text(list(last.replications)) == text([dict(r) for r in plain.replications])
     assert last.figures["mean_e2el_s"] == plain.summary["figures"]["mean_e2el_s"]
     verdict = judge(asked, plain, off)
-    assert (last.state, last.verdict, last.cell.advantage) == (verdict.on.state, verdict.word, verdict.advantage)
-    assert last.cell.engine == {name: float(value) for name, value in plain.summary["engine"].items()}
+    assert (last.state, last.verdict, last.advantage) == (verdict.on.state, verdict.word, verdict.advantage)
+    (row, *_) = kept[last.key]
+    assert {f"engine_{name}": float(value) for name, value in plain.summary["engine"].items()}.items() <= row.items()
 
     # The same again computes nothing; a larger grid only what is new.
     again = sweep(base, grid, folder=tmp_path / "set", workers=1)
@@ -263,9 +263,9 @@ def test_a_worker_resolves_an_engine_once(base: Scenario, tmp_path: Path, monkey
         resolved.append(scenario)
         return deploy(scenario)
 
-    monkeypatch.setattr("draftcast.scenarios.run.deployment_cache.deploy", counted)
-    monkeypatch.setattr("draftcast.scenarios.run.deployment_cache._kept", OrderedDict())
-    monkeypatch.setattr("draftcast.scenarios.run.deployment_cache.MOST_KEPT", 4)
+    kept = functools.lru_cache(4)(lambda question: question.answer())
+    monkeypatch.setattr("draftcast.scenarios.run.deployment.deploy", counted)
+    monkeypatch.setattr("draftcast.scenarios.run.deployment._kept_deployment", kept)
     policy = tmp_path / "own.py"
     policy.write_text(POLICIES.replace("os._exit(77)", "return 1"))
     other = with_values(base, {"policy": {"name": f"{policy}:Fatal"}})
@@ -305,22 +305,21 @@ def test_every_cell_that_speculates_has_the_verdict_of_simulate(base: Scenario) 
     assert [cells[rate, 0].verdict for rate in (10.0, 72.0, 400.0)] == ["", "", ""]
     assert texts[10.0, 0] == ""
     assert cells[10.0, 3].verdict == "pays"
-    advantage = cells[10.0, 3].cell.advantage if cells[10.0, 3].cell else None
+    advantage = cells[10.0, 3].advantage
     assert advantage is not None
     assert 1 < advantage.low < advantage.mean < advantage.high
     assert texts[10.0, 3].startswith(f"pays: {advantage.mean:.2f} ±")
     # With speculation the cluster completes at most 68 to 69 requests/s, without 73 to 75.
     assert (cells[72.0, 3].state, texts[400.0, 3]) == ("overloaded", "overloaded: both sides are overloaded")
     assert cells[72.0, 3].figures == {}
-    assert cells[72.0, 3].cell is not None
-    assert cells[72.0, 3].cell.capacity_rps == pytest.approx(68.5, rel=0.02)
+    assert cells[72.0, 3].capacity_rps == pytest.approx(68.5, rel=0.02)
     frame = result.frame().set_index(["rate", "k"])
     assert frame.loc[(10.0, 3), "advantage_low"] == advantage.low
     assert frame.loc[(400.0, 3), ["advantage", "mean_e2el_s"]].isna().all()
     # The same without the cells that do not speculate.
     alone = sweep(asked, {"rate": [10.0], "k": [3]}, workers=1)
-    assert repr(alone.cells[0].cell) == repr(cells[10.0, 3].cell)
-    assert text(list(alone.cells[0].cell.replications)) == text(list(cells[10.0, 3].cell.replications))
+    assert repr(dataclasses.replace(alone.cells[0], values=cells[10.0, 3].values)) == repr(cells[10.0, 3])
+    assert text(list(alone.cells[0].replications)) == text(list(cells[10.0, 3].replications))
 
 
 def test_what_another_version_kept_is_computed_anew(base: Scenario, tmp_path: Path) -> None:
@@ -343,7 +342,7 @@ def test_pareto_front_leaves_out_what_is_overloaded(base: Scenario) -> None:
     result = sweep(asked, {"rate": [5.0, 400.0], "tp": [1, 2]}, workers=1)
     cells = {tuple(cell.values.values()): cell for cell in result.cells}
     tp1, tp2 = cells[5.0, 1], cells[5.0, 2]
-    assert [cell.cell.num_gpus for cell in (tp1, tp2) if cell.cell] == [1, 2]
+    assert [cell.num_gpus for cell in (tp1, tp2)] == [1, 2]
     per_gpu = [cell.figures["tokens_per_s_per_gpu"].mean for cell in (tp1, tp2)]
     output = [cell.figures["output_throughput"].mean for cell in (tp1, tp2)]
     assert per_gpu == [output[0], output[1] / 2]

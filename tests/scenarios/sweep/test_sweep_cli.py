@@ -37,7 +37,7 @@ def test_the_example_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         result = run(app, arguments)
         assert result.exit_code == 0, result.output + result.stderr
     assert "Pareto" in result.stdout
-    assert "0 cells computed, 6 found in the data set" in result.stdout
+    assert "0 cells computed, 6 reused from the data set" in result.stdout
     frame = pd.read_csv(tmp_path / "cells.csv")
     assert frame[["rate", "k"]].to_numpy().tolist() == [[r, k] for r in (10, 20) for k in (0, 1, 3)]
     assert (frame["mean_e2el_s"] > 0).all()
@@ -107,7 +107,7 @@ def test_ctrl_c_keeps_what_is_done_and_exits_with_130(tmp_path: Path) -> None:
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert "Traceback" not in said.decode()
-    assert f"what is done is kept in {out}" in said.decode()
+    assert f"finished cells are in {out}" in said.decode()
     assert 2 <= len(set(ResultStore(out).table()["key"].to_pylist())) < 50
 
 

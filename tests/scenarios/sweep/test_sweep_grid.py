@@ -10,7 +10,7 @@ from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, to_mapping, with_values
 from draftcast.scenarios.sweep.grid import SHORT, SPECIAL, Axis, apply, grid_points, parse_axis
-from draftcast.scenarios.sweep.pareto import pareto_front
+from draftcast.scenarios.sweep.result import pareto_front
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 from paths import shared_data
+from pydantic import TypeAdapter, ValidationError
 
 from draftcast.errors import ScenarioError
 from draftcast.sim.acceptance import (
@@ -28,13 +30,13 @@ from draftcast.sim.acceptance import (
     Trace,
     Tree,
     accepted_drafts,
-    build_acceptance,
     compile_acceptance,
     proposed_drafts,
     rates_in_another_tree,
     tree_depth_probabilities,
     tree_rates,
 )
+from draftcast.sim.acceptance.sections import Acceptance
 
 SHARED = shared_data("data/acceptance")
 RECORDING = np.random.default_rng(5).integers(0, 6, size=(300, 400))
@@ -122,8 +124,6 @@ def test_per_position_by_hand() -> None:
     model = PerPosition((0.8, 0.6, 0.3, 0.0, 0.0))
     np.testing.assert_allclose(model.conditional(5), [0.8, 0.75, 0.5, 0.0, 0.0])
     assert model.mean_acceptance_length(2) == pytest.approx(2.4)
-    assert PerPosition.from_mean_length(2.6, 3).rates == pytest.approx((1.0, 0.6, 0.0))
-    assert PerPosition.from_mean_length(2.6, 3).mean_acceptance_length(3) == pytest.approx(2.6)
 
 
 def test_beta_by_hand() -> None:
@@ -202,7 +202,6 @@ def test_ngram_match_share_bursts_and_lengths() -> None:
 
 def test_tree_by_hand() -> None:
     np.testing.assert_allclose(tree_depth_probabilities(0.5, (2, 1, 3)), [0.75, 0.5, 0.875])
-    np.testing.assert_allclose(tree_depth_probabilities((0.6, 0.2), (2, 1)), [1 - 0.4 * 0.8, 0.6])
     assert Tree(alpha=0.5, widths=(2, 1)).mean_acceptance_length(2) == pytest.approx(2.125)
     chain, constant = Tree(alpha=0.7, widths=(1, 1, 1)), Constant(0.7)
     np.testing.assert_array_equal(chain.draft_probabilities(), constant.draft_probabilities()[:3])
@@ -303,44 +302,6 @@ def test_every_parameter_changes_the_output(model: AcceptanceModel, knob: str, v
     assert mine[1].sum() != theirs[1].sum()
 
 
-BAD: list[tuple[str, dict[str, object], str]] = [
-    ("constant", {"alpha": 1.2}, "acceptance.alpha = 1.2: must be a number from 0 to 1"),
-    ("constant", {"alpha": -0.1}, "acceptance.alpha = -0.1"),
-    ("constant", {"alpha": math.nan}, "acceptance.alpha = nan"),
-    ("constant", {"alpha": "high"}, "acceptance.alpha = 'high'"),
-    ("constant", {"alpha": True}, "acceptance.alpha = True"),
-    ("constant", {}, "acceptance.alpha: acceptance model constant needs it"),
-    ("constant", {"alpha": 0.5, "rate": 1}, "acceptance.rate = 1: unknown parameter of acceptance model constant"),
-    ("per_position", {"rates": [0.5, 0.6]}, "acceptance.rates[1] = 0.6: unconditional rates must not increase"),
-    ("per_position", {"rates": [0.5, 2]}, "acceptance.rates[1] = 2: must be a number from 0 to 1"),
-    ("per_position", {"rates": []}, "must hold 1 to 128 rates"),
-    ("per_position", {"rates": 0.5}, "must be a list"),
-    ("beta", {"mean": 0.5, "concentration": 0}, "acceptance.concentration = 0: must be a number above 0"),
-    ("beta", {"mean": 1.5, "concentration": 1}, "acceptance.mean = 1.5"),
-    ("markov", {"alpha_good": 1, "alpha_bad": 0, "p_gb": 0, "p_bg": 0}, "must not both be 0"),
-    ("markov", {"alpha_good": 1, "alpha_bad": 0, "p_gb": 2, "p_bg": 0}, "acceptance.p_gb = 2"),
-    ("ngram", {"match_probability": 0.5}, "give either alpha or rates"),
-    ("ngram", {"match_probability": 0.5, "alpha": 0.5, "rates": [0.5]}, "give either alpha or rates"),
-    ("ngram", {"match_probability": 0.5, "alpha": 0.5, "persistence": 1.0}, "acceptance.persistence = 1.0"),
-    ("ngram", {"match_probability": 0.5, "alpha": 0.5, "mean_match_tokens": 0.5}, "acceptance.mean_match_tokens"),
-    ("tree", {}, "give either rates, or alpha and widths"),
-    ("tree", {"alpha": 0.0}, "acceptance.widths: give either rates, or alpha and widths"),
-    ("tree", {"alpha": 0.5, "widths": [2, 0]}, "acceptance.widths[1] = 0: must be a whole number from 1"),
-    ("tree", {"alpha": [0.5], "widths": [2]}, "acceptance.widths[0] = 2: must be a whole number from 1 to 1"),
-    ("tree", {"rates": [0.5], "widths": [2]}, "give either rates"),
-    ("oracle", {}, "acceptance = 'oracle': unknown acceptance model; choose one of beta, constant, markov, ngram"),
-]
-
-
-@pytest.mark.parametrize(("name", "parameters", "message"), BAD, ids=str)
-def test_bad_parameters_are_refused_by_key_and_value(name: str, parameters: dict[str, object], message: str) -> None:
-    with pytest.raises(ScenarioError) as error:
-        build_acceptance(name, parameters, file="a.yaml")
-    assert message in str(error.value)
-    assert str(error.value).startswith("a.yaml: acceptance")
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize(
     "model", [PerPosition((0.8, 0.5)), Tree(alpha=0.5, widths=(2, 2)), Ngram(0.5, rates=(0.8, 0.5))]
 )
@@ -370,8 +331,41 @@ def test_compile_refuses_what_does_not_fit() -> None:
         Trace().mean_acceptance_length(2)
 
 
-def test_registry_names_and_builds_every_model() -> None:
-    assert set(ACCEPTANCE_MODELS) == {"constant", "per_position", "beta", "markov", "ngram", "tree", "trace"}
-    assert build_acceptance("per_position", {"rates": [0.5, 0.4]}) == PerPosition((0.5, 0.4))
-    assert build_acceptance("tree", {"rates": None, "alpha": 0.5, "widths": [2]}) == Tree(alpha=0.5, widths=(2,))
-    assert hash(build_acceptance("ngram", {"match_probability": 1, "rates": [0.5]})) == hash(Ngram(1.0, rates=(0.5,)))
+BAD: list[tuple[dict[str, object], str]] = [
+    ({"model": "constant", "alpha": 1.2}, "alpha"),
+    ({"model": "constant", "alpha": -0.1}, "alpha"),
+    ({"model": "constant", "alpha": math.nan}, "alpha"),
+    ({"model": "constant", "alpha": "high"}, "alpha"),
+    ({"model": "constant", "alpha": True}, "alpha"),
+    ({"model": "constant"}, "Field required"),
+    ({"model": "constant", "alpha": 0.5, "rate": 1}, "unknown key; allowed: confidence_discrimination, model, alpha"),
+    ({"model": "per_position", "rates": [0.5, 0.6]}, "unconditional rates never rise: position 1"),
+    ({"model": "per_position", "rates": [0.5, 2]}, "rates.1"),
+    ({"model": "per_position", "rates": []}, "at least 1 item"),
+    ({"model": "per_position", "rates": [0.5] * 129}, "at most 128 items"),
+    ({"model": "per_position", "rates": 0.5}, "valid tuple"),
+    ({"model": "beta", "mean": 0.5, "concentration": 0}, "concentration"),
+    ({"model": "beta", "mean": 1.5, "concentration": 1}, "mean"),
+    ({"model": "markov", "alpha_good": 1, "alpha_bad": 0, "p_gb": 0, "p_bg": 0}, "at least one of p_gb and p_bg"),
+    ({"model": "markov", "alpha_good": 1, "alpha_bad": 0, "p_gb": 2, "p_bg": 0}, "p_gb"),
+    ({"model": "ngram", "match_probability": 0.5}, "give exactly one of alpha and rates"),
+    ({"model": "ngram", "match_probability": 0.5, "alpha": 0.5, "rates": [0.5]}, "give exactly one of alpha and rates"),
+    ({"model": "ngram", "match_probability": 0.5, "alpha": 0.5, "persistence": 1.0}, "persistence"),
+    ({"model": "ngram", "match_probability": 0.5, "alpha": 0.5, "mean_match_tokens": 0.5}, "mean_match_tokens"),
+    ({"model": "tree"}, "give exactly one of rates and alpha"),
+    ({"model": "tree", "alpha": 0.5, "widths": [2, 0]}, "widths.1"),
+    ({"model": "tree", "rates": [0.5], "widths": [2]}, "goes with alpha, one width per depth"),
+    ({"model": "oracle"}, "does not match any of the expected tags: 'constant', 'per_position'"),
+]
+
+
+@pytest.mark.parametrize(("section", "message"), BAD, ids=str)
+def test_bad_acceptance_is_refused(section: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        TypeAdapter(Acceptance).validate_python(section)
+
+
+def test_every_model_is_built_from_a_scenario() -> None:
+    names = {section.model_fields["model"].annotation.__args__[0] for section in get_args(get_args(Acceptance)[0])}
+    assert set(ACCEPTANCE_MODELS) == names
+    assert ACCEPTANCE_MODELS["tree"](alpha=0.5, widths=(2,)) == Tree(alpha=0.5, widths=(2,))

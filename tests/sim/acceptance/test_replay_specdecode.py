@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from paths import ROOT, shared_data
 
 from draftcast.calibration.profile.hardware import load_hardware
-from draftcast.calibration.profile.load import AffineProfile, load_profile
+from draftcast.calibration.profile.load import load_profile
+from draftcast.calibration.profile.spec import AffineProfile
 from draftcast.sim.workload.request_table import RequestTable
 
 SHAREGPT = shared_data("data/acceptance/llama31_8b_sharegpt.jsonl")
@@ -46,17 +47,17 @@ def recount(table: RequestTable, batch: int, k: int) -> NDArray[np.float64]:
     assert table.acceptance_offsets is not None
     assert table.acceptance_lengths is not None
     drafts = float(k > 0)
-    step_s = p.target_fixed_s + p.overhead_s + drafts * (p.draft_fixed_s + p.draft_token_s * batch * k)
-    cached_s = p.target_kv_token_s + drafts * p.draft_kv_token_s
+    step_s = p.target.fixed_s + p.overhead_s + drafts * (p.draft.fixed_s + p.draft.draft_token_s * batch * k)
+    cached_s = p.target.kv_token_s + drafts * p.draft.kv_token_s
     throughput = []
     for i in range(len(table)):
         accepted = table.acceptance_lengths[table.acceptance_offsets[i] :]
         prompt, output = int(table.prompt_tokens[i]), int(table.output_tokens[i])
-        seconds = step_s + p.target_row_s * batch * prompt
+        seconds = step_s + p.target.row_s * batch * prompt
         emitted = 1
         while emitted < output:
             # The newest token is a row of this step, not in the cache yet.
-            seconds += step_s + p.target_row_s * batch * (1 + k) + cached_s * batch * (prompt + emitted - 1)
+            seconds += step_s + p.target.row_s * batch * (1 + k) + cached_s * batch * (prompt + emitted - 1)
             emitted += 1 + min(int(accepted[emitted]), k)
         throughput.append(batch * output / seconds)
     return np.array(throughput)

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from samples import closed_loop
 
 from draftcast.sim.acceptance import Constant
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import make_router
 from draftcast.sim.engine.replica import Replica
-from draftcast.sim.workload.arrivals import ClosedLoop, ThinkTime
+from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 
 RESULTS = ["replica", "arrival_s", "first_scheduled_s", "first_token_s", "finish_s", "output_tokens", "num_drafts"]
 ONE_SECOND = {"step_s": 1.0, "row_s": 0.0}
@@ -31,7 +32,7 @@ def serve(build_case: Any) -> Serve:
         *,
         router: str = "round_robin",
         replicas: int = 1,
-        closed_loop: ClosedLoop | None = None,
+        closed_loop: ClosedLoopArrivals | None = None,
         seed: int = 0,
         progress: Callable[[float], None] | None = None,
         **fields: Any,
@@ -120,7 +121,7 @@ def test_prefix_affinity_by_hand(serve: Serve) -> None:
 
 def test_closed_loop_by_hand(serve: Serve) -> None:
     # Two users, one slot, 2 s each, half a second of thought before every request.
-    loop = ClosedLoop(2, ThinkTime("constant", 0.5))
+    loop = closed_loop(2, 0.5, "constant")
     requests, _ = serve([1] * 5, [2] * 5, closed_loop=loop, cost=ONE_SECOND, max_num_seqs=1)
     assert requests["arrival_s"].tolist() == [0.5, 0.5, 3.0, 5.0, 7.0]
     assert requests["first_scheduled_s"].tolist() == [0.5, 2.5, 4.5, 6.5, 8.5]
@@ -129,7 +130,7 @@ def test_closed_loop_by_hand(serve: Serve) -> None:
 
 def test_closed_loop_without_thought_by_hand(serve: Serve) -> None:
     # The answer and the next request fall on one moment: the step that starts then takes it.
-    loop = ClosedLoop(2)
+    loop = closed_loop(2)
     requests, _ = serve([1] * 4, [1, 2, 2, 1], closed_loop=loop, cost=ONE_SECOND, async_scheduling=False)
     assert requests["arrival_s"].tolist() == [0.0, 0.0, 1.0, 2.0]
     assert requests["first_scheduled_s"].tolist() == [0.0, 0.0, 1.0, 2.0]
@@ -139,7 +140,7 @@ def test_closed_loop_without_thought_by_hand(serve: Serve) -> None:
 def test_closed_loop_over_replicas_by_hand(serve: Serve) -> None:
     # Three users, two replicas of one slot. At 2 s both replicas answer before either schedules again: user 0's next
     # request (3) finds replica 0 with request 2 and replica 1 empty; user 1's (4) finds one on each.
-    loop = ClosedLoop(3)
+    loop = closed_loop(3)
     requests, _ = serve(
         [1] * 6, [2] * 6, closed_loop=loop, replicas=2, router="least_loaded", cost=ONE_SECOND, max_num_seqs=1
     )
@@ -167,18 +168,18 @@ def test_a_cluster_is_its_replicas_run_apart(serve: Serve, build_case: Any, rout
         pd.testing.assert_frame_equal(together.iloc[mine], expected, check_exact=True)
 
 
-@pytest.mark.parametrize("think", [ThinkTime(), ThinkTime("constant", 0.5), ThinkTime("exponential", 3.0)])
+@pytest.mark.parametrize("think", [(0.0, "constant"), (0.5, "constant"), (3.0, "exponential")])
 @pytest.mark.parametrize(("router", "replicas"), [("round_robin", 1), ("random", 2), ("least_loaded", 3)])
 @pytest.mark.parametrize("step_s", [1.0, 0.7])
 def test_a_closed_loop_is_an_open_one_with_its_arrivals(
-    serve: Serve, build_case: Any, think: ThinkTime, router: str, replicas: int, step_s: float
+    serve: Serve, build_case: Any, think: tuple[float, str], router: str, replicas: int, step_s: float
 ) -> None:
     """The arrivals that a closed loop made, given beforehand, lead to the same times; equal steps make many ties."""
     drawn = drawn_requests(3, 120, rate_rps=1.0)
     del drawn["arrival_s"]
     drawn["cost"] = {"step_s": step_s, "row_s": 0.0}
     users = 10
-    closed, case = serve(**drawn, router=router, replicas=replicas, closed_loop=ClosedLoop(users, think))
+    closed, case = serve(**drawn, router=router, replicas=replicas, closed_loop=closed_loop(users, *think))
     for replica, loop in enumerate(case.replicas):
         sent = loop.state.arrivals[: loop.state.engine[0]["num_arrivals"]]
         assert sorted(sent) == np.flatnonzero(closed["replica"] == replica).tolist()
@@ -195,7 +196,7 @@ def test_a_closed_loop_equals_an_open_run_of_its_table(serve: Serve) -> None:
     drawn = drawn_requests(4, 100, rate_rps=1.0)
     del drawn["arrival_s"]
     drawn["accept"] = Constant(alpha=0.0)  # draws are keyed by row, and sorting moves rows
-    loop = ClosedLoop(6, ThinkTime("exponential", 2.0))
+    loop = closed_loop(6, 2.0, "exponential")
     closed, _ = serve(**drawn, closed_loop=loop)
     order = np.argsort(closed["arrival_s"].to_numpy(), kind="stable")
     drawn["prompt"], drawn["output"] = drawn["prompt"][order], drawn["output"][order]
@@ -213,13 +214,13 @@ def test_users_wait_for_their_answers(serve: Serve, router: str, users: int, rep
     n, seed = 200, 7
     drawn = drawn_requests(seed, n, rate_rps=1.0)
     del drawn["arrival_s"]
-    think = ThinkTime("exponential", 2.0)
-    requests, _ = serve(**drawn, router=router, replicas=replicas, closed_loop=ClosedLoop(users, think))
+    think = (2.0, "exponential")
+    requests, _ = serve(**drawn, router=router, replicas=replicas, closed_loop=closed_loop(users, *think))
     arrival, finish = requests["arrival_s"].to_numpy(), requests["finish_s"].to_numpy()
     assert (requests["first_scheduled_s"] >= arrival).all()
     assert (finish > arrival).all()
     # The first request of each user comes after a thought; request users + j is sent upon the j-th answer, by time.
-    thought = think.draw(seed, n)
+    thought = closed_loop(users, *think).draw_think_s(seed, n)
     np.testing.assert_array_equal(arrival[:users], thought[:users])
     np.testing.assert_allclose(arrival[users:], np.sort(finish)[: n - users] + thought[users:], rtol=1e-14)
     # Never more than `users` at once; an answer at the very moment of a request comes first.
@@ -232,7 +233,7 @@ def test_without_thought_all_users_are_always_served(serve: Serve) -> None:
     users, n = 6, 150
     drawn = drawn_requests(1, n, rate_rps=1.0)
     del drawn["arrival_s"]
-    requests, _ = serve(**drawn, replicas=2, router="least_loaded", closed_loop=ClosedLoop(users))
+    requests, _ = serve(**drawn, replicas=2, router="least_loaded", closed_loop=closed_loop(users))
     arrival, finish = requests["arrival_s"].to_numpy(), requests["finish_s"].to_numpy()
     last_sent_s = arrival.max()
     for t in np.linspace(0.0, last_sent_s, 400, endpoint=False):
@@ -240,7 +241,7 @@ def test_without_thought_all_users_are_always_served(serve: Serve) -> None:
 
 
 def test_more_users_than_requests(serve: Serve) -> None:
-    requests, _ = serve([1] * 3, [1] * 3, closed_loop=ClosedLoop(8), cost=ONE_SECOND)
+    requests, _ = serve([1] * 3, [1] * 3, closed_loop=closed_loop(8), cost=ONE_SECOND)
     assert requests["arrival_s"].tolist() == [0.0] * 3
     assert requests["finish_s"].tolist() == [1.0] * 3
 
@@ -256,7 +257,7 @@ def test_a_replica_runs_on_while_nobody_can_send(serve: Serve, monkeypatch: pyte
         return advance(*arguments, **named)
 
     monkeypatch.setattr(Replica, "advance", counted)
-    n, loop = 30, ClosedLoop(2, ThinkTime("constant", 60.0))
+    n, loop = 30, closed_loop(2, 60.0, "constant")
     _, case = serve([1] * n, [40] * n, closed_loop=loop, replicas=2, router="least_loaded", cost=ONE_SECOND)
     assert sum(int(replica.state.engine[0]["step"]) for replica in case.replicas) > 30 * n
     assert calls < 8 * n
@@ -299,9 +300,9 @@ def test_random_splitting_makes_independent_queues(serve: Serve) -> None:
 
 @pytest.mark.parametrize(
     ("router", "loop"),
-    [("round_robin", None), ("least_loaded", None), ("round_robin", ClosedLoop(4)), ("power_of_two", ClosedLoop(4))],
+    [("round_robin", None), ("least_loaded", None), ("round_robin", closed_loop(4)), ("power_of_two", closed_loop(4))],
 )
-def test_progress_never_falls_and_ends_at_one(serve: Serve, router: str, loop: ClosedLoop | None) -> None:
+def test_progress_never_falls_and_ends_at_one(serve: Serve, router: str, loop: ClosedLoopArrivals | None) -> None:
     drawn = drawn_requests(2, 3000 if router == "least_loaded" else 200, rate_rps=1.0)
     if loop is not None:
         del drawn["arrival_s"]

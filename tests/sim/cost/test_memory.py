@@ -7,19 +7,30 @@ from typing import Any
 
 import pytest
 
-from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.errors import CapacityError, ModelError
 from draftcast.kernels.model import drafters
 from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.memory import GIB, MemoryBudget, activation_peak_bytes, cuda_graph_bytes, memory_budget
+from draftcast.sim.cost.methods import get_method
 
 LLAMA = load_model("Llama-3.1-8B")
 H100 = load_hardware("h100")
 
 
+def budget_of(model: ModelSpec, device: HardwareSpec, draft: ModelSpec | None = None, **flags: Any) -> MemoryBudget:
+    """A budget of an engine with EAGLE where ``k`` is given, and for requests of a token unless a length is."""
+    k = flags.pop("k", 0)
+    speculation = {"method": get_method("eagle"), "num_speculative_tokens": k} if k else {}
+    config = EngineConfig(**({"max_model_len": 1} | speculation | flags))
+    return memory_budget(config, model, draft, device)
+
+
 def test_the_sum_is_the_usable_memory() -> None:
     head = drafters.eagle_head(LLAMA)
-    budget = memory_budget(LLAMA, H100, draft=head, k=3, gpu_memory_utilization=0.9)
+    budget = budget_of(LLAMA, H100, draft=head, k=3, gpu_memory_utilization=0.9)
     used = budget.weight_bytes + budget.draft_weight_bytes + budget.activation_bytes
     used += budget.cuda_graph_bytes + budget.non_torch_bytes
     assert budget.usable_bytes == 0.9 * H100.memory_bytes
@@ -36,22 +47,28 @@ def test_published_start_up_logs() -> None:
     # vLLM pull request 10511, Llama-3-8B on an H100 with 0.9: 1.26 GiB of activations; a later release logs
     # "model weights take 14.99GiB; non_torch_memory takes 0.11GiB; PyTorch activation peak memory takes 1.20GiB;
     # the rest of the memory reserved for KV Cache is 54.93GiB" of 79.15 GiB.
-    activations = activation_peak_bytes(LLAMA, max_num_batched_tokens=8192, max_num_seqs=256)
+    activations = activation_peak_bytes(EngineConfig(max_num_batched_tokens=8192, max_num_seqs=256), LLAMA)
     assert activations / GIB == pytest.approx(1.23, rel=0.1)
     device = replace(H100, memory_bytes=79.15 * GIB)
-    budget = memory_budget(LLAMA, device, gpu_memory_utilization=0.9, enforce_eager=True)
+    budget = budget_of(LLAMA, device, gpu_memory_utilization=0.9, enforce_eager=True)
     assert budget.kv_cache_bytes / GIB == pytest.approx(54.93, rel=0.01)
 
 
 def test_activations_by_hand() -> None:
     width = 3 * 4096 + 3 * 14336
     logits = 64 * 128256 * (2 + 8)
-    assert activation_peak_bytes(LLAMA, max_num_batched_tokens=2048, max_num_seqs=64) == 2048 * width * 2 + logits
+    assert (
+        activation_peak_bytes(EngineConfig(max_num_batched_tokens=2048, max_num_seqs=64), LLAMA)
+        == 2048 * width * 2 + logits
+    )
     split = 3 * 4096 + 3 * 14336 / 4
-    assert activation_peak_bytes(LLAMA, max_num_batched_tokens=2048, max_num_seqs=64, tp=4) == 2048 * split * 2 + logits
+    assert (
+        activation_peak_bytes(EngineConfig(max_num_batched_tokens=2048, max_num_seqs=64, tensor_parallel_size=4), LLAMA)
+        == 2048 * split * 2 + logits
+    )
     # EAGLE-3 keeps three hidden states of the target
     head = drafters.eagle_head(LLAMA)
-    more = activation_peak_bytes(LLAMA, max_num_batched_tokens=2048, max_num_seqs=64, draft=head)
+    more = activation_peak_bytes(EngineConfig(max_num_batched_tokens=2048, max_num_seqs=64), LLAMA, head)
     assert more - (2048 * width * 2 + logits) == 2048 * 3 * 4096 * 2
 
 
@@ -64,21 +81,20 @@ def test_graphs_by_hand() -> None:
 
 
 def test_speculation_takes_blocks() -> None:
-    off = memory_budget(LLAMA, H100)
-    assert (off.lost_blocks, off.lost_fraction, off.lost_concurrency(1000)) == (0, 0.0, 0.0)
-    on = memory_budget(LLAMA, H100, draft=drafters.eagle_head(LLAMA), k=3)
+    off = budget_of(LLAMA, H100)
+    assert (off.lost_blocks, off.lost_concurrency(1000)) == (0, 0.0)
+    on = budget_of(LLAMA, H100, draft=drafters.eagle_head(LLAMA), k=3)
     assert on.num_gpu_blocks_without_sd == off.num_gpu_blocks
     assert on.lost_blocks == off.num_gpu_blocks - on.num_gpu_blocks > 0
-    assert on.lost_fraction == on.lost_blocks / off.num_gpu_blocks
     assert on.lost_concurrency(1000, 3) == off.max_concurrency(1000) - on.max_concurrency(1003)
     # a draft that makes no KV and holds no weights takes only wider graphs
-    ngram = memory_budget(LLAMA, H100, k=3, max_num_seqs=32)
+    ngram = budget_of(LLAMA, H100, k=3, max_num_seqs=32)
     assert 0 < ngram.lost_blocks < on.lost_blocks
-    assert memory_budget(LLAMA, H100, k=3, max_num_seqs=32, enforce_eager=True).lost_blocks == 0
+    assert budget_of(LLAMA, H100, k=3, max_num_seqs=32, enforce_eager=True).lost_blocks == 0
 
 
 def test_concurrency_by_hand() -> None:
-    budget = memory_budget(LLAMA, H100, num_gpu_blocks=101)
+    budget = budget_of(LLAMA, H100, num_gpu_blocks=101)
     assert budget.is_given
     assert budget.kv_tokens == 1600
     assert budget.max_concurrency(160) == 10
@@ -89,12 +105,12 @@ def test_concurrency_by_hand() -> None:
 
 def test_sliding_windows_leave_more_for_full_layers() -> None:
     model = load_model("gpt-oss-20b")
-    budget = memory_budget(model, H100, dtype="mxfp4", max_num_seqs=256)
+    budget = budget_of(model, H100, weight_dtype="mxfp4", max_num_seqs=256)
     per_layer = 2 * 8 * 64 * 2
     assert budget.kv_bytes_per_token == 12 * per_layer
     assert budget.window_kv_bytes == 256 * (128 + 16) * 12 * per_layer
     # so many sequences that their windows would cost more than every layer's tokens
-    crowded = memory_budget(model, H100, dtype="mxfp4", max_num_seqs=8192, enforce_eager=True)
+    crowded = budget_of(model, H100, weight_dtype="mxfp4", max_num_seqs=8192, enforce_eager=True)
     assert crowded.window_kv_bytes == 0
     assert crowded.kv_bytes_per_token == 24 * per_layer
 
@@ -102,13 +118,13 @@ def test_sliding_windows_leave_more_for_full_layers() -> None:
 @pytest.mark.parametrize(
     ("change", "more"),
     [
-        ({"tp": 2, "draft_tp": 2}, True),
-        ({"tp": 2, "draft_tp": 1}, True),
-        ({"dtype": "fp8"}, True),
-        ({"dtype": "int4"}, True),
-        ({"kv_cache_dtype": "fp8"}, True),
-        ({"draft_dtype": "int4"}, True),
-        ({"draft_kv_cache_dtype": "fp8"}, True),
+        ({"tensor_parallel_size": 2, "draft_tensor_parallel_size": 2}, True),
+        ({"tensor_parallel_size": 2, "draft_tensor_parallel_size": 1}, True),
+        ({"weight_dtype": "fp8"}, True),
+        ({"weight_dtype": "int4"}, True),
+        ({"kv_dtype": "fp8"}, True),
+        ({"draft_weight_dtype": "int4"}, True),
+        ({"draft_kv_dtype": "fp8"}, True),
         ({"draft": None}, True),
         ({"k": 7}, False),
         ({"gpu_memory_utilization": 0.8}, False),
@@ -121,7 +137,7 @@ def test_sliding_windows_leave_more_for_full_layers() -> None:
 )
 def test_every_knob_changes_the_blocks(change: dict[str, Any], more: bool) -> None:
     def blocks(**flags: Any) -> MemoryBudget:
-        return memory_budget(LLAMA, H100, **{"draft": load_model("Llama-3.2-1B"), "k": 1, "max_num_seqs": 64, **flags})
+        return budget_of(LLAMA, H100, **{"draft": load_model("Llama-3.2-1B"), "k": 1, "max_num_seqs": 64, **flags})
 
     changed = blocks(**change).num_gpu_blocks
     assert changed > blocks().num_gpu_blocks if more else changed < blocks().num_gpu_blocks
@@ -129,8 +145,10 @@ def test_every_knob_changes_the_blocks(change: dict[str, Any], more: bool) -> No
 
 def test_the_draft_on_its_own_degree() -> None:
     draft = load_model("Llama-3.2-1B")
-    alone = memory_budget(load_model("Llama-3.1-70B"), H100, tp=4, draft=draft, draft_tp=1, k=3)
-    split = memory_budget(load_model("Llama-3.1-70B"), H100, tp=4, draft=draft, k=3)
+    alone = budget_of(
+        load_model("Llama-3.1-70B"), H100, tensor_parallel_size=4, draft=draft, draft_tensor_parallel_size=1, k=3
+    )
+    split = budget_of(load_model("Llama-3.1-70B"), H100, tensor_parallel_size=4, draft=draft, k=3)
     assert alone.draft_weight_bytes == 2 * draft.num_parameters
     assert alone.draft_kv_bytes_per_token == 4 * split.draft_kv_bytes_per_token
     assert alone.num_gpu_blocks < split.num_gpu_blocks
@@ -138,27 +156,27 @@ def test_the_draft_on_its_own_degree() -> None:
 
 def test_fp32_weights_keep_an_fp32_cache() -> None:
     opt = load_model("opt-125m")
-    assert memory_budget(opt, load_hardware("cpu"), dtype="fp32").kv_bytes_per_token == 2 * opt.kv_bytes_per_token(
+    assert budget_of(opt, load_hardware("cpu"), weight_dtype="fp32").kv_bytes_per_token == 2 * opt.kv_bytes_per_token(
         "bf16"
     )
 
 
 def test_a_model_that_does_not_fit_says_the_sizes() -> None:
     with pytest.raises(CapacityError) as error:
-        memory_budget(load_model("Llama-3.1-70B"), H100)
+        budget_of(load_model("Llama-3.1-70B"), H100)
     text = str(error.value)
     for word in ("Llama-3.1-70B", "h100-sxm", "131.4 GiB", "72.8 GiB", "tensor_parallel_size 1", "327680"):
         assert word in text
     with pytest.raises(CapacityError, match="draft weights"):
-        memory_budget(LLAMA, load_hardware("a10g"), draft=load_model("Qwen3-8B"), num_gpu_blocks=100)
+        budget_of(LLAMA, load_hardware("a10g"), draft=load_model("Qwen3-8B"), num_gpu_blocks=100)
 
 
 def test_a_request_that_cannot_fit() -> None:
-    assert memory_budget(LLAMA, H100, max_model_len=131_072).kv_tokens > 131_072
+    assert budget_of(LLAMA, H100, max_model_len=131_072).kv_tokens > 131_072
     with pytest.raises(CapacityError, match=r"max_model_len = 131072.*18720"):
-        memory_budget(LLAMA, H100, max_model_len=131_072, num_gpu_blocks=1171)
+        budget_of(LLAMA, H100, max_model_len=131_072, num_gpu_blocks=1171)
 
 
 def test_degrees_must_divide() -> None:
     with pytest.raises(ModelError, match="tensor_parallel_size"):
-        memory_budget(LLAMA, H100, tp=3)
+        budget_of(LLAMA, H100, tensor_parallel_size=3)

@@ -1,13 +1,13 @@
 """Methods: the facts of vLLM 0.32 and the rows of every draft pass, by hand."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from draftcast.errors import ModelError, ScenarioError
 from draftcast.kernels.model.catalog import load_model
-from draftcast.kernels.model.drafters import eagle_head, medusa_heads
 from draftcast.sim.cost import step_time
-from draftcast.sim.cost.attention_time import N_BLOCKS, N_COLUMNS
 from draftcast.sim.cost.methods import METHODS, DraftPlan, get_method
 from draftcast.sim.cost.step_tables import head_of
 
@@ -52,6 +52,23 @@ PASSES = {
 }
 
 
+def fill(record: Any, **fields: float) -> None:
+    for name, value in fields.items():
+        record[name] = value
+
+
+ONE_DRAFT_TOKEN = {"eagle": (8,), "p_eagle": (8,), "pard": (12,)}
+"""The same over 8 target rows of 4 requests, k = 1."""
+
+
+def passes_of(name: str) -> dict[tuple[int, int, int], tuple[int, ...]]:
+    """Rows of the draft's passes by target rows, drafting requests and k."""
+    with_drafts, without = PASSES[name]
+    one = {(8, 4, 1): ONE_DRAFT_TOKEN[name]} if name in ONE_DRAFT_TOKEN else {}
+    # A dynamic k of 0: nobody drafts, but a draft with a KV cache reads the target's rows all the same.
+    return {(10, 2, 4): with_drafts, (10, 0, 0): without, **one}
+
+
 def test_every_method_is_covered() -> None:
     assert set(METHODS) == set(FACTS) == set(PASSES)
 
@@ -64,26 +81,13 @@ def test_vllm_facts(name: str) -> None:
     assert method.source
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_rows_of_the_draft_passes(name: str) -> None:
-    method = get_method(name)
-    with_drafts, without = PASSES[name]
-    assert method.draft_passes(10, 2, 4) == with_drafts
-    # A dynamic k of 0: nobody drafts, but a draft with a KV cache reads the target's rows all the same.
-    assert method.draft_passes(10, 0, 0) == without
-
-
 def test_one_draft_token() -> None:
-    assert get_method("eagle").draft_passes(8, 4, 1) == (8,)
-    assert get_method("p_eagle").draft_passes(8, 4, 1) == (8,)
-    assert get_method("pard").draft_passes(8, 4, 1) == (12,)
     assert get_method("p_eagle").slots(1) == 0
 
 
 def test_kinds() -> None:
     assert {name for name, method in METHODS.items() if method.proposes_on_host} == {"ngram", "suffix"}
     assert {name for name, method in METHODS.items() if method.proposes_by_match} == {"ngram", "ngram_gpu", "suffix"}
-    assert {name for name, method in METHODS.items() if method.parallel} == {"p_eagle", "pard", "dflash", "dspark"}
     assert {name for name, method in METHODS.items() if method.needs_draft_model} == {"draft_model", "pard"}
     assert {name for name, method in METHODS.items() if not method.drafts} == {"none"}
 
@@ -123,18 +127,6 @@ def test_unknown_name_lists_the_choices() -> None:
         get_method("eagle4")
 
 
-def test_draft_memory() -> None:
-    head = eagle_head(TARGET, "eagle")
-    # One layer of 8 KV heads x 128, K and V, 2 bytes.
-    assert get_method("eagle").draft_kv_bytes_per_token(head, "bf16") == 2 * 8 * 128 * 2
-    assert get_method("eagle").draft_kv_bytes_per_token(head, "fp8") == 2 * 8 * 128
-    assert get_method("eagle").draft_weight_bytes(head, "bf16") == 2 * head.num_parameters
-    assert get_method("ngram").draft_weight_bytes(None, "bf16") == 0.0
-    heads = medusa_heads(TARGET, 3)
-    assert get_method("medusa").draft_kv_bytes_per_token(heads, "bf16") == 0.0
-    assert get_method("medusa").draft_weight_bytes(heads, "bf16") > 3 * 2 * TARGET.hidden_size * TARGET.vocab_size
-
-
 def test_heads_follow_from_the_target() -> None:
     for name in ("eagle", "eagle3", "eagle_tree", "p_eagle", "dflash", "dspark", "medusa", "mlp_speculator"):
         head = head_of(get_method(name), TARGET, None, 3)
@@ -152,35 +144,29 @@ def test_heads_follow_from_the_target() -> None:
 
 
 def test_pass_rows_are_what_the_step_cost_charges() -> None:
-    """Tables that cost one second a row turn the seconds of a draft into the sum of `Method.draft_passes`."""
+    """Tables that cost one second a row turn the seconds of a draft into the sum of its passes' rows."""
     ramp = np.zeros((101, 3))
     ramp[:, 2] = np.arange(101)
     nothing = np.zeros((1, 3))
     for name, method in METHODS.items():
-        params = np.zeros(step_time.N_PARAMS)
-        params[step_time.P_PLAN] = method.plan
-        params[step_time.P_EXTRA_FIRST_ROWS] = method.extra_first_rows
-        params[step_time.P_BLOCK_ROWS_BEYOND_K] = method.block_rows_beyond_k
-        params[step_time.P_TREE_WIDTH] = method.tree_width
-        params[step_time.P_CUDA_GRAPH_ROWS] = 100
+        params = np.zeros(1, step_time.PARAMS)
+        params[0]["plan"] = method.plan
+        params[0]["extra_first_rows"] = method.extra_first_rows
+        params[0]["block_rows_beyond_k"] = method.block_rows_beyond_k
+        params[0]["tree_width"] = method.tree_width
+        params[0]["cuda_graph_rows"] = 100
         over_rows = method.plan in (DraftPlan.AUTOREGRESSIVE, DraftPlan.PARALLEL)
-        cost = step_time.StepCost(
-            params=params,
-            target=nothing,
-            logits=nothing,
+        cost = step_time.cost_without_tables(params)._replace(
             draft_first=ramp if over_rows else nothing,
             draft_next=ramp,
-            draft_logits=nothing,
             draft_serial=ramp if method.plan == DraftPlan.HEADS else nothing,
-            attention=np.zeros((N_BLOCKS, N_COLUMNS)),
-            attention_grids=np.zeros(1),
         )
-        f = np.zeros(step_time.N_FEATURES)
-        f[[step_time.F_TOKENS, step_time.F_DECODE_TOKENS]] = 10
-        for k, passes in zip((4, 0), PASSES[name], strict=True):
-            f[step_time.F_DRAFT_SEQS] = 2 if k else 0
-            f[step_time.F_DRAFT_TOKENS] = 2 * k
-            f[step_time.F_DRAFT_PASSES] = k
-            out = np.zeros(step_time.N_OUT)
+        f = step_time.empty_record(step_time.FEATURES)
+        for (rows, requests, k), passes in passes_of(name).items():
+            f["tokens"] = f["decode_tokens"] = rows
+            f["draft_seqs"] = requests
+            f["draft_tokens"] = requests * k
+            f["draft_passes"] = k
+            out = step_time.empty_record(step_time.TIMES)
             step_time.step_time(cost, f, out)
-            assert out[step_time.O_DRAFT] == sum(passes), name
+            assert out["draft_s"] == sum(passes), name

@@ -14,10 +14,9 @@ import pytest
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.sim.acceptance import Constant, Ngram, Tree
-from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.output.request_columns import TIME_COLUMNS
-from draftcast.sim.policies import BatchSchedule
+from draftcast.sim.policies.schedule import BatchSchedule
 
 
 def parts(case: Any, request: int = 0) -> dict[str, float]:
@@ -45,8 +44,8 @@ def test_kept_rows_and_their_drafts_are_not_rejected_work(build_case: Any) -> No
 
 def test_queries_of_rejected_rows_and_their_samples_count(build_case: Any, easy_cost: Any) -> None:
     cost = easy_cost(method="eagle")
-    cost.params[st.P_FIT_QUERY_KV_S] = 1 / 64
-    cost.params[st.P_FIT_LOGIT_ROW_S] = 1 / 16
+    cost.params[0]["fit_query_kv_s"] = 1 / 64
+    cost.params[0]["fit_logit_row_s"] = 1 / 16
     case = build_case([4, 4], [2, 3], method="eagle", k=2, accept=[[0, 0], [0, 1, 1]], cost=cost).serve()
     # 8 rows with 2 samples: 2.125 s. Then 3 rows each that attend to 7 tokens; without the drafts rejected 1 row to 5
     # tokens and 2 to 6.

@@ -1,6 +1,7 @@
 """Step cost by hand: a model small enough for paper, the published affine fit, and what a physical floor allows."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,34 +9,20 @@ from numba import njit
 from numba.core.runtime import _nrt_python, rtsys
 
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
-from draftcast.calibration.profile.load import OPERATORS, OperatorProfile, RooflineProfile, load_profile
+from draftcast.calibration.profile.load import load_profile
 from draftcast.calibration.profile.origin import Origin
-from draftcast.calibration.profile.roofline import Roofline
+from draftcast.calibration.profile.spec import OPERATORS, Host, Launch, OperatorFit, RooflineProfile
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.spec import ModelSpec
-from draftcast.sim.cost import step_time as indices
+from draftcast.sim.cost import step_time as st
+from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import Method, get_method
 from draftcast.sim.cost.step_cost import compile_step_cost
 from draftcast.sim.cost.step_time import (
-    F_DECODE_KV,
-    F_DRAFT_PASSES,
-    F_TOKENS,
-    N_FEATURES,
-    N_OUT,
-    O_DRAFT,
-    O_HOST,
-    O_ORIGIN_EXTRAPOLATED,
-    O_ORIGIN_INTERPOLATED,
-    O_ORIGIN_MEASURED,
-    O_PREFILL,
-    O_SAMPLE,
-    O_TARGET,
-    P_WINDOW,
     StepCost,
     decode_features,
     decode_step_seconds,
     step_time,
-    step_time_at_same_prefill,
 )
 
 H100 = load_hardware("h100-sxm")
@@ -75,21 +62,29 @@ BENCH = HardwareSpec(
 )
 
 
-def ideal_profile(hardware: HardwareSpec = BENCH, launch_s: float = 0.0, **own: OperatorProfile) -> RooflineProfile:
+def fill(record: Any, **fields: float) -> None:
+    for name, value in fields.items():
+        record[name] = value
+
+
+def ideal_profile(hardware: HardwareSpec = BENCH, launch_s: float = 0.0, **own: OperatorFit) -> RooflineProfile:
     """Full peaks, no start-up time, the larger of compute and memory; ``own`` replaces families."""
-    ideal = OperatorProfile(Roofline(0.0, 1.0, 1.0, math.inf), Origin.INTERPOLATED, None, "a test")
+    ideal = OperatorFit(0.0, 1.0, 1.0, math.inf, Origin.INTERPOLATED, "a test")
     return RooflineProfile(
+        schema_version=1,
+        kind="roofline",
         name="ideal",
         hardware=hardware,
         operators={family: own.get(family, ideal) for family in OPERATORS},
-        dtype_operators={},
-        h0_s=1e-3,
-        h1_s=1e-5,
-        launch_s=launch_s,
-        cuda_graph_ceiling=512,
+        host=Host(1e-3, 1e-5),
+        launch=Launch(launch_s, 512),
         source="a test",
         date="2026-11-21",
     )
+
+
+def compiled(model: ModelSpec, draft_model: ModelSpec | None, profile: Any, hardware: Any, **flags: Any) -> StepCost:
+    return compile_step_cost(EngineConfig(**flags), model, draft_model, profile, hardware)
 
 
 def tiny_cost(
@@ -101,48 +96,47 @@ def tiny_cost(
         "model": TINY,
         "method": method,
         "draft_model": TINY if method.needs_draft_model else None,
-        "k": k,
-        "tp": 1,
-        "draft_tp": None,
-        "dtype": "bf16",
-        "kv_cache_dtype": "auto",
+        "num_speculative_tokens": k,
+        "tensor_parallel_size": 1,
+        "draft_tensor_parallel_size": 0,
+        "weight_dtype": "bf16",
+        "kv_dtype": "auto",
         "profile": profile or ideal_profile(),
         "hardware": BENCH,
         "max_num_batched_tokens": 1024,
         "max_num_seqs": 64,
         "cudagraph_capture_sizes": [],
     }
-    return compile_step_cost(**(arguments | changes))
+    return compiled(**(arguments | changes))
 
 
 def llama_cost(method: str = "none", k: int = 0, profile: str | None = "default") -> StepCost:
-    return compile_step_cost(
-        LLAMA, get_method(method), None, k, 1, None, "bf16", "auto", load_profile(profile, H100), H100, 8192, 256
-    )
+    config = EngineConfig(method=get_method(method), num_speculative_tokens=k)
+    return compile_step_cost(config, LLAMA, None, load_profile(profile, H100), H100)
 
 
 def timed(cost: StepCost, **features: float) -> np.ndarray:
-    f = np.zeros(N_FEATURES)
+    f = st.empty_record(st.FEATURES)
     for name, value in features.items():
-        f[getattr(indices, f"F_{name.upper()}")] = value
-    out = np.empty(N_OUT)
+        f[name] = value
+    out = st.empty_record(st.TIMES)
     step_time(cost, f, out)
     return out
 
 
 def decode(cost: StepCost, num_seqs: int, k: int, context: float) -> np.ndarray:
-    f, out = np.empty(N_FEATURES), np.empty(N_OUT)
+    f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     decode_features(cost, num_seqs, k, context, f)
     step_time(cost, f, out)
     return out
 
 
 def device_seconds(out: np.ndarray) -> float:
-    return float(out[O_DRAFT] + out[O_TARGET] + out[O_SAMPLE])
+    return float(out["draft_s"] + out["target_s"] + out["sample_s"])
 
 
 def test_no_rows_cost_nothing() -> None:
-    assert timed(tiny_cost()).tolist() == [0.0] * N_OUT
+    assert timed(tiny_cost()) == np.zeros(1, st.TIMES)[0]
 
 
 # A hand-computed step --------------------------------------------------------------------------------------------
@@ -164,13 +158,13 @@ def test_decode_step_by_hand() -> None:
     )
     # Attention: K and V of 300 tokens read, of 3 written (2 x 32 elements), queries in and outputs out (2 x 64).
     attention = 2 * 2.0 * ((300 + 3) * 64 + 3 * 128)
-    assert out[O_TARGET] == pytest.approx((tiny_target_bytes(3) + attention) * 1e-12, rel=1e-12)
+    assert out["target_s"] == pytest.approx((tiny_target_bytes(3) + attention) * 1e-12, rel=1e-12)
     # lm_head: weights, rows in, logits out; sampler: 18 bytes a logit.
     lm_head = 2.0 * (64 * 1000 + 3 * (64 + 1000))
-    assert out[O_SAMPLE] == pytest.approx((lm_head + 18.0 * 3 * 1000) * 1e-12, rel=1e-12)
-    assert out[O_HOST] == pytest.approx(1e-3 + 3e-5)
-    assert out[O_DRAFT] == out[O_PREFILL] == 0.0
-    assert out[O_ORIGIN_INTERPOLATED] == pytest.approx(device_seconds(out))
+    assert out["sample_s"] == pytest.approx((lm_head + 18.0 * 3 * 1000) * 1e-12, rel=1e-12)
+    assert out["host_s"] == pytest.approx(1e-3 + 3e-5)
+    assert out["draft_s"] == out["prefill_s"] == 0.0
+    assert out["by_origin_s"][1] == pytest.approx(device_seconds(out))
 
 
 def test_prefill_beside_decode_by_hand() -> None:
@@ -180,11 +174,11 @@ def test_prefill_beside_decode_by_hand() -> None:
     decode_attention = 2 * 2.0 * ((50 + 1) * 64 + 1 * 128)
     prefill_attention = 2 * 2.0 * ((48 + 16) * 64 + 16 * 128)
     total = tiny_target_bytes(17) + decode_attention + prefill_attention
-    assert out[O_TARGET] == pytest.approx(total * 1e-12, rel=1e-12)
+    assert out["target_s"] == pytest.approx(total * 1e-12, rel=1e-12)
     extra = tiny_target_bytes(17) - tiny_target_bytes(1) + prefill_attention
-    assert out[O_PREFILL] == pytest.approx(extra * 1e-12, rel=1e-12)
+    assert out["prefill_s"] == pytest.approx(extra * 1e-12, rel=1e-12)
     alone = timed(tiny_cost(), tokens=16, seqs=1, **prefill)
-    assert alone[O_PREFILL] == alone[O_TARGET] > 0
+    assert alone["prefill_s"] == alone["target_s"] > 0
 
 
 def test_compute_bound_attention_by_hand() -> None:
@@ -195,8 +189,8 @@ def test_compute_bound_attention_by_hand() -> None:
     twice = timed(cost, **batch, decode_qkv=800)
     once = timed(cost, **batch, decode_qkv=400)
     # 4 H d FLOPs per (query, context) pair and layer.
-    assert once[O_TARGET] - without[O_TARGET] == pytest.approx(400 * 4 * 64 * 2 / 1e9, rel=1e-2)
-    assert twice[O_TARGET] - once[O_TARGET] == pytest.approx(400 * 4 * 64 * 2 / 1e9, rel=1e-9)
+    assert once["target_s"] - without["target_s"] == pytest.approx(400 * 4 * 64 * 2 / 1e9, rel=1e-2)
+    assert twice["target_s"] - once["target_s"] == pytest.approx(400 * 4 * 64 * 2 / 1e9, rel=1e-9)
 
 
 def test_draft_model_of_the_targets_own_size_by_hand() -> None:
@@ -213,7 +207,7 @@ def test_draft_model_of_the_targets_own_size_by_hand() -> None:
     first = tiny_target_bytes(10) + attention(200, 10) + logits
     # Passes 2 and 3 see 200 + 2 and 200 + 4 tokens: their mean, twice.
     later = 2 * (tiny_target_bytes(2) + attention(203, 2) + logits)
-    assert out[O_DRAFT] == pytest.approx((first + later) * 1e-12, rel=1e-12)
+    assert out["draft_s"] == pytest.approx((first + later) * 1e-12, rel=1e-12)
 
 
 def test_medusa_by_hand() -> None:
@@ -221,28 +215,28 @@ def test_medusa_by_hand() -> None:
                 draft_tokens=4, draft_passes=2)  # fmt: skip
     block = 2.0 * (64 * 64 + 2 * (64 + 64)) + 2.0 * 2 * (2 * 64 + 3 * 64)
     logits = 2.0 * (64 * 1000 + 2 * (64 + 1000)) + 2.0 * 2 * 1000
-    assert out[O_DRAFT] == pytest.approx(2 * (block + logits) * 1e-12, rel=1e-12)
+    assert out["draft_s"] == pytest.approx(2 * (block + logits) * 1e-12, rel=1e-12)
 
 
 def test_kernel_starts_add_up() -> None:
     """Matrices 8, attention 2, norms 4 + 1, rotary 2, activation 2, embedding 1, lm_head and sampler 1 each."""
-    started = OperatorProfile(Roofline(1.0, 1.0, 1.0, math.inf), Origin.MEASURED, None, "a test")
+    started = OperatorFit(1.0, 1.0, 1.0, math.inf, Origin.MEASURED, "a test")
     cost = tiny_cost(profile=ideal_profile(**dict.fromkeys(OPERATORS, started)))
     out = decode(cost, 1, 0, 10)
-    assert out[O_SAMPLE] == pytest.approx(2.0, rel=1e-6)
-    elementwise = out[O_TARGET] - 8 - 2
+    assert out["sample_s"] == pytest.approx(2.0, rel=1e-6)
+    elementwise = out["target_s"] - 8 - 2
     assert elementwise == pytest.approx(round(elementwise), rel=1e-6)
     assert 8 <= elementwise <= 12
 
 
 def test_collectives_by_hand() -> None:
-    two = tiny_cost(tp=2)
+    two = tiny_cost(tensor_parallel_size=2)
     free = HardwareSpec(**(vars(BENCH) | {"link_latency_s": 0.0, "link_bandwidth_bytes_per_s": 1e30}))
-    without_link = tiny_cost(tp=2, profile=ideal_profile(free), hardware=free)
+    without_link = tiny_cost(tensor_parallel_size=2, profile=ideal_profile(free), hardware=free)
     both = [timed(cost, tokens=4, logit_rows=4) for cost in (two, without_link)]
     # Five all-reduces of 4 rows of 64: 2 (tp-1)/tp x 512 bytes over 1e11 bytes/s and a microsecond each.
-    assert both[0][O_TARGET] - both[1][O_TARGET] == pytest.approx(5 * (512 / 1e11 + 1e-6), rel=1e-9)
-    assert both[0][O_SAMPLE] - both[1][O_SAMPLE] == pytest.approx(4 * 1000 * 2 / 2 / 1e11 + 1e-6, rel=1e-9)
+    assert both[0]["target_s"] - both[1]["target_s"] == pytest.approx(5 * (512 / 1e11 + 1e-6), rel=1e-9)
+    assert both[0]["sample_s"] - both[1]["sample_s"] == pytest.approx(4 * 1000 * 2 / 2 / 1e11 + 1e-6, rel=1e-9)
 
 
 # CUDA graphs -------------------------------------------------------------------------------------------------------
@@ -250,7 +244,7 @@ def test_collectives_by_hand() -> None:
 
 def test_rows_are_padded_inside_the_ceiling() -> None:
     cost = tiny_cost(cudagraph_capture_sizes=[1, 2, 4, 8])
-    seconds = [timed(cost, tokens=rows)[O_TARGET] for rows in range(11)]
+    seconds = [timed(cost, tokens=rows)["target_s"] for rows in range(11)]
     assert seconds[5] == seconds[6] == seconds[7] == seconds[8]
     assert seconds[8] == pytest.approx(tiny_target_bytes(8) * 1e-12)
     assert seconds[9] == pytest.approx(tiny_target_bytes(9) * 1e-12)
@@ -260,15 +254,15 @@ def test_rows_are_padded_inside_the_ceiling() -> None:
 def test_eager_lasts_as_long_as_its_launches() -> None:
     profile = ideal_profile(launch_s=1e-3)
     cost = tiny_cost(profile=profile, cudagraph_capture_sizes=[8])
-    assert timed(cost, tokens=8)[O_TARGET] < 1e-6
+    assert timed(cost, tokens=8)["target_s"] < 1e-6
     eager = timed(cost, tokens=9)
     # Eight matrices, two attentions with their KV writes, and the element-wise kernels.
-    assert 20e-3 < eager[O_TARGET] < 26e-3
-    assert eager[O_ORIGIN_EXTRAPOLATED] == pytest.approx(eager[O_TARGET], rel=1e-3)
-    assert device_seconds(eager) == pytest.approx(eager[O_ORIGIN_MEASURED:].sum())
-    assert timed(tiny_cost(profile=profile, enforce_eager=True), tokens=1)[O_TARGET] == eager[O_TARGET]
+    assert 20e-3 < eager["target_s"] < 26e-3
+    assert eager["by_origin_s"][2] == pytest.approx(eager["target_s"], rel=1e-3)
+    assert device_seconds(eager) == pytest.approx(eager["by_origin_s"].sum())
+    assert timed(tiny_cost(profile=profile, enforce_eager=True), tokens=1)["target_s"] == eager["target_s"]
     # Launches hide behind long kernels.
-    assert timed(tiny_cost(enforce_eager=True), tokens=1)[O_TARGET] < 1e-6
+    assert timed(tiny_cost(enforce_eager=True), tokens=1)["target_s"] < 1e-6
 
 
 # Physics -----------------------------------------------------------------------------------------------------------
@@ -291,8 +285,8 @@ def test_verify_reads_kv_once() -> None:
     """A memory-bound attention takes as long for five queries a sequence as for one."""
     cost = tiny_cost("ngram", 4)
     batch = {"tokens": 50, "seqs": 10, "decode_seqs": 10, "decode_tokens": 50, "decode_kv": 10_000}
-    assert timed(cost, **batch, decode_qkv=10_000)[O_TARGET] == timed(cost, **batch, decode_qkv=50_000)[O_TARGET]
-    assert timed(cost, **(batch | {"decode_kv": 50_000}))[O_TARGET] > 2 * timed(cost, **batch)[O_TARGET]
+    assert timed(cost, **batch, decode_qkv=10_000)["target_s"] == timed(cost, **batch, decode_qkv=50_000)["target_s"]
+    assert timed(cost, **(batch | {"decode_kv": 50_000}))["target_s"] > 2 * timed(cost, **batch)["target_s"]
 
 
 def test_verify_of_four_drafts_at_batch_256() -> None:
@@ -303,7 +297,7 @@ def test_moe_bytes_grow_with_the_tokens() -> None:
     fast = HardwareSpec(**(vars(H100) | {"peak_flops": {"bf16": 1e20, "fp16": 1e20}}))
     model = load_model("mixtral-8x7b")
     cost = tiny_cost(model=model, profile=ideal_profile(fast), hardware=fast)
-    seconds = [timed(cost, tokens=rows)[O_TARGET] for rows in (1, 2, 4, 64)]
+    seconds = [timed(cost, tokens=rows)["target_s"] for rows in (1, 2, 4, 64)]
     expert = 3 * 2.0 * model.hidden_size * model.moe_intermediate_size / fast.memory_bandwidth_bytes_per_s
     touched = [8 * (1 - (1 - 2 / 8) ** rows) for rows in (1, 2, 4, 64)]
     for i in range(3):
@@ -314,8 +308,8 @@ def test_moe_bytes_grow_with_the_tokens() -> None:
 def test_sliding_window_reads_the_cut_context() -> None:
     model = load_model("gpt-oss-20b")
     cost = tiny_cost(model=model)
-    assert cost.params[P_WINDOW] == 128
-    short, long = (decode(cost, 8, 0, context)[O_TARGET] for context in (1000, 2000))
+    assert cost.params[0]["window"] == 128
+    short, long = (decode(cost, 8, 0, context)["target_s"] for context in (1000, 2000))
     per_token = 2.0 * 2 * model.num_key_value_heads * model.head_dim * 1e-12
     full_layers = model.num_hidden_layers - model.num_sliding_layers
     assert long - short == pytest.approx(8 * 1000 * per_token * full_layers, rel=1e-6)
@@ -324,7 +318,7 @@ def test_sliding_window_reads_the_cut_context() -> None:
 def test_mla_reads_the_latent() -> None:
     model = load_model("deepseek-v3")
     cost = tiny_cost(model=model)
-    short, long = (decode(cost, 8, 0, context)[O_TARGET] for context in (1000, 2000))
+    short, long = (decode(cost, 8, 0, context)["target_s"] for context in (1000, 2000))
     compute = 8 * 1000 * 61 * 2.0 * 128 * (2 * 512 + 64) / 1e15
     memory = 8 * 1000 * 61 * 2.0 * (512 + 64) * 1e-12
     assert long - short == pytest.approx(max(compute, memory), rel=0.05)
@@ -334,7 +328,8 @@ def test_mla_prompts_are_not_absorbed() -> None:
     cost = tiny_cost(model=load_model("deepseek-v3"))
     chunk = {"tokens": 512, "seqs": 1, "prefill_seqs": 1, "prefill_tokens": 512}
     short, long = (
-        timed(cost, **chunk, prefill_kv=context, prefill_qkv=512.0 * context)[O_TARGET] for context in (20_000, 40_000)
+        timed(cost, **chunk, prefill_kv=context, prefill_qkv=512.0 * context)["target_s"]
+        for context in (20_000, 40_000)
     )
     compute = 512 * 20_000 * 61 * 2.0 * 128 * (128 + 64 + 128) / 1e15
     memory = 20_000 * 61 * 2.0 * 128 * (128 + 64 + 128) * 1e-12
@@ -345,43 +340,43 @@ def test_eagle_with_k_0_still_runs_its_first_pass() -> None:
     batch = {"tokens": 4, "seqs": 4, "decode_seqs": 4, "decode_tokens": 4, "decode_kv": 40, "decode_qkv": 40}
     drafts = {"draft_seqs": 4, "draft_tokens": 4, "draft_passes": 1, "draft_kv": 40}
     for method in ("eagle", "eagle3", "draft_model", "p_eagle", "pard", "dflash", "dspark", "eagle_tree"):
-        idle = timed(tiny_cost(method, 3), **batch)[O_DRAFT]
-        assert 0 < idle < timed(tiny_cost(method, 3), **batch, **drafts)[O_DRAFT]
+        idle = timed(tiny_cost(method, 3), **batch)["draft_s"]
+        assert 0 < idle < timed(tiny_cost(method, 3), **batch, **drafts)["draft_s"]
     for method in ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"):
-        assert timed(tiny_cost(method, 3), **batch)[O_DRAFT] == 0.0
-        assert timed(tiny_cost(method, 3), **batch, **drafts)[O_DRAFT] > 0.0
+        assert timed(tiny_cost(method, 3), **batch)["draft_s"] == 0.0
+        assert timed(tiny_cost(method, 3), **batch, **drafts)["draft_s"] > 0.0
 
 
 def test_prefill_rows_go_through_the_draft() -> None:
     prefill = {"tokens": 512, "seqs": 1, "prefill_seqs": 1, "prefill_tokens": 512, "prefill_kv": 512,
                "prefill_qkv": 512 * 256.5}  # fmt: skip
     for method in ("eagle", "draft_model", "p_eagle", "dflash"):
-        few = timed(tiny_cost(method, 3), tokens=1, seqs=1, decode_seqs=1, decode_tokens=1)[O_DRAFT]
-        assert timed(tiny_cost(method, 3), **prefill)[O_DRAFT] > few
+        few = timed(tiny_cost(method, 3), tokens=1, seqs=1, decode_seqs=1, decode_tokens=1)["draft_s"]
+        assert timed(tiny_cost(method, 3), **prefill)["draft_s"] > few
 
 
 # Origins, allocation, helpers ---------------------------------------------------------------------------------------
 
 
 def test_seconds_are_split_by_origin() -> None:
-    def ranged(origin: Origin, rows: tuple[int, int] | None) -> OperatorProfile:
-        return OperatorProfile(Roofline(0.0, 1.0, 1.0, math.inf), origin, rows, "a test")
+    def ranged(origin: Origin, rows: tuple[int, int] | None) -> OperatorFit:
+        return OperatorFit(0.0, 1.0, 1.0, math.inf, origin, "a test", rows)
 
     profile = ideal_profile(linear=ranged(Origin.MEASURED, (1, 8)), attention_decode=ranged(Origin.EXTRAPOLATED, None))
     cost = tiny_cost("eagle", 2, profile)
     inside, outside = decode(cost, 2, 2, 100), decode(cost, 20, 2, 100)
     for out in (inside, outside):
-        assert out[O_ORIGIN_MEASURED:].sum() == pytest.approx(device_seconds(out), rel=1e-12)
-    assert inside[O_ORIGIN_MEASURED] > 0 < inside[O_ORIGIN_EXTRAPOLATED]
-    assert outside[O_ORIGIN_MEASURED] == 0.0
+        assert out["by_origin_s"].sum() == pytest.approx(device_seconds(out), rel=1e-12)
+    assert inside["by_origin_s"][0] > 0 < inside["by_origin_s"][2]
+    assert outside["by_origin_s"][0] == 0.0
 
 
 def test_default_profile_is_all_extrapolated() -> None:
     out = decode(llama_cost("eagle3", 3, "default"), 16, 3, 500)
-    assert out[O_ORIGIN_EXTRAPOLATED] == pytest.approx(device_seconds(out))
+    assert out["by_origin_s"][2] == pytest.approx(device_seconds(out))
     # Without a name the H100 takes the profile measured on it.
     measured = decode(llama_cost("eagle3", 3, None), 16, 3, 500)
-    assert measured[O_ORIGIN_MEASURED] > 0.0
+    assert measured["by_origin_s"][0] > 0.0
 
 
 @pytest.mark.parametrize("method", ["none", "eagle3", "draft_model", "p_eagle", "dflash", "medusa", "ngram"])
@@ -391,23 +386,23 @@ def test_a_step_with_the_prefill_of_the_last_one(method: str, name: str, draft: 
     k = 0 if method == "none" else 3
     heads = load_model(draft) if method == "draft_model" else None
     model = load_model(name)
-    cost = compile_step_cost(
-        model, get_method(method), heads, k, 1, None, "bf16", "auto", load_profile(None, H100), H100, 8192, 256
-    )
-    f, once, again = np.empty(N_FEATURES), np.empty(N_OUT), np.empty(N_OUT)
+    config = EngineConfig(method=get_method(method), num_speculative_tokens=k)
+    cost = compile_step_cost(config, model, heads, load_profile(None, H100), H100)
+    f, once, again = st.empty_record(st.FEATURES), st.empty_record(st.TIMES), st.empty_record(st.TIMES)
     for num_seqs, drafts in ((40, k), (40, 0), (150, k), (3, min(k, 1))):
         decode_features(cost, num_seqs, drafts, 500.0, f)
-        f[indices.F_TOKENS] += chunk
-        f[indices.F_SEQS] += 2.0 * (chunk > 0.0)
-        f[indices.F_PREFILL_SEQS] = 2.0 * (chunk > 0.0)
-        f[indices.F_PREFILL_TOKENS] = chunk
-        f[indices.F_PREFILL_KV] = f[indices.F_WIN_PREFILL_KV] = 1.5 * chunk
-        f[indices.F_PREFILL_QKV] = f[indices.F_WIN_PREFILL_QKV] = 0.4 * chunk * chunk
+        f["tokens"] += chunk
+        f["seqs"] += 2.0 * (chunk > 0.0)
+        f["prefill_seqs"] = 2.0 * (chunk > 0.0)
+        f["prefill_tokens"] = chunk
+        f["prefill_kv"] = f["win_prefill_kv"] = 1.5 * chunk
+        f["prefill_qkv"] = f["win_prefill_qkv"] = 0.4 * chunk * chunk
         step_time(cost, f, once)
         if num_seqs == 40 and drafts == k:
-            again[:] = once
-        step_time_at_same_prefill(cost, f, again)
-        for place in (O_HOST, O_DRAFT, O_TARGET, O_SAMPLE):
+            for field in once.dtype.names:
+                again[field] = once[field]
+        st.fill_times(cost, f, 0.0, again)
+        for place in ("host_s", "draft_s", "target_s", "sample_s"):
             assert again[place] == once[place]
 
 
@@ -419,7 +414,7 @@ def _many_steps(cost: StepCost, f: np.ndarray, out: np.ndarray, steps: int) -> N
 
 def test_step_time_allocates_nothing() -> None:
     cost = llama_cost("eagle3", 3)
-    f, out = np.empty(N_FEATURES), np.empty(N_OUT)
+    f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     decode_features(cost, 16, 3, 500, f)
     _many_steps(cost, f, out, 1)
     _nrt_python.memsys_enable_stats()
@@ -437,19 +432,19 @@ def test_host_hides_only_under_asynchronous_scheduling() -> None:
     hidden = tiny_cost("eagle", 3)
     exposed = tiny_cost("eagle", 3, async_scheduling=False)
     out = decode(hidden, 4, 3, 100)
-    assert out[O_HOST] > device_seconds(out)
-    assert decode_step_seconds(hidden, 4, 3, 100) == pytest.approx(out[O_HOST])
-    assert decode_step_seconds(exposed, 4, 3, 100) == pytest.approx(out[O_HOST] + device_seconds(out))
+    assert out["host_s"] > device_seconds(out)
+    assert decode_step_seconds(hidden, 4, 3, 100) == pytest.approx(out["host_s"])
+    assert decode_step_seconds(exposed, 4, 3, 100) == pytest.approx(out["host_s"] + device_seconds(out))
 
 
 def test_a_tree_verifies_all_its_nodes() -> None:
     cost = tiny_cost(get_method("eagle_tree").with_tree(3, 10), 4)
-    f = np.empty(N_FEATURES)
+    f = st.empty_record(st.FEATURES)
     decode_features(cost, 2, 4, 100.0, f)
-    assert (f[F_TOKENS], f[F_DRAFT_PASSES], f[F_DECODE_KV]) == (2 * 11, 4, 2 * 111)
+    assert (f["tokens"], f["draft_passes"], f["decode_kv"]) == (2 * 11, 4, 2 * 111)
 
 
 def test_rows_beyond_the_tables_scale() -> None:
     cost = tiny_cost()
-    inside, beyond = timed(cost, tokens=1024)[O_TARGET], timed(cost, tokens=2048)[O_TARGET]
+    inside, beyond = timed(cost, tokens=1024)["target_s"], timed(cost, tokens=2048)["target_s"]
     assert beyond == pytest.approx(2 * inside)

@@ -1,39 +1,32 @@
 """No knob is silently ignored: each one moves the seconds it should move, and only bad values are refused."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
-from draftcast.calibration.profile.load import OPERATORS, RooflineProfile, load_profile
+from draftcast.calibration.profile.load import load_profile
+from draftcast.calibration.profile.spec import OPERATORS, RooflineProfile
 from draftcast.errors import DraftcastError, HardwareError, ModelError, ScenarioError
 from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.sim.cost import step_time as st
+from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import METHODS, get_method
 from draftcast.sim.cost.step_cost import compile_step_cost
-from draftcast.sim.cost.step_tables import EngineSettings, capture_sizes
-from draftcast.sim.cost.step_time import (
-    F_PREFILL_KV,
-    F_PREFILL_QKV,
-    F_PREFILL_SEQS,
-    F_PREFILL_TOKENS,
-    F_SEQS,
-    F_TOKENS,
-    N_FEATURES,
-    N_OUT,
-    O_DRAFT,
-    O_HOST,
-    O_SAMPLE,
-    O_TARGET,
-    StepCost,
-    decode_features,
-    decode_step_seconds,
-    step_time,
-)
+from draftcast.sim.cost.step_tables import capture_sizes
+from draftcast.sim.cost.step_time import StepCost, decode_features, decode_step_seconds, step_time
 
 H100 = load_hardware("h100-sxm")
 LLAMA = load_model("llama-3.1-8b")
 DRAFT = load_model("llama-3.2-1b")
+
+
+def fill(record: Any, **fields: float) -> None:
+    for name, value in fields.items():
+        record[name] = value
 
 
 def default_profile(hardware: HardwareSpec = H100) -> RooflineProfile:
@@ -46,11 +39,11 @@ BASE: dict = {
     "model": LLAMA,
     "method": get_method("draft_model"),
     "draft_model": DRAFT,
-    "k": 3,
-    "tp": 2,
-    "draft_tp": 2,
-    "dtype": "bf16",
-    "kv_cache_dtype": "auto",
+    "num_speculative_tokens": 3,
+    "tensor_parallel_size": 2,
+    "draft_tensor_parallel_size": 2,
+    "weight_dtype": "bf16",
+    "kv_dtype": "auto",
     "profile": default_profile(),
     "hardware": H100,
     "max_num_batched_tokens": 2048,
@@ -58,24 +51,37 @@ BASE: dict = {
 }
 
 
+def compiled(model: ModelSpec, draft_model: ModelSpec | None, profile: Any, hardware: Any, **flags: Any) -> StepCost:
+    return compile_step_cost(EngineConfig(**flags), model, draft_model, profile, hardware)
+
+
 def seconds(*, num_seqs: int = 21, context: float = 1000.0, **changes: object) -> np.ndarray:
     """Host, draft, target and sample seconds of a pure decode step."""
     arguments = BASE | changes
-    cost: StepCost = compile_step_cost(**arguments)
-    f, out = np.empty(N_FEATURES), np.empty(N_OUT)
-    decode_features(cost, num_seqs, arguments["k"], context, f)
+    cost = compiled(**arguments)
+    f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
+    decode_features(cost, num_seqs, arguments["num_speculative_tokens"], context, f)
     step_time(cost, f, out)
-    return out[: O_SAMPLE + 1]
+    return np.array([out[name] for name in ("host_s", "draft_s", "target_s", "sample_s")])
 
 
 def refitted(family: str, **numbers: float) -> RooflineProfile:
     profile = default_profile()
-    entry = profile.operators[family]
-    changed = dataclasses.replace(entry, roofline=dataclasses.replace(entry.roofline, **numbers))
+    changed = dataclasses.replace(profile.operators[family], **numbers)
     return dataclasses.replace(profile, operators={**profile.operators, family: changed})
 
 
-T, D, S, H = O_TARGET, O_DRAFT, O_SAMPLE, O_HOST
+def with_host(**seconds: float) -> RooflineProfile:
+    profile = default_profile()
+    return dataclasses.replace(profile, host=dataclasses.replace(profile.host, **seconds))
+
+
+def with_launch(**numbers: float) -> RooflineProfile:
+    profile = default_profile()
+    return dataclasses.replace(profile, launch=dataclasses.replace(profile.launch, **numbers))
+
+
+H, D, T, S = range(4)
 OTHER = load_hardware("h200")
 
 
@@ -84,29 +90,29 @@ OTHER = load_hardware("h200")
     [
         ({"model": load_model("qwen3-8b")}, {T, S}),
         ({"draft_model": load_model("llama-3.2-3b")}, {D}),
-        ({"k": 4}, {D, T, S}),
-        ({"tp": 1}, {T, S}),
-        ({"draft_tp": 1}, {D}),
-        ({"dtype": "fp8"}, {T}),
-        ({"dtype": "int4"}, {T}),
-        ({"draft_dtype": "fp8"}, {D}),
-        ({"kv_cache_dtype": "fp8"}, {D, T}),
-        ({"draft_kv_cache_dtype": "fp8"}, {D}),
+        ({"num_speculative_tokens": 4}, {D, T, S}),
+        ({"tensor_parallel_size": 1}, {T, S}),
+        ({"draft_tensor_parallel_size": 1}, {D}),
+        ({"weight_dtype": "fp8"}, {T}),
+        ({"weight_dtype": "int4"}, {T}),
+        ({"draft_weight_dtype": "fp8"}, {D}),
+        ({"kv_dtype": "fp8"}, {D, T}),
+        ({"draft_kv_dtype": "fp8"}, {D}),
         ({"enforce_eager": True}, {D, T}),
         ({"max_cudagraph_capture_size": 16}, {D, T}),
         ({"cudagraph_capture_sizes": [200]}, {D, T}),
         ({"num_seqs": 23}, {D, T, S, H}),
         ({"context": 1500.0}, {D, T}),
         ({"profile": default_profile(OTHER), "hardware": OTHER}, {D, T, S}),
-        ({"profile": dataclasses.replace(BASE["profile"], h0_s=2e-3)}, {H}),
-        ({"profile": dataclasses.replace(BASE["profile"], h1_s=2e-5)}, {H}),
-        ({"profile": dataclasses.replace(BASE["profile"], launch_s=1e-4), "enforce_eager": True}, {D, T}),
-        ({"profile": dataclasses.replace(BASE["profile"], cuda_graph_ceiling=0)}, {D, T}),
+        ({"profile": with_host(h0_s=2e-3)}, {H}),
+        ({"profile": with_host(h1_s=2e-5)}, {H}),
+        ({"profile": with_launch(kernel_s=1e-4), "enforce_eager": True}, {D, T}),
+        ({"profile": with_launch(cuda_graph_ceiling=0)}, {D, T}),
     ],
 )
 def test_knob_moves_what_it_should(changes: dict, moved: set[int]) -> None:
     before, after = seconds(), seconds(**changes)
-    assert {i for i in range(O_SAMPLE + 1) if before[i] != after[i]} == moved
+    assert {i for i in range(4) if before[i] != after[i]} == moved
 
 
 MOVED_BY_FAMILY = {
@@ -131,25 +137,18 @@ MOVED_BY_FAMILY = {
 def test_every_roofline_number_counts(family: str, number: str) -> None:
     before = seconds(num_seqs=120)
     after = seconds(num_seqs=120, profile=refitted(family, **{number: 0.3 if number != "p" else 1.5}))
-    assert {i for i in range(O_SAMPLE + 1) if before[i] != after[i]} == MOVED_BY_FAMILY[family]
+    assert {i for i in range(4) if before[i] != after[i]} == MOVED_BY_FAMILY[family]
 
 
 def test_every_family_is_used() -> None:
     assert set(OPERATORS) == {*MOVED_BY_FAMILY, "attention_prefill", "moe"}
     mixtral: dict = {"model": load_model("mixtral-8x7b")}
     assert seconds(**mixtral)[T] != seconds(**mixtral, profile=refitted("moe", e_m=0.5))[T]
-    f, out = np.zeros(N_FEATURES), np.empty((2, N_OUT))
-    f[[F_TOKENS, F_SEQS, F_PREFILL_SEQS, F_PREFILL_TOKENS, F_PREFILL_KV, F_PREFILL_QKV]] = [
-        512,
-        1,
-        1,
-        512,
-        512,
-        512 * 256.5,
-    ]
+    f, out = st.empty_record(st.FEATURES), np.zeros(2, st.TIMES)
+    fill(f, tokens=512, seqs=1, prefill_seqs=1, prefill_tokens=512, prefill_kv=512, prefill_qkv=512 * 256.5)
     for row, profile in enumerate((BASE["profile"], refitted("attention_prefill", e_c=0.3))):
-        step_time(compile_step_cost(**(BASE | {"profile": profile})), f, out[row])
-    assert (out[0, T] < out[1, T]) & (out[0, D] < out[1, D])
+        step_time(compiled(**(BASE | {"profile": profile})), f, out[row])
+    assert (out["target_s"][0] < out["target_s"][1]) & (out["draft_s"][0] < out["draft_s"][1])
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("none", "mtp")])
@@ -165,13 +164,18 @@ def test_every_method_costs_its_own(name: str) -> None:
     }
     assert drafting not in others.values()
     if method.plan.name not in ("HOST_SEARCH", "DEVICE_SEARCH"):
-        assert seconds(**own, k=5)[D] > drafting
+        assert seconds(**own, num_speculative_tokens=5)[D] > drafting
 
 
 def test_mtp_of_deepseek() -> None:
-    deepseek: dict = {"model": load_model("deepseek-v3"), "method": get_method("mtp"), "draft_model": None, "tp": 8,
-                      "draft_tp": 8}  # fmt: skip
-    out = seconds(**deepseek, k=1)
+    deepseek: dict = {
+        "model": load_model("deepseek-v3"),
+        "method": get_method("mtp"),
+        "draft_model": None,
+        "tensor_parallel_size": 8,
+        "draft_tensor_parallel_size": 8,
+    }
+    out = seconds(**deepseek, num_speculative_tokens=1)
     # One of 61 layers, one lm_head more.
     assert 0.01 * out[T] < out[D] < 0.1 * out[T]
 
@@ -190,20 +194,20 @@ def test_host_search_grows_with_the_context() -> None:
 
 
 def test_draft_tp_defaults_to_the_targets() -> None:
-    assert seconds(draft_tp=None).tolist() == seconds(draft_tp=2).tolist()
+    assert seconds(draft_tensor_parallel_size=None).tolist() == seconds(draft_tensor_parallel_size=2).tolist()
 
 
 def test_window_moves_the_target() -> None:
     model = load_model("gpt-oss-20b")
     wider = dataclasses.replace(model, sliding_window=512)
-    none: dict = {"method": get_method("none"), "draft_model": None, "k": 0}
+    none: dict = {"method": get_method("none"), "draft_model": None, "num_speculative_tokens": 0}
     assert seconds(**none, model=model)[T] < seconds(**none, model=wider)[T]
 
 
 def test_asynchronous_scheduling_hides_the_host() -> None:
-    small: dict = BASE | {"profile": dataclasses.replace(BASE["profile"], h0_s=0.1)}
+    small: dict = BASE | {"profile": with_host(h0_s=0.1)}
     asynchronous, synchronous = (
-        decode_step_seconds(compile_step_cost(**small, async_scheduling=flag), 1, 3, 10.0) for flag in (True, False)
+        decode_step_seconds(compiled(**small, async_scheduling=flag), 1, 3, 10.0) for flag in (True, False)
     )
     assert asynchronous == pytest.approx(0.1, rel=1e-3)
     assert synchronous > asynchronous
@@ -212,14 +216,14 @@ def test_asynchronous_scheduling_hides_the_host() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"k": 0}, ScenarioError, "num_speculative_tokens = 0: must be at least 1"),
+        ({"num_speculative_tokens": 0}, ScenarioError, "num_speculative_tokens = 0: must be at least 1"),
         ({"method": get_method("none"), "draft_model": None}, ScenarioError, "num_speculative_tokens = 3: must be 0"),
-        ({"tp": 0}, ScenarioError, "tensor_parallel_size = 0: must be at least 1"),
-        ({"draft_tp": -1}, ScenarioError, "draft_tensor_parallel_size = -1"),
-        ({"tp": 3}, ModelError, "3"),
-        ({"dtype": "fp7"}, ModelError, "dtype = 'fp7'"),
-        ({"draft_dtype": "fp7"}, ModelError, "dtype = 'fp7'"),
-        ({"kv_cache_dtype": "int2"}, ModelError, "kv_cache_dtype = 'int2'"),
+        ({"tensor_parallel_size": 0}, ScenarioError, "tensor_parallel_size = 0: must be at least 1"),
+        ({"draft_tensor_parallel_size": -1}, ScenarioError, "draft_tensor_parallel_size = -1"),
+        ({"tensor_parallel_size": 3}, ModelError, "3"),
+        ({"weight_dtype": "fp7"}, ModelError, "dtype = 'fp7'"),
+        ({"draft_weight_dtype": "fp7"}, ModelError, "dtype = 'fp7'"),
+        ({"kv_dtype": "int2"}, ModelError, "kv_cache_dtype = 'int2'"),
         ({"draft_model": None}, ScenarioError, "draft_model = None: required by method draft_model"),
         ({"hardware": OTHER}, HardwareError, "profile = 'default': the profile is bound to h100-sxm"),
         ({"max_num_batched_tokens": 0}, ScenarioError, "max_num_batched_tokens = 0"),
@@ -231,26 +235,11 @@ def test_asynchronous_scheduling_hides_the_host() -> None:
 )
 def test_bad_setting_is_named(changes: dict, error: type[DraftcastError], message: str) -> None:
     with pytest.raises(error, match=message):
-        compile_step_cost(**(BASE | changes))
+        compiled(**(BASE | changes))
 
 
-def settings(**changes: object) -> EngineSettings:
-    values: dict = {
-        "k": 0,
-        "tp": 1,
-        "draft_tp": 1,
-        "dtype": "bf16",
-        "draft_dtype": "bf16",
-        "kv_cache_dtype": "bf16",
-        "draft_kv_cache_dtype": "bf16",
-        "max_num_batched_tokens": 8192,
-        "max_num_seqs": 256,
-        "enforce_eager": False,
-        "max_model_len": 4096,
-        "max_cudagraph_capture_size": None,
-        "cudagraph_capture_sizes": None,
-    }
-    return EngineSettings(**(values | changes))
+def settings(**changes: Any) -> EngineConfig:
+    return EngineConfig(**({"max_model_len": 4096} | changes))
 
 
 def test_capture_sizes_are_vllms() -> None:

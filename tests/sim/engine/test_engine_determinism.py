@@ -22,23 +22,18 @@ from draftcast.scenarios.schema.load import load_scenario
 from draftcast.sim.acceptance import Beta, Constant, Ngram, accepted_drafts, proposed_drafts
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import ROUTERS, make_router
-from draftcast.sim.engine.state import STOP_MAX_STEPS
-from draftcast.sim.policies import (
-    AdaptiveVerification,
-    Bandit,
-    Batch,
-    BatchSchedule,
-    Confidence,
-    Decision,
-    EmaTiers,
-    Fixed,
-    Goodput,
-    Off,
-    Oracle,
-    Policy,
-    SloAware,
-    Tetris,
-)
+from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
+from draftcast.sim.policies.bandit import Bandit
+from draftcast.sim.policies.base import Policy
+from draftcast.sim.policies.batch import Batch, Decision
+from draftcast.sim.policies.confidence import Confidence
+from draftcast.sim.policies.ema_tiers import EmaTiers
+from draftcast.sim.policies.goodput import Goodput
+from draftcast.sim.policies.oracle import Oracle
+from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
+from draftcast.sim.policies.slo_aware import SloAware
+from draftcast.sim.policies.tetris import Tetris
+from draftcast.sim.state.engine import STOP_MAX_STEPS
 
 N = 40
 POLICIES: tuple[Policy, ...] = (

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from samples import closed_loop
 
 from draftcast.errors import CapacityError, SimulationError
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import make_router
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.engine.replica import check_fits
-from draftcast.sim.engine.state import STOP_FINISHED, STOP_IDLE, STOP_MAX_STEPS
 from draftcast.sim.output.request_columns import TIME_COLUMNS
-from draftcast.sim.policies import Off
-from draftcast.sim.workload.arrivals import ClosedLoop, ThinkTime
+from draftcast.sim.policies.schedule import Off
+from draftcast.sim.state.engine import STOP_FINISHED, STOP_IDLE, STOP_MAX_STEPS
 
 SYNC = {"async_scheduling": False}
 
@@ -358,7 +358,10 @@ def test_a_request_that_never_fits_is_an_error(build_case: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_model_len": 12}, r"request 1: prompt_tokens = 12: must be below max_model_len = 12"),
+        (
+            {"max_model_len": 12},
+            r"workload.lengths \(request 1: prompt_tokens\) = 12: must be below max_model_len = 12",
+        ),
         ({"num_gpu_blocks": 4}, r"request 1: .* = 16: one request needs 4 KV blocks of 4 tokens, the engine has 3"),
         ({"max_num_batched_tokens": 14, "enable_chunked_prefill": False}, r"request 1: .* = 15: .* holds 14 tokens"),
         ({"max_num_scheduled_tokens": 14, "enable_chunked_prefill": False}, r"request 1: .* = 15: .* holds 14 tokens"),
@@ -367,8 +370,8 @@ def test_a_request_that_never_fits_is_an_error(build_case: Any) -> None:
 def test_requests_that_never_fit_are_refused(build_case: Any, settings: dict[str, Any], message: str) -> None:
     case = build_case([4, 12], [1, 4], **settings)
     with pytest.raises(CapacityError, match=message):
-        check_fits(case.replica.settings, case.rows)
-    check_fits(build_case([4, 12], [1, 4], num_gpu_blocks=5, max_num_batched_tokens=15).replica.settings, case.rows)
+        check_fits(case.replica.config, case.rows)
+    check_fits(build_case([4, 12], [1, 4], num_gpu_blocks=5, max_num_batched_tokens=15).replica.config, case.rows)
 
 
 # ---- drafts ----
@@ -526,7 +529,7 @@ def test_a_preempted_request_hits_its_own_blocks(build_case: Any) -> None:
 
 def test_closed_loop_of_one_user(build_case: Any) -> None:
     case = build_case([4, 4, 4], [2, 2, 2], **SYNC)
-    loop = ClosedLoop(concurrency=1, think_time_s=ThinkTime(mean_s=2.0))
+    loop = closed_loop(1, 2.0)
     Cluster(case.replicas, case.table, make_router("least_loaded", case.table, 1, 0), loop).run()
     # Think 2 s, then 1.5 + 1.125 s of service, again and again.
     frame = case.requests()
@@ -537,7 +540,7 @@ def test_closed_loop_of_one_user(build_case: Any) -> None:
 
 def test_closed_loop_keeps_so_many_requests_in_the_system(build_case: Any) -> None:
     case = build_case([4] * 4, [2] * 4, **SYNC)
-    loop = ClosedLoop(concurrency=2, think_time_s=ThinkTime())
+    loop = closed_loop(2)
     Cluster(case.replicas, case.table, make_router("round_robin", case.table, 1, 0), loop).run()
     # Pairs run together: 8 rows, 2 s; 2 rows, 1.25 s.
     assert case.requests()["arrival_s"].tolist() == [0.0, 0.0, 3.25, 3.25]

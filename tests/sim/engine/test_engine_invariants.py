@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from samples import closed_loop
 
 from draftcast.sim.acceptance import AcceptanceModel, Constant, Ngram, Tree
 from draftcast.sim.cluster.cluster import Cluster
@@ -21,21 +22,16 @@ from draftcast.sim.cluster.routers import ROUTERS, make_router
 from draftcast.sim.cost.methods import Method, get_method
 from draftcast.sim.engine.replica import check_fits, most_slots
 from draftcast.sim.output.request_columns import TIME_COLUMNS, check_requests, littles_law
-from draftcast.sim.policies import (
-    AdaptiveVerification,
-    Bandit,
-    BatchSchedule,
-    Confidence,
-    EmaTiers,
-    Fixed,
-    Goodput,
-    Off,
-    Oracle,
-    Policy,
-    SloAware,
-    Tetris,
-)
-from draftcast.sim.workload.arrivals import ClosedLoop, ThinkTime
+from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
+from draftcast.sim.policies.bandit import Bandit
+from draftcast.sim.policies.base import Policy
+from draftcast.sim.policies.confidence import Confidence
+from draftcast.sim.policies.ema_tiers import EmaTiers
+from draftcast.sim.policies.goodput import Goodput
+from draftcast.sim.policies.oracle import Oracle
+from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
+from draftcast.sim.policies.slo_aware import SloAware
+from draftcast.sim.policies.tetris import Tetris
 
 METHODS: dict[str, Method] = {
     name: get_method(name)
@@ -121,16 +117,16 @@ def build(build_case: Any, scenario: dict[str, Any], **more: Any) -> Any:
     """The scenario with as many blocks as its largest request needs, and ``spare_blocks``."""
     arguments = {key: value for key, value in scenario.items() if key != "spare_blocks"} | more
     case = build_case(**arguments)
-    longest = int(most_slots(case.replica.settings, case.rows).max())
+    longest = int(most_slots(case.replica.config, case.rows).max())
     blocks = -(-longest // scenario["block_size"]) + scenario["spare_blocks"] + 1
     case = build_case(**arguments, num_gpu_blocks=blocks)
-    check_fits(case.replica.settings, case.rows)
+    check_fits(case.replica.config, case.rows)
     return case
 
 
 def expected_outputs(case: Any) -> np.ndarray:
     """A request ends at its output length or at the model's."""
-    table, longest = case.table, case.replica.settings.max_model_len
+    table, longest = case.table, case.replica.config.max_model_len
     return np.minimum(table.output_tokens, longest - table.prompt_tokens)
 
 
@@ -177,8 +173,8 @@ def test_tokens_and_blocks_are_conserved(build_case: Any, scenario: dict[str, An
         assert batch["schedule_s"] >= schedule_s
         assert now >= max(batch["end_s"], collected_s)
         device_free_s, schedule_s, collected_s = float(batch["end_s"]), float(batch["schedule_s"]), now
-        assert entries["tokens"].sum() == batch["tokens"] <= replica.settings.max_num_batched_tokens
-        assert np.unique(entries["request"]).size == batch["size"] <= replica.settings.max_num_seqs
+        assert entries["tokens"].sum() == batch["tokens"] <= replica.config.max_num_batched_tokens
+        assert np.unique(entries["request"]).size == batch["size"] <= replica.config.max_num_seqs
         scheduled += int(batch["tokens"])
         for x in entries:
             i = int(x["request"])
@@ -192,7 +188,7 @@ def test_tokens_and_blocks_are_conserved(build_case: Any, scenario: dict[str, An
             before = r.start(schedule_s)
             if r.admissions == 0 or int(x["computed"]) != before:  # (re)admitted: computed again from its prefix hit
                 # On its return it may find more than it had computed: blocks of others with the same prefix.
-                assert r.admissions == 0 or x["computed"] < before or replica.settings.enable_prefix_caching
+                assert r.admissions == 0 or x["computed"] < before or replica.config.enable_prefix_caching
                 r.recomputed += before - int(x["computed"]) if r.admissions else 0
                 r.first_hit = r.first_hit if r.admissions else int(x["computed"])
                 r.admissions += 1
@@ -217,7 +213,7 @@ def test_tokens_and_blocks_are_conserved(build_case: Any, scenario: dict[str, An
     e = replica.state.engine[0]
     assert scheduled == e["scheduled_tokens"]
     assert emitted == e["emitted_tokens"] == want.sum()
-    assert e["free_blocks"] == replica.settings.num_gpu_blocks - 1
+    assert e["free_blocks"] == replica.config.num_gpu_blocks - 1
     for i, r in enumerate(ledgers):
         row = frame.iloc[i]
         # The last token of a request is never computed.
@@ -284,7 +280,7 @@ def test_clusters_serve_every_request_once(
     """Open loop, or closed loop with ``users``."""
     case = build(build_case, scenario, replicas=replicas)
     n = len(case.table)
-    loop = ClosedLoop(concurrency=users, think_time_s=ThinkTime(mean_s=1.0)) if users else None
+    loop = closed_loop(users, 1.0) if users else None
     cluster = Cluster(case.replicas, case.table, make_router(router, case.table, replicas, 1), loop, seed=3)
     cluster.run()
     for replica in case.replicas:

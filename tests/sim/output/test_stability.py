@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from draftcast.sim.output.stability import assess, slope
+from draftcast.sim.output.stability import assess, mann_kendall_z, slope
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -80,3 +80,18 @@ def test_order_does_not_matter() -> None:
 def test_slope() -> None:
     assert slope(np.array([0.0, 1.0, 2.0]), np.array([1.0, 3.0, 5.0])) == 2.0
     assert slope(np.zeros(3), np.arange(3.0)) == 0.0
+
+
+def test_mann_kendall() -> None:
+    # Monotone, n = 10: S = 45, variance 10 * 9 * 25 / 18 = 125, z = 44 / sqrt(125).
+    assert mann_kendall_z(np.arange(10.0)) == pytest.approx(44 / math.sqrt(125))
+    assert mann_kendall_z(-np.arange(10.0)) == pytest.approx(-44 / math.sqrt(125))
+    assert mann_kendall_z(np.full(10, 3.0)) == 0.0
+    # Ties: 1 1 2 -> S = 2, variance (3 * 2 * 11 - 2 * 1 * 9) / 18.
+    assert mann_kendall_z(np.array([1.0, 1.0, 2.0])) == pytest.approx(1 / math.sqrt(48 / 18))
+
+
+def test_mann_kendall_level() -> None:
+    rng = np.random.default_rng(9)
+    rejected = sum(abs(mann_kendall_z(rng.normal(0, 1, 20))) > 1.96 for _ in range(400))
+    assert 0.02 <= rejected / 400 <= 0.08

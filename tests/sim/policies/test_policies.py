@@ -15,26 +15,26 @@ from draftcast.errors import ScenarioError
 from draftcast.scenarios.schema.scenario import POLICIES as SCENARIO_POLICIES
 from draftcast.sim.acceptance import Constant
 from draftcast.sim.compiled.borrowed import reference
-from draftcast.sim.engine import decide as rules
-from draftcast.sim.engine.rules import ema_tiers, goodput
-from draftcast.sim.policies import (
-    POLICIES,
-    BatchSchedule,
-    EmaTiers,
-    Fixed,
-    Goodput,
-    Off,
-    Oracle,
-    Policy,
-    Tier,
-    load_policy,
-    python_hook,
-)
+from draftcast.sim.policies import ema_tiers, goodput
+from draftcast.sim.policies.base import Policy
+from draftcast.sim.policies.dispatch import PYTHON, learn, number_of
+from draftcast.sim.policies.ema_tiers import EmaTiers, Tier
+from draftcast.sim.policies.goodput import Goodput
+from draftcast.sim.policies.oracle import Oracle
+from draftcast.sim.policies.registry import POLICIES, load_policy
+from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
 
 
 @njit(cache=True)
+def learn_from_first(engine: Any) -> None:
+    learn(engine.config[0].policy, reference(engine), 0)
+
+
 def observe(engine: Any, rounds: int, accepted: int, rejections: int, sampled: int) -> None:
-    rules.observe(reference(engine), 0, rounds, accepted, rejections, sampled, rounds + accepted, 1.0)
+    batch = engine.batch[0]
+    batch["rounds"], batch["accepted"], batch["rejections"], batch["sampled"] = rounds, accepted, rejections, sampled
+    batch["emitted"], batch["elapsed_s"] = rounds + accepted, 1.0
+    learn_from_first(engine)
 
 
 @njit(cache=True)
@@ -244,8 +244,8 @@ def test_a_python_policy_is_cut_to_k(build_case: Any) -> None:
 
 
 def test_compiled_policies_have_no_python_hook() -> None:
-    assert all(python_hook(policy) is None for policy in (Off(), Fixed(), Goodput(), EmaTiers(), Oracle()))
-    assert python_hook(EveryOther()) is not None
+    assert all(number_of(policy) != PYTHON for policy in (Off(), Fixed(), Goodput(), EmaTiers(), Oracle()))
+    assert number_of(EveryOther()) == PYTHON
 
 
 def test_a_policy_from_a_file_runs_in_a_scenario(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_unknown_and_bad_parameters_are_refused() -> None:
 
 
 def test_the_registry_holds_every_policy() -> None:
-    assert tuple(POLICIES) == SCENARIO_POLICIES
+    assert tuple(policy.name for policy in POLICIES.values()) == SCENARIO_POLICIES
     assert math.isclose(load_policy("goodput", weight=0.3).weight, 0.3)  # type: ignore[attr-defined]
 
 

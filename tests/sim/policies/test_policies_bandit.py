@@ -11,18 +11,18 @@ from numba import njit
 
 from draftcast.sim.acceptance import Constant
 from draftcast.sim.compiled.borrowed import reference
-from draftcast.sim.engine.rules import bandit as rule
-from draftcast.sim.policies import Bandit
+from draftcast.sim.policies import bandit as rule
+from draftcast.sim.policies.bandit import Bandit
 
 
 @njit
-def decide(engine: Any, num_seqs: int) -> int:
-    return rule.decide_bandit(reference(engine), num_seqs)
+def decide(engine: Any, slot: int) -> None:
+    rule.decide_bandit(reference(engine), slot)
 
 
 @njit
-def observe(engine: Any, slot: int, emitted: int, elapsed_s: float) -> None:
-    rule.observe_bandit(reference(engine), slot, emitted, elapsed_s)
+def observe(engine: Any, slot: int) -> None:
+    rule.observe_bandit(reference(engine), slot)
 
 
 class Game:
@@ -35,10 +35,13 @@ class Game:
 
     def play(self, num_seqs: int = 1) -> int:
         e, batch = self.state.engine, self.state.batch
-        arm = decide(self.state, num_seqs)
+        batch[0]["size"], batch[0]["prefill_s"] = num_seqs, 0.0
+        decide(self.state, 0)
+        (arm,) = set(self.state.entries[0]["next_drafts"][:num_seqs].tolist())
         e[0]["step"] += 1
-        batch[0]["step"], batch[0]["size"], batch[0]["prefill_s"] = e[0]["step"], num_seqs, 0.0
-        observe(self.state, 0, 10, 10 * self.seconds[num_seqs][arm])
+        batch[0]["step"], batch[0]["emitted"] = e[0]["step"], 10
+        batch[0]["elapsed_s"] = 10 * self.seconds[num_seqs][arm]
+        observe(self.state, 0)
         return int(arm)
 
 

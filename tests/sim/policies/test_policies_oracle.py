@@ -11,13 +11,13 @@ from numba import njit
 
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.cost import step_time as st
-from draftcast.sim.engine.rules.forecast import device_seconds
-from draftcast.sim.policies import Oracle
+from draftcast.sim.policies.forecast import device_seconds
+from draftcast.sim.policies.oracle import Oracle
 
 
 @njit(cache=True)
 def forecast(engine: Any, seqs: int, drafts: int, passes: int, context: float) -> float:
-    return device_seconds(reference(engine), seqs, drafts, seqs, drafts, passes, context)
+    return device_seconds(reference(engine), seqs, float(drafts), seqs, drafts, passes, context)
 
 
 def first_decision(build_case: Any, accepted: list[int], k: int, cost: st.StepCost, **more: Any) -> list[int]:

@@ -10,7 +10,10 @@ from numba import njit
 
 from draftcast.sim.acceptance import Beta
 from draftcast.sim.compiled.borrowed import reference
-from draftcast.sim.engine.rules.selection import (
+from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
+from draftcast.sim.policies.base import Policy
+from draftcast.sim.policies.confidence import Confidence
+from draftcast.sim.policies.selection import (
     INDEX_BITS,
     REQUEST_BITS,
     lost_of,
@@ -18,7 +21,8 @@ from draftcast.sim.engine.rules.selection import (
     rank_drafts,
     request_of,
 )
-from draftcast.sim.policies import AdaptiveVerification, Confidence, Policy, SloAware, Tetris
+from draftcast.sim.policies.slo_aware import SloAware
+from draftcast.sim.policies.tetris import Tetris
 
 SYNC = {"async_scheduling": False}
 
@@ -227,7 +231,7 @@ def rank(engine: Any, n: int, most: int) -> int:
 def drafts_at_random(case: Any, rng: np.random.Generator) -> tuple[int, int, list[tuple[int, int, int]]]:
     """Write the forecast of a batch; requests, levels and (lost survival, level, request) of all drafts in order."""
     s = case.replica.state
-    seqs, k = s.entries.shape[1], int(s.config[0]["k"])
+    seqs, k = s.entries.shape[1], int(s.config[0]["max_drafts"])
     n, most = int(rng.integers(1, seqs + 1)), int(rng.integers(1, k + 1))
     # Few values make many ties, with each other and with certainty and impossibility.
     some = rng.choice([0.0, 0.25, 0.5, 0.9, 1.0], (most, n))

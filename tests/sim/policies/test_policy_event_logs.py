@@ -13,26 +13,19 @@ import pytest
 from draftcast.errors import ScenarioError
 from draftcast.sim.acceptance import Beta, Constant, Ngram, Tree
 from draftcast.sim.cost.methods import get_method
-from draftcast.sim.policies import (
-    POLICIES,
-    SGLANG_TIERS,
-    AdaptiveVerification,
-    Bandit,
-    Batch,
-    BatchSchedule,
-    Confidence,
-    EmaTiers,
-    Fixed,
-    Goodput,
-    Off,
-    Oracle,
-    Policy,
-    SloAware,
-    Tetris,
-    Tier,
-    load_policy,
-    python_hook,
-)
+from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
+from draftcast.sim.policies.bandit import Bandit
+from draftcast.sim.policies.base import Policy
+from draftcast.sim.policies.batch import Batch
+from draftcast.sim.policies.confidence import Confidence
+from draftcast.sim.policies.dispatch import PYTHON, number_of
+from draftcast.sim.policies.ema_tiers import SGLANG_TIERS, EmaTiers, Tier
+from draftcast.sim.policies.goodput import Goodput
+from draftcast.sim.policies.oracle import Oracle
+from draftcast.sim.policies.registry import POLICIES, load_policy
+from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
+from draftcast.sim.policies.slo_aware import SloAware
+from draftcast.sim.policies.tetris import Tetris
 
 SYNC = {"async_scheduling": False}
 
@@ -411,6 +404,6 @@ def test_a_policy_without_a_rule_is_no_policy(build_case: Any) -> None:
     class Empty(Policy):
         pass
 
-    assert python_hook(Empty()) is None
+    assert number_of(Empty()) == PYTHON
     with pytest.raises(NotImplementedError, match="Empty does not override decide"):
         Empty().decide(None)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from draftcast.sim.statistics.crossing import Crossing, Probe, falling, locate
+from draftcast.sim.statistics.crossing import Crossing, Probe, locate
 from draftcast.sim.statistics.intervals import student_t
 
 SPREAD = (0.999, 1.0, 1.001)
@@ -117,8 +117,3 @@ def test_common_random_numbers_narrow_it() -> None:
         return found.high - found.low
 
     assert width(common=True) < width(common=False) / 5
-
-
-def test_the_falling_fit_pools_what_rises() -> None:
-    assert falling(np.array([3.0, 1.0, 2.0, 0.0])).tolist() == [3.0, 1.5, 1.5, 0.0]
-    assert falling(np.array([1.0, 2.0, 3.0])).tolist() == [2.0, 2.0, 2.0]

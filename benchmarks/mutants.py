@@ -1,0 +1,161 @@
+"""Do the tests see a fault in ``sim/``? Seeded mutants (a sign, off by one, a swapped branch), each run against them.
+
+    python benchmarks/mutants.py [--seed 0] [--mutants 60] [--source COMMIT]
+
+Each mutant changes one expression in a temporary copy of the checkout, and the tests of its package (``tests/sim/...``)
+run against it: a failure or a run over the time limit kills it. Mutants are drawn by function name and expression, so
+that two commits get the same ones as far as both have them, also where a file moved. Where a package's tests pass
+without the compiler (``NUMBA_DISABLE_JIT``) within the limit they run so; where they do not pass at all, nothing can be
+judged. Prints a row a mutant and one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One changed expression; ``number`` tells equal expressions of a function apart."""
+
+    file: Path
+    function: str
+    kind: str
+    old: ast.expr
+    new: ast.expr
+    number: int
+
+    @property
+    def identity(self) -> str:
+        """Function and expression, whatever the file."""
+        return f"{self.function}: {ast.unparse(self.old)} -> {ast.unparse(self.new)} #{self.number}"
+
+    def source(self) -> bytes:
+        """The file with the expression changed."""
+        lines = self.file.read_bytes().splitlines(keepends=True)
+        assert self.old.end_lineno is not None
+        first, last = self.old.lineno - 1, self.old.end_lineno - 1
+        changed = lines[first][: self.old.col_offset] + f"({ast.unparse(self.new)})".encode()
+        return b"".join([*lines[:first], changed + lines[last][self.old.end_col_offset :], *lines[last + 1 :]])
+
+
+def changes(node: ast.AST) -> Iterator[tuple[str, ast.expr, ast.expr]]:
+    """(kind, expression, what it becomes) for one node of a syntax tree."""
+    if isinstance(node, ast.BinOp) and type(node.op) in SWAPPED:
+        new = copy.deepcopy(node)
+        new.op = SWAPPED[type(node.op)]()  # type: ignore[assignment]
+        yield "sign", node, new
+        if isinstance(node.right, ast.Constant) and type(node.right.value) is int:
+            longer = copy.deepcopy(node)
+            longer.right = ast.Constant(node.right.value + 1)
+            yield "off by one", node, longer
+    elif isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPPED:
+        compared = copy.deepcopy(node)
+        compared.ops = [SWAPPED[type(node.ops[0])]()]  # type: ignore[list-item]
+        yield "off by one", node, compared
+    elif isinstance(node, ast.If | ast.IfExp):
+        yield "swapped branch", node.test, ast.UnaryOp(ast.Not(), node.test)
+
+
+def mutants_of(file: Path) -> Iterator[Mutant]:
+    """All mutants of a file's functions."""
+
+    def within(node: ast.AST, function: str) -> Iterator[tuple[str, ast.AST]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                yield from within(child, f"{function}.{child.name}".lstrip("."))
+            elif child is not getattr(node, "returns", None) and not isinstance(child, ast.arg):
+                yield function, child
+                yield from within(child, function)
+
+    counts: dict[str, int] = {}
+    for function, node in within(ast.parse(file.read_text("utf-8")), ""):
+        for kind, old, new in changes(node) if function else ():
+            mutant = Mutant(file, function, kind, old, new, 0)
+            number = counts[mutant.identity] = counts.get(mutant.identity, -1) + 1
+            yield Mutant(file, function, kind, old, new, number)
+
+
+def checkout(commit: str | None, folder: Path) -> None:
+    """A copy of a commit, or of the working tree with what is not ignored."""
+    if commit is not None:
+        packed = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            archive.extractall(folder, filter="tar")
+        return
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0"):
+        if name and os.path.lexists(ROOT / name):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+
+
+def passes(folder: Path, package: str, compiled: bool, limit_s: float) -> bool:
+    """Whether the package's tests pass within the limit."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"tests/sim/{package}"]
+    environment = {**os.environ, "PYTHONPATH": str(folder / "src"), "NUMBA_DISABLE_JIT": str(int(not compiled))}
+    try:
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def main() -> None:
+    """Every mutant."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mutants", type=int, default=60)
+    parser.add_argument("--source", metavar="COMMIT", help="a commit; without it the working tree")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for a package's tests")
+    parser.add_argument("--package", action="append", help="of sim alone, e.g. workload; repeatable")
+    given = parser.parse_args()
+    compiled: dict[str, bool | None] = {}  # by package; None: its tests do not pass in time without a mutant
+    outcomes: dict[str, list[str]] = {"killed": [], "SURVIVED": [], "not judged": []}
+    with tempfile.TemporaryDirectory(prefix="draftcast-mutants-") as temporary:
+        folder = Path(temporary)
+        checkout(given.source, folder)
+        packages = sorted(path.name for path in (folder / "tests/sim").iterdir() if path.is_dir())
+        packages = [name for name in packages if not given.package or name in given.package]
+        files = [file for name in packages for file in sorted((folder / "sim" / name).rglob("*.py"))]
+        drawn = sorted(
+            (mutant for file in files for mutant in mutants_of(file)),
+            key=lambda mutant: hashlib.sha256(f"{given.seed} {mutant.identity}".encode()).digest(),
+        )[: given.mutants]
+        for mutant in drawn:
+            package, original = mutant.file.relative_to(folder / "sim").parts[0], mutant.file.read_bytes()
+            if package not in compiled:
+                modes = (mode for mode in (False, True) if passes(folder, package, mode, given.limit))
+                compiled[package] = next(modes, None)
+            outcome, mode = "not judged", compiled[package]
+            if mode is not None:
+                mutant.file.write_bytes(mutant.source())
+                outcome = "SURVIVED" if passes(folder, package, mode, given.limit) else "killed"
+                mutant.file.write_bytes(original)
+            outcomes[outcome].append(mutant.identity)
+            where = f"{mutant.file.relative_to(folder)}:{mutant.old.lineno}"
+            print(f"{outcome:<11} {mutant.kind:<15} {where}  {mutant.identity}", flush=True)
+    print(json.dumps({"seed": given.seed, "mutants": len(drawn), **{k.lower(): v for k, v in outcomes.items()}}))
+
+
+if __name__ == "__main__":
+    main()

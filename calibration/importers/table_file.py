@@ -1,0 +1,159 @@
+"""Tables of other tools, CSV or Parquet, as checked columns, and the latency table made of them.
+
+A fault in a file is named by file, line and column.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from draftcast.calibration.profile.table import LABELS, SHAPES, LatencyTable
+from draftcast.errors import HardwareError
+from draftcast.files import read_frame, read_text
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a file; the getters check what they return and raise HardwareError.
+
+    Attributes:
+        file: its name, for errors.
+        frame: as read; of a CSV file texts, indexed by line.
+        has_lines: whether the index says the line.
+    """
+
+    file: str
+    frame: pd.DataFrame
+    has_lines: bool
+
+    def where(self, chosen: pd.Series[bool] | NDArray[np.bool_]) -> Rows:
+        """The chosen rows."""
+        return Rows(self.file, self.frame[chosen], self.has_lines)
+
+    def has(self, column: str) -> pd.Series[bool]:
+        """Where the column is there and not empty: tools leave out what a row has no time for."""
+        if column not in self.frame:
+            return pd.Series(False, index=self.frame.index)
+        return ~self.frame[column].isin(["", "nan", "NaN"])
+
+    def whole(self, column: str, low: int = 0) -> pd.Series[int]:
+        """Whole numbers of at least ``low``."""
+        numbers = self._numbers(column)
+        self.check(column, (numbers >= low) & (numbers % 1 == 0), f"a whole number >= {low} is needed")
+        return numbers.astype(np.int64)
+
+    def seconds(self, column: str, unit_s: float, *, may_be_zero: bool = False) -> pd.Series[float]:
+        """Times, positive unless they ``may_be_zero``; the file's unit is ``unit_s``."""
+        numbers = self._numbers(column)
+        allowed = f"a time {'>=' if may_be_zero else '>'} 0 is needed"
+        self.check(column, np.isfinite(numbers) & ((numbers > 0.0) | ((numbers == 0.0) & may_be_zero)), allowed)
+        return numbers * unit_s
+
+    def flag(self, column: str) -> pd.Series[bool]:
+        """``True`` and ``False``."""
+        self.check(column, self.frame[column].isin(["True", "False"]), "True or False is needed")
+        return self.frame[column] == "True"
+
+    def divided(self, column: str, values: pd.Series[int], parts: pd.Series[int]) -> pd.Series[int]:
+        """``values``, which follow from ``column``, in so many equal parts."""
+        uneven = values % parts != 0
+        if uneven.any():
+            self.check(column, ~uneven, f"a multiple of {parts[uneven].iloc[0]} is needed")
+        return values // parts
+
+    def check(self, column: str, good: pd.Series[bool] | NDArray[np.bool_], allowed: str) -> None:
+        """Refuse the first row that is not good; ``allowed`` says what is needed."""
+        bad = self.frame[~good]
+        if len(bad):
+            line = int(bad.index[0]) if self.has_lines else None
+            raise HardwareError(allowed, file=self.file, line=line, key=column, value=bad[column].tolist()[0])
+
+    def _numbers(self, column: str) -> pd.Series[float]:
+        if not self.has_lines and not pd.api.types.is_numeric_dtype(self.frame[column]):
+            self.check(column, pd.Series(False, index=self.frame.index), "numbers are needed")
+        numbers: pd.Series[float] = pd.to_numeric(self.frame[column], errors="coerce").astype(np.float64)
+        return numbers
+
+
+def read_rows(path: Path, *headers: tuple[str, ...]) -> Rows:
+    """The rows of a CSV file, or of a Parquet file by its suffix, that has the columns of one of ``headers``.
+
+    Other columns may stand beside them.
+
+    Raises:
+        HardwareError: unreadable, none of the headers, or a line with more or fewer fields than the header.
+    """
+    if path.suffix == ".parquet":
+        rows = Rows(str(path), read_frame(path, kind=HardwareError), False)
+    else:
+        rows = Rows(str(path), _read_csv(path), True)
+    if not any(set(header) <= set(rows.frame) for header in headers):
+        missing = next(name for name in headers[0] if name not in rows.frame)
+        raise HardwareError("column missing", file=str(path), line=1 if rows.has_lines else None, key=missing)
+    return rows
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    try:
+        header, *lines = csv.reader(read_text(path, HardwareError).splitlines() or [""])
+    except csv.Error as error:
+        raise HardwareError(f"not CSV: {error}", file=str(path)) from None
+    if twice := [column for column in header if header.count(column) > 1]:
+        raise HardwareError("column stands twice", file=str(path), line=1, key=twice[0])
+    for number, fields in enumerate(lines, start=2):
+        if len(fields) != len(header):
+            raise HardwareError(f"{len(header)} fields are needed, not {len(fields)}", file=str(path), line=number)
+    return pd.DataFrame(lines, columns=header, index=range(2, len(lines) + 2))
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A table read from another tool's files.
+
+    Attributes:
+        table: the times, seconds of one launch.
+        device: what the source calls the device.
+        source: tool and measuring method, one sentence.
+        licence: of the times; empty where the source states none.
+        versions: versions of the tool and of the engine it timed.
+        sources: SHA-256 of every file read, by its path below the given one.
+        left_out: rows that were not taken, by reason.
+    """
+
+    table: LatencyTable
+    device: str
+    source: str
+    licence: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+
+def complete(frame: pd.DataFrame) -> pd.DataFrame:
+    """``frame`` with every label and shape column of a table: empty, or 0, where an operator has no such field."""
+    blank = {name: "" for name in LABELS} | {name: 0 for name in SHAPES}
+    missing = {name: value for name, value in blank.items() if name not in frame}
+    present = {name: value for name, value in blank.items() if name in frame}
+    return frame.fillna(present).assign(**missing)
+
+
+def table_of(frame: pd.DataFrame, path: Path) -> LatencyTable:
+    """Checked table of imported rows: no interval is known, so no point counts as settled.
+
+    Of one point timed several times the median is kept.
+
+    Raises:
+        HardwareError: nothing is left to import, or the rows are no latency table.
+    """
+    if frame.empty:
+        raise HardwareError("holds no row that can be imported", file=str(path))
+    keys = [name for name in frame.columns if name != "seconds"]
+    medians = frame.groupby(keys, sort=False)["seconds"].median().reset_index()
+    return LatencyTable.from_frame(medians.assign(settled=False), file=str(path))

@@ -1,0 +1,211 @@
+"""Simulated answers, kept while the server runs: the same question is simulated once, whoever asks it.
+
+A result is shared between sessions, so nobody may change it. What a session uploaded is part of the key: another
+session's file is another question.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import streamlit as st
+
+from draftcast.scenarios.compare.capacity import rate_of
+from draftcast.scenarios.compare.comparison import Point, point_of
+from draftcast.scenarios.compare.limits import Limits, limits_at
+from draftcast.scenarios.compare.verdict import Side
+from draftcast.scenarios.run.deployment import Deployment, cached_deployment
+from draftcast.scenarios.run.fluid import Fluid
+from draftcast.scenarios.run.simulate import RunResult, Served, measure, serve
+from draftcast.scenarios.run.timeline import Timeline, timeline
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import scenario_hash, to_mapping, without_speculation
+from draftcast.scenarios.schema.references import outside_names
+from draftcast.sim.compiled.cache import COMPILING, engine_compilation
+
+T = TypeVar("T")
+# A run of 2,000 requests and four replications takes some megabytes, one close to the capacity some tens.
+MOST_KEPT = 32
+PATIENCE_S = 0.8
+"""A shorter wait is not announced: showing a word and taking it away draws the page twice."""
+
+_LOOK_EVERY_S = 0.5
+
+
+class Kept(Generic[T]):
+    """The answers used last, by their question. Whoever asks for one that is being made waits for it.
+
+    Streamlit's own cache replays what was drawn while an answer was made; these are made under a progress bar that must
+    be gone afterwards, or in a thread that draws nothing.
+
+    Args:
+        most: how many.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._lock = threading.Lock()
+        self._slots = functools.lru_cache(most)(self._slot)
+
+    @staticmethod
+    def _slot(_question: Hashable) -> tuple[threading.Lock, list[T]]:
+        """A lock that is held while the answer is made, and the answer once there is one."""
+        return threading.Lock(), []
+
+    def get(self, question: Hashable, make: Callable[[], T]) -> T:
+        """The answer, made where there is none; what ``make`` raises is not kept, and whoever waited makes it anew."""
+        with self._lock:
+            lock, answers = self._slots(question)
+        with lock:
+            if not answers:
+                answers.append(make())
+            return answers[0]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What ``draftcast simulate`` answers, with what the pictures need.
+
+    Attributes:
+        scenario: the question.
+        point: its run, without step records, and the verdict on it where it speculates.
+        timeline: of the first replication.
+        deployment: what the scenario's engine came to.
+        hash: ``scenario_hash``.
+    """
+
+    scenario: Scenario
+    point: Point
+    timeline: Timeline
+    deployment: Deployment
+    hash: str
+
+    @property
+    def own(self) -> Side:
+        """The setting at its load."""
+        return self.point.own
+
+    @property
+    def run(self) -> RunResult:
+        """As `simulate` gives it, measured together with that without speculation."""
+        return self.point.on
+
+    @functools.cached_property
+    def limits(self) -> Limits:
+        """What limits it."""
+        figures = {}
+        if self.own.has_figures:
+            figures = {name: estimate.mean for name, estimate in self.run.summary["figures"].items()}
+        rate = rate_of(self.scenario) if self.own.state != "overloaded" else None
+        return limits_at(self.scenario, Fluid.of(self.scenario, self.deployment), figures, rate)
+
+
+_served: Kept[tuple[Served, Timeline]] = Kept(MOST_KEPT)
+_answers: Kept[Answer] = Kept(MOST_KEPT)
+_pairs: Kept[tuple[Side, Side]] = Kept(MOST_KEPT)
+
+
+def answer(scenario: Scenario) -> Answer:
+    """Simulate, or take what was simulated.
+
+    Raises:
+        InputError: the scenario cannot be run.
+    """
+    return _answers.get(question_key(scenario), lambda: _simulated(scenario))
+
+
+def answers(*scenarios: Scenario) -> list[Answer]:
+    """`answer` of several scenarios, simulated side by side: the engine runs without Python's lock.
+
+    Raises:
+        InputError: of the first that cannot be run.
+    """
+    with ThreadPoolExecutor(len(scenarios)) as threads:
+        futures = [threads.submit(answer, scenario) for scenario in scenarios]
+        if wait(futures, PATIENCE_S).not_done:
+            with simulating() as look:
+                look()
+                while wait(futures, _LOOK_EVERY_S).not_done:
+                    look()
+        results = [future.result() for future in futures]
+    _set_engine_aside()
+    return results
+
+
+@contextmanager
+def simulating() -> Iterator[Callable[[], None]]:
+    """A spinner; where the engine has to be compiled first it says so, once what it gives is called."""
+    note = None
+
+    def look() -> None:
+        nonlocal note
+        if engine_compilation.running and note is None:
+            note = st.info(f"{COMPILING[0].upper()}{COMPILING[1:]}.", icon=":material/hourglass_top:")
+
+    with st.spinner("Simulating"):
+        yield look
+    if note is not None:
+        note.empty()
+
+
+def together(first: Answer, second: Answer) -> tuple[Side, Side]:
+    """Two settings measured over the same requests, to be compared; as they are where they serve different numbers."""
+
+    def measured() -> tuple[Side, Side]:
+        (a, _), (b, _) = _serve(first.scenario), _serve(second.scenario)
+        if [len(r.requests) for r in a.replications] != [len(r.requests) for r in b.replications]:
+            return first.own, second.own
+        one, two = measure([a, b])
+        return replace(first.own, run=one), replace(second.own, run=two)
+
+    return _pairs.get((question_key(first.scenario), question_key(second.scenario)), measured)
+
+
+def question_key(scenario: Scenario) -> tuple[str, tuple[str, ...]]:
+    """What tells one question from another, whoever asks it."""
+    return scenario_hash(scenario), tuple(sorted(outside_names(to_mapping(scenario)).values()))
+
+
+def set_aside() -> None:
+    """Collect garbage, then leave what remains out of later collections until this is called again.
+
+    Streamlit collects after every run of the script. Libraries and compiled code are 250,000 objects: looking at all of
+    them took 0.14 s of Python's lock each time, while the page was still being drawn. What is set aside and then ends
+    (a browser session is part of cycles) is collected with the next call.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
+@functools.cache
+def _set_engine_aside() -> None:
+    """The first answer has loaded the compiled engine."""
+    set_aside()
+
+
+def _simulated(scenario: Scenario) -> Answer:
+    sides = [scenario, *([without_speculation(scenario)] if scenario.speculative_config is not None else [])]
+    with ThreadPoolExecutor(len(sides)) as threads:
+        served = list(threads.map(_serve, sides))
+    runs = measure([each for each, _ in served])
+    return Answer(scenario, point_of(scenario, runs), served[0][1], served[0][0].deployment, question_key(scenario)[0])
+
+
+def _serve(scenario: Scenario) -> tuple[Served, Timeline]:
+    """The requests served, for whatever they are compared with."""
+
+    def make() -> tuple[Served, Timeline]:
+        deployment = cached_deployment(scenario)
+        recorded = serve(scenario, record_steps="first", deployment=deployment)
+        first = recorded.replications[0]
+        shown = timeline(first.requests, first.steps, deployment.settings.num_gpu_blocks - 1)
+        return recorded.without_steps(), shown
+
+    return _served.get(question_key(scenario), make)

@@ -1,0 +1,171 @@
+"""The link of a page: everything that is needed to show the same again, and the way back from it to a session."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+import streamlit as st
+
+from draftcast.dashboards.session.answers import set_aside
+from draftcast.dashboards.session.plain_text import short
+from draftcast.dashboards.session.question import (
+    SCENARIO,
+    UPLOADED,
+    Question,
+    base_scenario,
+    check_names,
+    gives_length,
+    opened,
+)
+from draftcast.dashboards.session.session import FIRST_PAGE, MOST_RUNS, Session, View
+from draftcast.errors import InputError
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.changes import assignments, changed_keys
+from draftcast.scenarios.schema.load import DEFAULT_SCENARIO, embedded_scenarios, load_scenario
+
+Query = Mapping[str, Sequence[str]]
+PAGE, BASELINE, RUN, MEASURED = "page", "baseline", "run", "measured"
+PAGES = ("what-if", "cutover", "capacity", "sweep", "compare", "trust")
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,80}")
+
+
+def bases() -> list[str]:
+    """Names of the scenarios to choose from: the embedded ones, then files the dashboard was started with."""
+    return [*embedded_scenarios(), *st.session_state.get("files", ())]
+
+
+def current_session() -> Session:
+    """This browser session; read from the link when it is new, or when the reader went back or forward."""
+    query = _query()
+    session: Session | None = st.session_state.get("session")
+    if session is None:
+        session = st.session_state["session"] = Session(Question.opening(DEFAULT_SCENARIO))
+        read_link(session, query)
+        # Sessions that ended go now, and their folders with them.
+        set_aside()
+    elif not session.touched and _text(query) != session.written:
+        read_link(session, query)
+    return session
+
+
+def write_link(session: Session) -> None:
+    """Put what the page shows into the address bar."""
+    link = link_of(session)
+    session.written, session.touched = _text(link), False
+    if _query() != link:
+        st.query_params.from_dict(link)
+
+
+def link_of(session: Session) -> dict[str, list[str]]:
+    """Query parameters that reproduce the session's pages."""
+    link = {PAGE: [session.page]} if session.page != FIRST_PAGE else {}
+    link |= {key: [value] for key, value in session.question.link.items()}
+    if session.baseline is not None:
+        link[BASELINE] = [json.dumps(session.baseline.link, ensure_ascii=False)]
+    if session.runs:
+        link[RUN] = [json.dumps(run.link, ensure_ascii=False) for run in session.runs]
+    if session.measured:
+        link[MEASURED] = list(session.measured)
+    return link | {str(key): [value] for key, value in session.views.items()}
+
+
+def read_link(session: Session, query: Query) -> None:
+    """Take over what a link asks; what it asks wrongly is left out and named in ``warnings``."""
+    session.warnings, session.refused, session.wanted_method, session.baseline = [], "", "", None
+    session.runs, session.measured = [], []
+    plain = {key: values[-1] for key, values in query.items() if values and key not in (RUN, MEASURED)}
+    session.page = plain.pop(PAGE, FIRST_PAGE)
+    if session.page not in PAGES:
+        session.warnings.append(f"{PAGE} = {session.page!r}: choose from {', '.join(PAGES)}; left out")
+        session.page = FIRST_PAGE
+    session.views = {key: plain.pop(key) for key in View if key in plain}
+    baseline = plain.pop(BASELINE, None)
+    session.question = _read_question(session, plain)
+    if baseline is not None:
+        session.baseline = _read_stored(session, BASELINE, baseline)
+    for text in query.get(RUN, ()):
+        run = _read_stored(session, RUN, text) if _has_room(session, RUN) else None
+        session.runs += [run] if run is not None else []
+    for name in query.get(MEASURED, ()):
+        if _PLAIN.fullmatch(name) is None:
+            session.warnings.append(f"{MEASURED} = {name!r}: not a measured run of this dashboard; left out")
+        elif _has_room(session, MEASURED):
+            session.measured.append(name)
+
+
+def _has_room(session: Session, key: str) -> bool:
+    if session.room > 0:
+        return True
+    session.warnings.append(f"{key}: Compare takes at most {MOST_RUNS} runs; left out")
+    return False
+
+
+def _read_stored(session: Session, key: str, text: str) -> Question | None:
+    """A question inside a link, as `link_of` wrote it."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
+        session.warnings.append(f"{key}: not a run of this dashboard; left out")
+        return None
+    return _read_question(session, values)
+
+
+def _read_question(session: Session, query: Mapping[str, str]) -> Question:
+    """The question of plain query parameters; keys that make no valid scenario are left out, each with a warning."""
+    values = dict(query)
+    base = values.pop(SCENARIO, DEFAULT_SCENARIO)
+    if base not in bases():
+        session.warnings.append(f"{SCENARIO} = {base!r}: unknown scenario; choose from {', '.join(bases())}")
+        base = DEFAULT_SCENARIO
+    while True:
+        try:
+            return Question.of(base, _scenario_of(session, base, values), own_length=gives_length(values))
+        except InputError as error:
+            guilty = _guilty_key(session, base, values, error)
+            session.warnings.append(f"{guilty}: {short(error)}; left out")
+            del values[guilty]
+
+
+def _scenario_of(session: Session, base: str, values: Mapping[str, str]) -> Scenario:
+    # Keys of the link come after those that every page opens the base with.
+    changes = assignments(changed_keys(base_scenario(base), opened(base)))
+    sets = [f"{key}={value.replace(UPLOADED, f'{session.path}/')}" for key, value in values.items()]
+    scenario = load_scenario(base, overrides=[*changes, *sets])
+    check_names(scenario, base, session.path)
+    return scenario
+
+
+def _guilty_key(session: Session, base: str, values: Mapping[str, str], error: InputError) -> str:
+    """The key of the link to leave out: the one the error names, else one without which the rest is valid.
+
+    Where there is none such, the first that fails beside those before it.
+    """
+    named = (error.key or error.file or "").removeprefix("--set ")
+    for key in values:
+        if named == key or named.startswith(f"{key}.") or key.startswith(f"{named}."):
+            return key
+    for key in values:
+        with contextlib.suppress(InputError):
+            _scenario_of(session, base, {other: value for other, value in values.items() if other != key})
+            return key
+    valid: dict[str, str] = {}
+    for key, value in values.items():
+        try:
+            _scenario_of(session, base, {**valid, key: value})
+        except InputError:
+            return key
+        valid[key] = value
+    raise error
+
+
+def _query() -> dict[str, list[str]]:
+    return {key: st.query_params.get_all(key) for key in st.query_params}
+
+
+def _text(query: Query) -> str:
+    return json.dumps(sorted((key, list(values)) for key, values in query.items()))

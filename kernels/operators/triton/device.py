@@ -1,0 +1,37 @@
+"""What the Triton kernels ask of the device they are launched on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import triton.language as tl
+
+if TYPE_CHECKING:
+    import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_INTERPRETED_PROCESSORS = 8
+
+
+def processors(tensor: torch.Tensor) -> int:
+    """Multiprocessors of the tensor's device."""
+    import torch
+
+    if not tensor.is_cuda:
+        return _INTERPRETED_PROCESSORS
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+
+
+def dot_type(element_bytes: int) -> Any:
+    """The format in which a matrix product takes its operands.
+
+    The interpreter keeps bf16 as raw 16-bit integers and would multiply those; its fp32 products are exact.
+    """
+    return tl.float32 if INTERPRETED else {4: tl.float32, 2: tl.bfloat16, 1: tl.float8e4nv}[element_bytes]
+
+
+def fewest_splits(times: Sequence[float]) -> int:
+    """The fewest splits within a tenth of the least time; ``times`` of 1, 2, ... splits."""
+    return next(splits for splits, time in enumerate(times, 1) if time <= 1.1 * min(times))

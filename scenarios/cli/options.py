@@ -1,0 +1,174 @@
+"""Options that several commands share, declared once, and `option_groups`, which lets a command take groups of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from draftcast.errors import InputError
+
+if TYPE_CHECKING:
+    from draftcast.scenarios.compare.price import Price
+    from draftcast.scenarios.schema import Scenario
+
+ScenarioName = Annotated[str, typer.Argument(help="A YAML file, or an embedded scenario (draftcast scenarios).")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. engine.block_size=32.")
+]
+SpeculativeConfig = Annotated[
+    str | None, typer.Option(metavar="JSON", help="vLLM's --speculative-config, verbatim; null turns it off.")
+]
+Seed = Annotated[int | None, typer.Option(help="Random seed.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Candidates = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="JSON|FILE",
+        help='Another method: {"speculative_config": {...}, "acceptance": {...}}; repeatable.',
+    ),
+]
+Prices = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=AMOUNT@DATE",
+        help="Price of a GPU per hour and its date, e.g. h100-sxm=2.49@2026-11-01; repeatable.",
+    ),
+]
+Rates = Annotated[str | None, typer.Option(metavar="R,R,...|A..B:N", help="Mean request rates per second.")]
+Metric = Annotated[str, typer.Option(help="Metric to judge by: e2e, tpot, token_goodput or slo_goodput.")]
+NewRunDirectory = Annotated[Path, typer.Option(metavar="DIR", help="Run directory; must not exist or be empty.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A scenario with changes, and how the answer is printed."""
+
+    scenario: ScenarioName
+    overrides: Overrides = None
+    speculative_config: SpeculativeConfig = None
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Take arrivals and lengths from a trace.")] = None
+    seed: Seed = None
+    replications: Annotated[int | None, typer.Option(help="Independent replications behind the intervals.")] = None
+    as_json: AsJson = False
+
+    def load(self) -> Scenario:
+        """The validated scenario."""
+        from draftcast.scenarios.schema.load import load_scenario
+
+        statistics = {"seed": self.seed, "replications": self.replications}
+        changes = [f"statistics.{key}={value}" for key, value in statistics.items() if value is not None]
+        return load_scenario(
+            self.scenario,
+            overrides=[*(self.overrides or []), *changes],
+            speculative_config=self.speculative_config,
+            trace=self.trace,
+        )
+
+
+def option_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """``command`` as Typer calls it: a parameter that is a dataclass becomes one argument or option per field."""
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    hints = get_type_hints(command, include_extras=True)
+    for parameter in inspect.signature(command).parameters.values():
+        hint = hints[parameter.name]
+        if is_dataclass(hint):
+            groups[parameter.name] = hint
+            field_hints = get_type_hints(hint, include_extras=True)
+            parameters += [_parameter(field, field_hints[field.name]) for field in fields(hint)]
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint))
+
+    @wraps(command)
+    def flat(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
+
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return flat
+
+
+def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
+    default = inspect.Parameter.empty if field.default is MISSING else field.default
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def values_of(text: str | None, option: str) -> list[float]:
+    """Increasing positive numbers as of `parse_values`; none where the option is not given."""
+    from draftcast.scenarios.schema.numbers import parse_values
+
+    return parse_values(text, option) if text is not None else []
+
+
+def whole_values_of(text: str | None, option: str) -> list[int]:
+    """`values_of`, whole.
+
+    Raises:
+        InputError: a number that is not whole, or below 1.
+    """
+    values = values_of(text, option)
+    if any(value != int(value) or value < 1 for value in values):
+        raise InputError("must be whole numbers from 1", file=option, value=text)
+    return [int(value) for value in values]
+
+
+def check_target(option: str, path: Path | None) -> None:
+    """Refuse a file to be written that is a folder or has none."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise InputError("must be a file in a folder that exists", file=option, value=str(path))
+
+
+def method_of(text: str) -> dict[str, Any]:
+    """The mapping of a ``--candidate``, from JSON or a YAML file.
+
+    Raises:
+        InputError: neither of the two.
+    """
+    from draftcast.calibration.yaml_text import parse_yaml
+
+    place = "--candidate"
+    if not text.lstrip().startswith("{"):
+        place = text
+        try:
+            text = Path(text).read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise InputError("is neither JSON nor a readable file", file="--candidate", value=place) from None
+    method = parse_yaml(text, place)
+    if not isinstance(method, dict):
+        raise InputError("must be a mapping with speculative_config and acceptance", file=place)
+    return method
+
+
+def parse_prices(texts: list[str]) -> dict[str, Price]:
+    """Prices by device, from ``h100-sxm=2.49@2026-11-01``.
+
+    Raises:
+        InputError: another form, a price that is not above 0, an invalid date, a device twice.
+    """
+    from draftcast.scenarios.compare.price import Price
+
+    prices: dict[str, Price] = {}
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        amount, at, date = rest.partition("@")
+        try:
+            value = float(amount)
+        except ValueError:
+            value = -1.0
+        if not (equals and at and name.strip()) or value < 0.0:
+            raise InputError("must look like h100-sxm=2.49@2026-11-01", file="--price", value=text)
+        try:
+            price = Price(value, date.strip())
+        except InputError as error:
+            raise error.at(file="--price") from None
+        if name.strip() in prices:
+            raise InputError("is given twice", file="--price", value=name.strip())
+        prices[name.strip()] = price
+    return prices

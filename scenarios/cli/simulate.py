@@ -1,0 +1,168 @@
+"""``draftcast simulate`` and ``draftcast compare``: one scenario, with and without speculation, or under policies."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftcast.errors import InputError
+from draftcast.files import check_output, write_bytes
+from draftcast.scenarios.cli.options import Metric, Question, Rates, option_groups, values_of
+from draftcast.scenarios.cli.terminal import SLO_UNMET, UNDECIDED, UNSTABLE, print_json, progress_bar
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from draftcast.scenarios.compare.comparison import Comparison, Point
+    from draftcast.scenarios.schema import Scenario
+
+
+@option_groups
+def simulate(
+    question: Question,
+    rates: Rates = None,
+    compare_off: Annotated[
+        bool | None,
+        typer.Option(
+            "--compare-off/--no-compare-off",
+            help="Also run without speculation, on the same requests, and say whether speculation pays (the default).",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory to write.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="HTML", help="With --rates: write the plot here.")] = None,
+    vllm_result: Annotated[
+        Path | None,
+        typer.Option(metavar="JSON", help="Write the first replication as `vllm bench serve --save-detailed` would."),
+    ] = None,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Record every engine step (steps.parquet with --out).")
+    ] = False,
+) -> None:
+    """Simulate a scenario: latency, goodput and acceptance with intervals, and whether speculation pays."""
+    from draftcast.errors import naming
+    from draftcast.scenarios.compare.comparison import compare as compare_with_off
+
+    scenario = question.load()
+    rates_rps = values_of(rates, "--rates")
+    spec = scenario.speculative_config
+    if compare_off and spec is None:
+        raise InputError("the scenario has no speculation to compare with", file="--compare-off")
+    compared = spec is not None and compare_off is not False
+    if vllm_result is not None and rates_rps:
+        raise InputError("is of one run, not of several rates", file="--vllm-result")
+    if vllm_result is not None:
+        check_output(vllm_result)
+    if plot is not None:
+        from draftcast.scenarios.show.plots import check_plot
+
+        check_plot(plot, num_rates=len(rates_rps), compared=compared)
+    if out is not None:
+        from draftcast.scenarios.run.run_directory import check_target
+
+        check_target(out)
+    for key in spec.without_effect if spec is not None else ():
+        print(f"draftcast: note: engine.speculative_config.{key} has no effect on simulated time", file=sys.stderr)
+    with naming(question.scenario), progress_bar() as progress:
+        answer = compare_with_off(scenario, rates_rps, compare_off=compared, progress=progress, record_steps=steps)
+    single = answer.points[0] if not rates_rps else None
+    if out is not None:
+        _write(out, answer, single)
+    if plot is not None:
+        from draftcast.scenarios.show.plots import write_figure
+        from draftcast.scenarios.show.run_plots import comparison_figure
+
+        write_figure(comparison_figure(answer), plot)
+    if vllm_result is not None and single is not None:
+        from draftcast.scenarios.show.exports import json_bytes, vllm_bench_result
+
+        write_bytes(vllm_result, json_bytes(vllm_bench_result(scenario, single.on)))
+    if question.as_json:
+        print_json(single.on.summary | single.compared() if single is not None else answer.summary())
+    else:
+        _print_tables(scenario, answer, single)
+    if single is not None and single.own.state == "overloaded":
+        raise typer.Exit(UNSTABLE)
+    if single is not None and not single.own.has_figures:
+        raise typer.Exit(UNDECIDED)
+    if single is not None and single.on.slo_met is False:
+        raise typer.Exit(SLO_UNMET)
+
+
+def _print_tables(scenario: Scenario, answer: Comparison, single: Point | None) -> None:
+    from draftcast.scenarios.show import run_report as report
+    from draftcast.scenarios.show.tables import make_console
+
+    console = make_console()
+    if single is not None:
+        if single.verdict is not None:
+            console.print(single.verdict.sentence(report.load_words(scenario)))
+        console.print(report.run_table(scenario, single))
+        if status := report.status_line(single.on, single.own):
+            console.print(status)
+    else:
+        console.print(report.comparison_table(answer))
+        for line in report.comparison_lines(answer):
+            console.print(line)
+    for line in dict.fromkeys(line for point in answer.points for run in point.runs for line in report.note_lines(run)):
+        console.print(line)
+
+
+def _write(out: Path, answer: Comparison, single: Point | None) -> None:
+    """The setting's own run as it is; several rates as one directory whose tables say which run a row belongs to."""
+    import pandas as pd
+
+    from draftcast.scenarios.run.run_directory import write_run_directory
+
+    if single is not None:
+        parts: dict[str, Any] = {"manifest": single.on.manifest, "summary": single.on.summary | single.compared()}
+        write_run_directory(out, **parts, requests=single.on.requests, steps=single.on.steps)
+        return
+    tables: dict[str, list[pd.DataFrame]] = {"requests": [], "steps": []}
+    for point in answer.points:
+        for speculation, result in zip(("on", "off"), point.runs, strict=False):
+            labels = {"request_rate_rps": point.request_rate_rps, "speculation": speculation}
+            tables["requests"].append(result.requests.assign(**labels))
+            if result.steps is not None:
+                tables["steps"].append(result.steps.assign(**labels))
+    write_run_directory(
+        out,
+        manifest={**answer.points[0].on.manifest, "points": len(answer.points)},
+        summary=answer.summary(),
+        requests=pd.concat(tables["requests"], ignore_index=True),
+        steps=pd.concat(tables["steps"], ignore_index=True) if tables["steps"] else None,
+    )
+
+
+@option_groups
+def compare(
+    question: Question,
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B(KEY=VALUE),...",
+            help="Policies, the first being the baseline; also file.py:Class. Default: all the scenario allows.",
+        ),
+    ] = None,
+    metric: Metric = "e2e",
+) -> None:
+    """Compare draft-length policies on the same requests: paired differences, gap to the oracle, ranking with ties."""
+    from draftcast.errors import naming
+    from draftcast.scenarios.compare.policy_comparison import compare_policies
+    from draftcast.scenarios.show.recommend_report import policies_table, ranking_lines
+    from draftcast.scenarios.show.tables import make_console
+
+    scenario = question.load()
+    with naming(question.scenario), progress_bar() as progress:
+        answer = compare_policies(
+            scenario, [policies] if policies is not None else [], metric=metric, progress=progress
+        )
+    if question.as_json:
+        print_json(answer.summary())
+        return
+    console = make_console()
+    console.print(policies_table(answer))
+    for line in ranking_lines(answer):
+        console.print(line)

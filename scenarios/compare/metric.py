@@ -1,0 +1,59 @@
+"""The metrics by which settings are compared: one record for the verdict, recommend, cutover, policies and evidence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from draftcast.errors import InputError
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of a run and which direction of it is better.
+
+    Attributes:
+        figure: its name among the figures of a replication.
+        label: for sentences; ``short`` for the heading of a column, with ``unit``.
+        factor: from the figure's unit to ``unit``.
+        is_throughput: an open loop below its capacity completes what arrives, whatever the setting.
+    """
+
+    name: str
+    figure: str
+    less_is_better: bool
+    label: str
+    short: str
+    unit: str
+    factor: float = 1.0
+    is_throughput: bool = False
+
+    def values(self, replications: Sequence[Mapping[str, float]]) -> list[float]:
+        """The figure by replication; empty where it is undefined in one of them."""
+        values = [float(figures.get(self.figure, math.nan)) for figures in replications]
+        return values if all(map(math.isfinite, values)) else []
+
+
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("e2e", "mean_e2el_s", True, "mean end-to-end latency", "mean E2E", "s"),
+        Metric("tpot", "mean_tpot_s", True, "mean time per output token", "mean TPOT", "ms", 1e3),
+        Metric("token_goodput", "output_throughput", False, "token goodput", "token goodput", "tok/s", 1.0, True),
+        Metric("slo_goodput", "request_goodput", False, "SLO goodput", "SLO goodput", "req/s"),
+    )
+}
+# At equal GPUs the cost of a token is the inverse of the tokens delivered; the price decides what that is in money.
+COST = Metric("cost", "output_throughput", False, "output tokens per money", "tokens per money", "tok", 1.0, True)
+
+
+def metric_named(name: str) -> Metric:
+    """The metric of this name.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name not in METRICS:
+        raise InputError(f"unknown metric; choose from {', '.join(METRICS)}", key="metric", value=name)
+    return METRICS[name]

@@ -1,0 +1,222 @@
+"""What a capacity plan is asked: the target rate, the objectives, and the candidates to size.
+
+Unlike a scenario's ``slo`` (a share of the requests meets every bound), each objective (``ttft:p95<500ms``) stands for
+itself: a percentile, median or mean over all requests.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.errors import InputError
+from draftcast.scenarios.compare.candidate import OFF, Candidate, method_values, speculative_values
+from draftcast.scenarios.compare.price import Price
+from draftcast.scenarios.run.workload_spec import slos
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import with_values
+from draftcast.sim.output.metrics import LATENCIES, PERCENTILES
+from draftcast.sim.statistics.intervals import Estimate
+from draftcast.sim.workload.arrivals import TraceArrivals
+from draftcast.sim.workload.traces import load_trace
+
+STATISTICS = ("mean", "median", *(f"p{percentile}" for percentile in PERCENTILES))
+_OTHER_NAMES = {"e2e": "e2el", "queue": "queue_time"}
+_UNITS = {"ms": 1e-3, "s": 1.0}
+_OBJECTIVE = re.compile(r"(?P<metric>\w+):(?P<statistic>\w+)<=?(?P<limit>[\d.eE+-]+)(?P<unit>ms|s)")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The largest allowed value of one latency figure of a run (``metric`` of `LATENCIES`, ``statistic``)."""
+
+    metric: str
+    statistic: str
+    limit_s: float
+
+    @property
+    def figure(self) -> str:
+        """Its name among the figures of a run."""
+        return f"{self.statistic}_{self.metric}_s"
+
+    @property
+    def label(self) -> str:
+        """As it was written: ``ttft:p95<500ms``."""
+        return f"{self.metric}:{self.statistic}<{1e3 * self.limit_s:g}ms"
+
+    def ratio(self, figures: Mapping[str, Estimate]) -> float:
+        """The figure over its limit: met up to 1; NaN where the run has no such figure."""
+        found = figures.get(self.figure)
+        return found.mean / self.limit_s if found is not None else float("nan")
+
+
+def parse_objectives(text: str, place: str = "--slo") -> tuple[Objective, ...]:
+    """The objectives of an SLO string.
+
+    Args:
+        text: ``metric:statistic<limit`` with a unit, separated by semicolons or commas.
+        place: for errors, where it was given.
+
+    Raises:
+        InputError: another form, an unknown metric or statistic, a limit that is not above 0, one figure twice.
+    """
+    found: list[Objective] = []
+    for part in re.split(r"[;,]", text):
+        words = "".join(part.split())
+        if not words:
+            continue
+        matched = _OBJECTIVE.fullmatch(words)
+        if matched is None:
+            raise InputError("must look like ttft:p95<500ms;tpot:p95<30ms (unit ms or s)", file=place, value=part)
+        metric = _OTHER_NAMES.get(matched["metric"], matched["metric"])
+        for name, given, known in (("metric", metric, LATENCIES), ("statistic", matched["statistic"], STATISTICS)):
+            if given not in known:
+                raise InputError(f"unknown {name} {given}; choose from {', '.join(known)}", file=place, value=part)
+        try:
+            limit_s = float(matched["limit"]) * _UNITS[matched["unit"]]
+        except ValueError:
+            limit_s = float("nan")
+        if not 0 < limit_s < float("inf"):
+            raise InputError("the limit must be a number above 0", file=place, value=part)
+        objective = Objective(metric, matched["statistic"], limit_s)
+        if objective.figure in [other.figure for other in found]:
+            raise InputError(f"{metric}:{objective.statistic} is given twice", file=place, value=text)
+        found.append(objective)
+    if not found:
+        raise InputError("holds no objective; e.g. ttft:p95<500ms;tpot:p95<30ms", file=place, value=text)
+    return tuple(found)
+
+
+GIVEN = "given"
+"""The scenario's own speculation as a method; `OFF` is none. Any other is a mapping with its own acceptance."""
+Method = str | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PlanQuestion:
+    """What to size, and for what.
+
+    Attributes:
+        scenario: workload, acceptance, engine; its number of requests is what one replica is judged by.
+        rate_rps: target; None: the scenario's own mean rate (of a trace: the trace's).
+        objectives: of `parse_objectives`; none: the scenario's ``slo``.
+        hardware, tensor_parallel_sizes: candidates; none: the scenario's own.
+        methods: `GIVEN`, `OFF`, or ``{"speculative_config": {...}, "acceptance": {...}}``; none: off, and the given one
+            where there is one.
+        prices: by device; with them the least cost comes first, and every candidate's device needs one.
+        headroom: share beyond the target that must still meet the objectives, e.g. 0.2.
+        spare: replicas that may fail: the others alone must meet the objectives (1: "N+1").
+        max_gpus: a candidate that needs more is infeasible.
+        tolerance: relative width of the bracket of the largest rate.
+
+    Raises:
+        InputError: no SLO, or a number out of its range.
+    """
+
+    scenario: Scenario
+    rate_rps: float | None = None
+    objectives: Sequence[Objective] = ()
+    hardware: Sequence[str] = ()
+    tensor_parallel_sizes: Sequence[int] = ()
+    methods: Sequence[Method] = ()
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    headroom: float = 0.0
+    spare: int = 0
+    max_gpus: int = 1024
+    tolerance: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not self.objectives and not slos(self.scenario):
+            raise InputError("required: objectives such as ttft:p95<500ms, or an slo in the scenario", key="slo")
+        for key, low, high, allowed in (
+            ("headroom", 0.0, 10.0, "must be from 0 to 10 (0.2: 20 %)"),
+            ("spare", 0, 100, "must be from 0 to 100 replicas"),
+            ("max_gpus", 1, 1024, "must be from 1 to 1024"),
+            ("tolerance", 0.001, 0.5, "must be from 0.001 to 0.5"),
+        ):
+            if not low <= getattr(self, key) <= high:
+                raise InputError(allowed, key=key, value=getattr(self, key))
+
+    def target_rps(self) -> float:
+        """The target rate.
+
+        Raises:
+            InputError: not above 0 and finite, or arrivals without a single rate.
+        """
+        target = mean_rate(self.scenario) if self.rate_rps is None else self.rate_rps
+        if not 0.0 < target < math.inf:
+            raise InputError("must be above 0 and finite, in requests per second", key="rate", value=target)
+        return target
+
+
+def candidates(
+    scenario: Scenario, hardware: Sequence[str] = (), sizes: Sequence[int] = (), methods: Sequence[Method] = ()
+) -> tuple[Candidate, ...]:
+    """Every device with every tensor parallelism and every method.
+
+    Raises:
+        InputError: an unknown device, a bad method, or a setting of the scenario that holds for one device only.
+    """
+    methods = methods or ([OFF, GIVEN] if scenario.speculative_config is not None else [OFF])
+    own = load_hardware(scenario.hardware)
+    variants = []
+    for name in hardware or (scenario.hardware,):
+        device = load_hardware(name)
+        for size in sizes or (scenario.engine.tensor_parallel_size,):
+            elsewhere = device.name != own.name or size != scenario.engine.tensor_parallel_size
+            if elsewhere and scenario.engine.num_gpu_blocks is not None:
+                raise InputError(
+                    "is the memory of one device and tensor parallelism; take it away to compare others",
+                    key="engine.num_gpu_blocks",
+                    value=scenario.engine.num_gpu_blocks,
+                )
+            values: dict[str, Any] = {"hardware": name, "engine.tensor_parallel_size": size}
+            if device.name != own.name and scenario.profile != "default":
+                values["profile"] = None  # a profile is of one device; another takes its own
+            for number, method in enumerate(methods):
+                changes = values | _method_values(scenario, method, size, f"method {number + 1}")
+                candidate = Candidate("", with_values(scenario, changes))
+                variants.append(Candidate(f"{device.name} tp {size} {candidate.method}", candidate.scenario))
+    return tuple(variants)
+
+
+def mean_rate(scenario: Scenario) -> float:
+    """Requests per second of the scenario's own arrivals.
+
+    Raises:
+        InputError: closed-loop or piecewise arrivals, or a trace without times.
+    """
+    arrivals = scenario.workload.arrivals
+    rate = getattr(arrivals, "request_rate_rps", None)
+    if rate is not None:
+        return float(rate)
+    if not isinstance(arrivals, TraceArrivals):
+        raise InputError(
+            f"{arrivals.process} arrivals have no single rate; give a target rate", key="workload.arrivals.process"
+        )
+    gap_s = load_trace(arrivals).mean_gap_s * arrivals.time_scale
+    if not gap_s > 0.0:
+        raise InputError("all its requests arrive at once: there is no rate to plan for", file=arrivals.path)
+    return 1.0 / gap_s
+
+
+def _method_values(scenario: Scenario, method: Method, size: int, place: str) -> dict[str, Any]:
+    if method == OFF:
+        return {"engine.speculative_config": None, "policy": None}
+    if method == GIVEN:
+        if scenario.speculative_config is None:
+            raise InputError("the scenario has no speculation", file=place, value=GIVEN)
+        values: dict[str, Any] = {"engine.speculative_config": speculative_values(scenario)}
+    elif isinstance(method, str):
+        raise InputError(f"must be {OFF}, {GIVEN} or a mapping", file=place, value=method)
+    else:
+        values = {"policy": None} | method_values(method, place)
+    config = values["engine.speculative_config"]
+    # vLLM allows the draft 1 or the target's degree; one that was the target's goes with it.
+    if config.get("draft_tensor_parallel_size") not in (None, 1):
+        config["draft_tensor_parallel_size"] = size
+    return values

@@ -1,0 +1,180 @@
+"""A simulation as text: the table of one run, that of several rates, and the sentences under them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from draftcast.scenarios.compare.comparison import Comparison, Point
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.show.tables import make_table, show, title
+
+if TYPE_CHECKING:
+    from draftcast.scenarios.compare.verdict import Side
+    from draftcast.scenarios.run.simulate import RunResult
+
+COMPARED = (
+    ("TTFT ms", "mean_ttft_s", 1e3),
+    ("TPOT ms", "mean_tpot_s", 1e3),
+    ("E2E s", "mean_e2el_s", 1.0),
+    ("token goodput tok/s", "output_throughput", 1.0),
+)
+ONE_RUN = (
+    ("request throughput", "request_throughput", 1.0, "req/s"),
+    ("SLO goodput", "request_goodput", 1.0, "req/s"),
+    ("SLO attainment", "slo_attainment", 1e2, "%"),
+    ("token goodput", "output_throughput", 1.0, "tok/s"),
+    ("mean TTFT", "mean_ttft_s", 1e3, "ms"),
+    ("p99 TTFT", "p99_ttft_s", 1e3, "ms"),
+    ("mean TPOT", "mean_tpot_s", 1e3, "ms"),
+    ("p99 TPOT", "p99_tpot_s", 1e3, "ms"),
+    ("p99 ITL", "p99_itl_s", 1e3, "ms"),
+    ("mean E2E", "mean_e2el_s", 1.0, "s"),
+    ("p99 E2E", "p99_e2el_s", 1.0, "s"),
+    ("mean acceptance length", "mean_acceptance_length", 1.0, "tokens, bonus included"),
+    ("preemptions", "preemptions", 1.0, ""),
+    ("prefix cache hit rate", "prefix_cache_hit_rate", 1e2, "%"),
+)
+ENGINE = (
+    ("KV cache", "kv_cache_tokens", "tokens"),
+    ("KV lost to speculation", "kv_blocks_lost_to_speculation", "blocks"),
+    ("concurrency of mean requests", "max_concurrency", "requests"),
+    ("concurrency lost to speculation", "concurrency_lost_to_speculation", "requests"),
+)
+ORIGINS = ("measured", "interpolated", "extrapolated")
+SHARES = (
+    ("queue", "queue"),
+    ("prefill", "prefill"),
+    ("draft", "draft"),
+    ("verify", "verify"),
+    ("rejected", "rejected work"),
+    ("host", "host"),
+    ("kv_pressure", "kv pressure"),
+)
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """One row per rate, or one without and one with speculation; half widths of the intervals behind ±."""
+    compared = any(point.off is not None for point in comparison.points)
+    figures = [name for name, _, _ in COMPARED]
+    rows = [["req/s", "SD", *figures, "advantage", "verdict"] if compared else ["req/s", *figures, "verdict"]]
+    sections = []
+    for point in comparison.points:
+        rate = "-" if point.request_rate_rps is None else f"{point.request_rate_rps:g}"
+        off, on = (
+            [show(point.figures(side).get(key), factor) for _, key, factor in COMPARED] for side in ("off", "on")
+        )
+        if not compared or point.verdict is None:
+            rows.append([rate, *on, point.word])
+            continue
+        advantage = f"{show(point.advantage)} x" if point.advantage is not None else "-"
+        rows += [[rate, "off", *off, "", point.verdict.why], ["", "on", *on, advantage, point.word]]
+        sections.append(len(rows) - 2)
+    return make_table(rows, title=title(comparison.scenario), sections=sections)
+
+
+def comparison_lines(comparison: Comparison) -> list[str]:
+    """What stands under `comparison_table`: the advantage explained, the cutover, the capacities."""
+    lines = []
+    if any(point.off is not None for point in comparison.points):
+        statistics = comparison.scenario.statistics
+        lines.append(
+            "advantage: mean E2E latency without speculation / with it, same requests; above 1 it is faster with. "
+            f"± is half the {statistics.confidence:.0%} interval of {statistics.replications} replications."
+        )
+        if len(comparison.points) > 1:
+            lines.append(cutover_line(comparison))
+    capacity = capacity_line(comparison)
+    return [*lines, capacity] if capacity else lines
+
+
+def cutover_line(comparison: Comparison) -> str:
+    """What the simulated rates say about the cutover, in a few sentences."""
+    cut = comparison.cutover
+    if cut is None:
+        return "Cutover: not searched (it needs --rates)."
+    level = f"{cut.confidence:.0%}"
+    rated = [(p.request_rate_rps, p.word) for p in comparison.points if p.request_rate_rps is not None]
+    above, below = cut.above, cut.below
+    if cut.kind == "crosses":
+        first, last = cut.gap
+        rises = "" if cut.falls else "; speculation costs below, pays above"
+        text = f"Cutover: between {first:g} and {last:g} req/s ({level} at each rate){rises}."
+    elif above is not None and below is not None:
+        text = "Cutover: more than one; significantly faster and significantly slower rates alternate."
+    elif above is not None:
+        every = "at every simulated rate" if above[1] == rated[-1][0] else "at every rate that can be compared"
+        text = f"Cutover: none seen; speculation pays {every}, up to {above[1]:g} req/s ({level} at each)."
+    elif below is not None:
+        text = f"Cutover: none seen; speculation pays at no rate, costs from {below[0]:g} req/s on."
+    else:
+        text = "Cutover: cannot tell; at no simulated rate is speculation significantly faster or slower."
+    overloaded = [rate for rate, verdict in rated if verdict == "overloaded"]
+    if overloaded:
+        text += f" From {min(overloaded):g} req/s on both sides are overloaded."
+    undecided = [f"{rate:g}" for rate, verdict in rated if verdict in ("too close to call", "not settled")]
+    if undecided:
+        text += f" Undecided: {', '.join(undecided)} req/s; more requests may decide them."
+    return text
+
+
+def capacity_line(comparison: Comparison) -> str:
+    """What the cluster completes at most, on and off; empty where that is not known."""
+    names = {"on": "with speculation" if comparison.points[0].verdict is not None else "", "off": "without"}
+    sides = comparison.capacities.items()
+    known = [f"{show(capacity)} req/s {names[which]}".rstrip() for which, capacity in sides if capacity is not None]
+    return f"Saturated, the cluster completes {', '.join(known)}." if known else ""
+
+
+def load_words(scenario: Scenario) -> str:
+    """The load, as a sentence ends with it."""
+    arrivals = scenario.workload.arrivals
+    if arrivals.process == "closed_loop":
+        return f"with {arrivals.concurrency} clients"
+    rate = getattr(arrivals, "request_rate_rps", None)
+    return f"at {rate:g} req/s" if rate is not None else "under this load"
+
+
+def run_table(scenario: Scenario, point: Point) -> Table:
+    """The figures of one load and where the time went; beside them, when compared, those without speculation."""
+    level = f"mean ±{scenario.statistics.confidence:.0%} half width"
+    columns = [point.figures(side) for side in ("on", "off")[: len(point.runs)]]
+    sides = ("with speculation ", "without ") if len(columns) > 1 else ("",)
+    rows, sections = [["figure", *(f"{side}{level}" for side in sides), "unit"]], []
+    origins = [(f"device time {origin}", f"share_device_time_{origin}", 1e2, "%") for origin in ORIGINS]
+    shares = [(f"where time goes: {label}", f"share_time_{name}", 1e2, "%") for name, label in SHARES]
+    for section in (ONE_RUN, origins, shares):
+        for name, key, factor, unit in section:
+            if any(key in figures and not math.isnan(figures[key].mean) for figures in columns):
+                rows.append([name, *(show(figures.get(key), factor) for figures in columns), unit])
+        sections.append(len(rows) - 2)
+    for name, key, unit in ENGINE:
+        rows.append([name, *(f"{run.summary['engine'][key]:,.0f}" for run in point.runs), unit])
+    caption = "Rejected work: the time of each step less its time without the rejected rows and their drafts."
+    speculates = scenario.speculative_config is not None
+    return make_table(rows, title=title(scenario), caption=caption if speculates else "", sections=sections)
+
+
+def status_line(result: RunResult, own: Side) -> str:
+    """Stability and SLO in one sentence; empty when there is nothing to say."""
+    if own.state == "overloaded":
+        most = f" It completes at most {show(own.capacity.estimate)} req/s." if own.capacity is not None else ""
+        return "OVERLOADED: the queue grows, so there is no steady state and no latency to show." + most
+    slo = " Whether the SLO is met cannot be told." if result.summary["slo_asked"] else ""
+    if own.state == "at capacity" and own.capacity is not None:
+        return f"AT CAPACITY: the cluster completes at most {show(own.capacity.estimate)} req/s." + slo
+    if not own.has_figures:
+        return (
+            "NOT SETTLED: the run did not reach a steady state; more requests will tell whether the load is too high "
+            "or the run too short." + slo
+        )
+    if result.slo_met is None:
+        return ""
+    return "SLO met." if result.slo_met else "SLO NOT MET."
+
+
+def note_lines(result: RunResult) -> list[str]:
+    """What a reader must know before trusting the figures, one line each."""
+    return [f"note: {note}" for note in result.summary.get("notes", [])]

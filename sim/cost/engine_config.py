@@ -1,0 +1,134 @@
+"""One replica's engine under vLLM's names: the record that step cost, memory and scheduler are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftcast.errors import ScenarioError
+from draftcast.kernels.model.dtypes import activation_bytes, kv_dtype, weight_dtype
+from draftcast.sim.cost.methods import METHODS, Method
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The engine's flags, resolved: nothing is left to a default that depends on model or device.
+
+    Attributes:
+        method: what drafts; of a tree method with its width and nodes.
+        num_speculative_tokens: the configured k, of a tree its depth; 0 with method ``none``.
+        is_dynamic: drafts vary by a schedule or policy, so one-token admissions are not padded.
+        num_gpu_blocks: vLLM's null block among them; 0: as many as fit into memory.
+        max_num_scheduled_tokens: 0: ``max_num_batched_tokens``.
+        async_scheduling: None: as the method is run by default.
+        weight_dtype, draft_weight_dtype: bf16, fp16, fp32, fp8, int4 or mxfp4.
+        kv_dtype, draft_kv_dtype: bf16, fp16, fp32 or fp8; ``auto`` is the activations' format.
+        draft_tensor_parallel_size, draft_weight_dtype, draft_kv_dtype: the target's where left out, but 16-bit weights
+            where the target is quantised, as published heads and small drafts are.
+        sliding_window: of the target, 0: none.
+        max_cudagraph_capture_size, cudagraph_capture_sizes: None: vLLM's defaults, see `capture_sizes`.
+        disable_eagle_block_drop: EAGLE family: keep the last block of a prefix hit.
+    """
+
+    method: Method = METHODS["none"]
+    num_speculative_tokens: int = 0
+    is_dynamic: bool = False
+    tensor_parallel_size: int = 1
+    draft_tensor_parallel_size: int = 0
+    weight_dtype: str = "bf16"
+    draft_weight_dtype: str = ""
+    kv_dtype: str = "auto"
+    draft_kv_dtype: str = ""
+    max_model_len: int = 8192
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_num_scheduled_tokens: int = 0
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.92
+    num_gpu_blocks: int = 0
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    watermark: float = 0.0
+    scheduling_policy: str = "fcfs"
+    async_scheduling: bool | None = None
+    enforce_eager: bool = False
+    max_cudagraph_capture_size: int | None = None
+    cudagraph_capture_sizes: tuple[int, ...] | None = None
+    sliding_window: int = 0
+    disable_eagle_block_drop: bool = False
+
+    def __post_init__(self) -> None:
+        """Fill what follows from other fields.
+
+        Raises:
+            ScenarioError: a number out of range.
+            ModelError: an unknown number format.
+        """
+        target = weight_dtype(self.weight_dtype)
+        draft_default = target if target in ("fp32", "bf16", "fp16") else "bf16"
+        kv = _kv_dtype(self.kv_dtype, target)
+        resolved = {
+            "weight_dtype": target,
+            "kv_dtype": kv,
+            "draft_weight_dtype": weight_dtype(self.draft_weight_dtype or draft_default),
+            "draft_kv_dtype": _kv_dtype(self.draft_kv_dtype or kv, target),
+            "draft_tensor_parallel_size": self.draft_tensor_parallel_size or self.tensor_parallel_size,
+            "max_num_scheduled_tokens": self.max_num_scheduled_tokens or self.max_num_batched_tokens,
+            "async_scheduling": self.method.is_async if self.async_scheduling is None else self.async_scheduling,
+        }
+        for name, value in resolved.items():
+            object.__setattr__(self, name, value)
+        for name in (
+            "tensor_parallel_size",
+            "draft_tensor_parallel_size",
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "max_model_len",
+        ):
+            _check_at_least(name, getattr(self, name), 1)
+        _check_at_least("num_speculative_tokens", self.num_speculative_tokens, 1 if self.method.drafts else 0)
+        if not self.method.drafts and self.num_speculative_tokens:
+            raise ScenarioError(
+                "must be 0 without a method", key="num_speculative_tokens", value=self.num_speculative_tokens
+            )
+
+    @property
+    def max_drafts(self) -> int:
+        """The most drafts that a request verifies in a step: k, or the nodes of a tree."""
+        return self.method.verify_nodes(self.num_speculative_tokens)
+
+    @property
+    def slots(self) -> int:
+        """Input rows that the method adds per request."""
+        return self.method.slots(self.num_speculative_tokens)
+
+    @property
+    def lookahead(self) -> int:
+        """KV slots reserved past the scheduled tokens."""
+        return self.method.lookahead(self.num_speculative_tokens)
+
+    @property
+    def tree_depth(self) -> int:
+        """Draft passes behind the verified nodes of a tree, 0: a chain."""
+        return self.num_speculative_tokens if self.method.is_tree else 0
+
+    @property
+    def pads_single_tokens(self) -> bool:
+        """Whether one-token admissions are padded to all rows of a round."""
+        return not self.is_dynamic and self.max_drafts > 0
+
+    @property
+    def drops_last_hit(self) -> bool:
+        """Whether the last block of a prefix hit is computed again."""
+        return self.method.drops_last_prefix_block and not self.disable_eagle_block_drop
+
+
+def _check_at_least(key: str, value: int, low: int) -> None:
+    if value < low:
+        raise ScenarioError(f"must be at least {low}", key=key, value=value)
+
+
+def _kv_dtype(name: str, dtype: str) -> str:
+    if name != "auto":
+        return kv_dtype(name)
+    return "fp32" if activation_bytes(dtype) == 4.0 else "bf16"

@@ -1,1 +1,0 @@
-"""Compiled draft-length rules, a file per family; ``draftcast.sim.engine.decide`` picks the one in force."""

@@ -1,0 +1,210 @@
+"""Where compiled code and a Python policy meet: the batch is shown in arrays of its own, the decision taken from one.
+
+Reading structured arrays from Python one field at a time would take longer than the step. ``policy.order`` holds
+``N_SHOWN_SCALARS`` numbers and then the columns, one number per batch entry each; ``policy.scratch`` two floats and
+then each entry's acceptance so far; ``policy.table`` the decision: drafts to verify by batch entry, then drafts to
+make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from draftcast.errors import ScenarioError
+from draftcast.sim.acceptance import has_confidence, survivals
+from draftcast.sim.compiled.borrowed import borrowed
+from draftcast.sim.cost.step_time import decode_step_seconds
+from draftcast.sim.state.engine import Engine
+
+Ints = NDArray[np.int64]
+Lengths = int | Sequence[int] | NDArray[np.integer[Any]]
+"""One number for all scheduled requests, or one each."""
+NEEDS_CONFIDENCE = (
+    "the policy goes by the draft's confidence: say how well that tells accepted drafts from rejected ones, 0 (not at "
+    "all) to 1 (surely), as the mean confidence of accepted drafts less that of rejected ones"
+)
+
+SHOWN_SIZE, SHOWN_WAITING, SHOWN_K, N_SHOWN_SCALARS = 0, 1, 2, 3
+SHOWN_NOW_S, SHOWN_KV_USAGE, N_SHOWN_FLOATS = 0, 1, 2
+(
+    SHOWN_REQUEST,
+    SHOWN_OUTPUTS,
+    SHOWN_CONTEXT,
+    SHOWN_DRAFTS,
+    SHOWN_IS_PREFILL,
+    SHOWN_FUTURE,
+    N_SHOWN,
+) = range(7)
+
+
+@njit(cache=True)
+def show_batch(ref: Engine, slot: int) -> None:
+    """Write what a policy may see of the batch in ``slot``."""
+    s = borrowed(ref)
+    e = s.engine[0]
+    c = s.config[0]
+    shown = s.policy.order
+    entries = s.entries[slot]
+    size = s.batch[slot].size
+    shown[SHOWN_SIZE] = size
+    shown[SHOWN_WAITING] = e.num_waiting
+    shown[SHOWN_K] = c.max_drafts
+    s.policy.scratch[SHOWN_NOW_S] = e.host_s
+    s.policy.scratch[SHOWN_KV_USAGE] = 1.0 - e.free_blocks / max(c.num_gpu_blocks - 1, 1)
+    stride = size
+    for j in range(size):
+        x = entries[j]
+        r = s.requests[x.request]
+        at = N_SHOWN_SCALARS + j
+        shown[at + SHOWN_REQUEST * stride] = x.request
+        shown[at + SHOWN_OUTPUTS * stride] = r.tokens - r.prompt
+        shown[at + SHOWN_CONTEXT * stride] = x.computed + x.tokens
+        shown[at + SHOWN_DRAFTS * stride] = x.drafts
+        shown[at + SHOWN_IS_PREFILL * stride] = x.is_chunk
+        shown[at + SHOWN_FUTURE * stride] = r.future
+        s.policy.scratch[N_SHOWN_FLOATS + j] = r.accepted / r.draft_tokens if r.draft_tokens > 0 else np.nan
+
+
+@njit(cache=True)
+def take_decision(ref: Engine, slot: int) -> None:
+    """Fill ``next_drafts`` and ``drafted`` from the table, cut to 0..k; as many are made as are verified, or more."""
+    s = borrowed(ref)
+    entries = s.entries[slot]
+    k = s.config[0].max_drafts
+    lengths = s.policy.table
+    stride = entries.size
+    for j in range(s.batch[slot].size):
+        x = entries[j]
+        x.next_drafts = 0
+        x.drafted = 0
+        if not x.is_chunk:
+            x.next_drafts = min(max(lengths[j], 0), k)
+            x.drafted = max(x.next_drafts, min(lengths[stride + j], k))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a policy wants of a step: how many drafts each request verifies in the next one, and how many are made.
+
+    Usually the same, and then a plain number or list will do. A policy that drafts first and picks afterwards
+    (TETRIS, DSpark) pays for more than it verifies.
+    """
+
+    verify: Lengths
+    make: Lengths | None = None  # None: as many as are verified; never fewer than that
+
+
+class Batch:
+    """What a Python policy sees of the step being scheduled; arrays have one entry per scheduled request.
+
+    ``outputs`` and ``acceptance`` are as of the last output that is in: under asynchronous scheduling the step in
+    flight is not known yet. A batch may be kept: it does not change.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        # One copy of all that is shown; a column is only made into an array when the policy asks for it.
+        policy = engine.policy
+        self._engine = engine
+        self.num_seqs: int
+        """Requests scheduled."""
+        self.waiting: int
+        """Requests in the queue."""
+        self.k: int
+        """num_speculative_tokens, the most a request may draft; of a tree the nodes verified."""
+        self.num_seqs, self.waiting, self.k = policy.order[:N_SHOWN_SCALARS].tolist()
+        self._columns: Ints = policy.order[: N_SHOWN_SCALARS + N_SHOWN * self.num_seqs].copy()
+        self._floats: NDArray[np.float64] = policy.scratch[: N_SHOWN_FLOATS + self.num_seqs].copy()
+
+    @property
+    def now_s(self) -> float:
+        """When the step is scheduled."""
+        return float(self._floats[SHOWN_NOW_S])
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of KV blocks in use."""
+        return float(self._floats[SHOWN_KV_USAGE])
+
+    @cached_property
+    def request(self) -> Ints:
+        """Row in the request table."""
+        return self._column(SHOWN_REQUEST)
+
+    @cached_property
+    def outputs(self) -> Ints:
+        """Output tokens delivered."""
+        return self._column(SHOWN_OUTPUTS)
+
+    @cached_property
+    def context(self) -> Ints:
+        """Tokens in the KV cache after this step."""
+        return self._column(SHOWN_CONTEXT)
+
+    @cached_property
+    def drafts(self) -> Ints:
+        """Drafts verified in this step."""
+        return self._column(SHOWN_DRAFTS)
+
+    @cached_property
+    def is_prefill(self) -> NDArray[np.bool_]:
+        """A chunk that is not the prompt's last: drafts nothing."""
+        return self._column(SHOWN_IS_PREFILL).astype(np.bool_)
+
+    @cached_property
+    def acceptance(self) -> NDArray[np.float64]:
+        """Accepted / drafted of each request so far, NaN before its first round."""
+        return self._floats[N_SHOWN_FLOATS:]
+
+    def _column(self, number: int) -> Ints:
+        start = N_SHOWN_SCALARS + number * self.num_seqs
+        return self._columns[start : start + self.num_seqs]
+
+    @cached_property
+    def survival(self) -> NDArray[np.float64]:
+        """The draft's forecast that its first j+1 drafts of the next round are all accepted, shape [num_seqs, k].
+
+        Products of per-token confidences (see ``draftcast.sim.acceptance.confidence``); of a tree, by level.
+
+        Raises:
+            ScenarioError: the scenario's acceptance has no ``confidence_discrimination``.
+        """
+        acceptance = self._engine.acceptance
+        if not has_confidence(acceptance):
+            raise ScenarioError(NEEDS_CONFIDENCE, key="acceptance.confidence_discrimination")
+        out = np.empty((self.num_seqs, int(self._engine.config[0]["tree_depth"]) or self.k))
+        survivals(acceptance, self.request, self._column(SHOWN_FUTURE), out)
+        return out
+
+    def step_seconds(self, k: int, num_seqs: int | None = None, mean_context: float | None = None) -> float:
+        """Forecast duration of a decode step in which each of ``num_seqs`` requests verifies and makes k drafts."""
+        seqs = self.num_seqs if num_seqs is None else num_seqs
+        context = float(self.context.mean()) if mean_context is None else mean_context
+        return float(decode_step_seconds(self._engine.cost, seqs, k, context))
+
+
+def write_decision(s: Engine, size: int, decision: Any, source: str) -> None:
+    """Hand a policy's decision on ``size`` scheduled requests to the engine.
+
+    Raises:
+        ScenarioError: neither a whole number, nor one for each scheduled request, nor a `Decision` of such; names
+            ``source``.
+    """
+    table = s.policy.table
+    half = table.size // 2
+    verify, make = (decision.verify, decision.make) if isinstance(decision, Decision) else (decision, None)
+    for drafts, into in ((verify, table[:size]), (0 if make is None else make, table[half : half + size])):
+        lengths = np.asarray(drafts)
+        if lengths.dtype.kind not in "iu" or lengths.shape not in ((), into.shape):
+            raise ScenarioError(
+                f"must return a whole number, or one for each of the {size} scheduled requests",
+                key=source,
+                value=drafts,
+            )
+        into[:] = lengths

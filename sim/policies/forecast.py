@@ -1,0 +1,105 @@
+"""What rules ask about the step to come: levels of a round, and how long a decode step would take."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from draftcast.sim.compiled.borrowed import borrowed
+from draftcast.sim.cost.step_time import fill_decode, fill_times
+from draftcast.sim.state.engine import Engine
+
+
+@njit(cache=True, forceinline=True)
+def draft_levels(ref: Engine, drafts: int) -> int:
+    """Drafts one after the other in a round of ``drafts``: of a tree its levels, of which a path holds one each."""
+    c = borrowed(ref).config[0]
+    if c.tree_depth == 0:
+        return drafts
+    return int(min(-(-drafts * c.tree_depth // max(c.max_drafts, 1)), drafts))
+
+
+@njit(cache=True)
+def device_seconds(
+    ref: Engine, seqs: int, verified: float, drafting: int, made: int, passes: int, context: float
+) -> float:
+    """Device seconds of a decode step of ``seqs`` requests that verifies drafts and makes new ones.
+
+    Args:
+        ref: the engine; its features and times serve as scratch space, which `commit` fills anew.
+        seqs: requests, each with one row besides its drafts.
+        verified: draft rows of all requests together.
+        drafting: requests for which drafts are made.
+        made: drafts made for all of them together.
+        passes: the most drafts made for one request; of a tree its levels.
+        context: tokens in the KV cache before the step, of all requests together; drafts count as spread evenly.
+    """
+    s = borrowed(ref)
+    c = s.config[0]
+    f = s.features[0]
+    t = s.times[0]
+    rows = seqs + verified
+    kv = context + rows
+    mean_kv = kv / seqs
+    fill_decode(f, float(c.sliding_window), float(seqs), rows, kv, mean_kv)
+    if made > 0:
+        f.draft_seqs = drafting
+        f.draft_tokens = made
+        f.draft_passes = passes
+        f.draft_kv = drafting * mean_kv
+        if c.proposes_on_host:
+            f.propose_tokens = f.draft_kv
+    fill_times(s.cost, f, 1.0, t)
+    return float(t.draft_s + t.target_s + t.sample_s)
+
+
+@njit(cache=True, forceinline=True)
+def host_terms(ref: Engine) -> tuple[float, float]:
+    """The host's part in the step last asked for, as `with_host` takes it: seconds to add, and the least there are."""
+    s = borrowed(ref)
+    host_s = float(s.times[0].host_s)
+    if s.cost.params[0].host_hides and s.config[0].async_scheduling:
+        return 0.0, host_s
+    return host_s, 0.0
+
+
+@njit(cache=True, forceinline=True)
+def with_host(device_s: float, host: tuple[float, float]) -> float:
+    """Seconds of a step whose device takes ``device_s``: host time hides behind it where it may."""
+    seconds = device_s + host[0]
+    return seconds if seconds > host[1] else host[1]
+
+
+@njit(cache=True)
+def undrafted_seconds(ref: Engine, slot: int, drafting: int, made: int, passes: int) -> float:
+    """Device seconds of a decode step of the batch's drafting requests that verifies none and makes drafts.
+
+    Fills ``policy.row_s`` too. ``passes`` as in `device_seconds`.
+    """
+    s = borrowed(ref)
+    fill_row_seconds(ref)
+    entries = s.entries[slot]
+    context = 0.0
+    for j in range(s.batch[slot].size):
+        if not entries[j].is_chunk:
+            context += entries[j].computed + entries[j].tokens
+    return device_seconds(ref, drafting, 0.0, drafting, made, passes, context)
+
+
+@njit(cache=True)
+def fill_row_seconds(ref: Engine) -> None:
+    """Fill ``policy.row_s`` once: linear layers to sampler by rows, CUDA-graph padding in them."""
+    s = borrowed(ref)
+    row_s = s.policy.row_s
+    if row_s[0] == row_s[0]:
+        return
+    cost = s.cost
+    p = cost.params[0]
+    for rows in range(row_s.size):
+        if p.affine:
+            row_s[rows] = p.fit_row_s * rows
+            continue
+        i = min(rows, cost.target.shape[0] - 1)
+        j = min(rows, cost.logits.shape[0] - 1)
+        row_s[rows] = 0.0
+        for origin in range(3):
+            row_s[rows] += cost.target[i, origin] + cost.logits[j, origin]

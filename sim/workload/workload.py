@@ -1,0 +1,112 @@
+"""What arrives, as a scenario says it: arrivals or a trace, token counts, request classes and their objectives.
+
+The records are validated where they are read from a file and used by the simulator as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from draftcast.frozen import Duration, Frozen, NonEmpty, Positive, Probability, wrong
+from draftcast.sim.acceptance.sections import Acceptance, TraceAcceptance
+from draftcast.sim.workload.arrivals import MAX_REQUESTS, Arrivals, ClosedLoopArrivals, TraceArrivals
+from draftcast.sim.workload.lengths import Lengths
+from draftcast.sim.workload.traces import TraceSpec
+from draftcast.sim.workload.traces.formats import RECORD
+
+
+class Slo(Frozen):
+    """Objectives with the names and units of ``vllm bench serve --goodput``; None: no such objective.
+
+    A request is good when it meets every given bound; the run meets its SLO when ``attainment`` of requests are.
+    """
+
+    ttft_ms: Positive | None = None
+    tpot_ms: Positive | None = None
+    e2el_ms: Positive | None = None
+    attainment: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.99
+
+    @model_validator(mode="after")
+    def _has_a_bound(self) -> Self:
+        if self.ttft_ms is None and self.tpot_ms is None and self.e2el_ms is None:
+            raise wrong("ttft_ms", None, "give at least one of ttft_ms, tpot_ms, e2el_ms")
+        return self
+
+
+class RequestClass(Frozen):
+    """A share of the requests with its own lengths, acceptance, SLO or priority; None takes the scenario's."""
+
+    name: NonEmpty
+    share: Probability
+    lengths: Lengths | None = None
+    acceptance: Acceptance | None = None
+    slo: Slo | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+
+    @property
+    def record(self) -> str:
+        """Which recorded acceptance is read along with the requests of a ``specdecode_bench`` file."""
+        return self.acceptance.record if isinstance(self.acceptance, TraceAcceptance) else RECORD
+
+    @property
+    def recording(self) -> TraceSpec | None:
+        """The file of a recorded acceptance that has its own; None where it comes with the requests."""
+        path = self.acceptance.path if isinstance(self.acceptance, TraceAcceptance) else None
+        return TraceSpec(path=path) if path is not None else None
+
+
+DEFAULT_CLASS = RequestClass(name="default", share=1.0)
+
+
+class Workload(Frozen):
+    """Arrivals, lengths and classes of one run."""
+
+    arrivals: Arrivals
+    # How many requests: a number, or all that arrive before duration_s, or both limits. A trace alone: once through.
+    num_requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
+    duration_s: Duration | None = None
+    lengths: Lengths | None = None
+    classes: Annotated[tuple[RequestClass, ...], Field(strict=False)] = ()
+    # What becomes of a request whose prompt and output exceed max_model_len.
+    max_model_len_action: Literal["error", "clip", "drop"] = "error"
+
+    def source_of(self, entry: RequestClass) -> TraceSpec | None:
+        """The file that the requests of a class come from; None where their lengths are drawn."""
+        if isinstance(self.arrivals, TraceArrivals):
+            return self.arrivals
+        lengths = entry.lengths or self.lengths
+        if lengths is None or lengths.path is None:
+            return None
+        return TraceSpec(path=lengths.path, format=lengths.format)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        from_trace = isinstance(self.arrivals, TraceArrivals)
+        if from_trace and self.lengths is not None:
+            raise wrong("lengths", "given", "not together with a trace: the trace has the lengths")
+        closed = isinstance(self.arrivals, ClosedLoopArrivals)
+        if closed and self.duration_s is not None:
+            raise wrong("duration_s", self.duration_s, "not with closed_loop arrivals; give num_requests")
+        if not from_trace and self.num_requests is None and (closed or self.duration_s is None):
+            raise wrong("num_requests", None, f"required with {self.arrivals.process} arrivals")
+        for index, entry in enumerate(self.classes):
+            if from_trace and entry.lengths is not None:
+                raise wrong(f"classes.{index}.lengths", "given", "not together with a trace: the trace has the lengths")
+        lengths_everywhere = self.classes and all(entry.lengths is not None for entry in self.classes)
+        if not from_trace and self.lengths is None and not lengths_everywhere:
+            raise wrong("lengths", None, "required: prompt_tokens and output_tokens (or lengths in every class)")
+        if self.classes:
+            self._classes_share_all()
+        return self
+
+    def _classes_share_all(self) -> None:
+        names = [entry.name for entry in self.classes]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise wrong(f"classes.{index}.name", name, "class names must differ")
+        total = math.fsum(entry.share for entry in self.classes)
+        if abs(total - 1) > 1e-6:
+            raise wrong("classes", total, "the classes' shares must sum to 1")

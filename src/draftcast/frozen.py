@@ -1,0 +1,130 @@
+"""The frozen base of every scenario model, and the hint a mistyped key gets.
+
+Knows nothing of any particular section: it refuses unknown keys with the closest known one, strips a wrong unit suffix
+(``request_rate_ms`` -> ``request_rate_rps``) and names what is allowed. ``scenarios/schema/load.py`` turns the
+pydantic errors raised here into one-line ``ScenarioError``s.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+UNIT_SUFFIXES = ("_ms", "_us", "_s", "_sec", "_seconds", "_rps", "_qps", "_rpm", "_tokens", "_bytes", "_gb", "_gib")
+SYNONYMS = {
+    "qps": "request_rate_rps",
+    "rps": "request_rate_rps",
+    "rate": "request_rate_rps",
+    "k": "num_speculative_tokens",
+    "tp": "tensor_parallel_size",
+    "num_gpu_blocks_override": "num_gpu_blocks",
+    "num_prompts": "num_requests",
+    "max_concurrency": "concurrency",
+    "tensor_parallel": "tensor_parallel_size",
+    "e2e_ms": "e2el_ms",
+    "itl_ms": "tpot_ms",
+    "gpu": "hardware",
+    "device": "hardware",
+}
+
+T = TypeVar("T")
+# Bounds no question needs to cross; inside them times keep a tenth of a microsecond and token counts fit 32 bits.
+MOST_SECONDS = 1e9
+MOST_TOKENS = 10**9
+Positive = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS, allow_inf_nan=False)]
+Duration = Annotated[float, Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+# Of a draft tree: nodes drafted in a level, and verified in all (Sequoia's largest trees hold 768).
+Width = Annotated[int, Field(ge=1, le=1024)]
+Nodes = Annotated[int, Field(ge=1, le=4096)]
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise wrong("", None, f"holds no valid text at character {error.start}") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+NonEmpty = Annotated[str, Field(min_length=1), AfterValidator(_encodable)]
+# Lists of a YAML file become tuples; `strict` holds for what is inside them.
+Many = Annotated[tuple[T, ...], Field(strict=False, min_length=1)]
+
+
+def _stem(key: str) -> str:
+    """``key`` without its unit: ``request_rate_ms`` and ``request_rate`` share the stem ``request_rate``."""
+    for suffix in sorted(UNIT_SUFFIXES, key=len, reverse=True):
+        if key.endswith(suffix) and len(key) > len(suffix):
+            return key[: -len(suffix)]
+    return key
+
+
+def nearest_key(key: str, known: Iterable[str]) -> str | None:
+    """The known key that ``key`` most likely meant, or None: same stem, a synonym, or close spelling, in this order."""
+    names = list(known)
+    plain = key.replace("-", "_").lstrip("_").lower()
+    if plain in names:
+        return plain
+    for name in names:
+        if _stem(name) == _stem(plain):
+            return name
+    if SYNONYMS.get(plain) in names:
+        return SYNONYMS[plain]
+    close = difflib.get_close_matches(plain, names, n=1, cutoff=0.7)
+    return close[0] if close else None
+
+
+class Frozen(BaseModel):
+    """A section of a scenario: immutable, no unknown keys, no silent conversions (``"3"`` is not 3, ``true`` not 1)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @classmethod
+    def elsewhere(cls, key: str) -> str | None:
+        """Where an unknown ``key`` belongs instead; overridden by models that know other sections."""
+        return None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        for key in data:
+            if key in cls.model_fields:
+                continue
+            near = nearest_key(str(key), cls.model_fields) or cls.elsewhere(str(key))
+            hint = f"did you mean {near}? " if near else ""
+            raise PydanticCustomError(
+                "unknown_key",
+                "unknown key; {hint}allowed: {allowed}",
+                {"hint": hint, "allowed": ", ".join(cls.model_fields), "key": str(key), "value": data[key]},
+            )
+        return data
+
+
+def wrong(key: str, value: Any, message: str) -> PydanticCustomError:
+    """An error about field ``key`` of the model whose validator raises it (dotted below that model)."""
+    return PydanticCustomError(
+        "bad_value", "{message}", {"message": " ".join(message.split()), "key": key, "value": value}
+    )
+
+
+def one_of(what: str, names: Collection[str], more: str = "") -> AfterValidator:
+    """Of a text that must be among ``names``; ``more``: what else is allowed, for the message."""
+
+    def check(value: str) -> str:
+        if value in names:
+            return value
+        raise wrong("", value, f"unknown {what}; choose from {', '.join(names)}{more}")
+
+    return AfterValidator(check)
