@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from hypothesis import settings as hypothesis_settings
 from paths import DATA
 
 from draftcast.sim.acceptance import AcceptanceModel, Trace, compile_acceptance
@@ -31,6 +32,11 @@ from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.schedule import Fixed
 from draftcast.sim.state.engine import STOP_MAX_STEPS
 from draftcast.sim.workload.request_table import RequestTable
+
+# The same examples in every run, so that one change's gate does not fail for another's fault; look for new faults with
+# `pytest --hypothesis-profile=default --hypothesis-seed=N`.
+hypothesis_settings.register_profile("same examples", derandomize=True)
+hypothesis_settings.load_profile("same examples")
 
 
 def as_method(method: str | Method) -> Method:

@@ -76,7 +76,8 @@ class Engine(Frozen):
     dtype: Annotated[str, one_of("dtype", DTYPES)] = "auto"
     quantization: Annotated[str, one_of("quantization", QUANTIZATIONS, " or null")] | None = None
     kv_cache_dtype: Annotated[str, one_of("kv_cache_dtype", ("auto", *KV_DTYPES))] = "auto"
-    max_model_len: Count | None = None
+    # A prompt token and an output token: below two no request has room.
+    max_model_len: Annotated[int, Field(ge=2, le=MOST_TOKENS)] | None = None
     max_num_seqs: Annotated[int, Field(ge=1, le=2**20)] | None = None
     max_num_batched_tokens: Count | None = None
     max_num_scheduled_tokens: Count | None = None

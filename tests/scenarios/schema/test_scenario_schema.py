@@ -84,6 +84,7 @@ def refused(*overrides: str, **how: Any) -> str:
         ("workload.lengths.prompt_tokens={distribution: gamma, mean: 100, std: 1e-300}", ["std = 1e-300"]),
         ("workload.arrivals={process: closed_loop, concurrency: 2, think_time_s: 1e300}", ["think_time_s = 1e+300"]),
         ("engine.num_gpu_blocks=100000000000", ["engine.num_gpu_blocks = 100000000000", "must be at most 33554432"]),
+        ("engine.max_model_len=1", ["engine.max_model_len = 1", "must be at least 2"]),
         ("cluster.replicas=5000", ["must be at most 1024"]),
         ("engine.tensor_parallel_size=2000", ["must be at most 1024"]),
         ("acceptance={model: beta, mean: 0.5, concentration: 1e-300}", ["acceptance.concentration = 1e-300"]),
