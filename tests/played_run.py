@@ -270,7 +270,6 @@ def _write(
     told = scenario.engine
     spec = to_mapping(scenario)["engine"]["speculative_config"]
     writer = LiveRunWriter.create(folder)
-    writer.write_tables(requests, pieces[["request_id", "time_s", "tokens"]].sort_values("time_s", kind="stable"))
     drafts = int(rows["rounds"].sum())
     accepted = replica.state.rounds_by_accepted.sum(axis=0)
     per_position = accepted[::-1].cumsum()[::-1][1:].tolist()
@@ -308,10 +307,8 @@ def _write(
         client={"lateness_p50_s": 0.0, "lateness_p99_s": 0.0, "lateness_max_s": 0.0},
         start_unix_s=START_UNIX_S,
         acceptance=counted if drafts else None,
-        complete=True,
-        incomplete_reason="",
     )
-    return LiveRun.read(folder)
+    return writer.finish("", requests, pieces.sort_values("time_s", kind="stable"))
 
 
 def _log(replica: _Watched, settings: Any, spec: dict[str, Any] | None) -> str:

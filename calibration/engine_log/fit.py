@@ -45,38 +45,31 @@ _POINTS_PER_STRETCH = 15
 
 @dataclass(frozen=True)
 class Coefficient:
-    """A fitted value with its bootstrap interval.
+    """A fitted value with its bootstrap interval."""
 
-    Attributes:
-        value, low, high: seconds per unit; the interval is NaN when no bootstrap was asked for.
-        standing: ``identified``; ``weak``: the interval reaches 0 or is wider than the value; or why it was not fitted
-            and where its cost went. One that was not fitted is 0.
-    """
-
+    # value, low, high: seconds per unit; the interval is NaN when no bootstrap was asked for
     value: float
     low: float
     high: float
+    # ``identified``; ``weak``: the interval reaches 0 or is wider than the value; or why it was not fitted and where
+    # its cost went. One that was not fitted is 0.
     standing: str
 
 
 @dataclass(frozen=True)
 class Fit:
-    """One set of coefficients.
+    """One set of coefficients."""
 
-    Attributes:
-        coefficients: by name, of `TARGET`, then those of `DRAFT` or `SEARCH` where there is a speculative log.
-        held_out: errors by kind of point: ``all``, ``decode`` (no prompt tokens), ``prompts``, ``speculative`` (the
-            second log).
-        outlier_points, outlier_seconds, seconds_over_fit: see `Regression`.
-        drift: robust standard deviation, between stretches of time, of their median of measured over fitted time. Above
-            the repeat error it is the machine that changed, or a cost the features do not hold.
-    """
-
+    # By name, of `TARGET`, then those of `DRAFT` or `SEARCH` where there is a speculative log
     coefficients: dict[str, Coefficient]
+    # Errors by kind of point: ``all``, ``decode`` (no prompt tokens), ``prompts``, ``speculative`` (the second log)
     held_out: dict[str, Errors]
+    # outlier_points, outlier_seconds, seconds_over_fit: see `Regression`
     outlier_points: float
     outlier_seconds: float
     seconds_over_fit: float
+    # Robust standard deviation, between stretches of time, of their median of measured over fitted time. Above the
+    # repeat error it is the machine that changed, or a cost the features do not hold.
     drift: float
 
     def value(self, name: str) -> float:
@@ -88,25 +81,22 @@ class Fit:
 class FitOptions:
     """How logs are fitted.
 
-    Attributes:
-        method: of the speculative log, where that begins after the server said so.
-        clock, warmup_steps: see `timed_steps`.
-        held_out: share of the stretches of time that the fit behind the errors does not see; the coefficients are then
-            fitted on all.
-        bootstrap, confidence, seed: resamples of the stretches behind the intervals (0 none), their level, the seed.
-        kv_capacity_tokens, block_size: see `with_kv_tokens`.
-
     Raises:
         InputError: a value out of range.
     """
 
-    method: str | None = None
+    method: str | None = None  # of the speculative log, where that begins after the server said so
+    # clock, warmup_steps: see `timed_steps`
     clock: Clock = "auto"
     warmup_steps: int = 10
+    # Share of the stretches of time that the fit behind the errors does not see; the coefficients are then fitted on
+    # all
     held_out: float = 0.25
+    # bootstrap, confidence, seed: resamples of the stretches behind the intervals (0 none), their level, the seed
     bootstrap: int = 200
     confidence: float = 0.95
     seed: int = 0
+    # kv_capacity_tokens, block_size: see `with_kv_tokens`
     kv_capacity_tokens: float | None = None
     block_size: int | None = None
 
@@ -121,39 +111,29 @@ class FitOptions:
 
 @dataclass(frozen=True)
 class EngineLogFit:
-    """What an iteration log says about a server's step time.
+    """What an iteration log says about a server's step time."""
 
-    Attributes:
-        regression: the coefficients, as an affine profile takes them, and their errors.
-        clock: ``wall`` (stamps) or ``elapsed`` (the log's figure, plus the host's seconds where they are known).
-        host_fixed_s, host_sequence_s: seconds of a step outside ``elapsed``; NaN where the log cannot say. They are in
-            the coefficients already.
-        elapsed_share: elapsed over wall time, NaN where no wall time is known.
-        repeat_error: median relative difference of successive points alike in rows and sequences, over sqrt(2): about
-            the held-out median error of a perfect fit.
-        steps, points: steps used, and points they were taken together to.
-        left_out: steps not used, by reason.
-        sequences: smallest and largest number of requests in a step.
-        method, num_speculative_tokens: of the second log, every k in it; "" and none without one.
-        speculative: the only log is of a server with speculative decoding: drafting is in the target's coefficients.
-        enforce_eager: what the server was started with; None where no log says so.
-        sources, versions: files, and the vLLM versions they name.
-    """
-
-    regression: Fit
-    clock: str
+    regression: Fit  # the coefficients, as an affine profile takes them, and their errors
+    clock: str  # ``wall`` (stamps) or ``elapsed`` (the log's figure, plus the host's seconds where they are known)
+    # host_fixed_s, host_sequence_s: seconds of a step outside ``elapsed``; NaN where the log cannot say. They are in
+    # the coefficients already.
     host_fixed_s: float
     host_sequence_s: float
-    elapsed_share: float
+    elapsed_share: float  # elapsed over wall time, NaN where no wall time is known
+    # Median relative difference of successive points alike in rows and sequences, over sqrt(2): about the held-out
+    # median error of a perfect fit
     repeat_error: float
+    # steps, points: steps used, and points they were taken together to
     steps: int
     points: int
-    left_out: dict[str, int]
-    sequences: tuple[int, int]
+    left_out: dict[str, int]  # steps not used, by reason
+    sequences: tuple[int, int]  # smallest and largest number of requests in a step
+    # method, num_speculative_tokens: of the second log, every k in it; "" and none without one
     method: str
     num_speculative_tokens: tuple[int, ...]
-    speculative: bool
-    enforce_eager: bool | None
+    speculative: bool  # the only log is of a server with speculative decoding: drafting is in the target's coefficients
+    enforce_eager: bool | None  # what the server was started with; None where no log says so
+    # sources, versions: files, and the vLLM versions they name
     sources: tuple[str, ...]
     versions: tuple[str, ...]
 

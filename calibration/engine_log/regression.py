@@ -29,21 +29,15 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative errors ``|fitted / measured - 1|`` of held-out points.
+    """Relative errors ``|fitted / measured - 1|`` of held-out points."""
 
-    Attributes:
-        points: how many; the others are NaN when there is none.
-        median, p90, worst: of the errors.
-        bias: median of ``fitted / measured - 1``, signed.
-        worst_point: file and line of the log that end the worst point.
-    """
-
-    points: int
+    points: int  # how many; the others are NaN when there is none
+    # median, p90, worst: of the errors
     median: float
     p90: float
     worst: float
-    bias: float
-    worst_point: str = ""
+    bias: float  # median of ``fitted / measured - 1``, signed
+    worst_point: str = ""  # file and line of the log that end the worst point
 
     @classmethod
     def of(cls, fitted: FloatArray, points: pd.DataFrame) -> Errors:

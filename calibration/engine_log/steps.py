@@ -37,24 +37,18 @@ WHOLE_ELAPSED = 0.8
 
 @dataclass(frozen=True)
 class TimedSteps:
-    """Steps, or blocks of consecutive steps, with their time.
+    """Steps, or blocks of consecutive steps, with their time."""
 
-    Attributes:
-        frame: a row per block: ``steps``, sums over them of ``rows``, ``kv_tokens`` (NaN: not known), ``sequences``,
-            ``draft_tokens`` (drafts made, by what the next step verifies), ``draft_passes`` (drafts made for one
-            request), ``context_tokens``; ``elapsed_s``,
-            ``wall_s`` (NaN: not known), ``seconds`` (by the clock); ``source``, ``run``, ``line`` (of the last step).
-        blocks: the same for the wall clock, whichever is used: ``wall_s`` and ``elapsed_s`` are both known in it.
-        clock: ``wall`` or ``elapsed``.
-        elapsed_share: elapsed over wall time where both are known, NaN where no wall time is.
-        left_out: steps that are not in it, by reason.
-    """
-
+    # A row per block: ``steps``, sums over them of ``rows``, ``kv_tokens`` (NaN: not known), ``sequences``,
+    # ``draft_tokens`` (drafts made, by what the next step verifies), ``draft_passes`` (drafts made for one request),
+    # ``context_tokens``; ``elapsed_s``, ``wall_s`` (NaN: not known), ``seconds`` (by the clock); ``source``, ``run``,
+    # ``line`` (of the last step)
     frame: pd.DataFrame
+    # The same for the wall clock, whichever is used: ``wall_s`` and ``elapsed_s`` are both known in it
     blocks: pd.DataFrame
-    clock: Literal["wall", "elapsed"]
-    elapsed_share: float
-    left_out: dict[str, int]
+    clock: Literal["wall", "elapsed"]  # ``wall`` or ``elapsed``
+    elapsed_share: float  # elapsed over wall time where both are known, NaN where no wall time is
+    left_out: dict[str, int]  # steps that are not in it, by reason
 
 
 def with_kv_tokens(

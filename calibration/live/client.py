@@ -1,10 +1,10 @@
 """The load client: a process of its own that sends a plan's requests and writes down every piece of every answer.
 
-``python -m draftcast.calibration.live.client PLAN JOURNAL`` reads a `LoadPlan`, writes `draftcast.calibration.live
-.journal` lines, prints a JSON line of progress twice a second and, as its last line, the summary of itself. It shares
-no event loop with anything heavier, and still measures how late it was: from a request's due time to the moment its
-last byte was handed to the system, and how long the loop kept a timer waiting. A pipe on standard input that closes
-ends it, so it never outlives who started it.
+``python -m draftcast.calibration.live.client PLAN JOURNAL`` reads a `LoadPlan`, writes lines of
+`draftcast.calibration.live.journal`, prints a JSON line of progress twice a second and, as its last line, the summary
+of itself. It shares no event loop with anything heavier, and still measures how late it was: from a request's due time
+to the moment its last byte was handed to the system, and how long the loop kept a timer waiting. A pipe on standard
+input that closes ends it, so it never outlives who started it.
 
 Exit codes: 0 the plan was carried out, whatever became of single requests; 3 the server is gone; 4 the journal cannot
 be written; 143 told to stop. The journal is whole in each case.
@@ -19,14 +19,14 @@ import math
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from draftcast.calibration.live.journal import Journal
+from draftcast.calibration.journal import Journal
 from draftcast.calibration.live.load import LoadPlan
 from draftcast.errors import LiveError
 
@@ -36,48 +36,36 @@ _TIMER_S = 0.02  # pause of the timer whose lateness is the loop's
 _HEALTH_TIMEOUT_S = 5.0
 
 
-@dataclass
-class _Counts:
-    sent: int = 0
-    done: int = 0
-    failed: int = 0
-    tokens: int = 0
-    lateness_s: list[float] = field(default_factory=list)
-    timer_lateness_s: list[float] = field(default_factory=list)
-
-
 class ServerGone(Exception):
     """The server does not answer any more."""
 
 
-class Client:
-    """One run of a plan.
+class _Failed(Exception):
+    """A request failed; the message says how."""
 
-    Args:
-        plan: what to send.
-        journal: open; flushed at every progress line.
-    """
+
+class Client:
+    """One run of a plan; ``journal`` is open and flushed at every progress line."""
 
     def __init__(self, plan: LoadPlan, journal: Journal) -> None:
         self._plan = plan
         self._journal = journal
-        self._counts = _Counts()
+        self._counts = Counter({"sent": 0, "done": 0, "failed": 0, "tokens": 0})
+        self._lateness_s: list[float] = []
+        self._timer_lateness_s: list[float] = []
         self._start = 0.0
         self._start_unix_s = 0.0
         # Encoded ahead of time: nothing of this stands between a request's due time and its sending.
+        shared = {
+            "model": plan.model,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "return_token_ids": True,
+        }
         self._bodies = [
-            json.dumps(
-                {
-                    "model": plan.model,
-                    "prompt": prompt,
-                    "max_tokens": outputs,
-                    "temperature": 0,
-                    "ignore_eos": True,
-                    "stream": True,
-                    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-                    "return_token_ids": True,
-                }
-            ).encode()
+            json.dumps({**shared, "prompt": prompt, "max_tokens": outputs}).encode()
             for prompt, outputs in zip(plan.prompts, plan.output_tokens, strict=True)
         ]
 
@@ -112,20 +100,18 @@ class Client:
 
     def summary(self) -> dict[str, Any]:
         """What the client says of itself: its start on the wall clock, its counts and its lateness."""
-        counts = self._counts
-        found: dict[str, Any] = {
-            "start_unix_s": self._start_unix_s,
-            "sent": counts.sent,
-            "done": counts.done,
-            "failed": counts.failed,
-            "cpu_s": time.process_time(),
-            "wall_s": self._now() if self._start else 0.0,
-        }
-        for name, values in (("lateness", counts.lateness_s), ("timer_lateness", counts.timer_lateness_s)):
+        lateness: dict[str, float | None] = {}
+        for name, values in (("lateness", self._lateness_s), ("timer_lateness", self._timer_lateness_s)):
             ordered = sorted(values)
             for label, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
-                found[f"{name}_{label}_s"] = ordered[math.ceil(share * len(ordered)) - 1] if ordered else None
-        return found
+                lateness[f"{name}_{label}_s"] = ordered[math.ceil(share * len(ordered)) - 1] if ordered else None
+        return {
+            "start_unix_s": self._start_unix_s,
+            **{name: self._counts[name] for name in ("sent", "done", "failed")},
+            "cpu_s": time.process_time(),
+            "wall_s": self._now() if self._start else 0.0,
+            **lateness,
+        }
 
     def _now(self) -> float:
         return time.perf_counter() - self._start
@@ -136,7 +122,7 @@ class Client:
         assert self._plan.due_s is not None
         async with asyncio.TaskGroup() as group:
             for request_id, due_s in enumerate(self._plan.due_s):
-                if self._plan.send_for_s is not None and due_s > self._plan.send_for_s:
+                if self._is_over(due_s):
                     break
                 await self._until(due_s)
                 group.create_task(self._request(request_id, due_s))
@@ -151,11 +137,14 @@ class Client:
         answered_s = 0.0
         for request_id in requests:
             due_s = answered_s + (self._plan.think_s[request_id] if self._plan.think_s is not None else 0.0)
-            if self._plan.send_for_s is not None and due_s > self._plan.send_for_s:
+            if self._is_over(due_s):
                 return
             await self._until(due_s)
             await self._request(request_id, due_s)
             answered_s = self._now()
+
+    def _is_over(self, due_s: float) -> bool:
+        return self._plan.send_for_s is not None and due_s > self._plan.send_for_s
 
     async def _until(self, due_s: float) -> None:
         # A sleep may end a little early by the clock: wait for what is left.
@@ -167,8 +156,8 @@ class Client:
     async def _request(self, request_id: int, due_s: float) -> None:
         plan, journal = self._plan, self._journal
         wanted = plan.output_tokens[request_id]
-        journal.append("r", request_id, plan.classes[request_id], due_s, len(plan.prompts[request_id]), wanted)
-        last_s = math.nan  # when the last token came
+        journal.append(["r", request_id, plan.classes[request_id], due_s, len(plan.prompts[request_id]), wanted])
+        last_s = 0.0  # when the last token came
         answer = _Answer(plan.answers[request_id] if plan.answers is not None else None)
         try:
             async with self._session.post(
@@ -178,17 +167,17 @@ class Client:
                 trace_request_ctx=(request_id, due_s),
             ) as response:
                 if response.status != 200:
-                    raise _Failed(_refusal(response.status, await response.text()))
+                    raise _Failed(f"HTTP {response.status}: {_message(await response.text())}")
                 async for piece in response.content.iter_any():
                     now_s = self._now()
                     for tokens in answer.take(piece):
                         last_s = now_s
-                        journal.append("c", request_id, now_s, tokens)
-                        self._counts.tokens += tokens
+                        journal.append(["c", request_id, now_s, tokens])
+                        self._counts["tokens"] += tokens
             if answer.tokens != wanted:
                 raise _Failed(f"the answer ended after {answer.tokens} of {wanted} tokens")
-            journal.append("f", request_id, last_s, answer.wrong_tokens)
-            self._counts.done += 1
+            journal.append(["f", request_id, last_s, answer.wrong_tokens])
+            self._counts["done"] += 1
         except asyncio.CancelledError:
             self._fail(request_id, "stopped")
             raise
@@ -198,13 +187,13 @@ class Client:
         except _Failed as error:
             self._fail(request_id, str(error))
         except aiohttp.ClientError as error:
-            self._fail(request_id, _one_line(f"{type(error).__name__}: {error}"))
+            self._fail(request_id, f"{type(error).__name__}: {error}")
             if not await self._healthy():
                 raise ServerGone from None
 
     def _fail(self, request_id: int, message: str) -> None:
-        self._journal.append("e", request_id, self._now(), message)
-        self._counts.failed += 1
+        self._journal.append(["e", request_id, self._now(), " ".join(message.split())[:300]])
+        self._counts["failed"] += 1
 
     async def _healthy(self) -> bool:
         timeout = aiohttp.ClientTimeout(total=_HEALTH_TIMEOUT_S)
@@ -220,9 +209,9 @@ class Client:
             return
         (request_id, due_s), context.trace_request_ctx = context.trace_request_ctx, None
         now_s = self._now()
-        self._journal.append("s", request_id, now_s)
-        self._counts.sent += 1
-        self._counts.lateness_s.append(now_s - due_s)
+        self._journal.append(["s", request_id, now_s])
+        self._counts["sent"] += 1
+        self._lateness_s.append(now_s - due_s)
 
     # ---- watchers ----
 
@@ -230,27 +219,17 @@ class Client:
         while True:
             await asyncio.sleep(PROGRESS_S)
             self._journal.flush()
-            counts = self._counts
-            state = {"sent": counts.sent, "done": counts.done, "failed": counts.failed, "tokens": counts.tokens}
-            print(json.dumps({**state, "time_s": self._now()}), flush=True)
+            print(json.dumps({**self._counts, "time_s": self._now()}), flush=True)
 
     async def _watch_timer(self) -> None:
         while True:
             asked = time.perf_counter()
             await asyncio.sleep(_TIMER_S)
-            self._counts.timer_lateness_s.append(time.perf_counter() - asked - _TIMER_S)
-
-
-class _Failed(Exception):
-    """A request failed; the message says how."""
+            self._timer_lateness_s.append(time.perf_counter() - asked - _TIMER_S)
 
 
 class _Answer:
-    """A streamed answer: server-sent events, pieces of which come cut anywhere.
-
-    Attributes:
-        tokens: so far.
-    """
+    """A streamed answer: server-sent events, pieces of which come cut anywhere; ``tokens`` so far."""
 
     def __init__(self, expected: list[int] | None) -> None:
         self.tokens = 0
@@ -266,25 +245,23 @@ class _Answer:
         same = sum(a == b for a, b in zip(self._ids, self._expected, strict=False))
         return max(len(self._ids), len(self._expected)) - same
 
-    def take(self, piece: bytes) -> list[int]:
+    def take(self, piece: bytes) -> Iterator[int]:
         """Tokens of each event that ``piece`` completes, events without tokens left out."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
-        found = []
         for line in lines:
             if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
                 before = self.tokens
                 self._event(data)
                 if self.tokens > before:
-                    found.append(self.tokens - before)
-        return found
+                    yield self.tokens - before
 
     def _event(self, data: bytes) -> None:
         try:
             event = json.loads(data)
         except ValueError:
-            raise _Failed(_one_line(f"the server sent what is not JSON: {data[:80]!r}")) from None
+            raise _Failed(f"the server sent what is not JSON: {data[:80]!r}") from None
         if "error" in event:
-            raise _Failed(_one_line(f"the server says: {_message(event)}"))
+            raise _Failed(f"the server says: {_message(data)}")
         choices = event.get("choices") or []
         ids = choices[0].get("token_ids") if choices else []
         if ids is not None:
@@ -298,19 +275,14 @@ class _Answer:
         self.tokens = usage["completion_tokens"] if usage else self.tokens + 1
 
 
-def _refusal(status: int, text: str) -> str:
-    with contextlib.suppress(ValueError):
-        text = _message(json.loads(text))
-    return _one_line(f"HTTP {status}: {text}")
-
-
-def _message(event: Any) -> str:
+def _message(answer: str | bytes) -> str:
+    """What a server says is wrong: the message of its JSON, or all of its text."""
+    try:
+        event = json.loads(answer)
+    except ValueError:
+        return str(answer)
     error = event.get("error", event) if isinstance(event, dict) else event
     return str(error.get("message", error) if isinstance(error, dict) else error)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:300]
 
 
 async def _main(plan: LoadPlan, journal: Journal) -> int:
@@ -341,13 +313,8 @@ async def _main(plan: LoadPlan, journal: Journal) -> int:
     return code
 
 
-def main() -> None:
-    """Entry point of the process."""
+if __name__ == "__main__":
     plan_file, journal_file = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this
-    code = asyncio.run(_main(LoadPlan.read(Path(plan_file)), Journal(Path(journal_file))))
-    sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()
+    asked = LoadPlan(**json.loads(Path(plan_file).read_text("utf-8")))
+    sys.exit(asyncio.run(_main(asked, Journal(Path(journal_file)))))

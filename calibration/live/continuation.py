@@ -49,17 +49,11 @@ CONTINUATION, LAYOUT = "continuation.npz", "draft_layout.npz"
 
 @dataclass(frozen=True, eq=False)
 class Continuation:
-    """What a testbed target says.
+    """What a testbed target says."""
 
-    Attributes:
-        order: the tokens of all cycles, one cycle after the other, int64[n].
-        cycles: cycle c is ``order[cycles[c]:cycles[c + 1]]``, int64[number + 1].
-        vocab_size: of the model.
-    """
-
-    order: Tokens
-    cycles: Tokens
-    vocab_size: int
+    order: Tokens  # the tokens of all cycles, one cycle after the other, int64[n]
+    cycles: Tokens  # cycle c is ``order[cycles[c]:cycles[c + 1]]``, int64[number + 1]
+    vocab_size: int  # of the model
 
     @classmethod
     def build(cls, vocab_size: int, seed: int) -> Continuation:
@@ -111,15 +105,10 @@ class Continuation:
 
 @dataclass(frozen=True, eq=False)
 class DraftLayout:
-    """Where a draft errs.
+    """Where a draft errs."""
 
-    Attributes:
-        rates: unconditional acceptance by position that it was built for; their number is its k.
-        starts: positions in `Continuation.order` where blocks start, rising; each block ends in a wrong token.
-    """
-
-    rates: tuple[float, ...]
-    starts: Tokens
+    rates: tuple[float, ...]  # unconditional acceptance by position that it was built for; their number is its k
+    starts: Tokens  # positions in `Continuation.order` where blocks start, rising; each block ends in a wrong token
 
     @classmethod
     def build(cls, continuation: Continuation, rates: Sequence[float], seed: int) -> DraftLayout:
@@ -225,17 +214,11 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class NgramTarget:
-    """What n-gram drafting shall find.
+    """What n-gram drafting shall find."""
 
-    Attributes:
-        match_rate: share of rounds with a match.
-        rates: unconditional acceptance by position of rounds with a match; their number is k.
-        prompt_lookup_min: as the server is told.
-    """
-
-    match_rate: float
-    rates: tuple[float, ...]
-    prompt_lookup_min: int
+    match_rate: float  # share of rounds with a match
+    rates: tuple[float, ...]  # unconditional acceptance by position of rounds with a match; their number is k
+    prompt_lookup_min: int  # as the server is told
 
     def __post_init__(self) -> None:
         check_rates(self.rates)
@@ -247,15 +230,10 @@ class NgramTarget:
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """Prompts of one run.
+    """Prompts of one run."""
 
-    Attributes:
-        tokens: token ids of each prompt.
-        answers: the greedy answer to each, None where it is not known.
-    """
-
-    tokens: tuple[Tokens, ...]
-    answers: tuple[Tokens, ...] | None
+    tokens: tuple[Tokens, ...]  # token ids of each prompt
+    answers: tuple[Tokens, ...] | None  # the greedy answer to each, None where it is not known
 
 
 def random_prompts(prompt_tokens: ArrayLike, vocab_size: int, seed: int) -> Prompts:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 _POLL_S = 0.1
@@ -30,40 +30,34 @@ def main() -> None:
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr, flush=True)
         sys.exit(127)
-    let_go = threading.Event()
+    told_to_end = False
+
+    def end(*_: object) -> None:
+        nonlocal told_to_end
+        told_to_end = True
+
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # set now: the command must not inherit it
-        signal.signal(each, lambda *_: let_go.set())
-    threading.Thread(target=_wait_for_parent, args=(let_go,), daemon=True).start()
-    while child.poll() is None and not let_go.wait(_POLL_S):
-        pass
+        signal.signal(each, end)
+    while child.poll() is None and not told_to_end:
+        # Readable and empty: the parent has closed its end.
+        if select.select([0], [], [], _POLL_S)[0] and not os.read(0, 1024):
+            break
     ended_itself = child.poll() is not None
     _signal_group(child.pid, signal.SIGTERM)
-    end = time.monotonic() + grace_s
-    while time.monotonic() < end and (child.poll() is None or _group_lives(child.pid)):
+    give_up = time.monotonic() + grace_s
+    while time.monotonic() < give_up and (child.poll() is None or _signal_group(child.pid, 0)):
         time.sleep(_POLL_S)
     _signal_group(child.pid, signal.SIGKILL)
     code = child.wait()
-    os._exit((code if code >= 0 else 128 - code) if ended_itself else 0)
+    sys.exit((code if code >= 0 else 128 - code) if ended_itself else 0)
 
 
-def _wait_for_parent(let_go: threading.Event) -> None:
-    with contextlib.suppress(OSError):
-        while os.read(0, 1024):
-            pass
-    let_go.set()
-
-
-def _signal_group(group: int, which: int) -> None:
+def _signal_group(group: int, which: int) -> bool:
+    """Whether there was a group to get the signal."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, which)
-
-
-def _group_lives(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
+        return True
+    return False
 
 
 if __name__ == "__main__":

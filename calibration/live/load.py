@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
+import select
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import IO, Any
+from typing import Any
 
 from draftcast.errors import InputError, LiveError
 
@@ -24,33 +23,22 @@ Progress = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Requests and how they are sent. Lists hold one value per request, in the order of sending.
+    """Requests and how they are sent: an open loop (``due_s``) or a closed one (``concurrency``).
 
-    Attributes:
-        url: of the server, without ``/v1``.
-        model: name that the server serves.
-        prompts: token ids.
-        output_tokens: wanted of each.
-        classes: name of each request's class.
-        due_s: open loop: when each request is sent, seconds since the start, not falling. None: closed loop.
-        concurrency: closed loop: users, each with one request at a time.
-        think_s: closed loop: pause before each request after its user's last answer.
-        send_for_s: no request is sent later than this; None: all are sent.
-        request_timeout_s: a request that takes longer has failed.
-        answers: the token ids each request must be answered with; None: not known.
+    Lists hold one value per request, in the order of sending.
     """
 
-    url: str
-    model: str
-    prompts: list[list[int]]
-    output_tokens: list[int]
-    classes: list[str]
-    due_s: list[float] | None = None
-    concurrency: int | None = None
-    think_s: list[float] | None = None
-    send_for_s: float | None = None
-    request_timeout_s: float = 120.0
-    answers: list[list[int]] | None = None
+    url: str  # of the server, without /v1
+    model: str  # name that the server serves
+    prompts: list[list[int]]  # token ids
+    output_tokens: list[int]  # wanted of each
+    classes: list[str]  # name of each request's class
+    due_s: list[float] | None = None  # when each request is sent, seconds since the start, not falling
+    concurrency: int | None = None  # users, each with one request at a time
+    think_s: list[float] | None = None  # closed loop: pause before each request after its user's last answer
+    send_for_s: float | None = None  # no request is sent later than this; None: all are sent
+    request_timeout_s: float = 120.0  # a request that takes longer has failed
+    answers: list[list[int]] | None = None  # token ids each request must be answered with; None: not known
 
     def __post_init__(self) -> None:
         if (self.due_s is None) == (self.concurrency is None):
@@ -62,14 +50,6 @@ class LoadPlan:
 
     def __len__(self) -> int:
         return len(self.prompts)
-
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
-
-    @classmethod
-    def read(cls, path: Path) -> LoadPlan:
-        data: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        return cls(**data)
 
 
 def run_load(
@@ -92,21 +72,21 @@ def run_load(
     with TemporaryDirectory(prefix="draftcast-") as folder, TemporaryFile() as errors:
         file = Path(folder) / "plan.json"
         try:
-            plan.write(file)
+            file.write_text(json.dumps(asdict(plan)), encoding="utf-8")
         except OSError as error:
             raise LiveError(f"{file}: cannot be written: {error.strerror}") from None
-        command = [sys.executable, "-m", "draftcast.calibration.live.client", str(file), str(journal)]
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+            [sys.executable, "-m", "draftcast.calibration.live.client", str(file), str(journal)],
+            bufsize=0,  # or select would not see lines that wait in a buffer of ours
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
         )
-        lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        reader = threading.Thread(target=_read_lines, args=(process.stdout, lines), daemon=True)
-        reader.start()
         try:
-            summary, reason = _watch(lines, process, trouble, progress)
+            summary, reason = _watch(process, trouble, progress)
         finally:
             _stop(process)
-            reader.join(timeout=1.0)
         if not summary and not reason:
             errors.seek(0)
             last = errors.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
@@ -115,23 +95,19 @@ def run_load(
 
 
 def _watch(
-    lines: queue.Queue[dict[str, Any] | None],
-    process: subprocess.Popen[bytes],
-    trouble: Callable[[], str],
-    progress: Progress,
+    process: subprocess.Popen[bytes], trouble: Callable[[], str], progress: Progress
 ) -> tuple[dict[str, Any], str]:
+    assert process.stdout is not None
     reason = ""
     while True:
-        try:
-            line = lines.get(timeout=_POLL_S)
-        except queue.Empty:
-            line = {}
-        if line is None:
-            return {}, reason
-        if "summary" in line:
-            return line["summary"], reason or line["reason"]
-        if line:
-            progress(line)
+        if select.select([process.stdout], [], [], _POLL_S)[0]:
+            line = process.stdout.readline()
+            if not line:
+                return {}, reason
+            state = json.loads(line)
+            if "summary" in state:
+                return state["summary"], reason or state["reason"]
+            progress(state)
         if not reason and (reason := trouble()):
             process.terminate()
 
@@ -139,6 +115,7 @@ def _watch(
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """The client ends when its standard input closes; the journal is whole then."""
     assert process.stdin is not None
+    assert process.stdout is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
     try:
@@ -146,10 +123,4 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _read_lines(stream: IO[bytes] | None, lines: queue.Queue[dict[str, Any] | None]) -> None:
-    for raw in stream or ():
-        with contextlib.suppress(ValueError):
-            lines.put(json.loads(raw))
-    lines.put(None)
+    process.stdout.close()

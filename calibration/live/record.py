@@ -38,19 +38,12 @@ _NOISE_FRESH_S = 3.0
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server that answers, whoever started it.
+    """A server that answers, whoever started it."""
 
-    Attributes:
-        url: without ``/v1``.
-        facts: what it says of itself.
-        log: its log, growing; None: not here.
-        server: where we started it.
-    """
-
-    url: str
-    facts: ServerFacts
-    log: Path | None = None
-    server: Server | None = None
+    url: str  # without ``/v1``
+    facts: ServerFacts  # what it says of itself
+    log: Path | None = None  # its log, growing; None: not here
+    server: Server | None = None  # where we started it
 
     @classmethod
     def of(cls, url: str, log: Path | None = None, server: Server | None = None) -> Endpoint:

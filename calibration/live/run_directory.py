@@ -59,40 +59,28 @@ class _Checked(_Part):
 
 
 class Manifest(_Part):
-    """Keys of every manifest; what a run does not know is null (numbers, objects), "" (texts) or {} (mappings).
-
-    Attributes:
-        incomplete_reason: one line; "" for a complete run.
-        created_at: ISO 8601, UTC.
-        scenario: as loaded, every default written out.
-        speculative_config: as given to the server.
-        server: command (list of strings, [] where somebody else started it), url, version, log (whether server.log is
-            there), config: num_gpu_blocks, block_size, max_num_batched_tokens, max_num_seqs, max_model_len,
-            async_scheduling, enable_prefix_caching, enforce_eager, ...; null where the server does not tell.
-        client: lateness_p50_s, lateness_p99_s, lateness_max_s: due to sent.
-        machine: processor, cores, memory_bytes, system, python.
-        noise: as `draftcast.calibration.microbench.noise.noise_summary`, and others_cores: cores that neither our
-            server nor the client but other processes used while the load ran, on average; null where that is not known.
-        start_unix_s: Unix time of second 0.
-        acceptance: counts over the run.
-    """
+    """Keys of every manifest; what a run does not know is null (numbers, objects), "" (texts) or {} (mappings)."""
 
     schema_version: int = SCHEMA_VERSION
     kind: str = KIND
     complete: bool = False
-    incomplete_reason: str = ""
+    incomplete_reason: str = ""  # one line; "" for a complete run
     name: str = ""
-    created_at: str = ""
-    scenario: Objects = Field(default_factory=dict)
+    created_at: str = ""  # ISO 8601, UTC
+    scenario: Objects = Field(default_factory=dict)  # as loaded, every default written out
     seed: Any = 0
-    speculative_config: Objects | None = None
+    speculative_config: Objects | None = None  # as given to the server
+    # command (list of strings, [] where somebody else started it), url, version, log (whether server.log is there),
+    # config: num_gpu_blocks, block_size, max_num_seqs, async_scheduling, ...; null where the server does not tell.
     server: Objects = Field(default_factory=dict)
-    client: Objects = Field(default_factory=dict)
-    machine: Objects = Field(default_factory=dict)
+    client: Objects = Field(default_factory=dict)  # lateness_p50_s, lateness_p99_s, lateness_max_s: due to sent
+    machine: Objects = Field(default_factory=dict)  # processor, cores, memory_bytes, system, python
+    # As `draftcast.calibration.microbench.noise.noise_summary`, and others_cores: cores that neither our server nor
+    # the client but other processes used while the load ran, on average; null where that is not known.
     noise: Objects = Field(default_factory=dict)
     known_continuation: _Checked | None = None
-    start_unix_s: Annotated[float, Field(gt=-(2**53), lt=2**53)] | None = None
-    acceptance: _Counts | None = None
+    start_unix_s: Annotated[float, Field(gt=-(2**53), lt=2**53)] | None = None  # Unix time of second 0
+    acceptance: _Counts | None = None  # counts over the run
 
 
 MANIFEST_KEYS: dict[str, Any] = Manifest().model_dump()
@@ -115,10 +103,8 @@ class LiveRun:
     @property
     def server_log(self) -> Path | None:
         """The server's log, None where there is none."""
-        return self._file(SERVER_LOG)
-
-    def _file(self, name: str) -> Path | None:
-        return self.folder / name if (self.folder / name).is_file() else None
+        file = self.folder / SERVER_LOG
+        return file if file.is_file() else None
 
     @classmethod
     def read(cls, folder: str | Path) -> LiveRun:
@@ -130,9 +116,7 @@ class LiveRun:
         folder = Path(folder)
         manifest = read_manifest(folder)
         if (folder / REQUESTS).is_file() and (folder / CHUNKS).is_file():
-            requests, chunks = (
-                _table(folder / name, kinds) for name, kinds in ((REQUESTS, REQUESTS_DTYPES), (CHUNKS, CHUNKS_DTYPES))
-            )
+            requests, chunks = _table(folder / REQUESTS, REQUESTS_DTYPES), _table(folder / CHUNKS, CHUNKS_DTYPES)
         elif (folder / JOURNAL).is_file():
             requests, chunks = tables(read_journal(folder / JOURNAL))
         else:
@@ -145,7 +129,8 @@ class LiveRun:
 class LiveRunWriter:
     """A run that is being recorded into ``folder``.
 
-    The manifest is on disk from the start, marked incomplete, and is written anew by every `update`.
+    The manifest is on disk from the start, marked incomplete, and is written anew by every `update`. Every method
+    raises LiveError when the disk refuses; what is on disk then is still readable and marked incomplete.
     """
 
     folder: Path
@@ -157,52 +142,46 @@ class LiveRunWriter:
 
         Raises:
             InputError: the folder has something in it, is a file, or cannot be made.
-            LiveError: the disk refuses.
         """
         folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
-                raise InputError(
-                    "is not empty; a live run is never written over, name another folder", file=str(folder)
-                )
+                message = "is not empty; a live run is never written over, name another folder"
+                raise InputError(message, file=str(folder))
         except OSError as error:
             raise InputError(f"cannot be made: {error.strerror}", file=str(folder)) from None
-        writer = cls(folder, {})
+        writer = cls(folder)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         writer.update(**{**MANIFEST_KEYS, "created_at": now, "incomplete_reason": "the run did not end", **manifest})
         (folder / JOURNAL).touch()
         return writer
 
     def update(self, **manifest: Any) -> None:
-        """Set manifest keys, on disk on return; an older manifest stays whole when the disk refuses.
-
-        Raises:
-            LiveError: the disk refuses.
-        """
+        """Set manifest keys, on disk on return; an older manifest stays whole when the disk refuses."""
         if unknown := manifest.keys() - MANIFEST_KEYS.keys():
             raise KeyError(f"not keys of a live run's manifest: {', '.join(sorted(unknown))}")
         self.manifest = {**self.manifest, **manifest}
-        write_text(
-            self.folder / MANIFEST, json.dumps(plain(self.manifest), indent=1, allow_nan=False) + "\n", LiveError
-        )
+        self.write_text(MANIFEST, json.dumps(plain(self.manifest), indent=1, allow_nan=False) + "\n")
 
     def write_text(self, name: str, text: str) -> Path:
-        """A text file of the run: `METRICS_BEFORE`, `METRICS_AFTER`; returns where it lies.
-
-        Raises:
-            LiveError: the disk refuses.
-        """
+        """A text file of the run; returns where it lies."""
         write_text(self.folder / name, text, LiveError)
         return self.folder / name
 
-    def finish(self, incomplete_reason: str = "") -> LiveRun:
-        """End the run: the journal becomes the tables, and without a reason against it the run is complete.
+    def finish(
+        self, incomplete_reason: str = "", requests: pd.DataFrame | None = None, chunks: pd.DataFrame | None = None
+    ) -> LiveRun:
+        """End the run: without a reason against it, it is complete.
 
-        Raises:
-            LiveError: the disk refuses; what is on disk then is still readable and marked incomplete.
+        Args:
+            requests, chunks: the tables, columns as in the module's text; None: those of the journal.
         """
-        self.write_tables(*tables(read_journal(self.folder / JOURNAL)))
+        if requests is None or chunks is None:
+            requests, chunks = tables(read_journal(self.folder / JOURNAL))
+        for name, frame, dtypes in ((REQUESTS, requests, REQUESTS_DTYPES), (CHUNKS, chunks, CHUNKS_DTYPES)):
+            with written(self.folder / name, LiveError) as partial:
+                frame[list(dtypes)].astype(dtypes).to_parquet(partial, index=False)
         self.update(complete=not incomplete_reason, incomplete_reason=incomplete_reason)
         with contextlib.suppress(OSError):
             (self.folder / JOURNAL).unlink()
@@ -217,16 +196,6 @@ class LiveRunWriter:
             with contextlib.suppress(LiveError):
                 self.finish(why(error))
             raise
-
-    def write_tables(self, requests: pd.DataFrame, chunks: pd.DataFrame) -> None:
-        """``requests.parquet`` and ``chunks.parquet``, columns as in the module's text.
-
-        Raises:
-            LiveError: the disk refuses.
-        """
-        for name, frame, dtypes in ((REQUESTS, requests, REQUESTS_DTYPES), (CHUNKS, chunks, CHUNKS_DTYPES)):
-            with written(self.folder / name, LiveError) as partial:
-                frame[list(dtypes)].astype(dtypes).to_parquet(partial, index=False)
 
 
 def why(error: BaseException) -> str:
@@ -267,12 +236,8 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 
 def _check_tables(folder: Path, requests: pd.DataFrame, chunks: pd.DataFrame) -> None:
-    """Refuse what no client can have seen: the same request twice, negative times, unknown pieces.
-
-    Raises:
-        InputError: the column and the first bad value.
-    """
-    checks = [(REQUESTS, requests, "request_id", requests["request_id"].duplicated(), "the same request twice")]
+    """Refuse what no client can have seen: the same request twice, negative times, unknown pieces."""
+    checks = [(REQUESTS, "request_id", requests["request_id"].duplicated(), "the same request twice")]
     for name, frame, columns in (
         (REQUESTS, requests, ("due_s", "sent_s", "first_token_s", "finish_s", "prompt_tokens", "output_tokens")),
         (CHUNKS, chunks, ("time_s", "tokens")),
@@ -280,13 +245,14 @@ def _check_tables(folder: Path, requests: pd.DataFrame, chunks: pd.DataFrame) ->
         for column in columns:
             # NaN is no comparison's: a time that never came.
             bad = (frame[column] < 0) | (frame[column] > _MOST)
-            checks.append((name, frame, column, bad, f"must be from 0 to {_MOST:g}"))
-    checks.append((CHUNKS, chunks, "time_s", chunks["time_s"].isna(), "must be a time"))
+            checks.append((name, column, bad, f"must be from 0 to {_MOST:g}"))
     unknown = ~chunks["request_id"].isin(requests["request_id"])
-    checks.append((CHUNKS, chunks, "request_id", unknown, f"no such request in {REQUESTS}"))
-    for name, frame, column, bad, message in checks:
+    checks.append((CHUNKS, "time_s", chunks["time_s"].isna(), "must be a time"))
+    checks.append((CHUNKS, "request_id", unknown, f"no such request in {REQUESTS}"))
+    for name, column, bad, message in checks:
         if bad.any():
-            raise InputError(message, file=str(folder / name), key=column, value=frame[column][bad].tolist()[0])
+            values = (requests if name == REQUESTS else chunks)[column]
+            raise InputError(message, file=str(folder / name), key=column, value=values[bad].tolist()[0])
 
 
 def _table(path: Path, dtypes: Mapping[str, str]) -> pd.DataFrame:

@@ -49,21 +49,14 @@ _CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
 @dataclass(frozen=True)
 class ServerFlags:
-    """A vLLM server to be started.
+    """A vLLM server to be started."""
 
-    Attributes:
-        model: folder or Hugging Face id.
-        flags: of ``vllm serve`` without the model, host and port.
-        vllm: how vLLM's server is called, e.g. ``("vllm", "serve")``; empty: found in this environment or on PATH.
-        cpu: the server computes on the CPU.
-        port: None: a free one.
-    """
-
-    model: str
-    flags: tuple[str, ...] = ()
+    model: str  # folder or Hugging Face id
+    flags: tuple[str, ...] = ()  # of ``vllm serve`` without the model, host and port
+    # How vLLM's server is called, e.g. ``("vllm", "serve")``; empty: found in this environment or on PATH.
     vllm: tuple[str, ...] = ()
-    cpu: bool = False
-    port: int | None = None
+    cpu: bool = False  # the server computes on the CPU
+    port: int | None = None  # None: a free one
 
     def command(self, port: int) -> list[str]:
         """The whole command line."""
@@ -80,18 +73,13 @@ class ServerFlags:
 
 @dataclass
 class Server:
-    """A server that is starting or running; a context manager that stops it.
+    """A server that is starting or running; a context manager that stops it."""
 
-    Attributes:
-        command, environment: as started.
-        url: without ``/v1``.
-        log: file that takes all it prints.
-    """
-
+    # command, environment: as started
     command: list[str]
     environment: Mapping[str, str]
-    url: str
-    log: Path
+    url: str  # without ``/v1``
+    log: Path  # file that takes all it prints
     _keeper: subprocess.Popen[bytes] = field(repr=False)
 
     @classmethod

@@ -73,30 +73,22 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class StepFit:
-    """What the runs say of a step's time.
+    """What the runs say of a step's time."""
 
-    Attributes:
-        coefficients: seconds per unit, names of `TARGET`, `DRAFT`, `SEARCH` and ``fixed_s``; one that could not be told
-            from others is 0.
-        folded: for those, which coefficient carries it; "" where nothing was there to be multiplied.
-        rows: the curve over rows, (rows, seconds) from 0 at the fewest rows seen.
-        sequences: smallest and largest number of requests in a step.
-        runs: the runs with their points.
-        held_out: errors by run; ``whole`` and ``all`` are those of whole runs and of every held-out point.
-        outlier_points, outlier_seconds: share of the points the fit sets aside, and of the time they hold.
-        seconds_over_fit: measured over fitted time, outliers included.
-    """
-
+    # Seconds per unit, names of `TARGET`, `DRAFT`, `SEARCH` and ``fixed_s``; one that could not be told from others is
+    # 0
     coefficients: dict[str, float]
-    folded: dict[str, str]
-    rows: tuple[tuple[float, float], ...]
-    sequences: tuple[int, int]
-    runs: tuple[TimedRun, ...]
+    folded: dict[str, str]  # for those, which coefficient carries it; "" where nothing was there to be multiplied
+    rows: tuple[tuple[float, float], ...]  # the curve over rows, (rows, seconds) from 0 at the fewest rows seen
+    sequences: tuple[int, int]  # smallest and largest number of requests in a step
+    runs: tuple[TimedRun, ...]  # the runs with their points
+    # Errors by run; ``whole`` and ``all`` are those of whole runs and of every held-out point
     held_out: tuple[HeldOut, ...]
     all: Errors
+    # outlier_points, outlier_seconds: share of the points the fit sets aside, and of the time they hold
     outlier_points: float
     outlier_seconds: float
-    seconds_over_fit: float
+    seconds_over_fit: float  # measured over fitted time, outliers included
 
     @property
     def methods(self) -> tuple[str, ...]:

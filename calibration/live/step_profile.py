@@ -178,14 +178,10 @@ _LONGEST_TURNAROUND_S = 0.25
 
 @dataclass(frozen=True)
 class FrontEndMeasurement:
-    """The seconds, and how much they rest on.
+    """The seconds, and how much they rest on."""
 
-    Attributes:
-        seconds: 0 where nothing says otherwise.
-        pieces, arrivals, turnarounds: pieces of answers, requests that met an idle engine and pauses they come from.
-    """
-
-    seconds: FrontEnd
+    seconds: FrontEnd  # 0 where nothing says otherwise
+    # pieces, arrivals, turnarounds: pieces of answers, requests that met an idle engine and pauses they come from
     pieces: int
     arrivals: int
     turnarounds: int

@@ -26,29 +26,17 @@ _LIBRARIES = ("draftcast", "torch", "triton", "numpy")
 
 @dataclass(frozen=True)
 class Device:
-    """One device.
+    """One device."""
 
-    Attributes:
-        kind: cpu or cuda.
-        name: as the operating system or the driver calls it.
-        cores: of the host, usable by this process.
-        threads: that torch uses on the CPU.
-        cache_bytes: last-level cache.
-        memory_bytes: of the device, in all.
-        driver: version, "" for a CPU.
-        clocks: MHz by name, as reported when asked for.
-        versions: of the libraries that decide what runs.
-    """
-
-    kind: str
-    name: str
-    cores: int
-    threads: int
-    cache_bytes: int
-    memory_bytes: int
-    driver: str = ""
-    clocks: dict[str, float] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
+    kind: str  # cpu or cuda
+    name: str  # as the operating system or the driver calls it
+    cores: int  # of the host, usable by this process
+    threads: int  # that torch uses on the CPU
+    cache_bytes: int  # last-level cache
+    memory_bytes: int  # of the device, in all
+    driver: str = ""  # version, "" for a CPU
+    clocks: dict[str, float] = field(default_factory=dict)  # MHz by name, as reported when asked for
+    versions: dict[str, str] = field(default_factory=dict)  # of the libraries that decide what runs
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for two runs' times to belong together."""

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftcast.calibration.journal import Journal
 from draftcast.calibration.microbench.buffers import freed_memory_kept
 from draftcast.calibration.microbench.buffers import launches as make_launches
 from draftcast.calibration.microbench.ceilings import BURSTS, ceilings, gemm_points, stream_launches
 from draftcast.calibration.microbench.device import Device, is_alive
-from draftcast.calibration.microbench.journal import Journal
 from draftcast.calibration.microbench.noise import (
     INTERVAL_S,
     Levels,
@@ -244,7 +244,7 @@ class Calibration:
     def _note(self, **record: Any) -> None:
         """Write a line that accounts for all the time since the line before."""
         line = {**record, "took_s": round(self.spent_s - self._noted_s, 6)}
-        self.journal.append(line)
+        self.journal.append(line, sync=True)
         self._take(line)
 
     def _read_noise(self, probe: NoiseProbe) -> None:

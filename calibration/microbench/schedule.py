@@ -90,19 +90,13 @@ def _quantiles(count: int) -> tuple[int, float]:
 
 @dataclass
 class Progress:
-    """What is known of one point so far.
+    """What is known of one point so far."""
 
-    Attributes:
-        bursts: seconds of each, with the worse of the readings before and after it (None: none are taken).
-        launches: timed in all of them.
-        took_s: wall time of its visits.
-        failed: why it cannot be timed, "" if it can.
-    """
-
+    # Seconds of each, with the worse of the readings before and after it (None: none are taken)
     bursts: list[tuple[float, Quietness | None]] = field(default_factory=list)
-    launches: int = 0
-    took_s: float = 0.0
-    failed: str = ""
+    launches: int = 0  # timed in all of them
+    took_s: float = 0.0  # wall time of its visits
+    failed: str = ""  # why it cannot be timed, "" if it can
     _judged_at: tuple[int, int] = (0, -1)  # bursts and version of the levels
     _judged: tuple[list[float], Estimate] | None = None
 

@@ -32,19 +32,14 @@ _MEMORY_SHARE = 0.15
 
 @dataclass(frozen=True)
 class Point:
-    """One row of a latency table, not measured yet: one kernel at one shape.
-
-    Attributes:
-        shape: the operator's shape fields with their values.
-        graph: timed as a replay of a CUDA graph.
-    """
+    """One row of a latency table, not measured yet: one kernel at one shape."""
 
     operator: str
     dtype: str
     kv_dtype: str
     implementation: str
-    shape: Shape
-    graph: bool = False
+    shape: Shape  # the operator's shape fields with their values
+    graph: bool = False  # timed as a replay of a CUDA graph
 
     @functools.cached_property
     def key(self) -> str:
@@ -54,20 +49,15 @@ class Point:
 
 
 class Series(NamedTuple):
-    """Points of one operator over a grid.
-
-    Attributes:
-        fixed: shape fields that stay as they are.
-        axes: shape fields that vary, each over ascending values; ``ratio`` stands for ``context`` in units of ``q``.
-        max_tokens: points with more cached tokens (batch x context) are not part of the grid; 0: no such bound.
-    """
+    """Points of one operator over a grid."""
 
     operator: str
     dtype: str
     kv_dtype: str
-    fixed: Mapping[str, int]
+    fixed: Mapping[str, int]  # shape fields that stay as they are
+    # Shape fields that vary, each over ascending values; ``ratio`` stands for ``context`` in units of ``q``
     axes: Mapping[str, Sequence[int]]
-    max_tokens: int = 0
+    max_tokens: int = 0  # points with more cached tokens (batch x context) are not part of the grid; 0: no such bound
 
     def shapes(self, fields: Sequence[str]) -> list[tuple[tuple[int, int], Shape]]:
         """((deepest level, sum of levels), shape) of every point, fields in the order given."""
@@ -120,30 +110,23 @@ def doublings(first: int, last: int, factor: int = 2) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Grid:
-    """Values of the axes.
+    """Values of the axes."""
 
-    Attributes:
-        rows: of linear, elementwise and MoE kernels.
-        sampled_rows: of the sampler.
-        queries, batches, contexts: queries of a sequence, sequences, cached tokens of decode and verify attention.
-        trees: (queries, sequences, contexts) under an ancestor mask; a coarser grid, as it is the chain's cost but for
-            the mask. The n-gram search takes its sequences and contexts too.
-        chunks, ratios, prefills: prefill attention's queries, context in units of the chunk, sequences.
-        max_tokens: most cached tokens of all sequences of a point; 0: any.
-        graphs: whether points are timed eager (False), inside a CUDA graph (True), or both.
-    """
-
-    rows: tuple[int, ...]
-    sampled_rows: tuple[int, ...]
+    rows: tuple[int, ...]  # of linear, elementwise and MoE kernels
+    sampled_rows: tuple[int, ...]  # of the sampler
+    # queries, batches, contexts: queries of a sequence, sequences, cached tokens of decode and verify attention
     queries: tuple[int, ...]
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
+    # (queries, sequences, contexts) under an ancestor mask; a coarser grid, as it is the chain's cost but for the mask.
+    # The n-gram search takes its sequences and contexts too.
     trees: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    # chunks, ratios, prefills: prefill attention's queries, context in units of the chunk, sequences
     chunks: tuple[int, ...]
     ratios: tuple[int, ...]
     prefills: tuple[int, ...]
-    max_tokens: int
-    graphs: tuple[bool, ...]
+    max_tokens: int  # most cached tokens of all sequences of a point; 0: any
+    graphs: tuple[bool, ...]  # whether points are timed eager (False), inside a CUDA graph (True), or both
 
 
 def cpu_grid(max_rows: int) -> Grid:
@@ -184,21 +167,14 @@ def cuda_grid(max_rows: int) -> Grid:
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured; a journal goes on only under the same.
+    """What is measured; a journal goes on only under the same."""
 
-    Attributes:
-        names: the models'.
-        digest: of their dimensions, as a path may hold another model next time.
-        kv_dtypes: formats of the KV cache beside each dtype; fp32 activations keep fp32.
-        operators: those to time.
-    """
-
-    names: tuple[str, ...]
-    digest: str
+    names: tuple[str, ...]  # the models'
+    digest: str  # of their dimensions, as a path may hold another model next time
     tps: tuple[int, ...]
     dtypes: tuple[str, ...]
-    kv_dtypes: tuple[str, ...]
-    operators: tuple[str, ...]
+    kv_dtypes: tuple[str, ...]  # formats of the KV cache beside each dtype; fp32 activations keep fp32
+    operators: tuple[str, ...]  # those to time
     max_rows: int
     seed: int
 

@@ -28,19 +28,12 @@ class Burst:
 
 @dataclass(frozen=True)
 class BurstLimits:
-    """How long a burst lasts.
+    """How long a burst lasts."""
 
-    Attributes:
-        warm_s: launches run untimed for this long, at least one.
-        sample_s: least length of a sample; shorter launches are repeated within it.
-        burst_s: samples are taken for this long, but at least one.
-        long_s: on the CPU a launch of this length needs no warm-up where it sets nothing up.
-    """
-
-    warm_s: float = 0.005
-    sample_s: float = 0.0002
-    burst_s: float = 0.04
-    long_s: float = 0.1
+    warm_s: float = 0.005  # launches run untimed for this long, at least one
+    sample_s: float = 0.0002  # least length of a sample; shorter launches are repeated within it
+    burst_s: float = 0.04  # samples are taken for this long, but at least one
+    long_s: float = 0.1  # on the CPU a launch of this length needs no warm-up where it sets nothing up
 
 
 class Timer(Protocol):

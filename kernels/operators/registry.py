@@ -51,17 +51,13 @@ _OPERATORS = {
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to run an operator.
+    """One way to run an operator."""
 
-    Attributes:
-        name: "torch" or "triton".
-        supports: (shape, dtype, kv_dtype, device) to "" or the reason why it cannot run; device is "cpu" or "cuda".
-        prepare: (inputs, outputs) to a closure that runs the operator once and writes every output. Work space is
-            allocated here, so that the closure can be captured in a CUDA graph where the operator allows it.
-    """
-
-    name: str
+    name: str  # "torch" or "triton"
+    # (shape, dtype, kv_dtype, device) to "" or the reason why it cannot run; device is "cpu" or "cuda"
     supports: Supports
+    # (inputs, outputs) to a closure that runs the operator once and writes every output. Work space is allocated here,
+    # so that the closure can be captured in a CUDA graph where the operator allows it.
     prepare: Prepare
 
 
@@ -112,28 +108,19 @@ def _nothing_runs() -> None:
 
 @dataclass(frozen=True)
 class Operator:
-    """What an operator costs, runs on and should answer.
+    """What an operator costs, runs on and should answer."""
 
-    Attributes:
-        name: as in a latency table.
-        shape_fields: names of its sizes, a subset of the latency table's shape columns.
-        dtypes: of "fp32", "bf16", "fp8"; "int32" for what works on token ids.
-        work: (shape, dtype, kv_dtype) to FLOPs and bytes; sizes may be arrays. kv_dtype is "" where it has no meaning.
-        draw_inputs: named tensors and numbers; some take options beside the shape.
-        make_outputs: tensors of the right shape with any content, from the inputs.
-        reference: the outputs in float64, or the exact integers.
-        implementations: by name.
-        close: ends what launches leave running between them, an all-reduce's processes; they must be prepared anew.
-    """
-
-    name: str
-    shape_fields: tuple[str, ...]
+    name: str  # as in a latency table
+    shape_fields: tuple[str, ...]  # names of its sizes, a subset of the latency table's shape columns
+    # (shape, dtype, kv_dtype) to FLOPs and bytes; sizes may be arrays. kv_dtype is "" where it has no meaning.
     work: Callable[[Mapping[str, Any], str, str], Work]
-    draw_inputs: Callable[..., dict[str, Any]]
+    draw_inputs: Callable[..., dict[str, Any]]  # named tensors and numbers; some take options beside the shape
+    # Tensors of the right shape with any content, from the inputs
     make_outputs: Callable[[Tensors], dict[str, torch.Tensor]]
-    reference: Callable[[Tensors], dict[str, torch.Tensor]]
-    implementations: Mapping[str, Implementation]
-    dtypes: tuple[str, ...] = ("fp32", "bf16")
+    reference: Callable[[Tensors], dict[str, torch.Tensor]]  # the outputs in float64, or the exact integers
+    implementations: Mapping[str, Implementation]  # by name
+    dtypes: tuple[str, ...] = ("fp32", "bf16")  # of "fp32", "bf16", "fp8"; "int32" for what works on token ids
+    # Ends what launches leave running between them, an all-reduce's processes; they must be prepared anew
     close: Callable[[], None] = _nothing_runs
 
     def make_inputs(

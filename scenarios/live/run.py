@@ -50,42 +50,27 @@ _WARMUP_SEED = 2**31
 
 @dataclass(frozen=True)
 class LiveOptions:
-    """How a live run is made, beside what the scenario says.
+    """How a live run is made, beside what the scenario says."""
 
-    Attributes:
-        url: of a server that somebody else started; None: we start one.
-        server_log: its log, where it is on this machine.
-        vllm: how vLLM's server is called; empty: found.
-        server_arguments: more flags for our server, verbatim.
-        port: of our server; None: a free one.
-        start_timeout_s, request_timeout_s: after which a server, or a request, has failed.
-        warmup_requests: sent before and not recorded.
-        send_for_s: no request is sent later; None: all are sent.
-    """
-
-    url: str | None = None
-    server_log: Path | None = None
-    vllm: tuple[str, ...] = ()
-    server_arguments: tuple[str, ...] = ()
-    port: int | None = None
+    url: str | None = None  # of a server that somebody else started; None: we start one
+    server_log: Path | None = None  # its log, where it is on this machine
+    vllm: tuple[str, ...] = ()  # how vLLM's server is called; empty: found
+    server_arguments: tuple[str, ...] = ()  # more flags for our server, verbatim
+    port: int | None = None  # of our server; None: a free one
+    # start_timeout_s, request_timeout_s: after which a server, or a request, has failed
     start_timeout_s: float = 600.0
     request_timeout_s: float = 120.0
-    warmup_requests: int = 8
-    send_for_s: float | None = None
+    warmup_requests: int = 8  # sent before and not recorded
+    send_for_s: float | None = None  # no request is sent later; None: all are sent
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a live run tells of itself while it goes on.
+    """What a live run tells of itself while it goes on."""
 
-    Attributes:
-        say: called with a line for people.
-        waiting: called with the seconds our server has been starting.
-        load: called with the number of requests and the client's progress (sent, done, failed, tokens, time_s).
-    """
-
-    say: Callable[[str], None] = lambda _: None
-    waiting: Callable[[float], None] = lambda _: None
+    say: Callable[[str], None] = lambda _: None  # called with a line for people
+    waiting: Callable[[float], None] = lambda _: None  # called with the seconds our server has been starting
+    # Called with the number of requests and the client's progress (sent, done, failed, tokens, time_s)
     load: Callable[[int, dict[str, Any]], None] = lambda _, __: None
 
 

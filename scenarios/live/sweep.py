@@ -54,15 +54,10 @@ RATE_SHARES = (0.3, 0.45, 0.6, 0.75, 0.9)
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to run the server.
+    """One way to run the server."""
 
-    Attributes:
-        name: short, unique; names folders.
-        scenario: with this mode's speculation.
-    """
-
-    name: str
-    scenario: Scenario
+    name: str  # short, unique; names folders
+    scenario: Scenario  # with this mode's speculation
 
     @property
     def method(self) -> str:
@@ -75,29 +70,21 @@ class Mode:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a sweep runs.
+    """What a sweep runs."""
 
-    Attributes:
-        ks: draft lengths of the scenario's own method; on a testbed each has its draft beside the scenario's.
-        alternatives: other methods, ``{"speculative_config": ..., "acceptance": ...}`` each.
-        concurrencies: closed loops.
-        rates_rps: open loops; None: `RATE_SHARES` of the largest closed loop's throughput without speculation.
-        calibration_concurrencies: closed loops for calibration; none: no such cells.
-        calibration_lengths: their ``workload.lengths``, which should be others than the scenario's.
-        cell_s: seconds in which a cell sends requests; it ends when they are answered.
-        rounds: how often every cell is run.
-        in_turn: one server at a time.
-    """
-
+    # Draft lengths of the scenario's own method; on a testbed each has its draft beside the scenario's
     ks: tuple[int, ...] = (1, 3, 5)
+    # Other methods, ``{"speculative_config": ..., "acceptance": ...}`` each
     alternatives: tuple[Mapping[str, Any], ...] = ()
-    concurrencies: tuple[int, ...] = CONCURRENCIES
+    concurrencies: tuple[int, ...] = CONCURRENCIES  # closed loops
+    # Open loops; None: `RATE_SHARES` of the largest closed loop's throughput without speculation
     rates_rps: tuple[float, ...] | None = None
-    calibration_concurrencies: tuple[int, ...] = ()
+    calibration_concurrencies: tuple[int, ...] = ()  # closed loops for calibration; none: no such cells
+    # Their ``workload.lengths``, which should be others than the scenario's
     calibration_lengths: Mapping[str, Any] | None = None
-    cell_s: float = 15.0
-    rounds: int = 1
-    in_turn: bool = False
+    cell_s: float = 15.0  # seconds in which a cell sends requests; it ends when they are answered
+    rounds: int = 1  # how often every cell is run
+    in_turn: bool = False  # one server at a time
 
 
 def modes_of(scenario: Scenario, plan: SweepPlan) -> tuple[Mode, ...]:

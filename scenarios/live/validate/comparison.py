@@ -45,30 +45,20 @@ class Figure:
 
 @dataclass(frozen=True)
 class Validation:
-    """What `validate` found.
-
-    Attributes:
-        figures: by name, those that both sides have.
-        acceptance: ``configured`` or ``measured``: which one the forecast took; "" without speculation.
-        front_end: the forecast's seconds between client and engine; their source is the profile's calibration.
-        own_front_end: the same as measured in this very run, for the attribution; None without a log.
-        steps: step times; None without a log.
-        replays: the forecast's replications.
-        live_requests: the run's requests in the columns of a simulation.
-        attribution: by figure: measured minus forecast, by cause (`CAUSES`), each as a share of the measured value.
-        notes: what a reader must know.
-    """
+    """What `validate` found."""
 
     question: Question
-    figures: dict[str, Figure]
-    acceptance: str
-    front_end: FrontEnd
+    figures: dict[str, Figure]  # by name, those that both sides have
+    acceptance: str  # ``configured`` or ``measured``: which one the forecast took; "" without speculation
+    front_end: FrontEnd  # the forecast's seconds between client and engine; their source is the profile's calibration
+    # The same as measured in this very run, for the attribution; None without a log
     own_front_end: FrontEndMeasurement | None
-    steps: StepTimes | None
-    replays: list[Replay] = field(repr=False)
-    live_requests: pd.DataFrame = field(repr=False)
+    steps: StepTimes | None  # step times; None without a log
+    replays: list[Replay] = field(repr=False)  # the forecast's replications
+    live_requests: pd.DataFrame = field(repr=False)  # the run's requests in the columns of a simulation
+    # By figure: measured minus forecast, by cause (`CAUSES`), each as a share of the measured value
     attribution: dict[str, dict[str, float]]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # what a reader must know
 
     def error_with_own_step_times(self, name: str) -> float:
         """The figure's error when acceptance, step times and front end are those measured in this run.

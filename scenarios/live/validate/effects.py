@@ -32,25 +32,19 @@ CUTOVER_BAR = 0.15
 
 @dataclass(frozen=True)
 class Effect:
-    """Speculation's effect in one mode at one load.
+    """Speculation's effect in one mode at one load."""
 
-    Attributes:
-        mode, load_kind, load: as in the sweep's index.
-        measured, low, high: over all rounds, with its interval.
-        forecast: over all rounds and replications.
-        resamples: of the measured effect, shape (`RESAMPLES`,).
-        replications: the forecast effect by replication.
-    """
-
+    # mode, load_kind, load: as in the sweep's index
     mode: str
     load_kind: str
     load: float
+    # measured, low, high: over all rounds, with its interval
     measured: float
     low: float
     high: float
-    forecast: float
-    resamples: FloatArray
-    replications: FloatArray
+    forecast: float  # over all rounds and replications
+    resamples: FloatArray  # of the measured effect, shape (`RESAMPLES`,)
+    replications: FloatArray  # the forecast effect by replication
 
     @property
     def sign(self) -> str:

@@ -34,18 +34,13 @@ _ENTRY_GAP_S = 1e-4
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a forecast takes from elsewhere than scenario and server.
+    """What a forecast takes from elsewhere than scenario and server."""
 
-    Attributes:
-        acceptance: a scenario's acceptance section; None: the scenario's own.
-        decode_excess, prompt_excess: share by which steps without and with prompts last longer than the profile says.
-        front_end: seconds between client and engine.
-    """
-
-    acceptance: Mapping[str, Any] | None = None
+    acceptance: Mapping[str, Any] | None = None  # a scenario's acceptance section; None: the scenario's own
+    # decode_excess, prompt_excess: share by which steps without and with prompts last longer than the profile says
     decode_excess: float = 0.0
     prompt_excess: float = 0.0
-    front_end: FrontEnd = NOTHING
+    front_end: FrontEnd = NOTHING  # seconds between client and engine
 
 
 @dataclass(frozen=True)

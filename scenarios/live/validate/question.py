@@ -41,25 +41,15 @@ SERVER_KEYS = (
 
 @dataclass(frozen=True)
 class Question:
-    """What `draftcast.scenarios.live.validate.forecast` plays.
+    """What `draftcast.scenarios.live.validate.forecast` plays."""
 
-    Attributes:
-        live: the recorded run.
-        scenario: the one asked about, with the server's configuration, speculation and clients in it.
-        deployment: the engine, resolved.
-        table: the requests that were answered, in the order of sending; arrivals are the times of sending.
-        kept: row of each of them in ``live.requests``.
-        loop: the clients of a closed loop, else None.
-        from_server: the keys taken from the server.
-    """
-
-    live: LiveRun
-    scenario: Scenario
-    deployment: Deployment
-    table: RequestTable
-    kept: np.ndarray[Any, np.dtype[np.int64]]
-    loop: ClosedLoopArrivals | None
-    from_server: dict[str, Any]
+    live: LiveRun  # the recorded run
+    scenario: Scenario  # the one asked about, with the server's configuration, speculation and clients in it
+    deployment: Deployment  # the engine, resolved
+    table: RequestTable  # the requests that were answered, in the order of sending; arrivals are the times of sending
+    kept: np.ndarray[Any, np.dtype[np.int64]]  # row of each of them in ``live.requests``
+    loop: ClosedLoopArrivals | None  # the clients of a closed loop, else None
+    from_server: dict[str, Any]  # the keys taken from the server
 
 
 def question(live: LiveRun, scenario: Scenario, profile: str | None = None) -> Question:

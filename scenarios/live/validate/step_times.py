@@ -23,17 +23,12 @@ _LEAST_NEIGHBOURS = 20
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Measured and predicted seconds of the same steps.
+    """Measured and predicted seconds of the same steps."""
 
-    Attributes:
-        timed: the run's steps; its points have ``seconds`` and ``predicted_s``.
-        errors: of ``all`` points, of ``decode`` steps and of steps with ``prompts``.
-        decode_excess, prompt_excess: share by which steps without and with prompts took longer than predicted, all
-            their time counted.
-    """
-
-    timed: TimedRun
-    errors: dict[str, Errors]
+    timed: TimedRun  # the run's steps; its points have ``seconds`` and ``predicted_s``
+    errors: dict[str, Errors]  # of ``all`` points, of ``decode`` steps and of steps with ``prompts``
+    # decode_excess, prompt_excess: share by which steps without and with prompts took longer than predicted, all their
+    # time counted
     decode_excess: float
     prompt_excess: float
 

@@ -38,15 +38,11 @@ BELOW_CAPACITY = 0.8
 
 @dataclass(frozen=True)
 class Cell:
-    """One judged run of the sweep.
+    """One judged run of the sweep."""
 
-    Attributes:
-        entry: of the sweep's index.
-        capacity_share: offered tokens a second over what the mode's closed loops reached at most; NaN in closed loops.
-    """
-
-    entry: dict[str, Any]
+    entry: dict[str, Any]  # of the sweep's index
     validation: Validation = field(repr=False)
+    # Offered tokens a second over what the mode's closed loops reached at most; NaN in closed loops
     capacity_share: float = math.nan
 
     @property
@@ -62,27 +58,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class ModeSteps:
-    """Step time in the judged runs of a mode: errors of the profile, and how far the machine itself repeats a step.
-
-    Attributes:
-        repeat_spread: see `draftcast.scenarios.live.validate.step_times.repeat_spread`.
-    """
+    """Step time in the judged runs of a mode: errors of the profile, and how far the machine itself repeats a step."""
 
     errors: Errors
-    repeat_spread: tuple[float, float]
+    repeat_spread: tuple[float, float]  # see `draftcast.scenarios.live.validate.step_times.repeat_spread`
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """A mode's acceptance over all its judged runs.
-
-    Attributes:
-        drafts: rounds with drafts that the servers counted.
-        measured, forecast: unconditional rates by draft position, runs weighted by their rounds.
-    """
+    """A mode's acceptance over all its judged runs."""
 
     mode: str
-    drafts: int
+    drafts: int  # rounds with drafts that the servers counted
+    # measured, forecast: unconditional rates by draft position, runs weighted by their rounds
     measured: tuple[float, ...]
     forecast: tuple[float, ...]
 

@@ -10,7 +10,8 @@ import pytest
 from paths import DATA
 from samples import LINES
 
-from draftcast.calibration.live.journal import CHUNKS_DTYPES, REQUESTS_DTYPES, Journal, read_journal, tables
+from draftcast.calibration.journal import Journal
+from draftcast.calibration.live.journal import CHUNKS_DTYPES, REQUESTS_DTYPES, read_journal, tables
 from draftcast.calibration.live.run_directory import (
     JOURNAL,
     MANIFEST,
@@ -30,7 +31,7 @@ from draftcast.errors import InputError, LiveError
 def journal(folder: Path) -> None:
     file = Journal(folder / JOURNAL)
     for line in LINES:
-        file.append(*line)
+        file.append(line)
     file.close()
 
 
@@ -138,7 +139,7 @@ def test_a_full_disk_leaves_the_older_manifest(tmp_path: Path, monkeypatch: pyte
 
 def test_a_journal_on_a_full_disk_says_so() -> None:
     file = Journal(Path("/dev/full"))
-    file.append("s", 0, 0.1)
+    file.append(["s", 0, 0.1])
     with pytest.raises(LiveError, match=r"^/dev/full: cannot be written: No space left on device$"):
         file.flush()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from draftcast.calibration.microbench.journal import Journal
+from draftcast.calibration.journal import Journal
 from draftcast.errors import HardwareError
 
 HEADER: dict[str, Any] = {"device": "a processor", "threads": 2, "dtypes": ("bf16", "fp32")}
@@ -21,8 +21,8 @@ def path_fixture(tmp_path: Path) -> Path:
 
 def test_records_come_back_in_order(path: Path) -> None:
     with Journal(path, HEADER) as journal:
-        journal.append({"point": "a", "seconds": 1.5})
-        journal.append({"point": "b", "seconds": 0.1})
+        journal.append({"point": "a", "seconds": 1.5}, sync=True)
+        journal.append({"point": "b", "seconds": 0.1}, sync=True)
         assert len(path.read_bytes().splitlines()) == 3, "a line is on disk as soon as it is written"
     with Journal(path, HEADER) as journal:
         assert journal.records == [{"point": "a", "seconds": 1.5}, {"point": "b", "seconds": 0.1}]
@@ -31,13 +31,13 @@ def test_records_come_back_in_order(path: Path) -> None:
 @pytest.mark.parametrize("cut", [1, 5, 20])
 def test_a_torn_last_line_is_dropped(path: Path, cut: int) -> None:
     with Journal(path, HEADER) as journal:
-        journal.append({"point": "a", "seconds": 1.5})
-        journal.append({"point": "b", "seconds": 0.1})
+        journal.append({"point": "a", "seconds": 1.5}, sync=True)
+        journal.append({"point": "b", "seconds": 0.1}, sync=True)
     content = path.read_bytes()
     path.write_bytes(content[:-cut])
     with Journal(path, HEADER) as journal:
         assert journal.records == [{"point": "a", "seconds": 1.5}]
-        journal.append({"point": "b", "seconds": 0.1})
+        journal.append({"point": "b", "seconds": 0.1}, sync=True)
     assert path.read_bytes() == content
 
 
@@ -87,7 +87,7 @@ def test_another_file_is_refused_and_left_as_it_is(path: Path, content: bytes, l
 def test_a_broken_line_within_is_refused_with_its_number(path: Path) -> None:
     with Journal(path, HEADER) as journal:
         for point in "abc":
-            journal.append({"point": point})
+            journal.append({"point": point}, sync=True)
     lines = path.read_bytes().splitlines(keepends=True)
     lines[2] = lines[2][:5] + b"\n"
     path.write_bytes(b"".join(lines))
