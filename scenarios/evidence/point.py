@@ -1,0 +1,197 @@
+"""Measured results of real engines on real GPUs: one row a point, shipped as ``points/*.jsonl``.
+
+A row holds facts that its source states: the setting and the figures without and with speculation. A field that the
+source does not give is absent (or null); one that had to be taken from elsewhere is named under ``assumed`` with the
+reason. Adding a point is adding a row. This module reads rows and refuses bad ones; it forecasts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from draftcast.errors import ScenarioError
+from draftcast.files import read_text
+from draftcast.frozen import Frozen, Many, NonEmpty, Positive, Probability, wrong
+
+Tier = Literal["A", "B", "C"]
+Metric = Literal[
+    "output_tok_s",
+    "total_tok_s",
+    "req_s",
+    "per_request_decode_tok_s",
+    "tpot_ms",
+    "itl_ms",
+    "e2e_ms",
+    "e2e_s",
+    "speedup",
+]
+RATES: tuple[Metric, ...] = ("output_tok_s", "total_tok_s", "req_s", "per_request_decode_tok_s")
+"""Metrics of which more is better."""
+Tokens = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Number = Annotated[int, Field(ge=0, le=10**9)]
+
+
+class Spec(Frozen):
+    """How the engine speculated; ``none`` (or no method) without, ``tree`` where more than one branch is drafted."""
+
+    method: NonEmpty | None = None
+    k: Number | None = None
+    draft_model: NonEmpty | None = None
+    draft_tp: Number | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is drafted."""
+        return self.method not in (None, "none")
+
+
+class GivenAcceptance(Frozen):
+    """What the source says of acceptance.
+
+    ``mean_length`` includes the bonus token unless ``definition`` says otherwise; ``per_position`` is unconditional;
+    ``rate`` is accepted over drafted tokens. ``match_probability``: share of rounds in which a search found a draft,
+    of which the other figures then speak.
+    """
+
+    mean_length: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    per_position: Many[Probability] | None = None
+    rate: Probability | None = None
+    match_probability: Probability | None = None
+    definition: str | None = None
+
+
+class Load(Frozen):
+    """``concurrency``: closed loop of so many clients; ``rate``: requests/s; ``batch``: so many at once, or kept
+    running; ``burst``: all requests at once."""
+
+    kind: Literal["concurrency", "rate", "batch", "burst"]
+    value: Positive | None = None
+    num_prompts: Annotated[int, Field(ge=1)] | None = None
+
+
+class Point(Frozen):
+    """One measured point; the fields are those of the collection, see docs/evidence.md.
+
+    ``off`` and ``on`` are in the metric's unit; ``ratio`` above 1 says that speculation was better.
+    ``ratio_range`` stands where the source gives only a range. ``off_spec``: what the baseline drafted with, where it
+    was another method.
+    """
+
+    id: NonEmpty
+    source: NonEmpty
+    url: str
+    date: str
+    tier: Tier
+    engine: NonEmpty
+    engine_version: str
+    model: NonEmpty | None = None
+    quantization: NonEmpty | None = None
+    kv_cache_dtype: NonEmpty | None = None
+    gpu: NonEmpty | None = None
+    num_gpus: Number | None = None
+    tp: Number | None = None
+    dp: Number | None = None
+    ep: bool | Number | None = None
+    pp: Number | None = None
+    flags: dict[str, Any] = Field(default_factory=dict)
+    spec: Spec = Spec()
+    acceptance: GivenAcceptance | None = None
+    off_spec: Spec = Spec()
+    off_acceptance: GivenAcceptance | None = None
+    dataset: NonEmpty | None = None
+    input_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    load: Load
+    metric: Metric
+    off: Positive | None = None
+    on: Positive | None = None
+    ratio: Positive | None = None
+    ratio_range: Annotated[tuple[Positive, Positive], Field(strict=False)] | None = None
+    more: dict[str, Any] = Field(default_factory=dict)
+    assumed: dict[str, NonEmpty] = Field(default_factory=dict)
+    complete: str = ""
+    missing: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    note: str = ""
+
+    @property
+    def speedup(self) -> float | None:
+        """Measured factor by which speculation is better: the source's, else of its two figures; None without."""
+        if self.ratio is not None or self.off is None or self.on is None:
+            return self.ratio
+        return self.on / self.off if self.metric in RATES else self.off / self.on
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_for_null(cls, data: Any) -> Any:
+        return _without_null(data)
+
+    @model_validator(mode="after")
+    def _figures_fit(self) -> Self:
+        if self.off is None and self.on is None and self.ratio is None and self.ratio_range is None:
+            raise wrong("off", None, "a point needs a figure: off, on, ratio or ratio_range")
+        if self.spec.method == "none" and (self.on is not None or self.speedup is not None):
+            raise wrong("spec.method", self.spec.method, "the figure with speculation needs the method that drafted")
+        if self.metric == "speedup" and (self.off is not None or self.on is not None):
+            raise wrong("metric", self.metric, "has no absolute figures; give ratio")
+        for key in self.assumed:
+            if key.split(".", maxsplit=1)[0] not in type(self).model_fields:
+                raise wrong("assumed", key, "names no field of the row")
+        return self
+
+
+def _without_null(value: Any) -> Any:
+    """A null, or a section that holds nothing, says what an absent key says."""
+    if not isinstance(value, Mapping):
+        return value
+    inside = {key: _without_null(item) for key, item in value.items()}
+    return {key: item for key, item in inside.items() if item is not None and item != {}}
+
+
+def points() -> tuple[Point, ...]:
+    """Every shipped point, by file and line.
+
+    Raises:
+        ScenarioError: a bad row, or an id that stands twice.
+    """
+    folder = files("draftcast.scenarios").joinpath("evidence", "points")
+    entries = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".jsonl")), key=lambda e: e.name)
+    return parse_points((entry.name, entry.read_text("utf-8")) for entry in entries)
+
+
+def read_points(paths: Iterable[Path]) -> tuple[Point, ...]:
+    """Points of other files of the same form; errors as of `points`."""
+    return parse_points((str(path), read_text(path, ScenarioError)) for path in paths)
+
+
+def parse_points(texts: Iterable[tuple[str, str]]) -> tuple[Point, ...]:
+    """Points from (file name, JSON lines); errors as of `points`."""
+    found: dict[str, Point] = {}
+    for name, text in texts:
+        for number, line in enumerate(text.splitlines(), start=1):
+            if line.strip():
+                point = _point(line, f"{name}:{number}")
+                if point.id in found:
+                    raise ScenarioError("is the id of another row", file=f"{name}:{number}", key="id", value=point.id)
+                found[point.id] = point
+    return tuple(found.values())
+
+
+def _point(line: str, place: str) -> Point:
+    try:
+        return Point.model_validate(json.loads(line))
+    except json.JSONDecodeError as error:
+        raise ScenarioError(f"is not JSON: {error}", file=place) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        context = first.get("ctx", {})
+        key = ".".join(str(part) for part in (*first["loc"], *([context["key"]] if context.get("key") else [])))
+        raise ScenarioError(
+            first["msg"], file=place, key=key or None, value=context.get("value", first["input"])
+        ) from None
