@@ -7,7 +7,9 @@ microseconds, timed inside vLLM without a CUDA graph:
 * ``per_sequence.csv``: layer, sequences, time_us (lm_head, sampler)
 * ``attention.csv``: prefill_chunk, kv_prefill, n_decode, kv_decode, time_us; newer files name the second column
   prefill_key (``kv_prefill + prefill_chunk / 2``) and have layer and decode_q_len. A row with both a prompt and decodes
-  has no counterpart and is counted
+  is one launch over both (``attention_launch``)
+* ``skew.csv``: launches over ``n`` decodes of ``kv_mean`` tokens on average and ``kv_big`` at most, with or without a
+  prompt of ``pc`` tokens after ``kp`` others, in t_skew_us
 * ``moe.csv``: tokens, activated_experts, time_us and, in newer files, ep; of several numbers of experts for one number
   of tokens the one nearest to what uniform independent routing touches is taken
 
@@ -26,21 +28,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.importers.table_file import Imported, complete, read_rows, table_of
+from draftcast.calibration.importers.table_file import Imported, Rows, complete, read_rows, table_of
 from draftcast.calibration.profile.folder import sha256
 from draftcast.errors import HardwareError
+from draftcast.files import read_text
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.moe import touched_experts
 from draftcast.kernels.work.layers import linear_layers, lm_head
 
 Columns = dict[str, Any]
-_FILES = ("dense.csv", "per_sequence.csv", "attention.csv", "moe.csv", "layers.csv")
+_FILES = ("dense.csv", "per_sequence.csv", "attention.csv", "skew.csv", "moe.csv", "layers.csv")
 _LINEAR = {"qkv_proj": "qkv", "o_proj": "o", "gate_up_proj": "gate_up", "down_proj": "down"}
 _ATTENTION = ("prefill_chunk", "n_decode", "kv_decode", "time_us")
 
 
 def read_llmservingsim(path: Path, model: ModelSpec, tp: int | None = None, dtype: str = "bf16") -> Imported:
-    """Linear layers, rotary, activation, embedding, sampler, attention and experts of one ``tp<N>`` folder.
+    """Linear layers, norms, rotary, activation, embedding, sampler, attention and experts of one ``tp<N>`` folder.
 
     Args:
         path: the folder.
@@ -62,7 +65,9 @@ def read_llmservingsim(path: Path, model: ModelSpec, tp: int | None = None, dtyp
             continue
         sources[name] = sha256(file)
         if name == "attention.csv":
-            parts.append(_attention(file, model, ranks, left_out))
+            parts += _attention(file, model, ranks, left_out)
+        elif name == "skew.csv":
+            parts.append(_skew(file, model, ranks))
         elif name == "moe.csv":
             parts.append(_experts(file, model, ranks, dtype, left_out))
         else:
@@ -70,13 +75,22 @@ def read_llmservingsim(path: Path, model: ModelSpec, tp: int | None = None, dtyp
     if not sources:
         raise HardwareError(f"holds none of {', '.join(_FILES)}", file=str(path))
     frame = pd.concat([complete(part) for part in parts or [pd.DataFrame()]], ignore_index=True)
+    device, versions = _origin(path / "meta.yaml")
     return Imported(
         table=table_of(frame.assign(implementation="vllm"), path),
-        device="",
+        device=device,
         source="imported from a profile of LLMServingSim (github.com/casys-kaist/LLMServingSim)",
+        versions=versions,
         sources=sources,
         left_out=dict(+left_out),
     )
+
+
+def _origin(file: Path) -> tuple[str, dict[str, str]]:
+    """Device and version of vLLM, where the tool wrote them down."""
+    text = read_text(file, HardwareError) if file.is_file() else ""
+    meta = dict(re.findall(r"^(gpu|vllm_version): (.+)$", text, re.MULTILINE))
+    return meta.get("gpu", ""), {"vllm": meta["vllm_version"]} if "vllm_version" in meta else {}
 
 
 def _ranks(path: Path) -> int:
@@ -106,6 +120,7 @@ def _shapes(model: ModelSpec, tp: int, dtype: str) -> dict[str, Columns]:
     shapes["lm_head"] = {"operator": "linear", "dtype": "bf16", "k": head.k, "n": head.n}
     shapes["sampler"] = {"operator": "sampler", "dtype": "bf16", "n": model.vocab_size}
     shapes["embedding"] = {"operator": "embedding", "dtype": "bf16", "k": head.n, "n": hidden}
+    shapes["layernorm"] = {"operator": "rmsnorm", "dtype": "bf16", "n": hidden}
     rotary = {"operator": "rotary", "dtype": "bf16", "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     shapes["rotary_emb"] = shapes["rope"] = rotary
     return shapes
@@ -131,7 +146,8 @@ def _layers(file: Path, shapes: dict[str, Columns], tp: int, left_out: Counter[s
     return parts
 
 
-def _attention(file: Path, model: ModelSpec, tp: int, left_out: Counter[str]) -> pd.DataFrame:
+def _attention(file: Path, model: ModelSpec, tp: int, left_out: Counter[str]) -> list[pd.DataFrame]:
+    """Prompts alone, decodes alone, and both in one launch."""
     rows = read_rows(file, ("kv_prefill", *_ATTENTION), ("prefill_key", *_ATTENTION))
     if "layer" in rows.frame:
         other = rows.has("layer") & (rows.frame["layer"] != "attention")
@@ -139,31 +155,68 @@ def _attention(file: Path, model: ModelSpec, tp: int, left_out: Counter[str]) ->
             left_out[f"layer {name}: no counterpart"] += int(count)
         rows = rows.where(~other)
     chunk, batch = rows.whole("prefill_chunk"), rows.whole("n_decode")
-    mixed = (chunk > 0) == (batch > 0)
-    left_out["attention of a prompt and of decodes in one launch"] += int(mixed.sum())
-    prompts, decodes = rows.where(~mixed & (chunk > 0)), rows.where(~mixed & (batch > 0))
+    parts = []
+    prompts = rows.where((chunk > 0) & (batch == 0))
+    q = chunk[prompts.frame.index]
+    parts.append(_timed(prompts, "attention_prefill", batch=1, q=q, context=_prefix(prompts, q) + q))
+    decodes = rows.where((chunk == 0) & (batch > 0))
+    q = _queries(decodes)
+    context = decodes.whole("kv_decode") + q
+    parts.append(_timed(decodes, "attention_decode", batch=batch[decodes.frame.index], q=q, context=context))
+    both = rows.where((chunk > 0) & (batch > 0))
+    single = _queries(both) == 1
+    left_out["attention of a prompt beside several queries a sequence"] += int((~single).sum())
+    both = both.where(single)
+    m, context = chunk[both.frame.index], both.whole("kv_decode") + 1
+    columns = {"m": m, "k": _prefix(both, m) + m, "n": context, "context": context}
+    parts.append(_timed(both, "attention_launch", batch=batch[both.frame.index], **columns))
+    return [part.assign(**_heads(model, tp)) for part in parts]
+
+
+def _timed(rows: Rows, operator: str, **columns: Any) -> pd.DataFrame:
+    return rows.frame[[]].assign(operator=operator, seconds=rows.seconds("time_us", 1e-6), **columns)
+
+
+def _prefix(rows: Rows, chunk: pd.Series[int]) -> pd.Series[int]:
+    """Tokens of the prompt before the chunk."""
     if "kv_prefill" in rows.frame:
-        before = prompts.whole("kv_prefill")
-    else:
-        mean_key = prompts.seconds("prefill_key", 1.0, may_be_zero=True)
-        before = (mean_key - chunk[mean_key.index] / 2).round().astype(np.int64)
-    lengths = decodes.where(decodes.has("decode_q_len"))
-    queries = pd.Series(1, index=decodes.frame.index)
+        return rows.whole("kv_prefill")
+    mean_key = rows.seconds("prefill_key", 1.0, may_be_zero=True)
+    return (mean_key - chunk / 2).round().astype(np.int64)
+
+
+def _queries(rows: Rows) -> pd.Series[int]:
+    """Queries of each decoding sequence, 1 where the file does not say."""
+    queries = pd.Series(1, index=rows.frame.index)
+    lengths = rows.where(rows.has("decode_q_len"))
     if len(lengths.frame):
         queries.update(lengths.whole("decode_q_len", 1))
-    q = pd.concat([chunk[prompts.frame.index], queries])
-    timed = rows.where(~mixed)
-    return timed.frame[[]].assign(
-        operator=(batch > 0).map({True: "attention_decode", False: "attention_prefill"}),
-        batch=batch.clip(lower=1),
-        q=q,
-        context=pd.concat([before, decodes.whole("kv_decode")]) + q,
-        seconds=timed.seconds("time_us", 1e-6),
-        dtype="bf16",
-        kv_dtype="bf16",
-        heads=model.num_attention_heads // tp,
-        kv_heads=model.kv_heads_per_rank(tp),
-        head_dim=model.head_dim,
+    return queries
+
+
+def _heads(model: ModelSpec, tp: int) -> Columns:
+    return {
+        "dtype": "bf16",
+        "kv_dtype": "bf16",
+        "heads": model.num_attention_heads // tp,
+        "kv_heads": model.kv_heads_per_rank(tp),
+        "head_dim": model.head_dim,
+    }
+
+
+def _skew(file: Path, model: ModelSpec, tp: int) -> pd.DataFrame:
+    """Launches over unequal contexts."""
+    rows = read_rows(file, ("n", "pc", "kp", "kv_big", "kv_mean", "t_skew_us"))
+    mean, m = rows.seconds("kv_mean", 1.0), rows.whole("pc")
+    return rows.frame[[]].assign(
+        operator="attention_launch",
+        m=m,
+        k=(rows.whole("kp") + m).where(m > 0, 0),
+        n=rows.whole("kv_big", 1) + 1,
+        batch=rows.whole("n", 1),
+        context=mean.round().astype(np.int64) + 1,
+        seconds=rows.seconds("t_skew_us", 1e-6),
+        **_heads(model, tp),
     )
 
 

@@ -11,6 +11,8 @@ moe                 m tokens, k hidden, n expert width on the rank, num_experts,
 attention_decode    batch sequences, q queries each, context tokens attended to (the q new ones included), heads,
                     kv_heads, head_dim, window (0: none), tree (1: ancestor mask); q > 1 is verification
 attention_prefill   the same with q the chunk; context is prefix + chunk
+attention_launch    one launch over batch sequences of one query with context tokens each on average and n at most, and
+                    a prompt's chunk of m tokens (0: none) at the end of its k tokens; heads as above
 rmsnorm, swiglu     m rows of width n
 rotary              m rows, heads, kv_heads, head_dim
 embedding           m rows of width n, k the vocabulary
@@ -41,6 +43,7 @@ SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
     "moe": ("m", "k", "n", "num_experts", "top_k"),
     "attention_decode": ("batch", "q", "context", "heads", "kv_heads", "head_dim", "window", "tree"),
     "attention_prefill": ("batch", "q", "context", "heads", "kv_heads", "head_dim", "window"),
+    "attention_launch": ("m", "k", "n", "batch", "context", "heads", "kv_heads", "head_dim"),
     "rmsnorm": ("m", "n"),
     "swiglu": ("m", "n"),
     "rotary": ("m", "heads", "kv_heads", "head_dim"),
@@ -53,6 +56,8 @@ SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
 """Shape columns of each operator a table may hold."""
 
 MAY_BE_ZERO = ("window", "tree")
+WITHOUT_PROMPT = ("m", "k")
+"""Columns of attention_launch that are 0 where it has no prompt."""
 LABELS = ("operator", "dtype", "kv_dtype", "implementation")
 SHAPES = (
     "m",
@@ -206,7 +211,8 @@ def _check(frame: pd.DataFrame, file: str | None) -> None:
             known = ", ".join(SHAPE_FIELDS)
             raise HardwareError(f"unknown operator; known: {known}", file=file, key="operator", value=operator)
         for name in SHAPES:
-            low = (0 if name in MAY_BE_ZERO else 1) if name in fields else 0
+            may_be_zero = name in MAY_BE_ZERO or (operator == "attention_launch" and name in WITHOUT_PROMPT)
+            low = 0 if may_be_zero or name not in fields else 1
             wrong = rows[(rows[name] < low) | ((rows[name] != 0) & (name not in fields))]
             if len(wrong):
                 value = int(wrong[name].iloc[0])

@@ -34,7 +34,11 @@ MeasuredAcceptance = Annotated[
 def validate(
     scenario: ScenarioName,
     live: Annotated[
-        Path, typer.Option(metavar="DIR", help="A live run, or a result of vllm bench serve --save-detailed.")
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="A live run, a result of vllm bench serve --save-detailed, or a run of LLMServingSim's benchmark.",
+        ),
     ],
     profile: Profile = None,
     measured_acceptance: MeasuredAcceptance = False,
@@ -189,17 +193,20 @@ DESCRIBED = {"title", "source", "url", "engine_version", "given", "assumed", "ex
 
 
 def _live_run(path: Path) -> LiveRun:
-    """A run directory, or a bench result read as one."""
+    """A run directory, or a bench result or a run of LLMServingSim's benchmark read as one."""
     from tempfile import TemporaryDirectory
 
     from draftcast.calibration.live.bench_result import import_bench_result
+    from draftcast.calibration.live.recorded_requests import import_recorded_run, is_recorded_run
     from draftcast.calibration.live.run_directory import LiveRun
 
-    if path.is_dir():
+    if path.is_dir() and not is_recorded_run(path):
         return LiveRun.read(path)
-    if not path.is_file():
+    if not path.exists():
         raise InputError("no such run directory or file", file=str(path))
     with TemporaryDirectory() as folder:
+        if path.is_dir():
+            return import_recorded_run(path, Path(folder) / path.resolve().name)
         return import_bench_result(path, Path(folder) / path.stem)
 
 

@@ -23,6 +23,9 @@ from draftcast.sim.workload.request_table import RequestTable
 
 # What a server resolved and the scheduler depends on; where it does not say, the scenario's own holds.
 SERVER_KEYS = (
+    "model",
+    "tensor_parallel_size",
+    "gpu_memory_utilization",
     "num_gpu_blocks",
     "block_size",
     "max_num_batched_tokens",

@@ -191,7 +191,7 @@ def bundle(tmp_path: Path, **files: str) -> Path:
 def test_llmservingsim_dense_and_per_sequence(tmp_path: Path) -> None:
     dense = (
         "layer,tokens,time_us\nqkv_proj,8,20.5\no_proj,8,14.25\ngate_up_proj,8,90\ndown_proj,8,45\n"
-        "rotary_emb,8,3\nact_fn,8,4\nembedding,8,5\nlayernorm,8,6\n"
+        "rotary_emb,8,3\nact_fn,8,4\nembedding,8,5\nlayernorm,8,2\nqk_norm,8,6\n"
     )
     heads = "layer,sequences,time_us\nlm_head,8,350\nsampler,8,26\n"
     imported = read_llmservingsim(bundle(tmp_path, dense=dense, per_sequence=heads), LLAMA)
@@ -209,14 +209,15 @@ def test_llmservingsim_dense_and_per_sequence(tmp_path: Path) -> None:
     assert points(frame, "swiglu", "m", "n") == pytest.approx({(8, 7168): 4e-6})
     assert points(frame, "embedding", "m", "k", "n") == pytest.approx({(8, 64128, 4096): 5e-6})
     assert points(frame, "sampler", "m", "n") == pytest.approx({(8, 128256): 26e-6})
-    assert imported.left_out == {"layer layernorm: no counterpart": 1}
+    assert points(imported.table.frame, "rmsnorm", "m", "n") == pytest.approx({(8, 4096): 2e-6})
+    assert imported.left_out == {"layer qk_norm: no counterpart": 1}
 
 
 def test_llmservingsim_rows_left_out_are_counted_over_all_files(tmp_path: Path) -> None:
-    dense = "layer,tokens,time_us\nqkv_proj,8,20.5\nlayernorm,8,6\nlayernorm,16,7\n"
-    heads = "layer,sequences,time_us\nlayernorm,8,6\n"
+    dense = "layer,tokens,time_us\nqkv_proj,8,20.5\nqk_norm,8,6\nqk_norm,16,7\n"
+    heads = "layer,sequences,time_us\nqk_norm,8,6\n"
     imported = read_llmservingsim(bundle(tmp_path, dense=dense, per_sequence=heads), LLAMA)
-    assert imported.left_out == {"layer layernorm: no counterpart": 3}
+    assert imported.left_out == {"layer qk_norm: no counterpart": 3}
 
 
 def test_llmservingsim_number_format_is_the_weights(tmp_path: Path) -> None:
@@ -242,10 +243,20 @@ def test_llmservingsim_attention(tmp_path: Path, header: str, prefill: int) -> N
     assert points(imported.table.frame, "attention_decode", *fields) == pytest.approx(
         {(4, 1, 129, 16, 4, 128): 11e-6, (4, 3, 131, 16, 4, 128): 12.5e-6}
     )
-    assert imported.left_out == {
-        "attention of a prompt and of decodes in one launch": 1,
-        "layer indexer: no counterpart": 1,
-    }
+    launch = ("m", "k", "n", "batch", "context", "heads")
+    assert points(imported.table.frame, "attention_launch", *launch) == pytest.approx(
+        {(512, 1536, 129, 4, 129, 16): 70e-6}
+    )
+    assert imported.left_out == {"layer indexer: no counterpart": 1}
+
+
+def test_llmservingsim_unequal_contexts(tmp_path: Path) -> None:
+    text = "regime,n,nb,pc,kp,kvs,kv_big,kv_mean,t_mean_us,t_max_us,t_skew_us\n"
+    text += "pure,4,1,0,0,512,2048,896,40,70,45\nmixed,4,1,256,512,512,2048,896,90,150,120\n"
+    frame = read_llmservingsim(bundle(tmp_path, skew=text), LLAMA).table.frame
+    assert points(frame, "attention_launch", "m", "k", "n", "batch", "context") == pytest.approx(
+        {(0, 0, 2049, 4, 897): 45e-6, (256, 768, 2049, 4, 897): 120e-6}
+    )
 
 
 def test_llmservingsim_attention_without_layer_and_query_length(tmp_path: Path) -> None:
@@ -289,7 +300,7 @@ def test_llmservingsim_faults(tmp_path: Path) -> None:
     assert f"{folder / 'dense.csv'}:1: tokens: column missing" in fault(lambda: read_llmservingsim(folder, LLAMA))
     bundle(tmp_path, dense="layer,tokens,time_us,time_us\nqkv_proj,8,1,2\n")
     assert f"{folder / 'dense.csv'}:1: time_us: column stands twice" in fault(lambda: read_llmservingsim(folder, LLAMA))
-    bundle(tmp_path, dense="layer,tokens,time_us\nlayernorm,8,1\n")
+    bundle(tmp_path, dense="layer,tokens,time_us\nqk_norm,8,1\n")
     assert "no row that can be imported" in fault(lambda: read_llmservingsim(folder, LLAMA))
     other = folder.rename(tmp_path / "two_ranks")
     assert "must be called tp<N>" in fault(lambda: read_llmservingsim(other, LLAMA))
