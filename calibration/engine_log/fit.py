@@ -79,11 +79,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How logs are fitted.
-
-    Raises:
-        InputError: a value out of range.
-    """
+    """How logs are fitted. Raises InputError: a value out of range."""
 
     method: str | None = None  # of the speculative log, where that begins after the server said so
     # clock, warmup_steps: see `timed_steps`

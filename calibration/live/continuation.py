@@ -182,11 +182,7 @@ def shares_of(rates: Sequence[float]) -> list[float]:
 
 
 def check_rates(rates: Sequence[float]) -> tuple[float, ...]:
-    """The rates as floats.
-
-    Raises:
-        InputError: none, a rate outside 0 to 1, or one above the rate before it.
-    """
+    """The rates as floats. Raises InputError: none, a rate outside 0 to 1, or one above the rate before it."""
     found = tuple(float(rate) for rate in rates)
     if not found:
         raise InputError("at least one acceptance rate is needed", key="rates")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import platform
 import shutil
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,13 @@ from draftcast.calibration.live.run_directory import (
     why,
 )
 from draftcast.calibration.live.server import Server, ServerFacts, acceptance_between, get, server_facts
-from draftcast.calibration.microbench.noise import NoiseProbe, NoiseReading, host_facts, noise_summary
+from draftcast.calibration.microbench.noise import (
+    NoiseProbe,
+    NoiseReading,
+    host_facts,
+    noise_summary,
+    nvidia_smi,
+)
 from draftcast.errors import LiveError
 from draftcast.files import without_secrets, written
 from draftcast.kernels.extras import missing
@@ -47,11 +52,7 @@ class Endpoint:
 
     @classmethod
     def of(cls, url: str, log: Path | None = None, server: Server | None = None) -> Endpoint:
-        """Ask the server at ``url``.
-
-        Raises:
-            LiveError: nobody answers there, or not as vLLM does.
-        """
+        """Ask the server at ``url``. Raises LiveError: nobody answers there, or not as vLLM does."""
         return cls(url, server_facts(url), log, server)
 
     def trouble(self) -> str:
@@ -84,11 +85,11 @@ class Noise:
 
             self._probe = NoiseProbe(find_device("cpu", None).cache_bytes)
 
-    def read(self) -> NoiseReading | None:
+    def read(self) -> list[NoiseReading]:
         """One reading, about half a second; the last one again where that was made just now, after another run."""
         if self._probe is not None and (self._last is None or time.time() - self._last.time_s > _NOISE_FRESH_S):
             self._last = self._probe.read()
-        return self._last
+        return [] if self._last is None else [self._last]
 
 
 def record(
@@ -128,7 +129,13 @@ class _Recording:
         self._readings: list[NoiseReading] = []
         self._log_mark: int | None = None
         self._others_cores: float | None = None
-        writer.update(server=endpoint.manifest(), machine=machine_facts())
+        machine = {
+            **host_facts(),
+            "memory_bytes": psutil.virtual_memory().total,
+            "python": platform.python_version(),
+            "gpus": nvidia_smi("name", "memory.total", "driver_version"),
+        }
+        writer.update(server=endpoint.manifest(), machine=machine)
 
     def carry_out(self, plan: LoadPlan, warmup: LoadPlan | None, progress: Progress) -> str:
         """Everything up to the last answer; returns why it stopped early, or ""."""
@@ -137,25 +144,24 @@ class _Recording:
                 _, reason = run_load(warmup, Path(folder) / JOURNAL, self._endpoint.trouble)
             if reason:
                 return f"{reason} (while warming up)"
-        self._read_noise()
+        self._readings += self._noise.read() if self._noise is not None else []
         before = self._metrics(METRICS_BEFORE)
         if self._endpoint.log is not None:
             self._log_mark = self._endpoint.log.stat().st_size
         used_s, began = self._others_cpu_seconds(), time.monotonic()
         client, reason = run_load(plan, self._writer.folder / JOURNAL, self._endpoint.trouble, progress)
-        used_after_s, spent_s = self._others_cpu_seconds(), time.monotonic() - began
-        if used_s is not None and used_after_s is not None:
-            client_s = float(client.get("cpu_s") or 0.0)
-            self._others_cores = max(used_after_s - used_s - client_s, 0.0) / spent_s
+        used_s, spent_s = self._others_cpu_seconds() - used_s, time.monotonic() - began
+        if self._endpoint.server is not None:
+            self._others_cores = max(used_s - float(client.get("cpu_s") or 0.0), 0.0) / spent_s
         start_unix_s = client.pop("start_unix_s", None)
         acceptance = acceptance_between(before, self._metrics(METRICS_AFTER))
         self._writer.update(client=client, start_unix_s=start_unix_s, acceptance=acceptance)
-        self._read_noise()
+        self._readings += self._noise.read() if self._noise is not None else []
         return reason
 
     def close(self, reason: str) -> LiveRun:
         """Finish the run with what there is."""
-        requests, _ = tables(read_journal(self._writer.folder / JOURNAL))
+        requests, chunks = tables(read_journal(self._writer.folder / JOURNAL))
         checked = requests[requests["wrong_tokens"] >= 0]
         wrong, of = int(checked["wrong_tokens"].sum()), int(checked["output_tokens"].sum())
         failed = requests[requests["error"] != ""]
@@ -164,14 +170,12 @@ class _Recording:
         if not reason and wrong:
             reason = f"{wrong} of {of} tokens differ from the known continuation"
         self._copy_log()
+        noise = noise_summary(self._readings) if self._readings else {}
         self._writer.update(
             known_continuation={"checked_tokens": of, "wrong_tokens": wrong} if len(checked) else None,
-            noise={
-                **(noise_summary(self._readings) if self._readings else {}),
-                "others_cores": self._others_cores,
-            },
+            noise={**noise, "others_cores": self._others_cores},
         )
-        return self._writer.finish(reason)
+        return self._writer.finish(reason, requests, chunks)
 
     def _metrics(self, name: str) -> Path | None:
         try:
@@ -180,14 +184,10 @@ class _Recording:
             return None  # a server that is gone, or that has none
         return self._writer.write_text(name, text)
 
-    def _others_cpu_seconds(self) -> float | None:
-        """CPU seconds so far of this host without our server's; None where the server is not ours."""
+    def _others_cpu_seconds(self) -> float:
+        """CPU seconds so far of this host without our server's."""
         server = self._endpoint.server
-        return busy_seconds() - tree_seconds(server.pid) if server is not None else None
-
-    def _read_noise(self) -> None:
-        if self._noise is not None and (reading := self._noise.read()) is not None:
-            self._readings.append(reading)
+        return busy_seconds() - (tree_seconds(server.pid) if server is not None else 0.0)
 
     def _copy_log(self) -> None:
         """The server's start, which says what it is, and what it printed during the run."""
@@ -220,18 +220,3 @@ def tree_seconds(pid: int) -> float:
                 times = process.cpu_times()
                 total_s += times.user + times.system
     return total_s
-
-
-def machine_facts() -> dict[str, Any]:
-    """This host: processor, cores, governor, system, memory_bytes, python, gpus (a line of nvidia-smi each)."""
-    memory_bytes = psutil.virtual_memory().total
-    return {**host_facts(), "memory_bytes": memory_bytes, "python": platform.python_version(), "gpus": _gpus()}
-
-
-def _gpus() -> list[str]:
-    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in answer.splitlines() if line.strip()]

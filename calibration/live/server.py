@@ -209,11 +209,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def get(url: str, timeout_s: float = 10.0) -> str:
-    """The answer's text.
-
-    Raises:
-        LiveError: no answer, or one that is not 200; the address is named.
-    """
+    """The answer's text. Raises LiveError: no answer, or one that is not 200; the address is named."""
     try:
         with _OPENER.open(url, timeout=timeout_s) as response:
             body: bytes = response.read()
@@ -226,11 +222,7 @@ def get(url: str, timeout_s: float = 10.0) -> str:
 
 
 def get_json(url: str, timeout_s: float = 10.0) -> Any:
-    """The answer's JSON.
-
-    Raises:
-        LiveError: as `get`, or the answer is not JSON.
-    """
+    """The answer's JSON. Raises LiveError: as `get`, or the answer is not JSON."""
     try:
         return json.loads(get(url, timeout_s))
     except ValueError:
@@ -268,11 +260,7 @@ class ServerFacts:
 
 
 def server_facts(url: str) -> ServerFacts:
-    """Ask the server at ``url``.
-
-    Raises:
-        LiveError: nobody answers there, or not as vLLM does.
-    """
+    """Ask the server at ``url``. Raises LiveError: nobody answers there, or not as vLLM does."""
     models = get_json(f"{url}/v1/models")
     try:
         first = models["data"][0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from draftcast.calibration.microbench.noise import processor_name, usable_cores
+from draftcast.calibration.microbench.noise import nvidia_smi, processor_name, usable_cores
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.errors import HardwareError
 from draftcast.kernels.extras import require
@@ -158,10 +157,5 @@ def _cpu_clocks() -> dict[str, float]:
 def _nvidia_smi() -> dict[str, str]:
     """Driver and clocks of the first GPU; empty when the tool is missing or answers otherwise."""
     names = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit")
-    command = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    values = [value.strip() for value in answer.strip().splitlines()[0].split(",")] if answer.strip() else []
+    values = [value.strip() for line in nvidia_smi(*names, units=False)[:1] for value in line.split(",")]
     return dict(zip(names, values, strict=True)) if len(values) == len(names) else {}

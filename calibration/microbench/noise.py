@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -166,6 +167,17 @@ def host_facts() -> dict[str, Any]:
         "governor": governor,
         "system": f"{platform.system()} {platform.release()}",
     }
+
+
+def nvidia_smi(*fields: str, units: bool = True) -> list[str]:
+    """A line of comma-separated values per GPU; none when the tool is missing or fails."""
+    layout = "csv,noheader" if units else "csv,noheader,nounits"
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", f"--format={layout}"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in answer.splitlines() if line.strip()]
 
 
 def processor_name() -> str:

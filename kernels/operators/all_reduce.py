@@ -42,26 +42,13 @@ def all_reduce_work(message_bytes: ArrayLike, ranks: ArrayLike) -> Work:
     return Work(np.zeros_like(moved), moved)
 
 
-def draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
-    """Normal messages.
-
-    Raises:
-        HardwareError: message_bytes holds no whole number of elements, or none.
-    """
+def _draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
+    """Normal messages. Raises HardwareError: message_bytes holds no whole number of elements, or none."""
     size, message = int(activation_bytes(draw.dtype)), shape["message_bytes"]
     elements, rest = divmod(message, size)
     if rest or not elements:
         raise HardwareError(f"must be a positive multiple of {size}", key="all_reduce: message_bytes", value=message)
     return {"messages": draw.normal(shape["ranks"], elements)}
-
-
-def make_outputs(inputs: Tensors) -> dict[str, torch.Tensor]:
-    messages = inputs["messages"]
-    return {"sum": messages.new_empty(messages.shape[1])}
-
-
-def reference(inputs: Tensors) -> dict[str, torch.Tensor]:
-    return {"sum": inputs["messages"].double().sum(0)}
 
 
 def _supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
@@ -236,9 +223,9 @@ ALL_REDUCE = Operator(
     name="all_reduce",
     shape_fields=("message_bytes", "ranks"),
     work=lambda shape, dtype, kv_dtype: all_reduce_work(shape["message_bytes"], shape["ranks"]),
-    draw_inputs=draw_inputs,
-    make_outputs=make_outputs,
-    reference=reference,
+    draw_inputs=_draw_inputs,
+    make_outputs=lambda inputs: {"sum": inputs["messages"].new_empty(inputs["messages"].shape[1])},
+    reference=lambda inputs: {"sum": inputs["messages"].double().sum(0)},
     implementations={"torch": Implementation("torch", _supports, _prepare)},
     close=close_teams,
 )

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, kv_dtype
 from draftcast.kernels.model.spec import ModelSpec
-from draftcast.kernels.operators import paged, paged_torch
+from draftcast.kernels.operators import paged
 from draftcast.kernels.operators.cost import FloatArray, Work, as_array
 from draftcast.kernels.operators.registry import Operator, Shape, fp8_runs, implementations
 
@@ -114,8 +114,8 @@ def _operator(name: str, shape_fields: tuple[str, ...], *, causal: bool) -> Oper
         make_outputs=paged.make_outputs,
         reference=paged.reference,
         implementations=implementations(
-            paged_torch.prepare,
-            "draftcast.kernels.operators.triton.attention:prepare",
+            paged.prepare,
+            "attention:prepare",
             torch_supports=_supports,
             triton_supports=_triton_supports,
         ),

@@ -19,49 +19,17 @@ matrix gives them. Output: ``y`` [m, n].
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from numpy.typing import ArrayLike
+from typing import Any
 
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.dtypes import activation_bytes, torch_dtype
-from draftcast.kernels.operators.cost import Work, as_array, moved_work
-from draftcast.kernels.operators.registry import Draw, Launch, Operator, Shape, Tensors, implementations
-
-if TYPE_CHECKING:
-    import torch
+from draftcast.kernels.operators.cost import Work, moved_work
+from draftcast.kernels.operators.registry import Draw, Launch, Operator, Outputs, Shape, Tensors, implementations
 
 EPS = 1e-6
 THETA = 500_000.0
 """Base of the rotary frequencies: Llama 3's."""
 POSITIONS = 8192
-TRITON = "draftcast.kernels.operators.triton.elementwise"
-
-
-def rmsnorm_work(m: ArrayLike, n: ArrayLike, act_bytes: float = 2.0) -> Work:
-    """Two rows of ``n`` read and two written for each of ``m``; the weight stays in the cache."""
-    return moved_work(4.0 * as_array(m) * as_array(n), act_bytes)
-
-
-def rotary_work(
-    m: ArrayLike, heads: ArrayLike, kv_heads: ArrayLike, head_dim: ArrayLike, act_bytes: float = 2.0
-) -> Work:
-    """Queries and keys of ``m`` tokens read and written; the table's row is shared by all heads of a token."""
-    row = (as_array(heads) + as_array(kv_heads)) * as_array(head_dim)
-    return moved_work(2.0 * as_array(m) * row, act_bytes)
-
-
-def swiglu_work(m: ArrayLike, n: ArrayLike, act_bytes: float = 2.0) -> Work:
-    """Rows of ``2n`` read, of ``n`` written."""
-    return moved_work(3.0 * as_array(m) * as_array(n), act_bytes)
-
-
-def embedding_work(m: ArrayLike, n: ArrayLike, act_bytes: float = 2.0) -> Work:
-    """A row of ``n`` read and written for each of ``m`` tokens."""
-    return moved_work(2.0 * as_array(m) * as_array(n), act_bytes)
-
-
-# RMSNorm ----------------------------------------------------------------------------------------------------------
 
 
 def _norm_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
@@ -69,7 +37,7 @@ def _norm_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     return {"x": draw.normal(m, n), "residual": draw.normal(m, n), "weight": 1 + draw.normal(n) / 8, "eps": EPS}
 
 
-def _norm_reference(inputs: Tensors) -> dict[str, torch.Tensor]:
+def _norm_reference(inputs: Tensors) -> Outputs:
     total = inputs["x"].double() + inputs["residual"].double()
     scale = (total.square().mean(1, keepdim=True) + inputs["eps"]).rsqrt()
     return {"y": total * scale * inputs["weight"].double(), "residual_out": total}
@@ -90,11 +58,22 @@ def _norm_torch(inputs: Tensors, outputs: Tensors) -> Launch:
     return launch
 
 
-# Rotary -----------------------------------------------------------------------------------------------------------
+# Two rows of n read and two written for each of m; the weight stays in the cache.
+RMSNORM = Operator(
+    name="rmsnorm",
+    shape_fields=("m", "n"),
+    work=lambda shape, dtype, _: moved_work(4.0 * shape["m"] * shape["n"], activation_bytes(dtype)),
+    draw_inputs=_norm_inputs,
+    make_outputs=lambda inputs: {name: inputs["x"].new_empty(inputs["x"].shape) for name in ("y", "residual_out")},
+    reference=_norm_reference,
+    implementations=implementations(_norm_torch, "elementwise:prepare_rmsnorm"),
+)
 
 
-def _rotary_operator_work(shape: Mapping[str, Any], dtype: str, _kv_dtype: str) -> Work:
-    return rotary_work(shape["m"], shape["heads"], shape["kv_heads"], shape["head_dim"], activation_bytes(dtype))
+def _rotary_work(shape: Mapping[str, Any], dtype: str, _kv_dtype: str) -> Work:
+    """Queries and keys of ``m`` tokens read and written; the table's row is shared by all heads of a token."""
+    row = (shape["heads"] + shape["kv_heads"]) * shape["head_dim"]
+    return moved_work(2.0 * shape["m"] * row, activation_bytes(dtype))
 
 
 def _rotary_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
@@ -114,16 +93,15 @@ def _rotary_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     }
 
 
-def _rotary_reference(inputs: Tensors) -> dict[str, torch.Tensor]:
+def _rotary_reference(inputs: Tensors) -> Outputs:
     import torch
 
     cos, sin = inputs["table"][inputs["positions"]].double()[:, None].chunk(2, dim=2)
-
-    def turned(heads: torch.Tensor) -> torch.Tensor:
-        first, second = heads.double().chunk(2, dim=2)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), 2)
-
-    return {f"{name}_out": turned(inputs[name]) for name in ("q", "k")}
+    outputs = {}
+    for name in ("q", "k"):
+        first, second = inputs[name].double().chunk(2, dim=2)
+        outputs[f"{name}_out"] = torch.cat((first * cos - second * sin, second * cos + first * sin), 2)
+    return outputs
 
 
 def _rotary_torch(inputs: Tensors, outputs: Tensors) -> Launch:
@@ -143,10 +121,18 @@ def _rotary_torch(inputs: Tensors, outputs: Tensors) -> Launch:
     return launch
 
 
-# SwiGLU -----------------------------------------------------------------------------------------------------------
+ROTARY = Operator(
+    name="rotary",
+    shape_fields=("m", "heads", "kv_heads", "head_dim"),
+    work=_rotary_work,
+    draw_inputs=_rotary_inputs,
+    make_outputs=lambda inputs: {f"{name}_out": inputs[name].new_empty(inputs[name].shape) for name in ("q", "k")},
+    reference=_rotary_reference,
+    implementations=implementations(_rotary_torch, "elementwise:prepare_rotary"),
+)
 
 
-def _swiglu_reference(inputs: Tensors) -> dict[str, torch.Tensor]:
+def _swiglu_reference(inputs: Tensors) -> Outputs:
     gate, up = inputs["x"].double().chunk(2, dim=1)
     return {"y": gate * gate.sigmoid() * up}
 
@@ -164,7 +150,16 @@ def _swiglu_torch(inputs: Tensors, outputs: Tensors) -> Launch:
     return launch
 
 
-# Embedding --------------------------------------------------------------------------------------------------------
+# Rows of 2n read, of n written.
+SWIGLU = Operator(
+    name="swiglu",
+    shape_fields=("m", "n"),
+    work=lambda shape, dtype, _: moved_work(3.0 * shape["m"] * shape["n"], activation_bytes(dtype)),
+    draw_inputs=lambda shape, draw: {"x": draw.normal(shape["m"], 2 * shape["n"])},
+    make_outputs=lambda inputs: {"y": inputs["x"].new_empty((len(inputs["x"]), inputs["x"].shape[1] // 2))},
+    reference=_swiglu_reference,
+    implementations=implementations(_swiglu_torch, "elementwise:prepare_swiglu"),
+)
 
 
 def _embedding_torch(inputs: Tensors, outputs: Tensors) -> Launch:
@@ -178,42 +173,16 @@ def _embedding_torch(inputs: Tensors, outputs: Tensors) -> Launch:
     return launch
 
 
-RMSNORM = Operator(
-    name="rmsnorm",
-    shape_fields=("m", "n"),
-    work=lambda shape, dtype, _: rmsnorm_work(shape["m"], shape["n"], activation_bytes(dtype)),
-    draw_inputs=_norm_inputs,
-    make_outputs=lambda inputs: {name: inputs["x"].new_empty(inputs["x"].shape) for name in ("y", "residual_out")},
-    reference=_norm_reference,
-    implementations=implementations(_norm_torch, f"{TRITON}:prepare_rmsnorm"),
-)
-ROTARY = Operator(
-    name="rotary",
-    shape_fields=("m", "heads", "kv_heads", "head_dim"),
-    work=_rotary_operator_work,
-    draw_inputs=_rotary_inputs,
-    make_outputs=lambda inputs: {f"{name}_out": inputs[name].new_empty(inputs[name].shape) for name in ("q", "k")},
-    reference=_rotary_reference,
-    implementations=implementations(_rotary_torch, f"{TRITON}:prepare_rotary"),
-)
-SWIGLU = Operator(
-    name="swiglu",
-    shape_fields=("m", "n"),
-    work=lambda shape, dtype, _: swiglu_work(shape["m"], shape["n"], activation_bytes(dtype)),
-    draw_inputs=lambda shape, draw: {"x": draw.normal(shape["m"], 2 * shape["n"])},
-    make_outputs=lambda inputs: {"y": inputs["x"].new_empty((len(inputs["x"]), inputs["x"].shape[1] // 2))},
-    reference=_swiglu_reference,
-    implementations=implementations(_swiglu_torch, f"{TRITON}:prepare_swiglu"),
-)
+# A row of n read and written for each of m tokens.
 EMBEDDING = Operator(
     name="embedding",
     shape_fields=("m", "n", "k"),
-    work=lambda shape, dtype, _: embedding_work(shape["m"], shape["n"], activation_bytes(dtype)),
+    work=lambda shape, dtype, _: moved_work(2.0 * shape["m"] * shape["n"], activation_bytes(dtype)),
     draw_inputs=lambda shape, draw: {
         "table": draw.normal(shape["k"], shape["n"]),
         "tokens": draw.integers(0, shape["k"], shape["m"]),
     },
     make_outputs=lambda inputs: {"y": inputs["table"].new_empty((len(inputs["tokens"]), inputs["table"].shape[1]))},
     reference=lambda inputs: {"y": inputs["table"].double()[inputs["tokens"]]},
-    implementations=implementations(_embedding_torch, f"{TRITON}:prepare_embedding"),
+    implementations=implementations(_embedding_torch, "elementwise:prepare_embedding"),
 )

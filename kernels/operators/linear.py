@@ -7,8 +7,7 @@ Inputs: ``x`` [m, k] and ``w`` [n, k] (a checkpoint's layout) in the number form
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,14 +19,13 @@ from draftcast.kernels.operators.registry import (
     Draw,
     Launch,
     Operator,
+    Outputs,
     Shape,
     Tensors,
+    float_output,
     fp8_runs,
     implementations,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 
 def linear_work(
@@ -42,30 +40,20 @@ def linear_work(
     return Work(2.0 * rows * k * n, moved)
 
 
-def _work(shape: Mapping[str, Any], dtype: str, kv_dtype: str) -> Work:
-    return linear_work(shape["m"], shape["k"], shape["n"], WEIGHT_BYTES[dtype], activation_bytes(dtype))
-
-
-def draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
+def _draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     """Activations of variance 1, weights of variance 1/k: outputs of variance 1."""
     import torch
 
     m, k, n = shape["m"], shape["k"], shape["n"]
     x, w = draw.normal(m, k), draw.normal(n, k, scale=1 / math.sqrt(k))
-    scales: list[torch.Tensor | None] = [None, None]
+    scales: dict[str, Any] = {"x_scale": None, "w_scale": None}
     if draw.dtype == "fp8":
-        scales = [torch.tensor(scale, device=draw.device) for scale in (FP8_SCALE, FP8_SCALE / math.sqrt(k))]
-    return {"x": x, "w": w, "x_scale": scales[0], "w_scale": scales[1]}
+        scales["x_scale"] = torch.tensor(FP8_SCALE, device=draw.device)
+        scales["w_scale"] = scales["x_scale"] / math.sqrt(k)
+    return {"x": x, "w": w, **scales}
 
 
-def make_outputs(inputs: Tensors) -> dict[str, torch.Tensor]:
-    import torch
-
-    x, w = inputs["x"], inputs["w"]
-    return {"y": x.new_empty((len(x), len(w)), dtype=torch.bfloat16 if x.element_size() == 1 else x.dtype)}
-
-
-def reference(inputs: Tensors) -> dict[str, torch.Tensor]:
+def _reference(inputs: Tensors) -> Outputs:
     y = inputs["x"].double() @ inputs["w"].double().T
     if inputs["x_scale"] is not None:
         y = y * inputs["x_scale"].double() * inputs["w_scale"].double()
@@ -99,14 +87,13 @@ LINEAR = Operator(
     name="linear",
     shape_fields=("m", "k", "n"),
     dtypes=("fp32", "bf16", "fp8"),
-    work=_work,
-    draw_inputs=draw_inputs,
-    make_outputs=make_outputs,
-    reference=reference,
+    work=lambda shape, dtype, _: linear_work(
+        shape["m"], shape["k"], shape["n"], WEIGHT_BYTES[dtype], activation_bytes(dtype)
+    ),
+    draw_inputs=_draw_inputs,
+    make_outputs=lambda inputs: {"y": float_output(inputs, len(inputs["x"]), len(inputs["w"]))},
+    reference=_reference,
     implementations=implementations(
-        _prepare_torch,
-        "draftcast.kernels.operators.triton.linear:prepare",
-        torch_supports=_supports,
-        triton_supports=_supports,
+        _prepare_torch, "linear:prepare", torch_supports=_supports, triton_supports=_supports
     ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,14 +22,13 @@ from draftcast.kernels.operators.registry import (
     Draw,
     Launch,
     Operator,
+    Outputs,
     Shape,
     Tensors,
+    float_output,
     fp8_runs,
     implementations,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 HIDDEN_SCALE = 1 / 16
 """SwiGLU of standard normal numbers reaches some twenty in millions; e4m3 then holds 28."""
@@ -68,7 +67,7 @@ def _work(shape: Mapping[str, Any], dtype: str, kv_dtype: str) -> Work:
     return moe_work(m, k, 2 * n, experts, top_k, weight, act).add(moe_work(m, n, k, experts, top_k, weight, act))
 
 
-def draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
+def _draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     """Random tokens, weights and a random routing (top_k distinct experts a token, uniform).
 
     x [m, k]; gate_up [num_experts, 2n, k], gate first; down [num_experts, k, n]; experts int32 and shares fp32
@@ -99,15 +98,7 @@ def draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     }
 
 
-def make_outputs(inputs: Tensors) -> dict[str, torch.Tensor]:
-    """``out`` [m, k]: as x, bf16 for fp8."""
-    import torch
-
-    x = inputs["x"]
-    return {"out": x.new_empty(x.shape, dtype=torch.bfloat16 if x.element_size() == 1 else x.dtype)}
-
-
-def reference(inputs: Tensors) -> dict[str, torch.Tensor]:
+def _reference(inputs: Tensors) -> Outputs:
     """Token by token, expert by expert, in float64; the SwiGLU output is rounded to fp8 where the operator is fp8."""
     import torch
 
@@ -148,12 +139,6 @@ def _prepare_torch(inputs: Tensors, outputs: Tensors) -> Launch:
     return launch
 
 
-def _supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
-    if shape["top_k"] > shape["num_experts"]:
-        return "top_k is at most num_experts"
-    return ""
-
-
 def _torch_supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
     import torch.nn.functional
 
@@ -165,11 +150,11 @@ def _torch_supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str
         return "torch's grouped matrix multiplication on a GPU is for bf16 from compute capability 9.0"
     if shape["k"] * activation_bytes(dtype) % 16 or shape["n"] * activation_bytes(dtype) % 16:
         return "torch's grouped matrix multiplication wants rows of a multiple of 16 bytes"
-    return _supports(shape, dtype, kv_dtype, device)
+    return _bad_shape(shape)
 
 
-def _triton_supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
-    return _supports(shape, dtype, kv_dtype, device) or fp8_runs(dtype, device)
+def _bad_shape(shape: Shape) -> str:
+    return "top_k is at most num_experts" if shape["top_k"] > shape["num_experts"] else ""
 
 
 MOE = Operator(
@@ -177,13 +162,13 @@ MOE = Operator(
     shape_fields=("m", "k", "n", "num_experts", "top_k"),
     dtypes=("fp32", "bf16", "fp8"),
     work=_work,
-    draw_inputs=draw_inputs,
-    make_outputs=make_outputs,
-    reference=reference,
+    draw_inputs=_draw_inputs,
+    make_outputs=lambda inputs: {"out": float_output(inputs, *inputs["x"].shape)},
+    reference=_reference,
     implementations=implementations(
         _prepare_torch,
-        "draftcast.kernels.operators.triton.moe:prepare",
+        "moe:prepare",
         torch_supports=_torch_supports,
-        triton_supports=_triton_supports,
+        triton_supports=lambda shape, dtype, _, device: _bad_shape(shape) or fp8_runs(dtype, device),
     ),
 )

@@ -24,6 +24,8 @@ Shape = Mapping[str, int]
 """Exactly the operator's shape fields."""
 Tensors = Mapping[str, Any]
 """Named tensors, and numbers beside them."""
+Outputs = dict[str, Any]
+"""Named tensors."""
 Launch = Callable[[], None]
 Prepare = Callable[[Tensors, Tensors], Launch]
 Supports = Callable[[Shape, str, str, str], str]
@@ -32,21 +34,29 @@ FP8_SCALE = 1 / 64
 """Standard normal numbers, times 64, fill e4m3's range up to seven standard deviations."""
 E4M3_MAX = 448.0
 
-# Where each operator stands: module and name.
+# Where each operator stands: module of draftcast.kernels and name.
 _OPERATORS = {
-    "linear": "draftcast.kernels.operators.linear:LINEAR",
-    "moe": "draftcast.kernels.operators.moe:MOE",
-    "attention_decode": "draftcast.kernels.operators.attention:ATTENTION_DECODE",
-    "attention_prefill": "draftcast.kernels.operators.attention:ATTENTION_PREFILL",
-    "rmsnorm": "draftcast.kernels.operators.elementwise:RMSNORM",
-    "rotary": "draftcast.kernels.operators.elementwise:ROTARY",
-    "swiglu": "draftcast.kernels.operators.elementwise:SWIGLU",
-    "embedding": "draftcast.kernels.operators.elementwise:EMBEDDING",
-    "sampler": "draftcast.kernels.operators.sampler:SAMPLER",
-    "rejection_sampler": "draftcast.kernels.operators.rejection:REJECTION_SAMPLER",
-    "all_reduce": "draftcast.kernels.operators.all_reduce:ALL_REDUCE",
-    "ngram": "draftcast.kernels.search.ngram_batch:NGRAM",
+    "linear": "operators.linear:LINEAR",
+    "moe": "operators.moe:MOE",
+    "attention_decode": "operators.attention:ATTENTION_DECODE",
+    "attention_prefill": "operators.attention:ATTENTION_PREFILL",
+    "rmsnorm": "operators.elementwise:RMSNORM",
+    "rotary": "operators.elementwise:ROTARY",
+    "swiglu": "operators.elementwise:SWIGLU",
+    "embedding": "operators.elementwise:EMBEDDING",
+    "sampler": "operators.sampler:SAMPLER",
+    "rejection_sampler": "operators.rejection:REJECTION_SAMPLER",
+    "all_reduce": "operators.all_reduce:ALL_REDUCE",
+    "ngram": "search.ngram_batch:NGRAM",
 }
+
+
+def float_output(inputs: Tensors, *size: int) -> torch.Tensor:
+    """An output of an operator on ``x``, in its format; bf16 for fp8."""
+    import torch
+
+    x = inputs["x"]
+    return cast("torch.Tensor", x.new_empty(size, dtype=torch.bfloat16 if x.element_size() == 1 else x.dtype))
 
 
 @dataclass(frozen=True)
@@ -102,10 +112,6 @@ class Draw:
         return lengths
 
 
-def _nothing_runs() -> None:
-    """``close`` of what leaves nothing behind."""
-
-
 @dataclass(frozen=True)
 class Operator:
     """What an operator costs, runs on and should answer."""
@@ -116,12 +122,12 @@ class Operator:
     work: Callable[[Mapping[str, Any], str, str], Work]
     draw_inputs: Callable[..., dict[str, Any]]  # named tensors and numbers; some take options beside the shape
     # Tensors of the right shape with any content, from the inputs
-    make_outputs: Callable[[Tensors], dict[str, torch.Tensor]]
-    reference: Callable[[Tensors], dict[str, torch.Tensor]]  # the outputs in float64, or the exact integers
+    make_outputs: Callable[[Tensors], Outputs]
+    reference: Callable[[Tensors], Outputs]  # the outputs in float64, or the exact integers
     implementations: Mapping[str, Implementation]  # by name
     dtypes: tuple[str, ...] = ("fp32", "bf16")  # of "fp32", "bf16", "fp8"; "int32" for what works on token ids
     # Ends what launches leave running between them, an all-reduce's processes; they must be prepared anew
-    close: Callable[[], None] = _nothing_runs
+    close: Callable[[], None] = lambda: None
 
     def make_inputs(
         self, shape: Shape, dtype: str, kv_dtype: str, device: str, generator: torch.Generator, **options: bool
@@ -135,11 +141,7 @@ def operator_names() -> tuple[str, ...]:
 
 
 def operator(name: str) -> Operator:
-    """The operator of this name.
-
-    Raises:
-        HardwareError: there is none; lists those there are.
-    """
+    """The operator of this name. Raises HardwareError: there is none; lists those there are."""
     if name not in _OPERATORS:
         raise HardwareError(f"unknown operator; known: {', '.join(_OPERATORS)}", key="operator", value=name)
     return cast(Operator, _load(_OPERATORS[name]))
@@ -157,12 +159,12 @@ def implementations(
 
     Args:
         torch: the torch implementation's ``prepare``.
-        triton: "module:function" of the Triton implementation's, imported when it is prepared.
+        triton: "module:function" in `draftcast.kernels.operators.triton`, imported when it is prepared.
         torch_supports, triton_supports: what each has against a shape or number format on a device, or "".
     """
 
     def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
-        return cast(Prepare, _load(triton))(inputs, outputs)
+        return cast(Prepare, _load(f"operators.triton.{triton}"))(inputs, outputs)
 
     def supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
         return triton_runs(device) or triton_supports(shape, dtype, kv_dtype, device)
@@ -196,4 +198,4 @@ def fp8_runs(dtype: str, device: str) -> str:
 
 def _load(path: str) -> Any:
     module, name = path.split(":")
-    return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(f"draftcast.kernels.{module}"), name)

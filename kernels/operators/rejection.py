@@ -18,14 +18,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from draftcast.kernels.model.dtypes import activation_bytes
-from draftcast.kernels.operators.registry import Draw, Launch, Operator, Shape, Tensors, implementations
+from draftcast.kernels.operators.registry import Draw, Launch, Operator, Outputs, Shape, Tensors, implementations
 from draftcast.kernels.operators.sampler import drawn, probabilities, sampler_work
 
 if TYPE_CHECKING:
     import torch
 
 
-def draw_inputs(shape: Shape, draw: Draw, *, draft_probs: bool = False, ragged: bool = False) -> dict[str, Any]:
+def _draw_inputs(shape: Shape, draw: Draw, *, draft_probs: bool = False, ragged: bool = False) -> dict[str, Any]:
     """Normal logits at temperature 1.
 
     Args:
@@ -56,19 +56,16 @@ def draw_inputs(shape: Shape, draw: Draw, *, draft_probs: bool = False, ragged: 
     }
 
 
-def make_outputs(inputs: Tensors) -> dict[str, torch.Tensor]:
-    import torch
-
-    batch, q, _ = inputs["logits"].shape
-    empty = inputs["logits"].new_empty
-    return {"tokens": empty((batch, q), dtype=torch.int32), "counts": empty(batch, dtype=torch.int32)}
+def _make_outputs(inputs: Tensors) -> Outputs:
+    shape, empty = inputs["logits"].shape[:2], inputs["draft_tokens"].new_empty
+    return {"tokens": empty(shape), "counts": empty(shape[0])}
 
 
-def reference(inputs: Tensors) -> dict[str, torch.Tensor]:
+def _reference(inputs: Tensors) -> Outputs:
     """Sequence by sequence in float64, as the algorithm is written."""
     import torch
 
-    outputs = make_outputs(inputs)
+    outputs = _make_outputs(inputs)
     for sequence, temperature in enumerate(inputs["temperature"].tolist()):
         drafts = inputs["draft_tokens"][sequence, : inputs["num_drafts"][sequence]].tolist()
         logits = inputs["logits"][sequence, : len(drafts) + 1].double()
@@ -150,8 +147,8 @@ REJECTION_SAMPLER = Operator(
     name="rejection_sampler",
     shape_fields=("batch", "q", "n"),
     work=lambda shape, dtype, kv_dtype: sampler_work(shape["batch"] * shape["q"], shape["n"], activation_bytes(dtype)),
-    draw_inputs=draw_inputs,
-    make_outputs=make_outputs,
-    reference=reference,
-    implementations=implementations(_prepare_torch, "draftcast.kernels.operators.triton.rejection:prepare"),
+    draw_inputs=_draw_inputs,
+    make_outputs=_make_outputs,
+    reference=_reference,
+    implementations=implementations(_prepare_torch, "rejection:prepare"),
 )

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.operators.cost import Work, as_array
-from draftcast.kernels.operators.registry import Draw, Launch, Operator, Shape, Tensors, implementations
+from draftcast.kernels.operators.registry import Draw, Launch, Operator, Outputs, Shape, Tensors, implementations
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ def drawn(weights: torch.Tensor, uniforms: torch.Tensor, likeliest: torch.Tensor
     return torch.where(weights.gather(1, found) > 0, found, likeliest[:, None])[:, 0]
 
 
-def draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
+def _draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     """Normal logits at temperature 1: every row is drawn."""
     import torch
 
@@ -61,14 +61,13 @@ def draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     return {"logits": draw.normal(m, n, scale=2.0), "temperature": temperature, "uniforms": draw.uniform(m)}
 
 
-def make_outputs(inputs: Tensors) -> dict[str, torch.Tensor]:
+def _make_outputs(inputs: Tensors) -> Outputs:
     import torch
 
-    logits = inputs["logits"]
-    return {"tokens": logits.new_empty(len(logits), dtype=torch.int32)}
+    return {"tokens": inputs["logits"].new_empty(len(inputs["logits"]), dtype=torch.int32)}
 
 
-def reference(inputs: Tensors) -> dict[str, torch.Tensor]:
+def _reference(inputs: Tensors) -> Outputs:
     """Row by row in float64."""
     import torch
 
@@ -102,8 +101,8 @@ SAMPLER = Operator(
     name="sampler",
     shape_fields=("m", "n"),
     work=lambda shape, dtype, kv_dtype: sampler_work(shape["m"], shape["n"], activation_bytes(dtype)),
-    draw_inputs=draw_inputs,
-    make_outputs=make_outputs,
-    reference=reference,
-    implementations=implementations(_prepare_torch, "draftcast.kernels.operators.triton.sampler:prepare"),
+    draw_inputs=_draw_inputs,
+    make_outputs=_make_outputs,
+    reference=_reference,
+    implementations=implementations(_prepare_torch, "sampler:prepare"),
 )

@@ -117,5 +117,5 @@ NGRAM = Operator(
     draw_inputs=draw_inputs,
     make_outputs=make_outputs,
     reference=reference,
-    implementations=implementations(_prepare_torch, "draftcast.kernels.operators.triton.ngram:prepare"),
+    implementations=implementations(_prepare_torch, "ngram:prepare"),
 )

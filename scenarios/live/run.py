@@ -75,11 +75,7 @@ class Progress:
 
 
 def server_flags(scenario: Scenario, options: LiveOptions) -> ServerFlags:
-    """The server a scenario asks for.
-
-    Raises:
-        ScenarioError: something a single vLLM server cannot be told.
-    """
+    """The server a scenario asks for. Raises ScenarioError: something a single vLLM server cannot be told."""
     engine, spec = scenario.engine, scenario.speculative_config
     if scenario.cluster.replicas != 1:
         raise ScenarioError("a live run has one server", key="cluster.replicas", value=scenario.cluster.replicas)

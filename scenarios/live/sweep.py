@@ -384,11 +384,7 @@ class _Sweep:
 
 
 def read_index(out: Path) -> dict[str, Any]:
-    """The index of a sweep, see `live_sweep`.
-
-    Raises:
-        InputError: there is none, or one of another version.
-    """
+    """The index of a sweep, see `live_sweep`. Raises InputError: there is none, or one of another version."""
     path = out / INDEX
     found = read_json(path)
     if found.get("kind") != KIND or found.get("schema_version") != SCHEMA_VERSION:

@@ -15,13 +15,13 @@ if not torch.cuda.is_available():
 
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.catalog import load_model
-from draftcast.kernels.operators import paged, paged_torch
+from draftcast.kernels.operators import paged
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.operators.registry import Draw, operator
 from draftcast.kernels.operators.triton import attention as paged_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-PREPARE: dict[str, Callable[..., Callable[[], None]]] = {"torch": paged_torch.prepare, "triton": paged_triton.prepare}
+PREPARE: dict[str, Callable[..., Callable[[], None]]] = {"torch": paged.prepare, "triton": paged_triton.prepare}
 both = pytest.mark.parametrize("name", ["torch", "triton"])
 # fp32: sums of some hundred products. bf16: weights and outputs are rounded to 8 bits (values up to 3), which the
 # interpreter does by cutting off.

@@ -12,12 +12,12 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from draftcast.kernels.operators import paged, paged_torch
+from draftcast.kernels.operators import paged
 from draftcast.kernels.operators.registry import Draw
 from draftcast.kernels.operators.triton import attention as paged_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-PREPARE: dict[str, Callable[..., Callable[[], None]]] = {"torch": paged_torch.prepare, "triton": paged_triton.prepare}
+PREPARE: dict[str, Callable[..., Callable[[], None]]] = {"torch": paged.prepare, "triton": paged_triton.prepare}
 both = pytest.mark.parametrize("name", ["torch", "triton"])
 # As in test_kernel_attention.py.
 TOLERANCE = {"fp32": 1e-5, "bf16": 2.5e-2}

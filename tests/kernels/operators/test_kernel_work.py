@@ -14,7 +14,7 @@ from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.operators.all_reduce import all_reduce_work
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.operators.cost import Work
-from draftcast.kernels.operators.elementwise import embedding_work, rmsnorm_work, rotary_work, swiglu_work
+from draftcast.kernels.operators.elementwise import EMBEDDING, RMSNORM, ROTARY, SWIGLU
 from draftcast.kernels.operators.linear import linear_work
 from draftcast.kernels.operators.moe import moe_work, touched_experts
 from draftcast.kernels.operators.sampler import sampler_work
@@ -174,11 +174,13 @@ def test_elementwise_by_hand() -> None:
 
 
 def test_the_kernels_of_a_layer_add_up_to_its_elementwise_work() -> None:
-    layer = rmsnorm_work(7, 4096).scale(2.0).add(rotary_work(7, 32, 8, 128)).add(swiglu_work(7, 14336))
+    norm = RMSNORM.work({"m": 7, "n": 4096}, "bf16", "")
+    rotary = ROTARY.work({"m": 7, "heads": 32, "kv_heads": 8, "head_dim": 128}, "bf16", "")
+    layer = norm.scale(2.0).add(rotary).add(SWIGLU.work({"m": 7, "n": 14336}, "bf16", ""))
     two, one = (elementwise_work(replace(LLAMA, num_hidden_layers=layers), 7) for layers in (2, 1))
     assert layer.bytes == two.bytes - one.bytes
     assert layer.flops == two.flops - one.flops
-    assert embedding_work(7, 4096, act_bytes=4.0).bytes == 7 * 4096 * 2 * 4
+    assert EMBEDDING.work({"m": 7, "n": 4096}, "fp32", "").bytes == 7 * 4096 * 2 * 4
 
 
 def test_collectives() -> None:
