@@ -14,13 +14,15 @@ from typing import Any, Generic, TypeVar
 
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import find_profile, has_profile, load_profile
+from draftcast.calibration.profile.origin import Origin
 from draftcast.calibration.profile.spec import HardwareProfile
 from draftcast.errors import CapacityError, InputError, ScenarioError
-from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.model.catalog import canonical_name, load_model
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.scenarios.run.workload_spec import confidences, request_classes, slos
 from draftcast.scenarios.schema import BatchDefaults, Engine, Scenario, SpeculativeConfig, batch_defaults
 from draftcast.scenarios.schema import Policy as AskedPolicy
+from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import MOST_BLOCKS
 from draftcast.scenarios.schema.load import to_mapping
 from draftcast.scenarios.schema.references import put_checksums
@@ -306,4 +308,41 @@ def deploy(scenario: Scenario) -> Deployment:
         )
     config = replace(config, num_gpu_blocks=memory.num_gpu_blocks, is_dynamic=policy.is_dynamic)
     cost = compile_step_cost(config, model, draft, profile, hardware)
+    if scenario.correction is not None:
+        _check_correction(scenario.correction, scenario, profile)
+        cost = with_excess(cost, scenario.correction.step_factor - 1.0, seconds=scenario.correction.step_s)
     return Deployment(model, draft, method, hardware, profile, memory, config, policy, cost)
+
+
+def _check_correction(correction: Correction, scenario: Scenario, profile: HardwareProfile) -> None:
+    """A correction holds for the engine and the profile it was made with."""
+    engine = scenario.engine
+    asked: tuple[tuple[str, object, object], ...] = (
+        ("model", canonical_name(engine.model), canonical_name(correction.model)),
+        ("hardware", scenario.hardware, correction.hardware),
+        ("tensor_parallel_size", engine.tensor_parallel_size, correction.tensor_parallel_size),
+        ("quantization", engine.quantization, correction.quantization),
+    )
+    for key, value, measured in asked:
+        if value != measured:
+            message = f"was measured with {measured}, the scenario has {value}: calibrate to a run of this engine"
+            raise ScenarioError(message, key=f"correction.{key}")
+    if correction.profile_checksum not in (None, profile.checksum()):
+        message = f"was made with other step times than those of profile {profile.name}: calibrate again"
+        raise ScenarioError(message, key="correction.profile_checksum")
+
+
+def with_excess(cost: StepCost, decode: float, prompt: float | None = None, seconds: float = 0.0) -> StepCost:
+    """``cost`` with every step longer: by a share of its time (steps without and with prompts; None: the same), and by
+    ``seconds`` on the device.
+    """
+    params, target = cost.params.copy(), cost.target
+    p = params[0]
+    for name, share in (("decode_excess", decode), ("prompt_excess", decode if prompt is None else prompt)):
+        p[name] = (1.0 + p[name]) * (1.0 + share) - 1.0
+    if seconds and p["affine"]:
+        p["fit_target_s"] += seconds / (1.0 + decode)
+    elif seconds:
+        target = target.copy()
+        target[1:, Origin.EXTRAPOLATED] += seconds / (1.0 + decode)
+    return cost._replace(params=params, target=target)

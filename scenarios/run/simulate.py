@@ -126,6 +126,15 @@ def build_replicas(
     ]
 
 
+class BehindFrontEnd(ClosedLoopArrivals):
+    """Clients whose requests reach the engine ``added_s`` after their sending."""
+
+    added_s: float
+
+    def draw_think_s(self, seed: int, n: int) -> NDArray[np.float64]:
+        return super().draw_think_s(seed, n) + self.added_s
+
+
 def replicate(
     scenario: Scenario,
     loop: ClosedLoopArrivals | None,
@@ -267,6 +276,9 @@ def serve(
     spec = workload_spec(scenario)
     traces = load_traces(spec)
     loop = spec.arrivals if isinstance(spec.arrivals, ClosedLoopArrivals) else None
+    front_end_s = scenario.correction.front_end_s if scenario.correction is not None else 0.0
+    if loop is not None and front_end_s:
+        loop = BehindFrontEnd(**loop.model_dump(), added_s=front_end_s)
     count = scenario.statistics.replications
     _check_run_memory(scenario.workload.num_requests or 0, count)
     done = []
@@ -275,9 +287,15 @@ def serve(
         goes_on = scenario.statistics.warmup == "auto"
         table = build_requests(spec, seed, None, deployment.settings.max_model_len, traces, goes_on)
         _check_run_memory(len(table), count - replication)
+        if loop is None and front_end_s:
+            table = dataclasses.replace(table, arrival_s=table.arrival_s + front_end_s)
         part = part_of(progress, replication, count)
         recorded = replication == 0 if record_steps == "first" else record_steps
         done.append(replicate(scenario, loop, deployment, table, seed, part, recorded))
+        if front_end_s:
+            # Seen from the client; what passes until the engine has the request counts as waiting.
+            done[-1].requests["arrival_s"] -= front_end_s
+            done[-1].requests["time_queue_s"] += front_end_s
     return Served(scenario, deployment, done, table.notes)
 
 
@@ -382,6 +400,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
             "concurrency_lost_to_speculation": memory.lost_concurrency(round(mean_tokens), settings.lookahead),
         },
         "profile": deployment.profile.name,
+        **({"correction": scenario.correction.model_dump(mode="json")} if scenario.correction is not None else {}),
         "notes": _notes(served, identical),
     }
     summary["slo_asked"] = bool(slos(scenario))

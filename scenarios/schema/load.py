@@ -275,6 +275,8 @@ def without_speculation(scenario: Scenario) -> Scenario:
 def to_mapping(scenario: Scenario) -> dict[str, Any]:
     """The scenario as plain data (lists, not tuples), every default written out."""
     data: dict[str, Any] = json.loads(scenario.model_dump_json())
+    if scenario.correction is None:
+        del data["correction"]  # what is not calibrated asks what it asked before there was such a key
     spec = scenario.speculative_config
     if spec is not None:
         # Only what was given: which keys the user set is part of vLLM's dictionary (and of `without_effect`).

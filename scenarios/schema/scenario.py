@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from draftcast.frozen import Frozen, NonEmpty, Text, nearest_key, one_of, wrong
+from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import Engine
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 from draftcast.sim.acceptance.sections import Acceptance, PerPositionAcceptance, TreeAcceptance, known_positions
@@ -67,6 +68,8 @@ class Scenario(Frozen):
     hardware: NonEmpty
     # A named or own step-time profile; None builds the roofline from the hardware's data sheet.
     profile: NonEmpty | None = None
+    # Of the user's own runs without speculation (--calibrate-to); None: the profile's times as they are.
+    correction: Correction | None = None
     cluster: Cluster = Cluster()
     workload: Workload
     acceptance: Acceptance | None = None

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from draftcast.calibration.profile.spec import FrontEnd
 from draftcast.scenarios.live.validate.figures import run_figures
-from draftcast.scenarios.live.validate.question import Question, with_excess
-from draftcast.scenarios.run.simulate import replicate
+from draftcast.scenarios.live.validate.question import Question
+from draftcast.scenarios.run.deployment import with_excess
+from draftcast.scenarios.run.simulate import BehindFrontEnd, replicate
 from draftcast.scenarios.run.workload_spec import slos
 from draftcast.scenarios.schema.load import with_values
 from draftcast.sim.compiled.random_streams import replication_seed
-from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 
 FloatArray = NDArray[np.float64]
 
@@ -58,18 +58,16 @@ class Replay:
     figures: dict[str, float]
 
 
-class _Turnaround(ClosedLoopArrivals):
+class _Turnaround(BehindFrontEnd):
     """Clients of a closed loop, with what passes between engine and client on either side of their think time.
 
     They begin together, but the front end takes their first requests one after the other: an engine that was idle
     begins its first step with the first alone.
     """
 
-    added_s: float
-
     def draw_think_s(self, seed: int, n: int) -> FloatArray:
         entry_s = np.where(np.arange(n) < self.concurrency, _ENTRY_GAP_S * np.arange(n), 0.0)
-        return super().draw_think_s(seed, n) + self.added_s + entry_s
+        return super().draw_think_s(seed, n) + entry_s
 
 
 def forecast(question: Question, assumptions: Assumptions) -> list[Replay]:
@@ -80,7 +78,8 @@ def forecast(question: Question, assumptions: Assumptions) -> list[Replay]:
         classes = [{**entry.model_dump(mode="json"), "acceptance": None} for entry in scenario.workload.classes]
         values = {"acceptance": dict(assumptions.acceptance), "workload.classes": classes}
         scenario = with_values(scenario, values)
-    deployment = with_excess(question.deployment, assumptions.decode_excess, assumptions.prompt_excess)
+    cost = with_excess(question.deployment.cost, assumptions.decode_excess, assumptions.prompt_excess)
+    deployment = dataclasses.replace(question.deployment, cost=cost)
     table, loop = question.table, question.loop
     if loop is None:
         table = dataclasses.replace(table, arrival_s=table.arrival_s + front_end.request_s)

@@ -119,13 +119,6 @@ def _method(config: dict[str, Any]) -> str:
     return str(config.get("method") or "draft_model")
 
 
-def with_excess(deployment: Deployment, decode: float, prompt: float) -> Deployment:
-    """The engine with every step longer by these shares: steps without and with prompt tokens."""
-    params = deployment.cost.params.copy()
-    params[0]["decode_excess"], params[0]["prompt_excess"] = decode, prompt
-    return dataclasses.replace(deployment, cost=deployment.cost._replace(params=params))
-
-
 def profile_label(scenario: Scenario, name: str) -> ProfileLabel:
     """What a profile fitted to recorded runs of this scenario is of."""
     engine = scenario.engine
