@@ -143,6 +143,7 @@ def test_public_names_are_those_of_the_list() -> None:
         "RunResult",
         "Scenario",
         "__version__",
+        "calibrate_to",
         "load_scenario",
         "simulate",
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -97,18 +98,8 @@ class _Counts:
         totals: dict[str, int] = {}
         per_position: dict[int, int] = {}
         models: set[str] = set()
-        for number, raw in enumerate(text.splitlines(), start=1):
-            line = raw.strip()
-            if not line.startswith(PREFIX):
-                continue
-            sample = _SAMPLE.match(line)
-            name = re.split(r"[{\s]", line, maxsplit=1)[0]
-            if name not in (*COUNTERS, NUM_ACCEPTED_PER_POS):
-                continue
-            if sample is None:
-                raise InputError("not a sample of Prometheus text", file=file, line=number, key=name)
-            count = _count(sample["value"], file, number, name)
-            labels = _labels(sample["labels"] or "", file, number, name)
+        for number, name, text_value, labels in samples(text, file, (*COUNTERS, NUM_ACCEPTED_PER_POS)):
+            count = _count(text_value, file, number, name)
             models.add(labels.get("model_name", ""))
             if name != NUM_ACCEPTED_PER_POS:
                 totals[name] = totals.get(name, 0) + count
@@ -155,6 +146,23 @@ class _Counts:
             raise InputError(message, file=file, key=NUM_ACCEPTED_PER_POS, value=sum(self.per_position.values()))
         rates = _checked_rates(rates, file, NUM_ACCEPTED_PER_POS)
         return ServerAcceptance(drafts, self.totals[NUM_DRAFT_TOKENS], accepted, tuple(rates))
+
+
+def samples(text: str, file: str, names: Collection[str]) -> Iterator[tuple[int, str, str, dict[str, str]]]:
+    """Line number, name, value as text and labels of every sample of these names in Prometheus text.
+
+    Raises:
+        InputError: a line of such a name that is no sample; file, line and name are given.
+    """
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.strip()
+        name = re.split(r"[{\s]", line, maxsplit=1)[0]
+        if name not in names:
+            continue
+        sample = _SAMPLE.match(line)
+        if sample is None:
+            raise InputError("not a sample of Prometheus text", file=file, line=number, key=name)
+        yield number, name, sample["value"], _labels(sample["labels"] or "", file, number, name)
 
 
 def _from_bench(text: str, file: str) -> ServerAcceptance:

@@ -19,7 +19,7 @@ from draftcast.scenarios.cli.options import (
     values_of,
     whole_values_of,
 )
-from draftcast.scenarios.cli.terminal import UNDECIDED, print_json, progress_bar
+from draftcast.scenarios.cli.terminal import UNDECIDED, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.scenarios.compare.price import Price
@@ -100,7 +100,7 @@ def cutover(
         if plot is not None:
             write_figure(map_figure(speedups), plot)
         if question.as_json:
-            print_json(speedups.summary())
+            question.print_json(speedups.summary(), scenario)
         else:
             _print_map(asked.scenario, speedups)
         return
@@ -114,7 +114,7 @@ def cutover(
 
         write_figure(cutover_figure(answers), plot)
     if question.as_json:
-        print_json({"cutovers": [answer.summary() for answer in answers]})
+        question.print_json({"cutovers": [answer.summary() for answer in answers]}, scenario)
     else:
         _print_answers(scenario, answers, asked.price)
     if all(answer.verdict == "cannot tell" for answer in answers):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -55,6 +55,14 @@ class Question:
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Take arrivals and lengths from a trace.")] = None
     seed: Seed = None
     replications: Annotated[int | None, typer.Option(help="Independent replications behind the intervals.")] = None
+    calibrate_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE|URL",
+            help="Your own run without speculation, which corrects the forecast: vllm bench serve or GuideLLM JSON, "
+            "/metrics text, an engine log; repeatable.",
+        ),
+    ] = None
     as_json: AsJson = False
 
     def load(self) -> Scenario:
@@ -63,12 +71,24 @@ class Question:
 
         statistics = {"seed": self.seed, "replications": self.replications}
         changes = [f"statistics.{key}={value}" for key, value in statistics.items() if value is not None]
-        return load_scenario(
+        scenario = load_scenario(
             self.scenario,
             overrides=[*(self.overrides or []), *changes],
             speculative_config=self.speculative_config,
             trace=self.trace,
         )
+        if not self.calibrate_to:
+            return scenario
+        from draftcast.scenarios.live.calibrate_to import calibrate_to
+
+        return calibrate_to(scenario, self.calibrate_to)
+
+    def print_json(self, summary: Mapping[str, Any], scenario: Scenario) -> None:
+        """``--json``: the answer, and what it is calibrated to."""
+        from draftcast.scenarios.cli.terminal import print_json
+
+        correction = scenario.correction
+        print_json({**summary, **({"correction": correction.model_dump(mode="json")} if correction else {})})
 
 
 def option_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -9,7 +9,7 @@ import typer
 
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.options import Prices, Question, method_of, option_groups, parse_prices
-from draftcast.scenarios.cli.terminal import SLO_UNMET, print_json, progress_bar
+from draftcast.scenarios.cli.terminal import SLO_UNMET, progress_bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def plan(
         )
         answer = size(plan_question, progress)
     if question.as_json:
-        print_json(answer.summary())
+        question.print_json(answer.summary(), scenario)
     else:
         console = make_console()
         for part in (title(scenario), plan_table(answer), answer_line(answer), basis_line(answer)):

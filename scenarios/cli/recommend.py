@@ -21,7 +21,7 @@ from draftcast.scenarios.cli.options import (
     values_of,
     whole_values_of,
 )
-from draftcast.scenarios.cli.terminal import print_json, progress_bar
+from draftcast.scenarios.cli.terminal import progress_bar
 
 if TYPE_CHECKING:
     from draftcast.scenarios.compare.recommend import Load
@@ -68,7 +68,7 @@ def recommend(
     if out is not None:
         write_text(out, json.dumps(answer.speculative_config) + "\n")
     if question.as_json:
-        print_json(answer.summary())
+        question.print_json(answer.summary(), scenario)
         return
     console = make_console()
     for part in (title(scenario), candidates_table(answer), answer_line(answer)):

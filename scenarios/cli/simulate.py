@@ -11,7 +11,7 @@ import typer
 from draftcast.errors import InputError
 from draftcast.files import check_output, write_bytes
 from draftcast.scenarios.cli.options import Metric, Question, Rates, option_groups, values_of
-from draftcast.scenarios.cli.terminal import SLO_UNMET, UNDECIDED, UNSTABLE, print_json, progress_bar
+from draftcast.scenarios.cli.terminal import SLO_UNMET, UNDECIDED, UNSTABLE, progress_bar
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +80,8 @@ def simulate(
 
         write_bytes(vllm_result, json_bytes(vllm_bench_result(scenario, single.on)))
     if question.as_json:
-        print_json(single.on.summary | single.compared() if single is not None else answer.summary())
+        summary = single.on.summary | single.compared() if single is not None else answer.summary()
+        question.print_json(summary, scenario)
     else:
         _print_tables(scenario, answer, single)
     if single is not None and single.own.state == "overloaded":
@@ -160,7 +161,7 @@ def compare(
             scenario, [policies] if policies is not None else [], metric=metric, progress=progress
         )
     if question.as_json:
-        print_json(answer.summary())
+        question.print_json(answer.summary(), scenario)
         return
     console = make_console()
     console.print(policies_table(answer))

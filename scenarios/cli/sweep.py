@@ -11,7 +11,7 @@ import typer
 
 from draftcast.files import written
 from draftcast.scenarios.cli.options import Question, check_target, option_groups
-from draftcast.scenarios.cli.terminal import CELLS_WITHOUT_FIGURES, INTERRUPTED, print_json, progress_bar
+from draftcast.scenarios.cli.terminal import CELLS_WITHOUT_FIGURES, INTERRUPTED, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.scenarios.sweep.run import SweepProgress
@@ -73,7 +73,7 @@ def sweep(
 
         write_figure(report.sweep_figure(result, output.metric), output.plot)
     if question.as_json:
-        print_json(result.summary())
+        question.print_json(result.summary(), scenario)
     else:
         from draftcast.scenarios.show.tables import make_console
 

@@ -13,16 +13,27 @@ from draftcast.errors import DraftcastError, InputError
 
 if TYPE_CHECKING:
     from draftcast.scenarios.compare.comparison import simulate
+    from draftcast.scenarios.live.calibrate_to import calibrate_to
     from draftcast.scenarios.run.simulate import RunResult
     from draftcast.scenarios.schema import Scenario
     from draftcast.scenarios.schema.load import load_scenario
 
 __version__ = "0.1.0"
-__all__ = ["DraftcastError", "InputError", "RunResult", "Scenario", "__version__", "load_scenario", "simulate"]
+__all__ = [
+    "DraftcastError",
+    "InputError",
+    "RunResult",
+    "Scenario",
+    "__version__",
+    "calibrate_to",
+    "load_scenario",
+    "simulate",
+]
 
 _LAZY = {
     "RunResult": "draftcast.scenarios.run.simulate",
     "Scenario": "draftcast.scenarios.schema",
+    "calibrate_to": "draftcast.scenarios.live.calibrate_to",
     "load_scenario": "draftcast.scenarios.schema.load",
     "simulate": "draftcast.scenarios.compare.comparison",
 }

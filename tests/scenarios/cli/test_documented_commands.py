@@ -65,7 +65,7 @@ def test_a_documented_line_parses(page: Path, words: list[str]) -> None:
 
 
 def named_files(folder: Path) -> None:
-    """What README's lines read: a scenario, a trace, a log of tokens, a server's counters."""
+    """What README's lines read: a scenario, a trace, a log of tokens, a server's counters, a bench result."""
     scenario = yaml.safe_load((ROOT / "scenarios/files/default.yaml").read_text("utf-8"))
     scenario["workload"]["num_requests"] = 400
     (folder / "my.yaml").write_text(yaml.safe_dump(scenario))
@@ -75,6 +75,9 @@ def named_files(folder: Path) -> None:
     )
     record = {"prompt_token_ids": [1, 2, 3, 4, 5, 1, 2], "generated_token_ids": [3, 4, 5, 9, 1, 2, 3, 4]}
     (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for _ in range(20)))
+    off = {"completed": 80, "max_concurrency": 8, "duration": 25.0, "mean_tpot_ms": 8.0, "mean_ttft_ms": 30.0}
+    off |= {"total_input_tokens": 18_000, "total_output_tokens": 16_000}
+    (folder / "off.json").write_text(json.dumps(off))
     counts = {"drafts": 100, "draft_tokens": 200, "accepted_tokens": 110}
     (folder / "metrics.txt").write_text(
         "".join(f'vllm:spec_decode_num_{name}_total{{engine="0"}} {count}.0\n' for name, count in counts.items())

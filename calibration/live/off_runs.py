@@ -1,0 +1,356 @@
+"""The user's own runs without speculation, as ``--calibrate-to`` takes them: a file or an address, four formats.
+
+``vllm bench serve --save-result`` (one run, or one a line of ``--append-result``), a GuideLLM report (a run a
+benchmark), the text of ``/metrics`` (a server's whole life) and an iteration log (`read_engine_log`). Means over
+requests; names and definitions are vLLM 0.32's and GuideLLM 0.6's, whose ``inter_token_latency_ms`` is vLLM's TPOT.
+Refused: a run with speculation, with fewer than `LEAST_REQUESTS` requests, or of which many failed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import math
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from draftcast.calibration.acceptance.metrics import NUM_DRAFTS, samples
+from draftcast.errors import InputError
+from draftcast.files import parse_json, read_text
+
+LEAST_REQUESTS = 10
+URL_SECONDS, URL_BYTES = 5.0, 5_000_000
+# Of a run's requests; with more that failed, what the others saw was another load than the file says.
+_MOST_FAILED = 0.02
+_NOT_ONE = (
+    "is none of: a result of vllm bench serve, a GuideLLM report (JSON), the text of /metrics, a log with "
+    "--enable-logging-iteration-details"
+)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token counts of a run's prompts or outputs: their mean, and each or their spread where the file has it."""
+
+    mean: float
+    each: tuple[int, ...] = ()
+    deviation: float | None = None
+
+    @property
+    def section(self) -> int | dict[str, Any] | None:
+        """As a scenario's lengths; None where only the mean is known."""
+        if self.each:
+            return {"distribution": "empirical", "values": list(self.each)}
+        if self.deviation is None:
+            return None
+        if self.deviation < 0.01 * self.mean:
+            return max(1, round(self.mean))
+        return {"distribution": "lognormal", "mean": self.mean, "std": self.deviation}
+
+
+@dataclass(frozen=True)
+class OffRun:
+    """One run without speculation.
+
+    Attributes:
+        source: file or address, and which run of it.
+        load: in words, e.g. ``16 clients``.
+        requests: answered.
+        figures: by a simulation's name (``mean_tpot_s``, ``mean_ttft_s``, ``request_throughput``, ...), in seconds.
+        errors: relative standard error of a figure, from the spread of its requests where the file has it.
+        arrivals: the load as a scenario's section; None: the file does not say.
+        model: as the server names it; "" where the file does not say.
+    """
+
+    source: str
+    load: str
+    requests: int
+    figures: Mapping[str, float]
+    errors: Mapping[str, float]
+    arrivals: Mapping[str, Any] | None
+    prompt_tokens: Tokens
+    output_tokens: Tokens
+    model: str = ""
+
+
+@contextmanager
+def local_copy(source: str) -> Iterator[Path]:
+    """``source`` as a file: its own path, or what is at an address, fetched now.
+
+    Raises:
+        InputError: another scheme than http and https, no answer within `URL_SECONDS`, more than `URL_BYTES`, a
+            redirect, an error status; also what is raised inside, with the address for the file.
+    """
+    if "://" not in source:
+        yield Path(source)
+        return
+    content = _fetched(source)
+    with tempfile.TemporaryDirectory(prefix="draftcast-") as folder:
+        file = Path(folder) / "fetched"
+        file.write_bytes(content)
+        try:
+            yield file
+        except InputError as error:
+            raise error.at(file=(error.file or "").replace(str(file), source) or source) from None
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        raise InputError(f"redirects to {newurl}; give that address if it is the right one", file=req.full_url)
+
+
+def _fetched(url: str) -> bytes:
+    """What is at ``url``; in a thread, because a socket's own limit holds for each piece and not for the whole."""
+    scheme = urlsplit(url).scheme
+    if scheme not in ("http", "https"):
+        raise InputError("must be a file, or an http or https address", file=url, value=scheme)
+    outcome: list[bytes | BaseException] = []
+
+    def fetch() -> None:
+        try:
+            with urllib.request.build_opener(_NoRedirect).open(url, timeout=URL_SECONDS) as response:
+                outcome.append(response.read(URL_BYTES + 1))
+        except BaseException as error:  # raised below, in the thread that asked
+            outcome.append(error)
+
+    thread = threading.Thread(target=fetch, daemon=True)
+    thread.start()
+    thread.join(URL_SECONDS)
+    result = outcome[0] if outcome else TimeoutError()
+    if isinstance(result, bytes):
+        if len(result) > URL_BYTES:
+            raise InputError(f"holds more than {URL_BYTES / 1e6:g} MB", file=url)
+        return result
+    if isinstance(result, InputError):
+        raise result
+    if isinstance(result, urllib.error.HTTPError):
+        raise InputError(f"HTTP status {result.code}", file=url) from None
+    reason = getattr(result, "reason", result)
+    if isinstance(reason, TimeoutError):
+        raise InputError(f"no answer within {URL_SECONDS:g} s", file=url) from None
+    if isinstance(result, OSError | ValueError | http.client.HTTPException):
+        raise InputError(f"no answer: {getattr(reason, 'strerror', None) or reason}", file=url) from None
+    raise result
+
+
+def is_engine_log(file: Path) -> bool:
+    """Whether ``read_engine_log`` reads it. Raises InputError as of `read_text`."""
+    return "Iteration(" in read_text(file)
+
+
+def read_off_runs(file: Path, source: str) -> list[OffRun]:
+    """The runs in a file that is no engine log; ``source`` is what errors and results call it.
+
+    Raises:
+        InputError: none of the formats, a figure that is missing or no number, speculation, too few requests.
+    """
+    text = read_text(file)
+    if not text.lstrip().startswith(("{", "[")):
+        return [_from_metrics(text, source)]
+    lines = [line for line in text.splitlines() if line.strip()]
+    appended = len(lines) > 1 and all(line.startswith("{") and line.rstrip().endswith("}") for line in lines)
+    parts = [parse_json(line, source, line=number) for number, line in enumerate(lines, 1)] if appended else None
+    results = parts or [parse_json(text, source)]
+    if len(results) == 1 and isinstance(results[0], dict) and isinstance(results[0].get("benchmarks"), list):
+        return _from_guidellm(results[0], source)
+    return [_from_bench(r, source if len(results) == 1 else f"{source}#{i + 1}") for i, r in enumerate(results)]
+
+
+def _checked(run: OffRun, failed: float) -> OffRun:
+    if run.requests < LEAST_REQUESTS:
+        message = f"{run.requests} answered requests say too little; {LEAST_REQUESTS} or more are needed"
+        raise InputError(message, file=run.source)
+    if failed > _MOST_FAILED * (run.requests + failed):
+        raise InputError(f"{failed:.0f} requests failed beside {run.requests} that were answered", file=run.source)
+    return run
+
+
+def _number(data: Any, source: str, *keys: str, least: float = 0.0) -> float:
+    """The number at ``keys``, at least ``least``. Raises InputError: there is none."""
+    for key in keys:
+        data = data.get(key) if isinstance(data, Mapping) else None
+    number = isinstance(data, int | float) and not isinstance(data, bool)
+    if not number or not math.isfinite(data) or data < least or abs(data) > 1e12:
+        raise InputError(f"must be a number of at least {least:g}", file=source, key=".".join(keys), value=data)
+    return float(data)
+
+
+def _relative_error(mean: float, deviation: Any, requests: int) -> float:
+    known = isinstance(deviation, int | float) and not isinstance(deviation, bool) and math.isfinite(deviation)
+    return float(deviation) / math.sqrt(requests) / mean if known and mean > 0.0 else 0.0
+
+
+def _closed_loop(clients: float, source: str) -> tuple[str, dict[str, Any]]:
+    if clients != int(clients) or not 1 <= clients <= 2**20:
+        raise InputError("must be a whole number of clients", file=source, key="max_concurrency", value=clients)
+    return f"{clients:.0f} client{'s' * (clients > 1)}", {"process": "closed_loop", "concurrency": int(clients)}
+
+
+def _from_bench(result: Any, source: str) -> OffRun:
+    if not isinstance(result, dict) or "mean_tpot_ms" not in result or "completed" not in result:
+        raise InputError(_NOT_ONE, file=source)
+    if result.get("spec_decode_num_drafts"):
+        message = "a run with speculation; calibrate to one without (off is measured, on is forecast)"
+        raise InputError(message, file=source, key="spec_decode_num_drafts", value=result["spec_decode_num_drafts"])
+    requests = int(_number(result, source, "completed"))
+    failed = result.get("failed") or 0
+    names = ("tpot", "ttft")
+    means = {name: _number(result, source, f"mean_{name}_ms") for name in names}
+    seconds = _number(result, source, "duration")
+    in_system = requests * (means["ttft"] + means["tpot"] * _mean_output(result, source, requests)) / 1e3
+    in_system /= seconds or math.inf
+    rate, clients = result.get("request_rate", "inf"), result.get("max_concurrency")
+    if rate in ("inf", None) or rate == math.inf:
+        key = "max_concurrency" if clients is not None else "num_prompts"
+        load, arrivals = _closed_loop(_number(result, source, key), source)
+    else:
+        rate_rps = _number(result, source, "request_rate")
+        if clients is not None and in_system > 0.8 * _number(result, source, "max_concurrency"):
+            message = f"the limit of {clients} clients held back the rate of {rate_rps:g} req/s: give one of both"
+            raise InputError(message, file=source, key="max_concurrency", value=clients)
+        burstiness = _number(result, source, "burstiness") if "burstiness" in result else 1.0
+        load = f"{rate_rps:g} req/s"
+        arrivals = {"process": "gamma", "request_rate_rps": rate_rps, "burstiness": burstiness}
+    return _checked(
+        OffRun(
+            source=source,
+            load=load,
+            requests=requests,
+            figures={f"mean_{name}_s": means[name] / 1e3 for name in names},
+            errors={
+                f"mean_{name}_s": _relative_error(means[name], result.get(f"std_{name}_ms"), requests) for name in names
+            },
+            arrivals=arrivals,
+            prompt_tokens=_lengths(result, source, "input_lens", "total_input_tokens", requests),
+            output_tokens=_lengths(result, source, "output_lens", "total_output_tokens", requests),
+            model=str(result.get("model_id") or ""),
+        ),
+        float(failed) if isinstance(failed, int | float) else 0.0,
+    )
+
+
+def _mean_output(result: Mapping[str, Any], source: str, requests: int) -> float:
+    return _number(result, source, "total_output_tokens") / max(requests, 1)
+
+
+def _lengths(result: Mapping[str, Any], source: str, each: str, total: str, requests: int) -> Tokens:
+    """Of every request where the file lists them (``--save-detailed``), else the mean."""
+    mean = _number(result, source, total, least=1.0) / max(requests, 1)
+    lengths = result.get(each)
+    if isinstance(lengths, list) and len(lengths) >= requests:
+        kept = [n for n in lengths if isinstance(n, int) and not isinstance(n, bool) and n > 0]
+        if len(kept) >= requests:
+            return Tokens(mean, tuple(kept))
+    return Tokens(mean)
+
+
+def _from_guidellm(report: Mapping[str, Any], source: str) -> list[OffRun]:
+    """The benchmarks of a report, but those of the ``throughput`` strategy, which has no load to be simulated."""
+    runs = []
+    for index, benchmark in enumerate(report["benchmarks"]):
+        place = f"{source}#{index + 1}"
+        if not isinstance(benchmark, dict) or not isinstance(benchmark.get("metrics"), dict):
+            raise InputError("must be a benchmark with metrics", file=place)
+        config = benchmark.get("config") or benchmark.get("args") or {}
+        config = config if isinstance(config, dict) else {}
+        strategy = config.get("strategy")
+        strategy = strategy if isinstance(strategy, dict) else {}
+        kind = strategy.get("type_")
+        if kind == "throughput":
+            continue
+        if kind in ("synchronous", "concurrent"):
+            load, arrivals = _closed_loop(_number(strategy, place, "streams") if kind == "concurrent" else 1, place)
+        elif kind in ("constant", "poisson"):
+            rate_rps = _number(strategy, place, "rate")
+            load = f"{rate_rps:.4g} req/s"
+            arrivals = {"process": "deterministic" if kind == "constant" else "poisson", "request_rate_rps": rate_rps}
+        else:
+            message = "must be synchronous, concurrent, constant or poisson"
+            raise InputError(message, file=place, key="config.strategy.type_", value=kind)
+        runs.append(_guidellm_run(benchmark["metrics"], config, place, load, arrivals))
+    if not runs:
+        message = "holds no benchmark with a load; run it with synchronous, concurrent, constant or poisson"
+        raise InputError(message, file=source)
+    return runs
+
+
+def _guidellm_run(
+    metrics: Mapping[str, Any], config: Mapping[str, Any], source: str, load: str, arrivals: Mapping[str, Any]
+) -> OffRun:
+    names = {"mean_tpot_s": "inter_token_latency_ms", "mean_ttft_s": "time_to_first_token_ms"}
+    latency = metrics.get("request_latency")
+    done = latency.get("successful") if isinstance(latency, dict) else None
+    requests = int(_number(done, source, "count"))
+    failed = 0.0
+    totals = metrics.get("request_totals")
+    if isinstance(totals, dict) and isinstance(totals.get("errored"), int):
+        failed = float(totals["errored"])
+    figures, errors = {}, {}
+    for name, key in names.items():
+        figures[name] = _number(metrics, source, key, "successful", "mean") / 1e3
+        errors[name] = _relative_error(figures[name] * 1e3, metrics[key]["successful"].get("std_dev"), max(requests, 1))
+    prompt, output = (
+        Tokens(
+            _number(metrics, source, f"{kind}_token_count", "successful", "mean", least=1.0),
+            deviation=_number(metrics, source, f"{kind}_token_count", "successful", "std_dev"),
+        )
+        for kind in ("prompt", "output")
+    )
+    backend = config.get("backend")
+    model = backend.get("model") if isinstance(backend, dict) else None
+    run = OffRun(source, load, requests, figures, errors, arrivals, prompt, output, str(model or ""))
+    return _checked(run, failed)
+
+
+# A histogram's sum over its count is a mean; the first that the server has is taken.
+_HISTOGRAMS = {
+    "mean_tpot_s": (
+        "vllm:request_time_per_output_token_seconds",
+        "vllm:inter_token_latency_seconds",
+        "vllm:time_per_output_token_seconds",
+    ),
+    "mean_ttft_s": ("vllm:time_to_first_token_seconds",),
+    "prompt_tokens": ("vllm:request_prompt_tokens",),
+    "output_tokens": ("vllm:request_generation_tokens",),
+}
+
+
+def _from_metrics(text: str, source: str) -> OffRun:
+    """A server's life so far. Counters hold no load: the scenario's own is taken."""
+    names = [f"{name}_{part}" for each in _HISTOGRAMS.values() for name in each for part in ("sum", "count")]
+    totals: dict[str, float] = {}
+    models = set()
+    for number, name, value, labels in samples(text, source, [*names, NUM_DRAFTS]):
+        try:
+            count = float(value)
+        except ValueError:
+            count = math.nan
+        if not math.isfinite(count) or count < 0:
+            raise InputError("must be a number of at least 0", file=source, line=number, key=name, value=value)
+        models.add(labels.get("model_name", ""))
+        totals[name] = totals.get(name, 0.0) + count
+    if not totals:
+        raise InputError(_NOT_ONE, file=source)
+    if len(models) > 1:
+        message = f"counts several models ({', '.join(sorted(models))}); keep the lines of one"
+        raise InputError(message, file=source, key="model_name")
+    if totals.get(NUM_DRAFTS):
+        raise InputError("a server with speculation; calibrate to one without", file=source, key=NUM_DRAFTS)
+    means = {}
+    for figure, candidates in _HISTOGRAMS.items():
+        there = next((name for name in candidates if totals.get(f"{name}_count")), None)
+        if there is None:
+            raise InputError("not found, or nothing was counted yet", file=source, key=f"{candidates[0]}_count")
+        means[figure] = totals[f"{there}_sum"] / totals[f"{there}_count"]
+    requests = int(totals["vllm:request_generation_tokens_count"])
+    figures = {name: means[name] for name in ("mean_tpot_s", "mean_ttft_s")}
+    prompt, output = Tokens(means["prompt_tokens"]), Tokens(means["output_tokens"])
+    run = OffRun(source, "the scenario's load", requests, figures, {}, None, prompt, output, models.pop())
+    return _checked(run, 0.0)

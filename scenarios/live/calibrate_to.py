@@ -1,0 +1,391 @@
+"""``--calibrate-to``: runs without speculation that the user measured correct the forecast, before speculation is.
+
+The same runs are forecast by their own protocol (clients or rate, lengths, number of requests; every request counts).
+What makes forecast and measurement agree is the scenario's `Correction`, which then holds with and without speculation:
+
+- one load: a factor on every step's time;
+- two loads or more: a factor and fixed seconds a step, where the loads can tell them apart;
+- what the time to first token then lacks is the front end, where requests do not queue.
+
+Latency grows with the requests in the engine, ``L = C1 + C2 B``; with Little's law, ``B = rate x L``, that is ``L = C1
+/ (1 - rate x C2)`` (arXiv 2605.15051). So the factor is the ratio of the measured and the forecast C2, the fixed
+seconds are what is left of C1, and a run at a rate is compared at the B that was measured, not at the one forecast.
+
+An engine log is compared step by step instead: it has no client and no front end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from draftcast.calibration.engine_log.log import read_engine_log
+from draftcast.calibration.engine_log.steps import timed_steps, with_kv_tokens
+from draftcast.calibration.live.off_runs import OffRun, Tokens, is_engine_log, local_copy, read_off_runs
+from draftcast.errors import InputError
+from draftcast.kernels.model.catalog import canonical_name, is_bundled_model
+from draftcast.scenarios.run.deployment import deploy
+from draftcast.scenarios.run.simulate import measure, serve
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.correction import PLAUSIBLE
+from draftcast.scenarios.schema.load import with_values
+from draftcast.sim.cost import step_time as st
+
+FloatArray = NDArray[np.float64]
+
+# Relative standard deviation between two runs of one set-up, for the intervals: six published runs of one set-up
+# (Qwen3-8B, H100, 8 clients, TPOT) spread over 8 %, on machines of their own; one machine repeats better.
+REPEAT = 0.02
+_TTFT_REPEAT = 0.10
+_Z95 = 1.96
+# Loads whose step times differ by less cannot tell a factor from fixed seconds.
+_LEAST_SPREAD = 1.15
+# Of the time to first token; where more of it is waiting for other requests it says nothing about the front end.
+_MOST_QUEUE = 0.2
+_ROUNDS, _CLOSE = 8, 2e-3
+_REPLICATIONS = 5
+# Means of lengths that differ by less are of one distribution; by more than the second, of another load.
+_SAME_LENGTHS, _OTHER_LENGTHS = 0.1, 0.25
+_LEAST_STEPS, _CHUNKS = 50, 10
+
+
+def calibrate_to(scenario: Scenario, sources: str | Path | Sequence[str | Path]) -> Scenario:
+    """``scenario`` with the correction that runs without speculation ask for.
+
+    Args:
+        scenario: what is to be forecast; a correction it has already is replaced.
+        sources: files or http(s) addresses, see `draftcast.calibration.live.off_runs`.
+
+    Raises:
+        InputError: a source that cannot be read or is refused, runs of another model, a factor out of range.
+    """
+    given = [sources] if isinstance(sources, str | Path) else list(sources)
+    names = [str(each) for each in given]
+    runs: list[OffRun] = []
+    logs: list[pd.DataFrame] = []
+    with ExitStack() as stack:
+        for name in names:
+            file = stack.enter_context(local_copy(name))
+            if is_engine_log(file):
+                logs.append(read_engine_log(file).assign(source=name))
+            else:
+                runs += read_off_runs(file, name)
+    if logs and runs:
+        raise InputError("an engine log is compared step by step: give logs or runs, not both", file="--calibrate-to")
+    if not logs and not runs:
+        raise InputError("names no file", file="--calibrate-to")
+    plain = with_values(scenario, {"correction": None})
+    return with_correction(plain, _from_log(plain, logs) if logs else fitted(plain, runs), names)
+
+
+def with_correction(scenario: Scenario, found: Fitted, sources: Sequence[str]) -> Scenario:
+    """``scenario`` with what was found."""
+    engine = scenario.engine
+    off = with_values(scenario, {"engine.speculative_config": None, "policy": None})
+    correction = {
+        "source": ", ".join(name if "://" in name else Path(name).name for name in sources),
+        "loads": found.loads,
+        "runs": found.runs,
+        "model": engine.model,
+        "hardware": scenario.hardware,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "quantization": engine.quantization,
+        "profile_checksum": deploy(off).profile_checksum,
+        **found.values,
+    }
+    return with_values(scenario, {"correction": correction})
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A correction's values and intervals by the record's keys, the loads in words, and how many runs are behind it."""
+
+    values: dict[str, Any]
+    loads: str
+    runs: int
+
+
+def _plausible(factor: float, source: str, what: str) -> float:
+    """Raises InputError where the forecast is too far off to be corrected."""
+    if not PLAUSIBLE[0] <= factor <= PLAUSIBLE[1]:
+        message = (
+            f"{what} took {factor:.2f} x the forecast; beyond {PLAUSIBLE[0]:g} to {PLAUSIBLE[1]:g} model, device, "
+            "quantization, parallelism, lengths or load of the scenario are not those of the run"
+        )
+        raise InputError(message, file=source)
+    return factor
+
+
+# ---- runs ----
+
+
+@dataclass(frozen=True)
+class _Forecast:
+    """One run forecast.
+
+    Attributes:
+        figures: means over replications.
+        spread: relative standard deviation of one replication's figures: by chance alone the run differs by so much.
+        queue_share: of the time to first token.
+    """
+
+    figures: dict[str, float]
+    spread: dict[str, float]
+    queue_share: float
+
+
+def _target(run: OffRun) -> str:
+    """The figure that the steps are fitted to: the first that was measured."""
+    for name in ("mean_tpot_s", "mean_e2el_s", "output_throughput"):
+        if run.figures.get(name, 0.0) > 0.0:
+            return name
+    raise InputError("has no TPOT, latency or throughput", file=run.source)
+
+
+def _check_model(scenario: Scenario, run: OffRun) -> None:
+    measured, asked = run.model, scenario.engine.model
+    known = is_bundled_model(measured) and is_bundled_model(asked)
+    if known and canonical_name(measured) != canonical_name(asked):
+        raise InputError(f"was measured on another model than the scenario's {asked}", file=run.source, value=measured)
+
+
+def off_scenario(scenario: Scenario, run: OffRun) -> Scenario:
+    """The run as a scenario: no speculation, its own load, lengths and number of requests, every request counts."""
+    values: dict[str, Any] = {
+        "engine.speculative_config": None,
+        "policy": None,
+        "slo": None,
+        "cluster.replicas": 1,
+        "statistics.replications": _REPLICATIONS,
+        "statistics.warmup": "none",
+    }
+    if run.arrivals is not None:
+        lengths = {
+            f"{kind}_tokens": _lengths(tokens, scenario, f"{kind}_tokens")
+            for kind, tokens in (("prompt", run.prompt_tokens), ("output", run.output_tokens))
+        }
+        action = scenario.workload.max_model_len_action
+        values["workload"] = {
+            "arrivals": dict(run.arrivals),
+            "lengths": lengths,
+            "num_requests": run.requests,
+            "max_model_len_action": action,
+        }
+        values["acceptance"] = None
+    return with_values(scenario, values)
+
+
+def _lengths(tokens: Tokens, scenario: Scenario, key: str) -> Any:
+    """The run's lengths; where it tells but their mean, spread as the scenario's if those have that mean."""
+    own = getattr(scenario.workload.lengths, key, None)
+    if tokens.section is not None:
+        return tokens.section
+    if own is not None:
+        quantiles = (np.arange(1000) + 0.5) / 1000.0
+        if abs(float(own.tokens(quantiles).mean()) / tokens.mean - 1.0) <= _SAME_LENGTHS:
+            return own.model_dump(mode="json")
+    return max(1, round(tokens.mean))
+
+
+def _forecast(scenario: Scenario, run: OffRun, values: dict[str, Any]) -> _Forecast:
+    """Forecast ``run`` with the correction of these values."""
+    off = off_scenario(scenario, run)
+    if values:
+        fixed: dict[str, Any] = {"source": run.source, "model": off.engine.model, "hardware": off.hardware}
+        fixed |= {"tensor_parallel_size": off.engine.tensor_parallel_size, "quantization": off.engine.quantization}
+        off = with_values(off, {"correction": fixed | values})
+    result = measure([serve(off)])[0]
+    frame = pd.DataFrame(result.replications)[["mean_tpot_s", "mean_ttft_s", "mean_e2el_s", "output_throughput"]]
+    means, spread = frame.mean(), frame.std(ddof=1) / frame.mean()
+    front_end_s = values.get("front_end_s", 0.0)
+    ttft_s = result.requests["first_token_s"] - result.requests["arrival_s"]
+    waiting_s = float((result.requests["time_queue_s"] - front_end_s).mean())
+    if run.arrivals is None:
+        _check_lengths(run, result.requests)
+    return _Forecast(dict(means), dict(spread), waiting_s / float(ttft_s.mean()))
+
+
+def _check_lengths(run: OffRun, requests: pd.DataFrame) -> None:
+    for kind, measured in (("prompt", run.prompt_tokens.mean), ("output", run.output_tokens.mean)):
+        simulated = float(requests[f"{kind}_tokens"].mean())
+        if abs(measured / simulated - 1.0) > _OTHER_LENGTHS:
+            message = (
+                f"the server's {kind}s had {measured:.0f} tokens on average, the scenario's have {simulated:.0f}; "
+                "counters hold no load, so the scenario's must be the server's"
+            )
+            raise InputError(message, file=run.source, key=f"workload.lengths.{kind}_tokens")
+
+
+def fitted(scenario: Scenario, runs: Sequence[OffRun]) -> Fitted:
+    """Solve for the correction that makes the forecasts of ``runs`` what was measured.
+
+    Raises:
+        InputError: another model, a factor out of range.
+    """
+    for run in runs:
+        _check_model(scenario, run)
+    targets = [_target(run) for run in runs]
+    less = np.array([-1.0 if name == "output_throughput" else 1.0 for name in targets])
+    measured = np.array([run.figures[name] for run, name in zip(runs, targets, strict=True)])
+    errors = np.array([run.errors.get(name, 0.0) for run, name in zip(runs, targets, strict=True)])
+    factor, seconds = 1.0, 0.0
+    front_end: tuple[float, float] | None = None
+    forecasts = [_forecast(scenario, run, {}) for run in runs]
+    chance = np.array([f.spread[name] for f, name in zip(forecasts, targets, strict=True)])
+    sigma = np.sqrt(REPEAT**2 + errors**2 + chance**2)
+    curves = [_Curve(run) for run in runs]
+    for _ in range(_ROUNDS):
+        figures = np.array([f.figures[name] for f, name in zip(forecasts, targets, strict=True)])
+        steps_s = np.array([f.figures["mean_tpot_s"] for f in forecasts])
+        plain_s = np.array([c.at(f, factor, seconds) for c, f in zip(curves, forecasts, strict=True)])
+        before = factor, seconds
+        factor, seconds = _line(plain_s, steps_s * (measured / figures) ** less, sigma)
+        _plausible(factor, ", ".join(run.source for run in runs), "a step")
+        front_end = _front_end(runs, forecasts, front_end)
+        values: dict[str, Any] = {
+            "step_factor": factor,
+            "step_s": seconds,
+            "front_end_s": front_end[0] if front_end else 0.0,
+        }
+        forecasts = [_forecast(scenario, run, values) for run in runs]
+        if abs(math.log(factor / before[0])) + abs(seconds - before[1]) / float(steps_s.min()) < _CLOSE:
+            break
+    front_end = _front_end(runs, forecasts, front_end)
+    values = _with_intervals(plain_s, factor, seconds, sigma)
+    if front_end is not None:
+        value, half = front_end
+        values |= {"front_end_s": value, "front_end_s_interval": [max(value - half, 0.0), value + half]}
+    return Fitted(values, ", ".join(dict.fromkeys(run.load for run in runs)), len(runs))
+
+
+class _Curve:
+    """A run's uncorrected step time over the requests in the engine, from the forecasts made so far."""
+
+    def __init__(self, run: OffRun) -> None:
+        # NaN of a closed loop, which has as many in the forecast.
+        self._rate_rps = float((run.arrivals or {}).get("request_rate_rps", math.nan))
+        self._measured = math.nan
+        if "mean_tpot_s" in run.figures:
+            tokens = run.output_tokens.mean - 1.0
+            self._measured = self._rate_rps * (
+                run.figures.get("mean_ttft_s", 0.0) + tokens * run.figures["mean_tpot_s"]
+            )
+        self._points: list[tuple[float, float]] = []
+
+    def at(self, forecast: _Forecast, factor: float, seconds: float) -> float:
+        """Seconds of an uncorrected step with as many requests as were measured; a straight line through the last two.
+
+        ``factor``, ``seconds``: what ``forecast`` was corrected by.
+        """
+        plain_s = (forecast.figures["mean_tpot_s"] - seconds) / factor
+        in_flight = self._rate_rps * forecast.figures["mean_e2el_s"]
+        self._points = [*self._points[-1:], (in_flight, plain_s)]
+        if math.isnan(self._measured) or len(self._points) < 2:
+            return plain_s
+        (earlier, earlier_s), _ = self._points
+        if abs(in_flight / earlier - 1.0) < 0.005:
+            return plain_s
+        slope = max((plain_s - earlier_s) / (in_flight - earlier), 0.0)
+        # A line through two noisy points is not followed far.
+        return min(max(plain_s + slope * (self._measured - in_flight), 0.5 * plain_s), 2.0 * plain_s)
+
+
+def _can_tell(plain_s: FloatArray) -> bool:
+    return len(plain_s) > 1 and float(plain_s.max() / plain_s.min()) >= _LEAST_SPREAD
+
+
+def _line(plain_s: FloatArray, measured_s: FloatArray, sigma: FloatArray) -> tuple[float, float]:
+    """Factor and seconds of ``measured = factor x plain + seconds``, by relative errors; seconds are never below 0."""
+    weights = 1.0 / (sigma * measured_s)
+    if _can_tell(plain_s):
+        design = np.column_stack([plain_s, np.ones(len(plain_s))]) * weights[:, None]
+        (factor, seconds), *_ = np.linalg.lstsq(design, measured_s * weights, rcond=None)
+        if seconds > 0.0 and factor >= PLAUSIBLE[0]:
+            return float(factor), float(seconds)
+    x, y = plain_s * weights, measured_s * weights
+    return float((x @ y) / (x @ x)), 0.0
+
+
+def _with_intervals(plain_s: FloatArray, factor: float, seconds: float, sigma: FloatArray) -> dict[str, Any]:
+    """The values with 95 % intervals: of the least squares, from how far two runs of one set-up differ."""
+    measured_s = factor * plain_s + seconds
+    weights = 1.0 / (sigma * measured_s)
+    columns = [plain_s, np.ones(len(plain_s))] if seconds > 0.0 else [plain_s]
+    design = np.column_stack(columns) * weights[:, None]
+    half = _Z95 * np.sqrt(np.diag(np.linalg.inv(design.T @ design)))
+    values: dict[str, Any] = {"step_factor": factor, "step_factor_interval": factor + np.array([-1.0, 1.0]) * half[0]}
+    values["step_s"] = seconds
+    if seconds > 0.0:
+        values["step_s_interval"] = [max(seconds - half[1], 0.0), seconds + half[1]]
+    return {name: np.asarray(value).tolist() for name, value in values.items()}
+
+
+def _front_end(
+    runs: Sequence[OffRun], forecasts: Sequence[_Forecast], before: tuple[float, float] | None
+) -> tuple[float, float] | None:
+    """Seconds a request, and half their interval: what the time to first token lacks; None where no run can tell."""
+    known = [
+        (run.figures["mean_ttft_s"], forecast.figures["mean_ttft_s"])
+        for run, forecast in zip(runs, forecasts, strict=True)
+        if run.figures.get("mean_ttft_s", 0.0) > 0.0 and forecast.queue_share <= _MOST_QUEUE
+    ]
+    if not known:
+        return None
+    measured, forecast_s = np.array(known).T
+    weights = 1.0 / (_TTFT_REPEAT * measured) ** 2
+    lacking = float(np.average(measured - forecast_s, weights=weights))
+    value = max((before[0] if before is not None else 0.0) + lacking, 0.0)
+    return min(value, 10.0), _Z95 / math.sqrt(float(weights.sum()))
+
+
+# ---- engine logs ----
+
+
+def _from_log(scenario: Scenario, logs: Sequence[pd.DataFrame]) -> Fitted:
+    """The factor on steps without prompts, from their logged time against the step cost's."""
+    source = ", ".join(str(log["source"].iloc[0]) for log in logs)
+    frame = pd.concat(logs, ignore_index=True)
+    drafting = (frame["method"] != "") & (frame["method"] != "?")
+    if drafting.any():
+        message = "a server with speculation; calibrate to one without"
+        raise InputError(message, file=source, key="method", value=str(frame.loc[drafting, "method"].iloc[0]))
+    off = with_values(scenario, {"engine.speculative_config": None, "policy": None})
+    deployment = deploy(off)
+    resolved = {"kv_capacity_tokens": deployment.memory.kv_tokens, "block_size": deployment.settings.block_size}
+    steps = timed_steps(with_kv_tokens(frame.fillna(resolved))).frame
+    steps = steps[(steps["context_tokens"] == 0) & steps["kv_tokens"].notna()]
+    if int(steps["steps"].sum()) < _LEAST_STEPS:
+        message = f"{int(steps['steps'].sum())} timed steps without prompts; {_LEAST_STEPS} or more are needed"
+        raise InputError(message, file=source)
+    predicted_s = _decode_seconds(deployment.cost, steps) * steps["steps"].to_numpy(np.float64)
+    parts = np.array_split(np.arange(len(steps)), min(_CHUNKS, len(steps)))
+    measured_s = steps["seconds"].to_numpy(np.float64)
+    factors = [float(measured_s[part].sum() / predicted_s[part].sum()) for part in parts]
+    factor = _plausible(float(measured_s.sum() / predicted_s.sum()), source, "a step")
+    spread = float(np.std(factors, ddof=1)) / math.sqrt(len(factors)) if len(factors) > 1 else 0.0
+    half = _Z95 * math.hypot(spread, REPEAT * factor)
+    values: dict[str, Any] = {"step_factor": factor, "step_factor_interval": [factor - half, factor + half]}
+    return Fitted(values, f"{int(steps['steps'].sum()):,} logged steps", frame["run"].nunique())
+
+
+def _decode_seconds(cost: st.StepCost, steps: pd.DataFrame) -> FloatArray:
+    """Seconds of a mean step of each block by the step cost."""
+    f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
+    window = float(cost.params[0]["window"])
+    seconds = np.empty(len(steps))
+    columns = steps[["steps", "sequences", "rows", "kv_tokens"]].to_numpy(np.float64)
+    for index, (count, *sums) in enumerate(columns):
+        seqs, rows, kv = (total / count for total in sums)
+        kv += rows  # the cost counts a step's own tokens as well
+        st.fill_decode(f, window, seqs, rows, kv, kv / seqs)
+        st.step_time(cost, f, out)
+        seconds[index] = st.step_seconds(cost, out)
+    return seconds
