@@ -11,6 +11,7 @@ once. (The kernels here find the new keys and values written; they are counted f
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -105,23 +106,20 @@ def _triton_supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str)
     return _supports(shape, dtype, kv_cache_dtype, device) or fp8_runs(kv_cache_dtype, device)
 
 
-def _operator(name: str, shape_fields: tuple[str, ...], *, causal: bool) -> Operator:
-    return Operator(
-        name=name,
-        shape_fields=shape_fields,
-        work=lambda shape, dtype, kv_dtype: attention_shape_work(shape, dtype, kv_dtype, causal=causal),
-        draw_inputs=paged.draw_inputs,
-        make_outputs=paged.make_outputs,
-        reference=paged.reference,
-        implementations=implementations(
-            paged.prepare,
-            "attention:prepare",
-            torch_supports=_supports,
-            triton_supports=_triton_supports,
-        ),
-    )
-
-
-_FIELDS = ("batch", "q", "context", "heads", "kv_heads", "head_dim", "window")
-ATTENTION_DECODE = _operator("attention_decode", (*_FIELDS, "tree"), causal=False)
-ATTENTION_PREFILL = _operator("attention_prefill", _FIELDS, causal=True)
+ATTENTION_PREFILL = Operator(
+    name="attention_prefill",
+    shape_fields=("batch", "q", "context", "heads", "kv_heads", "head_dim", "window"),
+    work=lambda shape, dtype, kv_dtype: attention_shape_work(shape, dtype, kv_dtype, causal=True),
+    draw_inputs=paged.draw_inputs,
+    make_outputs=paged.make_outputs,
+    reference=paged.reference,
+    implementations=implementations(
+        paged.prepare, "attention:prepare", torch_supports=_supports, triton_supports=_triton_supports
+    ),
+)
+ATTENTION_DECODE = replace(
+    ATTENTION_PREFILL,
+    name="attention_decode",
+    shape_fields=(*ATTENTION_PREFILL.shape_fields, "tree"),
+    work=lambda shape, dtype, kv_dtype: attention_shape_work(shape, dtype, kv_dtype, causal=False),
+)

@@ -219,10 +219,7 @@ def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], len
 
 
 def _mask(inputs: Tensors, sequences: list[int], start: int, stop: int, begin: int, end: int) -> torch.Tensor | None:
-    """What is added to the scores of query tokens start ... stop and keys begin ... end; None: all are seen.
-
-    Shape (sequences or 1, 1, (stop - start) * group, end - begin).
-    """
+    """[sequences or 1, 1, (stop - start) * group, end - begin] to be added to the scores; None: all keys are seen."""
     import torch
 
     alike = inputs["tree"] is None

@@ -40,10 +40,7 @@ def probabilities(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tens
 
 
 def drawn(weights: torch.Tensor, uniforms: torch.Tensor, likeliest: torch.Tensor) -> torch.Tensor:
-    """Tokens int64 [rows] drawn by ``weights`` [rows, n], which need not add up to 1.
-
-    Where rounding leaves none with a positive weight, ``likeliest`` [rows].
-    """
+    """Tokens int64 [rows] drawn by any ``weights`` [rows, n]; ``likeliest`` where rounding leaves none positive."""
     import torch
 
     cumulative = weights.cumsum(1)

@@ -28,14 +28,10 @@ RESIDENT = 2
 
 
 class TilePlan(NamedTuple):
-    """Shape of a program.
+    """Shape of a program."""
 
-    rows: query rows (queries x heads of a KV head), 16 or more as the tensor cores want.
-    keys: tokens of a KV tile.
-    """
-
-    rows: int
-    keys: int
+    rows: int  # query rows (queries x heads of a KV head), 16 or more as the tensor cores want
+    keys: int  # tokens of a KV tile
     num_warps: int
     num_stages: int
 
@@ -233,12 +229,7 @@ def _combine(out, parts, weights, SPLITS: tl.constexpr, CHUNK: tl.constexpr, HEA
 
 
 def prepare(inputs: Tensors, outputs: Tensors, splits: int | None = None, plan: TilePlan | None = None) -> Launch:
-    """Launch of attention over `draftcast.kernels.operators.paged.draw_inputs`; workspaces are allocated here.
-
-    Args:
-        splits: of the KV; None: chosen by `split_count` for sequences as long as the block table is wide.
-        plan: None: chosen by `tile_plan`.
-    """
+    """Launch over `draftcast.kernels.operators.paged.draw_inputs`; ``splits`` of the KV and ``plan`` may be given."""
     import torch
 
     query, cache, tables, tree = inputs["query"], inputs["key_cache"], inputs["block_tables"], inputs["tree"]
@@ -263,29 +254,18 @@ def prepare(inputs: Tensors, outputs: Tensors, splits: int | None = None, plan: 
         none if tree is None else tree, none if tree is None else inputs["depths"],
         q, tables.shape[1], window, inputs["scale"] * inputs["k_scale"] * LOG2_E.value, inputs["v_scale"],
     )  # fmt: skip
-    constants = {
-        "HEAD_DIM": head_dim,
-        "GROUP": heads // kv_heads,
-        "KV_HEADS": kv_heads,
-        "PAGE": page,
-        "ROWS": plan.rows,
-        "KEYS": plan.keys,
-        "SPLITS": splits,
-        "TREE": tree is not None,
-        "WINDOW": window > 0,
-        "UNMASKED": plan.rows >= 128 and not window,
-        "QUERIES": q if tree is not None else 1,
-        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
-        "DOT": dot_type(query.element_size()),
-        "num_warps": plan.num_warps,
-        "num_stages": plan.num_stages,
-    }
-    grid = (tiles * kv_heads, splits, batch)
-    rows = batch * q * heads
+    precision = "ieee" if query.dtype == torch.float32 else "tf32"
 
     def launch() -> None:
-        _attend[grid](*arguments, **constants)
+        _attend[(tiles * kv_heads, splits, batch)](
+            *arguments, HEAD_DIM=head_dim, GROUP=heads // kv_heads, KV_HEADS=kv_heads, PAGE=page,
+            ROWS=plan.rows, KEYS=plan.keys, SPLITS=splits, TREE=tree is not None, WINDOW=window > 0,
+            QUERIES=q if tree is not None else 1, UNMASKED=plan.rows >= 128 and not window,
+            PRECISION=precision, DOT=dot_type(query.element_size()),
+            num_warps=plan.num_warps, num_stages=plan.num_stages,
+        )  # fmt: skip
         if splits > 1:
-            _combine[(rows,)](out, parts, weights, splits, 16, head_dim, num_warps=2 if head_dim <= 128 else 4)
+            warps = 2 if head_dim <= 128 else 4
+            _combine[(batch * q * heads,)](out, parts, weights, splits, 16, head_dim, num_warps=warps)
 
     return launch

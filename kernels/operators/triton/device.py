@@ -25,10 +25,8 @@ def processors(tensor: torch.Tensor) -> int:
 
 
 def dot_type(element_bytes: int) -> Any:
-    """The format in which a matrix product takes its operands.
-
-    The interpreter keeps bf16 as raw 16-bit integers and would multiply those; its fp32 products are exact.
-    """
+    """The format in which a matrix product takes its operands."""
+    # The interpreter keeps bf16 as raw 16-bit integers and would multiply those; its fp32 products are exact.
     return tl.float32 if INTERPRETED else {4: tl.float32, 2: tl.bfloat16, 1: tl.float8e4nv}[element_bytes]
 
 

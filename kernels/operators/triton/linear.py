@@ -23,19 +23,14 @@ MAX_SPLITS = 32
 
 
 class TilePlan(NamedTuple):
-    """Shape of a program.
+    """Shape of a program."""
 
-    rows, columns: of ``y``.
-    depth: of k, a step.
-    resident: programs that share a multiprocessor, as far as 227 KiB of shared memory allow (Hopper).
-    """
-
-    rows: int
+    rows: int  # of ``y``
     columns: int
-    depth: int
+    depth: int  # of k, a step
     num_warps: int
     num_stages: int
-    resident: int
+    resident: int  # programs that share a multiprocessor, as far as 227 KiB of shared memory allow (Hopper)
 
 
 def tile_plan(m: int, n: int, element_bytes: int, processors: int) -> TilePlan:
@@ -137,11 +132,7 @@ def _linear(
 
 
 def prepare(inputs: Tensors, outputs: Tensors, *, plan: TilePlan | None = None, splits: int | None = None) -> Launch:
-    """Launch over the inputs of `draftcast.kernels.operators.linear`.
-
-    Args:
-        plan, splits: instead of `tile_plan`'s and `split_count`'s.
-    """
+    """Launch over the inputs of `draftcast.kernels.operators.linear`; ``plan`` and ``splits`` may be given."""
     import torch
 
     x, w, y = inputs["x"], inputs["w"], outputs["y"]

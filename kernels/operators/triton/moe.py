@@ -8,16 +8,13 @@ can be, and programs past the last one leave at once. SwiGLU is applied where ga
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from draftcast.kernels.operators.registry import Launch, Tensors
 from draftcast.kernels.operators.triton.device import dot_type
-
-if TYPE_CHECKING:
-    import torch
 
 CHUNK = 1024
 E4M3_MAX = tl.constexpr(448.0)
@@ -170,11 +167,7 @@ def _sum(out, parts, K: tl.constexpr, TOP_K: tl.constexpr, COLS: tl.constexpr):
 
 
 def prepare(inputs: Tensors, outputs: Tensors, plan: TilePlan | None = None) -> Launch:
-    """Launch over `draftcast.kernels.operators.moe.draw_inputs`; workspaces are allocated here.
-
-    Args:
-        plan: None: chosen by `tile_plan`.
-    """
+    """Launch over the inputs of `draftcast.kernels.operators.moe`; ``plan`` may be given."""
     import torch
 
     x, chosen, shares, out = inputs["x"], inputs["experts"], inputs["shares"], outputs["out"]
@@ -185,25 +178,18 @@ def prepare(inputs: Tensors, outputs: Tensors, plan: TilePlan | None = None) -> 
     plan = plan or tile_plan(pairs, min(experts, pairs), x.element_size())
     # Every expert that is visited may leave one block partly empty.
     most = min(pairs, pairs // plan.rows + experts)
-
-    def integers(size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.int32, device=x.device)
-
-    counts, order, expert_of_block, blocks = (integers(size) for size in (experts, most * plan.rows, most, 1))
+    counts, order, expert_of_block, blocks = (
+        torch.empty(size, dtype=torch.int32, device=x.device) for size in (experts, most * plan.rows, most, 1)
+    )
     hidden = torch.empty((pairs, n), dtype=x.dtype, device=x.device)
     parts = torch.empty((pairs, k), dtype=out.dtype, device=x.device)
-    common = {
-        "K": k,
-        "N": n,
-        "MOST": most,
-        "ROWS": plan.rows,
-        "DEPTH": plan.depth,
+    sizes = {"K": k, "N": n, "MOST": most, "ROWS": plan.rows, "DEPTH": plan.depth}
+    format_ = {
         "QUANTISED": x.dtype == torch.float8_e4m3fn,
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
         "DOT": dot_type(x.element_size()),
-        "num_warps": plan.num_warps,
-        "num_stages": plan.num_stages,
     }
+    common = {**sizes, **format_, "num_warps": plan.num_warps, "num_stages": plan.num_stages}
     half = plan.columns // 2
     width = min(triton.next_power_of_2(k), 1024)
 

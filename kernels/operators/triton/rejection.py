@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from draftcast.kernels.operators.registry import Launch, Tensors
-from draftcast.kernels.operators.triton.sampler import PIECE, Scan, piece_of, row_of, scan, scores_of, token_of
+from draftcast.kernels.operators.triton.sampler import PIECE, piece_of, row_of, scan, scan_results, scores_of, token_of
 
 
 @triton.jit
@@ -116,7 +116,7 @@ def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
     """Launch over the inputs of `draftcast.kernels.operators.rejection`."""
     logits, temperature, draft_probs = inputs["logits"], inputs["temperature"], inputs["draft_probs"]
     batch, q, n = logits.shape
-    tops, norms, bests, pieces, width = Scan.empty(batch * q, n, logits.device)
+    tops, norms, bests, pieces, width = scan_results(logits)
     sums = tops.new_empty((batch, pieces))
     scanned = (tops, norms, bests, logits, temperature)
     drafted = (inputs["draft_tokens"], inputs["num_drafts"], draft_probs)

@@ -5,7 +5,7 @@ A row of 128 Ki logits would keep one multiprocessor busy for long; pieces fill 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
@@ -96,30 +96,22 @@ def _draw(
     tl.store(tokens + row, best)
 
 
-class Scan(NamedTuple):
-    """Results of ``scan``, each [rows, pieces]."""
+def scan_results(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
+    """Space for tops, norms and bests of ``scan``, each [rows, pieces]; pieces, and these as a power of two."""
+    import torch
 
-    tops: torch.Tensor
-    norms: torch.Tensor
-    bests: torch.Tensor
-    pieces: int
-    width: int
-
-    @classmethod
-    def empty(cls, rows: int, n: int, device: torch.device) -> Scan:
-        import torch
-
-        pieces = triton.cdiv(n, PIECE)
-        floats = torch.empty((2, rows, pieces), device=device)
-        bests = torch.empty((rows, pieces), dtype=torch.int32, device=device)
-        return cls(floats[0], floats[1], bests, pieces, triton.next_power_of_2(pieces))
+    n = logits.shape[-1]
+    rows, pieces = logits.numel() // n, triton.cdiv(n, PIECE)
+    tops, norms = torch.empty((2, rows, pieces), device=logits.device)
+    bests = torch.empty((rows, pieces), dtype=torch.int32, device=logits.device)
+    return tops, norms, bests, pieces, triton.next_power_of_2(pieces)
 
 
 def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
     """Launch over the inputs of `draftcast.kernels.operators.sampler`."""
     logits, temperature = inputs["logits"], inputs["temperature"]
     m, n = logits.shape
-    tops, norms, bests, pieces, width = Scan.empty(m, n, logits.device)
+    tops, norms, bests, pieces, width = scan_results(logits)
 
     def launch() -> None:
         scan[(m, pieces)](
