@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,12 @@ from draftcast.scenarios.compare.serve_command import served_models, speculative
 from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import to_mapping
-from draftcast.scenarios.schema.speculation import SpeculativeConfig
 from draftcast.sim.acceptance.sections import NgramAcceptance
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 from draftcast.sim.workload.build_requests import build_requests
 from draftcast.sim.workload.request_table import RequestTable
 
+SCENARIO = "scenario.yaml"
 LIVE_POLICIES = ("fixed", "batch_schedule")
 # vLLM 0.32: where neither is given both are 5; where one is, the other is the same.
 _PROMPT_LOOKUP = 5
@@ -100,11 +101,7 @@ def server_flags(scenario: Scenario, options: LiveOptions) -> ServerFlags:
 
 
 def speculative_config(scenario: Scenario) -> dict[str, Any] | None:
-    """vLLM's ``--speculative-config`` of a scenario; None where the server shall not speculate.
-
-    Raises:
-        ScenarioError: a method that vLLM does not have.
-    """
+    """vLLM's ``--speculative-config``, None for none. Raises ScenarioError: a method that vLLM does not have."""
     config = speculative_config_json(scenario)
     if config is not None and not served_models(scenario).draft_is_named:
         del config["model"]  # a place to fill in, which a record is not
@@ -112,21 +109,13 @@ def speculative_config(scenario: Scenario) -> dict[str, Any] | None:
 
 
 def live_requests(scenario: Scenario, seed: int) -> RequestTable:
-    """The requests a run sends: those of the simulation's first replication at this seed.
-
-    Raises:
-        ScenarioError, TraceError, CapacityError: as a simulation would.
-    """
+    """The requests a run sends: those of the simulation's first replication at this seed. Raises as that does."""
     limit = scenario.engine.max_model_len or load_model(scenario.engine.model).max_position_embeddings
     return build_requests(workload_spec(scenario), seed, None, limit)
 
 
 def live_prompts(scenario: Scenario, table: RequestTable, seed: int) -> Prompts:
-    """Prompts of the table's lengths; with their answers on a testbed.
-
-    Raises:
-        InputError: prompts too short to be built as the acceptance asks.
-    """
+    """Prompts of the table's lengths, on a testbed with answers. Raises InputError: too short for the acceptance."""
     folder, spec = Path(scenario.engine.model), scenario.speculative_config
     continuation = Continuation.read(folder)
     if continuation is None:
@@ -152,7 +141,8 @@ def ngram_target(scenario: Scenario) -> NgramTarget | None:
     if rates is None:
         assert acceptance.alpha is not None  # the schema has one of the two
         rates = tuple(acceptance.alpha**position for position in range(1, spec.k + 1))
-    return NgramTarget(acceptance.match_probability, rates[: spec.k], _lookup_min(spec))
+    lookup_min = spec.prompt_lookup_min or spec.prompt_lookup_max or _PROMPT_LOOKUP
+    return NgramTarget(acceptance.match_probability, rates[: spec.k], lookup_min)
 
 
 def load_plan(
@@ -208,20 +198,10 @@ def record_scenario(
         sent = load_plan(scenario, endpoint, few, live_prompts(scenario, few, seed + _WARMUP_SEED), seed, options)
         parts = {"due_s": None, "think_s": None, "concurrency": min(2, len(few)), "send_for_s": None}
         warmup = LoadPlan(**{**vars(sent), **parts})
-    writer.update(
-        name=scenario.name,
-        scenario=to_mapping(scenario),
-        seed=seed,
-        speculative_config=speculative_config(scenario),
-    )
-    return record(
-        writer,
-        endpoint,
-        plan,
-        noise=noise,
-        warmup=warmup,
-        progress=lambda state: progress.load(len(plan), state),
-    )
+    config = speculative_config(scenario)
+    writer.update(name=scenario.name, scenario=to_mapping(scenario), seed=seed, speculative_config=config)
+    load = partial(progress.load, len(plan))
+    return record(writer, endpoint, plan, noise=noise, warmup=warmup, progress=load)
 
 
 def live_run(
@@ -262,39 +242,27 @@ def _weights(key: str, model: str) -> str:
     return model
 
 
-def _lookup_min(spec: SpeculativeConfig) -> int:
-    return spec.prompt_lookup_min or spec.prompt_lookup_max or _PROMPT_LOOKUP
-
-
-SCENARIO = "scenario.yaml"
-
-
 def testbed_scenario(folder: Path, rates: Sequence[float], ks: Sequence[int], dtype: str, hardware: str) -> Path:
-    """Write ``folder/scenario.yaml``: the target with the draft of the largest k, a light Poisson load.
-
-    Raises:
-        LiveError: the disk refuses.
-    """
+    """Write ``folder/scenario.yaml``: the target with the draft of the largest k, a light Poisson load."""
     k = max(ks)
-    engine: dict[str, Any] = {
-        "model": TARGET,
-        "dtype": DTYPES[dtype],
-        "max_model_len": 2048,
-        "max_num_seqs": 64,
-        "max_num_batched_tokens": 2048,
-        # vLLM's attention on a CPU takes multiples of 32, and graphs there would need a compiler.
-        "block_size": 32 if hardware == "cpu" else 16,
-        "enforce_eager": hardware == "cpu",
-        "speculative_config": {
-            "method": "draft_model",
-            "model": draft_folder(k),
-            "num_speculative_tokens": k,
-        },
-    }
     content = {
         "schema_version": 1,
         "name": f"testbed, draft_model k={k}",
-        "engine": engine,
+        "engine": {
+            "model": TARGET,
+            "dtype": DTYPES[dtype],
+            "max_model_len": 2048,
+            "max_num_seqs": 64,
+            "max_num_batched_tokens": 2048,
+            # vLLM's attention on a CPU takes multiples of 32, and graphs there would need a compiler.
+            "block_size": 32 if hardware == "cpu" else 16,
+            "enforce_eager": hardware == "cpu",
+            "speculative_config": {
+                "method": "draft_model",
+                "model": draft_folder(k),
+                "num_speculative_tokens": k,
+            },
+        },
         "hardware": hardware,
         "workload": {
             "arrivals": {"process": "poisson", "request_rate_rps": 1.0},

@@ -22,7 +22,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +53,6 @@ RATE_SHARES = (0.3, 0.45, 0.6, 0.75, 0.9)
 
 
 @dataclass(frozen=True)
-class Mode:
-    """One way to run the server."""
-
-    name: str  # short, unique; names folders
-    scenario: Scenario  # with this mode's speculation
-
-    @property
-    def method(self) -> str:
-        return self.scenario.method
-
-    @property
-    def k(self) -> int:
-        return self.scenario.num_speculative_tokens
-
-
-@dataclass(frozen=True)
 class SweepPlan:
     """What a sweep runs."""
 
@@ -87,8 +71,8 @@ class SweepPlan:
     in_turn: bool = False  # one server at a time
 
 
-def modes_of(scenario: Scenario, plan: SweepPlan) -> tuple[Mode, ...]:
-    """Off, the scenario's method at every draft length, and the alternatives.
+def modes_of(scenario: Scenario, plan: SweepPlan) -> dict[str, Scenario]:
+    """Off, the scenario's method at every draft length, and the alternatives, by a short name for folders.
 
     Raises:
         ScenarioError: the scenario does not speculate, an acceptance that does not cover a length.
@@ -96,29 +80,30 @@ def modes_of(scenario: Scenario, plan: SweepPlan) -> tuple[Mode, ...]:
     """
     if scenario.speculative_config is None:
         raise ScenarioError("a sweep compares with it", key="engine.speculative_config", value=None)
-    found = [Mode(OFF, with_values(scenario, {"engine.speculative_config": None, "policy": None}))]
+    changes: list[dict[str, Any]] = []
     for k in plan.ks:
         config = {**speculative_values(scenario), "num_speculative_tokens": k}
-        if config.get("model") is not None:
-            beside = Path(config["model"]).parent / draft_folder(k)
-            if DraftLayout.read(Path(config["model"])) is not None:
-                config["model"] = str(beside)  # a testbed's draft is built for its k
-        found.append(_mode(with_values(scenario, {"engine.speculative_config": config, "policy": None})))
+        if config.get("model") is not None and DraftLayout.read(Path(config["model"])) is not None:
+            config["model"] = str(
+                Path(config["model"]).parent / draft_folder(k)
+            )  # a testbed's draft is built for its k
+        changes.append({"engine.speculative_config": config})
     for alternative in plan.alternatives:
-        values = {"engine.speculative_config": alternative.get("speculative_config"), "policy": None}
-        if alternative.get("acceptance") is not None:
-            values["acceptance"] = alternative["acceptance"]
         if alternative.get("speculative_config") is None or set(alternative) - {"speculative_config", "acceptance"}:
             raise InputError('must be {"speculative_config": {...}, "acceptance": {...}}', file="--candidate")
-        found.append(_mode(with_values(scenario, values)))
-    names = [mode.name for mode in found]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InputError(f"two of the modes are {twice}", file="--candidate")
-    return tuple(found)
-
-
-def _mode(scenario: Scenario) -> Mode:
-    return Mode(f"{scenario.method}-k{scenario.num_speculative_tokens}", scenario)
+        acceptance = alternative.get("acceptance")
+        changes.append(
+            {"engine.speculative_config": alternative["speculative_config"]}
+            | ({"acceptance": acceptance} if acceptance is not None else {})
+        )
+    modes = {OFF: with_values(scenario, {"engine.speculative_config": None, "policy": None})}
+    for values in changes:
+        mode = with_values(scenario, {**values, "policy": None})
+        name = f"{mode.method}-k{mode.num_speculative_tokens}"
+        if name in modes:
+            raise InputError(f"two of the modes are {name}", file="--candidate")
+        modes[name] = mode
+    return modes
 
 
 INDEX = "index.json"
@@ -168,13 +153,12 @@ def live_sweep(
         InputError: the scenario or the plan cannot be run; ``out`` holds another sweep.
         LiveError: a server did not start or died, or the disk refuses; every cell until then is kept.
     """
-    modes = {mode.name: mode for mode in modes_of(scenario, plan)}
+    modes = modes_of(scenario, plan)
+    lengths = [{}, {"workload.lengths": dict(plan.calibration_lengths)}] if plan.calibration_lengths else [{}]
     for mode in modes.values():
-        server_flags(mode.scenario, options)
-        for lengths in (None, plan.calibration_lengths):
-            asked = (
-                mode.scenario if lengths is None else with_values(mode.scenario, {"workload.lengths": dict(lengths)})
-            )
+        server_flags(mode, options)
+        for values in lengths:
+            asked = with_values(mode, values)
             live_prompts(asked, live_requests(asked, 0), 0)
     require("live", "aiohttp", place="draftcast live sweep")
     sweep = _Sweep(out, scenario, plan, options, progress, modes)
@@ -185,51 +169,47 @@ def live_sweep(
             sweep.run_together()
     finally:
         sweep.close()
-    sweep.finish()
+    sweep.index["complete"] = all(entry["complete"] for entry in sweep.index["cells"])
+    sweep.write()
     return sweep.index
 
 
-@dataclass
 class _Sweep:
-    out: Path
-    scenario: Scenario
-    plan: SweepPlan
-    options: LiveOptions
-    progress: Progress
-    modes: dict[str, Mode]
-    index: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        out: Path,
+        scenario: Scenario,
+        plan: SweepPlan,
+        options: LiveOptions,
+        progress: Progress,
+        modes: dict[str, Scenario],
+    ) -> None:
+        self.out, self.scenario, self.plan, self.options = out, scenario, plan, options
+        self.progress, self.modes = progress, modes
         header = {
             "schema_version": SCHEMA_VERSION,
             "kind": KIND,
-            "scenario_hash": scenario_hash(self.scenario),
-            "modes": list(self.modes),
-            "plan": json.loads(json.dumps(asdict(self.plan))),
+            "scenario_hash": scenario_hash(scenario),
+            "modes": list(modes),
+            "plan": json.loads(json.dumps(asdict(plan))),
         }
-        self.index = _known_index(self.out, header) or {
-            **header,
-            "complete": False,
-            "created_unix_s": time.time(),
-            "rates_rps": None,
-            "cells": [],
-        }
+        begun: dict[str, Any] = {"complete": False, "created_unix_s": time.time(), "rates_rps": None, "cells": []}
+        self.index = _known_index(out, header) or {**header, **begun}
         self._noise = Noise()
         self._running = ExitStack()
         self._endpoints: dict[str, Endpoint] = {}
-        self._write()
+        self.write()
 
     # ---- order ----
 
     def loads(self, kind: str) -> list[float]:
         """The loads of a kind; rates are worked out when the closed loops without speculation are done."""
-        if kind == "calibration":
-            return [float(users) for users in self.plan.calibration_concurrencies]
-        if kind == "concurrency":
-            return [float(users) for users in self.plan.concurrencies]
+        if kind != "rate":
+            of_plan = self.plan.calibration_concurrencies if kind == "calibration" else self.plan.concurrencies
+            return [float(users) for users in of_plan]
         if self.index["rates_rps"] is None:
             self.index["rates_rps"] = list(self.plan.rates_rps) if self.plan.rates_rps is not None else self._rates()
-            self._write()
+            self.write()
         return list(self.index["rates_rps"])
 
     def run_together(self) -> None:
@@ -268,7 +248,8 @@ class _Sweep:
     # ---- one cell ----
 
     def _run(self, cell: _Cell) -> None:
-        if any(entry["dir"] == cell.folder and entry["complete"] for entry in self.index["cells"]):
+        others = [entry for entry in self.index["cells"] if entry["dir"] != cell.folder]
+        if any(entry["complete"] for entry in self.index["cells"] if entry["dir"] == cell.folder):
             return
         folder = self.out / cell.folder
         if folder.exists() and not is_live_run(folder) and any(folder.iterdir()):
@@ -281,7 +262,7 @@ class _Sweep:
         # At a low rate a cell takes longer: a handful of requests is the least that says anything.
         send_for_s = max(self.plan.cell_s, _FEWEST / cell.load if cell.load_kind == "rate" else 0.0)
         run = record_scenario(
-            self._at_load(mode.scenario, cell, send_for_s),
+            self._at_load(mode, cell, send_for_s),
             endpoint,
             LiveRunWriter.create(folder),
             replace(self.options, send_for_s=send_for_s),
@@ -290,28 +271,24 @@ class _Sweep:
             noise=self._noise,
             progress=self.progress,
         )
-        self._keep(cell, run, seed)
-        if trouble := endpoint.trouble():
-            raise LiveError(f"{folder}: {trouble}")
-
-    def _keep(self, cell: _Cell, run: LiveRun, seed: int) -> None:
-        cells = [entry for entry in self.index["cells"] if entry["dir"] != cell.folder]
         entry = {
             "dir": cell.folder,
             "purpose": "calibration" if cell.kind == "calibration" else "validation",
             "mode": cell.mode,
-            "method": self.modes[cell.mode].method,
-            "k": self.modes[cell.mode].k,
+            "method": mode.method,
+            "k": mode.num_speculative_tokens,
             "load_kind": cell.load_kind,
             "load": cell.load,
             "round": cell.round,
-            "order": max((other["order"] for other in cells), default=-1) + 1,
+            "order": max((other["order"] for other in others), default=-1) + 1,
             "seed": seed,
             "complete": run.complete,
             "incomplete_reason": run.manifest["incomplete_reason"],
         }
-        self.index["cells"] = [*cells, entry]
-        self._write()
+        self.index["cells"] = [*others, entry]
+        self.write()
+        if trouble := endpoint.trouble():
+            raise LiveError(f"{folder}: {trouble}")
 
     def _seed(self, cell: _Cell) -> int:
         """The same for every mode of a load and a round, and no other."""
@@ -321,12 +298,8 @@ class _Sweep:
     def _endpoint(self, name: str) -> Endpoint:
         """The mode's server, started when it is first needed."""
         if name not in self._endpoints:
-            flags = server_flags(self.modes[name].scenario, self.options)
-            logs = self.out / "servers"
-            try:
-                logs.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise LiveError(f"{logs}: cannot be made: {error.strerror}") from None
+            flags = server_flags(self.modes[name], self.options)
+            logs = _made(self.out / "servers")
             number = sum(1 for _ in logs.glob(f"{name}-*.log"))
             server = self._running.enter_context(Server.start(flags, logs / f"{name}-{number}.log"))
             self.progress.say(server.shown)
@@ -370,17 +343,16 @@ class _Sweep:
             raise LiveError(f"{folder}: {message}")
         return [float(f"{share * answered / self.plan.cell_s:.3g}") for share in RATE_SHARES]
 
-    def finish(self) -> None:
-        """Mark the sweep complete when every cell is."""
-        self.index["complete"] = all(entry["complete"] for entry in self.index["cells"])
-        self._write()
+    def write(self) -> None:
+        write_text(_made(self.out) / INDEX, json.dumps(self.index, indent=1) + "\n", LiveError)
 
-    def _write(self) -> None:
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LiveError(f"{self.out / INDEX}: cannot be written: {error.strerror}") from None
-        write_text(self.out / INDEX, json.dumps(self.index, indent=1) + "\n", LiveError)
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LiveError(f"{folder}: cannot be made: {error.strerror}") from None
+    return folder
 
 
 def read_index(out: Path) -> dict[str, Any]:
