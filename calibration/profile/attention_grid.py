@@ -24,17 +24,11 @@ MAX_NODES = 24
 
 @dataclass(frozen=True)
 class AttentionGrid:
-    """Log seconds of one layer at the nodes of three axes.
+    """Log seconds of one layer at the nodes of three axes."""
 
-    Attributes:
-        axes: ascending values of each axis, at most `MAX_NODES`.
-        log_s: shape (len(axes[0]), len(axes[1]), len(axes[2])).
-        measured: same shape; False where the roofline stretches a neighbour.
-    """
-
-    axes: tuple[FloatArray, FloatArray, FloatArray]
-    log_s: FloatArray
-    measured: NDArray[np.bool_]
+    axes: tuple[FloatArray, FloatArray, FloatArray]  # ascending values of each axis, at most `MAX_NODES`
+    log_s: FloatArray  # shape (len(axes[0]), len(axes[1]), len(axes[2]))
+    measured: NDArray[np.bool_]  # same shape; False where the roofline stretches a neighbour
 
     @classmethod
     def from_points(cls, points: FloatArray, seconds: FloatArray, roofline: RooflineSeconds) -> AttentionGrid:

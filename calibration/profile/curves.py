@@ -45,15 +45,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class CurveSet:
-    """Measured curves over ``axes`` other shape values.
+    """Measured curves over ``axes`` other shape values."""
 
-    Attributes:
-        curves: curve of each measured combination of the axes.
-        roofline: the family's fitted seconds.
-    """
-
-    curves: dict[Key, Curve]
-    roofline: RooflineSeconds
+    curves: dict[Key, Curve]  # curve of each measured combination of the axes
+    roofline: RooflineSeconds  # the family's fitted seconds
     _values: tuple[FloatArray, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

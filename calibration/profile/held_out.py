@@ -33,19 +33,14 @@ HELD_OUT_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative errors ``|predicted / measured - 1|`` over held-out points.
+    """Relative errors ``|predicted / measured - 1|`` over held-out points."""
 
-    Attributes:
-        points: how many points were held out; the others are NaN when there are none.
-        median, p90, worst: of the errors.
-        worst_point: shape of the worst one.
-    """
-
-    points: int
+    points: int  # how many points were held out; the others are NaN when there are none
+    # median, p90, worst: of the errors
     median: float
     p90: float
     worst: float
-    worst_point: str
+    worst_point: str  # shape of the worst one
 
     @classmethod
     def of(cls, rows: pd.DataFrame, fields: tuple[str, ...]) -> Errors:
@@ -61,17 +56,12 @@ class Errors:
 
 @dataclass(frozen=True)
 class OperatorErrors:
-    """Held-out errors of interpolation for one operator and number format, and the measured predictions themselves.
-
-    Attributes:
-        points: of the table, held out or not.
-        predictions: held-out rows with columns ``predicted`` and ``error`` beside their shape.
-    """
+    """Held-out errors of interpolation for one operator and number format, and the measured predictions themselves."""
 
     part: Part
-    points: int
+    points: int  # of the table, held out or not
     interpolated: Errors
-    predictions: pd.DataFrame
+    predictions: pd.DataFrame  # held-out rows with columns ``predicted`` and ``error`` beside their shape
 
 
 def modelled(table: LatencyTable) -> pd.DataFrame:

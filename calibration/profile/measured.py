@@ -149,14 +149,10 @@ class MeasuredTimes:
 
     A profile has one roofline for an operator and a dtype, so whoever asks for the same curves or grid hands over the
     same ``seconds``: they are built once.
-
-    Attributes:
-        table: path of the Parquet file; read in parts, when first asked for.
-        sha256: its checksum, verified by who made this.
     """
 
-    table: Path
-    sha256: str
+    table: Path  # path of the Parquet file; read in parts, when first asked for
+    sha256: str  # its checksum, verified by who made this
     _cache: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
     def curves(self, operator: str, dtype: str, seconds: Seconds, **group: int) -> CurveSet | None:

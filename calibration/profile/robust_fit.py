@@ -29,17 +29,11 @@ _EXACT = 1e-9
 
 @dataclass(frozen=True)
 class RobustFit:
-    """``prediction = offset + X @ coefficients``.
+    """``prediction = offset + X @ coefficients``."""
 
-    Attributes:
-        coefficients: >= 0, shape (columns,).
-        scale: robust standard deviation of the relative residual of one step.
-        outliers: rows that weigh nothing, shape (rows,).
-    """
-
-    coefficients: FloatArray
-    scale: float
-    outliers: NDArray[np.bool_]
+    coefficients: FloatArray  # >= 0, shape (columns,)
+    scale: float  # robust standard deviation of the relative residual of one step
+    outliers: NDArray[np.bool_]  # rows that weigh nothing, shape (rows,)
 
 
 def robust_fit(

@@ -45,25 +45,17 @@ class Roofline:
     """The four fitted or assumed numbers of one operator family on one device and dtype, and their standing.
 
     A profile's file is validated against the types; a record made in code is trusted.
-
-    Attributes:
-        t0_s: seconds one launch of the kernel takes with no work (>= 0).
-        e_c: fraction of the peak FLOP/s reached when compute-bound, in (0, 1].
-        e_m: fraction of the peak bandwidth reached when memory-bound, in (0, 1].
-        p: sharpness of the ridge, in [1, inf].
-        origin: origin of a prediction inside ``fitted_rows`` (everywhere when that is None).
-        source: where the numbers come from.
-        fitted_rows: inclusive range of token rows the fit was made on; outside it every prediction is extrapolated.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    t0_s: Seconds
-    e_c: Fraction
-    e_m: Fraction
-    p: Annotated[float, AfterValidator(_sharpness)]
-    origin: OriginLabel
-    source: str
+    t0_s: Seconds  # seconds one launch of the kernel takes with no work (>= 0)
+    e_c: Fraction  # fraction of the peak FLOP/s reached when compute-bound, in (0, 1]
+    e_m: Fraction  # fraction of the peak bandwidth reached when memory-bound, in (0, 1]
+    p: Annotated[float, AfterValidator(_sharpness)]  # sharpness of the ridge, in [1, inf]
+    origin: OriginLabel  # origin of a prediction inside ``fitted_rows`` (everywhere when that is None)
+    source: str  # where the numbers come from
+    # Inclusive range of token rows the fit was made on; outside it every prediction is extrapolated
     fitted_rows: Range | None = None
 
     def seconds(

@@ -92,14 +92,6 @@ class HeldOutErrors(Section):
 class RooflineProfile(Section):
     """Rooflines of one device, bound to its peaks.
 
-    Attributes:
-        hardware: the device whose peaks and bandwidths the efficiencies are fractions of.
-        operators: roofline of each family of `OPERATORS`.
-        source: where the profile comes from.
-        date: when it was made (ISO).
-        held_out: how far interpolation was off when the profile was fitted.
-        measured: the table of measured times, which comes before every roofline; None: rooflines only.
-
     Raises:
         HardwareError: an operator family that is unknown or missing.
     """
@@ -107,13 +99,14 @@ class RooflineProfile(Section):
     schema_version: Literal[1]
     kind: Literal["roofline"]
     name: str
-    hardware: InstanceOf[HardwareSpec]
-    date: str
-    source: str
+    hardware: InstanceOf[HardwareSpec]  # the device whose peaks and bandwidths the efficiencies are fractions of
+    date: str  # when it was made (ISO)
+    source: str  # where the profile comes from
     host: Host
     launch: Launch
-    operators: dict[str, OperatorFit]
-    held_out: tuple[HeldOutErrors, ...] = ()
+    operators: dict[str, OperatorFit]  # roofline of each family of `OPERATORS`
+    held_out: tuple[HeldOutErrors, ...] = ()  # how far interpolation was off when the profile was fitted
+    # The table of measured times, which comes before every roofline; None: rooflines only
     measured: InstanceOf[MeasuredTimes] | None = None
 
     def __post_init__(self) -> None:
@@ -177,18 +170,14 @@ def _fit_of(fit: Roofline) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FrontEnd(Section):
-    """Seconds between client and engine that no engine step holds: HTTP, process hand-over, detokeniser, streaming.
+    """Seconds between client and engine that no engine step holds: HTTP, process hand-over, detokeniser, streaming."""
 
-    Attributes:
-        request_s: from a request's sending to its arrival in the engine, and from a step's end to the front end's log.
-        output_s, output_sequence_s: from there to the client, fixed and for each request of the step.
-        turnaround_s: from the last piece of an answer to the same client's next request, think time aside.
-    """
-
+    # From a request's sending to its arrival in the engine, and from a step's end to the front end's log
     request_s: Seconds
+    # output_s, output_sequence_s: from there to the client, fixed and for each request of the step
     output_s: Seconds
     output_sequence_s: Seconds
-    turnaround_s: Seconds
+    turnaround_s: Seconds  # from the last piece of an answer to the same client's next request, think time aside
 
 
 def _rising(rows: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
@@ -253,17 +242,12 @@ class AffineProfile(Section):
     passes are the most drafts made for one request and draft tokens are summed over the batch. A text search takes
     ``fraction_of_target * target + step_s + sequence_s * requests searched + token_s * tokens searched``.
     ``overhead_s`` is exposed in every step.
-
-    Attributes:
-        model, hardware, tp, dtype, enforce_eager: what was fitted; anything else is refused.
-        fitted_sequences: inclusive batch range of the fit; outside it a prediction is extrapolated.
-        front_end: what the server's front end and its client add, where it was measured.
-        fitted_runs: digest -> name of every live run the fit has seen; none of them can check it.
     """
 
     schema_version: Literal[1]
     kind: Literal["affine"]
     name: str
+    # model, hardware, tp, dtype, enforce_eager: what was fitted; anything else is refused
     model: str
     hardware: InstanceOf[HardwareSpec]
     tp: Annotated[int, Field(ge=1)]
@@ -271,12 +255,13 @@ class AffineProfile(Section):
     enforce_eager: bool = False
     date: str
     source: str
-    fitted_sequences: Range
+    fitted_sequences: Range  # inclusive batch range of the fit; outside it a prediction is extrapolated
     target: TargetFit
     draft: DraftFit
     ngram: SearchFit
     overhead_s: Seconds
-    front_end: FrontEnd | None = None
+    front_end: FrontEnd | None = None  # what the server's front end and its client add, where it was measured
+    # Digest -> name of every live run the fit has seen; none of them can check it
     fitted_runs: dict[str, str] = field(default_factory=dict)
 
     def coefficients(self) -> dict[str, Any]:

@@ -85,13 +85,10 @@ POINT = (*LABELS, *SHAPES, "graph")
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """A checked table.
+    """A checked table."""
 
-    Attributes:
-        frame: one row a point with the columns `COLUMNS`: `LABELS` strings, `SHAPES` and repeats int64, `FLAGS` bool,
-            `TIMES` float64 seconds; ``low_s`` and ``high_s`` bound the median (95 %), NaN where the source has none.
-    """
-
+    # One row a point with the columns `COLUMNS`: `LABELS` strings, `SHAPES` and repeats int64, `FLAGS` bool, `TIMES`
+    # float64 seconds; ``low_s`` and ``high_s`` bound the median (95 %), NaN where the source has none
     frame: pd.DataFrame
 
     def __len__(self) -> int:

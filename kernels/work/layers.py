@@ -24,28 +24,18 @@ Scope = Literal["pass", "context", "position"]
 
 @dataclass(frozen=True, slots=True)
 class LinearLayer:
-    """``count`` matrices ``k x n`` (per rank), all of one kind in a model.
+    """``count`` matrices ``k x n`` (per rank), all of one kind in a model."""
 
-    Attributes:
-        name: qkv, o, gate_up, down, experts_gate_up, ..., or fc, markov, block of a draft head.
-        k: input features on this rank.
-        n: output features on this rank.
-        count: how often the matrix occurs in one forward pass (layers).
-        quantised: whether a quantised checkpoint stores it in its low-bit format.
-        num_experts: routed experts that share the rows (0: dense); ``k`` and ``n`` are one expert's.
-        num_experts_per_tok: experts each row visits.
-        scope: "pass": every forward pass; "context": only over the target's rows, once a step (EAGLE-3's and DFlash's
-            fc, the first stage of an MLP speculator); "position": once for every draft position, one row per request
-            (DSpark's Markov head).
-    """
-
-    name: str
-    k: int
-    n: int
-    count: int
-    quantised: bool = True
-    num_experts: int = 0
-    num_experts_per_tok: int = 0
+    name: str  # qkv, o, gate_up, down, experts_gate_up, ..., or fc, markov, block of a draft head
+    k: int  # input features on this rank
+    n: int  # output features on this rank
+    count: int  # how often the matrix occurs in one forward pass (layers)
+    quantised: bool = True  # whether a quantised checkpoint stores it in its low-bit format
+    num_experts: int = 0  # routed experts that share the rows (0: dense); ``k`` and ``n`` are one expert's
+    num_experts_per_tok: int = 0  # experts each row visits
+    # "pass": every forward pass; "context": only over the target's rows, once a step (EAGLE-3's and DFlash's fc, the
+    # first stage of an MLP speculator); "position": once for every draft position, one row per request (DSpark's Markov
+    # head)
     scope: Scope = "pass"
 
     def weight_bytes_per_element(self, dtype: str) -> float:
@@ -151,23 +141,14 @@ def lm_head(model: ModelSpec, tp: int = 1) -> LinearLayer:
 
 @dataclass(frozen=True, slots=True)
 class ElementwisePart:
-    """One kind of memory-bound kernel of a forward pass; per row, one FLOP is counted for every element moved.
+    """One kind of memory-bound kernel of a forward pass; per row, one FLOP is counted for every element moved."""
 
-    Attributes:
-        kernel: name of the operator in `draftcast.kernels` that runs it; "" for none.
-        key: that operator's shape besides the rows.
-        count: how often it runs in a pass.
-        elements: elements a row moves in one run.
-        launches: kernels of all runs together.
-        in_experts: whether a fused kernel of routed experts does it too.
-    """
-
-    kernel: str
-    key: tuple[int, ...]
-    count: int
-    elements: float
-    launches: int
-    in_experts: bool = False
+    kernel: str  # name of the operator in `draftcast.kernels` that runs it; "" for none
+    key: tuple[int, ...]  # that operator's shape besides the rows
+    count: int  # how often it runs in a pass
+    elements: float  # elements a row moves in one run
+    launches: int  # kernels of all runs together
+    in_experts: bool = False  # whether a fused kernel of routed experts does it too
 
     def work(self, m: ArrayLike, act_bytes: float = 2.0) -> Work:
         """Work of all runs over ``m`` rows."""

@@ -61,16 +61,11 @@ def _setting(key: str) -> _Setting:
 
 @dataclass(frozen=True)
 class Capacity:
-    """Requests per second, one figure a replication.
-
-    Attributes:
-        requests: simulated for each replication, now or when it was first asked for.
-        setting: whose capacity it is; the same for every load.
-    """
+    """Requests per second, one figure a replication."""
 
     rates: tuple[float, ...]
-    requests: tuple[int, ...] = ()
-    setting: str = ""
+    requests: tuple[int, ...] = ()  # simulated for each replication, now or when it was first asked for
+    setting: str = ""  # whose capacity it is; the same for every load
 
     @property
     def estimate(self) -> Estimate:

@@ -21,18 +21,14 @@ _MORE_IS_BETTER = ("throughput", "goodput", "attainment", "tokens_per_s_per_gpu"
 
 @dataclass(frozen=True)
 class Difference:
-    """``first`` minus ``second`` in one figure.
-
-    Attributes:
-        difference: in the figure's unit; bounds are NaN where the runs cannot be paired or there is one replication.
-        ratio: first over second; None where the second is 0.
-        verdict: of the first; ``cannot tell`` while the interval holds 0 or is unknown, and where neither direction is
-            better; ``as offered``: two open loops below their capacity deliver what arrives.
-    """
+    """``first`` minus ``second`` in one figure."""
 
     figure: str
+    # In the figure's unit; bounds are NaN where the runs cannot be paired or there is one replication
     difference: Estimate
-    ratio: Estimate | None
+    ratio: Estimate | None  # first over second; None where the second is 0
+    # Of the first; ``cannot tell`` while the interval holds 0 or is unknown, and where neither direction is better;
+    # ``as offered``: two open loops below their capacity deliver what arrives
     verdict: Verdict
 
 

@@ -31,27 +31,19 @@ Limit = Literal["memory bandwidth", "compute", "KV cache", "max_num_seqs", "host
 
 @dataclass(frozen=True)
 class Limits:
-    """One side at one load.
+    """One side at one load."""
 
-    Attributes:
-        limit: ``KV cache`` or ``max_num_seqs`` where these are full; else the largest of the shares below, or ``kernel
-            latency`` where none is a third of the step.
-        in_system: requests in the system.
-        step_ms: the mean step.
-        memory_share, compute_share: what the target's bytes or FLOPs alone would take of the step at the device's peak.
-        draft_share: of the step.
-        host_share: of the step, the part that does not hide behind the device.
-        kv_share: of the KV blocks, in use on average.
-    """
-
+    # ``KV cache`` or ``max_num_seqs`` where these are full; else the largest of the shares below, or ``kernel latency``
+    # where none is a third of the step
     limit: Limit
-    in_system: float
-    step_ms: float
+    in_system: float  # requests in the system
+    step_ms: float  # the mean step
+    # memory_share, compute_share: what the target's bytes or FLOPs alone would take of the step at the device's peak
     memory_share: float
     compute_share: float
-    draft_share: float
-    host_share: float
-    kv_share: float
+    draft_share: float  # of the step
+    host_share: float  # of the step, the part that does not hide behind the device
+    kv_share: float  # of the KV blocks, in use on average
 
     @property
     def sentence(self) -> str:

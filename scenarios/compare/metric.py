@@ -11,23 +11,16 @@ from draftcast.errors import InputError
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of a run and which direction of it is better.
-
-    Attributes:
-        figure: its name among the figures of a replication.
-        label: for sentences; ``short`` for the heading of a column, with ``unit``.
-        factor: from the figure's unit to ``unit``.
-        is_throughput: an open loop below its capacity completes what arrives, whatever the setting.
-    """
+    """A figure of a run and which direction of it is better."""
 
     name: str
-    figure: str
+    figure: str  # its name among the figures of a replication
     less_is_better: bool
-    label: str
+    label: str  # for sentences; ``short`` for the heading of a column, with ``unit``
     short: str
     unit: str
-    factor: float = 1.0
-    is_throughput: bool = False
+    factor: float = 1.0  # from the figure's unit to ``unit``
+    is_throughput: bool = False  # an open loop below its capacity completes what arrives, whatever the setting
 
     def values(self, replications: Sequence[Mapping[str, float]]) -> list[float]:
         """The figure by replication; empty where it is undefined in one of them."""

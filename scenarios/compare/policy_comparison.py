@@ -48,28 +48,21 @@ class AskedPolicy:
 
 @dataclass(frozen=True)
 class Standing:
-    """One policy among the others.
+    """One policy among the others."""
 
-    Attributes:
-        policy: name and parameters as asked.
-        side: its simulation and where the load stands towards its capacity.
-        value: the metric with its interval; None where it is undefined, and where the figures do not hold for the load
-            (overloaded, at its capacity, not settled).
-        difference: the metric less the baseline's, paired; None for the baseline.
-        gap: how much worse than the oracle, as a share of the oracle's value (0.1: ten per cent more latency, or less
-            goodput), paired; None for the oracle. Below 0 where it beats the oracle, which only sees one step ahead.
-        rank: 1 and one more for every policy that is significantly better; an overloaded policy stands behind every
-            policy that keeps up. None where it is at its capacity or not settled.
-        ties: labels of the policies that cannot be told from this one.
-    """
-
-    policy: AskedPolicy
-    side: Side
+    policy: AskedPolicy  # name and parameters as asked
+    side: Side  # its simulation and where the load stands towards its capacity
+    # The metric with its interval; None where it is undefined, and where the figures do not hold for the load
+    # (overloaded, at its capacity, not settled)
     value: Estimate | None
-    difference: Estimate | None
+    difference: Estimate | None  # the metric less the baseline's, paired; None for the baseline
+    # How much worse than the oracle, as a share of the oracle's value (0.1: ten per cent more latency, or less
+    # goodput), paired; None for the oracle. Below 0 where it beats the oracle, which only sees one step ahead.
     gap: Estimate | None
+    # 1 and one more for every policy that is significantly better; an overloaded policy stands behind every policy that
+    # keeps up. None where it is at its capacity or not settled.
     rank: int | None
-    ties: tuple[str, ...]
+    ties: tuple[str, ...]  # labels of the policies that cannot be told from this one
 
     @property
     def label(self) -> str:

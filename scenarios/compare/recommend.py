@@ -61,19 +61,14 @@ class Load:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A candidate at every load.
-
-    Attributes:
-        verdicts: against off, one per load.
-        gain: factor over off, geometric mean over the loads at which every candidate that keeps up as often as the best
-            does is comparable; None where there is no such load.
-        logs: natural logarithm of ``gain``, one per replication.
-    """
+    """A candidate at every load."""
 
     candidate: Candidate
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[Verdict, ...]  # against off, one per load
+    # Factor over off, geometric mean over the loads at which every candidate that keeps up as often as the best does is
+    # comparable; None where there is no such load
     gain: Estimate | None
-    logs: tuple[float, ...]
+    logs: tuple[float, ...]  # natural logarithm of ``gain``, one per replication
 
     @property
     def overloaded(self) -> int:

@@ -58,19 +58,13 @@ _HEADS = {
 
 @dataclass(frozen=True)
 class ServedModels:
-    """What a server loads.
+    """What a server loads."""
 
-    Attributes:
-        target: Hugging Face id or path.
-        draft: the same of the draft; what to fill in where the scenario names none; None where the method needs none.
-        draft_is_named: whether the scenario names it.
-        notes: what to know before pasting, a sentence each.
-    """
-
-    target: str
+    target: str  # Hugging Face id or path
+    # The same of the draft; what to fill in where the scenario names none; None where the method needs none
     draft: str | None = None
-    draft_is_named: bool = True
-    notes: tuple[str, ...] = ()
+    draft_is_named: bool = True  # whether the scenario names it
+    notes: tuple[str, ...] = ()  # what to know before pasting, a sentence each
 
 
 def served_models(scenario: Scenario) -> ServedModels:

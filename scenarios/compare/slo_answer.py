@@ -28,22 +28,14 @@ IDLE_REQUESTS = 400
 
 @dataclass(frozen=True)
 class Bound:
-    """One bound of one class's SLO, and how the run stands to it.
+    """One bound of one class's SLO, and how the run stands to it."""
 
-    Attributes:
-        class_name: None where there is one class only.
-        key: of `BOUNDS`.
-        attainment: share of the requests that must meet the SLO.
-        met: share of the measured requests within this bound; NaN when none was measured.
-        reached_ms: the latency that the asked share of the requests stays within.
-    """
-
-    class_name: str | None
-    key: str
+    class_name: str | None  # None where there is one class only
+    key: str  # of `BOUNDS`
     limit_ms: float
-    attainment: float
-    met: float
-    reached_ms: float
+    attainment: float  # share of the requests that must meet the SLO
+    met: float  # share of the measured requests within this bound; NaN when none was measured
+    reached_ms: float  # the latency that the asked share of the requests stays within
 
     @property
     def label(self) -> str:
@@ -54,19 +46,12 @@ class Bound:
 
 @dataclass(frozen=True)
 class SloAnswer:
-    """What the SLO comes to at a load.
+    """What the SLO comes to at a load."""
 
-    Attributes:
-        met: all classes attain their SLO as often as it asks.
-        feasible: whether an idle server attains it; None when that was not asked because it is met.
-        tightest: the bound that the fewest requests meet, measured against what is asked.
-        idle: the same bound on an idle server.
-    """
-
-    met: bool
-    feasible: bool | None
-    tightest: Bound
-    idle: Bound | None
+    met: bool  # all classes attain their SLO as often as it asks
+    feasible: bool | None  # whether an idle server attains it; None when that was not asked because it is met
+    tightest: Bound  # the bound that the fewest requests meet, measured against what is asked
+    idle: Bound | None  # the same bound on an idle server
 
     @property
     def sentence(self) -> str:

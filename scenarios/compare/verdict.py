@@ -29,16 +29,11 @@ Position = Literal["below", "at", "above"]
 
 @dataclass(frozen=True)
 class Side:
-    """One setting at one load.
+    """One setting at one load."""
 
-    Attributes:
-        run: its simulation; None where the capacity alone was asked.
-        position: of the load towards the capacity's interval.
-        capacity: requests per second; None where the run alone tells that it is far below, and without a single rate.
-    """
-
-    run: RunResult | None
-    position: Position
+    run: RunResult | None  # its simulation; None where the capacity alone was asked
+    position: Position  # of the load towards the capacity's interval
+    # Requests per second; None where the run alone tells that it is far below, and without a single rate
     capacity: Capacity | None = None
 
     @property
@@ -96,25 +91,18 @@ def side_by_capacity(rate_rps: float, saturated: Capacity) -> Side:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether speculation pays at a load.
+    """Whether speculation pays at a load."""
 
-    Attributes:
-        word: see `Word`; ``not settled``: the run is too short to tell.
-        metric: what is compared.
-        on, off: the sides with and without speculation.
-        probe: the metric of both sides by replication, which `draftcast.sim.statistics.crossing.locate` takes; without
-            values where a side is overloaded, at its capacity or not settled.
-        confidence: of the intervals.
-        is_finite: it holds for this list of requests and no other.
-    """
-
-    word: Word
-    metric: Metric
+    word: Word  # see `Word`; ``not settled``: the run is too short to tell
+    metric: Metric  # what is compared
+    # on, off: the sides with and without speculation
     on: Side
     off: Side
+    # The metric of both sides by replication, which `draftcast.sim.statistics.crossing.locate` takes; without values
+    # where a side is overloaded, at its capacity or not settled
     probe: Probe
-    confidence: float
-    is_finite: bool = False
+    confidence: float  # of the intervals
+    is_finite: bool = False  # it holds for this list of requests and no other
 
     @property
     def advantage(self) -> Estimate | None:

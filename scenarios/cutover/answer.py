@@ -45,39 +45,30 @@ class TokenCost:
 
 @dataclass(frozen=True)
 class Cutover:
-    """The answer for one method and draft length.
-
-    Attributes:
-        label: method and draft length.
-        over, unit: the axis, and what its x counts.
-        crossing: the statistics behind the verdict, see `draftcast.sim.statistics.crossing.Crossing`.
-        probes, looks: what was looked at, by x, and the figures behind each.
-        capacity_on, capacity_off: requests per second when saturated; None in closed loops and off the rate axis.
-        estimate: the crossing by mean steps alone (NaN: none in the range; None: not for this policy, load or metric).
-        here: where the scenario itself stands on the axis; None where that is no single number.
-        lower, upper: what limits on either side of the crossing, or at the ends of what was looked at.
-        costs: for metric ``cost``, by x.
-        requests: simulated in all.
-        stopped: why the search ended.
-    """
+    """The answer for one method and draft length."""
 
     scenario: Scenario = field(repr=False)
-    label: str
+    label: str  # method and draft length
+    # over, unit: the axis, and what its x counts
     over: str
     unit: str
     metric: Metric
-    crossing: Crossing
+    crossing: Crossing  # the statistics behind the verdict, see `draftcast.sim.statistics.crossing.Crossing`
+    # probes, looks: what was looked at, by x, and the figures behind each
     probes: tuple[Probe, ...]
     looks: tuple[Look, ...]
+    # capacity_on, capacity_off: requests per second when saturated; None in closed loops and off the rate axis
     capacity_on: Estimate | None
     capacity_off: Estimate | None
+    # The crossing by mean steps alone (NaN: none in the range; None: not for this policy, load or metric)
     estimate: float | None
-    here: float | None
+    here: float | None  # where the scenario itself stands on the axis; None where that is no single number
+    # lower, upper: what limits on either side of the crossing, or at the ends of what was looked at
     lower: Place | None
     upper: Place | None
-    costs: tuple[TokenCost, ...]
-    requests: int
-    stopped: Stopped
+    costs: tuple[TokenCost, ...]  # for metric ``cost``, by x
+    requests: int  # simulated in all
+    stopped: Stopped  # why the search ended
 
     @property
     def verdict(self) -> Verdict:

@@ -21,23 +21,17 @@ AXIS_OPTION = "--over"
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis.
-
-    Attributes:
-        unit: what x counts.
-        at: the scenario at x, the number of requests left as it is; raises InputError where it has nothing to vary.
-        first_looks: where a search begins, increasing; from the requests that the cluster holds at once and the longest
-            prompt that fits beside the outputs asked for.
-        is_whole: whether x counts.
-        largest: of any x.
-    """
+    """One axis."""
 
     name: str
-    unit: str
+    unit: str  # what x counts
+    # The scenario at x, the number of requests left as it is; raises InputError where it has nothing to vary
     at: Callable[[Scenario, float], Scenario]
+    # Where a search begins, increasing; from the requests that the cluster holds at once and the longest prompt that
+    # fits beside the outputs asked for
     first_looks: Callable[[float, int], list[float]]
-    is_whole: bool = False
-    largest: float = math.inf
+    is_whole: bool = False  # whether x counts
+    largest: float = math.inf  # of any x
 
     @property
     def step(self) -> float:

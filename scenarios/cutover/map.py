@@ -40,29 +40,22 @@ class BreakEven:
 
 @dataclass(frozen=True)
 class SpeedupMap:
-    """Advantage by load and draft length or acceptance.
-
-    Attributes:
-        label: the method, and its draft length where that does not vary.
-        over, unit: the load axis; ``xs`` are its values.
-        against: ``k`` or ``acceptance``; ``ys`` are its values.
-        rows: one for each of ``ys``, a probe for each of ``xs``; a cell whose interval excludes 1 has a sign.
-        contour: one point per row (``k``) or per column (``acceptance``).
-        requests: simulated in all.
-    """
+    """Advantage by load and draft length or acceptance."""
 
     scenario: Scenario = field(repr=False)
-    label: str
+    label: str  # the method, and its draft length where that does not vary
+    # over, unit: the load axis; ``xs`` are its values
     over: str
     unit: str
-    against: str
+    against: str  # ``k`` or ``acceptance``; ``ys`` are its values
     metric: Metric
     xs: tuple[float, ...]
     ys: tuple[float, ...]
+    # One for each of ``ys``, a probe for each of ``xs``; a cell whose interval excludes 1 has a sign
     rows: tuple[tuple[Probe, ...], ...]
-    contour: tuple[BreakEven, ...]
+    contour: tuple[BreakEven, ...]  # one point per row (``k``) or per column (``acceptance``)
     confidence: float
-    requests: int
+    requests: int  # simulated in all
 
     def summary(self) -> dict[str, Any]:
         """For ``--json``."""

@@ -41,24 +41,19 @@ STEP_LEVEL_RATES = 40
 class Question:
     """What a cutover or a map of the speed-up is asked for.
 
-    Attributes:
-        over: ``rate``, ``concurrency``, ``batch``, ``context`` or ``acceptance``.
-        metric: ``tpot``, ``e2e``, ``token_goodput``, ``slo_goodput`` (needs an SLO) or ``cost`` (needs a price).
-        at: where to look first; none: over the axis' whole range.
-        budget_requests: simulated at most for each setting (of a map: in all), over both sides and all replications;
-            None: the usual budget.
-        price: of one GPU.
-
     Raises:
         InputError: an axis, metric or budget that is not possible; an SLO, price or second replication missing.
     """
 
     scenario: Scenario
-    over: str = "rate"
+    over: str = "rate"  # ``rate``, ``concurrency``, ``batch``, ``context`` or ``acceptance``
+    # ``tpot``, ``e2e``, ``token_goodput``, ``slo_goodput`` (needs an SLO) or ``cost`` (needs a price)
     metric: str = "e2e"
-    at: Sequence[float] = ()
+    at: Sequence[float] = ()  # where to look first; none: over the axis' whole range
+    # Simulated at most for each setting (of a map: in all), over both sides and all replications; None: the usual
+    # budget
     budget_requests: int | None = None
-    price: Price | None = None
+    price: Price | None = None  # of one GPU
 
     def __post_init__(self) -> None:
         axis_named(self.over)

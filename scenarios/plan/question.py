@@ -100,34 +100,25 @@ Method = str | Mapping[str, Any]
 class PlanQuestion:
     """What to size, and for what.
 
-    Attributes:
-        scenario: workload, acceptance, engine; its number of requests is what one replica is judged by.
-        rate_rps: target; None: the scenario's own mean rate (of a trace: the trace's).
-        objectives: of `parse_objectives`; none: the scenario's ``slo``.
-        hardware, tensor_parallel_sizes: candidates; none: the scenario's own.
-        methods: `GIVEN`, `OFF`, or ``{"speculative_config": {...}, "acceptance": {...}}``; none: off, and the given one
-            where there is one.
-        prices: by device; with them the least cost comes first, and every candidate's device needs one.
-        headroom: share beyond the target that must still meet the objectives, e.g. 0.2.
-        spare: replicas that may fail: the others alone must meet the objectives (1: "N+1").
-        max_gpus: a candidate that needs more is infeasible.
-        tolerance: relative width of the bracket of the largest rate.
-
     Raises:
         InputError: no SLO, or a number out of its range.
     """
 
-    scenario: Scenario
-    rate_rps: float | None = None
-    objectives: Sequence[Objective] = ()
+    scenario: Scenario  # workload, acceptance, engine; its number of requests is what one replica is judged by
+    rate_rps: float | None = None  # target; None: the scenario's own mean rate (of a trace: the trace's)
+    objectives: Sequence[Objective] = ()  # of `parse_objectives`; none: the scenario's ``slo``
+    # hardware, tensor_parallel_sizes: candidates; none: the scenario's own
     hardware: Sequence[str] = ()
     tensor_parallel_sizes: Sequence[int] = ()
+    # `GIVEN`, `OFF`, or ``{"speculative_config": {...}, "acceptance": {...}}``; none: off, and the given one where
+    # there is one
     methods: Sequence[Method] = ()
+    # By device; with them the least cost comes first, and every candidate's device needs one
     prices: Mapping[str, Price] = field(default_factory=dict)
-    headroom: float = 0.0
-    spare: int = 0
-    max_gpus: int = 1024
-    tolerance: float = 0.02
+    headroom: float = 0.0  # share beyond the target that must still meet the objectives, e.g. 0.2.
+    spare: int = 0  # replicas that may fail: the others alone must meet the objectives (1: "N+1")
+    max_gpus: int = 1024  # a candidate that needs more is infeasible
+    tolerance: float = 0.02  # relative width of the bracket of the largest rate
 
     def __post_init__(self) -> None:
         if not self.objectives and not slos(self.scenario):

@@ -38,37 +38,27 @@ _WIDEST = 1e6
 
 @dataclass(frozen=True)
 class Constraint:
-    """What limits, and how much of it is used.
+    """What limits, and how much of it is used."""
 
-    Attributes:
-        name: an objective as it was written, ``slo.attainment``, ``capacity`` (the load exceeds it, or lies inside its
-            interval), or ``steady state`` (the run was too short to reach it, and the numbers are NaN).
-        value, limit: the figure and its bound: seconds, shares of requests, or requests per second.
-        used: value over limit (for a share: what is missed over what may be); above 1 it is broken.
-    """
-
+    # An objective as it was written, ``slo.attainment``, ``capacity`` (the load exceeds it, or lies inside its
+    # interval), or ``steady state`` (the run was too short to reach it, and the numbers are NaN)
     name: str
+    # value, limit: the figure and its bound: seconds, shares of requests, or requests per second
     value: float
     limit: float
-    used: float
+    used: float  # value over limit (for a share: what is missed over what may be); above 1 it is broken
 
 
 @dataclass(frozen=True)
 class Check:
-    """One simulated load.
-
-    Attributes:
-        met: a steady state, and every objective's mean over the replications within its limit.
-        verdict: the state of `draftcast.scenarios.compare.verdict.Side`.
-        completed_rps: what is completed: the load, or the capacity where the load exceeds it (NaN: not known).
-        constraints: the objectives, the tightest first; without a steady state ``capacity`` or ``steady state`` alone.
-    """
+    """One simulated load."""
 
     rate_rps: float
     replicas: int
-    met: bool
-    verdict: State
-    completed_rps: float
+    met: bool  # a steady state, and every objective's mean over the replications within its limit
+    verdict: State  # the state of `draftcast.scenarios.compare.verdict.Side`
+    completed_rps: float  # what is completed: the load, or the capacity where the load exceeds it (NaN: not known)
+    # The objectives, the tightest first; without a steady state ``capacity`` or ``steady state`` alone
     constraints: tuple[Constraint, ...]
     figures: dict[str, Estimate] = field(repr=False)
 

@@ -34,26 +34,18 @@ COMPLETED, WITHIN = "completed", "within the SLO"
 
 @dataclass(frozen=True)
 class Sizing:
-    """A candidate, sized for the target.
-
-    Attributes:
-        replicas: fewest that meet the objectives at the target and its headroom; 0 when no number does.
-        spare: replicas beyond those, so that as many may fail.
-        check: ``replicas`` at the target and its headroom; of an infeasible candidate the run that shows why; None when
-            the engine cannot even be started.
-        largest: rate up to which ``replicas`` meet the objectives.
-        reason: why it is infeasible; empty when it is not.
-        output_tokens_per_s: at the target.
-    """
+    """A candidate, sized for the target."""
 
     candidate: Candidate
-    replicas: int
-    spare: int
+    replicas: int  # fewest that meet the objectives at the target and its headroom; 0 when no number does
+    spare: int  # replicas beyond those, so that as many may fail
+    # ``replicas`` at the target and its headroom; of an infeasible candidate the run that shows why; None when the
+    # engine cannot even be started
     check: Check | None
-    largest: LargestRate | None
-    reason: str
+    largest: LargestRate | None  # rate up to which ``replicas`` meet the objectives
+    reason: str  # why it is infeasible; empty when it is not
     target_rps: float
-    output_tokens_per_s: float = math.nan
+    output_tokens_per_s: float = math.nan  # at the target
     price: Price | None = None
 
     @property

@@ -23,34 +23,24 @@ from draftcast.scenarios.schema import Scenario
 
 @dataclass(frozen=True)
 class Layer:
-    """A matrix of the model on one rank.
-
-    Attributes:
-        measured: its very shape is in the table, for some number of rows.
-        inside: its shape lies between measured ones.
-    """
+    """A matrix of the model on one rank."""
 
     name: str
     k: int
     n: int
-    measured: bool
-    inside: bool
+    measured: bool  # its very shape is in the table, for some number of rows
+    inside: bool  # its shape lies between measured ones
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """What was measured, and what the scenario asks.
+    """What was measured, and what the scenario asks."""
 
-    Attributes:
-        matrices: measured (k, n) of dense layers, a row each, with ``rows_low`` and ``rows_high``.
-        layers: the model's own matrices.
-        attention: by operator, measured points (``batch``, ``q``, ``context``) for the scenario's heads or the nearest.
-        asked: ranges of a run as (low, high): ``batch`` and ``context`` of decodes, ``chunk`` of prompts.
-    """
-
-    matrices: pd.DataFrame
-    layers: tuple[Layer, ...]
+    matrices: pd.DataFrame  # measured (k, n) of dense layers, a row each, with ``rows_low`` and ``rows_high``
+    layers: tuple[Layer, ...]  # the model's own matrices
+    # By operator, measured points (``batch``, ``q``, ``context``) for the scenario's heads or the nearest
     attention: dict[str, pd.DataFrame]
+    # Ranges of a run as (low, high): ``batch`` and ``context`` of decodes, ``chunk`` of prompts
     asked: dict[str, tuple[float, float]]
 
 

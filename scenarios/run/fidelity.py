@@ -21,16 +21,12 @@ TOLERATED = 1 / 3
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Shares of the device time by origin, of the run that rests on extrapolation most.
+    """Shares of the device time by origin, of the run that rests on extrapolation most."""
 
-    Attributes:
-        word: ``extrapolated`` when more than a third of the device time is; else ``measured`` when at least two thirds
-            are; else ``interpolated``.
-        shares: by origin; they add up to 1.
-    """
-
+    # ``extrapolated`` when more than a third of the device time is; else ``measured`` when at least two thirds are;
+    # else ``interpolated``
     word: Word
-    shares: Mapping[Word, float]
+    shares: Mapping[Word, float]  # by origin; they add up to 1
 
     @property
     def worst_share(self) -> float:

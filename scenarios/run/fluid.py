@@ -28,21 +28,14 @@ from draftcast.sim.workload.request_table import RequestTable
 
 @dataclass(frozen=True)
 class Traffic:
-    """Means over requests that matter for a step.
+    """Means over requests that matter for a step."""
 
-    Attributes:
-        prompt_tokens: of a request.
-        output_tokens: of a request.
-        context_tokens: of a request in decode, averaged over output tokens: long outputs count as long as they last.
-        models: acceptance of each class.
-        shares: of the output tokens by class, in the order of ``models``; they add up to 1.
-    """
-
-    prompt_tokens: float
-    output_tokens: float
+    prompt_tokens: float  # of a request
+    output_tokens: float  # of a request
+    # Of a request in decode, averaged over output tokens: long outputs count as long as they last
     context_tokens: float
-    models: tuple[AcceptanceModel, ...]
-    shares: tuple[float, ...]
+    models: tuple[AcceptanceModel, ...]  # acceptance of each class
+    shares: tuple[float, ...]  # of the output tokens by class, in the order of ``models``; they add up to 1
 
     def tokens_per_round(self, k: int) -> float:
         """Mean tokens that a decoding request gains in a step with k drafts, rounds without a draft included."""
@@ -74,22 +67,16 @@ def traffic(table: RequestTable, models: Sequence[AcceptanceModel]) -> Traffic:
 
 @dataclass(frozen=True)
 class MeanStep:
-    """A mean step: its seconds and what they go to.
+    """A mean step: its seconds and what they go to."""
 
-    Attributes:
-        seconds: of the step, the host's where it does not hide behind the device.
-        host_s, draft_s, target_s, sample_s: of its parts, hidden or not.
-        tokens: output tokens of a request.
-        features: what it computes, a record of `draftcast.sim.cost.step_time.FEATURES`.
-    """
-
-    seconds: float
+    seconds: float  # of the step, the host's where it does not hide behind the device
+    # host_s, draft_s, target_s, sample_s: of its parts, hidden or not
     host_s: float
     draft_s: float
     target_s: float
     sample_s: float
-    tokens: float
-    features: st.Record
+    tokens: float  # output tokens of a request
+    features: st.Record  # what it computes, a record of `draftcast.sim.cost.step_time.FEATURES`
 
 
 def token_seconds(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int) -> float:

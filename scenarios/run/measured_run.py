@@ -27,19 +27,13 @@ _UNSEEN = ("cached_tokens", "preemptions", "num_drafts", "num_draft_tokens", "nu
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A live run's figures, over the whole run: nothing is cut off.
+    """A live run's figures, over the whole run: nothing is cut off."""
 
-    Attributes:
-        figures: latencies in seconds, throughput per second, and the server's own count of acceptance.
-        requests: answered requests, with the columns of a simulated run that a client knows.
-        facts: what was recorded about server and load, for people.
-        notes: what a reader must know.
-    """
-
+    # Latencies in seconds, throughput per second, and the server's own count of acceptance
     figures: Mapping[str, float]
-    requests: pd.DataFrame
-    facts: Mapping[str, str]
-    notes: tuple[str, ...]
+    requests: pd.DataFrame  # answered requests, with the columns of a simulated run that a client knows
+    facts: Mapping[str, str]  # what was recorded about server and load, for people
+    notes: tuple[str, ...]  # what a reader must know
 
 
 def read_measured_run(folder: Path, slo: Slo | None = None) -> MeasuredRun:

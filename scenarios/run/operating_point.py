@@ -25,24 +25,16 @@ MOST_K = 7
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """The target pass (lm_head and sampler included) of a decode step.
+    """The target pass (lm_head and sampler included) of a decode step."""
 
-    Attributes:
-        num_seqs: decoding requests of one replica.
-        k: drafts each of them verifies.
-        rows: rows of the pass.
-        flops, bytes: work of one rank.
-        seconds: device time of the pass.
-        draft_seconds: device time of making the next drafts.
-    """
-
-    num_seqs: int
-    k: int
-    rows: float
+    num_seqs: int  # decoding requests of one replica
+    k: int  # drafts each of them verifies
+    rows: float  # rows of the pass
+    # flops, bytes: work of one rank
     flops: float
     bytes: float
-    seconds: float
-    draft_seconds: float
+    seconds: float  # device time of the pass
+    draft_seconds: float  # device time of making the next drafts
 
     @property
     def intensity(self) -> float:

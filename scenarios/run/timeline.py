@@ -17,19 +17,12 @@ STRETCHES = 160
 
 @dataclass(frozen=True)
 class Timeline:
-    """One replication.
+    """One replication."""
 
-    Attributes:
-        time_s: middle of each stretch, shape [n].
-        waiting: requests that arrived and were not scheduled yet, mean over the stretch.
-        running: requests that were scheduled and have not finished (preempted ones included).
-        kv_usage: share of the KV blocks in use; None when steps were not recorded.
-    """
-
-    time_s: FloatArray
-    waiting: FloatArray
-    running: FloatArray
-    kv_usage: FloatArray | None
+    time_s: FloatArray  # middle of each stretch, shape [n]
+    waiting: FloatArray  # requests that arrived and were not scheduled yet, mean over the stretch
+    running: FloatArray  # requests that were scheduled and have not finished (preempted ones included)
+    kv_usage: FloatArray | None  # share of the KV blocks in use; None when steps were not recorded
 
 
 def timeline(

@@ -77,60 +77,42 @@ _FACTS = {
 
 @dataclass(frozen=True)
 class SweepProgress:
-    """How far a sweep is.
-
-    Attributes:
-        done: cells that are finished, those found in the data set included.
-        reused: cells found in the data set.
-        failed: cells without figures.
-        left_s: estimate of the time left; None before there is a pace to tell it from.
-        workers: that compute now; 0 while a cluster has none.
-    """
+    """How far a sweep is."""
 
     total: int
-    done: int
-    reused: int
-    failed: int
+    done: int  # cells that are finished, those found in the data set included
+    reused: int  # cells found in the data set
+    failed: int  # cells without figures
     elapsed_s: float
-    left_s: float | None
-    workers: int
+    left_s: float | None  # estimate of the time left; None before there is a pace to tell it from
+    workers: int  # that compute now; 0 while a cluster has none
 
 
 @dataclass(frozen=True)
 class SweepCell:
-    """One point of the grid, and what the data set holds of it.
+    """One point of the grid, and what the data set holds of it."""
 
-    Attributes:
-        values: the point: axis name and value.
-        key: content address; empty when the point cannot be asked.
-        error: why there are no figures, in one line; empty when there are, and when the cell was not reached.
-        state: of the setting at its load (`draftcast.scenarios.compare.verdict.State`); else ``error`` or ``not run``.
-        verdict: on the setting against itself without speculation, by mean end-to-end latency; empty where it does not
-            speculate.
-        why: what decided, in a few words; empty where ``advantage`` says it.
-        advantage: how many times less latency than without speculation; None as of ``Verdict.advantage``.
-        capacity_rps: requests per second when saturated; None where the run alone tells that it is far below.
-        num_gpus: devices of the whole cluster.
-        replications: each replication's figures, names and units as of ``RunResult.replications``.
-        offered_tokens_per_s: output tokens that arrive per second, by replication; empty where arrivals have no single
-            rate.
-        figures: each figure with its interval across the replications, with ``tokens_per_s_per_user`` (what one user
-            sees while decoding: 1 / mean TPOT) and ``tokens_per_s_per_gpu`` (token goodput over all devices); empty
-            where they do not hold for the load (overloaded, at its capacity, not settled).
-    """
-
-    values: Mapping[str, Any]
-    key: str = ""
-    error: str = ""
+    values: Mapping[str, Any]  # the point: axis name and value
+    key: str = ""  # content address; empty when the point cannot be asked
+    error: str = ""  # why there are no figures, in one line; empty when there are, and when the cell was not reached
+    # Of the setting at its load (`draftcast.scenarios.compare.verdict.State`); else ``error`` or ``not run``
     state: str = "not run"
+    # On the setting against itself without speculation, by mean end-to-end latency; empty where it does not speculate
     verdict: str = ""
-    why: str = ""
+    why: str = ""  # what decided, in a few words; empty where ``advantage`` says it
+    # How many times less latency than without speculation; None as of ``Verdict.advantage``
     advantage: Estimate | None = None
     slo_met: bool | None = None
+    # Requests per second when saturated; None where the run alone tells that it is far below
     capacity_rps: float | None = None
-    num_gpus: int = 0
+    num_gpus: int = 0  # devices of the whole cluster
+    # Each replication's figures, names and units as of ``RunResult.replications``
     replications: tuple[Mapping[str, float], ...] = field(default=(), repr=False)
+    # Output tokens that arrive per second, by replication; empty where arrivals have no single rate
     offered_tokens_per_s: tuple[float, ...] = ()
+    # Each figure with its interval across the replications, with ``tokens_per_s_per_user`` (what one user sees while
+    # decoding: 1 / mean TPOT) and ``tokens_per_s_per_gpu`` (token goodput over all devices); empty where they do not
+    # hold for the load (overloaded, at its capacity, not settled)
     figures: Mapping[str, Estimate] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -208,21 +190,16 @@ class SweepCell:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A sweep; ``cells`` in the grid's order, the last axis fastest.
-
-    Attributes:
-        folder: the data set, or None when it was not to be kept.
-        computed, reused: cells simulated in this run, and found in the data set.
-        complete: False when it was stopped.
-    """
+    """A sweep; ``cells`` in the grid's order, the last axis fastest."""
 
     scenario: Scenario
     axes: tuple[Axis, ...]
     cells: tuple[SweepCell, ...]
-    folder: Path | None
+    folder: Path | None  # the data set, or None when it was not to be kept
+    # computed, reused: cells simulated in this run, and found in the data set
     computed: int
     reused: int
-    complete: bool
+    complete: bool  # False when it was stopped
     elapsed_s: float
 
     @property

@@ -39,16 +39,11 @@ FEWEST_WINDOWS = 4
 
 @dataclass(frozen=True)
 class Warmup:
-    """What to leave out at the front before measuring.
+    """What to leave out at the front before measuring."""
 
-    Attributes:
-        requests: leading requests, at most half of them.
-        is_over: whether the transient ends within that half.
-        missing: by how much the E2E latency of each request falls short of the steady state, f8[n], as a share of it.
-    """
-
-    requests: int
-    is_over: bool
+    requests: int  # leading requests, at most half of them
+    is_over: bool  # whether the transient ends within that half
+    # By how much the E2E latency of each request falls short of the steady state, f8[n], as a share of it
     missing: FloatArray = field(repr=False)
 
     def shortfall(self, cut: int) -> float:

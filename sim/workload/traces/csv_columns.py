@@ -20,17 +20,12 @@ IntArray = NDArray[np.int64]
 
 
 class Column(NamedTuple):
-    """How the fields of a column are read.
+    """How the fields of a column are read."""
 
-    Attributes:
-        type: ``int64``, ``float64``, ``timestamp`` (no zone) or ``timestamp_utc`` (with a zone).
-        parse: one field in the slow pass; ValueError for what is not allowed. Timestamps in integer nanoseconds.
-        allowed: for the error.
-    """
-
-    type: str
+    type: str  # ``int64``, ``float64``, ``timestamp`` (no zone) or ``timestamp_utc`` (with a zone)
+    # One field in the slow pass; ValueError for what is not allowed. Timestamps in integer nanoseconds.
     parse: Callable[[str], float]
-    allowed: str
+    allowed: str  # for the error
 
 
 def header(text: str) -> list[str]:
