@@ -62,7 +62,7 @@ EFFORTS = ("file", "page")
 
 def scenario_of(case: Case) -> Scenario:
     """The scenario at its load."""
-    scenario = load_scenario("default", overrides=list(case.overrides))
+    scenario = load_scenario("default", overrides=[*case.overrides, "statistics.model_error=none"])
     both = [capacity(each) for each in (scenario, without_speculation(scenario))]
     return with_rate(scenario, case.share * min(each.estimate.mean for each in both if each is not None))
 

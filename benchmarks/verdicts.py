@@ -60,12 +60,17 @@ def main() -> None:
     """Every load."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", type=int, default=50)
-    count = parser.parse_args().loads
-    scenario = load_scenario("default")
+    parser.add_argument("--chance", action="store_true", help="take step times for exact: chance alone decides")
+    args = parser.parse_args()
+    count = args.loads
+    scenario = load_scenario("default", overrides=["statistics.model_error=none"] if args.chance else [])
     both = [capacity(each) for each in (scenario, without_speculation(scenario))]
     smaller = min(each.estimate.mean for each in both if each is not None)
-    crossing = cutover(Question(scenario))[0].crossing
-    print(f"cutover: {crossing.low:.2f} to {crossing.high:.2f} req/s ({crossing.kind})", flush=True)
+    answer = cutover(Question(scenario))[0]
+    crossing, prediction = answer.crossing, answer.prediction
+    low, high = (prediction.low, prediction.high) if prediction is not None else (crossing.low, crossing.high)
+    low, high = (0.0 if np.isnan(low) else low), (np.inf if np.isnan(high) else high)
+    print(f"cutover: {low:.2f} to {high:.2f} req/s ({crossing.kind})", flush=True)
     differ, wrong, undecided, rows = [], [], [], []
     rates = [float(rate) for rate in np.linspace(0.05, 1.5, count) * smaller]
     swept = {cell.values["rate"]: cell.verdict for cell in sweep(scenario, {"rate": rates}).cells}
@@ -74,14 +79,14 @@ def main() -> None:
         words = {"simulate": word(asked), "recommend": recommended(asked), "sweep": swept[rate]}
         page = word(with_values(asked, page_effort(asked)))
         truth = word(with_values(asked, LONG))
-        if crossing.kind == "crosses" and not crossing.low <= rate <= crossing.high:
-            side = "pays" if (rate < crossing.low) == crossing.falls else "costs"
+        if crossing.kind == "crosses" and not low <= rate <= high:
+            side = "pays" if (rate < low) == crossing.falls else "costs"
             words["cutover"] = "overloaded" if words["simulate"] == "overloaded" and side == "costs" else side
         if len(set(words.values())) > 1:
             differ.append((rate, words))
         said = {*words.values(), page}
         wrong += [(rate, each, truth) for each in said if each in DECIDED and truth in DECIDED and each != truth]
-        away = not crossing.low * (1 - NEAR) <= rate <= crossing.high * (1 + NEAR)
+        away = not low * (1 - NEAR) <= rate <= high * (1 + NEAR)
         undecided += [(rate, each) for each in said if each not in DECIDED and away]
         rows.append({"rate_rps": rate, **words, "page": page, "long": truth})
         print(f"{rate:7.2f} req/s  {words}  page: {page}  60,000 requests: {truth}", flush=True)

@@ -32,7 +32,7 @@ from draftcast.scenarios.compare.serve_command import (
     speculative_config_json,
     vllm_command,
 )
-from draftcast.scenarios.compare.verdict import Verdict, decide, side
+from draftcast.scenarios.compare.verdict import Verdict, decide, judge, side
 from draftcast.scenarios.run.deployment import Deployment, deploy
 from draftcast.scenarios.run.fluid import Traffic, token_seconds, traffic
 from draftcast.scenarios.run.simulate import measure, serve
@@ -194,9 +194,11 @@ def _verdicts(settings: Sequence[Candidate], load: Load, metric: Metric, progres
     for index, (variant, each) in enumerate(zip(variants, served, strict=True)):
         part = part_of(progress, len(settings) + index, total)
         run, off = measure([each, served[0]], [None, alone])
-        without = side(variants[0], off, progress=part_of(part, 0, 2))
-        with_sd = without if index == 0 else side(variant, run, progress=part_of(part, 1, 2))
-        verdicts.append(decide(metric, with_sd, without, variant.statistics.confidence))
+        if index == 0:
+            itself = side(variant, off, progress=part)
+            verdicts.append(decide(metric, itself, itself, variant.statistics.confidence))
+        else:
+            verdicts.append(judge(variant, run, off, metric, progress=part))
     return verdicts
 
 

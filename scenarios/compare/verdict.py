@@ -14,7 +14,15 @@ from typing import Any, Literal
 import numpy as np
 
 from draftcast.scenarios.compare.capacity import Capacity, capacity, rate_of
-from draftcast.scenarios.compare.metric import Metric, metric_named
+from draftcast.scenarios.compare.metric import METRICS, Metric
+from draftcast.scenarios.compare.model_error import (
+    NEXT_MEASUREMENT,
+    UNCERTAIN,
+    Prediction,
+    Response,
+    predicted,
+    response,
+)
 from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.run.simulate import RunResult, State
 from draftcast.scenarios.schema import Scenario
@@ -69,10 +77,15 @@ def side(
     *,
     progress: Progress | None = None,
     deployment: Deployment | None = None,
+    ask_capacity: bool = False,
 ) -> Side:
-    """Where a setting stands at its load; the capacity is simulated where the run does not settle it by itself."""
+    """Where a setting stands at its load; the capacity is simulated where the run does not settle it by itself.
+
+    Args:
+        ask_capacity: simulate it in any case.
+    """
     rate = rate_of(scenario)
-    if run is not None and (run.state == "finite" or (run.state == "steady" and run.is_warm)):
+    if run is not None and not ask_capacity and (run.state == "finite" or (run.state == "steady" and run.is_warm)):
         return Side(run, "below")
     saturated = capacity(scenario, rate, progress=progress, deployment=deployment) if rate is not None else None
     if rate is None or saturated is None:
@@ -103,11 +116,21 @@ class Verdict:
     probe: Probe
     confidence: float  # of the intervals
     is_finite: bool = False  # it holds for this list of requests and no other
+    # The advantage with the errors of step times and acceptance counted in, which the word goes by; None where they are
+    # taken for exact, or nothing is known of what they do to the metric
+    prediction: Prediction | None = None
 
     @property
     def advantage(self) -> Estimate | None:
-        """How many times better with speculation than without, with the interval of the paired log ratio."""
-        return advantage_of(self.probe, self.confidence)
+        """How many times better with speculation than without, with the prediction interval.
+
+        Where step times are taken for exact, with the interval of the paired log ratio alone.
+        """
+        simulated = advantage_of(self.probe, self.confidence)
+        if simulated is None or self.prediction is None or self.prediction.advantage is None:
+            return simulated
+        reach = self.prediction.advantage
+        return dataclasses.replace(simulated, low=reach.low, high=reach.high, half_width=reach.half_width)
 
     @property
     def advice(self) -> Literal["on", "off", ""]:
@@ -119,6 +142,8 @@ class Verdict:
         """What decided, in a few words; empty where the advantage says it."""
         if self.word == "too close to call" and self.advantage is not None and math.isnan(self.advantage.low):
             return "one replication has no interval"
+        if self.word == "too close to call" and self.prediction is not None:
+            return f"speculation is better with a probability of {self.prediction.probability:.0%}"
         return _why(self.word, self.on, self.off)
 
     def sentence(self, load: str) -> str:
@@ -133,17 +158,31 @@ class Verdict:
             ]
             most = f" The cluster completes at most {', '.join(limits)} speculation (req/s)." if limits else ""
             return f"Overloaded {where}, with speculation and without.{most}"
+        prediction = self.prediction
         if self.word in ("pays", "costs"):
             verb = "pays" if self.word == "pays" else "costs"
+            sure = f" (probability {_chances(prediction.probability, self.word)})" if prediction is not None else ""
             if self.advantage is None:
-                return f"Speculation {verb} {where}: the cluster is {self.why}.{advice}"
-            return f"Speculation {verb} {where}: {self.metric.label} is {_change(self)}.{advice}"
+                return f"Speculation {verb} {where}{sure}: the cluster is {_why(self.word, self.on, self.off)}.{advice}"
+            return f"Speculation {verb} {where}{sure}: {self.metric.label} is {_change(self)}.{advice}"
         reason = self.why
         if not reason and self.advantage is not None:
             reason = f"the advantage in {self.metric.label} is {_times(self.advantage)}, which does not exclude 1"
         word = self.word[0].upper() + self.word[1:]
         more = " More requests will tell." if self.word == "not settled" else ""
+        if self.word == "too close to call" and prediction is not None:
+            widest = f"What is least certain is the {UNCERTAIN[prediction.dominant]}."
+            more = f" {widest} {NEXT_MEASUREMENT[prediction.dominant]}"
         return f"{word} {where}: {reason or 'there is no figure to compare'}.{more}"
+
+    def _predicted_capacities(self) -> dict[str, Estimate | None]:
+        if self.prediction is None:
+            return {"on": None, "off": None}
+        error = self.prediction.error
+        sides = (("on", self.on, error.with_speculation), ("off", self.off, error.step))
+        return {
+            name: predicted(one.capacity.estimate, by) if one.capacity is not None else None for name, one, by in sides
+        }
 
     def summary(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -158,7 +197,8 @@ class Verdict:
                 for name, each in (("on", self.on), ("off", self.off))
             },
             "finite": self.is_finite,
-            "model_error": None,  # the uncertainty of the step times is not estimated yet; intervals show chance only
+            "prediction": self.prediction.summary() if self.prediction is not None else None,
+            "predicted_capacity_rps": self._predicted_capacities(),
         }
 
 
@@ -166,7 +206,7 @@ def judge(
     scenario: Scenario,
     on: RunResult,
     off: RunResult,
-    metric: str = "e2e",
+    metric: Metric = METRICS["e2e"],
     *,
     progress: Progress | None = None,
 ) -> Verdict:
@@ -175,18 +215,35 @@ def judge(
     Args:
         on, off: runs of ``scenario`` and of ``without_speculation(scenario)``, measured together
             (`draftcast.scenarios.run.simulate.simulate_together`).
-        metric: of `METRICS`.
-
-    Raises:
-        InputError: an unknown metric.
     """
-    with_sd = side(scenario, on, progress=part_of(progress, 0, 2))
-    without = side(without_speculation(scenario), off, progress=part_of(progress, 1, 2))
-    return decide(metric_named(metric), with_sd, without, scenario.statistics.confidence)
+    errors = response(scenario)
+    asks = [errors is not None and errors.near_capacity(speculates) for speculates in (True, False)]
+    with_sd = side(scenario, on, progress=part_of(progress, 0, 2), ask_capacity=asks[0])
+    without = side(without_speculation(scenario), off, progress=part_of(progress, 1, 2), ask_capacity=asks[1])
+    return decide(metric, with_sd, without, scenario.statistics.confidence, errors=errors)
 
 
-def decide(metric: Metric, on: Side, off: Side, confidence: float, x: float = 0.0) -> Verdict:
-    """The verdict of two sides, with its probe at ``x``; see the module."""
+def decide(
+    metric: Metric, on: Side, off: Side, confidence: float, x: float = 0.0, errors: Response | None = None
+) -> Verdict:
+    """The verdict of two sides, with its probe at ``x``; see the module.
+
+    Args:
+        errors: what the errors of step times and acceptance do to it; None: nothing, chance alone decides.
+    """
+    verdict = _by_chance(metric, on, off, confidence, x)
+    one_run = bool(verdict.probe.gains) and not verdict.probe.has_value
+    if errors is None or not errors.reaches(metric) or verdict.word in ("not settled", "overloaded") or one_run:
+        return verdict
+    capacities = tuple(each.capacity.estimate.mean if each.capacity is not None else None for each in (on, off))
+    prediction = errors.predict(verdict.probe, confidence, capacities)
+    if prediction.advantage is None:
+        return verdict
+    words: tuple[Word, ...] = ("too close to call", "pays", "costs")
+    return dataclasses.replace(verdict, word=words[prediction.sign], prediction=prediction)
+
+
+def _by_chance(metric: Metric, on: Side, off: Side, confidence: float, x: float) -> Verdict:
     positions = (on.position, off.position)
     word: Word | None = None
     if "above" in positions and ("at" not in positions or _apart(on, off)):
@@ -268,12 +325,19 @@ def _growth(shortfall: float) -> float:
     return shortfall / (1.0 - shortfall) if shortfall < 1.0 else math.inf
 
 
+def _chances(probability: float, word: Word) -> str:
+    """Of the word, as a percentage that never claims certainty."""
+    chances = probability if word == "pays" else 1.0 - probability
+    return "above 99%" if chances > 0.99 else f"{chances:.0%}"
+
+
 def _change(verdict: Verdict) -> str:
-    advantage, less = verdict.advantage, verdict.metric.less_is_better
+    less = verdict.metric.less_is_better
+    advantage = verdict.advantage
     assert advantage is not None
     better = verdict.word == "pays"
     if not better:
-        low, high = 1 / advantage.high, 1 / advantage.low
+        low, high = 1 / advantage.high, 1 / advantage.low if advantage.low else math.inf
         advantage = Estimate(1 / advantage.mean, low, high, (high - low) / 2, advantage.n, advantage.confidence)
     comparative = ("lower" if better else "higher") if less else ("higher" if better else "lower")
     return f"{_times(advantage)} times {comparative}"
@@ -282,4 +346,5 @@ def _change(verdict: Verdict) -> str:
 def _times(ratio: Estimate) -> str:
     if not math.isfinite(ratio.low):
         return f"{ratio.mean:.2f}"
-    return f"{ratio.mean:.2f} ({ratio.confidence:.0%} interval {ratio.low:.2f} to {ratio.high:.2f})"
+    high = f"{ratio.high:.2f}" if math.isfinite(ratio.high) else "overloaded"
+    return f"{ratio.mean:.2f} ({ratio.confidence:.0%} interval {ratio.low:.2f} to {high})"

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from draftcast.scenarios.compare.limits import Limits
 from draftcast.scenarios.compare.metric import Metric
+from draftcast.scenarios.compare.model_error import Source
 from draftcast.scenarios.cutover.probe import Look
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.statistics.crossing import Crossing, Probe, locate
@@ -44,6 +45,23 @@ class TokenCost:
 
 
 @dataclass(frozen=True)
+class PredictedCutover:
+    """The cutover with the errors of step times and acceptance counted in.
+
+    Attributes:
+        low, high: of its prediction interval, within what was looked at; NaN: beyond it.
+        pays, costs: first and last x at which speculation pays and costs with the interval's confidence.
+        dominant: what widens the interval most, at the simulated crossing.
+    """
+
+    low: float
+    high: float
+    pays: tuple[float, float] | None
+    costs: tuple[float, float] | None
+    dominant: Source
+
+
+@dataclass(frozen=True)
 class Cutover:
     """The answer for one method and draft length."""
 
@@ -69,6 +87,8 @@ class Cutover:
     costs: tuple[TokenCost, ...]  # for metric ``cost``, by x
     requests: int  # simulated in all
     stopped: Stopped  # why the search ended
+    # Where it pays and costs with the errors of step times and acceptance counted in; None as of a verdict's
+    prediction: PredictedCutover | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -79,12 +99,16 @@ class Cutover:
 
     @property
     def surely_pays(self) -> tuple[float, float] | None:
-        """First and last x at which speculation is significantly better."""
+        """First and last x at which speculation is significantly better, the model's errors counted in."""
+        if self.prediction is not None:
+            return self.prediction.pays
         return locate(self.probes, self.crossing.confidence).above
 
     @property
     def surely_costs(self) -> tuple[float, float] | None:
-        """First and last x at which speculation is significantly worse."""
+        """First and last x at which speculation is significantly worse, the model's errors counted in."""
+        if self.prediction is not None:
+            return self.prediction.costs
         return locate(self.probes, self.crossing.confidence).below
 
     def summary(self) -> dict[str, Any]:
@@ -113,6 +137,7 @@ class Cutover:
             "low": self.crossing.low,
             "high": self.crossing.high,
             "pays_below": self.crossing.falls if crosses else None,
+            "prediction": self.prediction,
             "confidence": confidence,
             "surely_pays": self.surely_pays,
             "surely_costs": self.surely_costs,

@@ -18,8 +18,9 @@ from draftcast.errors import InputError
 from draftcast.scenarios.compare.candidate import alpha_of, with_length, with_methods
 from draftcast.scenarios.compare.limits import limits_at
 from draftcast.scenarios.compare.metric import COST, METRICS, Metric
+from draftcast.scenarios.compare.model_error import response
 from draftcast.scenarios.compare.price import Price
-from draftcast.scenarios.cutover.answer import Cutover, Place, TokenCost
+from draftcast.scenarios.cutover.answer import Cutover, Place, PredictedCutover, TokenCost
 from draftcast.scenarios.cutover.axis import Axis, axis_named, is_closed, offered_rps
 from draftcast.scenarios.cutover.probe import FIRST_SHORTFALL, MAX_REQUESTS, Prober
 from draftcast.scenarios.run.fluid import advantage_at
@@ -27,12 +28,15 @@ from draftcast.scenarios.run.workload_spec import slos
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import without_speculation
 from draftcast.sim.progress import Progress, part_of
+from draftcast.sim.statistics.crossing import between
 from draftcast.sim.statistics.crossing_search import Found, search
 from draftcast.sim.statistics.intervals import Estimate
 
 CUTOVER_METRICS: Mapping[str, Metric] = {**METRICS, COST.name: COST}
 TARGET = 0.05
 BUDGET_REQUESTS = 600_000
+PREDICTED_POINTS = 80
+"""Points at which the probability that speculation is better is looked at."""
 STEP_LEVEL_RATES = 40
 """Rates at which the estimate by mean steps is looked at before a change of sign is bisected."""
 
@@ -182,6 +186,7 @@ def _answer(prober: Prober, at: Sequence[float], target: float, price: Price | N
         _costs(prober, found, price) if price is not None and prober.metric.name == "cost" else (),
         prober.spent_requests,
         found.stopped,
+        _predicted(prober, found, capacities),
     )
 
 
@@ -215,6 +220,32 @@ def first_looks(prober: Prober, target: float = TARGET) -> list[float]:
             beyond = first.high * (1 + 1e-6)
             ends = [min(ends[0], (1 - 0.9 * target) * beyond), beyond]
     return [share * ends[0] for share in (0.05, 0.35, 0.65, 0.85)] + ends
+
+
+def _predicted(
+    prober: Prober, found: Found, capacities: tuple[Estimate | None, Estimate | None]
+) -> PredictedCutover | None:
+    """Where the probability that speculation is better is high, and where it is low."""
+    axis, probes, confidence = prober.axis, found.probes, found.crossing.confidence
+    if not probes:
+        return None
+    most = tuple(estimate.mean if estimate is not None else None for estimate in capacities)
+    xs = np.geomspace(probes[0].x, probes[-1].x, PREDICTED_POINTS)
+    predictions = {}
+    for x in np.unique(np.round(xs) if axis.is_whole else xs).tolist():
+        with_sd = axis.at(prober.scenario, x)
+        errors = response(with_sd, (prober.fluid(with_sd, x), prober.fluid(without_speculation(with_sd), x)))
+        if errors is None or not errors.reaches(prober.metric):
+            return None
+        probe = between(probes, x)
+        if probe.has_value or axis.name == "rate":
+            predictions[x] = errors.predict(probe, confidence, most)
+    pays, costs = ([x for x, prediction in predictions.items() if prediction.sign == sign] for sign in (1, -1))
+    ends = (pays[-1:], costs[:1]) if found.crossing.falls else (costs[-1:], pays[:1])
+    low, high = (each[0] if each else math.nan for each in ends)
+    near = min(predictions, key=lambda x: abs(x - found.crossing.best) if found.crossing.kind == "crosses" else -x)
+    pays_span, costs_span = ((signs[0], signs[-1]) if signs else None for signs in (pays, costs))
+    return PredictedCutover(low, high, pays_span, costs_span, predictions[near].dominant)
 
 
 def _either_side(prober: Prober, found: Found) -> tuple[Place | None, Place | None]:

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import CapacityError, InputError, ModelError
 from draftcast.scenarios.compare.candidate import Candidate
+from draftcast.scenarios.compare.model_error import times_error
 from draftcast.scenarios.compare.price import Price
 from draftcast.scenarios.plan.question import Objective, PlanQuestion, candidates
 from draftcast.scenarios.plan.search import IDLE_SHARE, STEADY_STATE, Check, Cluster, LargestRate
 from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.schema.load import with_rate
 from draftcast.sim.progress import Progress, part_of
-from draftcast.sim.statistics.intervals import Estimate
+from draftcast.sim.statistics.intervals import Estimate, student_t
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,11 +48,23 @@ class Sizing:
     target_rps: float
     output_tokens_per_s: float = math.nan  # at the target
     price: Price | None = None
+    relative_error: float = 0.0  # standard deviation of the candidate's times against real engines; 0: exact
 
     @property
     def feasible(self) -> bool:
         """Whether some number of replicas meets the objectives."""
         return self.replicas > 0
+
+    @property
+    def replicas_interval(self) -> tuple[int, int] | None:
+        """Fewest and most replicas that may be needed: times as long as the model may err by, at the question's
+        confidence; None when infeasible. A replica that takes c times as long serves the c-th part of the rate, with
+        latencies c times as long: that the SLO does not grow with them is left out."""
+        if not self.feasible or self.largest is None:
+            return None
+        reach = math.exp(student_t(10**6, self.candidate.scenario.statistics.confidence) * self.relative_error)
+        needed = self.replicas * self.check.rate_rps / self.largest.met if self.check is not None else self.replicas
+        return max(1, math.ceil(needed / reach)), max(self.replicas, math.ceil(needed * reach))
 
     @property
     def num_gpus(self) -> int:
@@ -93,6 +106,7 @@ class Sizing:
             "feasible": self.feasible,
             "reason": self.reason,
             "replicas": self.replicas,
+            "replicas_interval": self.replicas_interval,
             "spare_replicas": self.spare,
             "num_gpus": self.num_gpus,
             "largest_rate_rps": largest.met if largest is not None else None,
@@ -138,13 +152,14 @@ class Plan:
         """One row a candidate, the best first, with the plain values of `Sizing.summary`."""
         import pandas as pd
 
-        left_out = ("figures", "price", "limit_beyond", "tightest_constraint")
+        left_out = ("replicas_interval", "figures", "price", "limit_beyond", "tightest_constraint")
         rows = []
         for sizing in self.sizings:
             row = {name: value for name, value in sizing.summary().items() if name not in left_out}
             price, tightest = sizing.price, sizing.check.tightest if sizing.check is not None else None
             row["price_per_gpu_hour"], row["price_date"] = (price.per_gpu_hour, price.date) if price else (None, None)
             row["tightest"], row["tightest_used"] = (tightest.name, tightest.used) if tightest else (None, None)
+            row["replicas_low"], row["replicas_high"] = sizing.replicas_interval or (None, None)
             rows.append(row)
         return pd.DataFrame(rows)
 
@@ -200,11 +215,11 @@ class _Sizer:
         tolerance, max_gpus = self.question.tolerance, self.question.max_gpus
         try:
             deployment = deploy(self.candidate.scenario)
-        except (CapacityError, ModelError) as error:
+        except (CapacityError, ModelError) as refusal:
             # Too little memory, or heads that do not split over so many ranks: this candidate's own; the rest is not.
-            if isinstance(error, ModelError) and not str(error.key).endswith("tensor_parallel_size"):
+            if isinstance(refusal, ModelError) and not str(refusal.key).endswith("tensor_parallel_size"):
                 raise
-            return self._infeasible(str(error), None)
+            return self._infeasible(str(refusal), None)
         cluster = Cluster(self.candidate.scenario, deployment, tuple(self.question.objectives), self.progress)
         estimate = cluster.estimated_rate()
         idle = cluster.check(1, IDLE_SHARE * estimate)
@@ -229,7 +244,10 @@ class _Sizer:
             largest = replace(largest, met=needed, not_met=max(needed, largest.not_met))
         check = cluster.check(replicas, needed)
         tokens = cluster.traffic.output_tokens * self.target_rps
-        return Sizing(self.candidate, replicas, self.question.spare, check, largest, "", self.target_rps, tokens)
+        error = times_error(self.candidate.scenario, deployment)
+        return Sizing(
+            self.candidate, replicas, self.question.spare, check, largest, "", self.target_rps, tokens, None, error
+        )
 
     def _infeasible(self, reason: str, check: Check | None) -> Sizing:
         return Sizing(self.candidate, 0, self.question.spare, check, None, reason, self.target_rps)

@@ -10,6 +10,7 @@ from typing import Any
 from draftcast.scenarios.schema import RequestClass, Scenario, SpeculativeConfig, TraceAcceptance, TreeAcceptance
 from draftcast.scenarios.schema.speculation import DEFAULT_TREE
 from draftcast.sim.acceptance import ACCEPTANCE_MODELS, AcceptanceModel, rates_in_another_tree, tree_rates
+from draftcast.sim.acceptance.sections import AcceptanceBase
 from draftcast.sim.workload.workload import DEFAULT_CLASS, Slo, Workload
 
 
@@ -40,7 +41,7 @@ def acceptance_models(scenario: Scenario) -> tuple[AcceptanceModel, ...]:
         model = scenario.acceptance_of(entry.name)
         if model is None:
             return ()
-        not_rates = {"model", "path", "record", "confidence_discrimination"}
+        not_rates = {"model", "path", "record", *AcceptanceBase.model_fields}
         parameters = model.model_dump(exclude=not_rates, exclude_none=True)
         if isinstance(model, TreeAcceptance) and scenario.speculative_config is not None:
             parameters = _tree(model, scenario.speculative_config)

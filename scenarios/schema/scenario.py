@@ -49,13 +49,15 @@ class Statistics(Frozen):
     """Replications with common random numbers.
 
     ``warmup: auto`` leaves the calculated warm-up of a steady run out, and load goes on until the last counted request
-    has finished; ``none`` counts every request of a list that ends.
+    has finished; ``none`` counts every request of a list that ends. ``model_error: auto`` counts the errors of step
+    times against real engines into every verdict; ``none`` takes step times for exact, which leaves chance alone.
     """
 
     replications: Annotated[int, Field(ge=1, le=1000)] = 5
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     confidence: Annotated[float, Field(gt=0.5, lt=1, allow_inf_nan=False)] = 0.95
     warmup: Literal["auto", "none"] = "auto"
+    model_error: Literal["auto", "none"] = "auto"
 
 
 class Scenario(Frozen):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from rich.table import Table
 
+from draftcast.scenarios.compare.model_error import UNCERTAIN
 from draftcast.scenarios.cutover.answer import Cutover, Place
 from draftcast.scenarios.cutover.axis import is_closed
 from draftcast.scenarios.cutover.map import SpeedupMap
@@ -28,7 +29,21 @@ def number(x: float) -> str:
 
 def headline(answer: Cutover) -> str:
     """The answer for one setting, in one sentence."""
-    return f"{answer.label}: {_verdict_text(answer)}"
+    return f"{answer.label}: {_verdict_text(answer)}{_prediction_text(answer)}"
+
+
+def _prediction_text(answer: Cutover) -> str:
+    """Where it pays and costs once the errors of the step times are counted in; empty where they are not known."""
+    prediction, unit = answer.prediction, answer.unit
+    if prediction is None or answer.verdict not in ("crosses", "always pays", "never pays"):
+        return ""
+    spans = ((prediction.pays, "pays"), (prediction.costs, "costs"))
+    sure = [f"{word} {_span(span)} {unit}" for span, word in spans if span is not None]
+    level = f"{answer.crossing.confidence:.0%} prediction interval"
+    least = f"what is least certain is the {UNCERTAIN[prediction.dominant]}"
+    return (
+        f" With the errors of step times and acceptance ({level}) it {' and '.join(sure) or 'is undecided'}; {least}."
+    )
 
 
 def _verdict_text(answer: Cutover) -> str:

@@ -103,7 +103,10 @@ def answer_line(answer: Plan) -> str:
     if best.cost_per_hour is not None and best.price is not None:
         text += f" for {best.cost_per_hour:,.2f} an hour (your price of {best.price.date})"
     assert best.largest is not None
-    return f"{text}; up to {best.largest.met:.4g} req/s meet the SLO ({best.headroom:+.0%}), {_beyond(best)}."
+    text += f"; up to {best.largest.met:.4g} req/s meet the SLO ({best.headroom:+.0%}), {_beyond(best)}."
+    fewest, most = best.replicas_interval or (best.replicas, best.replicas)
+    level = f"{answer.question.scenario.statistics.confidence:.0%} prediction interval"
+    return text if fewest == most else f"{text} {level} of the replicas needed: {fewest} to {most}."
 
 
 def basis_line(answer: Plan) -> str:

@@ -41,6 +41,15 @@ class AcceptanceBase(Frozen):
     # How well the draft's own confidence tells accepted tokens from rejected ones, for policies that go by it: mean
     # confidence of accepted drafts less that of rejected ones. None: the draft's confidence is not known.
     confidence_discrimination: Probability | None = None
+    # How sure the mean acceptance length is: its relative standard error, or over how many rounds it was measured.
+    relative_error: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = None
+    num_rounds: Count | None = None
+
+    @model_validator(mode="after")
+    def _one_kind_of_error(self) -> Self:
+        if self.relative_error is not None and self.num_rounds is not None:
+            raise wrong("num_rounds", self.num_rounds, "give relative_error or num_rounds, not both")
+        return self
 
 
 class ConstantAcceptance(AcceptanceBase):

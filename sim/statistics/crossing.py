@@ -208,6 +208,25 @@ def _unsure_from(p: Probe, q: Probe, confidence: float, sense: float) -> float |
     return float(brentq(lambda x: float(margin(x)), near, far, xtol=1e-12 * abs(q.x - p.x), rtol=1e-15))
 
 
+def between(probes: Sequence[Probe], x: float) -> Probe:
+    """The probe at x on the line between its neighbours; one without values where either neighbour has none.
+
+    Args:
+        probes: in order of x.
+    """
+    right = next((probe for probe in probes if probe.x >= x), probes[-1])
+    left = next((probe for probe in reversed(probes) if probe.x <= x), probes[0])
+    if not (left.has_value and right.has_value):
+        return Probe(x)
+    share = (x - left.x) / (right.x - left.x) if right.x != left.x else 0.0
+    count = min(len(left.gains), len(right.gains))
+    indices = (1 - share) * left.indices[:count] + share * right.indices[:count]
+    slack_low = (1 - share) * left.slack_low + share * right.slack_low
+    slack_high = (1 - share) * left.slack_high + share * right.slack_high
+    gains = tuple(np.exp(indices).tolist())
+    return Probe(x, gains, (1.0,) * count, slack_low=slack_low, slack_high=slack_high)
+
+
 class _Band:
     """Bounds of the index along the line between two probes (a probe and itself: at that probe)."""
 

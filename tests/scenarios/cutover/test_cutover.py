@@ -203,7 +203,7 @@ def test_a_changed_acceptance_keeps_what_the_draft_knows_of_it() -> None:
     own = "acceptance={model: constant, alpha: 0.5, confidence_discrimination: 0.3}"
     changed = axis_named("acceptance").at(load_scenario(overrides=[own]), 0.4).acceptance
     assert changed is not None
-    assert changed.model_dump() == {"model": "constant", "alpha": 0.4, "confidence_discrimination": 0.3}
+    assert changed.model_dump(exclude_none=True) == {"model": "constant", "alpha": 0.4, "confidence_discrimination": 0.3}
 
 
 def test_more_acceptance_breaks_even_at_a_given_load(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_more_than_one_crossing_says_where_it_is_significant(found: Cutover) -> 
 
     probes = (near(4, 1.2), near(8, 0.8), near(12, 1.2))
     crossing = Crossing("more than once", math.nan, math.nan, math.nan, 0.95)
-    words = headline(dataclasses.replace(found, crossing=crossing, probes=probes))
+    words = headline(dataclasses.replace(found, crossing=crossing, probes=probes, prediction=None))
     assert words == (
         "ngram k=3: crosses more than once: significantly faster (95% interval) from 4 to 12 clients, "
         "significantly slower (95% interval) at 8 clients, alternating."

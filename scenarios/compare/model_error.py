@@ -1,0 +1,321 @@
+"""How sure a forecast is: what the errors of step times and acceptance do to an advantage, a capacity and a cutover.
+
+The errors come from the evidence (``model_error.yaml``): one factor on every step, with speculation and without, and
+one on the steps with speculation alone. They are drawn jointly and carried through by similarity, which is exact for a
+factor on every step: an engine whose steps take c times as long serves a rate of r as the engine itself serves c * r,
+with every time c times as long. How latency rises with the load is the fluid estimate's (`scenarios/run/fluid`), fixed
+at the simulated figures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftcast.calibration.profile.hardware import NotNegative
+from draftcast.calibration.yaml_text import parse_yaml
+from draftcast.errors import ScenarioError
+from draftcast.frozen import Frozen
+from draftcast.scenarios.compare.capacity import rate_of
+from draftcast.scenarios.compare.metric import Metric
+from draftcast.scenarios.run.deployment import Deployment, cached_deployment
+from draftcast.scenarios.run.fluid import Fluid
+from draftcast.scenarios.run.workload_spec import acceptance_models, request_classes
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import without_speculation
+from draftcast.sim.statistics.crossing import Probe
+from draftcast.sim.statistics.intervals import Estimate, student_t
+
+FloatArray = NDArray[np.float64]
+Source = Literal["chance", "acceptance", "model"]
+DRAWS = 1024
+"""Quasi-random, the same for every question."""
+FLUID_IS_GOOD_TO = 0.8
+"""Share of the fluid estimate's capacity above which the real one may lie."""
+UNCERTAIN: Mapping[Source, str] = {
+    "chance": "simulated mean",
+    "acceptance": "acceptance",
+    "model": "step time of the engine",
+}
+NEXT_MEASUREMENT: Mapping[Source, str] = {
+    "chance": "Simulate more requests (workload.num_requests).",
+    "acceptance": "Measure the acceptance over more rounds of your own traffic.",
+    "model": "Measure your engine without speculation and give the result with --calibrate-to.",
+}
+
+
+class Stratum(Frozen):
+    """Standard deviations of the logarithm of two factors, and what they were estimated from."""
+
+    step: NotNegative
+    speculation: NotNegative
+    points: int
+    sources: int
+
+
+@dataclass(frozen=True)
+class ModelError:
+    """Of one scenario: relative standard deviations.
+
+    Attributes:
+        stratum: of ``model_error.yaml``; which errors it is judged by.
+        step: of the time of every step, with and without speculation.
+        speculation: of the steps with speculation beside those without.
+        acceptance: of the tokens a round yields.
+    """
+
+    stratum: str
+    step: float
+    speculation: float
+    acceptance: float = 0.0
+
+    @property
+    def with_speculation(self) -> float:
+        """Of the time that the setting with speculation takes for a token."""
+        return math.hypot(self.step, self.speculation, self.acceptance)
+
+
+@functools.cache
+def strata() -> Mapping[str, Stratum]:
+    """Every stratum by its name."""
+    name = "model_error.yaml"
+    text = files("draftcast.scenarios.compare").joinpath(name).read_text("utf-8")
+    return {
+        key: Stratum.model_validate(value) for key, value in parse_yaml(text, name, ScenarioError)["strata"].items()
+    }
+
+
+def stratum_of(deployment: Deployment) -> str:
+    """By the model's kind and whether kernels of the device were measured."""
+    profile = deployment.profile
+    measured = profile.kind == "affine" or profile.measured is not None
+    kind = "experts" if deployment.model.num_experts else "dense"
+    return f"{kind}, {'measured' if measured else 'data sheet'}"
+
+
+def model_error(scenario: Scenario, deployment: Deployment) -> ModelError:
+    """Of a scenario's forecasts."""
+    name = stratum_of(deployment)
+    found = strata()[name]
+    return ModelError(name, found.step, found.speculation, _acceptance_error(scenario))
+
+
+def times_error(scenario: Scenario, deployment: Deployment) -> float:
+    """Relative standard deviation of the times of a setting; 0 where the scenario takes step times for exact."""
+    if scenario.statistics.model_error == "none":
+        return 0.0
+    error = model_error(scenario, deployment)
+    return error.with_speculation if scenario.speculative_config is not None else error.step
+
+
+def _acceptance_error(scenario: Scenario) -> float:
+    """Relative standard error of the mean acceptance length; of several classes the largest."""
+    k, largest = scenario.num_speculative_tokens, 0.0
+    for entry, model in zip(request_classes(scenario), acceptance_models(scenario), strict=False):
+        given = scenario.acceptance_of(entry.name)
+        if given is None:
+            continue
+        error = given.relative_error or 0.0
+        if given.num_rounds is not None:
+            lengths = [1.0, *(model.tokens_per_round(draft) for draft in range(1, k + 1))]
+            rates = np.diff(lengths)
+            variance = float(((2 * np.arange(1, k + 1) - 1) * rates).sum() - rates.sum() ** 2)
+            error = math.sqrt(max(variance, 0.0) / given.num_rounds) / lengths[-1]
+        largest = max(largest, error)
+    return largest
+
+
+@functools.cache
+def _normal_draws() -> FloatArray:
+    """Standard normal, shape [4, DRAWS]: an additive recurrence (Roberts 2018, R4), which fills the space evenly."""
+    from scipy.special import ndtri
+
+    ratio = 1.0
+    for _ in range(40):  # the real root of x^5 = x + 1
+        ratio = (1.0 + ratio) ** 0.2
+    steps = ratio ** -np.arange(1.0, 5.0)
+    return np.asarray(ndtri((0.5 + np.outer(steps, np.arange(1, DRAWS + 1))) % 1.0))
+
+
+class Curve:
+    """Latency of one side over its rate, by the fluid estimate: the logarithm of seconds, up to the capacity.
+
+    Args:
+        capacity_rps: as simulated, which the estimate's is scaled to; None: its own.
+    """
+
+    def __init__(self, fluid: Fluid, capacity_rps: float | None = None) -> None:
+        counts = np.geomspace(fluid.replicas, max(fluid.slots, fluid.replicas), 48).round()
+        seconds = np.maximum.accumulate([fluid.latency_s(count) for count in np.unique(counts)])
+        rates = np.unique(counts) / seconds
+        self.capacity_rps = capacity_rps or float(rates.max())
+        rates *= self.capacity_rps / rates.max()
+        rising = np.concatenate(([True], np.diff(np.maximum.accumulate(rates)) > 0))
+        self._rates, self._seconds = np.log(rates[rising]), np.log(seconds[rising])
+
+    def log_latency(self, rate_rps: FloatArray) -> FloatArray:
+        """Log of seconds at rates below the capacity, else infinite."""
+        inside = np.interp(np.log(rate_rps), self._rates, self._seconds)
+        return np.where(rate_rps < self.capacity_rps, inside, np.inf)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is known of an advantage once the errors of the model are counted in.
+
+    Attributes:
+        advantage: how many times better with speculation than without, with its prediction interval; 0 and infinite
+            bounds are of draws in which one side is overloaded; None where both sides may be.
+        probability: that speculation is better.
+        dominant: what widens the interval most.
+        overloaded: share of the draws in which both sides are.
+    """
+
+    advantage: Estimate | None
+    probability: float
+    dominant: Source
+    overloaded: float
+    error: ModelError
+
+    @property
+    def sign(self) -> int:
+        """+1 where speculation pays with the interval's confidence, -1 where it costs, 0 neither."""
+        if self.advantage is None:
+            return 0
+        tail = (1.0 - self.advantage.confidence) / 2.0
+        return 1 if self.probability >= 1.0 - tail else -1 if self.probability <= tail else 0
+
+    def summary(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "advantage": self.advantage,
+            "probability": self.probability,
+            "dominant": self.dominant,
+            "overloaded": self.overloaded,
+            "next_measurement": NEXT_MEASUREMENT[self.dominant],
+            **dataclasses.asdict(self.error),
+        }
+
+
+@dataclass(frozen=True)
+class Response:
+    """How the advantage of one scenario answers to the errors of the model.
+
+    Attributes:
+        fluids: with and without speculation.
+        rate_rps: of an open loop; None: closed loops and lists, where all times are as the steps.
+    """
+
+    error: ModelError
+    fluids: tuple[Fluid, Fluid]
+    rate_rps: float | None
+
+    def reaches(self, metric: Metric) -> bool:
+        """Whether it is known what they do to a metric: latencies, and throughputs of a fixed number of clients."""
+        return metric.name in ("e2e", "tpot") or (metric.is_throughput and self.rate_rps is None)
+
+    def near_capacity(self, speculates: bool) -> bool:
+        """Whether a side's capacity, were it wrong by three standard deviations, could be the load."""
+        if self.rate_rps is None:
+            return False
+        error = self.error.with_speculation if speculates else self.error.step
+        return self.rate_rps * math.exp(3.0 * error) > FLUID_IS_GOOD_TO * self.fluids[not speculates].capacity_rps()
+
+    def predict(
+        self,
+        probe: Probe,
+        confidence: float,
+        capacities: Sequence[float | None] = (None, None),
+    ) -> Prediction:
+        """The advantage of a latency, or at a number of clients of a throughput, with every error counted in.
+
+        Args:
+            probe: the simulated figures; none: the fluid estimate's.
+            capacities: requests per second with and without speculation, where they were simulated.
+        """
+        curves = tuple(Curve(fluid, most) for fluid, most in zip(self.fluids, capacities, strict=True))
+
+        def advantage(draws: FloatArray) -> FloatArray:
+            return self._log_advantage(curves, draws)
+
+        chance, *errors = _normal_draws()
+        values = advantage(np.array(errors))
+        spreads: dict[Source, float] = {
+            "acceptance": _spread(advantage, [1.0, 0.0, 0.0]),
+            "model": float(np.hypot(_spread(advantage, [0.0, 1.0, 0.0]), _spread(advantage, [0.0, 0.0, 1.0]))),
+            "chance": 0.0,
+        }
+        simulated = probe.advantage(confidence)
+        if probe.gains and probe.bases[0]:
+            here = float(advantage(np.zeros((3, 1)))[0])
+            values = values + float(np.mean(probe.indices)) - (here if math.isfinite(here) else 0.0)
+        if simulated is not None:
+            reach = math.log(simulated.high / simulated.low) / 2 + math.log1p((probe.slack_low + probe.slack_high) / 2)
+            spreads["chance"] = reach / student_t(10**6, confidence)
+            values = values + spreads["chance"] * chance
+        known = np.sort(values[~np.isnan(values)])
+        dominant = max(spreads, key=lambda source: spreads[source])
+        overloaded = 1.0 - known.size / values.size
+        if overloaded > 0.5:
+            return Prediction(None, math.nan, dominant, overloaded, self.error)
+        tail = (1.0 - confidence) / 2.0
+        low, middle, high = np.exp([known[int(share * (known.size - 1))] for share in (tail, 0.5, 1.0 - tail)])
+        half = float(high - low) / 2 if math.isfinite(low) else math.inf
+        estimate = Estimate(float(middle), float(low), float(high), half, known.size, confidence)
+        return Prediction(estimate, float(np.mean(known > 0.0)), dominant, overloaded, self.error)
+
+    def _log_advantage(self, curves: tuple[Curve, ...], draws: FloatArray) -> FloatArray:
+        """Infinite where one side is overloaded, NaN where both are; ``draws`` has shape [3, N]."""
+        acceptance, step, speculation = draws
+        common: FloatArray = self.error.step * step
+        own: FloatArray = self.error.speculation * speculation + self.error.acceptance * acceptance
+        if self.rate_rps is None:
+            return -own
+        on, off = curves
+        with np.errstate(invalid="ignore"):
+            without = off.log_latency(self.rate_rps * np.exp(common)) - own
+            advantage: FloatArray = without - on.log_latency(self.rate_rps * np.exp(common + own))
+        return advantage
+
+
+def _spread(advantage: Callable[[FloatArray], FloatArray], deviation: Sequence[float]) -> float:
+    """Half of what one source's standard deviation to either side makes of the log advantage."""
+    high, low = advantage(np.array([deviation, np.negative(deviation)]).T).tolist()
+    if high == low or (math.isnan(high) and math.isnan(low)):
+        return 0.0
+    return abs(high - low) / 2 if math.isfinite(high - low) else math.inf
+
+
+def predicted(estimate: Estimate, error: float) -> Estimate:
+    """A capacity with its prediction interval: chance and the relative ``error`` of the setting's times together."""
+    if math.isnan(estimate.half_width):
+        return estimate
+    chance = estimate.half_width / estimate.mean
+    reach = math.exp(math.hypot(chance, student_t(10**6, estimate.confidence) * error))
+    low, high = estimate.mean / reach, estimate.mean * reach
+    return Estimate(estimate.mean, low, high, (high - low) / 2, estimate.n, estimate.confidence)
+
+
+def response(scenario: Scenario, fluids: tuple[Fluid, Fluid] | None = None) -> Response | None:
+    """Of a scenario with speculation; None where it takes its step times for exact.
+
+    Args:
+        fluids: with and without speculation, where they are known.
+
+    Raises:
+        InputError: as of `draftcast.simulate`.
+    """
+    if scenario.statistics.model_error == "none" or scenario.speculative_config is None:
+        return None
+    if fluids is None:
+        on, off = (Fluid.of(each, cached_deployment(each)) for each in (scenario, without_speculation(scenario)))
+        fluids = on, off
+    return Response(model_error(scenario, fluids[0].deployment), fluids, rate_of(scenario))

@@ -1,0 +1,142 @@
+"""What the errors of step times and acceptance do to an advantage: closed forms, and every key turns the output."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from draftcast import InputError, load_scenario
+from draftcast.scenarios.compare.metric import METRICS
+from draftcast.scenarios.compare.model_error import ModelError, Response, predicted, response, strata, times_error
+from draftcast.scenarios.compare.verdict import Side, Verdict, decide
+from draftcast.scenarios.run.deployment import cached_deployment
+from draftcast.scenarios.run.simulate import simulate_together
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import with_values, without_speculation
+from draftcast.sim.statistics.crossing import Probe
+from draftcast.sim.statistics.intervals import Estimate
+
+CLOSED = {"workload.arrivals": {"process": "closed_loop", "concurrency": 4}}
+NORMAL_95 = 1.959964
+
+
+@pytest.fixture(scope="module")
+def scenario() -> Scenario:
+    return load_scenario(overrides=["workload.num_requests=200", "statistics.replications=2"])
+
+
+def with_errors(scenario: Scenario, step: float = 0.0, speculation: float = 0.0, acceptance: float = 0.0) -> Response:
+    known = response(scenario)
+    assert known is not None
+    return Response(ModelError("stated", step, speculation, acceptance), known.fluids, known.rate_rps)
+
+
+def width(estimate: Estimate | None) -> float:
+    assert estimate is not None
+    return math.log(estimate.high / estimate.low) / 2
+
+
+def advantage_of(times: float, noise: float = 1e-6) -> Probe:
+    return Probe(0.0, (times * (1 + noise), times * (1 - noise)), (1.0, 1.0))
+
+
+@pytest.mark.parametrize("errors", [{"speculation": 0.1}, {"acceptance": 0.1}])
+def test_at_a_fixed_number_of_clients_the_interval_is_that_of_the_speculation_alone(
+    scenario: Scenario, errors: dict[str, float]
+) -> None:
+    closed = with_values(scenario, CLOSED)
+    found = with_errors(closed, step=0.3, **errors).predict(advantage_of(2.0), 0.95)
+    assert width(found.advantage) == pytest.approx(NORMAL_95 * 0.1, rel=0.02)
+    assert found.sign == 1
+    assert found.dominant == ("model" if "speculation" in errors else "acceptance")
+
+
+def test_without_errors_chance_is_what_is_left(scenario: Scenario) -> None:
+    probe = Probe(0.0, (1.1, 1.3, 1.2), (1.0, 1.0, 1.0))
+    found = with_errors(scenario).predict(probe, 0.95)
+    chance = probe.advantage(0.95)
+    assert chance is not None
+    assert width(found.advantage) == pytest.approx(width(chance), rel=0.03)
+    assert found.dominant == "chance"
+
+
+def test_an_even_advantage_has_even_odds(scenario: Scenario) -> None:
+    assert with_errors(scenario, 0.05, 0.1).predict(advantage_of(1.0), 0.95).probability == pytest.approx(0.5, abs=0.02)
+
+
+def test_an_error_of_every_step_matters_only_where_the_load_bends_the_latency(scenario: Scenario) -> None:
+    low, high = (
+        with_errors(with_values(scenario, {"workload.arrivals.request_rate_rps": rate}), step=0.1)
+        for rate in (1.0, 55.0)
+    )
+    assert width(low.predict(advantage_of(2.0), 0.95).advantage) < 0.02
+    assert width(high.predict(advantage_of(2.0), 0.95).advantage) > 0.1
+
+
+def test_a_draw_beyond_one_side_s_capacity_decides_by_itself(scenario: Scenario) -> None:
+    near = with_errors(with_values(scenario, {"workload.arrivals.request_rate_rps": 60.0}), step=0.01, speculation=0.2)
+    found = near.predict(advantage_of(3.0), 0.95, (62.0, 90.0))
+    assert found.advantage is not None
+    assert found.advantage.low == 0.0  # speculation is overloaded in more than 2.5 % of the draws
+    assert found.sign == 0
+    lost = near.predict(advantage_of(3.0), 0.95, (40.0, 45.0))
+    assert lost.advantage is None
+    assert lost.overloaded > 0.5
+
+
+def verdict(scenario: Scenario) -> Verdict:
+    on, off = simulate_together([scenario, without_speculation(scenario)])
+    errors = response(scenario)
+    return decide(METRICS["e2e"], Side(on, "below"), Side(off, "below"), 0.95, errors=errors)
+
+
+def test_the_verdict_goes_by_the_prediction_unless_step_times_are_exact(scenario: Scenario) -> None:
+    # Acceptance at which speculation gains a few per cent: more than chance, less than the model's error.
+    close = with_values(scenario, CLOSED | {"acceptance": {"model": "constant", "alpha": 0.16}})
+    found = verdict(close)
+    assert found.word == "too close to call"
+    assert found.prediction is not None
+    assert "Measure your engine without speculation" in found.sentence("with 4 clients")
+    sure = verdict(with_values(close, {"statistics.model_error": "none"}))
+    assert sure.word in ("pays", "costs")
+    assert sure.prediction is None
+    assert width(sure.advantage) < width(found.advantage)
+    assert found.summary()["prediction"]["probability"] == found.prediction.probability
+
+
+def test_acceptance_measured_over_few_rounds_widens_the_interval(scenario: Scenario) -> None:
+    closed = with_values(scenario, CLOSED)
+    widths = []
+    for key, value in (("num_rounds", None), ("num_rounds", 10_000), ("num_rounds", 20), ("relative_error", 0.3)):
+        errors = response(with_values(closed, {f"acceptance.{key}": value}))
+        assert errors is not None
+        widths.append(width(errors.predict(advantage_of(2.0), 0.95).advantage))
+    assert widths[1] == pytest.approx(widths[0], rel=0.01)
+    assert 1.2 * widths[0] < widths[2] < widths[3]
+    with pytest.raises(InputError, match=r"acceptance\.num_rounds.*not both"):
+        with_values(closed, {"acceptance.num_rounds": 5, "acceptance.relative_error": 0.1})
+
+
+def test_few_rounds_have_the_standard_error_of_their_lengths(scenario: Scenario) -> None:
+    # One draft, accepted half the time: lengths 1 and 2, standard deviation 0.5, mean 1.5.
+    own = {"acceptance": {"model": "constant", "alpha": 0.5, "num_rounds": 100}}
+    one = with_values(scenario, {"engine.speculative_config.num_speculative_tokens": 1, **own})
+    errors = response(one)
+    assert errors is not None
+    assert errors.error.acceptance == pytest.approx(0.5 / 1.5 / 10)
+
+
+def test_what_nobody_measured_is_less_sure(scenario: Scenario) -> None:
+    assert {name.split(", ")[0] for name in strata()} == {"dense", "experts"}
+    sheet = with_values(scenario, {"hardware": "rtx-4090", "profile": None})
+    errors = [times_error(each, cached_deployment(each)) for each in (scenario, sheet)]
+    assert errors[0] < errors[1]
+    assert times_error(with_values(scenario, {"statistics.model_error": "none"}), cached_deployment(scenario)) == 0.0
+    assert times_error(without_speculation(scenario), cached_deployment(scenario)) < errors[0]
+
+
+def test_a_capacity_s_interval_grows_by_the_error() -> None:
+    known = Estimate(10.0, 9.9, 10.1, 0.1, 5)
+    assert predicted(known, 0.0).high == pytest.approx(10.1, rel=1e-3)
+    assert predicted(known, 0.1).high == pytest.approx(10.0 * math.exp(NORMAL_95 * 0.1), rel=0.01)
