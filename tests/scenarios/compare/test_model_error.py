@@ -140,3 +140,11 @@ def test_a_capacity_s_interval_grows_by_the_error() -> None:
     known = Estimate(10.0, 9.9, 10.1, 0.1, 5)
     assert predicted(known, 0.0).high == pytest.approx(10.1, rel=1e-3)
     assert predicted(known, 0.1).high == pytest.approx(10.0 * math.exp(NORMAL_95 * 0.1), rel=0.01)
+
+
+def test_a_forecast_calibrated_to_own_runs_is_as_sure_of_a_step_as_they_are(scenario: Scenario) -> None:
+    engine = {"source": "off.json", "model": scenario.engine.model, "hardware": scenario.hardware}
+    measured = {"step_factor": 1.1, "step_factor_interval": [1.09, 1.11], **engine}
+    calibrated = with_values(scenario, {"correction": measured})
+    error = times_error(without_speculation(calibrated), cached_deployment(calibrated))
+    assert error == pytest.approx(math.log(1.11 / 1.09) / 2 / NORMAL_95)

@@ -203,7 +203,11 @@ def test_a_changed_acceptance_keeps_what_the_draft_knows_of_it() -> None:
     own = "acceptance={model: constant, alpha: 0.5, confidence_discrimination: 0.3}"
     changed = axis_named("acceptance").at(load_scenario(overrides=[own]), 0.4).acceptance
     assert changed is not None
-    assert changed.model_dump(exclude_none=True) == {"model": "constant", "alpha": 0.4, "confidence_discrimination": 0.3}
+    assert changed.model_dump(exclude_none=True) == {
+        "model": "constant",
+        "alpha": 0.4,
+        "confidence_discrimination": 0.3,
+    }
 
 
 def test_more_acceptance_breaks_even_at_a_given_load(tmp_path: Path) -> None:
