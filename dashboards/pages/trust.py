@@ -1,6 +1,6 @@
 """Trust: what the times rest on - coverage of the scenario, fit, residuals, the profile's environment and age.
 
-Below it stand live sweeps of a real server and published measurements, each beside its forecast.
+Below it stand live sweeps of a real server and measurements of real engines, each beside its forecast.
 """
 
 from __future__ import annotations
@@ -25,16 +25,26 @@ from draftcast.dashboards.widgets.report import Report
 from draftcast.dashboards.widgets.table import Bad, Cell, html_table
 from draftcast.errors import HardwareError
 from draftcast.files import read_bytes
-from draftcast.scenarios.evidence.cases import published_cases
-from draftcast.scenarios.evidence.forecast import PublishedForecast, forecast_case
+from draftcast.scenarios.evidence.forecast import Forecast, forecast_points
+from draftcast.scenarios.evidence.point import points
 from draftcast.scenarios.run.coverage import coverage_of
 from draftcast.scenarios.run.fidelity import ORIGINS, fidelity
 from draftcast.scenarios.show.coverage_plot import coverage_figure, fit_figure
+from draftcast.scenarios.show.evidence_report import (
+    COLUMNS,
+    SUMMARY,
+    by_source,
+    counts_line,
+    evidence_figure,
+    rows,
+    sign_lines,
+    summary_rows,
+)
+from draftcast.scenarios.show.plots import on_page
 from draftcast.scenarios.show.profile_view import OpenProfile, errors_of, fit_points, modelled_parts, open_profile
-from draftcast.scenarios.show.published_report import COLUMNS, LEGEND, assumption_lines, rows, summary_line
 from draftcast.scenarios.show.tables import MISSED
 from draftcast.scenarios.show.validation_sweep_summary import SweepSummary, bars_line, read_summary, shipped_summaries
-from draftcast.sim.progress import Progress, part_of
+from draftcast.sim.progress import Progress
 
 MEANING = {
     "measured": "measured times of exactly these shapes",
@@ -63,7 +73,7 @@ def render(session: Session, report: Report) -> None:
     name = own.run.summary["profile"]
     report.title, report.lines = f"Trust: {name}", [f"{fact}: {text}" for fact, text in facts.items()]
     _validation(session, report)
-    _published(session, report)
+    _evidence(session, report)
     device = f" --hardware {own.scenario.hardware}" if name == "default" else ""
     report.footer(own.hash, f"draftcast profile show {name}{device}", own)
     fact_table = pd.DataFrame(list(facts.items()), columns=["fact", "value"])
@@ -201,31 +211,32 @@ def _sweep(report: Report, name: str, sweep: SweepSummary) -> None:
         st.caption(literal(note))
 
 
-def _published(session: Session, report: Report) -> None:
-    """What others published beside the forecasts of the same settings, once it is asked for."""
-    st.header("Published results", anchor="published")
-    cases = published_cases()
+def _evidence(session: Session, report: Report) -> None:
+    """What others measured on real GPUs beside the forecasts of the same settings, once it is asked for."""
+    st.header("Measured results", anchor="evidence")
     if not asked_for(
         session,
-        View.TRUST_PUBLISHED,
-        "published",
-        f"Forecast {len(cases)} published cases",
-        "Simulates every case with and without speculation; takes about ten seconds.",
+        View.TRUST_EVIDENCE,
+        "evidence",
+        "Forecast the measured points of tier A",
+        "Simulates what others measured on real GPUs with nearly the whole configuration known; takes about a minute.",
     ):
-        st.caption("Published measurements beside forecasts of the same settings; nothing is fitted to them.")
+        st.caption("Measurements of real engines beside forecasts of the same settings: `draftcast evidence`.")
         return
-    forecasts = long_answer(("published",), "Forecasting what others published", _forecasts)
-    shown = rows(forecasts)
-    st.html(html_table(COLUMNS, shown, name="Published results"))
-    st.caption(f"{summary_line(forecasts)} {' '.join(LEGEND.split())}")
-    with st.expander("What had to be assumed"):
-        st.caption("  \n".join(assumption_lines(cases)))
-    report.tables["Published results"] = pd.DataFrame(shown, columns=list(COLUMNS))
+    forecasts = long_answer(("evidence",), "Forecasting what others measured", _forecasts)
+    report.figure(
+        "evidence",
+        on_page(evidence_figure(forecasts), height=420),
+        " ".join([counts_line(forecasts), *sign_lines(forecasts)]),
+        "Forecast against measured figures on logarithmic axes.",
+    )
+    errors = summary_rows(forecasts)
+    st.html(html_table(SUMMARY, errors, name="Errors of measured results"))
+    report.tables["Errors of measured results"] = pd.DataFrame(errors, columns=list(SUMMARY))
+    for source, members in by_source(forecasts).items():
+        with st.expander(literal(source)):
+            st.html(html_table(COLUMNS, rows(members), name=source))
 
 
-def _forecasts(progress: Progress) -> list[PublishedForecast]:
-    cases = published_cases()
-    forecasts = []
-    for index, (name, case) in enumerate(cases.items()):
-        forecasts += forecast_case(name, case, part_of(progress, index, len(cases)))
-    return forecasts
+def _forecasts(progress: Progress) -> list[Forecast]:
+    return list(forecast_points((point for point in points() if point.tier == "A"), progress))

@@ -22,13 +22,14 @@ from draftcast.kernels.extras import require
 from draftcast.scenarios.cli import acceptance, live, profile
 from draftcast.scenarios.cli.calibrate import calibrate
 from draftcast.scenarios.cli.cutover import cutover
+from draftcast.scenarios.cli.evidence import evidence
 from draftcast.scenarios.cli.options import AsJson
 from draftcast.scenarios.cli.plan import plan
 from draftcast.scenarios.cli.recommend import recommend
 from draftcast.scenarios.cli.simulate import compare, simulate
 from draftcast.scenarios.cli.sweep import sweep
 from draftcast.scenarios.cli.terminal import print_json, run_script
-from draftcast.scenarios.cli.validate import published, validate
+from draftcast.scenarios.cli.validate import validate
 
 if TYPE_CHECKING:
     from draftcast.calibration.profile.hardware import HardwareSpec
@@ -47,8 +48,9 @@ app = typer.Typer(
 app.add_typer(acceptance.app, name="acceptance")
 app.add_typer(profile.app, name="profile")
 app.add_typer(live.app, name="live")
-for command in (simulate, cutover, recommend, compare, plan, sweep, calibrate, validate, published):
+for command in (simulate, cutover, recommend, compare, plan, sweep, calibrate, validate, evidence):
     app.command()(command)
+app.command("published", hidden=True, help="The former name of evidence.")(evidence)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""``draftcast validate``, ``published``, ``live calibrate``, ``report`` and ``summary``: measurements and forecasts.
+"""``draftcast validate``, ``live calibrate``, ``report`` and ``summary``: measurements and forecasts.
 
 Fitting is ``calibration/live``'s, comparing ``scenarios/live/validate``'s; here are only text and files.
 """
@@ -14,7 +14,6 @@ from draftcast.errors import InputError
 from draftcast.files import read_bytes, write_text
 from draftcast.scenarios.cli.options import AsJson, Overrides, ScenarioName
 from draftcast.scenarios.cli.terminal import print_json, progress_bar
-from draftcast.sim.progress import part_of
 
 if TYPE_CHECKING:
     from draftcast.calibration.live.run_directory import LiveRun
@@ -153,43 +152,6 @@ def summary(
     for line in data.head():
         typer.echo(line)
     typer.echo(f"written: {out}")
-
-
-def published(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[CASE]...", help="Only these cases.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/published.md.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Forecast published speed-ups and show the errors and what had to be assumed."""
-    from draftcast.scenarios.evidence.cases import published_cases
-    from draftcast.scenarios.evidence.forecast import forecast_case
-    from draftcast.scenarios.show import published_report
-    from draftcast.scenarios.show.tables import make_console
-
-    cases = published_cases()
-    for name in names or []:
-        if name not in cases:
-            raise InputError(f"no such case; there are {', '.join(cases)}", file="published", value=name)
-    if names:
-        cases = {name: case for name, case in cases.items() if name in names}
-    forecasts = []
-    with progress_bar("forecasting") as progress:
-        for index, (name, case) in enumerate(cases.items()):
-            forecasts += forecast_case(name, case, part_of(progress, index, len(cases)))
-    if as_json:
-        described = {name: case.model_dump(mode="json", include=DESCRIBED) for name, case in cases.items()}
-        print_json({"cases": described, "forecasts": [forecast.summary() for forecast in forecasts]})
-        return
-    if markdown:
-        typer.echo(published_report.page(cases, forecasts), nl=False)
-        return
-    console = make_console()
-    console.print(published_report.forecast_table(forecasts))
-    for line in [published_report.summary_line(forecasts), *published_report.assumption_lines(cases)]:
-        console.print(line)
-
-
-DESCRIBED = {"title", "source", "url", "engine_version", "given", "assumed", "explanation"}
 
 
 def _live_run(path: Path) -> LiveRun:

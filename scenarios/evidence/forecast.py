@@ -1,160 +1,162 @@
-"""Our forecast of what others published: the same setting simulated with and without speculation.
+"""Forecasts of measured points: each setting simulated once, its figure in the metric's own terms, and the error.
 
-Nothing is fitted to a published speed-up: inputs that a source does not give are those of the case's file.
+Errors are of time: forecast time over measured time, less 1, whichever way the metric is written. Above 0 the forecast
+is too slow, below 0 too fast. The error of a speed-up is forecast over measured, less 1.
 """
 
 from __future__ import annotations
 
-import math
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from draftcast.scenarios.compare.candidate import alpha_of
-from draftcast.scenarios.compare.metric import METRICS, Metric
-from draftcast.scenarios.evidence.cases import PublishedCase, PublishedPoint
-from draftcast.scenarios.run.simulate import simulate_together
+from draftcast.errors import InputError
+from draftcast.scenarios.evidence.point import RATES, Point
+from draftcast.scenarios.evidence.question import Question, question_of
+from draftcast.scenarios.run.deployment import cached_deployment
+from draftcast.scenarios.run.simulate import RunResult, simulate_together
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
-from draftcast.sim.progress import Progress, part_of
-from draftcast.sim.statistics.intervals import Estimate, paired_ratio, replication_interval
+from draftcast.scenarios.schema.load import scenario_hash
+from draftcast.sim.progress import Progress
 
 
 @dataclass(frozen=True)
-class PublishedForecast:
-    """One published number beside ours.
+class Forecast:
+    """A point beside its forecast; figures in the metric's unit, None where a side is not known or not expressible."""
 
-    Attributes:
-        forecast: factor by which speculation is better, with its interval over replications.
-        without_sd, with_sd: our own figures, in ``unit``.
-    """
-
-    case: str
-    title: str
-    point: PublishedPoint
-    metric: str
-    unit: str
-    forecast: Estimate
-    without_sd: float
-    with_sd: float
-    mean_acceptance_length: float
-    assumed: dict[str, str]
+    question: Question
+    off: float | None
+    on: float | None
+    reasons: tuple[str, ...]
 
     @property
-    def error(self) -> float:
-        """Forecast over published, less 1; 0 inside a published range."""
-        return self._error(self.forecast.mean)
+    def point(self) -> Point:
+        """What was measured."""
+        return self.question.point
 
     @property
-    def error_low(self) -> float:
-        """The same for the lower end of the interval."""
-        return self._error(self.forecast.low)
+    def speedup(self) -> float | None:
+        """Forecast factor by which speculation is better."""
+        if self.off is None or self.on is None:
+            return None
+        return self.on / self.off if self.point.metric in RATES else self.off / self.on
 
     @property
-    def error_high(self) -> float:
-        """The same for the upper end of the interval."""
-        return self._error(self.forecast.high)
+    def off_error(self) -> float | None:
+        """Of the time without speculation."""
+        return self._time_error(self.off, self.point.off)
 
-    def _error(self, value: float) -> float:
-        low, high = self.point.bounds
-        if math.isnan(value):
-            return math.nan
-        return value / high - 1 if value > high else value / low - 1 if value < low else 0.0
+    @property
+    def on_error(self) -> float | None:
+        """Of the time with speculation."""
+        return self._time_error(self.on, self.point.on)
+
+    @property
+    def speedup_error(self) -> float | None:
+        """Of the speed-up; 0 inside a measured range."""
+        forecast, measured = self.speedup, self.point.speedup
+        if forecast is None:
+            return None
+        if self.point.ratio_range is not None:
+            low, high = self.point.ratio_range
+            measured = min(max(forecast, low), high)
+        return forecast / measured - 1 if measured is not None else None
+
+    def _time_error(self, forecast: float | None, measured: float | None) -> float | None:
+        if forecast is None or measured is None:
+            return None
+        return (measured / forecast if self.point.metric in RATES else forecast / measured) - 1
 
     def summary(self) -> dict[str, Any]:
         """For ``--json``."""
+        point = self.point
         return {
-            "case": self.case,
-            "title": self.title,
-            "point": self.point.label,
-            "metric": self.metric,
-            "published": self.point.published,
-            "note": self.point.note,
-            "over": self.point.over,
-            "forecast": self.forecast,
-            "error": self.error,
-            "error_low": self.error_low,
-            "error_high": self.error_high,
-            "unit": self.unit,
-            "published_without_sd": self.point.without_sd,
-            "published_with_sd": self.point.with_sd,
-            "forecast_without_sd": self.without_sd,
-            "forecast_with_sd": self.with_sd,
-            "mean_acceptance_length": self.mean_acceptance_length,
-            "assumed": self.assumed,
+            **{
+                name: getattr(point, name) for name in ("id", "source", "url", "date", "tier", "engine", "model", "gpu")
+            },
+            "engine_version": point.engine_version,
+            "method": point.spec.method,
+            "k": point.spec.k,
+            "load": {"kind": point.load.kind, "value": point.load.value},
+            "metric": point.metric,
+            "measured": {"off": point.off, "on": point.on, "speedup": point.speedup, "range": point.ratio_range},
+            "forecast": {"off": self.off, "on": self.on, "speedup": self.speedup},
+            "error": {"off": self.off_error, "on": self.on_error, "speedup": self.speedup_error},
+            "assumed": self.question.assumed,
+            "reasons": self.reasons,
         }
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A point's two runs: the metric by replication, in its unit."""
-
-    metric: Metric
-    on: list[float]
-    off: list[float]
-    mean_acceptance_length: float
-
-    @property
-    def better_and_worse(self) -> tuple[list[float], list[float]]:
-        """Numerators and denominators of the factor by which speculation is better."""
-        return (self.off, self.on) if self.metric.less_is_better else (self.on, self.off)
-
-
-def forecast_case(name: str, case: PublishedCase, progress: Progress | None = None) -> list[PublishedForecast]:
-    """Forecast every published number of a case.
-
-    Raises:
-        InputError: the case's scenario cannot be simulated.
-    """
-    runs: dict[str, _Run] = {}
-    forecasts = []
-    for index, point in enumerate(case.points):
-        metric = METRICS[{"throughput": "token_goodput"}.get(case.metric_of(point), case.metric_of(point))]
-        runs[point.label] = _run(point_scenario(case, point), metric, part_of(progress, index, len(case.points)))
-        if point.published is not None:
-            forecasts.append(_forecast(name, case, point, runs))
-    return forecasts
+def forecast_points(points: Iterable[Point], progress: Progress | None = None) -> Iterator[Forecast]:
+    """Every point beside its forecast, in order; one without a side has the reasons. Never raises for a point."""
+    questions = [question_of(point) for point in points]
+    figures: dict[str, dict[str, float] | str] = {}
+    for index, question in enumerate(questions):
+        values: dict[str, float | None] = {"off": None, "on": None}
+        reasons = list(question.reasons)
+        for side, scenario in (("off", question.off), ("on", question.on)):
+            if scenario is None or not question.is_expressed:
+                continue
+            key = scenario_hash(scenario)
+            if key not in figures:
+                figures[key] = _simulate(scenario)
+            found = figures[key]
+            if isinstance(found, str):
+                reasons.append(found)
+            else:
+                values[side] = _in_terms_of(question.point, found)
+        if progress is not None:
+            progress((index + 1) / len(questions))
+        yield Forecast(question, values["off"], values["on"], tuple(dict.fromkeys(reasons)))
 
 
-def point_scenario(case: PublishedCase, point: PublishedPoint) -> Scenario:
-    """The scenario of one point: a finite run, as what it stands beside was measured, without a steady state.
-
-    Raises:
-        InputError: it is not valid.
-    """
-    values = {**point.set, "statistics.warmup": "none"}
-    raw = {"schema_version": 1, "name": case.title, **case.scenario}
-    if point.mean_acceptance_length is not None:
-        raw["acceptance"] = values["acceptance"] = {"model": "constant", "alpha": 0.5}
-        k = with_values(load_scenario(raw), values).num_speculative_tokens
-        values["acceptance"] = {"model": "constant", "alpha": alpha_of(point.mean_acceptance_length, k)}
-    return with_values(load_scenario(raw), values)
+def _simulate(scenario: Scenario) -> dict[str, float] | str:
+    """The figures of a run, or why the engine refuses the setting."""
+    try:
+        (result,) = simulate_together([scenario], deployments=[cached_deployment(scenario)])
+    except InputError as error:
+        return str(error).removeprefix("scenario: ")
+    return _figures(result)
 
 
-def _run(scenario: Scenario, metric: Metric, progress: Progress | None) -> _Run:
-    runs = simulate_together([scenario, without_speculation(scenario)], progress=progress)
-    on, off = ([figures[metric.figure] * metric.factor for figures in run.replications] for run in runs)
-    length = float(np.mean([figures["mean_acceptance_length"] for figures in runs[0].replications]))
-    return _Run(metric, on, off, length)
+def _figures(result: RunResult) -> dict[str, float]:
+    """What a metric may ask for; seconds, or per second."""
+    names = ["output_throughput", "total_token_throughput", "request_throughput", "duration_s", "mean_e2el_s"]
+    names += [f"{part}_{name}_s" for name in ("tpot", "itl") for part in ("mean", "median")]
+    found = {name: result.summary["figures"][name].mean for name in names}
+    table = result.requests
+    decoding_s = float((table["finish_s"] - table["first_token_s"]).sum())
+    return found | {"per_request_decode": float(table["output_tokens"].sum()) / (decoding_s or np.nan)}
 
 
-def _forecast(name: str, case: PublishedCase, point: PublishedPoint, runs: dict[str, _Run]) -> PublishedForecast:
-    run = runs[point.label]
-    if point.over is None:
-        forecast = paired_ratio(*run.better_and_worse)
+_MEDIAN = re.compile(r"\bmedian (tpot|itl)\b|\bmetric is median\b|\bp50\b", re.IGNORECASE)
+_DURATION = re.compile(r"run duration|whole-run (wall|duration)|run's duration", re.IGNORECASE)
+_NAMES = {
+    "output_tok_s": "output_throughput",
+    "total_tok_s": "total_token_throughput",
+    "req_s": "request_throughput",
+    "per_request_decode_tok_s": "per_request_decode",
+    "e2e_s": "mean_e2el_s",
+    "e2e_ms": "mean_e2el_s",
+    "speedup": "output_throughput",
+}
+
+
+def _in_terms_of(point: Point, figures: dict[str, float]) -> float:
+    """The run's figure in the unit and the statistic that the row gives."""
+    metric, unit = point.metric, str(point.more.get("metric", ""))
+    part = "median" if _MEDIAN.search(point.note) else "mean"
+    if metric in ("tpot_ms", "itl_ms"):
+        return 1e3 * figures[f"{part}_{metric.removesuffix('_ms')}_s"]
+    if unit.startswith("tok/s/user"):
+        return 1 / figures["mean_tpot_s"]
+    if metric in ("e2e_s", "e2e_ms") and _DURATION.search(point.note):
+        figure = figures["duration_s"]
     else:
-        factors, factors_of_other = (np.divide(*each.better_and_worse) for each in (run, runs[point.over]))
-        forecast = replication_interval(factors / factors_of_other)
-    return PublishedForecast(
-        case=name,
-        title=case.title,
-        point=point,
-        metric=case.metric_of(point),
-        unit=run.metric.unit,
-        forecast=forecast,
-        without_sd=float(np.mean(run.off)),
-        with_sd=float(np.mean(run.on)),
-        mean_acceptance_length=run.mean_acceptance_length,
-        assumed=case.assumptions(point),
-    )
+        figure = figures[_NAMES[metric]]
+    if unit.startswith("tok/s/GPU"):
+        figure /= point.num_gpus or point.tp or 1
+    return 1e3 * figure if metric == "e2e_ms" else figure

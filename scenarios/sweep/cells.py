@@ -33,7 +33,7 @@ CODE_ROOMS = ("kernels", "calibration", "sim", "scenarios")
 CODE_SUFFIXES = (".py", ".json", ".yaml")
 # Profiles and embedded scenarios are part of the address by content already; what others or we measured changes no
 # figure.
-NOT_CODE = ("profiles", "files", "published", "validation_results")
+NOT_CODE = ("profiles", "files", "points", "validation_results")
 DONE, ERROR = "done", "error"
 STATUS, MESSAGE = "status", "error"
 SCENARIO = ("scenario", "scenario_hash", "profile_checksum", "code", "draftcast_version")

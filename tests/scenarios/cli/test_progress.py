@@ -110,7 +110,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
     "recommend": ("simulating", ["recommend", "default", "--max-k", "2", *SMALL, "--json"]),
     "plan": ("simulating", ["plan", "default", "--rate", "10", "--slo", "tpot:p95<100ms", *SMALL, "--json"]),
     "sweep": ("sweep", ["sweep", "default", "--grid", "k=0,1", "--workers", "1", *SMALL, "--json"]),
-    "published": ("forecasting", ["published", "vllm-blog-ngram", "--json"]),
+    "evidence": ("forecasting", ["evidence", "--source", "PR 16937", "--json"]),
 }
 
 

@@ -1,0 +1,106 @@
+"""``draftcast evidence``: options to a choice of points, their forecasts to text, JSON or a picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from draftcast.errors import InputError
+from draftcast.scenarios.cli.options import AsJson, option_groups
+from draftcast.scenarios.cli.terminal import print_json, progress_bar
+
+if TYPE_CHECKING:
+    from draftcast.scenarios.evidence.point import Point
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which points; a text is looked for in the row's field, in any case."""
+
+    model: Annotated[str | None, typer.Option(metavar="TEXT", help="Only models whose name holds this.")] = None
+    device: Annotated[str | None, typer.Option(metavar="TEXT", help="Only GPUs whose name holds this.")] = None
+    method: Annotated[str | None, typer.Option(help="Only this method, as the row names it (none: no drafts).")] = None
+    engine: Annotated[str | None, typer.Option(metavar="TEXT", help="Only engines whose name holds this.")] = None
+    load: Annotated[str | None, typer.Option(help="Only this load: concurrency, rate, batch or burst.")] = None
+    tier: Annotated[str | None, typer.Option(metavar="A,B,C", help="Only these tiers.")] = None
+    source: Annotated[str | None, typer.Option(metavar="TEXT", help="Only sources whose name holds this.")] = None
+
+    def points(self) -> list[Point]:
+        """The chosen points.
+
+        Raises:
+            InputError: no point is left.
+        """
+        from draftcast.scenarios.evidence.point import points
+
+        found = [point for point in points() if self._holds(point)]
+        if not found:
+            given = ", ".join(f"--{name} {value}" for name, value in vars(self).items() if value is not None)
+            raise InputError(f"no point has {given}", file="evidence")
+        return found
+
+    def _holds(self, point: Point) -> bool:
+        tiers = self.tier.upper().split(",") if self.tier is not None else [point.tier]
+        parts = (
+            (self.model, point.model),
+            (self.device, point.gpu),
+            (self.engine, point.engine),
+            (self.source, point.source),
+        )
+        return (
+            point.tier in tiers
+            and self.method in (None, point.spec.method or "none")
+            and self.load in (None, point.load.kind)
+            and all(text is None or text.lower() in (value or "").lower() for text, value in parts)
+        )
+
+
+@option_groups
+def evidence(
+    choice: Choice,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/evidence.md.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw forecast against measured (.html, .png, .svg or .pdf).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forecast what others measured on real GPUs, and show the errors and what cannot be expressed."""
+    from draftcast.scenarios.evidence.forecast import forecast_points
+    from draftcast.scenarios.evidence.summary import SIDES, errors, kinds, signs
+    from draftcast.scenarios.show import evidence_report as report
+    from draftcast.scenarios.show.plots import check_picture, write_figure
+    from draftcast.scenarios.show.tables import make_console, make_table
+
+    if plot is not None:
+        check_picture(plot, "--plot")
+    with progress_bar("forecasting") as progress:
+        forecasts = list(forecast_points(choice.points(), progress))
+    if plot is not None:
+        write_figure(report.evidence_figure(forecasts), plot)
+    if as_json:
+        by_kind = {
+            kind.name: {side: errors([f for f in forecasts if kind.holds(f.point)], side) for side in SIDES}
+            for kind in kinds()
+        }
+        found = {"losses": signs(forecasts, below=True), "gains": signs(forecasts, below=False)}
+        print_json({"points": [forecast.summary() for forecast in forecasts], "errors": by_kind, "signs": found})
+        return
+    if markdown:
+        typer.echo(report.page(forecasts), nl=False)
+        return
+    console = make_console()
+    for source, members in report.by_source(forecasts).items():
+        console.print(make_table([report.COLUMNS, *report.rows(members)], title=f"{source}  {members[0].point.url}"))
+    reasons = report.reason_lines(forecasts)
+    if reasons:
+        console.print("Without a forecast:")
+        for line in reasons:
+            console.print(f"- {line}", markup=False)
+    console.print(
+        make_table([report.SUMMARY, *report.summary_rows(forecasts)], title="Errors; each source counts once")
+    )
+    for line in (report.counts_line(forecasts), *report.sign_lines(forecasts)):
+        console.print(line)

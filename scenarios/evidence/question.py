@@ -1,0 +1,306 @@
+"""From a row to scenarios: the setting without and with speculation, or why it cannot be expressed, field by field.
+
+Nothing of a row's own figures sets anything but its acceptance, and never the figure without speculation. What the
+row does not give and was assumed is said. Runs are finite, as the measurements were: every request counts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from draftcast.errors import InputError
+from draftcast.kernels.model.catalog import is_bundled_model, load_model
+from draftcast.scenarios.compare.candidate import alpha_of
+from draftcast.scenarios.evidence.lengths import longest, read_lengths
+from draftcast.scenarios.evidence.point import GivenAcceptance, Point, Spec
+from draftcast.scenarios.evidence.settings import (
+    Reading,
+    draft_tp,
+    flags_of,
+    model_name,
+    read_device,
+    read_engine,
+    read_flags,
+    read_format,
+    read_model,
+    read_parallelism,
+    spec_flags,
+)
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import load_scenario
+
+
+@dataclass(frozen=True)
+class Question:
+    """A point as scenarios; a side is None where the point has no figure that needs it, or where ``reasons`` say why.
+
+    ``assumed``: what the row does not give, and what was taken.
+    """
+
+    point: Point
+    off: Scenario | None
+    on: Scenario | None
+    reasons: tuple[str, ...]
+    assumed: dict[str, str]
+
+    @property
+    def is_expressed(self) -> bool:
+        """Whether any figure of the point can be forecast."""
+        wants_ratio = self.point.off is None and self.point.on is None
+        sides = (self.off is not None, self.on is not None)
+        return all(sides) if wants_ratio else any(sides)
+
+
+def question_of(point: Point) -> Question:
+    """The scenarios of a point; never raises."""
+    reading = Reading(point, assumed=dict(point.assumed))
+    engine, hardware = _engine(reading)
+    workload = _workload(reading)
+    if not point.load.num_prompts and "load.num_prompts" not in reading.assumed:
+        reading.assumed["load.num_prompts"] = "not given"
+    has_ratio = point.speedup is not None or point.ratio_range is not None
+    reasons = list(reading.reasons)
+    sides: dict[str, Scenario | None] = {"off": None, "on": None}
+    if not reasons:
+        assert workload is not None
+        raw = {"schema_version": 1, "name": point.id, "engine": engine, "hardware": hardware, "workload": workload}
+        for side, wanted, spec, given in (
+            ("off", point.off is not None or has_ratio, point.off_spec, point.off_acceptance),
+            ("on", point.on is not None or has_ratio, point.spec, point.acceptance),
+        ):
+            if not wanted:
+                continue
+            reading.on_reasons = []
+            drafting = _drafting(reading, spec, given, engine) if side == "on" or spec.is_on else ({}, None)
+            if not reading.on_reasons:
+                sides[side] = _scenario(reading, raw, *drafting)
+            reasons += reading.on_reasons
+    return Question(point, sides["off"], sides["on"], tuple(dict.fromkeys(reasons)), reading.assumed)
+
+
+def _engine(reading: Reading) -> tuple[dict[str, Any], str | None]:
+    """The ``engine`` section without speculation, and ``hardware``."""
+    model = read_model(reading)
+    keys = {"model": model, **read_engine(reading), **read_format(reading, model)}
+    hardware = read_device(reading)
+    keys["tensor_parallel_size"] = read_parallelism(reading)
+    return keys | read_flags(reading), hardware
+
+
+def _scenario(
+    reading: Reading, raw: dict[str, Any], spec: dict[str, Any], acceptance: dict[str, Any] | None
+) -> Scenario | None:
+    """The scenario, or None and a reason."""
+    engine, workload = dict(raw["engine"]), raw["workload"]
+    engine["speculative_config"] = spec or None
+    window = load_model(engine["model"]).max_position_embeddings
+    needed = longest(workload["lengths"])
+    if engine.get("max_model_len") is None:
+        engine["max_model_len"] = min(window, max(_ASSUMED_WINDOW, needed))
+        reading.assumed["max_model_len"] = f"{engine['max_model_len']:,}; it decides only whether the engine starts"
+    engine["max_model_len"] = min(engine["max_model_len"], window)
+    least = engine["max_model_len"]
+    tokens = engine.get("max_num_batched_tokens")
+    if tokens is not None and (tokens < 1 or tokens > _MOST_ROWS):
+        engine["max_num_batched_tokens"] = _MOST_ROWS
+    if not engine.get("enable_chunked_prefill", True) and (engine.get("max_num_batched_tokens") or least) < least:
+        engine["max_num_batched_tokens"] = least
+    try:
+        return load_scenario(
+            {
+                **raw,
+                "engine": engine,
+                "workload": {**workload, "max_model_len_action": "clip"},
+                "statistics": {"replications": _replications(workload), "warmup": "none"},
+                **({"acceptance": acceptance} if acceptance is not None else {}),
+            }
+        )
+    except InputError as error:
+        reading.missing_on("scenario", str(error).removeprefix("scenario: "))
+        return None
+
+
+_ASSUMED_WINDOW = 32768
+# Of a roofline's tables; larger limits differ in nothing that a row measures.
+_MOST_ROWS = 65536
+# Output tokens of all replications together: chance then moves a mean by less than 1 %.
+_ENOUGH_TOKENS = 100_000
+_MOST_REPLICATIONS = 8
+
+
+def _replications(workload: dict[str, Any]) -> int:
+    output = workload["lengths"]["output_tokens"]
+    mean = output if isinstance(output, int) else output.get("mean", (output.get("low", 0) + output.get("high", 0)) / 2)
+    tokens = float(workload["num_requests"] * mean)
+    return min(_MOST_REPLICATIONS, max(1, math.ceil(_ENOUGH_TOKENS / tokens)))
+
+
+# Requests of a closed loop whose number is not given: so many a client, at least the prompts of MT-Bench.
+_ROUNDS, _PROMPTS = 4, 80
+
+
+def _workload(reading: Reading) -> dict[str, Any] | None:
+    """The ``workload`` section, or None and reasons."""
+    point = reading.point
+    kind, value, count = point.load.kind, point.load.value, point.load.num_prompts
+    lengths = read_lengths(reading)
+    if value is None and not (kind == "burst" and count is not None):
+        reading.missing("load.value", "not given")
+    if reading.reasons:
+        return None
+    if kind == "rate":
+        assert value is not None
+        arrivals: dict[str, Any] = {"process": "poisson", "request_rate_rps": float(value)}
+        requests = count or _PROMPTS * _ROUNDS
+    else:
+        clients = max(1, round(value or count or 1))
+        if kind == "burst":
+            clients = requests = count or clients
+        elif kind == "batch" and count is None and re.search(r"fixed|static", point.dataset or ""):
+            requests = clients
+        else:
+            requests = count or max(_PROMPTS, _ROUNDS * clients)
+        clients = min(clients, requests)
+        arrivals = {"process": "closed_loop", "concurrency": clients}
+    return {"arrivals": arrivals, "num_requests": requests, "lengths": lengths}
+
+
+_METHODS = (
+    *("eagle", "eagle3", "mtp", "draft_model", "pard", "p_eagle", "medusa", "mlp_speculator", "dflash", "dspark"),
+    *("ngram", "ngram_gpu", "suffix"),
+)
+_SEARCHES = ("ngram", "ngram_gpu", "suffix")
+# The small models that PARD's published drafters were made of (arXiv 2504.18583), by family of the target.
+_PARD = {"llama": "Llama-3.2-1B", "qwen3": "Qwen3-0.6B"}
+
+
+def _drafting(
+    reading: Reading, spec: Spec, given: GivenAcceptance | None, engine: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """``speculative_config`` and ``acceptance``; reasons where a part is not known."""
+    method = spec.method
+    flags = flags_of(reading.point)
+    if method is None:
+        reading.missing_on("spec.method", "not given")
+        return {}, None
+    if method == "draft_model" and spec.draft_model is not None and "PARD" in spec.draft_model:
+        method = "pard"
+    if method != "tree" and method not in _METHODS:
+        reading.missing_on("spec.method", f"{method} is not simulated")
+        return {}, None
+    k = spec.k
+    if not k:
+        reading.missing_on(
+            "spec.k", "not given" if k is None else "0: a schedule that drafts nothing is not in the row"
+        )
+        return {}, None
+    keys: dict[str, Any] = {"method": method, "num_speculative_tokens": k, **spec_flags(flags)}
+    degree = draft_tp(spec.draft_tp, engine["tensor_parallel_size"])
+    if degree is not None:
+        keys["draft_tensor_parallel_size"] = degree
+    if method == "tree":
+        keys |= _tree(reading, flags, k)
+    if method in ("draft_model", "pard"):
+        keys |= _draft_model(reading, spec, method)
+    mean = _mean_length(reading, given, k)
+    if reading.on_reasons:
+        return {}, None
+    return keys, _acceptance(reading, keys, given, k, mean)
+
+
+def _tree(reading: Reading, flags: dict[str, Any], k: int) -> dict[str, Any]:
+    """SGLang's tree: ``topk`` nodes a level; its number of draft tokens counts the root, which is no draft."""
+    width, tokens = flags.get("speculative_eagle_topk"), flags.get("speculative_num_draft_tokens")
+    if width is None or tokens is None:
+        reading.missing_on("flags.speculative_eagle_topk", "the shape of the tree is not given")
+        return {}
+    return {"method": "eagle_tree", "tree_width": int(width), "max_tree_nodes": max(k, int(tokens) - 1)}
+
+
+def _draft_model(reading: Reading, spec: Spec, method: str) -> dict[str, Any]:
+    name = (spec.draft_model or "").split(" (")[0]
+    found = model_name(name) if name else None
+    if found is None and method == "pard" and reading.point.model is not None:
+        family = next((base for part, base in _PARD.items() if part in reading.point.model.lower()), None)
+        if family is not None:
+            reading.assumed["spec.draft_model"] = f"{family}, which PARD's drafter of this family was made of"
+            found = family
+    if found is None or not is_bundled_model(found):
+        reading.missing_on("spec.draft_model", f"{name} is not among the bundled models" if name else "not given")
+        return {}
+    keys: dict[str, Any] = {"model": found}
+    if "(fp8)" in (spec.draft_model or ""):
+        keys["quantization"] = "fp8"
+    elif "(bf16)" in (spec.draft_model or ""):
+        keys["quantization"] = None
+    return keys
+
+
+def _mean_length(reading: Reading, given: GivenAcceptance | None, k: int) -> float | None:
+    """Mean acceptance length, bonus token included; None (and a reason) where it can be had from nothing."""
+    point = reading.point
+    if given is not None:
+        if given.mean_length is not None:
+            excludes = re.search(r"exclud\w+ (the )?bonus|without (the )?bonus", given.definition or "")
+            return given.mean_length + 1 if excludes else given.mean_length
+        if given.rate is not None:
+            return 1 + given.rate * k
+        if given.per_position is not None and len(given.per_position) >= k:
+            return 1 + sum(given.per_position[:k])
+    chunks = point.more.get("chunks_per_request_on")
+    if chunks and point.output_tokens is not None:
+        return point.output_tokens / float(chunks)
+    # A streamed chunk is a step: the gap between two over the time per token is the tokens of a step.
+    gap_ms = point.more.get("itl_on_ms") or point.more.get("on_itl_mean_ms")
+    if gap_ms and point.metric == "tpot_ms" and point.on is not None:
+        return max(1.0, float(gap_ms) / point.on)
+    reading.missing_on("acceptance", "not given")
+    return None
+
+
+# Of rounds with a match, where a source counts only all rounds: n-gram on MT-Bench (this corpus, arXiv 2604.26469).
+_MATCHED_RATES = (0.5996, 0.4083, 0.2996, 0.2335, 0.1808)
+
+
+def _acceptance(
+    reading: Reading, keys: dict[str, Any], given: GivenAcceptance | None, k: int, mean: float | None
+) -> dict[str, Any] | None:
+    """The acceptance section of a scenario."""
+    assert mean is not None
+    positions = given.per_position if given is not None else None
+    rates = None
+    if positions is not None and len(positions) >= k:
+        rates = [min(positions[: index + 1]) for index in range(k)]
+    if keys["method"] in _SEARCHES:
+        return _search(reading, given, k, mean, rates)
+    if keys["method"] == "eagle_tree":
+        alpha = alpha_of(min(mean, k + 1), k)
+        shape = {name: keys[name] for name in ("tree_width", "max_tree_nodes")}
+        return {"model": "tree", "rates": rates or [alpha ** (index + 1) for index in range(k)], **shape}
+    if rates is not None:
+        return {"model": "per_position", "rates": rates}
+    return {"model": "constant", "alpha": alpha_of(min(mean, k + 1), k)}
+
+
+def _search(
+    reading: Reading, given: GivenAcceptance | None, k: int, mean: float, rates: list[float] | None
+) -> dict[str, Any]:
+    """Of n-gram and suffix: how often a draft is found, and how much of one is accepted."""
+    more = reading.point.more
+    drafts, accepted = more.get("on_spec_decode_num_drafts_total"), more.get("on_spec_decode_num_accepted_tokens_total")
+    emitted = more.get("on_generation_tokens_total")
+    if given is not None and given.match_probability is not None:
+        share = given.match_probability
+    elif drafts and accepted and emitted:
+        share = min(1.0, float(drafts) / (float(emitted) - float(accepted)))
+    else:
+        rates = list(_MATCHED_RATES[:k])
+        share = min(1.0, (mean - 1) / sum(rates))
+        reading.assumed["acceptance"] = f"{sum(rates):.2f} accepted tokens in a round with a match"
+        return {"model": "ngram", "match_probability": share, "rates": rates + rates[-1:] * (k - len(rates))}
+    if rates is None:
+        return {"model": "ngram", "match_probability": share, "alpha": alpha_of(min(mean, k + 1), k)}
+    return {"model": "ngram", "match_probability": share, "rates": rates}

@@ -1,0 +1,194 @@
+"""Measured points beside their forecasts: tables for the terminal and the docs, the reasons, and one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from draftcast.scenarios.evidence.forecast import Forecast
+from draftcast.scenarios.evidence.point import RATES
+from draftcast.scenarios.evidence.summary import ABOVE, BELOW, SIDES, errors, kinds, signs
+from draftcast.scenarios.show.plots import COLOURS, OFF, in_file
+from draftcast.scenarios.show.tables import markdown_table
+
+HEAD = """# Measured results and draftcast's forecasts
+
+<!-- Made by: draftcast evidence --markdown > docs/evidence.md -->
+
+`draftcast evidence` forecasts points that others measured on real GPUs with vLLM and SGLang. The rows stand in
+`scenarios/evidence/points/*.jsonl`, each with its source, its setting and its figures; adding a point is adding a row.
+
+- No figure of a row sets anything but its acceptance, and the figure without speculation sets nothing.
+- Runs are finite, as the measurements were: every request counts, and throughput covers the whole run.
+- Errors of `off` and `on` are of time, whichever way the metric is written: forecast time over measured time, less 1.
+  Below 0 the forecast is too fast. A speed-up above 1 says that speculation is faster; its error is forecast over
+  measured, less 1, and 0 inside a measured range.
+- Tier A: vLLM V1 or SGLang, steady load of at most 512, nearly the whole configuration known. B: bursts and larger
+  loads. C: other or older engines, an unknown GPU, a partial configuration; for orientation.
+- Each source counts once in the summary, with the median (or mean) of its points.
+- What a source does not give was assumed before the forecast was made; `--json` lists it for every point.
+"""
+COLUMNS = ("point", "metric", "off", "forecast", "error", "on", "forecast", "error", "speed-up", "forecast", "error")
+SUMMARY = ("tier and kind", "figure", "points", "sources", "mean", "median", "median of size", "p90 of size")
+_SHOWN_IDS = 3
+
+
+def by_source(forecasts: Iterable[Forecast]) -> dict[str, list[Forecast]]:
+    """Points with a forecast, by source."""
+    found: dict[str, list[Forecast]] = {}
+    for forecast in forecasts:
+        if forecast.off is not None or forecast.on is not None:
+            found.setdefault(forecast.point.source, []).append(forecast)
+    return found
+
+
+def rows(forecasts: Iterable[Forecast]) -> list[list[str]]:
+    """One row a point, in the order of ``COLUMNS``: measured, forecast and error of each figure."""
+    return [
+        [
+            f"{f.point.id} ({f.point.tier})",
+            f.point.metric,
+            *_three(f.point.off, f.off, f.off_error),
+            *_three(f.point.on, f.on, f.on_error),
+            *_three(f.point.ratio_range or f.point.speedup, f.speedup, f.speedup_error),
+        ]
+        for f in forecasts
+    ]
+
+
+def _three(measured: float | tuple[float, float] | None, forecast: float | None, error: float | None) -> list[str]:
+    text = " to ".join(f"{each:.4g}" for each in measured) if isinstance(measured, tuple) else _figure(measured)
+    return [text, _figure(forecast), "-" if error is None else f"{error:+.0%}"]
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}" if value < 1000 else f"{value:,.0f}"
+
+
+def summary_rows(forecasts: Sequence[Forecast]) -> list[list[str]]:
+    """Errors by kind, in the order of ``SUMMARY``."""
+    found = []
+    for kind in kinds():
+        members = [forecast for forecast in forecasts if kind.holds(forecast.point)]
+        for side in SIDES:
+            error = errors(members, side)
+            if error is not None:
+                figures = [
+                    f"{error.mean:+.1%}",
+                    f"{error.signed_median:+.1%}",
+                    f"{error.median:.1%}",
+                    f"{error.p90:.1%}",
+                ]
+                found.append([kind.name, side, str(error.points), str(error.sources), *figures])
+    return found
+
+
+def sign_lines(forecasts: Sequence[Forecast]) -> list[str]:
+    """How many clear gains and losses are forecast as such."""
+    lines = []
+    for below, text in ((True, f"below {BELOW:g}, forecast below 1"), (False, f"above {ABOVE:g}, forecast above 1")):
+        found = signs(forecasts, below=below)
+        if found.points:
+            share = f"{found.right} of {found.points} ({found.share:.0%}; {found.sources} sources)"
+            lines.append(f"Speed-ups measured {text}: {share}.")
+    return lines
+
+
+def reason_lines(forecasts: Iterable[Forecast]) -> list[str]:
+    """Points that have no forecast, by reason; a point with several stands under each."""
+    by_reason: dict[str, list[str]] = {}
+    for forecast in forecasts:
+        for reason in forecast.reasons:
+            by_reason.setdefault(reason, []).append(forecast.point.id)
+    lines = []
+    for reason, ids in sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0])):
+        more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
+        lines.append(f"{reason}: {', '.join(ids[:_SHOWN_IDS])}{more}")
+    return lines
+
+
+def counts_line(forecasts: Sequence[Forecast]) -> str:
+    """How many points there are, and how many have a forecast."""
+    answered = by_source(forecasts)
+    points = sum(map(len, answered.values()))
+    return f"{points:,} of {len(forecasts):,} points, from {len(answered)} sources, can be expressed."
+
+
+def page(forecasts: Sequence[Forecast]) -> str:
+    """The page of the docs."""
+    lines = [HEAD, counts_line(forecasts), "", "## Errors", "", markdown_table([SUMMARY, *summary_rows(forecasts)]), ""]
+    lines += sign_lines(forecasts)
+    lines += ["", "![Forecast against measured](img/evidence.png)", "", "## Points"]
+    for source, members in by_source(forecasts).items():
+        lines += ["", f"### {source}", "", *([f"<{members[0].point.url}>", ""] if members[0].point.url else [])]
+        lines += [markdown_table([COLUMNS, *rows(members)])]
+    lines += ["", "## Without a forecast", "", *(f"- {line}" for line in reason_lines(forecasts))]
+    return "\n".join(lines) + "\n"
+
+
+def evidence_figure(forecasts: Iterable[Forecast]) -> Any:
+    """Forecast against measured speed on log axes, off and on, and the speed-ups beside them.
+
+    Times become speeds (tokens/s of a request, or what the metric says), so that up is always faster.
+    """
+    from plotly.subplots import make_subplots
+
+    everything = list(forecasts)
+    found = [forecast for forecast in everything if forecast.off is not None or forecast.on is not None]
+    figure = make_subplots(cols=2, subplot_titles=("speed (per second; of times 1/s)", "speed-up"))
+    for colour, tier in zip(COLOURS, ("A", "B", "C"), strict=False):
+        for column, triples in ((1, _speeds(found, tier)), (2, _speedups(found, tier))):
+            if triples:
+                measured, forecast, names = zip(*triples, strict=True)
+                figure.add_scatter(
+                    x=measured,
+                    y=forecast,
+                    text=names,
+                    mode="markers",
+                    marker={"color": colour, "size": 5, "opacity": 0.7},
+                    name=f"tier {tier}",
+                    showlegend=column == 1,
+                    hovertemplate="%{text}<br>measured %{x:.4g}, forecast %{y:.4g}<extra></extra>",
+                    row=1,
+                    col=column,
+                )
+    for column in (1, 2):
+        values = [
+            v for trace in figure.data if trace.xaxis == f"x{'' if column == 1 else 2}" for v in (*trace.x, *trace.y)
+        ]
+        if values:
+            ends = [min(values), max(values)]
+            line = {"color": OFF, "dash": "dash", "width": 1}
+            figure.add_scatter(x=ends, y=ends, mode="lines", line=line, showlegend=False, row=1, col=column)
+    figure.update_xaxes(type="log", title_text="measured")
+    figure.update_yaxes(type="log", title_text="forecast")
+    return in_file(figure, "Forecast against measured", [counts_line(everything)], height=520)
+
+
+Triples = list[tuple[float, float, str]]
+
+
+def _speeds(forecasts: Iterable[Forecast], tier: str) -> Triples:
+    found = []
+    for each in forecasts:
+        if each.point.tier == tier:
+            for side, measured, forecast in (("off", each.point.off, each.off), ("on", each.point.on, each.on)):
+                if measured is not None and forecast is not None:
+                    found.append((*_per_second(each, measured, forecast), f"{each.point.id}, {side}"))
+    return found
+
+
+def _per_second(forecast: Forecast, measured: float, value: float) -> tuple[float, float]:
+    metric = forecast.point.metric
+    if metric in RATES:
+        return measured, value
+    unit = 1e3 if metric.endswith("_ms") else 1.0
+    return unit / measured, unit / value
+
+
+def _speedups(forecasts: Iterable[Forecast], tier: str) -> Triples:
+    return [
+        (each.point.speedup, each.speedup, each.point.id)
+        for each in forecasts
+        if each.point.tier == tier and each.point.speedup is not None and each.speedup is not None
+    ]

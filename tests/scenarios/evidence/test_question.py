@@ -1,0 +1,240 @@
+"""Rows as scenarios: hand-checked ones key by key, reasons by field, and what is assumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from evidence_row import BASE
+
+from draftcast.scenarios.evidence.point import Point, points
+from draftcast.scenarios.evidence.question import Question, question_of
+
+ROWS = {point.id: point for point in points()}
+
+
+def asked(**changes: Any) -> Question:
+    return question_of(Point.model_validate({**BASE, **changes}))
+
+
+def test_a_hand_checked_row_key_by_key() -> None:
+    question = question_of(ROWS["khab40-qwen3-8b-h100-bf16-k2-c32"])
+    off, on = question.off, question.on
+    assert off is not None
+    assert on is not None
+    assert question.reasons == ()
+    for side in (off, on):
+        assert side.engine.model == "Qwen3-8B"
+        assert side.hardware == "h100-sxm"
+        assert side.engine.weight_dtype == "bf16"
+        assert side.engine.max_model_len == 2048
+        assert side.engine.max_num_seqs == 64
+        assert side.engine.max_num_batched_tokens == 8192
+        assert side.engine.gpu_memory_utilization == 0.95
+        assert side.engine.tensor_parallel_size == 1
+        assert side.statistics.warmup == "none"
+        assert side.workload.num_requests == 256
+        arrivals: Any = side.workload.arrivals
+        assert (arrivals.process, arrivals.concurrency) == ("closed_loop", 32)
+        lengths: Any = side.workload.lengths
+        assert lengths.output_tokens.value == 256
+        assert lengths.prompt_tokens.mean == 88.6
+    assert off.speculative_config is None
+    assert (on.method, on.num_speculative_tokens) == ("eagle3", 2)
+    acceptance: Any = on.acceptance
+    assert acceptance.rates == (0.336, 0.078)
+
+
+def test_the_figure_without_speculation_sets_nothing() -> None:
+    before, after = asked(), asked(off=70.0, ratio=None)
+    assert (before.off, before.on) == (after.off, after.on)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model": None}, "model: not named"),
+        ({"model": "Qwen/Qwen3-Next-80B-A3B-Instruct"}, "gated DeltaNet layers are not known"),
+        ({"model": "someone/new-model"}, "model: someone/new-model: not among the bundled models"),
+        ({"gpu": "unknown (80 GB class)"}, "gpu: not named"),
+        ({"gpu": "Radeon-AI-PRO-R9700"}, "gpu: Radeon-AI-PRO-R9700 is not among the bundled devices"),
+        ({"gpu": "H100/H200 (SM90; not printed)"}, "which one?"),
+        ({"quantization": "w4afp8"}, "quantization: w4afp8 is not known"),
+        ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype: nvfp4 is not known"),
+        ({"engine": "tensorrt-llm"}, "engine: tensorrt-llm is not simulated"),
+        ({"pp": 2}, "pp: pipeline parallelism"),
+        ({"dp": 8}, "dp: data-parallel"),
+        ({"ep": True}, "ep: expert parallelism"),
+        ({"model": "meta-llama/Llama-3.3-70B-Instruct", "tp": None, "num_gpus": None}, "tp: not given"),
+        ({"tp": 16, "num_gpus": 16}, "tp: 16 GPUs span nodes"),
+        ({"num_gpus": 4}, "num_gpus: 4 GPUs at tp 1"),
+        ({"flags": {"server": "x --enable-dp-attention"}}, "flags.enable_dp_attention"),
+        ({"load": {"kind": "rate"}}, "load.value: not given"),
+        ({"dataset": "letters", "input_tokens": None}, "input_tokens: not given"),
+    ],
+)
+def test_what_cannot_be_expressed_has_a_reason_by_field(changes: dict[str, Any], reason: str) -> None:
+    question = asked(**changes)
+    assert not question.is_expressed
+    assert any(reason in text for text in question.reasons), question.reasons
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"spec": {"method": "eagle3"}}, "spec.k: not given"),
+        ({"spec": {"method": "telepathy", "k": 2}}, "spec.method: telepathy is not simulated"),
+        ({"spec": {"method": "draft_model", "k": 2, "draft_model": "a/b"}}, "spec.draft_model: a/b"),
+        ({"spec": {"method": "tree", "k": 2}}, "flags.speculative_eagle_topk"),
+        ({"acceptance": None}, "acceptance: not given"),
+        ({"spec": {"method": "mtp", "k": 1}}, ""),
+    ],
+)
+def test_the_side_without_speculation_stays_where_the_other_cannot_be_expressed(
+    changes: dict[str, Any], reason: str
+) -> None:
+    question = asked(**changes)
+    assert question.off is not None
+    assert question.is_expressed
+    if reason:
+        assert question.on is None
+        assert any(reason in text for text in question.reasons)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("amd/Llama-3.1-405B-Instruct-FP8-KV", "Llama-3.1-405B"),
+        ("Qwen/Qwen3-8B-FP8", "Qwen3-8B"),
+        ("deepseek-ai/DeepSeek-R1-0528", "DeepSeek-V3"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen3-30B-A3B"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "Llama-3.1-70B"),
+    ],
+)
+def test_a_checkpoint_has_the_shapes_of_a_bundled_model(name: str, model: str) -> None:
+    side = asked(model=name, tp=8, num_gpus=8).off
+    assert side is not None
+    assert side.engine.model == model
+
+
+def test_flags_of_both_engines_and_of_command_lines() -> None:
+    command = "vllm serve x --max-num-seqs 96 --no-enable-prefix-caching --enforce-eager --block-size=32"
+    side = asked(flags={"cmd": command, "max-model-len": 4096}).off
+    assert side is not None
+    engine = side.engine
+    assert (engine.max_num_seqs, engine.block_size, engine.max_model_len) == (96, 32, 4096)
+    assert not engine.enable_prefix_caching
+    assert engine.enforce_eager
+    flags = {"max-running-requests": 48, "mem_fraction_static": 0.8, "disable-radix-cache": True}
+    side = asked(engine="sglang", flags=flags).off
+    assert side is not None
+    assert (side.engine.max_num_seqs, side.engine.gpu_memory_utilization) == (48, 0.8)
+    assert not side.engine.enable_prefix_caching
+
+
+def test_a_tree_counts_its_root_among_its_draft_tokens() -> None:
+    side = question_of(ROWS["gpustack-qwen3-8b-h100-sweep-c4-tengyunw-s4-t4-d16"]).on
+    assert side is not None
+    assert side.speculative_config is not None
+    assert side.num_speculative_tokens == 4
+    assert side.speculative_config.tree_shape == (4, 15)
+    acceptance: Any = side.acceptance
+    # 11.87 ms between chunks at 3.75 ms a token.
+    gap_ms = ROWS["gpustack-qwen3-8b-h100-sweep-c4-tengyunw-s4-t4-d16"].more["on_itl_mean_ms"]
+    assert 1 + sum(acceptance.rates) == pytest.approx(gap_ms / 3.75, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "mean"),
+    [
+        ({"mean_length": 1.5}, 1.5),
+        ({"mean_length": 0.5 + 1, "definition": "excludes the bonus token"}, 2.5),
+        ({"rate": 0.25}, 1.5),
+        ({"per_position": [0.4, 0.1]}, 1.5),
+    ],
+)
+def test_acceptance_in_each_of_its_forms(given: dict[str, Any], mean: float) -> None:
+    side = asked(acceptance=given).on
+    assert side is not None
+    acceptance: Any = side.acceptance
+    rates = acceptance.rates if acceptance.model == "per_position" else (acceptance.alpha, acceptance.alpha**2)
+    assert 1 + sum(rates) == pytest.approx(mean)
+
+
+def test_chunks_of_a_stream_tell_how_often_an_ngram_search_found_something() -> None:
+    question = question_of(ROWS["varad-a10g-qwen-ngram-c8"])
+    assert question.on is not None
+    acceptance: Any = question.on.acceptance
+    assert 1 + acceptance.match_probability * sum(acceptance.rates) == pytest.approx(256 / 239.06)
+    assert "acceptance" in question.assumed
+
+
+def test_counted_drafts_tell_the_share_of_rounds_with_a_match() -> None:
+    more = {
+        "on_spec_decode_num_drafts_total": 40,
+        "on_spec_decode_num_accepted_tokens_total": 100,
+        "on_generation_tokens_total": 300,
+    }
+    spec = {"method": "ngram", "k": 2}
+    side = asked(more=more, spec=spec, acceptance={"per_position": [0.9, 0.8]}).on
+    assert side is not None
+    acceptance: Any = side.acceptance
+    assert acceptance.match_probability == pytest.approx(40 / 200)
+    assert acceptance.rates == (0.9, 0.8)
+
+
+def workload(**changes: Any) -> Any:
+    side = asked(**changes).off
+    assert side is not None
+    return side.workload
+
+
+def test_loads_as_arrivals() -> None:
+    rate = workload(load={"kind": "rate", "value": 2, "num_prompts": 30})
+    assert (rate.arrivals.process, rate.arrivals.request_rate_rps, rate.num_requests) == ("poisson", 2.0, 30)
+    burst = workload(load={"kind": "burst", "value": 500, "num_prompts": 500})
+    assert (burst.arrivals.concurrency, burst.num_requests) == (500, 500)
+    static = workload(dataset="fixed lengths, static batch", load={"kind": "batch", "value": 16})
+    assert (static.arrivals.concurrency, static.num_requests) == (16, 16)
+    kept = workload(load={"kind": "batch", "value": 4, "num_prompts": 80})
+    assert (kept.arrivals.concurrency, kept.num_requests) == (4, 80)
+
+
+def test_lengths_of_generated_prompts() -> None:
+    assert workload().lengths.prompt_tokens.value == 100
+    drawn = workload(engine="sglang").lengths.prompt_tokens
+    assert (drawn.low, drawn.high) == (1, 100)
+    totals = {"total_input_tokens": 80 * 61, "total_output_tokens": 80 * 42}
+    counted = workload(engine="sglang", more=totals).lengths
+    assert (counted.prompt_tokens.high, counted.output_tokens.high) == (122, 84)
+    whole = workload(engine="sglang", dataset="random (range ratio 1.0)").lengths
+    assert whole.prompt_tokens.value == 100
+    most = workload(dataset="random (range ratio 0.8)").lengths.prompt_tokens
+    assert (most.low, most.high) == (80, 100)
+
+
+def test_a_named_data_set_has_typical_lengths_which_are_said_to_be_assumed() -> None:
+    question = asked(dataset="ShareGPT", input_tokens=None, output_tokens=None)
+    assert question.off is not None
+    lengths: Any = question.off.workload.lengths
+    assert (lengths.prompt_tokens.mean, lengths.output_tokens.mean) == (229.7, 203.1)
+    assert "typical" in question.assumed["input_tokens"]
+
+
+def test_old_engines_have_no_asynchronous_scheduling() -> None:
+    def is_async(**changes: Any) -> bool | None:
+        side = asked(**changes).off
+        assert side is not None
+        return side.engine.async_scheduling
+
+    assert is_async() is None
+    assert is_async(engine_version="0.11.0") is False
+    assert is_async(engine_version="main 2025-07", date="2025-07") is False
+    assert is_async(engine_version="main 2026-07", date="2026-07") is None
+    assert is_async(engine_version="0.11.0", flags={"async-scheduling": True}) is True
+
+
+def test_every_shipped_row_is_expressed_or_has_a_reason() -> None:
+    for point in ROWS.values():
+        question = question_of(point)
+        assert question.is_expressed or question.reasons, point.id
