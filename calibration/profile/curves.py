@@ -24,6 +24,19 @@ RooflineSeconds = Callable[[FloatArray, Key], FloatArray]
 """Fitted seconds for values of x at a combination of the axes."""
 
 
+def never_falling(values: FloatArray) -> FloatArray:
+    """``values`` made to rise, or stay, along every axis: the middle of the least array above and the largest below.
+
+    Measured times fall here and there, by noise or because a library picks another kernel; an engine's do not depend on
+    such a dip: its batches vary around it.
+    """
+    above, below = values, values
+    for axis in range(values.ndim):
+        above = np.maximum.accumulate(above, axis)
+        below = np.flip(np.minimum.accumulate(np.flip(below, axis), axis), axis)
+    return np.asarray(above + below) / 2.0
+
+
 @dataclass(frozen=True)
 class Curve:
     """Seconds at ascending values of x; shapes (points,), x > 0, seconds > 0."""

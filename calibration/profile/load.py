@@ -75,8 +75,11 @@ def _load_file(path: Path, hardware: HardwareSpec) -> HardwareProfile:
         raise HardwareError(message, file=file, key="hardware", value=device)
     if "measured" in raw:  # a field of the record that no file sets
         raise HardwareError("unknown key", file=file, key="measured", value=raw["measured"])
+    # In profiles of an earlier version; ignored.
     if kind == "affine":
-        raw.pop("core_speed", None)  # in profiles of an earlier version; ignored
+        raw.pop("core_speed", None)
+    elif isinstance(raw.get("launch"), dict):
+        raw["launch"].pop("kernel_s", None)
     bound = raw if device is None else {**raw, "hardware": hardware}
     profile: HardwareProfile = validated(_KINDS[kind], bound, file, HardwareError)
     return profile

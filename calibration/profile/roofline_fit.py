@@ -151,7 +151,7 @@ def fit_profile(folder: Path, hardware: HardwareSpec) -> tuple[Rooflines, list[O
 
 
 def _sections(fits: Rooflines, hardware: HardwareSpec) -> dict[str, Any]:
-    """Host, launch and operators: what was fitted, over the default profile's assumptions."""
+    """Launch and operators: what was fitted, over the default profile's assumptions."""
     default = load_profile(DEFAULT_PROFILE, hardware)
     assert isinstance(default, RooflineProfile)
     operators = {family: _plain(fit) for family, fit in default.operators.items()}
@@ -162,8 +162,7 @@ def _sections(fits: Rooflines, hardware: HardwareSpec) -> dict[str, Any]:
     # A linear layer of vocabulary width. A copy: YAML writes an object that stands twice as a reference.
     if any(family == "linear" for family, _ in fits):
         operators["lm_head"] = copy.deepcopy(operators["linear"])
-    launch = {"kernel_s": default.launch.kernel_s, "cuda_graph_ceiling": default.cuda_graph_ceiling}
-    return {"host": dataclasses.asdict(default.host), "launch": launch, "operators": operators}
+    return {"launch": {"cuda_graph_ceiling": default.cuda_graph_ceiling}, "operators": operators}
 
 
 def _plain(fit: Roofline) -> dict[str, Any]:

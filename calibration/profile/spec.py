@@ -1,10 +1,11 @@
 """What a device's kernels take: the profile that turns an operator's work into seconds, and how far to trust it.
 
 Two kinds. A `RooflineProfile` holds measured times, where there are any, one soft roofline per operator family (and,
-where fitted, per dtype) for the shapes beyond them, and the host's step time. An `AffineProfile` holds a whole-step fit
-``a + b*rows + c*KV tokens + d*sequences`` of one model on one device. Neither knows a model's shapes nor a scheduler:
-`draftcast.sim.cost.step_cost` puts work and profile together. The records are what stands in the YAML files and folders
-of ``calibration/profiles``, with the device in place of its name; `draftcast.calibration.profile.load` reads them.
+where fitted, per dtype) for the shapes beyond them, and the host's step time where that was measured. An
+`AffineProfile` holds a whole-step fit ``a + b*rows + c*KV tokens + d*sequences`` of one model on one device. Neither
+knows a model's shapes nor a scheduler: `draftcast.sim.cost.step_cost` puts work and profile together. The
+records are what stands in the YAML files and folders of ``calibration/profiles``, with the device in place of its name;
+`draftcast.calibration.profile.load` reads them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class OperatorFit(Roofline):
 
 @dataclass(frozen=True)
 class Host(Section):
-    """Host seconds of a step: ``h0_s + h1_s * sequences``."""
+    """Host seconds of a step as measured on the machine: ``h0_s + h1_s * sequences``."""
 
     h0_s: Seconds
     h1_s: Seconds
@@ -62,13 +63,8 @@ class Host(Section):
 
 @dataclass(frozen=True)
 class Launch(Section):
-    """``kernel_s``: host seconds to launch one kernel without a CUDA graph.
+    """``cuda_graph_ceiling``: most rows in a CUDA graph (vLLM's platform default), by device where it is named."""
 
-    ``cuda_graph_ceiling``: largest number of rows captured in a CUDA graph (vLLM's platform default), by device where
-    it is named.
-    """
-
-    kernel_s: Seconds
     cuda_graph_ceiling: Annotated[int, Field(ge=0)]
     cuda_graph_ceiling_by_hardware: dict[str, int] = field(default_factory=dict)
 
@@ -102,9 +98,9 @@ class RooflineProfile(Section):
     hardware: InstanceOf[HardwareSpec]  # the device whose peaks and bandwidths the efficiencies are fractions of
     date: str  # when it was made (ISO)
     source: str  # where the profile comes from
-    host: Host
     launch: Launch
     operators: dict[str, OperatorFit]  # roofline of each family of `OPERATORS`
+    host: Host | None = None  # the host's work on this machine, in place of the engine generation's
     held_out: tuple[HeldOutErrors, ...] = ()  # how far interpolation was off when the profile was fitted
     # The table of measured times, which comes before every roofline; None: rooflines only
     measured: InstanceOf[MeasuredTimes] | None = None
@@ -151,9 +147,7 @@ class RooflineProfile(Section):
                 "hardware": hardware,
                 "operators": {family: _fit_of(operator) for family, operator in self.operators.items()},
                 "dtype_operators": by_dtype,
-                "h0_s": self.host.h0_s,
-                "h1_s": self.host.h1_s,
-                "launch_s": self.launch.kernel_s,
+                "host": None if self.host is None else asdict(self.host),
                 "cuda_graph_ceiling": self.cuda_graph_ceiling,
                 "source": self.source,
                 "date": self.date,

@@ -262,8 +262,7 @@ def deploy(scenario: Scenario) -> Deployment:
             value=max_model_len,
         )
     limits = _batch_limits(engine, hardware, max_model_len)
-    is_async = method.is_async if engine.async_scheduling is None else engine.async_scheduling
-    if is_async and not method.is_async:
+    if engine.async_scheduling and not method.is_async:
         raise ScenarioError(
             f"vLLM cannot schedule asynchronously with method {method.name}",
             key="engine.async_scheduling",
@@ -279,7 +278,8 @@ def deploy(scenario: Scenario) -> Deployment:
             "max_model_len": max_model_len,
             "max_num_seqs": limits.max_num_seqs,
             "max_num_batched_tokens": limits.max_num_batched_tokens,
-            "async_scheduling": is_async,
+            "is_moe": model.is_moe,
+            "temperature": scenario.workload.temperature,
             "sliding_window": model.sliding_window,
             "disable_eagle_block_drop": spec is not None and spec.disable_eagle_block_drop,
         }

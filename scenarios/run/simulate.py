@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from draftcast.calibration.profile.spec import AffineProfile
 from draftcast.errors import CapacityError
 from draftcast.files import check_memory
 from draftcast.scenarios.run.deployment import Deployment, deploy
@@ -329,6 +330,15 @@ def _slo_met(served: Served, measured: list[Metrics], state: State) -> bool | No
     return True
 
 
+def _engine_facts(deployment: Deployment) -> dict[str, Any]:
+    """Which engine's step times were assumed, for the manifest; a whole-step fit holds its own."""
+    settings, generation = deployment.settings, deployment.settings.generation
+    facts = {"version": settings.version, "generation": generation.name, "checksum": generation.checksum()}
+    if isinstance(deployment.profile, AffineProfile):
+        return facts | {"step_times": "whole-step fit"}
+    return facts | {"cudagraph_mode": settings.cudagraph_mode, "provisional": list(generation.provisional)}
+
+
 def _notes(served: Served, identical: bool) -> list[str]:
     """What a reader must know before trusting the figures."""
     found = list(served.notes)
@@ -409,7 +419,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
         summary=summary,
         requests=served.requests,
         steps=_stack([r.steps for r in done if r.steps is not None]) if done[0].steps is not None else None,
-        manifest=make_manifest(scenario, deployment.profile_checksum),
+        manifest=make_manifest(scenario, deployment.profile_checksum) | {"engine": _engine_facts(deployment)},
         state=state,
         slo_met=slo_met,
         replications=figures,

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from draftcast.calibration.profile.engines import DEFAULT_VERSION, CudagraphMode, generation_of
+from draftcast.errors import HardwareError
 from draftcast.frozen import MOST_TOKENS, Count, Frozen, NonEmpty, one_of, wrong
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 
@@ -68,9 +70,18 @@ def weight_dtype(dtype: str, quantization: str | None) -> str:
     return QUANTIZATIONS[quantization] if quantization else DTYPES[dtype]
 
 
-class Engine(Frozen):
-    """One replica's engine: model, parallelism, scheduler and cache flags, speculation."""
+def _known_version(version: str) -> str:
+    try:
+        generation_of(version)
+    except HardwareError as error:
+        raise wrong("", version, error.message) from None
+    return version
 
+
+class Engine(Frozen):
+    """One replica's engine: version, model, parallelism, scheduler and cache flags, speculation."""
+
+    version: Annotated[str, AfterValidator(_known_version)] = DEFAULT_VERSION
     model: NonEmpty
     tensor_parallel_size: Annotated[int, Field(ge=1, le=1024)] = 1
     dtype: Annotated[str, one_of("dtype", DTYPES)] = "auto"
@@ -91,6 +102,9 @@ class Engine(Frozen):
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool | None = None
     enforce_eager: bool = False
+    # Where left out, as the engine's version runs by default.
+    cudagraph_mode: CudagraphMode | None = None
+    max_cudagraph_capture_size: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
     speculative_config: SpeculativeConfig | None = None
 
     @property

@@ -82,6 +82,7 @@ def step_cost(opened: OpenProfile, step: Step) -> st.StepCost:
     """The step's cost under a profile, for up to the largest of `BATCHES` sequences."""
     model = load_model(step.model)
     config = EngineConfig(
+        is_moe=model.is_moe,
         method=get_method(step.method if step.k else "none"),
         num_speculative_tokens=step.k,
         tensor_parallel_size=step.tp,

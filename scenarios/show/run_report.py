@@ -152,9 +152,17 @@ def run_table(scenario: Scenario, point: Point) -> Table:
         sections.append(len(rows) - 2)
     for name, key, unit in ENGINE:
         rows.append([name, *(f"{run.summary['engine'][key]:,.0f}" for run in point.runs), unit])
-    caption = "Rejected work: the time of each step less its time without the rejected rows and their drafts."
-    speculates = scenario.speculative_config is not None
-    return make_table(rows, title=title(scenario), caption=caption if speculates else "", sections=sections)
+    caption = engine_line(point.runs[0])
+    if scenario.speculative_config is not None:
+        caption += " Rejected work: the time of each step less its time without the rejected rows and their drafts."
+    return make_table(rows, title=title(scenario), caption=caption, sections=sections)
+
+
+def engine_line(result: RunResult) -> str:
+    """Which engine's step times a run assumed, in a sentence."""
+    engine = result.manifest["engine"]
+    how = engine.get("step_times") or f"CUDA graphs {engine['cudagraph_mode']}"
+    return f"Engine: {engine['version']} (generation {engine['generation']}, {how})."
 
 
 def status_line(result: RunResult, own: Side) -> str:

@@ -15,6 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from draftcast.calibration.profile.attention_grid import AttentionGrid
+from draftcast.calibration.profile.curves import never_falling
 from draftcast.calibration.profile.origin import Origin
 from draftcast.calibration.profile.roofline import soft_max_scalar
 
@@ -61,12 +62,15 @@ INTERPOLATED = int(Origin.INTERPOLATED)
 
 
 def flat_grid(grid: AttentionGrid, layers: int) -> FloatArray:
-    """A grid as one array: three lengths, the logs of the axes, log seconds of ``layers`` layers, measured flags."""
+    """A grid as one array: three lengths, the logs of the axes, log seconds of ``layers`` layers, measured flags.
+
+    Seconds never fall along an axis.
+    """
     return np.concatenate(
         [
             np.asarray([len(axis) for axis in grid.axes], dtype=np.float64),
             *(np.log(axis) for axis in grid.axes),
-            (grid.log_s + math.log(layers)).ravel(),
+            (never_falling(grid.log_s) + math.log(layers)).ravel(),
             grid.measured.astype(np.float64).ravel(),
         ]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from draftcast.calibration.profile.engines import DEFAULT_VERSION, EngineGeneration, generation_of
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model.dtypes import activation_bytes, kv_dtype, weight_dtype
 from draftcast.sim.cost.methods import METHODS, Method
@@ -14,21 +15,26 @@ class EngineConfig:
     """The engine's flags, resolved: nothing is left to a default that depends on model or device.
 
     Attributes:
+        version: engine and version, as ``vllm 0.32``; with ``is_moe``, whether the target has experts, its generation.
         method: what drafts; of a tree method with its width and nodes.
         num_speculative_tokens: the configured k, of a tree its depth; 0 with method ``none``.
         is_dynamic: drafts vary by a schedule or policy, so one-token admissions are not padded.
         num_gpu_blocks: vLLM's null block among them; 0: as many as fit into memory.
         max_num_scheduled_tokens: 0: ``max_num_batched_tokens``.
-        async_scheduling: None: as the method is run by default.
+        temperature: of the requests; 0: drafts are verified greedily.
+        async_scheduling: None: as the generation runs the method by default.
         weight_dtype, draft_weight_dtype: bf16, fp16, fp32, fp8, int4 or mxfp4.
         kv_dtype, draft_kv_dtype: bf16, fp16, fp32 or fp8; ``auto`` is the activations' format.
         draft_tensor_parallel_size, draft_weight_dtype, draft_kv_dtype: the target's where left out, but 16-bit weights
             where the target is quantised, as published heads and small drafts are.
         sliding_window: of the target, 0: none.
+        cudagraph_mode: vLLM's name; empty: the generation's default, NONE with ``enforce_eager``.
         max_cudagraph_capture_size, cudagraph_capture_sizes: None: vLLM's defaults, see `capture_sizes`.
         disable_eagle_block_drop: EAGLE family: keep the last block of a prefix hit.
     """
 
+    version: str = DEFAULT_VERSION
+    is_moe: bool = False
     method: Method = METHODS["none"]
     num_speculative_tokens: int = 0
     is_dynamic: bool = False
@@ -50,8 +56,10 @@ class EngineConfig:
     long_prefill_token_threshold: int = 0
     watermark: float = 0.0
     scheduling_policy: str = "fcfs"
+    temperature: float = 1.0
     async_scheduling: bool | None = None
     enforce_eager: bool = False
+    cudagraph_mode: str = ""
     max_cudagraph_capture_size: int | None = None
     cudagraph_capture_sizes: tuple[int, ...] | None = None
     sliding_window: int = 0
@@ -63,10 +71,13 @@ class EngineConfig:
         Raises:
             ScenarioError: a number out of range.
             ModelError: an unknown number format.
+            HardwareError: an unknown engine or version.
         """
         target = weight_dtype(self.weight_dtype)
         draft_default = target if target in ("fp32", "bf16", "fp16") else "bf16"
         kv = _kv_dtype(self.kv_dtype, target)
+        engine = self.generation
+        runs_async = engine.async_speculation if self.method.drafts else engine.async_scheduling
         resolved = {
             "weight_dtype": target,
             "kv_dtype": kv,
@@ -74,7 +85,10 @@ class EngineConfig:
             "draft_kv_dtype": _kv_dtype(self.draft_kv_dtype or kv, target),
             "draft_tensor_parallel_size": self.draft_tensor_parallel_size or self.tensor_parallel_size,
             "max_num_scheduled_tokens": self.max_num_scheduled_tokens or self.max_num_batched_tokens,
-            "async_scheduling": self.method.is_async if self.async_scheduling is None else self.async_scheduling,
+            "async_scheduling": self.method.is_async and runs_async
+            if self.async_scheduling is None
+            else self.async_scheduling,
+            "cudagraph_mode": "NONE" if self.enforce_eager else self.cudagraph_mode or engine.mode_of(self.version),
         }
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
@@ -91,6 +105,11 @@ class EngineConfig:
             raise ScenarioError(
                 "must be 0 without a method", key="num_speculative_tokens", value=self.num_speculative_tokens
             )
+
+    @property
+    def generation(self) -> EngineGeneration:
+        """What the version's steps cost besides their kernels."""
+        return generation_of(self.version, is_moe=self.is_moe)
 
     @property
     def max_drafts(self) -> int:

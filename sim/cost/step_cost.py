@@ -8,6 +8,7 @@ and setting it was fitted on, and refuses any other.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -58,8 +59,9 @@ def compile_step_cost(
             value=profile.name,
         )
     p["host_hides"] = config.async_scheduling
-    p["host_fixed_s"] = profile.host.h0_s
-    p["host_seq_s"] = profile.host.h1_s
+    constants = config.generation.constants
+    p["host_fixed_s"] = constants.host_step_s.of(method.name) if profile.host is None else profile.host.h0_s
+    p["host_seq_s"] = constants.host_request_s.of(method.name) if profile.host is None else profile.host.h1_s
     return fill_roofline(params, model, draft_model, profile, config)
 
 
@@ -76,6 +78,7 @@ def _check_affine(profile: AffineProfile, model: ModelSpec, hardware: HardwareSp
         ("kv_cache_dtype", config.kv_dtype, fitted_with.kv_dtype),
         ("draft_kv_cache_dtype", config.draft_kv_dtype, fitted_with.draft_kv_dtype),
         ("enforce_eager", config.enforce_eager, profile.enforce_eager),
+        ("cudagraph_mode", config.cudagraph_mode, replace(config, cudagraph_mode="").cudagraph_mode),
         ("max_cudagraph_capture_size", config.max_cudagraph_capture_size, None),
         ("cudagraph_capture_sizes", config.cudagraph_capture_sizes, None),
     )

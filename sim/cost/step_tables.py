@@ -1,8 +1,8 @@
 """Tables of a roofline step cost: what every number of rows takes, and attention's coefficients.
 
 Which passes a step consists of, and over how many rows; `sim/cost/operator_tables.py` gives each its seconds. Runs
-once per scenario. What it leaves out: the gap between kernels beyond a roofline's ``t0``, the eager attention inside
-piecewise CUDA graphs, load imbalance between experts and ranks, shared-prefix (cascade) attention.
+once per scenario, and adds what the engine generation says of graphs, launches, draft passes and verification. What it
+leaves out: load imbalance between experts and ranks, shared-prefix (cascade) attention.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from draftcast.calibration.profile.curves import never_falling
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model import drafters
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
+from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import DraftPlan, Method
 from draftcast.sim.cost.operator_tables import OperatorTables
@@ -26,12 +28,6 @@ from draftcast.sim.cost.step_time import Record, StepCost
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-# Host text search. n-gram: vLLM 0.32's KMP search without a match, timed on one core of an AMD EPYC (2026-11-21):
-# 1.8 us for 128 tokens, 22.1 us for 16,384. Suffix: assumed 20 us per request and step; the walk follows the match, so
-# it does not grow with the context (SuffixDecoding, arXiv 2411.04975).
-NGRAM_SEQ_S = 1.7e-6
-NGRAM_TOKEN_S = 1.25e-9
-SUFFIX_SEQ_S = 20.0e-6
 # Search on the device compares the padded buffer of token ids (4 bytes) with the trailing n-gram and takes an argmax
 # over a mask widened to 4 bytes: read 4, write 4, read 4 bytes a position, in about ten kernels (vLLM 0.32, one n-gram
 # size, its default being min = max = 5).
@@ -39,6 +35,14 @@ NGRAM_GPU_BYTES_PER_POSITION = 12.0
 NGRAM_GPU_KERNELS = 10
 
 MAX_ROWS = 2**22  # 100 MB a table
+# How uniform decode batches and all others run inside the captured sizes, by vLLM's CUDA graph mode.
+MODES = {
+    "NONE": (st.UNCAPTURED, st.UNCAPTURED),
+    "PIECEWISE": (st.PIECEWISE_GRAPHS, st.PIECEWISE_GRAPHS),
+    "FULL": (st.FULL_GRAPH, st.FULL_GRAPH),
+    "FULL_DECODE_ONLY": (st.FULL_GRAPH, st.UNCAPTURED),
+    "FULL_AND_PIECEWISE": (st.FULL_GRAPH, st.PIECEWISE_GRAPHS),
+}
 
 
 def capture_sizes(config: EngineConfig, verify_rows: int, ceiling: int) -> tuple[int, ...]:
@@ -55,8 +59,11 @@ def capture_sizes(config: EngineConfig, verify_rows: int, ceiling: int) -> tuple
         ScenarioError: a capture size below 1.
     """
     limit = config.max_num_batched_tokens
-    if config.enforce_eager:
+    if config.cudagraph_mode == "NONE":
         return ()
+    most_requests = config.generation.max_graph_requests
+    if most_requests is not None:
+        ceiling = most_requests * verify_rows
     if config.cudagraph_capture_sizes is not None:
         for size in config.cudagraph_capture_sizes:
             if size < 1:
@@ -86,14 +93,17 @@ def _grid(largest: int) -> list[int]:
 
 
 def _padded_table(of_rows: Callable[[IntArray], FloatArray], last: int, sizes: tuple[int, ...]) -> FloatArray:
-    """``of_rows`` for 0..last rows, each padded up to the next capture size; shape (last + 1, 3)."""
+    """``of_rows`` for 0..last rows, each padded up to the next capture size; shape (last + 1, 3), never falling."""
     rows = np.arange(last + 1, dtype=np.int64)
     if sizes:
         grid = np.asarray((0, *sizes), dtype=np.int64)
         inside = rows <= sizes[-1]
         rows[inside] = grid[np.searchsorted(grid, rows[inside])]
     distinct, inverse = np.unique(rows, return_inverse=True)
-    return np.ascontiguousarray(of_rows(distinct)[inverse])
+    table = of_rows(distinct)
+    total = table.sum(axis=1)
+    share = np.divide(never_falling(total), total, out=np.ones_like(total), where=total > 0.0)
+    return np.ascontiguousarray((table * share[:, None])[inverse])
 
 
 def head_of(method: Method, target: ModelSpec, draft_model: ModelSpec | None, k: int) -> ModelSpec | None:
@@ -148,7 +158,7 @@ def fill_roofline(
     window = model.sliding_window if model.num_sliding_layers else 0
     p["window"] = window
     p["cuda_graph_rows"] = sizes[-1] if sizes else 0
-    p["target_launch_s"] = device.launches(model) * profile.launch.kernel_s
+    _fill_generation(p, config, model, device.launches(model))
     attention = np.zeros(at.N_KINDS, at.ATTENTION)
     # The engine cuts the target's sums to the window itself, so its blocks carry none.
     grids = _fill_attention(attention, 0, device, model, config.kv_dtype, np.zeros(1), own_window=False)
@@ -171,6 +181,32 @@ def fill_roofline(
         return _fill_draft(cost, head, profile, config, sizes)
     _fill_search(p, profile, config)
     return cost
+
+
+def _fill_generation(p: Record, config: EngineConfig, model: ModelSpec, launches: float) -> None:
+    """What the engine generation adds to the target's pass and to verification, by how the pass runs."""
+    engine, name = config.generation, config.method.name
+    constants = engine.constants
+    uniform, mixed = MODES[config.cudagraph_mode]
+    if uniform == st.FULL_GRAPH and config.is_dynamic and not engine.full_graphs_of_any_k:
+        uniform = mixed = st.PIECEWISE_GRAPHS
+    uncaptured = st.EAGER if config.enforce_eager else st.UNCAPTURED
+    p["uncaptured_mode"] = uncaptured
+    p["uniform_mode"] = uncaptured if uniform == st.UNCAPTURED else uniform
+    p["mixed_mode"] = uncaptured if mixed == st.UNCAPTURED else mixed
+    p["uniform_rows"] = 0 if engine.full_graphs_of_any_k else config.method.verify_rows(config.num_speculative_tokens)
+    graph_s = constants.full_graph_s.of(name)
+    piecewise_s = graph_s + model.num_hidden_layers * constants.piecewise_layer_s.of(name)
+    p["target_mode_s"] = (*_graphless_s(config, launches), piecewise_s, graph_s)
+    p["target_launch_s"] = launches * constants.eager_launch_s.of(name)
+    verify = constants.verify_sampled_s if config.temperature > 0.0 else constants.verify_greedy_s
+    p["verify_s"] = verify.of(name)
+
+
+def _graphless_s(config: EngineConfig, launches: float) -> tuple[float, float]:
+    """What the launches of a pass without a CUDA graph add to it: eagerly, and compiled beyond the captured sizes."""
+    constants, name = config.generation.constants, config.method.name
+    return launches * constants.eager_gap_s.of(name), launches * constants.uncaptured_launch_s.of(name)
 
 
 def _fill_attention(
@@ -205,7 +241,10 @@ def _fill_draft(
     last_row = config.max_num_batched_tokens
     per_request = max(k + method.block_rows_beyond_k, k, method.tree_width)
     last_next = min(config.max_num_seqs * per_request, max(last_row, config.max_num_seqs))
-    cost.params[0]["draft_launch_s"] = device.launches(head) * profile.launch.kernel_s
+    launches, constants = device.launches(head), config.generation.constants
+    cost.params[0]["draft_launch_s"] = launches * constants.eager_launch_s.of(method.name)
+    cost.params[0]["draft_mode_s"] = _graphless_s(config, launches)
+    cost.params[0]["draft_pass_s"] = constants.draft_pass_s.of(method.name)
     grids = _fill_attention(
         cost.attention,
         at.DRAFT_DECODE,
@@ -250,15 +289,17 @@ def _fill_draft(
 
 
 def _fill_search(p: Record, profile: RooflineProfile, config: EngineConfig) -> None:
-    method = config.method
+    method, constants = config.method, config.generation.constants
     if method.plan == DraftPlan.DEVICE_SEARCH:
         entry = profile.operator("elementwise", config.weight_dtype)
         moved = config.max_model_len * NGRAM_GPU_BYTES_PER_POSITION
-        p["search_step_s"] = NGRAM_GPU_KERNELS * entry.t0_s
+        p["search_step_s"] = NGRAM_GPU_KERNELS * entry.t0_s + constants.ngram_gpu_step_s.value
         _, bandwidth = profile.hardware.ceilings("elementwise", config.weight_dtype)
         p["search_seq_s"] = moved / (entry.e_m * bandwidth)
     elif method.name == "suffix":
-        p["search_seq_s"] = SUFFIX_SEQ_S
+        p["search_step_s"] = constants.ngram_step_s.value
+        p["search_seq_s"] = constants.suffix_request_s.value
     elif method.plan == DraftPlan.HOST_SEARCH:
-        p["search_seq_s"] = NGRAM_SEQ_S
-        p["search_token_s"] = NGRAM_TOKEN_S
+        p["search_step_s"] = constants.ngram_step_s.value
+        p["search_seq_s"] = constants.ngram_request_s.value
+        p["search_token_s"] = constants.ngram_token_s.value

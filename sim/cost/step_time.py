@@ -8,6 +8,7 @@ by rows; attention (`sim/cost/attention_time.py`) goes by sums of the batch. Eve
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,6 +80,10 @@ TIMES = np.dtype(
         ("prefill_attention_s", "f8"),
         ("draft_prefill_attention_s", "f8"),
         ("draft_prefill_window_attention_s", "f8"),
+        ("graph_mode", "i8"),  # how the target's pass ran: EAGER to FULL_GRAPH
+        ("verify_s", "f8"),  # what verification took besides kernels
+        ("overhead_s", "f8"),  # what that added besides kernels: a part of target_s
+        ("draft_overhead_s", "f8"),  # the same of the draft's passes, a part of draft_s
     ],
     align=True,
 )
@@ -91,9 +96,17 @@ PARAMS = np.dtype(
         ("window", "f8"),  # the target's sliding window in tokens, 0: none
         ("host_fixed_s", "f8"),
         ("host_seq_s", "f8"),
-        ("cuda_graph_rows", "f8"),  # largest captured number of rows; more run eagerly
+        ("cuda_graph_rows", "f8"),  # largest captured number of rows; more run without a CUDA graph
+        ("uniform_rows", "f8"),  # rows a request of a uniform decode batch, 0: any equal number
+        ("uniform_mode", "i8"),  # how uniform decode batches run, EAGER to FULL_GRAPH
+        ("mixed_mode", "i8"),  # and all others
+        ("uncaptured_mode", "i8"),  # and what exceeds the captured sizes
+        ("target_mode_s", "f8", (4,)),  # seconds that each of these modes adds to the target's pass
+        ("draft_mode_s", "f8", (2,)),  # and the first two to a pass of the draft
         ("target_launch_s", "f8"),  # host seconds to launch every kernel of an eager target pass
         ("draft_launch_s", "f8"),  # the same for one pass of the draft
+        ("draft_pass_s", "f8"),  # a draft pass besides its kernels
+        ("verify_s", "f8"),  # a step that verifies drafts, besides the target's pass and the logits' kernels
         ("plan", "i8"),  # draftcast.sim.cost.methods.DraftPlan
         ("extra_first_rows", "f8"),
         ("block_rows_beyond_k", "f8"),
@@ -132,6 +145,9 @@ PARAMS = np.dtype(
 AUTOREGRESSIVE, PARALLEL, HEADS, CONTEXT_BLOCK, HOST_SEARCH, DEVICE_SEARCH = (
     int(plan) for plan in DraftPlan if plan != DraftPlan.NONE
 )
+# How a pass runs: operator by operator; compiled, but beyond the captured sizes; graphs with attention between them;
+# one graph.
+EAGER, UNCAPTURED, PIECEWISE_GRAPHS, FULL_GRAPH = range(4)
 MEASURED, INTERPOLATED, EXTRAPOLATED = int(Origin.MEASURED), int(Origin.INTERPOLATED), int(Origin.EXTRAPOLATED)
 
 
@@ -208,13 +224,37 @@ def _add_table(table: FloatArray, rows: float, times: float, out: Record) -> flo
 
 
 @njit(cache=True, error_model="numpy")
-def _at_least(seconds: float, rows: float, launch_s: float, times: float, p: Record, out: Record) -> float:
-    """Seconds of ``times`` passes: an eager pass lasts at least as long as the host launches its kernels."""
-    floor = times * launch_s
-    if rows > p.cuda_graph_rows and seconds < floor:
-        _book(out, EXTRAPOLATED, floor - seconds)
-        return floor
-    return seconds
+def _graph_mode(p: Record, f: Record) -> int:
+    """How the target's pass of a step runs: as one graph, in pieces, or kernel by kernel."""
+    if f.tokens > p.cuda_graph_rows:
+        return int(p.uncaptured_mode)
+    if f.prefill_tokens > 0.0 or f.decode_seqs <= 0.0:
+        return int(p.mixed_mode)
+    rows = f.decode_tokens / f.decode_seqs
+    uniform = rows == p.uniform_rows if p.uniform_rows > 0.0 else rows == math.floor(rows)
+    return int(p.uniform_mode if uniform else p.mixed_mode)
+
+
+@njit(cache=True, error_model="numpy")
+def _with_overhead(seconds: float, added_s: float, floor_s: float, out: Record) -> float:
+    """``seconds`` and what the engine adds; an eager pass lasts at least as long as the host launches its kernels."""
+    added_s = max(added_s, floor_s - seconds)
+    _book(out, EXTRAPOLATED, added_s)
+    return seconds + added_s
+
+
+@njit(cache=True, error_model="numpy")
+def _drafted(seconds: float, rows: float, times: float, p: Record, out: Record) -> float:
+    """Seconds of ``times`` passes of the draft over ``rows`` rows, from those of their kernels."""
+    added = p.draft_pass_s
+    floor = 0.0
+    if rows > p.cuda_graph_rows:
+        added += p.draft_mode_s[p.uncaptured_mode]
+        if p.uncaptured_mode == EAGER:
+            floor = p.draft_launch_s
+    whole = _with_overhead(seconds, times * added, times * floor, out)
+    out.draft_overhead_s += whole - seconds
+    return whole
 
 
 @njit(cache=True, error_model="numpy", inline="always")
@@ -248,13 +288,20 @@ def _target_seconds(cost: StepCost, f: Record, decode: Logs, prefilled: Logs, ne
     else:
         prefill = out.prefill_attention_s
     without_prefill = seconds
-    seconds = _at_least(seconds + prefill, rows, p.target_launch_s, 1.0, p, out)
+    mode = out.graph_mode
+    floor = p.target_launch_s if mode == EAGER else 0.0
+    kernels = seconds + prefill
+    seconds = _with_overhead(kernels, p.target_mode_s[mode], floor, out)
+    out.overhead_s = seconds - kernels
     out.target_s = seconds
     if compute_prefill:
         alone = 0.0
         if decode_rows > 0.0:
             alone = without_prefill - _table_seconds(cost.target, rows) + _table_seconds(cost.target, decode_rows)
-            if decode_rows > p.cuda_graph_rows:
+            # As if the decoding requests ran alone in the same way: a mixed step's graphs are its prompts' doing.
+            way = p.uncaptured_mode if decode_rows > p.cuda_graph_rows else p.uniform_mode
+            alone += p.target_mode_s[way]
+            if way == EAGER:
                 alone = max(alone, p.target_launch_s)
         out.prefill_s = max(seconds - alone, 0.0)
 
@@ -296,7 +343,7 @@ def _draft_over_target_rows(
             )
         seconds += out.draft_prefill_attention_s
         seconds += out.draft_prefill_window_attention_s
-    return _at_least(seconds, rows, p.draft_launch_s, 1.0, p, out)
+    return _drafted(seconds, rows, 1.0, p, out)
 
 
 @njit(cache=True, error_model="numpy")
@@ -311,7 +358,7 @@ def _draft_block(cost: StepCost, rows: float, seqs: float, kv: float, times: flo
     logs = log_sizes(grids, kv, rows, seqs)
     seconds += attention_seconds(kinds[DRAFT_DECODE], grids, qkv, kv, rows, seqs, logs, times, out)
     seconds += attention_seconds(kinds[DRAFT_DECODE_WINDOW], grids, qkv, kv, rows, seqs, logs, times, out)
-    return _at_least(seconds, rows, p.draft_launch_s, times, p, out)
+    return _drafted(seconds, rows, times, p, out)
 
 
 @njit(cache=True, error_model="numpy", inline="always")
@@ -342,6 +389,7 @@ def _draft_seconds(cost: StepCost, f: Record, decode: Logs, prefilled: Logs, new
     elif plan == HEADS:
         if drafting:
             seconds = _add_table(cost.draft_first, seqs, 1.0, out) + _add_table(cost.draft_serial, seqs, passes, out)
+            seconds = _drafted(seconds, seqs, 1.0, p, out)
     elif plan == CONTEXT_BLOCK:
         seconds = _add_table(cost.draft_first, f.tokens, 1.0, out)
         if drafting:
@@ -394,16 +442,20 @@ def _affine(cost: StepCost, f: Record, out: Record) -> None:
 
 @njit(cache=True, error_model="numpy")
 def fill_times(cost: StepCost, f: Record, new_prefill: float, out: Record) -> None:
-    """`step_time`; where ``new_prefill`` is 0 without ``prefill_s``, in half the time.
+    """`step_time`; where ``new_prefill`` is 0, of the same step less some drafts, in half the time, no ``prefill_s``.
 
-    The call before, with the same ``out``, must then have been for the same prefill rows: their attention is not
-    computed again. The flag is a float because numba compiles a function anew for every literal number.
+    The call before, with the same ``out``, must then have been for the whole step: the attention of its prefill rows is
+    not computed again, and graphs and verification cost what they did. The flag is a float because numba compiles a
+    function anew for every literal number.
     """
     c = borrowed(cost)
     p = c.params[0]
     _clear_times(out)
     if f.tokens <= 0.0:
         return
+    if new_prefill > 0.0:
+        out.graph_mode = _graph_mode(p, f)
+        out.verify_s = p.verify_s if f.decode_tokens > f.decode_seqs else 0.0
     out.host_s = p.host_fixed_s + p.host_seq_s * f.seqs
     if p.affine:
         _affine(c, f, out)
@@ -415,7 +467,8 @@ def fill_times(cost: StepCost, f: Record, new_prefill: float, out: Record) -> No
         if f.prefill_tokens > 0.0 and new_prefill > 0.0:
             prefilled = log_sizes(grids, f.prefill_kv, f.prefill_tokens, f.prefill_seqs)
         _target_seconds(c, f, decode, prefilled, new_prefill, out)
-        out.sample_s = _add_table(c.logits, f.logit_rows, 1.0, out)
+        sample = _add_table(c.logits, f.logit_rows, 1.0, out)
+        out.sample_s = _with_overhead(sample, out.verify_s, 0.0, out)
         out.draft_s = _draft_seconds(c, f, decode, prefilled, new_prefill, out)
     excess = p.prompt_excess if f.prefill_tokens > 0.0 else p.decode_excess
     if excess != 0.0:
@@ -425,7 +478,7 @@ def fill_times(cost: StepCost, f: Record, new_prefill: float, out: Record) -> No
 @njit(cache=True, error_model="numpy", forceinline=True)
 def _clear_times(out: Record) -> None:
     """All but the attention of prefill rows, which a call for the same rows still needs."""
-    out.host_s = out.draft_s = out.target_s = out.sample_s = out.prefill_s = 0.0
+    out.host_s = out.draft_s = out.target_s = out.sample_s = out.prefill_s = out.overhead_s = out.draft_overhead_s = 0.0
     for origin in range(3):
         out.by_origin_s[origin] = 0.0
 

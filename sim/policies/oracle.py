@@ -68,6 +68,13 @@ def decide_oracle(ref: Engine, slot: int) -> None:
         tokens = float(seqs + useful)
         if tokens * best_s > best_tokens * seconds:
             best_tokens, best_s, best_passes, best_levels = tokens, seconds, passes, useful
+        # As many for every request: in vain for some, but such a batch replays a full CUDA graph.
+        if seqs * passes > useful:
+            rows = int(seqs * passes * nodes)
+            even_s = device_seconds(ref, int(seqs), float(rows), int(seqs), rows, passes, context)
+            even_s = with_host(even_s, host_terms(ref))
+            if tokens * best_s > best_tokens * even_s:
+                best_tokens, best_s, best_passes, best_levels = tokens, even_s, passes, int(seqs * passes)
         # Other numbers of levels for the same passes: fewer may stay below a CUDA-graph size, more may reach one at
         # which measured kernels are faster. What does not go by rows alone changes little with them.
         rest_s = device_s - row_s[seqs + rows]
@@ -132,8 +139,8 @@ class Oracle(Policy):
     Rule: let the requests that will decode next verify d_i drafts each. Their step yields ``sum(1 + min(d_i, a_i))``
     tokens, a_i being what would be accepted (and is still wanted before the request ends), and takes the draft passes
     for max(d_i), the target pass over ``sum(1 + d_i)`` rows with its CUDA-graph padding, sampler and host. Every number
-    of passes 0..k and every number of rows is weighed, more drafts than will be accepted too: measured kernels are
-    faster at some larger row counts. Ties go to fewer drafts.
+    of passes 0..k and every number of rows is weighed, more drafts than will be accepted too: batches of equal rows a
+    request replay full CUDA graphs. Ties go to fewer drafts.
 
     What it bounds: tokens per second of that one step, over all choices of drafts, as long as step time depends on
     which request gets a draft only through the counts (contexts enter by their sum; prefill that joins the step is not

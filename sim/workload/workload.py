@@ -70,6 +70,8 @@ class Workload(Frozen):
     duration_s: Duration | None = None
     lengths: Lengths | None = None
     classes: Annotated[tuple[RequestClass, ...], Field(strict=False)] = ()
+    # Of all requests; 0: greedy, which verifies drafts in less time.
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
     # What becomes of a request whose prompt and output exceed max_model_len.
     max_model_len_action: Literal["error", "clip", "drop"] = "error"
 

@@ -179,7 +179,7 @@ def test_checksum_is_stable_and_sees_every_number(tmp_path: Path) -> None:
     assert profile.checksum() == default_profile().checksum()
     assert len(profile.checksum()) == 64
     changed = [
-        dataclasses.replace(profile, host=Host(profile.host.h0_s * 2, profile.host.h1_s)),
+        dataclasses.replace(profile, host=Host(2e-3, 5e-6)),
         dataclasses.replace(profile, source="elsewhere"),
         dataclasses.replace(profile, hardware=load_hardware("h200")),
     ]
@@ -213,9 +213,12 @@ def edited(old: str, new: str) -> str:
     [
         (edited("date:", "dat:"), r"date: required, but missing"),
         (edited("date:", "colour: red\ndate:"), r"colour = 'red': unknown key"),
-        (edited("h0_s: 1.2e-3", "h0_s: -1.0"), r"host\.h0_s = -1\.0: .*greater than or equal to 0"),
-        (edited("h0_s: 1.2e-3", "h0_s: .nan"), r"host\.h0_s = nan"),
-        (edited("h0_s: 1.2e-3", "h0_s: soon"), r"host\.h0_s = 'soon'"),
+        (
+            edited("launch:", "host: {h0_s: -1.0, h1_s: 0}\nlaunch:"),
+            r"host\.h0_s = -1\.0: .*greater than or equal to 0",
+        ),
+        (edited("launch:", "host: {h0_s: .nan, h1_s: 0}\nlaunch:"), r"host\.h0_s = nan"),
+        (edited("launch:", "host: {h0_s: soon, h1_s: 0}\nlaunch:"), r"host\.h0_s = 'soon'"),
         (edited("e_c: 0.80", "e_c: 1.2"), r"operators\.linear\.e_c = 1\.2"),
         (edited("p: 4,", "p: .nan,"), r"operators\.linear\.p = nan"),
         (edited("p: 4,", "p: 0.5,"), r"operators\.linear\.p = 0\.5"),

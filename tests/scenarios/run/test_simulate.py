@@ -382,7 +382,7 @@ def test_azure_conversations() -> None:
 def test_prefix_affinity_keeps_conversations_together() -> None:
     hit_rates = {}
     for router in ("random", "round_robin", "least_loaded", "prefix_affinity"):
-        overrides = ["workload.num_requests=400", "statistics.replications=1", "statistics.warmup=none"]
+        overrides = ["workload.num_requests=800", "statistics.replications=1", "statistics.warmup=none"]
         overrides += ["engine.max_model_len=131072", f"cluster={{replicas: 4, router: {router}}}"]
         result = simulate(load_scenario("default", overrides=overrides, trace=MOONCAKE))
         rows = result.requests

@@ -41,7 +41,7 @@ CLASSES = (
     "workload.classes=[{name: a, share: 0.5, lengths: {prompt_tokens: 100, output_tokens: 50}},"
     " {name: b, share: 0.5, lengths: {prompt_tokens: 300, output_tokens: 150}}]"
 )
-SLO = "slo={ttft_ms: 20, tpot_ms: 2.8, e2el_ms: 500, attainment: 0.5}"
+SLO = "slo={ttft_ms: 25, tpot_ms: 3.4, e2el_ms: 600, attainment: 0.5}"
 
 
 SEGMENTS = (
@@ -110,6 +110,9 @@ KNOBS = [
     ),
     Knob("Engine.async_scheduling", "engine.async_scheduling=false"),
     Knob("Engine.enforce_eager", "engine.enforce_eager=true"),
+    Knob("Engine.version", "engine.version=vllm 0.12"),
+    Knob("Engine.cudagraph_mode", "engine.cudagraph_mode=PIECEWISE"),
+    Knob("Engine.max_cudagraph_capture_size", "engine.max_cudagraph_capture_size=8"),
     Knob("Engine.speculative_config", f"{SPEC}=null"),
     # speculation
     Knob("SpeculativeConfig.method", (f"{SPEC}.method=eagle", RATES)),
@@ -323,6 +326,7 @@ KNOBS = [
         )
     ),
     # objectives and statistics
+    Knob("Workload.temperature", "workload.temperature=0"),
     Knob("Scenario.slo", SLO, (), "slo_attainment"),
     *(
         Knob(f"Slo.{bound}", f"slo.{bound}={value}", SLO, "slo_attainment")

@@ -8,7 +8,7 @@ import pytest
 
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import load_profile
-from draftcast.calibration.profile.spec import OPERATORS, RooflineProfile
+from draftcast.calibration.profile.spec import OPERATORS, Host, RooflineProfile
 from draftcast.errors import DraftcastError, HardwareError, ModelError, ScenarioError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.spec import ModelSpec
@@ -72,8 +72,7 @@ def refitted(family: str, **numbers: float) -> RooflineProfile:
 
 
 def with_host(**seconds: float) -> RooflineProfile:
-    profile = default_profile()
-    return dataclasses.replace(profile, host=dataclasses.replace(profile.host, **seconds))
+    return dataclasses.replace(default_profile(), host=Host(**({"h0_s": 1.2e-3, "h1_s": 5e-6} | seconds)))
 
 
 def with_launch(**numbers: float) -> RooflineProfile:
@@ -101,12 +100,16 @@ OTHER = load_hardware("h200")
         ({"enforce_eager": True}, {D, T}),
         ({"max_cudagraph_capture_size": 16}, {D, T}),
         ({"cudagraph_capture_sizes": [200]}, {D, T}),
+        ({"cudagraph_mode": "PIECEWISE"}, {T}),
+        ({"cudagraph_mode": "NONE"}, {D, T}),
+        ({"version": "vllm 0.6"}, {D, S, H}),
+        ({"version": "sglang 0.5.6"}, {S}),
+        ({"temperature": 0.0}, {S}),
         ({"num_seqs": 23}, {D, T, S, H}),
         ({"context": 1500.0}, {D, T}),
         ({"profile": default_profile(OTHER), "hardware": OTHER}, {D, T, S}),
         ({"profile": with_host(h0_s=2e-3)}, {H}),
         ({"profile": with_host(h1_s=2e-5)}, {H}),
-        ({"profile": with_launch(kernel_s=1e-4), "enforce_eager": True}, {D, T}),
         ({"profile": with_launch(cuda_graph_ceiling=0)}, {D, T}),
     ],
 )

@@ -1,0 +1,184 @@
+"""Engine generations: what a step of a running engine costs besides its kernels, by engine and version.
+
+One file a generation stands in ``calibration/engines``: the versions it covers, how it runs by default, and a few
+physical constants, each beside its source. They hold on any device; what a device's kernels take is the profile's.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from draftcast.calibration.profile.roofline import Seconds
+from draftcast.calibration.profile.spec import Section
+from draftcast.calibration.yaml_text import parse_yaml, validated
+from draftcast.errors import HardwareError
+from draftcast.files import read_text
+
+FOLDER = Path(__file__).parents[1] / "engines"
+DEFAULT_VERSION = "vllm 0.32"
+CudagraphMode = Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
+_VERSION = re.compile(r"(?P<engine>[a-z]+)[ =]+v?(?P<number>\d+(?:\.\d+)*)\S*(?: (?P<runner>v[12]))?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Constant(Section):
+    """One fitted or assumed number: its source, whether one set-up alone shows it, and methods that have their own."""
+
+    value: Seconds
+    source: Annotated[str, Field(min_length=1)]
+    provisional: bool = False
+    methods: dict[str, Seconds] = field(default_factory=dict)
+
+    def of(self, method: str) -> float:
+        """The value with a drafting method."""
+        return self.methods.get(method, self.value)
+
+
+@dataclass(frozen=True)
+class Constants(Section):
+    """Seconds a step takes besides its kernels.
+
+    Attributes:
+        host_step_s, host_request_s: the host's work on a step (schedule, inputs, outputs) and on each request of it;
+            under asynchronous scheduling only what exceeds the device's time shows.
+        full_graph_s: a step that replays one full CUDA graph: inputs copied into its buffers, the launch.
+        piecewise_layer_s: each layer of a step of piecewise graphs, whose attention runs between two graphs.
+        eager_launch_s: the host's share of one kernel launched through the framework; an eager step lasts at least as
+            long as all its launches take.
+        eager_gap_s: what each of these kernels adds to the device's time: the gap before it and lost fusion.
+        uncaptured_launch_s: what each kernel adds in a step beyond the captured sizes, whose code is compiled if the
+            engine compiles.
+        draft_pass_s: a pass of the draft besides its kernels: metadata, choice of the token, index work.
+        verify_greedy_s, verify_sampled_s: verification besides the target's pass and the logits' kernels.
+        ngram_step_s, ngram_request_s, ngram_token_s: text search on the host: a step, a request, a context token.
+        ngram_gpu_step_s: text search on the device besides reading the text.
+        suffix_request_s: suffix decoding, each request.
+    """
+
+    host_step_s: Constant
+    host_request_s: Constant
+    full_graph_s: Constant
+    piecewise_layer_s: Constant
+    eager_launch_s: Constant
+    eager_gap_s: Constant
+    uncaptured_launch_s: Constant
+    draft_pass_s: Constant
+    verify_greedy_s: Constant
+    verify_sampled_s: Constant
+    ngram_step_s: Constant
+    ngram_request_s: Constant
+    ngram_token_s: Constant
+    ngram_gpu_step_s: Constant
+    suffix_request_s: Constant
+
+
+@dataclass(frozen=True)
+class EngineGeneration(Section):
+    """Versions of an engine that run a step alike.
+
+    Attributes:
+        first, last: versions covered, both included; ``last`` covers its patches.
+        runner: vLLM's model runner where two exist beside each other, else "".
+        dense_only: models with experts run under the generation before it.
+        async_scheduling, async_speculation: whether step n+1 is scheduled before step n's output is known, without and
+            with speculation.
+        cudagraph_mode: vLLM's name of the default mode, by the version from which it holds.
+        max_graph_requests: most requests of a captured batch; None: rows are limited, as the profile says.
+        full_graphs_of_any_k: whether uniform batches of fewer than k drafts replay full graphs, and a schedule or
+            policy that varies k keeps them.
+    """
+
+    schema_version: Literal[1]
+    name: str
+    engine: str
+    first: str
+    last: str
+    async_scheduling: bool
+    async_speculation: bool
+    cudagraph_mode: dict[str, CudagraphMode]
+    full_graphs_of_any_k: bool
+    constants: Constants
+    runner: Literal["", "v1", "v2"] = ""
+    dense_only: bool = False
+    max_graph_requests: Annotated[int, Field(ge=1)] | None = None
+
+    def covers(self, number: tuple[int, ...]) -> bool:
+        """Whether a version lies in the range."""
+        last = _number(self.last)
+        return number >= _number(self.first) and number[: len(last)] <= last
+
+    def mode_of(self, version: str) -> CudagraphMode:
+        """The CUDA graph mode that a version runs in by default."""
+        number = parse_version(version)[1]
+        return next(mode for first, mode in reversed(self.cudagraph_mode.items()) if number >= _number(first))
+
+    @property
+    def provisional(self) -> tuple[str, ...]:
+        """Names of the constants that were seen in one set-up only, or assumed."""
+        return tuple(f.name for f in fields(Constants) if getattr(self.constants, f.name).provisional)
+
+    def checksum(self) -> str:
+        """SHA-256 over every number and source; a run's manifest holds it."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+def generation_of(version: str, *, is_moe: bool = False) -> EngineGeneration:
+    """The generation of an engine's version, as ``vllm 0.32``, ``sglang 0.5.6`` or, with its runner, ``vllm 0.32 v1``.
+
+    Raises:
+        HardwareError: an engine or version that no file covers; lists those that are.
+    """
+    engine, number, runner = parse_version(version)
+    covering = [
+        each
+        for each in generations()
+        if each.engine == engine
+        and each.covers(number)
+        and (each.runner == runner if runner else not (each.dense_only and is_moe))
+    ]
+    if not covering:
+        raise _unknown(version)
+    return max(covering, key=lambda each: _number(each.first))
+
+
+def parse_version(version: str) -> tuple[str, tuple[int, ...], str]:
+    """Engine, number and runner ("" where none is named). Raises HardwareError where it is no engine and version."""
+    found = _VERSION.fullmatch(version.strip())
+    if found is None:
+        raise _unknown(version)
+    return found["engine"].lower(), _number(found["number"]), (found["runner"] or "").lower()
+
+
+@functools.cache
+def generations() -> tuple[EngineGeneration, ...]:
+    """Every bundled generation. Raises HardwareError for a bad file."""
+    record = TypeAdapter(EngineGeneration)
+    return tuple(_read(path, record) for path in sorted(FOLDER.glob("*.yaml")))
+
+
+def _read(path: Path, record: TypeAdapter[EngineGeneration]) -> EngineGeneration:
+    values: Any = parse_yaml(read_text(path, HardwareError), str(path), HardwareError)
+    return validated(record, values, str(path), HardwareError)
+
+
+def _number(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+def _unknown(version: str) -> HardwareError:
+    known = sorted(generations(), key=lambda each: (each.engine != "vllm", _number(each.first)))
+    names = (f"{each.engine} {each.first} to {each.last}" for each in known if each.runner != "v2")
+    return HardwareError(
+        f"must be an engine and its version; known: {', '.join(names)}; vLLM's model runner may follow, as in "
+        "vllm 0.32 v1",
+        key="version",
+        value=version,
+    )

@@ -1,0 +1,75 @@
+"""Engine generations: which file a version means, and what a bad file or version is told."""
+
+import dataclasses
+
+import pytest
+
+from draftcast.calibration.profile import engines
+from draftcast.calibration.profile.engines import generation_of, generations
+from draftcast.errors import HardwareError
+
+
+@pytest.mark.parametrize(
+    ("version", "dense", "moe"),
+    [
+        ("vllm 0.6.6", "vllm-v0", "vllm-v0"),
+        ("vllm 0.7.3", "vllm-v0", "vllm-v0"),
+        ("vLLM 0.8.0", "vllm-v1", "vllm-v1"),
+        ("vllm 0.13.0rc1", "vllm-v1", "vllm-v1"),
+        ("vllm 0.14", "vllm-v1-async", "vllm-v1-async"),
+        ("vllm 0.25.1", "vllm-v2-runner", "vllm-v1-async"),
+        ("vllm 0.32", "vllm-v2-runner", "vllm-v1-async"),
+        ("vllm 0.27.1 v1", "vllm-v1-async", "vllm-v1-async"),
+        ("vllm 0.32 v2", "vllm-v2-runner", "vllm-v2-runner"),
+        ("sglang 0.5.6.post2", "sglang", "sglang"),
+    ],
+)
+def test_a_version_has_one_generation(version: str, dense: str, moe: str) -> None:
+    assert generation_of(version).name == dense
+    assert generation_of(version, is_moe=True).name == moe
+
+
+@pytest.mark.parametrize(
+    "version", ["vllm", "0.32", "vllm 0.33", "vllm 1", "vllm 0.10 v2", "sglang 0.3", "trtllm 1.0", "vllm x", ""]
+)
+def test_unknown_versions_are_refused_with_the_known_ones(version: str) -> None:
+    with pytest.raises(HardwareError, match=r"known: vllm 0\.1 to 0\.7, vllm 0\.8 to 0\.13, .*sglang 0\.4 to 0\.5"):
+        generation_of(version)
+
+
+def test_the_default_mode_follows_the_version() -> None:
+    v1 = generation_of("vllm 0.10.1")
+    assert (v1.mode_of("vllm 0.10.1"), v1.mode_of("vllm 0.11")) == ("PIECEWISE", "FULL_AND_PIECEWISE")
+
+
+def test_every_constant_tells_its_source() -> None:
+    assert len(generations()) == 5
+    for generation in generations():
+        for name in (field.name for field in dataclasses.fields(generation.constants)):
+            constant = getattr(generation.constants, name)
+            assert constant.source, (generation.name, name)
+            assert constant.provisional == (name in generation.provisional)
+
+
+def test_a_bad_file_is_refused_by_name_and_key(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (engines.FOLDER / "vllm-v1.yaml").read_text()
+    (tmp_path / "own.yaml").write_text(text.replace("value: 0.001207", "value: -1.0"))
+    monkeypatch.setattr(engines, "FOLDER", tmp_path)
+    generations.cache_clear()
+    try:
+        with pytest.raises(HardwareError, match=r"own\.yaml.*constants\.host_step_s\.value = -1\.0"):
+            generation_of("vllm 0.10")
+    finally:
+        monkeypatch.undo()
+        generations.cache_clear()
+
+
+def test_the_checksum_covers_every_number() -> None:
+    generation = generation_of("vllm 0.32")
+    constants = generation.constants
+    for name in (field.name for field in dataclasses.fields(constants)):
+        constant = getattr(constants, name)
+        changed = dataclasses.replace(
+            constants, **{name: dataclasses.replace(constant, value=2 * constant.value + 1e-6)}
+        )
+        assert dataclasses.replace(generation, constants=changed).checksum() != generation.checksum()

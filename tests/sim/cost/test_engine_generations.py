@@ -1,0 +1,234 @@
+"""What a running engine adds to its kernels: graphs, launches, draft passes, verification, search; nothing falls."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftcast.calibration.profile.engines import Constants, generation_of
+from draftcast.calibration.profile.hardware import hardware_names, load_hardware
+from draftcast.calibration.profile.load import load_profile
+from draftcast.errors import HardwareError
+from draftcast.kernels.model.catalog import load_model
+from draftcast.sim.cost import step_time as st
+from draftcast.sim.cost.engine_config import EngineConfig
+from draftcast.sim.cost.methods import get_method
+from draftcast.sim.cost.step_cost import compile_step_cost
+from draftcast.sim.cost.step_time import StepCost
+
+LLAMA = "llama-3.1-8b"
+GPUS = [name for name in hardware_names() if name != "cpu"]
+OLD, ASYNC, NEW = "vllm 0.12", "vllm 0.20", "vllm 0.32"
+
+
+def cost_of(model: str = LLAMA, device: str = "h100-sxm", method: str = "none", k: int = 0, **flags: Any) -> StepCost:
+    spec, hardware = load_model(model), load_hardware(device)
+    draft = load_model("llama-3.2-1b") if method == "draft_model" else None
+    config = EngineConfig(is_moe=spec.is_moe, method=get_method(method), num_speculative_tokens=k, **flags)
+    return compile_step_cost(config, spec, draft, load_profile(None, hardware), hardware)
+
+
+def decode(cost: StepCost, seqs: int, k: int = 0, prompt: int = 0, context: float = 500.0) -> np.ndarray:
+    """Times of a decode step, beside one prompt of ``prompt`` tokens."""
+    f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
+    if seqs:
+        st.decode_features(cost, seqs, k, context, f)
+    f["tokens"] += prompt
+    f["seqs"] += prompt > 0
+    f["logit_rows"] += prompt > 0
+    f["prefill_seqs"] = prompt > 0
+    f["prefill_tokens"] = f["prefill_kv"] = f["win_prefill_kv"] = prompt
+    f["prefill_qkv"] = f["win_prefill_qkv"] = prompt * (prompt + 1) / 2
+    st.step_time(cost, f, out)
+    return out
+
+
+def seconds(cost: StepCost, *step: Any) -> float:
+    return float(st.step_seconds(cost, decode(cost, *step)))
+
+
+def constants(version: str) -> Constants:
+    return generation_of(version).constants
+
+
+# CUDA graphs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "uniform", "mixed"),
+    [
+        ({}, st.FULL_GRAPH, st.PIECEWISE_GRAPHS),
+        ({"cudagraph_mode": "FULL"}, st.FULL_GRAPH, st.FULL_GRAPH),
+        ({"cudagraph_mode": "FULL_DECODE_ONLY"}, st.FULL_GRAPH, st.UNCAPTURED),
+        ({"cudagraph_mode": "PIECEWISE"}, st.PIECEWISE_GRAPHS, st.PIECEWISE_GRAPHS),
+        ({"cudagraph_mode": "NONE"}, st.UNCAPTURED, st.UNCAPTURED),
+        ({"enforce_eager": True}, st.EAGER, st.EAGER),
+        ({"enforce_eager": True, "cudagraph_mode": "FULL"}, st.EAGER, st.EAGER),
+        ({"max_cudagraph_capture_size": 4}, st.UNCAPTURED, st.UNCAPTURED),
+        ({"version": "vllm 0.10"}, st.PIECEWISE_GRAPHS, st.PIECEWISE_GRAPHS),
+        ({"version": "vllm 0.6"}, st.FULL_GRAPH, st.UNCAPTURED),
+        ({"version": "sglang 0.5.6"}, st.FULL_GRAPH, st.UNCAPTURED),
+    ],
+)
+def test_how_a_step_runs(flags: dict[str, Any], uniform: int, mixed: int) -> None:
+    cost = cost_of(**flags)
+    assert (decode(cost, 8)["graph_mode"], decode(cost, 8, 0, 16)["graph_mode"]) == (uniform, mixed)
+
+
+def test_modes_cost_in_their_order() -> None:
+    modes = ({}, {"cudagraph_mode": "PIECEWISE"}, {"cudagraph_mode": "NONE"}, {"enforce_eager": True})
+    times = [seconds(cost_of(version=ASYNC, **flags), 8) for flags in modes]
+    assert times == sorted(times)
+    added = constants(ASYNC).piecewise_layer_s.value
+    assert times[1] - times[0] == pytest.approx(32 * added)
+
+
+def test_only_uniform_batches_of_all_drafts_replay_full_graphs_in_the_first_runner() -> None:
+    for version, fewer in ((ASYNC, st.PIECEWISE_GRAPHS), (NEW, st.FULL_GRAPH)):
+        cost = cost_of(method="eagle3", k=3, version=version)
+        assert decode(cost, 8, 3)["graph_mode"] == st.FULL_GRAPH
+        assert decode(cost, 8, 0)["graph_mode"] == decode(cost, 8, 2)["graph_mode"] == fewer
+        f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
+        st.decode_features(cost, 8, 3, 500.0, f)
+        f["tokens"] = f["decode_tokens"] = 30
+        st.step_time(cost, f, out)
+        assert out["graph_mode"] == st.PIECEWISE_GRAPHS
+
+
+def test_a_schedule_that_never_drafts_loses_full_graphs_in_the_first_runner() -> None:
+    """vLLM issue 49548 (31B, H100 NVL, two requests): 6.6 % of a step of 14.4 ms, by graphs alone."""
+    settings: dict[str, Any] = {"method": "draft_model", "k": 3, "version": "vllm 0.27 v1"}
+    static, dynamic = cost_of("qwen3-32b", **settings), cost_of("qwen3-32b", is_dynamic=True, **settings)
+    assert decode(static, 2, 3)["graph_mode"] == st.FULL_GRAPH
+    assert decode(dynamic, 2, 3)["graph_mode"] == st.PIECEWISE_GRAPHS
+    off = cost_of("qwen3-32b", version="vllm 0.27 v1", weight_dtype="fp8")
+    without_drafts = decode(cost_of("qwen3-32b", is_dynamic=True, weight_dtype="fp8", **settings), 2, 0)["target_s"]
+    assert 1.04 < without_drafts / decode(off, 2)["target_s"] < 1.09
+    kept = cost_of("qwen3-32b", is_dynamic=True, method="draft_model", k=3, version=NEW)
+    assert decode(kept, 2, 0)["graph_mode"] == st.FULL_GRAPH
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("version", [OLD, NEW])
+def test_eager_is_slower_than_graphs_on_every_gpu(device: str, version: str) -> None:
+    graphs, eager = (cost_of(device=device, version=version, enforce_eager=flag) for flag in (False, True))
+    for seqs in range(1, 9):
+        assert 1.2 * decode(graphs, seqs)["target_s"] <= decode(eager, seqs)["target_s"]
+        # A GPU that outruns the host waits for it.
+        assert decode(eager, seqs)["target_s"] >= 320 * constants(version).eager_launch_s.value
+
+
+@pytest.mark.parametrize(("flags", "limit"), [({"max_cudagraph_capture_size": 16}, 16), ({"max_num_seqs": 1024}, 512)])
+@pytest.mark.parametrize("version", [OLD, ASYNC, NEW])
+def test_a_cliff_stands_at_the_captured_limit(flags: dict[str, Any], limit: int, version: str) -> None:
+    cost = cost_of(version=version, **flags)
+    before, at, beyond = (decode(cost, seqs)["target_s"] for seqs in (limit - 1, limit, limit + 1))
+    assert before == pytest.approx(at, rel=0.01)
+    assert beyond > 1.1 * at
+
+
+def test_sglang_captures_by_requests() -> None:
+    cost = cost_of(method="eagle3", k=4, version="sglang 0.5.6", max_num_seqs=512)
+    assert [decode(cost, seqs, 4)["graph_mode"] for seqs in (256, 257)] == [st.FULL_GRAPH, st.UNCAPTURED]
+
+
+def test_a_padded_step_costs_what_the_padded_size_costs() -> None:
+    cost = cost_of()
+    tables = cost.target.sum(axis=1)
+    assert tables[17] == tables[20] == tables[24] < tables[25]
+
+
+def test_rejected_rows_leave_the_way_a_step_ran() -> None:
+    cost = cost_of(method="eagle3", k=3, version=ASYNC)
+    f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
+    st.decode_features(cost, 8, 3, 500.0, f)
+    st.step_time(cost, f, out)
+    whole = out["target_s"] + out["sample_s"]
+    f["tokens"] = f["decode_tokens"] = f["logit_rows"] = 8
+    st.fill_times(cost, f, 0.0, out)
+    assert out["graph_mode"] == st.FULL_GRAPH
+    assert out["verify_s"] == constants(ASYNC).verify_sampled_s.value
+    assert out["target_s"] + out["sample_s"] < whole
+
+
+# Draft passes, verification, search ----------------------------------------------------------------------------------
+
+
+def test_every_draft_pass_pays_its_overhead() -> None:
+    cost = cost_of(method="eagle3", k=4, version=OLD)
+    each = constants(OLD).draft_pass_s
+    assert decode(cost, 1, 4)["draft_overhead_s"] == pytest.approx(4 * each.of("eagle3"))
+    assert decode(cost, 1, 0)["draft_overhead_s"] == pytest.approx(each.of("eagle3"))
+    assert decode(cost_of(method="eagle", k=4, version=OLD), 1, 4)["draft_overhead_s"] == pytest.approx(4 * each.value)
+    assert each.of("eagle3") > each.value
+
+
+def test_eagle3_of_mid_2025_needs_most_of_a_millisecond_a_pass() -> None:
+    """vLLM issue 20780: 1.0 ms a further draft token with EAGLE-3, of which kernels explain 0.3."""
+    cost = cost_of(method="eagle3", k=7, version="vllm 0.9")
+    passes = np.diff([decode(cost, 1, k)["draft_s"] for k in range(2, 8)])
+    assert passes == pytest.approx(1.0e-3, rel=0.15)
+
+
+def test_verification_is_paid_by_steps_that_verify_and_more_when_sampled() -> None:
+    for temperature, name in ((0.0, "verify_greedy_s"), (0.7, "verify_sampled_s")):
+        cost = cost_of(method="eagle3", k=3, temperature=temperature)
+        assert decode(cost, 8, 3)["verify_s"] == getattr(constants(NEW), name).value
+        assert decode(cost, 8, 0)["verify_s"] == 0.0
+    assert constants(NEW).verify_sampled_s.value > constants(NEW).verify_greedy_s.value
+
+
+def test_a_text_search_pays_for_its_step() -> None:
+    cost = cost_of(method="ngram", k=3)
+    search = constants(NEW)
+    expected = search.ngram_step_s.value + 8 * (search.ngram_request_s.value + 504 * search.ngram_token_s.value)
+    assert decode(cost, 8, 3)["draft_s"] == pytest.approx(expected)
+
+
+def test_scheduling_follows_the_generation() -> None:
+    on = {"method": get_method("eagle3"), "num_speculative_tokens": 3}
+    by_version = {v: (EngineConfig(version=v), EngineConfig(version=v, **on)) for v in (OLD, NEW, "sglang 0.5.6")}
+    flags = {version: tuple(config.async_scheduling for config in pair) for version, pair in by_version.items()}
+    assert flags == {OLD: (False, False), NEW: (True, True), "sglang 0.5.6": (True, False)}
+    assert EngineConfig(version=OLD, async_scheduling=True).async_scheduling
+    small = {v: seconds(cost_of("llama-3.2-1b", version=v), 1) for v in (OLD, NEW)}
+    assert small[OLD] > small[NEW] + 1e-3
+
+
+def test_overheads_are_a_part_of_the_step() -> None:
+    out = decode(cost_of(method="eagle3", k=3, version=OLD), 8, 3, 100)
+    assert out["by_origin_s"].sum() == pytest.approx(out["draft_s"] + out["target_s"] + out["sample_s"])
+    assert 0.0 < out["overhead_s"] < out["target_s"]
+    assert 0.0 < out["draft_overhead_s"] < out["draft_s"]
+    assert out["prefill_s"] > 32 * constants(OLD).piecewise_layer_s.value  # the prompt cost the batch its full graph
+
+
+def test_a_whole_step_fit_knows_no_graph_mode() -> None:
+    hardware = load_hardware("h100-sxm")
+    profile = load_profile("h100-llama-3.1-8b-affine", hardware)
+    with pytest.raises(HardwareError, match="cudagraph_mode = 'PIECEWISE'"):
+        compile_step_cost(EngineConfig(cudagraph_mode="PIECEWISE"), load_model(LLAMA), None, profile, hardware)
+
+
+# Monotony ------------------------------------------------------------------------------------------------------------
+
+
+def rises(values: list[float]) -> bool:
+    return bool((np.diff(values) >= -1e-12 * np.asarray(values[1:])).all())
+
+
+@pytest.mark.parametrize("device", hardware_names())
+@pytest.mark.parametrize(
+    ("model", "dtype", "k"),
+    [(LLAMA, "bf16", 3), ("qwen3-32b", "fp8", 0), ("qwen3-30b-a3b", "bf16", 3), ("gpt-oss-20b", "mxfp4", 0)],
+)
+def test_no_step_gets_cheaper_with_more_rows(device: str, model: str, dtype: str, k: int) -> None:
+    cost = cost_of(model, device, "eagle3" if k else "none", k, weight_dtype=dtype)
+    for context in (100.0, 8000.0):
+        assert rises([seconds(cost, seqs, k, 0, context) for seqs in range(1, 257)])
+    assert rises([seconds(cost, 8, k, 0, context) for context in np.arange(10.0, 20_000.0, 250.0)])
+    for seqs in (0, 64):
+        assert rises([seconds(cost, seqs, k, prompt) for prompt in (1, 7, *range(16, 600, 13), *range(600, 4000, 97))])
+    assert all(
+        rises(list(table.sum(axis=1))) for table in (cost.target, cost.logits, cost.draft_first, cost.draft_next)
+    )
