@@ -44,70 +44,50 @@ class Constant(Section):
 
 @dataclass(frozen=True)
 class Constants(Section):
-    """Seconds a step takes besides its kernels.
+    """Seconds a step takes besides its kernels."""
 
-    Attributes:
-        host_step_s, host_request_s: the host's work on a step (schedule, inputs, outputs) and on each request of it;
-            under asynchronous scheduling only what exceeds the device's time shows.
-        full_graph_s: a step that replays one full CUDA graph: inputs copied into its buffers, the launch.
-        piecewise_layer_s: each layer of a step of piecewise graphs, whose attention runs between two graphs.
-        eager_launch_s: the host's share of one kernel launched through the framework; an eager step lasts at least as
-            long as all its launches take.
-        eager_gap_s: what each of these kernels adds to the device's time: the gap before it and lost fusion.
-        uncaptured_launch_s: what each kernel adds in a step beyond the captured sizes, whose code is compiled if the
-            engine compiles.
-        draft_pass_s: a pass of the draft besides its kernels: metadata, choice of the token, index work.
-        verify_greedy_s, verify_sampled_s: verification besides the target's pass and the logits' kernels.
-        ngram_step_s, ngram_request_s, ngram_token_s: text search on the host: a step, a request, a context token.
-        ngram_gpu_step_s: text search on the device besides reading the text.
-        suffix_request_s: suffix decoding, each request.
-    """
-
+    # The host's work on a step (schedule, inputs, outputs) and on each request of it; under asynchronous scheduling
+    # only what exceeds the device's time shows.
     host_step_s: Constant
     host_request_s: Constant
-    full_graph_s: Constant
-    piecewise_layer_s: Constant
+    full_graph_s: Constant  # a step that replays one full CUDA graph: inputs copied into its buffers, the launch
+    piecewise_layer_s: Constant  # each layer of a step of piecewise graphs, whose attention runs between two graphs
+    # Operator by operator: the host's share of launching one kernel through the framework, which an eager step lasts at
+    # least; and what each kernel adds to the device's time: the gap before it, lost fusion.
     eager_launch_s: Constant
     eager_gap_s: Constant
-    uncaptured_launch_s: Constant
-    draft_pass_s: Constant
+    uncaptured_launch_s: Constant  # what each kernel adds beyond the captured sizes, compiled if the engine compiles
+    draft_pass_s: Constant  # a pass of the draft besides its kernels: metadata, choice of the token, index work
+    # Verification besides the target's pass and the logits' kernels.
     verify_greedy_s: Constant
     verify_sampled_s: Constant
+    # Text search on the host: a step, a request, a context token; on the device besides reading the text.
     ngram_step_s: Constant
     ngram_request_s: Constant
     ngram_token_s: Constant
     ngram_gpu_step_s: Constant
-    suffix_request_s: Constant
+    suffix_request_s: Constant  # suffix decoding, each request
 
 
 @dataclass(frozen=True)
 class EngineGeneration(Section):
-    """Versions of an engine that run a step alike.
-
-    Attributes:
-        first, last: versions covered, both included; ``last`` covers its patches.
-        runner: vLLM's model runner where two exist beside each other, else "".
-        dense_only: models with experts run under the generation before it.
-        async_scheduling, async_speculation: whether step n+1 is scheduled before step n's output is known, without and
-            with speculation.
-        cudagraph_mode: vLLM's name of the default mode, by the version from which it holds.
-        max_graph_requests: most requests of a captured batch; None: rows are limited, as the profile says.
-        full_graphs_of_any_k: whether uniform batches of fewer than k drafts replay full graphs, and a schedule or
-            policy that varies k keeps them.
-    """
+    """Versions of an engine that run a step alike."""
 
     schema_version: Literal[1]
     name: str
     engine: str
-    first: str
-    last: str
+    first: str  # versions covered, both included
+    last: str  # with its patches
+    # Whether step n+1 is scheduled before step n's output is known, without and with speculation.
     async_scheduling: bool
     async_speculation: bool
-    cudagraph_mode: dict[str, CudagraphMode]
+    cudagraph_mode: dict[str, CudagraphMode]  # the default, by the version from which it holds
+    # Whether uniform batches of fewer than k drafts replay full graphs, and a policy that varies k keeps them.
     full_graphs_of_any_k: bool
     constants: Constants
-    runner: Literal["", "v1", "v2"] = ""
-    dense_only: bool = False
+    runner: Literal["", "v1", "v2"] = ""  # vLLM's model runner where two exist beside each other
+    dense_only: bool = False  # models with experts run under the generation before it
+    # Most requests of a captured batch; None: rows are limited, as the profile says.
     max_graph_requests: Annotated[int, Field(ge=1)] | None = None
 
     def covers(self, number: tuple[int, ...]) -> bool:
