@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo dashboard test lint format compiled live-env test-live bench clean
+.PHONY: help demo dashboard test lint format pytest compiled live-env test-live bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -39,10 +39,13 @@ format: $(VENV)/.test  ## let ruff rewrite the code
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-# A file's tests stay in one process: what they share (a browser, a wheel, recorded runs) is made once.
-test: $(VENV)/.test  ## lint, then every test that needs neither a GPU nor vLLM
-	$(MAKE) --no-print-directory --jobs 2 lint compiled
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not live' tests
+test: $(VENV)/.test  ## lint, and every test that needs neither a GPU nor vLLM
+	$(MAKE) --no-print-directory --jobs 2 lint pytest
+
+# A file's tests stay in one process: what they share (a browser, a wheel, recorded runs) is made once. Three processes
+# keep two cores busy while one waits for its browser.
+pytest: compiled
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not live' tests
 
 # The engine's machine code, made while mypy has the other core: a fresh clone's test processes would each make their own.
 compiled: $(VENV)/.test

@@ -39,6 +39,21 @@ hypothesis_settings.register_profile("same examples", derandomize=True)
 hypothesis_settings.load_profile("same examples")
 
 
+# Files of a minute and more begin first, so that no process is left with one when the others are done.
+LONG_FILES = (
+    "test_dashboard_browser.py",
+    "test_packaging.py",
+    "test_before.py",
+    "test_documented_commands.py",
+    "test_kernel_rejection_lossless.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONG_FILES)))
+
+
 def as_method(method: str | Method) -> Method:
     return method if isinstance(method, Method) else get_method(method)
 
@@ -319,6 +334,29 @@ def sweep_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         archive.extractall(runs, filter="data")
     write_sweep_report(validate_sweep(runs, out=out), out)
     return out / "sweep-validation.json"
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """``refused(*arguments)``: the ``draftcast`` command must refuse them: exit code 2, one line and nothing else.
+
+    Returns the line.
+    """
+    from draftcast.scenarios.cli.main import main
+
+    def refused(*arguments: str) -> str:
+        monkeypatch.setattr("sys.argv", ["draftcast", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main()
+        printed = capsys.readouterr()
+        assert left.value.code == 2, printed.err
+        assert printed.out == ""
+        assert printed.err.startswith("draftcast: error: ")
+        assert printed.err.count("\n") == 1, printed.err
+        return printed.err
+
+    return refused
 
 
 @pytest.fixture

@@ -215,25 +215,26 @@ class Cluster:
         heapify(sends)
         next_request = len(sends)
         runs = [_ClosedLoopRun(replica) for replica in self.replicas]
+        arrival_s, finish_s = self.rows["arrival_s"], self.rows["finish_s"]
         # When all have been sent `run` lets a lone replica run on to its end; several stop with the last answer.
         while sends or next_request < n or len(runs) > 1:
             send_s = sends[0][0] if sends else math.inf
-            now_s = min(send_s, *(run.event_s for run in runs))
-            yield self._until(now_s)
+            now_s = min([send_s, *[run.event_s for run in runs]])
+            if now_s > self._env.now:
+                yield self._until(now_s)
             for run in runs:
                 for request in run.answers_at(now_s):
                     self._served += request < self._counted
                     if next_request < n:
-                        answered_s = float(self.rows["finish_s"][request])
-                        heappush(sends, (answered_s + thoughts_s[next_request], next_request))
+                        heappush(sends, (float(finish_s[request]) + thoughts_s[next_request], next_request))
                         next_request += 1
-                    self._report(self._served / self._counted)
+            self._report(self._served / self._counted)
             if self._served == self._counted:
                 break
             if sends and sends[0][0] == now_s:
                 while sends and sends[0][0] == now_s:
                     _, request = heappop(sends)
-                    self.rows["arrival_s"][request] = now_s
+                    arrival_s[request] = now_s
                     chosen = self._send(request, routes)
                     runs[chosen].event_s = min(runs[chosen].event_s, now_s)
                     if self._table.num_extra and request == self._counted - 1:

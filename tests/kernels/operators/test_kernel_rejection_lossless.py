@@ -137,18 +137,24 @@ def _generate_chunk(pair: Pair, name: str, generator: torch.Generator, seen: See
         text.scatter_(1, at, torch.where(at >= length[:, None], new, text.gather(1, at)))
         length = length + counts
         last, first_round = new.gather(1, counts[:, None] - 1)[:, 0], False
-    np.add.at(seen.texts, tuple(text[:, :LENGTH].cpu().numpy().T), 1)
+    _count(seen.texts, *text[:, :LENGTH].T)
+
+
+def _count(counts: Counts, *at: torch.Tensor) -> None:
+    """Add 1 to ``counts`` at each of the places."""
+    places = np.ravel_multi_index([axis.cpu().numpy() for axis in at], counts.shape)
+    counts += np.bincount(places, minlength=counts.size).reshape(counts.shape)
 
 
 def _count_slots(seen: Seen, before: torch.Tensor, new: torch.Tensor, counts: torch.Tensor) -> None:
     for slot in range(DRAFTS + 1):
         there = counts > slot
-        np.add.at(seen.slots[slot], (before[there, slot].cpu().numpy(), new[there, slot].cpu().numpy()), 1)
+        _count(seen.slots[slot], before[there, slot], new[there, slot])
         if slot < DRAFTS:
             kept = (counts > slot + 1).long()[there]
-            np.add.at(seen.kept[slot], (before[there, slot].cpu().numpy(), kept.cpu().numpy()), 1)
+            _count(seen.kept[slot], before[there, slot], kept)
             ended = counts == slot + 1
-            np.add.at(seen.recovered[slot], (before[ended, slot].cpu().numpy(), new[ended, slot].cpu().numpy()), 1)
+            _count(seen.recovered[slot], before[ended, slot], new[ended, slot])
 
 
 def p_value(seen: Counts, probabilities: Counts) -> float:

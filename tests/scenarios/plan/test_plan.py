@@ -6,11 +6,10 @@ import dataclasses
 import json
 import math
 import re
-import subprocess
-import sys
+import runpy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -345,13 +344,34 @@ def test_the_example_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out.startswith("h100-sxm tp 1 ")
 
 
-def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+class Done(NamedTuple):
+    """What a script left behind."""
+
+    returncode: Any
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """``script(name, *arguments)``: run an example of the docs over a small simulation."""
     small = [word for change in SMALL for word in ("--set", change)]
-    command = [sys.executable, str(ROOT / f"docs/examples/{name}.py"), *arguments, *small]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def run(name: str, *arguments: str) -> Done:
+        path = str(ROOT / f"docs/examples/{name}.py")
+        monkeypatch.setattr("sys.argv", [path, *arguments, *small])
+        capsys.readouterr()
+        code: Any = 0
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as left:
+            code = left.code
+        return Done(code, *capsys.readouterr())
+
+    return run
 
 
-def test_script_gpus_by_rate() -> None:
+def test_script_gpus_by_rate(script: Callable[..., Done]) -> None:
     done = script("gpus_by_rate", "default", "--rates", "30,120", "--slo", "tpot:p95<20ms")
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()[1:]]
@@ -362,7 +382,7 @@ def test_script_gpus_by_rate() -> None:
     assert (bad.returncode, bad.stderr.count("\n")) == (2, 1)
 
 
-def test_script_cheapest_hardware(tmp_path: Path) -> None:
+def test_script_cheapest_hardware(script: Callable[..., Done], tmp_path: Path) -> None:
     prices = tmp_path / "prices.yaml"
     prices.write_text("date: 2026-11-01\nper_gpu_hour: {h100-sxm: 2.5, b200: 20}\n")
     asked = ("--rate", "20", "--slo", "tpot:p95<30ms", "--spare", "1")
@@ -384,7 +404,7 @@ def test_script_cheapest_hardware(tmp_path: Path) -> None:
         assert message in bad.stderr
 
 
-def test_script_trace_growth(tmp_path: Path) -> None:
+def test_script_trace_growth(script: Callable[..., Done], tmp_path: Path) -> None:
     asked = ("--slo", "ttft:p95<1s", "--growth", "1,40", "--spare", "1")
     done = script("trace_growth", "default", str(trace(tmp_path)), *asked)
     assert done.returncode == 0, done.stderr
