@@ -60,11 +60,10 @@ class Config:
             raise ModelError(f"only {allowed!r} is supported", file=self.name, key=key, value=value)
 
 
-def _decoder(config: Config, family: Mapping[str, Any]) -> dict[str, Any]:
+def decoder_values(config: Config, family: Mapping[str, Any]) -> dict[str, Any]:
     """A Llama-like decoder: rotary positions, RMSNorm, SwiGLU, grouped-query attention; ``family`` replaces values."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     layers = config.integer("num_hidden_layers")
-    window, sliding_layers = _sliding(config, layers)
     values = {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
@@ -78,10 +77,10 @@ def _decoder(config: Config, family: Mapping[str, Any]) -> dict[str, Any]:
         "mlp_bias": False,
         "position_embeddings": 0,
         "word_embed_proj_dim": hidden,
-        "sliding_window": window,
-        "num_sliding_layers": sliding_layers,
         **family,
     }
+    if "sliding_window" not in values:
+        values["sliding_window"], values["num_sliding_layers"] = _sliding(config, layers)
     if "head_dim" not in values:
         if config.values.get("head_dim") is None and hidden % heads:
             message = f"a multiple of num_attention_heads = {heads} is needed when head_dim is absent"
@@ -110,7 +109,7 @@ def _sliding(config: Config, layers: int) -> tuple[int, int]:
     return (window, sliding_layers) if sliding_layers else (0, 0)
 
 
-def _attention_bias(config: Config) -> dict[str, Any]:
+def attention_bias(config: Config) -> dict[str, Any]:
     bias = config.flag("attention_bias", False)
     return {"attention_bias": bias, "attention_output_bias": bias}
 
@@ -126,11 +125,11 @@ def _experts(config: Config, num_experts: str, width: str) -> dict[str, Any]:
 
 
 def _llama(config: Config) -> dict[str, Any]:
-    return {**_attention_bias(config), "mlp_bias": config.flag("mlp_bias", False)}
+    return {**attention_bias(config), "mlp_bias": config.flag("mlp_bias", False)}
 
 
 def _qwen3(config: Config) -> dict[str, Any]:
-    return {**_attention_bias(config), "qk_norm": True, "head_dim": config.integer("head_dim", 128)}
+    return {**attention_bias(config), "qk_norm": True, "head_dim": config.integer("head_dim", 128)}
 
 
 def _qwen3_moe(config: Config) -> dict[str, Any]:
@@ -143,7 +142,7 @@ def _qwen3_moe(config: Config) -> dict[str, Any]:
     experts = _experts(config, "num_experts", "moe_intermediate_size")
     if moe_layers < layers:
         experts |= {"intermediate_size": config.integer("intermediate_size")}
-    return {**_attention_bias(config), **experts, "first_k_dense_layers": layers - moe_layers, "qk_norm": True}
+    return {**attention_bias(config), **experts, "first_k_dense_layers": layers - moe_layers, "qk_norm": True}
 
 
 def _mixtral(config: Config) -> dict[str, Any]:
@@ -235,4 +234,4 @@ def spec_from_config(values: Mapping[str, Any], name: str) -> ModelSpec:
             f"unknown architecture; known: {known}", file=name, key="architectures", value=architectures[0]
         )
     family = ARCHITECTURES[architectures[0]](config)
-    return ModelSpec(name=name, architecture=architectures[0], **_decoder(config, family))
+    return ModelSpec(name=name, architecture=architectures[0], **decoder_values(config, family))

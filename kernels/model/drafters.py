@@ -1,6 +1,6 @@
 """Draft heads as ``ModelSpec``s: EAGLE, EAGLE-3, P-EAGLE, MTP, DFlash, DSpark, Medusa, MLP speculator.
 
-A head is built from its target, because its width, vocabulary and attention heads follow the target's. What a head
+A head's layers are read from its config (`draftcast.kernels.model.heads`) or follow from its target. What a head
 shares with the target (embedding, lm_head) costs time but no memory: ``shares_embedding``, ``shares_lm_head``.
 Shapes are those of vLLM's modules (``llama_eagle``, ``llama_eagle3``, ``deepseek_mtp``, ``qwen3_dflash``,
 ``qwen3_dspark``, ``medusa``, ``mlp_speculator``); default sizes are those of published checkpoints, named below.
@@ -17,12 +17,12 @@ from draftcast.kernels.model.spec import ModelSpec
 # yuhuili/EAGLE3-LLaMA3.1-Instruct-8B config.json: draft_vocab_size 32000; later EAGLE-3 heads keep it.
 EAGLE3_DRAFT_VOCAB = 32000
 # EAGLE-3 (arXiv 2503.01840, section 3): low, middle and high hidden states are fused.
-EAGLE3_HIDDEN_STATES = 3
+EAGLE3_CAPTURED_LAYERS = 3
 # amazon/GPT-OSS-20B-P-EAGLE and GPT-OSS-120B-P-EAGLE model cards: 4-layer heads (P-EAGLE, arXiv 2602.01469).
 P_EAGLE_LAYERS = 4
 # z-lab/Qwen3-8B-DFlash-b16 config.json: 5 layers over 5 target layers' hidden states.
 DFLASH_LAYERS = 5
-DFLASH_HIDDEN_STATES = 5
+DFLASH_CAPTURED_LAYERS = 5
 # DSpark's Markov head: rank-256 transition bias over the vocabulary (vLLM qwen3_dspark, markov_rank).
 DSPARK_MARKOV_RANK = 256
 # ibm-ai-platform/llama3-8b-accelerator config.json: inner_dim 3072, tied heads.
@@ -38,9 +38,9 @@ def eagle_head(
     target: ModelSpec,
     version: str = "eagle3",
     *,
-    num_hidden_layers: int = 1,
+    decoder: ModelSpec | None = None,
     draft_vocab_size: int | None = None,
-    intermediate_size: int | None = None,
+    captured_layers: int = EAGLE3_CAPTURED_LAYERS,
 ) -> ModelSpec:
     """EAGLE head: one Llama layer over the fused [token embedding, hidden state].
 
@@ -52,50 +52,60 @@ def eagle_head(
     Args:
         target: the model drafted for.
         version: "eagle" or "eagle3".
-        num_hidden_layers: decoder layers of the head.
+        decoder: the head's layers; by default one of the target's width.
         draft_vocab_size: EAGLE-3's own vocabulary; 32000 (or the target's, if smaller) by default.
-        intermediate_size: MLP width; the target's dense MLP (or 3.5 hidden sizes) by default.
+        captured_layers: target layers whose hidden states EAGLE-3 fuses; 0: no fc.
 
     Raises:
         ModelError: unknown version, or a draft vocabulary for "eagle", which has none.
     """
-    hidden = target.hidden_size
-    layer = _decoder(target, num_hidden_layers, intermediate_size)
+    layers = usual_decoder(target) if decoder is None else decoder
+    hidden = layers.hidden_size
     if version == "eagle":
         if draft_vocab_size is not None:
             raise ModelError("eagle shares the target's lm_head", key="draft_vocab_size", value=draft_vocab_size)
+        fused = hidden + target.hidden_size
         return replace(
-            layer,
+            layers,
             name=f"{target.name}-eagle",
             architecture="EagleLlamaForCausalLM",
             norms_per_layer=1,
             final_norm=False,
             shares_lm_head=True,
-            fc_input_size=2 * hidden,
+            fc_input_size=fused,
             fc_every_pass=True,
-            extra_parameters=2 * hidden * hidden,
+            extra_parameters=fused * hidden,
         )
     if version == "eagle3":
         vocab = min(EAGLE3_DRAFT_VOCAB, target.vocab_size) if draft_vocab_size is None else draft_vocab_size
-        if vocab > target.vocab_size:
-            allowed = f"at most the target's vocab_size = {target.vocab_size}"
-            raise ModelError(allowed, key="draft_vocab_size", value=vocab)
-        fused = EAGLE3_HIDDEN_STATES * hidden
+        fused = captured_layers * target.hidden_size
+        own_embedding = 0 if hidden == target.hidden_size else target.vocab_size * hidden
         return replace(
-            layer,
+            layers,
             name=f"{target.name}-eagle3",
             architecture="Eagle3LlamaForCausalLM",
-            vocab_size=vocab,
+            vocab_size=_draft_vocab(target, vocab),
             attention_input_size=2 * hidden,
             fc_input_size=fused,
-            extra_parameters=fused * hidden + hidden,  # fc and the norm of the hidden state
+            extra_parameters=fused * hidden + hidden + own_embedding,  # fc and the norm of the hidden state
         )
     raise ModelError("unknown version; known: eagle, eagle3", key="version", value=version)
 
 
-def p_eagle_head(target: ModelSpec, *, num_hidden_layers: int = P_EAGLE_LAYERS) -> ModelSpec:
+def p_eagle_head(
+    target: ModelSpec,
+    *,
+    decoder: ModelSpec | None = None,
+    draft_vocab_size: int | None = None,
+    captured_layers: int = EAGLE3_CAPTURED_LAYERS,
+) -> ModelSpec:
     """P-EAGLE (arXiv 2602.01469): a deeper EAGLE-3 head that drafts all tokens in one pass over masked positions."""
-    head = eagle_head(target, "eagle3", num_hidden_layers=num_hidden_layers)
+    head = eagle_head(
+        target,
+        decoder=usual_decoder(target, P_EAGLE_LAYERS) if decoder is None else decoder,
+        draft_vocab_size=draft_vocab_size,
+        captured_layers=captured_layers,
+    )
     # The learned hidden state that stands in at masked positions.
     extra = head.extra_parameters + head.fc_input_size
     return replace(head, name=f"{target.name}-p-eagle", extra_parameters=extra)
@@ -135,38 +145,45 @@ def mtp_head(target: ModelSpec) -> ModelSpec:
 def dflash_head(
     target: ModelSpec,
     *,
-    num_hidden_layers: int = DFLASH_LAYERS,
-    hidden_states: int = DFLASH_HIDDEN_STATES,
-    intermediate_size: int | None = None,
+    decoder: ModelSpec | None = None,
+    draft_vocab_size: int | None = None,
+    captured_layers: int = DFLASH_CAPTURED_LAYERS,
 ) -> ModelSpec:
     """DFlash: a block-diffusion drafter; K and V of the context come from fused target hidden states.
 
-    Qwen3-like layers, fc ``(hidden_states * h) -> h`` over the target's rows, target's embedding and lm_head. Defaults
-    as z-lab/Qwen3-8B-DFlash-b16: about 1.05 B parameters for Qwen3-8B.
+    Qwen3-like layers, fc ``(captured_layers * h) -> h`` over the target's rows, target's embedding and, without a draft
+    vocabulary of its own, lm_head. Defaults as z-lab/Qwen3-8B-DFlash-b16: about 1.05 B parameters for Qwen3-8B.
     """
-    fused = hidden_states * target.hidden_size
+    layers = replace(usual_decoder(target, DFLASH_LAYERS), qk_norm=True) if decoder is None else decoder
+    fused = captured_layers * target.hidden_size
     return replace(
-        _decoder(target, num_hidden_layers, intermediate_size),
+        layers,
         name=f"{target.name}-dflash",
         architecture="DFlashDraftModel",
-        qk_norm=True,
-        shares_lm_head=True,
+        vocab_size=_draft_vocab(target, draft_vocab_size or target.vocab_size),
+        shares_lm_head=draft_vocab_size is None,
         fc_input_size=fused,
-        extra_parameters=fused * target.hidden_size + target.hidden_size,
+        extra_parameters=fused * layers.hidden_size + layers.hidden_size,
     )
 
 
-def dspark_head(target: ModelSpec, *, num_hidden_layers: int = DFLASH_LAYERS) -> ModelSpec:
-    """DSpark: a DFlash backbone, a sequential rank-256 Markov head over the vocabulary and a confidence head."""
-    backbone = dflash_head(target, num_hidden_layers=num_hidden_layers)
-    rank = DSPARK_MARKOV_RANK
-    markov = 2 * rank * target.vocab_size
-    confidence = target.hidden_size + rank + 1
+def dspark_head(
+    target: ModelSpec,
+    *,
+    decoder: ModelSpec | None = None,
+    draft_vocab_size: int | None = None,
+    captured_layers: int = DFLASH_CAPTURED_LAYERS,
+    markov_rank: int = DSPARK_MARKOV_RANK,
+) -> ModelSpec:
+    """DSpark: a DFlash backbone, a sequential low-rank Markov head over the vocabulary and a confidence head."""
+    backbone = dflash_head(target, decoder=decoder, draft_vocab_size=draft_vocab_size, captured_layers=captured_layers)
+    markov = 2 * markov_rank * backbone.vocab_size
+    confidence = backbone.hidden_size + markov_rank + 1
     return replace(
         backbone,
         name=f"{target.name}-dspark",
         architecture="Qwen3DSparkModel",
-        markov_rank=rank,
+        markov_rank=markov_rank,
         extra_parameters=backbone.extra_parameters + markov + confidence,
     )
 
@@ -203,14 +220,12 @@ def mlp_speculator_heads(target: ModelSpec, num_heads: int, *, inner_dim: int = 
     )
 
 
-def _decoder(target: ModelSpec, layers: int, intermediate_size: int | None) -> ModelSpec:
+def usual_decoder(target: ModelSpec, layers: int = 1) -> ModelSpec:
     """``layers`` Llama layers of the target's width; embedding shared, no biases, full attention, dense MLP."""
     hidden = target.hidden_size
     heads, kv_heads, head_dim = target.num_attention_heads, target.num_key_value_heads, target.head_dim
     if target.is_mla:
         heads, kv_heads, head_dim = hidden // _HEAD_DIM, _KV_HEADS, _HEAD_DIM
-    if intermediate_size is None:
-        intermediate_size = target.intermediate_size or int(_MLP_RATIO * hidden)
     return ModelSpec(
         name=target.name,
         architecture="LlamaForCausalLM",
@@ -219,7 +234,7 @@ def _decoder(target: ModelSpec, layers: int, intermediate_size: int | None) -> M
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        intermediate_size=intermediate_size,
+        intermediate_size=target.intermediate_size or int(_MLP_RATIO * hidden),
         vocab_size=target.vocab_size,
         max_position_embeddings=target.max_position_embeddings,
         tie_word_embeddings=False,
@@ -232,11 +247,18 @@ def _decoder(target: ModelSpec, layers: int, intermediate_size: int | None) -> M
     )
 
 
+def _draft_vocab(target: ModelSpec, vocab: int) -> int:
+    if vocab > target.vocab_size:
+        allowed = f"at most the target's vocab_size = {target.vocab_size}"
+        raise ModelError(allowed, key="draft_vocab_size", value=vocab)
+    return vocab
+
+
 def _no_layers(target: ModelSpec, num_heads: int) -> ModelSpec:
     if num_heads < 1:
         raise ModelError("an integer >= 1 is needed", key="num_speculative_tokens", value=num_heads)
     return replace(
-        _decoder(target, 1, None),
+        usual_decoder(target),
         num_hidden_layers=0,
         intermediate_size=0,
         final_norm=False,

@@ -18,6 +18,7 @@ from draftcast.calibration.profile.origin import Origin
 from draftcast.calibration.profile.spec import HardwareProfile
 from draftcast.errors import CapacityError, InputError, ScenarioError
 from draftcast.kernels.model.catalog import canonical_name, load_model
+from draftcast.kernels.model.heads import Head, has_head, is_bundled_head, resolve_head
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.scenarios.run.workload_spec import confidences, request_classes, slos
 from draftcast.scenarios.schema import BatchDefaults, Engine, Scenario, SpeculativeConfig, batch_defaults
@@ -30,7 +31,6 @@ from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.memory import MemoryBudget, memory_budget
 from draftcast.sim.cost.methods import Method, get_method
 from draftcast.sim.cost.step_cost import compile_step_cost
-from draftcast.sim.cost.step_tables import head_of
 from draftcast.sim.cost.step_time import StepCost
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.batch import NEEDS_CONFIDENCE
@@ -86,10 +86,11 @@ def cached_profile(name_or_path: str | None, hardware: HardwareSpec) -> Hardware
 
 @dataclass(frozen=True)
 class Deployment:
-    """One replica's engine, resolved."""
+    """One replica's engine, resolved; ``assumed`` says what the scenario leaves open of it, a sentence each."""
 
     model: ModelSpec
     draft: ModelSpec | None
+    assumed: tuple[str, ...]
     method: Method
     hardware: HardwareSpec
     profile: HardwareProfile
@@ -232,6 +233,47 @@ def _batch_limits(engine: Engine, hardware: HardwareSpec, max_model_len: int) ->
     return BatchDefaults(seqs, tokens)
 
 
+def _draft(scenario: Scenario, method: Method, model: ModelSpec) -> Head | None:
+    """The draft that is served and what was assumed of it; None where nothing drafts with a model."""
+    spec = scenario.speculative_config
+    if spec is None:
+        return None
+    if has_head(method.name):
+        with engine_keys("engine.speculative_config.method"):
+            return resolve_head(method.name, model, scenario.num_speculative_tokens, spec.model)
+    if not method.needs_draft_model or spec.model is None:
+        return None
+    if is_bundled_head(spec.model):
+        raise ScenarioError("is a draft head: give its method", key=DRAFT_MODEL, value=spec.model)
+    with engine_keys(DRAFT_MODEL):
+        draft = load_model(spec.model)
+    if draft.vocab_size != model.vocab_size and not spec.use_heterogeneous_vocab:
+        raise ScenarioError(
+            f"has a vocabulary of {draft.vocab_size} tokens and its target one of {model.vocab_size}: they must be "
+            "equal, or use_heterogeneous_vocab true (vLLM refuses it)",
+            key=DRAFT_MODEL,
+            value=spec.model,
+        )
+    if draft.num_parameters > model.num_parameters:
+        raise ScenarioError(
+            f"has {draft.num_parameters / 1e9:.3g} B parameters, more than its target's "
+            f"{model.num_parameters / 1e9:.3g} B: a draft must be no larger than its target",
+            key=DRAFT_MODEL,
+            value=spec.model,
+        )
+    return Head(draft)
+
+
+def _check_draft_length(spec: SpeculativeConfig, draft: ModelSpec, method: Method, max_model_len: int) -> None:
+    """vLLM 0.32: the draft's ``max_model_len`` exceeds neither what the draft can take nor the target's."""
+    if spec.max_model_len is None:
+        return
+    limit = min(max_model_len, draft.max_position_embeddings) if method.needs_draft_model else max_model_len
+    if spec.max_model_len > limit:
+        allowed = f"must not exceed {limit}, the lower of the target's and the draft's own (vLLM refuses it)"
+        raise ScenarioError(allowed, key="engine.speculative_config.max_model_len", value=spec.max_model_len)
+
+
 @engine_keys()
 def deploy(scenario: Scenario) -> Deployment:
     """Resolve the scenario's engine on its hardware.
@@ -247,13 +289,8 @@ def deploy(scenario: Scenario) -> Deployment:
     profile = cached_profile(scenario.profile, hardware)
     method = _method(scenario)
     k = scenario.num_speculative_tokens
-    # Heads follow from the target; only a draft model of its own is looked up by name.
-    named = None
-    if spec is not None and spec.model and method.needs_draft_model:
-        with engine_keys(DRAFT_MODEL):
-            named = load_model(spec.model)
-    with engine_keys("engine.speculative_config.method"):
-        draft = head_of(method, model, named, k)
+    head = _draft(scenario, method, model)
+    draft, assumed = (head.spec, head.assumed) if head is not None else (None, ())
     max_model_len = engine.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
         raise ScenarioError(
@@ -261,6 +298,8 @@ def deploy(scenario: Scenario) -> Deployment:
             key="engine.max_model_len",
             value=max_model_len,
         )
+    if spec is not None and draft is not None:
+        _check_draft_length(spec, draft, method, max_model_len)
     limits = _batch_limits(engine, hardware, max_model_len)
     if engine.async_scheduling and not method.is_async:
         raise ScenarioError(
@@ -311,7 +350,7 @@ def deploy(scenario: Scenario) -> Deployment:
     if scenario.correction is not None:
         _check_correction(scenario.correction, scenario, profile)
         cost = with_excess(cost, scenario.correction.step_factor - 1.0, seconds=scenario.correction.step_s)
-    return Deployment(model, draft, method, hardware, profile, memory, config, policy, cost)
+    return Deployment(model, draft, assumed, method, hardware, profile, memory, config, policy, cost)
 
 
 def _check_correction(correction: Correction, scenario: Scenario, profile: HardwareProfile) -> None:

@@ -341,7 +341,7 @@ def _engine_facts(deployment: Deployment) -> dict[str, Any]:
 
 def _notes(served: Served, identical: bool) -> list[str]:
     """What a reader must know before trusting the figures."""
-    found = list(served.notes)
+    found = [*served.deployment.assumed, *served.notes]
     if identical:
         found.append("replications do not differ (nothing in the scenario is drawn at random): no interval")
     if served.warmup is not None and not served.warmup.is_over:

@@ -20,6 +20,7 @@ from draftcast.calibration.profile.hardware import is_bundled_device
 from draftcast.calibration.profile.load import profile_names
 from draftcast.files import read_bytes
 from draftcast.kernels.model.catalog import is_bundled_model
+from draftcast.kernels.model.heads import is_bundled_head
 
 Kind = Literal["trace", "model", "hardware", "profile", "policy"]
 # Where they stand in a scenario; the last key holds the name.
@@ -57,7 +58,7 @@ class _Reference:
     def names_a_file(self) -> bool:
         """False for what ships with draftcast, and for a policy that is built in or a module."""
         if self.kind == "model":
-            return not is_bundled_model(self.place)
+            return not (is_bundled_model(self.place) or is_bundled_head(self.place))
         if self.kind == "hardware":
             return not is_bundled_device(self.place)
         if self.kind == "profile":

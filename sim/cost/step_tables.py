@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from draftcast.calibration.profile.curves import never_falling
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.errors import ScenarioError
-from draftcast.kernels.model import drafters
+from draftcast.kernels.model import heads
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
@@ -107,7 +107,7 @@ def _padded_table(of_rows: Callable[[IntArray], FloatArray], last: int, sizes: t
 
 
 def head_of(method: Method, target: ModelSpec, draft_model: ModelSpec | None, k: int) -> ModelSpec | None:
-    """The draft's model: the one given, else the head that follows from the target; None without a model.
+    """The draft's model: the one given, else the target's usual head; None without a model.
 
     Raises:
         ScenarioError: the method needs a draft model and none is given, or has none and one is given.
@@ -119,20 +119,9 @@ def head_of(method: Method, target: ModelSpec, draft_model: ModelSpec | None, k:
         return None
     if draft_model is not None:
         return draft_model
-    builders: dict[str, Callable[[], ModelSpec]] = {
-        "eagle": lambda: drafters.eagle_head(target, "eagle"),
-        "eagle_tree": lambda: drafters.eagle_head(target, "eagle"),
-        "eagle3": lambda: drafters.eagle_head(target, "eagle3"),
-        "mtp": lambda: drafters.mtp_head(target),
-        "p_eagle": lambda: drafters.p_eagle_head(target),
-        "dflash": lambda: drafters.dflash_head(target),
-        "dspark": lambda: drafters.dspark_head(target),
-        "medusa": lambda: drafters.medusa_heads(target, k),
-        "mlp_speculator": lambda: drafters.mlp_speculator_heads(target, k),
-    }
-    if method.name not in builders:
+    if not heads.has_head(method.name):
         raise ScenarioError(f"required by method {method.name}", key="draft_model", value=None)
-    return builders[method.name]()
+    return heads.usual_head(method.name, target, k)
 
 
 def fill_roofline(

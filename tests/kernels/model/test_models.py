@@ -333,7 +333,9 @@ def test_eagle3_head_by_hand() -> None:
     assert layers.lm_head(head).n == 32000
     fc = {layer.name: layer for layer in layers.linear_layers(head)}["fc"]
     assert (fc.k, fc.n, fc.scope) == (3 * h, h, "context")
-    wider = drafters.eagle_head(load_model("Llama-3.1-8B"), "eagle3", draft_vocab_size=64000, intermediate_size=8192)
+    target = load_model("Llama-3.1-8B")
+    narrow = replace(drafters.usual_decoder(target), intermediate_size=8192)
+    wider = drafters.eagle_head(target, "eagle3", draft_vocab_size=64000, decoder=narrow)
     assert wider.num_parameters - head.num_parameters == 32000 * h - 3 * h * 6144
 
 

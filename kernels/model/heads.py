@@ -1,0 +1,376 @@
+"""Finds the draft head that is served: by bundled name, by Hugging Face id or by path, and says what it had to assume.
+
+``heads.json`` holds the facts of public head configs, the ids they answer to (``aliases``), the targets they were made
+for and where the facts come from. Reads the configs of SpecForge, of the speculators library and of EAGLE's, Medusa's
+and the MLP speculator's own repositories. What a config leaves out is filled in as vLLM 0.32 fills it in. Nothing is
+downloaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from draftcast.errors import ModelError
+from draftcast.files import read_json
+from draftcast.kernels.model import drafters
+from draftcast.kernels.model.architectures import Config, attention_bias, decoder_values
+from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model
+from draftcast.kernels.model.spec import ModelSpec
+
+_FILE = Path(__file__).with_name("heads.json")
+# Kind of a head by its config's `architectures` (of a speculators config: by `speculators_model_type`).
+_KINDS = {
+    "eagle": "eagle",
+    "EagleLlamaForCausalLM": "eagle",
+    "eagle3": "eagle3",
+    "Eagle3LlamaForCausalLM": "eagle3",
+    "LlamaForCausalLMEagle3": "eagle3",
+    "GptOssForCausalLMEagle3": "eagle3",
+    "Qwen3MoEForCausalLMEagle3": "eagle3",
+    "peagle": "p_eagle",
+    "PEagleDraftModel": "p_eagle",
+    "dflash": "dflash",
+    "DFlashDraftModel": "dflash",
+    "DominoDraftModel": "dflash",
+    "dspark": "dspark",
+    "DSparkDraftModel": "dspark",
+    "Qwen3DSparkModel": "dspark",
+    "MedusaModel": "medusa",
+    "MLPSpeculatorPreTrainedModel": "mlp_speculator",
+}
+# The kinds a method runs, the usual one first.
+_RUNS = {
+    "eagle": ("eagle",),
+    "eagle3": ("eagle3",),
+    "p_eagle": ("p_eagle", "eagle3"),
+    "eagle_tree": ("eagle", "eagle3"),
+    "dflash": ("dflash",),
+    "dspark": ("dspark",),
+    "medusa": ("medusa",),
+    "mlp_speculator": ("mlp_speculator",),
+}
+# Where the captured layers stand: top level, or inside one of these sections.
+_CAPTURED = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
+_SECTIONS = ("eagle_config", "dflash_config", "dspark_config")
+
+
+@dataclass(frozen=True)
+class Head:
+    """A draft head of one target, and what had to be assumed of it (a sentence each)."""
+
+    spec: ModelSpec
+    assumed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """What a head's ``config.json`` says. ``None`` and 0: it does not say, or has no such part."""
+
+    name: str
+    kind: str
+    decoder: ModelSpec | None  # None: no decoder layers (medusa, mlp_speculator)
+    draft_vocab_size: int | None  # columns of the head's own lm_head
+    captured_layers: int | None
+    target_hidden_size: int
+    vocab_size: int
+    block_size: int = 0
+    markov_rank: int = 0
+    num_heads: int = 0
+    inner_dim: int = 0
+    assumed: tuple[str, ...] = ()
+
+    def head(self, target: ModelSpec, k: int) -> Head:
+        """`build`, with what is assumed of it."""
+        # A block holds the last accepted token besides its drafts, but for DSpark, which drafts from that token on.
+        most = self.block_size - (self.kind == "dflash")
+        beyond = (
+            f"num_speculative_tokens = {k} is beyond the {most} drafts of {self.name}'s block: assumed to run alike"
+        )
+        return Head(self.build(target, k), (*self.assumed, beyond) if 0 < most < k else self.assumed)
+
+    def build(self, target: ModelSpec, k: int) -> ModelSpec:
+        """The head on its target.
+
+        Raises:
+            ModelError: made for a target of another width or vocabulary, or for fewer than ``k`` drafts.
+        """
+        for what, made_for, has in (
+            ("hidden size", self.target_hidden_size, target.hidden_size),
+            ("vocabulary", self.vocab_size, target.vocab_size),
+        ):
+            if made_for not in (0, has):
+                allowed = f"was made for a target of {what} {made_for}; {target.name}'s is {has}"
+                raise ModelError(allowed, key="draft_model", value=self.name)
+        if 0 < self.num_heads < k:
+            allowed = f"must be at most {self.num_heads}, the heads of {self.name}"
+            raise ModelError(allowed, key="num_speculative_tokens", value=k)
+        if self.kind == "medusa":
+            return drafters.medusa_heads(target, self.num_heads or k)
+        if self.kind == "mlp_speculator":
+            return drafters.mlp_speculator_heads(target, self.num_heads or k, inner_dim=self.inner_dim)
+        given: dict[str, Any] = {"decoder": self.decoder}
+        if self.captured_layers is not None:
+            given["captured_layers"] = self.captured_layers
+        if self.kind == "eagle":
+            return drafters.eagle_head(target, "eagle", decoder=self.decoder)
+        if self.kind in ("dflash", "dspark"):
+            given["draft_vocab_size"] = self.draft_vocab_size
+            if self.kind == "dflash":
+                return drafters.dflash_head(target, **given)
+            return drafters.dspark_head(target, **given, markov_rank=self.markov_rank)
+        # vLLM 0.32 (llama_eagle3): without a draft vocabulary lm_head has the target's.
+        given["draft_vocab_size"] = self.draft_vocab_size or target.vocab_size
+        build = drafters.eagle_head if self.kind == "eagle3" else drafters.p_eagle_head
+        return build(target, **given)
+
+
+@functools.cache
+def _bundled() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Lower-case name or alias -> (canonical name, entry)."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for name, entry in json.loads(_FILE.read_text(encoding="utf-8"))["heads"].items():
+        for key in (name, *entry["aliases"]):
+            if found.setdefault(key.lower(), (name, entry))[0] != name:
+                raise ModelError(f"{key} is claimed by two bundled heads", file=str(_FILE))
+    return found
+
+
+def head_names() -> list[str]:
+    """Canonical names of the bundled heads."""
+    return sorted({name for name, _ in _bundled().values()})
+
+
+def is_bundled_head(name: str) -> bool:
+    """Whether ``name`` is a bundled head's name or alias, in any case."""
+    return name.lower() in _bundled()
+
+
+def usual_head(method: str, target: ModelSpec, k: int) -> ModelSpec:
+    """The head taken where none is known: the public one for this target, else the method's usual shape.
+
+    Raises:
+        ModelError: the target has no MTP layer.
+    """
+    return resolve_head(method, target, k, None).spec
+
+
+def has_head(method: str) -> bool:
+    """Whether the method drafts with a head of the target (and not with a model of its own, or a search)."""
+    return method == "mtp" or method in _RUNS
+
+
+def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> Head:
+    """The head a method drafts with.
+
+    Args:
+        method: draftcast's name of the method, see `has_head`.
+        target: the model drafted for.
+        k: draft tokens per round.
+        name: a bundled head, a Hugging Face id, a folder or a ``config.json``; None: the scenario names none.
+
+    Raises:
+        ModelError: a path without a file, an unreadable config, a head of another method or another target.
+    """
+    if method == "mtp":
+        return _mtp(target, name)
+    config = _find(name) if name is not None else None
+    if config is None:
+        usual, basis = _usual(method, target, k)
+        subject = "the scenario names no draft head" if name is None else f"draft head {name} is not known"
+        shape = f"{subject}: assumed {basis}: {describe(usual.spec, target)}"
+        return Head(usual.spec, (shape, *usual.assumed))
+    if config.kind not in _RUNS[method]:
+        allowed = f"is a head for method {config.kind}, not for {method}"
+        raise ModelError(allowed, key="draft_model", value=name)
+    return config.head(target, k)
+
+
+def _mtp(target: ModelSpec, name: str | None) -> Head:
+    """vLLM reads the layer from ``name`` where one is given, else from the target's own checkpoint."""
+    if name is None or canonical_name(name) == canonical_name(target.name):
+        return Head(drafters.mtp_head(target))
+    if is_bundled_model(name) or _is_path(name):
+        return Head(drafters.mtp_head(load_model(name)))
+    return Head(drafters.mtp_head(target), (f"draft head {name} is not known: assumed {target.name}'s own MTP layer",))
+
+
+def _usual(method: str, target: ModelSpec, k: int) -> tuple[Head, str]:
+    """The head, and in words where its shape comes from."""
+    kind = _RUNS[method][0]
+    names = {canonical_name(target.name), target.name}
+    for name, entry in _bundled().values():
+        if names & {canonical_name(made_for) for made_for in entry["targets"]}:
+            config = read_head(entry["config"], name)
+            if config.kind == kind:
+                return config.head(target, k), f"the shape of {name}"
+    builders: dict[str, Callable[[], ModelSpec]] = {
+        "eagle": lambda: drafters.eagle_head(target, "eagle"),
+        "eagle3": lambda: drafters.eagle_head(target, "eagle3"),
+        "p_eagle": lambda: drafters.p_eagle_head(target),
+        "dflash": lambda: drafters.dflash_head(target),
+        "dspark": lambda: drafters.dspark_head(target),
+        "medusa": lambda: drafters.medusa_heads(target, k),
+        "mlp_speculator": lambda: drafters.mlp_speculator_heads(target, k),
+    }
+    return Head(builders[kind]()), f"{kind}'s usual shape for {target.name}"
+
+
+def describe(spec: ModelSpec, target: ModelSpec) -> str:
+    """A head's shape in words, such as ``1 layer of hidden size 4096, MLP 14336, draft vocabulary 32000``."""
+    parts = []
+    if spec.num_hidden_layers:
+        parts.append(f"{spec.num_hidden_layers} layer{'s' * (spec.num_hidden_layers > 1)}")
+    else:
+        parts.append(f"{spec.num_draft_heads} head{'s' * (spec.num_draft_heads > 1)}")
+    parts[0] += f" of hidden size {spec.hidden_size}"
+    if spec.num_dense_layers:
+        parts.append(f"MLP {spec.intermediate_size}")
+    if spec.is_moe:
+        parts.append(f"{spec.num_experts} experts of {spec.moe_intermediate_size}")
+    if spec.num_hidden_layers:
+        parts.append("the target's lm_head" if spec.shares_lm_head else f"draft vocabulary {spec.vocab_size}")
+    if spec.fc_input_size and spec.num_hidden_layers and not spec.fc_every_pass:
+        parts.append(f"{spec.fc_input_size // target.hidden_size} captured layers")
+    return ", ".join(parts)
+
+
+def _is_path(name: str) -> bool:
+    return os.path.exists(os.path.expanduser(name)) or name.startswith(("/", ".", "~")) or name.endswith(".json")
+
+
+def _find(name: str) -> HeadConfig | None:
+    """The config behind a name or path; None for a name that is not bundled."""
+    bundled = _bundled().get(name.lower())
+    if bundled is not None:
+        return read_head(bundled[1]["config"], bundled[0])
+    if not _is_path(name):
+        return None
+    path = Path(os.path.expanduser(name))
+    if os.path.isdir(path):
+        path = path / "config.json"
+    return read_head(read_json(path, ModelError), str(path))
+
+
+def read_head(values: Any, name: str) -> HeadConfig:
+    """A head's parsed ``config.json``.
+
+    Raises:
+        ModelError: no head's architecture, or a missing, ill-typed or contradicting field (named).
+    """
+    if not isinstance(values, Mapping):
+        raise ModelError("a JSON object is needed", file=name)
+    layer = values.get("transformer_layer_config")
+    if isinstance(layer, Mapping):  # speculators: the layer's own config, and what concerns the head around it
+        values = {**layer, **{key: value for key, value in values.items() if value is not None}}
+    config = Config(values, name)
+    kind = _kind(config)
+    if kind in ("medusa", "mlp_speculator"):
+        return _without_layers(config, kind)
+    assumed: tuple[str, ...] = ()
+    window, sliding_layers = _sliding(config)
+    unused = 0 if config.strings("layer_types") else config.integer("sliding_window", 0)
+    if 0 < unused < config.integer("max_position_embeddings") and config.values.get("use_sliding_window") is not False:
+        assumed = (f"{name} has sliding_window = {unused} and no layer_types: assumed full attention",)
+    if "DominoDraftModel" in config.strings("architectures"):
+        assumed += (f"{name} is a Domino head: assumed a DFlash head whose sequential projector costs nothing",)
+    family = {**attention_bias(config), **_experts(config)}
+    family |= {"sliding_window": window, "num_sliding_layers": sliding_layers}
+    family |= {"qk_norm": kind in ("dflash", "dspark"), "tie_word_embeddings": False}
+    decoder = ModelSpec(name, "LlamaForCausalLM", **decoder_values(config, family))
+    sections = [config, *(_section(config, key) for key in _SECTIONS)]
+    rank = max(section.integer("markov_rank", 0, minimum=0) for section in sections)
+    return HeadConfig(
+        name=name,
+        kind=kind,
+        decoder=replace(decoder, shares_embedding=True),
+        draft_vocab_size=config.integer("draft_vocab_size", 0, minimum=0) or None,
+        captured_layers=_captured(sections),
+        target_hidden_size=config.integer("target_hidden_size", decoder.hidden_size),
+        vocab_size=decoder.vocab_size,
+        block_size=config.integer("block_size", 0, minimum=0),
+        markov_rank=rank,
+        assumed=assumed,
+    )
+
+
+def _kind(config: Config) -> str:
+    architectures = config.strings("architectures")
+    label = config.values.get("speculators_model_type") or (architectures[0] if architectures else None)
+    if label == "LlamaForCausalLM":  # EAGLE's own repositories
+        return "eagle3" if config.values.get("draft_vocab_size") else "eagle"
+    if "medusa_num_heads" in config.values:  # Medusa's own repositories name no architecture
+        return "medusa"
+    if label not in _KINDS:
+        known = ", ".join(key for key in _KINDS if key[0].isupper())
+        raise ModelError(f"no draft head's; known: {known}", file=config.name, key="architectures", value=label)
+    return _KINDS[label]
+
+
+def _without_layers(config: Config, kind: str) -> HeadConfig:
+    """Medusa (``medusa_num_heads`` or vLLM's ``num_heads``) and the MLP speculator (``n_predict``, ``inner_dim``)."""
+    if kind == "medusa":
+        heads = config.integer("medusa_num_heads", config.integer("num_heads", 0, minimum=0), minimum=0)
+    else:
+        heads = config.integer("n_predict")
+    return HeadConfig(
+        name=config.name,
+        kind=kind,
+        decoder=None,
+        draft_vocab_size=None,
+        captured_layers=None,
+        target_hidden_size=config.integer("hidden_size", 0, minimum=0)
+        if kind == "medusa"
+        else config.integer("emb_dim"),
+        # vLLM 0.32 takes the target's vocabulary for Medusa, whose old configs lack it.
+        vocab_size=0 if kind == "medusa" else config.integer("vocab_size"),
+        num_heads=heads,
+        inner_dim=config.integer("inner_dim", drafters.MLP_SPECULATOR_INNER),
+    )
+
+
+def _section(config: Config, key: str) -> Config:
+    section = config.values.get(key)
+    return Config(section if isinstance(section, Mapping) else {}, f"{config.name}: {key}")
+
+
+def _captured(sections: list[Config]) -> int | None:
+    """Number of captured layers; None where the config names none."""
+    if any(section.values.get("use_aux_hidden_state") is False for section in sections):
+        return 0
+    for section in sections:
+        for key in _CAPTURED:
+            layers = section.values.get(key)
+            if layers is not None:
+                if not isinstance(layers, list) or not layers:
+                    raise ModelError("a list of layer numbers is needed", file=section.name, key=key, value=layers)
+                return len(layers)
+    return None
+
+
+def _sliding(config: Config) -> tuple[int, int]:
+    """(window, layers that slide): vLLM's drafters go by ``layer_types`` alone."""
+    count = sum("sliding" in kind for kind in config.strings("layer_types"))
+    return (config.integer("sliding_window"), count) if count else (0, 0)
+
+
+def _experts(config: Config) -> dict[str, int]:
+    """Routed experts under the names of Qwen3-MoE, gpt-oss and DeepSeek; empty for a dense head."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = max(config.integer(key, 0, minimum=0) for key in names)
+    if not experts:
+        return {}
+    return {
+        "intermediate_size": 0,
+        "num_experts": experts,
+        "num_experts_per_tok": config.integer("num_experts_per_tok", config.integer("experts_per_token", 1)),
+        "moe_intermediate_size": config.integer(
+            "moe_intermediate_size", config.integer("intermediate_size", 0, minimum=0) or None
+        ),
+        "num_shared_experts": config.integer("n_shared_experts", 0, minimum=0),
+    }
