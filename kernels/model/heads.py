@@ -105,7 +105,7 @@ class HeadConfig:
             ("vocabulary", self.vocab_size, target.vocab_size),
         ):
             if made_for not in (0, has):
-                allowed = f"was made for a target of {what} {made_for}; {target.name}'s is {has}"
+                allowed = f"was made for a target of {what} {made_for}; {target.name}'s is {has}: name another, or null"
                 raise ModelError(allowed, key="draft_model", value=self.name)
         if 0 < self.num_heads < k:
             allowed = f"must be at most {self.num_heads}, the heads of {self.name}"
@@ -186,7 +186,7 @@ def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> He
         shape = f"{subject}: assumed {basis}: {describe(usual.spec, target)}"
         return Head(usual.spec, (shape, *usual.assumed))
     if config.kind not in _RUNS[method]:
-        allowed = f"is a head for method {config.kind}, not for {method}"
+        allowed = f"is a head for method {config.kind}, not for {method}; name one for it, or null"
         raise ModelError(allowed, key="draft_model", value=name)
     return config.head(target, k)
 

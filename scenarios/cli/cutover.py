@@ -159,6 +159,7 @@ def _print_answers(scenario: Scenario, answers: tuple[Cutover, ...], price: Pric
     if len(answers) > 1:
         console.print(report.settings_table(answers))
         lines = [report.headline(answer) for answer in answers]
+        lines += dict.fromkeys(line for answer in answers for line in report.note_lines(answer))
     else:
         console.print(report.points_table(answers[0]))
         lines = [report.headline(answers[0]), *report.detail_lines(answers[0])]

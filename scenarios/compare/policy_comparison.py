@@ -18,7 +18,7 @@ from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.compare.candidate import SCHEDULE, speculative_values
 from draftcast.scenarios.compare.metric import Metric, metric_named
 from draftcast.scenarios.compare.verdict import Side, side
-from draftcast.scenarios.run.deployment import policy_of
+from draftcast.scenarios.run.deployment import assumptions, policy_of
 from draftcast.scenarios.run.simulate import RunResult, simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
@@ -101,6 +101,11 @@ class PolicyComparison:
     standings: tuple[Standing, ...]
     pairs: tuple[Pair, ...]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed of the engine."""
+        return assumptions(self.scenario)
+
     def summary(self) -> dict[str, Any]:
         """For ``--json``."""
         rows = [
@@ -127,6 +132,7 @@ class PolicyComparison:
             "confidence": self.scenario.statistics.confidence,
             "policies": rows,
             "pairs": [vars(pair) for pair in self.pairs],
+            "notes": self.notes,
         }
 
 

@@ -33,7 +33,7 @@ from draftcast.scenarios.compare.serve_command import (
     vllm_command,
 )
 from draftcast.scenarios.compare.verdict import Verdict, decide, judge, side
-from draftcast.scenarios.run.deployment import Deployment, deploy
+from draftcast.scenarios.run.deployment import Deployment, assumptions, deploy
 from draftcast.scenarios.run.fluid import Traffic, token_seconds, traffic
 from draftcast.scenarios.run.simulate import measure, serve
 from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
@@ -355,7 +355,7 @@ def _answer(scenario: Scenario, metric: Metric, loads: tuple[Load, ...], outcome
     elif best.gain is None and len(loads) == 1:
         reason = best.verdicts[0].why
     tuned = chosen.candidate.scenario
-    notes = served_models(tuned).notes
+    notes = (*served_models(tuned).notes, *assumptions(tuned))
     try:
         config, vllm = speculative_config_json(tuned), vllm_command(tuned)
     except ScenarioError as error:

@@ -9,6 +9,7 @@ from draftcast.scenarios.compare.limits import Limits
 from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.compare.model_error import Source
 from draftcast.scenarios.cutover.probe import Look
+from draftcast.scenarios.run.deployment import assumptions
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.statistics.crossing import Crossing, Probe, locate
 from draftcast.sim.statistics.crossing_search import Stopped
@@ -98,6 +99,11 @@ class Cutover:
         return _WORDS.get(self.crossing.kind, "cannot tell")
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed of the engine."""
+        return assumptions(self.scenario)
+
+    @property
     def surely_pays(self) -> tuple[float, float] | None:
         """First and last x at which speculation is significantly better, the model's errors counted in."""
         if self.prediction is not None:
@@ -149,4 +155,5 @@ class Cutover:
             "points": points,
             "requests_simulated": self.requests,
             "stopped": self.stopped,
+            "notes": self.notes,
         }

@@ -19,7 +19,7 @@ from draftcast.scenarios.compare.model_error import times_error
 from draftcast.scenarios.compare.price import Price
 from draftcast.scenarios.plan.question import Objective, PlanQuestion, candidates
 from draftcast.scenarios.plan.search import IDLE_SHARE, STEADY_STATE, Check, Cluster, LargestRate
-from draftcast.scenarios.run.deployment import deploy
+from draftcast.scenarios.run.deployment import assumptions, deploy
 from draftcast.scenarios.schema.load import with_rate
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.intervals import Estimate, student_t
@@ -77,6 +77,11 @@ class Sizing:
         return self.largest.met / self.target_rps - 1.0 if self.largest is not None else math.nan
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed of the engine."""
+        return assumptions(self.candidate.scenario) if self.feasible else ()
+
+    @property
     def cost_per_hour(self) -> float | None:
         """Of all devices; None without a price."""
         return self.num_gpus * self.price.per_gpu_hour if self.feasible and self.price is not None else None
@@ -120,6 +125,7 @@ class Sizing:
             "kwh_per_million_output_tokens": self.kwh_per_million_tokens,
             "output_tokens_per_s": self.output_tokens_per_s,
             "figures": check.figures if check is not None else None,
+            "notes": self.notes,
         }
 
 
@@ -152,7 +158,7 @@ class Plan:
         """One row a candidate, the best first, with the plain values of `Sizing.summary`."""
         import pandas as pd
 
-        left_out = ("replicas_interval", "figures", "price", "limit_beyond", "tightest_constraint")
+        left_out = ("replicas_interval", "figures", "notes", "price", "limit_beyond", "tightest_constraint")
         rows = []
         for sizing in self.sizings:
             row = {name: value for name, value in sizing.summary().items() if name not in left_out}

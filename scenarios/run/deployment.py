@@ -122,6 +122,11 @@ def cached_deployment(scenario: Scenario) -> Deployment:
     return _kept_deployment(_Kept(engine_key(data), lambda: deploy(scenario)))
 
 
+def assumptions(scenario: Scenario) -> tuple[str, ...]:
+    """What the forecast of a scenario's engine assumes because the scenario leaves it open; errors as of `deploy`."""
+    return cached_deployment(scenario).assumed
+
+
 @contextmanager
 def engine_keys(model: str = MODEL) -> Iterator[None]:
     """Errors about the engine, its hardware or its policy name the scenario's key; ``model`` is that of a model's."""

@@ -188,6 +188,12 @@ class SpeculativeConfig(Frozen):
             )
         if self.parallel_drafting and (self.method or "draft_model") not in (*PARALLEL, "p_eagle", "pard"):
             raise wrong("parallel_drafting", True, "only for methods eagle, eagle3 and draft_model")
+        if self.use_heterogeneous_vocab:
+            if method not in ("draft_model", "pard"):
+                raise wrong("use_heterogeneous_vocab", True, "only with method draft_model")
+            if self.draft_sample_method != "greedy" or self.use_local_argmax_reduction:
+                key = "use_local_argmax_reduction" if self.use_local_argmax_reduction else "draft_sample_method"
+                raise wrong(key, getattr(self, key), "not with use_heterogeneous_vocab (vLLM refuses it)")
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         if low is not None and high is not None and low > high:
             raise wrong("prompt_lookup_min", low, f"must not exceed prompt_lookup_max = {high}")

@@ -134,7 +134,12 @@ def detail_lines(answer: Cutover) -> list[str]:
         lines.append(f"The interval is {width} of the value, {why} ({answer.stopped}, {effort}).")
     else:
         lines.append(f"{effort}.")
-    return lines
+    return lines + note_lines(answer)
+
+
+def note_lines(answer: Cutover) -> list[str]:
+    """What was assumed of the engine."""
+    return [f"Note: {note}." for note in answer.notes]
 
 
 def _place_lines(place: Place, unit: str) -> list[str]:

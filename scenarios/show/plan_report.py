@@ -117,6 +117,7 @@ def basis_line(answer: Plan) -> str:
     return (
         f"judged on {scenario.statistics.replications} replications of {judged}, the same for every candidate; "
         "kWh/Mtok: every board at its rated power, without hosts and cooling"
+        + "".join(f"; {note}" for note in (answer.best.notes if answer.best is not None else ()))
     )
 
 

@@ -52,6 +52,7 @@ def ranking_lines(answer: PolicyComparison) -> list[str]:
         f"Differences and gaps: {level} intervals of {answer.scenario.statistics.replications} replications on the "
         "same requests and draft tokens. Ranks: one more for every policy that is better by an interval that holds for "
         "all pairs together.",
+        *(f"Note: {note}." for note in answer.notes),
     ]
 
 

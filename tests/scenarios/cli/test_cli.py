@@ -434,3 +434,20 @@ def test_the_real_simulator_answers_the_default_question(tmp_path: Path) -> None
     table = CliRunner().invoke(cli.app, ["simulate", "default", *SMALL, "--rates", "1,2", "--compare-off"])
     assert table.exit_code == 0, table.output
     assert "pays" in table.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["simulate"], ["compare", "--policies", "off,fixed"], ["cutover", "--at", "8", "--budget", "500"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_an_assumed_draft_head_is_said_in_text_and_json(arguments: list[str]) -> None:
+    """A head that nobody knows is taken to have a shape, and every answer says which."""
+    said = "draft head somebody/a-head is not known: assumed the shape of llama3-8B-eagle3: 1 layer"
+    asked = [*arguments, "default", *SMALL, "--set", f"{SPEC}.model=somebody/a-head"]
+    for output in ([], ["--json"]):
+        shown = CliRunner().invoke(cli.app, asked + output)
+        assert said in " ".join(shown.output.split()), shown.output
+    known = CliRunner().invoke(cli.app, [*asked[:-2], "--json"])
+    assert '"notes": ' in known.output
+    assert "assumed the shape" not in known.output

@@ -223,8 +223,9 @@ def test_what_is_pasted_says_what_to_fill_in_and_what_was_corrected() -> None:
     assert unnamed.speculative_config["model"].startswith("<path or Hugging Face id of an EAGLE-3 head for ")
     assert unnamed.summary()["notes"] == unnamed.notes
     for server in ("vllm", "sglang"):
-        note, *rest = paste_lines(unnamed, server).splitlines()
+        note, assumed, *rest = paste_lines(unnamed, server).splitlines()
         assert note.startswith("# Fill in ")
+        assert assumed.startswith("# the scenario names no draft head: assumed the shape of llama3-8B-eagle3: 1 layer")
         assert all("<path or Hugging Face id of" in line for line in rest)
     base = question("engine.model=meta-llama/Llama-3.1-8B", f"{RATE}=20")
     assert "vllm serve meta-llama/Llama-3.1-8B-Instruct " in paste_lines(recommend(base), "vllm")

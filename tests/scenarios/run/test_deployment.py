@@ -184,3 +184,62 @@ def test_memory_is_shared_between_target_draft_and_cache() -> None:
     assert deployed("engine.num_gpu_blocks=600").settings.num_gpu_blocks == 600
     halved = deployed("engine.kv_cache_dtype=fp8", "engine.speculative_config=null")
     assert halved.memory.num_gpu_blocks == pytest.approx(2 * off.memory.num_gpu_blocks, rel=1e-3)
+
+
+QWEN = ("engine.model=Qwen3-8B", "engine.max_model_len=8192", "acceptance.rates=[0.7, 0.4, 0.2]")
+
+
+def with_head(name: str, method: str = "eagle3") -> Deployment:
+    return deployed(
+        *QWEN, f"engine.speculative_config={{method: {method}, model: '{name}', num_speculative_tokens: 3}}"
+    )
+
+
+def test_the_default_scenarios_head_is_known() -> None:
+    found = deployed()
+    assert found.assumed == ()
+    assert found.draft is not None
+    assert found.draft.vocab_size == 32000
+
+
+def test_the_draft_vocabulary_changes_time_and_memory() -> None:
+    small, whole = with_head("qwen3-8b-eagle3"), with_head("qwen3-8b-eagle3-full-vocabulary")
+    assert small.draft is not None
+    assert whole.draft is not None
+    extra_bytes = 2.0 * 4096 * (151936 - 32000)
+    assert whole.memory.draft_weight_bytes - small.memory.draft_weight_bytes == extra_bytes
+    assert whole.memory.num_gpu_blocks < small.memory.num_gpu_blocks
+    rows = 8
+    slower = float((whole.cost.draft_logits[rows] - small.cost.draft_logits[rows]).sum())
+    # The lm_head is read once a pass: no faster than the device's memory, and not three times slower.
+    assert 1.0 < slower / (extra_bytes / small.hardware.memory_bandwidth_bytes_per_s) < 3.0
+
+
+def test_an_unknown_head_is_said_to_be_assumed() -> None:
+    (said,) = with_head("somebody/a-head").assumed
+    assert said.startswith("draft head somebody/a-head is not known: assumed the shape of qwen3-8b-eagle3")
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "parts"),
+    [
+        ("llama-3.1-8b", "Qwen3-0.6B", ("'Qwen3-0.6B'", "151936 tokens", "128256", "use_heterogeneous_vocab true")),
+        ("llama-3.2-1b", "llama-3.2-3b", ("'llama-3.2-3b'", "3.21 B parameters", "1.24 B", "no larger than")),
+        ("llama-3.1-8b", "llama3-8B-eagle3", ("'llama3-8B-eagle3'", "is a draft head: give its method")),
+    ],
+)
+def test_a_draft_that_does_not_go_with_its_target_is_refused(model: str, draft: str, parts: tuple[str, ...]) -> None:
+    config = f"engine.speculative_config={{method: draft_model, model: {draft}, num_speculative_tokens: 3}}"
+    error = str(refused(f"engine.model={model}", config, FOUR))
+    assert all(part in error for part in ("engine.speculative_config.model", *parts))
+
+
+def test_another_vocabulary_is_allowed_when_asked_for() -> None:
+    config = "{method: draft_model, model: Qwen3-0.6B, num_speculative_tokens: 3, use_heterogeneous_vocab: true}"
+    assert deployed(f"engine.speculative_config={config}", FOUR).draft is not None
+
+
+def test_the_drafts_length_is_within_the_targets() -> None:
+    config = "{method: draft_model, model: llama-3.2-1b, num_speculative_tokens: 3, max_model_len: 9000}"
+    error = str(refused(f"engine.speculative_config={config}", FOUR))
+    assert error.startswith("engine.speculative_config.max_model_len = 9000: must not exceed 8192")

@@ -32,6 +32,7 @@ NGRAM = f"{SPEC}={{method: ngram, num_speculative_tokens: 4}}"
 NGRAM_ACCEPTANCE = "acceptance={model: ngram, match_probability: 0.5, alpha: 0.6}"
 RATES = "acceptance.rates=[0.7296, 0.5208, 0.3545]"  # the scenario's own, given along with another method
 DRAFT = (f"{SPEC}={{method: draft_model, model: llama-3.2-1b, num_speculative_tokens: 3}}", RATES)
+QWEN = ("engine.model=Qwen3-8B", f"{SPEC}.model=qwen3-8b-eagle3")
 TREE = (f"{SPEC}={{method: eagle_tree, num_speculative_tokens: 3}}", "acceptance={model: tree, rates: [0.8, 0.6, 0.4]}")
 SYNTHETIC = f"{SPEC}={{method: eagle3, num_speculative_tokens: 3, rejection_sample_method: synthetic, "
 AZURE = "workload={arrivals: {process: trace, path: AZURE}}"
@@ -76,7 +77,7 @@ def as_tuple(overrides: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 KNOBS = [
-    Knob("Engine.model", "engine.model=llama-3.2-3b"),
+    Knob("Engine.model", "engine.model=llama-3.2-3b", f"{SPEC}.model=null"),
     Knob("Engine.tensor_parallel_size", "engine.tensor_parallel_size=2"),
     Knob("Engine.dtype", "engine.dtype=float32"),
     Knob("Engine.quantization", "engine.quantization=fp8"),
@@ -115,8 +116,9 @@ KNOBS = [
     Knob("Engine.max_cudagraph_capture_size", "engine.max_cudagraph_capture_size=8"),
     Knob("Engine.speculative_config", f"{SPEC}=null"),
     # speculation
-    Knob("SpeculativeConfig.method", (f"{SPEC}.method=eagle", RATES)),
+    Knob("SpeculativeConfig.method", (f"{SPEC}.method=eagle", RATES), f"{SPEC}.model=null"),
     Knob("SpeculativeConfig.model", f"{SPEC}.model=llama-3.2-3b", DRAFT),
+    Knob("SpeculativeConfig.model", f"{SPEC}.model=qwen3-8b-eagle3-full-vocabulary", QWEN),
     Knob("SpeculativeConfig.num_speculative_tokens", f"{SPEC}.num_speculative_tokens=1"),
     Knob(
         "SpeculativeConfig.num_speculative_tokens_per_batch_size",

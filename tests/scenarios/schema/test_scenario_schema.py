@@ -349,6 +349,19 @@ def test_the_acceptance_of_every_class_is_to_be_given() -> None:
     assert with_values(base, {f"{SPEC}.method": "ngram", "workload.classes": classes}).method == "ngram"
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": "eagle3"}, "use_heterogeneous_vocab = True: only with method draft_model"),
+        ({"model": "x", "draft_sample_method": "probabilistic"}, "draft_sample_method = 'probabilistic': not with"),
+        ({"model": "x", "use_local_argmax_reduction": True}, "use_local_argmax_reduction = True: not with"),
+    ],
+)
+def test_another_vocabulary_goes_with_a_greedy_draft_model(given: dict[str, Any], message: str) -> None:
+    config = json.dumps({"num_speculative_tokens": 3, "use_heterogeneous_vocab": True, **given})
+    assert message in refused(f"{SPEC}={config}")
+
+
 def test_keys_that_change_no_simulated_time_are_named() -> None:
     given = {"max_model_len": 4096, "rejection_sample_method": "block", "suffix_decoding_max_tree_depth": 8}
     spec = SpeculativeConfig(method="suffix", num_speculative_tokens=3, **given)
