@@ -84,9 +84,8 @@ def _request(line: str, file: str, number: int) -> TokenRequest:
 def _tokens(value: Any, file: str, number: int, key: str) -> NDArray[np.int32]:
     if not isinstance(value, list) or not all(type(token) is int for token in value):
         raise TraceError("must be a list of token ids (whole numbers)", file=file, line=number, key=key)
-    for token in value:
-        if not 0 <= token < 2**31:
-            raise TraceError("token ids are 0 to 2147483647", file=file, line=number, key=key, value=token)
+    if outside := [token for token in value if not 0 <= token < 2**31]:
+        raise TraceError("token ids are 0 to 2147483647", file=file, line=number, key=key, value=outside[0])
     return np.array(value, dtype=np.int32)
 
 
@@ -100,19 +99,15 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Measurement:
-    """What the matcher would have drafted over a token log.
-
-    sums: float64[requests, N_SUMS + k], the per-request sums named above.
-    figures: name -> Estimate; rates: Estimate by draft position, unconditional, non-increasing.
-    """
+    """What the matcher would have drafted over a token log."""
 
     method: str
     num_speculative_tokens: int
     settings: dict[str, float]
     confidence: float
-    sums: FloatArray
+    sums: FloatArray  # float64[requests, N_SUMS + k], the per-request sums named above
     figures: dict[str, Estimate]
-    rates: tuple[Estimate, ...]
+    rates: tuple[Estimate, ...]  # by draft position, unconditional, non-increasing
 
     def total(self, column: int) -> int:
         """Sum of one column over the requests."""

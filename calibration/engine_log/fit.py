@@ -85,8 +85,7 @@ class FitOptions:
     # clock, warmup_steps: see `timed_steps`
     clock: Clock = "auto"
     warmup_steps: int = 10
-    # Share of the stretches of time that the fit behind the errors does not see; the coefficients are then fitted on
-    # all
+    # Share of the stretches of time that the fit behind the errors does not see; coefficients are fitted on all
     held_out: float = 0.25
     # bootstrap, confidence, seed: resamples of the stretches behind the intervals (0 none), their level, the seed
     bootstrap: int = 200
@@ -250,14 +249,9 @@ def _held_out(regression: Regression, share: float) -> dict[str, Errors]:
 
 def _coefficient(regression: Regression, name: str, interval: tuple[float, float] | None) -> Coefficient:
     if name not in regression.names:
+        reasons = {None: "the log does not give KV tokens", "": "nothing to multiply"}
         other = regression.folded.get(name)
-        reason = (
-            "the log does not give KV tokens"
-            if other is None
-            else f"moves with {other}, which carries it"
-            if other
-            else "nothing to multiply"
-        )
+        reason = reasons.get(other, f"moves with {other}, which carries it")
         return Coefficient(0.0, math.nan, math.nan, f"not fitted: {reason}")
     value = regression.values[name]
     if interval is None:

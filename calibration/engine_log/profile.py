@@ -25,48 +25,33 @@ REPORT = "engine_log.json"
 
 @dataclass(frozen=True)
 class ProfileLabel:
-    """What a profile is of.
+    """What a profile is of."""
 
-    Attributes:
-        name: of the profile. model: as a profile names it. tp: ranks. dtype: a profile's number format, e.g. ``bf16``.
-    """
-
-    name: str
-    model: str
+    name: str  # of the profile
+    model: str  # as a profile names it
     hardware: HardwareSpec
-    tp: int
-    dtype: str
+    tp: int  # ranks
+    dtype: str  # a profile's number format, e.g. ``bf16``
 
 
 @dataclass(frozen=True)
 class AffineFit:
-    """Fitted step times as an affine profile takes them.
+    """Fitted step times as an affine profile takes them."""
 
-    Attributes:
-        values: coefficients by name; one that is missing is 0. ``fixed_s`` holds the overhead.
-        rows: the target's curve over rows, (rows, seconds).
-        methods: how drafts were made, by the logs or runs behind the fit.
-        overhead_s: the part of the fixed seconds that is outside the engine's own figure.
-        more: further sections, ``front_end`` and ``fitted_runs``.
-        device: what its system calls the device; "" unknown. noise: of the host while it was measured.
-        source: where the coefficients come from, a sentence. notes: what a reader must know, a line each.
-        versions: of vLLM. command: what repeats the fit. report: plain data for JSON.
-    """
-
-    values: Mapping[str, float]
-    methods: tuple[str, ...]
+    values: Mapping[str, float]  # coefficients by name; one that is missing is 0. ``fixed_s`` holds the overhead
+    methods: tuple[str, ...]  # how drafts were made, by the logs or runs behind the fit
     sequences: tuple[int, int]
     enforce_eager: bool
-    source: str
-    notes: Sequence[str]
-    versions: Sequence[str]
-    command: str
-    report: Mapping[str, Any]
-    rows: Sequence[tuple[float, float]] = ()
-    overhead_s: float = 0.0
-    more: Mapping[str, Any] = field(default_factory=dict)
-    device: str = ""
-    noise: Mapping[str, Any] = field(default_factory=dict)
+    source: str  # where the coefficients come from, a sentence
+    notes: Sequence[str]  # what a reader must know, a line each
+    versions: Sequence[str]  # of vLLM
+    command: str  # what repeats the fit
+    report: Mapping[str, Any]  # plain data for JSON
+    rows: Sequence[tuple[float, float]] = ()  # the target's curve over rows, (rows, seconds)
+    overhead_s: float = 0.0  # the part of the fixed seconds that is outside the engine's own figure
+    more: Mapping[str, Any] = field(default_factory=dict)  # further sections, ``front_end`` and ``fitted_runs``
+    device: str = ""  # what its system calls the device; "" unknown
+    noise: Mapping[str, Any] = field(default_factory=dict)  # of the host while it was measured
 
     def text(self, label: ProfileLabel, today: str) -> str:
         """The profile's YAML, notes as comments."""
@@ -122,12 +107,7 @@ def new_profile_folder(folder: Path, report: str = REPORT) -> None:
         check_new(folder / name)
 
 
-def write_profile_folder(
-    folder: Path,
-    fit: AffineFit,
-    label: ProfileLabel,
-    report: str = REPORT,
-) -> None:
+def write_profile_folder(folder: Path, fit: AffineFit, label: ProfileLabel, report: str = REPORT) -> None:
     """Write fit, manifest and report into a folder of `new_profile_folder`, and read it back as `load_profile` does.
 
     Raises:

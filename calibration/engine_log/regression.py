@@ -60,19 +60,12 @@ class Errors:
 
 @dataclass(frozen=True)
 class Regression:
-    """Points, the columns that their coefficients multiply, and the fit to all of them.
+    """Points, the columns that their coefficients multiply, and the fit to all of them."""
 
-    Attributes:
-        points: columns ``seconds``, ``steps``, ``source``, ``line`` and whatever the caller needs beside them.
-        names: the coefficients that are fitted. x: their columns, shape (points, names).
-        folded: by name of a coefficient that is not fitted, the fitted one it moves with; "" where it multiplies 0.
-        fit: to all points.
-    """
-
-    points: pd.DataFrame
-    names: tuple[str, ...]
-    x: FloatArray
-    folded: dict[str, str]
+    points: pd.DataFrame  # ``seconds``, ``steps``, ``source``, ``line`` and whatever the caller needs beside them
+    names: tuple[str, ...]  # the coefficients that are fitted
+    x: FloatArray  # their columns, shape (points, names)
+    folded: dict[str, str]  # by name of one that is not fitted, the fitted one it moves with; "" where it multiplies 0
     fit: RobustFit
 
     @classmethod

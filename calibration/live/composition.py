@@ -216,34 +216,21 @@ def _depths(speculative_config: Mapping[str, Any] | None, drafting: FloatArray) 
     return depth
 
 
-# The client warms a server up before it records; the first steps are often the only ones with many prompts.
-_WARMUP_STEPS = 0
-
-
 @dataclass(frozen=True)
 class TimedRun:
-    """One run's steps.
-
-    Attributes:
-        run: where they come from.
-        method, k: how the server drafted; "" and 0 without speculative decoding.
-        steps: every logged step of the run, columns of `draftcast.calibration.live.composition.compose`.
-        points: timed steps, or blocks of consecutive ones: sums of the features, ``steps``, ``seconds``, ``source``,
-            ``line``.
-        clock: ``wall`` or ``elapsed``. elapsed_share: of the wall time, NaN where that is not known.
-        host_s: seconds of a step beside ``elapsed``, fixed and per sequence; NaN with the wall clock.
-        left_out: steps without a time, by reason.
-    """
+    """One run's steps."""
 
     run: LiveRun
-    method: str
+    method: str  # how the server drafted; "" without speculative decoding
     k: int
-    steps: pd.DataFrame
-    points: pd.DataFrame
-    clock: str
-    elapsed_share: float
-    host_s: tuple[float, float]
-    left_out: dict[str, int]
+    steps: pd.DataFrame  # every logged step of the run, columns of `compose`
+    points: (
+        pd.DataFrame
+    )  # timed steps or blocks of them: sums of the features, ``steps``, ``seconds``, place in the log
+    clock: str  # ``wall`` or ``elapsed``
+    elapsed_share: float  # of the wall time, NaN where that is not known
+    host_s: tuple[float, float]  # seconds of a step beside ``elapsed``, fixed and per sequence; NaN with the wall clock
+    left_out: dict[str, int]  # steps without a time, by reason
 
     @property
     def label(self) -> str:
@@ -285,11 +272,12 @@ def timed_run(run: LiveRun, steps: pd.DataFrame | None = None, more: Sequence[st
         InputError: see `composed_steps`; or no step can be timed.
     """
     frame = composed_steps(run) if steps is None else steps
+    # No warm-up is left out: the client did that, and the first steps are often the only ones with many prompts.
     names = (*FEATURES, *more)
-    timed = timed_steps(frame, "auto", _WARMUP_STEPS, names)
+    timed = timed_steps(frame, "auto", 0, names)
     host_s = host_seconds(timed)
     if timed.clock == "wall" and timed.elapsed_share >= WHOLE_ELAPSED:
-        timed = timed_steps(frame, "elapsed", _WARMUP_STEPS, names)
+        timed = timed_steps(frame, "elapsed", 0, names)
     spec = run.manifest["speculative_config"] or {}
     return TimedRun(
         run=run,

@@ -60,14 +60,10 @@ _STRETCHES = 12
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Errors of one run's points against a fit that did not see them.
+    """Errors of one run's points against a fit that did not see them."""
 
-    Attributes:
-        run: folder and method. whole: the whole run was held out; False: every fourth stretch of it.
-    """
-
-    run: str
-    whole: bool
+    run: str  # folder and method
+    whole: bool  # the whole run was held out; False: every fourth stretch of it
     errors: Errors
 
 
@@ -75,8 +71,7 @@ class HeldOut:
 class StepFit:
     """What the runs say of a step's time."""
 
-    # Seconds per unit, names of `TARGET`, `DRAFT`, `SEARCH` and ``fixed_s``; one that could not be told from others is
-    # 0
+    # Seconds per unit, names of `TARGET`, `DRAFT`, `SEARCH` and ``fixed_s``; 0 where not told from the others
     coefficients: dict[str, float]
     folded: dict[str, str]  # for those, which coefficient carries it; "" where nothing was there to be multiplied
     rows: tuple[tuple[float, float], ...]  # the curve over rows, (rows, seconds) from 0 at the fewest rows seen

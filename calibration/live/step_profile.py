@@ -34,9 +34,13 @@ from draftcast.files import plain
 REPORT = "calibration.json"
 PROFILE_FILES = (FIT, MANIFEST, REPORT)
 """What `write_live_profile` writes."""
+_LEAST_PIECES = 20
+_LEAST_ARRIVALS = 3
+# A pause longer than this between an answer and the next request is somebody's thinking.
+_LONGEST_TURNAROUND_S = 0.25
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class LiveCalibration:
     """A server's step time and front end, and what is to be known of them."""
 
@@ -168,12 +172,6 @@ def _notes(fit: StepFit, front_end: FrontEndMeasurement) -> list[str]:
     if not front_end.arrivals:
         lines.append("no request met an idle engine, so a request's way into the engine is not known and taken as 0")
     return lines
-
-
-_LEAST_PIECES = 20
-_LEAST_ARRIVALS = 3
-# A pause longer than this between an answer and the next request is somebody's thinking.
-_LONGEST_TURNAROUND_S = 0.25
 
 
 @dataclass(frozen=True)

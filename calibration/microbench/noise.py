@@ -160,11 +160,10 @@ def _spread(repeats: Sequence[Sequence[float]]) -> dict[str, float]:
 
 def host_facts() -> dict[str, Any]:
     """What the host is: processor, cores, frequency governor ("" when not readable), operating system."""
-    governor = _text(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"))
     return {
         "processor": processor_name(),
         "cores": usable_cores(),
-        "governor": governor,
+        "governor": _text(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
         "system": f"{platform.system()} {platform.release()}",
     }
 

@@ -125,7 +125,7 @@ class Calibration:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.journal.__exit__()
+        self.journal.close()
 
     @property
     def spent_s(self) -> float:

@@ -50,6 +50,18 @@ OFF = "off"
 CONCURRENCIES = (1, 2, 4, 8, 16, 32)
 # Of what the closed loop with the most users reached without speculation.
 RATE_SHARES = (0.3, 0.45, 0.6, 0.75, 0.9)
+INDEX = "index.json"
+KIND, SCHEMA_VERSION = "live-sweep", 1
+# What every cell of an index has.
+_CELL_KEYS: dict[str, Any] = {
+    **dict.fromkeys(("dir", "purpose", "mode", "load_kind", "incomplete_reason"), str),
+    **dict.fromkeys(("round", "order", "complete"), int),
+    "load": int | float,
+}
+_KINDS = ("calibration", "concurrency", "rate")
+# Requests are made for no more than this many tokens a second from one user.
+_FASTEST_TOKENS_PER_S = 500.0
+_FEWEST = 8  # requests of an open-loop cell, on average
 
 
 @dataclass(frozen=True)
@@ -104,20 +116,6 @@ def modes_of(scenario: Scenario, plan: SweepPlan) -> dict[str, Scenario]:
             raise InputError(f"two of the modes are {name}", file="--candidate")
         modes[name] = mode
     return modes
-
-
-INDEX = "index.json"
-KIND, SCHEMA_VERSION = "live-sweep", 1
-# What every cell of an index has.
-_CELL_KEYS: dict[str, Any] = {
-    **dict.fromkeys(("dir", "purpose", "mode", "load_kind", "incomplete_reason"), str),
-    **dict.fromkeys(("round", "order", "complete"), int),
-    "load": int | float,
-}
-_KINDS = ("calibration", "concurrency", "rate")
-# Requests are made for no more than this many tokens a second from one user.
-_FASTEST_TOKENS_PER_S = 500.0
-_FEWEST = 8  # requests of an open-loop cell, on average
 
 
 @dataclass(frozen=True)

@@ -61,14 +61,9 @@ class Validation:
     notes: tuple[str, ...]  # what a reader must know
 
     def error_with_own_step_times(self, name: str) -> float:
-        """The figure's error when acceptance, step times and front end are those measured in this run.
-
-        NaN where it is not known. Apart from the accuracy of the step times (`steps`), this is what the simulated
-        scheduler and chance answer for.
-        """
-        return (
-            -self.attribution[name]["scheduling"] if name in self.attribution and self.steps is not None else math.nan
-        )
+        """The figure's error with this run's own acceptance, step times and front end; NaN where it is not known."""
+        known = name in self.attribution and self.steps is not None
+        return -self.attribution[name]["scheduling"] if known else math.nan
 
 
 def validate(
@@ -103,7 +98,12 @@ def validate(
     own = measure_front_end([steps.timed], [steps.fitted_s]) if steps is not None else None
     assumptions = Assumptions(acceptance=counted if measured else None, front_end=front_end)
     replays = forecast(asked, assumptions)
-    figures = _figures(live_figures(asked), replays, asked.scenario.statistics.confidence)
+    estimates = summarise([each.figures for each in replays], asked.scenario.statistics.confidence)
+    figures = {
+        name: Figure(name, value, estimates[name])
+        for name, value in live_figures(asked).items()
+        if name in estimates and math.isfinite(value) and math.isfinite(estimates[name].mean)
+    }
     attribution = {}
     if attribute:
         # Measured values replace forecast ones, one after the other.
@@ -138,17 +138,7 @@ def _shares(measured: float, values: list[float]) -> dict[str, float]:
 
 
 def _means(replays: list[Replay]) -> dict[str, float]:
-    frame = pd.DataFrame([each.figures for each in replays])
-    return {str(name): float(value) for name, value in frame.mean().items()}
-
-
-def _figures(seen: dict[str, float], replays: list[Replay], confidence: float) -> dict[str, Figure]:
-    estimates = summarise([each.figures for each in replays], confidence)
-    return {
-        name: Figure(name, value, estimates[name])
-        for name, value in seen.items()
-        if name in estimates and math.isfinite(value) and math.isfinite(estimates[name].mean)
-    }
+    return dict(pd.DataFrame([each.figures for each in replays]).mean())
 
 
 def _notes(asked: Question, steps: StepTimes | None) -> tuple[str, ...]:

@@ -59,20 +59,16 @@ class Cutover:
     """Closed-loop users at which a mode's throughput gain falls through 1.
 
     Infinite: it does so beyond the largest (inf) or below the smallest (-inf) number of users that was run.
-
-    Attributes:
-        measured, low, high: with the interval. forecast: of the same loads, with the range over its replications.
-        users: the numbers of users that were run.
     """
 
     mode: str
     measured: float
-    low: float
+    low: float  # of the measured interval
     high: float
-    forecast: float
-    forecast_low: float
+    forecast: float  # of the same loads
+    forecast_low: float  # of the range over its replications
     forecast_high: float
-    users: tuple[float, ...]
+    users: tuple[float, ...]  # the numbers of users that were run
 
     @property
     def within_bar(self) -> bool:
@@ -111,16 +107,8 @@ def cutover(effects: Sequence[Effect]) -> Cutover | None:
     measured = _crossing(users, np.array([each.measured for each in ordered]))
     forecast = _crossing(users, np.array([each.forecast for each in ordered]))
     played = [_crossing(users, gains) for gains in np.column_stack([each.replications for each in ordered])]
-    return Cutover(
-        ordered[0].mode,
-        measured,
-        float(low),
-        float(high),
-        forecast,
-        min(played),
-        max(played),
-        tuple(users.tolist()),
-    )
+    ends = (float(low), float(high)), (min(played), max(played))
+    return Cutover(ordered[0].mode, measured, *ends[0], forecast, *ends[1], tuple(users.tolist()))
 
 
 def _crossing(users: FloatArray, gains: FloatArray) -> float:

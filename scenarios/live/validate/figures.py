@@ -19,6 +19,8 @@ from draftcast.sim.compiled.itl_histogram import itl_histogram
 from draftcast.sim.output.metrics import compute_metrics
 from draftcast.sim.workload.workload import Slo
 
+FloatArray = NDArray[np.float64]
+
 _STATISTICS = ("mean", "median", "p95")
 _LATENCIES = ("ttft", "tpot", "itl", "e2el")
 FIGURES = (
@@ -85,12 +87,9 @@ def _busy_throughput(requests: pd.DataFrame) -> float:
     return float((rest + 1.0)[first_s <= end_s].sum()) / (end_s - start_s)
 
 
-def chunk_gaps(live: LiveRun) -> np.ndarray[Any, np.dtype[np.float64]]:
+def chunk_gaps(live: LiveRun) -> FloatArray:
     """Seconds between the pieces of the same answer, all answers together."""
     return piece_gaps(live.chunks, live.requests["request_id"].to_numpy())[0]
-
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -45,17 +45,12 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Replay:
-    """One replication as the client saw it.
+    """One replication as the client saw it."""
 
-    Attributes:
-        requests: as of a simulation, with the client's times. steps: the engine's, with ``step_s``, what each took.
-        itl_counts: histogram of the gaps between emissions. figures: by name, see `run_figures`.
-    """
-
-    requests: pd.DataFrame
-    steps: pd.DataFrame
-    itl_counts: NDArray[np.int64]
-    figures: dict[str, float]
+    requests: pd.DataFrame  # as of a simulation, with the client's times
+    steps: pd.DataFrame  # the engine's, with ``step_s``, what each took
+    itl_counts: NDArray[np.int64]  # histogram of the gaps between emissions
+    figures: dict[str, float]  # by name, see `run_figures`
 
 
 class _Turnaround(BehindFrontEnd):

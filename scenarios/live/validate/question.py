@@ -108,14 +108,9 @@ def _speculation(live: LiveRun, scenario: Scenario) -> dict[str, Any] | None:
         return None
     if own is None:
         return dict(config)
-    same = {**config}
-    if own.model is not None and config.get("model") is not None and _method(config) == own.resolved_method:
-        same["model"] = own.model
-    return same
-
-
-def _method(config: dict[str, Any]) -> str:
-    return str(config.get("method") or "draft_model")
+    method = str(config.get("method") or "draft_model")
+    stands_for = own.model is not None and config.get("model") is not None and method == own.resolved_method
+    return {**config, "model": own.model} if stands_for else dict(config)
 
 
 def profile_label(scenario: Scenario, name: str) -> ProfileLabel:

@@ -77,27 +77,19 @@ class Accepted:
 
 @dataclass(frozen=True)
 class SweepValidation:
-    """What `validate_sweep` found.
+    """What `validate_sweep` found."""
 
-    Attributes:
-        folder: of the sweep. profile: its name; calibrated_on: the runs behind it.
-        cells: every judged run. effects, cutovers: by mode and load.
-        steps: step time over all judged runs, by mode and over ``all``.
-        acceptance: of every mode that drafts and whose servers count.
-        continuation: tokens compared with the known text and wrong ones, of every run, calibration runs as well.
-        notes: what a reader must know, runs that are not judged among it.
-    """
-
-    folder: Path
-    profile: str
-    calibrated_on: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    folder: Path  # of the sweep
+    profile: str  # its name
+    calibrated_on: tuple[str, ...]  # the runs behind the profile
+    cells: tuple[Cell, ...]  # every judged run
     effects: tuple[Effect, ...]
     cutovers: tuple[Cutover, ...]
-    steps: dict[str, ModeSteps]
-    acceptance: tuple[Accepted, ...]
+    steps: dict[str, ModeSteps]  # step time over all judged runs, by mode and over ``all``
+    acceptance: tuple[Accepted, ...]  # of every mode that drafts and whose servers count
+    # Tokens compared with the known text and wrong ones, of every run, calibration runs as well
     continuation: dict[str, tuple[int, int]]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # what a reader must know, runs that are not judged among it
 
 
 def validate_sweep(
