@@ -88,6 +88,7 @@ class StepOptions:
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1
     context: Annotated[int, typer.Option(min=1, help="Context tokens of every sequence.")] = 1024
     dtype: Annotated[str, typer.Option(help="Weight format.")] = "bf16"
+    version: Annotated[str, typer.Option("--engine-version", help="Engine and version of the step.")] = "vllm 0.32"
 
 
 @app.command()
@@ -111,9 +112,8 @@ def compare(
     if as_json:
         print_json({"first": one.profile.name, "second": other.profile.name, "rows": rows, "timed_in_both": timed})
         return
-    named = {"first_ms": f"{one.profile.name}, ms", "second_ms": f"{other.profile.name}, ms"}
-    if len(set(named.values())) == 1:
-        named = {"first_ms": f"{first}, ms", "second_ms": f"{second}, ms"}
+    names = (first, second) if one.profile.name == other.profile.name else (one.profile.name, other.profile.name)
+    named = {"first_share": "share", "first_ms": f"{names[0]}, ms", "second_ms": f"{names[1]}, ms"}
     console = make_console()
     console.print(rows_table([{named.get(key, key): value for key, value in row.items()} for row in rows]))
     if timed:

@@ -165,7 +165,11 @@ def _workload(reading: Reading) -> dict[str, Any] | None:
             requests = count or max(_PROMPTS, _ROUNDS * clients)
         clients = min(clients, requests)
         arrivals = {"process": "closed_loop", "concurrency": clients}
-    return {"arrivals": arrivals, "num_requests": requests, "lengths": lengths}
+    temperature = point.temperature
+    if temperature is None:
+        temperature = 0.0
+        reading.assumed["temperature"] = "0, as vLLM's and SGLang's load clients send"
+    return {"arrivals": arrivals, "num_requests": requests, "lengths": lengths, "temperature": temperature}
 
 
 _METHODS = (

@@ -192,6 +192,7 @@ _FLAGS = {
     "enable_chunked_prefill": "enable_chunked_prefill",
     "enforce_eager": "enforce_eager",
     "async_scheduling": "async_scheduling",
+    "max_cudagraph_capture_size": "max_cudagraph_capture_size",
     "block_size": "block_size",
     "page_size": "block_size",
     "num_gpu_blocks_override": "num_gpu_blocks",
@@ -253,14 +254,26 @@ def read_flags(reading: Reading) -> dict[str, Any]:
             reading.missing(f"flags.{flag}", _UNKNOWN_FLAGS[flag])
         if flag in _NOT:
             keys[_NOT[flag]] = not value
-        if flag in _FLAGS:
+        if flag in _FLAGS and value is not None:
             given = str(value).startswith("on") if isinstance(value, str) else value
             keys[_FLAGS[flag]] = given
     return keys
 
 
-# First versions that schedule asynchronously by default; by date where the version is not given.
-_ASYNC_SINCE = ((0, 14), "2026-01")
+# Releases of vLLM by the month from which they were current, of branches and points without a version.
+_RELEASES = {
+    "2026-08": "0.27",
+    "2026-07": "0.24",
+    "2026-04": "0.20",
+    "2026-03": "0.18",
+    "2026-02": "0.16",
+    "2026-01": "0.14",
+    "2025-12": "0.12",
+    "2025-10": "0.11",
+    "2025-07": "0.10",
+    "2025-05": "0.9",
+    "2025-02": "0.8",
+}
 
 
 def read_engine(reading: Reading) -> dict[str, Any]:
@@ -274,12 +287,21 @@ def read_engine(reading: Reading) -> dict[str, Any]:
         reading.assumed["engine"] = f"presumably {name}"
     if name == "sglang":
         # Its own limit follows from memory and lies in the thousands.
-        return {"max_num_seqs": 2048}
+        return {"version": f"sglang 0.{4 if version_of(point) == (0, 4) else 5}", "max_num_seqs": 2048}
     if is_v0(point):
-        return {"async_scheduling": False, "enable_chunked_prefill": False, "max_num_seqs": 256}
+        return {"version": "vllm 0.7", "enable_chunked_prefill": False, "max_num_seqs": 256}
     version = version_of(point)
-    is_async = version >= _ASYNC_SINCE[0] if version else point.date >= _ASYNC_SINCE[1]
-    return {} if is_async else {"async_scheduling": False}
+    release = ".".join(map(str, version)) if version else _release_at(point.date)
+    if re.search(r"MRV2|Model Runner V2", point.engine_version):
+        release = f"{'0.25' if int(release.split('.')[1]) < 25 else release} v2"  # its constants are those of 0.25 on
+    elif "V1 runner" in point.engine_version:
+        release += " v1"
+    return {"version": f"vllm {release}"}
+
+
+def _release_at(date: str) -> str:
+    month = date if "-" in date or len(date) < 6 else f"{date[:4]}-{date[4:6]}"
+    return next((release for since, release in _RELEASES.items() if month >= since), "0.8")
 
 
 def version_of(point: Point) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from draftcast.calibration.profile.engines import DEFAULT_VERSION
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.calibration.profile.table import POINT
 from draftcast.kernels.model.catalog import load_model
@@ -20,6 +21,7 @@ from draftcast.sim.cost.operator_tables import OperatorTables
 from draftcast.sim.cost.step_cost import compile_step_cost
 
 BATCHES = (1, 8, 64, 128, 256)
+MODES = ("eager launches", "launches without a graph", "piecewise graphs", "full graph")
 MAX_ROWS = 8192
 
 
@@ -33,10 +35,11 @@ class Step:
     tp: int = 1
     context: int = 1024
     dtype: str = "bf16"
+    version: str = DEFAULT_VERSION
 
 
 def compare(first: OpenProfile, second: OpenProfile, step: Step) -> list[dict[str, Any]]:
-    """Milliseconds of a decode step at several batch sizes, part by part, in two profiles.
+    """Milliseconds of a decode step at several batch sizes, part by part, in two profiles, and shares in the first.
 
     One row a batch size and part; None where a profile does not know the part (a whole-step fit knows no operators).
 
@@ -50,7 +53,9 @@ def compare(first: OpenProfile, second: OpenProfile, step: Step) -> list[dict[st
         for part in one if len(one) >= len(other) else other:
             a, b = ((1e3 * side[part] if part in side else None) for side in (one, other))
             ratio = b / a if a and b is not None else None
-            rows.append({"batch": batch, "part": part, "first_ms": a, "second_ms": b, "ratio": ratio})
+            share = one[part] / one["device + host"] if part in one else None
+            row = {"batch": batch, "part": part, "first_ms": a, "first_share": share, "second_ms": b, "ratio": ratio}
+            rows.append(row)
     return rows
 
 
@@ -82,6 +87,7 @@ def step_cost(opened: OpenProfile, step: Step) -> st.StepCost:
     """The step's cost under a profile, for up to the largest of `BATCHES` sequences."""
     model = load_model(step.model)
     config = EngineConfig(
+        version=step.version,
         is_moe=model.is_moe,
         method=get_method(step.method if step.k else "none"),
         num_speculative_tokens=step.k,
@@ -97,29 +103,38 @@ def step_cost(opened: OpenProfile, step: Step) -> st.StepCost:
 def step_parts(opened: OpenProfile, cost: st.StepCost, step: Step, batch: int) -> dict[str, float]:
     """Seconds of the parts of one step of ``batch`` sequences.
 
-    Parts "target: ..." and "sample: ..." add up to their whole. A whole-step fit knows no operators: its target holds
-    lm_head and sampler.
+    Parts "target: ...", "draft: ...", "sample: ..." and "host: ..." add up to their whole; those besides kernels are
+    the engine generation's. A whole-step fit knows no operators: its target holds lm_head and sampler.
     """
     features, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     st.decode_features(cost, batch, step.k, step.context, features)
     st.step_time(cost, features, out)
     parts = {"target": out["target_s"]}
-    sampler = {}
+    sampler: dict[str, float] = {}
+    draft = {"draft": out["draft_s"]}
+    host = {"host": out["host_s"]}
     if isinstance(opened.profile, RooflineProfile):
         rows = int(features["tokens"])
         model, device = load_model(step.model), OperatorTables(opened.profile, step.tp, step.dtype)
         whole = cost.target[rows].sum()
         linear, collectives = _linear(device, model, rows), _collectives(device, model, rows)
-        parts["target: attention"] = out["target_s"] - whole
+        parts["target: attention"] = out["target_s"] - whole - out["overhead_s"]
         parts["target: linear"] = linear
         if step.tp > 1:
             parts["target: all-reduce"] = collectives
         rest = "experts, norms, activations" if model.is_moe else "norms, rotary, activations"
         parts[f"target: {rest}"] = whole - linear - collectives
+        parts[f"target: {MODES[out['graph_mode']]}"] = out["overhead_s"]
+        if step.k:
+            passes = out["draft_overhead_s"]
+            draft |= {"draft: kernels or search": out["draft_s"] - passes, "draft: between kernels": passes}
+        host |= {"host: step": cost.params[0]["host_fixed_s"], "host: requests": batch * cost.params[0]["host_seq_s"]}
         head = device.lm_head(model, np.array([int(features["logit_rows"])])).sum()
-        sampler = {"sample: lm_head": head, "sample: sampler": out["sample_s"] - head}
+        sampler = {"sample: lm_head": head, "sample: sampler": out["sample_s"] - head - out["verify_s"]}
+        if step.k:
+            sampler["sample: verification"] = out["verify_s"]
         sampler = {"lm_head and sampler": out["sample_s"], **sampler}
-    parts |= {"draft": out["draft_s"], **sampler, "host": out["host_s"]}
+    parts |= draft | sampler | host
     parts["device"] = out["target_s"] + out["draft_s"] + out["sample_s"]
     parts["device + host"] = parts["device"] + out["host_s"]
     return {name: float(value) for name, value in parts.items()}

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 WIDTH = 110
-_SHARES = ("interval", "median", "p90", "worst")
+_SHARES = ("interval", "median", "p90", "worst", "share")
 _TITLES = {
     "t0_us": "t0, us",
     "held_out": "held out",

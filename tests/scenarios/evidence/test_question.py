@@ -221,17 +221,30 @@ def test_a_named_data_set_has_typical_lengths_which_are_said_to_be_assumed() -> 
     assert "typical" in question.assumed["input_tokens"]
 
 
-def test_old_engines_have_no_asynchronous_scheduling() -> None:
-    def is_async(**changes: Any) -> bool | None:
+def test_a_point_is_forecast_under_the_engine_it_ran_on() -> None:
+    def version(**changes: Any) -> str:
         side = asked(**changes).off
         assert side is not None
-        return side.engine.async_scheduling
+        return side.engine.version
 
-    assert is_async() is None
-    assert is_async(engine_version="0.11.0") is False
-    assert is_async(engine_version="main 2025-07", date="2025-07") is False
-    assert is_async(engine_version="main 2026-07", date="2026-07") is None
-    assert is_async(engine_version="0.11.0", flags={"async-scheduling": True}) is True
+    assert version(engine_version="0.11.0") == "vllm 0.11"
+    assert version(engine_version="main 2025-07", date="2025-07") == "vllm 0.10"
+    assert version(engine_version="commit dea6351", date="20260213") == "vllm 0.16"
+    assert version(engine_version="main 2026-04, MRV2", date="2026-04") == "vllm 0.25 v2"
+    assert version(engine_version="0.27.1, V1 runner") == "vllm 0.27 v1"
+    assert version(engine_version="V0 (mid 2024)", date="2024-10") == "vllm 0.7"
+    assert version(engine="sglang", engine_version="0.5.6.post2") == "sglang 0.5"
+    asynchronous = asked(engine_version="0.11.0", flags={"async-scheduling": True}).off
+    assert asynchronous is not None
+    assert asynchronous.engine.async_scheduling is True
+
+
+def test_a_point_without_a_temperature_is_greedy_which_is_said_to_be_assumed() -> None:
+    for given, used in ((None, 0.0), (0.6, 0.6)):
+        question = asked(temperature=given)
+        assert question.off is not None
+        assert question.off.workload.temperature == used
+        assert ("temperature" in question.assumed) == (given is None)
 
 
 def test_every_shipped_row_is_expressed_or_has_a_reason() -> None:
