@@ -151,6 +151,16 @@ def is_bundled_head(name: str) -> bool:
     return name.lower() in _bundled()
 
 
+def public_head(kind: str, target: str) -> str | None:
+    """The bundled head of a kind (eagle, eagle3, ...) that was made for a target; None: there is none."""
+    names = {canonical_name(target), target}
+    for name, entry in _bundled().values():
+        made_for = {canonical_name(each) for each in entry["targets"]}
+        if names & made_for and read_head(entry["config"], name).kind == kind:
+            return name
+    return None
+
+
 def usual_head(method: str, target: ModelSpec, k: int) -> ModelSpec:
     """The head taken where none is known: the public one for this target, else the method's usual shape.
 
@@ -203,12 +213,9 @@ def _mtp(target: ModelSpec, name: str | None) -> Head:
 def _usual(method: str, target: ModelSpec, k: int) -> tuple[Head, str]:
     """The head, and in words where its shape comes from."""
     kind = _RUNS[method][0]
-    names = {canonical_name(target.name), target.name}
-    for name, entry in _bundled().values():
-        if names & {canonical_name(made_for) for made_for in entry["targets"]}:
-            config = read_head(entry["config"], name)
-            if config.kind == kind:
-                return config.head(target, k), f"the shape of {name}"
+    name = public_head(kind, target.name)
+    if name is not None:
+        return read_head(_bundled()[name.lower()][1]["config"], name).head(target, k), f"the shape of {name}"
     builders: dict[str, Callable[[], ModelSpec]] = {
         "eagle": lambda: drafters.eagle_head(target, "eagle"),
         "eagle3": lambda: drafters.eagle_head(target, "eagle3"),

@@ -13,6 +13,7 @@ from typing import Any
 
 from draftcast.errors import InputError
 from draftcast.kernels.model.catalog import is_bundled_model, load_model
+from draftcast.kernels.model.heads import has_head, is_bundled_head, public_head
 from draftcast.scenarios.compare.candidate import alpha_of
 from draftcast.scenarios.evidence.lengths import longest, read_lengths
 from draftcast.scenarios.evidence.point import GivenAcceptance, Point, Spec
@@ -207,6 +208,8 @@ def _drafting(
         keys["draft_tensor_parallel_size"] = degree
     if method == "tree":
         keys |= _tree(reading, flags, k)
+    if has_head(keys["method"]) and method != "mtp":
+        keys |= _head(reading, spec, engine["model"], keys["method"])
     if method in ("draft_model", "pard"):
         keys |= _draft_model(reading, spec, method)
     mean = _mean_length(reading, given, k)
@@ -222,6 +225,21 @@ def _tree(reading: Reading, flags: dict[str, Any], k: int) -> dict[str, Any]:
         reading.missing_on("flags.speculative_eagle_topk", "the shape of the tree is not given")
         return {}
     return {"method": "eagle_tree", "tree_width": int(width), "max_tree_nodes": max(k, int(tokens) - 1)}
+
+
+def _head(reading: Reading, spec: Spec, model: str, method: str) -> dict[str, Any]:
+    """The head that is named; of a tree whose head is not bundled, a public EAGLE-3 head for the target.
+
+    A tree's method does not tell EAGLE's head from EAGLE-3's; the name does, and nearly all are EAGLE-3's.
+    """
+    name = spec.draft_model
+    if method != "eagle_tree" or (name is not None and is_bundled_head(name)):
+        return {"model": name} if name is not None else {}
+    if re.search(r"eagle-?3", name or "eagle3", re.IGNORECASE):
+        public = public_head("eagle3", model)
+        reading.assumed["spec.draft_model"] = f"{public}, a public head for this target; served: {name}"
+        return {"model": public} if public is not None else {}
+    return {}
 
 
 def _draft_model(reading: Reading, spec: Spec, method: str) -> dict[str, Any]:

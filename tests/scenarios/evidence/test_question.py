@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from evidence_row import BASE
 
+from draftcast.kernels.model.heads import is_bundled_head
 from draftcast.scenarios.evidence.point import Point, points
 from draftcast.scenarios.evidence.question import Question, question_of
 
@@ -142,6 +143,20 @@ def test_a_tree_counts_its_root_among_its_draft_tokens() -> None:
     # 11.87 ms between chunks at 3.75 ms a token.
     gap_ms = ROWS["gpustack-qwen3-8b-h100-sweep-c4-tengyunw-s4-t4-d16"].more["on_itl_mean_ms"]
     assert 1 + sum(acceptance.rates) == pytest.approx(gap_ms / 3.75, rel=1e-6)
+
+
+def test_a_named_head_is_served_and_a_tree_takes_an_eagle3_head() -> None:
+    def head(point_id: str) -> str | None:
+        side = question_of(ROWS[point_id]).on
+        assert side is not None
+        assert side.speculative_config is not None
+        return side.speculative_config.model
+
+    full = head("dishant-qwen3-8b-h100-bf16-k1-fullvocab-c8")
+    assert full == "own EAGLE-3 head, draft vocab 151936 (full)"
+    assert is_bundled_head(full)
+    assert head("gpustack-qwen3-8b-h100-sweep-c4-tengyunw-s4-t4-d16") == "qwen3-8b-eagle3"
+    assert head("specforge-339-qwen3-30b-a3b-h100x2-b1-s3t3d4") == "zhuyksir/EAGLE3-Qwen3-30B-A3B-DenseHead"
 
 
 @pytest.mark.parametrize(
