@@ -12,8 +12,8 @@ from draftcast.scenarios.compare.comparison import compare
 from draftcast.scenarios.evidence.forecast import forecast_points
 from draftcast.scenarios.evidence.point import points
 from draftcast.scenarios.schema.load import load_scenario
+from draftcast.scenarios.show.device_plots import profile_figure
 from draftcast.scenarios.show.evidence_report import evidence_figure
-from draftcast.scenarios.show.profile_plot import profile_figure
 from draftcast.scenarios.show.profile_view import open_profile
 from draftcast.scenarios.show.run_plots import comparison_figure
 

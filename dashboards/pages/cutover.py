@@ -27,9 +27,9 @@ from draftcast.scenarios.run.operating_point import ceilings, operating_tracks
 from draftcast.scenarios.run.workload_spec import slos
 from draftcast.scenarios.show.cutover_plots import cutover_figure, map_figure
 from draftcast.scenarios.show.cutover_report import contour_lines, detail_lines, headline
+from draftcast.scenarios.show.device_plots import roofline_figure
 from draftcast.scenarios.show.plots import on_page
 from draftcast.scenarios.show.recommend_report import answer_line, paste_lines, remark
-from draftcast.scenarios.show.roofline_plot import roofline_figure
 from draftcast.scenarios.show.tables import show, title
 from draftcast.sim.progress import Progress
 

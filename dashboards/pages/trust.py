@@ -29,7 +29,7 @@ from draftcast.scenarios.evidence.forecast import Forecast, forecast_points
 from draftcast.scenarios.evidence.point import points
 from draftcast.scenarios.run.coverage import coverage_of
 from draftcast.scenarios.run.fidelity import ORIGINS, fidelity
-from draftcast.scenarios.show.coverage_plot import coverage_figure, fit_figure
+from draftcast.scenarios.show.device_plots import coverage_figure, fit_figure
 from draftcast.scenarios.show.evidence_report import (
     COLUMNS,
     SUMMARY,

@@ -128,8 +128,8 @@ def plot(
     as_json: AsJson = False,
 ) -> None:
     """Roofline plot of a measured profile: achieved rate against intensity, and held-out errors."""
+    from draftcast.scenarios.show.device_plots import profile_figure
     from draftcast.scenarios.show.plots import check_picture, write_figure
-    from draftcast.scenarios.show.profile_plot import profile_figure
     from draftcast.scenarios.show.profile_view import fits_any_device, open_profile
 
     check_picture(out, "--out")

@@ -10,7 +10,7 @@ from draftcast.errors import InputError
 from draftcast.scenarios.cutover.answer import Cutover
 from draftcast.scenarios.cutover.map import SpeedupMap
 from draftcast.scenarios.show.cutover_report import cell_text, headline
-from draftcast.scenarios.show.plots import BREAK_EVEN_LINE, COLOURS, error_bars, in_file
+from draftcast.scenarios.show.plots import BREAK_EVEN_LINE, COLOURS, error_bars, in_file, label_axes, panels, series
 from draftcast.scenarios.show.tables import title
 from draftcast.sim.statistics.crossing import Probe
 
@@ -29,47 +29,35 @@ def cutover_figure(answers: Sequence[Cutover]) -> Any:
     Raises:
         InputError: no point was simulated.
     """
-    import plotly.graph_objects as go
-
     first = answers[0]
     if not any(answer.probes for answer in answers):
         raise InputError("nothing to draw: the budget does not cover one point", file="--budget")
-    figure = go.Figure()
-    figure.add_hline(y=1.0, line=BREAK_EVEN_LINE)
+    figure = panels()
     for index, answer in enumerate(answers):
         _curve(figure, answer, COLOURS[index % len(COLOURS)])
+    figure.add_hline(y=1.0, line=BREAK_EVEN_LINE)
     sentences = [headline(answer) for answer in answers[:MOST_SENTENCES]]
-    figure.update_xaxes(title_text=first.unit, type="log" if first.over in LOGARITHMIC else "linear")
-    figure.update_yaxes(title_text=f"advantage in {first.metric.label}", rangemode="tozero")
+    label_axes(figure, first.unit, f"advantage in {first.metric.label}")
+    figure.update_xaxes(type="log" if first.over in LOGARITHMIC else "linear").update_yaxes(rangemode="tozero")
     return in_file(figure, title(first.scenario), sentences, height=620)
 
 
 def _curve(figure: Any, answer: Cutover, colour: str) -> None:
     confidence = answer.crossing.confidence
+    faint = f"rgba({','.join(str(int(colour[index : index + 2], 16)) for index in (1, 3, 5))},0.18)"
     valued = [(p, e) for p in answer.probes if (e := p.advantage(confidence)) is not None and math.isfinite(e.high)]
     xs = [probe.x for probe, _ in valued]
-    edge: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
-    figure.add_scatter(x=xs, y=[e.low for _, e in valued], **edge)
-    figure.add_scatter(x=xs, y=[e.high for _, e in valued], fill="tonexty", fillcolor=_faint(colour), **edge)
-    figure.add_scatter(
-        x=xs,
-        y=[e.mean for _, e in valued],
-        mode="lines+markers",
-        line={"color": colour, "width": 2.5},
-        name=answer.label,
-        text=[f"{e.low:.3f} to {e.high:.3f}, {e.n} replications" for _, e in valued],
-    )
+    edge: dict[str, Any] = {"mode": "lines", "line_width": 0, "hoverinfo": "skip", "showlegend": False}
+    series(figure, answer.label, colour, xs, [e.low for _, e in valued], **edge)
+    series(figure, answer.label, colour, xs, [e.high for _, e in valued], fill="tonexty", fillcolor=faint, **edge)
+    text = [f"{e.low:.3f} to {e.high:.3f}, {e.n} replications" for _, e in valued]
+    means = [e.mean for _, e in valued]
+    series(figure, answer.label, colour, xs, means, mode="lines+markers", line_width=2.5, text=text)
     bounds = [probe for probe in answer.probes if probe.sure]
     if bounds:
         symbols = ["triangle-up" if probe.sure > 0 else "triangle-down" for probe in bounds]
-        figure.add_scatter(
-            x=[probe.x for probe in bounds],
-            y=[1.0] * len(bounds),
-            mode="markers",
-            marker={"symbol": symbols, "size": 11, "color": colour},
-            text=[probe.note for probe in bounds],
-            name=f"{answer.label}: one side overloaded",
-        )
+        name, xs, text = f"{answer.label}: one side overloaded", [p.x for p in bounds], [p.note for p in bounds]
+        series(figure, name, colour, xs, [1.0] * len(bounds), marker={"symbol": symbols, "size": 11}, text=text)
     if answer.verdict == "crosses":
         crossing = answer.crossing
         figure.add_vrect(x0=crossing.low, x1=crossing.high, fillcolor=colour, opacity=0.15, line_width=0)
@@ -77,17 +65,10 @@ def _curve(figure: Any, answer: Cutover, colour: str) -> None:
         figure.add_vline(x=crossing.best, line={"color": colour, "width": 1.5}, label=label)
 
 
-def _faint(colour: str) -> str:
-    red, green, blue = (int(colour[index : index + 2], 16) for index in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.18)"
-
-
 def map_figure(speedups: SpeedupMap) -> Any:
     """Colour and number: the advantage; *: its interval excludes 1; line: break-even with its interval."""
-    import plotly.graph_objects as go
-
     confidence = speedups.confidence
-    figure = go.Figure()
+    figure = panels()
     figure.add_heatmap(
         x=speedups.xs,
         y=speedups.ys,
@@ -97,25 +78,22 @@ def map_figure(speedups: SpeedupMap) -> Any:
         texttemplate="%{text}",
         hovertemplate=f"%{{x}} {speedups.unit}, {speedups.against} %{{y}}: %{{customdata}}<extra></extra>",
         colorscale="RdBu",
-        zmin=-RANGE,
-        zmax=RANGE,
-        xgap=1,
-        ygap=1,
+        **{"zmin": -RANGE, "zmax": RANGE, "xgap": 1, "ygap": 1},
         colorbar={
-            "title": {"text": "advantage"},
+            "title": "advantage",
             "tickvals": [-1, -0.5, 0, 0.5, 1],
             "ticktext": ["1/2", "0.71", "1", "1.41", "2"],
         },
     )
     points = [point for point in speedups.contour if point.crossing.kind == "crosses"]
     if points:
-        fixed, crossing = [point.at for point in points], [point.crossing.best for point in points]
+        at, crossing = [point.at for point in points], [point.crossing.best for point in points]
         bars = error_bars([(p.crossing.low, p.crossing.best, p.crossing.high) for p in points], color=CONTOUR)
-        along_x = speedups.against == "k"
-        line = {"x": crossing, "y": fixed, "error_x": bars} if along_x else {"x": fixed, "y": crossing, "error_y": bars}
-        figure.add_scatter(**line, mode="lines+markers", line={"color": CONTOUR, "width": 2}, name="break-even")
-    figure.update_xaxes(title_text=speedups.unit, type="log" if speedups.over in LOGARITHMIC else "linear")
-    figure.update_yaxes(title_text="draft tokens k" if speedups.against == "k" else "acceptance per draft token")
+        x, y, axis = (crossing, at, "x") if speedups.against == "k" else (at, crossing, "y")
+        style = {"mode": "lines+markers", "line_width": 2, f"error_{axis}": bars}
+        series(figure, "break-even", CONTOUR, x, y, **style)
+    label_axes(figure, speedups.unit, "draft tokens k" if speedups.against == "k" else "acceptance per draft token")
+    figure.update_xaxes(type="log" if speedups.over in LOGARITHMIC else "linear")
     note = (
         f"{speedups.label}: advantage in {speedups.metric.label}; * its {confidence:.0%} interval excludes 1; "
         "line: break-even"

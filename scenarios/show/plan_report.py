@@ -9,31 +9,31 @@ from rich.table import Table
 
 from draftcast.scenarios.plan.search import STEADY_STATE, Check, Constraint
 from draftcast.scenarios.plan.sizing import COMPLETED, WITHIN, Plan, Sizing, delivered
-from draftcast.scenarios.show.plots import BASELINE, LIMIT, OFF, ON, half_widths, means, styled
+from draftcast.scenarios.show.plots import (
+    BASELINE,
+    LIMIT,
+    OFF,
+    ON,
+    half_widths,
+    label_axes,
+    means,
+    panels,
+    series,
+    styled,
+)
 from draftcast.scenarios.show.tables import make_table
 
 
 def sizing_figure(answer: Plan) -> Any:
     """GPUs of every feasible candidate, those of spare replicas apart; the best on top."""
-    import plotly.graph_objects as go
-
     shown = [sizing for sizing in answer.sizings if sizing.feasible][::-1]
-    figure = go.Figure()
-    for name, colour, counts in (
-        ("in use", ON, [sizing.replicas * sizing.candidate.tensor_parallel_size for sizing in shown]),
-        ("spare", OFF, [sizing.spare * sizing.candidate.tensor_parallel_size for sizing in shown]),
-    ):
-        if any(counts):
-            figure.add_bar(
-                x=counts,
-                y=[sizing.candidate.label for sizing in shown],
-                orientation="h",
-                name=name,
-                marker={"color": colour},
-                hovertemplate="%{x} GPUs<extra>" + name + "</extra>",
-            )
-    figure.update_layout(barmode="stack")
-    figure.update_xaxes(title_text="GPUs", rangemode="tozero")
+    figure = panels()
+    for name, colour, replicas in (("in use", ON, "replicas"), ("spare", OFF, "spare")):
+        gpus = [getattr(sizing, replicas) * sizing.candidate.tensor_parallel_size for sizing in shown]
+        if any(gpus):
+            bars = {"orientation": "h", "name": name, "hovertemplate": f"%{{x}} GPUs<extra>{name}</extra>"}
+            figure.add_bar(x=gpus, y=[sizing.candidate.label for sizing in shown], marker_color=colour, **bars)
+    figure.update_layout(barmode="stack").update_xaxes(title_text="GPUs", rangemode="tozero")
     return styled(figure, height=120 + 40 * len(shown))
 
 
@@ -45,34 +45,23 @@ def goodput_figure(sizing: Sizing, checks: Sequence[Check]) -> Any:
     Args:
         checks: of `draftcast.scenarios.plan.sizing.goodput_curve` for ``sizing``, under the scenario's ``slo``.
     """
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
-    rates = [check.rate_rps for check in checks]
+    figure = panels()
+    rates, verdicts = [check.rate_rps for check in checks], [check.verdict for check in checks]
+    marker = {"symbol": ["circle" if word == "steady" else "circle-open" for word in verdicts], "size": 8}
+    hover = "%{y:.4g} of %{x:.4g} req/s (%{text})"
     for name, colour in ((COMPLETED, OFF), (WITHIN, ON)):
-        rates_done = [delivered(check).get(name) for check in checks]
-        figure.add_scatter(
-            x=rates,
-            y=means(rates_done),
-            error_y=half_widths(rates_done, thickness=1.2, width=3),
-            mode="lines+markers",
-            line={"color": colour, "width": 2.2},
-            marker={
-                "symbol": ["circle" if check.verdict == "steady" else "circle-open" for check in checks],
-                "size": 8,
-            },
-            text=[check.verdict for check in checks],
-            name=name,
-            hovertemplate="%{y:.4g} of %{x:.4g} req/s (%{text})<extra>" + name + "</extra>",
-        )
+        done = [delivered(check).get(name) for check in checks]
+        bars = half_widths(done, thickness=1.2, width=3)
+        style = {"mode": "lines+markers", "line_width": 2.2, "marker": marker, "text": verdicts, "error_y": bars}
+        series(figure, name, colour, rates, means(done), hover=hover, **style)
     lines = [(sizing.target_rps, "target", BASELINE)]
     if sizing.largest is not None:
         lines.append((sizing.largest.met, "knee", LIMIT))
     for x, label, colour in lines:
         text = {"text": f"{label} {x:.4g}", "font": {"color": colour}, "textangle": 0, "yanchor": "bottom"}
         figure.add_vline(x=x, line={"color": colour, "dash": "dot", "width": 1.5}, annotation=text)
-    figure.update_xaxes(title_text="load, req/s", rangemode="tozero")
-    figure.update_yaxes(title_text="req/s")
+    label_axes(figure, "load, req/s", "req/s")
+    figure.update_xaxes(rangemode="tozero")
     return styled(figure, height=340)
 
 

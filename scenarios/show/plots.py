@@ -20,8 +20,33 @@ ON, OFF, BASELINE, LIMIT = "#1098ad", "#868e96", "#e8890c", "#e03131"
 COLOURS = (ON, BASELINE, "#7048e8", "#2f9e44", "#d6336c", OFF, "#1c7ed6", "#5c3d2e")
 BREAK_EVEN_LINE = {"color": LIMIT, "dash": "dash", "width": 1.5}
 IMAGES = (".png", ".svg", ".pdf")  # drawn by kaleido
-X_AXIS: dict[str, Any] = {"automargin": True}
-Y_AXIS: dict[str, Any] = {"automargin": True, "rangemode": "tozero"}
+DECADES: dict[str, Any] = {"type": "log", "dtick": 1}
+
+
+def panels(*titles: str, rows: int = 1, **layout: Any) -> Any:
+    """An empty figure of one panel, or of titled panels in so many rows; ``layout`` as of plotly's `make_subplots`."""
+    from plotly.subplots import make_subplots
+
+    return make_subplots(rows, max(1, -(-len(titles) // rows)), subplot_titles=titles, **layout)
+
+
+def series(figure: Any, name: str, colour: str, x: Any, y: Any, /, **style: Any) -> None:
+    """Draw values in one colour, as points where no ``mode`` is given.
+
+    Args:
+        style: of a plotly scatter; ``type="scattergl"`` draws many points faster. Besides: ``cell``, row and column of
+            the panel, and ``hover``, the template of the text at the mouse, beside which the name stands.
+    """
+    cell, hover = style.pop("cell", (1, 1)), style.pop("hover", "")
+    template = {"hovertemplate": f"{hover}<extra>{name}</extra>"} if hover else {}
+    looks = {"type": "scatter", "mode": "markers", "marker_color": colour, "line_color": colour}
+    figure.add_trace({"x": x, "y": y, "name": name, **looks, **template, **style}, *cell)
+
+
+def label_axes(figure: Any, x: str, y: str = "", *, cell: tuple[int, int] = (1, 1), **both: Any) -> None:
+    """Titles of a panel's axes, and what else holds for both."""
+    figure.update_xaxes(title_text=x, row=cell[0], col=cell[1], **both)
+    figure.update_yaxes(title_text=y, row=cell[0], col=cell[1], **both)
 
 
 def look(*, height: int, legend: bool = True) -> dict[str, Any]:
@@ -42,9 +67,7 @@ def look(*, height: int, legend: bool = True) -> dict[str, Any]:
 def styled(figure: Any, *, height: int, legend: bool = True) -> Any:
     """A plot in the look of a page."""
     figure.update_layout(**look(height=height, legend=legend))
-    figure.update_xaxes(**X_AXIS)
-    figure.update_yaxes(**Y_AXIS)
-    return figure
+    return figure.update_xaxes(automargin=True).update_yaxes(automargin=True, rangemode="tozero")
 
 
 def on_page(figure: Any, *, height: int) -> Any:

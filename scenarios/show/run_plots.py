@@ -22,8 +22,11 @@ from draftcast.scenarios.show.plots import (
     check_points,
     half_widths,
     in_file,
+    label_axes,
     look,
     means,
+    panels,
+    series,
     styled,
 )
 from draftcast.scenarios.show.run_report import cutover_line
@@ -56,35 +59,20 @@ def comparison_figure(comparison: Comparison) -> Any:
     Raises:
         InputError: fewer than two rates, or nothing compared.
     """
-    from plotly.subplots import make_subplots
-
     points = [p for p in comparison.points if p.off is not None and p.request_rate_rps is not None]
     check_points(len(points))
-    figure = make_subplots(
-        rows=2,
-        cols=2,
-        specs=[[{"colspan": 2}, None], [{}, {}]],
-        row_heights=[0.56, 0.44],
-        vertical_spacing=0.16,
-        horizontal_spacing=0.09,
-        subplot_titles=("Advantage: mean E2E latency off / on", "Mean E2E latency, s", "Token goodput, tokens/s"),
-    )
-    lines = [("advantage", ON, [p.advantage for p in points], 1, 1)]
+    titles = "Advantage: mean E2E latency off / on", "Mean E2E latency, s", "Token goodput, tokens/s"
+    grid = {"specs": [[{"colspan": 2}, None], [{}, {}]], "row_heights": [0.56, 0.44]}
+    figure = panels(*titles, rows=2, vertical_spacing=0.16, horizontal_spacing=0.09, **grid)
+    lines = [("advantage", ON, [p.advantage for p in points], (1, 1))]
     for col, key in ((1, LATENCY), (2, TOKENS)):
         for side, colour in (("on", ON), ("off", OFF)):
-            lines.append((f"SD {side}", colour, [p.figures(side).get(key) for p in points], 2, col))
-    for name, colour, values, row, col in lines:
-        figure.add_scatter(
-            x=[p.request_rate_rps for p in points],
-            y=means(values),
-            error_y=half_widths(values, thickness=1.5, width=4),
-            mode="lines+markers",
-            line={"color": colour, "width": 2.5},
-            name=name,
-            showlegend=(row, col) == (2, 1),
-            row=row,
-            col=col,
-        )
+            lines.append((f"SD {side}", colour, [p.figures(side).get(key) for p in points], (2, col)))
+    rates = [p.request_rate_rps for p in points]
+    for name, colour, values, cell in lines:
+        bars = half_widths(values, thickness=1.5, width=4)
+        style = {"mode": "lines+markers", "line_width": 2.5, "error_y": bars, "showlegend": cell == (2, 1)}
+        series(figure, name, colour, rates, means(values), cell=cell, **style)
     figure.add_hline(y=1.0, line=BREAK_EVEN_LINE, row=1, col=1)
     cut = comparison.cutover
     if cut is not None and cut.kind == "crosses":
@@ -121,20 +109,11 @@ def latency_figure(
             values = values[np.isfinite(values)]
             if values.size:
                 longest[latency] = max(longest[latency], scale * float(np.quantile(values, SHOWN)))
-            traces.append(
-                {
-                    "type": "scatter",
-                    "x": (np.quantile(values, shares) * scale).round(6) if values.size else [],
-                    "y": 100 * shares,
-                    "xaxis": f"x{panel}",
-                    "mode": "lines",
-                    "line": {"color": colours[name], "width": 2.2},
-                    "name": name,
-                    "legendgroup": name,
-                    "showlegend": panel == "",
-                    "hovertemplate": "%{y:.0f} % of requests within %{x:.3g}<extra>" + name + "</extra>",
-                }
-            )
+            x = (np.quantile(values, shares) * scale).round(6) if values.size else []
+            line = {"name": name, "legendgroup": name, "line": {"color": colours[name], "width": 2.2}}
+            hover = f"%{{y:.0f}} % of requests within %{{x:.3g}}<extra>{name}</extra>"
+            place = {"xaxis": f"x{panel}", "showlegend": panel == "", "hovertemplate": hover}
+            traces.append({"type": "scatter", "mode": "lines", "x": x, "y": 100 * shares} | line | place)
     layout = look(height=300)
     layout["margin"] |= MARGIN
     layout["yaxis"] = KNOWN_Y | {"title": {"text": "requests, %"}}
@@ -172,19 +151,10 @@ def timeline_figure(shown: Timeline) -> Any:
     traces = []
     for row, (name, values, colour, unit) in enumerate(panels):
         panel = str(row + 1) if row else ""
-        traces.append(
-            {
-                "type": "scatter",
-                "x": shown.time_s.round(3),
-                "y": np.asarray(values).round(4),
-                "yaxis": f"y{panel}",
-                "mode": "lines",
-                "line": {"color": colour, "width": 1.6},
-                "fill": "tozeroy",
-                "name": name,
-                "hovertemplate": "%{y:.3g} " + unit + " at %{x:.1f} s<extra>" + name + "</extra>",
-            }
-        )
+        hover = f"%{{y:.3g}} {unit} at %{{x:.1f}} s<extra>{name}</extra>"
+        line = {"name": name, "line": {"color": colour, "width": 1.6}, "fill": "tozeroy", "hovertemplate": hover}
+        place = {"x": shown.time_s.round(3), "y": np.asarray(values).round(4), "yaxis": f"y{panel}"}
+        traces.append({"type": "scatter", "mode": "lines"} | line | place)
         top = 1 - row * (1 + 2 * GAP) / rows
         layout[f"yaxis{panel}"] = KNOWN_Y | {
             "domain": [max(top - (1 + 2 * GAP) / rows + 2 * GAP, 0), top],
@@ -230,25 +200,15 @@ def ratio_figure(rows: Mapping[str, Sequence[tuple[str, Estimate | None]]], colo
         rows: by run, the ratio of each figure by its label; None where it has none.
         colours: of the runs.
     """
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
+    figure = panels()
     for name, ratios in rows.items():
-        finite = [(label, ratio) for label, ratio in ratios if ratio is not None and math.isfinite(ratio.mean)]
-        figure.add_scatter(
-            x=[round(ratio.mean, 6) for _, ratio in finite],
-            y=[label for label, _ in finite],
-            error_x=half_widths([ratio for _, ratio in finite], thickness=1.4, width=5),
-            mode="markers",
-            marker={"color": colours[name], "size": 9},
-            name=name,
-            hovertemplate="%{y}: %{x:.3f} times the reference<extra>" + name + "</extra>",
-        )
+        finite = {label: ratio for label, ratio in ratios if ratio is not None and math.isfinite(ratio.mean)}
+        x, bars = means(list(finite.values())), half_widths(list(finite.values()), thickness=1.4, width=5)
+        hover = "%{y}: %{x:.3f} times the reference"
+        series(figure, name, colours[name], x, list(finite), error_x=bars, marker_size=9, hover=hover)
     figure.add_vline(x=1.0, line={"color": OFF, "dash": "dash", "width": 1.5})
     figure.update_layout(scattermode="group", scattergap=0.35)
-    figure.update_xaxes(title_text="times the reference")
-    figure.update_yaxes(type="category", autorange="reversed")
+    label_axes(figure, "times the reference")
     labels = max((len(ratios) for ratios in rows.values()), default=0)
     shown = styled(figure, height=130 + labels * max(26, 15 * len(rows)))
-    shown.update_yaxes(rangemode="normal")
-    return shown
+    return shown.update_yaxes(type="category", autorange="reversed", rangemode="normal")

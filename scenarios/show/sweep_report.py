@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from rich.table import Table
 
 from draftcast.errors import InputError
-from draftcast.scenarios.show.plots import LIMIT, half_widths, means, styled
+from draftcast.scenarios.show.plots import LIMIT, half_widths, label_axes, means, panels, series, styled
 from draftcast.scenarios.show.tables import make_table, show, title
 from draftcast.scenarios.sweep.result import GPU, USER, SweepCell, SweepProgress, SweepResult
 
@@ -24,7 +25,6 @@ ADVANTAGE = (
 )
 # A longer table is cut to the Pareto front; the CSV holds all.
 MOST_ROWS = 60
-GPU_TITLE, USER_TITLE = "tokens/s/GPU", "tokens/s/user (1 / mean TPOT)"
 
 
 def swept_title(result: SweepResult) -> str:
@@ -100,37 +100,23 @@ def sweep_figure(result: SweepResult, metric: str) -> Any:
     Raises:
         InputError: no cell has figures, or none has this one.
     """
-    from plotly.subplots import make_subplots
-
-    along = _metric_traces(result, metric)
-    figure = make_subplots(rows=1, cols=2, subplot_titles=("Pareto front", metric), horizontal_spacing=0.1)
-    figure.add_traces(_pareto_traces(result), rows=1, cols=1)
-    figure.add_traces(along, rows=1, cols=2)
-    figure.update_xaxes(title_text=GPU_TITLE, row=1, col=1)
-    figure.update_yaxes(title_text=USER_TITLE, row=1, col=1)
-    figure.update_xaxes(title_text=result.axes[0].name, row=1, col=2)
-    figure.update_layout(template="plotly_white", title=swept_title(result), width=1200, height=560)
-    return figure
+    figure = panels("Pareto front", metric, horizontal_spacing=0.1)
+    _draw_pareto(figure, result)
+    _draw_metric(figure, result, metric, col=2, showlegend=False)
+    return figure.update_layout(template="plotly_white", title=swept_title(result), width=1200, height=560)
 
 
 def pareto_figure(result: SweepResult) -> Any:
     """The Pareto panel alone; ``customdata`` of a marker is the number of its cell in ``result.cells``."""
-    import plotly.graph_objects as go
-
-    figure = go.Figure(_pareto_traces(result))
-    figure.update_xaxes(title_text=GPU_TITLE)
-    figure.update_yaxes(title_text=USER_TITLE)
-    figure.update_layout(clickmode="event+select")
-    return styled(figure, height=440)
+    figure = panels()
+    _draw_pareto(figure, result)
+    return styled(figure, height=440).update_layout(clickmode="event+select")
 
 
 def metric_figure(result: SweepResult, metric: str) -> Any:
     """The panel of one figure along the first axis alone. Raises InputError as of `sweep_figure`."""
-    import plotly.graph_objects as go
-
-    figure = go.Figure(_metric_traces(result, metric))
-    figure.update_traces(showlegend=True)
-    figure.update_xaxes(title_text=result.axes[0].name)
+    figure = panels()
+    _draw_metric(figure, result, metric, showlegend=True)
     figure.update_yaxes(title_text=metric)
     return styled(figure, height=360)
 
@@ -140,64 +126,42 @@ def metrics_of(result: SweepResult) -> list[str]:
     return sorted({name for cell in result.cells for name in cell.figures})
 
 
-def _pareto_traces(result: SweepResult) -> list[Any]:
-    import plotly.graph_objects as go
-
+def _draw_pareto(figure: Any, result: SweepResult) -> None:
     number = {id(cell): index for index, cell in enumerate(result.cells)}
-    traces = []
-    for name, cells, line in _series(result):
-        traces.append(
-            go.Scatter(
-                x=_means(cells, GPU),
-                y=_means(cells, USER),
-                text=[_text(cell) for cell in cells],
-                customdata=[number[id(cell)] for cell in cells],
-                hovertemplate="%{text}<br>%{x:.4g} tokens/s/GPU, %{y:.4g} tokens/s/user<extra></extra>",
-                marker={"size": 8},
-                name=name,
-                legendgroup=name,
-                **line,
-            )
-        )
-    front = result.pareto
-    ring = {"symbol": "circle-open", "size": 15, "color": LIMIT, "line": {"width": 2}}
+    label_axes(figure, "tokens/s/GPU", "tokens/s/user (1 / mean TPOT)")
+    ring = {"symbol": "circle-open", "size": 15, "line": {"width": 2}}
+    x, y = (means([cell.figures[key] for cell in result.pareto]) for key in (GPU, USER))
     # Behind the cells, so that a click reaches them.
-    around = go.Scatter(
-        x=_means(front, GPU), y=_means(front, USER), mode="markers", marker=ring, name="Pareto front", hoverinfo="skip"
-    )
-    return [around, *traces]
+    series(figure, "Pareto front", LIMIT, x, y, marker=ring, hoverinfo="skip")
+    for name, colour, cells in _lines(result):
+        x, y = (means([cell.figures.get(key) for cell in cells]) for key in (GPU, USER))
+        hover = "%{text}<br>%{x:.4g} tokens/s/GPU, %{y:.4g} tokens/s/user<extra></extra>"
+        texts = {"text": [_text(cell) for cell in cells], "customdata": [number[id(cell)] for cell in cells]}
+        style = {"mode": "lines+markers", "marker_size": 8, "legendgroup": name, "hovertemplate": hover}
+        series(figure, name, colour, x, y, **texts, **style)
 
 
-def _metric_traces(result: SweepResult, metric: str) -> list[Any]:
-    import plotly.graph_objects as go
-
+def _draw_metric(figure: Any, result: SweepResult, metric: str, *, col: int = 1, showlegend: bool) -> None:
     if metric not in metrics_of(result):
         names = ", ".join(metrics_of(result)) or "none: no cell has figures"
         raise InputError(f"no such figure; there are {names}", file="--metric", value=metric)
-    traces = []
-    for name, cells, line in _series(result):
+    label_axes(figure, result.axes[0].name, cell=(1, col))
+    for name, colour, cells in _lines(result):
         x = [cell.values[result.axes[0].name] for cell in cells]
-        traces.append(
-            go.Scatter(
-                x=[value if isinstance(value, int | float) else str(value) for value in x],
-                y=_means(cells, metric),
-                error_y=half_widths([cell.figures.get(metric) for cell in cells]),
-                text=[_text(cell) for cell in cells],
-                showlegend=False,
-                name=name,
-                legendgroup=name,
-                **line,
-            )
-        )
-    return traces
+        x = [value if isinstance(value, int | float) else str(value) for value in x]
+        values = [cell.figures.get(metric) for cell in cells]
+        style = {"mode": "lines+markers", "legendgroup": name, "showlegend": showlegend}
+        texts = [_text(cell) for cell in cells]
+        bars = half_widths(values)
+        series(figure, name, colour, x, means(values), cell=(1, col), error_y=bars, text=texts, **style)
 
 
 def _text(cell: SweepCell) -> str:
     return "<br>".join(text for text in (cell.label, advantage_text(cell)) if text)
 
 
-def _series(result: SweepResult) -> list[tuple[str, list[SweepCell], dict[str, Any]]]:
-    """Name, cells with figures and style of each line: one for the values of all axes but the first, in grid order."""
+def _lines(result: SweepResult) -> Iterator[tuple[str, str, list[SweepCell]]]:
+    """Name, colour and cells with figures of each line: one for the values of all axes but the first, in grid order."""
     from plotly.colors import qualitative
 
     first = result.axes[0].name
@@ -206,12 +170,6 @@ def _series(result: SweepResult) -> list[tuple[str, list[SweepCell], dict[str, A
         if cell.figures:
             rest = SweepCell({k: v for k, v in cell.values.items() if k != first}).label
             cells_by_name.setdefault(rest or first, []).append(cell)
-    colours = (*qualitative.D3, *qualitative.Set2)  # they read on light and dark
-    return [
-        (name, cells, {"mode": "lines+markers", "line": {"color": colours[index % len(colours)]}})
-        for index, (name, cells) in enumerate(cells_by_name.items())
-    ]
-
-
-def _means(cells: Sequence[SweepCell], name: str) -> list[float | None]:
-    return means([cell.figures.get(name) for cell in cells])
+    colours = itertools.cycle((*qualitative.D3, *qualitative.Set2))  # they read on light and dark
+    for (name, cells), colour in zip(cells_by_name.items(), colours, strict=False):
+        yield name, colour, cells

@@ -16,7 +16,7 @@ from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.operating_point import ceilings, operating_tracks
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.scenarios.show.cutover_report import headline
-from draftcast.scenarios.show.roofline_plot import roofline_figure
+from draftcast.scenarios.show.device_plots import roofline_figure
 
 # Few slots: a capacity is found with few requests.
 CUTOVER = {
