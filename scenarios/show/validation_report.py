@@ -20,7 +20,7 @@ from draftcast.files import write_text
 from draftcast.scenarios.live.validate.comparison import CAUSES, Figure, Validation
 from draftcast.scenarios.live.validate.figures import Timeline, chunk_gaps, live_timeline, simulated_timeline
 from draftcast.scenarios.show.exports import json_bytes
-from draftcast.scenarios.show.plots import BREAK_EVEN_LINE, OFF, ON
+from draftcast.scenarios.show.plots import BREAK_EVEN_LINE, LIMIT, OFF, ON, label_axes, panels, series
 from draftcast.scenarios.show.tables import MISSED, aligned, html_table, page, paragraphs
 from draftcast.sim.compiled.itl_histogram import histogram_quantile
 from draftcast.sim.output.request_columns import RequestColumns
@@ -33,85 +33,69 @@ _MOST_POINTS = 3000
 _LATENCIES = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2el_s", "E2E"))
 _LEVELS = (("running", "Requests in the step"), ("waiting", "Requests waiting"), ("kv_usage", "KV blocks in use"))
 
+_MANIFEST_KEYS = ("name", "created_at", "speculative_config", "machine", "noise")
+_COLOURS = {"forecast": ON, "measured": OFF}
+
 
 def validation_figure(validation: Validation) -> Any:
     """Q-Q plots of the latencies, step times, and levels over time, in one figure of plotly."""
-    from plotly.subplots import make_subplots
-
     titles = [f"{name}: quantiles, s" for _, name in _LATENCIES]
     titles += ["ITL: quantiles, s", "Step time: each step, s", "Step time: share of steps below"]
     titles += [name for _, name in _LEVELS]
-    figure = make_subplots(rows=3, cols=3, subplot_titles=titles, vertical_spacing=0.1, horizontal_spacing=0.08)
-    _latencies(figure, validation)
-    _steps(figure, validation)
-    _levels(figure, validation)
-    for row, col in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2)):
-        figure.update_xaxes(title_text="measured", row=row, col=col)
-    for row, col in ((1, 1), (2, 1)):
-        figure.update_yaxes(title_text="forecast", row=row, col=col)
-    figure.update_xaxes(title_text="s", row=2, col=3)
-    figure.update_xaxes(title_text="time, s", row=3)
-    return figure.update_layout(template="plotly_white", height=1050, legend={"orientation": "h", "y": -0.05})
-
-
-def _latencies(figure: Any, validation: Validation) -> None:
+    figure = panels(*titles, rows=3, vertical_spacing=0.1, horizontal_spacing=0.08)
     requests = RequestColumns.of(validation.live_requests)
     replays = [RequestColumns.of(replication.requests) for replication in validation.replays]
     for col, (name, _) in enumerate(_LATENCIES, start=1):
         measured, forecast = getattr(requests, name), np.concatenate([getattr(columns, name) for columns in replays])
         measured, forecast = measured[np.isfinite(measured)], forecast[np.isfinite(forecast)]
         if len(measured) and len(forecast):
-            _diagonal(figure, np.quantile(measured, _SHARES), np.quantile(forecast, _SHARES), row=1, col=col)
+            _diagonal(figure, np.quantile(measured, _SHARES), np.quantile(forecast, _SHARES), (1, col))
     gaps = chunk_gaps(validation.question.live)
     if len(gaps):
         counts = np.sum([replication.itl_counts for replication in validation.replays], axis=0)
-        _diagonal(figure, np.quantile(gaps, _SHARES), histogram_quantile(counts, _SHARES), row=2, col=1)
+        _diagonal(figure, np.quantile(gaps, _SHARES), histogram_quantile(counts, _SHARES), (2, 1))
+    _steps(figure, validation)
+    for side, levels in _timelines(validation).items():
+        for col, (level, _) in enumerate(_LEVELS, start=1):
+            x, y, line = _thin(levels.time_s), _thin(getattr(levels, level)), {"width": 1.5, "shape": "hv"}
+            style = {"mode": "lines", "line": line, "legendgroup": side, "showlegend": False}
+            series(figure, side, _COLOURS[side], x, y, cell=(3, col), **style)
+            label_axes(figure, "time, s", cell=(3, col))
+    return figure.update_layout(template="plotly_white", height=1050, legend={"orientation": "h", "y": -0.05})
 
 
-def _diagonal(figure: Any, x: FloatArray, y: FloatArray, *, row: int, col: int) -> None:
+def _diagonal(figure: Any, x: FloatArray, y: FloatArray, cell: tuple[int, int]) -> None:
     """Points and the line on which they would lie were the forecast right."""
     ends = [float(min(x.min(), y.min())), float(max(x.max(), y.max()))]
-    place = {"row": row, "col": col, "showlegend": False}
-    figure.add_scatter(x=ends, y=ends, mode="lines", line=BREAK_EVEN_LINE, **place)
-    figure.add_scattergl(x=x, y=y, mode="markers", marker={"color": ON, "size": 5, "opacity": 0.6}, **place)
+    style = {"cell": cell, "showlegend": False}
+    series(figure, "equal", LIMIT, ends, ends, mode="lines", line=BREAK_EVEN_LINE, **style)
+    series(figure, "points", ON, x, y, type="scattergl", marker={"size": 5, "opacity": 0.6}, **style)
+    label_axes(figure, "measured", "forecast" if cell[1] == 1 else "", cell=cell)
 
 
 def _steps(figure: Any, validation: Validation) -> None:
-    forecast = pd.concat([replication.steps["step_s"] for replication in validation.replays]).to_numpy(np.float64)
-    series = [("forecast", ON, forecast)]
+    times = {"forecast": pd.concat([run.steps["step_s"] for run in validation.replays]).to_numpy(np.float64)}
     if validation.steps is not None:
         points = validation.steps.timed.points
-        steps = points["steps"].to_numpy(np.float64)
-        measured, predicted = (points[name].to_numpy(np.float64) / steps for name in ("seconds", "predicted_s"))
-        _diagonal(figure, _thin(measured), _thin(predicted), row=2, col=2)
-        series.append(("measured", OFF, measured))
-    for name, colour, values in series:
+        times["measured"], predicted = (
+            (points[name] / points["steps"]).to_numpy(np.float64) for name in ("seconds", "predicted_s")
+        )
+        _diagonal(figure, _thin(times["measured"]), _thin(predicted), (2, 2))
+    for side, values in times.items():
         ordered = _thin(np.sort(values))
         share = np.arange(1, len(ordered) + 1) / len(ordered)
-        line = {"color": colour, "width": 2}
-        figure.add_scatter(x=ordered, y=share, mode="lines", line=line, name=name, legendgroup=name, row=2, col=3)
+        style = {"mode": "lines", "line_width": 2, "legendgroup": side}
+        series(figure, side, _COLOURS[side], ordered, share, cell=(2, 3), **style)
+    label_axes(figure, "s", cell=(2, 3))
 
 
-def _levels(figure: Any, validation: Validation) -> None:
+def _timelines(validation: Validation) -> dict[str, Timeline]:
+    """Levels over time by side: forecast and, with a log of steps, measured."""
     blocks = validation.question.deployment.settings.num_gpu_blocks - 1
-    series: list[tuple[str, str, Timeline]] = [
-        ("forecast", ON, simulated_timeline(validation.replays[0].steps, blocks))
-    ]
+    timelines = {"forecast": simulated_timeline(validation.replays[0].steps, blocks)}
     if validation.steps is not None:
-        steps = validation.steps.timed.steps
-        series.append(("measured", OFF, live_timeline(steps, validation.live_requests)))
-    for name, colour, timeline in series:
-        for col, (level, _) in enumerate(_LEVELS, start=1):
-            figure.add_scatter(
-                x=_thin(timeline.time_s),
-                y=_thin(getattr(timeline, level)),
-                mode="lines",
-                line={"color": colour, "width": 1.5, "shape": "hv"},
-                legendgroup=name,
-                showlegend=False,
-                row=3,
-                col=col,
-            )
+        timelines["measured"] = live_timeline(validation.steps.timed.steps, validation.live_requests)
+    return timelines
 
 
 def _thin(values: NDArray[Any]) -> NDArray[Any]:
@@ -138,24 +122,22 @@ def steps_hold(errors: Errors) -> bool:
 
 def summary(validation: Validation) -> dict[str, Any]:
     """Plain data for JSON: everything the page shows but the plots."""
-    question, steps = validation.question, validation.steps
-    live, profile = question.live, question.deployment.profile
-    limits = bars(validation)
-    simulated = simulated_timeline(validation.replays[0].steps, question.deployment.settings.num_gpu_blocks - 1)
-    levels: dict[str, Any] = {"forecast": simulated.means()}
-    if steps is not None:
-        levels["measured"] = live_timeline(steps.timed.steps, validation.live_requests).means()
-    copied = ("name", "created_at", "speculative_config", "machine", "noise")
+    question, own = validation.question, validation.own_front_end
+    live, profile, limits = question.live, question.deployment.profile, bars(validation)
+    run = {
+        "folder": str(live.folder),
+        "complete": live.complete,
+        "requests": len(live.requests),
+        "compared": len(question.table),
+        "server_version": live.manifest["server"].get("version"),
+    }
+    figures = {}
+    for name, data in figure_summaries(validation).items():
+        forecast = validation.figures[name].forecast
+        figures[name] = {**data, "low": forecast.low, "high": forecast.high, "bar": limits.get(name)}
     return {
         "draftcast_version": __version__,
-        "run": {
-            "folder": str(live.folder),
-            "complete": live.complete,
-            "requests": len(live.requests),
-            "compared": len(question.table),
-            "server_version": live.manifest["server"].get("version"),
-            **{key: live.manifest[key] for key in copied},
-        },
+        "run": run | {key: live.manifest[key] for key in _MANIFEST_KEYS},
         "profile": {
             "name": profile.name,
             "source": profile.source,
@@ -164,33 +146,25 @@ def summary(validation: Validation) -> dict[str, Any]:
         },
         "acceptance": validation.acceptance,
         "configuration_from_server": question.from_server,
-        "front_end": {
-            "forecast": validation.front_end,
-            "measured": validation.own_front_end.seconds if validation.own_front_end else None,
-        },
-        "figures": {
-            name: {
-                **figure_summary(validation, figure),
-                "low": figure.forecast.low,
-                "high": figure.forecast.high,
-                "bar": limits.get(name),
-            }
-            for name, figure in validation.figures.items()
-        },
-        "steps": steps.summary() if steps is not None else None,
-        "levels": levels,
+        "front_end": {"forecast": validation.front_end, "measured": own.seconds if own else None},
+        "figures": figures,
+        "steps": validation.steps.summary() if validation.steps is not None else None,
+        "levels": {side: levels.means() for side, levels in _timelines(validation).items()},
         "notes": list(validation.notes),
     }
 
 
-def figure_summary(validation: Validation, figure: Figure) -> dict[str, Any]:
-    """A figure as plain data: measured, forecast, error and its causes."""
+def figure_summaries(validation: Validation) -> dict[str, dict[str, Any]]:
+    """The figures as plain data: measured, forecast, error and its causes."""
     return {
-        "measured": figure.measured,
-        "forecast": figure.forecast.mean,
-        "error": figure.error,
-        "error_with_own_step_times": validation.error_with_own_step_times(figure.name),
-        "causes": validation.attribution.get(figure.name),
+        name: {
+            "measured": figure.measured,
+            "forecast": figure.forecast.mean,
+            "error": figure.error,
+            "error_with_own_step_times": validation.error_with_own_step_times(name),
+            "causes": validation.attribution.get(name),
+        }
+        for name, figure in validation.figures.items()
     }
 
 
@@ -240,12 +214,8 @@ def head(validation: Validation) -> list[str]:
 
 def write_report(validation: Validation, folder: Path) -> tuple[Path, ...]:
     """``validation.html`` and ``validation.json`` in ``folder``; returns their paths. Raises as of `write_files`."""
-    return write_files(folder, {f"{STEM}.html": _page(validation), f"{STEM}.json": json_text(summary(validation))})
-
-
-def json_text(data: Mapping[str, Any]) -> str:
-    """As a report's file holds it."""
-    return json_bytes(data).decode()
+    data = json_bytes(summary(validation)).decode()
+    return write_files(folder, {f"{STEM}.html": _page(validation), f"{STEM}.json": data})
 
 
 def write_files(folder: Path, contents: Mapping[str, str]) -> tuple[Path, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +12,21 @@ import numpy as np
 
 from draftcast import __version__
 from draftcast.files import plain, read_text
-from draftcast.scenarios.live.validate.comparison import CAUSES
+from draftcast.scenarios.live.validate.comparison import CAUSES, Validation
 from draftcast.scenarios.live.validate.effects import Cutover
 from draftcast.scenarios.live.validate.sweep import Cell, SweepValidation
-from draftcast.scenarios.show.plots import BREAK_EVEN_LINE, COLOURS, error_bars, write_figure
-from draftcast.scenarios.show.tables import MISSED, aligned, html_table, markdown_table, page, paragraphs
-from draftcast.scenarios.show.validation_report import (
-    bars,
-    figure_summary,
-    json_text,
-    percent,
-    steps_hold,
-    write_files,
+from draftcast.scenarios.show.exports import json_bytes
+from draftcast.scenarios.show.plots import (
+    BREAK_EVEN_LINE,
+    COLOURS,
+    error_bars,
+    label_axes,
+    panels,
+    series,
+    write_figure,
 )
+from draftcast.scenarios.show.tables import MISSED, aligned, html_table, markdown_table, page, paragraphs
+from draftcast.scenarios.show.validation_report import bars, figure_summaries, percent, steps_hold, write_files
 from draftcast.scenarios.show.validation_sweep_summary import STEP_TIME, SweepSummary, Table, load_text
 
 STEM = "sweep-validation"
@@ -30,38 +34,45 @@ CAUSES_TITLE = "What the errors are made of: medians of the absolute values over
 RUNS = "Runs: error of the forecast; in brackets with the run's own step times, acceptance and front end"
 # Of an effect; too many to be written out.
 _DRAWS = ("resamples", "replications")
+_FIGURES = {"output_throughput": "tok/s", "mean_tpot_s": "TPOT", "mean_e2el_s": "E2E", "median_ttft_s": "TTFT p50"}
+Check = tuple[str, str, bool]
+"""Name of the bar, what is held to it, whether it holds."""
 
 
 def verdicts(found: SweepValidation) -> dict[str, dict[str, Any]]:
     """Which bars hold, by name: ``{"held": ..., "of": ..., "missed": [...]}``; ``step_time`` is of the step times."""
-    checks: list[tuple[str, str, bool]] = []
-    for mode, steps in found.steps.items():
-        if steps.errors.points and mode != "all":
-            checks.append((STEP_TIME, mode, steps_hold(steps.errors)))
-    for cell in found.cells:
-        for name, bar in bars(cell.validation).items() if cell.judged else ():
-            if name in cell.validation.figures:
-                checks.append((name, cell.entry["dir"], abs(cell.validation.figures[name].error) <= bar))
+    checks: list[Check] = [
+        (STEP_TIME, mode, steps_hold(steps.errors))
+        for mode, steps in found.steps.items()
+        if steps.errors.points and mode != "all"
+    ]
+    checks += _figure_checks(found, lambda run, name: run.figures[name].error if name in run.figures else None)
     for effect in found.effects:
         if effect.sign != "small":
             where = f"{effect.mode} at {load_text(effect.load_kind, effect.load)}"
             checks.append(("sign_of_the_effect", where, effect.sign == "right"))
-    checks += [("cutover", cutover.mode, cutover.within_bar) for cutover in found.cutovers]
-    return _counted(checks)
+    return _counted([*checks, *(("cutover", cutover.mode, cutover.within_bar) for cutover in found.cutovers)])
 
 
 def verdicts_with_own_step_times(found: SweepValidation) -> dict[str, dict[str, Any]]:
     """As `verdicts`, of figures forecast with the step times, acceptance and front end measured in each run."""
-    checks: list[tuple[str, str, bool]] = []
+
+    def own_error(run: Validation, name: str) -> float | None:
+        error = run.error_with_own_step_times(name)
+        return error if math.isfinite(error) else None
+
+    return _counted(_figure_checks(found, own_error))
+
+
+def _figure_checks(found: SweepValidation, error_of: Callable[[Validation, str], float | None]) -> Iterator[Check]:
     for cell in found.cells:
         for name, bar in bars(cell.validation).items() if cell.judged else ():
-            error = cell.validation.error_with_own_step_times(name)
-            if math.isfinite(error):
-                checks.append((name, cell.entry["dir"], abs(error) <= bar))
-    return _counted(checks)
+            error = error_of(cell.validation, name)
+            if error is not None:
+                yield name, cell.entry["dir"], abs(error) <= bar
 
 
-def _counted(checks: list[tuple[str, str, bool]]) -> dict[str, dict[str, Any]]:
+def _counted(checks: Iterable[Check]) -> dict[str, dict[str, Any]]:
     bars_by_name: dict[str, dict[str, Any]] = {}
     for name, where, held in checks:
         entry = bars_by_name.setdefault(name, {"held": 0, "of": 0, "missed": []})
@@ -113,7 +124,7 @@ def write_sweep_report(found: SweepValidation, folder: Path, *, static: bool = F
     Raises:
         InputError: the folder cannot be made or written, or the plot cannot be drawn.
     """
-    written = write_files(folder, {f"{STEM}.json": json_text(summary(found))})
+    written = write_files(folder, {f"{STEM}.json": json_bytes(summary(found)).decode()})
     figure = effects_figure(found)
     if static:
         drawn = folder / f"{STEM}.svg"
@@ -126,11 +137,9 @@ def write_sweep_report(found: SweepValidation, folder: Path, *, static: bool = F
     for name, table in _tables(found):
         parts += [f"<h2>{name}</h2>", html_table(table)]
     parts += paragraphs([f"note: {note}" for note in _notes(found)])
-    pages = {
-        f"{STEM}.html": page(f"Live sweep {found.folder.name} and its forecast", parts),
-        f"{STEM}.md": markdown(found, f"{STEM}.svg" if static else None),
-    }
-    return written + write_files(folder, pages)
+    html = page(f"Live sweep {found.folder.name} and its forecast", parts)
+    text = markdown(found, f"{STEM}.svg" if static else None)
+    return written + write_files(folder, {f"{STEM}.html": html, f"{STEM}.md": text})
 
 
 def markdown(found: SweepValidation, picture: str | None = None) -> str:
@@ -197,21 +206,18 @@ def _cause_rows(found: SweepValidation) -> list[list[str]]:
 
 
 def _run_rows(found: SweepValidation) -> list[list[str]]:
-    names = {"output_throughput": "tok/s", "mean_tpot_s": "TPOT", "mean_e2el_s": "E2E", "median_ttft_s": "TTFT p50"}
-    table = [["run", *names.values(), "acceptance length", "accuracy of the step times: median, p90", "of capacity"]]
+    head = ["acceptance length", "accuracy of the step times: median, p90", "of capacity"]
+    table = [["run", *_FIGURES.values(), *head]]
     for cell in found.cells:
-        wanted = bars(cell.validation) if cell.judged else {}
-        figures = cell.validation.figures
-        row = [cell.entry["dir"]]
-        for name in (*names, "mean_acceptance_length"):
-            error = figures[name].error if name in figures else math.nan
-            own = cell.validation.error_with_own_step_times(name)
-            shown = f"{percent(error)} ({percent(own)})" if math.isfinite(own) else percent(error)
-            row.append(shown + (f" {MISSED}" if abs(error) > wanted.get(name, math.inf) else ""))
-        steps = cell.validation.steps
-        row.append(f"{steps.errors['all'].median:.1%}, {steps.errors['all'].p90:.1%}" if steps is not None else "")
-        row.append(f"{cell.capacity_share:.0%}" if math.isfinite(cell.capacity_share) else "")
-        table.append(row)
+        run, wanted, row = cell.validation, bars(cell.validation) if cell.judged else {}, [cell.entry["dir"]]
+        for name in (*_FIGURES, "mean_acceptance_length"):
+            error = run.figures[name].error if name in run.figures else math.nan
+            own = percent(run.error_with_own_step_times(name))
+            missed = f" {MISSED}" if abs(error) > wanted.get(name, math.inf) else ""
+            row.append(percent(error) + (f" ({own})" if own else "") + missed)
+        errors = run.steps.errors["all"] if run.steps is not None else None
+        row.append(f"{errors.median:.1%}, {errors.p90:.1%}" if errors is not None else "")
+        table.append([*row, f"{cell.capacity_share:.0%}" if math.isfinite(cell.capacity_share) else ""])
     return table
 
 
@@ -222,39 +228,31 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "capacity_share": cell.capacity_share,
         "judged": cell.judged,
         "acceptance": validation.acceptance,
-        "figures": {name: figure_summary(validation, figure) for name, figure in validation.figures.items()},
+        "figures": figure_summaries(validation),
         "steps": validation.steps.summary() if validation.steps is not None else None,
     }
 
 
 def effects_figure(found: SweepValidation) -> Any:
     """Measured and forecast effect over users and over rates, one colour per mode."""
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
-    kinds = [kind for kind in ("concurrency", "rate") if any(effect.load_kind == kind for effect in found.effects)]
     titles = {"concurrency": "Throughput gain by users", "rate": "E2E latency, off / on, by request rate"}
-    figure = make_subplots(rows=1, cols=max(len(kinds), 1), subplot_titles=[titles[kind] for kind in kinds])
-    modes = list(dict.fromkeys(effect.mode for effect in found.effects))
+    axes = {"concurrency": ("users", "log"), "rate": ("requests/s", "linear")}
+    kinds = [kind for kind in titles if any(effect.load_kind == kind for effect in found.effects)]
+    figure = panels(*(titles[kind] for kind in kinds))
+    colours = dict(zip(dict.fromkeys(effect.mode for effect in found.effects), itertools.cycle(COLOURS), strict=False))
     for col, kind in enumerate(kinds, start=1):
-        for index, mode in enumerate(modes):
+        for mode, colour in colours.items():
             effects = [effect for effect in found.effects if (effect.mode, effect.load_kind) == (mode, kind)]
             effects.sort(key=lambda effect: effect.load)
-            spans = [(effect.low, effect.measured, effect.high) for effect in effects]
-            shared = {
-                "x": [effect.load for effect in effects],
-                "legendgroup": mode,
-                "line": {"color": COLOURS[index % len(COLOURS)]},
-                "showlegend": col == 1,
-            }
-            measured, forecast = ([getattr(effect, name) for effect in effects] for name in ("measured", "forecast"))
-            points = go.Scatter(**shared, y=measured, error_y=error_bars(spans), mode="markers", name=mode)
-            line = go.Scatter(**shared, y=forecast, mode="lines", name=f"{mode}, forecast")
-            figure.add_traces([points, line], rows=1, cols=col)
+            bars = error_bars([(effect.low, effect.measured, effect.high) for effect in effects])
+            loads, style = [e.load for e in effects], {"legendgroup": mode, "showlegend": col == 1, "cell": (1, col)}
+            series(figure, mode, colour, loads, [effect.measured for effect in effects], error_y=bars, **style)
+            forecast = [effect.forecast for effect in effects]
+            series(figure, f"{mode}, forecast", colour, loads, forecast, mode="lines", **style)
         figure.add_hline(y=1.0, line=BREAK_EVEN_LINE, row=1, col=col)
-        users = kind == "concurrency"
-        title, scale = ("users", "log") if users else ("requests/s", "linear")
-        figure.update_xaxes(title_text=title, type=scale, row=1, col=col)
+        title, scale = axes[kind]
+        label_axes(figure, title, cell=(1, col))
+        figure.update_xaxes(type=scale, row=1, col=col)
     return figure.update_layout(template="plotly_white", height=520, legend={"orientation": "h", "y": -0.2})
 
 

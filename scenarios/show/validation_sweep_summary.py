@@ -7,7 +7,7 @@ Unknown keys are ignored: a report may come from a later version.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -56,7 +56,7 @@ class Continuation(_Part):
 class CutoverSummary(_Part):
     """Users at which a mode's gain crosses 1; None: beyond what was run.
 
-    ``shown`` says all in words: measured, forecast and, in newer reports, low, high, forecast_low, forecast_high.
+    ``shown`` says all in words: measured, forecast, low, high, forecast_low, forecast_high.
     """
 
     mode: str
@@ -68,23 +68,7 @@ class CutoverSummary(_Part):
     forecast_high: float | None
     users: tuple[float, ...]
     within_bar: bool
-    shown: tuple[str, ...]
-
-    @property
-    def words(self) -> tuple[str, str, str, str, str, str]:
-        """Measured, low, high, forecast, forecast_low, forecast_high."""
-        measured, forecast, *bounds = self.shown
-        if len(bounds) != 4:
-            spans = ((self.low, self.high, measured), (self.forecast_low, self.forecast_high, forecast))
-            bounds = [word for low, high, middle in spans for word in self._bounds(low, high, middle)]
-        return (measured, bounds[0], bounds[1], forecast, bounds[2], bounds[3])
-
-    def _bounds(self, low: float | None, high: float | None, middle: str) -> tuple[str, str]:
-        """Where a report does not say beyond which end a bound lies: its own, unless the middle is beyond the other."""
-        below, above = f"below {self.users[0]:g}", f"above {self.users[-1]:g}"
-        under = above if middle.startswith("above") else below
-        over = below if middle.startswith("below") else above
-        return (under if low is None else f"{low:.3g}", over if high is None else f"{high:.3g}")
+    shown: tuple[str, str, str, str, str, str]
 
 
 class EffectSummary(_Part):
@@ -110,8 +94,6 @@ class SweepSummary(_Part):
         verdicts: forecasts held to their bars, and ``step_time``, the accuracy of the step times.
         verdicts_with_own_step_times: the same figures, forecast with the step times, acceptance and front end that were
             measured in each run: the accuracy of everything but these. Absent in reports of an earlier version.
-        steps_slower: least and most that judged runs' steps were forecast longer than in the calibration, in reports of
-            an earlier version, which corrected for the speed of the machine.
         command: that made the sweep, where it is known.
     """
 
@@ -122,7 +104,6 @@ class SweepSummary(_Part):
     profile: str
     calibrated_on: tuple[str, ...]
     runs: int
-    steps_slower: tuple[float, float] | None = None
     command: str = ""
     verdicts: dict[str, Bar]
     verdicts_with_own_step_times: dict[str, Bar] = {}
@@ -136,18 +117,8 @@ class SweepSummary(_Part):
     @model_validator(mode="before")
     @classmethod
     def _of_report(cls, data: Any) -> Any:
-        """A whole report says by its cells what a summary says in two numbers.
-
-        Earlier versions counted the testbed's own text among the forecasts.
-        """
-        if isinstance(data, dict) and isinstance(data.get("verdicts"), dict):
-            bars = {name: bar for name, bar in data["verdicts"].items() if name != "known_continuation"}
-            data = {**data, "verdicts": bars}
-        cells = data.get("cells") if isinstance(data, dict) else None
-        if not isinstance(cells, list):
-            return data
-        slower = [cell["slowness"] for cell in cells if isinstance(cell, dict) and cell.get("slowness") is not None]
-        return {**data, "runs": len(cells), "steps_slower": (min(slower), max(slower)) if slower else None}
+        """A whole report holds the runs themselves, a summary their number."""
+        return {**data, "runs": len(data["cells"])} if isinstance(data.get("cells"), list) else data
 
     @property
     def held(self) -> int:
@@ -161,50 +132,37 @@ class SweepSummary(_Part):
 
     def head(self) -> list[str]:
         """What was run on what, a sentence each."""
-        machine = self.machine
+        processor, cores = self.machine.get("processor") or "an unnamed machine", self.machine.get("cores", "?")
         lines = [
-            f"Measured {self.created_at[:10]} on {machine.get('processor') or 'an unnamed machine'}, "
-            f"{machine.get('cores', '?')} cores, vLLM {self.server_version or '?'}: {self.runs} runs judged with a "
-            f"profile of {len(self.calibrated_on)} others.",
+            f"Measured {self.created_at[:10]} on {processor}, {cores} cores, vLLM {self.server_version or '?'}: "
+            f"{self.runs} runs judged with a profile of {len(self.calibrated_on)} others.",
             f"Of {self.of} checks {self.held} hold and {self.of - self.held} miss their bar.",
         ]
-        if STEP_TIME in self.verdicts:
-            modes = self.verdicts[STEP_TIME]
+        if modes := self.verdicts.get(STEP_TIME):
             lines.append(f"Accuracy of the step times: {modes.held} of {modes.of} modes hold their bar.")
-        if self.verdicts_with_own_step_times:
-            bars = self.verdicts_with_own_step_times.values()
-            lines.append(
-                f"Accuracy with the run's own step times: {sum(bar.held for bar in bars)} of "
-                f"{sum(bar.of for bar in bars)} checks hold."
-            )
-        if self.steps_slower is not None:
-            low, high = self.steps_slower
-            lines.append(
-                "Forecast at the speed of the machine's cores as an earlier version measured it beside each server: "
-                f"steps {low:.2f} to {high:.2f} times as long as in the calibration."
-            )
+        if bars := self.verdicts_with_own_step_times.values():
+            held, of = sum(bar.held for bar in bars), sum(bar.of for bar in bars)
+            lines.append(f"Accuracy with the run's own step times: {held} of {of} checks hold.")
         return lines
 
     def tables(self) -> dict[str, Table]:
         """Title and rows of each table: bars, cutovers, step times, effects, acceptance."""
         bars = [["bar", "held", "missed by", "held with the run's own step times"]]
         for name, bar in self.verdicts.items():
-            missed = f" {MISSED}" if bar.missed else ""
-            own = self.verdicts_with_own_step_times.get(name)
+            held, own = _share(bar) + (f" {MISSED}" if bar.missed else ""), self.verdicts_with_own_step_times.get(name)
             title = "accuracy of the step times" if name == STEP_TIME else name
-            held_with_own = f"{own.held} of {own.of}" if own is not None else ""
-            bars.append([title, f"{bar.held} of {bar.of}{missed}", ", ".join(bar.missed), held_with_own])
+            bars.append([title, held, ", ".join(bar.missed), _share(own) if own is not None else ""])
         cutovers = [["mode", "measured users", "interval", "forecast users", "range", "within a step or 15 %"]]
         for cutover in self.cutovers:
-            measured, low, high, forecast, least, most = cutover.words
+            measured, forecast, low, high, least, most = cutover.shown
             held = "yes" if cutover.within_bar else MISSED
             cutovers.append([cutover.mode, measured, f"{low} to {high}", forecast, f"{least} to {most}", held])
         effects = [["load", "mode", "measured", "interval", "forecast", "sign"]]
         for effect in sorted(self.effects, key=lambda effect: (effect.load_kind, effect.load, effect.mode)):
-            interval = f"{_ratio(effect.low)} to {_ratio(effect.high)}"
-            ratios = [_ratio(effect.measured), interval, _ratio(effect.forecast)]
+            measured, low, high, forecast = map(_ratio, (effect.measured, effect.low, effect.high, effect.forecast))
             sign = MISSED if effect.sign == "WRONG" else effect.sign
-            effects.append([load_text(effect.load_kind, effect.load), effect.mode, *ratios, sign])
+            load = load_text(effect.load_kind, effect.load)
+            effects.append([load, effect.mode, measured, f"{low} to {high}", forecast, sign])
         steps = [["mode", "points", "errors", "the same step again: median, p90"]]
         for mode, times in self.steps.items():
             again = ", ".join("-" if math.isnan(value) else f"{value:.1%}" for value in times.repeat_spread)
@@ -249,8 +207,9 @@ def read_summary(text: str | bytes, file: str, command: str = "") -> SweepSummar
 def shipped_summaries() -> dict[str, SweepSummary]:
     """The sweeps that ship with draftcast, by name."""
     folder = files("draftcast.scenarios").joinpath(FOLDER)
-    entries = {entry.name: entry for entry in folder.iterdir() if entry.name.endswith(SUFFIX)}
-    return {name.removesuffix(SUFFIX): read_summary(entries[name].read_text("utf-8"), name) for name in sorted(entries)}
+    entries: Iterable[Any] = sorted(folder.iterdir(), key=lambda entry: entry.name)
+    shipped = [entry for entry in entries if entry.name.endswith(SUFFIX)]
+    return {entry.name.removesuffix(SUFFIX): read_summary(entry.read_text("utf-8"), entry.name) for entry in shipped}
 
 
 def bars_line() -> str:
@@ -272,3 +231,7 @@ def load_text(kind: str, load: float) -> str:
 
 def _ratio(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+def _share(bar: Bar) -> str:
+    return f"{bar.held} of {bar.of}"
