@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import streamlit as st
 
@@ -28,6 +29,7 @@ from draftcast.scenarios.show.tables import title
 
 # A start for those who have no SLO yet: pressed, it stands in the sidebar to be changed.
 USUAL_SLO = {"ttft_ms": 500.0, "tpot_ms": 50.0, "attainment": 0.95}
+ENERGY = "Every board at its rated power, without hosts and cooling."
 
 
 def render(session: Session, report: Report) -> None:
@@ -38,18 +40,11 @@ def render(session: Session, report: Report) -> None:
         _invite(session)
         return
     key = (*question_key(scenario), settings.key)
-    sized = long_answer(
-        (*key, "plan"),
-        "Sizing every candidate",
-        lambda progress: plan(PlanQuestion(scenario, **settings.arguments), progress),
-    )
+    question = PlanQuestion(scenario, **settings.arguments)
+    sized = long_answer((*key, "plan"), "Sizing every candidate", lambda progress: plan(question, progress))
     answered = with_prices(sized, {} if settings.unpriced else settings.prices)
     feasible = {sizing.candidate.label: sizing for sizing in answered.sizings if sizing.feasible}
-    chosen: Sizing | None = None
-    checks: Sequence[Check] = ()
-    if feasible:
-        chosen = feasible[session.view(View.CAPACITY_CURVE, next(iter(feasible)), one_of(list(feasible)))]
-        checks = _curve((*key, chosen.candidate.label), chosen)
+    chosen, checks = _curve(session, key, feasible) if feasible else (None, ())
     report.title = title(scenario)
     report.lines = [answer_line(answered), *_tightest(answered), basis_line(answered)]
     report.badge([sizing.check.figures for sizing in answered.sizings if sizing.check is not None])
@@ -69,8 +64,11 @@ def render(session: Session, report: Report) -> None:
     )
 
 
-def _curve(key: Hashable, sizing: Sizing) -> Sequence[Check]:
-    return long_answer(key, "Goodput against load", lambda progress: goodput_curve(sizing, progress=progress))
+def _curve(session: Session, key: tuple[Any, ...], feasible: dict[str, Sizing]) -> tuple[Sizing, Sequence[Check]]:
+    """The candidate chosen for the picture, and its loads."""
+    chosen = feasible[session.view(View.CAPACITY_CURVE, next(iter(feasible)), one_of(list(feasible)))]
+    key = (*key, chosen.candidate.label)
+    return chosen, long_answer(key, "Goodput against load", lambda progress: goodput_curve(chosen, progress=progress))
 
 
 def _invite(session: Session) -> None:
@@ -79,12 +77,9 @@ def _invite(session: Session) -> None:
         "must keep it.",
         icon=":material/flag:",
     )
-    st.button(
-        f"Begin with TTFT {USUAL_SLO['ttft_ms']:g} ms and TPOT {USUAL_SLO['tpot_ms']:g} ms for "
-        f"{USUAL_SLO['attainment']:.0%} of requests",
-        key="usual-slo",
-        on_click=lambda: session.change(lambda: {"slo": USUAL_SLO}),
-    )
+    usual = "Begin with TTFT {ttft_ms:g} ms and TPOT {tpot_ms:g} ms for {attainment:.0%} of requests"
+    label = usual.format(**USUAL_SLO)
+    st.button(label, key="usual-slo", on_click=lambda: session.change(lambda: {"slo": USUAL_SLO}))
 
 
 def _tightest(answered: Plan) -> list[str]:
@@ -115,21 +110,21 @@ def _show_answer(answered: Plan, lines: Sequence[str]) -> None:
     assert best.largest is not None
     spare = f" + {best.spare} spare" if best.spare else ""
     price = f"Your price of {best.price.date}." if best.price is not None else "No price was given for every GPU type."
-    cost, cost_of_tokens, energy = best.cost_per_hour, best.cost_per_million_tokens, best.kwh_per_million_tokens
     figures = {
         "GPUs": (f"{best.num_gpus}", f"{best.candidate.label}: {best.replicas} replicas{spare}"),
         "Headroom": (f"{best.headroom:+.0%}", "Load beyond the target that holds, without spare replicas."),
         "Largest req/s": (number(best.largest.met), "Largest load at which the SLO is met; the knee below."),
-        "Cost an hour": ("–" if cost is None else f"{cost:,.2f}", price),
-        "Cost per 1M tokens": ("–" if cost_of_tokens is None else f"{cost_of_tokens:.3g}", "Of output, at the target."),
-        "kWh per 1M tokens": (
-            "–" if energy is None else f"{energy:.3g}",
-            "Every board at its rated power, without hosts and cooling.",
-        ),
+        "Cost an hour": (_known(best.cost_per_hour, ",.2f"), price),
+        "Cost per 1M tokens": (_known(best.cost_per_million_tokens, ".3g"), "Of output, at the target."),
+        "kWh per 1M tokens": (_known(best.kwh_per_million_tokens, ".3g"), ENERGY),
     }
     with st.container(horizontal=True, key="figures"):
         for label, (value, explained) in figures.items():
             st.metric(label, value, help=literal(explained), border=True, width=170)
+
+
+def _known(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
 
 
 def _show_candidates(session: Session, report: Report, answered: Plan, settings: PlanSettings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,7 +16,7 @@ from draftcast.dashboards.session.plain_text import literal, short
 from draftcast.dashboards.session.question import Question
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.session.uploads import MEASURED, uploader
-from draftcast.dashboards.widgets.controls import view_choice
+from draftcast.dashboards.widgets.controls import button, view_choice
 from draftcast.dashboards.widgets.page import upload_again
 from draftcast.dashboards.widgets.report import Report
 from draftcast.dashboards.widgets.table import html_table
@@ -53,15 +54,7 @@ LETTERS = "ABCDEF"
 
 @dataclass(frozen=True)
 class Entry:
-    """One run of the comparison.
-
-    Attributes:
-        letter: what the page calls it.
-        about: what it is, in a few words.
-        column: its figures, with intervals where it has replications.
-        requests: those that its latencies describe.
-        run: the simulated or the measured run.
-    """
+    """One run of the comparison, simulated or measured; ``requests`` are those that its latencies describe."""
 
     letter: str
     about: str
@@ -71,22 +64,16 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Letter and words."""
         return f"{self.letter} · {self.about}"
 
     @property
     def colour(self) -> str:
-        """In pictures."""
         return COLOURS[LETTERS.index(self.letter)]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs, in order, with their differences to one of them.
-
-    Attributes:
-        pairs: by letter of the run: it and the reference, measured together.
-    """
+    """The runs, in order, with their differences to one of them; ``pairs``: by letter, it and the reference."""
 
     entries: Sequence[Entry]
     reference: Entry
@@ -102,22 +89,21 @@ class Comparison:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One for every run and figure."""
-        for entry in self.entries:
-            for figure in FIGURES:
-                value = entry.column.figures.get(figure.name)
-                change = self.change(entry, figure)
-                yield {
-                    "run": entry.letter,
-                    "about": entry.about,
-                    "figure": figure.name,
-                    **{name: getattr(value, name, None) for name in ("mean", "low", "high")},
-                    "against": self.reference.letter if entry is not self.reference else None,
-                    "difference": change.difference.mean if change is not None else None,
-                    "difference_low": change.difference.low if change is not None else None,
-                    "difference_high": change.difference.high if change is not None else None,
-                    "ratio": change.ratio.mean if change is not None and change.ratio is not None else None,
-                    "verdict": change.verdict if change is not None else None,
-                }
+        for entry, figure in itertools.product(self.entries, FIGURES):
+            value, change = entry.column.figures.get(figure.name), self.change(entry, figure)
+            difference, ratio = getattr(change, "difference", None), getattr(change, "ratio", None)
+            yield {
+                "run": entry.letter,
+                "about": entry.about,
+                "figure": figure.name,
+                **{name: getattr(value, name, None) for name in ("mean", "low", "high")},
+                "against": self.reference.letter if entry is not self.reference else None,
+                "difference": getattr(difference, "mean", None),
+                "difference_low": getattr(difference, "low", None),
+                "difference_high": getattr(difference, "high", None),
+                "ratio": getattr(ratio, "mean", None),
+                "verdict": getattr(change, "verdict", None),
+            }
 
     def summary(self, changed: pd.DataFrame | None) -> dict[str, Any]:
         """For the JSON file, with the keys in which the runs differ."""
@@ -141,11 +127,10 @@ def render(session: Session, report: Report) -> None:
     report.badge([entry.run.run.summary["figures"] for entry in entries if isinstance(entry.run, Answer)])
     _runs(session, entries)
     names = {entry.letter: entry.name for entry in entries}
-    letter = LETTERS[0]
+    reference = entries[0]
     if len(entries) > 1:
-        words = names.__getitem__
-        letter = view_choice(session, View.COMPARE_REFERENCE, list(names), words=words, width=420)
-    reference = entries[list(names).index(letter)]
+        letter = view_choice(session, View.COMPARE_REFERENCE, list(names), words=names.__getitem__)
+        reference = entries[list(names).index(letter)]
     pairs = {entry.letter: _pair(entry, reference) for entry in entries if entry is not reference}
     comparison = Comparison(entries, reference, pairs, own.scenario.statistics.confidence)
     report.title, report.lines = "Runs compared", list(names.values())
@@ -156,11 +141,8 @@ def render(session: Session, report: Report) -> None:
         st.info("Add a run to compare with: keep one from What-if, take one below, or upload a measured one.")
     commands = [question.command("simulate") for question in (session.question, *session.runs)]
     report.footer(own.hash, "\n".join(commands), own)
-    report.downloads(
-        f"draftcast-compare-{own.hash[:12]}",
-        lambda: pd.DataFrame(comparison.rows()),
-        lambda: comparison.summary(report.tables.get("Changed keys")),
-    )
+    name, rows = f"draftcast-compare-{own.hash[:12]}", lambda: pd.DataFrame(comparison.rows())
+    report.downloads(name, rows, lambda: comparison.summary(report.tables.get("Changed keys")))
 
 
 def _entries(session: Session, own: Answer) -> list[Entry]:
@@ -218,23 +200,11 @@ def _runs(session: Session, entries: Sequence[Entry]) -> None:
             with st.container(horizontal=True, vertical_alignment="center"):
                 st.html(_run_line(letter, by_letter.get(letter)))
                 if index > 0:
-                    st.button(
-                        f"Remove {letter}",
-                        key=f"remove-{letter}",
-                        icon=":material/close:",
-                        on_click=session.remove_run,
-                        args=(index - 1,),
-                    )
+                    button(f"Remove {letter}", "close", session.remove_run, index - 1, key=f"remove-{letter}")
         with st.container(horizontal=True):
+            hint = "It stays as it is when the run on What-if changes."
             for label, run in offers.items():
-                st.button(
-                    label,
-                    icon=":material/add:",
-                    disabled=session.room <= 0,
-                    help="It stays as it is when the run on What-if changes.",
-                    on_click=session.add_run,
-                    args=(run,),
-                )
+                button(label, "add", session.add_run, run, disabled=session.room <= 0, help=hint)
         with st.expander("Measured runs"):
             uploader(session, MEASURED)
 

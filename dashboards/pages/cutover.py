@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -69,12 +70,7 @@ def render(session: Session, report: Report) -> None:
 
 
 class _Page:
-    """The parts of the page that are about one way of comparing.
-
-    Attributes:
-        over, metric: along what the cutover is looked for, and by what it is judged.
-        summary: what was answered, for the JSON file.
-    """
+    """The parts of the page that are about one way of comparing: along ``over``, judged by ``metric``."""
 
     def __init__(self, session: Session, report: Report, own: Answer) -> None:
         self.session, self.report, self.own = session, report, own
@@ -87,10 +83,11 @@ class _Page:
         metrics = [name for name in METRICS if name != "slo_goodput" or slos(self.own.scenario)]
         axes, labels = AXIS_WORDS.__getitem__, words.__getitem__
         with st.container(horizontal=True):
-            self.over = view_choice(self.session, View.CUTOVER_OVER, list(AXES), words=axes, width=250)
-            self.metric = view_choice(self.session, View.CUTOVER_METRIC, metrics, words=labels, width=250)
+            self.over = view_choice(self.session, View.CUTOVER_OVER, list(AXES), words=axes)
+            self.metric = view_choice(self.session, View.CUTOVER_METRIC, metrics, words=labels)
 
-    def asked_for(self, view: View, words: tuple[str, ...], label: str, help: str) -> bool:
+    def asked_for(self, view: View, words: tuple[str, ...], label: str, effort: str) -> bool:
+        help = f"Simulates both sides {effort}."
         return asked_for(self.session, view, " ".join([self.own.hash, *words]), label, help)
 
     def answer(self, words: tuple[str, ...], text: str, make: Callable[[Progress], T]) -> T:
@@ -99,26 +96,19 @@ class _Page:
     def crossing(self) -> None:
         st.subheader("Advantage of speculation", anchor="advantage")
         words = ("cutover", self.over, self.metric)
-        if not self.asked_for(
-            View.CUTOVER_ASKED,
-            words,
-            "Find the cutover",
-            "Simulates both sides near the cutover, up to 600,000 requests; takes about ten seconds.",
-        ):
+        effort = "near the cutover, up to 600,000 requests; takes about ten seconds"
+        if not self.asked_for(View.CUTOVER_ASKED, words, "Find the cutover", effort):
             st.caption(f"Searches for the {AXIS_WORDS[self.over]} at which speculation stops paying.")
             return
-        (result,) = self.answer(
-            words,
-            "Searching for the cutover",
-            lambda progress: cutover(Question(self.own.scenario, self.over, self.metric), progress=progress),
-        )
-        picture = on_page(cutover_figure([result]), height=420)
+        question = Question(self.own.scenario, self.over, self.metric)
+        text = "Searching for the cutover"
+        (result,) = self.answer(words, text, lambda progress: cutover(question, progress=progress))
         text, details = headline(result), detail_lines(result)
         tone = {"always pays": "better", "never pays": "worse"}.get(result.verdict, "")
         verdict_line(text, tone=tone, verdict=result.verdict)
         self.report.figure(
             "advantage",
-            picture,
+            on_page(cutover_figure([result]), height=420),
             "Without speculation over with it: above the dashed line it pays. Band: interval of the paired "
             "replications. Triangles: one side is overloaded, so only the sign is known. Shaded: where it crosses, "
             "with its interval.",
@@ -144,21 +134,14 @@ class _Page:
 
     def setting(self) -> None:
         st.subheader("Recommended setting", anchor="setting")
-        result = self.answer(
-            ("recommend", self.metric),
-            "Trying settings at this load",
-            lambda progress: recommend(self.own.scenario, metric=self.metric, progress=progress),
-        )
+        words, make = ("recommend", self.metric), partial(recommend, self.own.scenario, metric=self.metric)
+        result = self.answer(words, "Trying settings at this load", lambda progress: make(progress=progress))
         text = answer_line(result)
         verdict_line(text, setting=result.chosen.candidate.label)
-        rows = [
-            (
-                outcome.candidate.label,
-                f"{show(outcome.gain)} x" if outcome.gain is not None else "–",
-                remark(result, outcome),
-            )
-            for outcome in result.outcomes
-        ]
+        rows = []
+        for outcome in result.outcomes:
+            gain = f"{show(outcome.gain)} x" if outcome.gain is not None else "–"
+            rows.append((outcome.candidate.label, gain, remark(result, outcome)))
         left, right = st.columns([2, 3])
         left.html(html_table(("setting", "gain over off", ""), rows, facts=True, name="Settings tried"))
         right.caption("To copy: the setting as JSON, then the whole command")
@@ -179,23 +162,13 @@ class _Page:
 
     def map(self, against: str, label: str, view: View) -> None:
         words = ("map", against, self.over, self.metric)
-        if not self.asked_for(
-            view,
-            words,
-            f"Map {AXIS_WORDS[self.over]} against {label}",
-            "Simulates both sides of every cell, up to 900,000 requests; takes about twenty seconds.",
-        ):
+        effort = "of every cell, up to 900,000 requests; takes about twenty seconds"
+        if not self.asked_for(view, words, f"Map {AXIS_WORDS[self.over]} against {label}", effort):
             return
-        result = self.answer(
-            words,
-            "Drawing the map",
-            lambda progress: speedup_map(
-                Question(self.own.scenario, self.over, self.metric, budget_requests=MAP_REQUESTS),
-                against=against,
-                values=MAP_ACCEPTANCES if against == "acceptance" else (),
-                progress=progress,
-            ),
-        )
+        question = Question(self.own.scenario, self.over, self.metric, budget_requests=MAP_REQUESTS)
+        values = MAP_ACCEPTANCES if against == "acceptance" else ()
+        make = partial(speedup_map, question, against=against, values=values)
+        result = self.answer(words, "Drawing the map", lambda progress: make(progress=progress))
         picture = on_page(map_figure(result), height=380)
         picture.update_yaxes(rangemode="normal", tickvals=result.ys)
         self.report.figure(

@@ -6,8 +6,8 @@ Pages are told apart by ``page`` in the link, not by a path: everything a page s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import streamlit as st
 
@@ -23,35 +23,24 @@ from draftcast.errors import InputError
 ICON = Path(__file__).parents[1] / "icon.png"
 
 
-@dataclass(frozen=True)
-class Page:
-    """A page of the navigation.
-
-    Attributes:
-        question: what it answers, in a few words under the title.
-        icon: of the navigation.
-        render: draws it below title and warnings; InputError where there is no answer.
-    """
+class Page(NamedTuple):
+    """A page: what it answers, the icon of the navigation, and what draws it (InputError: there is no answer)."""
 
     question: str
     icon: str
     render: Callable[[Session, Report], None]
 
 
-SHOWN = dict(
-    zip(
-        PAGES,
-        (
-            Page("What does speculation change for one deployment under one load?", "tune", what_if.render),
-            Page("At which load does speculation stop paying, and which setting is best?", "swap_vert", cutover.render),
-            Page("How many GPUs does a load need for its SLO, and what do they cost?", "dns", capacity.render),
-            Page("Which settings of a grid are Pareto-optimal?", "grid_on", sweep.render),
-            Page("What differs between runs, and which differences are real?", "compare_arrows", compare.render),
-            Page("How far can these numbers be trusted, and why?", "verified", trust.render),
-        ),
-        strict=True,
-    )
-)
+SHOWN = {
+    "what-if": Page("What does speculation change for one deployment under one load?", "tune", what_if.render),
+    "cutover": Page(
+        "At which load does speculation stop paying, and which setting is best?", "swap_vert", cutover.render
+    ),
+    "capacity": Page("How many GPUs does a load need for its SLO, and what do they cost?", "dns", capacity.render),
+    "sweep": Page("Which settings of a grid are Pareto-optimal?", "grid_on", sweep.render),
+    "compare": Page("What differs between runs, and which differences are real?", "compare_arrows", compare.render),
+    "trust": Page("How far can these numbers be trusted, and why?", "verified", trust.render),
+}
 
 
 def run_app(files: tuple[str, ...] = ()) -> None:

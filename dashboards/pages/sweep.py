@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -20,24 +21,14 @@ from draftcast.dashboards.session.answers import question_key
 from draftcast.dashboards.session.plain_text import literal
 from draftcast.dashboards.session.question import Question
 from draftcast.dashboards.session.session import Session, View
-from draftcast.dashboards.widgets.controls import view_choice
+from draftcast.dashboards.widgets.controls import button, view_choice
 from draftcast.dashboards.widgets.page import cannot_run, verdict_line
 from draftcast.dashboards.widgets.report import Report, clicked
 from draftcast.dashboards.widgets.sweep_controls import Grid, editor, proposed_grid, read_grid
 from draftcast.dashboards.widgets.table import Cell, Link, html_table
 from draftcast.errors import InputError
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.show.sweep_report import (
-    error_lines,
-    metric_figure,
-    metrics_of,
-    pareto_figure,
-    progress_line,
-    summary_line,
-    sweep_head,
-    sweep_rows,
-    swept_title,
-)
+from draftcast.scenarios.show import sweep_report
 from draftcast.scenarios.sweep.grid import Axis
 from draftcast.scenarios.sweep.run import SweepProgress, SweepResult, sweep
 
@@ -51,17 +42,10 @@ LOOK_EVERY_S = 0.2
 
 
 class SweepJob(threading.Thread):
-    """One run of a sweep; it has begun.
+    """One run of a sweep that has begun; the end of ``owner``, which it does not keep alive, ends it.
 
-    Args:
-        key: of the question, to tell whether a page still asks the same.
-        owner: whose end ends the job; not kept alive by it.
-        scenario, axes, folder: of the sweep. What the folder holds is not computed again.
-
-    Attributes:
-        stopping: set once it is told to end; what is done is kept.
-        progress: the last that was reported; None while it waits for its turn.
-        result: once it ended, complete or not; None when ``error`` says why there is none.
+    What the folder holds is not computed again, and what is done is kept when the job is told to stop. ``progress`` is
+    None while it waits for its turn; in the end ``result`` is there, complete or not, or ``error`` says why it is not.
     """
 
     def __init__(self, key: str, owner: object, scenario: Scenario, axes: Sequence[Axis], folder: Path) -> None:
@@ -81,9 +65,8 @@ class SweepJob(threading.Thread):
             if self.stopping.is_set():
                 return
         try:
-            self.result = sweep(
-                self._scenario, self._grid, folder=self._folder, progress=self._report, stop=self.stopping.is_set
-            )
+            how: dict[str, Any] = {"folder": self._folder, "progress": self._report, "stop": self.stopping.is_set}
+            self.result = sweep(self._scenario, self._grid, **how)
         except InputError as error:
             self.error = error
         finally:
@@ -132,17 +115,10 @@ def _run(session: Session, key: str, grid: Grid) -> SweepResult | None:
     if job is None or job.result is None or not job.result.complete:
         cells, replications = len(grid.points), session.question.scenario.statistics.replications
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.button(
-                "Resume" if job is not None and job.stopping.is_set() else f"Run {cells} cells",
-                key="sweep.start",
-                type="primary",
-                icon=":material/play_arrow:",
-                on_click=_start,
-                args=(session, key, grid),
-            )
-            st.caption(
-                f"{cells} cells of {replications} replications each. Cells that this session has computed are reused."
-            )
+            label = "Resume" if job is not None and job.stopping.is_set() else f"Run {cells} cells"
+            button(label, "play_arrow", _start, session, key, grid, key="sweep.start", type="primary")
+            reused = "Cells that this session has computed are reused."
+            st.caption(f"{cells} cells of {replications} replications each. {reused}")
     if job is not None and job.error is not None:
         cannot_run(session, job.error)
     # The folder is the session's own business.
@@ -182,41 +158,30 @@ def _running(session: Session, job: SweepJob) -> None:
     if not job.is_alive():
         st.rerun()
     now = job.progress
-    text = "Waiting: another session's sweep computes" if now is None else progress_line(now)
+    text = "Waiting: another session's sweep computes" if now is None else sweep_report.progress_line(now)
     st.progress(now.done / now.total if now is not None else 0.0, text="Stopping" if job.stopping.is_set() else text)
-    st.button(
-        "Cancel",
-        key="sweep.cancel",
-        icon=":material/stop:",
-        disabled=job.stopping.is_set(),
-        on_click=_cancel,
-        args=(session, job),
-    )
+    button("Cancel", "stop", _cancel, session, job, key="sweep.cancel", disabled=job.stopping.is_set())
 
 
 def _show(session: Session, report: Report, result: SweepResult, grid: Grid) -> None:
     report.badge([cell.figures for cell in result.cells])
     cells = len(result.cells)
-    verdict_line(
-        f"{len(result.pareto)} of {cells} cells are Pareto-optimal in tokens/s/user and tokens/s/GPU.",
-        cells=cells,
-        computed=result.computed,
-        reused=result.reused,
-    )
+    text = f"{len(result.pareto)} of {cells} cells are Pareto-optimal in tokens/s/user and tokens/s/GPU."
+    verdict_line(text, cells=cells, computed=result.computed, reused=result.reused)
     done = "" if result.complete else f"Stopped: {sum(cell.state != 'not run' for cell in result.cells)} of "
-    report.title, report.lines = swept_title(result), [f"{done}{summary_line(result)}."]
+    report.title, report.lines = sweep_report.swept_title(result), [f"{done}{sweep_report.summary_line(result)}."]
     st.caption(literal(report.lines[0]))
-    for text in error_lines(result):
+    for text in sweep_report.error_lines(result):
         st.warning(literal(f"No figures: {text}"), icon=":material/error:")
-    if metrics_of(result):
+    if sweep_report.metrics_of(result):
         _pictures(session, report, result, grid)
     numbers = {id(cell): number for number, cell in enumerate(result.cells)}
     rows: list[Sequence[Cell]] = []
-    for cell, texts in sweep_rows(result):
+    for cell, texts in sweep_report.sweep_rows(result):
         scenario = grid.points[numbers[id(cell)]].scenario
         href = Question(session.question.base, scenario).href if scenario is not None else ""
         rows.append([*texts, Link("What-if", href, cell.label) if href else "–"])
-    st.html(html_table([*sweep_head(result), "open"], rows, name="Cells of the sweep"))
+    st.html(html_table([*sweep_report.sweep_head(result), "open"], rows, name="Cells of the sweep"))
     frame = result.frame()
     report.tables["Pareto front"] = frame[frame["pareto"]]
 
@@ -232,7 +197,7 @@ def _pictures(session: Session, report: Report, result: SweepResult, grid: Grid)
     st.subheader("What one user sees against what a GPU delivers")
     report.figure(
         PARETO,
-        pareto_figure(result),
+        sweep_report.pareto_figure(result),
         "Click a cell to open it in What-if; the browser's Back button returns here. Ringed: Pareto-optimal. Open "
         "markers: the queue grows, so the figures depend on the length of the run.",
         "Tokens per second and user against tokens per second and GPU, a marker for each cell.",
@@ -240,6 +205,6 @@ def _pictures(session: Session, report: Report, result: SweepResult, grid: Grid)
     )
     axis = result.axes[0].name
     st.subheader(f"Along {literal(axis)}")
-    metric = view_choice(session, View.SWEEP_METRIC, metrics_of(result), default=METRIC)
+    metric = view_choice(session, View.SWEEP_METRIC, sweep_report.metrics_of(result), default=METRIC)
     alt = f"{metric} along {axis}, a line for each other point."
-    report.figure("metric", metric_figure(result, metric), "With intervals.", alt)
+    report.figure("metric", sweep_report.metric_figure(result, metric), "With intervals.", alt)

@@ -64,7 +64,9 @@ def render(session: Session, report: Report) -> None:
         head = ("device time", "share", "what it means")
         st.html(html_table(head, origins, facts=True, name="Origin of the device time"))
     _coverage(report, own)
-    opened = _opened(session)
+    device, named = load_hardware(own.scenario.hardware), own.scenario.profile
+    profile = named or (device.name if has_profile(device) else "default")
+    opened = _open(profile, device.name if profile == "default" else None)
     if opened.folder is not None:
         _fit(session, report, opened)
     st.header("Where the profile comes from", anchor="profile")
@@ -74,14 +76,11 @@ def render(session: Session, report: Report) -> None:
     report.title, report.lines = f"Trust: {name}", [f"{fact}: {text}" for fact, text in facts.items()]
     _validation(session, report)
     _evidence(session, report)
-    device = f" --hardware {own.scenario.hardware}" if name == "default" else ""
-    report.footer(own.hash, f"draftcast profile show {name}{device}", own)
+    option = f" --hardware {own.scenario.hardware}" if name == "default" else ""
+    report.footer(own.hash, f"draftcast profile show {name}{option}", own)
     fact_table = pd.DataFrame(list(facts.items()), columns=["fact", "value"])
-    report.downloads(
-        f"draftcast-trust-{name}",
-        lambda: report.tables.get("Held-out errors", fact_table),
-        lambda: {**facts, "device_time": trusted},
-    )
+    table = report.tables.get("Held-out errors", fact_table)
+    report.downloads(f"draftcast-trust-{name}", lambda: table, lambda: {**facts, "device_time": trusted})
 
 
 def _coverage(report: Report, own: Answer) -> None:
@@ -101,13 +100,6 @@ def _coverage(report: Report, own: Answer) -> None:
             f"rates at assumed efficiencies. Measured: {', '.join(measured)}. `draftcast calibrate` measures your own.",
             icon=":material/map:",
         )
-
-
-def _opened(session: Session) -> OpenProfile:
-    scenario = session.question.scenario
-    device = load_hardware(scenario.hardware)
-    name = scenario.profile or (device.name if has_profile(device) else "default")
-    return _open(name, device.name if name == "default" else None)
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)
@@ -137,15 +129,11 @@ def _fit(session: Session, report: Report, opened: OpenProfile) -> None:
         "Predicted against measured time of held-out points, and the distribution of their errors.",
     )
     report.tables["Held-out errors"] = pd.DataFrame(errors_of(opened))
-    shown = [
-        (
-            f"{row['operator']} {row['dtype']}" + (f", KV {row['kv_dtype']}" if row["kv_dtype"] else ""),
-            f"{row['points']:,}",
-            f"{row['held_out']:,}",
-            *("–" if row[name] is None else f"{row[name]:.1%}" for name in ("median", "p90", "worst")),
-        )
-        for row in errors_of(opened)
-    ]
+    shown = []
+    for row in errors_of(opened):
+        formats = f"{row['dtype']}, KV {row['kv_dtype']}" if row["kv_dtype"] else row["dtype"]
+        shares = ("–" if row[name] is None else f"{row[name]:.1%}" for name in ("median", "p90", "worst"))
+        shown.append((f"{row['operator']} {formats}", f"{row['points']:,}", f"{row['held_out']:,}", *shares))
     head = ("operator", "points", "held out", "median error", "p90", "worst")
     with st.expander("Held-out errors of every operator"):
         st.html(html_table(head, shown, name="Held-out errors"))
@@ -214,13 +202,9 @@ def _sweep(report: Report, name: str, sweep: SweepSummary) -> None:
 def _evidence(session: Session, report: Report) -> None:
     """What others measured on real GPUs beside the forecasts of the same settings, once it is asked for."""
     st.header("Measured results", anchor="evidence")
-    if not asked_for(
-        session,
-        View.TRUST_EVIDENCE,
-        "evidence",
-        "Forecast the measured points of tier A",
-        "Simulates what others measured on real GPUs with nearly the whole configuration known; takes about a minute.",
-    ):
+    known = "what others measured on real GPUs with nearly the whole configuration known"
+    label, help = "Forecast the measured points of tier A", f"Simulates {known}; takes about a minute."
+    if not asked_for(session, View.TRUST_EVIDENCE, "evidence", label, help):
         st.caption("Measurements of real engines beside forecasts of the same settings: `draftcast evidence`.")
         return
     forecasts = long_answer(("evidence",), "Forecasting what others measured", _forecasts)

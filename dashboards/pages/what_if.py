@@ -9,12 +9,13 @@ from draftcast.dashboards.session.answers import Answer, answers, together
 from draftcast.dashboards.session.plain_text import literal
 from draftcast.dashboards.session.session import MOST_RUNS, Session
 from draftcast.dashboards.session.uploads import trace_notes
+from draftcast.dashboards.widgets.controls import button
 from draftcast.dashboards.widgets.page import verdict_line
 from draftcast.dashboards.widgets.report import Report
 from draftcast.dashboards.widgets.tiles import Column, column_of, tiles
 from draftcast.dashboards.widgets.what_if_controls import controls
 from draftcast.scenarios.compare.comparison import Comparison, simulate
-from draftcast.scenarios.compare.slo_answer import SloAnswer, idle_scenario, measured_requests, slo_answer
+from draftcast.scenarios.compare.slo_answer import idle_scenario, measured_requests, slo_answer
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.run.workload_spec import slos
 from draftcast.scenarios.show.run_plots import time_figure, timeline_figure
@@ -27,12 +28,9 @@ ON, OFF, BASELINE = "SD on", "SD off", "baseline"
 def render(session: Session, report: Report) -> None:
     """Controls, the answer in a sentence, tiles, pictures, footer."""
     controls(session)
-    if session.wanted_method:
-        wanted = session.wanted_method
-        st.info(
-            f"Give the acceptance of {wanted} above to see its forecast: that of another method does not apply.",
-            icon=":material/tune:",
-        )
+    if wanted := session.wanted_method:
+        text = f"Give the acceptance of {wanted} above to see its forecast: that of another method does not apply."
+        st.info(text, icon=":material/tune:")
         return
     pinned = [session.baseline.scenario] if session.baseline is not None else []
     own, *baselines = answers(session.question.scenario, *pinned)
@@ -47,10 +45,10 @@ def render(session: Session, report: Report) -> None:
     _tiles(own, baselines)
     _buttons(session)
     _pictures(report, own, runs)
-    report.tables["Figures"] = _figures_table(own.run)
+    rows = [(name, figure.mean, figure.low, figure.high) for name, figure in own.run.summary["figures"].items()]
+    report.tables["Figures"] = pd.DataFrame(rows, columns=["figure", "mean", "low", "high"])
     report.footer(own.hash, session.question.command("simulate"), own)
-    compared = Comparison(own.scenario, (own.point,), None)
-    summary = compared.summary if verdict is not None else lambda: own.run.summary
+    summary = Comparison(own.scenario, (own.point,), None).summary if verdict is not None else lambda: own.run.summary
     report.downloads(f"draftcast-{own.hash[:12]}", lambda: own.run.requests, summary)
 
 
@@ -70,7 +68,10 @@ def _answer_lines(own: Answer) -> list[str]:
     tone = {"pays": "better", "costs": "worse"}.get(data["verdict"], "")
     verdict_line(text, bold=len(head + mark), tone=tone, why=bottleneck, **data)
     lines = [text, bottleneck]
-    slo = _slo_answer(own)
+    slo = None
+    if slos(scenario):
+        unmet = run.slo_met is False and own.own.has_figures
+        slo = slo_answer(scenario, own.own, simulate(idle_scenario(scenario)) if unmet else None)
     status = status_line(run, own.own)
     if slo is not None:
         (st.success if slo.met else st.error)(literal(slo.sentence), icon=":material/flag:")
@@ -83,13 +84,6 @@ def _answer_lines(own: Answer) -> list[str]:
         if note not in trace_notes(scenario):
             st.caption(literal(note))
     return lines
-
-
-def _slo_answer(own: Answer) -> SloAnswer | None:
-    if not slos(own.scenario):
-        return None
-    unmet = own.run.slo_met is False and own.own.has_figures
-    return slo_answer(own.scenario, own.own, simulate(idle_scenario(own.scenario)) if unmet else None)
 
 
 def _tiles(own: Answer, baselines: list[Answer]) -> None:
@@ -107,23 +101,12 @@ def _tiles(own: Answer, baselines: list[Answer]) -> None:
 
 def _buttons(session: Session) -> None:
     with st.container(horizontal=True, key="baseline"):
-        st.button(
-            "Pin as baseline",
-            icon=":material/keep:",
-            help="Tiles then show the difference to the current run.",
-            on_click=session.pin,
-            args=(session.question,),
-        )
+        hint = "Tiles then show the difference to the current run."
+        button("Pin as baseline", "keep", session.pin, session.question, help=hint)
         if session.baseline is not None:
-            st.button("Unpin", icon=":material/keep_off:", on_click=session.pin, args=(None,))
-        st.button(
-            "Add to Compare",
-            icon=":material/add:",
-            disabled=session.room <= 0,
-            help=f"Compare shows the current run beside up to {MOST_RUNS - 1} runs added this way.",
-            on_click=session.add_run,
-            args=(session.question,),
-        )
+            button("Unpin", "keep_off", session.pin, None)
+        hint = f"Compare shows the current run beside up to {MOST_RUNS - 1} runs added this way."
+        button("Add to Compare", "add", session.add_run, session.question, disabled=session.room <= 0, help=hint)
 
 
 def _pictures(report: Report, own: Answer, runs: dict[str, RunResult]) -> None:
@@ -150,8 +133,3 @@ def _pictures(report: Report, own: Answer, runs: dict[str, RunResult]) -> None:
             "First replication: requests waiting and running, and the share of KV blocks in use.",
             "Requests waiting, requests running and KV cache use over time in the first replication.",
         )
-
-
-def _figures_table(run: RunResult) -> pd.DataFrame:
-    rows = [(name, figure.mean, figure.low, figure.high) for name, figure in run.summary["figures"].items()]
-    return pd.DataFrame(rows, columns=["figure", "mean", "low", "high"])

@@ -13,7 +13,7 @@ import streamlit as st
 
 from draftcast.calibration.profile.hardware import hardware_names, is_bundled_device, load_hardware
 from draftcast.dashboards.session.session import Session, View, count_of, number_of, some_of
-from draftcast.dashboards.widgets.controls import TEXTS, control
+from draftcast.dashboards.widgets.controls import Look, control
 from draftcast.scenarios.cli.options import parse_prices
 from draftcast.scenarios.compare.candidate import OFF
 from draftcast.scenarios.compare.price import Price
@@ -33,17 +33,11 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """What the plan is asked for besides the scenario.
+    """What the plan is asked for besides the scenario."""
 
-    Attributes:
-        arguments: of a plan's question, scenario and prices left out: prices only rank.
-        prices: by device, of the candidates that have one.
-        options: the same for ``draftcast plan``, as far as it differs from what that takes by itself.
-    """
-
-    arguments: Mapping[str, Any]
-    prices: Mapping[str, Price]
-    options: Sequence[str]
+    arguments: Mapping[str, Any]  # of a plan's question; prices only rank, so they stand apart
+    prices: Mapping[str, Price]  # by device, of the candidates that have one
+    options: Sequence[str]  # the same for ``draftcast plan``, as far as it differs from what that takes by itself
 
     @property
     def key(self) -> str:
@@ -71,14 +65,14 @@ def plan_settings(session: Session) -> PlanSettings:
     with st.container(border=True, key="controls"):
         with st.container(horizontal=True, gap="small"):
             arguments = {
-                "rate_rps": _number(session, View.CAPACITY_RATE, rate, RATE, step=10.0, width=160),
-                "headroom": _number(session, View.CAPACITY_HEADROOM, "0", HEADROOM, scale=100, step=10.0, width=130),
-                "spare": _number(session, View.CAPACITY_SPARE, "0", SPARE, step=1, width=130),
-                "methods": _several(session, View.CAPACITY_METHODS, methods, methods, 230),
+                "rate_rps": _number(session, View.CAPACITY_RATE, rate, RATE),
+                "headroom": _number(session, View.CAPACITY_HEADROOM, "0", HEADROOM, scale=100),
+                "spare": _number(session, View.CAPACITY_SPARE, "0", SPARE),
+                "methods": _several(session, View.CAPACITY_METHODS, methods, methods),
             }
         with st.container(horizontal=True, gap="small"):
-            arguments["hardware"] = _several(session, View.CAPACITY_HARDWARE, (device,), hardware_names(), 400)
-            degrees = _several(session, View.CAPACITY_TP, (str(degree),), DEGREES, 260)
+            arguments["hardware"] = _several(session, View.CAPACITY_HARDWARE, (device,), hardware_names())
+            degrees = _several(session, View.CAPACITY_TP, (str(degree),), DEGREES)
             arguments["tensor_parallel_sizes"] = [int(degree) for degree in degrees]
         prices = _prices(session, arguments["hardware"])
     options = [word for view in OPTIONS if view in session.views for word in (OPTIONS[view], session.views[view])]
@@ -96,33 +90,28 @@ def _write(session: Session, view: View, default: str, read: Callable[[str], Any
     session.views.pop(View.CAPACITY_CURVE, None)
 
 
-def _number(
-    session: Session, view: View, default: str, read: Callable[[str], Any], *, scale: int = 1, **options: Any
-) -> Any:
+def _number(session: Session, view: View, default: str, read: Callable[[str], Any], scale: int = 1) -> Any:
     """A number from 0 that is shown ``scale`` times as large."""
     value = session.view(view, default, read)
-    label, help = TEXTS[view]
 
     def write(shown: float | None) -> None:
         _write(session, view, default, read, value_text(round(shown / scale, 6)) if shown else "")
 
     form = "%.6g" if isinstance(value, float) else None
-    least = type(value)(0)
-    control(st.number_input, label, view, scale * value, write, help=help, format=form, min_value=least, **options)
+    control(st.number_input, view, scale * value, write, format=form, min_value=type(value)(0))
     return value
 
 
-def _several(session: Session, view: View, default: Sequence[str], names: Sequence[str], width: int) -> tuple[str, ...]:
+def _several(session: Session, view: View, default: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     """Some of the names and the default's own."""
-    allowed = list(dict.fromkeys([*names, *default]))
-    text, read = ",".join(default), some_of(allowed)
+    allowed, text = list(dict.fromkeys([*names, *default])), ",".join(default)
+    read = some_of(allowed)
     value = session.view(view, text, read)
-    label, help = TEXTS[view]
 
     def write(chosen: Sequence[str]) -> None:
         _write(session, view, text, read, ",".join(chosen))
 
-    control(st.multiselect, label, view, list(value), write, options=allowed, help=help, width=width)
+    control(st.multiselect, view, list(value), write, options=allowed)
     return value
 
 
@@ -145,29 +134,14 @@ def _prices(session: Session, hardware: Sequence[str]) -> Mapping[str, Price]:
             price = prices.get(name)
             amount = price.per_gpu_hour if price is not None else None
             day = datetime.date.fromisoformat(price.date) if price is not None else today
+            key = f"{View.CAPACITY_PRICES}:{name}"
+            amounts = Look(f"{name}, per GPU hour", "", 200, 0.1, "no price")
+            days = Look(f"{name}, price date", "The day of the price.", 160)
             with st.container(horizontal=True, gap="small"):
-                control(
-                    st.number_input,
-                    f"{name}, per GPU hour",
-                    f"{View.CAPACITY_PRICES}:{name}",
-                    amount,
-                    partial(write, name, day=day),
-                    min_value=0.0,
-                    step=0.1,
-                    format="%.4g",
-                    placeholder="no price",
-                    width=200,
-                )
-                control(
-                    st.date_input,
-                    f"{name}, price date",
-                    f"{View.CAPACITY_PRICES}:{name}:date",
-                    day,
-                    partial(write, name, amount),
-                    help="The day of the price.",
-                    disabled=price is None,
-                    width=160,
-                )
+                written = partial(write, name, day=day)
+                control(st.number_input, key, amount, written, amounts, min_value=0.0, format="%.4g")
+                written = partial(write, name, amount)
+                control(st.date_input, f"{key}:date", day, written, days, disabled=price is None)
     return prices
 
 

@@ -13,6 +13,7 @@ from draftcast.dashboards.session.answers import Kept
 from draftcast.dashboards.session.plain_text import literal
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.session.uploads import trace_notes
+from draftcast.dashboards.widgets.controls import button
 from draftcast.errors import InputError
 from draftcast.sim.progress import Progress
 
@@ -32,8 +33,7 @@ def banner(session: Session) -> None:
 
 def cannot_run(session: Session, error: InputError) -> None:
     """In place of an answer: why there is none."""
-    missing = session.missing_uploads
-    if missing:
+    if missing := session.missing_uploads:
         upload_again(" and ".join(missing))
     else:
         st.error(f"This cannot be simulated: {literal(error)}", icon=":material/error:")
@@ -69,29 +69,19 @@ def asked_for(session: Session, view: View, question: str, label: str, help: str
     """Whether ``question`` was asked for; a button to do so where it was not.
 
     What takes long is asked for by a button, not by every key that is pressed. The link holds what was asked for and
-    shows it again; another scenario is another question and waits for the button.
-
-    Args:
-        view: the link's key that holds what was asked for.
-        question: everything the answer depends on, as text.
+    shows it again, as a hash of everything the answer depends on; another scenario waits for the button.
     """
     token = hashlib.sha256(question.encode()).hexdigest()[:12]
     if session.views.get(view) == token:
         return True
-    st.button(
-        label, key=f"ask-{view}", icon=":material/play_arrow:", help=help, on_click=session.see, args=(view, token)
-    )
+    button(label, "play_arrow", session.see, view, token, key=f"ask-{view}", help=help)
     return False
 
 
 def verdict_line(text: str, *, bold: int = 0, tone: str = "", why: str = "", **data: object) -> None:
-    """The page's answer in a sentence.
+    """The page's answer in a sentence, its first ``bold`` characters standing out, and a second, quieter one.
 
-    Args:
-        bold: the first so many characters stand out.
-        tone: ``better`` or ``worse``: their colour, or that of all where none is bold.
-        why: a second, quieter sentence.
-        data: for those who read the page by program.
+    ``tone``, ``better`` or ``worse``, colours what is bold, or all; ``data`` is for those who read the page by program.
     """
     attributes = "".join(f" data-{name}='{escape(str(value), quote=True)}'" for name, value in data.items())
     head = f"<b class='{tone and f'dc-{tone}'}'>{escape(text[:bold])}</b>" if bold else ""

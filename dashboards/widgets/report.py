@@ -15,6 +15,7 @@ import streamlit as st
 from draftcast import __version__
 from draftcast.dashboards.session.answers import Answer
 from draftcast.dashboards.session.session import Session
+from draftcast.dashboards.widgets.controls import button
 from draftcast.scenarios.compare.slo_answer import BOUNDS
 from draftcast.scenarios.run.fidelity import fidelity
 from draftcast.scenarios.schema.load import dump_scenario
@@ -28,68 +29,37 @@ if TYPE_CHECKING:
 
 # The bar of plotly's buttons cannot be reached by keyboard; the downloads below hold what it offers.
 CONFIG = {"displayModeBar": False, "responsive": True}
-ICONS = {
-    "measured": ":material/verified:",
-    "interpolated": ":material/linear_scale:",
-    "extrapolated": ":material/warning:",
-}
+ICONS = {"measured": "verified", "interpolated": "linear_scale", "extrapolated": "warning"}
 
 
 @dataclass
 class Report:
-    """What a page shows.
-
-    Attributes:
-        session: whose question it answers.
-        top: place of the badge, above all else.
-        title, lines, tables, figures: of the HTML file.
-    """
+    """What a page shows; ``title``, ``lines``, ``tables`` and ``figures`` are those of the HTML file."""
 
     session: Session
-    top: DeltaGenerator
+    top: DeltaGenerator  # place of the badge, above all else
     title: str = ""
     lines: list[str] = field(default_factory=list)
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     figures: list[Any] = field(default_factory=list)
 
     def badge(self, runs: Sequence[Mapping[str, Estimate]]) -> None:
-        """Where the device time of runs comes from, by their figures: the word and the worst share.
-
-        It leads to the coverage map.
-        """
+        """Where the device time of runs comes from, by their figures: the worst share; it leads to the coverage map."""
         origin = fidelity(runs)
         if origin is None:
             return
         shares = ", ".join(f"{share:.0%} {word}" for word, share in origin.shares.items())
         with self.top, st.container(key=f"badge-{origin.word}"):
-            st.button(
-                str(origin),
-                key="badge",
-                icon=ICONS[origin.word],
-                type="tertiary",
-                on_click=self.session.go,
-                args=("trust",),
-                help=f"Where the device time of this result comes from: {shares}. Opens the profile's coverage map.",
-            )
+            help = f"Where the device time of this result comes from: {shares}. Opens the profile's coverage map."
+            button(str(origin), ICONS[origin.word], self.session.go, "trust", key="badge", type="tertiary", help=help)
 
     def figure(
         self, name: str, picture: Any, caption: str, alt: str, on_click: Callable[[], None] | None = None
     ) -> None:
-        """Draw a picture with its caption; ``name`` is what tests and screen readers find it by.
-
-        Args:
-            on_click: called when a marker was clicked; `clicked` tells which.
-        """
+        """Draw a picture with its caption; ``on_click`` is called when a marker was clicked, `clicked` tells which."""
         self.figures.append(picture)
-        st.plotly_chart(
-            picture,
-            key=name,
-            config=CONFIG,
-            theme="streamlit",
-            alt=alt,
-            on_select=on_click or "ignore",
-            selection_mode="points",
-        )
+        select: dict[str, Any] = {"on_select": on_click or "ignore", "selection_mode": "points"}
+        st.plotly_chart(picture, key=name, config=CONFIG, theme="streamlit", alt=alt, **select)
         if caption:
             st.caption(caption)
 
@@ -106,12 +76,7 @@ class Report:
         )
 
     def footer(self, run: str, command: str, answer: Answer | None = None) -> None:
-        """The facts in one line, and the command to copy.
-
-        Args:
-            run: the hash of all that the page depends on.
-            answer: where the page shows one run.
-        """
+        """The facts in one line, with the hash ``run`` of all that the page depends on, and the command to copy."""
         statistics = self.session.question.scenario.statistics
         facts = {"run": run[:12], "seed": statistics.seed, "replications": statistics.replications}
         if answer is None:
@@ -128,36 +93,23 @@ class Report:
         st.code(command, language="bash", wrap_lines=True)
 
     def downloads(self, name: str, rows: Callable[[], pd.DataFrame], summary: Callable[[], Mapping[str, Any]]) -> None:
-        """The files to take away; each is made only when it is asked for.
-
-        Args:
-            name: start of the files' names.
-            rows: the table of CSV and Parquet.
-            summary: the object of the JSON file.
-        """
+        """The files to take away, ``rows`` as CSV and Parquet; each is made only when it is asked for."""
         scenario = self.session.question.scenario
+
+        def html() -> bytes:
+            return html_report(self.title, self.lines, self.tables, self.figures).encode()
+
         files: dict[str, tuple[str, str, Callable[[], bytes]]] = {
             "CSV": ("csv", "text/csv", lambda: csv_bytes(rows())),
             "Parquet": ("parquet", "application/octet-stream", lambda: parquet_bytes(rows())),
             "JSON": ("json", "application/json", lambda: json_bytes(summary())),
             "Scenario YAML": ("yaml", "text/yaml", lambda: dump_scenario(scenario).encode()),
-            "HTML report": (
-                "html",
-                "text/html",
-                lambda: html_report(self.title, self.lines, self.tables, self.figures).encode(),
-            ),
+            "HTML report": ("html", "text/html", html),
         }
         with st.container(horizontal=True, key="exports"):
             for label, (suffix, mime, make) in files.items():
-                st.download_button(
-                    label,
-                    make,
-                    file_name=f"{name}.{suffix}",
-                    mime=mime,
-                    key=f"export-{suffix}",
-                    on_click="ignore",
-                    icon=":material/download:",
-                )
+                file: dict[str, Any] = {"file_name": f"{name}.{suffix}", "mime": mime, "key": f"export-{suffix}"}
+                st.download_button(label, make, **file, on_click="ignore", icon=":material/download:")
 
 
 def clicked(name: str) -> Any:

@@ -13,10 +13,9 @@ from draftcast.dashboards.session.question import NUM_REQUESTS, SCENARIO, Questi
 from draftcast.dashboards.session.session import Session
 from draftcast.dashboards.session.uploads import SCENARIO as SCENARIO_FILE
 from draftcast.dashboards.session.uploads import forget_receipts, uploader
-from draftcast.dashboards.widgets.controls import choice_control, number_control
+from draftcast.dashboards.widgets.controls import button, choice_control, number_control
 
 BOUNDS = ("ttft_ms", "tpot_ms", "e2el_ms")
-WIDTH = 118
 
 
 def sidebar(session: Session) -> None:
@@ -27,44 +26,22 @@ def sidebar(session: Session) -> None:
         st.subheader("SLO", help="A request is good when it meets every bound that is given.")
         with st.container(horizontal=True):
             for name in BOUNDS:
-                change = partial(_slo_with, session, name)
-                number_control(session, f"slo.{name}", width=WIDTH, step=5, placeholder="none", change=change)
-            number_control(
-                session,
-                "slo.attainment",
-                width=WIDTH,
-                step=1,
-                percent=True,
-                placeholder="99",
-                change=lambda share: {"slo.attainment": share or 0.99},
-            )
+                number_control(session, f"slo.{name}", change=partial(_slo_with, session, name))
+            number_control(session, "slo.attainment", percent=True, change=_attainment)
         st.subheader("Effort", help="More requests and replications give narrower intervals and slower pages.")
         with st.container(horizontal=True):
-            number_control(session, "statistics.seed", width=WIDTH)
-            number_control(session, "statistics.replications", width=WIDTH)
-            number_control(session, NUM_REQUESTS, width=160, step=500, placeholder="all of the trace")
-        choice_control(session, "statistics.confidence", (0.9, 0.95, 0.99), width=WIDTH, words="{:.0%}".format)
+            for key in ("statistics.seed", "statistics.replications", NUM_REQUESTS):
+                number_control(session, key)
+        choice_control(session, "statistics.confidence", (0.9, 0.95, 0.99), "{:.0%}".format)
 
 
 def _picker(session: Session) -> None:
     st.session_state[SCENARIO] = session.question.base
-    st.selectbox(
-        "Scenario",
-        bases(),
-        key=SCENARIO,
-        help="Choosing a scenario drops all changes. The address bar holds the changes made after that.",
-        on_change=_open,
-        args=(session,),
-    )
+    hint = "Choosing a scenario drops all changes. The address bar holds the changes made after that."
+    st.selectbox("Scenario", bases(), key=SCENARIO, help=hint, on_change=_open, args=(session,))
     changed = len(session.question.link_changes)
     if changed:
-        st.button(
-            f"Reset {changed} changed key{'s' if changed > 1 else ''}",
-            on_click=_open,
-            args=(session,),
-            width="stretch",
-            icon=":material/undo:",
-        )
+        button(f"Reset {changed} changed key{'s' if changed > 1 else ''}", "undo", _open, session, width="stretch")
 
 
 def _open(session: Session) -> None:
@@ -80,3 +57,7 @@ def _slo_with(session: Session, name: str, bound: float | None) -> Mapping[str, 
     if not given:
         return {"slo": None}
     return {"slo": given | ({"attainment": slo.attainment} if slo is not None else {})}
+
+
+def _attainment(share: float | None) -> Mapping[str, Any]:
+    return {"slo.attainment": share or 0.99}

@@ -11,7 +11,7 @@ import streamlit as st
 
 from draftcast.dashboards.session.question import check_names
 from draftcast.dashboards.session.session import Session, View
-from draftcast.dashboards.widgets.controls import control
+from draftcast.dashboards.widgets.controls import Look, button, control
 from draftcast.errors import InputError
 from draftcast.scenarios.run.choices import longest_k
 from draftcast.scenarios.schema import Scenario
@@ -20,6 +20,8 @@ from draftcast.scenarios.sweep.grid import SHORT, SPECIAL, Axis, GridPoint, grid
 # A page is for looking; the command line takes grids a hundred times as large.
 MOST_CELLS, MOST_AXES = 240, 4
 BETWEEN = ";"
+AXIS_HELP = "A short name, or any key that `--set` takes, for example engine.block_size."
+VALUES_HELP = "1,2,5 or 1..20:8 (evenly spaced), 1..64:7log (in the logarithm), 0..5 (whole numbers)."
 # What a new axis begins with.
 PROPOSED = {
     "k": "0,1,3",
@@ -102,42 +104,15 @@ def editor(session: Session, text: str) -> None:
     with st.container(border=True, key="grid"):
         for index, (name, values) in enumerate(rows):
             with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
-                control(
-                    st.selectbox,
-                    f"Axis {index + 1}",
-                    f"sweep.axis.{index}",
-                    name,
-                    partial(rename, index),
-                    options=[*names, *([] if name in names else [name])],
-                    accept_new_options=True,
-                    help="A short name, or any key that `--set` takes, for example engine.block_size.",
-                    width=190,
-                )
-                control(
-                    st.text_input,
-                    f"Values {index + 1}",
-                    f"sweep.values.{index}",
-                    values,
-                    partial(revalue, index),
-                    help="1,2,5 or 1..20:8 (evenly spaced), 1..64:7log (in the logarithm), 0..5 (whole numbers).",
-                    placeholder="1..20:8",
-                    width=300,
-                )
-                st.button(
-                    f"Remove axis {index + 1}",
-                    key=f"sweep.remove.{index}",
-                    icon=":material/remove:",
-                    disabled=len(rows) < 2,
-                    on_click=replace,
-                    args=(index,),
-                )
+                offered = list(dict.fromkeys([*names, name]))
+                look, write_name = Look(f"Axis {index + 1}", AXIS_HELP, 190), partial(rename, index)
+                extra = {"options": offered, "accept_new_options": True}
+                control(st.selectbox, f"sweep.axis.{index}", name, write_name, look, **extra)
+                look = Look(f"Values {index + 1}", VALUES_HELP, 300, placeholder="1..20:8")
+                control(st.text_input, f"sweep.values.{index}", values, partial(revalue, index), look)
+                key, few = f"sweep.remove.{index}", len(rows) < 2
+                button(f"Remove axis {index + 1}", "remove", replace, index, key=key, disabled=few)
         used = [name for name, _ in rows]
         fresh = next((name for name in PROPOSED if name not in used), "seed")
-        st.button(
-            "Add an axis",
-            key="sweep.add",
-            icon=":material/add:",
-            disabled=len(rows) >= MOST_AXES,
-            on_click=write,
-            args=([*rows, [fresh, PROPOSED[fresh]]],),
-        )
+        longer, full = [*rows, [fresh, PROPOSED[fresh]]], len(rows) >= MOST_AXES
+        button("Add an axis", "add", write, longer, key="sweep.add", disabled=full)

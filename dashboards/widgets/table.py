@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """A cell that leads somewhere; ``hint`` says where for those who cannot see the table."""
 
     text: str
@@ -16,8 +15,7 @@ class Link:
     hint: str
 
 
-@dataclass(frozen=True)
-class Bad:
+class Bad(NamedTuple):
     """A cell that stands out."""
 
     text: str
@@ -27,13 +25,7 @@ Cell = str | Link | Bad
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[Cell]], *, facts: bool = False, name: str = "Table") -> str:
-    """A table as HTML.
-
-    Args:
-        head: of the columns; empty strings alone are left out.
-        facts: text that wraps, to the left, rather than numbers.
-        name: what a reader who cannot see it hears when the keyboard comes to it.
-    """
+    """A table as HTML; a head of empty strings is left out, ``facts`` are text to the left rather than numbers."""
     heads = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
     body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     top = f"<thead><tr>{heads}</tr></thead>" if any(head) else ""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 from draftcast.scenarios.compare.difference import Difference, difference
 from draftcast.scenarios.compare.verdict import Side
@@ -22,16 +23,8 @@ WORDS = {
 }
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One line of a tile.
-
-    Attributes:
-        name: of the figure in a run's summary.
-        label: for people.
-        unit: shown behind the value.
-        factor: from the figure's unit to the shown one.
-    """
+class Figure(NamedTuple):
+    """One line of a tile: a figure of a run's summary, its label, the shown unit and the factor to it."""
 
     name: str
     label: str
@@ -39,8 +32,7 @@ class Figure:
     factor: float = 1.0
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """A card: its title, what it means, its lines."""
 
     title: str
@@ -48,22 +40,13 @@ class Tile:
     figures: tuple[Figure, ...]
 
 
-def _percentiles(name: str, unit: str, factor: float) -> tuple[Figure, ...]:
-    return tuple(Figure(f"{stat}_{name}_s", stat, unit, factor) for stat in ("p50", "p95", "p99"))
-
-
-LATENCY_TILES = (
-    Tile(
-        "TTFT",
-        "Time to first token: from arrival to the first output token, queueing included.",
-        _percentiles("ttft", "ms", 1e3),
-    ),
-    Tile(
-        "TPOT",
-        "Time per output token of a request after its first: (E2E - TTFT) / (output tokens - 1).",
-        _percentiles("tpot", "ms", 1e3),
-    ),
-    Tile("E2E latency", "From arrival to the last output token.", _percentiles("e2el", "s", 1.0)),
+LATENCY_TILES = tuple(
+    Tile(title, explained, tuple(Figure(f"{stat}_{name}_s", stat, unit, factor) for stat in ("p50", "p95", "p99")))
+    for title, name, unit, factor, explained in (
+        ("TTFT", "ttft", "ms", 1e3, "Time to first token: from arrival to the first output token, queueing included."),
+        ("TPOT", "tpot", "ms", 1e3, "Time per output token after the first: (E2E - TTFT) / (output tokens - 1)."),
+        ("E2E latency", "e2el", "s", 1.0, "From arrival to the last output token."),
+    )
 )
 THROUGHPUT_TILE = Tile(
     "Throughput",
@@ -78,19 +61,12 @@ THROUGHPUT_TILE = Tile(
 
 @dataclass(frozen=True)
 class Column:
-    """What a table says of one setting at one load.
-
-    Attributes:
-        figures: with intervals.
-        replications: the figures of each, for differences.
-        trouble: why its figures do not hold for the load, in a word; empty where they do.
-        delivers_arrivals: an open loop below its capacity.
-    """
+    """What a table says of one setting at one load."""
 
     figures: Mapping[str, Estimate]
-    replications: Sequence[Mapping[str, float]]
-    trouble: str = ""
-    delivers_arrivals: bool = False
+    replications: Sequence[Mapping[str, float]]  # the figures of each, for differences
+    trouble: str = ""  # why its figures do not hold for the load, in a word
+    delivers_arrivals: bool = False  # an open loop below its capacity
 
     def change(self, figure: str, other: Column, confidence: float) -> Difference | None:
         """The difference to another column; None where either has no such figure, or none that holds."""
@@ -121,11 +97,7 @@ def number(value: float, like: float | None = None) -> str:
 
 
 def tiles(run: Column, pairs: Mapping[str, tuple[Column, Column]], confidence: float) -> str:
-    """Cards as HTML, side by side, as many as fit.
-
-    Args:
-        pairs: the run and another one measured together, by the name of the other.
-    """
+    """Cards as HTML; ``pairs`` hold the run and another one measured together, by the name of the other."""
     heads = "<th></th><th></th>" + "".join(f"<th scope='col'>vs {escape(name)}</th>" for name in pairs)
     cards = []
     for tile in (*LATENCY_TILES, THROUGHPUT_TILE):
@@ -143,11 +115,7 @@ def tiles(run: Column, pairs: Mapping[str, tuple[Column, Column]], confidence: f
 
 
 def value_cell(figure: Figure, column: Column, missing: str = "") -> str:
-    """A figure with the half width of its interval; the value itself stands unrounded beside it.
-
-    Args:
-        missing: why the column lacks a figure, where its state is not the reason.
-    """
+    """A figure with the half width of its interval, or why there is none (``missing``: beside the column's state)."""
     value = column.figures.get(figure.name)
     if value is None or not math.isfinite(value.mean):
         undefined = "no SLO" if figure.name == "request_goodput" else "undefined"
@@ -170,10 +138,7 @@ def difference_cell(
 ) -> str:
     """A difference in per cent (in the figure's unit where nothing can be divided), its interval in the tip.
 
-    Args:
-        name: what the figure is compared with.
-        pair: the run and the other, measured together.
-        words: say better, worse or cannot tell, not only by colour.
+    ``pair``: the run and ``name``, measured together; ``words``: say the verdict, not only by colour.
     """
     column, other = pair
     change = column.change(figure.name, other, confidence)

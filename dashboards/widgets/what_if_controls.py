@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
@@ -11,7 +13,7 @@ from draftcast.dashboards.session.plain_text import literal
 from draftcast.dashboards.session.question import base_scenario
 from draftcast.dashboards.session.session import Session
 from draftcast.dashboards.session.uploads import TRACE, uploader
-from draftcast.dashboards.widgets.controls import choice_control, control, number_control
+from draftcast.dashboards.widgets.controls import Look, choice_control, control, number_control
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model.catalog import canonical_name, model_names
 from draftcast.scenarios.run import choices
@@ -30,6 +32,7 @@ WORDS = {
     "beta": "differs by request",
     None: "not given",
 }
+OTHER_HELP = "As `--set` takes it, for example engine.gpu_memory_utilization=0.85 or policy.name=goodput."
 DEGREES = (1, 2, 4, 8, 16)
 RATES = "share of rounds in which the first 1, 2, 3, ... drafts were all accepted"
 
@@ -43,16 +46,8 @@ def controls(session: Session) -> None:
                 row(session, scenario)
         with st.expander("Trace upload and any other key"):
             uploader(session, TRACE)
-            control(
-                st.text_input,
-                "Any other key",
-                "other",
-                "",
-                lambda text: session.change(lambda: _assigned(text)),
-                help="As `--set` takes it, for example engine.gpu_memory_utilization=0.85 or policy.name=goodput.",
-                placeholder="engine.block_size=32",
-                width=420,
-            )
+            look = Look("Any other key", OTHER_HELP, 420, placeholder="engine.block_size=32")
+            control(st.text_input, "other", "", lambda text: session.change(lambda: _assigned(text)), look)
             link = session.question.link
             if link:
                 st.caption("Changed: " + literal(" · ".join(f"{key}={value}" for key, value in link.items())))
@@ -62,90 +57,68 @@ def _server(session: Session, scenario: Scenario) -> None:
     base = base_scenario(session.question.base)
     models = _as_spelled(model_names(), scenario.engine.model, base.engine.model)
     devices = _as_spelled(hardware_names(), scenario.hardware, base.hardware)
-    choice_control(session, "engine.model", models, width=148, change=lambda model: choices.with_model(scenario, model))
-    choice_control(session, "hardware", devices, width=135)
-    choice_control(session, "engine.tensor_parallel_size", DEGREES, width=80)
-    number_control(session, "cluster.replicas", width=115)
-    number_control(session, "engine.max_num_seqs", width=140, step=16, placeholder="default")
-    number_control(session, "engine.max_num_batched_tokens", width=140, step=1024, placeholder="default")
+    choice_control(session, "engine.model", models, change=lambda model: choices.with_model(scenario, model))
+    choice_control(session, "hardware", devices)
+    choice_control(session, "engine.tensor_parallel_size", DEGREES)
+    for key in ("cluster.replicas", "engine.max_num_seqs", "engine.max_num_batched_tokens"):
+        number_control(session, key)
 
 
 def _traffic(session: Session, scenario: Scenario) -> None:
     arrivals, lengths = scenario.workload.arrivals, scenario.workload.lengths
     rate_rps = getattr(arrivals, "request_rate_rps", None) or 1.0
-    choice_control(
-        session,
-        "workload.arrivals.process",
-        choices.ARRIVALS,
-        width=170,
-        words=lambda process: WORDS.get(process, process),
-        change=lambda process: choices.with_arrivals(scenario, process, rate_rps),
-    )
+
+    def change(process: str) -> Mapping[str, Any]:
+        return choices.with_arrivals(scenario, process, rate_rps)
+
+    choice_control(session, "workload.arrivals.process", choices.ARRIVALS, _word, change)
     if arrivals.process == "closed_loop":
-        number_control(session, "workload.arrivals.concurrency", width=150, step=8)
+        number_control(session, "workload.arrivals.concurrency")
     elif arrivals.process != "piecewise":
-        number_control(session, "workload.arrivals.request_rate_rps", width=150, step=1, placeholder="as recorded")
-    for name in ("prompt_tokens", "output_tokens"):
-        for part in ("value", "mean"):
-            if hasattr(getattr(lengths, name, None), part):
-                number_control(session, f"workload.lengths.{name}.{part}", width=160, step=32)
+        number_control(session, "workload.arrivals.request_rate_rps")
+    for name, part in itertools.product(("prompt_tokens", "output_tokens"), ("value", "mean")):
+        if hasattr(getattr(lengths, name, None), part):
+            number_control(session, f"workload.lengths.{name}.{part}")
 
 
 def _speculation(session: Session, scenario: Scenario) -> None:
     spec, acceptance = scenario.speculative_config, scenario.acceptance
-    control(
-        st.selectbox,
-        "Method",
-        "method",
-        session.wanted_method or (scenario.method if spec is not None else choices.OFF),
-        session.want_method,
-        options=(choices.OFF, *METHODS),
-        help="How tokens are drafted. Acceptance is a method's own: another method asks for it.",
-        width=170,
-    )
-    if session.wanted_method:
+    wanted = session.wanted_method
+    method = wanted or (scenario.method if spec is not None else choices.OFF)
+    look = Look("Method", "How tokens are drafted. Acceptance is a method's own: another method asks for it.", 170)
+    control(st.selectbox, "method", method, session.want_method, look, options=(choices.OFF, *METHODS))
+    if wanted:
         k = scenario.num_speculative_tokens or choices.DEFAULT_K
-        name = f"acceptance.of.{session.wanted_method}"
-        control(
-            st.text_input,
-            f"Acceptance of {session.wanted_method}",
-            name,
-            st.session_state.get(f"control:{name}", ""),
-            session.give_acceptance,
-            help=f"One rate for all positions, or {k} rates separated by commas: the {RATES}. `draftcast acceptance` "
-            "measures them.",
-            placeholder="not given",
-            width=230,
-        )
+        text = f"One rate for all positions, or {k} rates separated by commas: the {RATES}."
+        text += " `draftcast acceptance` measures them."
+        look = Look(f"Acceptance of {wanted}", text, 230, placeholder="not given")
+        name = f"acceptance.of.{wanted}"
+        typed = st.session_state.get(f"control:{name}", "")
+        control(st.text_input, name, typed, session.give_acceptance, look)
         return
     if spec is not None:
         most = max(choices.longest_k(scenario) or 16, spec.k)
-        number_control(session, "engine.speculative_config.num_speculative_tokens", width=150, max_value=most)
+        number_control(session, "engine.speculative_config.num_speculative_tokens", max_value=most)
         if get_method(scenario.method).needs_draft_model:
-            choice_control(session, "engine.speculative_config.model", choices.draft_models(scenario), width=170)
-    choice_control(
-        session,
-        "acceptance.model",
-        choices.ACCEPTANCE_MODELS,
-        width=190,
-        words=lambda model: WORDS.get(model, model),
-        change=lambda model: choices.with_acceptance_model(scenario, model),
-    )
+            choice_control(session, "engine.speculative_config.model", choices.draft_models(scenario))
+
+    def change(model: str) -> Mapping[str, Any]:
+        return choices.with_acceptance_model(scenario, model)
+
+    choice_control(session, "acceptance.model", choices.ACCEPTANCE_MODELS, _word, change)
     rates = getattr(acceptance, "rates", None)
     if rates is not None:
-        control(
-            st.text_input,
-            "Acceptance rates",
-            "acceptance.rates",
-            ", ".join(f"{rate:g}" for rate in rates),
-            lambda text: session.change(lambda: {"acceptance.rates": _rates(text)}),
-            help=f"The {RATES}; they never rise.",
-            width=230,
-        )
+        look = Look("Acceptance rates", f"The {RATES}; they never rise.", 230)
+        text = ", ".join(f"{rate:g}" for rate in rates)
+        control(st.text_input, "acceptance.rates", text, lambda typed: session.change(lambda: _rates(typed)), look)
         return
     name = "mean" if getattr(acceptance, "model", "") == "beta" else "alpha"
     if getattr(acceptance, name, None) is not None:
-        number_control(session, f"acceptance.{name}", width=150, step=0.05)
+        number_control(session, f"acceptance.{name}")
+
+
+def _word(name: str | None) -> str:
+    return WORDS.get(name, str(name))
 
 
 def _as_spelled(names: list[str], *spellings: str) -> list[str]:
@@ -154,9 +127,9 @@ def _as_spelled(names: list[str], *spellings: str) -> list[str]:
     return [spelled.get(name.lower(), name) for name in names]
 
 
-def _rates(text: str) -> list[float]:
+def _rates(text: str) -> dict[str, list[float]]:
     try:
-        return [float(part) for part in text.replace(";", ",").split(",") if part.strip()]
+        return {"acceptance.rates": [float(part) for part in text.replace(";", ",").split(",") if part.strip()]}
     except ValueError:
         raise ScenarioError("must be numbers separated by commas", key="acceptance.rates", value=text) from None
 
