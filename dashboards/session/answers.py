@@ -44,19 +44,13 @@ class Kept(Generic[T]):
 
     Streamlit's own cache replays what was drawn while an answer was made; these are made under a progress bar that must
     be gone afterwards, or in a thread that draws nothing.
-
-    Args:
-        most: how many.
     """
 
     def __init__(self, most: int) -> None:
         self._lock = threading.Lock()
-        self._slots = functools.lru_cache(most)(self._slot)
-
-    @staticmethod
-    def _slot(_question: Hashable) -> tuple[threading.Lock, list[T]]:
-        """A lock that is held while the answer is made, and the answer once there is one."""
-        return threading.Lock(), []
+        # Of a question: a lock that is held while the answer is made, and the answer once there is one.
+        no_answers: list[T] = []
+        self._slots = functools.lru_cache(most)(lambda _question: (threading.Lock(), no_answers.copy()))
 
     def get(self, question: Hashable, make: Callable[[], T]) -> T:
         """The answer, made where there is none; what ``make`` raises is not kept, and whoever waited makes it anew."""
@@ -70,19 +64,11 @@ class Kept(Generic[T]):
 
 @dataclass(frozen=True)
 class Answer:
-    """What ``draftcast simulate`` answers, with what the pictures need.
-
-    Attributes:
-        scenario: the question.
-        point: its run, without step records, and the verdict on it where it speculates.
-        timeline: of the first replication.
-        deployment: what the scenario's engine came to.
-        hash: ``scenario_hash``.
-    """
+    """What ``draftcast simulate`` answers, with what the pictures need."""
 
     scenario: Scenario
-    point: Point
-    timeline: Timeline
+    point: Point  # its run, without step records, and the verdict on it where it speculates
+    timeline: Timeline  # of the first replication
     deployment: Deployment
     hash: str
 
@@ -112,20 +98,12 @@ _pairs: Kept[tuple[Side, Side]] = Kept(MOST_KEPT)
 
 
 def answer(scenario: Scenario) -> Answer:
-    """Simulate, or take what was simulated.
-
-    Raises:
-        InputError: the scenario cannot be run.
-    """
+    """Simulate, or take what was simulated. Raises InputError: the scenario cannot be run."""
     return _answers.get(question_key(scenario), lambda: _simulated(scenario))
 
 
 def answers(*scenarios: Scenario) -> list[Answer]:
-    """`answer` of several scenarios, simulated side by side: the engine runs without Python's lock.
-
-    Raises:
-        InputError: of the first that cannot be run.
-    """
+    """`answer` of several scenarios, simulated side by side: the engine runs without Python's lock."""
     with ThreadPoolExecutor(len(scenarios)) as threads:
         futures = [threads.submit(answer, scenario) for scenario in scenarios]
         if wait(futures, PATIENCE_S).not_done:

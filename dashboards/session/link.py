@@ -9,17 +9,10 @@ from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
+from draftcast.dashboards.session import question as asked
 from draftcast.dashboards.session.answers import set_aside
 from draftcast.dashboards.session.plain_text import short
-from draftcast.dashboards.session.question import (
-    SCENARIO,
-    UPLOADED,
-    Question,
-    base_scenario,
-    check_names,
-    gives_length,
-    opened,
-)
+from draftcast.dashboards.session.question import SCENARIO, Question
 from draftcast.dashboards.session.session import FIRST_PAGE, MOST_RUNS, Session, View
 from draftcast.errors import InputError
 from draftcast.scenarios.schema import Scenario
@@ -124,7 +117,7 @@ def _read_question(session: Session, query: Mapping[str, str]) -> Question:
         base = DEFAULT_SCENARIO
     while True:
         try:
-            return Question.of(base, _scenario_of(session, base, values), own_length=gives_length(values))
+            return Question.of(base, _scenario_of(session, base, values), own_length=asked.gives_length(values))
         except InputError as error:
             guilty = _guilty_key(session, base, values, error)
             session.warnings.append(f"{guilty}: {short(error)}; left out")
@@ -133,10 +126,10 @@ def _read_question(session: Session, query: Mapping[str, str]) -> Question:
 
 def _scenario_of(session: Session, base: str, values: Mapping[str, str]) -> Scenario:
     # Keys of the link come after those that every page opens the base with.
-    changes = assignments(changed_keys(base_scenario(base), opened(base)))
-    sets = [f"{key}={value.replace(UPLOADED, f'{session.path}/')}" for key, value in values.items()]
+    changes = assignments(changed_keys(asked.base_scenario(base), asked.opened(base)))
+    sets = [f"{key}={value.replace(asked.UPLOADED, f'{session.path}/')}" for key, value in values.items()]
     scenario = load_scenario(base, overrides=[*changes, *sets])
-    check_names(scenario, base, session.path)
+    asked.check_names(scenario, base, session.path)
     return scenario
 
 

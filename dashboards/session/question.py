@@ -26,15 +26,11 @@ SCENARIO, NUM_REQUESTS, UPLOADED = "scenario", "workload.num_requests", "upload:
 
 @dataclass(frozen=True)
 class Question:
-    """A scenario and the named one that it is compared with.
-
-    Attributes:
-        own_length: the number of requests was given; otherwise it follows the load, and the link does not hold it.
-    """
+    """A scenario and the named one that it is compared with."""
 
     base: str
     scenario: Scenario
-    own_length: bool = True
+    own_length: bool = True  # a number of requests was given; else it follows the load and the link does not hold it
 
     @classmethod
     def of(cls, base: str, scenario: Scenario, *, own_length: bool) -> Question:
@@ -107,11 +103,8 @@ def check_names(scenario: Scenario, base: str, folder: Path) -> None:
         is_uploaded = Path(name).is_absolute() and Path(name).resolve().parent == folder.resolve()
         is_code = key == "policy.name"  # never an upload's: it would run
         if base_names.get(key) != name and (is_code or not (is_uploaded or name in base_names.values())):
-            raise ScenarioError(
-                "the dashboard takes what ships with draftcast and what you upload, no other file or code",
-                key=key,
-                value=name,
-            )
+            text = "the dashboard takes what ships with draftcast and what you upload, no other file or code"
+            raise ScenarioError(text, key=key, value=name)
 
 
 def _follows_load(base: str) -> bool:

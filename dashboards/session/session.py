@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,39 +48,24 @@ class View(StrEnum):
 
 @dataclass
 class Session:
-    """Everything a browser session keeps. One per session, never shared.
+    """Everything a browser session keeps. One per session, never shared."""
 
-    Attributes:
-        question: what all pages show.
-        page: the page on the screen.
-        baseline: what What-if shows differences to, if pinned.
-        runs: what Compare shows besides the question.
-        measured: uploaded measured runs that Compare shows, by name; each is a live run directory in the own folder.
-        validation: the report of a validated sweep that was uploaded, a file in the own folder; empty where none was.
-        views: settings of pages, by `View`, as text; only those that differ from their default.
-        warnings: what a link asked for and could not get, a line each.
-        refused: why the last change of a control was not made.
-        wanted_method: a method that was chosen while its acceptance is still to be given; empty where none waits.
-        folder: the session's own folder; uploads are written here and nowhere else.
-        written: the link this session wrote last.
-        touched: a control was used since then, so a link that still says the old thing is only late.
-    """
-
-    question: Question
+    question: Question  # what all pages show
     page: str = FIRST_PAGE
-    baseline: Question | None = None
-    runs: list[Question] = field(default_factory=list)
-    measured: list[str] = field(default_factory=list)
-    validation: str = ""
-    views: dict[str, str] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    refused: str = ""
-    wanted_method: str = ""
+    baseline: Question | None = None  # what What-if shows differences to
+    runs: list[Question] = field(default_factory=list)  # what Compare shows besides the question
+    measured: list[str] = field(default_factory=list)  # names of live run directories in the own folder, for Compare
+    validation: str = ""  # an uploaded report of a validated sweep, a file in the own folder
+    views: dict[str, str] = field(default_factory=dict)  # settings of pages, by `View`, that differ from their default
+    warnings: list[str] = field(default_factory=list)  # what a link asked for and could not get
+    refused: str = ""  # why the last change of a control was not made
+    wanted_method: str = ""  # a method that was chosen while its acceptance is still to be given
+    # Uploads are written here and nowhere else.
     folder: tempfile.TemporaryDirectory[str] = field(
         default_factory=lambda: tempfile.TemporaryDirectory(prefix="draftcast-session-")
     )
-    written: str = ""
-    touched: bool = False
+    written: str = ""  # the link this session wrote last
+    touched: bool = False  # a control was used since then, so a link that still says the old thing is only late
 
     @property
     def path(self) -> Path:
@@ -158,11 +144,7 @@ class Session:
         self.touched = True
 
     def view(self, key: View, default: str, read: Callable[[str], T]) -> T:
-        """A setting of a page; what a link says wrongly is told and left out.
-
-        Args:
-            read: text to value; InputError for what is not allowed.
-        """
+        """A setting of a page; what a link says wrongly (``read`` raises InputError) is told and left out."""
         try:
             return read(self.views.get(key, default))
         except InputError as error:
@@ -189,45 +171,30 @@ class Session:
 
 def one_of(allowed: Sequence[str]) -> Callable[[str], str]:
     """Reads one of some names."""
-
-    def read(text: str) -> str:
-        if text not in allowed:
-            raise InputError(f"choose from {', '.join(allowed)}", value=text)
-        return text
-
-    return read
+    return _reader(str, lambda name: name in allowed, f"choose from {', '.join(allowed)}")
 
 
 def some_of(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     """Reads names separated by commas, at least one."""
-
-    def read(text: str) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(one_of(allowed)(part.strip()) for part in text.split(",")))
-
-    return read
+    read = one_of(allowed)
+    return lambda text: tuple(dict.fromkeys(read(part.strip()) for part in text.split(",")))
 
 
 def number_of(low: float, high: float) -> Callable[[str], float]:
     """Reads a number from ``low`` to ``high``."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = float("nan")
-        if not low <= value <= high:
-            raise InputError(f"must be a number from {low:g} to {high:g}", value=text)
-        return value
-
-    return read
+    return _reader(float, lambda value: low <= value <= high, f"must be a number from {low:g} to {high:g}")
 
 
 def count_of(most: int) -> Callable[[str], int]:
     """Reads a whole number from 0 to ``most``."""
+    return _reader(int, lambda value: 0 <= value <= most, f"must be a whole number from 0 to {most}")
 
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) > most:
-            raise InputError(f"must be a whole number from 0 to {most}", value=text)
-        return int(text)
+
+def _reader(kind: Callable[[str], T], allows: Callable[[T], bool], told: str) -> Callable[[str], T]:
+    def read(text: str) -> T:
+        with contextlib.suppress(ValueError):
+            if allows(value := kind(text)):
+                return value
+        raise InputError(told, value=text)
 
     return read

@@ -44,24 +44,15 @@ _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True)
 class Upload:
-    """A kind of file that a page takes.
-
-    Attributes:
-        key: of the widget.
-        label, help: for the reader.
-        types: endings of file names.
-        limit_mb: of all files together.
-        take: checks and keeps the files, by their names; gives a line for the page and raises DraftcastError.
-        several: files that belong together.
-    """
+    """A kind of file that a page takes; ``take`` keeps them and gives a line for the page, or raises DraftcastError."""
 
     key: str
     label: str
     help: str
     types: tuple[str, ...]
-    limit_mb: int
+    limit_mb: int  # of all files together
     take: Callable[[Session, Files], str]
-    several: bool = False
+    several: bool = False  # files that belong together
 
 
 @dataclass(frozen=True)
@@ -74,16 +65,13 @@ class Receipt:
 
 def uploader(session: Session, upload: Upload) -> None:
     """The widget, and what became of the last upload."""
-    st.file_uploader(
-        upload.label,
-        type=list(upload.types),
-        accept_multiple_files=upload.several,
-        key=upload.key,
-        max_upload_size=upload.limit_mb,
-        help=upload.help,
-        on_change=_received,
-        args=(session, upload),
-    )
+    files: dict[str, Any] = {
+        "type": list(upload.types),
+        "accept_multiple_files": upload.several,
+        "max_upload_size": upload.limit_mb,
+    }
+    hear: dict[str, Any] = {"on_change": _received, "args": (session, upload)}
+    st.file_uploader(upload.label, key=upload.key, help=upload.help, **files, **hear)
     receipt: Receipt | None = st.session_state.get(f"{upload.key}:receipt")
     if receipt is not None:
         (st.success if receipt.good else st.error)(literal(receipt.text))
@@ -100,11 +88,8 @@ def receive(session: Session, upload: Upload, files: Files) -> Receipt:
     try:
         size = sum(map(len, files.values()))
         if size > upload.limit_mb * 2**20:
-            raise InputError(
-                f"is larger than the {upload.limit_mb} MB this page takes",
-                file=next(iter(files)),
-                value=size,
-            )
+            text = f"is larger than the {upload.limit_mb} MB this page takes"
+            raise InputError(text, file=next(iter(files)), value=size)
         return Receipt(upload.take(session, files), True)
     except DraftcastError as error:
         return Receipt(short(error), False)
@@ -174,10 +159,8 @@ def _trace_notes(question: str, _changed_ns: tuple[int, ...]) -> tuple[str, ...]
 
 def _of_trace(scenario: Scenario, path: Path, table: RequestTable) -> dict[str, Any]:
     # A day's trace must answer at once: its beginning is served until the sidebar asks for more.
-    values: dict[str, Any] = {
-        "workload.num_requests": min(len(table), QUICK_REQUESTS),
-        "workload.max_model_len_action": "clip",
-    }
+    requests = min(len(table), QUICK_REQUESTS)
+    values: dict[str, Any] = {"workload.num_requests": requests, "workload.max_model_len_action": "clip"}
     if not table.has_arrivals:
         if scenario.workload.arrivals.process == "trace":
             values |= with_arrivals(scenario, "poisson", 1.0)
