@@ -107,6 +107,7 @@ def control(
     value: Any,
     write: Callable[[Any], None],
     look: Look | None = None,
+    /,
     **options: Any,
 ) -> None:
     """A Streamlit widget that shows ``value`` and hands what its reader changes to ``write``; `LOOKS` has its look."""

@@ -9,13 +9,14 @@ import numpy as np
 from rich.table import Table
 
 from draftcast.scenarios.compare.model_error import UNCERTAIN
-from draftcast.scenarios.cutover.answer import Cutover, Place
+from draftcast.scenarios.cutover.answer import Cutover
 from draftcast.scenarios.cutover.axis import is_closed
 from draftcast.scenarios.cutover.map import SpeedupMap
 from draftcast.scenarios.show.tables import make_table, show
 from draftcast.sim.statistics.crossing import Crossing, Probe
 from draftcast.sim.statistics.intervals import Estimate
 
+NO_INTERVAL = (math.nan, math.nan, math.nan)
 NEARLY = 0.8
 """Share of the smaller capacity up to which rates were simulated when a verdict is outcome to hold up to capacity."""
 
@@ -125,8 +126,9 @@ def detail_lines(answer: Cutover) -> list[str]:
         lines.append(f"Saturated, the cluster completes {', '.join(capacities)}.")
     if answer.here is not None:
         lines.append(f"The scenario itself is at {number(answer.here)} {answer.unit}.")
-    places = [place for place in (answer.lower, answer.upper) if place is not None]
-    lines += [line for place in dict.fromkeys(places) for line in _place_lines(place, answer.unit)]
+    for place in dict.fromkeys(place for place in (answer.lower, answer.upper) if place is not None):
+        for name, side in (("with", place.on), ("without", place.off)):
+            lines.append(f"At {number(place.x)} {answer.unit} {name} speculation - {side.sentence}")
     effort = f"{answer.requests:,} requests simulated"
     if answer.verdict == "crosses" and answer.stopped != "narrow enough":
         width = f"{answer.crossing.relative_width:.1%}"
@@ -142,29 +144,20 @@ def note_lines(answer: Cutover) -> list[str]:
     return [f"Note: {note}." for note in answer.notes]
 
 
-def _place_lines(place: Place, unit: str) -> list[str]:
-    sides = (("with", place.on), ("without", place.off))
-    return [f"At {number(place.x)} {unit} {name} speculation - {side.sentence}" for name, side in sides]
-
-
 def settings_table(answers: Sequence[Cutover]) -> Table:
     """One row per method and draft length."""
     unit = answers[0].unit
-    rows = [["setting", "verdict", f"cutover, {unit}", "interval", f"step-level estimate, {unit}"]]
-    rows[0] += ["limits below: on / off", "limits above: on / off"]
+    head = ["setting", "verdict", f"cutover, {unit}", "interval", f"step-level estimate, {unit}"]
+    rows = [[*head, "limits below: on / off", "limits above: on / off"]]
     for answer in answers:
-        crossing, estimate = answer.crossing, answer.estimate
-        crosses = answer.verdict == "crosses"
-        rows.append(
-            [
-                answer.label,
-                answer.verdict,
-                number(crossing.best) if crosses else "-",
-                f"{number(crossing.low)} to {number(crossing.high)}" if crosses else "-",
-                "-" if estimate is None else "none" if math.isnan(estimate) else number(estimate),
-                *(f"{place.on.limit} / {place.off.limit}" if place else "-" for place in (answer.lower, answer.upper)),
-            ]
+        crossing, places = answer.crossing, (answer.lower, answer.upper)
+        where = [number(crossing.best), f"{number(crossing.low)} to {number(crossing.high)}"]
+        estimated = (
+            "-" if answer.estimate is None else "none" if math.isnan(answer.estimate) else number(answer.estimate)
         )
+        limits = [f"{place.on.limit} / {place.off.limit}" if place else "-" for place in places]
+        shown = where if answer.verdict == "crosses" else ["-", "-"]
+        rows.append([answer.label, answer.verdict, *shown, estimated, *limits])
     return make_table(rows)
 
 
@@ -175,15 +168,12 @@ def points_table(answer: Cutover) -> Table:
     rows = [[answer.unit, "advantage", f"{name} on", f"{name} off", "replications x requests", ""]]
     for probe, look in zip(answer.probes, answer.looks, strict=True):
         sides = (probe.bases, probe.gains) if answer.metric.less_is_better else (probe.gains, probe.bases)
-        cells = [show(_plain(side), factor) if side else "-" for side in sides]
+        cells = [
+            show(Estimate(float(np.mean(side)), *NO_INTERVAL, len(side)), factor) if side else "-" for side in sides
+        ]
         size = f"{look.replications} x {look.requests:,}" if look.replications else "-"
         rows.append([number(probe.x), show(probe.advantage(confidence)), *cells, size, _remark(probe, confidence)])
     return make_table(rows)
-
-
-def _plain(values: tuple[float, ...]) -> Estimate:
-    nan = math.nan
-    return Estimate(float(np.mean(values)), nan, nan, nan, len(values))
 
 
 def _is_closed(answer: Cutover) -> bool:

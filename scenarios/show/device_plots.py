@@ -169,7 +169,7 @@ def profile_figure(opened: OpenProfile) -> Any:
             beyond += int((100.0 * predictions["error"].abs() > WIDEST_ERROR).sum())
             some, colour = _even(predictions, 800), OPERATOR_COLOURS[part.operator]
             x, y = 1e6 * some["seconds"], 100.0 * some["error"]
-            series(figure, _name(part), colour, x, y, cell=(2, 1), showlegend=False, **dots)
+            series(figure, "", colour, x, y, cell=(2, 1), showlegend=False, **dots)
     missed = f"at {held:,} held-out points, {beyond:,} of them beyond the picture"
     figure.layout.annotations[1].text = f"Interpolation: predicted / measured - 1 {missed}"
     top = math.ceil(math.log10(2e-12 * max(device.peak_flops.values())))

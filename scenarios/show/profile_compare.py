@@ -142,10 +142,8 @@ def step_parts(opened: OpenProfile, cost: st.StepCost, step: Step, batch: int) -
 
 def _linear(device: OperatorTables, model: ModelSpec, rows: int) -> float:
     """Matrices of a pass but for the experts'. The batches here are captured sizes, so rows are not padded."""
-    matrices = [
-        layer for layer in layers.linear_layers(model, device.tp) if layer.scope == "pass" and not layer.num_experts
-    ]
-    return float(sum(device.linear(layer, np.array([rows])).sum() for layer in matrices))
+    matrices = (layer for layer in layers.linear_layers(model, device.tp) if layer.scope == "pass")
+    return float(sum(device.linear(layer, np.array([rows])).sum() for layer in matrices if not layer.num_experts))
 
 
 def _collectives(device: OperatorTables, model: ModelSpec, rows: int) -> float:

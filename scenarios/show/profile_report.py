@@ -9,6 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
+from draftcast.scenarios.show.tables import make_table
+
 WIDTH = 110
 _SHARES = ("interval", "median", "p90", "worst", "share")
 _TITLES = {
@@ -48,13 +50,8 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> str:
 
 def rows_table(rows: list[dict[str, Any]], title: str = "") -> Table:
     """A table of like rows: errors as percentages, other numbers with four digits, unknown ones as a dash."""
-    table = Table(title=title or None, title_justify="left")
-    for name, value in rows[0].items():
-        number = isinstance(value, int | float) or name in _SHARES
-        table.add_column(_TITLES.get(name, name), justify="right" if number else "left", no_wrap=number)
-    for row in rows:
-        table.add_row(*(_cell(name, value) for name, value in row.items()))
-    return table
+    cells = [[_cell(name, value) for name, value in row.items()] for row in rows]
+    return make_table([[_TITLES.get(name, name) for name in rows[0]], *cells], title=title)
 
 
 def _cell(name: str, value: Any) -> str:

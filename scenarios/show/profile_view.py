@@ -25,21 +25,23 @@ from draftcast.errors import HardwareError
 NO_VERIFY = "verification (q > 1) was not measured: it is decode's time stretched by the roofline, extrapolated"
 # Rows that one picture and its prediction take at most; whole curves are kept together.
 MOST_ROWS = 6000
+# Column of a point's size, by operator; else its rows m.
+SIZES = {
+    "attention_decode": "context",
+    "attention_prefill": "q",
+    "all_reduce": "message_bytes",
+    "rejection_sampler": "batch",
+}
 
 
 @dataclass(frozen=True)
 class OpenProfile:
-    """A profile with the device it is bound to and, for a measured one, its folder.
-
-    Attributes:
-        folder: None for a profile without a table.
-        manifest: None for a profile that is one YAML file.
-    """
+    """A profile with the device it is bound to and, for a measured one, its folder."""
 
     profile: HardwareProfile
     hardware: HardwareSpec
-    folder: Path | None
-    manifest: Manifest | None
+    folder: Path | None  # None for a profile without a table
+    manifest: Manifest | None  # None for a profile that is one YAML file
 
     def table(self) -> LatencyTable:
         """The measured table. Raises HardwareError when the profile has none."""
@@ -93,16 +95,8 @@ def fits_any_device(name_or_path: str) -> bool:
 def rooflines(profile: RooflineProfile) -> list[dict[str, Any]]:
     """A row for every roofline: family, dtype ("" for the family's own), its four numbers, origin and source."""
     return [
-        {
-            "family": family,
-            "dtype": dtype,
-            "t0_us": 1e6 * fit.t0_s,
-            "e_c": fit.e_c,
-            "e_m": fit.e_m,
-            "p": fit.p,
-            "origin": fit.origin.label,
-            "source": fit.source,
-        }
+        {"family": family, "dtype": dtype, "t0_us": 1e6 * fit.t0_s}
+        | {"e_c": fit.e_c, "e_m": fit.e_m, "p": fit.p, "origin": fit.origin.label, "source": fit.source}
         for family, operator in sorted(profile.operators.items())
         for dtype, fit in [("", operator), *sorted(operator.dtypes.items())]
     ]
@@ -121,7 +115,7 @@ def errors_by_shape(opened: OpenProfile) -> list[dict[str, Any]]:
     """
     rows = []
     for errors in held_out_predictions(opened):
-        x = _size_column(errors.part.operator)
+        x = SIZES.get(errors.part.operator, "m")
         powers = np.floor(np.log(errors.predictions[x].clip(lower=1)) / math.log(4.0)).astype(int)
         for low, error in errors.predictions["error"].abs().groupby(powers):
             figures = {"median": error.median(), "p90": error.quantile(0.9), "worst": error.max()}
@@ -164,11 +158,6 @@ def modelled_parts(table: LatencyTable) -> list[Part]:
     return [part for part, _ in parts_of(table.frame) if part.operator in FAMILY]
 
 
-def _size_column(operator: str) -> str:
-    columns = {"attention_decode": "context", "attention_prefill": "q"}
-    return {**columns, "all_reduce": "message_bytes", "rejection_sampler": "batch"}.get(operator, "m")
-
-
 def coverage(table: LatencyTable) -> list[dict[str, Any]]:
     """What was measured: for every operator and format the number of points and the range of each shape column.
 
@@ -180,14 +169,9 @@ def coverage(table: LatencyTable) -> list[dict[str, Any]]:
         for name in SHAPE_FIELDS[part.operator]:
             low, high, count = points[name].min(), points[name].max(), points[name].nunique()
             ranges.append(f"{name} {low}" if low == high else f"{name} {low}..{high} ({count})")
-        rows.append(
-            {
-                **part._asdict(),
-                "points": len(points),
-                "settled": float(points["settled"].mean()) if points["low_s"].notna().any() else None,
-                "kernels": ", ".join(sorted(points["implementation"].unique())),
-                "covers": ", ".join(ranges),
-                "note": NO_VERIFY if part.operator == "attention_decode" and points["q"].max() == 1 else "",
-            }
-        )
+        settled = float(points["settled"].mean()) if points["low_s"].notna().any() else None
+        kernels = ", ".join(sorted(points["implementation"].unique()))
+        note = NO_VERIFY if part.operator == "attention_decode" and points["q"].max() == 1 else ""
+        measured = {"points": len(points), "settled": settled, "kernels": kernels}
+        rows.append({**part._asdict(), **measured, "covers": ", ".join(ranges), "note": note})
     return rows

@@ -27,8 +27,8 @@ def policies_table(answer: PolicyComparison) -> Table:
                 f"{standing.rank or '-'}{'=' if standing.ties else ''}",
                 standing.label,
                 show(standing.value, factor),
-                _interval(standing.difference, factor),
-                _percent(standing.gap),
+                _with_interval(standing.difference, "+.3g", factor),
+                _with_interval(standing.gap, "+.1%"),
                 show(length),
                 _remark(answer, standing),
             ]
@@ -40,11 +40,10 @@ def ranking_lines(answer: PolicyComparison) -> list[str]:
     """Who is best and with whom it ties, and what the columns mean."""
     first = [s.label for s in answer.standings if s.rank == 1 and s.side.has_figures]
     level = f"{answer.scenario.statistics.confidence:.0%}"
-    best = f"Best by {answer.metric.label}: {', '.join(first)}"
-    if len(first) > 1:
-        best = f"Best by {answer.metric.label}, without a significant difference: {', '.join(first)}"
-    if not first:
-        best = "No policy has figures for this load"
+    tied = ", without a significant difference" if len(first) > 1 else ""
+    best = (
+        f"Best by {answer.metric.label}{tied}: {', '.join(first)}" if first else "No policy has figures for this load"
+    )
     ties = [f"{s.label} with {', '.join(s.ties)}" for s in answer.standings if s.ties]
     return [
         f"{best}.",
@@ -56,29 +55,18 @@ def ranking_lines(answer: PolicyComparison) -> list[str]:
     ]
 
 
-def _interval(difference: Estimate | None, factor: float) -> str:
-    if difference is None:
+def _with_interval(value: Estimate | None, form: str, factor: float = 1.0) -> str:
+    if value is None:
         return "-"
-    scaled = difference.scaled(factor)
-    text = f"{scaled.mean:+.3g}"
-    return text if math.isnan(scaled.low) else f"{text} [{scaled.low:+.3g}, {scaled.high:+.3g}]"
-
-
-def _percent(gap: Estimate | None) -> str:
-    if gap is None:
-        return "-"
-    text = f"{gap.mean:+.1%}"
-    return text if math.isnan(gap.low) else f"{text} [{gap.low:+.1%}, {gap.high:+.1%}]"
+    mean, low, high = (format(factor * each, form) for each in (value.mean, value.low, value.high))
+    return mean if math.isnan(value.low) else f"{mean} [{low}, {high}]"
 
 
 def _remark(answer: PolicyComparison, standing: Standing) -> str:
-    words = []
-    side = standing.side
+    side, words = standing.side, ["baseline"] if standing.label == answer.baseline else []
     if not side.has_figures:
         most = f": completes at most {show(side.capacity.estimate)} req/s" if side.capacity is not None else ""
-        words.append(f"{side.state}{most if side.position != 'below' else ''}")
-    if standing.label == answer.baseline:
-        words.append("baseline")
+        words.insert(0, f"{side.state}{most if side.position != 'below' else ''}")
     return ", ".join(words)
 
 
@@ -87,7 +75,8 @@ def candidates_table(answer: Recommendation) -> Table:
     loads = answer.loads if len(answer.loads) > 1 else ()
     rows = [["setting", "gain over off", *(load.label for load in loads), ""]]
     for outcome in answer.outcomes:
-        gains = [_at_load(outcome, index) for index in range(len(loads))]
+        verdicts = outcome.verdicts if loads else ()
+        gains = [show(verdict.advantage) if verdict.advantage is not None else verdict.why for verdict in verdicts]
         gain = f"{show(outcome.gain)} x" if outcome.gain is not None else "-"
         rows.append([outcome.candidate.label, gain, *gains, remark(answer, outcome)])
     return make_table(rows)
@@ -128,11 +117,6 @@ def paste_lines(answer: Recommendation, server: str) -> str:
     if answer.speculative_config is not None:
         notes.append(f"--speculative-config '{json.dumps(answer.speculative_config)}'")
     return "\n".join([*notes, answer.vllm] if answer.vllm else notes)
-
-
-def _at_load(outcome: Outcome, index: int) -> str:
-    verdict = outcome.verdicts[index]
-    return show(verdict.advantage) if verdict.advantage is not None else verdict.why
 
 
 def remark(answer: Recommendation, outcome: Outcome) -> str:
