@@ -42,20 +42,17 @@ class Case:
     overrides: tuple[str, ...] = ()
 
 
+BURSTS = (
+    "workload.arrivals={process: gamma, request_rate_rps: 8, burstiness: 0.5}",
+    "cluster={replicas: 2, router: least_loaded}",
+)
 CASES = (
     Case("chat at 10 %", 0.10),
     Case("chat at 45 %", 0.45),
     Case("chat at 80 %", 0.80),
     Case("chat at 85 %", 0.85),
     Case("64 slots at 70 %", 0.70, ("engine.max_num_seqs=64",)),
-    Case(
-        "two replicas, bursts, at 60 %",
-        0.60,
-        (
-            "workload.arrivals={process: gamma, request_rate_rps: 8, burstiness: 0.5}",
-            "cluster={replicas: 2, router: least_loaded}",
-        ),
-    ),
+    Case("two replicas, bursts, at 60 %", 0.60, BURSTS),
 )
 EFFORTS = ("file", "page")
 

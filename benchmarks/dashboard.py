@@ -81,17 +81,10 @@ def one_session(browser: Browser, server: Server, count: int) -> dict[str, float
         print(f"{name:<13}{values.mean():>10.2f}{p50:>10.2f}{p95:>10.2f}{values.max():>10.2f}")
     print(f"the host took {stolen:.0%} of the cores' time meanwhile, other processes used {others:.2f} cores")
     seconds_s, server_s, browser_s = columns
-    return {
-        "changes": count,
-        "p50_s": round(float(np.median(seconds_s)), 3),
-        "p95_s": round(float(np.quantile(seconds_s, 0.95)), 3),
-        "max_s": round(float(seconds_s.max()), 3),
-        "server_cpu_s": round(float(server_s.mean()), 3),
-        "server_cpu_p95_s": round(float(np.quantile(server_s, 0.95)), 3),
-        "browser_cpu_s": round(float(browser_s.mean()), 3),
-        "stolen_share": round(stolen, 4),
-        "others_cores": round(others, 3),
-    }
+    figures = {"p50_s": np.median(seconds_s), "p95_s": np.quantile(seconds_s, 0.95), "max_s": seconds_s.max()}
+    figures |= {"server_cpu_s": server_s.mean(), "server_cpu_p95_s": np.quantile(server_s, 0.95)}
+    figures |= {"browser_cpu_s": browser_s.mean(), "stolen_share": stolen, "others_cores": others}
+    return {"changes": count, **{name: round(float(value), 4) for name, value in figures.items()}}
 
 
 def change(browser: Browser, index: int) -> float:

@@ -17,6 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +61,15 @@ def minimal_loop(keys: Any, context: Any, outputs: Any, limits: Any, alpha: floa
     return now
 
 
+def minimal_step_s(sequences: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds of a step of the minimal loop."""
+    rng, n, steps = np.random.default_rng(0), sequences, 50_000
+    loop = (request_keys(0, 2, n), rng.integers(100, 1000, n), np.zeros(n, np.int64), rng.integers(50, 500, n))
+    start = clock()
+    minimal_loop(*loop, ALPHA, K, steps)
+    return (clock() - start) / steps
+
+
 def steps_per_second(prefix_caching: bool) -> dict[str, float]:
     """One replica at about 50 running sequences, k=3, paging on; best of several rounds, the minimal loop in turn."""
     scenario = load_scenario("default", overrides=[*STEADY, f"engine.enable_prefix_caching={prefix_caching}".lower()])
@@ -71,17 +85,11 @@ def steps_per_second(prefix_caching: bool) -> dict[str, float]:
         replica.submit(np.arange(len(table), dtype=np.uint32))
         start = time.perf_counter()
         replica.advance(math.inf)
-        elapsed = time.perf_counter() - start
-        engine = replica.state.engine[0]
+        elapsed, engine = time.perf_counter() - start, replica.state.engine[0]
         batch = float(np.sum(rows["finish_s"] - rows["first_scheduled_s"]) / engine["mark_s"])
-        rng = np.random.default_rng(0)
-        n = round(batch)
-        loop = (request_keys(0, 2, n), rng.integers(100, 1000, n), np.zeros(n, np.int64), rng.integers(50, 500, n))
-        start = time.perf_counter()
-        minimal_loop(*loop, ALPHA, K, 50_000)
+        minimal = minimal_step_s(round(batch))
         if round_ > 0:  # the first round compiles
-            engine_s = min(engine_s, elapsed / int(engine["step"]))
-            minimal_s = min(minimal_s, (time.perf_counter() - start) / 50_000)
+            engine_s, minimal_s = min(engine_s, elapsed / int(engine["step"])), min(minimal_s, minimal)
     return {
         "steps_per_s": 1 / engine_s,
         "minimal_steps_per_s": 1 / minimal_s,
@@ -90,45 +98,33 @@ def steps_per_second(prefix_caching: bool) -> dict[str, float]:
     }
 
 
-def million_requests() -> dict[str, float] | None:
-    """A million requests tiled from the Azure conversation trace, through ``simulate``, in a process of its own."""
-    if not AZURE.exists():
-        return None
-    code = (
-        "import json, resource, time\n"
-        "from draftcast.scenarios.schema.load import load_scenario\n"
-        "from draftcast.scenarios.compare.comparison import simulate\n"
-        f"scenario = load_scenario('azure-conversation', trace={str(AZURE)!r}, overrides=["
-        "'workload.num_requests=1000000', 'statistics.replications=1'])\n"
-        "start = time.perf_counter()\n"
-        "simulate(scenario)\n"
-        "used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "print(json.dumps({'seconds': time.perf_counter() - start, 'peak_bytes': used * 1024}))\n"
-    )
-    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    return dict(json.loads(out.stdout))
+def million_requests() -> dict[str, float]:
+    """A million requests tiled from the Azure conversation trace, through ``simulate``."""
+    sizes = ["workload.num_requests=1000000", "statistics.replications=1"]
+    scenario = load_scenario("azure-conversation", trace=str(AZURE), overrides=sizes)
+    start = time.perf_counter()
+    simulate(scenario)
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def in_own_process(run: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """Its peak memory is its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(run).result()
 
 
 def small_run() -> float:
     """Seconds of a warm 2,000-request ``simulate``: the best of five."""
     scenario = load_scenario("default", overrides=["workload.num_requests=2000", "statistics.replications=1"])
-    times = []
-    for _ in range(6):
-        start = time.perf_counter()
-        simulate(scenario)
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+    return min(timeit.repeat(lambda: simulate(scenario), number=1, repeat=6)[1:])
 
 
 def first_result() -> float:
     """Seconds from process start to the first result of the command, compile cache warm: the best of three."""
     command = [sys.executable, "-m", "draftcast", "simulate", "default", "--set", "workload.num_requests=2000"]
-    times = []
-    for _ in range(4):
-        start = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True)
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+    run = partial(subprocess.run, command, check=True, capture_output=True)
+    return min(timeit.repeat(run, number=1, repeat=4)[1:])
 
 
 def compile_seconds() -> float:
@@ -151,7 +147,7 @@ def main() -> None:
         "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "paging": steps_per_second(False),
         "paging_and_prefix_caching": steps_per_second(True),
-        "million_requests": million_requests(),
+        "million_requests": in_own_process(million_requests) if AZURE.exists() else None,
         "small_run_s": small_run(),
         "first_result_s": first_result(),
         "compile_s": compile_seconds(),
@@ -160,10 +156,8 @@ def main() -> None:
     print(f"{'engine':<28}{'steps/s':>12}{'minimal loop':>14}{'ratio':>8}{'running':>9}")
     for name in ("paging", "paging_and_prefix_caching"):
         row = results[name]
-        print(
-            f"{name:<28}{row['steps_per_s']:>12,.0f}{row['minimal_steps_per_s']:>14,.0f}"
-            f"{row['ratio_to_minimal']:>8.2f}{row['mean_running']:>9.1f}"
-        )
+        speeds = f"{row['steps_per_s']:>12,.0f}{row['minimal_steps_per_s']:>14,.0f}"
+        print(f"{name:<28}{speeds}{row['ratio_to_minimal']:>8.2f}{row['mean_running']:>9.1f}")
     million = results["million_requests"]
     if million is None:
         print(f"one million requests: not run, {AZURE} is absent")

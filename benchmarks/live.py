@@ -30,13 +30,9 @@ from draftcast.scenarios.schema.load import load_scenario, with_values
 
 KS = (1, 3, 5)
 RATES = (0.8, 0.62, 0.48, 0.37, 0.28)
+LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 3}
 NGRAM = {
-    "speculative_config": {
-        "method": "ngram",
-        "num_speculative_tokens": 3,
-        "prompt_lookup_min": 2,
-        "prompt_lookup_max": 3,
-    },
+    "speculative_config": {"method": "ngram", "num_speculative_tokens": 3, **LOOKUP},
     "acceptance": {"model": "ngram", "match_probability": 0.45, "rates": [0.85, 0.7, 0.6]},
 }
 LENGTHS = {

@@ -17,13 +17,12 @@ import time
 from typing import Any
 
 import numpy as np
-from engine import ALPHA, K, minimal_loop
+from engine import K, minimal_step_s
 
 from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, workload_spec
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.sim.acceptance import compile_acceptance
-from draftcast.sim.compiled.random_streams import request_keys
 from draftcast.sim.engine.replica import Replica, request_rows
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.batch import Batch
@@ -75,16 +74,6 @@ def seconds_per_step(policy: Policy, case: Any) -> float:
     return (time.process_time() - start) / int(replica.state.engine[0]["step"])
 
 
-def minimal_seconds(sequences: int) -> float:
-    """Seconds of a step of the minimal loop."""
-    rng = np.random.default_rng(0)
-    n, steps = sequences, 50_000
-    loop = (request_keys(0, 2, n), rng.integers(100, 1000, n), np.zeros(n, np.int64), rng.integers(50, 500, n))
-    start = time.process_time()
-    minimal_loop(*loop, ALPHA, K, steps)
-    return (time.process_time() - start) / steps
-
-
 def main() -> None:
     """Print one line a policy, then a JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -105,15 +94,14 @@ def main() -> None:
     acceptance = compile_acceptance(acceptance_models(scenario), table.class_id, 0, K, confidence=confidences(scenario))
     built_in = {}
     for name, parameters in POLICIES:
-        given = ", ".join(
-            f"{key}={value}" for key, value in parameters.items() if name in ("bandit", "adaptive_verification")
-        )
-        built_in[f"{name}({given})" if given else name] = load_policy(name, **parameters)
+        given = ", ".join(f"{key}={value}" for key, value in parameters.items())
+        shown = given and name in ("bandit", "adaptive_verification")
+        built_in[f"{name}({given})" if shown else name] = load_policy(name, **parameters)
     own: dict[str, Policy] = {"python, one length": ByBatch(), "python, by request": ByRequest()}
     best = dict.fromkeys([*built_in, *own], math.inf)
     minimal_s = math.inf
     for round_ in range(asked.rounds + 1):
-        found = minimal_seconds(asked.sequences)
+        found = minimal_step_s(asked.sequences, time.process_time)
         minimal_s = min(minimal_s, found) if round_ else math.inf  # the first round compiles
         for label, policy in (built_in | own).items():
             found = seconds_per_step(policy, (deployment, table, acceptance))

@@ -7,7 +7,7 @@ every bundled model on the H100's, and one `step_time` call with measured attent
 from __future__ import annotations
 
 import json
-import time
+import timeit
 from collections.abc import Callable
 from functools import partial
 
@@ -27,14 +27,9 @@ DEVICE = "h100-sxm"
 CALLS = 200_000
 
 
-def best_ms(run: Callable[[], object], rounds: int = ROUNDS) -> float:
+def best_ms(run: Callable[[], object]) -> float:
     """Milliseconds of the fastest of some rounds."""
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return 1e3 * min(times)
+    return 1e3 * min(timeit.repeat(run, number=1, repeat=ROUNDS))
 
 
 @njit(cache=False)

@@ -91,15 +91,11 @@ def _deploy(table: RequestTable, path: Path, batch_size: int, speculative_config
 
 
 def _run(
-    table: RequestTable,
-    path: Path,
-    batch_size: int,
-    speculative_config: dict[str, Any] | None,
-    model: AcceptanceModel,
+    table: RequestTable, path: Path, batch_size: int, drafting: dict[str, Any] | None, model: AcceptanceModel
 ) -> tuple[NDArray[np.float64], int, int]:
     """Tokens per second of every batch, drafts accepted and verify rounds."""
     n = len(table)
-    deployment = _deploy(table, path, batch_size, speculative_config)
+    deployment = _deploy(table, path, batch_size, drafting)
     settings = deployment.settings
     copies = table.take(np.repeat(np.arange(n), batch_size))
     batches = RequestTable.from_columns(
@@ -109,14 +105,8 @@ def _run(
         acceptance_offsets=copies.acceptance_offsets,
         acceptance_lengths=copies.acceptance_lengths,
     )
-    acceptance = compile_acceptance(
-        [model],
-        batches.class_id,
-        seed=0,
-        k=settings.max_drafts,
-        offsets=batches.acceptance_offsets,
-        lengths=batches.acceptance_lengths,
-    )
+    recorded = {"offsets": batches.acceptance_offsets, "lengths": batches.acceptance_lengths}
+    acceptance = compile_acceptance([model], batches.class_id, seed=0, k=settings.max_drafts, **recorded)
     rows = request_rows(batches)
     check_fits(settings, rows)
     replica = Replica(settings, rows, batches, deployment.policy, deployment.cost, acceptance)

@@ -49,18 +49,12 @@ def kinds(model: ModelSpec, batch: int, q: int, context: int) -> Iterator[Kind]:
     for part in layers.elementwise_parts(model):
         if part.kernel and not part.in_experts:
             yield part.kernel, {"m": rows, **dict(zip(CURVES[part.kernel].axes, part.key, strict=True))}, part.count
-    heads = {
-        "heads": model.num_attention_heads,
-        "kv_heads": model.num_key_value_heads,
-        "head_dim": model.head_dim,
-        "tree": 0,
-    }
-    for window, count in (
-        (0, model.num_hidden_layers - model.num_sliding_layers),
-        (model.sliding_window, model.num_sliding_layers),
-    ):
+    heads = {"heads": model.num_attention_heads, "kv_heads": model.num_key_value_heads, "head_dim": model.head_dim}
+    full = model.num_hidden_layers - model.num_sliding_layers
+    for window, count in ((0, full), (model.sliding_window, model.num_sliding_layers)):
         if count:
-            yield "attention_decode", {"batch": batch, "q": q, "context": context, "window": window, **heads}, count
+            cache = {"batch": batch, "q": q, "context": context, "window": window, "tree": 0}
+            yield "attention_decode", cache | heads, count
     head = layers.lm_head(model)
     yield "linear", {"m": rows, "k": head.k, "n": head.n}, 1
     if q == 1:
