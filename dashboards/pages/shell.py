@@ -5,22 +5,27 @@ Pages are told apart by ``page`` in the link, not by a path: everything a page s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import streamlit as st
 
 from draftcast.dashboards.pages import capacity, compare, cutover, sweep, trust, what_if
-from draftcast.dashboards.session.link import PAGE, PAGES, current_session, write_link
+from draftcast.dashboards.session.link import PAGE, PAGES, bases, current_session, write_link
+from draftcast.dashboards.session.question import NUM_REQUESTS, SCENARIO, Question
 from draftcast.dashboards.session.session import Session
+from draftcast.dashboards.session.uploads import SCENARIO as SCENARIO_FILE
+from draftcast.dashboards.session.uploads import forget_receipts, uploader
+from draftcast.dashboards.widgets.controls import button, choice_control, number_control
 from draftcast.dashboards.widgets.page import banner, cannot_run
 from draftcast.dashboards.widgets.report import Report
-from draftcast.dashboards.widgets.sidebar import sidebar
 from draftcast.dashboards.widgets.style import STYLE
 from draftcast.errors import InputError
 
 ICON = Path(__file__).parents[1] / "icon.png"
+BOUNDS = ("ttft_ms", "tpot_ms", "e2el_ms")
 
 
 class Page(NamedTuple):
@@ -72,3 +77,48 @@ def run_app(files: tuple[str, ...] = ()) -> None:
     with top:
         banner(session)
     write_link(session)
+
+
+def sidebar(session: Session) -> None:
+    """Draw it; every control changes the session's question."""
+    with st.sidebar:
+        _picker(session)
+        uploader(session, SCENARIO_FILE)
+        st.subheader("SLO", help="A request is good when it meets every bound that is given.")
+        with st.container(horizontal=True):
+            for name in BOUNDS:
+                number_control(session, f"slo.{name}", change=partial(_slo_with, session, name))
+            number_control(session, "slo.attainment", percent=True, change=_attainment)
+        st.subheader("Effort", help="More requests and replications give narrower intervals and slower pages.")
+        with st.container(horizontal=True):
+            for key in ("statistics.seed", "statistics.replications", NUM_REQUESTS):
+                number_control(session, key)
+        choice_control(session, "statistics.confidence", (0.9, 0.95, 0.99), "{:.0%}".format)
+
+
+def _picker(session: Session) -> None:
+    st.session_state[SCENARIO] = session.question.base
+    hint = "Choosing a scenario drops all changes. The address bar holds the changes made after that."
+    st.selectbox("Scenario", bases(), key=SCENARIO, help=hint, on_change=_open, args=(session,))
+    changed = len(session.question.link_changes)
+    if changed:
+        button(f"Reset {changed} changed key{'s' if changed > 1 else ''}", "undo", _open, session, width="stretch")
+
+
+def _open(session: Session) -> None:
+    session.ask(Question.opening(st.session_state[SCENARIO]))
+    forget_receipts()
+
+
+def _slo_with(session: Session, name: str, bound: float | None) -> Mapping[str, Any]:
+    """A bound set or taken away; without any bound there is no SLO."""
+    slo = session.question.scenario.slo
+    bounds = {key: getattr(slo, key, None) for key in BOUNDS} | {name: bound or None}
+    given = {key: value for key, value in bounds.items() if value is not None}
+    if not given:
+        return {"slo": None}
+    return {"slo": given | ({"attainment": slo.attainment} if slo is not None else {})}
+
+
+def _attainment(share: float | None) -> Mapping[str, Any]:
+    return {"slo.attainment": share or 0.99}

@@ -277,8 +277,7 @@ def calibrate_import(source: str, profile: ProfileOptions, imported: ImportOptio
     from draftcast.calibration.profile.folder import FIT, MANIFEST, TABLE
     from draftcast.calibration.profile.hardware import load_hardware
     from draftcast.kernels.model.catalog import load_model
-    from draftcast.scenarios.show.profile_report import rows_table
-    from draftcast.scenarios.show.tables import make_console
+    from draftcast.scenarios.show.tables import make_console, rows_table
 
     out, (model, tp, dtype) = profile.folder("--import"), profile.single("--import")
     if profile.hardware is None:

@@ -16,8 +16,7 @@ import typer
 
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.terminal import INTERRUPTED, print_json, progress_bar
-from draftcast.scenarios.show.profile_report import rows_table
-from draftcast.scenarios.show.tables import make_console
+from draftcast.scenarios.show.tables import make_console, rows_table
 
 if TYPE_CHECKING:
     from draftcast.calibration.microbench.runner import Result, Status

@@ -41,9 +41,8 @@ def show(
 ) -> None:
     """Provenance, rooflines, held-out errors and coverage."""
     from draftcast.calibration.profile.spec import RooflineProfile
-    from draftcast.scenarios.show import profile_report as report
     from draftcast.scenarios.show import profile_view as view
-    from draftcast.scenarios.show.tables import make_console
+    from draftcast.scenarios.show.tables import make_console, rows_table
 
     opened = view.open_profile(profile, hardware)
     shown: dict[str, Any] = {
@@ -67,15 +66,15 @@ def show(
     if as_json:
         print_json({**shown, **tables})
         return
-    typer.echo("\n".join(report.provenance_lines(shown)))
+    typer.echo("\n".join(view.provenance_lines(shown)))
     console = make_console()
-    for name, note in (("rooflines", report.ROOFLINE_NOTE), ("held-out errors", report.ERROR_NOTE)):
+    for name, note in (("rooflines", view.ROOFLINE_NOTE), ("held-out errors", view.ERROR_NOTE)):
         if tables.get(name):
             console.print()
-            console.print(report.rows_table(tables[name], name))
+            console.print(rows_table(tables[name], name))
             console.print(note)
     if "coverage" in tables:
-        typer.echo("\ncoverage\n" + "\n".join(report.coverage_lines(tables["coverage"])))
+        typer.echo("\ncoverage\n" + "\n".join(view.coverage_lines(tables["coverage"])))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +102,8 @@ def compare(
     """Milliseconds of a decode step in two profiles, part by part, at several batch sizes; points timed in both."""
     from draftcast.scenarios.show.profile_compare import Step, agreement
     from draftcast.scenarios.show.profile_compare import compare as compare_step
-    from draftcast.scenarios.show.profile_report import rows_table
     from draftcast.scenarios.show.profile_view import fits_any_device, open_profile
-    from draftcast.scenarios.show.tables import make_console
+    from draftcast.scenarios.show.tables import make_console, rows_table
 
     one, other = (open_profile(name, hardware if fits_any_device(name) else None) for name in (first, second))
     rows, timed = compare_step(one, other, Step(**vars(step))), agreement(one, other)

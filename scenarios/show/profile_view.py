@@ -1,10 +1,11 @@
-"""What a profile holds, as tables: rooflines, held-out errors, coverage."""
+"""What a profile holds, as tables and text: where it comes from, rooflines, held-out errors, coverage."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,14 @@ SIZES = {
     "all_reduce": "message_bytes",
     "rejection_sampler": "batch",
 }
+
+
+WIDTH = 110
+ROOFLINE_NOTE = (
+    "t = t0 + p-norm of FLOPs / (e_c * peak) and bytes / (e_m * bandwidth); where points were measured, times are "
+    "interpolated between them and the roofline serves the shapes beyond."
+)
+ERROR_NOTE = "Error of interpolation on measured points that took no part in it."
 
 
 @dataclass(frozen=True)
@@ -175,3 +184,36 @@ def coverage(table: LatencyTable) -> list[dict[str, Any]]:
         measured = {"points": len(points), "settled": settled, "kernels": kernels}
         rows.append({**part._asdict(), **measured, "covers": ", ".join(ranges), "note": note})
     return rows
+
+
+def provenance_lines(shown: Mapping[str, Any]) -> list[str]:
+    """Name and value of every entry; mappings as lists, numbers of them rounded, long values folded."""
+    label = max(10, *(len(name) for name in shown)) + 1
+    lines = []
+    for name, value in shown.items():
+        text = _flat(value) if isinstance(value, Mapping) else str(value)
+        body = "; ".join(f"{count:,} {reason}" for reason, count in value.items()) if name == "left_out" else text
+        lines += textwrap.wrap(body, WIDTH, initial_indent=f"{name:<{label}}", subsequent_indent=" " * label) or [name]
+    return lines
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> str:
+    parts = []
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            parts.append(_flat(item, f"{prefix}{key} "))
+        elif item != "":
+            parts.append(f"{prefix}{key} {item:.4g}" if isinstance(item, float) else f"{prefix}{key} {item}")
+    return ", ".join(parts)
+
+
+def coverage_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """What was measured, operator by operator: points, how many settled, shapes and kernels."""
+    lines = []
+    for row in rows:
+        formats = f"{row['dtype']} KV {row['kv_dtype']}" if row["kv_dtype"] else row["dtype"]
+        known = "no interval known" if row["settled"] is None else f"{row['settled']:.0%} settled"
+        lines.append(f"{row['operator']} {formats}: {row['points']:,} points, {known}")
+        for text in filter(None, (row["covers"], f"by {row['kernels']}", row["note"])):
+            lines += textwrap.wrap(text, WIDTH, initial_indent="    ", subsequent_indent="    ")
+    return lines

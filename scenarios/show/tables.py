@@ -6,7 +6,7 @@ import html
 import math
 import re
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +21,14 @@ MISSED = "MISSED"
 # Without a terminal there is nobody to resize the window: take what the widest table needs.
 PLAIN_WIDTH = 150
 _NUMBER = re.compile(r"[-+]?\d|[-*?]?$|none$|(pays|costs)\*$")
+_SHARES = ("interval", "median", "p90", "worst", "share")
+_TITLES = {
+    "t0_us": "t0, us",
+    "held_out": "held out",
+    "intervals_meet": "intervals meet",
+    "kv_dtype": "KV",
+    "worst_point": "worst at",
+}
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:1120px;margin:2em auto;padding:0 1em;color:#212529}"
     "table{border-collapse:collapse;margin:1em 0;font-size:13px}p{margin:.3em 0}"
@@ -51,6 +59,20 @@ def make_table(rows: Rows, *, title: str = "", caption: str = "", sections: Coll
 def _numbers(rows: Rows) -> list[bool]:
     """Which columns hold numbers, with their intervals or units, and dashes only."""
     return [all(_NUMBER.match(row[column]) for row in rows[1:]) for column in range(len(rows[0]))]
+
+
+def rows_table(rows: list[dict[str, Any]], title: str = "") -> Table:
+    """A table of like rows: errors as percentages, other numbers with four digits, unknown ones as a dash."""
+    cells = [[_cell(name, value) for name, value in row.items()] for row in rows]
+    return make_table([[_TITLES.get(name, name) for name in rows[0]], *cells], title=title)
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    if name in _SHARES:
+        return f"{value:.1%}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def aligned(rows: Rows) -> list[str]:

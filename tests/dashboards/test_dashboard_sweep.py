@@ -18,11 +18,10 @@ pytest.importorskip("streamlit")
 from app_pages import told
 from streamlit.testing.v1 import AppTest
 
-from draftcast.dashboards.pages.sweep import JOB, TURN, SweepJob
+from draftcast.dashboards.pages.sweep import JOB, MOST_CELLS, TURN, SweepJob, proposed_grid, read_grid
 from draftcast.dashboards.session.link import read_link
 from draftcast.dashboards.session.question import Question
 from draftcast.dashboards.session.session import Session
-from draftcast.dashboards.widgets.sweep_controls import MOST_CELLS, proposed_grid, read_grid
 from draftcast.errors import InputError
 from draftcast.scenarios.schema.load import load_scenario, scenario_hash
 from draftcast.scenarios.sweep.grid import Axis
