@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -99,10 +100,7 @@ def cutover(
             speedups = speedup_map(asked, against=map_against, values=values, progress=progress)
         if plot is not None:
             write_figure(map_figure(speedups), plot)
-        if question.as_json:
-            question.print_json(speedups.summary(), scenario)
-        else:
-            _print_map(asked.scenario, speedups)
+        question.print_answer(scenario, speedups.summary, _map_parts(asked.scenario, speedups))
         return
     if acceptance is not None:
         raise InputError("is for --map acceptance", file="--acceptance", value=acceptance)
@@ -113,10 +111,8 @@ def cutover(
         from draftcast.scenarios.show.cutover_plots import cutover_figure
 
         write_figure(cutover_figure(answers), plot)
-    if question.as_json:
-        question.print_json({"cutovers": [answer.summary() for answer in answers]}, scenario)
-    else:
-        _print_answers(scenario, answers, asked.price)
+    parts = _answer_parts(scenario, answers, asked.price)
+    question.print_answer(scenario, lambda: {"cutovers": [answer.summary() for answer in answers]}, parts)
     if all(answer.verdict == "cannot tell" for answer in answers):
         raise typer.Exit(UNDECIDED)
 
@@ -138,31 +134,24 @@ def _map_values(
     return asked, acceptances
 
 
-def _print_map(scenario: Scenario, speedups: SpeedupMap) -> None:
+def _map_parts(scenario: Scenario, speedups: SpeedupMap) -> Iterator[Any]:
     from draftcast.scenarios.show.cutover_report import contour_lines, map_table
-    from draftcast.scenarios.show.tables import make_console, title
+    from draftcast.scenarios.show.tables import title
 
-    console = make_console()
-    console.print(title(scenario))
-    console.print(map_table(speedups))
-    console.print(f"Advantage in {speedups.metric.label}; * its {speedups.confidence:.0%} interval excludes 1.")
-    for line in contour_lines(speedups):
-        console.print(line)
+    yield from (title(scenario), map_table(speedups))
+    yield f"Advantage in {speedups.metric.label}; * its {speedups.confidence:.0%} interval excludes 1."
+    yield from contour_lines(speedups)
 
 
-def _print_answers(scenario: Scenario, answers: tuple[Cutover, ...], price: Price | None) -> None:
+def _answer_parts(scenario: Scenario, answers: tuple[Cutover, ...], price: Price | None) -> Iterator[Any]:
     from draftcast.scenarios.show import cutover_report as report
-    from draftcast.scenarios.show.tables import make_console, title
+    from draftcast.scenarios.show.tables import title
 
-    console = make_console()
-    console.print(title(scenario))
+    yield title(scenario)
+    yield report.settings_table(answers) if len(answers) > 1 else report.points_table(answers[0])
+    yield from map(report.headline, answers)
     if len(answers) > 1:
-        console.print(report.settings_table(answers))
-        lines = [report.headline(answer) for answer in answers]
-        lines += dict.fromkeys(line for answer in answers for line in report.note_lines(answer))
+        yield from dict.fromkeys(line for answer in answers for line in report.note_lines(answer))
     else:
-        console.print(report.points_table(answers[0]))
-        lines = [report.headline(answers[0]), *report.detail_lines(answers[0])]
-        lines += report.cost_lines(answers[0], price.date) if price is not None else []
-    for line in lines:
-        console.print(line, soft_wrap=True)
+        yield from report.detail_lines(answers[0])
+        yield from report.cost_lines(answers[0], price.date) if price is not None else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -83,12 +83,15 @@ class Question:
 
         return calibrate_to(scenario, self.calibrate_to)
 
-    def print_json(self, summary: Mapping[str, Any], scenario: Scenario) -> None:
-        """``--json``: the answer, and what it is calibrated to."""
-        from draftcast.scenarios.cli.terminal import print_json
+    def print_answer(self, scenario: Scenario, summary: Callable[[], Mapping[str, Any]], parts: Iterable[Any]) -> None:
+        """The answer as of `draftcast.scenarios.cli.terminal.print_answer`; JSON says what it is calibrated to."""
+        from draftcast.scenarios.cli.terminal import print_answer
 
-        correction = scenario.correction
-        print_json({**summary, **({"correction": correction.model_dump(mode="json")} if correction else {})})
+        def with_correction() -> dict[str, Any]:
+            correction = scenario.correction
+            return {**summary(), **({"correction": correction.model_dump(mode="json")} if correction else {})}
+
+        print_answer(self.as_json, with_correction, parts)
 
 
 def option_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -66,25 +66,15 @@ def plan(
     from draftcast.scenarios.plan.question import PlanQuestion, parse_objectives
     from draftcast.scenarios.plan.sizing import plan as size
     from draftcast.scenarios.show.plan_report import answer_line, basis_line, plan_table
-    from draftcast.scenarios.show.tables import make_console, title
+    from draftcast.scenarios.show.tables import title
 
     scenario = question.load()
     with naming(question.scenario), progress_bar() as progress:
-        plan_question = PlanQuestion(
-            scenario,
-            rate_rps=rate,
-            objectives=parse_objectives(slo) if slo is not None else (),
-            headroom=headroom,
-            spare=spare,
-            **candidates.arguments(),
-        )
-        answer = size(plan_question, progress)
-    if question.as_json:
-        question.print_json(answer.summary(), scenario)
-    else:
-        console = make_console()
-        for part in (title(scenario), plan_table(answer), answer_line(answer), basis_line(answer)):
-            console.print(part)
+        objectives = parse_objectives(slo) if slo is not None else ()
+        aims: dict[str, Any] = {"rate_rps": rate, "objectives": objectives, "headroom": headroom, "spare": spare}
+        answer = size(PlanQuestion(scenario, **aims, **candidates.arguments()), progress)
+    parts = (title(scenario), plan_table(answer), answer_line(answer), basis_line(answer))
+    question.print_answer(scenario, answer.summary, parts)
     if answer.best is None:
         raise typer.Exit(SLO_UNMET)
 

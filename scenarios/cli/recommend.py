@@ -49,31 +49,20 @@ def recommend(
     """Recommend method, draft length and schedule for a load, against speculation off, and print the flags to paste."""
     from draftcast.scenarios.compare.recommend import recommend as rank
     from draftcast.scenarios.show.recommend_report import answer_line, candidates_table, paste_lines
-    from draftcast.scenarios.show.tables import make_console, title
+    from draftcast.scenarios.show.tables import title
 
     if server not in ("vllm", "sglang"):
         raise InputError("must be vllm or sglang", file="--server", value=server)
     check_target("--out", out)
     scenario = question.load()
-    alternatives = [method_of(text) for text in candidate or []]
     with progress_bar() as progress:
-        answer = rank(
-            scenario,
-            metric=metric,
-            loads=_loads(scenario, rates, concurrency),
-            alternatives=alternatives,
-            max_k=max_k,
-            progress=progress,
-        )
+        loads, methods = _loads(scenario, rates, concurrency), [method_of(text) for text in candidate or []]
+        answer = rank(scenario, metric=metric, loads=loads, alternatives=methods, max_k=max_k, progress=progress)
     if out is not None:
         write_text(out, json.dumps(answer.speculative_config) + "\n")
-    if question.as_json:
-        question.print_json(answer.summary(), scenario)
-        return
-    console = make_console()
-    for part in (title(scenario), candidates_table(answer), answer_line(answer)):
-        console.print(part)
-    typer.echo(paste_lines(answer, server))
+    question.print_answer(scenario, answer.summary, (title(scenario), candidates_table(answer), answer_line(answer)))
+    if not question.as_json:
+        typer.echo(paste_lines(answer, server))
 
 
 def _loads(scenario: Scenario, rates: str | None, concurrency: str | None) -> list[Load]:

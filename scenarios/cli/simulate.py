@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,11 +80,8 @@ def simulate(
         from draftcast.scenarios.show.exports import json_bytes, vllm_bench_result
 
         write_bytes(vllm_result, json_bytes(vllm_bench_result(scenario, single.on)))
-    if question.as_json:
-        summary = single.on.summary | single.compared() if single is not None else answer.summary()
-        question.print_json(summary, scenario)
-    else:
-        _print_tables(scenario, answer, single)
+    data = answer.summary if single is None else lambda: single.on.summary | single.compared()
+    question.print_answer(scenario, data, _parts(scenario, answer, single))
     if single is not None and single.own.state == "overloaded":
         raise typer.Exit(UNSTABLE)
     if single is not None and not single.own.has_figures:
@@ -92,23 +90,18 @@ def simulate(
         raise typer.Exit(SLO_UNMET)
 
 
-def _print_tables(scenario: Scenario, answer: Comparison, single: Point | None) -> None:
+def _parts(scenario: Scenario, answer: Comparison, single: Point | None) -> Iterator[Any]:
+    """Tables and sentences of one load or of several rates."""
     from draftcast.scenarios.show import run_report as report
-    from draftcast.scenarios.show.tables import make_console
 
-    console = make_console()
     if single is not None:
         if single.verdict is not None:
-            console.print(single.verdict.sentence(report.load_words(scenario)))
-        console.print(report.run_table(scenario, single))
-        if status := report.status_line(single.on, single.own):
-            console.print(status)
+            yield single.verdict.sentence(report.load_words(scenario))
+        yield from (report.run_table(scenario, single), report.status_line(single.on, single.own))
     else:
-        console.print(report.comparison_table(answer))
-        for line in report.comparison_lines(answer):
-            console.print(line)
-    for line in dict.fromkeys(line for point in answer.points for run in point.runs for line in report.note_lines(run)):
-        console.print(line)
+        yield from (report.comparison_table(answer), *report.comparison_lines(answer))
+    notes = (note for point in answer.points for run in point.runs for note in run.summary.get("notes", []))
+    yield from (f"note: {note}" for note in dict.fromkeys(notes))
 
 
 def _write(out: Path, answer: Comparison, single: Point | None) -> None:
@@ -153,17 +146,9 @@ def compare(
     from draftcast.errors import naming
     from draftcast.scenarios.compare.policy_comparison import compare_policies
     from draftcast.scenarios.show.recommend_report import policies_table, ranking_lines
-    from draftcast.scenarios.show.tables import make_console
 
     scenario = question.load()
     with naming(question.scenario), progress_bar() as progress:
-        answer = compare_policies(
-            scenario, [policies] if policies is not None else [], metric=metric, progress=progress
-        )
-    if question.as_json:
-        question.print_json(answer.summary(), scenario)
-        return
-    console = make_console()
-    console.print(policies_table(answer))
-    for line in ranking_lines(answer):
-        console.print(line)
+        asked = [policies] if policies is not None else []
+        answer = compare_policies(scenario, asked, metric=metric, progress=progress)
+    question.print_answer(scenario, answer.summary, (policies_table(answer), *ranking_lines(answer)))

@@ -72,14 +72,7 @@ def sweep(
         from draftcast.scenarios.show.plots import write_figure
 
         write_figure(report.sweep_figure(result, output.metric), output.plot)
-    if question.as_json:
-        question.print_json(result.summary(), scenario)
-    else:
-        from draftcast.scenarios.show.tables import make_console
-
-        console = make_console()
-        console.print(report.sweep_table(result))
-        console.print(report.summary_line(result))
+    question.print_answer(scenario, result.summary, (report.sweep_table(result), report.summary_line(result)))
     for line in report.error_lines(result):
         print(f"draftcast: no figures: {line}", file=sys.stderr)
     if result.errors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Any
@@ -87,6 +87,18 @@ def print_json(summary: Mapping[str, Any]) -> None:
     from draftcast.files import plain
 
     typer.echo(json.dumps(plain(summary), allow_nan=False))
+
+
+def print_answer(as_json: bool, summary: Callable[[], Mapping[str, Any]], parts: Iterable[Any]) -> None:
+    """An answer as one JSON object, or as its tables and sentences; empty sentences are left out."""
+    from draftcast.scenarios.show.tables import make_console
+
+    if as_json:
+        print_json(summary())
+        return
+    console = make_console()
+    for part in filter(None, parts):
+        console.print(part, soft_wrap=isinstance(part, str))
 
 
 def run_script(main: Callable[[], None]) -> None:

@@ -181,8 +181,3 @@ def status_line(result: RunResult, own: Side) -> str:
     if result.slo_met is None:
         return ""
     return "SLO met." if result.slo_met else "SLO NOT MET."
-
-
-def note_lines(result: RunResult) -> list[str]:
-    """What a reader must know before trusting the figures, one line each."""
-    return [f"note: {note}" for note in result.summary.get("notes", [])]
