@@ -148,7 +148,8 @@ WANTED: Mapping[str, str] = {
             "commands: live report runs --out reported --json: hash: was f62aefadcbb07719, is 564b9db0774b01f9",
             "commands: live report runs --out reported --json: keys: lost: cells[].slowness",
             "commands: live summary reported/sweep-validation.json --out summary.json --json: hash: was "
-            "8f9cb522b8351712, is ec523a459f2b9aaa",
+            "8f9cb522b8351712, is 9c3300f422c2ae97",
+            "commands: live summary reported/sweep-validation.json --out summary.json --json: keys: lost: steps_slower",
             "commands: validate default --live runs/concurrency-6/off --set engine.speculative_config=null "
             "--json: hash: was 04e9c0d40796ec29, is 046f917593e0042b",
             "commands: validate default --live runs/concurrency-6/off --set engine.speculative_config=null "
