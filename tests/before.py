@@ -82,6 +82,7 @@ DELETED_TESTS: Mapping[str, str] = {
             "k-nan-whole numbers >= 1",
         )
     },
+    "test_damage_is_named": "only tests read run directories back",
     "test_a_smaller_k_on_the_same_draft_is_foreseen": "nothing asked for it: a draft is built for its k",
     "test_the_falling_fit_pools_what_rises": "scipy fits now: test_one_dip_does_not_end_a_gain",
     "test_text_search_is_a_fraction_of_the_target": "test_text_search_costs_seconds_of_its_own",

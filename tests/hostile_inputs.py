@@ -39,7 +39,6 @@ from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.cli.live import summary_line
 from draftcast.scenarios.live.sweep import read_index
 from draftcast.scenarios.run.measured_run import read_measured_run
-from draftcast.scenarios.run.run_directory import read_run_directory
 from draftcast.scenarios.schema.load import embedded_scenarios, load_scenario
 from draftcast.scenarios.show.validation_sweep_summary import read_summary
 from draftcast.scenarios.sweep.run import sweep
@@ -224,10 +223,6 @@ def targets() -> dict[str, Target]:
     found["live journal"] = Target(made(recorded), lambda folder: live_run(folder / "run"))
     found["live run"] = Target(made(finished), lambda folder: live_run(folder / "run"))
     found["live index"] = Target({"index.json": index()}, read_index)
-    found["run"] = Target(
-        made(lambda folder: command("simulate", "default", *SMALL, "--steps", "--out", str(folder / "run"))),
-        lambda folder: read_run_directory(folder / "run"),
-    )
     found["sweep"] = Target(made(swept), swept)
     for name in ("default", "h100-llama-3.1-8b-affine"):
         found[f"profile {name}"] = Target(

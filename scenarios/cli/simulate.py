@@ -61,9 +61,9 @@ def simulate(
 
         check_plot(plot, num_rates=len(rates_rps), compared=compared)
     if out is not None:
-        from draftcast.scenarios.run.run_directory import check_target
+        from draftcast.scenarios.run.run_directory import check_run_directory
 
-        check_target(out)
+        check_run_directory(out)
     for key in spec.without_effect if spec is not None else ():
         print(f"draftcast: note: engine.speculative_config.{key} has no effect on simulated time", file=sys.stderr)
     with naming(question.scenario), progress_bar() as progress:

@@ -14,13 +14,12 @@ import shutil
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftcast import __version__
 from draftcast.errors import InputError
-from draftcast.files import plain, read_frame, read_json, without_secrets, write_text, written
+from draftcast.files import plain, without_secrets, write_text, written
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import scenario_hash, to_mapping
 from draftcast.scenarios.schema.references import without_folders
@@ -33,16 +32,6 @@ FORMAT = "draftcast-run"
 FORMAT_VERSION = 1
 _ABSOLUTE = r"(?:~[\w.-]*)?/"
 _URL_OR_PATH = re.compile(rf"""\w+://[^\s"']*|(?:(?<=[\s"'=,\[{{(])|(?<=["']:)){_ABSOLUTE}[^"',\]}}]*""")
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """What ``read_run_directory`` found; the same four parts that were written."""
-
-    manifest: dict[str, Any]
-    summary: dict[str, Any]
-    requests: pd.DataFrame
-    steps: pd.DataFrame | None
 
 
 def make_manifest(scenario: Scenario, profile_checksum: str, command: Sequence[str] | None = None) -> dict[str, Any]:
@@ -77,7 +66,7 @@ def _without_folder(word: str) -> str:
     return keys + _URL_OR_PATH.sub(lambda found: found[0] if "://" in found[0] else Path(found[0]).name, value)
 
 
-def check_target(path: str | Path) -> Path:
+def check_run_directory(path: str | Path) -> Path:
     """``path`` as a Path if a run may be written there; call it before a long simulation.
 
     Raises:
@@ -104,9 +93,9 @@ def write_run_directory(
     """Write a run so that it appears whole or not at all.
 
     Raises:
-        InputError: see ``check_target``; or the disk refused, and nothing is left behind.
+        InputError: see ``check_run_directory``; or the disk refused, and nothing is left behind.
     """
-    target = check_target(path)
+    target = check_run_directory(path)
     fresh = target.absolute().with_name(f".{uuid.uuid4().hex}.tmp")
     try:
         fresh.mkdir(parents=True)
@@ -124,29 +113,6 @@ def write_run_directory(
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return target
-
-
-def read_run_directory(path: str | Path) -> StoredRun:
-    """A run written by ``write_run_directory``.
-
-    Raises:
-        InputError: not a run, a newer format, or a part that is missing or damaged.
-    """
-    folder = Path(path)
-    manifest = read_json(folder / MANIFEST)
-    if manifest.get("format") != FORMAT:
-        raise InputError(f"not a run of draftcast: no {MANIFEST} with format {FORMAT}", file=str(folder))
-    if manifest.get("format_version") != FORMAT_VERSION:
-        raise InputError(
-            f"written by another version; this one reads {FORMAT_VERSION}",
-            file=str(folder / MANIFEST),
-            key="format_version",
-            value=manifest.get("format_version"),
-        )
-    summary = read_json(folder / SUMMARY)
-    requests = read_frame(folder / REQUESTS)
-    steps = read_frame(folder / STEPS) if (folder / STEPS).exists() else None
-    return StoredRun(manifest, summary, requests, steps)
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:

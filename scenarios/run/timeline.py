@@ -25,9 +25,7 @@ class Timeline:
     kv_usage: FloatArray | None  # share of the KV blocks in use; None when steps were not recorded
 
 
-def timeline(
-    requests: pd.DataFrame, steps: pd.DataFrame | None, num_blocks: int, stretches: int = STRETCHES
-) -> Timeline:
+def timeline(requests: pd.DataFrame, steps: pd.DataFrame | None, num_blocks: int) -> Timeline:
     """The timeline of one replication, from its first arrival to its last event.
 
     Args:
@@ -38,7 +36,7 @@ def timeline(
         requests[name].to_numpy(np.float64) for name in ("arrival_s", "first_scheduled_s", "finish_s")
     )
     end = float(np.nanmax(np.concatenate([arrival, scheduled, finish])))
-    edges = np.linspace(float(arrival.min()), end, stretches + 1)
+    edges = np.linspace(float(arrival.min()), end, STRETCHES + 1)
     kv = _kv_usage(steps, num_blocks, edges) if steps is not None else None
     return Timeline(
         (edges[1:] + edges[:-1]) / 2,

@@ -10,8 +10,6 @@ import numpy as np
 from draftcast.sim.acceptance.compiled import KIND_BETA
 from draftcast.sim.acceptance.model import AcceptanceModel, Rates, check_drafts
 
-_POOL_QUANTILES = 8192  # midpoints of the alpha distribution that pooled_acceptance_length averages over
-
 
 @dataclass(frozen=True)
 class Beta(AcceptanceModel):
@@ -32,14 +30,6 @@ class Beta(AcceptanceModel):
     def conditional(self, k: int) -> Rates:
         index = np.arange(check_drafts(k))
         return np.asarray((self.mean * self.concentration + index) / (self.concentration + index))
-
-    def pooled_acceptance_length(self, k: int) -> float:
-        """1 / E[1 / L(alpha)]: a request of n tokens takes n / L(alpha) rounds, L the mean length at its alpha."""
-        alpha = self.quantile((np.arange(_POOL_QUANTILES) + 0.5) / _POOL_QUANTILES)
-        length = np.ones_like(alpha)
-        for _ in range(check_drafts(k)):
-            length = 1.0 + alpha * length
-        return 1.0 / float(np.mean(1.0 / length))
 
     def quantile(self, probability: Rates) -> Rates:
         """alpha at each cumulative probability in [0, 1); same shape."""

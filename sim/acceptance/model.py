@@ -38,13 +38,6 @@ class AcceptanceModel(ABC):
         """Mean tokens per round with the bonus token: vLLM's 1 + accepted / rounds."""
         return 1.0 + float(self.unconditional(k).sum())
 
-    def pooled_acceptance_length(self, k: int) -> float:
-        """Like :meth:`mean_acceptance_length`, but over all rounds of many requests that run to the same long output.
-
-        Differs only where requests differ (beta): a request with poor acceptance needs more rounds, so it weighs more.
-        """
-        return self.mean_acceptance_length(k)
-
     def draft_share(self, k: int) -> float:
         """Share of a request's rounds that carry a draft when k are asked for: 1, or less for ngram."""
         return 1.0 if check_drafts(k) > 0 else 0.0

@@ -52,7 +52,6 @@ class Stream(IntEnum):
     ACCEPT_ROW = 9  # which recorded acceptance row a request replays
     REPLICATION = 10
     POLICY = 11
-    FAILURE = 12
 
 
 @njit(cache=True, inline="always")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from stored_run import read_run_directory
 from typer.testing import CliRunner
 
 import draftcast
@@ -24,7 +25,7 @@ from draftcast.scenarios.compare import comparison as comparison_module
 from draftcast.scenarios.compare import verdict
 from draftcast.scenarios.compare.capacity import Capacity
 from draftcast.scenarios.compare.comparison import compare
-from draftcast.scenarios.run.run_directory import make_manifest, read_run_directory
+from draftcast.scenarios.run.run_directory import make_manifest
 from draftcast.scenarios.run.simulate import RunResult, State
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario

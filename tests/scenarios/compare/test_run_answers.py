@@ -37,7 +37,8 @@ def estimate(mean: float) -> Estimate:
     return Estimate(mean, mean, mean, 0.0, 2)
 
 
-def test_timeline_is_the_average_of_each_stretch() -> None:
+def test_timeline_is_the_average_of_each_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftcast.scenarios.run.timeline.STRETCHES", 4)
     requests = pd.DataFrame(
         {
             "arrival_s": [0.0, 2.0, 3.5],
@@ -53,14 +54,14 @@ def test_timeline_is_the_average_of_each_stretch() -> None:
         "running": [1, 1, 0],
         "waiting": [0, 0, 0],
     }
-    shown = timeline(requests, pd.DataFrame(recorded), 10, stretches=4)
+    shown = timeline(requests, pd.DataFrame(recorded), 10)
     assert shown.time_s.tolist() == [0.5, 1.5, 2.5, 3.5]
     assert shown.waiting.tolist() == [1.0, 0.0, 0.0, 0.5]
     assert shown.running.tolist() == [0.0, 1.0, 2.0, 1.0]
     # 5 of 10 blocks from the first step's end at 1 s to the second's at 2 s, then 10 to 4 s, then nobody is there.
     assert shown.kv_usage is not None
     assert shown.kv_usage.tolist() == [0.0, 0.5, 1.0, 1.0]
-    assert timeline(requests, None, 10, stretches=4).kv_usage is None
+    assert timeline(requests, None, 10).kv_usage is None
 
 
 def test_differences_are_paired() -> None:

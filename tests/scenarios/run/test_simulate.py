@@ -12,11 +12,12 @@ import pandas as pd
 import pytest
 from closed_form_crossing import OUTPUT, easy, latency_s
 from paths import shared_data
+from request_checks import check_requests
 
 from draftcast import RunResult, load_scenario, simulate
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema.load import without_speculation
-from draftcast.sim.output.request_columns import TIME_COLUMNS, check_requests
+from draftcast.sim.output.request_columns import TIME_COLUMNS
 
 TRACES = shared_data("data/traces")
 AZURE = TRACES / "azure_llm_2023_conv.csv"

@@ -6,13 +6,14 @@ import functools
 from typing import Any
 
 import pytest
+from acceptance_formulas import pooled_acceptance_length
+from request_checks import check_requests
 
 from draftcast import RunResult, load_scenario, simulate
 from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import METHODS
 from draftcast.sim.acceptance import AcceptanceModel
 from draftcast.sim.cost.methods import METHODS as FACTS
-from draftcast.sim.output.request_columns import check_requests
 
 SMALL = (
     "workload.num_requests=300",
@@ -109,7 +110,7 @@ def test_acceptance_models_yield_their_formula(method: str, acceptance: str) -> 
     result, model = run(longer, "workload.num_requests=3000", spec(method), acceptance)
     assert model is not None
     # The pooled formula counts every round alike. A beta model's requests differ by 0.6: 0.011 over 3,000 of them.
-    assert figure(result, "mean_acceptance_length") == pytest.approx(model.pooled_acceptance_length(K), abs=0.04)
+    assert figure(result, "mean_acceptance_length") == pytest.approx(pooled_acceptance_length(model, K), abs=0.04)
 
 
 def test_synthetic_acceptance_is_what_vllm_would_make_of_it() -> None:

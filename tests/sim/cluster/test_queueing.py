@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from request_checks import littles_law
 
 from draftcast import RunResult, load_scenario, simulate
-from draftcast.sim.output.request_columns import littles_law
 from draftcast.sim.statistics.intervals import replication_interval
 
 STEP_S = 0.01

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from request_checks import check_requests, littles_law
 from samples import closed_loop
 
 from draftcast.sim.acceptance import AcceptanceModel, Constant, Ngram, Tree
@@ -21,7 +22,7 @@ from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import ROUTERS, make_router
 from draftcast.sim.cost.methods import Method, get_method
 from draftcast.sim.engine.replica import check_fits, most_slots
-from draftcast.sim.output.request_columns import TIME_COLUMNS, check_requests, littles_law
+from draftcast.sim.output.request_columns import TIME_COLUMNS
 from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
 from draftcast.sim.policies.bandit import Bandit
 from draftcast.sim.policies.base import Policy

@@ -92,7 +92,7 @@ def test_keys_do_not_depend_on_the_number_of_requests() -> None:
 
 
 def test_generators_differ_by_stream_and_repeat() -> None:
-    a, b, c = (generator(5, s).random(100) for s in (Stream.ROUTER, Stream.ROUTER, Stream.FAILURE))
+    a, b, c = (generator(5, s).random(100) for s in (Stream.ROUTER, Stream.ROUTER, Stream.LENGTHS))
     assert (a == b).all()
     assert not (a == c).any()
 
