@@ -56,7 +56,7 @@ def refuse(refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--set", "engine.colour=red"], ["--set: engine.colour = 'red'", "unknown key", "allowed: model"]),
+        (["--set", "engine.colour=red"], ["--set: engine.colour = 'red'", "unknown key", "allowed: version, model"]),
         (["--set", "workload.arrivals.request_rate_ms=4"], ["request_rate_ms = 4", "did you mean request_rate_rps?"]),
         (["--set", f"{RATE}=-1"], [f"{RATE} = -1", "must be above 0"]),
         (["--set", f"{RATE}=.nan"], ["nan", "finite"]),
