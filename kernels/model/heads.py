@@ -191,7 +191,7 @@ def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> He
         return _mtp(target, name)
     config = _find(name) if name is not None else None
     if config is None:
-        usual, basis = _usual(method, target, k)
+        usual, basis = _usual(_assumed_kind(method, name), target, k)
         subject = "the scenario names no draft head" if name is None else f"draft head {name} is not known"
         shape = f"{subject}: assumed {basis}: {describe(usual.spec, target)}"
         return Head(usual.spec, (shape, *usual.assumed))
@@ -210,9 +210,14 @@ def _mtp(target: ModelSpec, name: str | None) -> Head:
     return Head(drafters.mtp_head(target), (f"draft head {name} is not known: assumed {target.name}'s own MTP layer",))
 
 
-def _usual(method: str, target: ModelSpec, k: int) -> tuple[Head, str]:
+def _assumed_kind(method: str, name: str | None) -> str:
+    """What an unknown head is: of a tree's two kinds the one that its name holds, as vLLM goes by the name."""
+    says_eagle3 = "eagle3" in (name or "").lower().replace("-", "")
+    return "eagle3" if method == "eagle_tree" and says_eagle3 else _RUNS[method][0]
+
+
+def _usual(kind: str, target: ModelSpec, k: int) -> tuple[Head, str]:
     """The head, and in words where its shape comes from."""
-    kind = _RUNS[method][0]
     name = public_head(kind, target.name)
     if name is not None:
         return read_head(_bundled()[name.lower()][1]["config"], name).head(target, k), f"the shape of {name}"
@@ -255,7 +260,7 @@ def _find(name: str) -> HeadConfig | None:
     """The config behind a name or path; None for a name that is not bundled."""
     bundled = _bundled().get(name.lower())
     if bundled is not None:
-        return read_head(bundled[1]["config"], bundled[0])
+        return read_head(bundled[1]["config"], name)
     if not _is_path(name):
         return None
     path = Path(os.path.expanduser(name))

@@ -164,6 +164,14 @@ def test_without_a_public_head_the_methods_usual_shape_is_assumed() -> None:
     assert "assumed eagle3's usual shape for Llama-3.2-3B: 1 layer of hidden size 3072, MLP 8192" in said
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"), [(None, "eagle"), ("lmsys/some-EAGLE3-head", "eagle3"), ("EAGLE-3", "eagle3")]
+)
+def test_a_trees_unknown_head_is_what_its_name_says(name: str | None, kind: str) -> None:
+    head = resolve_head("eagle_tree", QWEN, 3, name).spec
+    assert head == resolve_head(kind, QWEN, 3, None).spec
+
+
 def test_mtp_is_the_targets_own_layer() -> None:
     deepseek = load_model("DeepSeek-V3")
     for name in (None, "deepseek-ai/DeepSeek-V3"):

@@ -82,7 +82,7 @@ def test_bad_input_is_one_line_and_exit_2(refuse: Callable[..., str], arguments:
         (["--set", "engine.model=gpt-9"], ["default: engine.model = 'gpt-9'", "Llama-3.1-8B"]),
         (["--set", "hardware=h900"], ["h900", "h100-sxm"]),
         (["--set", "profile=none-such"], ["none-such"]),
-        (["--set", "engine.model=llama-3.1-405b"], ["memory"]),
+        (["--set", "engine.model=llama-3.1-405b", "--set", f"{SPEC}.model=null"], ["memory"]),
         (["--set", "engine.max_model_len=100"], ["default: workload.lengths (request 0): prompt of", "max_model_len"]),
         (["--set", "engine.num_gpu_blocks=8"], ["default: engine.max_model_len", "block"]),
         (["--set", "policy.name=nowhere:Policy"], ["nowhere"]),
