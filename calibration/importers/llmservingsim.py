@@ -9,7 +9,8 @@ microseconds, timed inside vLLM without a CUDA graph:
   prefill_key (``kv_prefill + prefill_chunk / 2``) and have layer and decode_q_len. A row with both a prompt and decodes
   is one launch over both (``attention_launch``)
 * ``skew.csv``: launches over ``n`` decodes of ``kv_mean`` tokens on average and ``kv_big`` at most, with or without a
-  prompt of ``pc`` tokens after ``kp`` others, in t_skew_us
+  prompt of ``pc`` tokens after ``kp`` others; t_skew_us is the sum of the ``measurement_iterations`` of ``meta.yaml``,
+  where the other files have their mean (three times the times of attention.csv in the published profiles)
 * ``moe.csv``: tokens, activated_experts, time_us and, in newer files, ep; of several numbers of experts for one number
   of tokens the one nearest to what uniform independent routing touches is taken
 
@@ -75,22 +76,23 @@ def read_llmservingsim(path: Path, model: ModelSpec, tp: int | None = None, dtyp
     if not sources:
         raise HardwareError(f"holds none of {', '.join(_FILES)}", file=str(path))
     frame = pd.concat([complete(part) for part in parts or [pd.DataFrame()]], ignore_index=True)
-    device, versions = _origin(path / "meta.yaml")
+    meta = _meta(path)
     return Imported(
         table=table_of(frame.assign(implementation="vllm"), path),
-        device=device,
+        device=meta.get("gpu", ""),
         source="imported from a profile of LLMServingSim (github.com/casys-kaist/LLMServingSim)",
-        versions=versions,
+        versions={"vllm": meta["vllm_version"]} if "vllm_version" in meta else {},
         sources=sources,
         left_out=dict(+left_out),
     )
 
 
-def _origin(file: Path) -> tuple[str, dict[str, str]]:
-    """Device and version of vLLM, where the tool wrote them down."""
+def _meta(path: Path) -> dict[str, str]:
+    """What the tool wrote down of the device and its measurement; empty without the file."""
+    file = path / "meta.yaml"
     text = read_text(file, HardwareError) if file.is_file() else ""
-    meta = dict(re.findall(r"^(gpu|vllm_version): (.+)$", text, re.MULTILINE))
-    return meta.get("gpu", ""), {"vllm": meta["vllm_version"]} if "vllm_version" in meta else {}
+    # Not as YAML: later parts of the file have keys that are no words.
+    return dict(re.findall(r"^(gpu|vllm_version|measurement_iterations): *([^\s].*)$", text, re.MULTILINE))
 
 
 def _ranks(path: Path) -> int:
@@ -206,6 +208,7 @@ def _heads(model: ModelSpec, tp: int) -> Columns:
 
 def _skew(file: Path, model: ModelSpec, tp: int) -> pd.DataFrame:
     """Launches over unequal contexts."""
+    iterations = int(_meta(file.parent).get("measurement_iterations", "1"))
     rows = read_rows(file, ("n", "pc", "kp", "kv_big", "kv_mean", "t_skew_us"))
     mean, m = rows.seconds("kv_mean", 1.0), rows.whole("pc")
     return rows.frame[[]].assign(
@@ -215,7 +218,7 @@ def _skew(file: Path, model: ModelSpec, tp: int) -> pd.DataFrame:
         n=rows.whole("kv_big", 1) + 1,
         batch=rows.whole("n", 1),
         context=mean.round().astype(np.int64) + 1,
-        seconds=rows.seconds("t_skew_us", 1e-6),
+        seconds=rows.seconds("t_skew_us", 1e-6 / iterations),
         **_heads(model, tp),
     )
 

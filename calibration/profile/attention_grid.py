@@ -1,4 +1,4 @@
-"""Measured attention as a grid over three axes, interpolated linearly in the logs of axes and time.
+"""Measured attention as a grid over three axes or four, interpolated linearly in the logs of axes and time.
 
 Decode and verify: queries per sequence, sequences, context tokens. Prefill: context per chunk token (1: no prefix),
 sequences, chunk tokens. `log_seconds` is the reference; the engine's compiled twin stands in `sim/cost/step_time`.
@@ -16,36 +16,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
-RooflineSeconds = Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
-"""Fitted seconds at values of the three axes, which broadcast."""
+RooflineSeconds = Callable[..., FloatArray]
+"""Fitted seconds at values of the axes, which broadcast."""
 MAX_NODES = 24
 """Longest axis; the engine keeps axes of this length."""
 
 
 @dataclass(frozen=True)
 class AttentionGrid:
-    """Log seconds of one layer at the nodes of three axes."""
+    """Log seconds of one layer at the nodes of the axes."""
 
-    axes: tuple[FloatArray, FloatArray, FloatArray]  # ascending values of each axis, at most `MAX_NODES`
-    log_s: FloatArray  # shape (len(axes[0]), len(axes[1]), len(axes[2]))
+    axes: tuple[FloatArray, ...]  # ascending values of each axis, at most `MAX_NODES`
+    log_s: FloatArray  # shape (len(axes[0]), len(axes[1]), ...)
     measured: NDArray[np.bool_]  # same shape; False where the roofline stretches a neighbour
 
     @classmethod
     def from_points(cls, points: FloatArray, seconds: FloatArray, roofline: RooflineSeconds) -> AttentionGrid:
-        """Grid of measured points: ``points`` (n, 3) values of the axes, ``seconds`` (n,).
+        """Grid of measured points: ``points`` (n, axes) values of the axes, ``seconds`` (n,).
 
         Of several times for one point the least counts. Axes longer than `MAX_NODES` are thinned.
         """
-        axes = tuple(_thinned(np.unique(points[:, axis])) for axis in range(3))
+        axes = tuple(_thinned(np.unique(points[:, axis])) for axis in range(points.shape[1]))
         log_s = np.full(tuple(len(axis) for axis in axes), np.nan)
         where = [np.searchsorted(axis, points[:, i]).clip(0, len(axis) - 1) for i, axis in enumerate(axes)]
         kept = np.all([axis[at] == points[:, i] for i, (axis, at) in enumerate(zip(axes, where, strict=True))], axis=0)
-        for i, j, k, value in zip(*(at[kept] for at in where), np.log(seconds[kept]), strict=True):
-            log_s[i, j, k] = np.fmin(log_s[i, j, k], value)
+        for *node, value in zip(*(at[kept] for at in where), np.log(seconds[kept]), strict=True):
+            log_s[tuple(node)] = np.fmin(log_s[tuple(node)], value)
         mesh = np.meshgrid(*axes, indexing="ij")
         fitted = np.log(roofline(*mesh))
         excess, measured = _fill_between(log_s - fitted, axes)
-        return cls((axes[0], axes[1], axes[2]), _fill_beyond(excess, axes) + fitted, measured)
+        return cls(axes, _fill_beyond(excess, axes) + fitted, measured)
 
     def stretched(self, values: FloatArray, roofline: RooflineSeconds) -> AttentionGrid:
         """With nodes at those ``values`` of the first axis beyond its last: that one's, times the roofline's ratio.
@@ -64,11 +64,11 @@ class AttentionGrid:
             np.concatenate([self.measured, np.zeros(ratio.shape, dtype=bool)]),
         )
 
-    def log_seconds(self, a: FloatArray, b: FloatArray, c: FloatArray) -> tuple[FloatArray, NDArray[np.bool_]]:
+    def log_seconds(self, *at_axes: FloatArray) -> tuple[FloatArray, NDArray[np.bool_]]:
         """Log seconds at points clamped to the grid, and whether they lie inside it, between measured nodes."""
         from scipy.interpolate import RegularGridInterpolator
 
-        values = np.stack(np.broadcast_arrays(a, b, c), axis=-1).astype(np.float64)
+        values = np.stack(np.broadcast_arrays(*at_axes), axis=-1).astype(np.float64)
         low, high = (np.array([axis[end] for axis in self.axes]) for end in (0, -1))
         at = np.log(np.clip(values, low, high))
         axes = tuple(np.log(axis) for axis in self.axes)

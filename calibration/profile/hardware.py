@@ -62,6 +62,9 @@ class HardwareSpec:
     board_power_w: NotNegative  # 0: unknown
     sources: tuple[str, ...]
     aliases: tuple[str, ...] = ()
+    multiprocessors: Annotated[int, Field(strict=True, ge=0)] = 0  # SMs or compute units; 0: unknown
+    # What vLLM attends with on the device; whether prompts and decodes share a launch.
+    attention_kernel: Annotated[str, one_of("flash_attention_2", "flash_attention_3", "separate")] = "separate"
 
     def ceilings(self, family: str, dtype: str) -> tuple[float, float]:
         """Peak FLOP/s and bytes/s that bound an operator family at a number format.

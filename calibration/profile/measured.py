@@ -174,6 +174,16 @@ class MeasuredTimes:
         part = Part(operator, _measured_dtype(dtype), _measured_dtype(kv_dtype))
         return self._once((*part, *heads.items()), lambda: self._grid(part, heads, seconds))
 
+    def launches(self, dtype: str, kv_dtype: str, **heads: int) -> FloatArray | None:
+        """Launches over prompts and decodes and over unequal contexts (see `table`), measured for these very heads.
+
+        Shape (points, 6): m, k, n, batch, context, seconds; None: not measured.
+        """
+        part = Part("attention_launch", _measured_dtype(dtype), _measured_dtype(kv_dtype))
+        rows = read_points(self.table, part.operator, dtype=part.dtype, kv_dtype=part.kv_dtype, **heads)
+        columns = ["m", "k", "n", "batch", "context", "seconds"]
+        return rows[columns].to_numpy(np.float64) if len(rows) else None
+
     def _grid(self, part: Part, heads: Mapping[str, int], seconds: Seconds) -> AttentionGrid | None:
         # Without window or tree. The target and its draft read the points of every head shape once.
         full = {name: 0 for name in part.group if name in MAY_BE_ZERO}

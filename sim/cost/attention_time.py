@@ -51,6 +51,14 @@ ATTENTION = np.dtype(
         ("layers", "i8"),  # 0: the model has no such layer
         ("grid", "i8"),  # where the kind's grid starts in StepCost.attention_grids, -1: none was measured
         ("is_prefill", "i8"),  # 1: the grid's axes are prefill's
+        # Of decode's kinds, see `draftcast.sim.cost.attention_launch`.
+        ("tile_kv_s", "f8"),  # in a launch shared with prompts, seconds per context token; 0: a launch of its own
+        ("serial_kv_s", "f8"),  # seconds per context token of one tile that has a multiprocessor to itself
+        ("decode_tail_kv_s", "f8"),  # seconds per token by which the longest context exceeds the mean, decodes alone
+        ("shared_tail_kv_s", "f8"),  # the same in a shared launch
+        ("split_seqs", "f8"),  # sequences from which contexts are not split over multiprocessors
+        ("verify_measured", "i8"),  # 1: its grid has measured times of several queries a sequence
+        ("launch_grid", "i8"),  # where the measured launches start in StepCost.attention_grids, -1: none
     ],
     align=True,
 )
@@ -89,7 +97,7 @@ def log_sizes(grids: FloatArray, kv: float, rows: float, seqs: float) -> Logs:
 
 
 @njit(cache=True, error_model="numpy", forceinline=True)
-def _spot(grids: FloatArray, start: int, size: int, log_value: float) -> tuple[int, int, float, bool]:
+def spot(grids: FloatArray, start: int, size: int, log_value: float) -> tuple[int, int, float, bool]:
     """Lower and upper node, share towards the upper, and whether ``log_value`` lies on the axis."""
     # Differences of logs may miss a node by some ulps: within NEAR of it they are taken for the node.
     if log_value <= grids[start] + NEAR:
@@ -138,9 +146,9 @@ def _grid_seconds(
     axis_z = axis_y + ny
     nodes = axis_z + nz
     flags = nodes + nx * ny * nz
-    i, i_up, share_x, on_x = _spot(grids, axis_x, nx, log_kv - log_rows if prefill else log_rows - log_seqs)
-    j, j_up, share_y, on_y = _spot(grids, axis_y, ny, log_seqs)
-    k, k_up, share_z, on_z = _spot(grids, axis_z, nz, log_rows - log_seqs if prefill else log_kv - log_seqs)
+    i, i_up, share_x, on_x = spot(grids, axis_x, nx, log_kv - log_rows if prefill else log_rows - log_seqs)
+    j, j_up, share_y, on_y = spot(grids, axis_y, ny, log_seqs)
+    k, k_up, share_z, on_z = spot(grids, axis_z, nz, log_rows - log_seqs if prefill else log_kv - log_seqs)
     low_low, low_up = (i * ny + j) * nz, (i * ny + j_up) * nz
     up_low, up_up = (i_up * ny + j) * nz, (i_up * ny + j_up) * nz
     low = _between(

@@ -11,6 +11,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
+from draftcast.calibration.profile.attention_grid import AttentionGrid
 from draftcast.calibration.profile.origin import Origin
 from draftcast.calibration.profile.roofline import Roofline
 from draftcast.calibration.profile.spec import RooflineProfile
@@ -21,6 +22,7 @@ from draftcast.kernels.operators.cost import Work
 from draftcast.kernels.operators.sampler import sampler_work
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
+from draftcast.sim.cost.attention_launch import fill_launch, measured_launches
 from draftcast.sim.cost.step_time import Record, empty_record
 
 FloatArray = NDArray[np.float64]
@@ -204,18 +206,34 @@ class OperatorTables:
         kind["window"] = window
         kind["layers"] = count
         kind["is_prefill"] = family == "attention_prefill"
-        if self.profile.measured is None or model.is_mla:
-            return kind, None
-        grid = self.profile.measured.grid(
-            family,
-            self.wide_dtype,
-            kv_cache_dtype,
-            self.profile.seconds_of(family, kv_cache_dtype),
-            heads=model.num_attention_heads // self.tp,
-            kv_heads=model.kv_heads_per_rank(self.tp),
-            head_dim=model.head_dim,
-        )
+        grid = self._grid(model, family, kv_cache_dtype)
         return kind, None if grid is None else at.flat_grid(grid, count)
+
+    def _grid(self, model: ModelSpec, family: str, kv_cache_dtype: str) -> AttentionGrid | None:
+        if self.profile.measured is None or model.is_mla:
+            return None
+        seconds = self.profile.seconds_of(family, kv_cache_dtype)
+        return self.profile.measured.grid(family, self.wide_dtype, kv_cache_dtype, seconds, **self._heads(model))
+
+    def _heads(self, model: ModelSpec) -> dict[str, int]:
+        heads, kv_heads = model.num_attention_heads // self.tp, model.kv_heads_per_rank(self.tp)
+        return {"heads": heads, "kv_heads": kv_heads, "head_dim": model.head_dim}
+
+    def shared_launch(
+        self, decode: Record, prefill: Record, model: ModelSpec, kv_cache_dtype: str
+    ) -> FloatArray | None:
+        """Fill what a decode kind takes in one launch with prompts; the measured launches where there are any."""
+        if model.is_mla or decode["layers"] == 0:
+            return None
+        heads = self._heads(model)
+        fill_launch(decode, self.profile.hardware, heads["heads"], heads["kv_heads"], float(prefill["qkv_s"]))
+        grids = [self._grid(model, family, kv_cache_dtype) for family in ("attention_prefill", "attention_decode")]
+        of_prompts, of_decodes = grids
+        if self.profile.measured is None or of_prompts is None or of_decodes is None:
+            return None
+        decode["verify_measured"] = bool(of_decodes.measured[1:].any())
+        dtypes = (self.wide_dtype, kv_cache_dtype)
+        return measured_launches(decode, self.profile.measured, of_prompts, of_decodes, dtypes, **heads)
 
 
 def _by_origin(seconds: FloatArray, entry: Roofline, rows: IntArray) -> FloatArray:

@@ -2,7 +2,8 @@
 
 Which passes a step consists of, and over how many rows; `sim/cost/operator_tables.py` gives each its seconds. Runs
 once per scenario, and adds what the engine generation says of graphs, launches, draft passes and verification. What it
-leaves out: load imbalance between experts and ranks, shared-prefix (cascade) attention.
+leaves out: load imbalance between experts and ranks, shared-prefix (cascade) attention, and in the draft's own layers
+launches over prompts and decodes and unequal contexts.
 """
 
 from __future__ import annotations
@@ -218,6 +219,12 @@ def _fill_attention(
             if grid is not None:
                 attention[row]["grid"] = len(grids)
                 grids = np.concatenate([grids, grid])
+    for row in (first, first + 1):
+        launches = device.shared_launch(attention[row], attention[row + 2], model, kv_cache_dtype)
+        # Launches were measured over whole contexts: they say nothing of layers with a window.
+        if launches is not None and row == first:
+            attention[row]["launch_grid"] = len(grids)
+            grids = np.concatenate([grids, launches])
     return grids
 
 

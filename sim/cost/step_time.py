@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from draftcast.calibration.profile.origin import Origin
 from draftcast.sim.compiled.borrowed import borrowed
+from draftcast.sim.cost.attention_launch import launch_seconds
 from draftcast.sim.cost.attention_time import (
     ATTENTION,
     DECODE,
@@ -48,6 +49,7 @@ FEATURES = np.dtype(
         ("decode_tokens", "f8"),  # their rows, sum(1 + k_i)
         ("decode_kv", "f8"),  # sum(S_i)
         ("decode_qkv", "f8"),  # sum((1 + k_i) * S_i)
+        ("decode_longest", "f8"),  # the largest S_i
         ("prefill_seqs", "f8"),
         ("prefill_tokens", "f8"),  # sum of chunks c
         ("prefill_kv", "f8"),  # sum(context before + c)
@@ -78,6 +80,7 @@ TIMES = np.dtype(
         # What the attention of prefill rows took, in the target and in either kind of the draft's layers: parts of the
         # above, and most of what a step's time takes to compute.
         ("prefill_attention_s", "f8"),
+        ("prefill_window_attention_s", "f8"),
         ("draft_prefill_attention_s", "f8"),
         ("draft_prefill_window_attention_s", "f8"),
         ("graph_mode", "i8"),  # how the target's pass ran: EAGER to FULL_GRAPH
@@ -192,6 +195,18 @@ def _book(out: Record, origin: int, seconds: float) -> None:
 
 
 @njit(cache=True, error_model="numpy")
+def _book_difference(out: Record, seconds: float, measured: bool) -> None:
+    """What a shared launch takes more than launches apart, or less: the least certain seconds go first."""
+    if seconds >= 0.0:
+        _book(out, INTERPOLATED if measured else EXTRAPOLATED, seconds)
+        return
+    for origin in (EXTRAPOLATED, INTERPOLATED, MEASURED):
+        part = min(-seconds, out.by_origin_s[origin])
+        _book(out, origin, -part)
+        seconds += part
+
+
+@njit(cache=True, error_model="numpy")
 def _table_seconds(table: FloatArray, rows: float) -> float:
     """Seconds of a table at ``rows``; beyond its end in proportion to the last entry."""
     last = table.shape[0] - 1
@@ -267,30 +282,65 @@ def _target_seconds(cost: StepCost, f: Record, decode: Logs, prefilled: Logs, ne
     prefill_rows = f.prefill_tokens
     seqs = f.decode_seqs
     seconds = _add_table(cost.target, rows, 1.0, out)
-    seconds += attention_seconds(kinds[DECODE], grids, f.decode_qkv, f.decode_kv, decode_rows, seqs, decode, 1.0, out)
-    prefill = 0.0
     compute_prefill = prefill_rows > 0.0 and new_prefill > 0.0
+    if new_prefill > 0.0:
+        out.prefill_attention_s = out.prefill_window_attention_s = 0.0
     if compute_prefill:
         qkv, kv = f.prefill_qkv, f.prefill_kv
-        prefill = attention_seconds(kinds[PREFILL], grids, qkv, kv, prefill_rows, f.prefill_seqs, prefilled, 1.0, out)
+        out.prefill_attention_s = attention_seconds(
+            kinds[PREFILL], grids, qkv, kv, prefill_rows, f.prefill_seqs, prefilled, 1.0, out
+        )
+    kv = f.decode_kv
+    decode_s = attention_seconds(kinds[DECODE], grids, f.decode_qkv, kv, decode_rows, seqs, decode, 1.0, out)
+    longest = f.decode_longest
+    without_prefill = seconds + launch_seconds(
+        kinds[DECODE], grids, decode_s, 0.0, decode_rows, seqs, kv, longest, 0.0, 0.0
+    )
+    attention = launch_seconds(
+        kinds[DECODE],
+        grids,
+        decode_s,
+        out.prefill_attention_s,
+        decode_rows,
+        seqs,
+        kv,
+        longest,
+        prefill_rows,
+        f.prefill_qkv,
+    )
+    _book_difference(out, attention - decode_s - out.prefill_attention_s, kinds[DECODE].launch_grid >= 0)
+    seconds += attention
     if p.window > 0.0:
         qkv, kv = f.win_decode_qkv, f.win_decode_kv
         logs = log_sizes(grids, kv, decode_rows, seqs)
-        seconds += attention_seconds(kinds[DECODE_WINDOW], grids, qkv, kv, decode_rows, seqs, logs, 1.0, out)
+        decode_s = attention_seconds(kinds[DECODE_WINDOW], grids, qkv, kv, decode_rows, seqs, logs, 1.0, out)
         if compute_prefill:
-            qkv, kv = f.win_prefill_qkv, f.win_prefill_kv
-            logs = log_sizes(grids, kv, prefill_rows, f.prefill_seqs)
-            prefill += attention_seconds(
-                kinds[PREFILL_WINDOW], grids, qkv, kv, prefill_rows, f.prefill_seqs, logs, 1.0, out
+            qkv = f.win_prefill_qkv
+            logs = log_sizes(grids, f.win_prefill_kv, prefill_rows, f.prefill_seqs)
+            out.prefill_window_attention_s = attention_seconds(
+                kinds[PREFILL_WINDOW], grids, qkv, f.win_prefill_kv, prefill_rows, f.prefill_seqs, logs, 1.0, out
             )
-    if new_prefill > 0.0:
-        out.prefill_attention_s = prefill
-    else:
-        prefill = out.prefill_attention_s
-    without_prefill = seconds
+        longest = min(longest, p.window)
+        without_prefill += launch_seconds(
+            kinds[DECODE_WINDOW], grids, decode_s, 0.0, decode_rows, seqs, kv, longest, 0.0, 0.0
+        )
+        attention = launch_seconds(
+            kinds[DECODE_WINDOW],
+            grids,
+            decode_s,
+            out.prefill_window_attention_s,
+            decode_rows,
+            seqs,
+            kv,
+            longest,
+            prefill_rows,
+            f.win_prefill_qkv,
+        )
+        _book_difference(out, attention - decode_s - out.prefill_window_attention_s, False)
+        seconds += attention
     mode = out.graph_mode
     floor = p.target_launch_s if mode == EAGER else 0.0
-    kernels = seconds + prefill
+    kernels = seconds
     seconds = _with_overhead(kernels, p.target_mode_s[mode], floor, out)
     out.overhead_s = seconds - kernels
     out.target_s = seconds
@@ -521,6 +571,7 @@ def fill_decode(f: Record, window: float, seqs: float, rows: float, kv: float, m
     f.seqs = f.decode_seqs = seqs
     f.decode_kv = kv
     f.decode_qkv = rows * mean_kv
+    f.decode_longest = mean_kv
     f.win_decode_kv = seqs * cut
     f.win_decode_qkv = rows * cut
     f.prefill_seqs = f.prefill_tokens = f.prefill_kv = f.prefill_qkv = f.win_prefill_kv = f.win_prefill_qkv = 0.0

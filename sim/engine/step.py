@@ -87,7 +87,7 @@ def commit(ref: Engine, slot: int) -> None:
     batch = s.batch[slot]
     entries = s.entries[slot]
     # Sums in registers: adding to the vector itself would make every entry wait for the one before.
-    decode_tokens = decode_kv = decode_qkv = 0
+    decode_tokens = decode_kv = decode_qkv = decode_longest = 0
     prefill_seqs = prefill_tokens = prefill_kv = 0
     prefill_qkv = 0.0
     window_decode_kv = window_decode_qkv = window_prefill_kv = 0
@@ -108,6 +108,7 @@ def commit(ref: Engine, slot: int) -> None:
             decode_tokens += rows
             decode_kv += end
             decode_qkv += rows * end
+            decode_longest = max(decode_longest, end)
             if window > 0:
                 window_decode_kv += min(end, window)
                 window_decode_qkv += rows * min(end, window)
@@ -154,6 +155,7 @@ def commit(ref: Engine, slot: int) -> None:
     f.decode_tokens = decode_tokens
     f.decode_kv = decode_kv
     f.decode_qkv = decode_qkv
+    f.decode_longest = decode_longest
     f.prefill_seqs = prefill_seqs
     f.prefill_tokens = prefill_tokens
     f.prefill_kv = prefill_kv

@@ -253,9 +253,13 @@ def test_llmservingsim_attention(tmp_path: Path, header: str, prefill: int) -> N
 def test_llmservingsim_unequal_contexts(tmp_path: Path) -> None:
     text = "regime,n,nb,pc,kp,kvs,kv_big,kv_mean,t_mean_us,t_max_us,t_skew_us\n"
     text += "pure,4,1,0,0,512,2048,896,40,70,45\nmixed,4,1,256,512,512,2048,896,90,150,120\n"
-    frame = read_llmservingsim(bundle(tmp_path, skew=text), LLAMA).table.frame
+    folder = bundle(tmp_path, skew=text)
+    (folder / "meta.yaml").write_text("gpu: NVIDIA L40S\nvllm_version: 0.19.0\nmeasurement_iterations: 3\n")
+    imported = read_llmservingsim(folder, LLAMA)
+    assert (imported.device, imported.versions) == ("NVIDIA L40S", {"vllm": "0.19.0"})
+    frame = imported.table.frame
     assert points(frame, "attention_launch", "m", "k", "n", "batch", "context") == pytest.approx(
-        {(0, 0, 2049, 4, 897): 45e-6, (256, 768, 2049, 4, 897): 120e-6}
+        {(0, 0, 2049, 4, 897): 15e-6, (256, 768, 2049, 4, 897): 40e-6}
     )
 
 
