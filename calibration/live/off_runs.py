@@ -66,6 +66,7 @@ class OffRun:
         figures: by a simulation's name (``mean_tpot_s``, ``mean_ttft_s``, ``request_throughput``, ...), in seconds.
         errors: relative standard error of a figure, from the spread of its requests where the file has it.
         arrivals: the load as a scenario's section; None: the file does not say.
+        prompt_tokens, output_tokens: None: the scenario's.
         model: as the server names it; "" where the file does not say.
     """
 
@@ -75,8 +76,8 @@ class OffRun:
     figures: Mapping[str, float]
     errors: Mapping[str, float]
     arrivals: Mapping[str, Any] | None
-    prompt_tokens: Tokens
-    output_tokens: Tokens
+    prompt_tokens: Tokens | None
+    output_tokens: Tokens | None
     model: str = ""
 
 

@@ -183,9 +183,11 @@ def off_scenario(scenario: Scenario, run: OffRun) -> Scenario:
     return with_values(scenario, values)
 
 
-def _lengths(tokens: Tokens, scenario: Scenario, key: str) -> Any:
+def _lengths(tokens: Tokens | None, scenario: Scenario, key: str) -> Any:
     """The run's lengths; where it tells but their mean, spread as the scenario's if those have that mean."""
     own = getattr(scenario.workload.lengths, key, None)
+    if tokens is None:
+        return own.model_dump(mode="json") if own is not None else None
     if tokens.section is not None:
         return tokens.section
     if own is not None:
@@ -214,7 +216,10 @@ def _forecast(scenario: Scenario, run: OffRun, values: dict[str, Any]) -> _Forec
 
 
 def _check_lengths(run: OffRun, requests: pd.DataFrame) -> None:
-    for kind, measured in (("prompt", run.prompt_tokens.mean), ("output", run.output_tokens.mean)):
+    for kind, tokens in (("prompt", run.prompt_tokens), ("output", run.output_tokens)):
+        if tokens is None:
+            continue
+        measured = tokens.mean
         simulated = float(requests[f"{kind}_tokens"].mean())
         if abs(measured / simulated - 1.0) > _OTHER_LENGTHS:
             message = (
@@ -273,7 +278,7 @@ class _Curve:
         # NaN of a closed loop, which has as many in the forecast.
         self._rate_rps = float((run.arrivals or {}).get("request_rate_rps", math.nan))
         self._measured = math.nan
-        if "mean_tpot_s" in run.figures:
+        if "mean_tpot_s" in run.figures and run.output_tokens is not None:
             tokens = run.output_tokens.mean - 1.0
             self._measured = self._rate_rps * (
                 run.figures.get("mean_ttft_s", 0.0) + tokens * run.figures["mean_tpot_s"]
