@@ -2,26 +2,35 @@
 
 ``python benchmarks/evidence.py [FILE...]`` forecasts every shipped point (or the points of JSON-lines files of the same
 form) and prints errors by kind with each source counted once, the signs of the speed-ups, the early results, how well
-prediction intervals cover with each source held out, and one last JSON line. It takes one to three minutes.
-``--write-model-error`` writes the spreads of the errors to ``scenarios/compare/model_error.yaml``.
+prediction intervals cover with each source held out, errors without and with ``--calibrate-to`` a run without
+speculation, and one last JSON line. It takes about four minutes of one core. ``--write-model-error`` writes the spreads
+of the errors to ``scenarios/compare/model_error.yaml``.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
-from dataclasses import asdict
+from collections import defaultdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from draftcast.calibration.live.off_runs import OffRun
+from draftcast.errors import InputError
 from draftcast.files import plain
 from draftcast.scenarios.compare import model_error
-from draftcast.scenarios.evidence.forecast import Forecast, forecast_points
+from draftcast.scenarios.evidence.forecast import Forecast, forecast_points, forecast_questions
 from draftcast.scenarios.evidence.point import points, read_points
+from draftcast.scenarios.evidence.question import Question
 from draftcast.scenarios.evidence.residuals import coverage, estimated_strata, residuals
 from draftcast.scenarios.evidence.summary import SIDES, errors, is_moe, kinds, signs
+from draftcast.scenarios.live.calibrate_to import fitted, with_correction
+from draftcast.scenarios.run.simulate import simulate_together
+from draftcast.scenarios.schema.load import to_mapping, with_values
 from draftcast.scenarios.show.evidence_report import SUMMARY, counts_line, sign_lines, summary_rows
 from draftcast.scenarios.show.tables import aligned
 
@@ -60,6 +69,11 @@ def main() -> None:
     for name, members in (("tier A, dense", dense), ("all", forecasts)):
         print("\n".join(f"{name}: {line}" for line in sign_lines(members)))
     found = figures(forecasts, dense)
+    calibrations = calibrated(forecasts)
+    print("\nMedian error by source, without and with --calibrate-to one run without speculation (tiers A and B)")
+    print("\n".join(aligned([CALIBRATION, *(calibration_row(entry) for entry in calibrations)])))
+    found["calibrated"] = [asdict(entry) for entry in calibrations]
+    found["bars"] |= calibration_bars(calibrations)
     print()
     for name, entry in found["bars"].items():
         print(f"{'ok    ' if entry['holds'] else 'MISSED'} {name}: {entry['value']:+.1%} (bar {entry['bar']:.0%})")
@@ -130,6 +144,114 @@ def figures(forecasts: list[Forecast], dense: list[Forecast]) -> dict[str, Any]:
             if f.point.id.startswith(EARLY) and f.speedup_error is not None
         },
     }
+
+
+# ---- measured off, forecast on ----
+
+CALIBRATION = ["source", "figure", "forecasts", "without", "with"]
+BETTER, WORSE = 0.75, 0.02
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Median absolute error of one source's forecasts before and after a calibration to one run without speculation.
+
+    ``figure``: on at the load of that run, on at others, off at others.
+    """
+
+    source: str
+    figure: str
+    forecasts: int
+    without: float
+    with_it: float
+
+
+def setup_of(question: Question) -> str:
+    """Text that is equal for runs of one source that differ in their load only."""
+    assert question.off is not None
+    data = to_mapping(question.off)
+    # How many tokens a request may have follows from the load where it is not given.
+    data["engine"].pop("max_model_len")
+    data["workload"] = data["workload"]["lengths"]
+    return json.dumps([question.point.source, *(data[key] for key in ("engine", "hardware", "workload"))])
+
+
+def calibrated(forecasts: list[Forecast]) -> list[Calibrated]:
+    """Every run without speculation corrects the forecasts of its set-up, at its own load and at the others."""
+    setups: dict[str, list[Forecast]] = defaultdict(list)
+    for forecast in forecasts:
+        if forecast.off_error is not None and forecast.point.tier != "C":
+            setups[setup_of(forecast.question)].append(forecast)
+    errors_of: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for members in setups.values():
+        runs = {(f.point.load.value, f.point.off): f for f in members}
+        for run in runs.values():
+            correction = correction_of(run)
+            if correction is None:
+                continue
+            others = [f for f in members if f.point.load.value != run.point.load.value]
+            same = [f for f in members if f.point.load.value == run.point.load.value and f.point.off == run.point.off]
+            for kind, judged in (("this load", same), ("other loads", others)):
+                for before, after in zip(judged, corrected(judged, correction), strict=True):
+                    pairs = {"on": (before.on_error, after.on_error)}
+                    pairs |= {"off": (before.off_error, after.off_error)} if judged is others else {}
+                    for side, (without, with_it) in pairs.items():
+                        if without is not None and with_it is not None:
+                            errors_of[run.point.source, f"{side}, {kind}"].append((abs(without), abs(with_it)))
+    return [
+        Calibrated(source, figure, len(pairs), *(statistics.median(values) for values in zip(*pairs, strict=True)))
+        for (source, figure), pairs in sorted(errors_of.items(), key=lambda item: (item[0][1], item[0][0]))
+    ]
+
+
+def correction_of(run: Forecast) -> dict[str, Any] | None:
+    """The correction that the run asks for; None where it is refused as too far off."""
+    off, error = run.question.off, run.off_error
+    assert off is not None
+    assert error is not None
+    # The row's metric in the terms of a figure that a client knows.
+    name = "mean_tpot_s" if run.point.metric in ("tpot_ms", "itl_ms", "per_request_decode_tok_s") else "mean_e2el_s"
+    (result,) = simulate_together([off])
+    seconds = result.summary["figures"][name].mean / (1.0 + error)
+    measured = OffRun(run.point.id, "", len(result.requests), {name: seconds}, {}, None, None, None)
+    try:
+        calibration = with_correction(off, fitted(off, [measured]), [run.point.id]).correction
+    except InputError:
+        return None
+    assert calibration is not None
+    return calibration.model_dump(mode="json")
+
+
+def corrected(forecasts: list[Forecast], correction: dict[str, Any]) -> list[Forecast]:
+    """The same forecast with a correction."""
+    values = {"correction": correction}
+    questions = [
+        replace(
+            f.question,
+            off=with_values(f.question.off, values) if f.question.off is not None else None,
+            on=with_values(f.question.on, values) if f.question.on is not None else None,
+        )
+        for f in forecasts
+    ]
+    return list(forecast_questions(questions))
+
+
+def calibration_row(entry: Calibrated) -> list[str]:
+    """For the table."""
+    return [entry.source, entry.figure, str(entry.forecasts), f"{entry.without:.1%}", f"{entry.with_it:.1%}"]
+
+
+def calibration_bars(entries: list[Calibrated]) -> dict[str, dict[str, Any]]:
+    """Better in three of four sources, worse by two points in none."""
+    bars: dict[str, dict[str, Any]] = {}
+    for figure in sorted({entry.figure for entry in entries}):
+        kind = [entry for entry in entries if entry.figure == figure]
+        share = sum(entry.with_it < entry.without for entry in kind) / len(kind)
+        worst = max(entry.with_it - entry.without for entry in kind)
+        name = f"calibrated: {figure}: sources ({len(kind)})"
+        bars[f"{name} with a smaller error"] = {"value": share, "bar": BETTER, "holds": share >= BETTER}
+        bars[f"{name}, largest loss"] = {"value": worst, "bar": WORSE, "holds": worst <= WORSE}
+    return bars
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ is too slow, below 0 too fast. The error of a speed-up is forecast over measured
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +92,11 @@ class Forecast:
 
 def forecast_points(points: Iterable[Point], progress: Progress | None = None) -> Iterator[Forecast]:
     """Every point beside its forecast, in order; one without a side has the reasons. Never raises for a point."""
-    questions = [question_of(point) for point in points]
+    return forecast_questions([question_of(point) for point in points], progress)
+
+
+def forecast_questions(questions: Sequence[Question], progress: Progress | None = None) -> Iterator[Forecast]:
+    """`forecast_points` of scenarios that are made already."""
     figures: dict[str, dict[str, float] | str] = {}
     for index, question in enumerate(questions):
         values: dict[str, float | None] = {"off": None, "on": None}

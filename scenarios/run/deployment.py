@@ -363,7 +363,7 @@ def _check_correction(correction: Correction, scenario: Scenario, profile: Hardw
     engine = scenario.engine
     asked: tuple[tuple[str, object, object], ...] = (
         ("model", canonical_name(engine.model), canonical_name(correction.model)),
-        ("hardware", scenario.hardware, correction.hardware),
+        ("hardware", load_hardware(scenario.hardware).name, load_hardware(correction.hardware).name),
         ("tensor_parallel_size", engine.tensor_parallel_size, correction.tensor_parallel_size),
         ("quantization", engine.quantization, correction.quantization),
     )

@@ -205,6 +205,7 @@ def test_a_correction_is_of_one_engine() -> None:
     for key, value in (("hardware", "h200"), ("engine.quantization", "fp8"), ("engine.tensor_parallel_size", 2)):
         with pytest.raises(ScenarioError, match=r"correction\.\w+.*calibrate to a run of this engine"):
             deploy(with_values(calibrated, {key: value}))
+    deploy(with_values(calibrated, {"hardware": "h100", "correction.hardware": "H100-SXM"}))  # names of one device
     with pytest.raises(ScenarioError, match="calibrate again"):
         deploy(with_values(calibrated, {"correction.profile_checksum": "0" * 64}))
     for bad in ({"step_factor": 2.5}, {"step_factor": 1.0, "step_s": -1}, {"step_factor_interval": [1.2, 1.3]}):
