@@ -1,0 +1,228 @@
+"""Fits the constants of the engine generations to the evidence, each set-up held out in turn.
+
+``python benchmarks/engine_constants.py [--write]`` forecasts the points of every generation as it stands and with each
+constant moved a little, and solves for the constants that make the median error of the sources smallest: robust least
+squares of the log errors, every source counted once, no constant below zero. Prints the errors before, after, and with
+the set-up (model, device, generation) held out of the fit it is judged by; then the constants, and one JSON line.
+``--write`` puts them into ``calibration/engines``; one that fewer than two set-ups show stays provisional. Ten minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from draftcast.calibration.profile import engines
+from draftcast.kernels.model.catalog import load_model
+from draftcast.scenarios.evidence.forecast import Forecast, forecast_points
+from draftcast.scenarios.evidence.point import Point, points
+from draftcast.scenarios.evidence.settings import model_name
+from draftcast.scenarios.run import deployment
+
+FITTED = ("host_step_s", "full_graph_s", "draft_pass_s", "verify_sampled_s", "verify_greedy_s")
+HEADLINES = ("blog-", "opt-2.7b", "arctic-")  # ids of the early results: judged by, never fitted to
+MOVE_S = 2e-4
+ROUNDS = 2
+REWEIGHTED = 20
+# A constant is drawn to its stated value as one source with this error of it would draw it.
+PRIOR_S, PRIOR_ERROR = 3e-4, 0.05
+LEAST_SETUPS = 2
+Array = NDArray[np.float64]
+Constants = dict[tuple[str, str], float]  # by generation and name
+
+
+@dataclass(frozen=True)
+class Residual:
+    """One figure of one point: the log of forecast over measured time."""
+
+    point: Point
+    side: str
+    generation: str
+    setup: str
+    error: float
+
+
+Residuals = dict[tuple[str, str], Residual]
+"""By a point's id and side."""
+
+
+def main() -> None:
+    """Fit, print, and write if asked."""
+    stated = {(g.name, name): getattr(g.constants, name).value for g in engines.generations() for name in FITTED}
+    members = [p for p in points() if p.tier in ("A", "C") and not p.id.startswith(HEADLINES)]
+    values, before = dict(stated), residuals(members, stated)
+    current, held_out, slopes = before, before, {}
+    for _ in range(ROUNDS):
+        slopes = {
+            name: residuals(members, {key: value + MOVE_S * (key[1] == name) for key, value in values.items()})
+            for name in FITTED
+        }
+        values, held_out = solved(current, slopes, values, stated)
+        current = residuals(members, values)
+    table = {"before": summary(before), "after": summary(current), "set-up held out": summary(held_out)}
+    for when, rows in table.items():
+        for kind, row in rows.items():
+            count = f"{row['points']:4.0f} points {row['sources']:3.0f} sources"
+            print(f"{when:16} {kind:24} {count}  median {row['median']:6.1%}  mean {row['mean']:+6.1%}")
+    shown = seen(before, slopes)
+    for (generation, name), value in values.items():
+        if value != stated[generation, name]:
+            change = f"{stated[generation, name]:.2e} -> {value:.2e}"
+            print(f"{generation:16} {name:18} {change}  set-ups: {shown.get((generation, name), 0)}")
+    if "--write" in sys.argv:
+        write(values, stated, shown)
+    print(json.dumps({"constants": {f"{g}.{n}": v for (g, n), v in values.items()}, "errors": table}))
+
+
+def residuals(members: list[Point], values: Mapping[tuple[str, str], float]) -> Residuals:
+    """By point and side, with the constants as given."""
+    with tempfile.TemporaryDirectory() as folder:
+        for path in engines.FOLDER.glob("*.yaml"):
+            shutil.copy(path, folder)
+        for (generation, name), value in values.items():
+            replace_value(Path(folder) / f"{generation}.yaml", name, value)
+        usual, engines.FOLDER = engines.FOLDER, Path(folder)
+        try:
+            forget()
+            return {(r.point.id, r.side): r for f in forecast_points(members) for r in _of(f)}
+        finally:
+            engines.FOLDER = usual
+            forget()
+
+
+def forget() -> None:
+    """Lets the next forecast read the constants anew."""
+    engines.generations.cache_clear()
+    deployment._kept_deployment.cache_clear()
+
+
+def _of(forecast: Forecast) -> list[Residual]:
+    scenario = forecast.question.off or forecast.question.on
+    if scenario is None:
+        return []
+    model = model_name(forecast.point.model or "") or ""
+    generation = engines.generation_of(scenario.engine.version, is_moe=load_model(model).is_moe).name
+    setup = f"{model} {scenario.hardware} {generation}"
+    sides = (("off", forecast.off_error), ("on", forecast.on_error))
+    return [
+        Residual(forecast.point, side, generation, setup, float(np.log1p(error)))
+        for side, error in sides
+        if error is not None
+    ]
+
+
+def solved(
+    current: Residuals,
+    slopes: Mapping[str, Residuals],
+    values: Constants,
+    stated: Constants,
+) -> tuple[Constants, Residuals]:
+    """The constants that fit best, and the errors with each set-up held out of its generation's fit."""
+    best, held_out = dict(values), dict(current)
+    everywhere = set(current).intersection(*slopes.values())
+    for generation in sorted({r.generation for r in current.values()}):
+        keys = [key for key, r in current.items() if r.generation == generation and key in everywhere]
+        errors = np.array([current[key].error for key in keys])
+        slope = np.array([[slopes[name][key].error - current[key].error for name in FITTED] for key in keys]) / MOVE_S
+        weights = by_source([current[key] for key in keys])
+        here = np.array([values[generation, name] for name in FITTED])
+        prior = np.array([stated[generation, name] for name in FITTED])
+        found = fit(errors, slope, weights, here, prior)
+        best |= {(generation, name): float(value) for name, value in zip(FITTED, found, strict=True)}
+        setups = np.array([current[key].setup for key in keys])
+        for setup in np.unique(setups):
+            inside = setups == setup
+            without = fit(errors[~inside], slope[~inside], weights[~inside], here, prior)
+            for index in np.flatnonzero(inside):
+                error = float(errors[index] + slope[index] @ (without - here))
+                held_out[keys[index]] = replace(current[keys[index]], error=error)
+    return best, held_out
+
+
+def fit(errors: Array, slope: Array, weights: Array, here: Array, prior: Array) -> Array:
+    """Constants of least absolute error (reweighted least squares), none below zero, drawn to the stated ones.
+
+    Args:
+        errors: log errors at ``here``, shape [N]; slope: of them by the constants, [N, C]; weights: [N].
+    """
+    found = here
+    for _ in range(REWEIGHTED):
+        left = errors + slope @ (found - here)
+        scale = np.sqrt(weights / np.maximum(np.abs(left), 0.01))
+        pull = np.full(len(here), np.sqrt(1.0 / PRIOR_ERROR)) * PRIOR_ERROR / PRIOR_S
+        matrix = np.vstack((slope * scale[:, None], np.diag(pull)))
+        target = np.concatenate(((slope @ here - errors) * scale, pull * prior))
+        found, _ = nnls(matrix, target)
+    return np.asarray(found)
+
+
+def by_source(members: list[Residual]) -> Array:
+    """Weights that add up to 1 for each source and side."""
+    counts = Counter((r.point.source, r.side) for r in members)
+    return np.array([1.0 / counts[r.point.source, r.side] for r in members])
+
+
+def summary(found: Residuals) -> dict[str, dict[str, float]]:
+    """Median absolute and mean error by generation and side, each source once."""
+    rows = {}
+    for kind in sorted({(r.generation, r.side) for r in found.values()}):
+        sources: dict[str, list[float]] = {}
+        for r in found.values():
+            if (r.generation, r.side) == kind:
+                sources.setdefault(r.point.source, []).append(r.error)
+        rows[" ".join(kind)] = {
+            "points": sum(map(len, sources.values())),
+            "sources": len(sources),
+            "median": float(np.median([np.median(np.abs(errors)) for errors in sources.values()])),
+            "mean": float(np.mean([np.mean(errors) for errors in sources.values()])),
+        }
+    return rows
+
+
+def seen(found: Residuals, slopes: Mapping[str, Residuals]) -> dict[tuple[str, str], int]:
+    """By constant, in how many set-ups a change of it changes a forecast."""
+    setups: dict[tuple[str, str], set[str]] = {}
+    for name, moved in slopes.items():
+        for key, r in found.items():
+            if key in moved and abs(moved[key].error - r.error) > 1e-4:
+                setups.setdefault((r.generation, name), set()).add(r.setup)
+    return {key: len(names) for key, names in setups.items()}
+
+
+def replace_value(path: Path, name: str, value: float) -> None:
+    """Put one constant into a generation's file; everything else stays as it is written."""
+    text, count = re.subn(rf"(\n  {name}:\n    value: )\S+", rf"\g<1>{value:.4g}", path.read_text())
+    assert count == 1, (path, name)
+    path.write_text(text)
+
+
+def write(values: Constants, stated: Constants, shown: Mapping[tuple[str, str], int]) -> None:
+    """Every constant that changed and that two set-ups show."""
+    for (generation, name), value in values.items():
+        if value != stated[generation, name]:
+            path = engines.FOLDER / f"{generation}.yaml"
+            replace_value(path, name, value)
+            text = path.read_text()
+            head, _, rest = text.partition(f"\n  {name}:\n")
+            entry, following = re.split(r"(?=\n  \w+:\n|\Z)", rest, maxsplit=1)
+            count = shown.get((generation, name), 0)
+            said = f"fitted to the evidence by benchmarks/engine_constants.py; {count} set-ups show it"
+            source = f"    source: >-\n      {said}"
+            value_line = entry.splitlines()[0]
+            provisional = "\n    provisional: true" if count < LEAST_SETUPS else ""
+            path.write_text(f"{head}\n  {name}:\n{value_line}\n{source}{provisional}{following}")
+
+
+if __name__ == "__main__":
+    main()
