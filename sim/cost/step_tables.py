@@ -178,7 +178,9 @@ def _fill_generation(p: Record, config: EngineConfig, model: ModelSpec, launches
     engine, name = config.generation, config.method.name
     constants = engine.constants
     uniform, mixed = MODES[config.cudagraph_mode]
-    if uniform == st.FULL_GRAPH and config.is_dynamic and not engine.full_graphs_of_any_k:
+    # Without speculation nothing varies, though the policy then is `Off`, which is dynamic.
+    varies = config.is_dynamic and config.num_speculative_tokens > 0
+    if uniform == st.FULL_GRAPH and varies and not engine.full_graphs_of_any_k:
         uniform = mixed = st.PIECEWISE_GRAPHS
     uncaptured = st.EAGER if config.enforce_eager else st.UNCAPTURED
     p["uncaptured_mode"] = uncaptured

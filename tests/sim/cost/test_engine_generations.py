@@ -65,6 +65,8 @@ def constants(version: str) -> Constants:
         ({"enforce_eager": True}, st.EAGER, st.EAGER),
         ({"enforce_eager": True, "cudagraph_mode": "FULL"}, st.EAGER, st.EAGER),
         ({"max_cudagraph_capture_size": 4}, st.UNCAPTURED, st.UNCAPTURED),
+        # As a deployment without speculation is made: its policy `Off` is dynamic.
+        ({"version": ASYNC, "is_dynamic": True}, st.FULL_GRAPH, st.PIECEWISE_GRAPHS),
         ({"version": "vllm 0.10"}, st.PIECEWISE_GRAPHS, st.PIECEWISE_GRAPHS),
         ({"version": "vllm 0.6"}, st.FULL_GRAPH, st.UNCAPTURED),
         ({"version": "sglang 0.5.6"}, st.FULL_GRAPH, st.UNCAPTURED),
