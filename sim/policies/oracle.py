@@ -68,13 +68,6 @@ def decide_oracle(ref: Engine, slot: int) -> None:
         tokens = float(seqs + useful)
         if tokens * best_s > best_tokens * seconds:
             best_tokens, best_s, best_passes, best_levels = tokens, seconds, passes, useful
-        # As many for every request: in vain for some, but such a batch replays a full CUDA graph.
-        if seqs * passes > useful:
-            rows = int(seqs * passes * nodes)
-            even_s = device_seconds(ref, int(seqs), float(rows), int(seqs), rows, passes, context)
-            even_s = with_host(even_s, host_terms(ref))
-            if tokens * best_s > best_tokens * even_s:
-                best_tokens, best_s, best_passes, best_levels = tokens, even_s, passes, int(seqs * passes)
         # Other numbers of levels for the same passes: fewer may stay below a CUDA-graph size, more may reach one at
         # which measured kernels are faster. What does not go by rows alone changes little with them.
         rest_s = device_s - row_s[seqs + rows]
@@ -101,6 +94,14 @@ def decide_oracle(ref: Engine, slot: int) -> None:
             found_s = with_host(found_s, host_terms(ref))
             if found_tokens * best_s > best_tokens * found_s:
                 best_tokens, best_s, best_passes, best_levels = found_tokens, found_s, passes, found
+        # As many for every request: in vain for some, but such a batch replays a full CUDA graph.
+        if seqs * passes > useful:
+            even = int(seqs * passes * nodes)
+            even_s = device_seconds(ref, int(seqs), float(even), int(seqs), even, passes, context)
+            even_s = with_host(even_s, host_terms(ref))
+            if (seqs + useful) * best_s > best_tokens * even_s:
+                best_tokens, best_s = float(seqs + useful), even_s
+                best_passes, best_levels = passes, int(seqs * passes)
     _hand_out(ref, slot, int(best_passes), int(best_levels), most)
 
 
