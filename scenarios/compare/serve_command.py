@@ -35,6 +35,7 @@ _VALUES = {
     "long_prefill_token_threshold": "--long-prefill-token-threshold",
     "watermark": "--watermark",
     "scheduling_policy": "--scheduling-policy",
+    "max_cudagraph_capture_size": "--max-cudagraph-capture-size",
 }
 _SWITCHES = {
     "enable_prefix_caching": "enable-prefix-caching",
@@ -151,6 +152,8 @@ def vllm_flags(engine: Engine) -> list[str]:
         value = getattr(engine, field)
         if value != getattr(defaults, field):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
+    if engine.cudagraph_mode is not None:
+        flags += ["--compilation-config", json.dumps({"cudagraph_mode": engine.cudagraph_mode})]
     return flags
 
 

@@ -17,6 +17,7 @@ HEAD = """# Measured results and draftcast's forecasts
 
 `draftcast evidence` forecasts points that others measured on real GPUs with vLLM and SGLang. The rows stand in
 `scenarios/evidence/points/*.jsonl`, each with its source, its setting and its figures; adding a point is adding a row.
+`draftcast published` is the command's former name.
 
 - No figure of a row sets anything but its acceptance, and the figure without speculation sets nothing.
 - Runs are finite, as the measurements were: every request counts, and throughput covers the whole run.

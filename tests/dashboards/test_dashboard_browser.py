@@ -158,7 +158,8 @@ def test_the_page_says_what_judge_says_from_idle_to_overload(page: Browser) -> N
         )
         assert bool(differences) == (verdict.on.has_figures and verdict.off.has_figures)
         said.append(verdict.word)
-    assert {"pays", "costs", "overloaded"} <= set(said)
+    # Between them the errors of the step times leave it open which side saturates first.
+    assert {"pays", "too close to call", "overloaded"} == set(said)
     assert said[-1] == "overloaded"
 
 
@@ -190,10 +191,10 @@ def test_downloads_come_back_as_they_went(page: Browser) -> None:
     page.until(lambda: page.run_hash() == hashed, "the same run hash")
 
 
-@pytest.mark.parametrize(("rate", "requests", "advice"), [("2", "400", "on"), ("50", "1500", "off")])
-def test_the_page_says_where_speculation_pays(page: Browser, rate: str, requests: str, advice: str) -> None:
-    cell = {"workload.arrivals.request_rate_rps": rate, "workload.num_requests": requests}
-    page.open(query=QUICK | cell | {"acceptance": "{model: constant, alpha: 0.4}"})
+@pytest.mark.parametrize(("rate", "alpha", "advice"), [("2", "0.8", "on"), ("8", "0.0", "off")])
+def test_the_page_says_where_speculation_pays(page: Browser, rate: str, alpha: str, advice: str) -> None:
+    cell = {"workload.arrivals.request_rate_rps": rate, "acceptance": f"{{model: constant, alpha: {alpha}}}"}
+    page.open(query=QUICK | cell)
     verdict = page.find(".dc-verdict")
     assert verdict.get_attribute("data-advice") == advice, verdict.text
     assert f"Recommended: {advice}" in verdict.text
@@ -373,9 +374,10 @@ def test_capacity_names_its_gpus_and_the_bound_that_no_gpu_keeps(page: Browser) 
     assert gpus >= 2
     assert f"{gpus} GPUs:" in page.text()
     knee = next(trace for trace in page.plot("goodput") if trace["name"] == "within the SLO")
-    below, beyond = knee["y"][0], knee["y"][-1]
-    assert below == pytest.approx(knee["x"][0], rel=0.3)
-    assert beyond < 0.9 * knee["x"][-1]
+    # A load that a short run does not decide has no value.
+    known = [(x, y) for x, y in zip(knee["x"], knee["y"], strict=True) if y is not None]
+    assert known[0][1] == pytest.approx(known[0][0], rel=0.3)
+    assert known[-1][1] < 0.9 * known[-1][0]
     page.type_into("Target load, req/s", "400")
     assert int(page.find(".dc-verdict").get_attribute("data-gpus")) > gpus
     assert "view.capacity.rate=400" in page.query()

@@ -168,7 +168,8 @@ def pretend(scenario: Scenario, *, progress: Any = None, record_steps: bool = Fa
         },
         requests=pd.DataFrame({"request": [0], "finish_s": [latency]}),
         steps=pd.DataFrame({"start_s": [0.0]}) if record_steps else None,
-        manifest=make_manifest(scenario, "0"),
+        manifest=make_manifest(scenario, "0")
+        | {"engine": {"version": "vllm 0.32", "generation": "vllm-v2-runner", "step_times": "as stated"}},
         state=state,
         slo_met=met if state != "not settled" else None,
         replications=figures,
@@ -184,7 +185,10 @@ def around(mean: float, half_width: float) -> Capacity:
 def stand_in(
     monkeypatch: pytest.MonkeyPatch, run: Any = pretend, capacities: dict[bool, Capacity] | None = None
 ) -> None:
-    """Let ``run`` stand in for the simulator, and ``capacities`` (by speculation on or off) for saturated runs."""
+    """Let ``run`` stand in for the simulator, and ``capacities`` (by speculation on or off) for saturated runs.
+
+    Its times are taken for exact: what the errors of a model do is not looked at here.
+    """
     known = capacities or dict.fromkeys((True, False), around(30.0, 0.1))
 
     def together(scenarios: Any, *, progress: Any = None, record_steps: bool = False) -> list[RunResult]:
@@ -195,6 +199,7 @@ def stand_in(
 
     monkeypatch.setattr(comparison_module, "simulate_together", together)
     monkeypatch.setattr(verdict, "capacity", saturated)
+    monkeypatch.setattr(verdict, "response", lambda scenario: None)
 
 
 @pytest.fixture

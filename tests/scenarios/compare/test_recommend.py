@@ -29,7 +29,8 @@ from draftcast.scenarios.schema.load import load_scenario, with_values
 from draftcast.scenarios.show.recommend_report import answer_line, paste_lines, remark
 
 RATE = "workload.arrivals.request_rate_rps"
-SMALL = ("workload.num_requests=400", "statistics.replications=3")
+# Step times are taken for exact: how candidates are ranked is looked at, not how sure a gain over off is.
+SMALL = ("workload.num_requests=400", "statistics.replications=3", "statistics.model_error=none")
 
 
 def question(*overrides: str, name: str = "default") -> Scenario:
@@ -62,7 +63,8 @@ def test_a_given_schedule_is_a_candidate_and_runs_at_the_length_it_needs() -> No
 
 
 def test_the_schedule_is_the_best_length_at_every_batch_size() -> None:
-    scenario = question()
+    # Without CUDA graphs: padding to their sizes makes the best length jump to and fro, which a schedule does not.
+    scenario = question("engine.cudagraph_mode=NONE")
     schedule = best_schedule(scenario, 3)
     assert [first for first, _, _ in schedule] == [1, *(last + 1 for _, last, _ in schedule[:-1])]
     lengths = [k for _, _, k in schedule]
@@ -307,9 +309,11 @@ def test_a_setting_that_vllm_does_not_have_is_recommended_without_its_command() 
         "acceptance={model: tree, alpha: 0.8}",
         "workload.num_requests=300",
         "statistics.replications=2",
+        "statistics.model_error=none",
     ]
     answer = recommend(load_scenario(overrides=overrides), max_k=1)
     assert answer.worth_it
     assert answer.chosen.candidate.scenario.method == "eagle_tree"
     assert (answer.speculative_config, answer.vllm) == (None, "")
-    assert paste_lines(answer, "vllm") == "# vLLM 0.32 drafts no trees: there is no command of vLLM's for this setting"
+    refusal = "# vLLM 0.32 drafts no trees: there is no command of vLLM's for this setting"
+    assert paste_lines(answer, "vllm").splitlines()[-1] == refusal

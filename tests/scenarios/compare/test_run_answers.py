@@ -175,12 +175,12 @@ def test_slo_names_its_tightest_bound() -> None:
 
 
 def test_slo_that_a_lower_load_would_meet() -> None:
-    overrides = [*SMALL, "workload.arrivals.request_rate_rps=40", "slo={tpot_ms: 4.2}"]
+    overrides = [*SMALL, "workload.arrivals.request_rate_rps=35", "slo={tpot_ms: 4.6}"]
     scenario = load_scenario(overrides=overrides)
     found = slo_answer(scenario, side(scenario, simulate(scenario)), simulate(idle_scenario(scenario)))
     assert found is not None
     assert (found.met, found.feasible) == (False, True)
-    assert found.sentence.startswith("SLO not met at this load: TPOT within 4.2 ms is the tightest constraint")
+    assert found.sentence.startswith("SLO not met at this load: TPOT within 4.6 ms is the tightest constraint")
     assert found.tightest.met < found.tightest.attainment
 
 

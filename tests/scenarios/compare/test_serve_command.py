@@ -57,6 +57,8 @@ def test_defaults_need_no_flags() -> None:
         ("async_scheduling", False, ["--no-async-scheduling"]),
         ("async_scheduling", True, ["--async-scheduling"]),
         ("enforce_eager", True, ["--enforce-eager"]),
+        ("max_cudagraph_capture_size", 64, ["--max-cudagraph-capture-size", "64"]),
+        ("cudagraph_mode", "PIECEWISE", ["--compilation-config", '{"cudagraph_mode": "PIECEWISE"}']),
     ],
 )
 def test_every_field_has_its_flag(key: str, value: object, flags: list[str]) -> None:
@@ -68,10 +70,10 @@ def test_every_field_has_its_flag(key: str, value: object, flags: list[str]) -> 
 
 
 def test_no_engine_field_is_forgotten() -> None:
-    """Model and speculative_config stand elsewhere in the command; every other field has a case above."""
+    """Model and speculative_config stand elsewhere in the command, the version nowhere; the rest has a case above."""
     cases = test_every_field_has_its_flag.pytestmark[0].args[1]  # type: ignore[attr-defined]
     fields = set(type(load_scenario("default").engine).model_fields)
-    assert fields - {case[0] for case in cases} == {"model", "speculative_config", "max_model_len"}
+    assert fields - {case[0] for case in cases} == {"model", "speculative_config", "max_model_len", "version"}
 
 
 def test_the_command_carries_the_speculative_config() -> None:

@@ -14,7 +14,9 @@ from pydantic import BaseModel
 
 from draftcast import RunResult, load_scenario, simulate
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.speculation import WITHOUT_EFFECT
+from draftcast.sim.acceptance.sections import AcceptanceBase
 
 SMALL = ("workload.num_requests=200", "statistics.replications=1", "workload.arrivals.request_rate_rps=20")
 FINITE = (
@@ -351,6 +353,17 @@ EXEMPT = {
     "Lengths.format": "says how to read the file; a wrong one is an error",
     "Slo.attainment": "moves the verdict slo_met, tested below",
     "Statistics.confidence": "moves the width of intervals, tested below",
+    "Statistics.model_error": "moves verdicts, tested in tests/scenarios/compare/test_model_error.py",
+    "Scenario.correction": "tested in tests/scenarios/live/test_calibrate_to.py",
+    **dict.fromkeys((f"Correction.{key}" for key in Correction.model_fields if key != "model"), "tested there too"),
+    **dict.fromkeys(
+        (
+            f"{kind.__name__}.{key}"
+            for kind in AcceptanceBase.__subclasses__()
+            for key in ("relative_error", "num_rounds")
+        ),
+        "widen the prediction interval, tested in tests/scenarios/compare/test_model_error.py",
+    ),
     "SpeculativeConfig.enable_adaptive_verification": "refused",
     **dict.fromkeys((f"SpeculativeConfig.{key}" for key in WITHOUT_EFFECT), "named to the user as without effect"),
 }

@@ -339,7 +339,10 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"model": "constant", "alpha": "high"}, "alpha"),
     ({"model": "constant", "alpha": True}, "alpha"),
     ({"model": "constant"}, "Field required"),
-    ({"model": "constant", "alpha": 0.5, "rate": 1}, "unknown key; allowed: confidence_discrimination, model, alpha"),
+    (
+        {"model": "constant", "alpha": 0.5, "rate": 1},
+        "unknown key; allowed: confidence_discrimination, relative_error, num_rounds, model, alpha",
+    ),
     ({"model": "per_position", "rates": [0.5, 0.6]}, "unconditional rates never rise: position 1"),
     ({"model": "per_position", "rates": [0.5, 2]}, "rates.1"),
     ({"model": "per_position", "rates": []}, "at least 1 item"),

@@ -89,7 +89,7 @@ def served(rate_rps: float, num_requests: int, replications: int) -> Served:
 
 
 def test_the_transient_of_the_engine_is_forgotten_as_calculated() -> None:
-    done = served(55.0, 3000, 60)
+    done = served(50.0, 3000, 60)
     found = find_warmup([r.requests for r in done.replications[:5]], closed_loop=False)
     e2e = np.array([(r.requests["finish_s"] - r.requests["arrival_s"]).to_numpy() for r in done.replications])
     steady = e2e[:, 2200:].mean()
