@@ -29,7 +29,7 @@ FINITE = "statistics.warmup=none"
 HEAD, SMALL = "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3", "Llama-3.2-1B"
 DRAFTED = {
     "draft_model": f"method: draft_model, model: {SMALL}",
-    "eagle": f"method: eagle, model: {HEAD}",
+    "eagle": "method: eagle",
     "eagle3": f"method: eagle3, model: {HEAD}",
     "p_eagle": f"method: eagle3, model: {HEAD}, parallel_drafting: true",
     "pard": f"method: draft_model, model: {SMALL}, parallel_drafting: true",
@@ -189,7 +189,7 @@ FILES = {
 
 
 def spec(method: str, k: int = 3, more: str = "") -> str:
-    text = {**DRAFTED, **MTP, **MATCHED, "eagle_tree": f"method: eagle_tree, model: {HEAD}"}[method]
+    text = {**DRAFTED, **MTP, **MATCHED, "eagle_tree": "method: eagle_tree"}[method]
     return f"{SPEC}={{{text}, num_speculative_tokens: {k}{more}}}"
 
 
