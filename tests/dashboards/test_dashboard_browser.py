@@ -374,10 +374,10 @@ def test_capacity_names_its_gpus_and_the_bound_that_no_gpu_keeps(page: Browser) 
     assert gpus >= 2
     assert f"{gpus} GPUs:" in page.text()
     knee = next(trace for trace in page.plot("goodput") if trace["name"] == "within the SLO")
-    # A load that a short run does not decide has no value.
-    known = [(x, y) for x, y in zip(knee["x"], knee["y"], strict=True) if y is not None]
-    assert known[0][1] == pytest.approx(known[0][0], rel=0.3)
-    assert known[-1][1] < 0.9 * known[-1][0]
+    below, beyond = knee["y"][0], knee["y"][-1]
+    assert below == pytest.approx(knee["x"][0], rel=0.3)
+    # Where these few requests do not tell whether the load is above the capacity, nothing is drawn.
+    assert beyond is None or beyond < 0.9 * knee["x"][-1]
     page.type_into("Target load, req/s", "400")
     assert int(page.find(".dc-verdict").get_attribute("data-gpus")) > gpus
     assert "view.capacity.rate=400" in page.query()
