@@ -344,6 +344,7 @@ COMMANDS = {
     f"cutover default --over acceptance {QUICK} --json": EXACT,
     "dashboard --help": EXACT,
     "evidence --source 'PR 16937' --json": EXACT,
+    "published --source 'PR 16937' --json": EXACT,
     "hardware --json": EXACT,
     "live calibrate runs/calibration-2/off runs/calibration-8/off --json": FITTED,
     "live checkpoint --help": EXACT,
