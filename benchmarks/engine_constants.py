@@ -25,7 +25,7 @@ from scipy.optimize import nnls
 
 from draftcast.calibration.profile import engines
 from draftcast.kernels.model.catalog import load_model
-from draftcast.scenarios.evidence.forecast import Forecast, forecast_points
+from draftcast.scenarios.evidence.forecast import Forecast, Side, forecast_points
 from draftcast.scenarios.evidence.point import Point, points
 from draftcast.scenarios.evidence.settings import model_name
 from draftcast.scenarios.run import deployment
@@ -114,11 +114,11 @@ def _of(forecast: Forecast) -> list[Residual]:
     model = model_name(forecast.point.model or "") or ""
     generation = engines.generation_of(scenario.engine.version, is_moe=load_model(model).is_moe).name
     setup = f"{model} {scenario.hardware} {generation}"
-    sides = (("off", forecast.off_error), ("on", forecast.on_error))
+    sides: tuple[Side, ...] = ("off", "on")
     return [
         Residual(forecast.point, side, generation, setup, float(np.log1p(error)))
-        for side, error in sides
-        if error is not None
+        for side in sides
+        if (error := forecast.error(side)) is not None
     ]
 
 

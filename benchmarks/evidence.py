@@ -23,11 +23,11 @@ from draftcast.calibration.live.off_runs import OffRun
 from draftcast.errors import InputError
 from draftcast.files import plain
 from draftcast.scenarios.compare import model_error
-from draftcast.scenarios.evidence.forecast import Forecast, forecast_points, forecast_questions
+from draftcast.scenarios.evidence.forecast import SIDES, Forecast, forecast_points, forecast_questions
 from draftcast.scenarios.evidence.point import points, read_points
 from draftcast.scenarios.evidence.question import Question
 from draftcast.scenarios.evidence.residuals import coverage, estimated_strata, residuals
-from draftcast.scenarios.evidence.summary import SIDES, errors, is_moe, kinds, signs
+from draftcast.scenarios.evidence.summary import errors, is_moe, kinds, signs
 from draftcast.scenarios.live.calibrate_to import fitted, with_correction
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema.load import to_mapping, with_values

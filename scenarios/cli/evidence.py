@@ -68,8 +68,8 @@ def evidence(
     as_json: AsJson = False,
 ) -> None:
     """Forecast what others measured on real GPUs, and show the errors and what cannot be expressed."""
-    from draftcast.scenarios.evidence.forecast import forecast_points
-    from draftcast.scenarios.evidence.summary import SIDES, errors, kinds, signs
+    from draftcast.scenarios.evidence.forecast import SIDES, forecast_points
+    from draftcast.scenarios.evidence.summary import errors, kinds, signs
     from draftcast.scenarios.show import evidence_report as report
     from draftcast.scenarios.show.plots import check_picture, write_figure
     from draftcast.scenarios.show.tables import make_console, make_table

@@ -32,7 +32,7 @@ from draftcast.scenarios.run.workload_spec import acceptance_models, request_cla
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import without_speculation
 from draftcast.sim.statistics.crossing import Probe
-from draftcast.sim.statistics.intervals import Estimate, student_t
+from draftcast.sim.statistics.intervals import Estimate, normal_quantile
 
 FloatArray = NDArray[np.float64]
 Source = Literal["chance", "acceptance", "model"]
@@ -108,7 +108,7 @@ def model_error(scenario: Scenario, deployment: Deployment) -> ModelError:
     step, measured = found.step, scenario.correction
     if measured is not None and measured.step_factor_interval is not None:
         low, high = measured.step_factor_interval
-        step = math.log(high / low) / 2 / student_t(10**6, 0.95)
+        step = math.log(high / low) / 2 / normal_quantile(0.95)
     return ModelError(name, step, found.speculation, _acceptance_error(scenario))
 
 
@@ -122,8 +122,8 @@ def times_error(scenario: Scenario, deployment: Deployment) -> float:
 
 def _acceptance_error(scenario: Scenario) -> float:
     """Relative standard error of the mean acceptance length; of several classes the largest."""
-    k, largest = scenario.num_speculative_tokens, 0.0
-    for entry, model in zip(request_classes(scenario), acceptance_models(scenario), strict=False):
+    k, largest, models = scenario.num_speculative_tokens, 0.0, acceptance_models(scenario)
+    for entry, model in zip(request_classes(scenario) if models else (), models, strict=True):
         given = scenario.acceptance_of(entry.name)
         if given is None:
             continue
@@ -263,7 +263,7 @@ class Response:
             values = values + float(np.mean(probe.indices)) - (here if math.isfinite(here) else 0.0)
         if simulated is not None:
             reach = math.log(simulated.high / simulated.low) / 2 + math.log1p((probe.slack_low + probe.slack_high) / 2)
-            spreads["chance"] = reach / student_t(10**6, confidence)
+            spreads["chance"] = reach / normal_quantile(confidence)
             values = values + spreads["chance"] * chance
         known = np.sort(values[~np.isnan(values)])
         dominant = max(spreads, key=lambda source: spreads[source])
@@ -303,7 +303,7 @@ def predicted(estimate: Estimate, error: float) -> Estimate:
     if math.isnan(estimate.half_width):
         return estimate
     chance = estimate.half_width / estimate.mean
-    reach = math.exp(math.hypot(chance, student_t(10**6, estimate.confidence) * error))
+    reach = math.exp(math.hypot(chance, normal_quantile(estimate.confidence) * error))
     low, high = estimate.mean / reach, estimate.mean * reach
     return Estimate(estimate.mean, low, high, (high - low) / 2, estimate.n, estimate.confidence)
 

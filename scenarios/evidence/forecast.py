@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from draftcast.scenarios.run.simulate import RunResult, simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import scenario_hash
 from draftcast.sim.progress import Progress
+
+Side = Literal["off", "on", "speedup"]
+SIDES: tuple[Side, ...] = get_args(Side)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,10 @@ class Forecast:
             measured = min(max(forecast, low), high)
         return forecast / measured - 1 if measured is not None else None
 
+    def error(self, side: Side) -> float | None:
+        """Of one figure."""
+        return {"off": self.off_error, "on": self.on_error, "speedup": self.speedup_error}[side]
+
     def _time_error(self, forecast: float | None, measured: float | None) -> float | None:
         if forecast is None or measured is None:
             return None
@@ -84,7 +91,7 @@ class Forecast:
             "metric": point.metric,
             "measured": {"off": point.off, "on": point.on, "speedup": point.speedup, "range": point.ratio_range},
             "forecast": {"off": self.off, "on": self.on, "speedup": self.speedup},
-            "error": {"off": self.off_error, "on": self.on_error, "speedup": self.speedup_error},
+            "error": {side: self.error(side) for side in SIDES},
             "assumed": self.question.assumed,
             "reasons": self.reasons,
         }

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from draftcast.scenarios.compare.model_error import Stratum, stratum_of
-from draftcast.scenarios.evidence.forecast import Forecast
-from draftcast.scenarios.evidence.summary import Side
+from draftcast.scenarios.evidence.forecast import Forecast, Side
 from draftcast.scenarios.run.deployment import cached_deployment
 
 CONFIDENCE, DEVIATIONS = 0.90, 1.6449
@@ -42,7 +41,7 @@ def residuals(forecasts: Iterable[Forecast], side: Side) -> Residuals:
     found: Residuals = {}
     for forecast in forecasts:
         scenario = forecast.question.off or forecast.question.on
-        error = {"off": forecast.off_error, "on": forecast.on_error, "speedup": forecast.speedup_error}[side]
+        error = forecast.error(side)
         if scenario is None or error is None or forecast.point.tier not in JUDGED_TIERS:
             continue
         by_source = found.setdefault(stratum_of(cached_deployment(scenario)), {})

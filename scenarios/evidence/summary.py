@@ -5,17 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from draftcast.kernels.model.catalog import load_model
-from draftcast.scenarios.evidence.forecast import Forecast
+from draftcast.scenarios.evidence.forecast import Forecast, Side
 from draftcast.scenarios.evidence.point import Point, Tier
 from draftcast.scenarios.evidence.settings import model_name
 
-Side = Literal["off", "on", "speedup"]
-SIDES: tuple[Side, ...] = ("off", "on", "speedup")
 BELOW, ABOVE = 0.95, 1.05
 """Measured speed-ups outside these bounds have a sign that a forecast should meet."""
 
@@ -64,7 +61,7 @@ def errors(forecasts: Iterable[Forecast], side: Side) -> Errors | None:
     """Errors of the times without or with speculation, or of the speed-ups; None where there is none."""
     by_source: dict[str, list[float]] = {}
     for forecast in forecasts:
-        error = {"off": forecast.off_error, "on": forecast.on_error, "speedup": forecast.speedup_error}[side]
+        error = forecast.error(side)
         if error is not None:
             by_source.setdefault(forecast.point.source, []).append(error)
     if not by_source:

@@ -38,6 +38,7 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.correction import PLAUSIBLE
 from draftcast.scenarios.schema.load import with_values
 from draftcast.sim.cost import step_time as st
+from draftcast.sim.statistics.intervals import normal_quantile
 
 FloatArray = NDArray[np.float64]
 
@@ -45,7 +46,7 @@ FloatArray = NDArray[np.float64]
 # (Qwen3-8B, H100, 8 clients, TPOT) spread over 8 %, on machines of their own; one machine repeats better.
 REPEAT = 0.02
 _TTFT_REPEAT = 0.10
-_Z95 = 1.96
+_CONFIDENCE = 0.95
 # Loads whose step times differ by less cannot tell a factor from fixed seconds.
 _LEAST_SPREAD = 1.15
 # Of the time to first token; where more of it is waiting for other requests it says nothing about the front end.
@@ -325,7 +326,7 @@ def _with_intervals(plain_s: FloatArray, factor: float, seconds: float, sigma: F
     weights = 1.0 / (sigma * measured_s)
     columns = [plain_s, np.ones(len(plain_s))] if seconds > 0.0 else [plain_s]
     design = np.column_stack(columns) * weights[:, None]
-    half = _Z95 * np.sqrt(np.diag(np.linalg.inv(design.T @ design)))
+    half = normal_quantile(_CONFIDENCE) * np.sqrt(np.diag(np.linalg.inv(design.T @ design)))
     values: dict[str, Any] = {"step_factor": factor, "step_factor_interval": factor + np.array([-1.0, 1.0]) * half[0]}
     values["step_s"] = seconds
     if seconds > 0.0:
@@ -348,7 +349,7 @@ def _front_end(
     weights = 1.0 / (_TTFT_REPEAT * measured) ** 2
     lacking = float(np.average(measured - forecast_s, weights=weights))
     value = max((before[0] if before is not None else 0.0) + lacking, 0.0)
-    return min(value, 10.0), _Z95 / math.sqrt(float(weights.sum()))
+    return min(value, 10.0), normal_quantile(_CONFIDENCE) / math.sqrt(float(weights.sum()))
 
 
 # ---- engine logs ----
@@ -376,7 +377,7 @@ def _from_log(scenario: Scenario, logs: Sequence[pd.DataFrame]) -> Fitted:
     factors = [float(measured_s[part].sum() / predicted_s[part].sum()) for part in parts]
     factor = _plausible(float(measured_s.sum() / predicted_s.sum()), source, "a step")
     spread = float(np.std(factors, ddof=1)) / math.sqrt(len(factors)) if len(factors) > 1 else 0.0
-    half = _Z95 * math.hypot(spread, REPEAT * factor)
+    half = normal_quantile(_CONFIDENCE) * math.hypot(spread, REPEAT * factor)
     values: dict[str, Any] = {"step_factor": factor, "step_factor_interval": [factor - half, factor + half]}
     return Fitted(values, f"{int(steps['steps'].sum()):,} logged steps", frame["run"].nunique())
 

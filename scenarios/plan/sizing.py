@@ -22,7 +22,7 @@ from draftcast.scenarios.plan.search import IDLE_SHARE, STEADY_STATE, Check, Clu
 from draftcast.scenarios.run.deployment import assumptions, deploy
 from draftcast.scenarios.schema.load import with_rate
 from draftcast.sim.progress import Progress, part_of
-from draftcast.sim.statistics.intervals import Estimate, student_t
+from draftcast.sim.statistics.intervals import Estimate, normal_quantile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +62,7 @@ class Sizing:
         latencies c times as long: that the SLO does not grow with them is left out."""
         if not self.feasible or self.largest is None:
             return None
-        reach = math.exp(student_t(10**6, self.candidate.scenario.statistics.confidence) * self.relative_error)
+        reach = math.exp(normal_quantile(self.candidate.scenario.statistics.confidence) * self.relative_error)
         needed = self.replicas * self.check.rate_rps / self.largest.met if self.check is not None else self.replicas
         return max(1, math.ceil(needed / reach)), max(self.replicas, math.ceil(needed * reach))
 

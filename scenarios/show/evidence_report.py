@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from draftcast.scenarios.evidence.forecast import Forecast
+from draftcast.scenarios.evidence.forecast import SIDES, Forecast
 from draftcast.scenarios.evidence.point import RATES
-from draftcast.scenarios.evidence.summary import ABOVE, BELOW, SIDES, errors, kinds, signs
+from draftcast.scenarios.evidence.summary import ABOVE, BELOW, errors, kinds, signs
 from draftcast.scenarios.show.plots import COLOURS, OFF, in_file
 from draftcast.scenarios.show.tables import markdown_table
 

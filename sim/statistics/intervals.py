@@ -60,6 +60,14 @@ def student_t(degrees: int, confidence: float) -> float:
     return float(stdtrit(degrees, 0.5 + confidence / 2))
 
 
+@functools.lru_cache(maxsize=256)
+def normal_quantile(confidence: float) -> float:
+    """Two-sided critical value of the normal distribution, for example 1.960 at 0.95."""
+    from scipy.special import ndtri
+
+    return float(ndtri(0.5 + confidence / 2))
+
+
 def _finite(values: Values, what: str) -> FloatArray:
     array = np.asarray(values, dtype=np.float64).ravel()
     if array.size == 0:
