@@ -13,7 +13,10 @@ of its input). What one row covers, read off the data and the collecting scripts
 * context_attention: one layer, ``batch_size`` prompts of ``isl`` tokens after ``step`` earlier ones (always 0 so far).
 * moe: top-k selection, both expert matrices, activation and weighted sum of one layer. ``inter_size`` is the whole
   width of an expert, of which a rank holds ``inter_size / moe_tp_size``.
-* custom_allreduce: ``message_size`` counts 16-bit elements, not bytes.
+* custom_allreduce: ``message_size`` counts 16-bit elements, not bytes. Newer and older files of one device may come
+  from two machines: over PCIe the times differ by three (two RTX PRO 6000, 512 KiB: 18 and 56 us, with every engine and
+  NCCL alike), as one machine's devices reach each other through the host. An unknown machine is not taken for the
+  better one: where the version before is `SLOWER_LINK` times slower, its times count.
 
 ``kernel_source`` is the kernel the engine picked by itself; the newest files hold one for every point. Where several
 stand for one point all are kept, and a profile takes the fastest.
@@ -45,6 +48,8 @@ from draftcast.kernels.extras import require
 
 DTYPES = {"bfloat16": "bf16", "float16": "bf16", "fp8": "fp8"}
 MOE_DTYPES = {**DTYPES, "fp8_block": "fp8", "w4a16_mxfp4": "mxfp4"}
+SLOWER_LINK = 1.5
+"""Ratio of two versions' times of one all-reduce from which on they were not taken over the same links."""
 CROWDED = 1.5
 """Token-expert pairs per expert up to which the crowded routing is the nearer one."""
 _CROWDED_FIRST = {"power_law_1.01": 0, "power_law_1.2": 1, "balanced": 2}
@@ -223,14 +228,15 @@ def read_aiconfigurator(
     versions: dict[str, str] = {}
     devices: set[str] = set()
     for kind in FILES:
-        file = newest(folder / kind.family / engine, f"{kind.name}_perf.parquet")
-        if file is None:
+        found = newest_first(folder / kind.family / engine, f"{kind.name}_perf.parquet")
+        used = found[: 2 if kind.family == "comm" else 1]
+        if not used:
             continue
-        raw = read_file(file, kind, engine)
-        devices |= set(raw["device"])
-        versions[f"{engine} {kind.name}"] = ", ".join(sorted(set(raw["version"])))
-        sources[file.relative_to(folder.parent).as_posix()] = sha256(file)
-        frames.append(complete(kind.rows(raw, left_out)))
+        raw = [read_file(file, kind, engine) for file in used]
+        devices |= {device for rows in raw for device in rows["device"]}
+        versions[f"{engine} {kind.name}"] = ", ".join(sorted({version for rows in raw for version in rows["version"]}))
+        sources |= {file.relative_to(folder.parent).as_posix(): sha256(file) for file in used}
+        frames.append(complete(kind.rows(raw[0] if len(raw) == 1 else _over_slower_links(*raw), left_out)))
     if not frames:
         raise HardwareError(f"holds no times of {engine}", file=str(folder))
     if len(devices) > 1:
@@ -271,10 +277,17 @@ def find_system(path: Path | None, hardware: HardwareSpec, system: str | None = 
     raise HardwareError(f"holds no times of the system {name}", file=str(path))
 
 
-def newest(folder: Path, name: str) -> Path | None:
-    """File ``name`` of the newest version folder below ``folder``; None when there is none."""
+def newest_first(folder: Path, name: str) -> list[Path]:
+    """Files ``name`` of the version folders below ``folder``."""
     found = [file for file in folder.glob(f"*/{name}") if re.fullmatch(r"\d+(\.\d+)*", file.parent.name)]
-    return max(found, key=lambda file: [int(part) for part in file.parent.name.split(".")], default=None)
+    return sorted(found, key=lambda file: [int(part) for part in file.parent.name.split(".")], reverse=True)
+
+
+def _over_slower_links(rows: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
+    """All-reduces of the newest version, with the times of the version before where that ran over slower links."""
+    point = ["kernel_source", "allreduce_dtype", "num_gpus", "message_size"]
+    earlier = rows[point].join(before.groupby(point)["latency"].min(), on=point)["latency"]
+    return rows.assign(latency=rows["latency"].where(~(earlier > SLOWER_LINK * rows["latency"]), earlier))
 
 
 def _package_version(folder: Path) -> str:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from draftcast.calibration.importers import aiconfigurator, plausible
-from draftcast.calibration.importers.aiconfigurator import find_system, moe_rows, newest, read_aiconfigurator
+from draftcast.calibration.importers.aiconfigurator import find_system, moe_rows, newest_first, read_aiconfigurator
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import HardwareError, InputError
 from draftcast.kernels.operators.moe import touched_experts
@@ -163,11 +163,23 @@ def test_all_reduce_counts_bytes(tmp_path: Path) -> None:
     ]
 
 
+def test_all_reduces_of_slower_links_count(tmp_path: Path) -> None:
+    """Only of the version just before, and only where its links were slower."""
+    for version, factor in (("0.14.0", 9.0), ("0.19.0", 1.0), ("0.24.0", 0.4)):
+        rows = [all_reduce(4096, 2, 0.020 * factor), all_reduce(1 << 20, 2, 0.1 * max(factor, 0.9))]
+        put(tmp_path, "comm", "custom_allreduce", rows, version=version)
+    imported = read_aiconfigurator(tmp_path, H100)
+    taken = imported.table.frame.set_index("message_bytes")["seconds"].to_dict()
+    assert taken == pytest.approx({8192: 20e-6, 2 << 20: 90e-6})
+    assert imported.versions["vllm custom_allreduce"] == "0.19.0, 0.24.0"
+    assert len(imported.sources) == 2
+
+
 def test_newest_version_is_taken_and_recorded(tmp_path: Path) -> None:
     put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.03)], version="0.9.0")
     file = put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02)], version="0.24.0")
     put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.04)], version="0.1.dev19")
-    assert newest(file.parents[1], file.name) == file
+    assert newest_first(file.parents[1], file.name)[0] == file
     imported = read_aiconfigurator(tmp_path, H100)
     assert imported.table.frame["seconds"].tolist() == pytest.approx([20e-6])
     assert imported.device == DEVICE
