@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+
+import pandas as pd
 
 from draftcast.calibration.importers.aiconfigurator import read_aiconfigurator
 from draftcast.calibration.importers.llmservingsim import read_llmservingsim
@@ -10,6 +13,8 @@ from draftcast.calibration.importers.table_file import Imported
 from draftcast.calibration.importers.vidur import read_vidur
 from draftcast.calibration.profile.folder import TABLE, write_manifest
 from draftcast.calibration.profile.hardware import HardwareSpec
+from draftcast.calibration.profile.load import find_profile, has_profile
+from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.spec import ModelSpec
 
@@ -48,10 +53,20 @@ def read(
     if path is None:
         raise HardwareError(f"the path of {source}'s files is needed", key="path")
     if source == "vidur":
-        return read_vidur(path)
+        return _with_all_reduces(read_vidur(path), hardware)
     if model is None:
         raise HardwareError("llmservingsim's files name no sizes: the model is needed", key="model")
-    return read_llmservingsim(path, model, tp, dtype or "bf16")
+    return _with_all_reduces(read_llmservingsim(path, model, tp, dtype or "bf16"), hardware)
+
+
+def _with_all_reduces(imported: Imported, hardware: HardwareSpec) -> Imported:
+    """With the all-reduces of the profile that is bundled for the device: these tools time the kernels of one rank."""
+    if not has_profile(hardware):
+        return imported
+    bundled = LatencyTable.read(find_profile(hardware.name) / TABLE).of("all_reduce")
+    table = LatencyTable.from_frame(pd.concat([imported.table.frame, bundled], ignore_index=True))
+    source = f"{imported.source}; all-reduces of the bundled profile {hardware.name}"
+    return dataclasses.replace(imported, table=table, source=source)
 
 
 def write_profile(

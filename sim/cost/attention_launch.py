@@ -14,10 +14,8 @@ What an engine launches for a batch depends on its kernel (`HardwareSpec.attenti
 * ``separate``: prompts and decodes are two launches (FlashInfer, MLA, ROCm).
 
 Tiles run at the rate that prompts reach. A launch cannot end before its longest context, whose tiles run on when the
-others are done (`TAIL`, the one fitted number). Against the launches timed on three machines
-(``../shared/data/recorded``: 46,000 of prompts and decodes, 39,000 of unequal contexts) these formulas are off by 8 to
-12 % at the median, the sum of separate times by 26 to 49 %; unequal contexts alone by 1.4 to 3.4 %. Where a profile has
-such times they are used, as their ratio to the formulas.
+others are done (`TAIL`, the one fitted number). Where a profile has times of such launches they are used, as their ratio
+to the formulas.
 """
 
 from __future__ import annotations
@@ -40,9 +38,10 @@ TILE_KEYS = 128.0
 """Keys by which a context is rounded up: half of them on average, and about as much to start and end a tile."""
 PLACES, FULL = 2.0, 0.8
 """Tiles that run on a multiprocessor at once, and the share of all places from which contexts are not split."""
-TAIL = 0.65
-"""Share of the time that a tile takes alone for what the longest context has beyond the mean. Median of the 13,000
-launches over unequal contexts of one RTX 4090; those of two RTX PRO 6000 give 0.6."""
+TAIL = 0.5
+"""Share of the time that a tile takes alone for what the longest context has beyond the mean. `measured_launches` finds
+0.46 to 0.69 in the launches over unequal contexts of an RTX 4090, 0.37 to 0.41 in those of RTX PRO 6000; a device whose
+launches were not timed takes the middle. Provisional: two devices."""
 PREFIX_OFFSET = 16.0
 """Added to a prompt's earlier tokens on their axis, whose logs are taken."""
 

@@ -8,11 +8,14 @@ import pytest
 from draftcast.calibration.importers.formats import FORMATS, read
 from draftcast.calibration.importers.llmservingsim import read_llmservingsim
 from draftcast.calibration.importers.vidur import read_vidur
+from draftcast.calibration.profile.folder import TABLE
 from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.load import find_profile
+from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.catalog import load_model
 
-A100 = load_hardware("a100")
+A100, A10G = load_hardware("a100"), load_hardware("a10g")
 LLAMA, QWEN_MOE = load_model("Llama-3.1-8B"), load_model("Qwen3-30B-A3B")
 STATISTICS = ("min", "max", "mean", "median", "std")
 MLP_OPERATORS = (
@@ -315,10 +318,20 @@ def test_llmservingsim_faults(tmp_path: Path) -> None:
 
 def test_import_table_of_each_format(tmp_path: Path) -> None:
     mlp_file(tmp_path)
-    assert len(read("vidur", tmp_path, A100).table) == 7
+    assert len(read("vidur", tmp_path, A10G).table) == 7
     folder = bundle(tmp_path, dense="layer,tokens,time_us\nqkv_proj,8,1\n")
-    assert len(read("llmservingsim", folder, A100, model=LLAMA).table) == 1
+    assert len(read("llmservingsim", folder, A10G, model=LLAMA).table) == 1
     assert set(FORMATS) == {"aiconfigurator", "vidur", "llmservingsim"}
+
+
+def test_all_reduces_come_from_the_bundled_profile(tmp_path: Path) -> None:
+    """Tools that time one rank have none; a device without a bundled profile gets none."""
+    mlp_file(tmp_path)
+    folder = bundle(tmp_path, dense="layer,tokens,time_us\nqkv_proj,8,1\n")
+    bundled = LatencyTable.read(find_profile("a100-80g") / TABLE).of("all_reduce")
+    for imported in (read("vidur", tmp_path, A100), read("llmservingsim", folder, A100, model=LLAMA)):
+        assert len(imported.table.of("all_reduce")) == len(bundled) > 0
+        assert imported.source.endswith("all-reduces of the bundled profile a100-80g")
 
 
 @pytest.mark.parametrize(

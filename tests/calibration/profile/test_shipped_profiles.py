@@ -101,8 +101,8 @@ def test_every_bundled_model_has_a_step_cost_at_every_degree(name: str) -> None:
     assert len(measured_by_degree) == 73
     # Most of a dense Llama's kernels rest on measured times, straight or interpolated.
     for tp in (1, 2, 4, 8):
-        assert measured_by_degree[LLAMA, tp] > 0.85
-        assert measured_by_degree["Llama-3.1-70B", tp] > 0.85
+        assert measured_by_degree[LLAMA, tp] > 0.8
+        assert measured_by_degree["Llama-3.1-70B", tp] > 0.8
 
 
 def test_verification_is_marked_extrapolated() -> None:
