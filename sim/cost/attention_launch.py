@@ -14,8 +14,8 @@ What an engine launches for a batch depends on its kernel (`HardwareSpec.attenti
 * ``separate``: prompts and decodes are two launches (FlashInfer, MLA, ROCm).
 
 Tiles run at the rate that prompts reach. A launch cannot end before its longest context, whose tiles run on when the
-others are done (`TAIL`, the one fitted number). Where a profile has times of such launches they are used, as their ratio
-to the formulas.
+others are done (`TAIL`, the one fitted number). Where a profile has times of such launches they are used, as their
+ratio to the formulas.
 """
 
 from __future__ import annotations
