@@ -87,6 +87,8 @@ class EngineGeneration(Section):
     constants: Constants
     runner: Literal["", "v1", "v2"] = ""  # vLLM's model runner where two exist beside each other
     dense_only: bool = False  # models with experts run under the generation before it
+    # Whether each verified row runs as a sequence of its own, which reads the whole context again.
+    batch_expansion: bool = False
     # Most requests of a captured batch; None: rows are limited, as the profile says.
     max_graph_requests: Annotated[int, Field(ge=1)] | None = None
 

@@ -64,7 +64,7 @@ def capture_sizes(config: EngineConfig, verify_rows: int, ceiling: int) -> tuple
         return ()
     most_requests = config.generation.max_graph_requests
     if most_requests is not None:
-        ceiling = most_requests * verify_rows
+        ceiling = most_requests * (1 if config.generation.batch_expansion else verify_rows)
     if config.cudagraph_capture_sizes is not None:
         for size in config.cudagraph_capture_sizes:
             if size < 1:
@@ -193,6 +193,7 @@ def _fill_generation(p: Record, config: EngineConfig, model: ModelSpec, launches
     p["target_launch_s"] = launches * constants.eager_launch_s.of(name)
     verify = constants.verify_sampled_s if config.temperature > 0.0 else constants.verify_greedy_s
     p["verify_s"] = verify.of(name)
+    p["expands"] = engine.batch_expansion
 
 
 def _graphless_s(config: EngineConfig, launches: float) -> tuple[float, float]:

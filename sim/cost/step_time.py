@@ -110,6 +110,7 @@ PARAMS = np.dtype(
         ("draft_launch_s", "f8"),  # the same for one pass of the draft
         ("draft_pass_s", "f8"),  # a draft pass besides its kernels
         ("verify_s", "f8"),  # a step that verifies drafts, besides the target's pass and the logits' kernels
+        ("expands", "i8"),  # 1: each verified row is a sequence of its own
         ("plan", "i8"),  # draftcast.sim.cost.methods.DraftPlan
         ("extra_first_rows", "f8"),
         ("block_rows_beyond_k", "f8"),
@@ -281,16 +282,18 @@ def _target_seconds(cost: StepCost, f: Record, decode: Logs, prefilled: Logs, ne
     decode_rows = f.decode_tokens
     prefill_rows = f.prefill_tokens
     seqs = f.decode_seqs
+    kv = f.decode_kv
+    if p.expands and decode_rows > seqs:
+        seqs, kv = decode_rows, f.decode_qkv
+        decode = log_sizes(grids, kv, decode_rows, seqs)
     seconds = _add_table(cost.target, rows, 1.0, out)
     compute_prefill = prefill_rows > 0.0 and new_prefill > 0.0
     if new_prefill > 0.0:
         out.prefill_attention_s = out.prefill_window_attention_s = 0.0
     if compute_prefill:
-        qkv, kv = f.prefill_qkv, f.prefill_kv
         out.prefill_attention_s = attention_seconds(
-            kinds[PREFILL], grids, qkv, kv, prefill_rows, f.prefill_seqs, prefilled, 1.0, out
+            kinds[PREFILL], grids, f.prefill_qkv, f.prefill_kv, prefill_rows, f.prefill_seqs, prefilled, 1.0, out
         )
-    kv = f.decode_kv
     decode_s = attention_seconds(kinds[DECODE], grids, f.decode_qkv, kv, decode_rows, seqs, decode, 1.0, out)
     longest = f.decode_longest
     without_prefill = seconds + launch_seconds(
@@ -311,7 +314,8 @@ def _target_seconds(cost: StepCost, f: Record, decode: Logs, prefilled: Logs, ne
     _book_difference(out, attention - decode_s - out.prefill_attention_s, kinds[DECODE].launch_grid >= 0)
     seconds += attention
     if p.window > 0.0:
-        qkv, kv = f.win_decode_qkv, f.win_decode_kv
+        qkv = f.win_decode_qkv
+        kv = qkv if seqs == decode_rows else f.win_decode_kv
         logs = log_sizes(grids, kv, decode_rows, seqs)
         decode_s = attention_seconds(kinds[DECODE_WINDOW], grids, qkv, kv, decode_rows, seqs, logs, 1.0, out)
         if compute_prefill:
@@ -506,7 +510,7 @@ def fill_times(cost: StepCost, f: Record, new_prefill: float, out: Record) -> No
     if new_prefill > 0.0:
         out.graph_mode = _graph_mode(p, f)
         out.verify_s = p.verify_s if f.decode_tokens > f.decode_seqs else 0.0
-    out.host_s = p.host_fixed_s + p.host_seq_s * f.seqs
+    out.host_s = p.host_fixed_s + p.host_seq_s * (f.seqs + p.expands * (f.decode_tokens - f.decode_seqs))
     if p.affine:
         _affine(c, f, out)
     else:

@@ -180,6 +180,24 @@ def test_verification_is_paid_by_steps_that_verify_and_more_when_sampled() -> No
     assert constants(NEW).verify_sampled_s.value > constants(NEW).verify_greedy_s.value
 
 
+def test_v0_reads_the_context_again_for_every_draft() -> None:
+    """Batch expansion: a request that verifies k drafts is k + 1 sequences of the graph, the host and the KV cache."""
+    k, context = 4, 2000.0
+    old, new = (cost_of(method="eagle", k=k, version=version) for version in ("vllm 0.6", "vllm 0.8"))
+    modes = [int(decode(old, seqs, k)["graph_mode"]) for seqs in (51, 52)]
+    assert modes == [st.FULL_GRAPH, st.UNCAPTURED]
+    steps = [decode(cost, 32, k, 0, context) for cost in (old, new)]
+    kernels_s = [float(out["target_s"] - out["overhead_s"]) for out in steps]
+    plain = [decode(cost, 32, 0, 0, context) for cost in (old, new)]
+    plain_s = [float(out["target_s"] - out["overhead_s"]) for out in plain]
+    assert plain_s[0] == pytest.approx(plain_s[1], rel=1e-6)
+    read_again = k * 32 * context * load_model(LLAMA).kv_bytes_per_token("bf16")
+    again_s = read_again / load_hardware("h100-sxm").memory_bandwidth_bytes_per_s
+    assert kernels_s[0] - kernels_s[1] > 0.8 * again_s
+    each_s = constants("vllm 0.6").host_request_s.value
+    assert steps[0]["host_s"] - plain[0]["host_s"] == pytest.approx(k * 32 * each_s)
+
+
 def test_a_text_search_pays_for_its_step() -> None:
     cost = cost_of(method="ngram", k=3)
     search = constants(NEW)

@@ -102,7 +102,7 @@ OTHER = load_hardware("h200")
         ({"cudagraph_capture_sizes": [200]}, {D, T}),
         ({"cudagraph_mode": "PIECEWISE"}, {T}),
         ({"cudagraph_mode": "NONE"}, {D, T}),
-        ({"version": "vllm 0.6"}, {D, S, H}),
+        ({"version": "vllm 0.6"}, {D, T, S, H}),
         ({"version": "sglang 0.5.6"}, {S}),
         ({"temperature": 0.0}, {S}),
         ({"num_seqs": 23}, {D, T, S, H}),
