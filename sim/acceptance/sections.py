@@ -146,6 +146,13 @@ class TraceAcceptance(AcceptanceBase):
     record: NonEmpty = "acc_eagle"
     path: NonEmpty | None = None
 
+    @model_validator(mode="after")
+    def _rounds_are_in_the_record(self) -> Self:
+        if self.num_rounds is not None:
+            message = "the rates are the record's own; give relative_error if other traffic may differ from it"
+            raise wrong("num_rounds", self.num_rounds, message)
+        return self
+
 
 Acceptance = Annotated[
     ConstantAcceptance

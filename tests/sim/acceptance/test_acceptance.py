@@ -352,6 +352,7 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"model": "beta", "mean": 1.5, "concentration": 1}, "mean"),
     ({"model": "markov", "alpha_good": 1, "alpha_bad": 0, "p_gb": 0, "p_bg": 0}, "at least one of p_gb and p_bg"),
     ({"model": "markov", "alpha_good": 1, "alpha_bad": 0, "p_gb": 2, "p_bg": 0}, "p_gb"),
+    ({"model": "trace", "num_rounds": 5}, "the rates are the record's own"),
     ({"model": "ngram", "match_probability": 0.5}, "give exactly one of alpha and rates"),
     ({"model": "ngram", "match_probability": 0.5, "alpha": 0.5, "rates": [0.5]}, "give exactly one of alpha and rates"),
     ({"model": "ngram", "match_probability": 0.5, "alpha": 0.5, "persistence": 1.0}, "persistence"),
