@@ -38,6 +38,8 @@ FloatArray = NDArray[np.float64]
 Source = Literal["chance", "acceptance", "model"]
 DRAWS = 1024
 """Quasi-random, the same for every question."""
+CALIBRATED = "calibrated"
+"""Stratum of forecasts corrected to a run without speculation: how far they are off at other loads than the run's."""
 FLUID_IS_GOOD_TO = 0.8
 """Share of the fluid estimate's capacity above which the real one may lie."""
 UNCERTAIN: Mapping[Source, str] = {
@@ -102,13 +104,13 @@ def stratum_of(deployment: Deployment) -> str:
 
 
 def model_error(scenario: Scenario, deployment: Deployment) -> ModelError:
-    """Of a scenario's forecasts; one that was calibrated to the user's own runs is as sure of a step as these are."""
+    """Of a scenario's forecasts; if calibrated, how sure its factor is and how well such factors hold at other loads."""
     name = stratum_of(deployment)
     found = strata()[name]
     step, measured = found.step, scenario.correction
     if measured is not None and measured.step_factor_interval is not None:
         low, high = measured.step_factor_interval
-        step = math.log(high / low) / 2 / normal_quantile(0.95)
+        step = math.hypot(math.log(high / low) / 2 / normal_quantile(0.95), strata()[CALIBRATED].step)
     return ModelError(name, step, found.speculation, _acceptance_error(scenario))
 
 

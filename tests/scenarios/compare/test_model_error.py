@@ -8,7 +8,15 @@ import pytest
 
 from draftcast import InputError, load_scenario
 from draftcast.scenarios.compare.metric import METRICS
-from draftcast.scenarios.compare.model_error import ModelError, Response, predicted, response, strata, times_error
+from draftcast.scenarios.compare.model_error import (
+    CALIBRATED,
+    ModelError,
+    Response,
+    predicted,
+    response,
+    strata,
+    times_error,
+)
 from draftcast.scenarios.compare.verdict import Side, Verdict, decide
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.simulate import simulate_together
@@ -128,7 +136,7 @@ def test_few_rounds_have_the_standard_error_of_their_lengths(scenario: Scenario)
 
 
 def test_what_nobody_measured_is_less_sure(scenario: Scenario) -> None:
-    assert {name.split(", ")[0] for name in strata()} == {"dense", "experts"}
+    assert {name.split(", ")[0] for name in strata()} == {"dense", "experts", CALIBRATED}
     sheet = with_values(scenario, {"hardware": "rtx-4090", "profile": None})
     errors = [times_error(each, cached_deployment(each)) for each in (scenario, sheet)]
     assert errors[0] < errors[1]
@@ -142,9 +150,11 @@ def test_a_capacity_s_interval_grows_by_the_error() -> None:
     assert predicted(known, 0.1).high == pytest.approx(10.0 * math.exp(NORMAL_95 * 0.1), rel=0.01)
 
 
-def test_a_forecast_calibrated_to_own_runs_is_as_sure_of_a_step_as_they_are(scenario: Scenario) -> None:
+def test_a_calibrated_forecast_is_as_sure_as_its_factor_and_as_such_factors_hold_elsewhere(scenario: Scenario) -> None:
     engine = {"source": "off.json", "model": scenario.engine.model, "hardware": scenario.hardware}
     measured = {"step_factor": 1.1, "step_factor_interval": [1.09, 1.11], **engine}
     calibrated = with_values(scenario, {"correction": measured})
     error = times_error(without_speculation(calibrated), cached_deployment(calibrated))
-    assert error == pytest.approx(math.log(1.11 / 1.09) / 2 / NORMAL_95, rel=1e-4)
+    of_the_factor = math.log(1.11 / 1.09) / 2 / NORMAL_95
+    assert error == pytest.approx(math.hypot(of_the_factor, strata()[CALIBRATED].step), rel=1e-4)
+    assert 0.0 < strata()[CALIBRATED].step < strata()["dense, measured"].step
