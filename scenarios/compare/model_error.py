@@ -104,7 +104,7 @@ def stratum_of(deployment: Deployment) -> str:
 
 
 def model_error(scenario: Scenario, deployment: Deployment) -> ModelError:
-    """Of a scenario's forecasts; if calibrated, how sure its factor is and how well such factors hold at other loads."""
+    """Of a scenario's forecasts; if calibrated, how sure its factor is and how well such factors hold elsewhere."""
     name = stratum_of(deployment)
     found = strata()[name]
     step, measured = found.step, scenario.correction
