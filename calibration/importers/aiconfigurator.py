@@ -18,6 +18,9 @@ of its input). What one row covers, read off the data and the collecting scripts
   NCCL alike), as one machine's devices reach each other through the host. An unknown machine is not taken for the
   better one: where the version before is `SLOWER_LINK` times slower, its times count.
 
+* mla_generation_module, mla_context_module: the whole attention block of one layer, see
+  `calibration/importers/latent_attention`.
+
 ``kernel_source`` is the kernel the engine picked by itself; the newest files hold one for every point. Where several
 stand for one point all are kept, and a profile takes the fastest.
 
@@ -39,6 +42,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from draftcast.calibration.importers.latent_attention import module_rows, without_matrices
 from draftcast.calibration.importers.plausible import plausible
 from draftcast.calibration.importers.table_file import Imported, complete, read_rows, table_of
 from draftcast.calibration.profile.folder import sha256
@@ -178,6 +182,8 @@ def all_reduce_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
 
 _ATTENTION = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim")
 _MOE = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+_MLA_TEXTS = ("model", "gemm_type", "kv_cache_dtype", "mla_dtype")
+_MLA = ("batch_size", "isl", "step", "num_heads")
 _DECODE = partial(attention_rows, operator="attention_decode")
 _PREFILL = partial(attention_rows, operator="attention_prefill")
 FILES = (
@@ -185,6 +191,8 @@ FILES = (
     FileKind("attention", "generation_attention", ("kv_cache_dtype",), _ATTENTION, _DECODE),
     FileKind("attention", "context_attention", ("kv_cache_dtype",), _ATTENTION, _PREFILL),
     FileKind("moe", "moe", ("moe_dtype", "distribution"), _MOE, moe_rows),
+    FileKind("mla", "mla_generation_module", _MLA_TEXTS, _MLA, partial(module_rows, operator="mla_decode")),
+    FileKind("mla", "mla_context_module", _MLA_TEXTS, _MLA, partial(module_rows, operator="mla_prefill")),
     FileKind("comm", "custom_allreduce", ("allreduce_dtype",), ("message_size", "num_gpus"), all_reduce_rows),
 )
 
@@ -242,6 +250,7 @@ def read_aiconfigurator(
     if len(devices) > 1:
         raise HardwareError(f"times of several devices: {', '.join(sorted(devices))}", file=str(folder))
     frame, dropped = plausible(pd.concat(frames, ignore_index=True), hardware)
+    frame = without_matrices(frame, hardware, left_out)
     return Imported(
         table=table_of(frame, folder),
         device=devices.pop(),

@@ -27,10 +27,11 @@ GROWS_WITH = {
     "moe": ("m",),
     "attention_decode": ("context", "batch"),
     "attention_prefill": ("q", "prefix", "batch"),
+    "mla_decode": ("context", "batch"),
+    "mla_prefill": ("q", "prefix", "batch"),
     "all_reduce": ("message_bytes",),
 }
 """What cannot make an operator faster when it grows, everything else equal; prefix is context less q."""
-PREFILL = "attention_prefill"
 BELOW_FLOOR = "faster than the memory bandwidth or the peak rate allows: timed out of the cache"
 ABOVE_LARGER = f"more than {DISTURBED} times the time of a larger shape: disturbed, or a kernel that padding avoids"
 ABOVE_WIDER = f"experts in fp8 more than {DISTURBED} times slower than in bf16: a kernel run without its tuning"
@@ -75,6 +76,10 @@ def _fetched_bytes(part: Part, rows: pd.DataFrame) -> FloatArray:
     shape: dict[str, FloatArray] = {name: rows[name].to_numpy(np.float64) for name in SHAPE_FIELDS[part.operator]}
     if part.operator == "linear":
         return shape["k"] * shape["n"] * WEIGHT_BYTES[part.dtype]
+    if part.operator == "mla_decode":
+        return shape["batch"] * (shape["context"] - shape["q"]) * shape["k"] * KV_BYTES[part.kv_dtype]
+    if part.operator == "mla_prefill":
+        return shape["batch"] * (shape["context"] - shape["q"]) * shape["heads"] * (shape["k"] + shape["n"]) * 2.0
     if part.operator in ATTENTION:
         window = np.where(shape["window"] > 0, shape["window"], np.inf)
         earlier = np.minimum(shape["context"] - shape["q"], window)
@@ -93,7 +98,7 @@ def above_larger(frame: pd.DataFrame) -> pd.Series:
     bad = pd.Series(False, index=frame.index)
     for operator, rows in frame.groupby("operator"):
         sizes = rows.assign(prefix=rows["context"] - rows["q"])
-        same = [name for name in (*POINT, "prefix") if name != ("context" if operator == PREFILL else "prefix")]
+        same = [name for name in (*POINT, "prefix") if name != ("context" if str(operator).endswith("prefill") else "prefix")]
         for axis in GROWS_WITH.get(str(operator), ()):
             falling = sizes.sort_values(axis, ascending=False, kind="stable")
             group = falling.groupby([name for name in same if name != axis], sort=False).ngroup()

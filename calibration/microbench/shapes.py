@@ -23,8 +23,9 @@ from draftcast.kernels.operators.registry import Operator
 from draftcast.kernels.work.layers import linear_layers, lm_head
 
 Shape = tuple[tuple[str, int], ...]
-# A launch over prompts and decodes is an engine's: it is imported, not timed here.
-OPERATORS = tuple(name for name in SHAPE_FIELDS if name != "attention_launch")
+# A launch over prompts and decodes and a whole latent attention are an engine's: they are imported, not timed here.
+IMPORTED = ("attention_launch", "mla_decode", "mla_prefill")
+OPERATORS = tuple(name for name in SHAPE_FIELDS if name not in IMPORTED)
 DTYPES = ("fp32", "bf16", "fp8")
 ATTENTION = ("attention_decode", "attention_prefill")
 # A point may hold this share of the memory: two sets of buffers, the kernel's own temporaries, the rest of the process.
@@ -327,7 +328,7 @@ def _attention_series(
     if not model.num_hidden_layers:
         return
     if model.is_mla:
-        left_out["multi-head latent attention has no kernel here"] += 1
+        left_out["multi-head latent attention has no kernel here that norms, rotates and writes the latents too"] += 1
         return
     windows = {0} if model.num_sliding_layers < model.num_hidden_layers else set()
     windows |= {model.sliding_window} if model.num_sliding_layers else set()

@@ -77,7 +77,7 @@ class HardwareSpec:
             HardwareError: the device has no peak for any of these.
         """
         bandwidth = self.link_bandwidth_bytes_per_s if family == "all_reduce" else self.memory_bandwidth_bytes_per_s
-        attends = family.startswith("attention") and dtype != "fp32"
+        attends = family.startswith(("attention", "mla")) and dtype != "fp32"
         for candidate in ("bf16" if attends else COMPUTE_DTYPE.get(dtype, dtype), "bf16", "fp16", "fp32"):
             if candidate in self.peak_flops:
                 return float(self.peak_flops[candidate]), float(bandwidth)

@@ -47,13 +47,14 @@ CURVES: dict[str, CurveAxes] = {
 }
 VERIFY_QUERIES = np.asarray([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0])
 """Queries per sequence at which decode's grid has nodes, measured or stretched by the roofline."""
-ATTENTION = ("attention_decode", "attention_prefill")
-HEADS = ("heads", "kv_heads", "head_dim")
+ATTENTION = ("attention_decode", "attention_prefill", "mla_decode", "mla_prefill")
 FAMILY = {
     "linear": "linear",
     "moe": "moe",
     "attention_decode": "attention_decode",
     "attention_prefill": "attention_prefill",
+    "mla_decode": "mla_decode",
+    "mla_prefill": "mla_prefill",
     "rmsnorm": "elementwise",
     "swiglu": "elementwise",
     "rotary": "elementwise",
@@ -104,7 +105,7 @@ def parts_of(frame: pd.DataFrame) -> Iterator[tuple[Part, pd.DataFrame]]:
 
 def grid_shape(operator: str, a: Any, b: Any, c: Any) -> dict[str, Any]:
     """Shape columns at values of a grid's axes (see `draftcast.calibration.profile.attention_grid`)."""
-    if operator == "attention_decode":
+    if operator.endswith("decode"):
         return {"q": a, "batch": b, "context": c}
     return {"q": c, "batch": b, "context": a * c}
 
@@ -112,7 +113,7 @@ def grid_shape(operator: str, a: Any, b: Any, c: Any) -> dict[str, Any]:
 def grid_axes(operator: str, rows: pd.DataFrame) -> FloatArray:
     """Values of a grid's axes at measured points, shape (points, 3)."""
     q, batch, context = (rows[name].to_numpy(np.float64) for name in ("q", "batch", "context"))
-    columns = (q, batch, context) if operator == "attention_decode" else (context / q, batch, q)
+    columns = (q, batch, context) if operator.endswith("decode") else (context / q, batch, q)
     return np.stack(columns, axis=1)
 
 
@@ -140,7 +141,7 @@ def grid_of(part: Part, rows: pd.DataFrame, seconds: Seconds, group: Mapping[str
         return seconds(part.work({**grid_shape(part.operator, a, b, c), **group}))
 
     grid = AttentionGrid.from_points(grid_axes(part.operator, rows), rows["seconds"].to_numpy(), roofline)
-    return grid.stretched(VERIFY_QUERIES, roofline) if part.operator == "attention_decode" else grid
+    return grid.stretched(VERIFY_QUERIES, roofline) if part.operator.endswith("decode") else grid
 
 
 @dataclass(frozen=True)
@@ -166,10 +167,10 @@ class MeasuredTimes:
         return self._once((*part, *sorted(group.items())), build)
 
     def grid(self, operator: str, dtype: str, kv_dtype: str, seconds: Seconds, **heads: int) -> AttentionGrid | None:
-        """Grid of full attention for ``heads``, ``kv_heads`` and ``head_dim``; None: not measured at these formats.
+        """Grid of full attention for the sizes of its ``heads`` (see `kernels/operators/attention.layer_shape`).
 
-        Heads that were not measured take the ratio to the roofline of those nearest to them, first in head size, then
-        in heads per KV head; none of their nodes is marked measured.
+        None: not measured at these formats. Heads that were not measured take the ratio to the roofline of those
+        nearest to them, first in width, then in heads per KV head; none of their nodes is marked measured.
         """
         part = Part(operator, _measured_dtype(dtype), _measured_dtype(kv_dtype))
         return self._once((*part, *heads.items()), lambda: self._grid(part, heads, seconds))
@@ -212,13 +213,15 @@ def _measured_dtype(dtype: str) -> str:
 
 
 def of_nearest_heads(rows: pd.DataFrame, wanted: Mapping[str, int]) -> tuple[dict[str, int], pd.DataFrame]:
-    """Of measured points of attention the heads nearest to the wanted ones (`HEADS`), and the points of these heads.
+    """Of measured points of attention the heads nearest to the wanted ones, and the points of these heads.
 
-    Nearest in head size, then in heads per KV head, then in KV heads.
+    Nearest in the width of keys and values, then in heads per KV head, then in (KV) heads.
     """
-    shapes = rows[list(HEADS)].to_numpy()
-    logs = np.log2(shapes.astype(np.float64)) - np.log2([float(max(wanted[name], 1)) for name in HEADS])
-    heads, kv_heads, size = logs.T
-    distance = 100.0 * np.abs(size) + 10.0 * np.abs(heads - kv_heads) + np.abs(kv_heads)
+    shapes = rows[list(wanted)].to_numpy()
+    logs = np.log2(shapes.astype(np.float64)) - np.log2([float(max(size, 1)) for size in wanted.values()])
+    off = dict(zip(wanted, logs.T, strict=True))
+    heads, kv_heads = off.pop("heads"), off.pop("kv_heads", np.zeros(len(rows)))
+    width = np.sum(np.abs(list(off.values())), axis=0)
+    distance = 100.0 * width + 10.0 * np.abs(heads - kv_heads) + np.abs(kv_heads)
     nearest = shapes[int(np.argmin(distance))]
-    return dict(zip(HEADS, nearest.tolist(), strict=True)), rows[np.all(shapes == nearest, axis=1)]
+    return dict(zip(wanted, nearest.tolist(), strict=True)), rows[np.all(shapes == nearest, axis=1)]

@@ -29,13 +29,15 @@ OPERATORS = (
     "linear",
     "attention_decode",
     "attention_prefill",
+    "mla_decode",
+    "mla_prefill",
     "elementwise",
     "moe",
     "lm_head",
     "sampler",
     "all_reduce",
 )
-"""Operator families a roofline profile must describe. ``attention_decode`` covers verify too."""
+"""Operator families a roofline profile must describe. Those of decode cover verify too."""
 
 Dtype = Annotated[str, one_of("fp32", "bf16", "fp16", "fp8", "int4", "mxfp4")]
 

@@ -11,6 +11,9 @@ moe                 m tokens, k hidden, n expert width on the rank, num_experts,
 attention_decode    batch sequences, q queries each, context tokens attended to (the q new ones included), heads,
                     kv_heads, head_dim, window (0: none), tree (1: ancestor mask); q > 1 is verification
 attention_prefill   the same with q the chunk; context is prefix + chunk
+mla_decode          latent attention in absorbed form: batch, q and context as above, heads, one key of k and value of n
+                    numbers a token for all heads; with the latents' norms, rotary embedding and cache write
+mla_prefill         the same of a prompt's chunk in plain form: every head has keys of k and values of n numbers
 attention_launch    one launch over batch sequences of one query with context tokens each on average and n at most, and
                     a prompt's chunk of m tokens (0: none) at the end of its k tokens; heads as above
 rmsnorm, swiglu     m rows of width n
@@ -43,6 +46,8 @@ SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
     "moe": ("m", "k", "n", "num_experts", "top_k"),
     "attention_decode": ("batch", "q", "context", "heads", "kv_heads", "head_dim", "window", "tree"),
     "attention_prefill": ("batch", "q", "context", "heads", "kv_heads", "head_dim", "window"),
+    "mla_decode": ("batch", "q", "context", "heads", "k", "n"),
+    "mla_prefill": ("batch", "q", "context", "heads", "k", "n"),
     "attention_launch": ("m", "k", "n", "batch", "context", "heads", "kv_heads", "head_dim"),
     "rmsnorm": ("m", "n"),
     "swiglu": ("m", "n"),

@@ -43,7 +43,8 @@ def attention_work(
     MLA in absorbed form (arXiv 2405.04434): every head attends to one shared latent of ``kv_lora_rank + rope`` and sums
     latents: ``2 H (2 kv_lora_rank + rope) sum(q S)`` FLOPs; the latent is read once per sequence for all heads. Prompts
     run in the plain form instead, over keys and values expanded per head (vLLM's ``forward_mha``): ``2 H (nope + rope +
-    v) sum(q S)`` FLOPs. Expanding is the layer kv_b's; expanding a cached prefix once more for a chunk is not counted.
+    v) sum(q S)`` FLOPs. Expanding is the layer kv_b's; expanding a cached prefix once more for a chunk is not counted,
+    nor is writing the latent.
 
     Args:
         query_tokens: sum of q over the sequences, in tokens.
@@ -63,13 +64,25 @@ def attention_work(
         query_io = heads * (2 * model.kv_lora_rank + model.qk_rope_head_dim)
     elif model.is_mla:
         widths = model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim
-        written = queries * elements * kv_bytes
-        return Work(2.0 * heads * widths * pairs, written + (context + queries) * heads * widths * act_bytes)
+        return Work(2.0 * heads * widths * pairs, (context + queries) * heads * widths * act_bytes)
     else:
         flops = 4.0 * heads * model.head_dim * pairs
         query_io = 2 * heads * model.head_dim
     moved = (context + queries) * elements * kv_bytes + queries * query_io * act_bytes
     return Work(flops, moved)
+
+
+def layer_shape(model: ModelSpec, phase: str, tp: int) -> tuple[str, dict[str, int]]:
+    """Operator that a layer's attention is in a phase, "decode" or "prefill", and the shape fields that the model fixes
+    on one of ``tp`` ranks (full attention)."""
+    heads = model.num_attention_heads // tp
+    if model.is_mla:
+        latent = (model.kv_lora_rank + model.qk_rope_head_dim, model.kv_lora_rank)
+        expanded = (model.qk_nope_head_dim + model.qk_rope_head_dim, model.v_head_dim)
+        k, n = latent if phase == "decode" else expanded
+        return f"mla_{phase}", {"heads": heads, "k": k, "n": n}
+    fields = {"heads": heads, "kv_heads": model.kv_heads_per_rank(tp), "head_dim": model.head_dim}
+    return f"attention_{phase}", fields
 
 
 def attention_shape_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str, *, causal: bool) -> Work:

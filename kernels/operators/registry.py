@@ -40,6 +40,8 @@ _OPERATORS = {
     "moe": "operators.moe:MOE",
     "attention_decode": "operators.attention:ATTENTION_DECODE",
     "attention_prefill": "operators.attention:ATTENTION_PREFILL",
+    "mla_decode": "operators.latent:MLA_DECODE",
+    "mla_prefill": "operators.latent:MLA_PREFILL",
     "rmsnorm": "operators.elementwise:RMSNORM",
     "rotary": "operators.elementwise:ROTARY",
     "swiglu": "operators.elementwise:SWIGLU",

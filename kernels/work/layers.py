@@ -180,9 +180,8 @@ def elementwise_parts(model: ModelSpec, tp: int = 1) -> tuple[ElementwisePart, .
 def _rotary_parts(model: ModelSpec, tp: int) -> list[ElementwisePart]:
     layers, heads = model.num_hidden_layers, model.num_attention_heads // tp
     if model.is_mla:
-        moved = (heads + 1) * model.qk_rope_head_dim + 2.0 * (model.q_lora_rank + model.kv_lora_rank)
-        parts = [ElementwisePart("", (), layers, 2.0 * moved, layers)]
-    elif model.position_embeddings:
+        return []  # with the norms of the latents part of the attention's times, see `kernels/operators/latent`
+    if model.position_embeddings:
         # No rotary; a kernel adds the biases instead, its bytes are those of the matrices around it.
         moved = 0.0
         parts = [ElementwisePart("", (), layers, 0.0, layers)]

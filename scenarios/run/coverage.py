@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.profile.measured import ATTENTION, HEADS, MeasuredTimes, of_nearest_heads
+from draftcast.calibration.profile.measured import MeasuredTimes, of_nearest_heads
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.calibration.profile.table import read_points
 from draftcast.errors import HardwareError
+from draftcast.kernels.operators.attention import layer_shape
 from draftcast.kernels.work.layers import linear_layers, lm_head
 from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.schema import Scenario
@@ -38,7 +39,7 @@ class Coverage:
 
     matrices: pd.DataFrame  # measured (k, n) of dense layers, a row each, with ``rows_low`` and ``rows_high``
     layers: tuple[Layer, ...]  # the model's own matrices
-    # By operator, measured points (``batch``, ``q``, ``context``) for the scenario's heads or the nearest
+    # By phase, "decode" and "prefill", measured points (``batch``, ``q``, ``context``) of the nearest heads
     attention: dict[str, pd.DataFrame]
     # Ranges of a run as (low, high): ``batch`` and ``context`` of decodes, ``chunk`` of prompts
     asked: dict[str, tuple[float, float]]
@@ -76,13 +77,13 @@ def _attention(deployment: Deployment, measured: MeasuredTimes, kv_dtype: str, t
     """Points of these heads, else of those measured that the profile takes for them."""
     model = deployment.model
     kv = "bf16" if kv_dtype == "fp16" else kv_dtype
-    heads = (model.num_attention_heads // tp, model.kv_heads_per_rank(tp), model.head_dim)
     points = {}
-    for operator in ATTENTION:
+    for phase in ("decode", "prefill"):
+        operator, heads = layer_shape(model, phase, tp)
         rows = read_points(measured.table, operator, dtype="bf16", kv_dtype=kv, window=0)
         if len(rows):
-            _, rows = of_nearest_heads(rows, dict(zip(HEADS, heads, strict=True)))
-        points[operator] = rows[["batch", "q", "context"]].drop_duplicates()
+            _, rows = of_nearest_heads(rows, heads)
+        points[phase] = rows[["batch", "q", "context"]].drop_duplicates()
     return points
 
 

@@ -25,6 +25,8 @@ OPERATOR_COLOURS = {
     "moe": "#9c36b5",
     "attention_decode": "#e8590c",
     "attention_prefill": "#f08c00",
+    "mla_decode": "#c2255c",
+    "mla_prefill": "#e64980",
     "rmsnorm": "#2f9e44",
     "swiglu": "#66a80f",
     "rotary": "#099268",
@@ -40,7 +42,7 @@ def coverage_figure(covered: Coverage) -> Any:
     Grey: measured shapes. Coloured: what the scenario needs; red where it lies outside of what was measured.
     """
     figure = panels("Matrix products", "Attention, decode", "Attention, prefill", horizontal_spacing=0.07)
-    decode, prefill = covered.attention["attention_decode"], covered.attention["attention_prefill"]
+    decode, prefill = covered.attention["decode"], covered.attention["prefill"]
     shapes = (
         ("k", covered.matrices["k"], "n", covered.matrices["n"]),
         ("batch", decode["batch"], "context", decode["context"]),

@@ -30,6 +30,8 @@ MOST_ROWS = 6000
 SIZES = {
     "attention_decode": "context",
     "attention_prefill": "q",
+    "mla_decode": "context",
+    "mla_prefill": "q",
     "all_reduce": "message_bytes",
     "rejection_sampler": "batch",
 }
@@ -180,7 +182,7 @@ def coverage(table: LatencyTable) -> list[dict[str, Any]]:
             ranges.append(f"{name} {low}" if low == high else f"{name} {low}..{high} ({count})")
         settled = float(points["settled"].mean()) if points["low_s"].notna().any() else None
         kernels = ", ".join(sorted(points["implementation"].unique()))
-        note = NO_VERIFY if part.operator == "attention_decode" and points["q"].max() == 1 else ""
+        note = NO_VERIFY if part.operator.endswith("decode") and points["q"].max() == 1 else ""
         measured = {"points": len(points), "settled": settled, "kernels": kernels}
         rows.append({**part._asdict(), **measured, "covers": ", ".join(ranges), "note": note})
     return rows

@@ -17,7 +17,7 @@ from draftcast.calibration.profile.roofline import Roofline
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
-from draftcast.kernels.operators.attention import attention_work
+from draftcast.kernels.operators.attention import attention_work, layer_shape
 from draftcast.kernels.operators.cost import Work
 from draftcast.kernels.operators.sampler import sampler_work
 from draftcast.kernels.work import layers
@@ -168,13 +168,18 @@ class OperatorTables:
     def launches(self, model: ModelSpec, scopes: Collection[str] = ("pass",)) -> float:
         """Kernels of one forward pass: matrices, attention with its KV write, element-wise, collectives."""
         matrices = sum(layer.count for layer in layers.linear_layers(model, self.tp) if layer.scope in scopes)
+        # Attention and KV write; of latent attention both latents' norms and the rotary embedding too.
+        attention = (5 if model.is_mla else 2) * model.num_hidden_layers
         collectives = layers.all_reduce_count(model) if self.tp > 1 else 0
-        return matrices + 2 * model.num_hidden_layers + layers.elementwise_kernels(model) + collectives
+        return matrices + attention + layers.elementwise_kernels(model) + collectives
 
     def attention(
-        self, model: ModelSpec, family: str, count: int, kv_cache_dtype: str, window: int
+        self, model: ModelSpec, phase: str, count: int, kv_cache_dtype: str, window: int
     ) -> tuple[Record, FloatArray | None]:
-        """One row of ``StepCost.attention`` for ``count`` equal attention layers, and its grid if one was measured."""
+        """One row of ``StepCost.attention`` for ``count`` equal layers in a phase, "decode" or "prefill".
+
+        Also the phase's grid if one was measured.
+        """
         kind = empty_record(at.ATTENTION)
         kind["grid"] = -1
         if count == 0:
@@ -189,9 +194,10 @@ class OperatorTables:
                 tp=self.tp,
                 kv_cache_dtype=kv_cache_dtype,
                 act_bytes=self.act_bytes,
-                absorbed=family != "attention_prefill",
+                absorbed=phase == "decode",
             )
 
+        family, heads = layer_shape(model, phase, self.tp)
         entry = self.profile.operator(family, kv_cache_dtype)
         peak_flops, bandwidth = self.profile.hardware.ceilings(family, kv_cache_dtype)
         per_flop_s = count / (entry.e_c * peak_flops)
@@ -205,19 +211,15 @@ class OperatorTables:
         kind["low_rows"], kind["high_rows"] = entry.fitted_rows or (0.0, np.inf)
         kind["window"] = window
         kind["layers"] = count
-        kind["is_prefill"] = family == "attention_prefill"
-        grid = self._grid(model, family, kv_cache_dtype)
+        kind["is_prefill"] = phase == "prefill"
+        grid = self._grid(family, kv_cache_dtype, heads)
         return kind, None if grid is None else at.flat_grid(grid, count)
 
-    def _grid(self, model: ModelSpec, family: str, kv_cache_dtype: str) -> AttentionGrid | None:
-        if self.profile.measured is None or model.is_mla:
+    def _grid(self, family: str, kv_cache_dtype: str, heads: dict[str, int]) -> AttentionGrid | None:
+        if self.profile.measured is None:
             return None
         seconds = self.profile.seconds_of(family, kv_cache_dtype)
-        return self.profile.measured.grid(family, self.wide_dtype, kv_cache_dtype, seconds, **self._heads(model))
-
-    def _heads(self, model: ModelSpec) -> dict[str, int]:
-        heads, kv_heads = model.num_attention_heads // self.tp, model.kv_heads_per_rank(self.tp)
-        return {"heads": heads, "kv_heads": kv_heads, "head_dim": model.head_dim}
+        return self.profile.measured.grid(family, self.wide_dtype, kv_cache_dtype, seconds, **heads)
 
     def shared_launch(
         self, decode: Record, prefill: Record, model: ModelSpec, kv_cache_dtype: str
@@ -225,9 +227,9 @@ class OperatorTables:
         """Fill what a decode kind takes in one launch with prompts; the measured launches where there are any."""
         if model.is_mla or decode["layers"] == 0:
             return None
-        heads = self._heads(model)
+        _, heads = layer_shape(model, "decode", self.tp)
         fill_launch(decode, self.profile.hardware, heads["heads"], heads["kv_heads"], float(prefill["qkv_s"]))
-        grids = [self._grid(model, family, kv_cache_dtype) for family in ("attention_prefill", "attention_decode")]
+        grids = [self._grid(f"attention_{phase}", kv_cache_dtype, heads) for phase in ("prefill", "decode")]
         of_prompts, of_decodes = grids
         if self.profile.measured is None or of_prompts is None or of_decodes is None:
             return None

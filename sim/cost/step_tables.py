@@ -216,9 +216,9 @@ def _fill_attention(
     sliding = model.num_sliding_layers
     window = model.sliding_window if own_window else 0
     full = model.num_hidden_layers - sliding
-    for offset, family in ((0, "attention_decode"), (2, "attention_prefill")):
+    for offset, phase in ((0, "decode"), (2, "prefill")):
         for row, (count, size) in enumerate(((full, 0), (sliding, window)), first + offset):
-            attention[row], grid = device.attention(model, family, count, kv_cache_dtype, size)
+            attention[row], grid = device.attention(model, phase, count, kv_cache_dtype, size)
             if grid is not None:
                 attention[row]["grid"] = len(grids)
                 grids = np.concatenate([grids, grid])

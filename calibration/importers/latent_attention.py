@@ -1,0 +1,136 @@
+"""Latent attention from aiconfigurator-core's timings of a whole attention block.
+
+One row of its modules is all of one layer's attention in a CUDA graph, without the all-reduce: the matrices (qkv_a, q_b,
+the two halves of kv_b, o), the latents' norms, rotary embedding, cache write, attention over latents. The matrices are
+layers of their own in a step, so the profile's times of them, bf16 over the same rows, are taken off; a block's parts
+then add up to the measured block. What is left holds one thing more: in decode the halves of kv_b are two batched
+products (8 to 13 us for the 3 to 14 us of one matrix).
+
+A graph is replayed over the same weights and latents. Where all of them fit the last-level cache the matrices ran out
+of it, faster than those taken off and than in an engine: such decode rows are dropped. (Prompts are bound by
+arithmetic.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from draftcast.calibration.importers.plausible import plausible
+from draftcast.calibration.profile.hardware import HardwareSpec
+from draftcast.calibration.profile.measured import Part, curves_of
+from draftcast.calibration.profile.table import LatencyTable
+from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.model.dtypes import KV_BYTES
+from draftcast.kernels.operators.attention import layer_shape
+from draftcast.kernels.operators.cost import FloatArray, Work
+from draftcast.kernels.work.layers import LinearLayer, linear_layers
+
+MODEL = "deepseek-ai/DeepSeek-V3"
+MODULES = ("mla_decode", "mla_prefill")
+MATRICES = ("qkv_a", "q_b", "kv_b", "o")
+KV_DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
+CACHE_BYTES = {
+    "a100-80g": 40e6,
+    "b200": 126e6,
+    "h100-pcie": 50e6,
+    "h100-sxm": 50e6,
+    "h200": 50e6,
+    "l40s": 96e6,
+    "rtx-pro-6000": 128e6,
+}
+"""Last-level cache (L2) of a device: NVIDIA's architecture white papers; B200 as its driver reports it."""
+CACHED = "latent attention whose weights and latents fit the cache"
+NOTHING_LEFT = "latent attention no slower than its matrices"
+
+
+def module_rows(raw: pd.DataFrame, left_out: dict[str, int], operator: str) -> pd.DataFrame:
+    """Whole blocks with bf16 matrices as rows of ``operator``; the others are counted in ``left_out``."""
+    model = load_model(MODEL)
+    taken = pd.Series(True, index=raw.index)
+    for column, wanted in (
+        ("model", (MODEL,)),
+        ("gemm_type", ("bfloat16",)),
+        ("mla_dtype", ("bfloat16",)),
+        ("kv_cache_dtype", tuple(KV_DTYPES)),
+    ):
+        bad = taken & ~raw[column].isin(wanted)
+        for value, count in raw.loc[bad, column].value_counts().items():
+            left_out[f"{operator} with {column} {value}"] = int(count)
+        taken &= ~bad
+    rows = raw[taken]
+    _, shape = layer_shape(model, operator.removeprefix("mla_"), 1)
+    return pd.DataFrame(
+        {
+            "operator": operator,
+            "dtype": "bf16",
+            "kv_dtype": rows["kv_cache_dtype"].map(KV_DTYPES),
+            "implementation": rows["kernel_source"],
+            "batch": rows["batch_size"],
+            "q": rows["isl"],
+            "context": rows["step"] + rows["isl"],
+            "heads": rows["num_heads"],
+            "k": shape["k"],
+            "n": shape["n"],
+            "graph": True,
+            "seconds": rows["latency"] * 1e-3,
+        }
+    )
+
+
+def without_matrices(frame: pd.DataFrame, hardware: HardwareSpec, left_out: dict[str, int]) -> pd.DataFrame:
+    """``frame`` with the blocks of `module_rows` less their matrices; rows that cannot be are counted in ``left_out``.
+
+    Args:
+        frame: columns of a latency table; blocks without measured matrices beside them are dropped.
+        hardware: the device, for the floor of `plausible`.
+    """
+    blocks = frame[frame["operator"].isin(MODULES)]
+    if blocks.empty:
+        return frame
+    others = frame.drop(blocks.index)
+    matrices = others[(others["operator"] == "linear") & (others["dtype"] == "bf16")]
+    if matrices.empty:
+        left_out["latent attention without times of its matrices"] = len(blocks)
+        return others
+    seconds = blocks["seconds"] - _matrix_seconds(blocks, matrices, hardware)
+    cached = (blocks["operator"] == "mla_decode") & (_footprint(blocks) <= CACHE_BYTES.get(hardware.name, 0.0))
+    for reason, bad in ((CACHED, cached), (NOTHING_LEFT, (seconds <= 0.0) & ~cached)):
+        if bad.any():
+            left_out[reason] = int(bad.sum())
+    kept = ~cached & (seconds > 0.0)
+    rest, dropped = plausible(blocks[kept].assign(seconds=seconds[kept]), hardware)
+    for reason, count in dropped.items():
+        left_out[f"latent attention: {reason}"] = count
+    return pd.concat([others, rest], ignore_index=True)
+
+
+def _layers(heads: int) -> list[LinearLayer]:
+    model = load_model(MODEL)
+    return [layer for layer in linear_layers(model, model.num_attention_heads // heads) if layer.name in MATRICES]
+
+
+def _footprint(blocks: pd.DataFrame) -> FloatArray:
+    """Bytes of a block's weights and latents."""
+    weights = {heads: sum(2.0 * layer.k * layer.n for layer in _layers(heads)) for heads in blocks["heads"].unique()}
+    latents = blocks["batch"] * blocks["context"] * blocks["k"] * blocks["kv_dtype"].map(KV_BYTES)
+    return (blocks["heads"].map(weights) + latents).to_numpy(np.float64)
+
+
+def _matrix_seconds(blocks: pd.DataFrame, matrices: pd.DataFrame, hardware: HardwareSpec) -> pd.Series:
+    """Seconds of the matrices of every block, as a profile with these timings of matrices takes them."""
+    from draftcast.calibration.profile.roofline_fit import fit_table  # imports scipy
+
+    fits, _ = fit_table(LatencyTable.from_frame(matrices.assign(settled=False)), hardware)
+    ceilings = hardware.ceilings("linear", "bf16")
+
+    def roofline(work: Work) -> FloatArray:
+        return fits["linear", "bf16"].seconds(work.flops, work.bytes, *ceilings)
+
+    curves = curves_of(Part("linear", "bf16"), matrices, roofline, {})
+    seconds = pd.Series(0.0, index=blocks.index)
+    for heads, rows in blocks.groupby("heads"):
+        m = (rows["batch"] * rows["q"]).to_numpy(np.float64)
+        for layer in _layers(int(str(heads))):
+            seconds[rows.index] += curves.seconds(m, (layer.k, layer.n))[0]
+    return seconds
