@@ -1,59 +1,67 @@
-"""Latent attention (DeepSeek-V3) as a profile extrapolates it, against NVIDIA's timings of vLLM's whole MLA module.
+"""One layer's latent attention (DeepSeek-V3) as the bundled profiles take it, against NVIDIA's timings of vLLM's block.
 
     pip download --no-deps aiconfigurator-core==0.12.0 && unzip -d DIR aiconfigurator_core-*.whl
     python benchmarks/mla_attention.py --source DIR
 
-aiconfigurator-core times the module with its projections, so no table can hold the attention alone; here the profile's
-matrices and attention of one layer are added up and divided by the module's time. The module's norms, rotary embedding
-and cache write are in its time and not in the sum. Prints a table and a JSON line.
+The matrices and the attention of a layer are added up and divided by the measured time of the whole block. With bf16
+matrices the attention's times are made from these very blocks (`calibration/importers/latent_attention`), so what
+differs are rows that were dropped; blocks with fp8 matrices took no part. Prints a table and a JSON line.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from draftcast.calibration.importers.aiconfigurator import SYSTEMS, find_system, newest
+from draftcast.calibration.importers.aiconfigurator import SYSTEMS, find_system, newest_first
+from draftcast.calibration.importers.latent_attention import MATRICES, MODEL
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile
+from draftcast.calibration.profile.measured import grid_axes
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.kernels.model.catalog import load_model
-from draftcast.kernels.operators.attention import attention_work
+from draftcast.kernels.operators.attention import layer_shape
 from draftcast.kernels.work.layers import linear_layers
 from draftcast.sim.cost.operator_tables import OperatorTables
 
-PROJECTIONS = ("qkv_a", "q_b", "kv_b", "o")
+PHASES = {"generation": "decode", "context": "prefill"}
+FORMATS = {"bfloat16": "bf16", "fp8_block": "fp8"}
 DEGREES = (1, 2, 4, 8, 16)
 
 
-def ratios(source: Path, device: str, phase: str, tp: int) -> np.ndarray:
-    """Predicted over measured seconds of every bf16 point of the module at one tensor-parallel degree."""
-    hardware, model = load_hardware(device), load_model("DeepSeek-V3")
+def ratios(source: Path, device: str, module: str, gemm_type: str, tp: int) -> np.ndarray:
+    """Predicted over measured seconds of every point with a bf16 cache at one tensor-parallel degree."""
+    hardware, model = load_hardware(device), load_model(MODEL)
     profile = load_profile(device, hardware)
     assert isinstance(profile, RooflineProfile)
-    file = newest(find_system(source, hardware) / "mla" / "vllm", f"mla_{phase}_module_perf.parquet")
-    if file is None:
+    assert profile.measured is not None
+    operator, heads = layer_shape(model, PHASES[module], tp)
+    grid = profile.measured.grid(operator, "bf16", "bf16", profile.seconds_of(operator, "bf16"), **heads)
+    files = newest_first(find_system(source, hardware) / "mla" / "vllm", f"mla_{module}_module_perf.parquet")
+    if grid is None or not files:
         return np.empty(0)
-    frame = pq.read_table(file).to_pandas()
-    heads = model.num_attention_heads // tp
-    frame = frame[
-        (frame["gemm_type"] == "bfloat16") & (frame["kv_cache_dtype"] == "bfloat16") & (frame["num_heads"] == heads)
-    ]
-    batch, q = (frame[name].to_numpy(np.float64) for name in ("batch_size", "isl"))
-    context = frame["step"].to_numpy(np.float64) + q
-    rows = (batch * q).astype(np.int64)
-    tables = OperatorTables(profile, tp, "bf16")
-    matrices = [layer for layer in linear_layers(model, tp) if layer.name in PROJECTIONS]
+    frame = pq.read_table(files[0]).to_pandas()
+    wanted = {
+        "gemm_type": gemm_type,
+        "mla_dtype": "bfloat16",
+        "kv_cache_dtype": "bfloat16",
+        "num_heads": heads["heads"],
+    }
+    frame = frame[np.all([frame[name] == value for name, value in wanted.items()], axis=0)]
+    if frame.empty:
+        return np.empty(0)
+    points = frame.assign(batch=frame["batch_size"], q=frame["isl"], context=frame["step"] + frame["isl"])
+    rows = (points["batch"] * points["q"]).to_numpy(np.int64)
+    tables = OperatorTables(profile, tp, FORMATS[gemm_type])
+    matrices = [layer for layer in linear_layers(model, tp) if layer.name in MATRICES]
     seconds = sum((tables.linear(layer, rows).sum(axis=1) / layer.count for layer in matrices), np.zeros(len(rows)))
-    decode = phase == "generation"
-    pairs = batch * (q * context - (0.0 if decode else 0.5 * q * (q - 1.0)))
-    work = attention_work(model, rows, batch * context, pairs, tp=tp, absorbed=decode)
-    seconds = seconds + profile.seconds_of("attention_decode" if decode else "attention_prefill", "bf16")(work)
-    return np.asarray(seconds / (1e-3 * frame["latency"].to_numpy()))
+    log_s, _ = grid.log_seconds(*grid_axes(operator, points).T)
+    return np.asarray((seconds + np.exp(log_s)) / (1e-3 * points["latency"].to_numpy()))
 
 
 def main() -> None:
@@ -62,18 +70,20 @@ def main() -> None:
     parser.add_argument("--source", type=Path, required=True, help="folder that holds aiconfigurator_core")
     source = parser.parse_args().source
     rows = []
-    print(f"{'device':<16}{'phase':<12}{'tp':>3}{'points':>8}{'p10':>8}{'median':>8}{'p90':>8}   predicted / measured")
+    print(f"{'device':<16}{'block':<12}{'matrices':<11}{'tp':>3}{'points':>8}{'p10':>8}{'median':>8}{'p90':>8}   ratio")
     for device in SYSTEMS:
         if device == "h100-pcie":  # no bundled profile
             continue
-        for phase in ("generation", "context"):
-            for tp in DEGREES:
-                found = ratios(source, device, phase, tp)
-                if len(found):
-                    p10, median, p90 = np.quantile(found, (0.1, 0.5, 0.9))
-                    print(f"{device:<16}{phase:<12}{tp:>3}{len(found):>8}{p10:>8.2f}{median:>8.2f}{p90:>8.2f}")
-                    figures = {"p10": p10, "median": median, "p90": p90}
-                    rows.append({"device": device, "phase": phase, "tp": tp, "points": len(found), **figures})
+        for module, gemm_type, tp in itertools.product(PHASES, FORMATS, DEGREES):
+            found = ratios(source, device, module, gemm_type, tp)
+            if len(found):
+                p10, median, p90 = np.quantile(found, (0.1, 0.5, 0.9))
+                print(
+                    f"{device:<16}{module:<12}{gemm_type:<11}{tp:>3}{len(found):>8}{p10:>8.2f}{median:>8.2f}{p90:>8.2f}"
+                )
+                figures = {"p10": p10, "median": median, "p90": p90}
+                place = {"device": device, "block": module, "matrices": gemm_type, "tp": tp}
+                rows.append({**place, "points": len(found), **figures})
     print(json.dumps(rows))
 
 

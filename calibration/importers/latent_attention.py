@@ -1,14 +1,14 @@
 """Latent attention from aiconfigurator-core's timings of a whole attention block.
 
-One row of its modules is all of one layer's attention in a CUDA graph, without the all-reduce: the matrices (qkv_a, q_b,
-the two halves of kv_b, o), the latents' norms, rotary embedding, cache write, attention over latents. The matrices are
+One row of its modules is all of one layer's attention in a CUDA graph, all-reduce apart: the matrices (qkv_a, q_b, the
+two halves of kv_b, o), the latents' norms, rotary embedding, cache write, attention over latents. The matrices are
 layers of their own in a step, so the profile's times of them, bf16 over the same rows, are taken off; a block's parts
 then add up to the measured block. What is left holds one thing more: in decode the halves of kv_b are two batched
 products (8 to 13 us for the 3 to 14 us of one matrix).
 
 A graph is replayed over the same weights and latents. Where all of them fit the last-level cache the matrices ran out
-of it, faster than those taken off and than in an engine: such decode rows are dropped. (Prompts are bound by
-arithmetic.)
+of it, faster than those taken off and than in an engine: what is left of such a decode row is too little, up to 10 us
+on B200. It is dropped unless it still exceeds the roofline of the other rows. (Prompts are bound by arithmetic.)
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ import pandas as pd
 
 from draftcast.calibration.importers.plausible import plausible
 from draftcast.calibration.profile.hardware import HardwareSpec
-from draftcast.calibration.profile.measured import Part, curves_of
+from draftcast.calibration.profile.measured import Part, curves_of, parts_of
+from draftcast.calibration.profile.roofline import Roofline
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.dtypes import KV_BYTES
 from draftcast.kernels.operators.attention import layer_shape
-from draftcast.kernels.operators.cost import FloatArray, Work
+from draftcast.kernels.operators.cost import FloatArray
 from draftcast.kernels.work.layers import LinearLayer, linear_layers
 
+Rooflines = dict[tuple[str, str], Roofline]
+"""By family and number format."""
 MODEL = "deepseek-ai/DeepSeek-V3"
 MODULES = ("mla_decode", "mla_prefill")
 MATRICES = ("qkv_a", "q_b", "kv_b", "o")
@@ -40,7 +43,7 @@ CACHE_BYTES = {
     "rtx-pro-6000": 128e6,
 }
 """Last-level cache (L2) of a device: NVIDIA's architecture white papers; B200 as its driver reports it."""
-CACHED = "latent attention whose weights and latents fit the cache"
+CACHED = "latent attention whose weights and latents fit the cache: too fast"
 NOTHING_LEFT = "latent attention no slower than its matrices"
 
 
@@ -58,7 +61,10 @@ def module_rows(raw: pd.DataFrame, left_out: dict[str, int], operator: str) -> p
         for value, count in raw.loc[bad, column].value_counts().items():
             left_out[f"{operator} with {column} {value}"] = int(count)
         taken &= ~bad
-    rows = raw[taken]
+    uneven = taken & (model.num_attention_heads % raw["num_heads"] != 0)
+    if uneven.any():
+        left_out[f"{operator} with heads that ranks cannot share"] = int(uneven.sum())
+    rows = raw[taken & ~uneven]
     _, shape = layer_shape(model, operator.removeprefix("mla_"), 1)
     return pd.DataFrame(
         {
@@ -93,13 +99,14 @@ def without_matrices(frame: pd.DataFrame, hardware: HardwareSpec, left_out: dict
     if matrices.empty:
         left_out["latent attention without times of its matrices"] = len(blocks)
         return others
-    seconds = blocks["seconds"] - _matrix_seconds(blocks, matrices, hardware)
+    blocks = blocks.assign(seconds=blocks["seconds"] - _matrix_seconds(blocks, matrices, hardware))
+    nothing = blocks["seconds"] <= 0.0
     cached = (blocks["operator"] == "mla_decode") & (_footprint(blocks) <= CACHE_BYTES.get(hardware.name, 0.0))
-    for reason, bad in ((CACHED, cached), (NOTHING_LEFT, (seconds <= 0.0) & ~cached)):
+    low = cached & (blocks["seconds"] < _roofline_seconds(blocks, blocks[~cached & ~nothing], hardware))
+    for reason, bad in ((NOTHING_LEFT, nothing), (CACHED, low & ~nothing)):
         if bad.any():
             left_out[reason] = int(bad.sum())
-    kept = ~cached & (seconds > 0.0)
-    rest, dropped = plausible(blocks[kept].assign(seconds=seconds[kept]), hardware)
+    rest, dropped = plausible(blocks[~nothing & ~low], hardware)
     for reason, count in dropped.items():
         left_out[f"latent attention: {reason}"] = count
     return pd.concat([others, rest], ignore_index=True)
@@ -117,20 +124,34 @@ def _footprint(blocks: pd.DataFrame) -> FloatArray:
     return (blocks["heads"].map(weights) + latents).to_numpy(np.float64)
 
 
-def _matrix_seconds(blocks: pd.DataFrame, matrices: pd.DataFrame, hardware: HardwareSpec) -> pd.Series:
-    """Seconds of the matrices of every block, as a profile with these timings of matrices takes them."""
+def _fitted(rows: pd.DataFrame, hardware: HardwareSpec) -> Rooflines:
     from draftcast.calibration.profile.roofline_fit import fit_table  # imports scipy
 
-    fits, _ = fit_table(LatencyTable.from_frame(matrices.assign(settled=False)), hardware)
-    ceilings = hardware.ceilings("linear", "bf16")
+    return fit_table(LatencyTable.from_frame(rows.assign(settled=False)), hardware)[0]
 
-    def roofline(work: Work) -> FloatArray:
-        return fits["linear", "bf16"].seconds(work.flops, work.bytes, *ceilings)
 
-    curves = curves_of(Part("linear", "bf16"), matrices, roofline, {})
+def _matrix_seconds(blocks: pd.DataFrame, matrices: pd.DataFrame, hardware: HardwareSpec) -> pd.Series[float]:
+    """Seconds of the matrices of every block, as a profile with these timings of matrices takes them."""
+    fit, ceilings = _fitted(matrices, hardware)["linear", "bf16"], hardware.ceilings("linear", "bf16")
+    curves = curves_of(
+        Part("linear", "bf16"), matrices, lambda work: fit.seconds(work.flops, work.bytes, *ceilings), {}
+    )
     seconds = pd.Series(0.0, index=blocks.index)
     for heads, rows in blocks.groupby("heads"):
         m = (rows["batch"] * rows["q"]).to_numpy(np.float64)
         for layer in _layers(int(str(heads))):
             seconds[rows.index] += curves.seconds(m, (layer.k, layer.n))[0]
+    return seconds
+
+
+def _roofline_seconds(blocks: pd.DataFrame, fitted: pd.DataFrame, hardware: HardwareSpec) -> pd.Series[float]:
+    """Seconds of every block by the rooflines of the ``fitted`` ones; infinite where none was fitted."""
+    seconds = pd.Series(np.inf, index=blocks.index)
+    fits = _fitted(fitted, hardware) if len(fitted) else {}
+    for part, rows in parts_of(blocks):
+        if part.roofline in fits:
+            work = part.work_of(rows)
+            seconds[rows.index] = fits[part.roofline].seconds(
+                work.flops, work.bytes, *hardware.ceilings(*part.roofline)
+            )
     return seconds

@@ -98,7 +98,8 @@ def above_larger(frame: pd.DataFrame) -> pd.Series:
     bad = pd.Series(False, index=frame.index)
     for operator, rows in frame.groupby("operator"):
         sizes = rows.assign(prefix=rows["context"] - rows["q"])
-        same = [name for name in (*POINT, "prefix") if name != ("context" if str(operator).endswith("prefill") else "prefix")]
+        other = "context" if str(operator).endswith("prefill") else "prefix"
+        same = [name for name in (*POINT, "prefix") if name != other]
         for axis in GROWS_WITH.get(str(operator), ()):
             falling = sizes.sort_values(axis, ascending=False, kind="stable")
             group = falling.groupby([name for name in same if name != axis], sort=False).ngroup()

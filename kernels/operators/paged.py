@@ -180,9 +180,7 @@ def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], len
     begin, last = first * BLOCK_SIZE, -(-length // BLOCK_SIZE)
     chosen = torch.tensor(sequences, device=query.device)
     blocks = inputs["block_tables"][chosen, first:last].reshape(-1)
-    keys, values = (
-        cache.new_empty((blocks.numel(), *inputs[name].shape[1:])) for name in ("key_cache", "value_cache")
-    )
+    keys, values = (cache.new_empty((blocks.numel(), *inputs[name].shape[1:])) for name in ("key_cache", "value_cache"))
     pieces = []
     for start in range(0, q, QUERY_TILE):
         stop = min(start + QUERY_TILE, q)
