@@ -16,6 +16,7 @@ from draftcast.calibration.profile.table import LatencyTable, read_frame
 from draftcast.errors import ModelError
 from draftcast.kernels.model.catalog import load_model, model_names
 from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.operators.attention import layer_shape
 from draftcast.kernels.work.layers import linear_layers, lm_head
 
 RANKS = (1, 2, 4, 8)
@@ -51,7 +52,8 @@ def test_folder_is_whole_and_says_where_it_comes_from(name: str) -> None:
     assert "build_shipped" in manifest.command
     assert manifest.versions["aiconfigurator-core"] == "0.12.0"
     kinds = {Path(file).name.removesuffix("_perf.parquet") for file in manifest.sources}
-    assert kinds == {"gemm", "generation_attention", "context_attention", "moe", "custom_allreduce"}
+    latent = set() if name == "a100-80g" else {"mla_generation_module", "mla_context_module"}
+    assert kinds == {"gemm", "generation_attention", "context_attention", "moe", "custom_allreduce"} | latent
     assert all(len(digest) == 64 for digest in manifest.sources.values())
     assert all(count > 0 for count in manifest.left_out.values())
     profile = load_profile(name, load_hardware(name))
@@ -144,6 +146,18 @@ def test_heads_of_the_bundled_models(frames: dict[str, pd.DataFrame], name: str,
         of_format = rows[(rows["kv_dtype"] == kv_dtype) & (rows["window"] == 0)]
         measured = set(of_format[["heads", "kv_heads", "head_dim"]].itertuples(index=False, name=None))
         assert wanted - measured == missing
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("operator", ["mla_decode", "mla_prefill"])
+def test_latent_attention_of_the_bundled_models(frames: dict[str, pd.DataFrame], name: str, operator: str) -> None:
+    rows = frames[name][(frames[name]["operator"] == operator) & (frames[name]["kv_dtype"] == "bf16")]
+    measured = set(rows[["heads", "k", "n"]].itertuples(index=False, name=None))
+    widths = (576, 512) if operator == "mla_decode" else (192, 128)
+    heads = () if name == "a100-80g" else (1, 2, 4, 8, 16, 32, 64, 128)
+    assert measured == {(count, *widths) for count in heads}
+    wanted = {layer_shape(model, operator[4:], tp)[1]["heads"] for model, tp in sharded() if model.is_mla}
+    assert wanted == {128, 64, 32, 16}
 
 
 @pytest.mark.parametrize("name", [name for name in DEVICES if name != "a100-80g"])
