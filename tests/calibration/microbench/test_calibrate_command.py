@@ -155,7 +155,7 @@ def test_an_import_is_written_shown_and_not_overwritten(tmp_path: Path, monkeypa
     found = json.loads(done.stdout)
     assert found["written"] == "two"
     assert {row["operator"]: row["points"] for row in found["operators"]} == {
-        "embedding": 4, "linear": 16, "rotary": 4, "swiglu": 4
+        "all_reduce": 137, "embedding": 4, "linear": 16, "rotary": 4, "swiglu": 4
     }  # fmt: skip
     manifest = json.loads((tmp_path / "two" / "manifest.json").read_text())
     assert manifest["command"] == "draftcast calibrate --import vidur profiling --hardware a100-80g --out two"
