@@ -1,237 +1,260 @@
-"""Reads a Hugging Face ``config.json`` into a ``ModelSpec``: what a family changes of a Llama-like decoder.
+"""Reads a Hugging Face ``config.json`` into a ``ModelSpec``, by its fields.
 
-What a config leaves to the model's code (which projections carry biases, which layers slide) is written here, each
-time after the architecture's modelling code in Hugging Face transformers. An architecture that is not in
-``ARCHITECTURES`` is refused by name: a near miss would give wrong bytes silently.
+A decoder of full or sliding attention (MHA, GQA, MLA) and of dense or routed feed-forward layers is described by the
+fields themselves, whatever the model is called. What a config leaves to the model's code (which projections carry
+biases, how many norms a layer has) stands in ``_IMPLIED`` by ``model_type``, as fields, each after the modelling code
+in Hugging Face transformers. A field that describes another kind of layer, or an unknown size, is refused by name: a
+near miss would give wrong bytes silently.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from draftcast.errors import ModelError
+from draftcast.kernels.model.config import (
+    EXPERTS,
+    MLA,
+    MTP_LAYERS,
+    SHARED_COUNT,
+    SHARED_WIDTH,
+    TOP_K,
+    Config,
+    refuse_other_layers,
+)
 from draftcast.kernels.model.spec import ModelSpec
 
-# No dimension of a model comes near it, and no product of dimensions leaves a float.
-_LARGEST = 2**31
+# Where multimodal configs keep the language model's fields.
+_NESTED = ("text_config", "llm_config", "language_config")
+
+_QWEN2 = {"attention_bias": True, "attention_output_bias": False}  # on q, k, v only
+_QWEN3 = {"use_qk_norm": True, "head_dim": 128}
+_GEMMA = {"tie_word_embeddings": True, "gated_mlp": True, "norms_per_layer": 4, "head_dim": 256}
+_NOAUX = {"topk_method": "noaux_tc"}
+_GLM4_MOE = {**_NOAUX, "attention_output_bias": False}
+_IMPLIED: dict[str, dict[str, Any]] = {
+    "opt": {
+        "hidden_act": "relu",
+        "enable_bias": True,
+        "layer_norm_bias": True,
+        "tie_word_embeddings": True,
+        "position_offset": 2,  # OPT offsets its learned positions by 2 rows
+    },
+    "qwen2": _QWEN2,
+    "qwen2_moe": _QWEN2,
+    "qwen2_5_vl_text": _QWEN2,
+    "qwen3": _QWEN3,
+    "qwen3_moe": _QWEN3,
+    "qwen3_vl_text": _QWEN3,
+    "qwen3_vl_moe_text": _QWEN3,
+    "mimo": {"attention_output_bias": False},
+    "gemma": {**_GEMMA, "norms_per_layer": 2},
+    "gemma2": {**_GEMMA, "sliding_window": 4096, "sliding_window_pattern": 2},
+    "gemma3_text": {
+        **_GEMMA,
+        "use_qk_norm": True,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+    },
+    "glm4": {"norms_per_layer": 4, "attention_output_bias": False},
+    "glm4_moe": _GLM4_MOE,
+    "glm4_moe_lite": _NOAUX,
+    "deepseek_v3": _NOAUX,
+    "kimi_k2": _NOAUX,
+    "ernie4_5_moe": _NOAUX,
+    "llama4_text": {"n_shared_experts": 1},
+    "nemotron": {"layer_norm_bias": True},
+    "gpt_oss": {
+        "head_dim": 64,
+        "sliding_window": 128,
+        "sliding_window_pattern": 2,
+        "attention_bias": True,
+        "attention_sinks": True,
+        "expert_bias": True,
+        **_NOAUX,
+    },
+}
+
+_ACTIVATION = ("hidden_act", "hidden_activation", "activation_function")
+_GATED, _UNGATED = ("silu", "swish", "swiglu", "swigluoai"), ("relu", "relu2")
 
 
-class Config:
-    """Typed look-ups in a parsed config; every failure names the file and the key."""
-
-    def __init__(self, values: Mapping[str, Any], name: str) -> None:
-        self.values = values
-        self.name = name
-
-    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """Integer from ``minimum`` to 2**31; ``default`` where the key is absent or null, an error without one."""
-        value = self.values.get(key)
-        if value is None:
-            if default is None:
-                raise ModelError("missing; an integer is needed", file=self.name, key=key)
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _LARGEST:
-            bound = f"<= {_LARGEST}" if isinstance(value, int) and value > _LARGEST else f">= {minimum}"
-            raise ModelError(f"an integer {bound} is needed", file=self.name, key=key, value=value)
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise ModelError("true or false is needed", file=self.name, key=key, value=value)
-        return value
-
-    def strings(self, key: str) -> list[str]:
-        """List of strings; empty when the key is absent or null."""
-        value = self.values.get(key)
-        if value is None:
-            return []
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise ModelError("a list of strings is needed", file=self.name, key=key, value=value)
-        return value
-
-    def refuse_unless(self, key: str, allowed: object) -> None:
-        """Refuse a setting the cost model does not cover instead of ignoring it."""
-        value = self.values.get(key)
-        if value is not None and value != allowed:
-            raise ModelError(f"only {allowed!r} is supported", file=self.name, key=key, value=value)
-
-
-def decoder_values(config: Config, family: Mapping[str, Any]) -> dict[str, Any]:
-    """A Llama-like decoder: rotary positions, RMSNorm, SwiGLU, grouped-query attention; ``family`` replaces values."""
+def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
+    """``ModelSpec``'s values of a decoder by its config's fields; ``given`` replaces values."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    layers = config.integer("num_hidden_layers")
+    layers, positions = config.integer("num_hidden_layers"), config.integer("max_position_embeddings")
     values = {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "num_key_value_heads": config.integer("num_key_value_heads", heads),
         "vocab_size": config.integer("vocab_size"),
-        "max_position_embeddings": config.integer("max_position_embeddings"),
+        "max_position_embeddings": positions,
         "tie_word_embeddings": config.flag("tie_word_embeddings", False),
-        "gated_mlp": True,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "position_embeddings": 0,
-        "word_embed_proj_dim": hidden,
-        **family,
+        "gated_mlp": _is_gated(config),
+        "position_embeddings": positions + config.count("position_offset") if config.count("position_offset") else 0,
+        "word_embed_proj_dim": config.integer("word_embed_proj_dim", hidden),
+        "num_nextn_layers": config.count(*MTP_LAYERS),
+        "qk_norm": config.flag("use_qk_norm", config.flag("qk_layernorm", False)),
+        "layer_norm_bias": config.flag("layer_norm_bias", False),
+        "attention_sinks": config.flag("attention_sinks", False),
+        "norms_per_layer": config.integer("norms_per_layer", 2),
+        "final_norm": config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm", False),
+        **_biases(config),
+        **_attention(config, hidden, heads),
+        **_feed_forward(config, layers),
     }
-    if "sliding_window" not in values:
+    if "sliding_window" not in given:
         values["sliding_window"], values["num_sliding_layers"] = _sliding(config, layers)
-    if "head_dim" not in values:
-        if config.values.get("head_dim") is None and hidden % heads:
-            message = f"a multiple of num_attention_heads = {heads} is needed when head_dim is absent"
-            raise ModelError(message, file=config.name, key="hidden_size", value=hidden)
-        values["head_dim"] = config.integer("head_dim", hidden // heads)
-    if "intermediate_size" not in values:
-        values["intermediate_size"] = config.integer("intermediate_size")
-    return values
+    return {**values, **given}
+
+
+def _is_gated(config: Config) -> bool:
+    """Whether the MLP has a gate matrix; the activation tells, but for GELU."""
+    key = config.first(_ACTIVATION)
+    activation = config.values.get(key)
+    gated = config.values.get("gated_mlp", activation is None or activation in _GATED)
+    if not gated and activation not in _UNGATED:
+        allowed = f"gated or not? known: {', '.join((*_GATED, *_UNGATED))}, and others of Gemma"
+        raise ModelError(allowed, file=config.name, key=key, value=activation)
+    return bool(gated)
+
+
+def _biases(config: Config) -> dict[str, bool]:
+    """Biases of attention and MLP: of all projections, or of q, k, v alone."""
+    everywhere = config.flag("enable_bias", config.flag("use_bias", False))
+    attention = config.flag("attention_bias", everywhere)
+    return {
+        "attention_bias": attention or config.flag("qkv_bias", config.flag("use_qkv_bias", False)),
+        "attention_output_bias": config.flag("attention_output_bias", attention),
+        "mlp_bias": config.flag("mlp_bias", everywhere),
+    }
+
+
+def _attention(config: Config, hidden: int, heads: int) -> dict[str, int]:
+    """Head sizes of MHA, GQA or MLA."""
+    if any(config.values.get(key) is not None for key in MLA):
+        nope, rope = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
+        return {
+            "head_dim": nope + rope,
+            "q_lora_rank": config.integer("q_lora_rank", 0),
+            "kv_lora_rank": config.integer("kv_lora_rank"),
+            "qk_rope_head_dim": rope,
+            "qk_nope_head_dim": nope,
+            "v_head_dim": config.integer("v_head_dim"),
+        }
+    if config.values.get("head_dim") is None and hidden % heads:
+        message = f"a multiple of num_attention_heads = {heads} is needed when head_dim is absent"
+        raise ModelError(message, file=config.name, key="hidden_size", value=hidden)
+    head_dim = config.integer("head_dim", hidden // heads)
+    if config.integer("v_head_dim", head_dim) != head_dim:
+        allowed = f"only head_dim = {head_dim} is supported without kv_lora_rank"
+        raise ModelError(allowed, file=config.name, key="v_head_dim", value=config.values["v_head_dim"])
+    return {"head_dim": head_dim}
 
 
 def _sliding(config: Config, layers: int) -> tuple[int, int]:
     """(window in tokens, number of layers that use it); (0, 0) when attention is full everywhere."""
     if config.values.get("use_sliding_window") is False:
         return 0, 0
-    window = config.integer("sliding_window", 0)
-    if window == 0:
-        return 0, 0
-    layer_types = config.strings("layer_types")
-    if layer_types:
-        if len(layer_types) != layers:
-            raise ModelError(f"{layers} entries are needed", file=config.name, key="layer_types")
-        sliding_layers = sum(kind == "sliding_attention" for kind in layer_types)
+    kinds = config.strings("layer_types", ("full_attention", "sliding_attention"))
+    pattern = config.integer(config.first(("sliding_window_pattern", "_sliding_window_pattern")), 0)
+    if kinds:
+        config.per_layer("layer_types", kinds, layers)
+        sliding_layers = kinds.count("sliding_attention")
+    elif pattern:
+        sliding_layers = layers - layers // pattern  # every pattern-th layer is full
     else:
         # Qwen2/Qwen3: layers from max_window_layers on slide; Mistral has no such key and slides everywhere.
         sliding_layers = layers - min(layers, config.integer("max_window_layers", 0, minimum=0))
-    return (window, sliding_layers) if sliding_layers else (0, 0)
+    window = config.integer("sliding_window", None if kinds and sliding_layers else 0)
+    if window >= config.integer("max_position_embeddings"):
+        return 0, 0
+    return (window, sliding_layers) if window and sliding_layers else (0, 0)
 
 
-def attention_bias(config: Config) -> dict[str, Any]:
-    bias = config.flag("attention_bias", False)
-    return {"attention_bias": bias, "attention_output_bias": bias}
-
-
-def _experts(config: Config, num_experts: str, width: str) -> dict[str, Any]:
-    """Routed experts under the family's names for their number and width; no dense layers."""
+def _feed_forward(config: Config, layers: int) -> dict[str, Any]:
+    """Widths of dense and routed feed-forward layers, and how many layers are dense."""
+    width = config.first(("intermediate_size", "ffn_dim"))
+    num_experts = config.count(*EXPERTS)
+    if num_experts < 2:
+        return {"intermediate_size": config.integer(width)}
+    expert_width = config.integer(config.first(("moe_intermediate_size", width)))
+    shared = config.count(*SHARED_COUNT)
+    shared_key = config.first(SHARED_WIDTH)
+    shared_width = config.count(shared_key)
+    if shared_width % expert_width:
+        allowed = f"a multiple of the experts' width {expert_width} is needed"
+        raise ModelError(allowed, file=config.name, key=shared_key, value=shared_width)
+    dense_layers = layers - _moe_layers(config, layers)
+    dense_width = config.first(("intermediate_size_mlp", "dense_intermediate_size", width))
     return {
-        "intermediate_size": 0,
-        "num_experts": config.integer(num_experts),
-        "num_experts_per_tok": config.integer("num_experts_per_tok"),
-        "moe_intermediate_size": config.integer(width),
+        "intermediate_size": config.integer(dense_width) if dense_layers else 0,
+        "num_experts": num_experts,
+        "num_experts_per_tok": config.integer(config.first(TOP_K)),
+        "moe_intermediate_size": expert_width,
+        "num_shared_experts": shared_width // expert_width or shared,
+        "first_k_dense_layers": dense_layers,
+        "expert_bias": config.flag("expert_bias", False),
+        "router_bias": config.values.get("topk_method") == "noaux_tc"  # e_score_correction_bias
+        or config.flag("use_routing_bias", config.flag("use_moe_router_bias", False)),
     }
 
 
-def _llama(config: Config) -> dict[str, Any]:
-    return {**attention_bias(config), "mlp_bias": config.flag("mlp_bias", False)}
-
-
-def _qwen3(config: Config) -> dict[str, Any]:
-    return {**attention_bias(config), "qk_norm": True, "head_dim": config.integer("head_dim", 128)}
-
-
-def _qwen3_moe(config: Config) -> dict[str, Any]:
-    layers = config.integer("num_hidden_layers")
-    step = config.integer("decoder_sparse_step", 1)
+def _moe_layers(config: Config, layers: int) -> int:
+    """Layers with routed experts: those that every rule of the config allows."""
+    kinds = config.strings("mlp_layer_types", ("dense", "sparse"))
+    if kinds:
+        config.per_layer("mlp_layer_types", kinds, layers)
     dense = config.values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         raise ModelError("a list of layer numbers is needed", file=config.name, key="mlp_only_layers", value=dense)
-    moe_layers = sum(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
-    experts = _experts(config, "num_experts", "moe_intermediate_size")
-    if moe_layers < layers:
-        experts |= {"intermediate_size": config.integer("intermediate_size")}
-    return {**attention_bias(config), **experts, "first_k_dense_layers": layers - moe_layers, "qk_norm": True}
-
-
-def _mixtral(config: Config) -> dict[str, Any]:
-    return _experts(config, "num_local_experts", "intermediate_size")
-
-
-def _gpt_oss(config: Config) -> dict[str, Any]:
-    layers = config.integer("num_hidden_layers")
-    window = config.integer("sliding_window", 128)
-    layer_types = config.strings("layer_types")
-    # Without layer_types the model's code alternates, starting with a sliding layer.
-    sliding = sum(kind == "sliding_attention" for kind in layer_types) if layer_types else (layers + 1) // 2
-    always = ("attention_bias", "attention_output_bias", "attention_sinks", "expert_bias", "router_bias")
-    return {
-        **_experts(config, "num_local_experts", "intermediate_size"),
-        **dict.fromkeys(always, True),
-        "head_dim": config.integer("head_dim", 64),
-        "sliding_window": window if sliding else 0,
-        "num_sliding_layers": sliding,
-    }
-
-
-def _deepseek_v3(config: Config) -> dict[str, Any]:
-    config.refuse_unless("moe_layer_freq", 1)
-    config.refuse_unless("attention_bias", False)
-    nope, rope = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
-    return {
-        **_experts(config, "n_routed_experts", "moe_intermediate_size"),
-        "head_dim": nope + rope,
-        "intermediate_size": config.integer("intermediate_size"),
-        "num_shared_experts": config.integer("n_shared_experts", 0, minimum=0),
-        "first_k_dense_layers": config.integer("first_k_dense_replace", 0, minimum=0),
-        "q_lora_rank": config.integer("q_lora_rank", 0),
-        "kv_lora_rank": config.integer("kv_lora_rank"),
-        "qk_rope_head_dim": rope,
-        "qk_nope_head_dim": nope,
-        "v_head_dim": config.integer("v_head_dim"),
-        "num_nextn_layers": config.integer("num_nextn_predict_layers", 0, minimum=0),
-        "router_bias": True,  # e_score_correction_bias
-    }
-
-
-def _opt(config: Config) -> dict[str, Any]:
-    bias = config.flag("enable_bias", True)
-    norm_first, norm_removed = config.flag("do_layer_norm_before", True), config.flag("_remove_final_layer_norm", False)
-    return {
-        "num_key_value_heads": config.integer("num_attention_heads"),
-        "intermediate_size": config.integer("ffn_dim"),
-        "tie_word_embeddings": config.flag("tie_word_embeddings", True),
-        "gated_mlp": False,
-        "attention_bias": bias,
-        "attention_output_bias": bias,
-        "mlp_bias": bias,
-        "position_embeddings": config.integer("max_position_embeddings") + 2,  # OPT offsets positions by 2 rows
-        "word_embed_proj_dim": config.integer("word_embed_proj_dim", config.integer("hidden_size")),
-        "layer_norm_bias": True,
-        "final_norm": norm_first and not norm_removed,
-    }
-
-
-ARCHITECTURES: dict[str, Callable[[Config], dict[str, Any]]] = {
-    "OPTForCausalLM": _opt,
-    "LlamaForCausalLM": _llama,
-    "MistralForCausalLM": lambda config: {},
-    "Qwen2ForCausalLM": lambda config: {"attention_bias": True},  # on q, k, v only, whatever the config says
-    "Qwen3ForCausalLM": _qwen3,
-    "Qwen3MoeForCausalLM": _qwen3_moe,
-    "MixtralForCausalLM": _mixtral,
-    "GptOssForCausalLM": _gpt_oss,
-    "DeepseekV3ForCausalLM": _deepseek_v3,
-}
+    frequency = config.values.get("moe_layer_freq")
+    listed: list[Any] = frequency if isinstance(frequency, list) else []
+    if listed:
+        config.per_layer("moe_layer_freq", listed, layers)
+    every = 1 if listed else config.integer("moe_layer_freq", 1)
+    steps = [config.integer(key, 1) for key in ("decoder_sparse_step", "interleave_moe_layer_step",
+                                                "moe_layer_interval")]  # fmt: skip
+    first = config.count("first_k_dense_replace", "moe_layer_start_index")
+    if first > layers:
+        allowed = f"at most num_hidden_layers = {layers}"
+        key = config.first(("first_k_dense_replace", "moe_layer_start_index"))
+        raise ModelError(allowed, file=config.name, key=key, value=first)
+    end = config.integer("moe_layer_end_index", -1, minimum=-1)
+    last = layers - 1 if end == -1 else end
+    return sum(
+        first <= layer <= last
+        and layer not in dense
+        and layer % every == 0
+        and all((layer + 1) % step == 0 for step in steps)
+        and (not kinds or kinds[layer] == "sparse")
+        and (not listed or bool(listed[layer]))
+        for layer in range(layers)
+    )
 
 
 def spec_from_config(values: Mapping[str, Any], name: str) -> ModelSpec:
     """The model of a parsed Hugging Face ``config.json``; ``name`` of the model or its file stands in messages.
 
     Raises:
-        ModelError: unknown architecture, or a missing, ill-typed or contradicting field (named).
+        ModelError: another kind of layer, or a missing, ill-typed or contradicting field (named).
     """
     if not isinstance(values, Mapping):
         raise ModelError("a JSON object is needed", file=name)
-    config = Config(values, name)
-    architectures = config.strings("architectures")
-    known = ", ".join(ARCHITECTURES)
-    if not architectures:
-        raise ModelError(f"missing or empty; known architectures: {known}", file=name, key="architectures")
-    if architectures[0] not in ARCHITECTURES:
-        raise ModelError(
-            f"unknown architecture; known: {known}", file=name, key="architectures", value=architectures[0]
-        )
-    family = ARCHITECTURES[architectures[0]](config)
-    return ModelSpec(name=name, architecture=architectures[0], **decoder_values(config, family))
+    where = name
+    for key in _NESTED:
+        if isinstance(values.get(key), Mapping):
+            outer = {each: values[each] for each in ("architectures", "tie_word_embeddings") if each in values}
+            values, where = {**outer, **values[key]}, f"{name}: {key}"
+            break
+    given = {key: value for key, value in values.items() if value is not None}
+    refuse_other_layers(Config(given, where))
+    config = Config({**_IMPLIED.get(str(given.get("model_type")), {}), **given}, where)
+    labels = [*config.strings("architectures"), str(config.values.get("model_type", ""))]
+    return ModelSpec(name=name, architecture=labels[0], **decoder_values(config, {}))

@@ -19,8 +19,9 @@ from typing import Any
 from draftcast.errors import ModelError
 from draftcast.files import read_json
 from draftcast.kernels.model import drafters
-from draftcast.kernels.model.architectures import Config, attention_bias, decoder_values
+from draftcast.kernels.model.architectures import decoder_values
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model
+from draftcast.kernels.model.config import Config
 from draftcast.kernels.model.spec import ModelSpec
 
 _FILE = Path(__file__).with_name("heads.json")
@@ -291,10 +292,9 @@ def read_head(values: Any, name: str) -> HeadConfig:
         assumed = (f"{name} has sliding_window = {unused} and no layer_types: assumed full attention",)
     if "DominoDraftModel" in config.strings("architectures"):
         assumed += (f"{name} is a Domino head: assumed a DFlash head whose sequential projector costs nothing",)
-    family = {**attention_bias(config), **_experts(config)}
-    family |= {"sliding_window": window, "num_sliding_layers": sliding_layers}
-    family |= {"qk_norm": kind in ("dflash", "dspark"), "tie_word_embeddings": False}
-    decoder = ModelSpec(name, "LlamaForCausalLM", **decoder_values(config, family))
+    given = {"sliding_window": window, "num_sliding_layers": sliding_layers}
+    given |= {"qk_norm": kind in ("dflash", "dspark"), "tie_word_embeddings": False}
+    decoder = ModelSpec(name, "LlamaForCausalLM", **decoder_values(config, given))
     sections = [config, *(_section(config, key) for key in _SECTIONS)]
     rank = max(section.integer("markov_rank", 0, minimum=0) for section in sections)
     return HeadConfig(
@@ -369,20 +369,3 @@ def _sliding(config: Config) -> tuple[int, int]:
     """(window, layers that slide): vLLM's drafters go by ``layer_types`` alone."""
     count = sum("sliding" in kind for kind in config.strings("layer_types"))
     return (config.integer("sliding_window"), count) if count else (0, 0)
-
-
-def _experts(config: Config) -> dict[str, int]:
-    """Routed experts under the names of Qwen3-MoE, gpt-oss and DeepSeek; empty for a dense head."""
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    experts = max(config.integer(key, 0, minimum=0) for key in names)
-    if not experts:
-        return {}
-    return {
-        "intermediate_size": 0,
-        "num_experts": experts,
-        "num_experts_per_tok": config.integer("num_experts_per_tok", config.integer("experts_per_token", 1)),
-        "moe_intermediate_size": config.integer(
-            "moe_intermediate_size", config.integer("intermediate_size", 0, minimum=0) or None
-        ),
-        "num_shared_experts": config.integer("n_shared_experts", 0, minimum=0),
-    }

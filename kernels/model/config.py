@@ -1,0 +1,128 @@
+"""Typed look-ups in a parsed Hugging Face ``config.json``, and what of it is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from draftcast.errors import ModelError
+
+# No dimension of a model comes near it, and no product of dimensions leaves a float.
+_LARGEST = 2**31
+
+# Names of one field; the first that a config has is taken.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+TOP_K = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k", "moe_topk")
+SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim",
+                 "moe_shared_expert_intermediate_size")  # fmt: skip
+MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+MLA = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
+
+# Fields of kinds of layers that are not known.
+_OTHER_LAYERS = {
+    "linear attention is": r"linear_.*|full_attention_interval|kda_.*",
+    "sparse attention is": r"index_.*|indexer_.*|sparse_.*|compress_.*",
+    "chunked attention is": r"attention_chunk_size",
+    "state space layers are": r"mamba_.*|ssm_.*|hybrid_override_pattern|layers_block_type",
+    "gated attention is": r"attn_output_gate|attention_output_gate",
+    "attention that shares K and V is": r"attention_k_eq_v|use_cla",
+    "layers of unlike sizes are": r"block_configs|attention_other_setting|(swa|global|num_global)_.*(heads|dim)",
+    "experts of a latent width are": r"moe_latent_size|routed_expert_hidden_size",
+    "dense and routed layers side by side are": r"enable_moe_block",
+    "an encoder is": r"is_encoder_decoder",
+    "as a model, a draft head is": r"draft_vocab_size|speculators_.*|medusa_.*|eagle_config|dflash_config",
+}
+# A field so called tells a size or a pattern of layers.
+_SIZE = re.compile(r"(^|_)(dim|size|rank|heads?|layers?|experts?|window|pattern|types|freq|interval|chunk)(_|$)")
+_KNOWN = {
+    *EXPERTS, *TOP_K, *SHARED_COUNT, *SHARED_WIDTH, *MTP_LAYERS, *MLA,
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim",
+    "intermediate_size", "intermediate_size_mlp", "dense_intermediate_size", "moe_intermediate_size", "ffn_dim",
+    "vocab_size", "word_embed_proj_dim", "sliding_window", "sliding_window_pattern", "_sliding_window_pattern",
+    "max_window_layers", "layer_types", "attn_type_list", "mlp_layer_types", "mlp_only_layers", "moe_layer_freq",
+    "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval", "interleave_moe_layer_step",
+    # Say nothing of the work: derived, of training, or of another engine.
+    "qk_head_dim", "rotary_dim", "no_rope_layers", "no_rope_layer_interval", "ep_size", "mtp_transformer_layers",
+}  # fmt: skip
+
+
+class Config:
+    """Typed look-ups in a parsed config; every failure names the file and the key."""
+
+    def __init__(self, values: Mapping[str, Any], name: str) -> None:
+        self.values = values
+        self.name = name
+
+    def first(self, keys: tuple[str, ...]) -> str:
+        """The first of ``keys`` that has a value; ``keys[0]`` where none has."""
+        return next((key for key in keys if self.values.get(key) is not None), keys[0])
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
+        """Integer from ``minimum`` to 2**31; ``default`` where the key is absent or null, an error without one."""
+        value = self.values.get(key)
+        if value is None:
+            if default is None:
+                raise ModelError("missing; an integer is needed", file=self.name, key=key)
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _LARGEST:
+            bound = f"<= {_LARGEST}" if isinstance(value, int) and value > _LARGEST else f">= {minimum}"
+            raise ModelError(f"an integer {bound} is needed", file=self.name, key=key, value=value)
+        return value
+
+    def count(self, *keys: str) -> int:
+        """Integer >= 0 under the first of ``keys`` that has a value; 0 where none has."""
+        return self.integer(self.first(keys), 0, minimum=0)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ModelError("true or false is needed", file=self.name, key=key, value=value)
+        return value
+
+    def strings(self, key: str, allowed: tuple[str, ...] = ()) -> list[str]:
+        """List of strings, of ``allowed`` ones where given; empty when the key is absent or null."""
+        value = self.values.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ModelError("a list of strings is needed", file=self.name, key=key, value=value)
+        for item in value:
+            if allowed and item not in allowed:
+                raise ModelError(f"not known; allowed: {', '.join(allowed)}", file=self.name, key=key, value=item)
+        return value
+
+    def per_layer(self, key: str, entries: list[Any], layers: int) -> None:
+        """Refuse a list that has not one entry for each of ``layers``."""
+        if len(entries) != layers:
+            allowed = f"{layers} entries are needed (num_hidden_layers), not {len(entries)}"
+            raise ModelError(allowed, file=self.name, key=key)
+
+
+def refuse_other_layers(config: Config) -> None:
+    """Refuse fields that describe what the cost model does not cover, instead of ignoring them."""
+    kinds = config.values.get("attn_type_list", [])
+    if not isinstance(kinds, list) or any(kind != 1 for kind in kinds):
+        raise _refusal(config, "attn_type_list", "linear attention is not known; only a list of 1 (full) is read")
+    said = [key for key, value in config.values.items() if value is not False and value not in (0, [], {}, "")]
+    for kind, pattern in _OTHER_LAYERS.items():
+        for key in said:
+            if re.fullmatch(pattern, key):
+                raise _refusal(config, key, f"{kind} not known; only absent, null, false or 0 is read")
+    layers = config.values.get("num_hidden_layers")
+    for key in said:
+        value = config.values[key]
+        # Shorter lists are of tokens.
+        an_entry_a_layer = isinstance(value, list) and len(value) == layers and len(value) > 4
+        is_size = _SIZE.search(key) and not isinstance(value, (bool, float, Mapping))
+        if key not in _KNOWN and (is_size or an_entry_a_layer):
+            raise _refusal(config, key, "what it says of the layers is not known; only absent, null or 0 is read")
+
+
+def _refusal(config: Config, key: str, allowed: str) -> ModelError:
+    value = config.values[key]
+    text = str(value)
+    return ModelError(allowed, file=config.name, key=key, value=value if len(text) < 60 else f"{text[:50]} ...")
