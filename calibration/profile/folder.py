@@ -33,9 +33,10 @@ class Ceilings(BaseModel):
 
     def applied(self, hardware: HardwareSpec) -> HardwareSpec:
         """``hardware`` with the measured rates in place of the data sheet's."""
-        bandwidth = self.memory_bandwidth_bytes_per_s or hardware.memory_bandwidth_bytes_per_s
-        peaks = {**hardware.peak_flops, **self.peak_flops}
-        return dataclasses.replace(hardware, memory_bandwidth_bytes_per_s=bandwidth, peak_flops=peaks)
+        bandwidth = self.memory_bandwidth_bytes_per_s
+        if bandwidth is not None:  # ECC was on when it was measured
+            hardware = dataclasses.replace(hardware, memory_bandwidth_bytes_per_s=bandwidth, inline_ecc=False)
+        return dataclasses.replace(hardware, peak_flops={**hardware.peak_flops, **self.peak_flops})
 
 
 class Manifest(BaseModel):

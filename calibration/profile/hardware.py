@@ -20,6 +20,8 @@ from draftcast.files import read_text
 from draftcast.kernels.model.dtypes import COMPUTE_DTYPE
 
 _FOLDER = Path(__file__).parents[1] / "hardware"
+# Of 16 bytes that cross the bus of GDDR6 with ECC one is a check byte; the driver reports as much less memory.
+_INLINE_ECC = 15 / 16
 
 
 def one_of(*names: str) -> AfterValidator:
@@ -63,6 +65,7 @@ class HardwareSpec:
     sources: tuple[str, ...]
     aliases: tuple[str, ...] = ()
     multiprocessors: Annotated[int, Field(strict=True, ge=0)] = 0  # SMs or compute units; 0: unknown
+    inline_ecc: Annotated[bool, Field(strict=True)] = False  # ECC stands in the memory itself and crosses its bus
     # What vLLM attends with on the device; whether prompts and decodes share a launch.
     attention_kernel: Annotated[str, one_of("flash_attention_2", "flash_attention_3", "separate")] = "separate"
 
@@ -71,12 +74,13 @@ class HardwareSpec:
 
         Weight-only formats are unpacked and multiplied in 16 bits, and so is fp8 on a device without fp8 matrix units
         (as vLLM's Marlin kernels do); attention computes in 16 bits whatever the KV cache holds (``dtype`` is the
-        cache's). Collectives are bound by the link, every other family by the memory.
+        cache's). Collectives are bound by the link, every other family by the memory, less inline ECC.
 
         Raises:
             HardwareError: the device has no peak for any of these.
         """
-        bandwidth = self.link_bandwidth_bytes_per_s if family == "all_reduce" else self.memory_bandwidth_bytes_per_s
+        memory = self.memory_bandwidth_bytes_per_s * (_INLINE_ECC if self.inline_ecc else 1.0)
+        bandwidth = self.link_bandwidth_bytes_per_s if family == "all_reduce" else memory
         attends = family.startswith(("attention", "mla")) and dtype != "fp32"
         for candidate in ("bf16" if attends else COMPUTE_DTYPE.get(dtype, dtype), "bf16", "fp16", "fp32"):
             if candidate in self.peak_flops:

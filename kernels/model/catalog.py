@@ -22,11 +22,12 @@ _FOLDER = Path(__file__).parents[1] / "models"
 
 @functools.cache
 def _bundled() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Lower-case name or alias -> (canonical name, config facts)."""
+    """Lower-case name, alias or repository without its owner -> (canonical name, config facts)."""
     found: dict[str, tuple[str, dict[str, Any]]] = {}
     for file in sorted(_FOLDER.glob("*.json")):
         config = json.loads(file.read_text(encoding="utf-8"))
-        for key in (file.stem, *config["aliases"]):
+        repositories = [alias.rpartition("/")[2] for alias in config["aliases"]]
+        for key in (file.stem, *config["aliases"], *repositories):
             if found.setdefault(key.lower(), (file.stem, config))[0] != file.stem:
                 raise ModelError(f"{key} is claimed by two bundled models", file=str(file))
     return found

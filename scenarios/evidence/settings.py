@@ -35,20 +35,13 @@ class Reading:
 
 
 # A format at the end of a checkpoint's name.
-_FORMAT = re.compile(r"[-_](fp8|fp8-kv|kv|awq|gptq|int4|nvfp4|fp4|mxfp4|mxfp8|w4afp8|bf16)$", re.IGNORECASE)
+_FORMAT = re.compile(r"[-_](fp8-kv|kv|fp8|int4-awq|awq|gptq|int4|nvfp4|fp4|mxfp4|mxfp8|w4afp8|bf16)$", re.IGNORECASE)
 # Checkpoints that have a bundled model's shapes under another name (their context windows may differ).
 _SAME_SHAPES = {
     "meta-llama-3-8b": "Llama-3.1-8B",
     "meta-llama-3-8b-instruct": "Llama-3.1-8B",
     "meta-llama-3-70b": "Llama-3.1-70B",
     "meta-llama-3-70b-instruct": "Llama-3.1-70B",
-    "llama-2-7b": "Llama-2-7B",
-    "llama-2-70b": "Llama-2-70B",
-    "qwen3-coder-30b-a3b-instruct": "Qwen3-30B-A3B",
-    "qwen3-30b-a3b-instruct-2507": "Qwen3-30B-A3B",
-    "qwen3-30b-a3b-thinking-2507": "Qwen3-30B-A3B",
-    "deepseek-r1": "DeepSeek-V3",
-    "deepseek-r1-0528": "DeepSeek-V3",
 }
 # Why a family of models is not bundled: the first pattern found in the name.
 _UNKNOWN_LAYERS = (
@@ -57,7 +50,8 @@ _UNKNOWN_LAYERS = (
     (r"kimi-linear|kimi-k3|minimax-m3", "linear or sparse attention is not known"),
     (r"nemotron-3", "Mamba layers are not known"),
     (r"llama-4", "chunked attention is not known"),
-    (r"gemma", "Gemma's layers are not known"),
+    (r"gemma-4", "attention that shares K and V is not known"),
+    (r"step-3", "sliding layers with heads of their own are not known"),
 )
 
 
@@ -102,7 +96,18 @@ _FORMATS = {
     "mxfp4": {"quantization": "mxfp4"},
 }
 # The format of a checkpoint that its name does not tell.
-_NATIVE = {"DeepSeek-V3": "fp8", "gpt-oss-20b": "mxfp4"}
+_NATIVE = {
+    "DeepSeek-V3": "fp8",
+    "Devstral-2-123B": "fp8",
+    "Kimi-K2": "fp8",
+    "MiniMax-M2.5": "fp8",
+    "MiniMax-M2.7": "fp8",
+    "Ministral-3-3B": "fp8",
+    "Ministral-3-8B": "fp8",
+    "Ministral-3-14B": "fp8",
+    "gpt-oss-20b": "mxfp4",
+    "gpt-oss-120b": "mxfp4",
+}
 _KV = {"auto": "auto", "bf16": "bfloat16", "fp16": "float16", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 
 
@@ -111,7 +116,8 @@ def read_format(reading: Reading, model: str | None) -> dict[str, Any]:
     point = reading.point
     text = point.quantization
     if text is None:
-        text = _NATIVE.get(model or "", "bf16")
+        named = _FORMAT.search((point.model or "").split(" (")[0])
+        text = named[1].lower().removesuffix("-kv") if named else _NATIVE.get(model or "", "bf16")
         reading.assumed["quantization"] = f"{text}, not given"
     keys = _FORMATS.get(text.split(" (")[0])
     if keys is None:

@@ -28,6 +28,22 @@ DATASHEETS = {
     "rtx-4090": (24, 1008, 165, 32, 450),
     "rtx-pro-6000": (96, 1792, 503.8, 64, 600),
     "mi300x": (192, 5300, 1307, 448, 750),
+    "mi325x": (256, 6000, 1307, 448, 1000),
+    "mi350x": (288, 8000, 2309.6, 537.6, 1000),
+    "mi355x": (288, 8000, 2516.6, 537.6, 1400),
+    "b300": (288, 7750, 2250, 900, 1100),
+    "gb200": (192, 8000, 2500, 900, 1200),
+    "gb300": (288, 8000, 2500, 900, 1400),
+    "h20": (96, 4000, 148, 450, 400),
+    "h20-141g": (141, 4800, 148, 450, 400),
+    "h100-nvl": (94, 3900, 835.5, 300, 400),
+    "a10": (24, 600, 125, 32, 150),
+    "a40": (48, 696, 149.7, 32, 300),
+    "l4": (24, 300, 121, 32, 72),
+    "l20": (48, 864, 119.5, 32, 275),
+    "rtx-3090": (24, 936, 71, 32, 350),
+    "rtx-5090": (32, 1792, 209.5, 64, 575),
+    "rtx-pro-5000": (48, 1344, 258, 64, 300),
 }
 
 
@@ -55,6 +71,18 @@ def test_every_device_names_its_sources(name: str) -> None:
     assert spec.name == name
     assert any("http" in source for source in spec.sources)
     assert spec.peak_flops["fp32"] <= spec.peak_flops["bf16"]
+
+
+@pytest.mark.parametrize("name", ["a10", "a10g", "a40", "l4", "l20"])
+def test_ecc_of_gddr6_shares_the_bus(name: str) -> None:
+    card = load_hardware(name)
+    assert card.inline_ecc
+    assert card.ceilings("linear", "bf16")[1] == 15 / 16 * card.memory_bandwidth_bytes_per_s
+    assert card.ceilings("all_reduce", "bf16")[1] == card.link_bandwidth_bytes_per_s
+    without = replace(card, inline_ecc=False)
+    assert without.ceilings("linear", "bf16") == (card.peak_flops["bf16"], card.memory_bandwidth_bytes_per_s)
+    # what ECC takes of the bus it takes of the capacity
+    assert card.memory_bytes < 15 / 16 * DATASHEETS[name][0] * GIB
 
 
 def test_ceilings_by_format_and_family() -> None:

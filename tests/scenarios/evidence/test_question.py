@@ -108,7 +108,11 @@ def test_the_side_without_speculation_stays_where_the_other_cannot_be_expressed(
         ("amd/Llama-3.1-405B-Instruct-FP8-KV", "Llama-3.1-405B"),
         ("Qwen/Qwen3-8B-FP8", "Qwen3-8B"),
         ("deepseek-ai/DeepSeek-R1-0528", "DeepSeek-V3"),
-        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen3-30B-A3B"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen3-Coder-30B-A3B-Instruct"),
+        ("Qwen/Qwen3-235B-A22B-FP8", "Qwen3-235B-A22B"),
+        ("zai-org/GLM-4.5-Air-FP8", "GLM-4.5-Air"),
+        ("moonshotai/Kimi-K2-Thinking", "Kimi-K2.5"),
+        ("baidu/ERNIE-4.5-21B-A3B-PT", "ERNIE-4.5-21B-A3B"),
         ("meta-llama/Llama-3.3-70B-Instruct", "Llama-3.1-70B"),
     ],
 )
