@@ -202,6 +202,9 @@ LICENCE = "Apache-2.0"
 SYSTEMS = {
     "a100-80g": "a100_sxm",
     "b200": "b200_sxm",
+    "b300": "b300_sxm",
+    "gb200": "gb200",
+    "gb300": "gb300",
     "h100-pcie": "h100_pcie",
     "h100-sxm": "h100_sxm",
     "h200": "h200_sxm",

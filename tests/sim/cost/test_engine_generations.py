@@ -115,7 +115,9 @@ def test_a_schedule_that_never_drafts_loses_full_graphs_in_the_first_runner() ->
 def test_eager_is_slower_than_graphs_on_every_gpu(device: str, version: str) -> None:
     graphs, eager = (cost_of(device=device, version=version, enforce_eager=flag) for flag in (False, True))
     for seqs in range(1, 9):
-        assert 1.2 * decode(graphs, seqs)["target_s"] <= decode(eager, seqs)["target_s"]
+        if device != "l4":  # whose 300 GB/s make a step of 8B of 60 ms, ten times its launches
+            assert 1.2 * decode(graphs, seqs)["target_s"] <= decode(eager, seqs)["target_s"]
+        assert decode(graphs, seqs)["target_s"] < decode(eager, seqs)["target_s"]
         # A GPU that outruns the host waits for it.
         assert decode(eager, seqs)["target_s"] >= 320 * constants(version).eager_launch_s.value
 
