@@ -164,7 +164,8 @@ def test_latent_attention_of_the_bundled_models(frames: dict[str, pd.DataFrame],
     heads = () if name == "a100-80g" else (1, 2, 4, 8, 16, 32, 64, 128)
     assert measured == {(count, *widths) for count in heads}
     wanted = {layer_shape(model, operator[4:], tp)[1]["heads"] for model, tp in sharded() if model.is_mla}
-    assert wanted == {128, 64, 32, 16}
+    # 20 heads and their shares are GLM-4.7-Flash's, which the source did not time.
+    assert wanted == {2, 4, 8, 16, 32, 64, 128} | {20, 10, 5}
 
 
 @pytest.mark.parametrize("name", [name for name in DEVICES if name != "a100-80g"])
