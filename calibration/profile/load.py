@@ -22,6 +22,8 @@ from draftcast.files import read_text
 
 PROFILE_FOLDER = Path(__file__).parents[1] / "profiles"
 DEFAULT_PROFILE = "default"
+_ASSUMED = {"AMD": "default-amd"}
+"""Assumed efficiencies of a vendor whose kernels reach other shares than those of `DEFAULT_PROFILE`."""
 _KINDS: dict[str, TypeAdapter[Any]] = {"roofline": TypeAdapter(RooflineProfile), "affine": TypeAdapter(AffineProfile)}
 
 
@@ -42,7 +44,7 @@ def load_profile(name_or_path: str | Path | None, hardware: HardwareSpec) -> Har
         HardwareError: unknown name, unreadable file, unknown or missing key, value out of range, wrong device, a table
             that is not the one its manifest describes.
     """
-    path = find_profile(hardware.name if name_or_path is None and has_profile(hardware) else name_or_path)
+    path = find_profile(usual_profile(hardware) if name_or_path is None else name_or_path)
     if not path.is_dir():
         return _load_file(path, hardware)
     manifest = read_manifest(path)
@@ -63,6 +65,16 @@ def load_profile(name_or_path: str | Path | None, hardware: HardwareSpec) -> Har
 def has_profile(hardware: HardwareSpec) -> bool:
     """Whether a profile measured on this device is bundled."""
     return (PROFILE_FOLDER / hardware.name / MANIFEST).is_file()
+
+
+def assumed_profile(hardware: HardwareSpec) -> str:
+    """Name of the profile of assumed efficiencies for a device."""
+    return _ASSUMED.get(hardware.vendor, DEFAULT_PROFILE)
+
+
+def usual_profile(hardware: HardwareSpec) -> str:
+    """Name of the profile that a scenario takes which names none."""
+    return hardware.name if has_profile(hardware) else assumed_profile(hardware)
 
 
 def _load_file(path: Path, hardware: HardwareSpec) -> HardwareProfile:

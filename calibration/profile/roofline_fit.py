@@ -20,7 +20,7 @@ import yaml
 from draftcast.calibration.profile.folder import FIT, TABLE, read_manifest
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.held_out import OperatorErrors, interpolation_errors, modelled
-from draftcast.calibration.profile.load import DEFAULT_PROFILE, load_profile
+from draftcast.calibration.profile.load import assumed_profile, load_profile
 from draftcast.calibration.profile.measured import FAMILY, parts_of
 from draftcast.calibration.profile.origin import Origin
 from draftcast.calibration.profile.roofline import Roofline, soft_max
@@ -152,7 +152,7 @@ def fit_profile(folder: Path, hardware: HardwareSpec) -> tuple[Rooflines, list[O
 
 def _sections(fits: Rooflines, hardware: HardwareSpec) -> dict[str, Any]:
     """Launch and operators: what was fitted, over the default profile's assumptions."""
-    default = load_profile(DEFAULT_PROFILE, hardware)
+    default = load_profile(assumed_profile(hardware), hardware)
     assert isinstance(default, RooflineProfile)
     operators = {family: _plain(fit) for family, fit in default.operators.items()}
     for family in sorted({family for family, _ in fits}):

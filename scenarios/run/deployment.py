@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
-from draftcast.calibration.profile.load import find_profile, has_profile, load_profile
+from draftcast.calibration.profile.load import find_profile, load_profile, usual_profile
 from draftcast.calibration.profile.origin import Origin
 from draftcast.calibration.profile.spec import HardwareProfile
 from draftcast.errors import CapacityError, InputError, ScenarioError
@@ -78,7 +78,7 @@ def cached_profile(name_or_path: str | None, hardware: HardwareSpec) -> Hardware
     Reading and checking a profile takes longer than simulating two thousand requests. It is frozen and remembers what
     it read of its table, so one object serves every scenario until one of its files changes.
     """
-    place = find_profile(hardware.name if name_or_path is None and has_profile(hardware) else name_or_path)
+    place = find_profile(usual_profile(hardware) if name_or_path is None else name_or_path)
     status = {str(file): file.stat() for file in (sorted(place.iterdir()) if place.is_dir() else [place])}
     stamps = tuple((name, found.st_mtime_ns, found.st_size) for name, found in status.items())
     return _kept_profile(_Kept((stamps, repr(hardware)), lambda: load_profile(name_or_path, hardware)))

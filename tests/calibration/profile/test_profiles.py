@@ -264,3 +264,17 @@ def test_unreadable_file(tmp_path: Path) -> None:
     path.write_bytes("name: caf\xe9".encode("latin-1"))
     with pytest.raises(HardwareError, match="not UTF-8 text"):
         load_profile(path, H100)
+
+
+def test_assumed_efficiencies_go_by_vendor() -> None:
+    """ROCm's kernels reach less of the data sheet: every family is slower than on NVIDIA's terms, at every size."""
+    mi300x = load_hardware("mi300x")
+    own, other = load_profile(None, mi300x), load_profile("default", mi300x)
+    assert own.name == "default-amd"
+    assert load_profile(None, load_hardware("a10g")).name == "default"
+    assert isinstance(own, RooflineProfile)
+    assert isinstance(other, RooflineProfile)
+    for family in ("linear", "attention_decode", "attention_prefill", "elementwise", "moe", "lm_head"):
+        for flops, moved in ((0.0, 1e3), (0.0, 1e9), (1e13, 1e3)):
+            work = Work(np.array(flops), np.array(moved))
+            assert own.seconds_of(family, "bf16")(work) > other.seconds_of(family, "bf16")(work)
