@@ -296,6 +296,8 @@ def deploy(scenario: Scenario) -> Deployment:
     k = scenario.num_speculative_tokens
     head = _draft(scenario, method, model)
     draft, assumed = (head.spec, head.assumed) if head is not None else (None, ())
+    if scenario.profile is None and not has_profile(hardware):
+        assumed += (f"no kernel was timed on {hardware.name}: rates of its data sheet at assumed efficiencies",)
     max_model_len = engine.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
         raise ScenarioError(

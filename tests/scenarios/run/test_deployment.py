@@ -215,6 +215,15 @@ def test_the_draft_vocabulary_changes_time_and_memory() -> None:
     assert 1.0 < slower / (extra_bytes / small.hardware.memory_bandwidth_bytes_per_s) < 3.0
 
 
+@pytest.mark.parametrize("device", ["a10g", "gb200", "mi355x"])
+def test_a_device_that_nobody_timed_is_said(device: str) -> None:
+    off = ("engine.speculative_config=null", "engine.max_model_len=4096")
+    assert deployed(f"hardware={device}", *off).assumed == (
+        f"no kernel was timed on {device}: rates of its data sheet at assumed efficiencies",
+    )
+    assert deployed("hardware=b300", *off).assumed == ()
+
+
 def test_an_unknown_head_is_said_to_be_assumed() -> None:
     (said,) = with_head("somebody/a-head").assumed
     assert said.startswith("draft head somebody/a-head is not known: assumed the shape of qwen3-8b-eagle3")
