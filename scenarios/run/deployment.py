@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
-from draftcast.calibration.profile.load import find_profile, load_profile, usual_profile
+from draftcast.calibration.profile.load import find_profile, has_profile, load_profile, usual_profile
 from draftcast.calibration.profile.origin import Origin
 from draftcast.calibration.profile.spec import HardwareProfile
 from draftcast.errors import CapacityError, InputError, ScenarioError
