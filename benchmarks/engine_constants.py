@@ -2,9 +2,11 @@
 
 ``python benchmarks/engine_constants.py [--write]`` forecasts the points of every generation as it stands and with each
 constant moved a little, and solves for the constants that make the median error of the sources smallest: robust least
-squares of the log errors, every source counted once, no constant below zero. Prints the errors before, after, and with
-the set-up (model, device, generation) held out of the fit it is judged by; then the constants, and one JSON line.
-``--write`` puts them into ``calibration/engines``; one that fewer than two set-ups show stays provisional. Ten minutes.
+squares of the log errors, every source counted once, no constant below zero. Only dense models on devices whose kernels
+were timed take part: elsewhere the constants would make up for kernels. Prints the errors before, after, and with the
+set-up (model, device, generation) held out of the fit it is judged by; then the constants, and one JSON line.
+``--write [GENERATION...]`` puts them (all, or those of the named ones) into ``calibration/engines``; one that fewer than
+two set-ups show stays provisional. Ten minutes.
 """
 
 from __future__ import annotations
@@ -24,9 +26,12 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from draftcast.calibration.profile import engines
+from draftcast.errors import InputError
 from draftcast.kernels.model.catalog import load_model
+from draftcast.scenarios.compare.model_error import stratum_of
 from draftcast.scenarios.evidence.forecast import Forecast, Side, forecast_points
 from draftcast.scenarios.evidence.point import Point, points
+from draftcast.scenarios.evidence.question import question_of
 from draftcast.scenarios.evidence.settings import model_name
 from draftcast.scenarios.run import deployment
 
@@ -60,7 +65,7 @@ Residuals = dict[tuple[str, str], Residual]
 def main() -> None:
     """Fit, print, and write if asked."""
     stated = {(g.name, name): getattr(g.constants, name).value for g in engines.generations() for name in FITTED}
-    members = [p for p in points() if p.tier in ("A", "C") and not p.id.startswith(HEADLINES)]
+    members = [p for p in points() if p.tier in ("A", "C") and not p.id.startswith(HEADLINES) and is_timed(p)]
     values, before = dict(stated), residuals(members, stated)
     current, held_out, slopes = before, before, {}
     for _ in range(ROUNDS):
@@ -81,8 +86,21 @@ def main() -> None:
             change = f"{stated[generation, name]:.2e} -> {value:.2e}"
             print(f"{generation:16} {name:18} {change}  set-ups: {shown.get((generation, name), 0)}")
     if "--write" in sys.argv:
-        write(values, stated, shown)
+        named = sys.argv[sys.argv.index("--write") + 1 :] or [g.name for g in engines.generations()]
+        write({key: value for key, value in values.items() if key[0] in named}, stated, shown)
     print(json.dumps({"constants": {f"{g}.{n}": v for (g, n), v in values.items()}, "errors": table}))
+
+
+def is_timed(point: Point) -> bool:
+    """Whether a point can be expressed, and its model is dense and its device's kernels were timed."""
+    question = question_of(point)
+    scenario = question.off or question.on
+    if scenario is None or not question.is_expressed:
+        return False
+    try:
+        return stratum_of(deployment.cached_deployment(scenario)) == "dense, measured"
+    except InputError:
+        return False
 
 
 def residuals(members: list[Point], values: Mapping[tuple[str, str], float]) -> Residuals:
