@@ -5,8 +5,8 @@ constant moved a little, and solves for the constants that make the median error
 squares of the log errors, every source counted once, no constant below zero. Only dense models on devices whose kernels
 were timed take part: elsewhere the constants would make up for kernels. Prints the errors before, after, and with the
 set-up (model, device, generation) held out of the fit it is judged by; then the constants, and one JSON line.
-``--write [GENERATION...]`` puts them (all, or those of the named ones) into ``calibration/engines``; one that fewer than
-two set-ups show stays provisional. Ten minutes.
+``--write [GENERATION...]`` puts them (all, or those of the named ones) into ``calibration/engines``; one that fewer
+than two set-ups show stays provisional. Ten minutes.
 """
 
 from __future__ import annotations
