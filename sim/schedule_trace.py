@@ -6,8 +6,8 @@ of the scheduler, so that the lines can be compared with those of vLLM 0.32's ``
 Input: ``block_size``, ``num_blocks``, ``max_num_seqs``, ``max_num_batched_tokens``, ``max_model_len``, ``method``
 (a name of ``draftcast.sim.cost.methods``), ``k``; optional ``schedule`` (``[[first, last, k], ...]``), ``policy``
 (``fcfs``, ``priority``), ``watermark``, ``long_prefill_token_threshold``, ``max_num_scheduled_tokens``,
-``enable_chunked_prefill``, ``async``, ``prefix_caching`` (default false) and ``hash_block_tokens``; ``requests``:
-``arrival_step``, ``prompt``, ``output``, ``accept`` (drafts accepted in round 0, 1, ..., cycled), optional
+``enable_chunked_prefill``, ``async``, ``prefix_caching`` (default false), ``hash_block_tokens`` and
+``linear_groups`` (groups of linear attention layers, without prefix caching); ``requests``: ``arrival_step``, ``prompt``, ``output``, ``accept`` (drafts accepted in round 0, 1, ..., cycled), optional
 ``priority``, ``hash_ids``.
 
 Output: ``step``, ``tokens`` (scheduled tokens by request), ``drafts`` (drafts verified by request), ``running``,
@@ -101,6 +101,7 @@ def build_replica(workload: dict[str, Any]) -> Replica:
     config = EngineConfig(
         block_size=workload["block_size"],
         num_gpu_blocks=workload["num_blocks"],
+        fixed_blocks=workload.get("linear_groups", 0) * (1 + k),
         max_num_seqs=workload["max_num_seqs"],
         max_num_batched_tokens=workload["max_num_batched_tokens"],
         max_model_len=workload["max_model_len"],

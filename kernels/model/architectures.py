@@ -1,6 +1,6 @@
 """Reads a Hugging Face ``config.json`` into a ``ModelSpec``, by its fields.
 
-A decoder of full or sliding attention (MHA, GQA, MLA) and of dense or routed feed-forward layers is described by the
+A decoder of full, sliding (MHA, GQA, MLA) or linear attention (gated DeltaNet) and of dense or routed feed-forward layers is described by the
 fields themselves, whatever the model is called. What a config leaves to the model's code (which projections carry
 biases, how many norms a layer has) stands in ``_IMPLIED`` by ``model_type``, as fields, each after the modelling code
 in Hugging Face transformers. A field that describes another kind of layer, or an unknown size, is refused by name: a
@@ -17,19 +17,21 @@ from draftcast.kernels.model.config import (
     EXPERTS,
     MLA,
     MTP_LAYERS,
+    OUTPUT_GATE,
     SHARED_COUNT,
     SHARED_WIDTH,
     TOP_K,
     Config,
     refuse_other_layers,
 )
-from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.model.spec import LINEAR_SIZES, ModelSpec
 
 # Where multimodal configs keep the language model's fields.
 _NESTED = ("text_config", "llm_config", "language_config")
 
-_QWEN2 = {"attention_bias": True, "attention_output_bias": False}  # on q, k, v only
+_QWEN2 = {"attention_bias": True, "attention_output_bias": False, "shared_expert_gate": True}  # on q, k, v only
 _QWEN3 = {"use_qk_norm": True, "head_dim": 128}
+_QWEN3_5 = {"use_qk_norm": True, "head_dim": 256, "attn_output_gate": True, "shared_expert_gate": True}
 _GEMMA = {"tie_word_embeddings": True, "gated_mlp": True, "norms_per_layer": 4, "head_dim": 256}
 _NOAUX = {"topk_method": "noaux_tc"}
 _GLM4_MOE = {**_NOAUX, "attention_output_bias": False}
@@ -48,6 +50,14 @@ _IMPLIED: dict[str, dict[str, Any]] = {
     "qwen3_moe": _QWEN3,
     "qwen3_vl_text": _QWEN3,
     "qwen3_vl_moe_text": _QWEN3,
+    "qwen3_next": {
+        **_QWEN3_5,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "num_nextn_predict_layers": 1,  # vLLM's model reads one MTP layer; the config does not name it
+    },
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe_text": _QWEN3_5,
     "mimo": {"attention_output_bias": False},
     "gemma": {**_GEMMA, "norms_per_layer": 2},
     "gemma2": {**_GEMMA, "sliding_window": 4096, "sliding_window_pattern": 2},
@@ -80,6 +90,7 @@ _IMPLIED: dict[str, dict[str, Any]] = {
     },
 }
 
+_KINDS = ("full_attention", "sliding_attention", "linear_attention")
 _ACTIVATION = ("hidden_act", "hidden_activation", "activation_function")
 _GATED, _UNGATED = ("silu", "swish", "swiglu", "swigluoai"), ("relu", "relu2")
 
@@ -103,11 +114,13 @@ def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         "qk_norm": config.flag("use_qk_norm", config.flag("qk_layernorm", False)),
         "layer_norm_bias": config.flag("layer_norm_bias", False),
         "attention_sinks": config.flag("attention_sinks", False),
+        "attention_output_gate": config.flag(config.first(OUTPUT_GATE), False),
         "norms_per_layer": config.integer("norms_per_layer", 2),
         "final_norm": config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm", False),
         **_biases(config),
         **_attention(config, hidden, heads),
         **_feed_forward(config, layers),
+        **_linear(config, layers),
     }
     if "sliding_window" not in given:
         values["sliding_window"], values["num_sliding_layers"] = _sliding(config, layers)
@@ -162,7 +175,7 @@ def _sliding(config: Config, layers: int) -> tuple[int, int]:
     """(window in tokens, number of layers that use it); (0, 0) when attention is full everywhere."""
     if config.values.get("use_sliding_window") is False:
         return 0, 0
-    kinds = config.strings("layer_types", ("full_attention", "sliding_attention"))
+    kinds = config.strings("layer_types", _KINDS)
     pattern = config.integer(config.first(("sliding_window_pattern", "_sliding_window_pattern")), 0)
     if kinds:
         config.per_layer("layer_types", kinds, layers)
@@ -176,6 +189,21 @@ def _sliding(config: Config, layers: int) -> tuple[int, int]:
     if window >= config.integer("max_position_embeddings"):
         return 0, 0
     return (window, sliding_layers) if window and sliding_layers else (0, 0)
+
+
+def _linear(config: Config, layers: int) -> dict[str, Any]:
+    """Sizes and number of gated DeltaNet layers; nothing where every layer has full or sliding attention."""
+    kinds = config.strings("layer_types", _KINDS)
+    interval = config.count("full_attention_interval")
+    if kinds:
+        count = kinds.count("linear_attention")
+    else:
+        count = layers - layers // interval if interval else 0  # every interval-th layer is full
+    if not count:
+        return {}
+    sizes = {key: config.integer(key) for key in LINEAR_SIZES}
+    dtype = config.values.get("mamba_ssm_dtype", "")
+    return {"num_linear_layers": count, "mamba_ssm_dtype": dtype, **sizes}
 
 
 def _feed_forward(config: Config, layers: int) -> dict[str, Any]:
@@ -199,6 +227,7 @@ def _feed_forward(config: Config, layers: int) -> dict[str, Any]:
         "num_experts_per_tok": config.integer(config.first(TOP_K)),
         "moe_intermediate_size": expert_width,
         "num_shared_experts": shared_width // expert_width or shared,
+        "shared_expert_gate": bool(shared_width) and config.flag("shared_expert_gate", False),
         "first_k_dense_layers": dense_layers,
         "expert_bias": config.flag("expert_bias", False),
         "router_bias": config.values.get("topk_method") == "noaux_tc"  # e_score_correction_bias

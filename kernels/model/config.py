@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftcast.errors import ModelError
+from draftcast.kernels.model.spec import LINEAR_SIZES
 
 # No dimension of a model comes near it, and no product of dimensions leaves a float.
 _LARGEST = 2**31
@@ -18,15 +19,16 @@ SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "moe_num_shared_expert
 SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim",
                  "moe_shared_expert_intermediate_size")  # fmt: skip
 MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+LINEAR = (*LINEAR_SIZES, "full_attention_interval", "mamba_ssm_dtype")
+OUTPUT_GATE = ("attn_output_gate", "attention_output_gate")
 MLA = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
 
 # Fields of kinds of layers that are not known.
 _OTHER_LAYERS = {
-    "linear attention is": r"linear_.*|full_attention_interval|kda_.*",
+    "this linear attention is": r"linear_.*|kda_.*",
     "sparse attention is": r"index_.*|indexer_.*|sparse_.*|compress_.*",
     "chunked attention is": r"attention_chunk_size",
     "state space layers are": r"mamba_.*|ssm_.*|hybrid_override_pattern|layers_block_type",
-    "gated attention is": r"attn_output_gate|attention_output_gate",
     "attention that shares K and V is": r"attention_k_eq_v|use_cla",
     "layers of unlike sizes are": r"block_configs|attention_other_setting|(swa|global|num_global)_.*(heads|dim)",
     "experts of a latent width are": r"moe_latent_size|routed_expert_hidden_size",
@@ -37,7 +39,7 @@ _OTHER_LAYERS = {
 # A field so called tells a size or a pattern of layers.
 _SIZE = re.compile(r"(^|_)(dim|size|rank|heads?|layers?|experts?|window|pattern|types|freq|interval|chunk)(_|$)")
 _KNOWN = {
-    *EXPERTS, *TOP_K, *SHARED_COUNT, *SHARED_WIDTH, *MTP_LAYERS, *MLA,
+    *EXPERTS, *TOP_K, *SHARED_COUNT, *SHARED_WIDTH, *MTP_LAYERS, *MLA, *LINEAR, *OUTPUT_GATE,
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim",
     "intermediate_size", "intermediate_size_mlp", "dense_intermediate_size", "moe_intermediate_size", "ffn_dim",
     "vocab_size", "word_embed_proj_dim", "sliding_window", "sliding_window_pattern", "_sliding_window_pattern",
@@ -110,7 +112,7 @@ def refuse_other_layers(config: Config) -> None:
     said = [key for key, value in config.values.items() if value is not False and value not in (0, [], {}, "")]
     for kind, pattern in _OTHER_LAYERS.items():
         for key in said:
-            if re.fullmatch(pattern, key):
+            if key not in _KNOWN and re.fullmatch(pattern, key):
                 raise _refusal(config, key, f"{kind} not known; only absent, null, false or 0 is read")
     layers = config.values.get("num_hidden_layers")
     for key in said:

@@ -131,6 +131,7 @@ def mtp_head(target: ModelSpec) -> ModelSpec:
         num_hidden_layers=1,
         first_k_dense_layers=0,
         num_sliding_layers=min(1, target.num_sliding_layers),
+        num_linear_layers=0,
         num_nextn_layers=0,
         shares_embedding=True,
         shares_lm_head=True,

@@ -1,7 +1,8 @@
 """The shape of a transformer: parameters, weight bytes and KV bytes per token, all computed from dimensions.
 
-It knows dense, mixture-of-experts, sliding-window and multi-head-latent-attention (MLA) decoders and the heads that
-speculative decoding adds (built in ``draftcast.kernels.model.drafters``). It knows no time and no device.
+It knows dense, mixture-of-experts, sliding-window and multi-head-latent-attention (MLA) decoders, hybrids with gated
+DeltaNet layers (linear attention over a state of fixed size, arXiv 2412.06464) and the heads that speculative decoding
+adds (built in ``draftcast.kernels.model.drafters``). It knows no time and no device.
 """
 
 from __future__ import annotations
@@ -16,6 +17,15 @@ from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES, activation_by
 # extra matrices of draft heads stay in 16 bits, as in the fp8, AWQ and GPTQ checkpoints served by vLLM.
 _QUANTISED = ("attention", "dense_mlp", "experts", "shared_experts")
 _QUANTISED_MXFP4 = ("experts",)
+LINEAR_SIZES = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
+"""Fields of a gated DeltaNet layer, as in Hugging Face configs."""
+_STATE_BYTES = {"": 0, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -56,11 +66,21 @@ class ModelSpec:
     qk_rope_head_dim: int = 0
     qk_nope_head_dim: int = 0
     v_head_dim: int = 0
+    # Gated DeltaNet layers: linear attention in place of full attention.
+    num_linear_layers: int = 0
+    linear_num_key_heads: int = 0
+    linear_num_value_heads: int = 0
+    linear_key_head_dim: int = 0
+    linear_value_head_dim: int = 0
+    linear_conv_kernel_dim: int = 0
+    mamba_ssm_dtype: str = ""  # of the state; empty: the activations' (vLLM's default)
     num_nextn_layers: int = 0  # MTP layers in the checkpoint; not part of num_parameters
     extra_parameters: int = 0  # draft heads: fc, extra norms, blocks; not sharded by TP
     # Smaller quirks of an architecture that move the exact count.
     attention_output_bias: bool = False
     qk_norm: bool = False
+    attention_output_gate: bool = False  # attention's output times a gate as wide, projected beside the queries
+    shared_expert_gate: bool = False  # shared experts' output times a gate of one number a token
     layer_norm_bias: bool = False
     attention_sinks: bool = False
     expert_bias: bool = False
@@ -109,12 +129,26 @@ class ModelSpec:
             )
         if self.num_dense_layers and not self.intermediate_size:
             raise ModelError("dense layers need an MLP width > 0", file=self.name, key="intermediate_size", value=0)
-        for key in ("first_k_dense_layers", "num_sliding_layers"):
+        for key in ("first_k_dense_layers", "num_sliding_layers", "num_linear_layers"):
             if getattr(self, key) > self.num_hidden_layers:
                 allowed = f"at most num_hidden_layers = {self.num_hidden_layers}"
                 raise ModelError(allowed, file=self.name, key=key, value=getattr(self, key))
         if self.num_sliding_layers and not self.sliding_window:
             raise ModelError("sliding layers need a window > 0", file=self.name, key="sliding_window", value=0)
+        if self.num_linear_layers:
+            self._check_linear_layers()
+
+    def _check_linear_layers(self) -> None:
+        for key in LINEAR_SIZES:
+            if getattr(self, key) == 0:
+                raise ModelError("linear attention layers need a size > 0", file=self.name, key=key, value=0)
+        if self.linear_num_value_heads % self.linear_num_key_heads:
+            allowed = f"a multiple of linear_num_key_heads = {self.linear_num_key_heads} is needed"
+            value = self.linear_num_value_heads
+            raise ModelError(allowed, file=self.name, key="linear_num_value_heads", value=value)
+        if self.mamba_ssm_dtype not in _STATE_BYTES:
+            allowed = f"must be one of {', '.join(filter(None, _STATE_BYTES))}"
+            raise ModelError(allowed, file=self.name, key="mamba_ssm_dtype", value=self.mamba_ssm_dtype)
 
     # Layers -----------------------------------------------------------------------------------------------------
 
@@ -126,6 +160,11 @@ class ModelSpec:
     def is_mla(self) -> bool:
         """Multi-head latent attention (DeepSeek-V2/V3): one shared latent per token instead of K and V heads."""
         return self.kv_lora_rank > 0
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers with a KV cache: full and sliding attention."""
+        return self.num_hidden_layers - self.num_linear_layers
 
     @property
     def num_dense_layers(self) -> int:
@@ -149,6 +188,9 @@ class ModelSpec:
         if not self.is_mla and self.num_key_value_heads % tp and tp % self.num_key_value_heads:
             allowed = f"a divisor or a multiple of num_key_value_heads = {self.num_key_value_heads} is needed"
             raise ModelError(allowed, file=self.name, key="tensor_parallel_size", value=tp)
+        if self.num_linear_layers and self.linear_num_key_heads % tp:
+            allowed = f"a divisor of linear_num_key_heads = {self.linear_num_key_heads} is needed"
+            raise ModelError(allowed, file=self.name, key="tensor_parallel_size", value=tp)
 
     def kv_heads_per_rank(self, tp: int) -> int:
         """KV heads on one of ``tp`` ranks; a head is replicated when there are fewer heads than ranks."""
@@ -159,10 +201,12 @@ class ModelSpec:
 
         Megatron sharding as in vLLM: q/k/v/o, MLP, experts, embedding and lm_head are split; KV heads are replicated
         when ``tp`` exceeds them; norms, routers, MLA's down-projections and ``extra`` are on every rank.
-        Keys: embedding, lm_head, attention, dense_mlp, experts, shared_experts, router, norms, biases, extra.
+        Keys: embedding, lm_head, attention (full and linear), dense_mlp, experts, shared_experts, router, norms,
+        biases, extra; a linear layer's convolution, gates and norm are among the norms.
         """
         self.check_tensor_parallel(tp)
         layers, moe_layers, dense_layers = self.num_hidden_layers, self.num_moe_layers, self.num_dense_layers
+        with_cache = self.num_attention_layers
         hidden, heads, kv_heads = self.hidden_size, self.num_attention_heads // tp, self.kv_heads_per_rank(tp)
         mlp, expert_mlp = math.ceil(self.intermediate_size / tp), math.ceil(self.moe_intermediate_size / tp)
         vocab = math.ceil(self.vocab_size / tp)
@@ -175,18 +219,25 @@ class ModelSpec:
         if self.word_embed_proj_dim != hidden:
             embedding += 2 * self.word_embed_proj_dim * hidden
         lm_head = vocab * self.word_embed_proj_dim * max(1, self.num_draft_heads)
-        norms = layers * (self.norms_per_layer * norm + (2 * self.head_dim if self.qk_norm else 0))
+        norms = layers * self.norms_per_layer * norm + with_cache * (2 * self.head_dim if self.qk_norm else 0)
         norms += norm if self.final_norm else 0
         if self.is_mla:
             attention = layers * self._mla_parameters(heads)
             norms += layers * (self.q_lora_rank + self.kv_lora_rank)
         else:
-            attention = layers * hidden * (qkv + heads * self.head_dim)
+            gate = heads * self.head_dim if self.attention_output_gate else 0
+            attention = with_cache * hidden * (qkv + gate + heads * self.head_dim)
             if self.attention_input_size:
                 attention += (self.attention_input_size - hidden) * qkv
-        biases = layers * (qkv if self.attention_bias else 0)
-        biases += layers * (hidden if self.attention_output_bias else 0)
-        biases += layers * (heads if self.attention_sinks else 0)
+        if self.num_linear_layers:
+            keys, values, value_heads = self.linear_widths(tp)
+            # q, k, v, the output's gate z, a beta and a decay (b, a) for every head; out.
+            attention += self.num_linear_layers * hidden * (2 * keys + 3 * values + 2 * value_heads)
+            convolution = (2 * keys + values) * self.linear_conv_kernel_dim
+            norms += self.num_linear_layers * (convolution + 2 * value_heads + self.linear_value_head_dim)
+        biases = with_cache * (qkv if self.attention_bias else 0)
+        biases += with_cache * (hidden if self.attention_output_bias else 0)
+        biases += with_cache * (heads if self.attention_sinks else 0)
         biases += dense_layers * ((matrices - 1) * mlp + hidden if self.mlp_bias else 0)
         biases += moe_layers * self.num_experts * ((2 * expert_mlp + hidden) if self.expert_bias else 0)
         biases += moe_layers * (self.num_experts if self.router_bias else 0)
@@ -197,7 +248,7 @@ class ModelSpec:
             "dense_mlp": dense_layers * matrices * hidden * mlp,
             "experts": moe_layers * self.num_experts * matrices * hidden * expert_mlp,
             "shared_experts": moe_layers * self.num_shared_experts * matrices * hidden * expert_mlp,
-            "router": moe_layers * self.num_experts * hidden,
+            "router": moe_layers * (self.num_experts + self.shared_expert_gate) * hidden,
             "norms": norms,
             "biases": biases,
             "extra": self.extra_parameters,
@@ -251,5 +302,25 @@ class ModelSpec:
         return 2 * self.kv_heads_per_rank(tp) * self.head_dim
 
     def kv_bytes_per_token(self, kv_cache_dtype: str, tp: int = 1) -> float:
-        """KV-cache bytes of one token over all layers (sliding layers too) on one of ``tp`` ranks."""
-        return self.num_hidden_layers * self.kv_elements_per_layer(tp) * KV_BYTES[kv_dtype(kv_cache_dtype)]
+        """KV-cache bytes of one token over all layers with a cache (sliding ones too) on one of ``tp`` ranks."""
+        return self.num_attention_layers * self.kv_elements_per_layer(tp) * KV_BYTES[kv_dtype(kv_cache_dtype)]
+
+    def linear_widths(self, tp: int = 1) -> tuple[int, int, int]:
+        """A linear layer on one of ``tp`` ranks: numbers of a token's keys, of its values, and value heads."""
+        value_heads = self.linear_num_value_heads // tp
+        keys = self.linear_num_key_heads // tp * self.linear_key_head_dim
+        return keys, value_heads * self.linear_value_head_dim, value_heads
+
+    def linear_state_bytes(self, dtype: str, tp: int = 1) -> float:
+        """Bytes of a request's recurrent state in one linear layer on one of ``tp`` ranks: a matrix a value head.
+
+        Args:
+            dtype: of the weights; where ``mamba_ssm_dtype`` is empty the state takes the activations' format.
+        """
+        element = _STATE_BYTES[self.mamba_ssm_dtype] or activation_bytes(weight_dtype(dtype))
+        return self.linear_num_value_heads // tp * self.linear_key_head_dim * self.linear_value_head_dim * element
+
+    def convolution_state_bytes(self, dtype: str, tp: int = 1, k: int = 0) -> float:
+        """Bytes of the inputs that a linear layer's convolution keeps of a request, ``k`` drafts' among them."""
+        keys, values, _ = self.linear_widths(tp)
+        return (2 * keys + values) * (self.linear_conv_kernel_dim - 1 + k) * activation_bytes(weight_dtype(dtype))

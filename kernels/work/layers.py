@@ -66,7 +66,7 @@ def linear_layers(model: ModelSpec, tp: int = 1) -> tuple[LinearLayer, ...]:
     model.check_tensor_parallel(tp)
     layers = [*_head_layers(model, tp)]
     if model.num_hidden_layers:
-        layers += [*_attention_layers(model, tp), *_mlp_layers(model, tp)]
+        layers += [*_attention_layers(model, tp), *_linear_attention_layers(model, tp), *_mlp_layers(model, tp)]
     if model.word_embed_proj_dim != model.hidden_size:
         layers.append(LinearLayer("project_in", model.word_embed_proj_dim, model.hidden_size, 1, quantised=False))
         layers.append(LinearLayer("project_out", model.hidden_size, model.word_embed_proj_dim, 1, quantised=False))
@@ -74,7 +74,7 @@ def linear_layers(model: ModelSpec, tp: int = 1) -> tuple[LinearLayer, ...]:
 
 
 def _attention_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
-    hidden, heads, count = model.hidden_size, model.num_attention_heads // tp, model.num_hidden_layers
+    hidden, heads, count = model.hidden_size, model.num_attention_heads // tp, model.num_attention_layers
     if model.is_mla:
         # Absorbed form (DeepSeek-V2, arXiv 2405.04434, section 2.1.2): kv_b is applied head by head to queries
         # (nope -> latent) and to attention outputs (latent -> v), so it costs kv_lora_rank * (nope + v) * heads.
@@ -87,7 +87,8 @@ def _attention_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
             LinearLayer("kv_b", model.kv_lora_rank, kv_b, count),
             LinearLayer("o", heads * model.v_head_dim, hidden, count),
         ]
-    qkv = (heads + 2 * model.kv_heads_per_rank(tp)) * model.head_dim
+    query_heads = heads * (2 if model.attention_output_gate else 1)
+    qkv = (query_heads + 2 * model.kv_heads_per_rank(tp)) * model.head_dim
     first = model.attention_input_size
     qkv_layers = [LinearLayer("qkv", hidden, qkv, count)]
     if first:
@@ -95,6 +96,19 @@ def _attention_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
         if count > 1:
             qkv_layers.append(LinearLayer("qkv", hidden, qkv, count - 1))
     return [*qkv_layers, LinearLayer("o", heads * model.head_dim, hidden, count)]
+
+
+def _linear_attention_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
+    """Projections of gated DeltaNet layers: q, k, v and the gate z; a beta and a decay a head; out."""
+    if not model.num_linear_layers:
+        return []
+    hidden, count = model.hidden_size, model.num_linear_layers
+    keys, values, value_heads = model.linear_widths(tp)
+    return [
+        LinearLayer("qkvz", hidden, 2 * keys + 2 * values, count),
+        LinearLayer("ba", hidden, 2 * value_heads, count, quantised=False),
+        LinearLayer("linear_out", values, hidden, count),
+    ]
 
 
 def _mlp_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
@@ -169,6 +183,7 @@ def elementwise_parts(model: ModelSpec, tp: int = 1) -> tuple[ElementwisePart, .
         parts.append(ElementwisePart("rmsnorm", (hidden,), norms, 4.0 * hidden, norms))
         parts += _rotary_parts(model, tp)
         parts += _activation_parts(model, tp)
+        parts += _gate_parts(model, tp)
     if model.final_norm:
         # Without a residual: half of what the fused norm moves.
         parts.append(ElementwisePart("", (), 1, 2.0 * hidden, 1))
@@ -178,7 +193,7 @@ def elementwise_parts(model: ModelSpec, tp: int = 1) -> tuple[ElementwisePart, .
 
 
 def _rotary_parts(model: ModelSpec, tp: int) -> list[ElementwisePart]:
-    layers, heads = model.num_hidden_layers, model.num_attention_heads // tp
+    layers, heads = model.num_attention_layers, model.num_attention_heads // tp
     if model.is_mla:
         return []  # with the norms of the latents part of the attention's times, see `kernels/operators/latent`
     if model.position_embeddings:
@@ -210,6 +225,20 @@ def _activation_parts(model: ModelSpec, tp: int) -> list[ElementwisePart]:
         if model.num_shared_experts:
             shared = model.num_shared_experts * width
             parts.append(ElementwisePart(kernel, (shared,), count, moved * shared, 0))
+    return parts
+
+
+def _gate_parts(model: ModelSpec, tp: int) -> list[ElementwisePart]:
+    """Gates on outputs: of attention, of shared experts (a dot product and a product), of linear layers with a norm."""
+    parts: list[ElementwisePart] = []
+    if model.attention_output_gate:
+        width, count = model.num_attention_heads // tp * model.head_dim, model.num_attention_layers
+        parts.append(ElementwisePart("", (), count, 3.0 * width, count))
+    if model.shared_expert_gate:
+        parts.append(ElementwisePart("", (), model.num_moe_layers, 3.0 * model.hidden_size, 2 * model.num_moe_layers))
+    if model.num_linear_layers:
+        _, values, _ = model.linear_widths(tp)
+        parts.append(ElementwisePart("", (), model.num_linear_layers, 3.0 * values, model.num_linear_layers))
     return parts
 
 

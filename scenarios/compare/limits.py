@@ -125,7 +125,7 @@ def _peaks(fluid: Fluid, engine: Engine, step: MeanStep) -> tuple[float, float]:
         compute += float(each.flops.sum()) / flops
         memory += float(each.bytes.sum()) / bandwidth
     flops, bandwidth = hardware.ceilings("attention_decode", kv_dtype)
-    full = model.num_hidden_layers - model.num_sliding_layers
+    full = model.num_attention_layers - model.num_sliding_layers
     for count, decode_kv, decode_qkv, prefill_kv, prefill_qkv in (
         (full, "decode_kv", "decode_qkv", "prefill_kv", "prefill_qkv"),
         (model.num_sliding_layers, "win_decode_kv", "win_decode_qkv", "win_prefill_kv", "win_prefill_qkv"),

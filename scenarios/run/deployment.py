@@ -36,6 +36,9 @@ from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.batch import NEEDS_CONFIDENCE
 from draftcast.sim.policies.registry import load_policy
 
+NO_STATE_CACHE = (
+    "Prefix caching of the states of linear attention layers is not simulated: every prompt is computed whole."
+)
 MOST_KEPT = 16
 # What a scenario holds that shapes no engine.
 _NOT_DEPLOYED = ("name", "description", "cluster", "statistics")
@@ -252,6 +255,12 @@ def _draft(scenario: Scenario, method: Method, model: ModelSpec) -> Head | None:
         raise ScenarioError("is a draft head: give its method", key=DRAFT_MODEL, value=spec.model)
     with engine_keys(DRAFT_MODEL):
         draft = load_model(spec.model)
+    if draft.num_linear_layers:
+        raise ScenarioError(
+            "has linear attention layers: drafts with states of their own are not simulated",
+            key=DRAFT_MODEL,
+            value=spec.model,
+        )
     if draft.vocab_size != model.vocab_size and not spec.use_heterogeneous_vocab:
         raise ScenarioError(
             f"has a vocabulary of {draft.vocab_size} tokens and its target one of {model.vocab_size}: they must be "
@@ -352,7 +361,16 @@ def deploy(scenario: Scenario) -> Deployment:
             key="engine.long_prefill_token_threshold",
             value=threshold,
         )
-    config = replace(config, num_gpu_blocks=memory.num_gpu_blocks, is_dynamic=policy.is_dynamic)
+    config = replace(
+        config,
+        num_gpu_blocks=memory.num_gpu_blocks,
+        block_size=memory.block_size,
+        fixed_blocks=memory.fixed_blocks,
+        is_dynamic=policy.is_dynamic,
+    )
+    if model.num_linear_layers and config.enable_prefix_caching:
+        config = replace(config, enable_prefix_caching=False)
+        assumed = (*assumed, NO_STATE_CACHE)
     cost = compile_step_cost(config, model, draft, profile, hardware)
     if scenario.correction is not None:
         _check_correction(scenario.correction, scenario, profile)

@@ -119,7 +119,7 @@ def _target_work(scenario: Scenario, deployment: Deployment, f: st.Record) -> Wo
     for layer in linear_layers(model, tp):
         work = work.add(layer.work(rows, dtype).scale(layer.count))
     work = work.add(elementwise_work(model, rows, tp=tp, act_bytes=act))
-    full = model.num_hidden_layers - model.num_sliding_layers
+    full = model.num_attention_layers - model.num_sliding_layers
     for count, kv, pairs in (
         (full, f["decode_kv"], f["decode_qkv"]),
         (model.num_sliding_layers, f["win_decode_kv"], f["win_decode_qkv"]),

@@ -20,6 +20,7 @@ class EngineConfig:
         num_speculative_tokens: the configured k, of a tree its depth; 0 with method ``none``.
         is_dynamic: drafts vary by a schedule or policy, so one-token admissions are not padded.
         num_gpu_blocks: vLLM's null block among them; 0: as many as fit into memory.
+        fixed_blocks: that a running request holds besides those of its context (states of linear attention layers).
         max_num_scheduled_tokens: 0: ``max_num_batched_tokens``.
         temperature: of the requests; 0: drafts are verified greedily.
         async_scheduling: None: as the generation runs the method by default.
@@ -51,6 +52,7 @@ class EngineConfig:
     block_size: int = 16
     gpu_memory_utilization: float = 0.92
     num_gpu_blocks: int = 0
+    fixed_blocks: int = 0
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0

@@ -29,6 +29,8 @@ _NON_TORCH_PARALLEL_BYTES = 0.75 * GIB
 # 0.37 GiB, on models of 28 to 36 layers: about 8 MiB a graph, 0.25 MiB a layer.
 _GRAPH_BYTES_PER_LAYER: float = 0.25 * MIB
 _GRAPH_CEILING = 512
+# Attention kernels read KV in pages of a multiple of so many tokens (FlashAttention, FlashInfer).
+_SMALLEST_PAGE_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,11 @@ class MemoryBudget:
     window_kv_bytes: float  # part of kv_cache_bytes pinned by the windows of sliding layers
     kv_bytes_per_token: float  # target and draft, on the fullest rank; full-attention layers when windows are pinned
     draft_kv_bytes_per_token: float
-    block_size: int  # tokens
+    block_size: int  # tokens of a block: the engine's, enlarged for models with linear attention layers
+    fixed_blocks: int  # blocks a running request holds besides its context's: its states in linear layers
     num_gpu_blocks: int
-    num_gpu_blocks_without_sd: int  # the same engine with speculative decoding off
     is_given: bool  # num_gpu_blocks came from the user, not from memory
+    without_sd: MemoryBudget | None  # the same engine with speculative decoding off, where it is on
 
     @property
     def kv_tokens(self) -> int:
@@ -62,7 +65,7 @@ class MemoryBudget:
     @property
     def lost_blocks(self) -> int:
         """Blocks speculative decoding takes away: draft weights, draft KV, wider graphs."""
-        return self.num_gpu_blocks_without_sd - self.num_gpu_blocks
+        return 0 if self.without_sd is None else self.without_sd.num_gpu_blocks - self.num_gpu_blocks
 
     def max_concurrency(self, request_tokens: int, lookahead: int = 0) -> float:
         """Requests of ``request_tokens`` (prompt and output) that fit at once, as vLLM's start-up log states it.
@@ -71,16 +74,13 @@ class MemoryBudget:
             request_tokens: length of a request at its end.
             lookahead: KV slots a method reserves past the scheduled tokens.
         """
-        return _concurrency(self.num_gpu_blocks, request_tokens + lookahead, self.block_size)
+        blocks = math.ceil(max(request_tokens + lookahead, 1) / self.block_size) + self.fixed_blocks
+        return (self.num_gpu_blocks - 1) / blocks
 
     def lost_concurrency(self, request_tokens: int, lookahead: int = 0) -> float:
         """Requests of that length that fit with speculative decoding off but not with it on."""
-        without = _concurrency(self.num_gpu_blocks_without_sd, request_tokens, self.block_size)
-        return without - self.max_concurrency(request_tokens, lookahead)
-
-
-def _concurrency(num_gpu_blocks: int, tokens: int, block_size: int) -> float:
-    return (num_gpu_blocks - 1) / math.ceil(max(tokens, 1) / block_size)
+        without = self if self.without_sd is None else self.without_sd
+        return without.max_concurrency(request_tokens) - self.max_concurrency(request_tokens, lookahead)
 
 
 def memory_budget(
@@ -91,7 +91,7 @@ def memory_budget(
     The fullest of the ranks counts: KV heads are replicated when there are fewer than ranks, and a draft with its own,
     smaller degree stands whole on the first ranks. A model with both full and sliding layers pins one window per
     sequence for the sliding ones and pays per token for the full ones only (vLLM's hybrid KV cache), unless paying for
-    every layer leaves more.
+    every layer leaves more. A model with linear attention layers is laid out by `_state_pages`.
 
     Args:
         config: the engine; with ``num_gpu_blocks`` given, memory must still hold the weights.
@@ -104,10 +104,10 @@ def memory_budget(
         ModelError: a degree does not divide the heads.
     """
     budget = _budget(config, model, draft, hardware)
-    if budget.kv_tokens < config.max_model_len:
+    if budget.kv_tokens - budget.fixed_blocks * budget.block_size < config.max_model_len:
         raise CapacityError(
             f"a request of that length needs {config.max_model_len} tokens of KV cache and there are "
-            f"{budget.kv_tokens} ({budget.num_gpu_blocks} blocks of {config.block_size}); lower it, or raise "
+            f"{budget.kv_tokens} ({budget.num_gpu_blocks} blocks of {budget.block_size}); lower it, or raise "
             "gpu_memory_utilization or tensor_parallel_size",
             key="max_model_len",
             value=config.max_model_len,
@@ -130,7 +130,10 @@ def _budget(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None, har
     kv = model.kv_bytes_per_token(config.kv_dtype, tp)
     draft_kv = 0.0 if draft is None else draft.kv_bytes_per_token(config.draft_kv_dtype, draft_tp)
     windows, per_token = _hybrid_windows(config, model, kv, draft_kv, left)
-    blocks = int((left - windows) // (per_token * config.block_size))
+    block_size, fixed_blocks = config.block_size, 0
+    if model.num_linear_layers:
+        block_size, fixed_blocks, per_token = _state_pages(config, model, draft_kv)
+    blocks = int((left - windows) // (per_token * block_size))
     fits = usable > weights + draft_weights if config.num_gpu_blocks else blocks >= 2
     if not fits:
         drafts = f", draft weights {draft_weights / GIB:.1f} GiB" if draft_weights else ""
@@ -144,11 +147,11 @@ def _budget(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None, har
         )
     if config.num_gpu_blocks:
         blocks, windows = config.num_gpu_blocks, 0.0
-        left = blocks * per_token * config.block_size
-    without = blocks
-    if not config.num_gpu_blocks and (draft is not None or k > 0):
+        left = blocks * per_token * block_size
+    without = None
+    if draft is not None or k > 0:
         off = dataclasses.replace(config, method=METHODS["none"], num_speculative_tokens=0)
-        without = _budget(off, model, None, hardware).num_gpu_blocks
+        without = _budget(off, model, None, hardware)
     return MemoryBudget(
         device_memory_bytes=hardware.memory_bytes,
         usable_bytes=usable,
@@ -161,10 +164,11 @@ def _budget(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None, har
         window_kv_bytes=windows,
         kv_bytes_per_token=per_token,
         draft_kv_bytes_per_token=draft_kv,
-        block_size=config.block_size,
+        block_size=block_size,
+        fixed_blocks=fixed_blocks,
         num_gpu_blocks=blocks,
-        num_gpu_blocks_without_sd=without,
         is_given=config.num_gpu_blocks > 0,
+        without_sd=without,
     )
 
 
@@ -183,6 +187,29 @@ def _hybrid_windows(
     if (left - pinned) / per_token <= left / plain:
         return 0.0, plain
     return pinned, per_token
+
+
+def _state_pages(config: EngineConfig, model: ModelSpec, draft_kv: float) -> tuple[int, int, float]:
+    """(tokens of a block, blocks that a running request's states hold, bytes of a block per token).
+
+    vLLM 0.32 gives every layer pages of one size and shares one pool of blocks between groups of equally many layers:
+    one of full attention, the draft's layers among them, and as many of linear layers as it takes. Attention's block is
+    enlarged until its page holds a linear layer's states. A request holds a block for its context as it grows, and in
+    each linear group one with its states and one more for every draft token, so that rejected drafts can be taken back.
+
+    Exact for a draft whose layers have the target's KV heads (MTP) and with prefix caching off; with it vLLM holds one
+    block a group more while a request passes from one block to the next, and the cached states of earlier prompts.
+    """
+    tp, k = config.tensor_parallel_size, config.num_speculative_tokens
+    per_layer = model.kv_bytes_per_token(config.kv_dtype, tp) / model.num_attention_layers
+    states = model.linear_state_bytes(config.weight_dtype, tp)
+    states += model.convolution_state_bytes(config.weight_dtype, tp, k)
+    align = max(_SMALLEST_PAGE_TOKENS, config.block_size)
+    block_size = align * math.ceil(states / (align * per_layer))
+    full, linear = model.num_attention_layers + math.ceil(draft_kv / per_layer), model.num_linear_layers
+    # Of layers in nearly equal numbers a group holds them all, else as many as the rarer kind has.
+    group = max(full, linear) if max(full, linear) < 1.5 * min(full, linear) else full
+    return block_size, math.ceil(linear / group) * (1 + k), group * per_layer
 
 
 def activation_peak_bytes(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None = None) -> float:
@@ -213,6 +240,9 @@ def _live_elements(model: ModelSpec, tp: int) -> float:
             widest = 2.0 * heads * (model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim)
         else:
             widest = 2.0 * (heads + model.kv_heads_per_rank(tp)) * model.head_dim
+        if model.num_linear_layers:
+            keys, values, _ = model.linear_widths(tp)
+            widest = max(widest, 2.0 * (keys + values) + values)  # q, k, v, z and output
     if model.num_dense_layers:
         widest = max(widest, (gate + 1.0) * model.intermediate_size / tp)
     if model.num_moe_layers:

@@ -215,7 +215,7 @@ def _fill_attention(
     """Fill four rows of ``attention`` from ``first`` on; ``grids`` with their measured grids appended."""
     sliding = model.num_sliding_layers
     window = model.sliding_window if own_window else 0
-    full = model.num_hidden_layers - sliding
+    full = model.num_attention_layers - sliding
     for offset, phase in ((0, "decode"), (2, "prefill")):
         for row, (count, size) in enumerate(((full, 0), (sliding, window)), first + offset):
             attention[row], grid = device.attention(model, phase, count, kv_cache_dtype, size)

@@ -3,7 +3,8 @@
 Follows vLLM 0.32's ``v1/core/kv_cache_manager.py``, ``single_type_kv_cache_manager.py`` (full attention) and
 ``block_pool.py``: blocks without a hash are reused last-in first-out, blocks with a hash least recently used
 first, equal hashes may sit in several blocks, and a hit pins its blocks. Without prefix caching no step reads a
-block's identity, so only counts are kept; the counts are the same.
+block's identity, so only counts are kept; the counts are the same. Blocks that a request holds besides its context's
+(``fixed_blocks``: states of linear attention layers) are only counted: they go without prefix caching.
 
 A block's hash key is the trace's hash id and the block's place in it where the trace gives hash ids
 (``num_keys_per_hash`` KV blocks each), and a key of the request's own otherwise, which only the request itself
@@ -208,7 +209,8 @@ def take_table(ref: Engine, i: int) -> None:
 def holds(ref: Engine, i: int, tokens: int) -> bool:
     """Whether the blocks of request ``i`` hold ``tokens`` tokens already: the usual case, told without a division."""
     s = borrowed(ref)
-    return bool(tokens <= s.requests[i].num_blocks * s.config[0].block_size)
+    c = s.config[0]
+    return bool(tokens <= (s.requests[i].num_blocks - c.fixed_blocks) * c.block_size)
 
 
 @njit(cache=True, forceinline=True)
@@ -227,7 +229,7 @@ def extend(ref: Engine, i: int, tokens: int) -> bool:
     r = s.requests[i]
     if holds(ref, i, tokens):
         return True
-    need = blocks_for(tokens, c.block_size) - r.num_blocks
+    need = blocks_for(tokens, c.block_size) + c.fixed_blocks - r.num_blocks
     if need > e.free_blocks:
         return False
     if c.enable_prefix_caching:

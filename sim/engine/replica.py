@@ -90,7 +90,7 @@ def check_fits(config: EngineConfig, rows: Array) -> None:
             value=int(rows["prompt"][i]),
         )
     longest = most_slots(config, rows)
-    need = -(-longest // config.block_size)
+    need = -(-longest // config.block_size) + config.fixed_blocks
     # One block is vLLM's null block; a lone request is admitted without the watermark.
     short = np.flatnonzero(need > config.num_gpu_blocks - 1)
     if short.size:

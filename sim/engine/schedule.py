@@ -216,7 +216,7 @@ def _admit(
         whole = max(blocks.blocks_for(min(r.tokens, max_model_len), c.block_size) - hits, 0) + evictable
         slots_for = min(hit_tokens + n + c.lookahead, max_model_len)
         first = max(blocks.blocks_for(slots_for, c.block_size) - hits, 0) + evictable
-        if max(whole, first) + watermark > e.free_blocks:
+        if max(whole, first) + c.fixed_blocks + watermark > e.free_blocks:
             break
 
         queue.pop(ref)

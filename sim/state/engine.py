@@ -136,6 +136,7 @@ CONFIG = np.dtype(
     [
         ("block_size", "i4"),
         ("num_gpu_blocks", "i4"),
+        ("fixed_blocks", "i4"),  # of a running request, besides its context's
         ("max_num_seqs", "i4"),
         ("max_num_batched_tokens", "i4"),
         ("max_num_scheduled_tokens", "i4"),

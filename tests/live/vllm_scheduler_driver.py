@@ -7,6 +7,7 @@ prompt tokens, so that vLLM's own prefix cache sees equal prefixes where the wor
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import tempfile
@@ -34,7 +35,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -112,12 +113,20 @@ def _scheduler(w: dict[str, Any]) -> tuple[Scheduler, bool]:
         config.speculative_config.method = PARALLEL.get(w["method"], w["method"])
         config.speculative_config.parallel_drafting = w["method"] in PARALLEL
     spec = FullAttentionSpec(block_size=w["block_size"], num_kv_heads=1, head_size=1, dtype=torch.float32)
-    layers = KVCacheConfig(
-        num_blocks=w["num_blocks"], kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+    states = MambaSpec(
+        shapes=((w["block_size"],),),
+        dtypes=(torch.float32,),
+        block_size=w["max_model_len"],
+        page_size_padded=spec.page_size_bytes,
+        num_speculative_blocks=w["k"] if config.speculative_config is not None else 0,
     )
+    groups = [KVCacheGroupSpec(["layer"], spec)]
+    groups += [KVCacheGroupSpec([f"linear{i}"], states) for i in range(w.get("linear_groups", 0))]
+    layers = KVCacheConfig(num_blocks=w["num_blocks"], kv_cache_tensors=[], kv_cache_groups=groups)
     kind = AsyncScheduler if is_async else Scheduler
     manager = StructuredOutputManager(config)
-    return kind(config, layers, manager, block_size=w["block_size"], log_stats=True), is_async
+    block_size = math.lcm(*(group.kv_cache_spec.block_size for group in groups))
+    return kind(config, layers, manager, block_size=block_size, log_stats=True), is_async
 
 
 def _prompt(w: dict[str, Any], i: int) -> list[int]:

@@ -10,8 +10,13 @@ HIDDEN_STATES = ("eagle", "eagle3", "mtp", "dflash", "dspark", "p_eagle")
 EVERY_METHOD = (*METHODS, *HIDDEN_STATES, "pard", "ngram_gpu", "medusa", "suffix")
 
 
-def random_workload(seed: int, *, prefix_caching: bool = False, methods: tuple[str, ...] = METHODS) -> dict[str, Any]:
-    """Workload number ``seed``; the same number is the same workload everywhere."""
+def random_workload(
+    seed: int, *, prefix_caching: bool = False, methods: tuple[str, ...] = METHODS, linear_groups: int = 0
+) -> dict[str, Any]:
+    """Workload number ``seed``; the same number is the same workload everywhere.
+
+    ``linear_groups``: groups of linear attention layers, whose states take blocks of every request.
+    """
     rng = Random(seed)
     block_size = rng.choice([4, 8, 16, 32])
     method = rng.choice(methods)
@@ -36,6 +41,7 @@ def random_workload(seed: int, *, prefix_caching: bool = False, methods: tuple[s
             ]
         requests.append(request)
     most = max(-(-min(r["prompt"] + r["output"] + k + 1, max_model_len) // block_size) for r in requests) + 1
+    most += linear_groups * (1 + k)
     workload: dict[str, Any] = {
         "block_size": block_size,
         # Scarce blocks preempt, ample blocks do not.
@@ -49,6 +55,8 @@ def random_workload(seed: int, *, prefix_caching: bool = False, methods: tuple[s
     }
     if prefix_caching:
         workload["prefix_caching"] = True
+    if linear_groups:
+        workload["linear_groups"] = linear_groups
     if rng.random() < 0.3:
         workload["policy"] = "priority"
         for request in requests:
