@@ -202,7 +202,7 @@ class ModelSpec:
         Megatron sharding as in vLLM: q/k/v/o, MLP, experts, embedding and lm_head are split; KV heads are replicated
         when ``tp`` exceeds them; norms, routers, MLA's down-projections and ``extra`` are on every rank.
         Keys: embedding, lm_head, attention (full and linear), dense_mlp, experts, shared_experts, router, norms,
-        biases, extra; a linear layer's convolution, gates and norm are among the norms.
+        biases, extra; among the norms a linear layer's convolution, decays and norm, and shared experts' gates.
         """
         self.check_tensor_parallel(tp)
         layers, moe_layers, dense_layers = self.num_hidden_layers, self.num_moe_layers, self.num_dense_layers
@@ -221,6 +221,7 @@ class ModelSpec:
         lm_head = vocab * self.word_embed_proj_dim * max(1, self.num_draft_heads)
         norms = layers * self.norms_per_layer * norm + with_cache * (2 * self.head_dim if self.qk_norm else 0)
         norms += norm if self.final_norm else 0
+        norms += moe_layers * hidden if self.shared_expert_gate else 0
         if self.is_mla:
             attention = layers * self._mla_parameters(heads)
             norms += layers * (self.q_lora_rank + self.kv_lora_rank)
@@ -248,7 +249,7 @@ class ModelSpec:
             "dense_mlp": dense_layers * matrices * hidden * mlp,
             "experts": moe_layers * self.num_experts * matrices * hidden * expert_mlp,
             "shared_experts": moe_layers * self.num_shared_experts * matrices * hidden * expert_mlp,
-            "router": moe_layers * (self.num_experts + self.shared_expert_gate) * hidden,
+            "router": moe_layers * self.num_experts * hidden,
             "norms": norms,
             "biases": biases,
             "extra": self.extra_parameters,

@@ -92,6 +92,14 @@ CARDS = {
     "Qwen3-235B-A22B-Instruct-2507": 235,
     "Qwen3-Coder-30B-A3B-Instruct": 30.5,
     "Qwen3-Coder-480B-A35B-Instruct": 480,
+    "Qwen3-Coder-Next": 80,
+    "Qwen3-Next-80B-A3B": 80,
+    "Qwen3.5-27B": 27,
+    "Qwen3.5-35B-A3B": 35,
+    "Qwen3.5-122B-A10B": 122,
+    "Qwen3.5-397B-A17B": 397,
+    "Qwen3.6-27B": 27,
+    "Qwen3.6-35B-A3B": 35,
     "gpt-oss-120b": 116.8,
 }
 
@@ -267,8 +275,8 @@ def test_broken_files_are_named(tmp_path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "kind"),
     [
-        ("linear_num_value_heads", 32, "linear attention is not known"),
-        ("full_attention_interval", 4, "linear attention is not known"),
+        ("linear_use_gate", True, "linear attention is not known"),
+        ("kda_num_heads", 32, "linear attention is not known"),
         ("linear_attn_config", {"full_attn_layers": list(range(99))}, "linear attention is not known"),
         ("attn_type_list", [1, 0] * 16, "linear attention is not known"),
         ("index_topk", 2048, "sparse attention is not known"),
@@ -276,7 +284,6 @@ def test_broken_files_are_named(tmp_path: Path, content: bytes) -> None:
         ("attention_chunk_size", 8192, "chunked attention is not known"),
         ("mamba_num_heads", 64, "state space layers are not known"),
         ("hybrid_override_pattern", "M-M*", "state space layers are not known"),
-        ("attn_output_gate", True, "gated attention is not known"),
         ("block_configs", [{}], "layers of unlike sizes are not known"),
         ("swa_num_attention_heads", 96, "layers of unlike sizes are not known"),
         ("moe_latent_size", 1024, "experts of a latent width are not known"),
@@ -285,7 +292,7 @@ def test_broken_files_are_named(tmp_path: Path, content: bytes) -> None:
         ("o_lora_rank", 1024, "what it says of the layers is not known"),
         ("laurel_rank", 64, "what it says of the layers is not known"),
         ("extras", [0, 1] * 16, "what it says of the layers is not known"),
-        ("layer_types", ["mamba"] * 32, "allowed: full_attention, sliding_attention"),
+        ("layer_types", ["mamba"] * 32, "allowed: full_attention, sliding_attention, linear_attention"),
         ("layer_types", ["full_attention"] * 31, "32 entries are needed"),
         ("hidden_act", "gelu", "gated or not?"),
         ("v_head_dim", 64, "only head_dim = 128"),
@@ -464,7 +471,8 @@ def _fingerprint(model: ModelSpec) -> object:
     attention = attention_work(model, 4.0, 100.0, 400.0, tp=2)
     elementwise = (*map(float, layers.elementwise_work(model, 3.0, tp=2)), layers.elementwise_kernels(model))
     kv_bytes = model.kv_bytes_per_token("bf16")
-    return (model.parameter_groups(), kv_bytes, matrices, *map(float, attention), *elementwise)
+    states = (model.linear_state_bytes("bf16"), model.convolution_state_bytes("bf16"))
+    return (model.parameter_groups(), kv_bytes, states, matrices, *map(float, attention), *elementwise)
 
 
 # Read elsewhere: positions by the engine, windows by step cost and memory, MTP layers by mtp_head.
@@ -477,6 +485,8 @@ def test_every_field_changes_the_output(field: str) -> None:
     base = load_model("Llama-3.1-8B")
     if field in ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"):
         base = load_model("DeepSeek-V3")
+    elif "linear" in field or field == "mamba_ssm_dtype":
+        base = replace(load_model("Qwen3.5-35B-A3B"), num_linear_layers=15)
     elif "expert" in field or field in ("moe_intermediate_size", "router_bias"):
         base = replace(load_model("Mixtral-8x7B"), num_shared_experts=1)
     elif field == "fc_every_pass":
@@ -484,7 +494,7 @@ def test_every_field_changes_the_output(field: str) -> None:
     elif field == "num_draft_heads":
         base = drafters.medusa_heads(base, 2)
     value = getattr(base, field)
-    changed = not value if isinstance(value, bool) else value * 2 or 64
+    changed = not value if isinstance(value, bool) else "bfloat16" if isinstance(value, str) else value * 2 or 64
     assert _fingerprint(replace(base, **{field: changed})) != _fingerprint(base)
 
 
@@ -585,3 +595,59 @@ def test_unknown_formats_are_refused(name: str) -> None:
         load_model("opt-125m").weight_bytes(name)
     with pytest.raises(ModelError, match="fp8"):
         load_model("opt-125m").kv_bytes_per_token(name)
+
+
+def test_gated_deltanet_layers_by_hand() -> None:
+    model = load_model("Qwen3.5-27B")
+    hidden, keys, values = 5120, 16 * 128, 48 * 128
+    linear = hidden * (2 * keys + 2 * values + 2 * 48) + values * hidden  # in: q, k, v, z, b and a; out
+    linear += 4 * (2 * keys + values) + 2 * 48 + 128  # convolution, A_log and dt_bias, norm
+    full = hidden * 256 * (2 * 24 + 2 * 4) + 24 * 256 * hidden + 2 * 256  # q with its gate, k, v; o; two norms
+    every = 3 * hidden * 17408 + 2 * hidden
+    assert model.num_parameters == 48 * linear + 16 * full + 64 * every + 2 * 248320 * hidden + hidden
+    assert (model.num_linear_layers, model.num_attention_layers) == (48, 16)
+    assert model.kv_bytes_per_token("bf16") == 16 * 2 * 4 * 256 * 2
+    assert model.linear_state_bytes("bf16") == 48 * 128 * 128 * 4
+    assert model.linear_state_bytes("fp8", tp=4) == 12 * 128 * 128 * 4
+    assert model.convolution_state_bytes("bf16", k=5) == (2 * keys + values) * (3 + 5) * 2
+    moe = load_model("Qwen3.5-35B-A3B")
+    one_gate_a_layer = replace(moe, shared_expert_gate=False).num_parameters + 40 * 2048
+    assert moe.num_parameters == one_gate_a_layer
+    # Qwen3-Next's config names no format of the state: it takes the activations'.
+    assert load_model("Qwen3-Next-80B-A3B").linear_state_bytes("bf16") == 32 * 128 * 128 * 2
+
+
+def test_which_layers_are_linear() -> None:
+    config = config_of("Qwen3.5-27B")
+    kinds = ["full_attention" if layer % 4 == 3 else "linear_attention" for layer in range(64)]
+    assert spec_from_config({**config, "layer_types": kinds}, "Qwen3.5-27B") == load_model("Qwen3.5-27B")
+    nested = {"text_config": {**config, "full_attention_interval": 8}}
+    assert spec_from_config(nested, "x").num_linear_layers == 56
+    plain = spec_from_config({**config, "layer_types": ["full_attention"] * 64}, "x")
+    assert (plain.num_linear_layers, plain.linear_num_key_heads) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("linear_num_value_heads", None),
+        ("linear_num_value_heads", 24),
+        ("linear_conv_kernel_dim", 0),
+        ("mamba_ssm_dtype", "int8"),
+    ],
+)
+def test_bad_fields_of_linear_layers_are_named(key: str, value: object) -> None:
+    with pytest.raises(ModelError, match=key):
+        spec_from_config({**config_of("Qwen3.5-27B"), key: value}, "conf")
+
+
+def test_linear_layers_split_over_key_heads() -> None:
+    model = replace(load_model("Qwen3.5-35B-A3B"), linear_num_key_heads=2)
+    with pytest.raises(ModelError, match="linear_num_key_heads"):
+        model.check_tensor_parallel(4)
+
+
+def test_an_mtp_layer_of_a_hybrid_has_full_attention() -> None:
+    head = drafters.mtp_head(load_model("Qwen3.6-27B"))
+    assert (head.num_linear_layers, head.num_attention_layers) == (0, 1)
+    assert head.kv_bytes_per_token("bf16") == 2 * 4 * 256 * 2

@@ -84,7 +84,7 @@ def test_speculation_takes_blocks() -> None:
     off = budget_of(LLAMA, H100)
     assert (off.lost_blocks, off.lost_concurrency(1000)) == (0, 0.0)
     on = budget_of(LLAMA, H100, draft=drafters.eagle_head(LLAMA), k=3)
-    assert on.num_gpu_blocks_without_sd == off.num_gpu_blocks
+    assert on.without_sd == off
     assert on.lost_blocks == off.num_gpu_blocks - on.num_gpu_blocks > 0
     assert on.lost_concurrency(1000, 3) == off.max_concurrency(1000) - on.max_concurrency(1003)
     # a draft that makes no KV and holds no weights takes only wider graphs
@@ -180,3 +180,45 @@ def test_a_request_that_cannot_fit() -> None:
 def test_degrees_must_divide() -> None:
     with pytest.raises(ModelError, match="tensor_parallel_size"):
         budget_of(LLAMA, H100, tensor_parallel_size=3)
+
+
+def test_blocks_of_linear_attention_layers() -> None:
+    # Pages hold a state: (32 x 128 x 128 + 8192 x 3) x 2 bytes over 2048 bytes of KV a token and layer are 536 tokens,
+    # in whole pages of 16 (vLLM logs "Setting attention block size to 544 tokens" for Qwen3-Next-80B-A3B).
+    h200 = replace(load_hardware("h200"), memory_bytes=400 * GIB)
+    off = budget_of(load_model("Qwen3-Next-80B-A3B"), h200)
+    assert (off.block_size, off.fixed_blocks) == (544, 3)  # 12 layers of full attention, 3 x 12 linear ones
+    assert off.kv_bytes_per_token == 12 * 2048
+    assert off.num_gpu_blocks == int(off.kv_cache_bytes // (544 * 12 * 2048))
+    assert off.max_concurrency(5000) == (off.num_gpu_blocks - 1) / (10 + 3)
+
+
+def test_states_of_drafts_enlarge_and_fix_blocks() -> None:
+    # github.com/syv-ai/qwen38-27b-rtx3090 issue 102: 480 tokens at 15 drafts, these sizes, the state in 16 bits;
+    # "Padding mamba page size by 1.27%".
+    model = replace(load_model("Qwen3.6-27B"), mamba_ssm_dtype="bfloat16")
+    head = drafters.mtp_head(model)
+    on = budget_of(model, load_hardware("h200"), draft=head, k=15)
+    assert (on.block_size, on.fixed_blocks) == (480, 3 * 16)
+    states = model.linear_state_bytes("bf16") + model.convolution_state_bytes("bf16", k=15)
+    assert 480 * 4096 / states == pytest.approx(1.0127, abs=5e-5)
+    # 16 + 1 layers of full attention a block; 48 linear ones take three groups of 17.
+    assert on.kv_bytes_per_token == 17 * 4096
+    assert on.without_sd is not None
+    assert (on.without_sd.block_size, on.without_sd.fixed_blocks) == (400, 3)
+    assert on.lost_concurrency(1000) > on.without_sd.max_concurrency(1000) / 2
+    wide = budget_of(model, load_hardware("h200"), draft=head, k=15, block_size=256)
+    assert wide.block_size == 512
+
+
+def test_linear_layers_in_nearly_equal_numbers_share_a_block() -> None:
+    model = replace(load_model("Qwen3.6-27B"), num_linear_layers=30)  # 34 of full attention
+    budget = budget_of(model, load_hardware("h200"))
+    assert (budget.fixed_blocks, budget.kv_bytes_per_token) == (1, 34 * 4096)
+
+
+def test_the_states_of_one_request_must_fit() -> None:
+    model = load_model("Qwen3.6-27B")
+    with pytest.raises(CapacityError, match="max_model_len"):
+        budget_of(model, load_hardware("h200"), num_gpu_blocks=4)
+    assert budget_of(model, load_hardware("h200"), num_gpu_blocks=5).fixed_blocks == 3
