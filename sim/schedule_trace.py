@@ -7,8 +7,8 @@ Input: ``block_size``, ``num_blocks``, ``max_num_seqs``, ``max_num_batched_token
 (a name of ``draftcast.sim.cost.methods``), ``k``; optional ``schedule`` (``[[first, last, k], ...]``), ``policy``
 (``fcfs``, ``priority``), ``watermark``, ``long_prefill_token_threshold``, ``max_num_scheduled_tokens``,
 ``enable_chunked_prefill``, ``async``, ``prefix_caching`` (default false), ``hash_block_tokens`` and
-``linear_groups`` (groups of linear attention layers, without prefix caching); ``requests``: ``arrival_step``, ``prompt``, ``output``, ``accept`` (drafts accepted in round 0, 1, ..., cycled), optional
-``priority``, ``hash_ids``.
+``linear_groups`` (groups of linear attention layers; without prefix caching); ``requests``: ``arrival_step``,
+``prompt``, ``output``, ``accept`` (drafts accepted in round 0, 1, ..., cycled), optional ``priority``, ``hash_ids``.
 
 Output: ``step``, ``tokens`` (scheduled tokens by request), ``drafts`` (drafts verified by request), ``running``,
 ``waiting``, ``free_blocks``.

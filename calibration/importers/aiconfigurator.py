@@ -18,6 +18,9 @@ of its input). What one row covers, read off the data and the collecting scripts
   NCCL alike), as one machine's devices reach each other through the host. An unknown machine is not taken for the
   better one: where the version before is `SLOWER_LINK` times slower, its times count.
 
+* gdn: the convolution or the delta rule of one gated DeltaNet layer; the sum of both is kept. Its state is fp32: the
+  largest batches move 4 bytes a number at 74 to 91 % of the memory bandwidth.
+
 * mla_generation_module, mla_context_module: the whole attention block of one layer, see
   `calibration/importers/latent_attention`.
 
@@ -180,12 +183,42 @@ def all_reduce_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
     )
 
 
+def gdn_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
+    """Gated DeltaNet: a layer's convolution and delta rule, two kernels, as one; of equal shapes the least."""
+    shape = ["phase", "batch_size", "seq_len", "num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim"]
+    convolves = raw["kernel_source"].str.startswith("causal_conv1d")
+    convolution, rule = raw[convolves], raw[~convolves]
+    least = convolution.groupby(shape)["latency"].min().rename("convolution")
+    rows = rule.sort_values("latency", kind="stable").drop_duplicates(shape).join(least, on=shape)
+    alone = rows["convolution"].isna()
+    if alone.any():
+        left_out["linear attention without times of its convolution"] = int(alone.sum())
+    rows = rows[~alone]
+    return pd.DataFrame(
+        {
+            "operator": rows["phase"].map({"generation": "gdn_decode", "context": "gdn_prefill"}),
+            "dtype": "bf16",
+            "kv_dtype": "fp32",
+            "implementation": rows["kernel_source"],
+            "batch": rows["batch_size"],
+            "q": rows["seq_len"],
+            "heads": rows["num_v_heads"],
+            "kv_heads": rows["num_k_heads"],
+            "k": rows["head_k_dim"],
+            "n": rows["head_v_dim"],
+            "graph": True,
+            "seconds": (rows["latency"] + rows["convolution"]) * 1e-3,
+        }
+    )
+
+
 _ATTENTION = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim")
 _MOE = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 _MLA_TEXTS = ("model", "gemm_type", "kv_cache_dtype", "mla_dtype")
 _MLA = ("batch_size", "isl", "step", "num_heads")
 _DECODE = partial(attention_rows, operator="attention_decode")
 _PREFILL = partial(attention_rows, operator="attention_prefill")
+_GDN = ("batch_size", "seq_len", "num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim")
 FILES = (
     FileKind("gemm", "gemm", ("gemm_dtype",), ("m", "k", "n"), gemm_rows),
     FileKind("attention", "generation_attention", ("kv_cache_dtype",), _ATTENTION, _DECODE),
@@ -193,6 +226,7 @@ FILES = (
     FileKind("moe", "moe", ("moe_dtype", "distribution"), _MOE, moe_rows),
     FileKind("mla", "mla_generation_module", _MLA_TEXTS, _MLA, partial(module_rows, operator="mla_decode")),
     FileKind("mla", "mla_context_module", _MLA_TEXTS, _MLA, partial(module_rows, operator="mla_prefill")),
+    FileKind("linear_attention", "gdn", ("phase",), _GDN, gdn_rows),
     FileKind("comm", "custom_allreduce", ("allreduce_dtype",), ("message_size", "num_gpus"), all_reduce_rows),
 )
 

@@ -29,6 +29,8 @@ GROWS_WITH = {
     "attention_prefill": ("q", "prefix", "batch"),
     "mla_decode": ("context", "batch"),
     "mla_prefill": ("q", "prefix", "batch"),
+    "gdn_decode": ("batch",),
+    "gdn_prefill": ("q", "batch"),
     "all_reduce": ("message_bytes",),
 }
 """What cannot make an operator faster when it grows, everything else equal; prefix is context less q."""
@@ -80,6 +82,11 @@ def _fetched_bytes(part: Part, rows: pd.DataFrame) -> FloatArray:
         return shape["batch"] * (shape["context"] - shape["q"]) * shape["k"] * KV_BYTES[part.kv_dtype]
     if part.operator == "mla_prefill":
         return shape["batch"] * (shape["context"] - shape["q"]) * shape["heads"] * (shape["k"] + shape["n"]) * 2.0
+    if part.operator == "gdn_decode":
+        # A state that is written to the cache pushes another one out of it.
+        return 2.0 * shape["batch"] * shape["heads"] * shape["k"] * shape["n"] * KV_BYTES[part.kv_dtype]
+    if part.operator == "gdn_prefill":
+        return np.zeros(len(rows))
     if part.operator in ATTENTION:
         window = np.where(shape["window"] > 0, shape["window"], np.inf)
         earlier = np.minimum(shape["context"] - shape["q"], window)
@@ -98,7 +105,7 @@ def above_larger(frame: pd.DataFrame) -> pd.Series:
     bad = pd.Series(False, index=frame.index)
     for operator, rows in frame.groupby("operator"):
         sizes = rows.assign(prefix=rows["context"] - rows["q"])
-        other = "context" if str(operator).endswith("prefill") else "prefix"
+        other = "context" if str(operator) in ("attention_prefill", "mla_prefill") else "prefix"
         same = [name for name in (*POINT, "prefix") if name != other]
         for axis in GROWS_WITH.get(str(operator), ()):
             falling = sizes.sort_values(axis, ascending=False, kind="stable")

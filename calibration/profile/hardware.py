@@ -81,6 +81,8 @@ class HardwareSpec:
         """
         memory = self.memory_bandwidth_bytes_per_s * (_INLINE_ECC if self.inline_ecc else 1.0)
         bandwidth = self.link_bandwidth_bytes_per_s if family == "all_reduce" else memory
+        if family.startswith("gdn"):
+            dtype = "bf16"  # products with the state run in 16 bits, whatever it is kept in
         attends = family.startswith(("attention", "mla")) and dtype != "fp32"
         for candidate in ("bf16" if attends else COMPUTE_DTYPE.get(dtype, dtype), "bf16", "fp16", "fp32"):
             if candidate in self.peak_flops:

@@ -89,7 +89,9 @@ def held_out(frame: pd.DataFrame) -> NDArray[np.bool_]:
         rows = frame[frame["operator"] == operator]
         along = "context" if operator in ATTENTION else CURVES[operator].x
         others = [name for name in SHAPES if name != along]
-        if operator.endswith("prefill"):
+        if operator == "gdn_decode":
+            along, others = "batch", [name for name in SHAPES if name != "batch"]
+        elif operator.endswith("prefill"):
             along, others = "q", ["batch", "prefix_ratio", *Part(operator, "").group]
         line = rows.groupby(["dtype", "kv_dtype", *others], sort=False)[along]
         inner[rows.index] = (rows[along] > line.transform("min")) & (rows[along] < line.transform("max"))

@@ -47,7 +47,9 @@ CURVES: dict[str, CurveAxes] = {
 }
 VERIFY_QUERIES = np.asarray([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0])
 """Queries per sequence at which decode's grid has nodes, measured or stretched by the roofline."""
-ATTENTION = ("attention_decode", "attention_prefill", "mla_decode", "mla_prefill")
+ATTENTION = ("attention_decode", "attention_prefill", "mla_decode", "mla_prefill", "gdn_decode", "gdn_prefill")
+LINEAR_ATTENTION = ("gdn_decode", "gdn_prefill")
+"""Those that have no context: their grids' axes are decode's, with one node in place of contexts."""
 FAMILY = {
     "linear": "linear",
     "moe": "moe",
@@ -55,6 +57,8 @@ FAMILY = {
     "attention_prefill": "attention_prefill",
     "mla_decode": "mla_decode",
     "mla_prefill": "mla_prefill",
+    "gdn_decode": "gdn_decode",
+    "gdn_prefill": "gdn_prefill",
     "rmsnorm": "elementwise",
     "swiglu": "elementwise",
     "rotary": "elementwise",
@@ -105,6 +109,8 @@ def parts_of(frame: pd.DataFrame) -> Iterator[tuple[Part, pd.DataFrame]]:
 
 def grid_shape(operator: str, a: Any, b: Any, c: Any) -> dict[str, Any]:
     """Shape columns at values of a grid's axes (see `draftcast.calibration.profile.attention_grid`)."""
+    if operator in LINEAR_ATTENTION:
+        return {"q": a, "batch": b}
     if operator.endswith("decode"):
         return {"q": a, "batch": b, "context": c}
     return {"q": c, "batch": b, "context": a * c}
@@ -112,7 +118,10 @@ def grid_shape(operator: str, a: Any, b: Any, c: Any) -> dict[str, Any]:
 
 def grid_axes(operator: str, rows: pd.DataFrame) -> FloatArray:
     """Values of a grid's axes at measured points, shape (points, 3)."""
-    q, batch, context = (rows[name].to_numpy(np.float64) for name in ("q", "batch", "context"))
+    q, batch = (rows[name].to_numpy(np.float64) for name in ("q", "batch"))
+    if operator in LINEAR_ATTENTION:
+        return np.stack((q, batch, np.ones(len(rows))), axis=1)
+    context = rows["context"].to_numpy(np.float64)
     columns = (q, batch, context) if operator.endswith("decode") else (context / q, batch, q)
     return np.stack(columns, axis=1)
 

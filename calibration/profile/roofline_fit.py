@@ -52,11 +52,12 @@ def fit_table(table: LatencyTable, hardware: HardwareSpec) -> tuple[Rooflines, l
     frame["fit_dtype"] = frame["kv_dtype"].where(frame["kv_dtype"] != "", frame["dtype"])
     # Prefill before decode: decode of one query a sequence never comes near the compute limit, so a table without
     # verification cannot tell its compute efficiency; prefill's is taken.
-    groups = sorted(frame.groupby(["family", "fit_dtype"]), key=lambda group: group[0][0] != "attention_prefill")
+    groups = sorted(frame.groupby(["family", "fit_dtype"]), key=lambda group: not str(group[0][0]).endswith("prefill"))
     for labels, rows in groups:
         family, dtype = map(str, labels)
-        prefill = fits.get(("attention_prefill", dtype))
-        known = prefill.e_c if prefill and family == "attention_decode" and rows["q"].max() == 1 else None
+        prefill = fits.get((family.replace("decode", "prefill"), dtype))
+        one_query = family in ("attention_decode", "gdn_decode") and rows["q"].max() == 1
+        known = prefill.e_c if prefill and one_query else None
         ceilings = hardware.ceilings(family, dtype)
         fit = fits[family, dtype] = _fit_rows(rows, ceilings, known)
 

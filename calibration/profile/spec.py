@@ -31,6 +31,8 @@ OPERATORS = (
     "attention_prefill",
     "mla_decode",
     "mla_prefill",
+    "gdn_decode",
+    "gdn_prefill",
     "elementwise",
     "moe",
     "lm_head",

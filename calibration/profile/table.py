@@ -14,6 +14,9 @@ attention_prefill   the same with q the chunk; context is prefix + chunk
 mla_decode          latent attention in absorbed form: batch, q and context as above, heads, one key of k and value of n
                     numbers a token for all heads; with the latents' norms, rotary embedding and cache write
 mla_prefill         the same of a prompt's chunk in plain form: every head has keys of k and values of n numbers
+gdn_decode          gated DeltaNet: batch sequences of q tokens, heads of n values, kv_heads of k keys, convolution
+                    included; q > 1 is verification
+gdn_prefill         the same of prompts of q tokens
 attention_launch    one launch over batch sequences of one query with context tokens each on average and n at most, and
                     a prompt's chunk of m tokens (0: none) at the end of its k tokens; heads as above
 rmsnorm, swiglu     m rows of width n
@@ -48,6 +51,8 @@ SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
     "attention_prefill": ("batch", "q", "context", "heads", "kv_heads", "head_dim", "window"),
     "mla_decode": ("batch", "q", "context", "heads", "k", "n"),
     "mla_prefill": ("batch", "q", "context", "heads", "k", "n"),
+    "gdn_decode": ("batch", "q", "heads", "kv_heads", "k", "n"),
+    "gdn_prefill": ("batch", "q", "heads", "kv_heads", "k", "n"),
     "attention_launch": ("m", "k", "n", "batch", "context", "heads", "kv_heads", "head_dim"),
     "rmsnorm": ("m", "n"),
     "swiglu": ("m", "n"),

@@ -1,10 +1,10 @@
 """Reads a Hugging Face ``config.json`` into a ``ModelSpec``, by its fields.
 
-A decoder of full, sliding (MHA, GQA, MLA) or linear attention (gated DeltaNet) and of dense or routed feed-forward layers is described by the
-fields themselves, whatever the model is called. What a config leaves to the model's code (which projections carry
-biases, how many norms a layer has) stands in ``_IMPLIED`` by ``model_type``, as fields, each after the modelling code
-in Hugging Face transformers. A field that describes another kind of layer, or an unknown size, is refused by name: a
-near miss would give wrong bytes silently.
+A decoder of full, sliding (MHA, GQA, MLA) or linear attention (gated DeltaNet) and of dense or routed feed-forward
+layers is described by the fields themselves, whatever the model is called. What a config leaves to the model's code
+(which projections carry biases, how many norms a layer has) stands in ``_IMPLIED`` by ``model_type``, as fields, each
+after the modelling code in Hugging Face transformers. A field that describes another kind of layer, or an unknown size,
+is refused by name: a near miss would give wrong bytes silently.
 """
 
 from __future__ import annotations
@@ -195,10 +195,8 @@ def _linear(config: Config, layers: int) -> dict[str, Any]:
     """Sizes and number of gated DeltaNet layers; nothing where every layer has full or sliding attention."""
     kinds = config.strings("layer_types", _KINDS)
     interval = config.count("full_attention_interval")
-    if kinds:
-        count = kinds.count("linear_attention")
-    else:
-        count = layers - layers // interval if interval else 0  # every interval-th layer is full
+    every = layers - layers // interval if interval else 0  # every interval-th layer is full
+    count = kinds.count("linear_attention") if kinds else every
     if not count:
         return {}
     sizes = {key: config.integer(key) for key in LINEAR_SIZES}

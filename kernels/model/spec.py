@@ -25,7 +25,7 @@ LINEAR_SIZES = (
     "linear_conv_kernel_dim",
 )
 """Fields of a gated DeltaNet layer, as in Hugging Face configs."""
-_STATE_BYTES = {"": 0, "float32": 4, "bfloat16": 2, "float16": 2}
+_STATE_DTYPES = ("", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ class ModelSpec:
             allowed = f"a multiple of linear_num_key_heads = {self.linear_num_key_heads} is needed"
             value = self.linear_num_value_heads
             raise ModelError(allowed, file=self.name, key="linear_num_value_heads", value=value)
-        if self.mamba_ssm_dtype not in _STATE_BYTES:
-            allowed = f"must be one of {', '.join(filter(None, _STATE_BYTES))}"
+        if self.mamba_ssm_dtype not in _STATE_DTYPES:
+            allowed = f"must be one of {', '.join(filter(None, _STATE_DTYPES))}"
             raise ModelError(allowed, file=self.name, key="mamba_ssm_dtype", value=self.mamba_ssm_dtype)
 
     # Layers -----------------------------------------------------------------------------------------------------
@@ -318,8 +318,14 @@ class ModelSpec:
         Args:
             dtype: of the weights; where ``mamba_ssm_dtype`` is empty the state takes the activations' format.
         """
-        element = _STATE_BYTES[self.mamba_ssm_dtype] or activation_bytes(weight_dtype(dtype))
-        return self.linear_num_value_heads // tp * self.linear_key_head_dim * self.linear_value_head_dim * element
+        numbers = self.linear_num_value_heads // tp * self.linear_key_head_dim * self.linear_value_head_dim
+        return numbers * KV_BYTES[self.linear_state_dtype(dtype)]
+
+    def linear_state_dtype(self, dtype: str) -> str:
+        """Format of the recurrent state of a model with weights in ``dtype``."""
+        if self.mamba_ssm_dtype:
+            return kv_dtype(self.mamba_ssm_dtype)
+        return "fp32" if activation_bytes(dtype) == 4.0 else "bf16"
 
     def convolution_state_bytes(self, dtype: str, tp: int = 1, k: int = 0) -> float:
         """Bytes of the inputs that a linear layer's convolution keeps of a request, ``k`` drafts' among them."""

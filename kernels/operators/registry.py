@@ -42,6 +42,8 @@ _OPERATORS = {
     "attention_prefill": "operators.attention:ATTENTION_PREFILL",
     "mla_decode": "operators.latent:MLA_DECODE",
     "mla_prefill": "operators.latent:MLA_PREFILL",
+    "gdn_decode": "operators.gated_delta:GDN_DECODE",
+    "gdn_prefill": "operators.gated_delta:GDN_PREFILL",
     "rmsnorm": "operators.elementwise:RMSNORM",
     "rotary": "operators.elementwise:ROTARY",
     "swiglu": "operators.elementwise:SWIGLU",

@@ -27,6 +27,8 @@ OPERATOR_COLOURS = {
     "attention_prefill": "#f08c00",
     "mla_decode": "#c2255c",
     "mla_prefill": "#e64980",
+    "gdn_decode": "#0b7285",
+    "gdn_prefill": "#1098ad",
     "rmsnorm": "#2f9e44",
     "swiglu": "#66a80f",
     "rotary": "#099268",

@@ -32,6 +32,8 @@ SIZES = {
     "attention_prefill": "q",
     "mla_decode": "context",
     "mla_prefill": "q",
+    "gdn_decode": "batch",
+    "gdn_prefill": "q",
     "all_reduce": "message_bytes",
     "rejection_sampler": "batch",
 }

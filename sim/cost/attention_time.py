@@ -33,10 +33,13 @@ Logs = tuple[float, float, float]
     DRAFT_DECODE_WINDOW,
     DRAFT_PREFILL,
     DRAFT_PREFILL_WINDOW,
+    LINEAR_DECODE,
+    LINEAR_PREFILL,
     N_KINDS,
-) = range(9)
+) = range(11)
 
-# One kind. Seconds are already those of all layers of the kind.
+# One kind. Seconds are already those of all layers of the kind. Linear attention has no context: every sequence counts
+# as one context token (its state), every row as one pair.
 ATTENTION = np.dtype(
     [
         ("t0_s", "f8"),

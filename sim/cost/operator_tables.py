@@ -19,6 +19,7 @@ from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import attention_work, layer_shape
 from draftcast.kernels.operators.cost import Work
+from draftcast.kernels.operators.gated_delta import gated_delta_work, linear_shape
 from draftcast.kernels.operators.sampler import sampler_work
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
@@ -169,7 +170,8 @@ class OperatorTables:
         """Kernels of one forward pass: matrices, attention with its KV write, element-wise, collectives."""
         matrices = sum(layer.count for layer in layers.linear_layers(model, self.tp) if layer.scope in scopes)
         # Attention and KV write; of latent attention both latents' norms and the rotary embedding too.
-        attention = (5 if model.is_mla else 2) * model.num_hidden_layers
+        attention = (5 if model.is_mla else 2) * model.num_attention_layers
+        attention += 2 * model.num_linear_layers  # convolution and delta rule
         collectives = layers.all_reduce_count(model) if self.tp > 1 else 0
         return matrices + attention + layers.elementwise_kernels(model) + collectives
 
@@ -213,6 +215,33 @@ class OperatorTables:
         kind["layers"] = count
         kind["is_prefill"] = phase == "prefill"
         grid = self._grid(family, kv_cache_dtype, heads)
+        return kind, None if grid is None else at.flat_grid(grid, count)
+
+    def linear_attention(self, model: ModelSpec, phase: str) -> tuple[Record, FloatArray | None]:
+        """`attention` of the model's linear attention layers."""
+        kind = empty_record(at.ATTENTION)
+        kind["grid"] = -1
+        heads = linear_shape(model, self.tp)
+        state = model.linear_state_dtype(self.dtype)
+        family = f"gdn_{phase}"
+
+        def unit(batch: float, q: float) -> Work:
+            shape = {"batch": batch, "q": q, **heads}
+            return gated_delta_work(shape, self.wide_dtype, state, chunked=phase == "prefill")
+
+        entry, count = self.profile.operator(family, state), model.num_linear_layers
+        peak_flops, bandwidth = self.profile.hardware.ceilings(family, state)
+        sequence, one = unit(1.0, 0.0), unit(1.0, 1.0)
+        per_byte_s = count / (entry.e_m * bandwidth)
+        kind["t0_s"] = count * entry.t0_s
+        kind["qkv_s"] = float(one.flops) * count / (entry.e_c * peak_flops)
+        kind["kv_s"] = float(sequence.bytes) * per_byte_s
+        kind["row_s"] = float(one.bytes - sequence.bytes) * per_byte_s
+        kind["p"] = entry.p
+        kind["origin"] = entry.origin
+        kind["low_rows"], kind["high_rows"] = entry.fitted_rows or (0.0, np.inf)
+        kind["layers"] = count
+        grid = self._grid(family, state, heads)
         return kind, None if grid is None else at.flat_grid(grid, count)
 
     def _grid(self, family: str, kv_cache_dtype: str, heads: dict[str, int]) -> AttentionGrid | None:

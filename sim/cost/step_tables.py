@@ -152,6 +152,13 @@ def fill_roofline(
     attention = np.zeros(at.N_KINDS, at.ATTENTION)
     # The engine cuts the target's sums to the window itself, so its blocks carry none.
     grids = _fill_attention(attention, 0, device, model, config.kv_dtype, np.zeros(1), own_window=False)
+    if model.num_linear_layers:
+        p["linear_layers"] = model.num_linear_layers
+        for row, phase in ((at.LINEAR_DECODE, "decode"), (at.LINEAR_PREFILL, "prefill")):
+            attention[row], grid = device.linear_attention(model, phase)
+            if grid is not None:
+                attention[row]["grid"] = len(grids)
+                grids = np.concatenate([grids, grid])
     empty = np.zeros((1, 3))
     cost = StepCost(
         params=params,

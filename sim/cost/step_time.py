@@ -26,6 +26,8 @@ from draftcast.sim.cost.attention_time import (
     DRAFT_DECODE_WINDOW,
     DRAFT_PREFILL,
     DRAFT_PREFILL_WINDOW,
+    LINEAR_DECODE,
+    LINEAR_PREFILL,
     N_KINDS,
     PREFILL,
     PREFILL_WINDOW,
@@ -81,6 +83,7 @@ TIMES = np.dtype(
         # above, and most of what a step's time takes to compute.
         ("prefill_attention_s", "f8"),
         ("prefill_window_attention_s", "f8"),
+        ("prefill_linear_attention_s", "f8"),
         ("draft_prefill_attention_s", "f8"),
         ("draft_prefill_window_attention_s", "f8"),
         ("graph_mode", "i8"),  # how the target's pass ran: EAGER to FULL_GRAPH
@@ -97,6 +100,7 @@ PARAMS = np.dtype(
         ("affine", "i8"),  # 1: whole-step affine fit, 0: roofline
         ("host_hides", "i8"),  # 1: the host's time hides behind the device's, 0: it adds to it
         ("window", "f8"),  # the target's sliding window in tokens, 0: none
+        ("linear_layers", "i8"),  # the target's layers of linear attention
         ("host_fixed_s", "f8"),
         ("host_seq_s", "f8"),
         ("cuda_graph_rows", "f8"),  # largest captured number of rows; more run without a CUDA graph
@@ -273,6 +277,30 @@ def _drafted(seconds: float, rows: float, times: float, p: Record, out: Record) 
     return whole
 
 
+@njit(cache=True, error_model="numpy")
+def _linear_attention(
+    cost: StepCost,
+    rows: float,
+    seqs: float,
+    prefill_rows: float,
+    prefill_seqs: float,
+    new_prefill: float,
+    out: Record,
+) -> float:
+    """Seconds of linear attention over decoding requests; over prompts, where new, in ``out``."""
+    kinds = cost.attention
+    grids = cost.attention_grids
+    if prefill_rows > 0.0 and new_prefill > 0.0:
+        logs = log_sizes(grids, prefill_seqs, prefill_rows, prefill_seqs)
+        out.prefill_linear_attention_s = attention_seconds(
+            kinds[LINEAR_PREFILL], grids, prefill_rows, prefill_seqs, prefill_rows, prefill_seqs, logs, 1.0, out
+        )
+    if rows <= 0.0:
+        return 0.0
+    logs = log_sizes(grids, seqs, rows, seqs)
+    return float(attention_seconds(kinds[LINEAR_DECODE], grids, rows, seqs, rows, seqs, logs, 1.0, out))
+
+
 @njit(cache=True, error_model="numpy", inline="always")
 def _target_seconds(cost: StepCost, f: Record, decode: Logs, prefilled: Logs, new_prefill: float, out: Record) -> None:
     p = cost.params[0]
@@ -342,6 +370,12 @@ def _target_seconds(cost: StepCost, f: Record, decode: Logs, prefilled: Logs, ne
         )
         _book_difference(out, attention - decode_s - out.prefill_window_attention_s, False)
         seconds += attention
+    if p.linear_layers > 0:
+        linear_s = _linear_attention(cost, decode_rows, f.decode_seqs, prefill_rows, f.prefill_seqs, new_prefill, out)
+        without_prefill += linear_s
+        seconds += linear_s
+        if prefill_rows > 0.0:
+            seconds += out.prefill_linear_attention_s
     mode = out.graph_mode
     floor = p.target_launch_s if mode == EAGER else 0.0
     kernels = seconds

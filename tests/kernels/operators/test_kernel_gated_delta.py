@@ -1,0 +1,72 @@
+"""Gated DeltaNet: chunks against the recurrence in float64, the recurrence by hand, and the work of both phases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.operators.gated_delta import CHUNK, chunked, gated_delta_work, linear_shape
+from draftcast.kernels.operators.registry import operator
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SMALL = {"batch": 2, "q": 3, "heads": 4, "kv_heads": 2, "k": 16, "n": 24}
+
+
+def drawn(name: str, state: str = "fp32", **sizes: int) -> dict[str, Any]:
+    generator = torch.Generator(DEVICE)
+    generator.manual_seed(0)
+    return operator(name).make_inputs({**SMALL, **sizes}, "fp32", state, DEVICE, generator)
+
+
+@pytest.mark.parametrize("q", [1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
+def test_chunks_are_the_recurrence(q: int) -> None:
+    inputs = drawn("gdn_prefill", q=q)
+    expected, found = operator("gdn_prefill").reference(inputs), chunked(inputs, torch.float64)
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gdn_decode", "gdn_prefill"])
+@pytest.mark.parametrize("state", ["fp32", "bf16"])
+def test_torch_gives_the_reference(name: str, state: str) -> None:
+    inputs, found = drawn(name, state, q=70), operator(name)
+    outputs = found.make_outputs(inputs)
+    found.implementations["torch"].prepare(inputs, outputs)()
+    for key, value in found.reference(inputs).items():
+        rounding = 2.0**-8 if outputs[key].dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(outputs[key].double(), value, rtol=rounding, atol=rounding)
+
+
+def test_one_token_by_hand() -> None:
+    """A state of one number a head: it decays, moves towards the value by beta, and is the output."""
+    inputs = drawn("gdn_decode", batch=1, q=1, heads=1, kv_heads=1, k=1, n=1)
+    inputs |= {name: torch.ones_like(inputs[name]) for name in ("query", "key")}
+    decay, beta, before, value = (float(inputs[name]) for name in ("g", "beta", "state", "value"))
+    after = np.exp(decay) * before + beta * (value - np.exp(decay) * before)
+    out = operator("gdn_decode").reference(inputs)
+    assert float(out["out"]) == float(out["last_state"]) == pytest.approx(after, rel=1e-12)
+
+
+def test_value_heads_share_key_heads() -> None:
+    inputs = drawn("gdn_decode", heads=4, kv_heads=2)
+    wide = {**inputs, **{name: inputs[name].repeat_interleave(2, dim=2) for name in ("query", "key")}}
+    assert torch.equal(operator("gdn_decode").reference(inputs)["out"], operator("gdn_decode").reference(wide)["out"])
+    assert operator("gdn_decode").implementations["torch"].supports({**SMALL, "kv_heads": 3}, "fp32", "fp32", DEVICE)
+
+
+def test_verification_reads_the_state_once_and_writes_it_for_every_token() -> None:
+    model = load_model("Qwen3.5-35B-A3B")
+    heads = linear_shape(model, 2)
+    state = model.linear_state_bytes("bf16", 2)
+    row = 2.0 * (2 * 8 * 128 + 2 * 16 * 128)
+    for q in (1, 4):
+        work = gated_delta_work({"batch": 3, "q": q, **heads}, "bf16", "fp32", chunked=False)
+        assert float(work.bytes) == 3 * ((1 + q) * state + q * row)
+        assert float(work.flops) == 3 * q * 16 * 6 * 128 * 128
+    prompt = gated_delta_work({"batch": 1, "q": 1000, **heads}, "bf16", "fp32", chunked=True)
+    assert float(prompt.bytes) == 2 * state + 1000 * row
+    assert float(prompt.flops) == 1000 * 16 * (6 * 128 * 128 + 2 * 64 * 256)
