@@ -30,6 +30,7 @@ from draftcast.errors import HardwareError
 from draftcast.files import write_text
 from draftcast.kernels.operators.cost import FloatArray, Work
 
+_PREFILL = ("attention_prefill", "gdn_prefill")
 MOST_POINTS = 4000
 """Points of one fit; of more, an even sample is taken. Four numbers need no more and a fit stays under a second."""
 _P_STARTS = (1.5, 4.0, 12.0)
@@ -52,7 +53,7 @@ def fit_table(table: LatencyTable, hardware: HardwareSpec) -> tuple[Rooflines, l
     frame["fit_dtype"] = frame["kv_dtype"].where(frame["kv_dtype"] != "", frame["dtype"])
     # Prefill before decode: decode of one query a sequence never comes near the compute limit, so a table without
     # verification cannot tell its compute efficiency; prefill's is taken.
-    groups = sorted(frame.groupby(["family", "fit_dtype"]), key=lambda group: not str(group[0][0]).endswith("prefill"))
+    groups = sorted(frame.groupby(["family", "fit_dtype"]), key=lambda group: group[0][0] not in _PREFILL)
     for labels, rows in groups:
         family, dtype = map(str, labels)
         prefill = fits.get((family.replace("decode", "prefill"), dtype))

@@ -17,6 +17,7 @@ from draftcast.errors import ModelError
 from draftcast.kernels.model.catalog import load_model, model_names
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import layer_shape
+from draftcast.kernels.operators.gated_delta import linear_shape
 from draftcast.kernels.work.layers import linear_layers, lm_head
 
 RANKS = (1, 2, 4, 8)
@@ -52,7 +53,7 @@ def test_folder_is_whole_and_says_where_it_comes_from(name: str) -> None:
     assert "build_shipped" in manifest.command
     assert manifest.versions["aiconfigurator-core"] == "0.12.0"
     kinds = {Path(file).name.removesuffix("_perf.parquet") for file in manifest.sources}
-    latent = set() if name == "a100-80g" else {"mla_generation_module", "mla_context_module"}
+    latent = set() if name == "a100-80g" else {"mla_generation_module", "mla_context_module", "gdn"}
     assert kinds == {"gemm", "generation_attention", "context_attention", "moe", "custom_allreduce"} | latent
     assert all(len(digest) == 64 for digest in manifest.sources.values())
     assert all(count > 0 for count in manifest.left_out.values())
@@ -166,6 +167,16 @@ def test_latent_attention_of_the_bundled_models(frames: dict[str, pd.DataFrame],
     wanted = {layer_shape(model, operator[4:], tp)[1]["heads"] for model, tp in sharded() if model.is_mla}
     # 20 heads and their shares are GLM-4.7-Flash's, which the source did not time.
     assert wanted == {2, 4, 8, 16, 32, 64, 128} | {20, 10, 5}
+
+
+@pytest.mark.parametrize("name", [name for name in DEVICES if name != "a100-80g"])
+@pytest.mark.parametrize("operator", ["gdn_decode", "gdn_prefill"])
+def test_linear_attention_of_the_bundled_models(frames: dict[str, pd.DataFrame], name: str, operator: str) -> None:
+    rows = frames[name][frames[name]["operator"] == operator]
+    measured = set(rows[["heads", "kv_heads", "k", "n", "kv_dtype"]].itertuples(index=False, name=None))
+    for model, tp in sharded():
+        if model.num_linear_layers:
+            assert (*linear_shape(model, tp).values(), "fp32") in measured, (model.name, tp)
 
 
 @pytest.mark.parametrize("name", [name for name in DEVICES if name != "a100-80g"])

@@ -432,7 +432,7 @@ def test_plot_writes_a_picture_that_stands_alone(folder: Path, tmp_path: Path) -
 
 def test_the_list_says_what_is_measured() -> None:
     lines = {line.split()[0]: line for line in run("profile", "list").splitlines()}
-    assert "141,978 measured points" in lines["h100-sxm"]
+    assert "144,189 measured points" in lines["h100-sxm"]
     assert "assumed efficiencies" in lines["default"]
     listed = json.loads(run("profile", "list", "--json"))
     assert listed.keys() == lines.keys()
