@@ -45,7 +45,6 @@ _SAME_SHAPES = {
 }
 # Why a family of models is not bundled: the first pattern found in the name.
 _UNKNOWN_LAYERS = (
-    (r"qwen3-next|qwen3-coder-next|qwen3\.[5-9]", "gated DeltaNet layers are not known"),
     (r"deepseek-v(3\.2|4)|deepseek-math-v2|glm-5", "sparse attention is not known"),
     (r"kimi-linear|kimi-k3|minimax-m3", "linear or sparse attention is not known"),
     (r"nemotron-3", "Mamba layers are not known"),

@@ -144,8 +144,9 @@ def test_every_roofline_number_counts(family: str, number: str) -> None:
 
 
 def test_every_family_is_used() -> None:
-    # Those of latent attention: test_latent_attention.
-    assert set(OPERATORS) == {*MOVED_BY_FAMILY, "attention_prefill", "mla_decode", "mla_prefill", "moe"}
+    # Those of latent attention: test_latent_attention; of linear attention: test_linear_attention.
+    elsewhere = {"mla_decode", "mla_prefill", "gdn_decode", "gdn_prefill"}
+    assert set(OPERATORS) == {*MOVED_BY_FAMILY, "attention_prefill", "moe"} | elsewhere
     mixtral: dict = {"model": load_model("mixtral-8x7b")}
     assert seconds(**mixtral)[T] != seconds(**mixtral, profile=refitted("moe", e_m=0.5))[T]
     f, out = st.empty_record(st.FEATURES), np.zeros(2, st.TIMES)
