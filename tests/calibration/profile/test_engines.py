@@ -53,7 +53,7 @@ def test_every_constant_tells_its_source() -> None:
 
 def test_a_bad_file_is_refused_by_name_and_key(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (engines.FOLDER / "vllm-v1.yaml").read_text()
-    (tmp_path / "own.yaml").write_text(text.replace("value: 0.001207", "value: -1.0"))
+    (tmp_path / "own.yaml").write_text(text.replace("host_step_s:\n    value: ", "host_step_s:\n    value: -1.0 #"))
     monkeypatch.setattr(engines, "FOLDER", tmp_path)
     generations.cache_clear()
     try:

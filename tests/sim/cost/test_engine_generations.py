@@ -214,7 +214,7 @@ def test_scheduling_follows_the_generation() -> None:
     assert flags == {OLD: (False, False), NEW: (True, True), "sglang 0.5.6": (True, False)}
     assert EngineConfig(version=OLD, async_scheduling=True).async_scheduling
     small = {v: seconds(cost_of("llama-3.2-1b", version=v), 1) for v in (OLD, NEW)}
-    assert small[OLD] > small[NEW] + 1e-3
+    assert small[OLD] > small[NEW] + 0.8 * constants(OLD).host_step_s.value
 
 
 def test_overheads_are_a_part_of_the_step() -> None:
