@@ -54,6 +54,23 @@ def gated_delta_work(shape: Mapping[str, Any], dtype: str, state_dtype: str, *, 
     return Work(batch * q * heads * products, batch * ((1.0 + written) * state + q * row))
 
 
+def linear_attention_work(model: ModelSpec, f: Mapping[str, Any], tp: int, dtype: str) -> Work:
+    """Work of all linear attention layers over a step's features, on one of ``tp`` ranks with weights in ``dtype``."""
+    total = Work(as_array(0.0), as_array(0.0))
+    if not model.num_linear_layers:
+        return total
+    heads, state, wide = linear_shape(model, tp), model.linear_state_dtype(dtype), _activations(dtype)
+    for phase in ("decode", "prefill"):
+        seqs, rows = float(f[f"{phase}_seqs"]), float(f[f"{phase}_tokens"])
+        shape = {"batch": seqs, "q": rows / max(seqs, 1.0), **heads}
+        total = total.add(gated_delta_work(shape, wide, state, chunked=phase == "prefill"))
+    return total.scale(model.num_linear_layers)
+
+
+def _activations(dtype: str) -> str:
+    return "fp32" if activation_bytes(dtype) == 4.0 else "bf16"
+
+
 def linear_shape(model: ModelSpec, tp: int) -> dict[str, int]:
     """Shape fields that a model's linear attention layers fix on one of ``tp`` ranks."""
     return {

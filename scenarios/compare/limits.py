@@ -16,6 +16,7 @@ import numpy as np
 
 from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.operators.attention import attention_work
+from draftcast.kernels.operators.gated_delta import linear_attention_work
 from draftcast.kernels.work import layers
 from draftcast.scenarios.run.fluid import Fluid, MeanStep
 from draftcast.scenarios.schema import Engine, Scenario
@@ -141,4 +142,6 @@ def _peaks(fluid: Fluid, engine: Engine, step: MeanStep) -> tuple[float, float]:
         ).scale(count)
         compute += float(each.flops) / flops
         memory += float(each.bytes) / bandwidth
-    return memory, compute
+    each = linear_attention_work(model, f, tp, dtype)
+    flops, bandwidth = hardware.ceilings("gdn_decode", "bf16")
+    return memory + float(each.bytes) / bandwidth, compute + float(each.flops) / flops

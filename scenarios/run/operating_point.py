@@ -13,6 +13,7 @@ from draftcast.calibration.profile.measured import FAMILY
 from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.operators.cost import Work
+from draftcast.kernels.operators.gated_delta import linear_attention_work
 from draftcast.kernels.work.layers import elementwise_work, linear_layers, lm_head
 from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.run.simulate import RunResult
@@ -127,4 +128,4 @@ def _target_work(scenario: Scenario, deployment: Deployment, f: st.Record) -> Wo
         if count:
             one = attention_work(model, rows, kv, pairs, tp=tp, kv_cache_dtype=engine.kv_dtype, act_bytes=act)
             work = work.add(one.scale(count))
-    return work
+    return work.add(linear_attention_work(model, f, tp, dtype))
