@@ -2,9 +2,9 @@
 
 ``python -m draftcast.calibration.importers.build_shipped --source DIR --out calibration/profiles``
 
-Every row the importer takes is kept but for attention that few models have: heads wider than 256, and windows other than
-those of `WITH_WINDOWS` on the heads that have them. Times are rounded to four digits (the
-source's own repetitions differ by more), which makes the files small.
+Every row the importer takes is kept but for attention that few models have: heads wider than 256, and windows other
+than those of `WITH_WINDOWS` on the heads that have them. Times are rounded to four digits (the source's own repetitions
+differ by more), which makes the files small.
 """
 
 from __future__ import annotations
