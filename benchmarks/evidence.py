@@ -10,7 +10,6 @@ of the errors to ``scenarios/compare/model_error.yaml``.
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import sys
 from collections import defaultdict
@@ -27,7 +26,7 @@ from draftcast.scenarios.compare import model_error
 from draftcast.scenarios.evidence.forecast import SIDES, Forecast, forecast_points, forecast_questions
 from draftcast.scenarios.evidence.point import points, read_points
 from draftcast.scenarios.evidence.question import Question
-from draftcast.scenarios.evidence.residuals import coverage, estimated_strata, residuals, spread
+from draftcast.scenarios.evidence.residuals import coverage, estimated_strata, residuals
 from draftcast.scenarios.evidence.summary import errors, is_moe, kinds, signs
 from draftcast.scenarios.live.calibrate_to import fitted, with_correction
 from draftcast.scenarios.run.simulate import simulate_together
@@ -70,8 +69,7 @@ def main() -> None:
     for name, members in (("tier A, dense", dense), ("all", forecasts)):
         print("\n".join(f"{name}: {line}" for line in sign_lines(members)))
     found = figures(forecasts, dense)
-    pairs = calibration_errors(forecasts)
-    calibrations = calibrated(pairs)
+    calibrations = calibrated(forecasts)
     print("\nMedian error by source, without and with --calibrate-to one run without speculation (tiers A and B)")
     print("\n".join(aligned([CALIBRATION, *(calibration_row(entry) for entry in calibrations)])))
     found["calibrated"] = [asdict(entry) for entry in calibrations]
@@ -85,7 +83,7 @@ def main() -> None:
         )
     found["intervals"] = intervals(forecasts)
     if write:
-        write_model_error(forecasts, pairs)
+        write_model_error(forecasts, calibrations)
     print(json.dumps(plain(found), allow_nan=False))
 
 
@@ -104,24 +102,16 @@ def intervals(forecasts: list[Forecast]) -> dict[str, Any]:
     return found
 
 
-def write_model_error(forecasts: list[Forecast], pairs: CalibrationErrors) -> None:
+def write_model_error(forecasts: list[Forecast], calibrations: list[Calibrated]) -> None:
     """The spreads of the errors as the data file that every verdict reads."""
     path = Path(model_error.__file__).with_suffix(".yaml")
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
     strata = {name: stratum.model_dump() for name, stratum in estimated_strata(forecasts).items()}
-    left = {
-        source: [math.log1p(with_it) for _, with_it in found]
-        for (source, figure), found in pairs.items()
-        if figure == OTHER_LOADS
-    }
-    strata[model_error.CALIBRATED] = {
-        "step": round(spread(left), 3),
-        "speculation": 0.0,  # that of the set-up's own stratum stays: the factor corrects both sides alike
-        "points": sum(map(len, left.values())),
-        "sources": len(left),
-    }
-    missing = {name: known.model_dump() for name, known in model_error.strata().items() if name not in strata}
-    text = yaml.safe_dump({"schema_version": 1, "strata": strata | missing}, sort_keys=False)
+    known = model_error.spreads().strata
+    missing = {name: stratum.model_dump() for name, stratum in known.items() if name not in strata}
+    share = statistics.median(each.with_it / each.without for each in calibrations if each.figure == OTHER_LOADS)
+    values = {"schema_version": 1, "calibrated_share": round(share, 2), "strata": strata | missing}
+    text = yaml.safe_dump(values, sort_keys=False)
     path.write_text("\n".join(head) + "\n" + text)
 
 
@@ -164,8 +154,6 @@ def figures(forecasts: list[Forecast], dense: list[Forecast]) -> dict[str, Any]:
 CALIBRATION = ["source", "figure", "forecasts", "without", "with"]
 BETTER, WORSE = 0.75, 0.02
 OTHER_LOADS = "off, other loads"
-CalibrationErrors = dict[tuple[str, str], list[tuple[float, float]]]
-"""By source and figure: absolute errors without and with the calibration."""
 
 
 @dataclass(frozen=True)
@@ -192,13 +180,13 @@ def setup_of(question: Question) -> str:
     return json.dumps([question.point.source, *(data[key] for key in ("engine", "hardware", "workload"))])
 
 
-def calibration_errors(forecasts: list[Forecast]) -> CalibrationErrors:
+def calibrated(forecasts: list[Forecast]) -> list[Calibrated]:
     """Every run without speculation corrects the forecasts of its set-up, at its own load and at the others."""
     setups: dict[str, list[Forecast]] = defaultdict(list)
     for forecast in forecasts:
         if forecast.off_error is not None and forecast.point.tier != "C":
             setups[setup_of(forecast.question)].append(forecast)
-    errors_of: CalibrationErrors = defaultdict(list)
+    errors_of: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for members in setups.values():
         runs = {(f.point.load.value, f.point.off): f for f in members}
         for run in runs.values():
@@ -214,11 +202,6 @@ def calibration_errors(forecasts: list[Forecast]) -> CalibrationErrors:
                     for side, (without, with_it) in pairs.items():
                         if without is not None and with_it is not None:
                             errors_of[run.point.source, f"{side}, {kind}"].append((abs(without), abs(with_it)))
-    return errors_of
-
-
-def calibrated(errors_of: CalibrationErrors) -> list[Calibrated]:
-    """The medians by source and figure."""
     return [
         Calibrated(source, figure, len(pairs), *(statistics.median(values) for values in zip(*pairs, strict=True)))
         for (source, figure), pairs in sorted(errors_of.items(), key=lambda item: (item[0][1], item[0][0]))

@@ -38,8 +38,6 @@ FloatArray = NDArray[np.float64]
 Source = Literal["chance", "acceptance", "model"]
 DRAWS = 1024
 """Quasi-random, the same for every question."""
-CALIBRATED = "calibrated"
-"""Stratum of forecasts corrected to a run without speculation: how far they are off at other loads than the run's."""
 FLUID_IS_GOOD_TO = 0.8
 """Share of the fluid estimate's capacity above which the real one may lie."""
 UNCERTAIN: Mapping[Source, str] = {
@@ -85,14 +83,20 @@ class ModelError:
         return math.hypot(self.step, self.speculation, self.acceptance)
 
 
+class Spreads(Frozen):
+    """``model_error.yaml``; ``calibrated_share``: what of a step's error a calibration leaves at other loads."""
+
+    schema_version: Literal[1]
+    calibrated_share: NotNegative
+    strata: dict[str, Stratum]
+
+
 @functools.cache
-def strata() -> Mapping[str, Stratum]:
-    """Every stratum by its name."""
+def spreads() -> Spreads:
+    """The bundled file."""
     name = "model_error.yaml"
     text = files("draftcast.scenarios.compare").joinpath(name).read_text("utf-8")
-    return {
-        key: Stratum.model_validate(value) for key, value in parse_yaml(text, name, ScenarioError)["strata"].items()
-    }
+    return Spreads.model_validate(parse_yaml(text, name, ScenarioError))
 
 
 def stratum_of(deployment: Deployment) -> str:
@@ -106,11 +110,12 @@ def stratum_of(deployment: Deployment) -> str:
 def model_error(scenario: Scenario, deployment: Deployment) -> ModelError:
     """Of a scenario's forecasts; if calibrated, how sure its factor is and how well such factors hold elsewhere."""
     name = stratum_of(deployment)
-    found = strata()[name]
+    found = spreads().strata[name]
     step, measured = found.step, scenario.correction
     if measured is not None and measured.step_factor_interval is not None:
         low, high = measured.step_factor_interval
-        step = math.hypot(math.log(high / low) / 2 / normal_quantile(0.95), strata()[CALIBRATED].step)
+        of_the_factor = math.log(high / low) / 2 / normal_quantile(0.95)
+        step = math.hypot(of_the_factor, spreads().calibrated_share * found.step)
     return ModelError(name, step, found.speculation, _acceptance_error(scenario))
 
 

@@ -20,7 +20,8 @@ from draftcast.scenarios.run.deployment import cached_deployment
 CONFIDENCE, DEVIATIONS = 0.90, 1.6449
 LEAST_SOURCES = 2
 """A stratum seen by fewer takes the largest spread of all."""
-JUDGED_TIERS = ("A", "B")
+JUDGED_TIERS = ("A",)
+"""Steady loads. Bursts and loads beyond 512 are far less well known, and the summary shows them apart."""
 Residuals = dict[str, dict[str, list[float]]]
 """By stratum, by source."""
 

@@ -19,7 +19,10 @@ HEAD = """# Measured results and draftcast's forecasts
 `scenarios/evidence/points/*.jsonl`, each with its source, its setting and its figures; adding a point is adding a row.
 `draftcast published` is the command's former name.
 
-- No figure of a row sets anything but its acceptance, and the figure without speculation sets nothing.
+- No figure of a row sets anything of its own forecast but its acceptance. Some constants that all forecasts share were
+  fitted to rows, each set-up or source held out in turn to choose them: of the engines to dense models on devices whose
+  kernels were timed (`benchmarks/engine_constants.py`), of AMD's kernels to MI300X (`default-amd`). The errors below
+  count those rows too.
 - Runs are finite, as the measurements were: every request counts, and throughput covers the whole run.
 - Errors of `off` and `on` are of time, whichever way the metric is written: forecast time over measured time, less 1.
   Below 0 the forecast is too fast. A speed-up above 1 says that speculation is faster; its error is forecast over

@@ -9,12 +9,11 @@ import pytest
 from draftcast import InputError, load_scenario
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.model_error import (
-    CALIBRATED,
     ModelError,
     Response,
     predicted,
     response,
-    strata,
+    spreads,
     times_error,
 )
 from draftcast.scenarios.compare.verdict import Side, Verdict, decide
@@ -136,7 +135,7 @@ def test_few_rounds_have_the_standard_error_of_their_lengths(scenario: Scenario)
 
 
 def test_what_nobody_measured_is_less_sure(scenario: Scenario) -> None:
-    assert {name.split(", ")[0] for name in strata()} == {"dense", "experts", CALIBRATED}
+    assert {name.split(", ")[0] for name in spreads().strata} == {"dense", "experts"}
     sheet = with_values(scenario, {"hardware": "rtx-4090", "profile": None})
     errors = [times_error(each, cached_deployment(each)) for each in (scenario, sheet)]
     assert errors[0] < errors[1]
@@ -155,6 +154,7 @@ def test_a_calibrated_forecast_is_as_sure_as_its_factor_and_as_such_factors_hold
     measured = {"step_factor": 1.1, "step_factor_interval": [1.09, 1.11], **engine}
     calibrated = with_values(scenario, {"correction": measured})
     error = times_error(without_speculation(calibrated), cached_deployment(calibrated))
+    before = times_error(without_speculation(scenario), cached_deployment(scenario))
     of_the_factor = math.log(1.11 / 1.09) / 2 / NORMAL_95
-    assert error == pytest.approx(math.hypot(of_the_factor, strata()[CALIBRATED].step), rel=1e-4)
-    assert 0.0 < strata()[CALIBRATED].step < strata()["dense, measured"].step
+    assert error == pytest.approx(math.hypot(of_the_factor, spreads().calibrated_share * before), rel=1e-4)
+    assert error < before
