@@ -14,7 +14,7 @@ from draftcast.scenarios.show.plots import (
     LIMIT,
     OFF,
     ON,
-    half_widths,
+    interval_bars,
     label_axes,
     means,
     panels,
@@ -51,7 +51,7 @@ def goodput_figure(sizing: Sizing, checks: Sequence[Check]) -> Any:
     hover = "%{y:.4g} of %{x:.4g} req/s (%{text})"
     for name, colour in ((COMPLETED, OFF), (WITHIN, ON)):
         done = [delivered(check).get(name) for check in checks]
-        bars = half_widths(done, thickness=1.2, width=3)
+        bars = interval_bars(done, thickness=1.2, width=3)
         style = {"mode": "lines+markers", "line_width": 2.2, "marker": marker, "text": verdicts, "error_y": bars}
         series(figure, name, colour, rates, means(done), hover=hover, **style)
     lines = [(sizing.target_rps, "target", BASELINE)]

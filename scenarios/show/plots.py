@@ -104,10 +104,10 @@ def error_bars(spans: Sequence[tuple[float, float, float]], **style: Any) -> dic
     }
 
 
-def half_widths(values: Sequence[Estimate | None], **style: Any) -> dict[str, Any]:
-    """Error bars that reach to the interval's ends; none where there is no interval."""
-    halves = [v.half_width if v is not None and math.isfinite(v.half_width) else 0.0 for v in values]
-    return {"type": "data", "array": halves, **style}
+def interval_bars(values: Sequence[Estimate | None], **style: Any) -> dict[str, Any]:
+    """Error bars that reach to the interval's ends, which need not be equally far; none where there is no interval."""
+    spans = [(v.low, v.mean, v.high) if v is not None else (math.nan,) * 3 for v in values]
+    return error_bars(spans, **style)
 
 
 def means(values: Sequence[Estimate | None]) -> list[float | None]:

@@ -20,8 +20,8 @@ from draftcast.scenarios.show.plots import (
     OFF,
     ON,
     check_points,
-    half_widths,
     in_file,
+    interval_bars,
     label_axes,
     look,
     means,
@@ -70,7 +70,7 @@ def comparison_figure(comparison: Comparison) -> Any:
             lines.append((f"SD {side}", colour, [p.figures(side).get(key) for p in points], (2, col)))
     rates = [p.request_rate_rps for p in points]
     for name, colour, values, cell in lines:
-        bars = half_widths(values, thickness=1.5, width=4)
+        bars = interval_bars(values, thickness=1.5, width=4)
         style = {"mode": "lines+markers", "line_width": 2.5, "error_y": bars, "showlegend": cell == (2, 1)}
         series(figure, name, colour, rates, means(values), cell=cell, **style)
     figure.add_hline(y=1.0, line=BREAK_EVEN_LINE, row=1, col=1)
@@ -203,7 +203,7 @@ def ratio_figure(rows: Mapping[str, Sequence[tuple[str, Estimate | None]]], colo
     figure = panels()
     for name, ratios in rows.items():
         finite = {label: ratio for label, ratio in ratios if ratio is not None and math.isfinite(ratio.mean)}
-        x, bars = means(list(finite.values())), half_widths(list(finite.values()), thickness=1.4, width=5)
+        x, bars = means(list(finite.values())), interval_bars(list(finite.values()), thickness=1.4, width=5)
         hover = "%{y}: %{x:.3f} times the reference"
         series(figure, name, colours[name], x, list(finite), error_x=bars, marker_size=9, hover=hover)
     figure.add_vline(x=1.0, line={"color": OFF, "dash": "dash", "width": 1.5})

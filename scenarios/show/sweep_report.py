@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from draftcast.errors import InputError
-from draftcast.scenarios.show.plots import LIMIT, half_widths, label_axes, means, panels, series, styled
+from draftcast.scenarios.show.plots import LIMIT, interval_bars, label_axes, means, panels, series, styled
 from draftcast.scenarios.show.tables import make_table, show, title
 from draftcast.scenarios.sweep.result import GPU, USER, SweepCell, SweepProgress, SweepResult
 
@@ -152,7 +152,7 @@ def _draw_metric(figure: Any, result: SweepResult, metric: str, *, col: int = 1,
         values = [cell.figures.get(metric) for cell in cells]
         style = {"mode": "lines+markers", "legendgroup": name, "showlegend": showlegend}
         texts = [_text(cell) for cell in cells]
-        bars = half_widths(values)
+        bars = interval_bars(values)
         series(figure, name, colour, x, means(values), cell=(1, col), error_y=bars, text=texts, **style)
 
 
