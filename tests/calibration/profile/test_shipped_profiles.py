@@ -63,7 +63,9 @@ def test_parts_add_up_and_the_comparison_names_operators() -> None:
         opened, step = open_profile("h100-sxm"), Step(model, tp=tp)
         found = step_parts(opened, step_cost(opened, step), step, 64)
         target = [value for name, value in found.items() if name.startswith("target: ")]
-        assert min(target) > 0
+        # What a generation adds for a graph may be nothing.
+        assert all(found[name] > 0 for name in found if name.startswith("target: ") and "graph" not in name)
+        assert min(target) >= 0
         assert sum(target) == pytest.approx(found["target"])
         assert ("target: all-reduce" in found) == (tp > 1)
         assert found["sample: lm_head"] + found["sample: sampler"] == pytest.approx(found["lm_head and sampler"])
