@@ -4,7 +4,8 @@
 constant moved a little, and solves for the constants that make the median error of the sources smallest: robust least
 squares of the log errors, every source counted once, no constant below zero. Only dense models on devices whose kernels
 were timed take part: elsewhere the constants would make up for kernels. Prints the errors before, after, and with the
-set-up (model, device, generation) held out of the fit it is judged by; then the constants, and one JSON line.
+set-up (model, device, generation), or with ``--sources`` each source, held out of the fit it is judged by; then the
+constants, and one JSON line.
 ``--write [GENERATION...]`` puts them (all, or those of the named ones) into ``calibration/engines``; one that fewer
 than two set-ups show stays provisional. Ten minutes.
 """
@@ -131,7 +132,7 @@ def _of(forecast: Forecast) -> list[Residual]:
         return []
     model = model_name(forecast.point.model or "") or ""
     generation = engines.generation_of(scenario.engine.version, is_moe=load_model(model).is_moe).name
-    setup = f"{model} {scenario.hardware} {generation}"
+    setup = forecast.point.source if "--sources" in sys.argv else f"{model} {scenario.hardware} {generation}"
     sides: tuple[Side, ...] = ("off", "on")
     return [
         Residual(forecast.point, side, generation, setup, float(np.log1p(error)))

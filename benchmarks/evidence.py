@@ -107,7 +107,7 @@ def write_model_error(forecasts: list[Forecast], calibrations: list[Calibrated])
     path = Path(model_error.__file__).with_suffix(".yaml")
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
     strata = {name: stratum.model_dump() for name, stratum in estimated_strata(forecasts).items()}
-    known = model_error.spreads().strata
+    known = model_error.error_spreads().strata
     missing = {name: stratum.model_dump() for name, stratum in known.items() if name not in strata}
     share = statistics.median(each.with_it / each.without for each in calibrations if each.figure == OTHER_LOADS)
     values = {"schema_version": 1, "calibrated_share": round(share, 2), "strata": strata | missing}

@@ -92,7 +92,7 @@ class Spreads(Frozen):
 
 
 @functools.cache
-def spreads() -> Spreads:
+def error_spreads() -> Spreads:
     """The bundled file."""
     name = "model_error.yaml"
     text = files("draftcast.scenarios.compare").joinpath(name).read_text("utf-8")
@@ -110,12 +110,12 @@ def stratum_of(deployment: Deployment) -> str:
 def model_error(scenario: Scenario, deployment: Deployment) -> ModelError:
     """Of a scenario's forecasts; if calibrated, how sure its factor is and how well such factors hold elsewhere."""
     name = stratum_of(deployment)
-    found = spreads().strata[name]
+    found = error_spreads().strata[name]
     step, measured = found.step, scenario.correction
     if measured is not None and measured.step_factor_interval is not None:
         low, high = measured.step_factor_interval
         of_the_factor = math.log(high / low) / 2 / normal_quantile(0.95)
-        step = math.hypot(of_the_factor, spreads().calibrated_share * found.step)
+        step = math.hypot(of_the_factor, error_spreads().calibrated_share * found.step)
     return ModelError(name, step, found.speculation, _acceptance_error(scenario))
 
 

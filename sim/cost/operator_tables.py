@@ -182,10 +182,8 @@ class OperatorTables:
 
         Also the phase's grid if one was measured.
         """
-        kind = empty_record(at.ATTENTION)
-        kind["grid"] = -1
         if count == 0:
-            return kind, None
+            return _no_kind(), None
 
         def unit(query_tokens: float, kv_tokens: float, query_kv: float) -> Work:
             return attention_work(
@@ -200,48 +198,51 @@ class OperatorTables:
             )
 
         family, heads = layer_shape(model, phase, self.tp)
-        entry = self.profile.operator(family, kv_cache_dtype)
-        peak_flops, bandwidth = self.profile.hardware.ceilings(family, kv_cache_dtype)
-        per_flop_s = count / (entry.e_c * peak_flops)
-        per_byte_s = count / (entry.e_m * bandwidth)
-        kind["t0_s"] = count * entry.t0_s
-        kind["qkv_s"] = float(unit(0, 0, 1).flops) * per_flop_s
-        kind["kv_s"] = float(unit(0, 1, 0).bytes) * per_byte_s
-        kind["row_s"] = float(unit(1, 0, 0).bytes) * per_byte_s
-        kind["p"] = entry.p
-        kind["origin"] = entry.origin
-        kind["low_rows"], kind["high_rows"] = entry.fitted_rows or (0.0, np.inf)
+        pair, key, row = unit(0, 0, 1), unit(0, 1, 0), unit(1, 0, 0)
+        kind, grid = self._kind(
+            family, kv_cache_dtype, heads, count, float(pair.flops), float(key.bytes), float(row.bytes)
+        )
         kind["window"] = window
-        kind["layers"] = count
         kind["is_prefill"] = phase == "prefill"
-        grid = self._grid(family, kv_cache_dtype, heads)
-        return kind, None if grid is None else at.flat_grid(grid, count)
+        return kind, grid
 
     def linear_attention(self, model: ModelSpec, phase: str) -> tuple[Record, FloatArray | None]:
         """`attention` of the model's linear attention layers."""
-        kind = empty_record(at.ATTENTION)
-        kind["grid"] = -1
         heads = linear_shape(model, self.tp)
         state = model.linear_state_dtype(self.dtype)
-        family = f"gdn_{phase}"
 
         def unit(batch: float, q: float) -> Work:
             shape = {"batch": batch, "q": q, **heads}
             return gated_delta_work(shape, self.wide_dtype, state, chunked=phase == "prefill")
 
-        entry, count = self.profile.operator(family, state), model.num_linear_layers
-        peak_flops, bandwidth = self.profile.hardware.ceilings(family, state)
         sequence, one = unit(1.0, 0.0), unit(1.0, 1.0)
+        read, moved = float(sequence.bytes), float(one.bytes - sequence.bytes)
+        return self._kind(f"gdn_{phase}", state, heads, model.num_linear_layers, float(one.flops), read, moved)
+
+    def _kind(
+        self,
+        family: str,
+        dtype: str,
+        heads: dict[str, int],
+        count: int,
+        pair_flops: float,
+        kv_bytes: float,
+        row_bytes: float,
+    ) -> tuple[Record, FloatArray | None]:
+        """``count`` layers of a family from the work of a (query, token) pair, a token read and a row, and their grid."""
+        entry = self.profile.operator(family, dtype)
+        peak_flops, bandwidth = self.profile.hardware.ceilings(family, dtype)
         per_byte_s = count / (entry.e_m * bandwidth)
+        kind = _no_kind()
         kind["t0_s"] = count * entry.t0_s
-        kind["qkv_s"] = float(one.flops) * count / (entry.e_c * peak_flops)
-        kind["kv_s"] = float(sequence.bytes) * per_byte_s
-        kind["row_s"] = float(one.bytes - sequence.bytes) * per_byte_s
+        kind["qkv_s"] = pair_flops * (count / (entry.e_c * peak_flops))
+        kind["kv_s"] = kv_bytes * per_byte_s
+        kind["row_s"] = row_bytes * per_byte_s
         kind["p"] = entry.p
         kind["origin"] = entry.origin
         kind["low_rows"], kind["high_rows"] = entry.fitted_rows or (0.0, np.inf)
         kind["layers"] = count
-        grid = self._grid(family, state, heads)
+        grid = self._grid(family, dtype, heads)
         return kind, None if grid is None else at.flat_grid(grid, count)
 
     def _grid(self, family: str, kv_cache_dtype: str, heads: dict[str, int]) -> AttentionGrid | None:
@@ -265,6 +266,13 @@ class OperatorTables:
         decode["verify_measured"] = bool(of_decodes.measured[1:].any())
         dtypes = (self.wide_dtype, kv_cache_dtype)
         return measured_launches(decode, self.profile.measured, of_prompts, of_decodes, dtypes, **heads)
+
+
+def _no_kind() -> Record:
+    """A row of ``StepCost.attention`` for layers that a model does not have."""
+    kind = empty_record(at.ATTENTION)
+    kind["grid"] = -1
+    return kind
 
 
 def _by_origin(seconds: FloatArray, entry: Roofline, rows: IntArray) -> FloatArray:

@@ -11,9 +11,9 @@ from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.model_error import (
     ModelError,
     Response,
+    error_spreads,
     predicted,
     response,
-    spreads,
     times_error,
 )
 from draftcast.scenarios.compare.verdict import Side, Verdict, decide
@@ -135,7 +135,7 @@ def test_few_rounds_have_the_standard_error_of_their_lengths(scenario: Scenario)
 
 
 def test_what_nobody_measured_is_less_sure(scenario: Scenario) -> None:
-    assert {name.split(", ")[0] for name in spreads().strata} == {"dense", "experts"}
+    assert {name.split(", ")[0] for name in error_spreads().strata} == {"dense", "experts"}
     sheet = with_values(scenario, {"hardware": "rtx-4090", "profile": None})
     errors = [times_error(each, cached_deployment(each)) for each in (scenario, sheet)]
     assert errors[0] < errors[1]
@@ -156,5 +156,5 @@ def test_a_calibrated_forecast_is_as_sure_as_its_factor_and_as_such_factors_hold
     error = times_error(without_speculation(calibrated), cached_deployment(calibrated))
     before = times_error(without_speculation(scenario), cached_deployment(scenario))
     of_the_factor = math.log(1.11 / 1.09) / 2 / NORMAL_95
-    assert error == pytest.approx(math.hypot(of_the_factor, spreads().calibrated_share * before), rel=1e-4)
+    assert error == pytest.approx(math.hypot(of_the_factor, error_spreads().calibrated_share * before), rel=1e-4)
     assert error < before
