@@ -229,7 +229,7 @@ class OperatorTables:
         kv_bytes: float,
         row_bytes: float,
     ) -> tuple[Record, FloatArray | None]:
-        """``count`` layers of a family from the work of a (query, token) pair, a token read and a row, and their grid."""
+        """``count`` layers of a family, from the work of a (query, token) pair, a token read and a row; their grid."""
         entry = self.profile.operator(family, dtype)
         peak_flops, bandwidth = self.profile.hardware.ceilings(family, dtype)
         per_byte_s = count / (entry.e_m * bandwidth)
