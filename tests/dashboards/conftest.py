@@ -1,0 +1,16 @@
+"""What a page under test leaves behind is taken back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def main_module_is_kept() -> Iterator[None]:
+    """A page runs as ``__main__``; a process spawned by a later test would import that page as its main module."""
+    before = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = before
