@@ -81,6 +81,11 @@ class Team:
             self._pipes.append(ours)
             self._processes.append(process)
         try:
+            for rank, pipe in enumerate(self._pipes, 1):
+                try:
+                    pipe.recv()  # is up; one that ended instead has closed its end
+                except EOFError:
+                    raise RuntimeError(f"rank {rank} of the all-reduce ended as it started") from None
             self._group = _process_group(store, 0, ranks, device, TIMEOUT_S)
         except BaseException:
             self.close()
@@ -163,6 +168,7 @@ def _serve(rank: int, ranks: int, device: str, port: int, pipe: Any, until: Any)
     """A rank other than 0: reduces the message it was given until told where to stop, then waits for the next."""
     import torch
 
+    pipe.send(None)
     # One core a rank, as an engine's rank has on a CPU that is shared by several.
     torch.set_num_threads(1)
     place = f"cuda:{rank}" if device == "cuda" else "cpu"

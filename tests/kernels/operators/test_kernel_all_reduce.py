@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -90,6 +93,19 @@ def test_a_team_that_cannot_be_formed_leaves_no_process(
     with pytest.raises(RuntimeError, match="no connection"):
         all_reduce.Team(3, "cpu")
     assert len(seen) == 2
+    assert not children()
+
+
+def test_a_rank_that_cannot_start_is_an_error_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, children: Callable[[], list[int]]
+) -> None:
+    """A spawned process imports the main module first, which may fail where this one's does not."""
+    main = ModuleType("__main__")
+    main.__file__ = str(tmp_path / "main.py")
+    Path(main.__file__).write_text("raise SystemExit('no main')")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    with pytest.raises(RuntimeError, match="rank 1 of the all-reduce ended as it started"):
+        all_reduce.Team(2, "cpu")
     assert not children()
 
 
