@@ -6,6 +6,7 @@ Every fault is a one-line `HardwareError`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,12 @@ def load_profile(name_or_path: str | Path | None, hardware: HardwareSpec) -> Har
 def has_profile(hardware: HardwareSpec) -> bool:
     """Whether a profile measured on this device is bundled."""
     return (PROFILE_FOLDER / hardware.name / MANIFEST).is_file()
+
+
+@functools.cache
+def profiles_of(device: str) -> tuple[str, ...]:
+    """Names of the bundled profiles made for a device."""
+    return tuple(name for name in profile_names() if read_top(find_profile(name)).get("hardware") == device)
 
 
 def assumed_profile(hardware: HardwareSpec) -> str:

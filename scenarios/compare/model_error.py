@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.calibration.profile.hardware import NotNegative
+from draftcast.calibration.profile.load import profiles_of
 from draftcast.calibration.yaml_text import parse_yaml
-from draftcast.errors import ScenarioError
+from draftcast.errors import InputError, ScenarioError
 from draftcast.frozen import Frozen
 from draftcast.scenarios.compare.capacity import rate_of
 from draftcast.scenarios.compare.metric import Metric
@@ -30,7 +31,7 @@ from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.workload_spec import acceptance_models, request_classes
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import without_speculation
+from draftcast.scenarios.schema.load import with_values, without_speculation
 from draftcast.sim.statistics.crossing import Probe
 from draftcast.sim.statistics.intervals import Estimate, normal_quantile
 
@@ -111,12 +112,43 @@ def model_error(scenario: Scenario, deployment: Deployment) -> ModelError:
     """Of a scenario's forecasts; if calibrated, how sure its factor is and how well such factors hold elsewhere."""
     name = stratum_of(deployment)
     found = error_spreads().strata[name]
-    step, measured = found.step, scenario.correction
+    measured, (of_step, of_speculation) = scenario.correction, _disagreement(scenario, deployment)
+    step = math.hypot(found.step, of_step)
     if measured is not None and measured.step_factor_interval is not None:
         low, high = measured.step_factor_interval
         of_the_factor = math.log(high / low) / 2 / normal_quantile(0.95)
         step = math.hypot(of_the_factor, error_spreads().calibrated_share * found.step)
-    return ModelError(name, step, found.speculation, _acceptance_error(scenario))
+    return ModelError(name, step, math.hypot(found.speculation, of_speculation), _acceptance_error(scenario))
+
+
+def _disagreement(scenario: Scenario, deployment: Deployment) -> tuple[float, float]:
+    """What bundled profiles of one GPU that disagree add to the two standard deviations: they are draws of its times.
+
+    Half of the largest difference between the profile and another, over batches of 1, 2, 4, ... requests.
+    """
+    names = profiles_of(deployment.hardware.name)
+    if deployment.profile.name not in names:
+        return 0.0, 0.0
+    scenario = with_values(scenario, {"correction": None})  # of the scenario's own profile
+    sides = (without_speculation(scenario), *([scenario] if scenario.speculative_config is not None else []))
+    largest = [0.0, 0.0]
+    for name in set(names) - {deployment.profile.name}:
+        differences = []
+        for side in sides:
+            try:
+                other = cached_deployment(with_values(side, {"profile": name}))
+            except InputError:
+                break  # not made for this model, format, method or number of GPUs
+            one = Fluid.of(side, cached_deployment(side))
+            two = dataclasses.replace(one, deployment=other, _steps={})
+            profiles = (deployment.profile, other.profile)
+            fitted = [profile.fitted_sequences[1] for profile in profiles if profile.kind == "affine"]
+            batches = 2.0 ** np.arange(math.log2(min([one.slots / one.replicas, *fitted])) + 1)
+            differences.append([math.log(two.latency_s(n) / one.latency_s(n)) for n in one.replicas * batches])
+        for place, found in enumerate(differences):
+            own_part = np.subtract(found, differences[0]) if place else found
+            largest[place] = max(largest[place], float(np.abs(own_part).max()))
+    return largest[0] / 2, largest[1] / 2
 
 
 def times_error(scenario: Scenario, deployment: Deployment) -> float:

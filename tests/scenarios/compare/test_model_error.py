@@ -12,12 +12,14 @@ from draftcast.scenarios.compare.model_error import (
     ModelError,
     Response,
     error_spreads,
+    model_error,
     predicted,
     response,
     times_error,
 )
 from draftcast.scenarios.compare.verdict import Side, Verdict, decide
 from draftcast.scenarios.run.deployment import cached_deployment
+from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values, without_speculation
@@ -143,6 +145,27 @@ def test_what_nobody_measured_is_less_sure(scenario: Scenario) -> None:
     assert times_error(without_speculation(scenario), cached_deployment(scenario)) < errors[0]
 
 
+def test_profiles_of_one_gpu_that_disagree_are_inside_the_interval(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bundled whole-step fit of the H100 (another vLLM) makes a draft dearer than its timed kernels do."""
+    other = with_values(scenario, {"profile": "h100-llama-3.1-8b-affine"})
+    error = model_error(scenario, cached_deployment(scenario))
+    without = without_speculation
+    for batch in (1, 8, 32, 64):
+        on, off = (
+            math.log(fluid(other).latency_s(batch) / fluid(scenario).latency_s(batch))
+            for fluid in (Fluid.of, lambda side: Fluid.of(without(side)))
+        )
+        assert abs(off) < NORMAL_95 * error.step
+        assert abs(on - off) < NORMAL_95 * error.speculation
+    assert model_error(without(scenario), cached_deployment(without(scenario))).step == error.step
+    monkeypatch.setattr("draftcast.scenarios.compare.model_error.profiles_of", lambda _: ())
+    alone = model_error(scenario, cached_deployment(scenario))
+    assert alone.step < error.step
+    assert alone.speculation < error.speculation
+
+
 def test_a_capacity_s_interval_grows_by_the_error() -> None:
     known = Estimate(10.0, 9.9, 10.1, 0.1, 5)
     assert predicted(known, 0.0).high == pytest.approx(10.1, rel=1e-3)
@@ -156,5 +179,6 @@ def test_a_calibrated_forecast_is_as_sure_as_its_factor_and_as_such_factors_hold
     error = times_error(without_speculation(calibrated), cached_deployment(calibrated))
     before = times_error(without_speculation(scenario), cached_deployment(scenario))
     of_the_factor = math.log(1.11 / 1.09) / 2 / NORMAL_95
-    assert error == pytest.approx(math.hypot(of_the_factor, error_spreads().calibrated_share * before), rel=1e-4)
+    elsewhere = error_spreads().calibrated_share * error_spreads().strata["dense, measured"].step
+    assert error == pytest.approx(math.hypot(of_the_factor, elsewhere), rel=1e-4)
     assert error < before
