@@ -50,6 +50,11 @@ class Constants(Section):
     # only what exceeds the device's time shows.
     host_step_s: Constant
     host_request_s: Constant
+    # An API server's work: on a request (HTTP, template, hand-over), on a token of its prompt, and on each piece of an
+    # answer that it streams. It runs beside the engine; one process serves one after the other.
+    front_end_request_s: Constant
+    front_end_token_s: Constant
+    front_end_output_s: Constant
     full_graph_s: Constant  # a step that replays one full CUDA graph: inputs copied into its buffers, the launch
     piecewise_layer_s: Constant  # each layer of a step of piecewise graphs, whose attention runs between two graphs
     # Operator by operator: the host's share of launching one kernel through the framework, which an eager step lasts at

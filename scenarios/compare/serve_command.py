@@ -36,6 +36,7 @@ _VALUES = {
     "watermark": "--watermark",
     "scheduling_policy": "--scheduling-policy",
     "max_cudagraph_capture_size": "--max-cudagraph-capture-size",
+    "api_server_count": "--api-server-count",
 }
 _SWITCHES = {
     "enable_prefix_caching": "enable-prefix-caching",

@@ -208,9 +208,9 @@ def _forecast(scenario: Scenario, run: OffRun, values: dict[str, Any]) -> _Forec
     result = measure([serve(off)])[0]
     frame = pd.DataFrame(result.replications)[["mean_tpot_s", "mean_ttft_s", "mean_e2el_s", "output_throughput"]]
     means, spread = frame.mean(), frame.std(ddof=1) / frame.mean()
-    front_end_s = values.get("front_end_s", 0.0)
     ttft_s = result.requests["first_token_s"] - result.requests["arrival_s"]
-    waiting_s = float((result.requests["time_queue_s"] - front_end_s).mean())
+    # What every request waits for is its front end.
+    waiting_s = float((result.requests["time_queue_s"] - result.requests["time_queue_s"].min()).mean())
     if run.arrivals is None:
         _check_lengths(run, result.requests)
     return _Forecast(dict(means), dict(spread), waiting_s / float(ttft_s.mean()))

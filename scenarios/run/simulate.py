@@ -136,6 +136,27 @@ class BehindFrontEnd(ClosedLoopArrivals):
         return super().draw_think_s(seed, n) + self.added_s
 
 
+def front_end_s(scenario: Scenario, deployment: Deployment, table: RequestTable) -> NDArray[np.float64]:
+    """Seconds from the sending of each request until its engine has it, shape [requests].
+
+    The API servers of all replicas take requests in turn, and each works on one at a time. Clients of a closed loop
+    wait for its work alone. A whole-step fit knows no front end.
+    """
+    settings, constants = deployment.settings, deployment.settings.generation.constants
+    work_s = constants.front_end_request_s.value + constants.front_end_token_s.value * table.prompt_tokens
+    work_s = work_s * (not isinstance(deployment.profile, AffineProfile))
+    more_s = scenario.correction.front_end_s if scenario.correction is not None else 0.0
+    if isinstance(scenario.workload.arrivals, ClosedLoopArrivals):
+        return np.full(len(table), work_s.mean() + more_s)
+    done_s, servers = np.empty(len(table)), settings.api_server_count * scenario.cluster.replicas
+    for server in range(servers):
+        mine = slice(server, None, servers)
+        busy_s = np.cumsum(work_s[mine])
+        # Lindley (1952): work that began after some earlier sending and never paused since; the latest such end.
+        done_s[mine] = busy_s + np.maximum.accumulate(table.arrival_s[mine] - busy_s + work_s[mine])
+    return np.maximum.accumulate(done_s) - table.arrival_s + more_s
+
+
 def replicate(
     scenario: Scenario,
     loop: ClosedLoopArrivals | None,
@@ -277,9 +298,6 @@ def serve(
     spec = workload_spec(scenario)
     traces = load_traces(spec)
     loop = spec.arrivals if isinstance(spec.arrivals, ClosedLoopArrivals) else None
-    front_end_s = scenario.correction.front_end_s if scenario.correction is not None else 0.0
-    if loop is not None and front_end_s:
-        loop = BehindFrontEnd(**loop.model_dump(), added_s=front_end_s)
     count = scenario.statistics.replications
     _check_run_memory(scenario.workload.num_requests or 0, count)
     done = []
@@ -288,15 +306,16 @@ def serve(
         goes_on = scenario.statistics.warmup == "auto"
         table = build_requests(spec, seed, None, deployment.settings.max_model_len, traces, goes_on)
         _check_run_memory(len(table), count - replication)
-        if loop is None and front_end_s:
-            table = dataclasses.replace(table, arrival_s=table.arrival_s + front_end_s)
+        late_s = front_end_s(scenario, deployment, table)
+        behind = BehindFrontEnd(**loop.model_dump(), added_s=late_s[0]) if loop is not None else None
+        if loop is None:
+            table = dataclasses.replace(table, arrival_s=table.arrival_s + late_s)
         part = part_of(progress, replication, count)
         recorded = replication == 0 if record_steps == "first" else record_steps
-        done.append(replicate(scenario, loop, deployment, table, seed, part, recorded))
-        if front_end_s:
-            # Seen from the client; what passes until the engine has the request counts as waiting.
-            done[-1].requests["arrival_s"] -= front_end_s
-            done[-1].requests["time_queue_s"] += front_end_s
+        done.append(replicate(scenario, behind, deployment, table, seed, part, recorded))
+        # Seen from the client; what passes until the engine has the request counts as waiting.
+        done[-1].requests["arrival_s"] -= late_s[: table.num_counted]
+        done[-1].requests["time_queue_s"] += late_s[: table.num_counted]
     return Served(scenario, deployment, done, table.notes)
 
 

@@ -60,6 +60,7 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     temperature: float = 1.0
     async_scheduling: bool | None = None
+    api_server_count: int = 1
     enforce_eager: bool = False
     cudagraph_mode: str = ""
     max_cudagraph_capture_size: int | None = None
@@ -100,6 +101,7 @@ class EngineConfig:
             "max_num_batched_tokens",
             "max_num_seqs",
             "max_model_len",
+            "api_server_count",
         ):
             _check_at_least(name, getattr(self, name), 1)
         _check_at_least("num_speculative_tokens", self.num_speculative_tokens, 1 if self.method.drafts else 0)

@@ -103,6 +103,7 @@ PARAMS = np.dtype(
         ("linear_layers", "i8"),  # the target's layers of linear attention
         ("host_fixed_s", "f8"),
         ("host_seq_s", "f8"),
+        ("stream_seq_s", "f8"),  # of the API servers, beside the engine: to send one request's tokens of a step
         ("cuda_graph_rows", "f8"),  # largest captured number of rows; more run without a CUDA graph
         ("uniform_rows", "f8"),  # rows a request of a uniform decode batch, 0: any equal number
         ("uniform_mode", "i8"),  # how uniform decode batches run, EAGER to FULL_GRAPH
@@ -561,6 +562,10 @@ def fill_times(cost: StepCost, f: Record, new_prefill: float, out: Record) -> No
     excess = p.prompt_excess if f.prefill_tokens > 0.0 else p.decode_excess
     if excess != 0.0:
         _stretch_times(out, 1.0 + excess)
+    stream_s = p.stream_seq_s * f.decode_seqs
+    if stream_s > step_seconds(cost, out):
+        # In the long run a step lasts as long as its outputs take to be sent, which counts as the host's time.
+        out.host_s = stream_s if p.host_hides else stream_s - out.draft_s - out.target_s - out.sample_s
 
 
 @njit(cache=True, error_model="numpy", forceinline=True)

@@ -89,7 +89,7 @@ def validate(
     if isinstance(used, AffineProfile) and run_digest(live) in used.fitted_runs:
         message = "the profile was fitted to this very run; calibrate on other runs than are validated"
         raise InputError(message, file=str(live.folder), key="profile", value=used.name)
-    front_end = (used.front_end if isinstance(used, AffineProfile) else None) or NOTHING
+    front_end = _front_end(asked)
     speculates = asked.scenario.speculative_config is not None
     counts = live.manifest["acceptance"]
     has_counts = bool(counts and counts["num_drafts"])
@@ -127,6 +127,15 @@ def validate(
         attribution=attribution,
         notes=_notes(asked, steps),
     )
+
+
+def _front_end(asked: Question) -> FrontEnd:
+    """The fit's, if it measured one; a profile of kernels has what the engine's generation takes into the engine."""
+    if isinstance(asked.deployment.profile, AffineProfile):
+        return asked.deployment.profile.front_end or NOTHING
+    constants = asked.deployment.settings.generation.constants
+    prompts_s = constants.front_end_token_s.value * float(asked.table.prompt_tokens.mean())
+    return FrontEnd(constants.front_end_request_s.value + prompts_s, 0.0, 0.0, 0.0)
 
 
 def _shares(measured: float, values: list[float]) -> dict[str, float]:

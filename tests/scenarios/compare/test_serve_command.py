@@ -58,6 +58,7 @@ def test_defaults_need_no_flags() -> None:
         ("async_scheduling", True, ["--async-scheduling"]),
         ("enforce_eager", True, ["--enforce-eager"]),
         ("max_cudagraph_capture_size", 64, ["--max-cudagraph-capture-size", "64"]),
+        ("api_server_count", 4, ["--api-server-count", "4"]),
         ("cudagraph_mode", "PIECEWISE", ["--compilation-config", '{"cudagraph_mode": "PIECEWISE"}']),
     ],
 )

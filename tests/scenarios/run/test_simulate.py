@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from pathlib import Path
@@ -15,9 +16,13 @@ from paths import shared_data
 from request_checks import check_requests
 
 from draftcast import RunResult, load_scenario, simulate
-from draftcast.scenarios.run.simulate import simulate_together
+from draftcast.calibration.profile.engines import generation_of
+from draftcast.scenarios.run.deployment import cached_deployment
+from draftcast.scenarios.run.simulate import front_end_s, simulate_together
+from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema.load import without_speculation
 from draftcast.sim.output.request_columns import TIME_COLUMNS
+from draftcast.sim.workload.build_requests import build_requests
 
 TRACES = shared_data("data/traces")
 AZURE = TRACES / "azure_llm_2023_conv.csv"
@@ -316,6 +321,31 @@ def test_a_loop_of_fewer_than_two_requests_a_client_is_finite(tmp_path: Path) ->
         if state == "finite":
             assert result.summary["warmup_requests"] == [0, 0]
             assert [each["num_requests"] for each in result.replications] == [requests, requests]
+
+
+def test_the_front_end_takes_one_request_after_another() -> None:
+    """A burst waits as long as the work before it, halved by two servers; requests far apart wait for their own."""
+    lengths = "workload.lengths={prompt_tokens: 500, output_tokens: 4}"
+    for count, gap_s in ((1, 0.0), (2, 0.0), (1, 1.0)):
+        scenario = load_scenario(overrides=[lengths, f"engine.api_server_count={count}"])
+        deployment, constants = cached_deployment(scenario), generation_of("vllm 0.32").constants
+        work_s = constants.front_end_request_s.value + 500 * constants.front_end_token_s.value
+        table = build_requests(workload_spec(scenario), 0, 10)
+        table = dataclasses.replace(table, arrival_s=gap_s * np.arange(len(table)))
+        late_s = front_end_s(scenario, deployment, table)
+        before = 0 if gap_s else np.arange(len(table)) // count
+        np.testing.assert_allclose(late_s, (1 + before) * work_s)
+
+
+def test_a_client_sees_what_its_front_end_takes() -> None:
+    """Most are alone on the engine: all that they wait for is the front end."""
+    few = ("workload.num_requests=5", "statistics.warmup=none", "workload.arrivals.request_rate_rps=0.1")
+    requests = simulate(load_scenario(overrides=few)).requests
+    constants = generation_of("vllm 0.32").constants
+    work_s = constants.front_end_request_s.value + requests["prompt_tokens"] * constants.front_end_token_s.value
+    beyond_s = requests["time_queue_s"] - work_s
+    assert beyond_s.min() > -1e-9
+    assert beyond_s.median() < 1e-9
 
 
 def test_notes_say_what_weakens_the_figures() -> None:

@@ -112,6 +112,9 @@ KNOBS = [
         (CLASSES, "engine.max_num_seqs=4"),
     ),
     Knob("Engine.async_scheduling", "engine.async_scheduling=false"),
+    Knob(
+        "Engine.api_server_count", "engine.api_server_count=2", (arrivals("process: poisson, request_rate_rps: 3000"),)
+    ),
     Knob("Engine.enforce_eager", "engine.enforce_eager=true"),
     Knob("Engine.version", "engine.version=vllm 0.12"),
     Knob("Engine.cudagraph_mode", "engine.cudagraph_mode=PIECEWISE"),

@@ -8,7 +8,7 @@ import pytest
 from draftcast.calibration.profile.engines import Constants, generation_of
 from draftcast.calibration.profile.hardware import hardware_names, load_hardware
 from draftcast.calibration.profile.load import load_profile
-from draftcast.errors import HardwareError
+from draftcast.errors import HardwareError, ScenarioError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.engine_config import EngineConfig
@@ -205,6 +205,18 @@ def test_a_text_search_pays_for_its_step() -> None:
     search = constants(NEW)
     expected = search.ngram_step_s.value + 8 * (search.ngram_request_s.value + 504 * search.ngram_token_s.value)
     assert decode(cost, 8, 3)["draft_s"] == pytest.approx(expected)
+
+
+def test_a_step_lasts_as_long_as_its_outputs_take_to_be_sent() -> None:
+    """256 pieces outlast the kernels of a small model, unless more servers send."""
+    each_s = constants(NEW).front_end_output_s.value
+    for flags in ({}, {"async_scheduling": False}):
+        one, four = (cost_of("llama-3.2-1b", api_server_count=count, **flags) for count in (1, 4))
+        assert seconds(one, 256) == pytest.approx(256 * each_s)
+        assert seconds(four, 256) < 0.6 * 256 * each_s
+        assert seconds(one, 8) == seconds(four, 8) > 8 * each_s
+    with pytest.raises(ScenarioError, match="api_server_count"):
+        EngineConfig(api_server_count=0)
 
 
 def test_scheduling_follows_the_generation() -> None:
