@@ -24,7 +24,8 @@ from draftcast.kernels.work.layers import linear_layers, lm_head
 
 Shape = tuple[tuple[str, int], ...]
 # A launch over prompts and decodes and a whole latent attention are an engine's: they are imported, not timed here.
-IMPORTED = ("attention_launch", "mla_decode", "mla_prefill", "gdn_decode", "gdn_prefill")
+_STATES = ("gdn", "kda", "mamba2", "mla")
+IMPORTED = ("attention_launch", "indexer", "mla_sparse", *(f"{s}_{p}" for s in _STATES for p in ("decode", "prefill")))
 OPERATORS = tuple(name for name in SHAPE_FIELDS if name not in IMPORTED)
 DTYPES = ("fp32", "bf16", "fp8")
 ATTENTION = ("attention_decode", "attention_prefill")

@@ -17,6 +17,9 @@ mla_prefill         the same of a prompt's chunk in plain form: every head has k
 gdn_decode          gated DeltaNet: batch sequences of q tokens, heads of n values, kv_heads of k keys, convolution
                     included; q > 1 is verification
 gdn_prefill         the same of prompts of q tokens
+kda_decode, ...     the same of Kimi Delta Attention and of Mamba-2 (mamba2_*), whose groups are kv_heads
+indexer             sparse attention's scores: batch, q and context as above, heads of k numbers, top_k tokens chosen
+mla_sparse          latent attention in absorbed form over top_k tokens of the context
 attention_launch    one launch over batch sequences of one query with context tokens each on average and n at most, and
                     a prompt's chunk of m tokens (0: none) at the end of its k tokens; heads as above
 rmsnorm, swiglu     m rows of width n
@@ -53,6 +56,11 @@ SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
     "mla_prefill": ("batch", "q", "context", "heads", "k", "n"),
     "gdn_decode": ("batch", "q", "heads", "kv_heads", "k", "n"),
     "gdn_prefill": ("batch", "q", "heads", "kv_heads", "k", "n"),
+    **dict.fromkeys(
+        ("kda_decode", "kda_prefill", "mamba2_decode", "mamba2_prefill"), ("batch", "q", "heads", "kv_heads", "k", "n")
+    ),
+    "indexer": ("batch", "q", "context", "heads", "k", "top_k"),
+    "mla_sparse": ("batch", "q", "context", "heads", "k", "n", "top_k"),
     "attention_launch": ("m", "k", "n", "batch", "context", "heads", "kv_heads", "head_dim"),
     "rmsnorm": ("m", "n"),
     "swiglu": ("m", "n"),

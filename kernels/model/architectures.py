@@ -1,26 +1,31 @@
 """Reads a Hugging Face ``config.json`` into a ``ModelSpec``, by its fields.
 
-A decoder of full, sliding (MHA, GQA, MLA) or linear attention (gated DeltaNet) and of dense or routed feed-forward
-layers is described by the fields themselves, whatever the model is called. What a config leaves to the model's code
-(which projections carry biases, how many norms a layer has) stands in ``_IMPLIED`` by ``model_type``, as fields, each
-after the modelling code in Hugging Face transformers. A field that describes another kind of layer, or an unknown size,
-is refused by name: a near miss would give wrong bytes silently.
+A decoder of full, sliding, chunked or sparse attention (MHA, GQA, MLA), of layers with a state (gated DeltaNet, KDA,
+Mamba-2) and of dense or routed feed-forward layers is described by the fields, whatever the model is called. What a
+config leaves to the model's code (which projections carry biases, how many norms a layer has) stands in ``_IMPLIED`` by
+``model_type``, as fields, each after the modelling code in Hugging Face transformers. A field that describes another
+kind of layer, or an unknown size, is refused by name: a near miss would give wrong bytes silently.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from draftcast.errors import ModelError
 from draftcast.kernels.model.config import (
     EXPERTS,
+    GLOBAL_HEADS,
+    LATENT,
+    MAMBA,
     MLA,
     MTP_LAYERS,
     OUTPUT_GATE,
     SHARED_COUNT,
     SHARED_WIDTH,
+    STATE_DTYPE,
     TOP_K,
+    WINDOW_HEADS,
     Config,
     refuse_other_layers,
 )
@@ -74,10 +79,16 @@ _IMPLIED: dict[str, dict[str, Any]] = {
     "glm4": {"norms_per_layer": 4, "attention_output_bias": False},
     "glm4_moe": _GLM4_MOE,
     "glm4_moe_lite": _NOAUX,
+    "glm_moe_dsa": _NOAUX,
     "deepseek_v3": _NOAUX,
+    "deepseek_v32": _NOAUX,
     "kimi_k2": _NOAUX,
     "ernie4_5_moe": _NOAUX,
-    "llama4_text": {"n_shared_experts": 1},
+    "llama4_text": {"n_shared_experts": 1, "no_rope_layer_interval": 4},
+    "gemma4_text": {**_GEMMA, "use_qk_norm": True},
+    # Decays and the norm of a gate of low rank (in K3 of full rank); the state is kept in fp32 (vLLM).
+    "kimi_linear": {"mamba_ssm_dtype": "float32", "topk_method": "noaux_tc"},
+    "nemotron_h": {"norms_per_layer": 1, **_NOAUX},
     "nemotron": {"layer_norm_bias": True},
     "gpt_oss": {
         "head_dim": 64,
@@ -90,15 +101,18 @@ _IMPLIED: dict[str, dict[str, Any]] = {
     },
 }
 
-_KINDS = ("full_attention", "sliding_attention", "linear_attention")
-_ACTIVATION = ("hidden_act", "hidden_activation", "activation_function")
-_GATED, _UNGATED = ("silu", "swish", "swiglu", "swigluoai"), ("relu", "relu2")
+_WINDOWED = ("sliding_attention", "chunked_attention")
+_KINDS = ("full_attention", "attention", "deepseek_sparse_attention", *_WINDOWED, "linear_attention", "mamba")
+_BLOCKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # letters of Nemotron-H's pattern
+_ACTIVATION = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
+_GATED, _UNGATED = ("silu", "swish", "swiglu", "swigluoai", "situ"), ("relu", "relu2")
 
 
 def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     """``ModelSpec``'s values of a decoder by its config's fields; ``given`` replaces values."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    layers, positions = config.integer("num_hidden_layers"), config.integer("max_position_embeddings")
+    blocks, positions = _blocks(config), config.integer("max_position_embeddings")
+    layers = config.integer("num_hidden_layers", len(blocks) or None)
     values = {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
@@ -120,11 +134,43 @@ def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         **_biases(config),
         **_attention(config, hidden, heads),
         **_feed_forward(config, layers),
-        **_linear(config, layers),
+        **_states(config, layers),
     }
+    if blocks:
+        values |= _block_counts(config, blocks, layers)
     if "sliding_window" not in given:
-        values["sliding_window"], values["num_sliding_layers"] = _sliding(config, layers)
+        values |= _indexers(config, layers) or _sliding(config, layers)
+        if values["num_sliding_layers"]:
+            values |= _window_heads(config, values)
+        else:
+            _refuse_unused(config, [*WINDOW_HEADS, *GLOBAL_HEADS])
     return {**values, **given}
+
+
+def _refuse_unused(config: Config, keys: Iterable[str]) -> None:
+    """Refuse sizes of layers that no other field says the model has."""
+    for key in keys:
+        if config.values.get(key):
+            allowed = "what it says of the layers is not known; only absent, null or 0 is read"
+            raise ModelError(allowed, file=config.name, key=key, value=config.values[key])
+
+
+def _blocks(config: Config) -> list[str]:
+    """What each block is where blocks are one half of a layer (Nemotron-H); else nothing."""
+    pattern = config.values.get("hybrid_override_pattern")
+    if isinstance(pattern, str) and set(pattern) <= set(_BLOCKS):
+        return [_BLOCKS[letter] for letter in pattern]
+    if pattern is not None:
+        allowed = f"letters of {', '.join(f'{key} ({value})' for key, value in _BLOCKS.items())} are needed"
+        raise ModelError(allowed, file=config.name, key="hybrid_override_pattern", value=pattern)
+    return config.strings("layers_block_type", tuple(_BLOCKS.values()))
+
+
+def _block_counts(config: Config, blocks: list[str], layers: int) -> dict[str, int]:
+    config.per_layer(config.first(("hybrid_override_pattern", "layers_block_type")), blocks, layers)
+    alone = blocks.count("mlp") + blocks.count("moe")
+    counts = {"num_feed_forward_only_layers": alone, "num_attention_only_layers": layers - alone}
+    return counts | ({"first_k_dense_layers": blocks.count("mlp")} if config.count(*EXPERTS) > 1 else {})
 
 
 def _is_gated(config: Config) -> bool:
@@ -164,44 +210,131 @@ def _attention(config: Config, hidden: int, heads: int) -> dict[str, int]:
     if config.values.get("head_dim") is None and hidden % heads:
         message = f"a multiple of num_attention_heads = {heads} is needed when head_dim is absent"
         raise ModelError(message, file=config.name, key="hidden_size", value=hidden)
-    head_dim = config.integer("head_dim", hidden // heads)
-    if config.integer("v_head_dim", head_dim) != head_dim:
-        allowed = f"only head_dim = {head_dim} is supported without kv_lora_rank"
-        raise ModelError(allowed, file=config.name, key="v_head_dim", value=config.values["v_head_dim"])
-    return {"head_dim": head_dim}
+    head_dim = config.integer(config.first(("head_dim", "attention_head_dim")), hidden // heads)
+    values = config.integer("v_head_dim", head_dim)
+    return {"head_dim": head_dim, "v_head_dim": values if values != head_dim else 0}
 
 
-def _sliding(config: Config, layers: int) -> tuple[int, int]:
-    """(window in tokens, number of layers that use it); (0, 0) when attention is full everywhere."""
+def _sliding(config: Config, layers: int) -> dict[str, Any]:
+    """Window in tokens and number of layers that use it; zeros where attention is full everywhere."""
+    none = {"sliding_window": 0, "num_sliding_layers": 0}
     if config.values.get("use_sliding_window") is False:
-        return 0, 0
+        return none
+    # MiMo-V2 gives both, and slides.
+    chunk = config.count("attention_chunk_size") if not config.count("sliding_window") else 0
     kinds = config.strings("layer_types", _KINDS)
     pattern = config.integer(config.first(("sliding_window_pattern", "_sliding_window_pattern")), 0)
+    listed = config.values.get("hybrid_layer_pattern")
     if kinds:
         config.per_layer("layer_types", kinds, layers)
-        sliding_layers = kinds.count("sliding_attention")
+        sliding_layers = sum(kind in _WINDOWED for kind in kinds)
+    elif listed:
+        config.per_layer("hybrid_layer_pattern", listed, layers)
+        sliding_layers = sum(map(bool, listed))
+    elif chunk:
+        sliding_layers = layers - layers // config.integer("no_rope_layer_interval")  # full without rotary embedding
     elif pattern:
         sliding_layers = layers - layers // pattern  # every pattern-th layer is full
     else:
         # Qwen2/Qwen3: layers from max_window_layers on slide; Mistral has no such key and slides everywhere.
         sliding_layers = layers - min(layers, config.integer("max_window_layers", 0, minimum=0))
-    window = config.integer("sliding_window", None if kinds and sliding_layers else 0)
-    if window >= config.integer("max_position_embeddings"):
-        return 0, 0
-    return (window, sliding_layers) if window and sliding_layers else (0, 0)
+    chunked = "chunked_attention" in kinds or (not kinds and chunk > 0)
+    key = "attention_chunk_size" if chunked else "sliding_window"
+    window = config.integer(key, None if kinds and sliding_layers else 0)
+    if window >= config.integer("max_position_embeddings") or not window or not sliding_layers:
+        return none
+    kind = "chunked" if chunked else "sliding"
+    return {"sliding_window": window, "num_sliding_layers": sliding_layers, "window_kind": kind}
 
 
-def _linear(config: Config, layers: int) -> dict[str, Any]:
-    """Sizes and number of gated DeltaNet layers; nothing where every layer has full or sliding attention."""
-    kinds = config.strings("layer_types", _KINDS)
+def _window_heads(config: Config, values: Mapping[str, Any]) -> dict[str, int]:
+    """Heads where those of full and of sliding layers differ."""
+    own = {
+        "window_num_attention_heads": config.integer(WINDOW_HEADS[0], values["num_attention_heads"]),
+        "window_num_key_value_heads": config.integer(WINDOW_HEADS[1], values["num_key_value_heads"]),
+        "window_head_dim": config.integer(WINDOW_HEADS[2], values["head_dim"]),
+    }
+    if config.integer(WINDOW_HEADS[3], values.get("v_head_dim", 0), minimum=0) != values.get("v_head_dim", 0):
+        allowed = "only v_head_dim is supported"
+        raise ModelError(allowed, file=config.name, key=WINDOW_HEADS[3], value=config.values[WINDOW_HEADS[3]])
+    full = {
+        "head_dim": config.integer(GLOBAL_HEADS[0], values["head_dim"]),
+        "num_key_value_heads": config.integer(GLOBAL_HEADS[1], values["num_key_value_heads"]),
+    }
+    same = all(own[f"window_{name}"] == value for name, value in full.items())
+    same &= own["window_num_attention_heads"] == values["num_attention_heads"]
+    return {} if same else {**own, **full}
+
+
+def _states(config: Config, layers: int) -> dict[str, Any]:
+    """Kind, sizes and number of layers with a state; nothing where every layer has full or sliding attention."""
+    given = config.values.get("linear_attn_config")
+    if given:
+        if not isinstance(given, Mapping):
+            raise ModelError("an object is needed", file=config.name, key="linear_attn_config", value=given)
+        kda = Config(given, f"{config.name}: linear_attn_config")
+        heads, size = kda.integer("num_heads"), kda.integer("head_dim")
+        sizes = (heads, heads, size, size, kda.integer("short_conv_kernel_size"))
+        rank = 0 if kda.flag("use_full_rank_gate", False) else size
+        values = _state_values(config, "kda", len(kda.values.get("kda_layers") or []), sizes)
+        return {**values, "linear_gate_rank": rank}
+    kinds = config.strings("layer_types", _KINDS) or _blocks(config)
+    if "mamba" in kinds:
+        return _state_values(
+            config, "mamba2", kinds.count("mamba"), tuple(config.integer(config.first(names)) for names in MAMBA)
+        )
     interval = config.count("full_attention_interval")
     every = layers - layers // interval if interval else 0  # every interval-th layer is full
     count = kinds.count("linear_attention") if kinds else every
+    _refuse_unused(config, [name for names in MAMBA for name in names if name.startswith("mamba_")])
     if not count:
         return {}
-    sizes = {key: config.integer(key) for key in LINEAR_SIZES}
-    dtype = config.values.get("mamba_ssm_dtype", "")
-    return {"num_linear_layers": count, "mamba_ssm_dtype": dtype, **sizes}
+    return _state_values(config, "gated_delta", count, tuple(config.integer(key) for key in LINEAR_SIZES))
+
+
+def _state_values(config: Config, kind: str, count: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+    dtype = config.values.get(config.first(STATE_DTYPE), "")
+    values = dict(zip(LINEAR_SIZES, sizes, strict=True))
+    return {"linear_kind": kind, "num_linear_layers": count, "mamba_ssm_dtype": dtype, **values}
+
+
+def _indexers(config: Config, layers: int) -> dict[str, Any]:
+    """Sizes of sparse attention's indexer and the layers that have one (vLLM 0.32, ``models/deepseek_v32``)."""
+    sparse = config.values.get("sparse_attention_config")
+    if sparse:
+        return _block_sparse(config, sparse, layers)
+    if not config.count("index_topk"):
+        return {}
+    pattern = config.values.get("index_topk_pattern") or [kind[:1] for kind in config.strings("indexer_types")]
+    if pattern:
+        config.per_layer(config.first(("index_topk_pattern", "indexer_types")), list(pattern), layers)
+        indexed = layers - sum(letter in ("S", "s") for letter in pattern)
+    else:
+        every, offset = config.integer("index_topk_freq", 1), config.integer("index_skip_topk_offset", 2)
+        indexed = sum(max(layer - offset + 1, 0) % every == 0 for layer in range(layers))
+    sizes = {key: config.integer(key) for key in ("index_n_heads", "index_head_dim")}
+    window = {"sliding_window": config.integer("index_topk"), "num_sliding_layers": layers, "window_kind": "top_k"}
+    return {**sizes, **window, "num_indexed_layers": indexed}
+
+
+def _block_sparse(config: Config, given: Any, layers: int) -> dict[str, Any]:
+    """Layers that read whole blocks of tokens by their best token's score (MiniMax-M3)."""
+    if not isinstance(given, Mapping):
+        raise ModelError("an object is needed", file=config.name, key="sparse_attention_config", value=given)
+    sparse = Config(given, f"{config.name}: sparse_attention_config")
+    listed = sparse.values.get("sparse_attention_freq")
+    if not isinstance(listed, list):
+        raise ModelError("a list of 0 and 1 is needed", file=sparse.name, key="sparse_attention_freq", value=listed)
+    sparse.per_layer("sparse_attention_freq", listed, layers)
+    count = sum(map(bool, listed))
+    return {
+        "index_n_heads": sparse.integer("sparse_num_index_heads"),
+        "index_head_dim": sparse.integer("sparse_index_dim"),
+        "num_indexed_layers": count,
+        "sliding_window": sparse.integer("sparse_topk_blocks") * sparse.integer("sparse_block_size"),
+        "num_sliding_layers": count,
+        "window_kind": "top_k",
+    }
 
 
 def _feed_forward(config: Config, layers: int) -> dict[str, Any]:
@@ -214,16 +347,20 @@ def _feed_forward(config: Config, layers: int) -> dict[str, Any]:
     shared = config.count(*SHARED_COUNT)
     shared_key = config.first(SHARED_WIDTH)
     shared_width = config.count(shared_key)
+    if config.flag("enable_moe_block", False):  # a dense MLP beside the experts of every layer (Gemma 4)
+        shared_key, shared_width = width, config.integer(width)
     if shared_width % expert_width:
         allowed = f"a multiple of the experts' width {expert_width} is needed"
         raise ModelError(allowed, file=config.name, key=shared_key, value=shared_width)
-    dense_layers = layers - _moe_layers(config, layers)
+    # Where blocks are halves of layers, `_block_counts` says.
+    dense_layers = 0 if _blocks(config) else layers - _moe_layers(config, layers)
     dense_width = config.first(("intermediate_size_mlp", "dense_intermediate_size", width))
     return {
         "intermediate_size": config.integer(dense_width) if dense_layers else 0,
         "num_experts": num_experts,
         "num_experts_per_tok": config.integer(config.first(TOP_K)),
         "moe_intermediate_size": expert_width,
+        "moe_latent_size": config.count(*LATENT),
         "num_shared_experts": shared_width // expert_width or shared,
         "shared_expert_gate": bool(shared_width) and config.flag("shared_expert_gate", False),
         "first_k_dense_layers": dense_layers,

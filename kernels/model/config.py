@@ -14,39 +14,59 @@ _LARGEST = 2**31
 
 # Names of one field; the first that a config has is taken.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-TOP_K = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k", "moe_topk")
+TOP_K = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
 SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim",
                  "moe_shared_expert_intermediate_size")  # fmt: skip
-MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
-LINEAR = (*LINEAR_SIZES, "full_attention_interval", "mamba_ssm_dtype")
-OUTPUT_GATE = ("attn_output_gate", "attention_output_gate")
+MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules")
+STATE_DTYPE = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+LINEAR = (*LINEAR_SIZES, "full_attention_interval", *STATE_DTYPE)
+# Of Mamba-2's: groups, heads, state size, head size and convolution, in the order of `LINEAR_SIZES`.
+MAMBA = (
+    ("n_groups", "mamba_n_groups"),
+    ("mamba_num_heads", "mamba_n_heads"),
+    ("ssm_state_size", "mamba_d_state"),
+    ("mamba_head_dim", "mamba_d_head"),
+    ("conv_kernel", "mamba_d_conv"),
+)
+LATENT = ("moe_latent_size", "routed_expert_hidden_size")
+INDEX = ("index_topk", "index_n_heads", "index_head_dim", "index_topk_freq", "index_topk_pattern",
+         "index_skip_topk_offset", "index_share_for_mtp_iteration", "indexer_types",
+         "indexer_rope_interleave")  # fmt: skip
+# Heads that full (Gemma 4) or sliding layers (MiMo-V2) have of their own.
+GLOBAL_HEADS = ("global_head_dim", "num_global_key_value_heads")
+WINDOW_HEADS = ("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim")
+OUTPUT_GATE = ("attn_output_gate", "attention_output_gate", "mla_use_output_gate")
 MLA = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
 
 # Fields of kinds of layers that are not known.
 _OTHER_LAYERS = {
     "this linear attention is": r"linear_.*|kda_.*",
-    "sparse attention is": r"index_.*|indexer_.*|sparse_.*|compress_.*",
-    "chunked attention is": r"attention_chunk_size",
-    "state space layers are": r"mamba_.*|ssm_.*|hybrid_override_pattern|layers_block_type",
-    "attention that shares K and V is": r"attention_k_eq_v|use_cla",
+    "this sparse attention is": r"index_.*|indexer_.*|sparse_.*|compress_.*",
+    "these state space layers are": r"mamba_.*|ssm_.*",
+    "layers that share K and V are": r"num_kv_shared_layers|use_cla",
     "layers of unlike sizes are": r"block_configs|attention_other_setting|(swa|global|num_global)_.*(heads|dim)",
-    "experts of a latent width are": r"moe_latent_size|routed_expert_hidden_size",
-    "dense and routed layers side by side are": r"enable_moe_block",
     "an encoder is": r"is_encoder_decoder",
     "as a model, a draft head is": r"draft_vocab_size|speculators_.*|medusa_.*|eagle_config|dflash_config",
 }
 # A field so called tells a size or a pattern of layers.
 _SIZE = re.compile(r"(^|_)(dim|size|rank|heads?|layers?|experts?|window|pattern|types|freq|interval|chunk)(_|$)")
 _KNOWN = {
-    *EXPERTS, *TOP_K, *SHARED_COUNT, *SHARED_WIDTH, *MTP_LAYERS, *MLA, *LINEAR, *OUTPUT_GATE,
+    *EXPERTS, *TOP_K, *SHARED_COUNT, *SHARED_WIDTH, *MTP_LAYERS, *MLA, *LINEAR, *OUTPUT_GATE, *LATENT, *INDEX,
+    *GLOBAL_HEADS, *WINDOW_HEADS, *(name for names in MAMBA for name in names), "linear_attn_config",
+    "sparse_attention_config",
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim",
     "intermediate_size", "intermediate_size_mlp", "dense_intermediate_size", "moe_intermediate_size", "ffn_dim",
     "vocab_size", "word_embed_proj_dim", "sliding_window", "sliding_window_pattern", "_sliding_window_pattern",
     "max_window_layers", "layer_types", "attn_type_list", "mlp_layer_types", "mlp_only_layers", "moe_layer_freq",
     "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval", "interleave_moe_layer_step",
+    "attention_chunk_size", "no_rope_layers", "no_rope_layer_interval", "hybrid_override_pattern", "layers_block_type",
+    "hybrid_layer_pattern", "attention_head_dim", "enable_moe_block",
     # Say nothing of the work: derived, of training, or of another engine.
-    "qk_head_dim", "rotary_dim", "no_rope_layers", "no_rope_layer_interval", "ep_size", "mtp_transformer_layers",
+    "qk_head_dim", "rotary_dim", "ep_size", "mtp_transformer_layers", "mtp_hybrid_override_pattern",
+    "mtp_layers_block_type", "sliding_window_size", "chunk_size", "time_step_rank", "mamba_hidden_act",
+    "mamba_proj_bias", "mamba_conv_bias", "mamba_chunk_size", "mamba_expand", "vocab_size_per_layer_input",
+    "swa_rope_theta", "expert_intermediate_size", "num_expert_group", "attn_res_block_size",
 }  # fmt: skip
 
 

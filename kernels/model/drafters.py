@@ -128,10 +128,13 @@ def mtp_head(target: ModelSpec) -> ModelSpec:
     return replace(
         target,
         name=f"{target.name}-mtp",
-        num_hidden_layers=1,
+        num_hidden_layers=2 if target.num_attention_only_layers else 1,  # blocks that are halves of a layer
+        num_feed_forward_only_layers=min(1, target.num_feed_forward_only_layers),
+        num_attention_only_layers=min(1, target.num_attention_only_layers),
         first_k_dense_layers=0,
         num_sliding_layers=min(1, target.num_sliding_layers),
         num_linear_layers=0,
+        num_indexed_layers=min(1, target.num_indexed_layers),
         num_nextn_layers=0,
         shares_embedding=True,
         shares_lm_head=True,

@@ -1,14 +1,15 @@
 """The shape of a transformer: parameters, weight bytes and KV bytes per token, all computed from dimensions.
 
-It knows dense, mixture-of-experts, sliding-window and multi-head-latent-attention (MLA) decoders, hybrids with gated
-DeltaNet layers (linear attention over a state of fixed size, arXiv 2412.06464) and the heads that speculative decoding
-adds (built in ``draftcast.kernels.model.drafters``). It knows no time and no device.
+It knows dense and mixture-of-experts decoders of full, sliding, chunked, multi-head latent (MLA) and sparse latent
+attention, hybrids with layers over a state of fixed size (`LINEAR_KINDS`) and the heads that speculative decoding adds
+(built in ``draftcast.kernels.model.drafters``). It knows no time and no device.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from draftcast.errors import ModelError
 from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES, activation_bytes, kv_dtype, weight_dtype
@@ -24,7 +25,12 @@ LINEAR_SIZES = (
     "linear_value_head_dim",
     "linear_conv_kernel_dim",
 )
-"""Fields of a gated DeltaNet layer, as in Hugging Face configs."""
+"""Sizes of a layer with a state, named as a gated DeltaNet's in Hugging Face configs."""
+LINEAR_KINDS = ("gated_delta", "kda", "mamba2")
+"""Gated DeltaNet (arXiv 2412.06464), Kimi Delta Attention (arXiv 2510.26692), Mamba-2 (arXiv 2405.21060), whose groups
+are the key heads, its state size their width, its heads the value heads."""
+WINDOWS = ("sliding", "chunked", "top_k")
+"""Kinds of windows: the last tokens, those of the token's own chunk, or an indexer's choice, every token its own."""
 _STATE_DTYPES = ("", "float32", "bfloat16", "float16")
 
 
@@ -59,20 +65,36 @@ class ModelSpec:
     moe_intermediate_size: int = 0
     num_shared_experts: int = 0  # each moe_intermediate_size wide
     first_k_dense_layers: int = 0  # layers with the dense MLP in a MoE model
-    sliding_window: int = 0  # tokens a sliding layer looks back on
+    moe_latent_size: int = 0  # width of routed experts' inputs and outputs where it is not hidden_size (latent MoE)
+    # Blocks that are one half of a layer: an MLP or experts alone, and attention or a state alone.
+    num_feed_forward_only_layers: int = 0
+    num_attention_only_layers: int = 0
+    # Layers whose tokens see a window: the last tokens, their own chunk's (Llama 4) or an indexer's choice (`WINDOWS`).
+    sliding_window: int = 0
     num_sliding_layers: int = 0
+    window_kind: str = "sliding"
+    # Heads of these layers; 0: as in full ones.
+    window_num_attention_heads: int = 0
+    window_num_key_value_heads: int = 0
+    window_head_dim: int = 0
     q_lora_rank: int = 0  # MLA
     kv_lora_rank: int = 0  # MLA; > 0 switches MLA on
     qk_rope_head_dim: int = 0
     qk_nope_head_dim: int = 0
-    v_head_dim: int = 0
-    # Gated DeltaNet layers: linear attention in place of full attention.
+    v_head_dim: int = 0  # without MLA 0: as wide as keys
+    # Indexer of sparse attention (DeepSeek-V3.2, MiniMax-M3): scores the context for the layers behind it.
+    index_n_heads: int = 0
+    index_head_dim: int = 0
+    num_indexed_layers: int = 0  # layers with one; other sparse layers take the tokens that the last one chose
+    # Linear attention or state space layers: a state of fixed size in place of a context.
+    linear_kind: str = "gated_delta"
     num_linear_layers: int = 0
     linear_num_key_heads: int = 0
     linear_num_value_heads: int = 0
     linear_key_head_dim: int = 0
     linear_value_head_dim: int = 0
     linear_conv_kernel_dim: int = 0
+    linear_gate_rank: int = 0  # KDA: rank of the output's gate, 0: full
     mamba_ssm_dtype: str = ""  # of the state; empty: the activations' (vLLM's default)
     num_nextn_layers: int = 0  # MTP layers in the checkpoint; not part of num_parameters
     extra_parameters: int = 0  # draft heads: fc, extra norms, blocks; not sharded by TP
@@ -129,10 +151,22 @@ class ModelSpec:
             )
         if self.num_dense_layers and not self.intermediate_size:
             raise ModelError("dense layers need an MLP width > 0", file=self.name, key="intermediate_size", value=0)
-        for key in ("first_k_dense_layers", "num_sliding_layers", "num_linear_layers"):
+        for key in ("first_k_dense_layers", "num_sliding_layers", "num_linear_layers", "num_indexed_layers",
+                    "num_feed_forward_only_layers", "num_attention_only_layers"):  # fmt: skip
             if getattr(self, key) > self.num_hidden_layers:
                 allowed = f"at most num_hidden_layers = {self.num_hidden_layers}"
                 raise ModelError(allowed, file=self.name, key=key, value=getattr(self, key))
+        if self.num_attention_layers < self.num_sliding_layers:
+            allowed = f"at most the {self.num_attention_layers} layers with attention"
+            raise ModelError(allowed, file=self.name, key="num_sliding_layers", value=self.num_sliding_layers)
+        if self.window_kind not in WINDOWS:
+            allowed = f"must be one of {', '.join(WINDOWS)}"
+            raise ModelError(allowed, file=self.name, key="window_kind", value=self.window_kind)
+        if self.is_sparse and not (self.index_n_heads and self.index_head_dim and self.num_indexed_layers):
+            needed = "sparse attention needs an indexer: index_head_dim and num_indexed_layers > 0 too"
+            raise ModelError(needed, file=self.name, key="index_n_heads", value=self.index_n_heads)
+        if self.is_sparse and self.is_mla and not self.q_lora_rank:
+            raise ModelError("sparse latent attention needs it", file=self.name, key="q_lora_rank", value=0)
         if self.num_sliding_layers and not self.sliding_window:
             raise ModelError("sliding layers need a window > 0", file=self.name, key="sliding_window", value=0)
         if self.num_linear_layers:
@@ -142,6 +176,9 @@ class ModelSpec:
         for key in LINEAR_SIZES:
             if getattr(self, key) == 0:
                 raise ModelError("linear attention layers need a size > 0", file=self.name, key=key, value=0)
+        if self.linear_kind not in LINEAR_KINDS:
+            allowed = f"must be one of {', '.join(LINEAR_KINDS)}"
+            raise ModelError(allowed, file=self.name, key="linear_kind", value=self.linear_kind)
         if self.linear_num_value_heads % self.linear_num_key_heads:
             allowed = f"a multiple of linear_num_key_heads = {self.linear_num_key_heads} is needed"
             value = self.linear_num_value_heads
@@ -163,16 +200,50 @@ class ModelSpec:
 
     @property
     def num_attention_layers(self) -> int:
-        """Layers with a KV cache: full and sliding attention."""
-        return self.num_hidden_layers - self.num_linear_layers
+        """Layers with a KV cache: full, sliding and chunked attention."""
+        return self.num_hidden_layers - self.num_linear_layers - self.num_feed_forward_only_layers
 
     @property
     def num_dense_layers(self) -> int:
-        return self.first_k_dense_layers if self.is_moe else self.num_hidden_layers
+        layers = self.num_hidden_layers - self.num_attention_only_layers
+        return self.first_k_dense_layers if self.is_moe else layers
 
     @property
     def num_moe_layers(self) -> int:
-        return self.num_hidden_layers - self.num_dense_layers
+        return self.num_hidden_layers - self.num_attention_only_layers - self.num_dense_layers
+
+    @property
+    def expert_input_size(self) -> int:
+        """Width of a routed expert's input and output."""
+        return self.moe_latent_size or self.hidden_size
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a value head, of MLA's after expansion."""
+        return self.v_head_dim or self.head_dim
+
+    @functools.cached_property
+    def windowed(self) -> ModelSpec:
+        """The model as its sliding layers see it: with the heads that these may have of their own."""
+        if not self.window_head_dim:
+            return self
+        return replace(
+            self,
+            num_attention_heads=self.window_num_attention_heads,
+            num_key_value_heads=self.window_num_key_value_heads,
+            head_dim=self.window_head_dim,
+            window_head_dim=0,
+        )
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether layers read only the tokens that an indexer chooses."""
+        return self.num_sliding_layers > 0 and self.window_kind == "top_k"
+
+    def attention_kinds(self) -> tuple[tuple[int, ModelSpec], ...]:
+        """(layers, the model with these layers' heads) of full attention and of attention to a window."""
+        sliding = self.num_sliding_layers
+        return ((self.num_attention_layers - sliding, self), (sliding, self.windowed))
 
     # Counts -----------------------------------------------------------------------------------------------------
 
@@ -188,9 +259,13 @@ class ModelSpec:
         if not self.is_mla and self.num_key_value_heads % tp and tp % self.num_key_value_heads:
             allowed = f"a divisor or a multiple of num_key_value_heads = {self.num_key_value_heads} is needed"
             raise ModelError(allowed, file=self.name, key="tensor_parallel_size", value=tp)
-        if self.num_linear_layers and self.linear_num_key_heads % tp:
-            allowed = f"a divisor of linear_num_key_heads = {self.linear_num_key_heads} is needed"
+        shared = self.linear_kind == "mamba2" and self.linear_num_key_heads == 1  # vLLM copies a lone group
+        heads = self.linear_num_value_heads if shared else self.linear_num_key_heads
+        if self.num_linear_layers and heads % tp:
+            allowed = f"a divisor of linear_num_{'value' if shared else 'key'}_heads = {heads} is needed"
             raise ModelError(allowed, file=self.name, key="tensor_parallel_size", value=tp)
+        if self.windowed is not self and self.num_sliding_layers:
+            self.windowed.check_tensor_parallel(tp)
 
     def kv_heads_per_rank(self, tp: int) -> int:
         """KV heads on one of ``tp`` ranks; a head is replicated when there are fewer heads than ranks."""
@@ -207,11 +282,10 @@ class ModelSpec:
         self.check_tensor_parallel(tp)
         layers, moe_layers, dense_layers = self.num_hidden_layers, self.num_moe_layers, self.num_dense_layers
         with_cache = self.num_attention_layers
-        hidden, heads, kv_heads = self.hidden_size, self.num_attention_heads // tp, self.kv_heads_per_rank(tp)
+        hidden, heads = self.hidden_size, self.num_attention_heads // tp
         mlp, expert_mlp = math.ceil(self.intermediate_size / tp), math.ceil(self.moe_intermediate_size / tp)
         vocab = math.ceil(self.vocab_size / tp)
         matrices = 3 if self.gated_mlp else 2
-        qkv = 0 if self.is_mla else (heads + 2 * kv_heads) * self.head_dim
         norm = hidden * (2 if self.layer_norm_bias else 1)
 
         embedding = 0 if self.shares_embedding else vocab * self.word_embed_proj_dim
@@ -219,24 +293,36 @@ class ModelSpec:
         if self.word_embed_proj_dim != hidden:
             embedding += 2 * self.word_embed_proj_dim * hidden
         lm_head = vocab * self.word_embed_proj_dim * max(1, self.num_draft_heads)
-        norms = layers * self.norms_per_layer * norm + with_cache * (2 * self.head_dim if self.qk_norm else 0)
+        norms = layers * self.norms_per_layer * norm
         norms += norm if self.final_norm else 0
         norms += moe_layers * hidden if self.shared_expert_gate else 0
-        if self.is_mla:
-            attention = layers * self._mla_parameters(heads)
-            norms += layers * (self.q_lora_rank + self.kv_lora_rank)
-        else:
-            gate = heads * self.head_dim if self.attention_output_gate else 0
-            attention = with_cache * hidden * (qkv + gate + heads * self.head_dim)
-            if self.attention_input_size:
-                attention += (self.attention_input_size - hidden) * qkv
+        attention = biases = router = 0
+        for count, kind in self.attention_kinds():
+            norms += count * (2 * kind.head_dim if self.qk_norm else 0)
+            if self.is_mla:
+                attention += count * self._mla_parameters(heads)
+                norms += count * (self.q_lora_rank + self.kv_lora_rank)
+                continue
+            query_heads, qkv = kind.num_attention_heads // tp, kind.qkv_size(tp)
+            attention += count * hidden * (qkv + query_heads * kind.value_dim)
+            biases += count * (qkv if self.attention_bias else 0)
+        if self.attention_output_gate:
+            attention += with_cache * hidden * heads * self.value_dim
+        if self.attention_input_size:
+            attention += (self.attention_input_size - hidden) * self.qkv_size(tp)
+        # wk, the heads' weights and wk's layer norm stay in 16 bits; every rank has the whole indexer.
+        for _, k, n, quantised in self.index_matrices(tp):
+            attention += self.num_indexed_layers * k * n * quantised
+            router += self.num_indexed_layers * (0 if quantised else k * n)
+        norms += self.num_indexed_layers * 2 * self.index_head_dim
         if self.num_linear_layers:
+            attention += self.num_linear_layers * sum(k * n for _, k, n, _ in self.linear_matrices(tp))
             keys, values, value_heads = self.linear_widths(tp)
-            # q, k, v, the output's gate z, a beta and a decay (b, a) for every head; out.
-            attention += self.num_linear_layers * hidden * (2 * keys + 3 * values + 2 * value_heads)
             convolution = (2 * keys + values) * self.linear_conv_kernel_dim
-            norms += self.num_linear_layers * (convolution + 2 * value_heads + self.linear_value_head_dim)
-        biases = with_cache * (qkv if self.attention_bias else 0)
+            # Decays and biases of the heads (in KDA of every key), and the output's norm.
+            decays = {"gated_delta": 2 * value_heads, "kda": value_heads + keys, "mamba2": 3 * value_heads}
+            gate_norm = values if self.linear_kind == "mamba2" else self.linear_value_head_dim
+            norms += self.num_linear_layers * (convolution + decays[self.linear_kind] + gate_norm)
         biases += with_cache * (hidden if self.attention_output_bias else 0)
         biases += with_cache * (heads if self.attention_sinks else 0)
         biases += dense_layers * ((matrices - 1) * mlp + hidden if self.mlp_bias else 0)
@@ -247,9 +333,9 @@ class ModelSpec:
             "lm_head": 0 if self.tie_word_embeddings or self.shares_lm_head else lm_head,
             "attention": attention,
             "dense_mlp": dense_layers * matrices * hidden * mlp,
-            "experts": moe_layers * self.num_experts * matrices * hidden * expert_mlp,
+            "experts": moe_layers * self.num_experts * matrices * self.expert_input_size * expert_mlp,
             "shared_experts": moe_layers * self.num_shared_experts * matrices * hidden * expert_mlp,
-            "router": moe_layers * self.num_experts * hidden,
+            "router": router + moe_layers * hidden * (self.num_experts + 2 * self.moe_latent_size),
             "norms": norms,
             "biases": biases,
             "extra": self.extra_parameters,
@@ -272,7 +358,7 @@ class ModelSpec:
     def num_active_parameters(self) -> int:
         """Parameters used for one token: all but the idle experts. Both embedding tables count in full."""
         matrices = 3 if self.gated_mlp else 2
-        per_expert = matrices * self.hidden_size * self.moe_intermediate_size
+        per_expert = matrices * self.expert_input_size * self.moe_intermediate_size
         if self.expert_bias:
             per_expert += 2 * self.moe_intermediate_size + self.hidden_size
         return self.num_parameters - self.num_moe_layers * (self.num_experts - self.num_experts_per_tok) * per_expert
@@ -300,17 +386,61 @@ class ModelSpec:
         """Elements cached per token and layer on one rank: K and V heads, or MLA's latent and rotary key."""
         if self.is_mla:
             return self.kv_lora_rank + self.qk_rope_head_dim
-        return 2 * self.kv_heads_per_rank(tp) * self.head_dim
+        return self.kv_heads_per_rank(tp) * (self.head_dim + self.value_dim)
+
+    def qkv_size(self, tp: int = 1) -> int:
+        """Width of queries, keys and values of one layer on one rank, an output gate apart; 0 of MLA."""
+        if self.is_mla:
+            return 0
+        return self.num_attention_heads // tp * self.head_dim + self.kv_elements_per_layer(tp)
+
+    @property
+    def index_key_bytes(self) -> float:
+        """Bytes of a token's index key: beside latents fp8 with a 4-byte scale each 128 numbers, else bf16 (vLLM)."""
+        return self.index_head_dim * (1.0 + 4.0 / 128.0 if self.is_mla else 2.0)
+
+    def index_matrices(self, tp: int = 1) -> tuple[tuple[str, int, int, bool], ...]:
+        """(name, inputs, outputs, quantised) of an indexer's projections on one of ``tp`` ranks.
+
+        Every rank has DeepSeek's whole: queries from the queries' low rank; the key and weights of the heads. MiniMax's
+        stand beside q, k and v, heads split (vLLM 0.32).
+        """
+        if not self.num_indexed_layers:
+            return ()
+        heads, size, hidden = self.index_n_heads, self.index_head_dim, self.hidden_size
+        if self.is_mla:
+            return (("index_q", self.q_lora_rank, heads * size, True), ("index_k", hidden, size + heads, False))
+        return (("index_qk", hidden, max(1, heads // tp) * size + size, True),)
 
     def kv_bytes_per_token(self, kv_cache_dtype: str, tp: int = 1) -> float:
         """KV-cache bytes of one token over all layers with a cache (sliding ones too) on one of ``tp`` ranks."""
-        return self.num_attention_layers * self.kv_elements_per_layer(tp) * KV_BYTES[kv_dtype(kv_cache_dtype)]
+        elements = sum(count * kind.kv_elements_per_layer(tp) for count, kind in self.attention_kinds())
+        return elements * KV_BYTES[kv_dtype(kv_cache_dtype)] + self.num_indexed_layers * self.index_key_bytes
 
     def linear_widths(self, tp: int = 1) -> tuple[int, int, int]:
         """A linear layer on one of ``tp`` ranks: numbers of a token's keys, of its values, and value heads."""
         value_heads = self.linear_num_value_heads // tp
-        keys = self.linear_num_key_heads // tp * self.linear_key_head_dim
+        keys = max(1, self.linear_num_key_heads // tp) * self.linear_key_head_dim
         return keys, value_heads * self.linear_value_head_dim, value_heads
+
+    def linear_matrices(self, tp: int = 1) -> tuple[tuple[str, int, int, bool], ...]:
+        """(name, inputs, outputs, quantised) of a linear layer's projections on one of ``tp`` ranks.
+
+        Gated DeltaNet: q, k, v and the output's gate z; a beta and a decay for every head. Mamba-2: the gate z, x, B, C
+        and a time step for every head. KDA: q, k, v, the gate, a decay's low rank and a beta for every head; decays
+        (vLLM 0.32, ``in_proj_qkvgfab`` and ``f_b_proj``).
+        """
+        hidden, size = self.hidden_size, self.linear_key_head_dim
+        keys, values, value_heads = self.linear_widths(tp)
+        out = ("linear_out", values, hidden, True)
+        if self.linear_kind == "mamba2":
+            return (("mamba_in", hidden, 2 * values + 2 * keys + value_heads, True), out)
+        if self.linear_kind == "kda":
+            rank = self.linear_gate_rank
+            qkvg = 2 * keys + values + (rank or values) + size + value_heads
+            gate = (("gate", rank, values, True),) if rank else ()
+            return (("qkvgfb", hidden, qkvg, True), ("decays", size, keys, True), *gate, out)
+        return (("qkvz", hidden, 2 * keys + 2 * values, True), ("ba", hidden, 2 * value_heads, False), out)
 
     def linear_state_bytes(self, dtype: str, tp: int = 1) -> float:
         """Bytes of a request's recurrent state in one linear layer on one of ``tp`` ranks: a matrix a value head.

@@ -66,8 +66,9 @@ def attention_work(
         widths = model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim
         return Work(2.0 * heads * widths * pairs, (context + queries) * heads * widths * act_bytes)
     else:
-        flops = 4.0 * heads * model.head_dim * pairs
-        query_io = 2 * heads * model.head_dim
+        width = model.head_dim + model.value_dim
+        flops = 2.0 * heads * width * pairs
+        query_io = heads * width
     moved = (context + queries) * elements * kv_bytes + queries * query_io * act_bytes
     return Work(flops, moved)
 

@@ -1,10 +1,13 @@
-"""Gated DeltaNet (arXiv 2412.06464): linear attention whose context is one matrix a value head, the state.
+"""Gated DeltaNet and its kin: linear attention whose context is one matrix a value head, the state.
 
 A token decays its head's state S [k, n] by exp(g), corrects what it holds under the token's key, and reads it with the
 query: ``S = exp(g) S + beta k (v - k^T exp(g) S)^T``, ``o = S^T q``. gdn_decode: q new tokens of each of ``batch``
 sequences, token by token; q > 1 is verification, which keeps the state after every token so that rejected ones can be
 taken back (vLLM). gdn_prefill: prompts of q tokens in chunks of `CHUNK`, whose tokens attend to each other and to the
-state before them. ``heads`` value heads of n numbers, ``kv_heads`` key heads of k numbers.
+state before them. ``heads`` value heads of n numbers, ``kv_heads`` key heads of k numbers. (arXiv 2412.06464)
+
+Kimi Delta Attention (arXiv 2510.26692) decays every key on its own: g has k numbers a head. Mamba-2 (arXiv 2405.21060)
+adds without correcting, ``S = exp(g) S + beta k v^T``: k is B, q is C, v is x and beta the time step.
 
 Imported times hold the short convolution over q, k and v before it too; the kernels here do not. The state's format
 stands where attention has the cache's (``kv_dtype``).
@@ -13,7 +16,6 @@ stands where attention has the cache's (``kv_dtype``).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,19 +39,22 @@ CHUNK = 64
 """Tokens of a chunk in the kernels that vLLM runs (flash-linear-attention, FlashInfer)."""
 
 
-def gated_delta_work(shape: Mapping[str, Any], dtype: str, state_dtype: str, *, chunked: bool) -> Work:
+def gated_delta_work(
+    shape: Mapping[str, Any], dtype: str, state_dtype: str, *, chunked: bool, kind: str = "gated_delta"
+) -> Work:
     """Work of ``batch`` equal sequences of a layer, convolution left out; shape fields may be arrays.
 
-    Three products of a token with its head's state, and in chunks half of two products with the chunk's other tokens.
+    Three products of a token with its head's state (two of Mamba-2, which corrects nothing), and in chunks half of two
+    products with the chunk's other tokens; KDA also reads a decay for every key.
     The state is read once a sequence and written after every token, of a prompt once. A token's q, k, v and output are
     moved once.
     """
     batch, q, heads, kv_heads, k, n = (
         as_array(shape[name]) for name in ("batch", "q", "heads", "kv_heads", "k", "n")
     )  # fmt: skip
-    products = 6.0 * k * n + (2.0 * CHUNK * (k + n) if chunked else 0.0)
+    products = (4.0 if kind == "mamba2" else 6.0) * k * n + (2.0 * CHUNK * (k + n) if chunked else 0.0)
     state = heads * k * n * KV_BYTES[state_dtype]
-    row = (2.0 * kv_heads * k + 2.0 * heads * n) * activation_bytes(dtype)
+    row = ((3.0 if kind == "kda" else 2.0) * kv_heads * k + 2.0 * heads * n) * activation_bytes(dtype)
     written = 1.0 if chunked else q
     return Work(batch * q * heads * products, batch * ((1.0 + written) * state + q * row))
 
@@ -63,7 +68,7 @@ def linear_attention_work(model: ModelSpec, f: Mapping[str, Any], tp: int, dtype
     for phase in ("decode", "prefill"):
         seqs, rows = float(f[f"{phase}_seqs"]), float(f[f"{phase}_tokens"])
         shape = {"batch": seqs, "q": rows / max(seqs, 1.0), **heads}
-        total = total.add(gated_delta_work(shape, wide, state, chunked=phase == "prefill"))
+        total = total.add(gated_delta_work(shape, wide, state, chunked=phase == "prefill", kind=model.linear_kind))
     return total.scale(model.num_linear_layers)
 
 
@@ -75,25 +80,30 @@ def linear_shape(model: ModelSpec, tp: int) -> dict[str, int]:
     """Shape fields that a model's linear attention layers fix on one of ``tp`` ranks."""
     return {
         "heads": model.linear_num_value_heads // tp,
-        "kv_heads": model.linear_num_key_heads // tp,
+        "kv_heads": max(1, model.linear_num_key_heads // tp),
         "k": model.linear_key_head_dim,
         "n": model.linear_value_head_dim,
     }
 
 
-def draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
-    """q, k of length 1 and v [batch, q, heads, size], decays g < 0 and beta in [0, 1) [batch, q, heads], the state."""
+def draw_inputs(shape: Shape, draw: Draw, *, kind: str = "gated_delta") -> dict[str, Any]:
+    """q, k of length 1 and v [batch, q, heads, size], decays g < 0 and beta in [0, 1) [batch, q, heads], the state.
+
+    KDA's g is [batch, q, heads, k]. Mamba-2's has no correction, which ``corrects`` says.
+    """
     import torch
 
     batch, q, heads, kv_heads, k, n = (shape[name] for name in ("batch", "q", "heads", "kv_heads", "k", "n"))
     keys = [torch.nn.functional.normalize(draw.normal(batch, q, kv_heads, k).float(), dim=-1) for _ in range(2)]
+    decays = (batch, q, heads, k) if kind == "kda" else (batch, q, heads)
     return {
         "query": keys[0].to(torch_dtype(draw.dtype)),
         "key": keys[1].to(torch_dtype(draw.dtype)),
         "value": draw.normal(batch, q, heads, n),
-        "g": torch.log(0.5 + 0.5 * draw.uniform(batch, q, heads)),
+        "g": torch.log(0.5 + 0.5 * draw.uniform(*decays)),
         "beta": draw.uniform(batch, q, heads),
         "state": draw.normal(batch, heads, k, n, dtype=draw.kv_dtype),
+        "corrects": kind != "mamba2",
     }
 
 
@@ -117,36 +127,48 @@ def recurrent(inputs: Tensors, dtype: torch.dtype) -> Outputs:
 
     query, key, value, g, beta = _wide(inputs, dtype)
     state = inputs["state"].to(dtype)
+    decay = g.exp() if g.ndim == 4 else g.exp()[..., None]
     out = torch.empty_like(value)
     for t in range(value.shape[2]):
-        state = state * g[:, :, t, None, None].exp()
-        error = value[:, :, t] - torch.einsum("bhk,bhkn->bhn", key[:, :, t], state)
+        state = state * decay[:, :, t, :, None]
+        error = value[:, :, t]
+        if inputs["corrects"]:
+            error = error - torch.einsum("bhk,bhkn->bhn", key[:, :, t], state)
         state = state + torch.einsum("bhk,bhn->bhkn", key[:, :, t], beta[:, :, t, None] * error)
         out[:, :, t] = torch.einsum("bhk,bhkn->bhn", query[:, :, t], state)
     return {"out": out.transpose(1, 2), "last_state": state}
 
 
 def chunked(inputs: Tensors, dtype: torch.dtype) -> Outputs:
-    """In chunks (arXiv 2412.06464, section 3.3): a triangular solve gives all corrections of a chunk at once."""
+    """In chunks (arXiv 2412.06464, section 3.3): a triangular solve gives all corrections of a chunk at once.
+
+    Keys and queries take up the decays between tokens, of KDA key by key (arXiv 2510.26692, section 3.1); their
+    differences are taken in the exponent, for a chunk's decays together would overflow.
+    """
     import torch
 
     query, key, value, g, beta = _wide(inputs, dtype)
     state, tokens = inputs["state"].to(dtype), value.shape[2]
+    g = g if g.ndim == 4 else g[..., None]
     out = torch.empty_like(value)
     for start in range(0, tokens, CHUNK):
         part = slice(start, min(start + CHUNK, tokens))
         q, k, v, b = query[:, :, part], key[:, :, part], value[:, :, part], beta[:, :, part, None]
-        decay = g[:, :, part].cumsum(-1)
-        # exp(decay_i - decay_j) for j <= i; others would overflow.
-        between = (decay[..., :, None] - decay[..., None, :]).tril().exp().tril()
-        system = (b * (k @ k.transpose(-1, -2)) * between).tril(-1) + torch.eye(
-            k.shape[2], dtype=dtype, device=k.device
-        )
-        before = decay[..., None].exp()
-        corrections = torch.linalg.solve_triangular(system, b * (v - before * (k @ state)), upper=False)
-        out[:, :, part] = before * (q @ state) + (q @ k.transpose(-1, -2) * between) @ corrections
-        rest = (decay[..., -1:] - decay).exp()[..., None]
-        state = decay[..., -1, None, None].exp() * state + (rest * k).transpose(-1, -2) @ corrections
+        decay = g[:, :, part].cumsum(-2)
+        # exp(decay_i - decay_j) for j <= i, a number a head or a key.
+        apart = decay[..., :, None, :] - decay[..., None, :, :]
+        lower = torch.ones(apart.shape[-3:-1], dtype=torch.bool, device=k.device).tril()[..., None]
+        between = apart.masked_fill(~lower, -torch.inf).exp()
+        pairs, seen = (torch.einsum("bhik,bhjk,bhijk->bhij", x, k, between.expand(*between.shape[:-1], k.shape[-1]))
+                       for x in (k, q))  # fmt: skip
+        before = decay.exp()
+        fresh = b * v
+        if inputs["corrects"]:
+            system = (b * pairs).tril(-1) + torch.eye(k.shape[2], dtype=dtype, device=k.device)
+            fresh = torch.linalg.solve_triangular(system, fresh - b * ((before * k) @ state), upper=False)
+        out[:, :, part] = (before * q) @ state + seen @ fresh
+        rest = (decay[..., -1:, :] - decay).exp()
+        state = decay[..., -1, :, None].exp() * state + (rest * k).transpose(-1, -2) @ fresh
     return {"out": out.transpose(1, 2), "last_state": state}
 
 
@@ -172,18 +194,21 @@ def _supports(shape: Shape, dtype: str, state_dtype: str, device: str) -> str:
     return "key heads must divide value heads" if shape["heads"] % shape["kv_heads"] else ""
 
 
-GDN_DECODE = Operator(
-    name="gdn_decode",
-    shape_fields=("batch", "q", "heads", "kv_heads", "k", "n"),
-    work=partial(gated_delta_work, chunked=False),
-    draw_inputs=draw_inputs,
-    make_outputs=make_outputs,
-    reference=reference,
-    implementations={"torch": Implementation("torch", _supports, partial(_prepare, in_chunks=False))},
-)
-GDN_PREFILL = replace(
-    GDN_DECODE,
-    name="gdn_prefill",
-    work=partial(gated_delta_work, chunked=True),
-    implementations={"torch": Implementation("torch", _supports, partial(_prepare, in_chunks=True))},
-)
+def _operator(name: str, kind: str, *, in_chunks: bool) -> Operator:
+    return Operator(
+        name=name,
+        shape_fields=("batch", "q", "heads", "kv_heads", "k", "n"),
+        work=partial(gated_delta_work, chunked=in_chunks, kind=kind),
+        draw_inputs=partial(draw_inputs, kind=kind),
+        make_outputs=make_outputs,
+        reference=reference,
+        implementations={"torch": Implementation("torch", _supports, partial(_prepare, in_chunks=in_chunks))},
+    )
+
+
+GDN_DECODE = _operator("gdn_decode", "gated_delta", in_chunks=False)
+GDN_PREFILL = _operator("gdn_prefill", "gated_delta", in_chunks=True)
+KDA_DECODE = _operator("kda_decode", "kda", in_chunks=False)
+KDA_PREFILL = _operator("kda_prefill", "kda", in_chunks=True)
+MAMBA2_DECODE = _operator("mamba2_decode", "mamba2", in_chunks=False)
+MAMBA2_PREFILL = _operator("mamba2_prefill", "mamba2", in_chunks=True)

@@ -7,17 +7,21 @@ are numpy arrays (or scalars), results float64 arrays that broadcast.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from numpy.typing import ArrayLike
 
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes, weight_dtype
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.all_reduce import all_reduce_work
+from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.operators.cost import FloatArray, Work, as_array
+from draftcast.kernels.operators.gated_delta import linear_attention_work
 from draftcast.kernels.operators.linear import linear_work
 from draftcast.kernels.operators.moe import moe_work
+from draftcast.kernels.operators.sparse import indexer_work
 
 Scope = Literal["pass", "context", "position"]
 
@@ -67,6 +71,8 @@ def linear_layers(model: ModelSpec, tp: int = 1) -> tuple[LinearLayer, ...]:
     layers = [*_head_layers(model, tp)]
     if model.num_hidden_layers:
         layers += [*_attention_layers(model, tp), *_linear_attention_layers(model, tp), *_mlp_layers(model, tp)]
+        indexers = model.index_matrices(tp)
+        layers += [LinearLayer(name, k, n, model.num_indexed_layers, low) for name, k, n, low in indexers]
     if model.word_embed_proj_dim != model.hidden_size:
         layers.append(LinearLayer("project_in", model.word_embed_proj_dim, model.hidden_size, 1, quantised=False))
         layers.append(LinearLayer("project_out", model.hidden_size, model.word_embed_proj_dim, 1, quantised=False))
@@ -81,33 +87,47 @@ def _attention_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
         query_dim = heads * (model.qk_nope_head_dim + model.qk_rope_head_dim)
         down = model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim
         kv_b = heads * (model.qk_nope_head_dim + model.v_head_dim)
-        return [
+        found = [
             LinearLayer("qkv_a", hidden, down, count),
             LinearLayer("q_b", model.q_lora_rank or hidden, query_dim, count),
             LinearLayer("kv_b", model.kv_lora_rank, kv_b, count),
             LinearLayer("o", heads * model.v_head_dim, hidden, count),
         ]
-    query_heads = heads * (2 if model.attention_output_gate else 1)
-    qkv = (query_heads + 2 * model.kv_heads_per_rank(tp)) * model.head_dim
-    first = model.attention_input_size
-    qkv_layers = [LinearLayer("qkv", hidden, qkv, count)]
-    if first:
-        qkv_layers = [LinearLayer("qkv_first", first, qkv, 1)]
-        if count > 1:
-            qkv_layers.append(LinearLayer("qkv", hidden, qkv, count - 1))
-    return [*qkv_layers, LinearLayer("o", heads * model.head_dim, hidden, count)]
+        if model.attention_output_gate:
+            found.append(LinearLayer("attention_gate", hidden, heads * model.v_head_dim, count))
+        return found
+    found = []
+    for number, kind in model.attention_kinds():
+        if not number:
+            continue
+        name = "" if kind is model else "window_"
+        heads = kind.num_attention_heads // tp
+        qkv = kind.qkv_size(tp) + (heads * kind.value_dim if model.attention_output_gate else 0)
+        first = model.attention_input_size if not found else 0
+        if first:
+            found.append(LinearLayer("qkv_first", first, qkv, 1))
+        if number > bool(first):
+            found.append(LinearLayer(f"{name}qkv", hidden, qkv, number - bool(first)))
+        found.append(LinearLayer(f"{name}o", heads * kind.value_dim, hidden, number))
+    return _merged(found)
+
+
+def _merged(found: list[LinearLayer]) -> list[LinearLayer]:
+    """Equal matrices of several kinds of layers as one entry."""
+    counts: dict[LinearLayer, int] = {}
+    for layer in found:
+        one = replace(layer, count=1)
+        counts[one] = counts.get(one, 0) + layer.count
+    return [replace(layer, count=count) for layer, count in counts.items()]
 
 
 def _linear_attention_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
-    """Projections of gated DeltaNet layers: q, k, v and the gate z; a beta and a decay a head; out."""
+    """Projections of layers with a state."""
     if not model.num_linear_layers:
         return []
-    hidden, count = model.hidden_size, model.num_linear_layers
-    keys, values, value_heads = model.linear_widths(tp)
     return [
-        LinearLayer("qkvz", hidden, 2 * keys + 2 * values, count),
-        LinearLayer("ba", hidden, 2 * value_heads, count, quantised=False),
-        LinearLayer("linear_out", values, hidden, count),
+        LinearLayer(name, k, n, model.num_linear_layers, quantised)
+        for name, k, n, quantised in model.linear_matrices(tp)
     ]
 
 
@@ -123,8 +143,12 @@ def _mlp_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
         width, count = math.ceil(model.moe_intermediate_size / tp), model.num_moe_layers
         experts, top_k = model.num_experts, model.num_experts_per_tok
         layers.append(LinearLayer("router", hidden, experts, count, quantised=False))
-        layers.append(LinearLayer("experts_" + up, hidden, wide * width, count, True, experts, top_k))
-        layers.append(LinearLayer("experts_" + down, width, hidden, count, True, experts, top_k))
+        inputs = model.expert_input_size
+        layers.append(LinearLayer("experts_" + up, inputs, wide * width, count, True, experts, top_k))
+        layers.append(LinearLayer("experts_" + down, width, inputs, count, True, experts, top_k))
+        if model.moe_latent_size:
+            layers.append(LinearLayer("latent_in", hidden, inputs, count, quantised=False))
+            layers.append(LinearLayer("latent_out", inputs, hidden, count, quantised=False))
         if model.num_shared_experts:
             shared = model.num_shared_experts * width
             layers.append(LinearLayer("shared_" + up, hidden, wide * shared, count))
@@ -193,19 +217,22 @@ def elementwise_parts(model: ModelSpec, tp: int = 1) -> tuple[ElementwisePart, .
 
 
 def _rotary_parts(model: ModelSpec, tp: int) -> list[ElementwisePart]:
-    layers, heads = model.num_attention_layers, model.num_attention_heads // tp
     if model.is_mla:
         return []  # with the norms of the latents part of the attention's times, see `kernels/operators/latent`
-    if model.position_embeddings:
-        # No rotary; a kernel adds the biases instead, its bytes are those of the matrices around it.
-        moved = 0.0
-        parts = [ElementwisePart("", (), layers, 0.0, layers)]
-    else:
-        kv_heads = model.kv_heads_per_rank(tp)
-        moved = float((heads + kv_heads) * model.head_dim)
-        parts = [ElementwisePart("rotary", (heads, kv_heads, model.head_dim), layers, 2.0 * moved, layers)]
-    if model.qk_norm:
-        parts.append(ElementwisePart("", (), layers, 2.0 * moved, layers))
+    parts: list[ElementwisePart] = []
+    for layers, kind in model.attention_kinds():
+        if not layers:
+            continue
+        heads, kv_heads = kind.num_attention_heads // tp, kind.kv_heads_per_rank(tp)
+        if model.position_embeddings:
+            # No rotary; a kernel adds the biases instead, its bytes are those of the matrices around it.
+            moved = 0.0
+            parts.append(ElementwisePart("", (), layers, 0.0, layers))
+        else:
+            moved = float((heads + kv_heads) * kind.head_dim)
+            parts.append(ElementwisePart("rotary", (heads, kv_heads, kind.head_dim), layers, 2.0 * moved, layers))
+        if model.qk_norm:
+            parts.append(ElementwisePart("", (), layers, 2.0 * moved, layers))
     return parts
 
 
@@ -220,7 +247,7 @@ def _activation_parts(model: ModelSpec, tp: int) -> list[ElementwisePart]:
         top_k = model.num_experts_per_tok
         # Choice of the experts from the router's logits; then permute, activation and the weighted sum.
         parts.append(ElementwisePart("", (), count, 2.0 * model.num_experts, count))
-        experts = moved * width * top_k + model.hidden_size * (top_k + 1)
+        experts = moved * width * top_k + model.expert_input_size * (top_k + 1)
         parts.append(ElementwisePart("", (), count, experts, 3 * count, in_experts=True))
         if model.num_shared_experts:
             shared = model.num_shared_experts * width
@@ -232,7 +259,7 @@ def _gate_parts(model: ModelSpec, tp: int) -> list[ElementwisePart]:
     """Gates on outputs: of attention, of shared experts (a dot product and a product), of linear layers with a norm."""
     parts: list[ElementwisePart] = []
     if model.attention_output_gate:
-        width, count = model.num_attention_heads // tp * model.head_dim, model.num_attention_layers
+        width, count = model.num_attention_heads // tp * model.value_dim, model.num_attention_layers
         parts.append(ElementwisePart("", (), count, 3.0 * width, count))
     if model.shared_expert_gate:
         parts.append(ElementwisePart("", (), model.num_moe_layers, 3.0 * model.hidden_size, 2 * model.num_moe_layers))
@@ -261,9 +288,29 @@ def all_reduce_bytes(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: 
 
 def all_reduce_count(model: ModelSpec) -> int:
     """All-reduces of one forward pass: after attention and after the MLP of every layer, one after the embedding."""
-    return 2 * model.num_hidden_layers + 1
+    halves = model.num_feed_forward_only_layers + model.num_attention_only_layers
+    return 2 * model.num_hidden_layers - halves + 1
 
 
 def logits_gather_bytes(model: ModelSpec, rows: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> FloatArray:
     """Bytes a rank receives when the logits of all ranks are gathered: ``(tp-1)/tp`` of ``rows x vocab``."""
     return as_array(rows) * model.vocab_size * act_bytes * ((tp - 1) / tp)
+
+
+def context_work(model: ModelSpec, f: Mapping[str, Any], tp: int, dtype: str, kv_cache_dtype: str) -> Work:
+    """All layers' attention, indexers and states over a step's features (``sim/cost/step_time``) on one rank.
+
+    Prompts count in absorbed form too; ``dtype`` is that of the weights.
+    """
+    act, rows = activation_bytes(dtype), f["tokens"]
+    (full, _), (sliding, windowed) = model.attention_kinds()
+    kv, pairs = f["decode_kv"] + f["prefill_kv"], f["decode_qkv"] + f["prefill_qkv"]
+    seen, seen_pairs = f["win_decode_kv"] + f["win_prefill_kv"], f["win_decode_qkv"] + f["win_prefill_qkv"]
+    work = linear_attention_work(model, f, tp, dtype)
+    if model.is_sparse:
+        work = work.add(indexer_work(model, rows, kv, pairs, tp).scale(model.num_indexed_layers))
+        seen = seen_pairs  # every row reads its own
+    for count, kind, tokens, of_tokens in ((full, model, kv, pairs), (sliding, windowed, seen, seen_pairs)):
+        one = attention_work(kind, rows, tokens, of_tokens, tp=tp, kv_cache_dtype=kv_cache_dtype, act_bytes=act)
+        work = work.add(one.scale(count))
+    return work

@@ -15,8 +15,6 @@ from typing import Literal
 import numpy as np
 
 from draftcast.kernels.model.dtypes import activation_bytes
-from draftcast.kernels.operators.attention import attention_work
-from draftcast.kernels.operators.gated_delta import linear_attention_work
 from draftcast.kernels.work import layers
 from draftcast.scenarios.run.fluid import Fluid, MeanStep
 from draftcast.scenarios.schema import Engine, Scenario
@@ -126,22 +124,5 @@ def _peaks(fluid: Fluid, engine: Engine, step: MeanStep) -> tuple[float, float]:
         compute += float(each.flops.sum()) / flops
         memory += float(each.bytes.sum()) / bandwidth
     flops, bandwidth = hardware.ceilings("attention_decode", kv_dtype)
-    full = model.num_attention_layers - model.num_sliding_layers
-    for count, decode_kv, decode_qkv, prefill_kv, prefill_qkv in (
-        (full, "decode_kv", "decode_qkv", "prefill_kv", "prefill_qkv"),
-        (model.num_sliding_layers, "win_decode_kv", "win_decode_qkv", "win_prefill_kv", "win_prefill_qkv"),
-    ):
-        each = attention_work(
-            model,
-            f["tokens"],
-            f[decode_kv] + f[prefill_kv],
-            f[decode_qkv] + f[prefill_qkv],
-            tp=tp,
-            kv_cache_dtype=kv_dtype,
-            act_bytes=act_bytes,
-        ).scale(count)
-        compute += float(each.flops) / flops
-        memory += float(each.bytes) / bandwidth
-    each = linear_attention_work(model, f, tp, dtype)
-    flops, bandwidth = hardware.ceilings("gdn_decode", "bf16")
+    each = layers.context_work(model, f, tp, dtype, kv_dtype)
     return memory + float(each.bytes) / bandwidth, compute + float(each.flops) / flops

@@ -45,11 +45,7 @@ _SAME_SHAPES = {
 }
 # Why a family of models is not bundled: the first pattern found in the name.
 _UNKNOWN_LAYERS = (
-    (r"deepseek-v(3\.2|4)|deepseek-math-v2|glm-5", "sparse attention is not known"),
-    (r"kimi-linear|kimi-k3|minimax-m3", "linear or sparse attention is not known"),
-    (r"nemotron-3", "Mamba layers are not known"),
-    (r"llama-4", "chunked attention is not known"),
-    (r"gemma-4", "attention that shares K and V is not known"),
+    (r"deepseek-v4", "attention to compressed tokens is not known"),
     (r"step-3", "sliding layers with heads of their own are not known"),
 )
 

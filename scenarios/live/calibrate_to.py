@@ -385,13 +385,13 @@ def _from_log(scenario: Scenario, logs: Sequence[pd.DataFrame]) -> Fitted:
 def _decode_seconds(cost: st.StepCost, steps: pd.DataFrame) -> FloatArray:
     """Seconds of a mean step of each block by the step cost."""
     f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
-    window = float(cost.params[0]["window"])
+    p = cost.params[0]
     seconds = np.empty(len(steps))
     columns = steps[["steps", "sequences", "rows", "kv_tokens"]].to_numpy(np.float64)
     for index, (count, *sums) in enumerate(columns):
         seqs, rows, kv = (total / count for total in sums)
         kv += rows  # the cost counts a step's own tokens as well
-        st.fill_decode(f, window, seqs, rows, kv, kv / seqs)
+        st.fill_decode(f, p["window_kind"], p["window"], seqs, rows, kv, kv / seqs)
         st.step_time(cost, f, out)
         seconds[index] = st.step_seconds(cost, out)
     return seconds

@@ -19,7 +19,7 @@ from draftcast.calibration.profile.spec import HardwareProfile
 from draftcast.errors import CapacityError, InputError, ScenarioError
 from draftcast.kernels.model.catalog import canonical_name, load_model
 from draftcast.kernels.model.heads import Head, has_head, is_bundled_head, resolve_head
-from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.model.spec import WINDOWS, ModelSpec
 from draftcast.scenarios.run.workload_spec import confidences, request_classes, slos
 from draftcast.scenarios.schema import BatchDefaults, Engine, Scenario, SpeculativeConfig, batch_defaults
 from draftcast.scenarios.schema import Policy as AskedPolicy
@@ -336,6 +336,7 @@ def deploy(scenario: Scenario) -> Deployment:
             "is_moe": model.is_moe,
             "temperature": scenario.workload.temperature,
             "sliding_window": model.sliding_window,
+            "window_kind": WINDOWS.index(model.window_kind),
             "disable_eagle_block_drop": spec is not None and spec.disable_eagle_block_drop,
         }
     )

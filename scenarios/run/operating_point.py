@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 from draftcast.calibration.profile.measured import FAMILY
 from draftcast.kernels.model.dtypes import activation_bytes
-from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.operators.cost import Work
-from draftcast.kernels.operators.gated_delta import linear_attention_work
-from draftcast.kernels.work.layers import elementwise_work, linear_layers, lm_head
+from draftcast.kernels.work.layers import context_work, elementwise_work, linear_layers, lm_head
 from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import Scenario
@@ -120,12 +118,4 @@ def _target_work(scenario: Scenario, deployment: Deployment, f: st.Record) -> Wo
     for layer in linear_layers(model, tp):
         work = work.add(layer.work(rows, dtype).scale(layer.count))
     work = work.add(elementwise_work(model, rows, tp=tp, act_bytes=act))
-    full = model.num_attention_layers - model.num_sliding_layers
-    for count, kv, pairs in (
-        (full, f["decode_kv"], f["decode_qkv"]),
-        (model.num_sliding_layers, f["win_decode_kv"], f["win_decode_qkv"]),
-    ):
-        if count:
-            one = attention_work(model, rows, kv, pairs, tp=tp, kv_cache_dtype=engine.kv_dtype, act_bytes=act)
-            work = work.add(one.scale(count))
-    return work.add(linear_attention_work(model, f, tp, dtype))
+    return work.add(context_work(model, f, tp, dtype, engine.kv_dtype))

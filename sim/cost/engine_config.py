@@ -28,7 +28,8 @@ class EngineConfig:
         kv_dtype, draft_kv_dtype: bf16, fp16, fp32 or fp8; ``auto`` is the activations' format.
         draft_tensor_parallel_size, draft_weight_dtype, draft_kv_dtype: the target's where left out, but 16-bit weights
             where the target is quantised, as published heads and small drafts are.
-        sliding_window: of the target, 0: none.
+        sliding_window: tokens that the target's layers with a window see, 0: it has none; of which kind in
+            `WINDOWS`.
         cudagraph_mode: vLLM's name; empty: the generation's default, NONE with ``enforce_eager``.
         max_cudagraph_capture_size, cudagraph_capture_sizes: None: vLLM's defaults, see `capture_sizes`.
         disable_eagle_block_drop: EAGLE family: keep the last block of a prefix hit.
@@ -66,6 +67,7 @@ class EngineConfig:
     max_cudagraph_capture_size: int | None = None
     cudagraph_capture_sizes: tuple[int, ...] | None = None
     sliding_window: int = 0
+    window_kind: int = 0
     disable_eagle_block_drop: bool = False
 
     def __post_init__(self) -> None:

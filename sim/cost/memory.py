@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.errors import CapacityError
-from draftcast.kernels.model.dtypes import activation_bytes
+from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import METHODS
@@ -177,9 +177,10 @@ def _hybrid_windows(
 ) -> tuple[float, float]:
     """(bytes pinned by sliding windows, bytes per further token); (0, all layers) where windows do not pay."""
     plain = kv + draft_kv
-    if not 0 < model.num_sliding_layers < model.num_hidden_layers:
+    if not 0 < model.num_sliding_layers < model.num_hidden_layers or model.is_sparse:
         return 0.0, plain
-    sliding = kv * model.num_sliding_layers / model.num_hidden_layers
+    full, _ = model.attention_kinds()[0]
+    sliding = kv - full * model.kv_elements_per_layer(config.tensor_parallel_size) * KV_BYTES[config.kv_dtype]
     # A window that does not start on a block boundary touches one block more.
     window_tokens = (math.ceil(model.sliding_window / config.block_size) + 1) * config.block_size
     pinned = config.max_num_seqs * window_tokens * sliding
@@ -239,7 +240,9 @@ def _live_elements(model: ModelSpec, tp: int) -> float:
             # Prefill expands the latent: q and k of nope + rope, v and output of v_head_dim.
             widest = 2.0 * heads * (model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim)
         else:
-            widest = 2.0 * (heads + model.kv_heads_per_rank(tp)) * model.head_dim
+            widest = max(
+                2.0 * kind.qkv_size(tp) - kind.kv_elements_per_layer(tp) for _, kind in model.attention_kinds()
+            )
         if model.num_linear_layers:
             keys, values, _ = model.linear_widths(tp)
             widest = max(widest, 2.0 * (keys + values) + values)  # q, k, v, z and output
@@ -247,7 +250,7 @@ def _live_elements(model: ModelSpec, tp: int) -> float:
         widest = max(widest, (gate + 1.0) * model.intermediate_size / tp)
     if model.num_moe_layers:
         expert = model.moe_intermediate_size / tp
-        routed = model.num_experts_per_tok * (max(gate * expert, hidden) + expert)
+        routed = model.num_experts_per_tok * (max(gate * expert, model.expert_input_size) + expert)
         widest = max(widest, routed + model.num_shared_experts * (gate + 1.0) * expert)
     return 3.0 * hidden + widest
 

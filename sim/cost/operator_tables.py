@@ -21,6 +21,7 @@ from draftcast.kernels.operators.attention import attention_work, layer_shape
 from draftcast.kernels.operators.cost import Work
 from draftcast.kernels.operators.gated_delta import gated_delta_work, linear_shape
 from draftcast.kernels.operators.sampler import sampler_work
+from draftcast.kernels.operators.sparse import indexer_work
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost.attention_launch import fill_launch, measured_launches
@@ -28,6 +29,8 @@ from draftcast.sim.cost.step_time import Record, empty_record
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+
+_SPARSE_HEADS = 64  # to which FlashMLA's sparse kernels pad the heads of a rank (vLLM)
 
 
 class OperatorTables:
@@ -172,15 +175,17 @@ class OperatorTables:
         # Attention and KV write; of latent attention both latents' norms and the rotary embedding too.
         attention = (5 if model.is_mla else 2) * model.num_attention_layers
         attention += 2 * model.num_linear_layers  # convolution and delta rule
+        attention += 4 * model.num_indexed_layers  # norm and rotary embedding, cache write, scores, choice
         collectives = layers.all_reduce_count(model) if self.tp > 1 else 0
         return matrices + attention + layers.elementwise_kernels(model) + collectives
 
     def attention(
-        self, model: ModelSpec, phase: str, count: int, kv_cache_dtype: str, window: int
+        self, model: ModelSpec, phase: str, count: int, kv_cache_dtype: str, window: int, *, sparse: bool = False
     ) -> tuple[Record, FloatArray | None]:
         """One row of ``StepCost.attention`` for ``count`` equal layers in a phase, "decode" or "prefill".
 
-        Also the phase's grid if one was measured.
+        Also the phase's grid if one was measured. ``sparse``: over an indexer's choice, which every row reads for
+        itself: the caller counts a token read for each pair, and prompts run absorbed too.
         """
         if count == 0:
             return _no_kind(), None
@@ -194,14 +199,15 @@ class OperatorTables:
                 tp=self.tp,
                 kv_cache_dtype=kv_cache_dtype,
                 act_bytes=self.act_bytes,
-                absorbed=phase == "decode",
+                absorbed=sparse or phase == "decode",
             )
 
-        family, heads = layer_shape(model, phase, self.tp)
+        family, shape = layer_shape(model, phase, self.tp)
         pair, key, row = unit(0, 0, 1), unit(0, 1, 0), unit(1, 0, 0)
-        kind, grid = self._kind(
-            family, kv_cache_dtype, heads, count, float(pair.flops), float(key.bytes), float(row.bytes)
-        )
+        flops, heads = float(pair.flops), None if sparse else shape
+        if sparse and model.is_mla:
+            flops *= max(shape["heads"], _SPARSE_HEADS) / shape["heads"]
+        kind, grid = self._kind(family, kv_cache_dtype, heads, count, flops, float(key.bytes), float(row.bytes))
         kind["window"] = window
         kind["is_prefill"] = phase == "prefill"
         return kind, grid
@@ -213,23 +219,46 @@ class OperatorTables:
 
         def unit(batch: float, q: float) -> Work:
             shape = {"batch": batch, "q": q, **heads}
-            return gated_delta_work(shape, self.wide_dtype, state, chunked=phase == "prefill")
+            chunked = phase == "prefill"
+            return gated_delta_work(shape, self.wide_dtype, state, chunked=chunked, kind=model.linear_kind)
 
         sequence, one = unit(1.0, 0.0), unit(1.0, 1.0)
         read, moved = float(sequence.bytes), float(one.bytes - sequence.bytes)
-        return self._kind(f"gdn_{phase}", state, heads, model.num_linear_layers, float(one.flops), read, moved)
+        fields = heads if model.linear_kind == "gated_delta" else None
+        return self._kind(f"gdn_{phase}", state, fields, model.num_linear_layers, float(one.flops), read, moved)
+
+    def add_indexer(self, kind: Record, model: ModelSpec, phase: str) -> None:
+        """Add sparse layers' indexers to full attention's row, by the roofline of latent attention.
+
+        Both look at the whole context. DeepSeek's keys are fp8.
+        """
+        pair, key, row = (indexer_work(model, *one, self.tp) for one in ((0, 0, 1), (0, 1, 0), (1, 0, 0)))
+        family = f"mla_{phase}"
+        wide, _ = self.profile.hardware.ceilings(family, "bf16")
+        narrow, _ = self.profile.hardware.ceilings("linear", "fp8" if model.is_mla else "bf16")
+        flops = float(pair.flops) * wide / narrow
+        count = model.num_indexed_layers
+        indexer, _ = self._kind(family, "bf16", None, count, flops, float(key.bytes), float(row.bytes))
+        for name in ("t0_s", "qkv_s", "kv_s", "row_s", "layers"):
+            kind[name] += indexer[name]
+        for name in ("p", "origin", "low_rows", "high_rows", "grid"):
+            kind[name] = indexer[name]
+        kind["is_prefill"] = phase == "prefill"
 
     def _kind(
         self,
         family: str,
         dtype: str,
-        heads: dict[str, int],
+        heads: dict[str, int] | None,
         count: int,
         pair_flops: float,
         kv_bytes: float,
         row_bytes: float,
     ) -> tuple[Record, FloatArray | None]:
-        """``count`` layers of a family, from the work of a (query, token) pair, a token read and a row; their grid."""
+        """``count`` layers of a family, from the work of a (query, token) pair, a token read and a row; their grid.
+
+        Without ``heads`` nothing of the kind was measured.
+        """
         entry = self.profile.operator(family, dtype)
         peak_flops, bandwidth = self.profile.hardware.ceilings(family, dtype)
         per_byte_s = count / (entry.e_m * bandwidth)
@@ -242,7 +271,7 @@ class OperatorTables:
         kind["origin"] = entry.origin
         kind["low_rows"], kind["high_rows"] = entry.fitted_rows or (0.0, np.inf)
         kind["layers"] = count
-        grid = self._grid(family, dtype, heads)
+        grid = None if heads is None else self._grid(family, dtype, heads)
         return kind, None if grid is None else at.flat_grid(grid, count)
 
     def _grid(self, family: str, kv_cache_dtype: str, heads: dict[str, int]) -> AttentionGrid | None:
@@ -255,7 +284,7 @@ class OperatorTables:
         self, decode: Record, prefill: Record, model: ModelSpec, kv_cache_dtype: str
     ) -> FloatArray | None:
         """Fill what a decode kind takes in one launch with prompts; the measured launches where there are any."""
-        if model.is_mla or decode["layers"] == 0:
+        if model.is_mla or model.is_sparse or decode["layers"] == 0:
             return None
         _, heads = layer_shape(model, "decode", self.tp)
         fill_launch(decode, self.profile.hardware, heads["heads"], heads["kv_heads"], float(prefill["qkv_s"]))

@@ -17,7 +17,7 @@ from draftcast.calibration.profile.curves import never_falling
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model import heads
-from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.model.spec import WINDOWS, ModelSpec
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost import step_time as st
@@ -145,8 +145,8 @@ def fill_roofline(
     sizes = capture_sizes(config, verify_rows, profile.cuda_graph_ceiling)
     last_row = config.max_num_batched_tokens
     last_logit = min(config.max_num_seqs * verify_rows, last_row)
-    window = model.sliding_window if model.num_sliding_layers else 0
-    p["window"] = window
+    p["window"] = model.sliding_window if model.num_sliding_layers else 0
+    p["window_kind"] = WINDOWS.index(model.window_kind)
     p["cuda_graph_rows"] = sizes[-1] if sizes else 0
     _fill_generation(p, config, model, device.launches(model))
     attention = np.zeros(at.N_KINDS, at.ATTENTION)
@@ -220,17 +220,22 @@ def _fill_attention(
     own_window: bool,
 ) -> FloatArray:
     """Fill four rows of ``attention`` from ``first`` on; ``grids`` with their measured grids appended."""
-    sliding = model.num_sliding_layers
+    (full, _), (sliding, windowed) = model.attention_kinds()
     window = model.sliding_window if own_window else 0
-    full = model.num_attention_layers - sliding
     for offset, phase in ((0, "decode"), (2, "prefill")):
-        for row, (count, size) in enumerate(((full, 0), (sliding, window)), first + offset):
-            attention[row], grid = device.attention(model, phase, count, kv_cache_dtype, size)
+        kinds = (
+            device.attention(model, phase, full, kv_cache_dtype, 0),
+            device.attention(windowed, phase, sliding, kv_cache_dtype, window, sparse=model.is_sparse),
+        )
+        for row, (kind, grid) in enumerate(kinds, first + offset):
+            attention[row] = kind
             if grid is not None:
                 attention[row]["grid"] = len(grids)
                 grids = np.concatenate([grids, grid])
-    for row in (first, first + 1):
-        launches = device.shared_launch(attention[row], attention[row + 2], model, kv_cache_dtype)
+        if model.num_indexed_layers:
+            device.add_indexer(attention[first + offset], model, phase)
+    for row, shape in ((first, model), (first + 1, windowed)):
+        launches = device.shared_launch(attention[row], attention[row + 2], shape, kv_cache_dtype)
         # Launches were measured over whole contexts: they say nothing of layers with a window.
         if launches is not None and row == first:
             attention[row]["launch_grid"] = len(grids)

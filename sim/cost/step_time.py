@@ -16,6 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from draftcast.calibration.profile.origin import Origin
+from draftcast.kernels.model.spec import WINDOWS
 from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.cost.attention_launch import launch_seconds
 from draftcast.sim.cost.attention_time import (
@@ -56,7 +57,7 @@ FEATURES = np.dtype(
         ("prefill_tokens", "f8"),  # sum of chunks c
         ("prefill_kv", "f8"),  # sum(context before + c)
         ("prefill_qkv", "f8"),  # sum(c * (context before + (c + 1) / 2))
-        # The same four with S cut to the target's sliding window; only read of a model with one.
+        # The same four with S cut to the target's window; only read of a model with one (`window_of_decode`).
         ("win_decode_kv", "f8"),
         ("win_decode_qkv", "f8"),
         ("win_prefill_kv", "f8"),
@@ -99,7 +100,8 @@ PARAMS = np.dtype(
     [
         ("affine", "i8"),  # 1: whole-step affine fit, 0: roofline
         ("host_hides", "i8"),  # 1: the host's time hides behind the device's, 0: it adds to it
-        ("window", "f8"),  # the target's sliding window in tokens, 0: none
+        ("window", "f8"),  # tokens that the target's layers with a window see, 0: none
+        ("window_kind", "i8"),  # SLIDING, CHUNKED or TOP_K
         ("linear_layers", "i8"),  # the target's layers of linear attention
         ("host_fixed_s", "f8"),
         ("host_seq_s", "f8"),
@@ -154,6 +156,7 @@ PARAMS = np.dtype(
 AUTOREGRESSIVE, PARALLEL, HEADS, CONTEXT_BLOCK, HOST_SEARCH, DEVICE_SEARCH = (
     int(plan) for plan in DraftPlan if plan != DraftPlan.NONE
 )
+SLIDING, CHUNKED, TOP_K = range(len(WINDOWS))
 # How a pass runs: operator by operator; compiled, but beyond the captured sizes; graphs with attention between them;
 # one graph.
 EAGER, UNCAPTURED, PIECEWISE_GRAPHS, FULL_GRAPH = range(4)
@@ -607,16 +610,42 @@ def step_seconds(cost: StepCost, out: Record) -> float:
 
 
 @njit(cache=True, error_model="numpy")
-def fill_decode(f: Record, window: float, seqs: float, rows: float, kv: float, mean_kv: float) -> None:
+def window_of_decode(kind: int, window: float, context: float, rows: float) -> tuple[float, float]:
+    """(tokens read, (query, token) pairs) of ``rows`` last tokens of a ``context`` in a layer with a window.
+
+    Rows of a chunk count as in the last one's, and of an indexer's choice each reads its own.
+    """
+    seen = (context - 1) % window + 1 if kind == CHUNKED else min(context, window)
+    return rows * seen if kind == TOP_K else seen, rows * seen
+
+
+@njit(cache=True, error_model="numpy")
+def window_of_prompt(kind: int, window: float, before: float, rows: float) -> tuple[float, float]:
+    """The same of a prompt's ``rows`` tokens after ``before`` others."""
+    if kind == CHUNKED:
+        start, end = before % window, (before + rows) % window
+        whole = (before + rows) // window - before // window
+        pairs = whole * 0.5 * window * (window + 1) + 0.5 * (end * (end + 1) - start * (start + 1))
+        return start + rows, pairs
+    pairs = rows * min(before + 0.5 * (rows + 1), window)
+    return pairs if kind == TOP_K else min(before + rows, window + rows), pairs
+
+
+@njit(cache=True, error_model="numpy")
+def fill_decode(
+    f: Record, window_kind: int, window: float, seqs: float, rows: float, kv: float, mean_kv: float
+) -> None:
     """Fill ``f`` with a pure decode step that makes no drafts: ``kv`` context tokens, ``mean_kv`` a request."""
-    cut = min(mean_kv, window) if window > 0.0 else mean_kv
+    read = pairs = mean_kv
+    if window > 0.0:
+        read, pairs = window_of_decode(window_kind, window, mean_kv, rows / seqs)
     f.tokens = f.decode_tokens = f.logit_rows = rows
     f.seqs = f.decode_seqs = seqs
     f.decode_kv = kv
     f.decode_qkv = rows * mean_kv
     f.decode_longest = mean_kv
-    f.win_decode_kv = seqs * cut
-    f.win_decode_qkv = rows * cut
+    f.win_decode_kv = seqs * read
+    f.win_decode_qkv = seqs * pairs
     f.prefill_seqs = f.prefill_tokens = f.prefill_kv = f.prefill_qkv = f.win_prefill_kv = f.win_prefill_qkv = 0.0
     f.draft_seqs = f.draft_tokens = f.draft_passes = f.draft_kv = f.propose_tokens = 0.0
 
@@ -635,7 +664,7 @@ def decode_features(cost: StepCost, num_seqs: int, k: int, mean_context: float, 
             nodes = min(nodes, p.max_tree_nodes)
     n = float(num_seqs)
     context = mean_context + 1.0 + nodes
-    fill_decode(f, p.window, n, n * (1.0 + nodes), n * context, context)
+    fill_decode(f, p.window_kind, p.window, n, n * (1.0 + nodes), n * context, context)
     if p.plan > 0 and k > 0:
         f.draft_seqs = n
         f.draft_tokens = n * k

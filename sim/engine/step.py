@@ -14,7 +14,7 @@ from numba import njit
 from draftcast.sim.acceptance import accepted_drafts, proposed_drafts
 from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.compiled.itl_histogram import ITL_BIN_OFFSET, ITL_BIN_SHIFT, ITL_BINS
-from draftcast.sim.cost.step_time import fill_times
+from draftcast.sim.cost.step_time import fill_times, window_of_decode, window_of_prompt
 from draftcast.sim.engine import blocks, queue
 from draftcast.sim.engine.schedule import advance_computed, schedule
 from draftcast.sim.policies.batch import show_batch, take_decision
@@ -81,7 +81,7 @@ def commit(ref: Engine, slot: int) -> None:
     """
     s = borrowed(ref)
     c = s.config[0]
-    window = c.sliding_window
+    window, kind = float(c.sliding_window), c.window_kind
     on_host = c.proposes_on_host != 0
     is_tree = c.tree_depth != 0
     batch = s.batch[slot]
@@ -90,10 +90,10 @@ def commit(ref: Engine, slot: int) -> None:
     decode_tokens = decode_kv = decode_qkv = decode_longest = 0
     prefill_seqs = prefill_tokens = prefill_kv = 0
     prefill_qkv = 0.0
-    window_decode_kv = window_decode_qkv = window_prefill_kv = 0
-    window_prefill_qkv = 0.0
+    window_decode_kv = window_decode_qkv = window_prefill_kv = window_prefill_qkv = 0.0
     prefill_logit_rows = prefill_drafts = draft_seqs = draft_tokens = draft_kv = most = verified = 0
-    rejected_rows = kept_qkv = window_kept_kv = window_kept_qkv = 0
+    rejected_rows = kept_qkv = 0
+    window_kept_kv = window_kept_qkv = 0.0
     kept_draft_seqs = kept_draft_tokens = kept_draft_kv = kept_levels = 0
     for j in range(batch.size):
         advance_computed(ref, slot, j)
@@ -110,10 +110,12 @@ def commit(ref: Engine, slot: int) -> None:
             decode_qkv += rows * end
             decode_longest = max(decode_longest, end)
             if window > 0:
-                window_decode_kv += min(end, window)
-                window_decode_qkv += rows * min(end, window)
-                window_kept_kv += min(end - rejected, window)
-                window_kept_qkv += (rows - rejected) * min(end - rejected, window)
+                read, pairs = window_of_decode(kind, window, end, rows)
+                window_decode_kv += read
+                window_decode_qkv += pairs
+                read, pairs = window_of_decode(kind, window, end - rejected, rows - rejected)
+                window_kept_kv += read
+                window_kept_qkv += pairs
         else:
             mean_context = x.computed + 0.5 * (rows + 1)  # row i of a chunk attends to all before it and itself
             prefill_seqs += 1
@@ -124,8 +126,9 @@ def commit(ref: Engine, slot: int) -> None:
             if not x.is_chunk:
                 prefill_logit_rows += 1 + x.drafts
             if window > 0:
-                window_prefill_kv += min(end, window + rows)
-                window_prefill_qkv += rows * min(mean_context, float(window))
+                read, pairs = window_of_prompt(kind, window, x.computed, rows)
+                window_prefill_kv += read
+                window_prefill_qkv += pairs
         if x.drafted > 0:
             draft_seqs += 1
             draft_tokens += x.drafted

@@ -40,7 +40,7 @@ def device_seconds(
     rows = seqs + verified
     kv = context + rows
     mean_kv = kv / seqs
-    fill_decode(f, float(c.sliding_window), float(seqs), rows, kv, mean_kv)
+    fill_decode(f, c.window_kind, float(c.sliding_window), float(seqs), rows, kv, mean_kv)
     if made > 0:
         f.draft_seqs = drafting
         f.draft_tokens = made

@@ -151,6 +151,7 @@ CONFIG = np.dtype(
         ("enable_chunked_prefill", "i1"),
         ("drops_last_hit", "i1"),
         ("sliding_window", "i4"),
+        ("window_kind", "i4"),
         ("proposes_on_host", "i1"),  # host text search: cost grows with the context searched
         ("proposes_by_match", "i1"),  # text search: fewer than k drafts, or none, may be proposed
         ("tree_depth", "i4"),

@@ -48,7 +48,21 @@ CARDS = {
     "Devstral-2-123B": 123,
     "ERNIE-4.5-21B-A3B": 21.83,
     "ERNIE-4.5-300B-A47B": 300,
+    "DeepSeek-V3.2": 671.9,  # DeepSeek-V3's 671 and 61 indexers
     "GLM-4.5": 355,
+    "GLM-5": 744,
+    "GLM-5.2": 744,
+    "Gemma-4-26B-A4B": 25.2,
+    "Gemma-4-31B": 30.7,
+    "Kimi-K3": 2800,
+    "Llama-4-Scout": 109,
+    "Llama-4-Maverick": 400,
+    "MiMo-V2-Flash": 309,
+    "MiniMax-M3": 428,
+    "Nemotron-3-Nano": 31.6,
+    "Nemotron-3-Super": 120.6,
+    "Nemotron-3-Ultra": 550,
+    "Nemotron-H-56B": 56,
     "GLM-4.5-Air": 106,
     "GLM-4.6": 355,
     "GLM-4.7-Flash": 30,
@@ -277,25 +291,25 @@ def test_broken_files_are_named(tmp_path: Path, content: bytes) -> None:
     [
         ("linear_use_gate", True, "linear attention is not known"),
         ("kda_num_heads", 32, "linear attention is not known"),
-        ("linear_attn_config", {"full_attn_layers": list(range(99))}, "linear attention is not known"),
+        ("linear_attn_config", {"full_attn_layers": list(range(99))}, "num_heads: missing"),
         ("attn_type_list", [1, 0] * 16, "linear attention is not known"),
-        ("index_topk", 2048, "sparse attention is not known"),
-        ("sparse_attention_config", {"freq": [1]}, "sparse attention is not known"),
-        ("attention_chunk_size", 8192, "chunked attention is not known"),
-        ("mamba_num_heads", 64, "state space layers are not known"),
-        ("hybrid_override_pattern", "M-M*", "state space layers are not known"),
+        ("index_rank", 2048, "this sparse attention is not known"),
+        ("sparse_attention_config", {"sparse_attention_freq": [1]}, "32 entries are needed"),
+        ("compress_ratios", [4] * 32, "this sparse attention is not known"),
+        ("mamba_num_heads", 64, "what it says of the layers is not known"),
+        ("mamba_dt_rank", 64, "these state space layers are not known"),
+        ("hybrid_override_pattern", "M-MA", "letters of M (mamba)"),
         ("block_configs", [{}], "layers of unlike sizes are not known"),
-        ("swa_num_attention_heads", 96, "layers of unlike sizes are not known"),
-        ("moe_latent_size", 1024, "experts of a latent width are not known"),
+        ("swa_num_attention_heads", 96, "what it says of the layers is not known"),
+        ("num_kv_shared_layers", 15, "layers that share K and V are not known"),
         ("is_encoder_decoder", True, "an encoder is not known"),
         ("draft_vocab_size", 32000, "a draft head is not known"),
         ("o_lora_rank", 1024, "what it says of the layers is not known"),
         ("laurel_rank", 64, "what it says of the layers is not known"),
         ("extras", [0, 1] * 16, "what it says of the layers is not known"),
-        ("layer_types", ["mamba"] * 32, "allowed: full_attention, sliding_attention, linear_attention"),
+        ("layer_types", ["conv"] * 32, "allowed: full_attention, attention,"),
         ("layer_types", ["full_attention"] * 31, "32 entries are needed"),
         ("hidden_act", "gelu", "gated or not?"),
-        ("v_head_dim", 64, "only head_dim = 128"),
         ("sliding_window_pattern", "LLLG", "an integer >= 1 is needed"),
     ],
 )
@@ -313,7 +327,7 @@ def test_other_kinds_of_layers_are_refused_by_field(key: str, value: object, kin
 def test_a_field_that_says_nothing_is_no_other_layer(value: object) -> None:
     base = config_of("Llama-3.1-8B")
     model = spec_from_config(
-        {**base, "index_topk": value, "swa_head_dim": value, "eos_token_id": [1, 2]}, "Llama-3.1-8B"
+        {**base, "compress_ratios": value, "swa_head_dim": value, "eos_token_id": [1, 2]}, "Llama-3.1-8B"
     )
     assert model == load_model("Llama-3.1-8B")
 
@@ -472,29 +486,39 @@ def _fingerprint(model: ModelSpec) -> object:
     elementwise = (*map(float, layers.elementwise_work(model, 3.0, tp=2)), layers.elementwise_kernels(model))
     kv_bytes = model.kv_bytes_per_token("bf16")
     states = (model.linear_state_bytes("bf16"), model.convolution_state_bytes("bf16"))
+
     return (model.parameter_groups(), kv_bytes, states, matrices, *map(float, attention), *elementwise)
 
 
 # Read elsewhere: positions by the engine, windows by step cost and memory, MTP layers by mtp_head.
 _ELSEWHERE = {"name", "architecture", "max_position_embeddings", "sliding_window", "num_sliding_layers",
-              "num_nextn_layers", "first_k_dense_layers"}  # fmt: skip
+              "num_nextn_layers", "first_k_dense_layers", "window_kind"}  # fmt: skip
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(ModelSpec) if field.name not in _ELSEWHERE])
 def test_every_field_changes_the_output(field: str) -> None:
     base = load_model("Llama-3.1-8B")
-    if field in ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"):
+    if field in ("index_n_heads", "index_head_dim", "num_indexed_layers"):
+        sizes = {"index_n_heads": 64, "index_head_dim": 128, "num_indexed_layers": 30}
+        base = replace(load_model("DeepSeek-V3"), **sizes)
+    elif field.startswith("window_"):
+        own = {"window_num_attention_heads": 32, "window_num_key_value_heads": 4, "window_head_dim": 64}
+        base = replace(load_model("Gemma-3-12B"), **own)
+    elif field in ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"):
         base = load_model("DeepSeek-V3")
+    elif field == "linear_gate_rank":
+        base = load_model("Kimi-K3")
     elif "linear" in field or field == "mamba_ssm_dtype":
         base = replace(load_model("Qwen3.5-35B-A3B"), num_linear_layers=15)
-    elif "expert" in field or field in ("moe_intermediate_size", "router_bias"):
+    elif "expert" in field or field in ("moe_intermediate_size", "moe_latent_size", "router_bias"):
         base = replace(load_model("Mixtral-8x7B"), num_shared_experts=1)
     elif field == "fc_every_pass":
         base = replace(base, fc_input_size=8192)
     elif field == "num_draft_heads":
         base = drafters.medusa_heads(base, 2)
     value = getattr(base, field)
-    changed = not value if isinstance(value, bool) else "bfloat16" if isinstance(value, str) else value * 2 or 64
+    changed = not value if isinstance(value, bool) else "bfloat16" if isinstance(value, str) else value * 2 or 16
+    changed = "mamba2" if field == "linear_kind" else changed
     assert _fingerprint(replace(base, **{field: changed})) != _fingerprint(base)
 
 
@@ -651,3 +675,50 @@ def test_an_mtp_layer_of_a_hybrid_has_full_attention() -> None:
     head = drafters.mtp_head(load_model("Qwen3.6-27B"))
     assert (head.num_linear_layers, head.num_attention_layers) == (0, 1)
     assert head.kv_bytes_per_token("bf16") == 2 * 4 * 256 * 2
+
+
+def test_layers_of_a_state_space_hybrid_by_hand() -> None:
+    """Nemotron-3-Super: 88 blocks, each one half of a layer; experts of a latent width."""
+    model = load_model("Nemotron-3-Super")
+    assert (model.num_linear_layers, model.num_attention_layers, model.num_moe_layers, model.num_dense_layers) == (
+        40, 8, 40, 0)  # fmt: skip
+    groups = model.parameter_groups()
+    inner, groups_width, heads = 128 * 64, 8 * 128, 128
+    mamba = 4096 * (2 * inner + 2 * groups_width + heads) + inner * 4096
+    attention = 4096 * (32 + 2 * 2) * 128 + 32 * 128 * 4096
+    assert groups["attention"] == 40 * mamba + 8 * attention
+    assert groups["experts"] == 40 * 512 * 2 * 1024 * 2688
+    assert groups["router"] == 40 * (4096 * 512 + 2 * 4096 * 1024)
+    assert groups["shared_experts"] == 40 * 2 * 4096 * 5376
+    assert model.linear_state_bytes("bf16", 2) == 64 * 64 * 128 * 4
+    assert model.convolution_state_bytes("bf16", 2, 3) == (inner + 2 * groups_width) // 2 * 6 * 2
+    assert layers.all_reduce_count(model) == 88 + 1
+    mtp = drafters.mtp_head(model)
+    assert (mtp.num_attention_layers, mtp.num_moe_layers, mtp.num_linear_layers) == (1, 1, 0)
+
+
+def test_indexers_and_windows_by_hand() -> None:
+    sparse, shared = load_model("DeepSeek-V3.2"), load_model("GLM-5.2")
+    assert (sparse.num_indexed_layers, shared.num_indexed_layers) == (61, 21)  # of 78, 18 of four and the first three
+    index = 1536 * 64 * 128 + 7168 * (128 + 64) + 2 * 128
+    assert sparse.num_parameters - load_model("DeepSeek-V3").num_parameters == 61 * index
+    assert sparse.kv_bytes_per_token("bf16") == 61 * (576 * 2 + 132)
+    llama = load_model("Llama-4-Scout")
+    assert (llama.window_kind, llama.sliding_window, llama.num_sliding_layers) == ("chunked", 8192, 36)
+    gemma = load_model("Gemma-4-31B")
+    assert gemma.kv_bytes_per_token("bf16") == 2 * 2 * (50 * 16 * 256 + 10 * 4 * 512)
+    mimo = load_model("MiMo-V2-Flash")
+    assert mimo.kv_bytes_per_token("bf16") == 2 * (192 + 128) * (9 * 4 + 39 * 8)
+    block = {**config_of("MiniMax-M3"), "sparse_attention_config": {"sparse_attention_freq": [1] * 59}}
+    with pytest.raises(ModelError, match=r"sparse_attention_freq.*60 entries"):
+        spec_from_config(block, "m3")
+
+
+def test_kimi_linear_layers_by_hand() -> None:
+    model = load_model("Kimi-K3")
+    keys = 96 * 128
+    kda = 7168 * (4 * keys + 128 + 96) + 128 * keys + keys * 7168
+    assert sum(k * n for _, k, n, _ in model.linear_matrices()) == kda
+    low = replace(model, linear_gate_rank=128)
+    assert model.num_parameters - low.num_parameters == 69 * (7168 * (keys - 128) - 128 * keys)
+    assert model.linear_state_dtype("bf16") == "fp32"

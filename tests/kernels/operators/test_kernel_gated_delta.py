@@ -28,15 +28,19 @@ def drawn(name: str, state: str = "fp32", **sizes: int) -> dict[str, Any]:
     return operator(name).make_inputs({**SMALL, **sizes}, "fp32", state, DEVICE, generator)
 
 
-@pytest.mark.parametrize("q", [1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
-def test_chunks_are_the_recurrence(q: int) -> None:
-    inputs = drawn("gdn_prefill", q=q)
-    expected, found = operator("gdn_prefill").reference(inputs), chunked(inputs, torch.float64)
+@pytest.mark.parametrize(
+    ("name", "q"),
+    [*(("gdn_prefill", q) for q in (1, CHUNK - 1, CHUNK, CHUNK + 1)),
+     *((f"{kind}_prefill", 2 * CHUNK + 5) for kind in ("gdn", "kda", "mamba2"))],
+)  # fmt: skip
+def test_chunks_are_the_recurrence(name: str, q: int) -> None:
+    inputs = drawn(name, q=q)
+    expected, found = operator(name).reference(inputs), chunked(inputs, torch.float64)
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["gdn_decode", "gdn_prefill"])
+@pytest.mark.parametrize("name", ["gdn_decode", "gdn_prefill", "kda_prefill", "mamba2_decode"])
 @pytest.mark.parametrize("state", ["fp32", "bf16"])
 def test_torch_gives_the_reference(name: str, state: str) -> None:
     inputs, found = drawn(name, state, q=70), operator(name)
@@ -55,6 +59,18 @@ def test_one_token_by_hand() -> None:
     after = np.exp(decay) * before + beta * (value - np.exp(decay) * before)
     out = operator("gdn_decode").reference(inputs)
     assert float(out["out"]) == float(out["last_state"]) == pytest.approx(after, rel=1e-12)
+
+
+def test_kin_by_hand() -> None:
+    """Mamba-2 corrects nothing; KDA's decays of equal keys are gated DeltaNet's."""
+    inputs = drawn("mamba2_decode", batch=1, q=1, heads=1, kv_heads=1, k=1, n=1)
+    inputs |= {name: torch.ones_like(inputs[name]) for name in ("query", "key")}
+    after = np.exp(float(inputs["g"])) * float(inputs["state"]) + float(inputs["beta"]) * float(inputs["value"])
+    assert float(operator("mamba2_decode").reference(inputs)["out"]) == pytest.approx(after, rel=1e-12)
+    inputs = drawn("gdn_decode")
+    wide = {**inputs, "g": inputs["g"][..., None].expand(*inputs["g"].shape, SMALL["k"])}
+    plain, keyed = (operator(f"{kind}_decode").reference(x)["out"] for kind, x in (("gdn", inputs), ("kda", wide)))
+    torch.testing.assert_close(plain, keyed, rtol=0, atol=1e-14)
 
 
 def test_value_heads_share_key_heads() -> None:

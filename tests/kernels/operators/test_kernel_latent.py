@@ -69,3 +69,31 @@ def test_supports_says_why_not() -> None:
     assert supports(SMALL, "bf16", "fp8", DEVICE) == ""
     assert "at least q" in supports({**SMALL, "q": 41}, "bf16", "bf16", DEVICE)
     assert "wider" in supports({**SMALL, "n": 32}, "bf16", "bf16", DEVICE)
+
+
+def test_an_indexer_chooses_the_best_tokens_it_may_see() -> None:
+    shape = {"batch": 2, "q": 3, "context": 40, "heads": 4, "k": 16, "top_k": 5}
+    index = operator("indexer")
+    inputs = index.make_inputs(shape, "fp32", "fp32", "cpu", torch.Generator().manual_seed(0))
+    outputs = index.make_outputs(inputs)
+    index.implementations["torch"].prepare(inputs, outputs)()
+    for row in range(3):
+        score = torch.zeros(37 + row + 1, dtype=torch.float64)  # what the query sees
+        for head in range(4):
+            products = inputs["key"][1, : len(score)].double() @ inputs["query"][1, row, head].double()
+            score += inputs["weight"][1, row, head].double() * products.relu()
+        assert outputs["token"][1, row].tolist() == score.argsort(descending=True)[:5].tolist()
+        torch.testing.assert_close(outputs["score"][1, row].double(), score.topk(5).values, rtol=1e-5, atol=1e-5)
+
+
+def test_sparse_attention_over_all_tokens_is_latent_attention() -> None:
+    shape = {"batch": 1, "q": 1, "context": 20, "heads": 4, "k": 16, "n": 8, "top_k": 20}
+    sparse = operator("mla_sparse")
+    inputs = sparse.make_inputs(shape, "fp32", "fp32", "cpu", torch.Generator().manual_seed(0))
+    outputs = sparse.make_outputs(inputs)
+    sparse.implementations["torch"].prepare(inputs, outputs)()
+    query, latent = inputs["query"][0, 0].double(), inputs["latent"][0].double()
+    expected = (query @ latent.T / 4.0).softmax(-1) @ latent[:, :8]
+    torch.testing.assert_close(outputs["out"][0, 0].double(), expected, rtol=1e-5, atol=1e-5)
+    work = sparse.work({**shape, "context": 4000}, "bf16", "bf16")
+    assert float(work.flops) == 2 * 4 * 24 * 20  # whatever the context

@@ -102,7 +102,7 @@ def test_no_step_is_faster_with_a_prompt_or_more_of_it(device: str) -> None:
 def step(cost: st.StepCost, chunk: int, seqs: int = 64, mean: float = 800.0) -> float:
     """Target seconds of decodes beside a first chunk; parts by origin are checked on the way."""
     f, out = np.zeros(1, st.FEATURES), np.zeros(1, st.TIMES)
-    st.fill_decode(f[0], 0.0, seqs, seqs, seqs * mean, mean)
+    st.fill_decode(f[0], st.SLIDING, 0.0, seqs, seqs, seqs * mean, mean)
     f["tokens"] += chunk
     f["prefill_tokens"] = f["prefill_kv"] = chunk
     f["prefill_seqs"] = chunk > 0
