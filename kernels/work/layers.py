@@ -309,7 +309,7 @@ def context_work(model: ModelSpec, f: Mapping[str, Any], tp: int, dtype: str, kv
     work = linear_attention_work(model, f, tp, dtype)
     if model.is_sparse:
         work = work.add(indexer_work(model, rows, kv, pairs, tp).scale(model.num_indexed_layers))
-        seen = seen_pairs  # every row reads its own
+        seen = f["win_decode_qkv"] + f["win_prefill_kv"]
     for count, kind, tokens, of_tokens in ((full, model, kv, pairs), (sliding, windowed, seen, seen_pairs)):
         one = attention_work(kind, rows, tokens, of_tokens, tp=tp, kv_cache_dtype=kv_cache_dtype, act_bytes=act)
         work = work.add(one.scale(count))

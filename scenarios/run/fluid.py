@@ -106,9 +106,9 @@ def mean_step(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int) -> MeanS
     f["prefill_qkv"] += rows * (asked.prompt_tokens + 1.0) / 2.0
     window = float(cost.params[0]["window"])
     if window > 0.0:
-        seen = (min(asked.prompt_tokens, window) + 1.0) / 2.0
-        f["win_prefill_kv"] += rows * seen if cost.params[0]["window_kind"] == st.TOP_K else rows
-        f["win_prefill_qkv"] += rows * seen
+        seen = min(asked.prompt_tokens, window)
+        f["win_prefill_kv"] += rows
+        f["win_prefill_qkv"] += rows * (seen + 1.0) / 2.0
     st.step_time(cost, f, out)
     host, draft, target, sample = (float(out[part]) for part in ("host_s", "draft_s", "target_s", "sample_s"))
     return MeanStep(float(st.step_seconds(cost, out)), host, draft, target, sample, tokens, f)

@@ -628,7 +628,8 @@ def window_of_prompt(kind: int, window: float, before: float, rows: float) -> tu
         pairs = whole * 0.5 * window * (window + 1) + 0.5 * (end * (end + 1) - start * (start + 1))
         return start + rows, pairs
     pairs = rows * min(before + 0.5 * (rows + 1), window)
-    return pairs if kind == TOP_K else min(before + rows, window + rows), pairs
+    # Neighbouring queries of an indexer choose much the same tokens: caches serve all but the first.
+    return before + rows if kind == TOP_K else min(before + rows, window + rows), pairs
 
 
 @njit(cache=True, error_model="numpy")
