@@ -35,7 +35,7 @@ def one_of(*names: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-Format = Annotated[str, one_of("fp32", "bf16", "fp16", "fp8", "int4")]
+Format = Annotated[str, one_of("fp32", "bf16", "fp16", "fp8", "int8", "fp4")]
 Text = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(strict=True, gt=0.0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False)]

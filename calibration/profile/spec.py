@@ -41,7 +41,7 @@ OPERATORS = (
 )
 """Operator families a roofline profile must describe. Those of decode cover verify too."""
 
-Dtype = Annotated[str, one_of("fp32", "bf16", "fp16", "fp8", "int4", "mxfp4")]
+Dtype = Annotated[str, one_of("fp32", "bf16", "fp16", "fp8", "int4", "mxfp4", "nvfp4", "mxfp8", "int8")]
 
 
 class Section:

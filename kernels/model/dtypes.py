@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 # int4: GPTQ/AWQ with groups of 128 weights, each with a 16-bit scale and a 4-bit zero point: 0.5 + 2.5/128.
-# mxfp4: OCP MX, groups of 32 with one 8-bit scale: 0.5 + 1/32 (gpt-oss experts).
+# mxfp4, mxfp8: OCP MX, groups of 32 with one 8-bit scale: 0.5 + 1/32 (gpt-oss experts), 1 + 1/32.
+# nvfp4: groups of 16 with one 8-bit scale: 0.5 + 1/16. int8: W8A8, a scale a channel.
 WEIGHT_BYTES: dict[str, float] = {
     "fp32": 4.0,
     "bf16": 2.0,
@@ -21,9 +22,13 @@ WEIGHT_BYTES: dict[str, float] = {
     "fp8": 1.0,
     "int4": 0.5 + 2.5 / 128,
     "mxfp4": 0.5 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16,
+    "mxfp8": 1.0 + 1 / 32,
+    "int8": 1.0,
 }
-KV_BYTES: dict[str, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
-# Weight-only formats are expanded on the fly and multiplied in 16 bits.
+KV_BYTES: dict[str, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "nvfp4": 0.5 + 1 / 16}
+# Weight-only formats are expanded on the fly and multiplied in 16 bits, as are fp8, mxfp8 and nvfp4 on devices without
+# matrix units for them (vLLM's Marlin kernels).
 COMPUTE_DTYPE: dict[str, str] = {
     "fp32": "fp32",
     "bf16": "bf16",
@@ -31,7 +36,12 @@ COMPUTE_DTYPE: dict[str, str] = {
     "fp8": "fp8",
     "int4": "fp16",
     "mxfp4": "bf16",
+    "nvfp4": "fp4",
+    "mxfp8": "fp8",
+    "int8": "int8",
 }
+NEEDS_UNITS = ("int8",)
+"""Weight formats that nothing expands: they need matrix units of `COMPUTE_DTYPE`."""
 _SPELLINGS = {
     "auto": "bf16",
     "bfloat16": "bf16",
@@ -44,6 +54,7 @@ _SPELLINGS = {
     "awq": "int4",
     "gptq": "int4",
     "w4a16": "int4",
+    "w8a8": "int8",
 }
 
 

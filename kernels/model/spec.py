@@ -18,6 +18,7 @@ from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES, activation_by
 # extra matrices of draft heads stay in 16 bits, as in the fp8, AWQ and GPTQ checkpoints served by vLLM.
 _QUANTISED = ("attention", "dense_mlp", "experts", "shared_experts")
 _QUANTISED_MXFP4 = ("experts",)
+_QUANTISED_NVFP4 = ("dense_mlp", "experts", "shared_experts")  # of models with experts: nvidia's of DeepSeek, GLM, Kimi
 LINEAR_SIZES = (
     "linear_num_key_heads",
     "linear_num_value_heads",
@@ -367,20 +368,25 @@ class ModelSpec:
         """Bytes of the weights on one of ``tp`` ranks.
 
         Args:
-            dtype: fp32, bf16, fp16, fp8, int4 or mxfp4. For fp8 and int4 the matrices of attention, MLP and experts
-                are stored in that format (int4 with its group scales), everything else in 16 bits; mxfp4 stores the
-                experts only.
+            dtype: a format of `WEIGHT_BYTES`. The matrices of `quantised_groups` are stored in it, with its scales,
+                everything else in 16 bits.
 
         Raises:
             ModelError: unknown ``dtype``, or ``tp`` does not divide the heads.
         """
         dtype = weight_dtype(dtype)
-        quantised = _QUANTISED_MXFP4 if dtype == "mxfp4" else _QUANTISED
+        quantised = self.quantised_groups(dtype)
         wide = activation_bytes(dtype)
         return sum(
             count * (WEIGHT_BYTES[dtype] if group in quantised else wide)
             for group, count in self.parameter_groups(tp).items()
         )
+
+    def quantised_groups(self, dtype: str) -> tuple[str, ...]:
+        """Groups of `parameter_groups` that a checkpoint in ``dtype`` stores in it."""
+        if dtype == "mxfp4":
+            return _QUANTISED_MXFP4
+        return _QUANTISED_NVFP4 if dtype == "nvfp4" and self.is_moe else _QUANTISED
 
     def kv_elements_per_layer(self, tp: int = 1) -> int:
         """Elements cached per token and layer on one rank: K and V heads, or MLA's latent and rotary key."""

@@ -41,11 +41,19 @@ class LinearLayer:
     # first stage of an MLP speculator); "position": once for every draft position, one row per request (DSpark's Markov
     # head)
     scope: Scope = "pass"
+    wide_in: tuple[str, ...] = ()  # formats in which the model's checkpoints keep it in 16 bits all the same
+
+    @property
+    def group(self) -> str:
+        """Its group in `ModelSpec.parameter_groups`, of the matrices that may be quantised."""
+        if self.name.startswith(("experts_", "shared_")):
+            return "experts" if self.num_experts else "shared_experts"
+        return "dense_mlp" if self.name in ("gate_up", "down", "fc1", "fc2") else "attention"
 
     def weight_bytes_per_element(self, dtype: str) -> float:
         """Bytes a weight of this layer takes in a checkpoint of ``dtype`` (group scales included)."""
         dtype = weight_dtype(dtype)
-        if not self.quantised or (dtype == "mxfp4" and not self.num_experts):
+        if not self.quantised or dtype in self.wide_in:
             return activation_bytes(dtype)
         return WEIGHT_BYTES[dtype]
 
@@ -76,7 +84,9 @@ def linear_layers(model: ModelSpec, tp: int = 1) -> tuple[LinearLayer, ...]:
     if model.word_embed_proj_dim != model.hidden_size:
         layers.append(LinearLayer("project_in", model.word_embed_proj_dim, model.hidden_size, 1, quantised=False))
         layers.append(LinearLayer("project_out", model.hidden_size, model.word_embed_proj_dim, 1, quantised=False))
-    return tuple(layers)
+    kept = {group: tuple(dtype for dtype in WEIGHT_BYTES if group not in model.quantised_groups(dtype))
+            for group in ("attention", "dense_mlp", "experts", "shared_experts")}  # fmt: skip
+    return tuple(replace(layer, wide_in=kept[layer.group]) for layer in layers)
 
 
 def _attention_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:

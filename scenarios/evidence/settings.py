@@ -89,10 +89,14 @@ _FORMATS = {
     "int4": {"quantization": "int4"},
     "int4-awq": {"quantization": "awq"},
     "mxfp4": {"quantization": "mxfp4"},
+    "nvfp4": {"quantization": "nvfp4"},
+    "mxfp8": {"quantization": "mxfp8"},
+    "int8": {"quantization": "int8"},
 }
 # The format of a checkpoint that its name does not tell.
 _NATIVE = {
     "DeepSeek-V3": "fp8",
+    "DeepSeek-V3.2": "fp8",
     "Devstral-2-123B": "fp8",
     "Kimi-K2": "fp8",
     "MiniMax-M2.5": "fp8",
@@ -103,7 +107,9 @@ _NATIVE = {
     "gpt-oss-20b": "mxfp4",
     "gpt-oss-120b": "mxfp4",
 }
-_KV = {"auto": "auto", "bf16": "bfloat16", "fp16": "float16", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+_KV = {"auto": "auto", "bf16": "bfloat16", "fp16": "float16"} | {
+    name: name.split("_")[0] for name in ("fp8", "fp8_e4m3", "fp8_e5m2", "nvfp4")
+}
 
 
 def read_format(reading: Reading, model: str | None) -> dict[str, Any]:

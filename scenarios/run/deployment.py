@@ -18,6 +18,7 @@ from draftcast.calibration.profile.origin import Origin
 from draftcast.calibration.profile.spec import HardwareProfile
 from draftcast.errors import CapacityError, InputError, ScenarioError
 from draftcast.kernels.model.catalog import canonical_name, load_model
+from draftcast.kernels.model.dtypes import COMPUTE_DTYPE, NEEDS_UNITS
 from draftcast.kernels.model.heads import Head, has_head, is_bundled_head, resolve_head
 from draftcast.kernels.model.spec import WINDOWS, ModelSpec
 from draftcast.scenarios.run.workload_spec import confidences, request_classes, slos
@@ -346,6 +347,7 @@ def deploy(scenario: Scenario) -> Deployment:
             key="engine.max_num_batched_tokens",
             value=config.max_num_batched_tokens,
         )
+    _check_formats(config, model, hardware)
     memory = memory_budget(config, model, draft, hardware)
     if memory.num_gpu_blocks > MOST_BLOCKS:
         raise CapacityError(
@@ -377,6 +379,21 @@ def deploy(scenario: Scenario) -> Deployment:
         _check_correction(scenario.correction, scenario, profile)
         cost = with_excess(cost, scenario.correction.step_factor - 1.0, seconds=scenario.correction.step_s)
     return Deployment(model, draft, assumed, method, hardware, profile, memory, config, policy, cost)
+
+
+def _check_formats(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec) -> None:
+    """Refuse formats that change nothing of the model, or that the device has no units for."""
+    dtype, units = config.weight_dtype, hardware.peak_flops
+    groups = model.parameter_groups()
+    if dtype not in ("fp32", "bf16", "fp16") and not any(groups[group] for group in model.quantised_groups(dtype)):
+        stored = ", ".join(model.quantised_groups(dtype))
+        raise ScenarioError(f"stores {stored} alone, and {model.name} has none", key="engine.quantization", value=dtype)
+    if dtype in NEEDS_UNITS and COMPUTE_DTYPE[dtype] not in units:
+        have = f"{hardware.name} has no {dtype} matrix units; it has {', '.join(units)}"
+        raise ScenarioError(have, key="engine.quantization", value=dtype)
+    if config.kv_dtype == "nvfp4" and "fp4" not in units:
+        have = f"{hardware.name} has no fp4 matrix units; it has {', '.join(units)}"
+        raise ScenarioError(have, key="engine.kv_cache_dtype", value="nvfp4")
 
 
 def _check_correction(correction: Correction, scenario: Scenario, profile: HardwareProfile) -> None:

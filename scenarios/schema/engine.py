@@ -27,6 +27,11 @@ QUANTIZATIONS = {
     "gptq_marlin": "int4",
     "int4": "int4",
     "mxfp4": "mxfp4",
+    "modelopt_fp4": "nvfp4",
+    "nvfp4": "nvfp4",
+    "modelopt_mxfp8": "mxfp8",
+    "mxfp8": "mxfp8",
+    "int8": "int8",
 }
 KV_DTYPES = {
     "bfloat16": "bf16",
@@ -34,6 +39,7 @@ KV_DTYPES = {
     "fp8": "fp8",
     "fp8_e4m3": "fp8",
     "fp8_e5m2": "fp8",
+    "nvfp4": "nvfp4",
 }
 
 # A block takes 60 bytes here and holds 16 tokens by default: this many are more than any device has.
@@ -110,7 +116,7 @@ class Engine(Frozen):
 
     @property
     def weight_dtype(self) -> str:
-        """bf16, fp16, fp32, fp8, int4 or mxfp4."""
+        """Short name of the weights' format."""
         return weight_dtype(self.dtype, self.quantization)
 
     @property

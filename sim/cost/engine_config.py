@@ -24,8 +24,8 @@ class EngineConfig:
         max_num_scheduled_tokens: 0: ``max_num_batched_tokens``.
         temperature: of the requests; 0: drafts are verified greedily.
         async_scheduling: None: as the generation runs the method by default.
-        weight_dtype, draft_weight_dtype: bf16, fp16, fp32, fp8, int4 or mxfp4.
-        kv_dtype, draft_kv_dtype: bf16, fp16, fp32 or fp8; ``auto`` is the activations' format.
+        weight_dtype, draft_weight_dtype: a format of `WEIGHT_BYTES`.
+        kv_dtype, draft_kv_dtype: a format of `KV_BYTES`; ``auto`` is the activations' format.
         draft_tensor_parallel_size, draft_weight_dtype, draft_kv_dtype: the target's where left out, but 16-bit weights
             where the target is quantised, as published heads and small drafts are.
         sliding_window: tokens that the target's layers with a window see, 0: it has none; of which kind in

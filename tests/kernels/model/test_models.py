@@ -200,6 +200,12 @@ def test_dense_models_are_all_active() -> None:
         ("Llama-3.1-8B", "int4", 5.73, 0.02),
         ("Llama-3.1-8B", "fp8", 9.08, 0.02),
         ("gpt-oss-20b", "mxfp4", 13.761, 0.003),
+        # By hand: 8.03 B parameters, 2 x 525 M of them in the tables; 0.5625, 1.03125 and 1 byte each of the rest.
+        ("Llama-3.1-8B", "nvfp4", 6.98 * 0.5625 + 2.10, 0.01),
+        ("Llama-3.1-8B", "mxfp8", 6.98 * 1.03125 + 2.10, 0.01),
+        ("Llama-3.1-8B", "int8", 9.08, 0.02),
+        # 653.9 B in experts, shared experts and dense layers of 671; attention stays in 16 bits.
+        ("DeepSeek-V3", "nvfp4", 657.65 * 0.5625 + (671.03 - 657.65) * 2, 0.05),
     ],
 )
 def test_quantised_weight_bytes(name: str, dtype: str, gigabytes: float, tolerance: float) -> None:

@@ -200,11 +200,13 @@ def test_sampler_counts_logits() -> None:
 
 
 def test_bytes_of_a_weight() -> None:
-    dense, expert = LinearLayer("o", 8, 8, 1), LinearLayer("e", 8, 8, 1, True, 4, 2)
+    deepseek = {layer.name: layer for layer in linear_layers(load_model("DeepSeek-V3"))}
+    dense, expert = deepseek["o"], deepseek["experts_down"]
     fixed = LinearLayer("router", 8, 8, 1, quantised=False)
     assert [dense.weight_bytes_per_element(d) for d in ("fp32", "bf16", "fp8", "mxfp4")] == [4, 2, 1, 2]
     assert dense.weight_bytes_per_element("int4") == pytest.approx(0.5195, abs=1e-4)
     assert expert.weight_bytes_per_element("mxfp4") == pytest.approx(0.53125)
+    assert (dense.weight_bytes_per_element("nvfp4"), expert.weight_bytes_per_element("nvfp4")) == (2, 0.5625)
     assert [fixed.weight_bytes_per_element(d) for d in ("fp32", "bf16", "fp8", "int4")] == [4, 2, 2, 2]
 
 
