@@ -6,9 +6,10 @@ of the scheduler, so that the lines can be compared with those of vLLM 0.32's ``
 Input: ``block_size``, ``num_blocks``, ``max_num_seqs``, ``max_num_batched_tokens``, ``max_model_len``, ``method``
 (a name of ``draftcast.sim.cost.methods``), ``k``; optional ``schedule`` (``[[first, last, k], ...]``), ``policy``
 (``fcfs``, ``priority``), ``watermark``, ``long_prefill_token_threshold``, ``max_num_scheduled_tokens``,
-``enable_chunked_prefill``, ``async``, ``prefix_caching`` (default false), ``hash_block_tokens`` and
-``linear_groups`` (groups of linear attention layers; without prefix caching); ``requests``: ``arrival_step``,
-``prompt``, ``output``, ``accept`` (drafts accepted in round 0, 1, ..., cycled), optional ``priority``, ``hash_ids``.
+``enable_chunked_prefill``, ``async``, ``prefix_caching`` (default false), ``hash_block_tokens``,
+``pipeline_parallel_size`` and ``linear_groups`` (groups of linear attention layers; without prefix caching);
+``requests``: ``arrival_step``, ``prompt``, ``output``, ``accept`` (drafts accepted in round 0, 1, ..., cycled),
+optional ``priority``, ``hash_ids``.
 
 Output: ``step``, ``tokens`` (scheduled tokens by request), ``drafts`` (drafts verified by request), ``running``,
 ``waiting``, ``free_blocks``.
@@ -113,6 +114,7 @@ def build_replica(workload: dict[str, Any]) -> Replica:
         num_speculative_tokens=k,
         is_dynamic=bool(ranges),
         async_scheduling=is_async,
+        pipeline_parallel_size=workload.get("pipeline_parallel_size", 1),
         scheduling_policy=workload.get("policy", "fcfs"),
         enable_prefix_caching=workload.get("prefix_caching", False),
     )
@@ -157,7 +159,7 @@ def trace(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
             calls.enqueue(s, order[sent])
             sent += 1
             e["next_arrival"] = sent
-        slot = (int(e["first_batch"]) + int(e["in_flight"])) & 1
+        slot = (int(e["first_batch"]) + int(e["in_flight"])) & int(s.config[0]["last_slot"])
         num_preemptions = int(e["num_preemptions"])
         size = calls.schedule_batch(s)
         entries = s.entries[slot][:size]
@@ -177,6 +179,8 @@ def trace(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
             if e["in_flight"] < depth:
                 continue
         if e["in_flight"]:
+            if not size:
+                calls.keep_empty(s, slot)
             calls.collect_output(s)
         elif not size and sent == len(order) and e["num_preemptions"] == num_preemptions:
             waiting = s.queue[: e["num_waiting"]].tolist() + s.running[: e["num_running"]].tolist()

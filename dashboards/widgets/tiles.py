@@ -80,7 +80,7 @@ def column_of(scenario: Scenario, side: Side) -> Column:
     """A setting's figures for tables, with tokens per second and device."""
     run = side.run
     assert run is not None
-    gpus = scenario.cluster.replicas * scenario.engine.tensor_parallel_size
+    gpus = scenario.cluster.replicas * scenario.engine.num_gpus
     per_gpu = [{PER_GPU: replication["output_throughput"] / gpus} for replication in run.replications]
     figures = run.summary["figures"] | summarise(per_gpu, scenario.statistics.confidence)
     replications = [{**most, **last} for most, last in zip(run.replications, per_gpu, strict=True)]

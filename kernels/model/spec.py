@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 
 from draftcast.errors import ModelError
@@ -364,12 +365,13 @@ class ModelSpec:
             per_expert += 2 * self.moe_intermediate_size + self.hidden_size
         return self.num_parameters - self.num_moe_layers * (self.num_experts - self.num_experts_per_tok) * per_expert
 
-    def weight_bytes(self, dtype: str, tp: int = 1) -> float:
+    def weight_bytes(self, dtype: str, tp: int = 1, groups: Collection[str] | None = None) -> float:
         """Bytes of the weights on one of ``tp`` ranks.
 
         Args:
             dtype: a format of `WEIGHT_BYTES`. The matrices of `quantised_groups` are stored in it, with its scales,
                 everything else in 16 bits.
+            groups: only these of `parameter_groups`.
 
         Raises:
             ModelError: unknown ``dtype``, or ``tp`` does not divide the heads.
@@ -380,6 +382,7 @@ class ModelSpec:
         return sum(
             count * (WEIGHT_BYTES[dtype] if group in quantised else wide)
             for group, count in self.parameter_groups(tp).items()
+            if groups is None or group in groups
         )
 
     def quantised_groups(self, dtype: str) -> tuple[str, ...]:

@@ -65,12 +65,12 @@ class LinearLayer:
         return linear_work(m, self.k, self.n, per_element, act)
 
 
-def linear_layers(model: ModelSpec, tp: int = 1) -> tuple[LinearLayer, ...]:
+def linear_layers(model: ModelSpec, tp: int = 1, expert_tp: int | None = None) -> tuple[LinearLayer, ...]:
     """All matrix multiplications of one forward pass on one of ``tp`` ranks, lm_head apart.
 
     Megatron sharding: qkv and gate/up are split by columns, o and down by rows; KV heads are replicated when there are
     fewer than ranks; routers, MLA's down-projection and a head's fc are whole on every rank. Fused as vLLM fuses them
-    (qkv, gate_up).
+    (qkv, gate_up). ``expert_tp``: ranks over which the width of routed experts is split, where not ``tp``.
 
     Raises:
         ModelError: ``tp`` does not divide the attention heads.
@@ -78,7 +78,11 @@ def linear_layers(model: ModelSpec, tp: int = 1) -> tuple[LinearLayer, ...]:
     model.check_tensor_parallel(tp)
     layers = [*_head_layers(model, tp)]
     if model.num_hidden_layers:
-        layers += [*_attention_layers(model, tp), *_linear_attention_layers(model, tp), *_mlp_layers(model, tp)]
+        layers += [
+            *_attention_layers(model, tp),
+            *_linear_attention_layers(model, tp),
+            *_mlp_layers(model, tp, expert_tp or tp),
+        ]
         indexers = model.index_matrices(tp)
         layers += [LinearLayer(name, k, n, model.num_indexed_layers, low) for name, k, n, low in indexers]
     if model.word_embed_proj_dim != model.hidden_size:
@@ -141,7 +145,7 @@ def _linear_attention_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
     ]
 
 
-def _mlp_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
+def _mlp_layers(model: ModelSpec, tp: int, expert_tp: int) -> list[LinearLayer]:
     hidden, wide = model.hidden_size, 2 if model.gated_mlp else 1
     up, down = ("gate_up", "down") if model.gated_mlp else ("fc1", "fc2")
     layers: list[LinearLayer] = []
@@ -150,7 +154,7 @@ def _mlp_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
         layers.append(LinearLayer(up, hidden, wide * width, model.num_dense_layers))
         layers.append(LinearLayer(down, width, hidden, model.num_dense_layers))
     if model.num_moe_layers:
-        width, count = math.ceil(model.moe_intermediate_size / tp), model.num_moe_layers
+        width, count = math.ceil(model.moe_intermediate_size / expert_tp), model.num_moe_layers
         experts, top_k = model.num_experts, model.num_experts_per_tok
         layers.append(LinearLayer("router", hidden, experts, count, quantised=False))
         inputs = model.expert_input_size
@@ -160,7 +164,7 @@ def _mlp_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
             layers.append(LinearLayer("latent_in", hidden, inputs, count, quantised=False))
             layers.append(LinearLayer("latent_out", inputs, hidden, count, quantised=False))
         if model.num_shared_experts:
-            shared = model.num_shared_experts * width
+            shared = model.num_shared_experts * math.ceil(model.moe_intermediate_size / tp)
             layers.append(LinearLayer("shared_" + up, hidden, wide * shared, count))
             layers.append(LinearLayer("shared_" + down, shared, hidden, count))
     return layers

@@ -35,7 +35,7 @@ class Candidate:
 
     @property
     def tensor_parallel_size(self) -> int:
-        """Devices of one replica."""
+        """Tensor-parallel ranks of one replica."""
         return self.scenario.engine.tensor_parallel_size
 
     @property

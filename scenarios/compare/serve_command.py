@@ -22,6 +22,8 @@ INSTRUCT = "Instruct"
 # Flags whose value is the field's; the scenario's defaults are vLLM's, so an unset field needs no flag.
 _VALUES = {
     "tensor_parallel_size": "--tensor-parallel-size",
+    "pipeline_parallel_size": "--pipeline-parallel-size",
+    "decode_context_parallel_size": "--decode-context-parallel-size",
     "dtype": "--dtype",
     "quantization": "--quantization",
     "kv_cache_dtype": "--kv-cache-dtype",
@@ -43,6 +45,7 @@ _SWITCHES = {
     "enable_chunked_prefill": "enable-chunked-prefill",
     "async_scheduling": "async-scheduling",
     "enforce_eager": "enforce-eager",
+    "enable_expert_parallel": "enable-expert-parallel",
 }
 # draftcast's own keys of speculative_config: no engine knows them.
 _NOT_VLLM = ("tree_width", "max_tree_nodes")
@@ -214,6 +217,7 @@ def sglang_command(scenario: Scenario) -> str:
     words = ["python", "-m", "sglang.launch_server", "--model-path", served_models(scenario).target]
     for field, flag in {
         "tensor_parallel_size": "--tp-size",
+        "pipeline_parallel_size": "--pp-size",
         "max_model_len": "--context-length",
         "max_num_seqs": "--max-running-requests",
         "quantization": "--quantization",

@@ -275,7 +275,7 @@ def _place(prober: Prober, found: Found, x: float) -> Place:
 def _costs(prober: Prober, found: Found, price: Price) -> tuple[TokenCost, ...]:
     """Of all GPUs, at each x with values."""
     scenario = prober.scenario
-    gpus = scenario.cluster.replicas * scenario.engine.tensor_parallel_size
+    gpus = scenario.cluster.replicas * scenario.engine.num_gpus
     per_s = price.per_gpu_hour * gpus / 3600
     tokens = prober.own_fluids()[0].traffic.output_tokens
     rows = []

@@ -69,7 +69,7 @@ class Sizing:
     @property
     def num_gpus(self) -> int:
         """Devices of all replicas, spare ones included."""
-        return (self.replicas + self.spare) * self.candidate.tensor_parallel_size if self.feasible else 0
+        return (self.replicas + self.spare) * self.candidate.scenario.engine.num_gpus if self.feasible else 0
 
     @property
     def headroom(self) -> float:
@@ -235,7 +235,7 @@ class _Sizer:
         if alone is None:
             return self._infeasible(f"{_broken(idle)} at any load", idle)
         needed = self.target_rps * (1.0 + self.question.headroom)
-        most = max_gpus // self.candidate.tensor_parallel_size - self.question.spare
+        most = max_gpus // self.candidate.scenario.engine.num_gpus - self.question.spare
         replicas = _fewest(cluster, max(1, math.ceil(needed / alone.met)), most, needed)
         if replicas is None:
             reason = f"needs more than {max_gpus} GPUs: one replica holds {alone.met:.3g} of {needed:.3g} requests/s"

@@ -289,6 +289,30 @@ def _check_draft_length(spec: SpeculativeConfig, draft: ModelSpec, method: Metho
         raise ScenarioError(allowed, key="engine.speculative_config.max_model_len", value=spec.max_model_len)
 
 
+def _check_parallel(engine: Engine, model: ModelSpec) -> None:
+    """What vLLM 0.32 refuses (``ModelConfig.verify_with_parallel_config``), and stages without a layer."""
+    tp, dcp, kv_heads = engine.tensor_parallel_size, engine.decode_context_parallel_size, model.num_key_value_heads
+
+    def refuse(key: str, why: str) -> None:
+        raise ScenarioError(why, key=f"engine.{key}", value=getattr(engine, key))
+
+    if engine.enable_expert_parallel and not model.is_moe:
+        refuse("enable_expert_parallel", f"{model.name} has no experts (vLLM refuses it)")
+    if engine.pipeline_parallel_size > model.num_hidden_layers:
+        refuse("pipeline_parallel_size", f"must not exceed the {model.num_hidden_layers} layers of {model.name}")
+    if dcp == 1 or model.is_mla:
+        return
+    if tp <= kv_heads:
+        refuse(
+            "decode_context_parallel_size", f"needs a tensor_parallel_size above the {kv_heads} KV heads of the model"
+        )
+    if dcp > tp // kv_heads:
+        refuse("decode_context_parallel_size", f"must not exceed tensor_parallel_size / KV heads = {tp // kv_heads}")
+    if model.num_attention_heads // kv_heads % dcp:
+        queries = model.num_attention_heads // kv_heads
+        refuse("decode_context_parallel_size", f"must divide the {queries} query heads of a KV head")
+
+
 @engine_keys()
 def deploy(scenario: Scenario) -> Deployment:
     """Resolve the scenario's engine on its hardware.
@@ -302,6 +326,7 @@ def deploy(scenario: Scenario) -> Deployment:
     model = load_model(engine.model)
     hardware = load_hardware(scenario.hardware)
     profile = cached_profile(scenario.profile, hardware)
+    _check_parallel(engine, model)
     method = _method(scenario)
     k = scenario.num_speculative_tokens
     head = _draft(scenario, method, model)
@@ -341,6 +366,13 @@ def deploy(scenario: Scenario) -> Deployment:
             "disable_eagle_block_drop": spec is not None and spec.disable_eagle_block_drop,
         }
     )
+    pipelined = config.pipeline_parallel_size > 1
+    if engine.async_scheduling and pipelined and config.generation.runner != "v2":
+        raise ScenarioError(
+            "vLLM's first model runner cannot schedule asynchronously with pipeline parallelism",
+            key="engine.async_scheduling",
+            value=True,
+        )
     if config.max_num_batched_tokens <= config.slots:
         raise ScenarioError(
             f"must exceed the {config.slots} input rows that {method.name} with k = {k} adds per request",
@@ -356,6 +388,8 @@ def deploy(scenario: Scenario) -> Deployment:
             value=engine.block_size,
         )
     policy = policy_of(scenario)
+    if pipelined and policy.name == "adaptive_verification":
+        raise ScenarioError("vLLM has no adaptive verification with pipeline parallelism", key="policy.name")
     threshold, rows = config.long_prefill_token_threshold, method.verify_rows(k)
     if k and not policy.is_dynamic and 0 < threshold < rows:
         raise ScenarioError(

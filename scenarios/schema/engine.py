@@ -76,6 +76,9 @@ def weight_dtype(dtype: str, quantization: str | None) -> str:
     return QUANTIZATIONS[quantization] if quantization else DTYPES[dtype]
 
 
+Degree = Annotated[int, Field(ge=1, le=1024)]
+
+
 def _known_version(version: str) -> str:
     try:
         generation_of(version)
@@ -89,7 +92,10 @@ class Engine(Frozen):
 
     version: Annotated[str, AfterValidator(_known_version)] = DEFAULT_VERSION
     model: NonEmpty
-    tensor_parallel_size: Annotated[int, Field(ge=1, le=1024)] = 1
+    tensor_parallel_size: Degree = 1
+    pipeline_parallel_size: Degree = 1
+    enable_expert_parallel: bool = False
+    decode_context_parallel_size: Degree = 1
     dtype: Annotated[str, one_of("dtype", DTYPES)] = "auto"
     quantization: Annotated[str, one_of("quantization", QUANTIZATIONS, " or null")] | None = None
     kv_cache_dtype: Annotated[str, one_of("kv_cache_dtype", ("auto", *KV_DTYPES))] = "auto"
@@ -113,6 +119,18 @@ class Engine(Frozen):
     cudagraph_mode: CudagraphMode | None = None
     max_cudagraph_capture_size: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
     speculative_config: SpeculativeConfig | None = None
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one replica; decode-context parallelism divides those of tensor parallelism."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def layout(self) -> str:
+        """How a replica is spread over its GPUs, as ``TP8 PP2 EP``."""
+        sizes = {"PP": self.pipeline_parallel_size, "DCP": self.decode_context_parallel_size}
+        parts = [f"TP{self.tensor_parallel_size}", *(f"{name}{size}" for name, size in sizes.items() if size > 1)]
+        return " ".join([*parts, "EP"] if self.enable_expert_parallel else parts)
 
     @property
     def weight_dtype(self) -> str:
@@ -158,6 +176,12 @@ class Engine(Frozen):
                 "max_num_scheduled_tokens",
                 self.max_num_scheduled_tokens,
                 f"must not exceed max_num_batched_tokens = {tokens}",
+            )
+        if self.tensor_parallel_size % self.decode_context_parallel_size:
+            raise wrong(
+                "decode_context_parallel_size",
+                self.decode_context_parallel_size,
+                f"must divide tensor_parallel_size = {self.tensor_parallel_size} (vLLM refuses it)",
             )
         spec = self.speculative_config
         if spec is not None:

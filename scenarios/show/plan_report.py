@@ -29,7 +29,7 @@ def sizing_figure(answer: Plan) -> Any:
     shown = [sizing for sizing in answer.sizings if sizing.feasible][::-1]
     figure = panels()
     for name, colour, replicas in (("in use", ON, "replicas"), ("spare", OFF, "spare")):
-        gpus = [getattr(sizing, replicas) * sizing.candidate.tensor_parallel_size for sizing in shown]
+        gpus = [getattr(sizing, replicas) * sizing.candidate.scenario.engine.num_gpus for sizing in shown]
         if any(gpus):
             bars = {"orientation": "h", "name": name, "hovertemplate": f"%{{x}} GPUs<extra>{name}</extra>"}
             figure.add_bar(x=gpus, y=[sizing.candidate.label for sizing in shown], marker_color=colour, **bars)

@@ -132,7 +132,7 @@ def title(scenario: Scenario, *, with_policy: bool = True) -> str:
     """Model, device, speculation and policy of a scenario, on one line; what it is calibrated to on a second."""
     engine, spec = scenario.engine, scenario.speculative_config
     drafted = f"{scenario.method}, k={spec.k}" if spec is not None else "no speculation"
-    size = f"{scenario.cluster.replicas} x TP{engine.tensor_parallel_size}"
+    size = f"{scenario.cluster.replicas} x {engine.layout}"
     policy = f"; policy {scenario.resolved_policy.name}" if with_policy else ""
     calibrated = f"\n{scenario.correction.sentence}" if scenario.correction is not None else ""
     return f"{engine.model} on {scenario.hardware} ({size}); {drafted}{policy}{calibrated}"

@@ -161,7 +161,7 @@ def _rows(scenario: Scenario, task: Task) -> list[dict[str, Any]]:
         "state": own.state,
         "slo_met": slo_met,
         "capacity_rps": own.capacity.estimate.mean if own.capacity is not None else None,
-        "num_gpus": float(scenario.engine.tensor_parallel_size * scenario.cluster.replicas),
+        "num_gpus": float(scenario.engine.num_gpus * scenario.cluster.replicas),
         "confidence": scenario.statistics.confidence,
     }
     if verdict is not None:

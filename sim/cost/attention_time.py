@@ -87,6 +87,12 @@ def flat_grid(grid: AttentionGrid, layers: int) -> FloatArray:
     )
 
 
+def stretch_contexts(flat: FloatArray, times: int) -> None:
+    """Make a decode `flat_grid` that of ranks which hold one in ``times`` of the context's tokens."""
+    rows, seqs, contexts = (int(length) for length in flat[:3])
+    flat[3 + rows + seqs :][:contexts] += math.log(times)
+
+
 @njit(cache=True, error_model="numpy", forceinline=True)
 def log_sizes(grids: FloatArray, kv: float, rows: float, seqs: float) -> Logs:
     """Logs of a batch's sums, as `attention_seconds` takes them; zeros where no kind has a grid to look them up in.

@@ -16,6 +16,9 @@ class EngineConfig:
 
     Attributes:
         version: engine and version, as ``vllm 0.32``; with ``is_moe``, whether the target has experts, its generation.
+        data_parallel_size: ranks with a scheduler of their own; those of a model with experts step together.
+        enable_expert_parallel: whole experts are spread over all tensor- and data-parallel ranks.
+        decode_context_parallel_size: tensor-parallel ranks that hold every so-manieth token of the KV cache.
         method: what drafts; of a tree method with its width and nodes.
         num_speculative_tokens: the configured k, of a tree its depth; 0 with method ``none``.
         is_dynamic: drafts vary by a schedule or policy, so one-token admissions are not padded.
@@ -41,6 +44,10 @@ class EngineConfig:
     num_speculative_tokens: int = 0
     is_dynamic: bool = False
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    decode_context_parallel_size: int = 1
     draft_tensor_parallel_size: int = 0
     weight_dtype: str = "bf16"
     draft_weight_dtype: str = ""
@@ -83,6 +90,7 @@ class EngineConfig:
         kv = _kv_dtype(self.kv_dtype, target)
         engine = self.generation
         runs_async = engine.async_speculation if self.method.drafts else engine.async_scheduling
+        runs_async &= self.pipeline_parallel_size == 1 or engine.runner == "v2"
         resolved = {
             "weight_dtype": target,
             "kv_dtype": kv,
@@ -99,6 +107,9 @@ class EngineConfig:
             object.__setattr__(self, name, value)
         for name in (
             "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "data_parallel_size",
+            "decode_context_parallel_size",
             "draft_tensor_parallel_size",
             "max_num_batched_tokens",
             "max_num_seqs",
@@ -116,6 +127,26 @@ class EngineConfig:
     def generation(self) -> EngineGeneration:
         """What the version's steps cost besides their kernels."""
         return generation_of(self.version, is_moe=self.is_moe)
+
+    @property
+    def num_ranks(self) -> int:
+        """GPUs of one replica; decode-context parallelism divides tensor-parallel ranks."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+    @property
+    def lockstep_ranks(self) -> int:
+        """Data-parallel ranks that step together: all of a model with experts, one of any other (vLLM 0.32)."""
+        return self.data_parallel_size if self.is_moe else 1
+
+    @property
+    def depth(self) -> int:
+        """Batches in flight before the oldest is awaited (vLLM 0.32, ``max_concurrent_batches``)."""
+        return self.pipeline_parallel_size + bool(self.async_scheduling)
+
+    @property
+    def decode_stagger(self) -> int:
+        """Calls of the scheduler between two decode steps of a request: the stages where scheduling is asynchronous."""
+        return self.pipeline_parallel_size if self.async_scheduling else 1
 
     @property
     def max_drafts(self) -> int:
@@ -146,6 +177,12 @@ class EngineConfig:
     def drops_last_hit(self) -> bool:
         """Whether the last block of a prefix hit is computed again."""
         return self.method.drops_last_prefix_block and not self.disable_eagle_block_drop
+
+
+def stage_layers(num_layers: int, stages: int) -> tuple[int, ...]:
+    """Layers of each pipeline stage: as many in each, what is left over from the last but one backwards (vLLM 0.32)."""
+    each, left = divmod(num_layers, stages)
+    return tuple(each + (stages - 1 - left <= stage < stages - 1) for stage in range(stages))
 
 
 def _check_at_least(key: str, value: int, low: int) -> None:

@@ -16,7 +16,7 @@ from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.errors import CapacityError
 from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
-from draftcast.sim.cost.engine_config import EngineConfig
+from draftcast.sim.cost.engine_config import EngineConfig, stage_layers
 from draftcast.sim.cost.methods import METHODS
 
 GIB: int = 2**30
@@ -116,29 +116,70 @@ def memory_budget(
 
 
 def _budget(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None, hardware: HardwareSpec) -> MemoryBudget:
+    """Of the pipeline stage with the fewest blocks: all stages have as many (vLLM 0.32)."""
+    stages = range(config.pipeline_parallel_size)
+    return min((_stage_budget(config, model, draft, hardware, stage) for stage in stages), key=_num_blocks)
+
+
+def _num_blocks(budget: MemoryBudget) -> tuple[int, float]:
+    """Blocks, then what they leave free where their number is given."""
+    used = budget.weight_bytes + budget.draft_weight_bytes + budget.kv_cache_bytes
+    return budget.num_gpu_blocks, -used
+
+
+def _weight_bytes(
+    model: ModelSpec, dtype: str, tp: int, config: EngineConfig, stage: int = 0, stages: int = 1
+) -> float:
+    """Of one rank: its part of the experts and its stage's layers; the first stage embeds, the last has lm_head.
+
+    A tied table stands in both.
+    """
+    whole = model.weight_bytes(dtype, tp)
+    if config.lockstep_ranks > 1:
+        whole -= model.weight_bytes(dtype, tp, ("experts",)) * (1.0 - 1.0 / config.lockstep_ranks)
+    if stages == 1:
+        return whole
+    embedding, lm_head = (model.weight_bytes(dtype, tp, (group,)) for group in ("embedding", "lm_head"))
+    layers = stage_layers(model.num_hidden_layers, stages)[stage] / model.num_hidden_layers
+    first, last = stage == 0, stage == stages - 1
+    head = embedding if model.tie_word_embeddings else lm_head
+    return (whole - embedding - lm_head) * layers + first * embedding + last * head
+
+
+def _stage_budget(
+    config: EngineConfig, model: ModelSpec, draft: ModelSpec | None, hardware: HardwareSpec, stage: int
+) -> MemoryBudget:
     tp, draft_tp, k = config.tensor_parallel_size, config.draft_tensor_parallel_size, config.num_speculative_tokens
+    stages, dcp = config.pipeline_parallel_size, config.decode_context_parallel_size
+    if stage < stages - 1:
+        draft = None  # it runs behind the last stage
     usable = hardware.memory_bytes * config.gpu_memory_utilization
-    weights = model.weight_bytes(config.weight_dtype, tp)
-    draft_weights = 0.0 if draft is None else draft.weight_bytes(config.draft_weight_dtype, draft_tp)
+    weights = _weight_bytes(model, config.weight_dtype, tp, config, stage, stages)
+    draft_weights = 0.0 if draft is None else _weight_bytes(draft, config.draft_weight_dtype, draft_tp, config)
     activations = activation_peak_bytes(config, model, draft)
-    layers = model.num_hidden_layers + (draft.num_hidden_layers if draft is not None else 0)
+    own_layers = stage_layers(model.num_hidden_layers, stages)[stage]
+    layers = own_layers + (draft.num_hidden_layers if draft is not None else 0)
     graphs = 0.0 if config.enforce_eager else cuda_graph_bytes(layers, config.max_num_seqs, k)
-    non_torch = _NON_TORCH_BYTES if tp == 1 else _NON_TORCH_PARALLEL_BYTES
+    non_torch = _NON_TORCH_BYTES if config.num_ranks == 1 else _NON_TORCH_PARALLEL_BYTES
     rest = activations + graphs + non_torch
     left = usable - weights - draft_weights - activations - graphs - non_torch
 
-    kv = model.kv_bytes_per_token(config.kv_dtype, tp)
-    draft_kv = 0.0 if draft is None else draft.kv_bytes_per_token(config.draft_kv_dtype, draft_tp)
+    # Blocks of ranks that share out a context count the tokens of all of them.
+    share = own_layers / model.num_hidden_layers / dcp if stages * dcp > 1 else 1.0
+    kv = model.kv_bytes_per_token(config.kv_dtype, tp) * share
+    draft_kv = 0.0 if draft is None else draft.kv_bytes_per_token(config.draft_kv_dtype, draft_tp) / dcp
     windows, per_token = _hybrid_windows(config, model, kv, draft_kv, left)
-    block_size, fixed_blocks = config.block_size, 0
+    block_size, fixed_blocks = config.block_size * dcp, 0
     if model.num_linear_layers:
         block_size, fixed_blocks, per_token = _state_pages(config, model, draft_kv)
+        per_token *= share
     blocks = int((left - windows) // (per_token * block_size))
     fits = usable > weights + draft_weights if config.num_gpu_blocks else blocks >= 2
     if not fits:
         drafts = f", draft weights {draft_weights / GIB:.1f} GiB" if draft_weights else ""
         raise CapacityError(
-            f"does not fit into {hardware.name} with tensor_parallel_size {tp}: usable memory {usable / GIB:.1f} GiB "
+            f"does not fit into {hardware.name} with tensor_parallel_size {tp}{_other_ranks(config)}: "
+            f"usable memory {usable / GIB:.1f} GiB "
             f"({hardware.memory_bytes / GIB:.1f} GiB x gpu_memory_utilization {config.gpu_memory_utilization:g}), "
             f"weights {weights / GIB:.1f} GiB in {config.weight_dtype}{drafts}, activations and graphs "
             f"{rest / GIB:.1f} GiB, KV cache {per_token:.0f} bytes a token",
@@ -151,7 +192,7 @@ def _budget(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None, har
     without = None
     if draft is not None or k > 0:
         off = dataclasses.replace(config, method=METHODS["none"], num_speculative_tokens=0)
-        without = _budget(off, model, None, hardware)
+        without = _stage_budget(off, model, None, hardware, stage)
     return MemoryBudget(
         device_memory_bytes=hardware.memory_bytes,
         usable_bytes=usable,
@@ -170,6 +211,12 @@ def _budget(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None, har
         is_given=config.num_gpu_blocks > 0,
         without_sd=without,
     )
+
+
+def _other_ranks(config: EngineConfig) -> str:
+    """Of a message: the degrees beside tensor parallelism that are not 1."""
+    names = ("pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
+    return "".join(f", {name} {getattr(config, name)}" for name in names if getattr(config, name) > 1)
 
 
 def _hybrid_windows(
@@ -227,6 +274,9 @@ def activation_peak_bytes(config: EngineConfig, model: ModelSpec, draft: ModelSp
     if draft is not None:
         width = max(width, _live_elements(draft, config.draft_tensor_parallel_size)) + draft.fc_input_size
     rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    if config.lockstep_ranks > 1:
+        # The rows of all ranks before the experts, and their sums behind them.
+        width += 2.0 * config.lockstep_ranks * model.hidden_size
     return config.max_num_batched_tokens * width * act + rows * model.vocab_size * (act + 8.0)
 
 

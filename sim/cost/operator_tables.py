@@ -36,12 +36,44 @@ _SPARSE_PROMPT = 2.0
 _SPARSE_HEADS = 64  # to which FlashMLA's sparse kernels pad the heads of a rank (vLLM)
 
 
-class OperatorTables:
-    """Seconds of operators on one device at one tensor-parallel degree, as ``(rows, 3)`` tables by origin."""
+# Of the time of a layer's routed experts on one rank, what does not shrink when whole experts are spread over ranks:
+# the fullest rank has more than its share of the rows, and every rank sorts and sums up all rows. From 1,024 rows of
+# all ranks on the second. Fitted to aiconfigurator-core 0.12.0 (vLLM's experts on H100, H200, B200 under
+# power_law_1.01, moe_ep_size 2 to 32 against 1): medians of 1.05, 1.14, 1.3, 1.6 and 2.1 times an even share, and 1.1,
+# 1.3, 1.7, 2.5 and 3.8 times from 1,024 rows on. Provisional: synthetic routing.
+UNDIVIDED_SHARE = (0.04, 0.10)
+MANY_ROWS = 1024
+# All-gather and reduce-scatter between ranks of one node: (1 + log2 ranks) / 2 of the link's latency, and this share of
+# its bandwidth. NCCL 2.29 on H100 and H200 (aiconfigurator-core 0.12.0, 2, 4 and 8 ranks): 5.4, 7.4 and 10.6 us; 0.57,
+# 0.70 and 0.75 of the bandwidth. B200 takes 9 to 17 us and reaches 0.5 to 0.7. Provisional.
+EXCHANGE_SHARE = 0.7
 
-    def __init__(self, profile: RooflineProfile, tp: int, dtype: str) -> None:
+
+class OperatorTables:
+    """Seconds of operators on one device and rank, as ``(rows, 3)`` tables by origin.
+
+    Args:
+        tp: tensor-parallel ranks.
+        dp: data-parallel ranks that step together; routed experts are spread over ``tp x dp`` ranks.
+        expert_parallel: the ranks hold whole experts, not a part of each.
+        dcp: tensor-parallel ranks that hold every so-manieth token of the KV cache.
+    """
+
+    def __init__(
+        self,
+        profile: RooflineProfile,
+        tp: int,
+        dtype: str,
+        *,
+        dp: int = 1,
+        expert_parallel: bool = False,
+        dcp: int = 1,
+    ) -> None:
         self.profile = profile
         self.tp = tp
+        self.dp = dp
+        self.expert_parallel = expert_parallel
+        self.dcp = dcp
         self.dtype = dtype
         self.act_bytes = activation_bytes(dtype)
         # Formats narrower than 16 bits hold weights; attention, norms and unquantised matrices stay 16-bit.
@@ -100,11 +132,77 @@ class OperatorTables:
         table += self._elementwise(model, rows, experts_measured=experts is not None)
         hidden = np.asarray(rows * model.hidden_size * self.act_bytes, dtype=np.float64)
         sent = layers.all_reduce_bytes(model, rows, tp=self.tp, act_bytes=self.act_bytes)
-        return table + self.collective(sent, hidden, rows, layers.all_reduce_count(model))
+        table += self.collective(sent, hidden, rows, layers.all_reduce_count(model))
+        if self.dcp > 1 and "pass" in scopes:
+            table += self._context_parallel(model, rows)
+        return table
 
     def _experts(self, model: ModelSpec, rows: IntArray) -> FloatArray | None:
+        """All layers' routed experts; None when they are the matrices of the pass, nothing else being measured.
+
+        Nothing where the rows of other ranks pass through them too, see `routed`.
+        """
+        if self.dp > 1:
+            return np.zeros((len(rows), 3))
+        return self.routed(model, rows) if self.expert_parallel else self._measured_experts(model, rows)
+
+    def routed(self, model: ModelSpec, rows: IntArray) -> FloatArray:
+        """All layers' routed experts on the fullest rank, and between data-parallel ranks the exchange of rows.
+
+        ``rows`` are those of all ranks. vLLM 0.32's default (``allgather_reducescatter``) gathers every rank's rows on
+        every other and sums up the outputs the same way.
+        """
+        ranks = self.tp * self.dp
+        matrices = layers.linear_layers(model, self.tp, 1 if self.expert_parallel else ranks)
+        routed = [layer for layer in matrices if layer.num_experts]
+        table = self._measured_experts(model, rows, routed)
+        if table is None:
+            table = sum((self.linear(layer, rows) for layer in routed), np.zeros((len(rows), 3)))
+        if not routed:
+            return table
+        if self.expert_parallel and ranks > 1:
+            launches = np.where(rows > 0, model.num_moe_layers * self.profile.operator("moe", self.dtype).t0_s, 0.0)
+            seconds = table.sum(axis=1)
+            launches = np.minimum(launches, seconds)
+            undivided = np.where(rows < MANY_ROWS, *UNDIVIDED_SHARE)
+            share = undivided + (1.0 - undivided) / ranks
+            table = np.zeros((len(rows), 3))
+            table[:, Origin.EXTRAPOLATED] = launches + (seconds - launches) * share
+        if self.dp > 1:
+            # With whole experts tensor-parallel ranks, whose rows are the same, send a part each and gather it at the
+            # end (vLLM's sequence-parallel experts); the all-reduce of the pass counts for that.
+            hidden = np.asarray(rows * (model.hidden_size * self.act_bytes), dtype=np.float64)
+            table += self.exchange(hidden, rows, ranks if self.expert_parallel else self.dp, 2.0 * model.num_moe_layers)
+        return table
+
+    def exchange(self, message: FloatArray, rows: IntArray, ranks: int, count: float) -> FloatArray:
+        """``count`` all-gathers or reduce-scatters of ``message`` bytes in all between ``ranks`` ranks."""
+        hardware = self.profile.hardware
+        latency = hardware.link_latency_s * (1.0 + np.log2(ranks)) / 2.0
+        moved = message * ((ranks - 1) / ranks) / (EXCHANGE_SHARE * hardware.link_bandwidth_bytes_per_s)
+        table = np.zeros((len(rows), 3))
+        table[:, Origin.EXTRAPOLATED] = np.where(rows > 0, count * (latency + moved), 0.0)
+        return table
+
+    def _context_parallel(self, model: ModelSpec, rows: IntArray) -> FloatArray:
+        """Per layer: the group's queries gathered, its outputs' log-sums gathered, its outputs summed and scattered."""
+        heads = model.num_attention_heads // self.tp * self.dcp
+        if model.is_mla:
+            query, output = model.kv_lora_rank + model.qk_rope_head_dim, model.kv_lora_rank
+        else:
+            query = output = model.head_dim
+        table = np.zeros((len(rows), 3))
+        for width in (query * self.act_bytes, 4.0 * self.dcp, output * self.act_bytes):
+            message = np.asarray(rows * (heads * width), dtype=np.float64)
+            table += self.exchange(message, rows, self.dcp, model.num_attention_layers)
+        return table
+
+    def _measured_experts(
+        self, model: ModelSpec, rows: IntArray, routed: list[layers.LinearLayer] | None = None
+    ) -> FloatArray | None:
         """All layers' routed experts as one measured kernel each; None when nothing of the kind was measured."""
-        routed = [layer for layer in layers.linear_layers(model, self.tp) if layer.num_experts]
+        if routed is None:
+            routed = [layer for layer in layers.linear_layers(model, self.tp) if layer.num_experts]
         if not routed:
             return None
         down = routed[-1]
@@ -180,6 +278,10 @@ class OperatorTables:
         attention += 2 * model.num_linear_layers  # convolution and delta rule
         attention += 4 * model.num_indexed_layers  # norm and rotary embedding, cache write, scores, choice
         collectives = layers.all_reduce_count(model) if self.tp > 1 else 0
+        if self.dcp > 1:
+            collectives += 3 * model.num_attention_layers
+        if self.dp > 1:
+            collectives += 2 * model.num_moe_layers
         return matrices + attention + layers.elementwise_kernels(model) + collectives
 
     def attention(
@@ -192,6 +294,10 @@ class OperatorTables:
         """
         if count == 0:
             return _no_kind(), None
+        # Of a context split over tensor-parallel ranks each attends to its part with the heads of all of them. Prompts
+        # gather it.
+        dcp = self.dcp if phase == "decode" else 1
+        tp = self.tp // dcp
 
         def unit(query_tokens: float, kv_tokens: float, query_kv: float) -> Work:
             return attention_work(
@@ -199,20 +305,24 @@ class OperatorTables:
                 query_tokens,
                 kv_tokens,
                 query_kv,
-                tp=self.tp,
+                tp=tp,
                 kv_cache_dtype=kv_cache_dtype,
                 act_bytes=self.act_bytes,
                 absorbed=sparse or phase == "decode",
             )
 
-        family, shape = layer_shape(model, phase, self.tp)
+        family, shape = layer_shape(model, phase, tp)
         pair, key, row = unit(0, 0, 1), unit(0, 1, 0), unit(1, 0, 0)
         flops, heads = float(pair.flops), None if sparse else shape
         family = family.replace("prefill", "decode") if sparse else family
         if sparse and model.is_mla:
             flops *= max(shape["heads"], _SPARSE_HEADS) / shape["heads"]
             flops *= _SPARSE_PROMPT if phase == "prefill" else 1.0
-        kind, grid = self._kind(family, kv_cache_dtype, heads, count, flops, float(key.bytes), float(row.bytes))
+        kind, grid = self._kind(
+            family, kv_cache_dtype, heads, count, flops / dcp, float(key.bytes) / dcp, float(row.bytes)
+        )
+        if grid is not None and dcp > 1:
+            at.stretch_contexts(grid, dcp)
         kind["window"] = window
         kind["is_prefill"] = phase == "prefill"
         return kind, grid
@@ -289,7 +399,7 @@ class OperatorTables:
         self, decode: Record, prefill: Record, model: ModelSpec, kv_cache_dtype: str
     ) -> FloatArray | None:
         """Fill what a decode kind takes in one launch with prompts; the measured launches where there are any."""
-        if model.is_mla or model.is_sparse or decode["layers"] == 0:
+        if model.is_mla or model.is_sparse or decode["layers"] == 0 or self.dcp > 1:
             return None
         _, heads = layer_shape(model, "decode", self.tp)
         fill_launch(decode, self.profile.hardware, heads["heads"], heads["kv_heads"], float(prefill["qkv_s"]))

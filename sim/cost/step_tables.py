@@ -21,7 +21,7 @@ from draftcast.kernels.model.spec import WINDOWS, ModelSpec
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost import step_time as st
-from draftcast.sim.cost.engine_config import EngineConfig
+from draftcast.sim.cost.engine_config import EngineConfig, stage_layers
 from draftcast.sim.cost.methods import DraftPlan, Method
 from draftcast.sim.cost.operator_tables import OperatorTables
 from draftcast.sim.cost.step_time import Record, StepCost
@@ -139,7 +139,7 @@ def fill_roofline(
             key="max_num_batched_tokens",
             value=config.max_num_batched_tokens,
         )
-    device = OperatorTables(profile, config.tensor_parallel_size, config.weight_dtype)
+    device = _device(profile, config, config.tensor_parallel_size, config.weight_dtype)
     p, method = params[0], config.method
     verify_rows = method.verify_rows(config.num_speculative_tokens)
     sizes = capture_sizes(config, verify_rows, profile.cuda_graph_ceiling)
@@ -159,7 +159,15 @@ def fill_roofline(
             if grid is not None:
                 attention[row]["grid"] = len(grids)
                 grids = np.concatenate([grids, grid])
-    empty = np.zeros((1, 3))
+    experts = empty = np.zeros((1, 3))
+    if config.lockstep_ranks > 1:
+        p["ranks"] = config.lockstep_ranks
+        experts = _padded_table(lambda rows: device.routed(model, rows), last_row * config.lockstep_ranks, ())
+    stages = stage_layers(model.num_hidden_layers, config.pipeline_parallel_size)
+    if len(stages) > 1:
+        bandwidth = profile.hardware.link_bandwidth_bytes_per_s
+        p["hop_s"] = profile.hardware.link_latency_s
+        p["hop_row_s"] = model.hidden_size * device.act_bytes / bandwidth
     cost = StepCost(
         params=params,
         target=_padded_table(lambda rows: device.model_pass(model, rows), last_row, sizes),
@@ -172,12 +180,22 @@ def fill_roofline(
         draft_serial=empty,
         attention=attention,
         attention_grids=grids,
+        experts=experts,
+        stages=np.array(stages) / model.num_hidden_layers,
     )
     head = head_of(method, model, draft_model, config.num_speculative_tokens)
     if head is not None:
-        return _fill_draft(cost, head, profile, config, sizes)
+        return _fill_draft(cost, model, head, profile, config, sizes)
     _fill_search(p, profile, config)
     return cost
+
+
+def _device(profile: RooflineProfile, config: EngineConfig, tp: int, dtype: str) -> OperatorTables:
+    """Operators on one rank of a target or of a draft with ``tp`` tensor-parallel ranks."""
+    dcp = config.decode_context_parallel_size if tp == config.tensor_parallel_size else 1
+    return OperatorTables(
+        profile, tp, dtype, dp=config.lockstep_ranks, expert_parallel=config.enable_expert_parallel, dcp=dcp
+    )
 
 
 def _fill_generation(p: Record, config: EngineConfig, model: ModelSpec, launches: float) -> None:
@@ -244,11 +262,21 @@ def _fill_attention(
 
 
 def _fill_draft(
-    cost: StepCost, head: ModelSpec, profile: RooflineProfile, config: EngineConfig, sizes: tuple[int, ...]
+    cost: StepCost,
+    model: ModelSpec,
+    head: ModelSpec,
+    profile: RooflineProfile,
+    config: EngineConfig,
+    sizes: tuple[int, ...],
 ) -> StepCost:
     method = config.method
     tp, k = config.draft_tensor_parallel_size, config.num_speculative_tokens
-    device = OperatorTables(profile, tp, config.draft_weight_dtype)
+    device = _device(profile, config, tp, config.draft_weight_dtype)
+    if config.lockstep_ranks > 1 and head.is_moe:
+        # A head's experts are those of the target's layers, only fewer: their share of the time at a usual size.
+        usual = np.array([config.max_num_seqs])
+        target = _device(profile, config, config.tensor_parallel_size, config.weight_dtype).routed(model, usual)
+        cost.params[0]["draft_experts"] = device.routed(head, usual).sum() / target.sum()
     last_row = config.max_num_batched_tokens
     per_request = max(k + method.block_rows_beyond_k, k, method.tree_width)
     last_next = min(config.max_num_seqs * per_request, max(last_row, config.max_num_seqs))

@@ -68,6 +68,9 @@ FEATURES = np.dtype(
         ("draft_passes", "f8"),  # the largest number of drafts of one request (the depth of a tree)
         ("draft_kv", "f8"),  # context of the drafting requests, summed
         ("propose_tokens", "f8"),  # context tokens searched on the host (0 for methods that search no text there)
+        # Of data-parallel ranks that step together, see `sim/cluster/data_parallel.py`.
+        ("group_tokens", "f8"),  # rows of all ranks, 0: as many on each
+        ("graph_mode", "i8"),  # how all their passes run, only read where ``group_tokens`` is not 0
     ],
     align=True,
 )
@@ -102,6 +105,10 @@ PARAMS = np.dtype(
         ("host_hides", "i8"),  # 1: the host's time hides behind the device's, 0: it adds to it
         ("window", "f8"),  # tokens that the target's layers with a window see, 0: none
         ("window_kind", "i8"),  # SLIDING, CHUNKED or TOP_K
+        ("ranks", "f8"),  # data-parallel ranks that step together, 0: none
+        ("draft_experts", "f8"),  # the draft's routed experts as a share of the target's
+        ("hop_s", "f8"),  # from one pipeline stage to the next, and each row's part
+        ("hop_row_s", "f8"),
         ("linear_layers", "i8"),  # the target's layers of linear attention
         ("host_fixed_s", "f8"),
         ("host_seq_s", "f8"),
@@ -171,7 +178,8 @@ class StepCost(NamedTuple):
     sampler by logit rows. ``draft_first``: rows of the first pass (or of the context projection). ``draft_next``: rows
     of every later pass (or of the block). ``draft_logits``: the draft's lm_head by rows. ``draft_serial``: one head of
     a multi-head draft by requests. ``attention``: a row per kind of attention layer; ``attention_grids``: the measured
-    grids they point to.
+    grids they point to. ``experts``: the target's routed experts by the rows of all data-parallel ranks, where several
+    step together. ``stages``: shape (pipeline stages,), each one's share of the layers.
     """
 
     params: NDArray[Any]
@@ -183,13 +191,16 @@ class StepCost(NamedTuple):
     draft_serial: FloatArray
     attention: NDArray[Any]
     attention_grids: FloatArray
+    experts: FloatArray
+    stages: FloatArray
 
 
 def cost_without_tables(params: NDArray[Any], curve: FloatArray | None = None) -> StepCost:
     """A step cost of its scalars alone, and of a curve over rows if there is one: all that an affine fit needs."""
     none = np.zeros((1, 3))
     target = none if curve is None else curve
-    return StepCost(params, target, none, none, none, none, none, np.zeros(N_KINDS, ATTENTION), none[0])
+    kinds = np.zeros(N_KINDS, ATTENTION)
+    return StepCost(params, target, none, none, none, none, none, kinds, none[0], none, np.ones(1))
 
 
 def empty_record(dtype: np.dtype[Any]) -> Record:
@@ -250,6 +261,8 @@ def _add_table(table: FloatArray, rows: float, times: float, out: Record) -> flo
 @njit(cache=True, error_model="numpy")
 def _graph_mode(p: Record, f: Record) -> int:
     """How the target's pass of a step runs: as one graph, in pieces, or kernel by kernel."""
+    if f.group_tokens > 0.0:
+        return int(f.graph_mode)
     if f.tokens > p.cuda_graph_rows:
         return int(p.uncaptured_mode)
     if f.prefill_tokens > 0.0 or f.decode_seqs <= 0.0:
@@ -279,6 +292,13 @@ def _drafted(seconds: float, rows: float, times: float, p: Record, out: Record) 
     whole = _with_overhead(seconds, times * added, times * floor, out)
     out.draft_overhead_s += whole - seconds
     return whole
+
+
+@njit(cache=True, error_model="numpy")
+def _experts(table: FloatArray, p: Record, f: Record, rows: float, times: float, out: Record) -> float:
+    """``times`` x seconds of the target's routed experts: ``rows`` of this rank and those of the others as in ``f``."""
+    ranks = f.group_tokens / f.tokens if f.group_tokens > 0.0 else p.ranks
+    return float(_add_table(table, rows * ranks, times, out))
 
 
 @njit(cache=True, error_model="numpy")
@@ -319,6 +339,8 @@ def _target_seconds(cost: StepCost, f: Record, decode: Logs, prefilled: Logs, ne
         seqs, kv = decode_rows, f.decode_qkv
         decode = log_sizes(grids, kv, decode_rows, seqs)
     seconds = _add_table(cost.target, rows, 1.0, out)
+    if p.ranks > 0.0:
+        seconds += _experts(cost.experts, p, f, rows, 1.0, out)
     compute_prefill = prefill_rows > 0.0 and new_prefill > 0.0
     if new_prefill > 0.0:
         out.prefill_attention_s = out.prefill_window_attention_s = 0.0
@@ -390,6 +412,10 @@ def _target_seconds(cost: StepCost, f: Record, decode: Logs, prefilled: Logs, ne
         alone = 0.0
         if decode_rows > 0.0:
             alone = without_prefill - _table_seconds(cost.target, rows) + _table_seconds(cost.target, decode_rows)
+            if p.ranks > 0.0:
+                group = f.group_tokens if f.group_tokens > 0.0 else rows * p.ranks
+                left = max(group - prefill_rows, decode_rows)
+                alone -= _table_seconds(cost.experts, group) - _table_seconds(cost.experts, left)
             # As if the decoding requests ran alone in the same way: a mixed step's graphs are its prompts' doing.
             way = p.uncaptured_mode if decode_rows > p.cuda_graph_rows else p.uniform_mode
             alone += p.target_mode_s[way]
@@ -417,6 +443,8 @@ def _draft_over_target_rows(
     decode_rows = f.decode_tokens + extra_rows
     prefill_rows = f.prefill_tokens
     seconds = _add_table(cost.draft_first, rows, 1.0, out)
+    if p.draft_experts > 0.0:
+        seconds += _experts(cost.experts, p, f, rows, p.draft_experts, out)
     # Requests that draft right after their prefill attend through draft_kv alone.
     qkv, kv, seqs = f.decode_qkv + extra_qkv, f.decode_kv, f.decode_seqs
     logs = decode
@@ -439,13 +467,16 @@ def _draft_over_target_rows(
 
 
 @njit(cache=True, error_model="numpy")
-def _draft_block(cost: StepCost, rows: float, seqs: float, kv: float, times: float, out: Record) -> float:
-    """``times`` x seconds of a draft pass over ``rows`` rows of ``seqs`` requests with ``kv`` context tokens."""
+def _draft_block(cost: StepCost, f: Record, rows: float, kv: float, times: float, out: Record) -> float:
+    """``times`` x seconds of a draft pass over ``rows`` rows of the drafting requests with ``kv`` context tokens."""
     c = borrowed(cost)
     p = c.params[0]
     kinds = c.attention
     grids = c.attention_grids
+    seqs = f.draft_seqs
     seconds = _add_table(c.draft_next, rows, times, out)
+    if p.draft_experts > 0.0:
+        seconds += _experts(c.experts, p, f, rows, times * p.draft_experts, out)
     qkv = kv * rows / seqs
     logs = log_sizes(grids, kv, rows, seqs)
     seconds += attention_seconds(kinds[DRAFT_DECODE], grids, qkv, kv, rows, seqs, logs, times, out)
@@ -476,7 +507,7 @@ def _draft_seconds(cost: StepCost, f: Record, decode: Logs, prefilled: Logs, new
         if plan == AUTOREGRESSIVE and drafting and later > 0.0:
             rows = seqs * p.tree_width
             # Pass j attends to j tokens more; the mean over the passes is exact, the time being close to linear.
-            seconds += _draft_block(cost, rows, seqs, kv + seqs * passes / 2.0, later, out)
+            seconds += _draft_block(cost, f, rows, kv + seqs * passes / 2.0, later, out)
             seconds += _add_table(cost.draft_logits, rows, later, out)
     elif plan == HEADS:
         if drafting:
@@ -486,7 +517,7 @@ def _draft_seconds(cost: StepCost, f: Record, decode: Logs, prefilled: Logs, new
         seconds = _add_table(cost.draft_first, f.tokens, 1.0, out)
         if drafting:
             rows = tokens + p.block_rows_beyond_k * seqs
-            seconds += _draft_block(cost, rows, seqs, kv + rows, 1.0, out)
+            seconds += _draft_block(cost, f, rows, kv + rows, 1.0, out)
             seconds += _add_table(cost.draft_logits, tokens, 1.0, out)
             seconds += _add_table(cost.draft_serial, seqs, passes, out)
     elif plan >= HOST_SEARCH and (seqs > 0.0 or f.propose_tokens > 0.0):
@@ -648,7 +679,7 @@ def fill_decode(
     f.win_decode_kv = seqs * read
     f.win_decode_qkv = seqs * pairs
     f.prefill_seqs = f.prefill_tokens = f.prefill_kv = f.prefill_qkv = f.win_prefill_kv = f.win_prefill_qkv = 0.0
-    f.draft_seqs = f.draft_tokens = f.draft_passes = f.draft_kv = f.propose_tokens = 0.0
+    f.draft_seqs = f.draft_tokens = f.draft_passes = f.draft_kv = f.propose_tokens = f.group_tokens = 0.0
 
 
 @njit(cache=True, error_model="numpy")

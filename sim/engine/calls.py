@@ -44,6 +44,12 @@ def commit(engine: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
+def keep_empty(engine: Engine, slot: int) -> None:
+    """Hold the place of a batch that nothing could be scheduled for."""
+    step.keep_empty(reference(engine), slot)
+
+
+@njit(cache=True)
 def collect_output(engine: Engine) -> int:
     """Take the oldest output; how many requests ended."""
     return step.collect(reference(engine))

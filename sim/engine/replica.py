@@ -41,6 +41,7 @@ from draftcast.sim.state.engine import (
     Engine,
     aligned_zeros,
     config_row,
+    num_slots,
 )
 from draftcast.sim.workload.request_table import RequestTable
 
@@ -145,7 +146,7 @@ class Replica:
         record_steps: bool = False,
     ) -> None:
         n = rows.size
-        seqs = config.max_num_seqs
+        seqs, slots = config.max_num_seqs, num_slots(config)
         caching = config.enable_prefix_caching
         has_hashes = caching and table.hash_ids is not None
         if has_hashes and table.hash_block_tokens % config.block_size:
@@ -166,8 +167,9 @@ class Replica:
             running=np.zeros(seqs, np.uint32),
             queue=np.zeros(n, np.uint32),
             arrivals=np.zeros(n, np.uint32),
-            batch=np.zeros(2, BATCH),
-            entries=aligned_zeros(2 * seqs, ENTRY).reshape(2, seqs),
+            batch=np.zeros(slots, BATCH),
+            entries=aligned_zeros(slots * seqs, ENTRY).reshape(slots, seqs),
+            stage_free_s=np.zeros(cost.stages.size),
             skipped=np.zeros(seqs + 8, np.uint32),
             block_table=np.zeros((seqs, width), np.uint32),
             free_table=np.zeros(seqs, np.int32),
@@ -244,7 +246,7 @@ class Replica:
     def _num_collected(self) -> int:
         """Outputs taken."""
         e = self.state.engine[0]
-        return int(e["step"]) - int(e["in_flight"])
+        return int(e["step"]) - int(e["in_flight"]) + int(e["empty_batches"])
 
     @property
     def next_event_s(self) -> float:

@@ -2,8 +2,8 @@
 
 Follows vLLM 0.32 ``v1/core/sched/scheduler.py`` (``Scheduler.schedule``, ``_preempt_request``,
 ``_update_after_schedule``) and ``async_scheduler.py`` decision for decision; ``draftcast.sim.schedule_trace``
-is compared with vLLM's own class line by line. Encoders, LoRA, KV connectors, pipeline parallelism and
-structured output are not modelled.
+is compared with vLLM's own class line by line. Encoders, LoRA, KV connectors and structured output are not
+modelled.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def schedule(ref: Engine) -> int:
     e = s.engine[0]
     requests = s.requests
     running = s.running
-    slot = (e.first_batch + e.in_flight) & 1
+    slot = (e.first_batch + e.in_flight) & c.last_slot
+    e.calls += 1
     entries = s.entries[slot]
     size = 0
     token_budget = c.max_num_scheduled_tokens
@@ -117,6 +118,9 @@ def schedule(ref: Engine) -> int:
         r = requests[i]
         if r.placeholders > 0 and r.computed + 2 - r.placeholders >= r.prompt + r.max_tokens:
             at += 1  # the step in flight surely ends the request
+            continue
+        if r.eligible_step > e.calls:
+            at += 1
             continue
         n = r.tokens + r.spec + r.placeholders - r.computed
         if 0 < threshold < n:
@@ -259,3 +263,4 @@ def advance_computed(ref: Engine, slot: int, j: int) -> None:
     if s.config[0].async_scheduling and not x.is_chunk:
         r.placeholders += 1 + x.drafts
         r.spec = x.next_drafts
+        r.eligible_step = s.engine[0].calls + s.config[0].decode_stagger

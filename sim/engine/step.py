@@ -193,6 +193,31 @@ def commit(ref: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
+def _pass_stages(ref: Engine, slot: int) -> None:
+    """Send a batch through the pipeline: each stage takes its share of the pass when it and the batch are there.
+
+    The last also samples and drafts. ``launch_s`` becomes when the first begins, ``device_s`` when the last ends.
+    """
+    s = borrowed(ref)
+    e = s.engine[0]
+    batch = s.batch[slot]
+    p = s.cost.params[0]
+    shares = s.cost.stages
+    free_s = s.stage_free_s
+    last = free_s.size - 1
+    hop_s = p.hop_s + batch.tokens * p.hop_row_s
+    batch.launch_s = max(batch.launch_s - max(e.host_s, e.device_s) + e.host_s, free_s[0])
+    now = batch.launch_s
+    for stage in range(last + 1):
+        now = max(now, free_s[stage]) + shares[stage] * s.times[0].target_s
+        if stage == last:
+            now += s.times[0].sample_s + batch.draft_s
+        free_s[stage] = now
+        now += hop_s
+    e.device_s = free_s[last]
+
+
+@njit(cache=True)
 def launch(ref: Engine, slot: int) -> None:
     """Send the scheduled batch to the device: when it starts, how long it takes, what its time is made of."""
     s = borrowed(ref)
@@ -212,7 +237,10 @@ def launch(ref: Engine, slot: int) -> None:
         batch.launch_s = max(e.host_s, e.device_s)
     else:  # the profile's host time is what was left exposed: it delays the device in any case
         batch.launch_s = max(e.host_s, e.device_s) + batch.host_s
-    e.device_s = batch.launch_s + busy
+    if s.stage_free_s.size > 1:
+        _pass_stages(ref, slot)
+    else:
+        e.device_s = batch.launch_s + busy
     batch.end_s = e.device_s
     batch.step = e.step
     e.busy_s += busy
@@ -306,6 +334,21 @@ def _finish(ref: Engine, i: int, now: float) -> None:
 
 
 @njit(cache=True)
+def keep_empty(ref: Engine, slot: int) -> None:
+    """Hold the place of a batch that nothing could be scheduled for: vLLM queues it among those in flight.
+
+    With two in flight at most it makes no difference: it is taken at once.
+    """
+    s = borrowed(ref)
+    e = s.engine[0]
+    if s.config[0].depth > 2:
+        s.batch[slot].size = 0
+        s.batch[slot].end_s = 0.0
+        e.in_flight += 1
+        e.empty_batches += 1
+
+
+@njit(cache=True)
 def collect(ref: Engine) -> int:
     """Take the oldest output: rejections rolled back, tokens delivered, ended requests freed; how many ended.
 
@@ -319,8 +362,11 @@ def collect(ref: Engine) -> int:
     slot = e.first_batch
     batch = s.batch[slot]
     entries = s.entries[slot]
-    e.first_batch ^= 1
+    e.first_batch = (e.first_batch + 1) & c.last_slot
     e.in_flight -= 1
+    if batch.size == 0:
+        e.empty_batches -= 1
+        return 0
     now = max(e.host_s, batch.end_s)
     e.host_s = now
 
@@ -482,7 +528,7 @@ def advance(ref: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -
             if e.host_s >= until_s:
                 return STOP_TIME
             _arrive(ref)
-            slot = (e.first_batch + e.in_flight) & 1
+            slot = (e.first_batch + e.in_flight) & c.last_slot
             num_preemptions = e.num_preemptions
             size = schedule(ref)
             if size > 0:
@@ -493,6 +539,7 @@ def advance(ref: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -
                     return STOP_DECIDE
                 decide(c.policy, ref, slot)
             elif e.in_flight > 0:
+                keep_empty(ref, slot)
                 e.phase = PHASE_COLLECT
             elif e.num_preemptions > num_preemptions:
                 continue  # the step's only candidate gave way to itself; those behind it, and the queue, come next
@@ -504,7 +551,7 @@ def advance(ref: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -
             else:
                 return STOP_STUCK
         if e.phase == PHASE_DECIDE:
-            slot = (e.first_batch + e.in_flight) & 1
+            slot = (e.first_batch + e.in_flight) & c.last_slot
             if c.policy == PYTHON:
                 take_decision(ref, slot)
             launch(ref, slot)
@@ -512,9 +559,9 @@ def advance(ref: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -
         if e.phase == PHASE_COLLECT:
             if max(e.host_s, s.batch[e.first_batch].end_s) > until_s:
                 return STOP_TIME
+            collected += s.batch[e.first_batch].size > 0
             ended = collect(ref)
             e.phase = PHASE_SCHEDULE
-            collected += 1
             if ended and stop_on_finish:
                 s.finished[s.finished.size - 1] = ended
                 return STOP_FINISHED

@@ -44,6 +44,7 @@ REQUEST = np.dtype(
         ("spec", "i4"),  # draft tokens waiting to be verified
         ("future", "i4"),  # output tokens once everything in flight has been verified
         ("num_blocks", "i4"),  # KV blocks held
+        ("eligible_step", "i4"),  # the first call of the scheduler that may schedule it again
         ("num_cached", "i4"),  # leading blocks that carry a hash
         ("table", "i4"),  # row of the block table, -1 without one
         ("status", "i1"),
@@ -158,6 +159,8 @@ CONFIG = np.dtype(
         ("priority", "i1"),  # scheduling_policy
         ("watermark_blocks", "i4"),
         ("depth", "i4"),  # batches in flight before the oldest is awaited
+        ("last_slot", "i4"),  # batches are kept in a ring of one more than this, a power of two
+        ("decode_stagger", "i4"),  # calls of the scheduler between two decode steps of a request
         ("num_keys_per_hash", "i4"),  # KV blocks in one trace hash block, 0: prompts share nothing
         ("policy", "i4"),  # number of the compiled rule, see draftcast.sim.policies.dispatch
     ],
@@ -171,9 +174,11 @@ ENGINE = np.dtype(
         ("device_s", "f8"),  # when the device is free
         ("mark_s", "f8"),  # clocks have been advanced to here
         ("step", "i8"),
+        ("calls", "i8"),  # of the scheduler
         ("phase", "i4"),
         ("in_flight", "i4"),
         ("first_batch", "i4"),
+        ("empty_batches", "i4"),  # of those in flight
         ("num_running", "i4"),
         ("num_waiting", "i4"),
         ("next_arrival", "i4"),
@@ -251,8 +256,9 @@ class Engine(NamedTuple):
     running: Array  # u4[max_num_seqs]
     queue: Array  # u4[n], waiting requests, a binary heap
     arrivals: Array  # u4[n], requests sent to this replica, by arrival time
-    batch: Array  # BATCH[2]
-    entries: Array  # ENTRY[2, max_num_seqs]
+    batch: Array  # BATCH[slots]
+    entries: Array  # ENTRY[slots, max_num_seqs]
+    stage_free_s: Array  # f8[pipeline stages], when each is free
     skipped: Array  # u4[max_num_seqs + 8], requests passed over in this step
     block_table: Array  # u4[max_num_seqs, blocks a sequence may need]
     free_table: Array  # i4[max_num_seqs]
@@ -274,12 +280,17 @@ class Engine(NamedTuple):
     finished: Array  # u4[max_num_seqs], requests that ended in the last collected step
 
 
+def num_slots(config: EngineConfig) -> int:
+    """Batches that a replica keeps: those in flight and, in a ring, up to a power of two."""
+    return max(2, 1 << (config.depth - 1).bit_length())
+
+
 def config_row(config: EngineConfig, hash_block_tokens: int, policy: int) -> Array:
     """``CONFIG[1]``; ``hash_block_tokens``: of the trace, 0 where prompts share nothing."""
     follows = {
         "priority": config.scheduling_policy == "priority",
         "watermark_blocks": int(config.watermark * config.num_gpu_blocks),
-        "depth": 2 if config.async_scheduling else 1,
+        "last_slot": num_slots(config) - 1,
         "num_keys_per_hash": hash_block_tokens // config.block_size,
         "policy": policy,
     }

@@ -21,6 +21,8 @@ SYNONYMS = {
     "rate": "request_rate_rps",
     "k": "num_speculative_tokens",
     "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "dcp": "decode_context_parallel_size",
     "num_gpu_blocks_override": "num_gpu_blocks",
     "num_prompts": "num_requests",
     "max_concurrency": "concurrency",

@@ -108,6 +108,7 @@ def _scheduler(w: dict[str, Any]) -> tuple[Scheduler, bool]:
         ),
     )
     config.cache_config.num_gpu_blocks = w["num_blocks"]
+    stages = parallel.pipeline_parallel_size = w.get("pipeline_parallel_size", 1)  # after validation, as below
     if config.speculative_config is not None:
         # After validation, which refuses methods that this CPU build's model runner cannot run.
         config.speculative_config.method = PARALLEL.get(w["method"], w["method"])
@@ -126,7 +127,10 @@ def _scheduler(w: dict[str, Any]) -> tuple[Scheduler, bool]:
     kind = AsyncScheduler if is_async else Scheduler
     manager = StructuredOutputManager(config)
     block_size = math.lcm(*(group.kv_cache_spec.block_size for group in groups))
-    return kind(config, layers, manager, block_size=block_size, log_stats=True), is_async
+    scheduler = kind(config, layers, manager, block_size=block_size, log_stats=True)
+    # Asynchronous scheduling of a pipeline needs the second model runner, which this CPU build does not take.
+    scheduler.use_v2_model_runner = is_async and stages > 1
+    return scheduler, is_async
 
 
 def _prompt(w: dict[str, Any], i: int) -> list[int]:
@@ -177,7 +181,7 @@ def drive(w: dict[str, Any]) -> Iterator[dict[str, Any]]:
         step += 1
         chunks = {r for r in out.num_scheduled_tokens if scheduler.requests[r].is_prefill_chunk}
         in_flight.append((out, chunks))
-        if len(in_flight) < (2 if is_async else 1) and out.total_num_scheduled_tokens:
+        if len(in_flight) < w.get("pipeline_parallel_size", 1) + is_async and out.total_num_scheduled_tokens:
             continue
         out, chunks = in_flight.popleft()
         if not out.num_scheduled_tokens:

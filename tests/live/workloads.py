@@ -11,7 +11,12 @@ EVERY_METHOD = (*METHODS, *HIDDEN_STATES, "pard", "ngram_gpu", "medusa", "suffix
 
 
 def random_workload(
-    seed: int, *, prefix_caching: bool = False, methods: tuple[str, ...] = METHODS, linear_groups: int = 0
+    seed: int,
+    *,
+    prefix_caching: bool = False,
+    methods: tuple[str, ...] = METHODS,
+    linear_groups: int = 0,
+    stages: int = 1,
 ) -> dict[str, Any]:
     """Workload number ``seed``; the same number is the same workload everywhere.
 
@@ -55,6 +60,8 @@ def random_workload(
     }
     if prefix_caching:
         workload["prefix_caching"] = True
+    if stages > 1:
+        workload["pipeline_parallel_size"] = stages
     if linear_groups:
         workload["linear_groups"] = linear_groups
     if rng.random() < 0.3:

@@ -66,6 +66,24 @@ def test_batch_limits_default_as_in_vllm(overrides: tuple[str, ...], limits: tup
             ),
             ("engine.async_scheduling", "ngram"),
         ),
+        (("engine.enable_expert_parallel=true",), ("engine.enable_expert_parallel", "has no experts")),
+        (("engine.pipeline_parallel_size=33",), ("engine.pipeline_parallel_size = 33", "32 layers")),
+        (
+            ("engine.tensor_parallel_size=8", "engine.decode_context_parallel_size=2"),
+            ("engine.decode_context_parallel_size = 2", "above the 8 KV heads"),
+        ),
+        (
+            ("engine.tensor_parallel_size=16", "engine.decode_context_parallel_size=4"),
+            ("engine.decode_context_parallel_size = 4", "must not exceed tensor_parallel_size / KV heads = 2"),
+        ),
+        (
+            ("engine.tensor_parallel_size=2", "engine.decode_context_parallel_size=4"),
+            ("engine.decode_context_parallel_size = 4", "must divide tensor_parallel_size = 2"),
+        ),
+        (
+            ("engine.version=vllm 0.20", "engine.pipeline_parallel_size=2", "engine.async_scheduling=true"),
+            ("engine.async_scheduling", "pipeline parallelism"),
+        ),
         (("engine.max_model_len=131073",), ("engine.max_model_len = 131073", "the model's own maximum of 131072")),
         (("engine.long_prefill_token_threshold=3",), ("engine.long_prefill_token_threshold = 3", "at least 1 + the 3")),
         (

@@ -60,6 +60,19 @@ def test_one_request_synchronously(build_case: Any) -> None:
     assert parts(case) == {"prefill": 1.5, "verify": 2.25}
 
 
+def test_batches_follow_each_other_through_a_pipeline(build_case: Any, easy_cost: Any) -> None:
+    cost = easy_cost(method="none", is_async=False)._replace(stages=np.array([0.5, 0.5]))
+    case = build_case([4, 4], [2, 2], cost=cost, max_num_batched_tokens=4, pipeline_parallel_size=2, **SYNC)
+    # Each stage takes 0.75 s of a prompt and 0.5625 s of a token. The first stage takes the second prompt when it has
+    # passed on the first, so the two requests stay in batches of their own.
+    assert [step[:5] for step in case.log()] == [
+        (0.0, 0.0, 1.5, 1.5, {0: (4, 0, 0)}),
+        (0.0, 0.75, 2.25, 2.25, {1: (4, 0, 0)}),
+        (1.5, 1.5, 2.8125, 2.8125, {0: (1, 0, 0)}),  # the second stage is busy until 2.25
+        (2.25, 2.25, 3.375, 3.375, {1: (1, 0, 0)}),
+    ]
+
+
 def test_one_request_asynchronously(build_case: Any) -> None:
     case = build_case([4], [3])
     # Each step is scheduled when the step before the one in flight is collected; without host time nothing is gained.

@@ -1,0 +1,121 @@
+"""What pipeline, expert and decode-context parallelism do to memory and step times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.load import load_profile
+from draftcast.kernels.model.catalog import load_model
+from draftcast.sim.cost.engine_config import EngineConfig, stage_layers
+from draftcast.sim.cost.memory import MemoryBudget, memory_budget
+from draftcast.sim.cost.step_cost import compile_step_cost
+from draftcast.sim.cost.step_time import (
+    FEATURES,
+    FULL_GRAPH,
+    TIMES,
+    StepCost,
+    decode_features,
+    decode_step_seconds,
+    step_time,
+)
+
+H200 = load_hardware("h200")
+PROFILE = load_profile(None, H200)
+DEEPSEEK, LLAMA = load_model("DeepSeek-V3"), load_model("Llama-3.1-70B")
+EIGHT = EngineConfig(is_moe=True, weight_dtype="fp8", max_model_len=4096, tensor_parallel_size=8)
+
+
+def memory(config: EngineConfig, model: Any = DEEPSEEK) -> MemoryBudget:
+    return memory_budget(config, model, None, H200)
+
+
+def cost(config: EngineConfig, model: Any = DEEPSEEK) -> StepCost:
+    return compile_step_cost(config, model, None, PROFILE, H200)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "stages", "layers"),
+    [
+        (61, 2, (31, 30)),
+        (61, 4, (15, 15, 16, 15)),
+        (62, 4, (15, 16, 16, 15)),
+        (63, 4, (16, 16, 16, 15)),
+        (80, 1, (80,)),
+    ],
+)
+def test_layers_are_spread_as_vllm_spreads_them(num_layers: int, stages: int, layers: tuple[int, ...]) -> None:
+    assert stage_layers(num_layers, stages) == layers
+
+
+def test_the_stage_with_the_fewest_blocks_counts() -> None:
+    config = EngineConfig(weight_dtype="fp8", max_model_len=4096)
+    whole, half = memory(replace(config), LLAMA), memory(replace(config, pipeline_parallel_size=2), LLAMA)
+    ends = 2 * LLAMA.vocab_size * LLAMA.hidden_size  # the embedding or lm_head, in 16 bits
+    assert half.weight_bytes == pytest.approx((whole.weight_bytes - 2 * ends) / 2 + ends)
+    assert half.kv_bytes_per_token == whole.kv_bytes_per_token / 2
+    # 16 layers of 61 stand in the third of four stages.
+    uneven = memory(replace(EIGHT, tensor_parallel_size=2, pipeline_parallel_size=4))
+    assert uneven.kv_bytes_per_token == pytest.approx(DEEPSEEK.kv_bytes_per_token("bf16", 2) * 16 / 61)
+
+
+def test_a_block_of_ranks_that_share_out_a_context_holds_the_tokens_of_all() -> None:
+    plain, shared = memory(EIGHT), memory(replace(EIGHT, decode_context_parallel_size=4))
+    assert (shared.block_size, shared.kv_bytes_per_token) == (4 * plain.block_size, plain.kv_bytes_per_token / 4)
+    assert shared.num_gpu_blocks == plain.num_gpu_blocks
+
+
+def test_data_parallel_ranks_of_experts_hold_a_part_of_the_experts_and_all_the_rest() -> None:
+    alone = replace(EIGHT, tensor_parallel_size=1, data_parallel_size=8)
+    experts = DEEPSEEK.weight_bytes("fp8", 1, ("experts",))
+    expected = DEEPSEEK.weight_bytes("fp8") - experts * 7 / 8
+    assert memory(alone).weight_bytes == pytest.approx(expected)
+    assert memory(replace(alone, enable_expert_parallel=True)).weight_bytes == pytest.approx(expected)
+    dense = EngineConfig(max_model_len=4096, weight_dtype="fp8", data_parallel_size=8)
+    assert memory(dense, LLAMA).weight_bytes == memory(replace(dense, data_parallel_size=1), LLAMA).weight_bytes
+
+
+def test_contexts_shared_out_save_long_reads_and_cost_exchanges() -> None:
+    plain, shared = cost(EIGHT), cost(replace(EIGHT, decode_context_parallel_size=8))
+    seconds = [[decode_step_seconds(c, 64, 0, context) for c in (plain, shared)] for context in (100.0, 60_000.0)]
+    assert seconds[0][0] < seconds[0][1]
+    assert seconds[1][1] < 0.5 * seconds[1][0]
+
+
+def test_experts_of_many_rows_shrink_less_than_by_the_number_of_ranks() -> None:
+    ranks = [replace(EIGHT, tensor_parallel_size=1, data_parallel_size=n, enable_expert_parallel=True) for n in (4, 8)]
+    four, eight = (cost(config).experts.sum(axis=1)[4096] for config in ranks)
+    assert 0.5 * four < eight < four
+
+
+def test_rows_of_other_ranks_pass_through_the_experts_of_this_one() -> None:
+    spread = cost(replace(EIGHT, tensor_parallel_size=1, data_parallel_size=8, enable_expert_parallel=True))
+    features = np.zeros(1, FEATURES)[0]
+    assert seconds_with(spread, features, 16.0) < seconds_with(spread, features, 128.0)
+
+
+def seconds_with(spread: StepCost, features: Any, group_tokens: float) -> float:
+    decode_features(spread, 16, 0, 1000.0, features)
+    features["group_tokens"], features["graph_mode"] = group_tokens, FULL_GRAPH
+    times = np.zeros(1, TIMES)[0]
+    step_time(spread, features, times)
+    return float(times["target_s"])
+
+
+def test_each_degree_and_expert_parallelism_change_the_step() -> None:
+    seconds = {
+        decode_step_seconds(cost(config), 32, 0, 2000.0)
+        for config in (
+            EIGHT,
+            replace(EIGHT, enable_expert_parallel=True),
+            replace(EIGHT, decode_context_parallel_size=2),
+            replace(EIGHT, tensor_parallel_size=4, data_parallel_size=2),
+            replace(EIGHT, tensor_parallel_size=4, data_parallel_size=2, enable_expert_parallel=True),
+            replace(EIGHT, tensor_parallel_size=4, pipeline_parallel_size=2),
+        )
+    }
+    assert len(seconds) == 6
