@@ -18,23 +18,27 @@ from draftcast.calibration.profile.spec import AffineProfile, HardwareProfile
 from draftcast.errors import InputError
 from draftcast.files import write_text
 from draftcast.scenarios.live.validate.comparison import CAUSES, Figure, Validation
-from draftcast.scenarios.live.validate.figures import Timeline, chunk_gaps, live_timeline, simulated_timeline
+from draftcast.scenarios.live.validate.forecast import live_timeline, simulated_timeline
+from draftcast.scenarios.run.measured_run import piece_gaps
+from draftcast.scenarios.run.timeline import Timeline
 from draftcast.scenarios.show.exports import json_bytes
 from draftcast.scenarios.show.plots import BREAK_EVEN_LINE, LIMIT, OFF, ON, label_axes, panels, series
 from draftcast.scenarios.show.tables import MISSED, aligned, html_table, page, paragraphs
 from draftcast.sim.compiled.itl_histogram import histogram_quantile
 from draftcast.sim.output.request_columns import RequestColumns
 
-FloatArray = NDArray[np.float64]
-
 _SHARES = np.linspace(0.01, 0.99, 99)
 # More points than this are thinned: a page of some megabytes loads, one of some hundred does not.
 _MOST_POINTS = 3000
 _LATENCIES = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2el_s", "E2E"))
 _LEVELS = (("running", "Requests in the step"), ("waiting", "Requests waiting"), ("kv_usage", "KV blocks in use"))
-
 _MANIFEST_KEYS = ("name", "created_at", "speculative_config", "machine", "noise")
 _COLOURS = {"forecast": ON, "measured": OFF}
+STEM = "validation"
+OPEN_LOOP_BARS = {"mean_tpot_s": 0.07, "mean_e2el_s": 0.10, "median_ttft_s": 0.15}
+"""Maximum error that draftcast's own forecasts may have below 80 % of the capacity, by figure."""
+CLOSED_LOOP_BARS = {"output_throughput": 0.05}
+STEP_BARS = {"median": 0.05, "p90": 0.15}
 
 
 def validation_figure(validation: Validation) -> Any:
@@ -50,7 +54,8 @@ def validation_figure(validation: Validation) -> Any:
         measured, forecast = measured[np.isfinite(measured)], forecast[np.isfinite(forecast)]
         if len(measured) and len(forecast):
             _diagonal(figure, np.quantile(measured, _SHARES), np.quantile(forecast, _SHARES), (1, col))
-    gaps = chunk_gaps(validation.question.live)
+    live = validation.question.live
+    gaps, _ = piece_gaps(live.chunks, live.requests["request_id"].to_numpy())
     if len(gaps):
         counts = np.sum([replication.itl_counts for replication in validation.replays], axis=0)
         _diagonal(figure, np.quantile(gaps, _SHARES), histogram_quantile(counts, _SHARES), (2, 1))
@@ -64,7 +69,7 @@ def validation_figure(validation: Validation) -> Any:
     return figure.update_layout(template="plotly_white", height=1050, legend={"orientation": "h", "y": -0.05})
 
 
-def _diagonal(figure: Any, x: FloatArray, y: FloatArray, cell: tuple[int, int]) -> None:
+def _diagonal(figure: Any, x: NDArray[np.float64], y: NDArray[np.float64], cell: tuple[int, int]) -> None:
     """Points and the line on which they would lie were the forecast right."""
     ends = [float(min(x.min(), y.min())), float(max(x.max(), y.max()))]
     style = {"cell": cell, "showlegend": False}
@@ -77,10 +82,9 @@ def _steps(figure: Any, validation: Validation) -> None:
     times = {"forecast": pd.concat([run.steps["step_s"] for run in validation.replays]).to_numpy(np.float64)}
     if validation.steps is not None:
         points = validation.steps.timed.points
-        times["measured"], predicted = (
-            (points[name] / points["steps"]).to_numpy(np.float64) for name in ("seconds", "predicted_s")
-        )
-        _diagonal(figure, _thin(times["measured"]), _thin(predicted), (2, 2))
+        each = points[["seconds", "predicted_s"]].div(points["steps"], axis=0).to_numpy(np.float64)
+        times["measured"] = each[:, 0]
+        _diagonal(figure, *_thin(each).T, (2, 2))
     for side, values in times.items():
         ordered = _thin(np.sort(values))
         share = np.arange(1, len(ordered) + 1) / len(ordered)
@@ -98,25 +102,23 @@ def _timelines(validation: Validation) -> dict[str, Timeline]:
     return timelines
 
 
+def _means(levels: Timeline) -> dict[str, float]:
+    """Time averages over the span of the steps; NaN for fewer than two."""
+    gaps = np.diff(levels.time_s)
+    shown = {name: getattr(levels, name)[:-1] for name, _ in _LEVELS}
+    return {name: float(np.average(level, weights=gaps)) if len(gaps) else math.nan for name, level in shown.items()}
+
+
 def _thin(values: NDArray[Any]) -> NDArray[Any]:
     """Every n-th value where there are too many to draw."""
     return values[:: max(1, -(-len(values) // _MOST_POINTS))]
 
 
-STEM = "validation"
-OPEN_LOOP_BARS = {"mean_tpot_s": 0.07, "mean_e2el_s": 0.10, "median_ttft_s": 0.15}
-"""Maximum error that draftcast's own forecasts may have below 80 % of the capacity, by figure."""
-CLOSED_LOOP_BARS = {"output_throughput": 0.05}
-STEP_BARS = {"median": 0.05, "p90": 0.15}
-
-
 def bars(validation: Validation) -> dict[str, float]:
-    """The bar of each figure that has one in this kind of run."""
     return CLOSED_LOOP_BARS if validation.question.loop is not None else OPEN_LOOP_BARS
 
 
 def steps_hold(errors: Errors) -> bool:
-    """Whether step times are within their bars."""
     return errors.median <= STEP_BARS["median"] and errors.p90 <= STEP_BARS["p90"]
 
 
@@ -131,10 +133,9 @@ def summary(validation: Validation) -> dict[str, Any]:
         "compared": len(question.table),
         "server_version": live.manifest["server"].get("version"),
     }
-    figures = {}
-    for name, data in figure_summaries(validation).items():
-        forecast = validation.figures[name].forecast
-        figures[name] = {**data, "low": forecast.low, "high": forecast.high, "bar": limits.get(name)}
+    figures = figure_summaries(validation)
+    for name, figure in validation.figures.items():
+        figures[name] |= {"low": figure.forecast.low, "high": figure.forecast.high, "bar": limits.get(name)}
     return {
         "draftcast_version": __version__,
         "run": run | {key: live.manifest[key] for key in _MANIFEST_KEYS},
@@ -149,7 +150,7 @@ def summary(validation: Validation) -> dict[str, Any]:
         "front_end": {"forecast": validation.front_end, "measured": own.seconds if own else None},
         "figures": figures,
         "steps": validation.steps.summary() if validation.steps is not None else None,
-        "levels": {side: levels.means() for side, levels in _timelines(validation).items()},
+        "levels": {side: _means(levels) for side, levels in _timelines(validation).items()},
         "notes": list(validation.notes),
     }
 
@@ -157,19 +158,14 @@ def summary(validation: Validation) -> dict[str, Any]:
 def figure_summaries(validation: Validation) -> dict[str, dict[str, Any]]:
     """The figures as plain data: measured, forecast, error and its causes."""
     return {
-        name: {
-            "measured": figure.measured,
-            "forecast": figure.forecast.mean,
-            "error": figure.error,
-            "error_with_own_step_times": validation.error_with_own_step_times(name),
-            "causes": validation.attribution.get(name),
-        }
+        name: {"measured": figure.measured, "forecast": figure.forecast.mean, "error": figure.error}
+        | {"error_with_own_step_times": validation.error_with_own_step_times(name)}
+        | {"causes": validation.attribution.get(name)}
         for name, figure in validation.figures.items()
     }
 
 
 def rows(validation: Validation) -> list[list[str]]:
-    """The error table: header, then a line per figure."""
     limits = bars(validation)
     causes = list(CAUSES) if validation.attribution else []
     table = [["figure", "measured", "forecast", "error", "bar", "with the run's own step times", *causes]]
@@ -184,7 +180,6 @@ def rows(validation: Validation) -> list[list[str]]:
 
 
 def text(validation: Validation) -> str:
-    """For a terminal."""
     lines = [*head(validation), "", *aligned(rows(validation))]
     if validation.steps is not None:
         lines.append("")

@@ -5,26 +5,126 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from draftcast.calibration.engine_log.regression import Errors
+from draftcast.calibration.live.composition import FEATURES, TimedRun, composed_steps, timed_run
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_profile import FrontEndMeasurement, measure_front_end, run_digest
 from draftcast.calibration.profile.spec import AffineProfile, FrontEnd
 from draftcast.errors import InputError
-from draftcast.scenarios.live.validate.figures import live_figures, live_requests
-from draftcast.scenarios.live.validate.forecast import NOTHING, Assumptions, Replay, forecast
+from draftcast.scenarios.live.validate.forecast import (
+    NOTHING,
+    Assumptions,
+    Replay,
+    forecast,
+    live_figures,
+    live_requests,
+)
 from draftcast.scenarios.live.validate.question import Question, measured_acceptance, question
-from draftcast.scenarios.live.validate.step_times import StepTimes, step_times
 from draftcast.scenarios.schema import Scenario
+from draftcast.sim.cost import step_time as st
 from draftcast.sim.output.metrics import summarise
 from draftcast.sim.statistics.intervals import Estimate
+
+FloatArray = NDArray[np.float64]
 
 CAUSES = ("acceptance", "step time", "client", "scheduling")
 """What a difference is put down to, in the order in which measured values replace forecast ones; the last is the rest:
 what runs when, and chance."""
 # Of a core; more work of others than this is no quiet machine.
 _MANY_OTHERS = 0.1
+# What has to be the same for two steps to be expected to take the same time; contexts grow by a token a step.
+_COMPOSITION = ("steps", "seqs", "decode_tokens", "prefill_tokens", "draft_tokens")
+_LEAST_NEIGHBOURS = 20
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Measured and predicted seconds of the same steps."""
+
+    timed: TimedRun  # the run's steps; its points have ``seconds`` and ``predicted_s``
+    errors: dict[str, Errors]  # of ``all`` points, of ``decode`` steps and of steps with ``prompts``
+    decode_excess: float  # share by which steps without prompts took longer than predicted, all their time counted
+    prompt_excess: float  # the same of steps with prompts
+
+    def summary(self) -> dict[str, Any]:
+        """Plain data: errors, and quantiles of measured and predicted seconds a step."""
+        points = self.timed.points
+        steps = points["steps"].to_numpy(np.float64)
+        each = {name: points[name].to_numpy(np.float64) / steps for name in ("seconds", "predicted_s")}
+        quantiles = {f"p{q}": {name: float(np.percentile(s, q)) for name, s in each.items()} for q in (5, 50, 95)}
+        means = {name: float(points[name].sum() / steps.sum()) for name in each}
+        return {
+            "clock": self.timed.clock,
+            "points": len(points),
+            "steps": int(steps.sum()),
+            "errors": self.errors,
+            "repeat_spread": repeat_spread(points),
+            "step_s": {"mean": means, **quantiles},
+            "decode_excess": self.decode_excess,
+            "prompt_excess": self.prompt_excess,
+            "left_out": self.timed.left_out,
+        }
+
+
+def step_times(question: Question) -> StepTimes | None:
+    """The run's steps priced by the question's step cost; None where the run has no log.
+
+    Raises:
+        InputError: a log that does not belong to the run, or no step that can be timed.
+    """
+    if question.live.server_log is None:
+        return None
+    steps = composed_steps(question.live)
+    predicted_s = priced(question.deployment.cost, steps)
+    timed = timed_run(question.live, steps.assign(predicted_s=predicted_s), ("predicted_s",))
+    points = timed.points
+    prompts = (points["context_tokens"] > 0).to_numpy()
+    errors = {
+        name: Errors.of(points.loc[where, "predicted_s"].to_numpy(np.float64), points[where])
+        for name, where in (("all", np.full(len(points), True)), ("decode", ~prompts), ("prompts", prompts))
+    }
+    return StepTimes(timed, errors, _excess(points[~prompts]), _excess(points[prompts]))
+
+
+def priced(cost: st.StepCost, steps: pd.DataFrame) -> FloatArray:
+    """Seconds of each step by the step cost; ``steps`` has `FEATURES`. The host hides where the engine says so."""
+    f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
+    table = steps[list(FEATURES)].to_numpy(np.float64)
+    on_host = int(cost.params[0]["plan"]) == st.HOST_SEARCH
+    seconds = np.empty(len(table))
+    for row, features in enumerate(table):
+        for name, value in zip(FEATURES, features, strict=True):
+            f[name] = value
+        f["propose_tokens"] = f["draft_kv"] if on_host else 0.0
+        st.step_time(cost, f, out)
+        seconds[row] = st.step_seconds(cost, out)
+    return seconds
+
+
+def repeat_spread(points: pd.DataFrame) -> tuple[float, float]:
+    """Median and p90 of the relative difference of neighbouring steps of the same composition, over the root of two.
+
+    The error of a forecast that knew the mean of every composition; NaN where there are hardly any such neighbours.
+    """
+    alike = points[["source", *_COMPOSITION]]
+    same = (alike == alike.shift()).all(axis=1).to_numpy()[1:]
+    seconds = points["seconds"].to_numpy(np.float64)
+    spread = np.abs(np.log(seconds[1:] / seconds[:-1]))[same] / np.sqrt(2.0)
+    if len(spread) < _LEAST_NEIGHBOURS:
+        return math.nan, math.nan
+    median, p90 = np.quantile(spread, (0.5, 0.9))
+    return float(median), float(p90)
+
+
+def _excess(points: pd.DataFrame) -> float:
+    predicted_s = float(points["predicted_s"].sum())
+    return float(points["seconds"].sum()) / predicted_s - 1.0 if predicted_s > 0.0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -50,10 +150,9 @@ class Validation:
     question: Question
     figures: dict[str, Figure]  # by name, those that both sides have
     acceptance: str  # ``configured`` or ``measured``: which one the forecast took; "" without speculation
-    front_end: FrontEnd  # the forecast's seconds between client and engine; their source is the profile's calibration
-    # The same as measured in this very run, for the attribution; None without a log
-    own_front_end: FrontEndMeasurement | None
-    steps: StepTimes | None  # step times; None without a log
+    front_end: FrontEnd  # the forecast's seconds between client and engine, from the profile's calibration
+    own_front_end: FrontEndMeasurement | None  # measured in this very run, for the attribution; None without a log
+    steps: StepTimes | None  # None without a log
     replays: list[Replay] = field(repr=False)  # the forecast's replications
     live_requests: pd.DataFrame = field(repr=False)  # the run's requests in the columns of a simulation
     # By figure: measured minus forecast, by cause (`CAUSES`), each as a share of the measured value
@@ -95,7 +194,9 @@ def validate(
     has_counts = bool(counts and counts["num_drafts"])
     counted = measured_acceptance(live, asked.scenario) if speculates and (measured or has_counts) else None
     steps = step_times(asked)
-    own = measure_front_end([steps.timed], [steps.fitted_s]) if steps is not None else None
+    own = None
+    if steps is not None:
+        own = measure_front_end([steps.timed], [steps.timed.steps["predicted_s"].to_numpy(np.float64)])
     assumptions = Assumptions(acceptance=counted if measured else None, front_end=front_end)
     replays = forecast(asked, assumptions)
     estimates = summarise([each.figures for each in replays], asked.scenario.statistics.confidence)
@@ -106,14 +207,14 @@ def validate(
     }
     attribution = {}
     if attribute:
-        # Measured values replace forecast ones, one after the other.
         chain = [assumptions, replace(assumptions, acceptance=counted)]
         decode, prompt = (steps.decode_excess, steps.prompt_excess) if steps is not None else (0.0, 0.0)
         chain.append(replace(chain[-1], decode_excess=decode, prompt_excess=prompt))
         chain.append(replace(chain[-1], front_end=own.seconds if own is not None else front_end))
-        means = [_means(replays)]
+        means = [pd.DataFrame([each.figures for each in replays]).mean()]
         for before, after in pairwise(chain):
-            means.append(means[-1] if after == before else _means(forecast(asked, after)))
+            played = pd.DataFrame([each.figures for each in forecast(asked, after)]).mean() if after != before else None
+            means.append(means[-1] if played is None else played)
         attribution = {name: _shares(figure.measured, [m[name] for m in means]) for name, figure in figures.items()}
     return Validation(
         question=asked,
@@ -144,10 +245,6 @@ def _shares(measured: float, values: list[float]) -> dict[str, float]:
         return dict.fromkeys(CAUSES, math.nan)
     ends = [*values, measured]
     return {cause: (after - before) / measured for cause, before, after in zip(CAUSES, values, ends[1:], strict=True)}
-
-
-def _means(replays: list[Replay]) -> dict[str, float]:
-    return dict(pd.DataFrame([each.figures for each in replays]).mean())
 
 
 def _notes(asked: Question, steps: StepTimes | None) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ Stretches and requests of one run are not independent, so with a single round an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,15 +32,13 @@ CUTOVER_BAR = 0.15
 
 @dataclass(frozen=True)
 class Effect:
-    """Speculation's effect in one mode at one load."""
+    """Speculation's effect in one mode at one load; the first three as in the sweep's index."""
 
-    # mode, load_kind, load: as in the sweep's index
     mode: str
     load_kind: str
     load: float
-    # measured, low, high: over all rounds, with its interval
-    measured: float
-    low: float
+    measured: float  # over all rounds
+    low: float  # of its interval
     high: float
     forecast: float  # over all rounds and replications
     resamples: FloatArray  # of the measured effect, shape (`RESAMPLES`,)
@@ -72,7 +70,7 @@ class Cutover:
 
     @property
     def within_bar(self) -> bool:
-        """Whether the two are within one step of the numbers of users that were run, or within 15 %."""
+        """Whether the two are within one step of the numbers of users that were run, or within `CUTOVER_BAR`."""
         if math.isfinite(self.measured) and abs(self.forecast / self.measured - 1.0) <= CUTOVER_BAR:
             return True
         return abs(self._place(self.measured) - self._place(self.forecast)) <= 1.0
@@ -92,7 +90,6 @@ def effect(mode: str, load_kind: str, load: float, pairs: Sequence[tuple[Validat
     low, high = np.percentile(resamples, (_TAIL, 100.0 - _TAIL))
     replications = np.mean([_forecasts(load_kind, off, on) for off, on in pairs], axis=0)
     measured, forecast = float(np.mean([value for value, _ in rounds])), float(replications.mean())
-    resamples = np.asarray(resamples)
     return Effect(mode, load_kind, load, measured, float(low), float(high), forecast, resamples, replications)
 
 
@@ -170,12 +167,3 @@ def _e2e(run: Validation) -> pd.Series[float]:
     ids = run.question.live.requests["request_id"].to_numpy()[run.question.kept]
     spent = run.live_requests["finish_s"] - run.live_requests["arrival_s"]
     return pd.Series(spent.to_numpy(), index=ids)
-
-
-def capacities(validations: Mapping[str, Sequence[Validation]]) -> dict[str, float]:
-    """Output tokens a second that each mode's closed loops reached at most; by mode."""
-    return {
-        mode: max(run.figures[closed_loop_figure(run)].measured for run in runs)
-        for mode, runs in validations.items()
-        if runs
-    }

@@ -1,4 +1,4 @@
-"""The forecast of a live run: its requests simulated, seen as its client saw them.
+"""The forecast of a live run: its requests simulated and seen as its client saw them, and the figures of both.
 
 The simulator knows engines. What lies between client and engine is a measured term of its own (`FrontEnd`): it moves a
 request's arrival in the engine after its sending and a piece's arrival at the client after its step.
@@ -7,6 +7,7 @@ request's arrival in the engine after its sending and a piece's arrival at the c
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,19 +17,22 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from draftcast.calibration.profile.spec import FrontEnd
-from draftcast.scenarios.live.validate.figures import run_figures
 from draftcast.scenarios.live.validate.question import Question
 from draftcast.scenarios.run.deployment import with_excess
+from draftcast.scenarios.run.measured_run import as_simulated, counted_acceptance, piece_gaps
 from draftcast.scenarios.run.simulate import BehindFrontEnd, replicate
+from draftcast.scenarios.run.timeline import Timeline
 from draftcast.scenarios.run.workload_spec import slos
 from draftcast.scenarios.schema.load import with_values
+from draftcast.sim.compiled.itl_histogram import itl_histogram
 from draftcast.sim.compiled.random_streams import replication_seed
+from draftcast.sim.output.metrics import compute_metrics
+from draftcast.sim.workload.workload import Slo
 
 FloatArray = NDArray[np.float64]
 
 NOTHING = FrontEnd(0.0, 0.0, 0.0, 0.0)
-# Between two requests that are sent at the same moment, on their way into the engine. Far shorter than a step; only
-# that it is not nothing matters.
+# Between two requests sent at the same moment; any time far shorter than a step will do.
 _ENTRY_GAP_S = 1e-4
 
 
@@ -37,9 +41,8 @@ class Assumptions:
     """What a forecast takes from elsewhere than scenario and server."""
 
     acceptance: Mapping[str, Any] | None = None  # a scenario's acceptance section; None: the scenario's own
-    # decode_excess, prompt_excess: share by which steps without and with prompts last longer than the profile says
-    decode_excess: float = 0.0
-    prompt_excess: float = 0.0
+    decode_excess: float = 0.0  # share by which steps without prompts last longer than the profile says
+    prompt_excess: float = 0.0  # the same of steps with prompts
     front_end: FrontEnd = NOTHING  # seconds between client and engine
 
 
@@ -106,3 +109,89 @@ def _at_client(requests: pd.DataFrame, steps: pd.DataFrame, front_end: FrontEnd)
         step = np.clip(np.searchsorted(ends, at - 1e-9), 0, len(ends) - 1)
         seen[name] = at + front_end.output_s + front_end.output_sequence_s * outputs[step]
     return requests.assign(**seen)
+
+
+# ---- figures: one definition for live and simulated ----
+
+_STATISTICS = ("mean", "median", "p95")
+_LATENCIES = ("ttft", "tpot", "itl", "e2el")
+FIGURES = (
+    *(f"{statistic}_{name}_s" for name in _LATENCIES for statistic in _STATISTICS),
+    "output_throughput",
+    "busy_throughput",
+    "request_throughput",
+    "request_goodput",
+    "slo_attainment",
+    "mean_acceptance_length",
+    "acceptance_rate",
+)
+"""What is compared, beside the acceptance by draft position (``acceptance_rate_position_<i>``). *busy_throughput* is a
+closed loop's: output tokens a second until the last request is sent, while every user has one in the system."""
+
+# A closed loop whose users send for less than this share of the run says little about being busy.
+_LEAST_BUSY = 0.2
+
+
+def run_figures(
+    requests: pd.DataFrame,
+    itl_counts: Any,
+    objectives: Mapping[str, Slo],
+    closed_loop: bool,
+    accepted_per_position: Any = None,
+) -> dict[str, float]:
+    """`FIGURES` over the whole run: nothing is cut off, whatever the load did; NaN where undefined."""
+    metrics = compute_metrics(
+        requests, itl_counts, slo=dict(objectives) or None, accepted_per_position=accepted_per_position
+    )
+    found = {**metrics.transient, **metrics.summary()}
+    found["busy_throughput"] = _busy_throughput(requests) if closed_loop else math.nan
+    positions = [name for name in found if name.startswith("acceptance_rate_position_")]
+    return {name: float(found.get(name, math.nan)) for name in (*FIGURES, *positions)}
+
+
+def live_figures(question: Question) -> dict[str, float]:
+    """The same of the recorded run; acceptance is the server's own count."""
+    requests = live_requests(question)
+    ids = question.live.requests["request_id"].to_numpy()[question.kept]
+    gaps, owners = piece_gaps(question.live.chunks, ids)
+    counts = itl_histogram(gaps, owners, len(requests))
+    figures = run_figures(requests, counts, slos(question.scenario), question.loop is not None)
+    return figures | counted_acceptance(question.live)
+
+
+def live_requests(question: Question) -> pd.DataFrame:
+    """The answered requests in the columns of a simulated run; what a client cannot see is 0."""
+    return as_simulated(question.live.requests.loc[question.kept])
+
+
+def _busy_throughput(requests: pd.DataFrame) -> float:
+    """Output tokens a second from the first to the last sending; an answer's tokens spread evenly after its first."""
+    sent_s = requests["arrival_s"].to_numpy(np.float64)
+    start_s, end_s = float(sent_s.min()), float(sent_s.max())
+    if end_s - start_s < _LEAST_BUSY * (float(requests["finish_s"].max()) - start_s):
+        return math.nan
+    first_s, finish_s = requests["first_token_s"].to_numpy(np.float64), requests["finish_s"].to_numpy(np.float64)
+    answer_s = np.maximum(finish_s - first_s, 1e-9)
+    rest = (requests["output_tokens"].to_numpy(np.float64) - 1.0) * np.clip((end_s - first_s) / answer_s, 0.0, 1.0)
+    return float((rest + 1.0)[first_s <= end_s].sum()) / (end_s - start_s)
+
+
+def live_timeline(steps: pd.DataFrame, requests: pd.DataFrame) -> Timeline:
+    """Levels at the ends of logged steps (`draftcast.calibration.live.composition.compose`), with the client's requests.
+
+    Whoever has been sent, has no answer yet and is in no step waits (or is on its way).
+    """
+    time_s = steps["time_s"].to_numpy(np.float64)
+    running = steps["seqs"].to_numpy(np.float64)
+    sent = np.sort(requests["arrival_s"].to_numpy(np.float64))
+    ended = np.sort(requests["finish_s"].to_numpy(np.float64))
+    there = np.searchsorted(sent, time_s, side="right") - np.searchsorted(ended, time_s, side="right")
+    usage = steps["kv_usage"].to_numpy(np.float64)
+    return Timeline(time_s, np.maximum(there - running, 0.0), running, usage)
+
+
+def simulated_timeline(steps: pd.DataFrame, num_blocks: int) -> Timeline:
+    """Levels at the ends of simulated steps; ``num_blocks`` are those the engine can hand out."""
+    time_s = (steps["start_s"] + steps["duration_s"]).to_numpy(np.float64)
+    usage = steps["kv_used_blocks"].to_numpy(np.float64) / max(num_blocks, 1)
+    return Timeline(time_s, steps["waiting"].to_numpy(np.float64), steps["num_seqs"].to_numpy(np.float64), usage)

@@ -55,11 +55,7 @@ class Question:
 
 
 def question(live: LiveRun, scenario: Scenario, profile: str | None = None) -> Question:
-    """The run as the simulator is asked it.
-
-    Args:
-        scenario: model, device, acceptance, objectives; its arrivals and lengths are replaced by the run's.
-        profile: instead of the scenario's.
+    """The run as the simulator is asked it; ``scenario``'s arrivals and lengths are replaced by the run's.
 
     Raises:
         InputError: no request was answered, a class or an acceptance the scenario does not have, what `deploy` refuses.

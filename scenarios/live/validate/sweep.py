@@ -24,10 +24,9 @@ from draftcast.calibration.profile.load import load_profile
 from draftcast.calibration.profile.spec import AffineProfile
 from draftcast.errors import InputError
 from draftcast.scenarios.live.sweep import OFF, read_index
-from draftcast.scenarios.live.validate.comparison import Validation, validate
-from draftcast.scenarios.live.validate.effects import Cutover, Effect, capacities, cutover, effect
+from draftcast.scenarios.live.validate.comparison import Validation, repeat_spread, validate
+from draftcast.scenarios.live.validate.effects import Cutover, Effect, closed_loop_figure, cutover, effect
 from draftcast.scenarios.live.validate.question import profile_label
-from draftcast.scenarios.live.validate.step_times import repeat_spread
 from draftcast.scenarios.schema.load import recorded_scenario
 from draftcast.sim.progress import Progress
 
@@ -46,13 +45,8 @@ class Cell:
     capacity_share: float = math.nan
 
     @property
-    def key(self) -> tuple[str, str, float, int]:
-        """Mode, kind of load, load, round."""
-        return (self.entry["mode"], self.entry["load_kind"], self.entry["load"], self.entry["round"])
-
-    @property
     def judged(self) -> bool:
-        """Whether the figures are held to their bars: closed loops, and rates below 80 % of the capacity."""
+        """Whether the figures are held to their bars: closed loops, and rates `BELOW_CAPACITY`."""
         return not self.capacity_share > BELOW_CAPACITY
 
 
@@ -61,7 +55,7 @@ class ModeSteps:
     """Step time in the judged runs of a mode: errors of the profile, and how far the machine itself repeats a step."""
 
     errors: Errors
-    repeat_spread: tuple[float, float]  # see `draftcast.scenarios.live.validate.step_times.repeat_spread`
+    repeat_spread: tuple[float, float]  # see the function
 
 
 @dataclass(frozen=True)
@@ -100,10 +94,9 @@ def validate_sweep(
     out: Path | None = None,
     progress: Progress | None = None,
 ) -> SweepValidation:
-    """Validate every run of a sweep.
+    """Validate every run of a sweep in a folder of `draftcast live sweep`.
 
     Args:
-        folder: of `draftcast live sweep`.
         profile: None: made from the sweep's calibration runs; the scenario's own where it has none.
         measured: forecast with the acceptance each server counted, not the scenario's.
         out: where a profile that is made goes, into ``profile``; None: ``folder``.
@@ -180,7 +173,8 @@ def _modes(cells: Sequence[Cell]) -> list[str]:
 
 def _effects(cells: Sequence[Cell]) -> list[Effect]:
     """Of every mode at every load that was run off as well, rounds taken together."""
-    by_key = {cell.key: cell.validation for cell in cells}
+    names = ("mode", "load_kind", "load", "round")
+    by_key: dict[tuple[Any, ...], Validation] = {tuple(c.entry[name] for name in names): c.validation for c in cells}
     pairs: dict[tuple[str, str, float], list[tuple[Validation, Validation]]] = defaultdict(list)
     for (mode, kind, load, turn), on in by_key.items():
         off = by_key.get((OFF, kind, load, turn))
@@ -190,17 +184,18 @@ def _effects(cells: Sequence[Cell]) -> list[Effect]:
 
 
 def _with_capacity(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    closed: dict[str, list[Validation]] = defaultdict(list)
+    reached: dict[str, list[float]] = defaultdict(list)  # output tokens a second of each mode's closed loops
     for cell in cells:
         if cell.entry["load_kind"] == "concurrency":
-            closed[cell.entry["mode"]].append(cell.validation)
-    most = capacities(closed)
-    shares = []
-    for cell in cells:
+            run = cell.validation
+            reached[cell.entry["mode"]].append(run.figures[closed_loop_figure(run)].measured)
+
+    def share(cell: Cell) -> float:
         offered = cell.entry["load"] * float(cell.validation.live_requests["output_tokens"].mean())
-        is_rate = cell.entry["load_kind"] == "rate"
-        shares.append(offered / most.get(cell.entry["mode"], math.nan) if is_rate else math.nan)
-    return tuple(replace(cell, capacity_share=share) for cell, share in zip(cells, shares, strict=True))
+        return float(offered / max(reached[cell.entry["mode"]], default=math.nan))
+
+    is_rate = [cell.entry["load_kind"] == "rate" for cell in cells]
+    return tuple(replace(c, capacity_share=share(c)) if rate else c for c, rate in zip(cells, is_rate, strict=True))
 
 
 def _acceptance(cells: Sequence[Cell]) -> tuple[Accepted, ...]:
@@ -213,11 +208,8 @@ def _acceptance(cells: Sequence[Cell]) -> tuple[Accepted, ...]:
             continue
         drafts = np.array([count["num_drafts"] for _, count in counted])
         names = [f"acceptance_rate_position_{i}" for i in range(len(counted[0][1]["per_position"]))]
-        figures = [
-            [run.figures[name] for run, _ in counted]
-            for name in names
-            if all(name in run.figures for run, _ in counted)
-        ]
+        known = [name for name in names if all(name in run.figures for run, _ in counted)]
+        figures = [[run.figures[name] for run, _ in counted] for name in known]
         measured = tuple(float(np.average([f.measured for f in row], weights=drafts)) for row in figures)
         forecast = tuple(float(np.average([f.forecast.mean for f in row], weights=drafts)) for row in figures)
         accepted.append(Accepted(mode, int(drafts.sum()), measured, forecast))
