@@ -19,7 +19,7 @@ from draftcast.dashboards.widgets.controls import button
 from draftcast.scenarios.compare.slo_answer import BOUNDS
 from draftcast.scenarios.run.fidelity import fidelity
 from draftcast.scenarios.schema.load import dump_scenario
-from draftcast.scenarios.show.exports import csv_bytes, html_report, json_bytes, parquet_bytes
+from draftcast.scenarios.show.exports import html_report, json_bytes
 from draftcast.scenarios.show.run_plots import latency_figure
 from draftcast.sim.statistics.intervals import Estimate
 
@@ -100,8 +100,8 @@ class Report:
             return html_report(self.title, self.lines, self.tables, self.figures).encode()
 
         files: dict[str, tuple[str, str, Callable[[], bytes]]] = {
-            "CSV": ("csv", "text/csv", lambda: csv_bytes(rows())),
-            "Parquet": ("parquet", "application/octet-stream", lambda: parquet_bytes(rows())),
+            "CSV": ("csv", "text/csv", lambda: rows().to_csv(index=False).encode()),
+            "Parquet": ("parquet", "application/octet-stream", lambda: rows().to_parquet(index=False)),
             "JSON": ("json", "application/json", lambda: json_bytes(summary())),
             "Scenario YAML": ("yaml", "text/yaml", lambda: dump_scenario(scenario).encode()),
             "HTML report": ("html", "text/html", html),

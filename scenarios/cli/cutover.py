@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftcast.errors import InputError
-from draftcast.scenarios.cli.options import (
-    Candidates,
-    Prices,
-    Question,
-    method_of,
-    option_groups,
-    parse_prices,
-    values_of,
-    whole_values_of,
-)
+from draftcast.scenarios.cli import options
+from draftcast.scenarios.cli.options import Candidates, Prices, Question, values_of
 from draftcast.scenarios.cli.terminal import UNDECIDED, progress_bar
 
 if TYPE_CHECKING:
@@ -54,14 +46,14 @@ class Search:
         """As the search and the map take it. Raises InputError where the price is of another device."""
         from draftcast.scenarios.cutover.search import Question as CutoverQuestion
 
-        prices = parse_prices(self.price or [])
+        prices = options.parse_prices(self.price or [])
         if other := sorted(set(prices) - {scenario.hardware}):
             raise InputError(f"the scenario runs on {scenario.hardware}", file="--price", value=other[0])
         price = prices.get(scenario.hardware)
         return CutoverQuestion(scenario, self.over, self.metric, values_of(self.at, "--at"), self.budget, price)
 
 
-@option_groups
+@options.option_groups
 def cutover(
     question: Question,
     search: Search,
@@ -86,7 +78,7 @@ def cutover(
     scenario = question.load()
     if plot is not None:
         check_picture(plot, "--plot")
-    lengths = whole_values_of(k, "--k")
+    lengths = options.whole_values_of(k, "--k")
     with naming(question.scenario):
         asked = search.question(scenario)
     if map_against is not None:
@@ -104,7 +96,7 @@ def cutover(
         return
     if acceptance is not None:
         raise InputError("is for --map acceptance", file="--acceptance", value=acceptance)
-    alternatives = [method_of(text) for text in candidate or []]
+    alternatives = [options.method_of(text) for text in candidate or []]
     with naming(question.scenario), progress_bar() as progress:
         answers = find(asked, lengths=lengths, alternatives=alternatives, target=search.target, progress=progress)
     if plot is not None:

@@ -18,19 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftcast.errors import InputError, LiveError
-from draftcast.scenarios.cli.options import (
-    AsJson,
-    Candidates,
-    NewRunDirectory,
-    Overrides,
-    ScenarioName,
-    Seed,
-    SpeculativeConfig,
-    method_of,
-    option_groups,
-    values_of,
-)
-from draftcast.scenarios.cli.terminal import INTERRUPTED, TERMINATED, print_json, progress_bar
+from draftcast.scenarios.cli import options
+from draftcast.scenarios.cli.options import AsJson, NewRunDirectory, Overrides, ScenarioName, SpeculativeConfig
+from draftcast.scenarios.cli.terminal import INTERRUPTED, TERMINATED, print_json, print_lines, progress_bar
 from draftcast.scenarios.cli.validate import calibrate, report, report_sweep
 from draftcast.scenarios.cli.validate import summary as report_summary
 
@@ -98,11 +88,8 @@ def summary_line(recorded: LiveRun) -> str:
 
 
 def print_run(recorded: LiveRun, as_json: bool) -> None:
-    """A recorded run with its manifest as JSON, or in one line."""
-    if as_json:
-        print_json({"folder": recorded.folder, **summary(recorded), "manifest": recorded.manifest})
-    else:
-        typer.echo(summary_line(recorded))
+    data = {"folder": recorded.folder, **summary(recorded), "manifest": recorded.manifest}
+    print_lines(as_json, data, [summary_line(recorded)])
 
 
 def split_command(text: str | None) -> tuple[str, ...]:
@@ -145,16 +132,14 @@ def live_progress(shown: ShownProgress) -> Progress:
     def load(total: int, state: dict[str, Any]) -> None:
         ended = state["done"] + state["failed"]
         failed = f", {state['failed']} failed" if state["failed"] else ""
-        shown(
-            ended / total,
-            f"{state['done']} of {total} requests, {state['sent'] - ended} running, {state['tokens']} tokens{failed}",
-        )
+        requests = f"{state['done']} of {total} requests, {state['sent'] - ended} running"
+        shown(ended / total, f"{requests}, {state['tokens']} tokens{failed}")
 
     return Progress(say=shown.say, waiting=lambda _: shown(None, "server starting"), load=load)
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
+    """By SIGTERM."""
 
 
 app = typer.Typer(
@@ -178,7 +163,7 @@ class Draft:
 
 
 @app.command()
-@option_groups
+@options.option_groups
 def checkpoint(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the folders target and draft-k<k> go.")],
     rates: Annotated[str, typer.Option(metavar="R,R,...", help="Unconditional acceptance of draft position 1, 2, ...")],
@@ -207,10 +192,8 @@ def checkpoint(
     write_testbed(folder, shape, small, acceptance, ks, dtype, seed)
     path = testbed_scenario(folder, acceptance, ks, dtype, hardware)
     folders = [TARGET, *map(draft_folder, ks)]
-    if as_json:
-        print_json({"scenario": path, "folders": [folder / name for name in folders], "rates": acceptance})
-        return
-    typer.echo(f"written: {folder} ({', '.join(folders)}), {path}")
+    data = {"scenario": path, "folders": [folder / name for name in folders], "rates": acceptance}
+    print_lines(as_json, data, [f"written: {folder} ({', '.join(folders)}), {path}"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +208,7 @@ class Endpoint:
 
 
 @app.command()
-@option_groups
+@options.option_groups
 def run(
     scenario: ScenarioName,
     out: NewRunDirectory,
@@ -233,7 +216,7 @@ def run(
     server: ServerOptions,
     overrides: Overrides = None,
     speculative_config: SpeculativeConfig = None,
-    seed: Seed = None,
+    seed: options.Seed = None,
     as_json: AsJson = False,
 ) -> None:
     """Start the scenario's server, send its requests, record everything, stop the server."""
@@ -245,9 +228,9 @@ def run(
     log = endpoint.server_log
     if log is not None and (endpoint.url is None or not log.is_file()):
         raise InputError("must be a file, and goes with --url", file="--server-log", value=str(log))
-    options = server.live_options(**vars(endpoint))
+    live_options = server.live_options(**vars(endpoint))
     with stoppable(out), progress_bar("live run") as progress:
-        recorded = live_run(loaded, out, options, live_progress(progress))
+        recorded = live_run(loaded, out, live_options, live_progress(progress))
     print_run(recorded, as_json)
     if not recorded.complete:
         raise LiveError(f"{out}: incomplete: {recorded.manifest['incomplete_reason']}")
@@ -285,7 +268,7 @@ class SweepOptions:
     """Modes and loads of a live sweep."""
 
     k: Annotated[str, typer.Option(metavar="K,K,...", help="Draft lengths of the scenario's method.")] = "1,3,5"
-    candidate: Candidates = None
+    candidate: options.Candidates = None
     concurrency: Annotated[
         str | None,
         typer.Option(metavar="C,C,...|A..B:N", help="Concurrencies of closed loops. Default: 1,2,4,8,16,32."),
@@ -321,11 +304,11 @@ class SweepOptions:
         lengths = self.calibration_lengths
         return SweepPlan(
             ks=tuple(_numbers("--k", self.k, int)),
-            alternatives=tuple(method_of(text) for text in self.candidate or ()),
+            alternatives=tuple(options.method_of(text) for text in self.candidate or ()),
             concurrencies=_users("--concurrency", self.concurrency) or CONCURRENCIES,
             calibration_concurrencies=_users("--calibration-concurrency", self.calibration_concurrency),
             calibration_lengths=parse_yaml(lengths, "--calibration-lengths") if lengths is not None else None,
-            rates_rps=tuple(values_of(self.rates, "--rates")) if self.rates is not None else None,
+            rates_rps=tuple(options.values_of(self.rates, "--rates")) if self.rates is not None else None,
             cell_s=self.cell_seconds,
             rounds=self.rounds,
             in_turn=hardware != "cpu" if self.in_turn is None else self.in_turn,
@@ -333,13 +316,13 @@ class SweepOptions:
 
 
 @app.command()
-@option_groups
+@options.option_groups
 def sweep(
     scenario: ScenarioName,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder of the runs and index.json; an interrupted sweep continues.")
     ],
-    options: SweepOptions,
+    cells: SweepOptions,
     server: ServerOptions,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -350,7 +333,7 @@ def sweep(
     from draftcast.scenarios.schema.load import load_scenario
 
     loaded = load_scenario(scenario, overrides=overrides or ())
-    plan, live_options = options.plan(loaded.hardware), server.live_options()
+    plan, live_options = cells.plan(loaded.hardware), server.live_options()
     with stoppable(out), progress_bar("live sweep") as progress:
         index = live_sweep(loaded, out, plan, live_options, live_progress(progress))
     if not as_json:
@@ -373,7 +356,7 @@ app.command("summary")(report_summary)
 
 
 def _users(option: str, text: str | None) -> tuple[int, ...]:
-    return tuple(sorted({max(1, round(value)) for value in values_of(text, option)}))
+    return tuple(sorted({max(1, round(value)) for value in options.values_of(text, option)}))
 
 
 def _numbers(option: str, text: str, kind: type[Any]) -> list[Any]:

@@ -28,7 +28,7 @@ from draftcast.scenarios.cli.plan import plan
 from draftcast.scenarios.cli.recommend import recommend
 from draftcast.scenarios.cli.simulate import compare, simulate
 from draftcast.scenarios.cli.sweep import sweep
-from draftcast.scenarios.cli.terminal import print_json, run_script
+from draftcast.scenarios.cli.terminal import print_lines, run_script
 from draftcast.scenarios.cli.validate import validate
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ app.command("published", hidden=True, help="The former name of evidence.")(evide
 
 
 def main() -> None:
-    """Entry point of the ``draftcast`` command."""
     run_script(app)
 
 
@@ -108,11 +107,8 @@ def hardware(as_json: AsJson = False) -> None:
 
 def _print_bundled(bundled: Mapping[str, T], fields: tuple[str, ...], as_json: bool, line: Callable[[T], str]) -> None:
     """``fields`` of every item as JSON, or a line for each."""
-    if as_json:
-        print_json({name: {field: getattr(item, field) for field in fields} for name, item in bundled.items()})
-        return
-    for name, item in bundled.items():
-        typer.echo(f"{name:<24}{line(item)}")
+    data = {name: {field: getattr(item, field) for field in fields} for name, item in bundled.items()}
+    print_lines(as_json, data, (f"{name:<24}{line(item)}" for name, item in bundled.items()))
 
 
 ADDRESS = "127.0.0.1"
@@ -152,9 +148,8 @@ def dashboard(
     for path in scenarios or []:
         load_scenario(path)
     require("dashboard", "streamlit", place="draftcast dashboard")
-    command = streamlit_command(
-        [str(path.absolute()) for path in scenarios or []], port=port, address=address, open_browser=open_browser
-    )
+    files = [str(path.absolute()) for path in scenarios or []]
+    command = streamlit_command(files, port=port, address=address, open_browser=open_browser)
     sys.stdout.flush()
     os.execv(command[0], command)
 

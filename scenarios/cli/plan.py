@@ -65,15 +65,15 @@ def plan(
     from draftcast.errors import naming
     from draftcast.scenarios.plan.question import PlanQuestion, parse_objectives
     from draftcast.scenarios.plan.sizing import plan as size
-    from draftcast.scenarios.show.plan_report import answer_line, basis_line, plan_table
-    from draftcast.scenarios.show.tables import title
+    from draftcast.scenarios.show.plan_report import answer_line, basis_line, plan_rows
+    from draftcast.scenarios.show.tables import make_table, title
 
     scenario = question.load()
     with naming(question.scenario), progress_bar() as progress:
         objectives = parse_objectives(slo) if slo is not None else ()
         aims: dict[str, Any] = {"rate_rps": rate, "objectives": objectives, "headroom": headroom, "spare": spare}
         answer = size(PlanQuestion(scenario, **aims, **candidates.arguments()), progress)
-    parts = (title(scenario), plan_table(answer), answer_line(answer), basis_line(answer))
+    parts = (title(scenario), make_table(plan_rows(answer)), answer_line(answer), basis_line(answer))
     question.print_answer(scenario, answer.summary, parts)
     if answer.best is None:
         raise typer.Exit(SLO_UNMET)

@@ -10,7 +10,7 @@ import typer
 
 from draftcast.errors import HardwareError
 from draftcast.scenarios.cli.options import AsJson, option_groups
-from draftcast.scenarios.cli.terminal import print_json
+from draftcast.scenarios.cli.terminal import print_json, print_lines
 
 app = typer.Typer(help="Look at profiles of measured or assumed kernel times.", no_args_is_help=True)
 
@@ -24,12 +24,11 @@ def list_profiles(as_json: AsJson = False) -> None:
     from draftcast.scenarios.show.profile_view import bundled
 
     profiles = bundled()
-    if as_json:
-        print_json(profiles)
-        return
+    lines = []
     for name, entry in profiles.items():
         points = f"{entry['points']:,} " if entry["points"] else ""
-        typer.echo(f"{name:<28}{entry['hardware']:<16}{entry['date']:<13}{points}{entry['kind']}")
+        lines.append(f"{name:<28}{entry['hardware']:<16}{entry['date']:<13}{points}{entry['kind']}")
+    print_lines(as_json, profiles, lines)
 
 
 @app.command()
@@ -45,21 +44,17 @@ def show(
     from draftcast.scenarios.show.tables import make_console, rows_table
 
     opened = view.open_profile(profile, hardware)
-    shown: dict[str, Any] = {
-        "name": opened.profile.name,
-        "hardware": opened.hardware.name,
-        "date": opened.profile.date,
-        "source": opened.profile.source,
-        "checksum": opened.profile.checksum(),
-    }
+    own = opened.profile
+    shown: dict[str, Any] = {"name": own.name, "hardware": opened.hardware.name, "date": own.date}
+    shown |= {"source": own.source, "checksum": own.checksum()}
     if opened.manifest is not None:
         fields = ("device", "driver", "clocks", "versions", "licence", "command", "noise", "left_out")
         shown |= {name: getattr(opened.manifest, name) for name in fields if getattr(opened.manifest, name)}
     tables: dict[str, list[dict[str, Any]]] = {}
-    if isinstance(opened.profile, RooflineProfile):
-        tables["rooflines"] = view.rooflines(opened.profile)
+    if isinstance(own, RooflineProfile):
+        tables["rooflines"] = view.rooflines(own)
     else:
-        shown |= opened.profile.coefficients()
+        shown |= own.coefficients()
     if opened.folder is not None:
         tables["held-out errors"] = view.errors_by_shape(opened) if by_shape else view.errors_of(opened)
         tables["coverage"] = view.coverage(opened.table())
@@ -70,9 +65,7 @@ def show(
     console = make_console()
     for name, note in (("rooflines", view.ROOFLINE_NOTE), ("held-out errors", view.ERROR_NOTE)):
         if tables.get(name):
-            console.print()
-            console.print(rows_table(tables[name], name))
-            console.print(note)
+            console.print("", rows_table(tables[name], name), note, sep="\n")
     if "coverage" in tables:
         typer.echo("\ncoverage\n" + "\n".join(view.coverage_lines(tables["coverage"])))
 
@@ -135,7 +128,5 @@ def plot(
         raise HardwareError("holds no measured table, so there is nothing to draw", key="profile", value=profile)
     figure = profile_figure(open_profile(profile))
     write_figure(figure, out)
-    if as_json:
-        print_json({"written": str(out), "series": [trace.name for trace in figure.data if trace.name]})
-        return
-    typer.echo(f"written: {out}")
+    names = [trace.name for trace in figure.data if trace.name]
+    print_lines(as_json, {"written": str(out), "series": names}, [f"written: {out}"])

@@ -10,17 +10,8 @@ import typer
 
 from draftcast.errors import InputError
 from draftcast.files import write_text
-from draftcast.scenarios.cli.options import (
-    Candidates,
-    Metric,
-    Question,
-    Rates,
-    check_target,
-    method_of,
-    option_groups,
-    values_of,
-    whole_values_of,
-)
+from draftcast.scenarios.cli import options
+from draftcast.scenarios.cli.options import Candidates, Metric, Question, Rates
 from draftcast.scenarios.cli.terminal import progress_bar
 
 if TYPE_CHECKING:
@@ -28,7 +19,7 @@ if TYPE_CHECKING:
     from draftcast.scenarios.schema import Scenario
 
 
-@option_groups
+@options.option_groups
 def recommend(
     question: Question,
     rates: Rates = None,
@@ -53,10 +44,10 @@ def recommend(
 
     if server not in ("vllm", "sglang"):
         raise InputError("must be vllm or sglang", file="--server", value=server)
-    check_target("--out", out)
+    options.check_target("--out", out)
     scenario = question.load()
     with progress_bar() as progress:
-        loads, methods = _loads(scenario, rates, concurrency), [method_of(text) for text in candidate or []]
+        loads, methods = _loads(scenario, rates, concurrency), [options.method_of(text) for text in candidate or []]
         answer = rank(scenario, metric=metric, loads=loads, alternatives=methods, max_k=max_k, progress=progress)
     if out is not None:
         write_text(out, json.dumps(answer.speculative_config) + "\n")
@@ -72,13 +63,13 @@ def _loads(scenario: Scenario, rates: str | None, concurrency: str | None) -> li
     if rates is not None and concurrency is not None:
         raise InputError("give --rates or --concurrency, not both", file="--concurrency", value=concurrency)
     loads = []
-    for rate in values_of(rates, "--rates"):
+    for rate in options.values_of(rates, "--rates"):
         arrivals = with_rate(scenario, rate).workload.arrivals.model_dump(mode="json")
         loads.append(Load(f"{rate:g} req/s", {"workload.arrivals": arrivals}))
     own: dict[str, Any] = {}
     if scenario.workload.arrivals.process == "closed_loop":
         own = scenario.workload.arrivals.model_dump(mode="json")
-    for clients in whole_values_of(concurrency, "--concurrency"):
+    for clients in options.whole_values_of(concurrency, "--concurrency"):
         arrivals = {**own, "process": "closed_loop", "concurrency": clients}
         loads.append(Load(f"{clients} clients", {"workload.arrivals": arrivals}))
     return loads

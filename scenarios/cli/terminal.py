@@ -89,6 +89,15 @@ def print_json(summary: Mapping[str, Any]) -> None:
     typer.echo(json.dumps(plain(summary), allow_nan=False))
 
 
+def print_lines(as_json: bool, summary: Mapping[str, Any], lines: Iterable[str]) -> None:
+    """An answer as one JSON object, or as lines of plain text."""
+    if as_json:
+        print_json(summary)
+        return
+    for line in lines:
+        typer.echo(line)
+
+
 def print_answer(as_json: bool, summary: Callable[[], Mapping[str, Any]], parts: Iterable[Any]) -> None:
     """An answer as one JSON object, or as its tables and sentences; empty sentences are left out."""
     from draftcast.scenarios.show.tables import make_console

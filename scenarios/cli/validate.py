@@ -13,7 +13,7 @@ import typer
 from draftcast.errors import InputError
 from draftcast.files import read_bytes, write_text
 from draftcast.scenarios.cli.options import AsJson, Overrides, ScenarioName
-from draftcast.scenarios.cli.terminal import print_json, progress_bar
+from draftcast.scenarios.cli.terminal import print_lines, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.calibration.live.run_directory import LiveRun
@@ -55,13 +55,10 @@ def validate(
     question = load_scenario(scenario, overrides=overrides or ())
     with progress_bar("validating"):
         validation = comparison.validate(_live_run(live), question, profile=profile, measured=measured_acceptance)
-    written = report.write_report(validation, out) if out is not None else ()
-    if as_json:
-        print_json(report.summary(validation))
-        return
-    typer.echo(report.text(validation))
-    if written:
-        typer.echo(f"written: {', '.join(str(path) for path in written)}")
+    lines = [report.text(validation)]
+    if out is not None:
+        lines.append(f"written: {', '.join(map(str, report.write_report(validation, out)))}")
+    print_lines(as_json, report.summary(validation) if as_json else {}, lines)
 
 
 def calibrate(
@@ -82,12 +79,8 @@ def calibrate(
         calibration = calibrate_live(recorded)
     if out is not None:
         write_live_profile(calibration, out, profile_label(scenario, name or out.resolve().name))
-    if as_json:
-        print_json(calibration.report())
-        return
-    _print_calibration(calibration)
-    if out is not None:
-        typer.echo(f"written: {out}")
+    written = [f"written: {out}"] if out is not None else []
+    print_lines(as_json, calibration.report(), [*_calibration_lines(calibration), *written])
 
 
 def report(
@@ -106,19 +99,11 @@ def report(
 ) -> None:
     """Validate every run of a live sweep: errors, speculation's effect at every load, cutovers, misses."""
     data, shown = report_sweep(folder, profile, measured=measured_acceptance, out=out, static=static)
-    if as_json:
-        print_json(data)
-    else:
-        typer.echo(shown)
+    print_lines(as_json, data, [shown])
 
 
 def report_sweep(
-    folder: Path,
-    profile: str | None = None,
-    *,
-    measured: bool = False,
-    out: Path | None = None,
-    static: bool = False,
+    folder: Path, profile: str | None = None, *, measured: bool = False, out: Path | None = None, static: bool = False
 ) -> tuple[dict[str, Any], str]:
     """Validate a sweep and write its report; returns it as plain data and as text.
 
@@ -145,13 +130,8 @@ def summary(
     from draftcast.scenarios.show.validation_sweep_summary import read_summary
 
     data = read_summary(read_bytes(report), str(report), command)
-    write_text(out, data.to_json())
-    if as_json:
-        print_json(data.model_dump())
-        return
-    for line in data.head():
-        typer.echo(line)
-    typer.echo(f"written: {out}")
+    write_text(out, data.model_dump_json(indent=1) + "\n")
+    print_lines(as_json, data.model_dump(), [*data.head(), f"written: {out}"])
 
 
 def _live_run(path: Path) -> LiveRun:
@@ -172,7 +152,7 @@ def _live_run(path: Path) -> LiveRun:
         return import_bench_result(path, Path(folder) / path.stem)
 
 
-def _print_calibration(calibration: LiveCalibration) -> None:
+def _calibration_lines(calibration: LiveCalibration) -> list[str]:
     from draftcast.scenarios.show.tables import aligned
 
     fit = calibration.fit
@@ -186,12 +166,11 @@ def _print_calibration(calibration: LiveCalibration) -> None:
     held_out += [[fold.run, str(fold.errors.points), str(fold.errors)] for fold in fit.held_out]
     held_out.append(["all", str(fit.all.points), str(fit.all)])
     seconds: Any = calibration.front_end.seconds
-    for line in (*aligned(table), "", f"rows: ms beyond the fixed seconds: {curve}", "", *aligned(held_out), ""):
-        typer.echo(line.rstrip())
-    typer.echo(
+    tables = (*aligned(table), "", f"rows: ms beyond the fixed seconds: {curve}", "", *aligned(held_out), "")
+    return [
+        *(line.rstrip() for line in tables),
         f"front end: {seconds.request_s * 1e3:.2f} ms into the engine ({calibration.front_end.arrivals} requests), "
         f"{seconds.output_s * 1e3:.2f} ms + {seconds.output_sequence_s * 1e6:.0f} us a request out of it "
-        f"({calibration.front_end.pieces} pieces), {seconds.turnaround_s * 1e3:.2f} ms from answer to next request"
-    )
-    for note in calibration.notes:
-        typer.echo(f"note: {note}")
+        f"({calibration.front_end.pieces} pieces), {seconds.turnaround_s * 1e3:.2f} ms from answer to next request",
+        *(f"note: {note}" for note in calibration.notes),
+    ]

@@ -72,9 +72,10 @@ def map_figure(speedups: SpeedupMap) -> Any:
     figure.add_heatmap(
         x=speedups.xs,
         y=speedups.ys,
-        z=[[_doublings(probe, confidence) for probe in row] for row in speedups.rows],
-        text=[[cell_text(probe, confidence) for probe in row] for row in speedups.rows],
-        customdata=[[_hover(probe, confidence) for probe in row] for row in speedups.rows],
+        **{
+            name: [[of(probe, confidence) for probe in row] for row in speedups.rows]
+            for name, of in (("z", _doublings), ("text", cell_text), ("customdata", _hover))
+        },
         texttemplate="%{text}",
         hovertemplate=f"%{{x}} {speedups.unit}, {speedups.against} %{{y}}: %{{customdata}}<extra></extra>",
         colorscale="RdBu",

@@ -29,22 +29,16 @@ def number(x: float) -> str:
 
 
 def headline(answer: Cutover) -> str:
-    """The answer for one setting, in one sentence."""
-    return f"{answer.label}: {_verdict_text(answer)}{_prediction_text(answer)}"
-
-
-def _prediction_text(answer: Cutover) -> str:
-    """Where it pays and costs once the errors of the step times are counted in; empty where they are not known."""
-    prediction, unit = answer.prediction, answer.unit
+    """The answer for one setting in a sentence; a second one counts in the errors of the step times, if known."""
+    text, prediction = f"{answer.label}: {_verdict_text(answer)}", answer.prediction
     if prediction is None or answer.verdict not in ("crosses", "always pays", "never pays"):
-        return ""
+        return text
     spans = ((prediction.pays, "pays"), (prediction.costs, "costs"))
-    sure = [f"{word} {_span(span)} {unit}" for span, word in spans if span is not None]
+    sure = [f"{word} {_span(span)} {answer.unit}" for span, word in spans if span is not None]
     level = f"{answer.crossing.confidence:.0%} prediction interval"
     least = f"what is least certain is the {UNCERTAIN[prediction.dominant]}"
-    return (
-        f" With the errors of step times and acceptance ({level}) it {' and '.join(sure) or 'is undecided'}; {least}."
-    )
+    where = " and ".join(sure) or "is undecided"
+    return f"{text} With the errors of step times and acceptance ({level}) it {where}; {least}."
 
 
 def _verdict_text(answer: Cutover) -> str:
@@ -91,6 +85,7 @@ def _listed(xs: Sequence[float]) -> str:
 
 
 def _reach(answer: Cutover, seen: str) -> str:
+    """Up to where a verdict holds."""
     capacities = [side for side in (answer.capacity_on, answer.capacity_off) if side is not None]
     last = answer.probes[-1].x
     if not capacities or last < NEARLY * min(side.low for side in capacities):
@@ -140,7 +135,6 @@ def detail_lines(answer: Cutover) -> list[str]:
 
 
 def note_lines(answer: Cutover) -> list[str]:
-    """What was assumed of the engine."""
     return [f"Note: {note}." for note in answer.notes]
 
 
@@ -152,9 +146,8 @@ def settings_table(answers: Sequence[Cutover]) -> Table:
     for answer in answers:
         crossing, places = answer.crossing, (answer.lower, answer.upper)
         where = [number(crossing.best), f"{number(crossing.low)} to {number(crossing.high)}"]
-        estimated = (
-            "-" if answer.estimate is None else "none" if math.isnan(answer.estimate) else number(answer.estimate)
-        )
+        step_level = answer.estimate
+        estimated = "-" if step_level is None else "none" if math.isnan(step_level) else number(step_level)
         limits = [f"{place.on.limit} / {place.off.limit}" if place else "-" for place in places]
         shown = where if answer.verdict == "crosses" else ["-", "-"]
         rows.append([answer.label, answer.verdict, *shown, estimated, *limits])
@@ -168,11 +161,12 @@ def points_table(answer: Cutover) -> Table:
     rows = [[answer.unit, "advantage", f"{name} on", f"{name} off", "replications x requests", ""]]
     for probe, look in zip(answer.probes, answer.looks, strict=True):
         sides = (probe.bases, probe.gains) if answer.metric.less_is_better else (probe.gains, probe.bases)
-        cells = [
-            show(Estimate(float(np.mean(side)), *NO_INTERVAL, len(side)), factor) if side else "-" for side in sides
-        ]
+        means = [Estimate(float(np.mean(side)), *NO_INTERVAL, len(side)) if side else None for side in sides]
+        cells = [show(probe.advantage(confidence)), *(show(mean, factor) for mean in means)]
         size = f"{look.replications} x {look.requests:,}" if look.replications else "-"
-        rows.append([number(probe.x), show(probe.advantage(confidence)), *cells, size, _remark(probe, confidence)])
+        undecided = "no difference" if probe.is_even(confidence) else "undecided"
+        word = {1: "pays", -1: "costs"}.get(probe.sign(confidence), undecided)
+        rows.append([number(probe.x), *cells, size, f"{word} ({probe.note})" if probe.note else word])
     return make_table(rows)
 
 
@@ -188,13 +182,6 @@ def _compared(answer: Cutover) -> tuple[str, float]:
         "tpot": ("TPOT ms", 1e3),
         "slo_goodput": ("good req/s", 1.0) if closed else ("SLO attainment %", 1e2),
     }.get(answer.metric.name, ("tokens/s" if closed else "completed req/s", 1.0))
-
-
-def _remark(probe: Probe, confidence: float) -> str:
-    word = {1: "pays", -1: "costs"}.get(
-        probe.sign(confidence), "no difference" if probe.is_even(confidence) else "undecided"
-    )
-    return f"{word} ({probe.note})" if probe.note else word
 
 
 def cost_lines(answer: Cutover, date: str) -> list[str]:
@@ -224,10 +211,10 @@ def cell_text(probe: Probe, confidence: float) -> str:
 
 def contour_lines(speedups: SpeedupMap) -> list[str]:
     """The break-even contour, one line per draft length or load."""
-    along, over = ("k", speedups.unit) if speedups.against == "k" else (speedups.unit, "acceptance")
+    over = speedups.unit if speedups.against == "k" else "acceptance"
     lines = []
     for point in speedups.contour:
-        where = f"k={number(point.at)}" if along == "k" else f"At {number(point.at)} {speedups.unit}"
+        where = f"k={number(point.at)}" if speedups.against == "k" else f"At {number(point.at)} {speedups.unit}"
         crossing = point.crossing
         outcome = {
             "crosses": f"break-even {crossing_text(crossing, over)}" if crossing.kind == "crosses" else "",

@@ -57,11 +57,8 @@ def coverage_figure(covered: Coverage) -> Any:
         label_axes(figure, x_name, y_name, cell=(1, col), **DECADES)
     for layer in covered.layers:
         word = "measured" if layer.measured else "between measured shapes" if layer.inside else "outside"
-        diamond = {
-            "marker_symbol": "diamond" if layer.measured else "diamond-open",
-            "marker_size": 11,
-            "marker_line_width": 2,
-        }
+        symbol = "diamond" if layer.measured else "diamond-open"
+        diamond = {"marker_symbol": symbol, "marker_size": 11, "marker_line_width": 2}
         text = {"mode": "markers+text", "text": [layer.name], "textposition": "top center", "showlegend": False}
         hover, colour = f"k {layer.k} x n {layer.n}, {word}", LIMIT if word == "outside" else ON
         series(figure, layer.name, colour, [layer.k], [layer.n], hover=hover, **diamond, **text)
@@ -104,8 +101,7 @@ def fit_figure(predictions: pd.DataFrame) -> Any:
 def roofline_figure(device: Ceilings, tracks: Mapping[int, Sequence[OperatingPoint]]) -> Any:
     """FLOP/s against FLOP per byte, both logarithmic: the two ceilings and one line of points k = 0, 1, ... a batch.
 
-    Args:
-        tracks: see `draftcast.scenarios.run.operating_point.operating_tracks`.
+    ``tracks``: see `draftcast.scenarios.run.operating_point.operating_tracks`.
     """
     figure = panels()
     intensities = [point.intensity for points in tracks.values() for point in points]
@@ -120,19 +116,11 @@ def roofline_figure(device: Ceilings, tracks: Mapping[int, Sequence[OperatingPoi
         "<br>%{x:.3g} FLOP/byte, %{y:.3g} TFLOP/s"
     )
     for colour, (num_seqs, points) in zip(COLOURS, tracks.items(), strict=False):
-        series(
-            figure,
-            f"{num_seqs} sequence{'s' if num_seqs > 1 else ''}",
-            colour,
-            [round(point.intensity, 4) for point in points],
-            [round(point.flops_per_s / 1e12, 5) for point in points],
-            hover=hover,
-            text=[str(point.k) for point in points],
-            customdata=[[point.k, point.rows, 1e3 * point.seconds, 1e3 * point.draft_seconds] for point in points],
-            line={"width": 1.5, "dash": "dot"},
-            marker_size=8,
-            **text,
-        )
+        xs, ys = [round(p.intensity, 4) for p in points], [round(p.flops_per_s / 1e12, 5) for p in points]
+        data = [[p.k, p.rows, 1e3 * p.seconds, 1e3 * p.draft_seconds] for p in points]
+        own = {"text": [str(p.k) for p in points], "customdata": data, "line": {"width": 1.5, "dash": "dot"}}
+        name = f"{num_seqs} sequence{'s' if num_seqs > 1 else ''}"
+        series(figure, name, colour, xs, ys, hover=hover, marker_size=8, **own, **text)
     label_axes(figure, "FLOP per byte of the target pass", "TFLOP/s reached", **DECADES)
     return styled(figure, height=420)
 
@@ -145,9 +133,8 @@ def profile_figure(opened: OpenProfile) -> Any:
     Raises:
         HardwareError: the profile has no measured table.
     """
-    figure = panels(
-        "Measured kernels and the device's roofs", " ", rows=2, row_heights=[0.62, 0.38], vertical_spacing=0.14
-    )
+    titles = "Measured kernels and the device's roofs", " "
+    figure = panels(*titles, rows=2, row_heights=[0.62, 0.38], vertical_spacing=0.14)
     dots = {"type": "scattergl", "marker_size": 3.5, "marker_opacity": 0.55}
     for part, rows in parts_of(opened.table().frame):
         if part.operator in OPERATOR_COLOURS:
@@ -161,10 +148,8 @@ def profile_figure(opened: OpenProfile) -> Any:
     for dtype, dash in (("bf16", "solid"), ("fp8", "dash")):
         if dtype in device.peak_flops:
             peak, bandwidth = device.ceilings(FAMILY["linear"], dtype)
-            name, rate = (
-                f"roof {dtype}, ridge at {peak / bandwidth:.0f} FLOP/byte",
-                np.minimum(intensity * bandwidth, peak),
-            )
+            name = f"roof {dtype}, ridge at {peak / bandwidth:.0f} FLOP/byte"
+            rate = np.minimum(intensity * bandwidth, peak)
             series(figure, name, ROOF, intensity, rate / 1e12, mode="lines", line={"width": 1.5, "dash": dash})
     held = beyond = 0
     for part, predictions in ((errors.part, errors.predictions) for errors in held_out_predictions(opened)):

@@ -8,7 +8,7 @@ from typing import Any
 from draftcast.scenarios.evidence.forecast import SIDES, Forecast
 from draftcast.scenarios.evidence.point import RATES
 from draftcast.scenarios.evidence.summary import ABOVE, BELOW, errors, kinds, signs
-from draftcast.scenarios.show.plots import COLOURS, OFF, in_file
+from draftcast.scenarios.show.plots import COLOURS, OFF, in_file, label_axes, panels, series
 from draftcast.scenarios.show.tables import markdown_table
 
 HEAD = """# Measured results and draftcast's forecasts
@@ -135,37 +135,21 @@ def evidence_figure(forecasts: Iterable[Forecast]) -> Any:
 
     Times become speeds (tokens/s of a request, or what the metric says), so that up is always faster.
     """
-    from plotly.subplots import make_subplots
-
     everything = list(forecasts)
-    found = [forecast for forecast in everything if forecast.off is not None or forecast.on is not None]
-    figure = make_subplots(cols=2, subplot_titles=("speed (per second; of times 1/s)", "speed-up"))
-    for colour, tier in zip(COLOURS, ("A", "B", "C"), strict=False):
-        for column, triples in ((1, _speeds(found, tier)), (2, _speedups(found, tier))):
-            if triples:
+    figure = panels("speed (per second; of times 1/s)", "speed-up")
+    for column, triples_of in ((1, _speeds), (2, _speedups)):
+        ends: list[float] = []
+        for colour, tier in zip(COLOURS, ("A", "B", "C"), strict=False):
+            if triples := triples_of(everything, tier):
                 measured, forecast, names = zip(*triples, strict=True)
-                figure.add_scatter(
-                    x=measured,
-                    y=forecast,
-                    text=names,
-                    mode="markers",
-                    marker={"color": colour, "size": 5, "opacity": 0.7},
-                    name=f"tier {tier}",
-                    showlegend=column == 1,
-                    hovertemplate="%{text}<br>measured %{x:.4g}, forecast %{y:.4g}<extra></extra>",
-                    row=1,
-                    col=column,
-                )
-    for column in (1, 2):
-        values = [
-            v for trace in figure.data if trace.xaxis == f"x{'' if column == 1 else 2}" for v in (*trace.x, *trace.y)
-        ]
-        if values:
-            ends = [min(values), max(values)]
-            line = {"color": OFF, "dash": "dash", "width": 1}
-            figure.add_scatter(x=ends, y=ends, mode="lines", line=line, showlegend=False, row=1, col=column)
-    figure.update_xaxes(type="log", title_text="measured")
-    figure.update_yaxes(type="log", title_text="forecast")
+                ends = [min(*ends, *measured, *forecast), max(*ends, *measured, *forecast)]
+                hover = "%{text}<br>measured %{x:.4g}, forecast %{y:.4g}<extra></extra>"
+                style = {"text": names, "marker": {"color": colour, "size": 5, "opacity": 0.7}, "hovertemplate": hover}
+                place = {"showlegend": column == 1, "cell": (1, column)}
+                series(figure, f"tier {tier}", colour, measured, forecast, **style, **place)
+        line = {"mode": "lines", "line": {"color": OFF, "dash": "dash", "width": 1}, "showlegend": False}
+        series(figure, "equal", OFF, ends, ends, cell=(1, column), **line)
+        label_axes(figure, "measured", "forecast", cell=(1, column), type="log")
     return in_file(figure, "Forecast against measured", [counts_line(everything)], height=520)
 
 
@@ -175,19 +159,13 @@ Triples = list[tuple[float, float, str]]
 def _speeds(forecasts: Iterable[Forecast], tier: str) -> Triples:
     found = []
     for each in forecasts:
-        if each.point.tier == tier:
-            for side, measured, forecast in (("off", each.point.off, each.off), ("on", each.point.on, each.on)):
-                if measured is not None and forecast is not None:
-                    found.append((*_per_second(each, measured, forecast), f"{each.point.id}, {side}"))
+        metric, sides = each.point.metric, (("off", each.point.off, each.off), ("on", each.point.on, each.on))
+        unit = 1e3 if metric.endswith("_ms") else 1.0
+        for side, measured, forecast in sides if each.point.tier == tier else ():
+            if measured is not None and forecast is not None:
+                pair = (measured, forecast) if metric in RATES else (unit / measured, unit / forecast)
+                found.append((*pair, f"{each.point.id}, {side}"))
     return found
-
-
-def _per_second(forecast: Forecast, measured: float, value: float) -> tuple[float, float]:
-    metric = forecast.point.metric
-    if metric in RATES:
-        return measured, value
-    unit = 1e3 if metric.endswith("_ms") else 1.0
-    return unit / measured, unit / value
 
 
 def _speedups(forecasts: Iterable[Forecast], tier: str) -> Triples:

@@ -1,9 +1,8 @@
-"""A run as a file to take away: rows as CSV or Parquet, figures as JSON, the scenario as YAML, pictures as HTML."""
+"""A run as a file to take away: figures as JSON, as vLLM's benchmark writes them, and a page with its pictures."""
 
 from __future__ import annotations
 
 import datetime
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,18 +17,6 @@ from draftcast.sim.output.vllm_result import vllm_result
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def csv_bytes(table: pd.DataFrame) -> bytes:
-    """UTF-8 CSV with a header and no index; every digit of a number."""
-    return table.to_csv(index=False).encode()
-
-
-def parquet_bytes(table: pd.DataFrame) -> bytes:
-    """Parquet with the columns' own types."""
-    target = io.BytesIO()
-    table.to_parquet(target, index=False)
-    return target.getvalue()
 
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:

@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
-
 from draftcast.scenarios.plan.search import STEADY_STATE, Check, Constraint
 from draftcast.scenarios.plan.sizing import COMPLETED, WITHIN, Plan, Sizing, delivered
-from draftcast.scenarios.show.plots import (
-    BASELINE,
-    LIMIT,
-    OFF,
-    ON,
-    interval_bars,
-    label_axes,
-    means,
-    panels,
-    series,
-    styled,
-)
-from draftcast.scenarios.show.tables import make_table
+from draftcast.scenarios.show import plots
+from draftcast.scenarios.show.plots import OFF, ON, panels, styled
 
 
 def sizing_figure(answer: Plan) -> Any:
@@ -40,10 +27,8 @@ def sizing_figure(answer: Plan) -> Any:
 def goodput_figure(sizing: Sizing, checks: Sequence[Check]) -> Any:
     """SLO goodput and completed requests against load; the target and the knee; open markers: overloaded, at capacity.
 
-    A load whose run did not reach a steady state has neither.
-
-    Args:
-        checks: of `draftcast.scenarios.plan.sizing.goodput_curve` for ``sizing``, under the scenario's ``slo``.
+    A load whose run did not reach a steady state has neither. ``checks``: see
+    `draftcast.scenarios.plan.sizing.goodput_curve`.
     """
     figure = panels()
     rates, verdicts = [check.rate_rps for check in checks], [check.verdict for check in checks]
@@ -51,27 +36,22 @@ def goodput_figure(sizing: Sizing, checks: Sequence[Check]) -> Any:
     hover = "%{y:.4g} of %{x:.4g} req/s (%{text})"
     for name, colour in ((COMPLETED, OFF), (WITHIN, ON)):
         done = [delivered(check).get(name) for check in checks]
-        bars = interval_bars(done, thickness=1.2, width=3)
+        bars = plots.interval_bars(done, thickness=1.2, width=3)
         style = {"mode": "lines+markers", "line_width": 2.2, "marker": marker, "text": verdicts, "error_y": bars}
-        series(figure, name, colour, rates, means(done), hover=hover, **style)
-    lines = [(sizing.target_rps, "target", BASELINE)]
+        plots.series(figure, name, colour, rates, plots.means(done), hover=hover, **style)
+    lines = [(sizing.target_rps, "target", plots.BASELINE)]
     if sizing.largest is not None:
-        lines.append((sizing.largest.met, "knee", LIMIT))
+        lines.append((sizing.largest.met, "knee", plots.LIMIT))
     for x, label, colour in lines:
         text = {"text": f"{label} {x:.4g}", "font": {"color": colour}, "textangle": 0, "yanchor": "bottom"}
         figure.add_vline(x=x, line={"color": colour, "dash": "dot", "width": 1.5}, annotation=text)
-    label_axes(figure, "load, req/s", "req/s")
+    plots.label_axes(figure, "load, req/s", "req/s")
     figure.update_xaxes(rangemode="tozero")
     return styled(figure, height=340)
 
 
-def plan_table(answer: Plan) -> Table:
-    """One row per candidate, the best first."""
-    return make_table(plan_rows(answer))
-
-
 def plan_rows(answer: Plan) -> list[list[str]]:
-    """Header and a row per candidate; costs only where there are prices."""
+    """Header and a row per candidate, the best first; costs only where there are prices."""
     priced = any(sizing.price is not None for sizing in answer.sizings)
     head = ["hardware", "TP", "method", "GPUs", "replicas", "largest req/s", "headroom"]
     head += [*(["cost/h", "cost/Mtok"] if priced else []), "kWh/Mtok", "tightest"]
@@ -117,14 +97,11 @@ def _cells(sizing: Sizing, priced: bool) -> list[str]:
         return [*cells, "-", "-", "-", "-", *(["-", "-"] if priced else []), "-", sizing.reason]
     replicas = f"{sizing.replicas}+{sizing.spare}" if sizing.spare else str(sizing.replicas)
     cells += [str(sizing.num_gpus), replicas, f"{sizing.largest.met:.4g}", f"{sizing.headroom:+.0%}"]
-    if priced:
-        cells += [_number(sizing.cost_per_hour, ",.2f"), _number(sizing.cost_per_million_tokens, ".3g")]
+    hourly, tokens, energy = sizing.cost_per_hour, sizing.cost_per_million_tokens, sizing.kwh_per_million_tokens
+    costs = [("-" if hourly is None else f"{hourly:,.2f}"), ("-" if tokens is None else f"{tokens:.3g}")]
     limit = sizing.check.tightest
-    return [*cells, _number(sizing.kwh_per_million_tokens, ".3g"), f"{_constraint(limit)}, {limit.used:.0%} used"]
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    cells += [*(costs if priced else []), "-" if energy is None else f"{energy:.3g}"]
+    return [*cells, f"{_constraint(limit)}, {limit.used:.0%} used"]
 
 
 def _constraint(limit: Constraint) -> str:

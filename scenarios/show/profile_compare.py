@@ -72,13 +72,8 @@ def agreement(first: OpenProfile, second: OpenProfile) -> list[dict[str, Any]]:
     meet = (both["low_s"] <= both["high_s_other"]) & (both["low_s_other"] <= both["high_s"])
     both = both.assign(meet=meet, apart=(both["seconds_other"] / both["seconds"] - 1.0).abs())
     return [
-        {
-            "operator": str(operator),
-            "points": len(own),
-            "intervals_meet": int(own["meet"].sum()),
-            "median": float(own["apart"].median()),
-            "p90": float(own["apart"].quantile(0.9)),
-        }
+        {"operator": str(operator), "points": len(own), "intervals_meet": int(own["meet"].sum())}
+        | {"median": float(own["apart"].median()), "p90": float(own["apart"].quantile(0.9))}
         for operator, own in both.groupby("operator")
     ]
 
@@ -109,15 +104,13 @@ def step_parts(opened: OpenProfile, cost: st.StepCost, step: Step, batch: int) -
     features, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     st.decode_features(cost, batch, step.k, step.context, features)
     st.step_time(cost, features, out)
-    parts = {"target": out["target_s"]}
+    parts, draft, host = {"target": out["target_s"]}, {"draft": out["draft_s"]}, {"host": out["host_s"]}
     sampler: dict[str, float] = {}
-    draft = {"draft": out["draft_s"]}
-    host = {"host": out["host_s"]}
     if isinstance(opened.profile, RooflineProfile):
         rows = int(features["tokens"])
         model, device = load_model(step.model), OperatorTables(opened.profile, step.tp, step.dtype)
         whole = cost.target[rows].sum()
-        linear, collectives = _linear(device, model, rows), _collectives(device, model, rows)
+        linear, collectives = _linear(device, model, rows), _collectives(device, model, np.array([rows]))
         parts["target: attention"] = out["target_s"] - whole - out["overhead_s"]
         parts["target: linear"] = linear
         if step.tp > 1:
@@ -146,8 +139,7 @@ def _linear(device: OperatorTables, model: ModelSpec, rows: int) -> float:
     return float(sum(device.linear(layer, np.array([rows])).sum() for layer in matrices if not layer.num_experts))
 
 
-def _collectives(device: OperatorTables, model: ModelSpec, rows: int) -> float:
-    array = np.array([rows])
-    sent = layers.all_reduce_bytes(model, array, tp=device.tp, act_bytes=device.act_bytes)
-    message = np.asarray(array * (model.hidden_size * device.act_bytes), dtype=np.float64)
-    return float(device.collective(sent, message, array, layers.all_reduce_count(model)).sum())
+def _collectives(device: OperatorTables, model: ModelSpec, rows: np.ndarray[Any, Any]) -> float:
+    sent = layers.all_reduce_bytes(model, rows, tp=device.tp, act_bytes=device.act_bytes)
+    message = np.asarray(rows * (model.hidden_size * device.act_bytes), dtype=np.float64)
+    return float(device.collective(sent, message, rows, layers.all_reduce_count(model)).sum())

@@ -26,6 +26,7 @@ from draftcast.errors import HardwareError
 NO_VERIFY = "verification (q > 1) was not measured: it is decode's time stretched by the roofline, extrapolated"
 # Rows that one picture and its prediction take at most; whole curves are kept together.
 MOST_ROWS = 6000
+WIDTH = 110
 # Column of a point's size, by operator; else its rows m.
 SIZES = {
     "attention_decode": "context",
@@ -37,9 +38,6 @@ SIZES = {
     "all_reduce": "message_bytes",
     "rejection_sampler": "batch",
 }
-
-
-WIDTH = 110
 ROOFLINE_NOTE = (
     "t = t0 + p-norm of FLOPs / (e_c * peak) and bytes / (e_m * bandwidth); where points were measured, times are "
     "interpolated between them and the roofline serves the shapes beyond."
@@ -91,12 +89,8 @@ def bundled() -> dict[str, dict[str, Any]]:
         raw, table = read_top(path), path / TABLE
         points = pq.read_metadata(table).num_rows if table.is_file() else 0
         kind = "measured points" if points else "assumed efficiencies"
-        found[name] = {
-            "hardware": str(raw.get("hardware")),
-            "date": str(raw.get("date")),
-            "kind": "whole-step fit of one model" if raw.get("kind") == "affine" else kind,
-            "points": points,
-        }
+        kind = "whole-step fit of one model" if raw.get("kind") == "affine" else kind
+        found[name] = {key: str(raw.get(key)) for key in ("hardware", "date")} | {"kind": kind, "points": points}
     return found
 
 
@@ -167,7 +161,6 @@ def _predictions(opened: OpenProfile, part: Part, rows: pd.DataFrame) -> Operato
 
 
 def modelled_parts(table: LatencyTable) -> list[Part]:
-    """Every operator and format of the table that a step is built from."""
     return [part for part, _ in parts_of(table.frame) if part.operator in FAMILY]
 
 

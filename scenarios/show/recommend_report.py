@@ -22,17 +22,9 @@ def policies_table(answer: PolicyComparison) -> Table:
     rows = [[*head, "gap to oracle", "tokens per round", ""]]
     for standing in answer.standings:
         length = standing.run.summary["figures"].get("mean_acceptance_length") if standing.side.has_figures else None
-        rows.append(
-            [
-                f"{standing.rank or '-'}{'=' if standing.ties else ''}",
-                standing.label,
-                show(standing.value, factor),
-                _with_interval(standing.difference, "+.3g", factor),
-                _with_interval(standing.gap, "+.1%"),
-                show(length),
-                _remark(answer, standing),
-            ]
-        )
+        place = [f"{standing.rank or '-'}{'=' if standing.ties else ''}", standing.label, show(standing.value, factor)]
+        difference = _with_interval(standing.difference, "+.3g", factor)
+        rows.append([*place, difference, _with_interval(standing.gap, "+.1%"), show(length), _remark(answer, standing)])
     return make_table(rows, title=title(answer.scenario, with_policy=False))
 
 
@@ -41,12 +33,10 @@ def ranking_lines(answer: PolicyComparison) -> list[str]:
     first = [s.label for s in answer.standings if s.rank == 1 and s.side.has_figures]
     level = f"{answer.scenario.statistics.confidence:.0%}"
     tied = ", without a significant difference" if len(first) > 1 else ""
-    best = (
-        f"Best by {answer.metric.label}{tied}: {', '.join(first)}" if first else "No policy has figures for this load"
-    )
+    best = f"Best by {answer.metric.label}{tied}: {', '.join(first)}."
     ties = [f"{s.label} with {', '.join(s.ties)}" for s in answer.standings if s.ties]
     return [
-        f"{best}.",
+        best if first else "No policy has figures for this load.",
         f"Ties (marked =): {'; '.join(ties)}." if ties else "No ties.",
         f"Differences and gaps: {level} intervals of {answer.scenario.statistics.replications} replications on the "
         "same requests and draft tokens. Ranks: one more for every policy that is better by an interval that holds for "
@@ -99,7 +89,6 @@ def answer_line(answer: Recommendation) -> str:
 
 
 def _longer(answer: Recommendation) -> str:
-    """That a longer draft might gain more, where the best is the longest tried."""
     k = answer.largest_tried
     if k is None:
         return ""

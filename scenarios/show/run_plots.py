@@ -12,23 +12,8 @@ import pandas as pd
 from draftcast.scenarios.compare.comparison import LATENCY, TOKENS, Comparison
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.run.timeline import Timeline
-from draftcast.scenarios.show.plots import (
-    BASELINE,
-    BREAK_EVEN_LINE,
-    COLOURS,
-    LIMIT,
-    OFF,
-    ON,
-    check_points,
-    in_file,
-    interval_bars,
-    label_axes,
-    look,
-    means,
-    panels,
-    series,
-    styled,
-)
+from draftcast.scenarios.show import plots
+from draftcast.scenarios.show.plots import COLOURS, LIMIT, OFF, ON, interval_bars, means, series
 from draftcast.scenarios.show.run_report import cutover_line
 from draftcast.scenarios.show.tables import title
 from draftcast.sim.output.request_columns import RequestColumns
@@ -60,10 +45,10 @@ def comparison_figure(comparison: Comparison) -> Any:
         InputError: fewer than two rates, or nothing compared.
     """
     points = [p for p in comparison.points if p.off is not None and p.request_rate_rps is not None]
-    check_points(len(points))
+    plots.check_points(len(points))
     titles = "Advantage: mean E2E latency off / on", "Mean E2E latency, s", "Token goodput, tokens/s"
     grid = {"specs": [[{"colspan": 2}, None], [{}, {}]], "row_heights": [0.56, 0.44]}
-    figure = panels(*titles, rows=2, vertical_spacing=0.16, horizontal_spacing=0.09, **grid)
+    figure = plots.panels(*titles, rows=2, vertical_spacing=0.16, horizontal_spacing=0.09, **grid)
     lines = [("advantage", ON, [p.advantage for p in points], (1, 1))]
     for col, key in ((1, LATENCY), (2, TOKENS)):
         for side, colour in (("on", ON), ("off", OFF)):
@@ -73,14 +58,14 @@ def comparison_figure(comparison: Comparison) -> Any:
         bars = interval_bars(values, thickness=1.5, width=4)
         style = {"mode": "lines+markers", "line_width": 2.5, "error_y": bars, "showlegend": cell == (2, 1)}
         series(figure, name, colour, rates, means(values), cell=cell, **style)
-    figure.add_hline(y=1.0, line=BREAK_EVEN_LINE, row=1, col=1)
+    figure.add_hline(y=1.0, line=plots.BREAK_EVEN_LINE, row=1, col=1)
     cut = comparison.cutover
     if cut is not None and cut.kind == "crosses":
         label = {"text": "cutover", "font": {"color": LIMIT}}
         ends = dict(zip(("x0", "x1"), cut.gap, strict=True))
         figure.add_vrect(**ends, fillcolor=LIMIT, opacity=0.15, line_width=0, label=label, row=1, col=1)
     figure.update_xaxes(title_text="request rate, req/s")
-    return in_file(figure, title(comparison.scenario), [cutover_line(comparison)], height=760)
+    return plots.in_file(figure, title(comparison.scenario), [cutover_line(comparison)], height=760)
 
 
 def latency_figure(
@@ -114,7 +99,7 @@ def latency_figure(
             hover = f"%{{y:.0f}} % of requests within %{{x:.3g}}<extra>{name}</extra>"
             place = {"xaxis": f"x{panel}", "showlegend": panel == "", "hovertemplate": hover}
             traces.append({"type": "scatter", "mode": "lines", "x": x, "y": 100 * shares} | line | place)
-    layout = look(height=300)
+    layout = plots.look(height=300)
     layout["margin"] |= MARGIN
     layout["yaxis"] = KNOWN_Y | {"title": {"text": "requests, %"}}
     limits = []
@@ -138,18 +123,18 @@ def timeline_figure(shown: Timeline) -> Any:
     """Waiting and running requests, and the KV cache's use where it was recorded."""
     import plotly.graph_objects as go
 
-    panels: list[tuple[str, Any, str, str]] = [
+    levels: list[tuple[str, Any, str, str]] = [
         ("waiting", shown.waiting, PARTS["queue"], "requests"),
         ("running", shown.running, ON, "requests"),
     ]
     if shown.kv_usage is not None:
-        panels.append(("KV cache", 100 * shown.kv_usage, PARTS["prefill"], "%"))
-    rows = len(panels)
-    layout = look(height=110 * rows + 40, legend=False)
+        levels.append(("KV cache", 100 * shown.kv_usage, PARTS["prefill"], "%"))
+    rows = len(levels)
+    layout = plots.look(height=110 * rows + 40, legend=False)
     layout["margin"] |= MARGIN
     layout["xaxis"] = KNOWN_X | {"anchor": f"y{rows}", "title": {"text": "time, s"}}
     traces = []
-    for row, (name, values, colour, unit) in enumerate(panels):
+    for row, (name, values, colour, unit) in enumerate(levels):
         panel = str(row + 1) if row else ""
         hover = f"%{{y:.3g}} {unit} at %{{x:.1f}} s<extra>{name}</extra>"
         line = {"name": name, "line": {"color": colour, "width": 1.6}, "fill": "tozeroy", "hovertemplate": hover}
@@ -180,7 +165,7 @@ def time_figure(runs: Mapping[str, RunResult]) -> Any:
         }
         for part, colour in PARTS.items()
     ]
-    layout = look(height=150 + 44 * len(names))
+    layout = plots.look(height=150 + 44 * len(names))
     layout |= {"barmode": "stack", "legend": layout["legend"] | {"traceorder": "normal"}}
     layout["margin"] |= MARGIN | {"t": 64}
     layout |= {"xaxis": KNOWN_X | {"title": {"text": "seconds of a mean request"}}, "yaxis": KNOWN_Y}
@@ -189,18 +174,16 @@ def time_figure(runs: Mapping[str, RunResult]) -> Any:
 
 def colour_of(name: str, names: Sequence[str]) -> str:
     """The same run has the same colour in every picture."""
-    fixed = {"SD off": OFF, "baseline": BASELINE}
+    fixed = {"SD off": OFF, "baseline": plots.BASELINE}
     return fixed.get(name, COLOURS[list(names).index(name) % len(COLOURS)])
 
 
 def ratio_figure(rows: Mapping[str, Sequence[tuple[str, Estimate | None]]], colours: Mapping[str, str]) -> Any:
     """How many times as large each figure is in a run as in the reference, with its paired interval.
 
-    Args:
-        rows: by run, the ratio of each figure by its label; None where it has none.
-        colours: of the runs.
+    ``rows``: by run, the ratio of each figure by its label; None where it has none.
     """
-    figure = panels()
+    figure = plots.panels()
     for name, ratios in rows.items():
         finite = {label: ratio for label, ratio in ratios if ratio is not None and math.isfinite(ratio.mean)}
         x, bars = means(list(finite.values())), interval_bars(list(finite.values()), thickness=1.4, width=5)
@@ -208,7 +191,7 @@ def ratio_figure(rows: Mapping[str, Sequence[tuple[str, Estimate | None]]], colo
         series(figure, name, colours[name], x, list(finite), error_x=bars, marker_size=9, hover=hover)
     figure.add_vline(x=1.0, line={"color": OFF, "dash": "dash", "width": 1.5})
     figure.update_layout(scattermode="group", scattergap=0.35)
-    label_axes(figure, "times the reference")
+    plots.label_axes(figure, "times the reference")
     labels = max((len(ratios) for ratios in rows.values()), default=0)
-    shown = styled(figure, height=130 + labels * max(26, 15 * len(rows)))
+    shown = plots.styled(figure, height=130 + labels * max(26, 15 * len(rows)))
     return shown.update_yaxes(type="category", autorange="reversed", rangemode="normal")

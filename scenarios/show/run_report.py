@@ -44,15 +44,7 @@ ENGINE = (
     ("concurrency lost to speculation", "concurrency_lost_to_speculation", "requests"),
 )
 ORIGINS = ("measured", "interpolated", "extrapolated")
-SHARES = (
-    ("queue", "queue"),
-    ("prefill", "prefill"),
-    ("draft", "draft"),
-    ("verify", "verify"),
-    ("rejected", "rejected work"),
-    ("host", "host"),
-    ("kv_pressure", "kv pressure"),
-)
+PARTS = ("queue", "prefill", "draft", "verify", "rejected", "host", "kv_pressure")
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -144,7 +136,8 @@ def run_table(scenario: Scenario, point: Point) -> Table:
     sides = ("with speculation ", "without ") if len(columns) > 1 else ("",)
     rows, sections = [["figure", *(f"{side}{level}" for side in sides), "unit"]], []
     origins = [(f"device time {origin}", f"share_device_time_{origin}", 1e2, "%") for origin in ORIGINS]
-    shares = [(f"where time goes: {label}", f"share_time_{name}", 1e2, "%") for name, label in SHARES]
+    labels = {"rejected": "rejected work", "kv_pressure": "kv pressure"}
+    shares = [(f"where time goes: {labels.get(part, part)}", f"share_time_{part}", 1e2, "%") for part in PARTS]
     for section in (ONE_RUN, origins, shares):
         for name, key, factor, unit in section:
             if any(key in figures and not math.isnan(figures[key].mean) for figures in columns):

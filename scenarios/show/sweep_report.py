@@ -33,18 +33,16 @@ def swept_title(result: SweepResult) -> str:
 
 
 def sweep_table(result: SweepResult) -> Table:
-    """One row per cell (of a large sweep, of its Pareto front), half widths of the intervals behind ±."""
     rows = [row for _, row in sweep_rows(result)]
     return make_table([sweep_head(result), *rows], title=swept_title(result), caption=ADVANTAGE)
 
 
 def sweep_head(result: SweepResult) -> list[str]:
-    """Names of the table's columns."""
     return [*(axis.name for axis in result.axes), *(name for name, _, _ in COLUMNS), "state", "advantage", "Pareto"]
 
 
 def sweep_rows(result: SweepResult) -> list[tuple[SweepCell, list[str]]]:
-    """The cells of the table (all, or of a large sweep its Pareto front), each with the texts of its row."""
+    """The cells of the table (all, or of a large sweep its Pareto front), each with its row; ± half an interval."""
     front = {id(cell) for cell in result.pareto}
     rows = []
     for cell in result.cells if len(result.cells) <= MOST_ROWS else result.pareto:
@@ -77,7 +75,6 @@ def error_lines(result: SweepResult) -> list[str]:
 
 
 def progress_line(now: SweepProgress) -> str:
-    """How far a sweep is, for a log."""
     left = "" if now.left_s is None else f", {time_text(now.left_s)} left"
     failed = f", {now.failed} without figures" if now.failed else ""
     nobody = ", no workers yet" if now.workers == 0 and now.done < now.total else ""
@@ -136,9 +133,9 @@ def _draw_pareto(figure: Any, result: SweepResult) -> None:
     for name, colour, cells in _lines(result):
         x, y = (means([cell.figures.get(key) for cell in cells]) for key in (GPU, USER))
         hover = "%{text}<br>%{x:.4g} tokens/s/GPU, %{y:.4g} tokens/s/user<extra></extra>"
-        texts = {"text": [_text(cell) for cell in cells], "customdata": [number[id(cell)] for cell in cells]}
         style = {"mode": "lines+markers", "marker_size": 8, "legendgroup": name, "hovertemplate": hover}
-        series(figure, name, colour, x, y, **texts, **style)
+        numbers = [number[id(cell)] for cell in cells]
+        series(figure, name, colour, x, y, text=[_text(cell) for cell in cells], customdata=numbers, **style)
 
 
 def _draw_metric(figure: Any, result: SweepResult, metric: str, *, col: int = 1, showlegend: bool) -> None:
@@ -150,10 +147,9 @@ def _draw_metric(figure: Any, result: SweepResult, metric: str, *, col: int = 1,
         x = [cell.values[result.axes[0].name] for cell in cells]
         x = [value if isinstance(value, int | float) else str(value) for value in x]
         values = [cell.figures.get(metric) for cell in cells]
-        style = {"mode": "lines+markers", "legendgroup": name, "showlegend": showlegend}
+        style = {"mode": "lines+markers", "legendgroup": name, "showlegend": showlegend, "cell": (1, col)}
         texts = [_text(cell) for cell in cells]
-        bars = interval_bars(values)
-        series(figure, name, colour, x, means(values), cell=(1, col), error_y=bars, text=texts, **style)
+        series(figure, name, colour, x, means(values), error_y=interval_bars(values), text=texts, **style)
 
 
 def _text(cell: SweepCell) -> str:

@@ -104,7 +104,6 @@ def html_table(rows: Rows) -> str:
 
 
 def paragraphs(lines: Sequence[str]) -> list[str]:
-    """Each line as a paragraph of HTML."""
     return [f"<p>{html.escape(line)}</p>" for line in lines]
 
 

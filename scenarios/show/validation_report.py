@@ -82,9 +82,9 @@ def _steps(figure: Any, validation: Validation) -> None:
     times = {"forecast": pd.concat([run.steps["step_s"] for run in validation.replays]).to_numpy(np.float64)}
     if validation.steps is not None:
         points = validation.steps.timed.points
-        each = points[["seconds", "predicted_s"]].div(points["steps"], axis=0).to_numpy(np.float64)
-        times["measured"] = each[:, 0]
-        _diagonal(figure, *_thin(each).T, (2, 2))
+        times["measured"] = (points["seconds"] / points["steps"]).to_numpy(np.float64)
+        predicted = (points["predicted_s"] / points["steps"]).to_numpy(np.float64)
+        _diagonal(figure, _thin(times["measured"]), _thin(predicted), (2, 2))
     for side, values in times.items():
         ordered = _thin(np.sort(values))
         share = np.arange(1, len(ordered) + 1) / len(ordered)

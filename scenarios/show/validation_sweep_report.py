@@ -15,16 +15,9 @@ from draftcast.files import plain, read_text
 from draftcast.scenarios.live.validate.comparison import CAUSES, Validation
 from draftcast.scenarios.live.validate.effects import Cutover
 from draftcast.scenarios.live.validate.sweep import Cell, SweepValidation
+from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.exports import json_bytes
-from draftcast.scenarios.show.plots import (
-    BREAK_EVEN_LINE,
-    COLOURS,
-    error_bars,
-    label_axes,
-    panels,
-    series,
-    write_figure,
-)
+from draftcast.scenarios.show.plots import series, write_figure
 from draftcast.scenarios.show.tables import MISSED, aligned, html_table, markdown_table, page, paragraphs
 from draftcast.scenarios.show.validation_report import bars, figure_summaries, percent, steps_hold, write_files
 from draftcast.scenarios.show.validation_sweep_summary import STEP_TIME, SweepSummary, Table, load_text
@@ -35,12 +28,12 @@ RUNS = "Runs: error of the forecast; in brackets with the run's own step times, 
 # Of an effect; too many to be written out.
 _DRAWS = ("resamples", "replications")
 _FIGURES = {"output_throughput": "tok/s", "mean_tpot_s": "TPOT", "mean_e2el_s": "E2E", "median_ttft_s": "TTFT p50"}
-Check = tuple[str, str, bool]
-"""Name of the bar, what is held to it, whether it holds."""
+Check = tuple[str, str, bool]  # name of the bar, what is held to it, whether it holds
+Verdicts = dict[str, dict[str, Any]]  # by bar: ``{"held": ..., "of": ..., "missed": [...]}``
 
 
-def verdicts(found: SweepValidation) -> dict[str, dict[str, Any]]:
-    """Which bars hold, by name: ``{"held": ..., "of": ..., "missed": [...]}``; ``step_time`` is of the step times."""
+def verdicts(found: SweepValidation) -> Verdicts:
+    """Which bars hold; ``step_time`` is of the step times."""
     checks: list[Check] = [
         (STEP_TIME, mode, steps_hold(steps.errors))
         for mode, steps in found.steps.items()
@@ -54,7 +47,7 @@ def verdicts(found: SweepValidation) -> dict[str, dict[str, Any]]:
     return _counted([*checks, *(("cutover", cutover.mode, cutover.within_bar) for cutover in found.cutovers)])
 
 
-def verdicts_with_own_step_times(found: SweepValidation) -> dict[str, dict[str, Any]]:
+def verdicts_with_own_step_times(found: SweepValidation) -> Verdicts:
     """As `verdicts`, of figures forecast with the step times, acceptance and front end measured in each run."""
 
     def own_error(run: Validation, name: str) -> float | None:
@@ -72,8 +65,8 @@ def _figure_checks(found: SweepValidation, error_of: Callable[[Validation, str],
                 yield name, cell.entry["dir"], abs(error) <= bar
 
 
-def _counted(checks: Iterable[Check]) -> dict[str, dict[str, Any]]:
-    bars_by_name: dict[str, dict[str, Any]] = {}
+def _counted(checks: Iterable[Check]) -> Verdicts:
+    bars_by_name: Verdicts = {}
     for name, where, held in checks:
         entry = bars_by_name.setdefault(name, {"held": 0, "of": 0, "missed": []})
         entry["of"] += 1
@@ -85,6 +78,7 @@ def _counted(checks: Iterable[Check]) -> dict[str, dict[str, Any]]:
 def summary(found: SweepValidation) -> dict[str, Any]:
     """Plain data for JSON."""
     first = found.cells[0].validation.question.live.manifest
+    checked, wrong = (sum(counts[i] for counts in found.continuation.values()) for i in (0, 1))
     return {
         "draftcast_version": __version__,
         "folder": str(found.folder),
@@ -96,10 +90,7 @@ def summary(found: SweepValidation) -> dict[str, Any]:
         "verdicts": verdicts(found),
         "verdicts_with_own_step_times": verdicts_with_own_step_times(found),
         "steps": found.steps,
-        "known_continuation": {
-            "checked_tokens": sum(checked for checked, _ in found.continuation.values()),
-            "wrong_tokens": sum(wrong for _, wrong in found.continuation.values()),
-        },
+        "known_continuation": {"checked_tokens": checked, "wrong_tokens": wrong},
         "acceptance": [vars(accepted) for accepted in found.acceptance],
         "cutovers": [
             # JSON has no infinity: in words beside the numbers.
@@ -155,7 +146,6 @@ def markdown(found: SweepValidation, picture: str | None = None) -> str:
 
 
 def head(found: SweepValidation) -> list[str]:
-    """What was run on what, a few lines."""
     manifest = found.cells[0].validation.question.live.manifest
     machine = manifest["machine"]
     acceptance = sorted({cell.validation.acceptance for cell in found.cells} - {""})
@@ -179,12 +169,9 @@ def text(found: SweepValidation) -> str:
 
 def _notes(found: SweepValidation) -> list[str]:
     """What a reader must know; tokens that differ from the testbed's text among it."""
-    wrong = [
-        f"{folder}: {wrong} of {checked} tokens differ from the known text"
-        for folder, (checked, wrong) in found.continuation.items()
-        if wrong
-    ]
-    return [*found.notes, *wrong]
+    counts = ((folder, *tokens) for folder, tokens in found.continuation.items())
+    text = "{}: {} of {} tokens differ from the known text"
+    return [*found.notes, *(text.format(folder, wrong, checked) for folder, checked, wrong in counts if wrong)]
 
 
 def _tables(found: SweepValidation) -> list[tuple[str, Table]]:
@@ -222,15 +209,10 @@ def _run_rows(found: SweepValidation) -> list[list[str]]:
 
 
 def _cell(cell: Cell) -> dict[str, Any]:
-    validation = cell.validation
-    return {
-        **cell.entry,
-        "capacity_share": cell.capacity_share,
-        "judged": cell.judged,
-        "acceptance": validation.acceptance,
-        "figures": figure_summaries(validation),
-        "steps": validation.steps.summary() if validation.steps is not None else None,
-    }
+    run = cell.validation
+    steps = run.steps.summary() if run.steps is not None else None
+    judged = {"capacity_share": cell.capacity_share, "judged": cell.judged, "acceptance": run.acceptance}
+    return {**cell.entry, **judged, "figures": figure_summaries(run), "steps": steps}
 
 
 def effects_figure(found: SweepValidation) -> Any:
@@ -238,20 +220,22 @@ def effects_figure(found: SweepValidation) -> Any:
     titles = {"concurrency": "Throughput gain by users", "rate": "E2E latency, off / on, by request rate"}
     axes = {"concurrency": ("users", "log"), "rate": ("requests/s", "linear")}
     kinds = [kind for kind in titles if any(effect.load_kind == kind for effect in found.effects)]
-    figure = panels(*(titles[kind] for kind in kinds))
-    colours = dict(zip(dict.fromkeys(effect.mode for effect in found.effects), itertools.cycle(COLOURS), strict=False))
+    figure = plots.panels(*(titles[kind] for kind in kinds))
+    colours = dict(
+        zip(dict.fromkeys(effect.mode for effect in found.effects), itertools.cycle(plots.COLOURS), strict=False)
+    )
     for col, kind in enumerate(kinds, start=1):
         for mode, colour in colours.items():
             effects = [effect for effect in found.effects if (effect.mode, effect.load_kind) == (mode, kind)]
             effects.sort(key=lambda effect: effect.load)
-            bars = error_bars([(effect.low, effect.measured, effect.high) for effect in effects])
+            bars = plots.error_bars([(effect.low, effect.measured, effect.high) for effect in effects])
             loads, style = [e.load for e in effects], {"legendgroup": mode, "showlegend": col == 1, "cell": (1, col)}
             series(figure, mode, colour, loads, [effect.measured for effect in effects], error_y=bars, **style)
             forecast = [effect.forecast for effect in effects]
             series(figure, f"{mode}, forecast", colour, loads, forecast, mode="lines", **style)
-        figure.add_hline(y=1.0, line=BREAK_EVEN_LINE, row=1, col=col)
+        figure.add_hline(y=1.0, line=plots.BREAK_EVEN_LINE, row=1, col=col)
         title, scale = axes[kind]
-        label_axes(figure, title, cell=(1, col))
+        plots.label_axes(figure, title, cell=(1, col))
         figure.update_xaxes(type=scale, row=1, col=col)
     return figure.update_layout(template="plotly_white", height=520, legend={"orientation": "h", "y": -0.2})
 

@@ -7,8 +7,8 @@ Unknown keys are ignored: a report may come from a later version.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
@@ -21,7 +21,6 @@ from draftcast.scenarios.show.validation_report import CLOSED_LOOP_BARS, OPEN_LO
 
 Table = list[list[str]]
 """The first row is the header."""
-FOLDER, SUFFIX = "validation_results", ".json"
 STEP_TIME = "step_time"
 
 
@@ -47,8 +46,6 @@ class Bar(_Part):
 
 
 class Continuation(_Part):
-    """Tokens compared with the known text."""
-
     checked_tokens: int
     wrong_tokens: int
 
@@ -121,22 +118,19 @@ class SweepSummary(_Part):
         return {**data, "runs": len(data["cells"])} if isinstance(data.get("cells"), list) else data
 
     @property
-    def held(self) -> int:
-        """Checks of forecasts that keep their bar; step times are counted by themselves."""
-        return sum(bar.held for name, bar in self.verdicts.items() if name != STEP_TIME)
-
-    @property
-    def of(self) -> int:
-        """Checks of forecasts that were made."""
-        return sum(bar.of for name, bar in self.verdicts.items() if name != STEP_TIME)
+    def checks(self) -> tuple[int, int]:
+        """How many checks of forecasts keep their bar, and of how many; step times are counted by themselves."""
+        forecasts = [bar for name, bar in self.verdicts.items() if name != STEP_TIME]
+        return sum(bar.held for bar in forecasts), sum(bar.of for bar in forecasts)
 
     def head(self) -> list[str]:
         """What was run on what, a sentence each."""
         processor, cores = self.machine.get("processor") or "an unnamed machine", self.machine.get("cores", "?")
+        held, of = self.checks
         lines = [
             f"Measured {self.created_at[:10]} on {processor}, {cores} cores, vLLM {self.server_version or '?'}: "
             f"{self.runs} runs judged with a profile of {len(self.calibrated_on)} others.",
-            f"Of {self.of} checks {self.held} hold and {self.of - self.held} miss their bar.",
+            f"Of {of} checks {held} hold and {of - held} miss their bar.",
         ]
         if modes := self.verdicts.get(STEP_TIME):
             lines.append(f"Accuracy of the step times: {modes.held} of {modes.of} modes hold their bar.")
@@ -179,10 +173,6 @@ class SweepSummary(_Part):
             "Acceptance by draft position, all runs of a mode together": acceptance,
         }
 
-    def to_json(self) -> str:
-        """What `read_summary` reads."""
-        return self.model_dump_json(indent=1) + "\n"
-
 
 def read_summary(text: str | bytes, file: str, command: str = "") -> SweepSummary:
     """A report or a summary as JSON.
@@ -206,10 +196,8 @@ def read_summary(text: str | bytes, file: str, command: str = "") -> SweepSummar
 
 def shipped_summaries() -> dict[str, SweepSummary]:
     """The sweeps that ship with draftcast, by name."""
-    folder = files("draftcast.scenarios").joinpath(FOLDER)
-    entries: Iterable[Any] = sorted(folder.iterdir(), key=lambda entry: entry.name)
-    shipped = [entry for entry in entries if entry.name.endswith(SUFFIX)]
-    return {entry.name.removesuffix(SUFFIX): read_summary(entry.read_text("utf-8"), entry.name) for entry in shipped}
+    shipped = sorted((Path(__file__).parents[1] / "validation_results").glob("*.json"))
+    return {path.stem: read_summary(path.read_bytes(), path.name) for path in shipped}
 
 
 def bars_line() -> str:

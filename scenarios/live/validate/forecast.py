@@ -177,7 +177,7 @@ def _busy_throughput(requests: pd.DataFrame) -> float:
 
 
 def live_timeline(steps: pd.DataFrame, requests: pd.DataFrame) -> Timeline:
-    """Levels at the ends of logged steps (`draftcast.calibration.live.composition.compose`), with the client's requests.
+    """Levels at the ends of logged steps, see `draftcast.calibration.live.composition.compose`.
 
     Whoever has been sent, has no answer yet and is in no step waits (or is on its way).
     """
