@@ -18,9 +18,8 @@ from draftcast.dashboards.session.plain_text import literal
 from draftcast.dashboards.session.question import Question
 from draftcast.dashboards.session.session import Session, View, count_of, number_of, one_of, some_of
 from draftcast.dashboards.widgets.controls import Look, control, view_choice
-from draftcast.dashboards.widgets.page import long_answer, verdict_line
+from draftcast.dashboards.widgets.page import Cell, Link, html_table, long_answer, verdict_line
 from draftcast.dashboards.widgets.report import Report
-from draftcast.dashboards.widgets.table import Cell, Link, html_table
 from draftcast.dashboards.widgets.tiles import number
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.options import parse_prices
@@ -50,7 +49,6 @@ OPTIONS = {
 
 
 def render(session: Session, report: Report) -> None:
-    """Controls, the answer in a sentence, tiles, candidates, goodput against load, footer."""
     scenario = session.question.scenario
     settings = plan_settings(session)
     if not slos(scenario):
@@ -94,8 +92,9 @@ def _invite(session: Session) -> None:
         "must keep it.",
         icon=":material/flag:",
     )
-    usual = "Begin with TTFT {ttft_ms:g} ms and TPOT {tpot_ms:g} ms for {attainment:.0%} of requests"
-    label = usual.format(**USUAL_SLO)
+    label = "Begin with TTFT {ttft_ms:g} ms and TPOT {tpot_ms:g} ms for {attainment:.0%} of requests".format(
+        **USUAL_SLO
+    )
     st.button(label, key="usual-slo", on_click=lambda: session.change(lambda: {"slo": USUAL_SLO}))
 
 
@@ -113,7 +112,6 @@ def _tightest(answered: Plan) -> list[str]:
 
 
 def _show_answer(answered: Plan, lines: Sequence[str]) -> None:
-    """The sentence, which bound is the tightest, and the figures of the best candidate."""
     best = answered.best
     text, *tightest, _ = lines
     if best is None:
@@ -294,7 +292,6 @@ def _prices(session: Session, hardware: Sequence[str]) -> Mapping[str, Price]:
 
 
 def _price_text(name: str, price: Price) -> str:
-    """As ``--price`` takes it."""
     return f"{name}={value_text(price.per_gpu_hour)}@{price.date}"
 
 

@@ -16,19 +16,11 @@ from draftcast.dashboards.session.plain_text import literal, short
 from draftcast.dashboards.session.question import Question
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.session.uploads import MEASURED, uploader
+from draftcast.dashboards.widgets import tiles
 from draftcast.dashboards.widgets.controls import button, view_choice
-from draftcast.dashboards.widgets.page import upload_again
+from draftcast.dashboards.widgets.page import html_table, upload_again
 from draftcast.dashboards.widgets.report import Report
-from draftcast.dashboards.widgets.table import html_table
-from draftcast.dashboards.widgets.tiles import (
-    LATENCY_TILES,
-    THROUGHPUT_TILE,
-    Column,
-    Figure,
-    column_of,
-    difference_cell,
-    value_cell,
-)
+from draftcast.dashboards.widgets.tiles import Column, Figure, column_of
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.difference import Difference
 from draftcast.scenarios.compare.slo_answer import measured_requests
@@ -42,12 +34,12 @@ from draftcast.sim.output.metrics import summarise
 FIGURES = (
     *(
         Figure(figure.name, f"{tile.title} {figure.label}", figure.unit, figure.factor)
-        for tile in LATENCY_TILES
+        for tile in tiles.LATENCY_TILES
         for figure in tile.figures
     ),
     Figure("request_throughput", "throughput", "req/s"),
     Figure("output_throughput", "token goodput", "tok/s"),
-    *THROUGHPUT_TILE.figures,
+    *tiles.THROUGHPUT_TILE.figures,
 )
 LETTERS = "ABCDEF"
 
@@ -92,15 +84,12 @@ class Comparison:
         for entry, figure in itertools.product(self.entries, FIGURES):
             value, change = entry.column.figures.get(figure.name), self.change(entry, figure)
             difference, ratio = getattr(change, "difference", None), getattr(change, "ratio", None)
+            ends = {"": "mean", "_low": "low", "_high": "high"}
             yield {
-                "run": entry.letter,
-                "about": entry.about,
-                "figure": figure.name,
-                **{name: getattr(value, name, None) for name in ("mean", "low", "high")},
+                **{"run": entry.letter, "about": entry.about, "figure": figure.name},
+                **{name: getattr(value, name, None) for name in ends.values()},
                 "against": self.reference.letter if entry is not self.reference else None,
-                "difference": getattr(difference, "mean", None),
-                "difference_low": getattr(difference, "low", None),
-                "difference_high": getattr(difference, "high", None),
+                **{f"difference{end}": getattr(difference, name, None) for end, name in ends.items()},
                 "ratio": getattr(ratio, "mean", None),
                 "verdict": getattr(change, "verdict", None),
             }
@@ -110,18 +99,14 @@ class Comparison:
         runs = {}
         for entry in self.entries:
             changes = {figure.name: self.change(entry, figure) for figure in FIGURES}
-            runs[entry.letter] = {
-                "about": entry.about,
-                "hash": entry.run.hash if isinstance(entry.run, Answer) else None,
-                "figures": entry.column.figures,
-                "differences": changes if entry is not self.reference else None,
-            }
+            run_hash = entry.run.hash if isinstance(entry.run, Answer) else None
+            runs[entry.letter] = {"about": entry.about, "hash": run_hash, "figures": entry.column.figures}
+            runs[entry.letter]["differences"] = changes if entry is not self.reference else None
         keys = changed.to_dict("records") if changed is not None else []
         return {"reference": self.reference.letter, "changed_keys": keys, "runs": runs}
 
 
 def render(session: Session, report: Report) -> None:
-    """The runs, what they differ in, tables and pictures of the differences, footer."""
     (own,) = answers(session.question.scenario)
     entries = _entries(session, own)
     report.badge([entry.run.run.summary["figures"] for entry in entries if isinstance(entry.run, Answer)])
@@ -262,10 +247,10 @@ def _differences_table(comparison: Comparison) -> str:
         cells = [f"<th scope='row'>{escape(figure.label)}</th>"]
         for entry in comparison.entries:
             missing = "not recorded" if isinstance(entry.run, MeasuredRun) else ""
-            cells.append(value_cell(figure, entry.column, missing))
+            cells.append(tiles.value_cell(figure, entry.column, missing))
             if entry is not reference:
                 pair = comparison.pairs[entry.letter]
-                cells.append(difference_cell(figure, reference.letter, pair, comparison.confidence, words=True))
+                cells.append(tiles.difference_cell(figure, reference.letter, pair, comparison.confidence, words=True))
         body.append(f"<tr>{''.join(cells)}</tr>")
     return (
         "<div class='dc-table dc-compare' tabindex='0' role='region' aria-label='Differences'><table><thead><tr>"

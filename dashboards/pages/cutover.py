@@ -14,9 +14,8 @@ from draftcast.dashboards.session.answers import Answer, answers, question_key
 from draftcast.dashboards.session.plain_text import literal
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.widgets.controls import view_choice
-from draftcast.dashboards.widgets.page import asked_for, long_answer, verdict_line
+from draftcast.dashboards.widgets.page import asked_for, html_table, long_answer, verdict_line
 from draftcast.dashboards.widgets.report import Report
-from draftcast.dashboards.widgets.table import html_table
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.recommend import recommend
@@ -48,7 +47,6 @@ AXIS_WORDS = {
 
 
 def render(session: Session, report: Report) -> None:
-    """The crossing, the recommended setting, maps, roofline, footer."""
     (own,) = answers(session.question.scenario)
     report.badge([own.run.summary["figures"]])
     report.title = title(own.scenario)

@@ -21,10 +21,9 @@ from draftcast.dashboards.session.uploads import forget_receipts, uploader
 from draftcast.dashboards.widgets.controls import button, choice_control, number_control
 from draftcast.dashboards.widgets.page import banner, cannot_run
 from draftcast.dashboards.widgets.report import Report
-from draftcast.dashboards.widgets.style import STYLE
 from draftcast.errors import InputError
 
-ICON = Path(__file__).parents[1] / "icon.png"
+FOLDER = Path(__file__).parents[1]
 BOUNDS = ("ttft_ms", "tpot_ms", "e2el_ms")
 
 
@@ -50,9 +49,9 @@ SHOWN = {
 
 def run_app(files: tuple[str, ...] = ()) -> None:
     """Draw the page that the link names; ``files`` are further scenarios to choose from."""
-    st.set_page_config(page_title="draftcast", page_icon=str(ICON), layout="wide")
+    st.set_page_config(page_title="draftcast", page_icon=str(FOLDER / "icon.png"), layout="wide")
     st.session_state["files"] = files
-    st.html(STYLE)
+    st.html(FOLDER / "style.css")
     session = current_session()
     st.session_state[PAGE] = session.page
     st.segmented_control(
@@ -80,7 +79,6 @@ def run_app(files: tuple[str, ...] = ()) -> None:
 
 
 def sidebar(session: Session) -> None:
-    """Draw it; every control changes the session's question."""
     with st.sidebar:
         _picker(session)
         uploader(session, SCENARIO_FILE)
@@ -88,7 +86,8 @@ def sidebar(session: Session) -> None:
         with st.container(horizontal=True):
             for name in BOUNDS:
                 number_control(session, f"slo.{name}", change=partial(_slo_with, session, name))
-            number_control(session, "slo.attainment", percent=True, change=_attainment)
+            attained: dict[str, Any] = {"percent": True, "change": lambda share: {"slo.attainment": share or 0.99}}
+            number_control(session, "slo.attainment", **attained)
         st.subheader("Effort", help="More requests and replications give narrower intervals and slower pages.")
         with st.container(horizontal=True):
             for key in ("statistics.seed", "statistics.replications", NUM_REQUESTS):
@@ -118,7 +117,3 @@ def _slo_with(session: Session, name: str, bound: float | None) -> Mapping[str, 
     if not given:
         return {"slo": None}
     return {"slo": given | ({"attainment": slo.attainment} if slo is not None else {})}
-
-
-def _attainment(share: float | None) -> Mapping[str, Any]:
-    return {"slo.attainment": share or 0.99}

@@ -25,9 +25,8 @@ from draftcast.dashboards.session.plain_text import literal
 from draftcast.dashboards.session.question import Question, check_names
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.widgets.controls import Look, button, control, view_choice
-from draftcast.dashboards.widgets.page import cannot_run, verdict_line
+from draftcast.dashboards.widgets.page import Cell, Link, cannot_run, html_table, verdict_line
 from draftcast.dashboards.widgets.report import Report, clicked
-from draftcast.dashboards.widgets.table import Cell, Link, html_table
 from draftcast.errors import InputError
 from draftcast.scenarios.run.choices import longest_k
 from draftcast.scenarios.schema import Scenario

@@ -20,26 +20,16 @@ from draftcast.dashboards.session.plain_text import literal
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.session.uploads import VALIDATION, uploader
 from draftcast.dashboards.widgets.controls import view_choice
-from draftcast.dashboards.widgets.page import asked_for, long_answer, verdict_line
+from draftcast.dashboards.widgets.page import Bad, Cell, asked_for, html_table, long_answer, verdict_line
 from draftcast.dashboards.widgets.report import Report
-from draftcast.dashboards.widgets.table import Bad, Cell, html_table
 from draftcast.errors import HardwareError
 from draftcast.files import read_bytes
 from draftcast.scenarios.evidence.forecast import Forecast, forecast_points
 from draftcast.scenarios.evidence.point import points
 from draftcast.scenarios.run.coverage import coverage_of
 from draftcast.scenarios.run.fidelity import ORIGINS, fidelity
+from draftcast.scenarios.show import evidence_report
 from draftcast.scenarios.show.device_plots import coverage_figure, fit_figure
-from draftcast.scenarios.show.evidence_report import (
-    COLUMNS,
-    SUMMARY,
-    by_source,
-    counts_line,
-    evidence_figure,
-    rows,
-    sign_lines,
-    summary_rows,
-)
 from draftcast.scenarios.show.plots import on_page
 from draftcast.scenarios.show.profile_view import OpenProfile, errors_of, fit_points, modelled_parts, open_profile
 from draftcast.scenarios.show.tables import MISSED
@@ -54,7 +44,6 @@ MEANING = {
 
 
 def render(session: Session, report: Report) -> None:
-    """Origin of the device time, coverage map, fit and residuals, the profile's origin, validation, publications."""
     (own,) = answers(session.question.scenario)
     figures = own.run.summary["figures"]
     report.badge([figures])
@@ -145,12 +134,8 @@ def _origin(own: Answer, opened: OpenProfile) -> dict[str, str]:
     with contextlib.suppress(ValueError):
         days = (datetime.now(UTC).date() - datetime.fromisoformat(profile.date).date()).days
         age = " (today)" if days <= 0 else f" ({days} day{'s' if days > 1 else ''} old)"
-    facts = {
-        "profile": profile.name,
-        "source": profile.source,
-        "checksum": profile.checksum()[:12],
-        "date": profile.date + age,
-    }
+    facts = {"profile": profile.name, "source": profile.source, "checksum": profile.checksum()[:12]}
+    facts["date"] = profile.date + age
     if manifest is not None:
         clocks = ", ".join(f"{name} {value:g}" for name, value in manifest.clocks.items())
         facts |= {
@@ -165,7 +150,6 @@ def _origin(own: Answer, opened: OpenProfile) -> dict[str, str]:
 
 
 def _validation(session: Session, report: Report) -> None:
-    """Every live sweep that ships with draftcast, and the one uploaded."""
     st.header("Validation against live runs", anchor="validation")
     sweeps = shipped_summaries()
     uploaded = session.path / session.validation
@@ -210,16 +194,16 @@ def _evidence(session: Session, report: Report) -> None:
     forecasts = long_answer(("evidence",), "Forecasting what others measured", _forecasts)
     report.figure(
         "evidence",
-        on_page(evidence_figure(forecasts), height=420),
-        " ".join([counts_line(forecasts), *sign_lines(forecasts)]),
+        on_page(evidence_report.evidence_figure(forecasts), height=420),
+        " ".join([evidence_report.counts_line(forecasts), *evidence_report.sign_lines(forecasts)]),
         "Forecast against measured figures on logarithmic axes.",
     )
-    errors = summary_rows(forecasts)
-    st.html(html_table(SUMMARY, errors, name="Errors of measured results"))
-    report.tables["Errors of measured results"] = pd.DataFrame(errors, columns=list(SUMMARY))
-    for source, members in by_source(forecasts).items():
-        with st.expander(literal(source)):
-            st.html(html_table(COLUMNS, rows(members), name=source))
+    head, errors = evidence_report.SUMMARY, evidence_report.summary_rows(forecasts)
+    st.html(html_table(head, errors, name="Errors of measured results"))
+    report.tables["Errors of measured results"] = pd.DataFrame(errors, columns=list(head))
+    for source, members in evidence_report.by_source(forecasts).items():
+        table = html_table(evidence_report.COLUMNS, evidence_report.rows(members), name=source)
+        st.expander(literal(source)).html(table)
 
 
 def _forecasts(progress: Progress) -> list[Forecast]:

@@ -51,7 +51,6 @@ RATES = "share of rounds in which the first 1, 2, 3, ... drafts were all accepte
 
 
 def render(session: Session, report: Report) -> None:
-    """Controls, the answer in a sentence, tiles, pictures, footer."""
     controls(session)
     if wanted := session.wanted_method:
         text = f"Give the acceptance of {wanted} above to see its forecast: that of another method does not apply."

@@ -69,7 +69,6 @@ class Session:
 
     @property
     def path(self) -> Path:
-        """The session's own folder."""
         return Path(self.folder.name)
 
     @property
@@ -117,12 +116,10 @@ class Session:
             self.wanted_method = ""
 
     def ask(self, question: Question) -> None:
-        """Ask another question."""
         self.question, self.refused, self.warnings, self.touched = question, "", [], True
         self.wanted_method = ""
 
     def go(self, page: str) -> None:
-        """Show another page."""
         self.page, self.touched, self.wanted_method = page, True, ""
 
     def pin(self, baseline: Question | None) -> None:
@@ -130,7 +127,6 @@ class Session:
         self.baseline, self.touched = baseline, True
 
     def add_run(self, run: Question) -> None:
-        """Show a run on Compare."""
         self.runs, self.touched = [*self.runs, run], True
 
     def remove_run(self, index: int) -> None:
@@ -170,7 +166,6 @@ class Session:
 
 
 def one_of(allowed: Sequence[str]) -> Callable[[str], str]:
-    """Reads one of some names."""
     return _reader(str, lambda name: name in allowed, f"choose from {', '.join(allowed)}")
 
 
@@ -181,12 +176,10 @@ def some_of(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def number_of(low: float, high: float) -> Callable[[str], float]:
-    """Reads a number from ``low`` to ``high``."""
     return _reader(float, lambda value: low <= value <= high, f"must be a number from {low:g} to {high:g}")
 
 
 def count_of(most: int) -> Callable[[str], int]:
-    """Reads a whole number from 0 to ``most``."""
     return _reader(int, lambda value: 0 <= value <= most, f"must be a whole number from 0 to {most}")
 
 

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import streamlit as st
 
@@ -55,8 +55,7 @@ class Upload:
     several: bool = False  # files that belong together
 
 
-@dataclass(frozen=True)
-class Receipt:
+class Receipt(NamedTuple):
     """What became of an upload: a line for the page."""
 
     text: str
@@ -65,13 +64,9 @@ class Receipt:
 
 def uploader(session: Session, upload: Upload) -> None:
     """The widget, and what became of the last upload."""
-    files: dict[str, Any] = {
-        "type": list(upload.types),
-        "accept_multiple_files": upload.several,
-        "max_upload_size": upload.limit_mb,
-    }
+    files: dict[str, Any] = {"accept_multiple_files": upload.several, "max_upload_size": upload.limit_mb}
     hear: dict[str, Any] = {"on_change": _received, "args": (session, upload)}
-    st.file_uploader(upload.label, key=upload.key, help=upload.help, **files, **hear)
+    st.file_uploader(upload.label, key=upload.key, help=upload.help, type=list(upload.types), **files, **hear)
     receipt: Receipt | None = st.session_state.get(f"{upload.key}:receipt")
     if receipt is not None:
         (st.success if receipt.good else st.error)(literal(receipt.text))
@@ -102,7 +97,6 @@ def _received(session: Session, upload: Upload) -> None:
 
 
 def keep(session: Session, name: str, content: bytes) -> Path:
-    """Write an upload into the session's folder."""
     target = session.path / plain_name(name)
     write_bytes(target, content)
     return target

@@ -1,11 +1,11 @@
-"""What pages have in common: notes on top, the answer in a sentence, and answers that take long."""
+"""What pages have in common: notes on top, the answer in a sentence, answers that take long, tables as HTML."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from html import escape
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import streamlit as st
 
@@ -88,3 +88,41 @@ def verdict_line(text: str, *, bold: int = 0, tone: str = "", why: str = "", **d
     look = "dc-verdict" if bold or not tone else f"dc-verdict dc-{tone}"
     below = f"<p class='dc-why'>{escape(why)}</p>" if why else ""
     st.html(f"<p class='{look}'{attributes}>{head}{escape(text[bold:])}</p>{below}")
+
+
+class Link(NamedTuple):
+    """A cell that leads somewhere; ``hint`` says where for those who cannot see the table."""
+
+    text: str
+    href: str
+    hint: str
+
+
+class Bad(NamedTuple):
+    """A cell that stands out."""
+
+    text: str
+
+
+Cell = str | Link | Bad
+
+
+def html_table(head: Sequence[str], rows: Sequence[Sequence[Cell]], *, facts: bool = False, name: str = "Table") -> str:
+    """A table that scrolls on a narrow page; ``facts``: text to the left. An empty head is left out."""
+    heads = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    top = f"<thead><tr>{heads}</tr></thead>" if any(head) else ""
+    look = "dc-table dc-facts" if facts else "dc-table"
+    return (
+        f"<div class='{look}' tabindex='0' role='region' aria-label='{escape(name, quote=True)}'><table>{top}"
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(cell: Cell) -> str:
+    if isinstance(cell, Bad):
+        return f"<b class='dc-worse'>{escape(cell.text)}</b>"
+    if not isinstance(cell, Link):
+        return escape(cell)
+    href, hint = escape(cell.href, quote=True), escape(cell.hint, quote=True)
+    return f"<a href='{href}' target='_blank' rel='noopener' title='{hint}'>{escape(cell.text)}</a>"

@@ -59,10 +59,9 @@ _LEAST_STEPS, _CHUNKS = 50, 10
 
 
 def calibrate_to(scenario: Scenario, sources: str | Path | Sequence[str | Path]) -> Scenario:
-    """``scenario`` with the correction that runs without speculation ask for.
+    """``scenario`` with the correction that runs without speculation ask for, in place of one it has already.
 
     Args:
-        scenario: what is to be forecast; a correction it has already is replaced.
         sources: files or http(s) addresses, see `draftcast.calibration.live.off_runs`.
 
     Raises:
@@ -88,21 +87,17 @@ def calibrate_to(scenario: Scenario, sources: str | Path | Sequence[str | Path])
 
 
 def with_correction(scenario: Scenario, found: Fitted, sources: Sequence[str]) -> Scenario:
-    """``scenario`` with what was found."""
-    engine = scenario.engine
+    source = ", ".join(name if "://" in name else Path(name).name for name in sources)
     off = with_values(scenario, {"engine.speculative_config": None, "policy": None})
-    correction = {
-        "source": ", ".join(name if "://" in name else Path(name).name for name in sources),
-        "loads": found.loads,
-        "runs": found.runs,
-        "model": engine.model,
-        "hardware": scenario.hardware,
-        "tensor_parallel_size": engine.tensor_parallel_size,
-        "quantization": engine.quantization,
-        "profile_checksum": deploy(off).profile_checksum,
-        **found.values,
-    }
-    return with_values(scenario, {"correction": correction})
+    facts = {"loads": found.loads, "runs": found.runs, "profile_checksum": deploy(off).profile_checksum}
+    return with_values(scenario, {"correction": _setup(scenario, source) | facts | found.values})
+
+
+def _setup(scenario: Scenario, source: str) -> dict[str, Any]:
+    """Of a correction: where it comes from and what it holds for."""
+    engine = scenario.engine
+    place = {"model": engine.model, "hardware": scenario.hardware, "quantization": engine.quantization}
+    return {"source": source, "tensor_parallel_size": engine.tensor_parallel_size, **place}
 
 
 @dataclass(frozen=True)
@@ -130,17 +125,11 @@ def _plausible(factor: float, source: str, what: str) -> float:
 
 @dataclass(frozen=True)
 class _Forecast:
-    """One run forecast.
+    """One run forecast."""
 
-    Attributes:
-        figures: means over replications.
-        spread: relative standard deviation of one replication's figures: by chance alone the run differs by so much.
-        queue_share: of the time to first token.
-    """
-
-    figures: dict[str, float]
-    spread: dict[str, float]
-    queue_share: float
+    figures: dict[str, float]  # means over replications
+    spread: dict[str, float]  # relative standard deviation of one replication's: by chance the run differs by so much
+    queue_share: float  # of the time to first token
 
 
 def _target(run: OffRun) -> str:
@@ -169,17 +158,10 @@ def off_scenario(scenario: Scenario, run: OffRun) -> Scenario:
         "statistics.warmup": "none",
     }
     if run.arrivals is not None:
-        lengths = {
-            f"{kind}_tokens": _lengths(tokens, scenario, f"{kind}_tokens")
-            for kind, tokens in (("prompt", run.prompt_tokens), ("output", run.output_tokens))
-        }
-        action = scenario.workload.max_model_len_action
-        values["workload"] = {
-            "arrivals": dict(run.arrivals),
-            "lengths": lengths,
-            "num_requests": run.requests,
-            "max_model_len_action": action,
-        }
+        names = ("prompt_tokens", "output_tokens")
+        lengths = {name: _lengths(getattr(run, name), scenario, name) for name in names}
+        load = {"arrivals": dict(run.arrivals), "lengths": lengths, "num_requests": run.requests}
+        values["workload"] = load | {"max_model_len_action": scenario.workload.max_model_len_action}
         values["acceptance"] = None
     return with_values(scenario, values)
 
@@ -202,9 +184,7 @@ def _forecast(scenario: Scenario, run: OffRun, values: dict[str, Any]) -> _Forec
     """Forecast ``run`` with the correction of these values."""
     off = off_scenario(scenario, run)
     if values:
-        fixed: dict[str, Any] = {"source": run.source, "model": off.engine.model, "hardware": off.hardware}
-        fixed |= {"tensor_parallel_size": off.engine.tensor_parallel_size, "quantization": off.engine.quantization}
-        off = with_values(off, {"correction": fixed | values})
+        off = with_values(off, {"correction": _setup(off, run.source) | values})
     result = measure([serve(off)])[0]
     frame = pd.DataFrame(result.replications)[["mean_tpot_s", "mean_ttft_s", "mean_e2el_s", "output_throughput"]]
     means, spread = frame.mean(), frame.std(ddof=1) / frame.mean()
@@ -256,11 +236,8 @@ def fitted(scenario: Scenario, runs: Sequence[OffRun]) -> Fitted:
         factor, seconds = _line(plain_s, steps_s * (measured / figures) ** less, sigma)
         _plausible(factor, ", ".join(run.source for run in runs), "a step")
         front_end = _front_end(runs, forecasts, front_end)
-        values: dict[str, Any] = {
-            "step_factor": factor,
-            "step_s": seconds,
-            "front_end_s": front_end[0] if front_end else 0.0,
-        }
+        values: dict[str, Any] = {"step_factor": factor, "step_s": seconds}
+        values["front_end_s"] = front_end[0] if front_end else 0.0
         forecasts = [_forecast(scenario, run, values) for run in runs]
         if abs(math.log(factor / before[0])) + abs(seconds - before[1]) / float(steps_s.min()) < _CLOSE:
             break
@@ -281,9 +258,8 @@ class _Curve:
         self._measured = math.nan
         if "mean_tpot_s" in run.figures and run.output_tokens is not None:
             tokens = run.output_tokens.mean - 1.0
-            self._measured = self._rate_rps * (
-                run.figures.get("mean_ttft_s", 0.0) + tokens * run.figures["mean_tpot_s"]
-            )
+            e2el_s = run.figures.get("mean_ttft_s", 0.0) + tokens * run.figures["mean_tpot_s"]
+            self._measured = self._rate_rps * e2el_s
         self._points: list[tuple[float, float]] = []
 
     def at(self, forecast: _Forecast, factor: float, seconds: float) -> float:
@@ -304,14 +280,10 @@ class _Curve:
         return min(max(plain_s + slope * (self._measured - in_flight), 0.5 * plain_s), 2.0 * plain_s)
 
 
-def _can_tell(plain_s: FloatArray) -> bool:
-    return len(plain_s) > 1 and float(plain_s.max() / plain_s.min()) >= _LEAST_SPREAD
-
-
 def _line(plain_s: FloatArray, measured_s: FloatArray, sigma: FloatArray) -> tuple[float, float]:
     """Factor and seconds of ``measured = factor x plain + seconds``, by relative errors; seconds are never below 0."""
     weights = 1.0 / (sigma * measured_s)
-    if _can_tell(plain_s):
+    if len(plain_s) > 1 and float(plain_s.max() / plain_s.min()) >= _LEAST_SPREAD:
         design = np.column_stack([plain_s, np.ones(len(plain_s))]) * weights[:, None]
         (factor, seconds), *_ = np.linalg.lstsq(design, measured_s * weights, rcond=None)
         if seconds > 0.0 and factor >= PLAUSIBLE[0]:

@@ -15,15 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from draftcast.calibration.live import continuation as texts
 from draftcast.calibration.live.checkpoint import DTYPES, TARGET, draft_folder
-from draftcast.calibration.live.continuation import (
-    Continuation,
-    DraftLayout,
-    NgramTarget,
-    Prompts,
-    continuation_prompts,
-    random_prompts,
-)
+from draftcast.calibration.live.continuation import Continuation, DraftLayout, NgramTarget, Prompts
 from draftcast.calibration.live.load import LoadPlan
 from draftcast.calibration.live.record import Endpoint, Noise, record
 from draftcast.calibration.live.run_directory import SERVER_LOG, LiveRun, LiveRunWriter
@@ -58,9 +52,8 @@ class LiveOptions:
     vllm: tuple[str, ...] = ()  # how vLLM's server is called; empty: found
     server_arguments: tuple[str, ...] = ()  # more flags for our server, verbatim
     port: int | None = None  # of our server; None: a free one
-    # start_timeout_s, request_timeout_s: after which a server, or a request, has failed
-    start_timeout_s: float = 600.0
-    request_timeout_s: float = 120.0
+    start_timeout_s: float = 600.0  # after which a server has failed
+    request_timeout_s: float = 120.0  # after which a request has failed
     warmup_requests: int = 8  # sent before and not recorded
     send_for_s: float | None = None  # no request is sent later; None: all are sent
 
@@ -119,10 +112,10 @@ def live_prompts(scenario: Scenario, table: RequestTable, seed: int) -> Prompts:
     folder, spec = Path(scenario.engine.model), scenario.speculative_config
     continuation = Continuation.read(folder)
     if continuation is None:
-        return random_prompts(table.prompt_tokens, load_model(scenario.engine.model).vocab_size, seed)
+        return texts.random_prompts(table.prompt_tokens, load_model(scenario.engine.model).vocab_size, seed)
     layout = DraftLayout.read(Path(spec.model)) if spec is not None and spec.model is not None else None
     wanted = ngram_target(scenario)
-    return continuation_prompts(table.prompt_tokens, table.output_tokens, continuation, seed, layout, wanted)
+    return texts.continuation_prompts(table.prompt_tokens, table.output_tokens, continuation, seed, layout, wanted)
 
 
 def ngram_target(scenario: Scenario) -> NgramTarget | None:
@@ -148,7 +141,6 @@ def ngram_target(scenario: Scenario) -> NgramTarget | None:
 def load_plan(
     scenario: Scenario, endpoint: Endpoint, table: RequestTable, prompts: Prompts, seed: int, options: LiveOptions
 ) -> LoadPlan:
-    """What the client is to send."""
     loop = scenario.workload.arrivals
     closed: dict[str, Any] = {"due_s": table.arrival_s.tolist()}
     if isinstance(loop, ClosedLoopArrivals):
@@ -257,11 +249,7 @@ def testbed_scenario(folder: Path, rates: Sequence[float], ks: Sequence[int], dt
             # vLLM's attention on a CPU takes multiples of 32, and graphs there would need a compiler.
             "block_size": 32 if hardware == "cpu" else 16,
             "enforce_eager": hardware == "cpu",
-            "speculative_config": {
-                "method": "draft_model",
-                "model": draft_folder(k),
-                "num_speculative_tokens": k,
-            },
+            "speculative_config": {"method": "draft_model", "model": draft_folder(k), "num_speculative_tokens": k},
         },
         "hardware": hardware,
         "workload": {

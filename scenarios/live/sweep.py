@@ -35,14 +35,8 @@ from draftcast.errors import InputError, LiveError, ScenarioError
 from draftcast.files import is_inside, read_json, write_text
 from draftcast.kernels.extras import require
 from draftcast.scenarios.compare.candidate import speculative_values
-from draftcast.scenarios.live.run import (
-    LiveOptions,
-    Progress,
-    live_prompts,
-    live_requests,
-    record_scenario,
-    server_flags,
-)
+from draftcast.scenarios.live import run as live
+from draftcast.scenarios.live.run import LiveOptions, Progress, live_requests, server_flags
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import scenario_hash, with_values
 
@@ -96,18 +90,15 @@ def modes_of(scenario: Scenario, plan: SweepPlan) -> dict[str, Scenario]:
     for k in plan.ks:
         config = {**speculative_values(scenario), "num_speculative_tokens": k}
         if config.get("model") is not None and DraftLayout.read(Path(config["model"])) is not None:
-            config["model"] = str(
-                Path(config["model"]).parent / draft_folder(k)
-            )  # a testbed's draft is built for its k
+            # A testbed's draft is built for its k.
+            config["model"] = str(Path(config["model"]).parent / draft_folder(k))
         changes.append({"engine.speculative_config": config})
     for alternative in plan.alternatives:
         if alternative.get("speculative_config") is None or set(alternative) - {"speculative_config", "acceptance"}:
             raise InputError('must be {"speculative_config": {...}, "acceptance": {...}}', file="--candidate")
+        values = {"engine.speculative_config": alternative["speculative_config"]}
         acceptance = alternative.get("acceptance")
-        changes.append(
-            {"engine.speculative_config": alternative["speculative_config"]}
-            | ({"acceptance": acceptance} if acceptance is not None else {})
-        )
+        changes.append(values | ({"acceptance": acceptance} if acceptance is not None else {}))
     modes = {OFF: with_values(scenario, {"engine.speculative_config": None, "policy": None})}
     for values in changes:
         mode = with_values(scenario, {**values, "policy": None})
@@ -157,14 +148,11 @@ def live_sweep(
         server_flags(mode, options)
         for values in lengths:
             asked = with_values(mode, values)
-            live_prompts(asked, live_requests(asked, 0), 0)
+            live.live_prompts(asked, live_requests(asked, 0), 0)
     require("live", "aiohttp", place="draftcast live sweep")
     sweep = _Sweep(out, scenario, plan, options, progress, modes)
     try:
-        if plan.in_turn:
-            sweep.run_in_turn()
-        else:
-            sweep.run_together()
+        (sweep.run_in_turn if plan.in_turn else sweep.run_together)()
     finally:
         sweep.close()
     sweep.index["complete"] = all(entry["complete"] for entry in sweep.index["cells"])
@@ -259,7 +247,7 @@ class _Sweep:
         self.progress.say(f"{cell.kind} {cell.load:g}, {cell.mode}{f', round {cell.round}' if cell.round else ''}")
         # At a low rate a cell takes longer: a handful of requests is the least that says anything.
         send_for_s = max(self.plan.cell_s, _FEWEST / cell.load if cell.load_kind == "rate" else 0.0)
-        run = record_scenario(
+        run = live.record_scenario(
             self._at_load(mode, cell, send_for_s),
             endpoint,
             LiveRunWriter.create(folder),
@@ -330,10 +318,9 @@ class _Sweep:
 
     def _rates(self) -> list[float]:
         """Request rates from what the largest closed loop reached without speculation."""
-        largest = max(self.plan.concurrencies, default=None)
-        if largest is None:
+        if not self.plan.concurrencies:
             raise InputError("rates follow from closed loops; give --rates, or --concurrency", file="--rates")
-        folder = self.out / _Cell(OFF, "concurrency", float(largest), 0).folder
+        folder = self.out / _Cell(OFF, "concurrency", float(max(self.plan.concurrencies)), 0).folder
         finish_s = LiveRun.read(folder).requests["finish_s"]
         answered = int((finish_s <= self.plan.cell_s).sum())
         if not answered:

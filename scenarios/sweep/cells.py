@@ -36,10 +36,8 @@ CODE_SUFFIXES = (".py", ".json", ".yaml")
 NOT_CODE = ("profiles", "files", "points", "validation_results")
 DONE, ERROR = "done", "error"
 STATUS, MESSAGE = "status", "error"
-SCENARIO = ("scenario", "scenario_hash", "profile_checksum", "code", "draftcast_version")
-"""Columns that say what was asked of whom."""
-ENGINE = "engine_"
-"""Begins the names of columns with the engine's counters."""
+SCENARIO = ("scenario", "scenario_hash", "profile_checksum", "code", "draftcast_version")  # what was asked of whom
+ENGINE = "engine_"  # begins the names of columns with the engine's counters
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,10 @@ class Outcome:
     rows: tuple[dict[str, Any], ...] = ()
     failure: str = ""
 
+    @classmethod
+    def failed(cls, key: str, error: Exception) -> Outcome:
+        return cls(key, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
+
 
 @functools.cache
 def code_digest() -> str:
@@ -95,11 +97,7 @@ def code_digest() -> str:
 
 
 def address_of(scenario: Scenario) -> Address:
-    """The address of a scenario's results.
-
-    Raises:
-        InputError: an unknown device or profile.
-    """
+    """The address of a scenario's results. Raises InputError: an unknown device or profile."""
     profile = _profile_checksum(scenario.profile, scenario.hardware, _time_of(scenario.profile, scenario.hardware))
     return Address(scenario_hash(scenario), profile, code_digest())
 
@@ -140,7 +138,7 @@ def run_task(task: Task) -> Outcome:
     except InputError as error:
         return Outcome(key, ({**_head(task), REPLICATION: 0, STATUS: ERROR, MESSAGE: str(error)},))
     except Exception as error:
-        return Outcome(key, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return Outcome.failed(key, error)
 
 
 def _head(task: Task) -> dict[str, Any]:

@@ -82,7 +82,8 @@ def parse_axis(text: str, scenario: Scenario) -> Axis:
         found = [value for part in values.split(",") for value in _part(part.strip(), name, whole)]
     if not found:
         raise InputError("needs at least one value", file=PLACE, key=name)
-    return Axis(name, tuple(_unique(found)))
+    unique = {(type(value), repr(value)): value for value in found}
+    return Axis(name, tuple(unique.values()))
 
 
 def grid_points(scenario: Scenario, axes: Sequence[Axis]) -> list[GridPoint]:
@@ -140,10 +141,6 @@ def apply(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
     return with_values(result, {"engine.speculative_config.num_speculative_tokens": k})
 
 
-def _rate(scenario: Scenario, value: Any) -> Scenario:
-    return with_rate(scenario, value)
-
-
 def _concurrency(scenario: Scenario, value: Any) -> Scenario:
     """A closed loop of so many clients; the scenario's own think time where it is a closed loop already."""
     if scenario.workload.arrivals.process == "closed_loop":
@@ -185,7 +182,8 @@ def _needs_speculation(scenario: Scenario, key: str, value: Any) -> None:
         raise ScenarioError("there is no engine.speculative_config to change", key=key, value=value)
 
 
-_LOAD: dict[str, Callable[[Scenario, Any], Scenario]] = {"rate": _rate, "concurrency": _concurrency, "policy": _policy}
+_LOAD: dict[str, Callable[[Scenario, Any], Scenario]]
+_LOAD = {"rate": with_rate, "concurrency": _concurrency, "policy": _policy}
 SPECIAL = (*_LOAD, "acceptance", "method", "k")
 
 
@@ -243,11 +241,3 @@ def _parts_of(declared: Any) -> list[Any]:
     """The plain types in an annotation."""
     inner = get_args(declared)
     return [part for each in inner for part in _parts_of(each)] if inner else [declared]
-
-
-def _unique(values: Sequence[Any]) -> Iterator[Any]:
-    seen: set[tuple[type, str]] = set()
-    for value in values:
-        if (key := (type(value), repr(value))) not in seen:
-            seen.add(key)
-            yield value

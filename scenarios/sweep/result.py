@@ -25,8 +25,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+# Rivals a point is compared with at once; most points are beaten by one of the first, the best on the whole.
 BLOCK = 256
-"""Rivals a point is compared with at once; most points are beaten by one of the first, the best on the whole."""
+USER, GPU = "tokens_per_s_per_user", "tokens_per_s_per_gpu"
+# Columns of the data set that are no figures.
+_FACTS = {
+    *(KEY, REPLICATION, STATUS, *SCENARIO),
+    *("state", "slo_met", "capacity_rps", "num_gpus", "confidence", "offered_tokens_per_s"),
+    *("verdict", "why", "advantage", "advantage_low", "advantage_high"),
+}
 
 
 def pareto_front(points: Sequence[tuple[Sequence[float], Sequence[float]]], confidence: float) -> list[int]:
@@ -64,15 +71,6 @@ def _beats(rivals: NDArray[np.float64], own: NDArray[np.float64], confidence: fl
     half = 0.0 if count < 2 else student_t(count - 1, confidence) * differences.std(axis=2, ddof=1) / np.sqrt(count)
     better, worse = means - half > 0, means + half < 0
     return np.asarray(better.any(axis=1) & ~worse.any(axis=1))
-
-
-USER, GPU = "tokens_per_s_per_user", "tokens_per_s_per_gpu"
-# Columns of the data set that are no figures.
-_FACTS = {
-    *(KEY, REPLICATION, STATUS, *SCENARIO),
-    *("state", "slo_met", "capacity_rps", "num_gpus", "confidence", "offered_tokens_per_s"),
-    *("verdict", "why", "advantage", "advantage_low", "advantage_high"),
-}
 
 
 @dataclass(frozen=True)
@@ -128,29 +126,25 @@ class SweepCell:
             InputError: they are not what `draftcast.scenarios.sweep.cells.run_task` writes.
         """
         try:
-            return cls._of(values, key, rows)
+            first = rows[0]
+            if first[STATUS] == ERROR:
+                return cls.without_figures(values, key, str(first[MESSAGE]))
+            own = {name: first[name] for name in ("verdict", "why", "slo_met", "capacity_rps") if name in first}
+            if "advantage" in first:
+                mean, low, high = first["advantage"], first["advantage_low"], first["advantage_high"]
+                count = 1 if math.isnan(low) else len(rows)
+                own["advantage"] = Estimate(mean, low, high, (high - low) / 2, count, first["confidence"])
+            own["replications"] = tuple(
+                {name: float(v) for name, v in row.items() if name not in _FACTS and not name.startswith(ENGINE)}
+                for row in rows
+            )
+            own["offered_tokens_per_s"] = tuple(
+                row["offered_tokens_per_s"] for row in rows if "offered_tokens_per_s" in row
+            )
+            cell = cls(values, key, "", first["state"], num_gpus=int(first["num_gpus"]), **own)
+            return replace(cell, figures=cell._figures(first["confidence"])) if cell.has_figures else cell
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"damaged: the data set's rows lack or spoil {error}", key=key) from None
-
-    @classmethod
-    def _of(cls, values: Mapping[str, Any], key: str, rows: Sequence[Mapping[str, Any]]) -> SweepCell:
-        first = rows[0]
-        if first[STATUS] == ERROR:
-            return cls.without_figures(values, key, str(first[MESSAGE]))
-        own = {name: first[name] for name in ("verdict", "why", "slo_met", "capacity_rps") if name in first}
-        if "advantage" in first:
-            mean, low, high = first["advantage"], first["advantage_low"], first["advantage_high"]
-            count = 1 if math.isnan(low) else len(rows)
-            own["advantage"] = Estimate(mean, low, high, (high - low) / 2, count, first["confidence"])
-        own["replications"] = tuple(
-            {name: float(value) for name, value in row.items() if name not in _FACTS and not name.startswith(ENGINE)}
-            for row in rows
-        )
-        offered = tuple(row["offered_tokens_per_s"] for row in rows if "offered_tokens_per_s" in row)
-        cell = cls(
-            values, key, "", first["state"], num_gpus=int(first["num_gpus"]), offered_tokens_per_s=offered, **own
-        )
-        return replace(cell, figures=cell._figures(first["confidence"])) if cell.has_figures else cell
 
     @property
     def has_figures(self) -> bool:
@@ -164,7 +158,6 @@ class SweepCell:
 
     @property
     def label(self) -> str:
-        """The point in one line."""
         return ", ".join(f"{name}={text}" for name, text in zip(self.values, self.point, strict=True))
 
     def pareto_values(self) -> tuple[Sequence[float], Sequence[float]]:
@@ -196,9 +189,8 @@ class SweepResult:
     axes: tuple[Axis, ...]
     cells: tuple[SweepCell, ...]
     folder: Path | None  # the data set, or None when it was not to be kept
-    # computed, reused: cells simulated in this run, and found in the data set
-    computed: int
-    reused: int
+    computed: int  # cells simulated in this run
+    reused: int  # cells found in the data set
     complete: bool  # False when it was stopped
     elapsed_s: float
 
@@ -209,11 +201,7 @@ class SweepResult:
 
     @functools.cached_property
     def pareto(self) -> tuple[SweepCell, ...]:
-        """The cells that no other beats, by rising tokens/s/GPU; see `pareto_front`.
-
-        Only of cells whose figures hold for the load. Of an open loop, which completes what arrives, tokens/s are those
-        that arrive.
-        """
+        """The cells whose figures hold for the load and that no other beats, by rising tokens/s/GPU."""
         cells = [cell for cell in self.cells if cell.figures]
         front = pareto_front([cell.pareto_values() for cell in cells], self.scenario.statistics.confidence)
         return tuple(sorted((cells[index] for index in front), key=lambda cell: cell.figures[GPU].mean))
@@ -225,7 +213,8 @@ class SweepResult:
         front = {id(cell) for cell in self.pareto}
         rows = []
         for cell in self.cells:
-            row = {name: _scalar(value) for name, value in cell.values.items()}
+            kept = bool | int | float | str | None
+            row = {name: value if isinstance(value, kept) else _text(value) for name, value in cell.values.items()}
             row |= {"state": cell.state, "error": cell.error, "pareto": id(cell) in front, "verdict": cell.verdict}
             row |= {"why": cell.why, "slo_met": cell.slo_met, "capacity_rps": cell.capacity_rps}
             advantage = {"advantage": cell.advantage} if cell.advantage is not None else {}
@@ -237,20 +226,11 @@ class SweepResult:
     def summary(self) -> dict[str, Any]:
         """For ``--json``."""
         front = {id(cell) for cell in self.pareto}
+        facts = ("key", "state", "why", "advantage", "slo_met", "capacity_rps", "figures")
         cells = [
-            {
-                "values": dict(cell.values),
-                "key": cell.key,
-                "state": cell.state,
-                "error": cell.error or None,
-                "pareto": id(cell) in front,
-                "verdict": cell.verdict or None,
-                "why": cell.why,
-                "advantage": cell.advantage,
-                "slo_met": cell.slo_met,
-                "capacity_rps": cell.capacity_rps,
-                "figures": dict(cell.figures),
-            }
+            {"values": dict(cell.values), "pareto": id(cell) in front}
+            | {"error": cell.error or None, "verdict": cell.verdict or None}
+            | {name: getattr(cell, name) for name in facts}
             for cell in self.cells
         ]
         return {
@@ -263,10 +243,6 @@ class SweepResult:
             "folder": str(self.folder) if self.folder is not None else None,
             "elapsed_s": self.elapsed_s,
         }
-
-
-def _scalar(value: Any) -> Any:
-    return value if value is None or isinstance(value, bool | int | float | str) else _text(value)
 
 
 def _text(value: Any) -> str:

@@ -30,10 +30,8 @@ from draftcast.scenarios.sweep.result import SweepCell, SweepProgress, SweepResu
 from draftcast.scenarios.sweep.store import ResultStore
 from draftcast.scenarios.sweep.workers import ClusterWorkers, LocalWorkers, workers_for
 
-# How long to wait for outcomes before looking whether to stop.
-_PATIENCE_S = 0.2
-# How often to report while no cell is finished.
-_REPORT_EVERY_S = 1.0
+_PATIENCE_S = 0.2  # for outcomes, before looking whether to stop
+_REPORT_EVERY_S = 1.0  # while no cell is finished
 
 __all__ = ["SweepCell", "SweepProgress", "SweepResult", "sweep"]
 
@@ -64,7 +62,12 @@ def sweep(
     Raises:
         InputError: a bad grid, no point of it that can be asked, a folder that cannot be used, no cluster.
     """
-    axes = _axes(scenario, grid)
+    if not grid:
+        raise InputError("needs at least one axis, e.g. rate=1..20:8", file="--grid")
+    if isinstance(grid, Mapping):
+        axes = [Axis(name, tuple(values)) for name, values in grid.items()]
+    else:
+        axes = [parse_axis(text, scenario) for text in grid]
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="draftcast-sweep-") as temporary:
             return _Run(scenario, axes, Path(temporary), progress, stop).result(workers, cluster, kept=False)
@@ -195,15 +198,7 @@ def _outcome(future: Future[Outcome], key: str) -> Outcome:
     try:
         return future.result()
     except Exception as error:  # what `run_task` does not catch: a lost worker, code that the worker lacks
-        return Outcome(key, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
-
-
-def _axes(scenario: Scenario, grid: Mapping[str, Sequence[Any]] | Sequence[str]) -> list[Axis]:
-    if not grid:
-        raise InputError("needs at least one axis, e.g. rate=1..20:8", file="--grid")
-    if isinstance(grid, Mapping):
-        return [Axis(name, tuple(values)) for name, values in grid.items()]
-    return [parse_axis(text, scenario) for text in grid]
+        return Outcome.failed(key, error)
 
 
 def _task(point: GridPoint) -> tuple[Task | None, str]:

@@ -62,7 +62,11 @@ class ResultStore:
         Raises:
             InputError: the disk refused; nothing of the rows is there then.
         """
-        self._append(_table(rows))
+        import pyarrow as pa
+
+        # Columns in order of first appearance; numbers other than counters must be floats in every file alike.
+        names = dict.fromkeys(itertools.chain(*rows))
+        self._append(pa.table({name: [row.get(name) for row in rows] for name in names}))
 
     def rows(self, keys: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
         """The rows of those of ``keys`` that are there, in order of replication; null columns are left out.
@@ -137,10 +141,3 @@ def _is_fresh(folder: Path) -> bool:
     """Nothing is in it but what another sweep makes that begins here at this moment; results come after a manifest."""
     others = [entry for entry in folder.iterdir() if entry.name not in (RESULTS, MANIFEST) and not is_partial(entry)]
     return not others and not any((folder / RESULTS).glob("*"))
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Columns in order of first appearance; numbers other than counters must be floats in every file alike."""
-    import pyarrow as pa
-
-    return pa.table({name: [row.get(name) for row in rows] for name in dict.fromkeys(itertools.chain(*rows))})

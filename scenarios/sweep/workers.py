@@ -29,11 +29,7 @@ _CONNECT_S = 10.0
 
 
 class LocalWorkers:
-    """Processes of this machine; they start when the first tasks are submitted.
-
-    Args:
-        count: how many.
-    """
+    """So many processes of this machine; they start when the first tasks are submitted."""
 
     def __init__(self, count: int) -> None:
         self._places = count
