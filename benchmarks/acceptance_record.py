@@ -8,13 +8,13 @@ position would yield, bonus included. Prints tables for people and one last JSON
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import typer
 
 from draftcast.calibration.acceptance.measure import rounds_of
 from draftcast.kernels.search.ngram import match_positions
@@ -54,12 +54,9 @@ def compare(entries: list[dict[str, Any]], min_n: int, max_n: int) -> dict[str, 
     return row
 
 
-def main() -> None:
-    """Every setting on every file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+def main(files: list[Path]) -> None:
     answer: dict[str, Any] = {}
-    for file in parser.parse_args().files:
+    for file in files:
         entries = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         rows = answer[file.name] = [compare(entries, *setting) for setting in SETTINGS]
         print(f"\n{file.name}: {len(entries)} requests, {rows[0]['positions']} output positions, {DRAFTS} drafts")
@@ -75,4 +72,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main.__doc__ = __doc__
+    typer.run(main)

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from closed_form_crossing import closed_form, easy
@@ -31,20 +31,14 @@ from draftcast.scenarios.cutover.search import CUTOVER_METRICS, Question, cutove
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_rate, with_values, without_speculation
 from draftcast.scenarios.show.cutover_report import detail_lines, headline
-from draftcast.sim.output.stability import shortfall
+from draftcast.sim.output import stability
 
 BAR_S = 10.0
 SLO_TPOT_MS = 20.0
 PRICE = Price(2.49, "2026-11-01")
 
 
-def main() -> None:
-    """Print the demo's answer and its time, what else was asked for, then a JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--coverage", type=int, default=0, metavar="SEEDS")
-    parser.add_argument("--shortfall", action="store_true")
-    parser.add_argument("--axes", action="store_true")
-    asked = parser.parse_args()
+def main(coverage: int = 0, shortfall: bool = False, axes: bool = False) -> None:
     cutover(Question(load_scenario()))  # compiles, or loads what is compiled
     wall, cpu = time.perf_counter(), time.process_time()
     (answer,) = cutover(Question(load_scenario()))
@@ -52,16 +46,13 @@ def main() -> None:
     for line in [headline(answer), *detail_lines(answer)]:
         print(line)
     print(f"{wall:.1f} s, {cpu:.1f} s of one core")
-    result: dict[str, object] = {
-        "cutover_rps": [answer.crossing.low, answer.crossing.high],
-        "seconds": round(wall, 2),
-        "core_seconds": round(cpu, 2),
-    }
-    if asked.axes:
+    result: dict[str, object] = {"cutover_rps": [answer.crossing.low, answer.crossing.high]}
+    result |= {"seconds": round(wall, 2), "core_seconds": round(cpu, 2)}
+    if axes:
         result |= every_axis()
-    if asked.coverage:
-        result |= coverage(asked.coverage)
-    if asked.shortfall:
+    if coverage:
+        result |= covered(coverage)
+    if shortfall:
         short_runs()
     print(json.dumps(result))
 
@@ -80,7 +71,7 @@ def every_axis() -> dict[str, object]:
     return {"axes_core_seconds": spent, "slowest_axis_core_seconds": max(spent.values())}
 
 
-def coverage(seeds: int) -> dict[str, object]:
+def covered(seeds: int) -> dict[str, object]:
     """How many of so many seeds' intervals hold the closed form's crossing, and how wide they are."""
     known = closed_form()
     found: list[Cutover] = []
@@ -92,10 +83,8 @@ def coverage(seeds: int) -> dict[str, object]:
     held = sum(crossing.low <= known <= crossing.high for crossing in crossings)
     width = float(np.median([crossing.relative_width for crossing in crossings]))
     value = float(np.mean([crossing.value for crossing in crossings]))
-    print(
-        f"closed form: {known:.3f} clients; {held} of {seeds} intervals hold it; "
-        f"mean value {value:.3f}, median width {width:.1%}"
-    )
+    print(f"closed form: {known:.3f} clients; {held} of {seeds} intervals hold it; ", end="")
+    print(f"mean value {value:.3f}, median width {width:.1%}")
     return {"closed_form": known, "seeds": seeds, "held": held, "mean_value": value}
 
 
@@ -115,7 +104,7 @@ def short_runs() -> None:
             long_s = _latency_s(rated, 400_000, 1)
             for requests in (1000, 6000, 24_000):
                 missing = long_s / _latency_s(rated, requests, max(5, 60_000 // requests)) - 1
-                bound = shortfall(requests, rate * long_s, rate / most.low)
+                bound = stability.shortfall(requests, rate * long_s, rate / most.low)
                 print(f"{name:>16}{rho:>7}{requests:>10,}{missing:>16.1%}{bound:>8.1%}", flush=True)
 
 
@@ -125,4 +114,5 @@ def _latency_s(scenario: Scenario, requests: int, replications: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main.__doc__ = __doc__
+    typer.run(main)

@@ -13,7 +13,6 @@ Prints a table and one last JSON line; exit code 1 when a session had other figu
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -26,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from browser import Browser, Server, missing
@@ -37,19 +37,15 @@ TOGETHER_S = 120.0
 """Sessions that have no figures by then have none in time."""
 
 
-def main() -> None:
-    """Measure, compare, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--changes", type=int, default=40)
-    parser.add_argument("--sessions", type=int, default=10)
-    options = parser.parse_args()
+def main(changes: int = 40, sessions: int = 10) -> None:
     if missing():
-        parser.exit(2, f"benchmarks/dashboard.py: {missing()}\n")
+        print(f"benchmarks/dashboard.py: {missing()}", file=sys.stderr)
+        raise typer.Exit(2)
     server = Server()
     browser = Browser(server.url)
     browser.wait_s = TOGETHER_S
     try:
-        result = one_session(browser, server, options.changes) | many_sessions(browser, server, options.sessions)
+        result = one_session(browser, server, changes) | many_sessions(browser, server, sessions)
     finally:
         browser.quit()
         server.stop()
@@ -136,18 +132,12 @@ def many_sessions(browser: Browser, server: Server, count: int) -> dict[str, flo
     server_s = (processor_s(server.process.pid) - before_s) / count
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         wrong = list(threads.map(lambda page: same_figures(*page), pages)).count(False)
-    print(
-        f"{count} sessions at once, each on another page: the last one stood after {together_s:.1f} s "
-        f"({server_s:.2f} s of the server each, opening included)"
-    )
+    spent = f"{together_s:.1f} s ({server_s:.2f} s of the server each, opening included)"
+    print(f"{count} sessions at once, each on another page: the last one stood after {spent}")
     print(f"sessions with other figures than draftcast simulate --json: {wrong}; with strange keys: {strange_links}")
-    return {
-        "sessions": count,
-        "together_s": round(together_s, 2),
-        "server_cpu_per_session_s": round(server_s, 3),
-        "sessions_with_wrong_figures": wrong,
-        "links_with_strange_keys": strange_links,
-    }
+    seconds = {"together_s": round(together_s, 2), "server_cpu_per_session_s": round(server_s, 3)}
+    bad = {"sessions_with_wrong_figures": wrong, "links_with_strange_keys": strange_links}
+    return {"sessions": count, **seconds, **bad}
 
 
 def same_figures(tiles: dict[str, float | None], command: list[str]) -> bool:
@@ -159,4 +149,5 @@ def same_figures(tiles: dict[str, float | None], command: list[str]) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    main.__doc__ = __doc__
+    typer.run(main)

@@ -11,33 +11,28 @@ the median of all, at the median and the ninth decile; the bars of the validatio
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
 
 import numpy as np
+import typer
 
 HIDDEN, INTERMEDIATE, MATRICES = 640, 1920, 40
 STEPS = ((1, 1), (16, 1), (1, 10), (16, 10))  # rows, passes
 
 
-def main() -> None:
-    """Print one line a kind of step, then a JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--core", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each kind of step")
-    asked = parser.parse_args()
+def main(core: int = 0, seconds: float = 10.0) -> None:
     if os.environ.get("OMP_NUM_THREADS") != "1":
-        parser.error("set OMP_NUM_THREADS=1: several threads wait for the slowest core")
-    os.sched_setaffinity(0, {asked.core})
+        raise typer.BadParameter("set OMP_NUM_THREADS=1: several threads wait for the slowest core")
+    os.sched_setaffinity(0, {core})
     rng = np.random.default_rng(0)
     weights = [rng.standard_normal((HIDDEN, INTERMEDIATE), dtype=np.float32) for _ in range(MATRICES)]
     found = []
     print(f"{'rows':>5}{'passes':>8}{'steps':>7}{'median ms':>11}{'from the one before':>22}{'from the median':>18}")
     for rows, passes in STEPS:
         batch = rng.standard_normal((rows, HIDDEN), dtype=np.float32)
-        step_s = timed(batch, weights, passes, asked.seconds)
+        step_s = timed(batch, weights, passes, seconds)
         before, median = np.abs(step_s[1:] / step_s[:-1] - 1), np.abs(step_s / np.median(step_s) - 1)
         row = {"rows": rows, "passes": passes, "steps": len(step_s), "median_ms": 1e3 * float(np.median(step_s))}
         row |= {"from_before": np.quantile(before, [0.5, 0.9]).tolist()}
@@ -45,7 +40,7 @@ def main() -> None:
         found.append(row)
         shown = [f"{a:.1%}, {b:.1%}" for a, b in (row["from_before"], row["from_median"])]
         print(f"{rows:>5}{passes:>8}{len(step_s):>7}{row['median_ms']:>11.1f}{shown[0]:>22}{shown[1]:>18}", flush=True)
-    print(json.dumps({"core": asked.core, "steps": found}))
+    print(json.dumps({"core": core, "steps": found}))
 
 
 def timed(batch: np.ndarray, weights: list[np.ndarray], passes: int, seconds: float) -> np.ndarray:
@@ -62,4 +57,5 @@ def timed(batch: np.ndarray, weights: list[np.ndarray], passes: int, seconds: fl
 
 
 if __name__ == "__main__":
-    main()
+    main.__doc__ = __doc__
+    typer.run(main)

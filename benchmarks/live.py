@@ -10,12 +10,14 @@ hold, the measured cutovers and effects beside the forecast's, and one last JSON
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from draftcast.calibration.live.checkpoint import TARGET, write_testbed
 from draftcast.files import plain
@@ -82,21 +84,20 @@ def question(folder: Path) -> Scenario:
     return with_values(load_scenario(testbed_scenario(folder, RATES, KS, "fp32", "cpu")), values)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--vllm", default=None, help="how vLLM's server is called; found when absent")
-    parser.add_argument("--cell-seconds", type=float, default=None, help="seconds in which a run sends (9; quick 6)")
-    parser.add_argument("--quick", action="store_true", help="few loads, off, draft_model k=3 and ngram k=3")
-    options = parser.parse_args()
-    plan = QUICK if options.quick else FULL
-    if options.cell_seconds is not None:
-        plan = replace(plan, cell_s=options.cell_seconds)
+def main(
+    out: Annotated[Path, typer.Option()],
+    vllm: Annotated[str | None, typer.Option(help="how vLLM's server is called; found when absent")] = None,
+    cell_seconds: Annotated[float | None, typer.Option(help="seconds in which a run sends (9; quick 6)")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="few loads, off, draft_model k=3 and ngram k=3")] = False,
+) -> None:
+    plan = QUICK if quick else FULL
+    if cell_seconds is not None:
+        plan = replace(plan, cell_s=cell_seconds)
     began = time.monotonic()
-    scenario, live_options = question(options.out / "testbed"), LiveOptions(vllm=split_command(options.vllm))
+    scenario, live_options = question(out / "testbed"), LiveOptions(vllm=split_command(vllm))
     with progress_bar("live sweep") as progress:
-        index = live_sweep(scenario, options.out / "sweep", plan, live_options, live_progress(progress))
-    report, text = report_sweep(options.out / "sweep")
+        index = live_sweep(scenario, out / "sweep", plan, live_options, live_progress(progress))
+    report, text = report_sweep(out / "sweep")
     print(text)
     incomplete = [cell["dir"] for cell in index["cells"] if not cell["complete"]]
     minutes = (time.monotonic() - began) / 60
@@ -106,4 +107,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main.__doc__ = __doc__
+    typer.run(main)

@@ -10,13 +10,14 @@ differs are rows that were dropped; blocks with fp8 matrices took no part. Print
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pyarrow.parquet as pq
+import typer
 
 from draftcast.calibration.importers.aiconfigurator import SYSTEMS, find_system, newest_first
 from draftcast.calibration.importers.latent_attention import MATRICES, MODEL
@@ -46,12 +47,8 @@ def ratios(source: Path, device: str, module: str, gemm_type: str, tp: int) -> n
     if grid is None or not files:
         return np.empty(0)
     frame = pq.read_table(files[0]).to_pandas()
-    wanted = {
-        "gemm_type": gemm_type,
-        "mla_dtype": "bfloat16",
-        "kv_cache_dtype": "bfloat16",
-        "num_heads": heads["heads"],
-    }
+    wanted = {"gemm_type": gemm_type, "num_heads": heads["heads"]}
+    wanted |= dict.fromkeys(("mla_dtype", "kv_cache_dtype"), "bfloat16")
     frame = frame[np.all([frame[name] == value for name, value in wanted.items()], axis=0)]
     if frame.empty:
         return np.empty(0)
@@ -64,11 +61,7 @@ def ratios(source: Path, device: str, module: str, gemm_type: str, tp: int) -> n
     return np.asarray((seconds + np.exp(log_s)) / (1e-3 * points["latency"].to_numpy()))
 
 
-def main() -> None:
-    """Print the tables and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", type=Path, required=True, help="folder that holds aiconfigurator_core")
-    source = parser.parse_args().source
+def main(source: Annotated[Path, typer.Option(help="folder that holds aiconfigurator_core")]) -> None:
     rows = []
     print(f"{'device':<16}{'block':<12}{'matrices':<11}{'tp':>3}{'points':>8}{'p10':>8}{'median':>8}{'p90':>8}   ratio")
     for device in SYSTEMS:
@@ -78,14 +71,14 @@ def main() -> None:
             found = ratios(source, device, module, gemm_type, tp)
             if len(found):
                 p10, median, p90 = np.quantile(found, (0.1, 0.5, 0.9))
-                print(
-                    f"{device:<16}{module:<12}{gemm_type:<11}{tp:>3}{len(found):>8}{p10:>8.2f}{median:>8.2f}{p90:>8.2f}"
-                )
                 figures = {"p10": p10, "median": median, "p90": p90}
                 place = {"device": device, "block": module, "matrices": gemm_type, "tp": tp}
+                shown = "".join(f"{value:>8.2f}" for value in figures.values())
+                print(f"{device:<16}{module:<12}{gemm_type:<11}{tp:>3}{len(found):>8}{shown}")
                 rows.append({**place, "points": len(found), **figures})
     print(json.dumps(rows))
 
 
 if __name__ == "__main__":
-    main()
+    main.__doc__ = __doc__
+    typer.run(main)

@@ -11,7 +11,6 @@ judged. Prints a row a mutant and one JSON line.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import copy
 import hashlib
@@ -26,6 +25,9 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 ROOT = Path(__file__).resolve().parents[1]
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
@@ -120,42 +122,41 @@ def passes(folder: Path, package: str, compiled: bool, limit_s: float) -> bool:
     return done.returncode == 0
 
 
-def main() -> None:
-    """Every mutant."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mutants", type=int, default=60)
-    parser.add_argument("--source", metavar="COMMIT", help="a commit; without it the working tree")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds for a package's tests")
-    parser.add_argument("--package", action="append", help="of sim alone, e.g. workload; repeatable")
-    given = parser.parse_args()
+def main(
+    seed: int = 0,
+    mutants: int = 60,
+    source: Annotated[str | None, typer.Option(metavar="COMMIT", help="a commit; without it the working tree")] = None,
+    limit: Annotated[float, typer.Option(help="seconds for a package's tests")] = 600.0,
+    package: Annotated[list[str] | None, typer.Option(help="of sim alone, e.g. workload; repeatable")] = None,
+) -> None:
     compiled: dict[str, bool | None] = {}  # by package; None: its tests do not pass in time without a mutant
     outcomes: dict[str, list[str]] = {"killed": [], "SURVIVED": [], "not judged": []}
     with tempfile.TemporaryDirectory(prefix="draftcast-mutants-") as temporary:
         folder = Path(temporary)
-        checkout(given.source, folder)
+        checkout(source, folder)
         packages = sorted(path.name for path in (folder / "tests/sim").iterdir() if path.is_dir())
-        packages = [name for name in packages if not given.package or name in given.package]
+        packages = [name for name in packages if not package or name in package]
         files = [file for name in packages for file in sorted((folder / "sim" / name).rglob("*.py"))]
         drawn = sorted(
             (mutant for file in files for mutant in mutants_of(file)),
-            key=lambda mutant: hashlib.sha256(f"{given.seed} {mutant.identity}".encode()).digest(),
-        )[: given.mutants]
+            key=lambda mutant: hashlib.sha256(f"{seed} {mutant.identity}".encode()).digest(),
+        )[:mutants]
         for mutant in drawn:
-            package, original = mutant.file.relative_to(folder / "sim").parts[0], mutant.file.read_bytes()
-            if package not in compiled:
-                modes = (mode for mode in (False, True) if passes(folder, package, mode, given.limit))
-                compiled[package] = next(modes, None)
-            outcome, mode = "not judged", compiled[package]
+            tested, original = mutant.file.relative_to(folder / "sim").parts[0], mutant.file.read_bytes()
+            if tested not in compiled:
+                modes = (mode for mode in (False, True) if passes(folder, tested, mode, limit))
+                compiled[tested] = next(modes, None)
+            outcome, mode = "not judged", compiled[tested]
             if mode is not None:
                 mutant.file.write_bytes(mutant.source())
-                outcome = "SURVIVED" if passes(folder, package, mode, given.limit) else "killed"
+                outcome = "SURVIVED" if passes(folder, tested, mode, limit) else "killed"
                 mutant.file.write_bytes(original)
             outcomes[outcome].append(mutant.identity)
             where = f"{mutant.file.relative_to(folder)}:{mutant.old.lineno}"
             print(f"{outcome:<11} {mutant.kind:<15} {where}  {mutant.identity}", flush=True)
-    print(json.dumps({"seed": given.seed, "mutants": len(drawn), **{k.lower(): v for k, v in outcomes.items()}}))
+    print(json.dumps({"seed": seed, "mutants": len(drawn), **{k.lower(): v for k, v in outcomes.items()}}))
 
 
 if __name__ == "__main__":
-    main()
+    main.__doc__ = __doc__
+    typer.run(main)

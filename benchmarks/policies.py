@@ -10,13 +10,13 @@ policy in Python.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
 from typing import Any
 
 import numpy as np
+import typer
 from engine import K, minimal_step_s
 
 from draftcast.scenarios.run.deployment import deploy
@@ -74,14 +74,9 @@ def seconds_per_step(policy: Policy, case: Any) -> float:
     return (time.process_time() - start) / int(replica.state.engine[0]["step"])
 
 
-def main() -> None:
-    """Print one line a policy, then a JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sequences", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=20)
-    asked = parser.parse_args()
+def main(sequences: int = 40, rounds: int = 20) -> None:
     overrides = [
-        f"engine.max_num_seqs={asked.sequences}",
+        f"engine.max_num_seqs={sequences}",
         "engine.enable_prefix_caching=false",
         "workload.arrivals={process: deterministic, request_rate_rps: 1000000}",
         f"workload.num_requests={REQUESTS}",
@@ -100,8 +95,8 @@ def main() -> None:
     own: dict[str, Policy] = {"python, one length": ByBatch(), "python, by request": ByRequest()}
     best = dict.fromkeys([*built_in, *own], math.inf)
     minimal_s = math.inf
-    for round_ in range(asked.rounds + 1):
-        found = minimal_step_s(asked.sequences, time.process_time)
+    for round_ in range(rounds + 1):
+        found = minimal_step_s(sequences, time.process_time)
         minimal_s = min(minimal_s, found) if round_ else math.inf  # the first round compiles
         for label, policy in (built_in | own).items():
             found = seconds_per_step(policy, (deployment, table, acceptance))
@@ -113,9 +108,10 @@ def main() -> None:
     print(f"{'minimal loop':<42}{1 / minimal_s:>12,.0f}")
     rates = {label: round(1 / seconds) for label, seconds in best.items()}
     slowest = min(rates[label] for label in built_in)
-    print(json.dumps({"sequences": asked.sequences, "steps_per_s": rates, "minimal_steps_per_s": round(1 / minimal_s),
+    print(json.dumps({"sequences": sequences, "steps_per_s": rates, "minimal_steps_per_s": round(1 / minimal_s),
                       "slowest_built_in": slowest, "slowest_python": min(rates[label] for label in own)}))  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    main.__doc__ = __doc__
+    typer.run(main)

@@ -9,13 +9,13 @@ that compile left out.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import typer
 
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.metric import METRICS
@@ -35,16 +35,10 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("azure-conversation", "recorded", {}),
     ("azure-conversation", "20 req/s", {RATE: 20.0}),
 )
-
-
 TRACES = {"azure-conversation": AZURE}  # not bundled: left out where they are not there
 
 
-def main() -> None:
-    """Print one line a case, then a JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--replications", type=int, default=5)
-    replications = parser.parse_args().replications
+def main(replications: int = 5) -> None:
     worse = 0
     seconds = []
     recommend(with_values(load_scenario("closed-loop-classes"), {"workload.num_requests": 50}))  # compiles, or loads
@@ -72,13 +66,11 @@ def main() -> None:
         worse += significant
         shown = f"{np.exp(over_best.mean):.4f} [{np.exp(over_best.low):.4f}, {np.exp(over_best.high):.4f}]"
         mark = "  WORSE" if significant else ""
-        print(
-            f"{name:<22}{label:>12}  {answer.chosen.candidate.label:<58}{np.exp(over_off.mean):>16.3f}"
-            f"{shown:>26}{seconds[-1]:>7.1f}{mark}",
-            flush=True,
-        )
+        figures = f"{np.exp(over_off.mean):>16.3f}{shown:>26}{seconds[-1]:>7.1f}{mark}"
+        print(f"{name:<22}{label:>12}  {answer.chosen.candidate.label:<58}{figures}", flush=True)
     print(json.dumps({"cases": len(seconds), "significantly_worse": worse, "slowest_s": round(max(seconds), 1)}))
 
 
 if __name__ == "__main__":
-    main()
+    main.__doc__ = __doc__
+    typer.run(main)

@@ -7,13 +7,14 @@ with its machine's own timings and with what is shipped for the device, and judg
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import typer
 
 from draftcast.calibration.importers.formats import read, write_profile
 from draftcast.calibration.live.recorded_requests import import_recorded_run
@@ -25,14 +26,12 @@ from draftcast.scenarios.schema.load import load_scenario, with_values
 from draftcast.scenarios.show.tables import aligned
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "recorded"
-RUNS = {
+RUNS = {  # folder of a run and its device
     "rtx-pro-6000_llama-3.1-8b": "rtx-pro-6000",
     "rtx-4090_llama-3.1-8b": "rtx-4090",
     "rtx-pro-6000_qwen3-32b_tp2": "rtx-pro-6000",
 }
-"""Folder of a run and its device."""
-UTILIZATION = 0.9
-"""vLLM 0.19's default, which the runs took."""
+UTILIZATION = 0.9  # vLLM 0.19's default, which the runs took
 BARS = {"request_throughput": 0.03, "mean_tpot_s": 0.03, "mean_e2el_s": 0.04, "mean_ttft_s": 0.07}
 """Largest relative error with the machine's own timings."""
 TWO_RANKS_TPOT, SHIPPED_TPOT = 0.08, 0.08
@@ -57,10 +56,9 @@ def errors(run: LiveRun, device: str, profile: str | None, replications: int) ->
         "statistics.replications": replications,
     }
     found = validate(run, with_values(load_scenario(), values), profile=profile, attribute=False).figures
-    figures = {name: found[name] for name in BARS}
     return {
-        name: {"measured": figure.measured, "forecast": figure.forecast.mean, "error": figure.error}
-        for name, figure in figures.items()
+        name: {"measured": found[name].measured, "forecast": found[name].forecast.mean, "error": found[name].error}
+        for name in BARS
     }
 
 
@@ -72,12 +70,7 @@ def bar_of(name: str, run: LiveRun, own: bool) -> float | None:
     return TWO_RANKS_TPOT if is_parallel and name == "mean_tpot_s" else BARS[name]
 
 
-def main() -> None:
-    """Print a table, and one JSON line."""
-    parser = argparse.ArgumentParser()
-    # Nothing is drawn where speculation is off: every replication is the same.
-    parser.add_argument("--replications", type=int, default=1)
-    options = parser.parse_args()
+def main(replications: int = 1) -> None:  # nothing is drawn where speculation is off: all are the same
     if not DATA.is_dir():
         sys.exit(f"{DATA} is not there")
     rows: list[list[str]] = [["run", "timings", "figure", "measured", "forecast", "error", "bar", ""]]
@@ -87,7 +80,7 @@ def main() -> None:
             run = import_recorded_run(DATA / name, Path(scratch) / "runs" / name)
             own = own_profile(run, DATA / name, device, Path(scratch) / name)
             for timings, profile in (("own", own), ("shipped", None)):
-                for figure, values in errors(run, device, profile, options.replications).items():
+                for figure, values in errors(run, device, profile, replications).items():
                     bar = bar_of(figure, run, profile is not None)
                     met = bar is None or abs(values["error"]) <= bar
                     numbers = [f"{values['measured']:.4g}", f"{values['forecast']:.4g}", f"{values['error']:+.1%}"]
@@ -100,4 +93,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main.__doc__ = __doc__
+    typer.run(main)

@@ -16,13 +16,13 @@ without a match from a rejected one, so every round verifies k drafts here, whic
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 from draftcast.scenarios.run.deployment import Deployment, deploy
@@ -120,11 +120,8 @@ def _run(
     return throughput, int(rows["accepted"].sum()), int(rows["rounds"].sum())
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", nargs="?", type=Path, default=SHAREGPT)
-    path = parser.parse_args().file.resolve()
+def main(file: Annotated[Path, typer.Argument()] = SHAREGPT) -> None:
+    path = file.resolve()
     print(f"{path.name}: static batches, k = {K}, profile h100-llama-3.1-8b-affine")
     print(f"{'method':8}{'batch':>6}{'requests':>10}{'length':>10}{'speed-up':>10}{'published':>11}{'error':>8}")
     found = []
@@ -142,4 +139,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main.__doc__ = __doc__
+    typer.run(main)

@@ -7,12 +7,13 @@ The second sweep finds all cells in the data set.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
 import time
 from pathlib import Path
+
+import typer
 
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.scenarios.sweep.run import SweepResult, sweep
@@ -22,11 +23,7 @@ GRID = ["rate=5..50:10", "k=0..3"]
 BAR_S = 60.0
 
 
-def main() -> None:
-    """Run the sweep twice and print how long each took."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=2)
-    workers = parser.parse_args().workers
+def main(workers: int = 2) -> None:
     sizes = [f"statistics.replications={REPLICATIONS}", f"workload.num_requests={REQUESTS}"]
     scenario = load_scenario("default", overrides=sizes)
     with tempfile.TemporaryDirectory() as folder:
@@ -48,4 +45,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main.__doc__ = __doc__
+    typer.run(main)

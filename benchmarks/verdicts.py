@@ -8,10 +8,11 @@ them runs of 60,000 requests. Prints a row a load, then what differs, what is wr
 
 from __future__ import annotations
 
-import argparse
 import json
+from typing import Annotated
 
 import numpy as np
+import typer
 
 from draftcast import load_scenario
 from draftcast.scenarios.compare.capacity import capacity
@@ -56,14 +57,11 @@ def planned_too_much(scenario: Scenario) -> dict[str, tuple[float, float]]:
     return found
 
 
-def main() -> None:
-    """Every load."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loads", type=int, default=50)
-    parser.add_argument("--chance", action="store_true", help="take step times for exact: chance alone decides")
-    args = parser.parse_args()
-    count = args.loads
-    scenario = load_scenario("default", overrides=["statistics.model_error=none"] if args.chance else [])
+def main(
+    loads: int = 50,
+    chance: Annotated[bool, typer.Option("--chance", help="take step times for exact: chance alone decides")] = False,
+) -> None:
+    scenario = load_scenario("default", overrides=["statistics.model_error=none"] if chance else [])
     both = [capacity(each) for each in (scenario, without_speculation(scenario))]
     smaller = min(each.estimate.mean for each in both if each is not None)
     answer = cutover(Question(scenario))[0]
@@ -72,7 +70,7 @@ def main() -> None:
     low, high = (0.0 if np.isnan(low) else low), (np.inf if np.isnan(high) else high)
     print(f"cutover: {low:.2f} to {high:.2f} req/s ({crossing.kind})", flush=True)
     differ, wrong, undecided, rows = [], [], [], []
-    rates = [float(rate) for rate in np.linspace(0.05, 1.5, count) * smaller]
+    rates = [float(rate) for rate in np.linspace(0.05, 1.5, loads) * smaller]
     swept = {cell.values["rate"]: cell.verdict for cell in sweep(scenario, {"rate": rates}).cells}
     for rate in rates:
         asked = with_rate(scenario, rate)
@@ -90,16 +88,17 @@ def main() -> None:
         undecided += [(rate, each) for each in said if each not in DECIDED and away]
         rows.append({"rate_rps": rate, **words, "page": page, "long": truth})
         print(f"{rate:7.2f} req/s  {words}  page: {page}  60,000 requests: {truth}", flush=True)
+    counts = {"differ": len(differ), "wrong": len(wrong), "undecided": len(undecided)}
     print(
-        f"{len(differ)} loads with different words, {len(wrong)} wrong words, {len(undecided)} undecided away from it"
+        "{differ} loads with different words, {wrong} wrong words, {undecided} undecided away from it".format(**counts)
     )
     for each in (*differ, *wrong, *undecided):
         print(" ", each)
     promised = planned_too_much(scenario)
     print(f"plan promises more than the capacity: {promised or 'no'}")
-    counts = {"differ": len(differ), "wrong": len(wrong), "undecided": len(undecided), "promised": len(promised)}
-    print(json.dumps({**counts, "loads": rows}))
+    print(json.dumps({**counts, "promised": len(promised), "loads": rows}))
 
 
 if __name__ == "__main__":
-    main()
+    main.__doc__ = __doc__
+    typer.run(main)

@@ -10,11 +10,13 @@ Not run, but part of the profile's figure: the final norm and what has no kernel
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
 from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import typer
 
 from draftcast.calibration.microbench.buffers import freed_memory_kept
 from draftcast.calibration.microbench.device import Device, find_device
@@ -125,46 +127,44 @@ def measure(model: ModelSpec, device: Device, batch: int, k: int, context: int, 
     return median_s(timer, [step], graph), alone
 
 
-def main() -> None:
-    """Print the tables and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--profile", required=True, help="a bundled profile, or a folder that calibrate wrote")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--threads", type=int, help="of the CPU; as in the calibration (all)")
-    parser.add_argument("--model", default="testbed-250M")
-    parser.add_argument("--batches", default="1,8,64")
-    parser.add_argument("--k", default="0,3")
-    parser.add_argument("--contexts", default="256,1024")
-    parser.add_argument("--graph", action="store_true", help="replay the step as one CUDA graph")
-    given = parser.parse_args()
-    opened, model = open_profile(given.profile), load_model(given.model)
-    device = find_device(given.device, given.threads)
-    batches, ks, contexts = (tuple(map(int, text.split(","))) for text in (given.batches, given.k, given.contexts))
-    mode = "one CUDA graph" if given.graph else "eager"
-    print(f"{model.name} on {device.name}, profile {opened.profile.name}, {mode}")
+def main(
+    profile: Annotated[str, typer.Option(help="a bundled profile, or a folder that calibrate wrote")],
+    device: Annotated[Literal["cpu", "cuda"], typer.Option()] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="of the CPU; as in the calibration (all)")] = None,
+    model: str = "testbed-250M",
+    batches: str = "1,8,64",
+    k: Annotated[str, typer.Option("--k")] = "0,3",
+    contexts: str = "256,1024",
+    graph: Annotated[bool, typer.Option("--graph", help="replay the step as one CUDA graph")] = False,
+) -> None:
+    opened, spec, machine = open_profile(profile), load_model(model), find_device(device, threads)
+    grid = [tuple(map(int, text.split(","))) for text in (contexts, k, batches)]
+    mode = "one CUDA graph" if graph else "eager"
+    print(f"{spec.name} on {machine.name}, profile {opened.profile.name}, {mode}")
     print(f"{'batch':>6}{'k':>4}{'context':>9}{'step, ms':>11}{'kernels, ms':>13}{'profile, ms':>13}{'error':>9}")
     rows = []
     with freed_memory_kept():
-        for context, k, batch in itertools.product(contexts, ks, batches):
+        for context, drafts, batch in itertools.product(*grid):
             # ``context`` counts the new tokens; a step finds the cache without them.
-            step = Step(given.model, "ngram", k, context=context - 1 - k)
+            step = Step(model, "ngram", drafts, context=context - 1 - drafts)
             parts = step_parts(opened, step_cost(opened, step), step, batch)
             predicted = parts["target"] + parts["lm_head and sampler"]
             try:
-                whole, alone = measure(model, device, batch, k, context, given.graph)
+                whole, alone = measure(spec, machine, batch, drafts, context, graph)
             except DraftcastError as error:
-                print(f"{batch:>6}{k:>4}{context:>9}  left out: {error}")
+                print(f"{batch:>6}{drafts:>4}{context:>9}  left out: {error}")
                 continue
             error_share = predicted / whole - 1.0
             figures = f"{1e3 * whole:>11.3f}{1e3 * alone:>13.3f}{1e3 * predicted:>13.3f}{error_share:>+9.1%}"
-            print(f"{batch:>6}{k:>4}{context:>9}{figures}", flush=True)
-            rows.append({"batch": batch, "k": k, "context": context, "step_s": whole, "kernels_s": alone}
+            print(f"{batch:>6}{drafts:>4}{context:>9}{figures}", flush=True)
+            rows.append({"batch": batch, "k": drafts, "context": context, "step_s": whole, "kernels_s": alone}
                         | {"profile_s": predicted, "error": error_share})  # fmt: skip
     errors = [abs(float(row["error"])) for row in rows]
     if errors:
         print(f"median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
-    print(json.dumps({"model": given.model, "device": device.name, "graph": given.graph, "steps": rows}))
+    print(json.dumps({"model": model, "device": machine.name, "graph": graph, "steps": rows}))
 
 
 if __name__ == "__main__":
-    main()
+    main.__doc__ = __doc__
+    typer.run(main)

@@ -100,8 +100,9 @@ class Comparison:
         for entry in self.entries:
             changes = {figure.name: self.change(entry, figure) for figure in FIGURES}
             run_hash = entry.run.hash if isinstance(entry.run, Answer) else None
-            runs[entry.letter] = {"about": entry.about, "hash": run_hash, "figures": entry.column.figures}
-            runs[entry.letter]["differences"] = changes if entry is not self.reference else None
+            runs[entry.letter] = {"about": entry.about, "hash": run_hash, "figures": entry.column.figures} | {
+                "differences": changes if entry is not self.reference else None
+            }
         keys = changed.to_dict("records") if changed is not None else []
         return {"reference": self.reference.letter, "changed_keys": keys, "runs": runs}
 
