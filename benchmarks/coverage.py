@@ -58,7 +58,6 @@ EFFORTS = ("file", "page")
 
 
 def scenario_of(case: Case) -> Scenario:
-    """The scenario at its load."""
     scenario = load_scenario("default", overrides=[*case.overrides, "statistics.model_error=none"])
     both = [capacity(each) for each in (scenario, without_speculation(scenario))]
     return with_rate(scenario, case.share * min(each.estimate.mean for each in both if each is not None))
@@ -100,7 +99,6 @@ def cover(
 
 
 def main() -> None:
-    """Every case at both efforts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--scenario", action="append", choices=[case.name for case in CASES])

@@ -62,7 +62,6 @@ def minimal_loop(keys: Any, context: Any, outputs: Any, limits: Any, alpha: floa
 
 
 def minimal_step_s(sequences: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds of a step of the minimal loop."""
     rng, n, steps = np.random.default_rng(0), sequences, 50_000
     loop = (request_keys(0, 2, n), rng.integers(100, 1000, n), np.zeros(n, np.int64), rng.integers(50, 500, n))
     start = clock()
@@ -141,7 +140,6 @@ def compile_seconds() -> float:
 
 
 def main() -> None:
-    """Run everything and print it."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     results: dict[str, Any] = {
         "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},

@@ -59,12 +59,10 @@ class Residual:
     error: float
 
 
-Residuals = dict[tuple[str, str], Residual]
-"""By a point's id and side."""
+Residuals = dict[tuple[str, str], Residual]  # by a point's id and side
 
 
 def main() -> None:
-    """Fit, print, and write if asked."""
     stated = {(g.name, name): getattr(g.constants, name).value for g in engines.generations() for name in FITTED}
     members = [p for p in points() if p.tier in ("A", "C") and not p.id.startswith(HEADLINES) and is_timed(p)]
     values, before = dict(stated), residuals(members, stated)
@@ -93,7 +91,6 @@ def main() -> None:
 
 
 def is_timed(point: Point) -> bool:
-    """Whether a point can be expressed, and its model is dense and its device's kernels were timed."""
     question = question_of(point)
     scenario = question.off or question.on
     if scenario is None or not question.is_expressed:
@@ -142,10 +139,7 @@ def _of(forecast: Forecast) -> list[Residual]:
 
 
 def solved(
-    current: Residuals,
-    slopes: Mapping[str, Residuals],
-    values: Constants,
-    stated: Constants,
+    current: Residuals, slopes: Mapping[str, Residuals], values: Constants, stated: Constants
 ) -> tuple[Constants, Residuals]:
     """The constants that fit best, and the errors with each set-up held out of its generation's fit."""
     best, held_out = dict(values), dict(current)

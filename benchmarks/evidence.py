@@ -36,13 +36,8 @@ from draftcast.scenarios.show.tables import aligned
 
 # (kind, figure, statistic) -> at most; a signed statistic counts by its size.
 _DENSE = {
-    ("off", "median"): 0.04,
-    ("on", "median"): 0.05,
-    ("speedup", "median"): 0.04,
-    ("speedup", "p90"): 0.12,
-    ("off", "mean"): 0.02,
-    ("on", "mean"): 0.02,
-    ("speedup", "mean"): 0.02,
+    **{("off", "median"): 0.04, ("on", "median"): 0.05, ("speedup", "median"): 0.04, ("speedup", "p90"): 0.12},
+    **dict.fromkeys((("off", "mean"), ("on", "mean"), ("speedup", "mean")), 0.02),
 }
 BARS = {
     **{("A, dense", *figure): bar for figure, bar in _DENSE.items()},
@@ -59,7 +54,6 @@ EARLY_BAR = 0.15
 
 
 def main() -> None:
-    """Print the table and the JSON line."""
     write = "--write-model-error" in sys.argv
     paths = [Path(name) for name in sys.argv[1:] if not name.startswith("--")]
     forecasts = list(forecast_points(read_points(paths) if paths else points()))
@@ -71,16 +65,16 @@ def main() -> None:
     found = figures(forecasts, dense)
     calibrations = calibrated(forecasts)
     print("\nMedian error by source, without and with --calibrate-to one run without speculation (tiers A and B)")
-    print("\n".join(aligned([CALIBRATION, *(calibration_row(entry) for entry in calibrations)])))
+    shown = [[c.source, c.figure, str(c.forecasts), f"{c.without:.1%}", f"{c.with_it:.1%}"] for c in calibrations]
+    print("\n".join(aligned([CALIBRATION, *shown])))
     found["calibrated"] = [asdict(entry) for entry in calibrations]
     found["bars"] |= calibration_bars(calibrations)
     print()
     for name, entry in found["bars"].items():
         print(f"{'ok    ' if entry['holds'] else 'MISSED'} {name}: {entry['value']:+.1%} (bar {entry['bar']:.0%})")
     for name, error in found["early"].items():
-        print(
-            f"{'ok    ' if abs(error) <= EARLY_BAR else 'MISSED'} {name}: speed-up {error:+.0%} (bar {EARLY_BAR:.0%})"
-        )
+        held = "ok    " if abs(error) <= EARLY_BAR else "MISSED"
+        print(f"{held} {name}: speed-up {error:+.0%} (bar {EARLY_BAR:.0%})")
     found["intervals"] = intervals(forecasts)
     if write:
         write_model_error(forecasts, calibrations)
@@ -116,37 +110,24 @@ def write_model_error(forecasts: list[Forecast], calibrations: list[Calibrated])
 
 
 def figures(forecasts: list[Forecast], dense: list[Forecast]) -> dict[str, Any]:
-    """Everything that is printed, for machines."""
-    by_kind = {
-        kind.name: {side: errors([f for f in forecasts if kind.holds(f.point)], side) for side in SIDES}
-        for kind in kinds()
-    }
+    by_kind: dict[str, dict[str, Any]] = {}
+    for kind in kinds():
+        members = [f for f in forecasts if kind.holds(f.point)]
+        found = {side: errors(members, side) for side in SIDES}
+        by_kind[kind.name] = {side: asdict(error) for side, error in found.items() if error is not None}
     bars = {}
-    for (kind, side, statistic), bar in BARS.items():
-        error = by_kind[kind][side]
-        if error is not None:
-            value = getattr(error, statistic)
-            bars[f"{kind}: {side} {statistic}"] = {"value": value, "bar": bar, "holds": abs(value) <= bar}
+    for (name, side, statistic), bar in BARS.items():
+        if side in by_kind[name]:
+            value = by_kind[name][side][statistic]
+            bars[f"{name}: {side} {statistic}"] = {"value": value, "bar": bar, "holds": abs(value) <= bar}
     for name, below, bar in (("losses", True, LOSSES), ("gains", False, GAINS)):
         sign = signs(dense, below=below)
         if sign.points:
-            bars[f"A, dense: {name} with the right sign"] = {
-                "value": sign.share,
-                "bar": bar,
-                "holds": sign.share >= bar,
-            }
-    return {
-        "errors": {
-            kind: {side: asdict(error) for side, error in found.items() if error is not None}
-            for kind, found in by_kind.items()
-        },
-        "bars": bars,
-        "early": {
-            f.point.id: f.speedup_error
-            for f in forecasts
-            if f.point.id.startswith(EARLY) and f.speedup_error is not None
-        },
-    }
+            entry = {"value": sign.share, "bar": bar, "holds": sign.share >= bar}
+            bars[f"A, dense: {name} with the right sign"] = entry
+    early = {f.point.id: f.speedup_error for f in forecasts if f.point.id.startswith(EARLY)}
+    known = {name: error for name, error in early.items() if error is not None}
+    return {"errors": by_kind, "bars": bars, "early": known}
 
 
 # ---- measured off, forecast on ----
@@ -209,7 +190,6 @@ def calibrated(forecasts: list[Forecast]) -> list[Calibrated]:
 
 
 def correction_of(run: Forecast) -> dict[str, Any] | None:
-    """The correction that the run asks for; None where it is refused as too far off."""
     off, error = run.question.off, run.off_error
     assert off is not None
     assert error is not None
@@ -227,22 +207,12 @@ def correction_of(run: Forecast) -> dict[str, Any] | None:
 
 
 def corrected(forecasts: list[Forecast], correction: dict[str, Any]) -> list[Forecast]:
-    """The same forecast with a correction."""
-    values = {"correction": correction}
-    questions = [
-        replace(
-            f.question,
-            off=with_values(f.question.off, values) if f.question.off is not None else None,
-            on=with_values(f.question.on, values) if f.question.on is not None else None,
-        )
-        for f in forecasts
-    ]
+    questions = []
+    for f in forecasts:
+        sides = {"off": f.question.off, "on": f.question.on}
+        asked = {name: with_values(s, {"correction": correction}) for name, s in sides.items() if s is not None}
+        questions.append(replace(f.question, **asked))
     return list(forecast_questions(questions))
-
-
-def calibration_row(entry: Calibrated) -> list[str]:
-    """For the table."""
-    return [entry.source, entry.figure, str(entry.forecasts), f"{entry.without:.1%}", f"{entry.with_it:.1%}"]
 
 
 def calibration_bars(entries: list[Calibrated]) -> dict[str, dict[str, Any]]:

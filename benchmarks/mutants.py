@@ -48,11 +48,9 @@ class Mutant:
 
     @property
     def identity(self) -> str:
-        """Function and expression, whatever the file."""
         return f"{self.function}: {ast.unparse(self.old)} -> {ast.unparse(self.new)} #{self.number}"
 
     def source(self) -> bytes:
-        """The file with the expression changed."""
         lines = self.file.read_bytes().splitlines(keepends=True)
         assert self.old.end_lineno is not None
         first, last = self.old.lineno - 1, self.old.end_lineno - 1

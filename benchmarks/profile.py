@@ -28,7 +28,6 @@ CALLS = 200_000
 
 
 def best_ms(run: Callable[[], object]) -> float:
-    """Milliseconds of the fastest of some rounds."""
     return 1e3 * min(timeit.repeat(run, number=1, repeat=ROUNDS))
 
 
@@ -63,7 +62,6 @@ def _compiled(model: str, profile_name: str) -> st.StepCost:
 
 
 def main() -> None:
-    """Print the tables and the JSON line."""
     devices = {name: DEVICE if name == "default" else None for name in profile_names()}
     loads = {name: best_ms(partial(open_profile, name, device)) for name, device in devices.items()}
     compiles = {name: best_ms(partial(_compiled, name, DEVICE)) for name in model_names()}

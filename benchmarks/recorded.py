@@ -63,7 +63,6 @@ def errors(run: LiveRun, device: str, profile: str | None, replications: int) ->
 
 
 def bar_of(name: str, run: LiveRun, own: bool) -> float | None:
-    """The bar of a figure, None where it has none."""
     if not own:
         return SHIPPED_TPOT if name == "mean_tpot_s" else None
     is_parallel = run.manifest["server"]["config"]["tensor_parallel_size"] > 1

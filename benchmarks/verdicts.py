@@ -32,7 +32,6 @@ NEAR = 0.05
 
 
 def word(scenario: Scenario) -> str:
-    """What ``simulate`` says."""
     return compare(scenario).points[0].word
 
 

@@ -18,8 +18,7 @@ from draftcast.dashboards.session.plain_text import literal
 from draftcast.dashboards.session.question import Question
 from draftcast.dashboards.session.session import Session, View, count_of, number_of, one_of, some_of
 from draftcast.dashboards.widgets.controls import Look, control, view_choice
-from draftcast.dashboards.widgets.page import Cell, Link, html_table, long_answer, verdict_line
-from draftcast.dashboards.widgets.report import Report
+from draftcast.dashboards.widgets.page import Cell, Link, Report, html_table, long_answer, verdict_line
 from draftcast.dashboards.widgets.tiles import number
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.options import parse_prices
@@ -80,7 +79,6 @@ def render(session: Session, report: Report) -> None:
 
 
 def _curve(session: Session, key: tuple[Any, ...], feasible: dict[str, Sizing]) -> tuple[Sizing, Sequence[Check]]:
-    """The candidate chosen for the picture, and its loads."""
     chosen = feasible[session.view(View.CAPACITY_CURVE, next(iter(feasible)), one_of(list(feasible)))]
     key = (*key, chosen.candidate.label)
     return chosen, long_answer(key, "Goodput against load", lambda progress: goodput_curve(chosen, progress=progress))

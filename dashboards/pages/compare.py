@@ -18,8 +18,7 @@ from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.session.uploads import MEASURED, uploader
 from draftcast.dashboards.widgets import tiles
 from draftcast.dashboards.widgets.controls import button, view_choice
-from draftcast.dashboards.widgets.page import html_table, upload_again
-from draftcast.dashboards.widgets.report import Report
+from draftcast.dashboards.widgets.page import Report, html_table, upload_again
 from draftcast.dashboards.widgets.tiles import Column, Figure, column_of
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.difference import Difference
@@ -80,7 +79,6 @@ class Comparison:
         return column.change(figure.name, other, self.confidence)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One for every run and figure."""
         for entry, figure in itertools.product(self.entries, FIGURES):
             value, change = entry.column.figures.get(figure.name), self.change(entry, figure)
             difference, ratio = getattr(change, "difference", None), getattr(change, "ratio", None)
@@ -175,7 +173,6 @@ def _pair(entry: Entry, reference: Entry) -> tuple[Column, Column]:
 
 
 def _runs(session: Session, entries: Sequence[Entry]) -> None:
-    """Which runs there are, and how to add and remove some."""
     by_letter = {entry.letter: entry for entry in entries}
     question = session.question
     offers = {"Add the same run": question}

@@ -14,8 +14,7 @@ from draftcast.dashboards.session.answers import Answer, answers, question_key
 from draftcast.dashboards.session.plain_text import literal
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.widgets.controls import view_choice
-from draftcast.dashboards.widgets.page import asked_for, html_table, long_answer, verdict_line
-from draftcast.dashboards.widgets.report import Report
+from draftcast.dashboards.widgets.page import Report, asked_for, html_table, long_answer, verdict_line
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.recommend import recommend

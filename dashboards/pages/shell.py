@@ -19,8 +19,7 @@ from draftcast.dashboards.session.session import Session
 from draftcast.dashboards.session.uploads import SCENARIO as SCENARIO_FILE
 from draftcast.dashboards.session.uploads import forget_receipts, uploader
 from draftcast.dashboards.widgets.controls import button, choice_control, number_control
-from draftcast.dashboards.widgets.page import banner, cannot_run
-from draftcast.dashboards.widgets.report import Report
+from draftcast.dashboards.widgets.page import Report, banner, cannot_run
 from draftcast.errors import InputError
 
 FOLDER = Path(__file__).parents[1]

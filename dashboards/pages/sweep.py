@@ -25,8 +25,7 @@ from draftcast.dashboards.session.plain_text import literal
 from draftcast.dashboards.session.question import Question, check_names
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.widgets.controls import Look, button, control, view_choice
-from draftcast.dashboards.widgets.page import Cell, Link, cannot_run, html_table, verdict_line
-from draftcast.dashboards.widgets.report import Report, clicked
+from draftcast.dashboards.widgets.page import Cell, Link, Report, cannot_run, clicked, html_table, verdict_line
 from draftcast.errors import InputError
 from draftcast.scenarios.run.choices import longest_k
 from draftcast.scenarios.schema import Scenario
@@ -96,7 +95,6 @@ class SweepJob(threading.Thread):
 
 
 def render(session: Session, report: Report) -> None:
-    """Grid editor, run and cancel, what was found, footer."""
     text = session.views.get(View.SWEEP_GRID, proposed_grid(session.question.scenario))
     key = hashlib.sha256(json.dumps([*question_key(session.question.scenario), text]).encode()).hexdigest()[:12]
     editor(session, text)
@@ -231,8 +229,6 @@ def _pictures(session: Session, report: Report, result: SweepResult, grid: Grid)
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid that can be asked: its axes, and its points in order."""
-
     texts: tuple[str, ...]
     axes: tuple[Axis, ...]
     points: tuple[GridPoint, ...]

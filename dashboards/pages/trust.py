@@ -20,8 +20,7 @@ from draftcast.dashboards.session.plain_text import literal
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.session.uploads import VALIDATION, uploader
 from draftcast.dashboards.widgets.controls import view_choice
-from draftcast.dashboards.widgets.page import Bad, Cell, asked_for, html_table, long_answer, verdict_line
-from draftcast.dashboards.widgets.report import Report
+from draftcast.dashboards.widgets.page import Bad, Cell, Report, asked_for, html_table, long_answer, verdict_line
 from draftcast.errors import HardwareError
 from draftcast.files import read_bytes
 from draftcast.scenarios.evidence.forecast import Forecast, forecast_points
@@ -102,7 +101,6 @@ def _points(checksum: str, part: Part, _opened: OpenProfile) -> OperatorErrors:
 
 
 def _fit(session: Session, report: Report, opened: OpenProfile) -> None:
-    """Choice of an operator and its picture; the errors of all."""
     st.header("Fit and residuals", anchor="fit")
     parts = {str(part): part for part in modelled_parts(opened.table())}
     names = sorted(parts, key=lambda name: not name.startswith("attention_decode (bf16"))

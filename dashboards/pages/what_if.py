@@ -16,8 +16,7 @@ from draftcast.dashboards.session.question import base_scenario
 from draftcast.dashboards.session.session import MOST_RUNS, Session
 from draftcast.dashboards.session.uploads import TRACE, trace_notes, uploader
 from draftcast.dashboards.widgets.controls import Look, button, choice_control, control, number_control
-from draftcast.dashboards.widgets.page import verdict_line
-from draftcast.dashboards.widgets.report import Report
+from draftcast.dashboards.widgets.page import Report, verdict_line
 from draftcast.dashboards.widgets.tiles import Column, column_of, tiles
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model.catalog import canonical_name, model_names
@@ -160,7 +159,6 @@ def _pictures(report: Report, own: Answer, runs: dict[str, RunResult]) -> None:
 
 
 def controls(session: Session) -> None:
-    """All of them, in rows that wrap where the page is narrow."""
     scenario = session.question.scenario
     with st.container(border=True, key="controls"):
         for row in (_server, _traffic, _speculation):

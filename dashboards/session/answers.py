@@ -74,7 +74,6 @@ class Answer:
 
     @property
     def own(self) -> Side:
-        """The setting at its load."""
         return self.point.own
 
     @property
@@ -84,7 +83,6 @@ class Answer:
 
     @functools.cached_property
     def limits(self) -> Limits:
-        """What limits it."""
         figures = {}
         if self.own.has_figures:
             figures = {name: estimate.mean for name, estimate in self.run.summary["figures"].items()}

@@ -45,7 +45,6 @@ def current_session() -> Session:
 
 
 def write_link(session: Session) -> None:
-    """Put what the page shows into the address bar."""
     link = link_of(session)
     session.written, session.touched = _text(link), False
     if _query() != link:

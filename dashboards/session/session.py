@@ -73,7 +73,6 @@ class Session:
 
     @property
     def room(self) -> int:
-        """How many more runs Compare can take."""
         return MOST_RUNS - 1 - len(self.runs) - len(self.measured)
 
     @property
@@ -83,7 +82,6 @@ class Session:
         return [Path(name).name for name in names if Path(name).parent == self.path and not Path(name).exists()]
 
     def measured_folder(self, name: str) -> Path:
-        """Where an uploaded measured run lies, if it was uploaded in this session."""
         return self.path / f"measured-{name}"
 
     def change(self, values: Callable[[], Mapping[str, Any]]) -> None:
@@ -110,7 +108,6 @@ class Session:
             self.change(lambda: with_method(scenario, method) | acceptance)
 
     def give_acceptance(self, text: str) -> None:
-        """Change to the method that waits, with its acceptance as typed."""
         self.change(lambda: with_method_as_given(self.question.scenario, self.wanted_method, text))
         if not self.refused:
             self.wanted_method = ""

@@ -63,7 +63,6 @@ class Receipt(NamedTuple):
 
 
 def uploader(session: Session, upload: Upload) -> None:
-    """The widget, and what became of the last upload."""
     files: dict[str, Any] = {"accept_multiple_files": upload.several, "max_upload_size": upload.limit_mb}
     hear: dict[str, Any] = {"on_change": _received, "args": (session, upload)}
     st.file_uploader(upload.label, key=upload.key, help=upload.help, type=list(upload.types), **files, **hear)
@@ -79,7 +78,6 @@ def forget_receipts() -> None:
 
 
 def receive(session: Session, upload: Upload, files: Files) -> Receipt:
-    """Check and keep files, by their names."""
     try:
         size = sum(map(len, files.values()))
         if size > upload.limit_mb * 2**20:

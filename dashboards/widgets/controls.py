@@ -173,7 +173,6 @@ def view_choice(
 
 
 def button(label: str, icon: str, on_click: Callable[..., None], *args: Any, **options: Any) -> None:
-    """A Streamlit button with one of its Material icons."""
     st.button(label, icon=f":material/{icon}:", on_click=on_click, args=args, **options)
 
 

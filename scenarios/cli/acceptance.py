@@ -74,7 +74,6 @@ class NgramOptions:
     prompt_lookup_min: Annotated[int | None, typer.Option(help="ngram: shortest n, as in vLLM (5).")] = None
 
     def bounds(self) -> tuple[int, int]:
-        """Shortest and longest n."""
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         default = next((value for value in (low, high) if value is not None), 5)
         return default if low is None else low, default if high is None else high

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from datetime import date
 from pathlib import Path
@@ -17,12 +18,12 @@ import typer
 
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.options import AsJson, option_groups
-from draftcast.scenarios.cli.terminal import print_json, progress_bar
+from draftcast.scenarios.cli.terminal import print_json, print_lines, progress_bar
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from draftcast.calibration.engine_log.fit import EngineLogFit, Fit
+    from draftcast.calibration.engine_log.fit import EngineLogFit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,6 @@ class ProfileOptions:
         return next(iter(self.model or ()), None), next(iter(self.tp or ()), None), next(iter(self.dtype or ()), None)
 
     def folder(self, source: str) -> Path:
-        """``out``, which ``source`` needs."""
         if self.out is None:
             raise InputError(f"required with {source}", file="--out")
         return self.out
@@ -80,8 +80,6 @@ class ProfileOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
-    """Of ``--device``."""
-
     kv_dtype: Annotated[
         list[str] | None,
         typer.Option(help="--device: format of the KV cache; repeatable. Default: bf16, on cuda also fp8."),
@@ -98,8 +96,6 @@ class DeviceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LogOptions:
-    """Of ``--engine-log``."""
-
     speculative_log: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="--engine-log: the same server with speculation.")
     ] = None
@@ -118,8 +114,6 @@ class LogOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """Of ``--import``."""
-
     path: Annotated[
         Path | None,
         typer.Argument(help="With --import: its file or folder. Default: the installed aiconfigurator-core."),
@@ -137,7 +131,7 @@ OPTIONS = {
     "--import": _names(ProfileOptions, ImportOptions),
 }
 """By source, the parameters that go with it."""
-_UNITS = {"fixed_s": "ms", "draft_fixed_s": "ms", "draft_pass_s": "ms", "ngram_step_s": "ms"}
+_IN_MS = ("fixed_s", "draft_fixed_s", "draft_pass_s", "ngram_step_s")
 _SCALES = {"ms": 1e3, "us": 1e6}
 _MEANING = {"--device": "what to time", "--engine-log": "a log of vLLM", "--import": "whose timings"}
 
@@ -172,24 +166,13 @@ def calibrate(
 
 
 def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, options: LogOptions, seed: int = 0) -> None:
-    """Fit step coefficients, print them, and with ``profile.out`` write a profile folder and ``engine_log.json`` there.
-
-    Args:
-        engine_log: logs of one server without speculative decoding.
+    """Fit step coefficients to logs of one server without speculation; print and, with ``profile.out``, write them.
 
     Raises:
         InputError: a log that cannot be read or fitted, a folder that holds such files already, a missing option.
     """
-
+    from draftcast.calibration.engine_log import profile as written
     from draftcast.calibration.engine_log.fit import FitOptions, fit_engine_log
-    from draftcast.calibration.engine_log.profile import (
-        REPORT,
-        ProfileLabel,
-        affine_fit,
-        new_profile_folder,
-        notes,
-        write_profile_folder,
-    )
     from draftcast.calibration.profile.folder import FIT, MANIFEST
     from draftcast.calibration.profile.hardware import load_hardware
 
@@ -198,7 +181,7 @@ def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, option
         for option, given in (("--model", model), ("--hardware", hardware)):
             if given is None:
                 raise InputError("required with --out", file=option)
-        new_profile_folder(out)
+        written.new_profile_folder(out)
     device = load_hardware(hardware) if hardware is not None else None
     with progress_bar("fitting"):
         fields = {name: value for name, value in vars(options).items() if name != "speculative_log"}
@@ -206,14 +189,12 @@ def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, option
         fit = fit_engine_log(_read(engine_log), speculative, FitOptions(**fields, seed=seed))
     if out is not None and model is not None and device is not None:
         command = " ".join(["draftcast calibrate", *(f"--engine-log {path}" for path in engine_log)])
-        label = ProfileLabel(profile.name or out.resolve().name, model, device, tp or 1, dtype or "bf16")
-        write_profile_folder(out, affine_fit(fit, command), label)
-    if profile.as_json:
-        print_json({**fit.report(), "notes": notes(fit)})
-        return
-    _print(fit, notes(fit))
+        label = written.ProfileLabel(profile.name or out.resolve().name, model, device, tp or 1, dtype or "bf16")
+        written.write_profile_folder(out, written.affine_fit(fit, command), label)
+    lines = [*_fit_lines(fit), *(f"note: {note}" for note in written.notes(fit))]
     if out is not None:
-        typer.echo(f"written: {out / FIT}, {out / MANIFEST}, {out / REPORT}")
+        lines.append(f"written: {out / FIT}, {out / MANIFEST}, {out / written.REPORT}")
+    print_lines(profile.as_json, {**fit.report(), "notes": written.notes(fit)}, lines)
 
 
 def _read(paths: list[Path]) -> pd.DataFrame:
@@ -224,51 +205,35 @@ def _read(paths: list[Path]) -> pd.DataFrame:
     return pd.concat([read_engine_log(path) for path in paths], ignore_index=True)
 
 
-def _print(fit: EngineLogFit, notes: list[str]) -> None:
+def _fit_lines(fit: EngineLogFit) -> Iterator[str]:
     share = f", of which elapsed covers {fit.elapsed_share:.0%}" if math.isfinite(fit.elapsed_share) else ""
-    typer.echo(f"{fit.steps} steps in {fit.points} points, {fit.clock} clock{share}")
-    for reason, count in fit.left_out.items():
-        typer.echo(f"left out: {count} steps, {reason}")
+    yield f"{fit.steps} steps in {fit.points} points, {fit.clock} clock{share}"
+    yield from (f"left out: {count} steps, {reason}" for reason, count in fit.left_out.items())
     if math.isfinite(fit.host_fixed_s):
-        typer.echo(
-            f"outside elapsed: {fit.host_fixed_s * 1e3:.3f} ms per step + "
-            f"{fit.host_sequence_s * 1e6:.1f} us per sequence"
-        )
-    typer.echo("")
-    _print_fit(fit.regression)
-    if math.isfinite(fit.repeat_error):
-        typer.echo(
-            f"\nequal consecutive steps differ by {fit.repeat_error:.1%} (median): no fit's error can be much lower"
-        )
-    for note in notes:
-        typer.echo(f"note: {note}")
-
-
-def _print_fit(fit: Fit) -> None:
-    for name, coefficient in fit.coefficients.items():
-        unit = _UNITS.get(name, "us")
-        scale = _SCALES[unit]
-        interval = (
-            f"[{coefficient.low * scale:.4g}, {coefficient.high * scale:.4g}]" if math.isfinite(coefficient.low) else ""
-        )
-        typer.echo(f"  {name:<18}{coefficient.value * scale:>10.4g} {unit:<3}{interval:<24}{coefficient.standing}")
-    for kind, errors in fit.held_out.items():
+        sequence = f"{fit.host_sequence_s * 1e6:.1f} us per sequence"
+        yield f"outside elapsed: {fit.host_fixed_s * 1e3:.3f} ms per step + {sequence}"
+    yield ""
+    found = fit.regression
+    for name, coefficient in found.coefficients.items():
+        unit = "ms" if name in _IN_MS else "us"
+        value, low, high = (_SCALES[unit] * x for x in (coefficient.value, coefficient.low, coefficient.high))
+        interval = f"[{low:.4g}, {high:.4g}]" if math.isfinite(low) else ""
+        yield f"  {name:<18}{value:>10.4g} {unit:<3}{interval:<24}{coefficient.standing}"
+    for kind, errors in found.held_out.items():
         if errors.points:
-            typer.echo(
+            yield (
                 f"  held out, {kind:<12}{errors.points:>6} points  median {errors.median:.1%}  p90 {errors.p90:.1%}  "
                 f"worst {errors.worst:.0%} ({Path(errors.worst_point).name})  bias {errors.bias:+.1%}"
             )
-    typer.echo(
-        f"  outliers {fit.outlier_points:.1%} of the points, {fit.outlier_seconds:.1%} of the time; drift between "
-        f"stretches of time {fit.drift:.1%}"
-    )
+    outliers = f"outliers {found.outlier_points:.1%} of the points, {found.outlier_seconds:.1%} of the time"
+    yield f"  {outliers}; drift between stretches of time {found.drift:.1%}"
+    if math.isfinite(fit.repeat_error):
+        yield ""
+        yield f"equal consecutive steps differ by {fit.repeat_error:.1%} (median): no fit's error can be much lower"
 
 
 def calibrate_import(source: str, profile: ProfileOptions, imported: ImportOptions) -> None:
     """Read another tool's timings and write a profile folder; print what was taken and what was not.
-
-    Args:
-        source: one of `draftcast.calibration.importers.formats.FORMATS`.
 
     Raises:
         InputError: an option missing or superfluous, a file that cannot be read, a folder that holds files already.
@@ -293,14 +258,8 @@ def calibrate_import(source: str, profile: ProfileOptions, imported: ImportOptio
     options = [text for option, value in given.items() if value is not None for text in (option, str(value))]
     # The path without the machine's folders above it: a manifest is for others to read.
     command = ["draftcast", "calibrate", "--import", source, *([path.name] if path else []), *options]
-    write_profile(
-        out,
-        timings,
-        device,
-        name=profile.name or out.resolve().name,
-        date=date.today().isoformat(),
-        command=shlex.join([*command, "--out", out.name]),
-    )
+    name, line = profile.name or out.resolve().name, shlex.join([*command, "--out", out.name])
+    write_profile(out, timings, device, name=name, date=date.today().isoformat(), command=line)
     rows = [
         {"operator": operator, "dtype": weights, "kv_dtype": kv_dtype, "points": len(points)}
         for (operator, weights, kv_dtype), points in timings.table.frame.groupby(["operator", "dtype", "kv_dtype"])

@@ -86,11 +86,8 @@ def calibrate_device(device: Literal["cpu", "cuda"], profile: ProfileOptions, ti
                 raise typer.Exit(INTERRUPTED) from None
             result = calibration.write(profile.name or out.resolve().name, sheet, command=["draftcast", *sys.argv[1:]])
             if calibration.spent_s > budget_s:
-                print(
-                    f"draftcast: note: the calibration took {calibration.spent_s:.0f} s, more than its budget of "
-                    f"{budget_s:g} s",
-                    file=sys.stderr,
-                )
+                took = f"{calibration.spent_s:.0f} s, more than its budget of {budget_s:g} s"
+                print(f"draftcast: note: the calibration took {took}", file=sys.stderr)
     _print_result(result, profile.as_json)
 
 
@@ -137,15 +134,7 @@ def _operator_rows(result: Result) -> list[dict[str, Any]]:
     rows = []
     for part, points in parts_of(frame):
         off = errors.get(part)
-        rows.append(
-            {
-                **part._asdict(),
-                "points": len(points),
-                "settled": int(points["settled"].sum()),
-                "interval": float(width[points.index].median()),
-                "held_out": off.points if off is not None else 0,
-                "median": off.median if off is not None else math.nan,
-                "p90": off.p90 if off is not None else math.nan,
-            }
-        )
+        row = {**part._asdict(), "points": len(points), "settled": int(points["settled"].sum())}
+        row |= {"interval": float(width[points.index].median()), "held_out": off.points if off is not None else 0}
+        rows.append(row | {name: getattr(off, name, math.nan) for name in ("median", "p90")})
     return rows

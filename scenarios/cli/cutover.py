@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What is searched, and how far."""
-
     over: Annotated[str, typer.Option(help="Axis to search: rate, concurrency, batch, context or acceptance.")] = "rate"
     metric: Annotated[
         str, typer.Option(help="Metric to improve: e2e, tpot, token_goodput, slo_goodput or cost (needs --price).")

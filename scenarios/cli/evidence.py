@@ -29,11 +29,7 @@ class Choice:
     source: Annotated[str | None, typer.Option(metavar="TEXT", help="Only sources whose name holds this.")] = None
 
     def points(self) -> list[Point]:
-        """The chosen points.
-
-        Raises:
-            InputError: no point is left.
-        """
+        """The chosen points. Raises InputError: no point is left."""
         from draftcast.scenarios.evidence.point import points
 
         found = [point for point in points() if self._holds(point)]
@@ -44,17 +40,13 @@ class Choice:
 
     def _holds(self, point: Point) -> bool:
         tiers = self.tier.upper().split(",") if self.tier is not None else [point.tier]
-        parts = (
-            (self.model, point.model),
-            (self.device, point.gpu),
-            (self.engine, point.engine),
-            (self.source, point.source),
-        )
+        texts = (self.model, self.device, self.engine, self.source)
+        values = (point.model, point.gpu, point.engine, point.source)
         return (
             point.tier in tiers
             and self.method in (None, point.spec.method or "none")
             and self.load in (None, point.load.kind)
-            and all(text is None or text.lower() in (value or "").lower() for text, value in parts)
+            and all((text or "").lower() in (value or "").lower() for text, value in zip(texts, values, strict=True))
         )
 
 
@@ -95,12 +87,9 @@ def evidence(
     for source, members in report.by_source(forecasts).items():
         console.print(make_table([report.COLUMNS, *report.rows(members)], title=f"{source}  {members[0].point.url}"))
     reasons = report.reason_lines(forecasts)
-    if reasons:
-        console.print("Without a forecast:")
-        for line in reasons:
-            console.print(f"- {line}", markup=False)
-    console.print(
-        make_table([report.SUMMARY, *report.summary_rows(forecasts)], title="Errors; each source counts once")
-    )
+    for line in ["Without a forecast:", *(f"- {reason}" for reason in reasons)] if reasons else []:
+        console.print(line, markup=False)
+    errors_by_kind = [report.SUMMARY, *report.summary_rows(forecasts)]
+    console.print(make_table(errors_by_kind, title="Errors; each source counts once"))
     for line in (report.counts_line(forecasts), *report.sign_lines(forecasts)):
         console.print(line)

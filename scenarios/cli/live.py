@@ -74,7 +74,6 @@ def summary(recorded: LiveRun) -> dict[str, Any]:
 
 
 def summary_line(recorded: LiveRun) -> str:
-    """One line for people."""
     counts, client = summary(recorded), recorded.manifest["client"]
     parts = [f"{counts['finished']} of {counts['requests']} requests"]
     parts.append(f"{counts['output_tokens']} tokens in {counts['span_s']:.1f} s")
@@ -126,7 +125,6 @@ def stoppable(out: Path) -> Iterator[None]:
 
 
 def live_progress(shown: ShownProgress) -> Progress:
-    """A live run's progress, shown as every command's is."""
     from draftcast.scenarios.live.run import Progress
 
     def load(total: int, state: dict[str, Any]) -> None:
@@ -151,8 +149,6 @@ app = typer.Typer(
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """The draft of a testbed."""
-
     draft: Annotated[
         str | None, typer.Option(help="Architecture of the draft. Default: the target's with fewer layers.")
     ] = None
@@ -265,8 +261,6 @@ def import_result(
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """Modes and loads of a live sweep."""
-
     k: Annotated[str, typer.Option(metavar="K,K,...", help="Draft lengths of the scenario's method.")] = "1,3,5"
     candidate: options.Candidates = None
     concurrency: Annotated[
@@ -295,7 +289,6 @@ class SweepOptions:
     ] = None
 
     def plan(self, hardware: str) -> SweepPlan:
-        """The sweep of a scenario on ``hardware``."""
         from draftcast.calibration.yaml_text import parse_yaml
         from draftcast.scenarios.live.sweep import CONCURRENCIES, SweepPlan
 

@@ -66,7 +66,6 @@ class Question:
     as_json: AsJson = False
 
     def load(self) -> Scenario:
-        """The validated scenario."""
         from draftcast.scenarios.schema.load import load_scenario
 
         statistics = {"seed": self.seed, "replications": self.replications}

@@ -14,8 +14,6 @@ from draftcast.scenarios.cli.terminal import SLO_UNMET, progress_bar
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """Deployments to consider."""
-
     hardware: Annotated[
         str | None, typer.Option(metavar="NAME,...", help="Devices to consider. Default: the scenario's.")
     ] = None
@@ -34,7 +32,6 @@ class Candidates:
     max_gpus: Annotated[int, typer.Option(help="Maximum GPUs per candidate.")] = 1024
 
     def arguments(self) -> dict[str, Any]:
-        """As of `draftcast.scenarios.plan.question.PlanQuestion`."""
         from draftcast.scenarios.compare.candidate import OFF
         from draftcast.scenarios.plan.question import GIVEN
 

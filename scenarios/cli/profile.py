@@ -72,8 +72,6 @@ def show(
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """The decode step that is compared."""
-
     model: Annotated[str, typer.Option(help="Model of the step.")] = "Llama-3.1-8B"
     method: Annotated[str, typer.Option(help="Speculation method of the step.")] = "eagle"
     k: Annotated[int, typer.Option("--num-speculative-tokens", min=0, help="Draft tokens; 0: no speculation.")] = 0

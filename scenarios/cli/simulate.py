@@ -52,9 +52,9 @@ def simulate(
     if compare_off and spec is None:
         raise InputError("the scenario has no speculation to compare with", file="--compare-off")
     compared = spec is not None and compare_off is not False
-    if vllm_result is not None and rates_rps:
-        raise InputError("is of one run, not of several rates", file="--vllm-result")
     if vllm_result is not None:
+        if rates_rps:
+            raise InputError("is of one run, not of several rates", file="--vllm-result")
         check_output(vllm_result)
     if plot is not None:
         from draftcast.scenarios.show.plots import check_plot
@@ -82,10 +82,8 @@ def simulate(
         write_bytes(vllm_result, json_bytes(vllm_bench_result(scenario, single.on)))
     data = answer.summary if single is None else lambda: single.on.summary | single.compared()
     question.print_answer(scenario, data, _parts(scenario, answer, single))
-    if single is not None and single.own.state == "overloaded":
-        raise typer.Exit(UNSTABLE)
     if single is not None and not single.own.has_figures:
-        raise typer.Exit(UNDECIDED)
+        raise typer.Exit(UNSTABLE if single.own.state == "overloaded" else UNDECIDED)
     if single is not None and single.on.slo_met is False:
         raise typer.Exit(SLO_UNMET)
 

@@ -21,8 +21,6 @@ DEFAULT_FOLDER = Path("draftcast-sweep")
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Where a sweep is written."""
-
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Data set of the sweep; cells it already holds are not simulated again.")
     ] = DEFAULT_FOLDER

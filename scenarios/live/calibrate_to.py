@@ -125,8 +125,6 @@ def _plausible(factor: float, source: str, what: str) -> float:
 
 @dataclass(frozen=True)
 class _Forecast:
-    """One run forecast."""
-
     figures: dict[str, float]  # means over replications
     spread: dict[str, float]  # relative standard deviation of one replication's: by chance the run differs by so much
     queue_share: float  # of the time to first token
@@ -181,7 +179,6 @@ def _lengths(tokens: Tokens | None, scenario: Scenario, key: str) -> Any:
 
 
 def _forecast(scenario: Scenario, run: OffRun, values: dict[str, Any]) -> _Forecast:
-    """Forecast ``run`` with the correction of these values."""
     off = off_scenario(scenario, run)
     if values:
         off = with_values(off, {"correction": _setup(off, run.source) | values})

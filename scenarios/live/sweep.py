@@ -60,8 +60,6 @@ _FEWEST = 8  # requests of an open-loop cell, on average
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a sweep runs."""
-
     # Draft lengths of the scenario's own method; on a testbed each has its draft beside the scenario's
     ks: tuple[int, ...] = (1, 3, 5)
     # Other methods, ``{"speculative_config": ..., "acceptance": ...}`` each
@@ -282,7 +280,6 @@ class _Sweep:
         return self.scenario.statistics.seed * 1_000_003 + 1000 * cell.round + number
 
     def _endpoint(self, name: str) -> Endpoint:
-        """The mode's server, started when it is first needed."""
         if name not in self._endpoints:
             flags = server_flags(self.modes[name], self.options)
             logs = _made(self.out / "servers")
@@ -294,7 +291,6 @@ class _Sweep:
         return self._endpoints[name]
 
     def close(self) -> None:
-        """Stop the servers."""
         self._endpoints.clear()
         self._running.close()
 

@@ -69,7 +69,6 @@ def _verdict_text(answer: Cutover) -> str:
 
 
 def crossing_text(crossing: Crossing, unit: str) -> str:
-    """Where it crosses, with the interval."""
     low, high, level = number(crossing.low), number(crossing.high), f"{crossing.confidence:.0%} interval"
     if math.isfinite(crossing.value):
         return f"at {number(crossing.value)} {unit} ({level} {low} to {high})"

@@ -38,7 +38,6 @@ _SHOWN_IDS = 3
 
 
 def by_source(forecasts: Iterable[Forecast]) -> dict[str, list[Forecast]]:
-    """Points with a forecast, by source."""
     found: dict[str, list[Forecast]] = {}
     for forecast in forecasts:
         if forecast.off is not None or forecast.on is not None:
@@ -112,14 +111,12 @@ def reason_lines(forecasts: Iterable[Forecast]) -> list[str]:
 
 
 def counts_line(forecasts: Sequence[Forecast]) -> str:
-    """How many points there are, and how many have a forecast."""
     answered = by_source(forecasts)
     points = sum(map(len, answered.values()))
     return f"{points:,} of {len(forecasts):,} points, from {len(answered)} sources, can be expressed."
 
 
 def page(forecasts: Sequence[Forecast]) -> str:
-    """The page of the docs."""
     lines = [HEAD, counts_line(forecasts), "", "## Errors", "", markdown_table([SUMMARY, *summary_rows(forecasts)]), ""]
     lines += sign_lines(forecasts)
     lines += ["", "![Forecast against measured](img/evidence.png)", "", "## Points"]

@@ -79,7 +79,6 @@ def answer_line(answer: Plan) -> str:
 
 
 def basis_line(answer: Plan) -> str:
-    """Assumptions a reader must know."""
     scenario = answer.question.scenario
     requests = scenario.workload.num_requests
     judged = f"{requests} requests a replica" if requests is not None else "the whole trace"

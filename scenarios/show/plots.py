@@ -65,7 +65,6 @@ def look(*, height: int, legend: bool = True) -> dict[str, Any]:
 
 
 def styled(figure: Any, *, height: int, legend: bool = True) -> Any:
-    """A plot in the look of a page."""
     figure.update_layout(**look(height=height, legend=legend))
     return figure.update_xaxes(automargin=True).update_yaxes(automargin=True, rangemode="tozero")
 
@@ -111,7 +110,6 @@ def interval_bars(values: Sequence[Estimate | None], **style: Any) -> dict[str, 
 
 
 def means(values: Sequence[Estimate | None]) -> list[float | None]:
-    """Means to draw; a gap where there is no figure."""
     return [value.mean if value is not None else None for value in values]
 
 
@@ -142,7 +140,6 @@ def check_picture(path: Path, option: str) -> None:
 
 
 def check_points(count: int) -> None:
-    """Refuse a comparison of fewer than two rates."""
     if count < 2:
         raise InputError("a plot needs speculation compared with off and at least two --rates", file="--plot")
 

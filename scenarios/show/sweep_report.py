@@ -59,7 +59,6 @@ def advantage_text(cell: SweepCell) -> str:
 
 
 def summary_line(result: SweepResult) -> str:
-    """What was done, in one sentence."""
     counts = f"{result.computed} cells computed, {result.reused} reused from the data set"
     cut = "" if len(result.cells) <= MOST_ROWS else f"; the table shows the Pareto front of {len(result.cells)} cells"
     kept = f"; kept in {result.folder}" if result.folder is not None else ""

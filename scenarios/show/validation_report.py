@@ -190,7 +190,6 @@ def text(validation: Validation) -> str:
 
 
 def head(validation: Validation) -> list[str]:
-    """What was compared with what, a few lines."""
     question = validation.question
     profile, spec = question.deployment.profile, question.live.manifest["speculative_config"]
     runs = _fitted_runs(profile)

@@ -124,7 +124,6 @@ class SweepSummary(_Part):
         return sum(bar.held for bar in forecasts), sum(bar.of for bar in forecasts)
 
     def head(self) -> list[str]:
-        """What was run on what, a sentence each."""
         processor, cores = self.machine.get("processor") or "an unnamed machine", self.machine.get("cores", "?")
         held, of = self.checks
         lines = [
@@ -195,13 +194,11 @@ def read_summary(text: str | bytes, file: str, command: str = "") -> SweepSummar
 
 
 def shipped_summaries() -> dict[str, SweepSummary]:
-    """The sweeps that ship with draftcast, by name."""
     shipped = sorted((Path(__file__).parents[1] / "validation_results").glob("*.json"))
     return {path.stem: read_summary(path.read_bytes(), path.name) for path in shipped}
 
 
 def bars_line() -> str:
-    """What a forecast is held to."""
     names = {"mean_tpot_s": "mean TPOT", "mean_e2el_s": "mean E2E", "median_ttft_s": "median TTFT"}
     rates = ", ".join(f"{names[name]} within {bar:.0%}" for name, bar in OPEN_LOOP_BARS.items())
     return (

@@ -50,7 +50,6 @@ class Address:
 
     @property
     def key(self) -> str:
-        """Sha256 (hex) of the parts."""
         return hashlib.sha256(json.dumps(astuple(self)).encode()).hexdigest()
 
     def difference(self, other: Address) -> str:
@@ -61,8 +60,6 @@ class Address:
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker is sent."""
-
     address: Address
     scenario: dict[str, Any]
 

@@ -43,8 +43,6 @@ _WHOLE = ("concurrency", "k")
 
 @dataclass(frozen=True)
 class Axis:
-    """One direction of the grid."""
-
     name: str
     values: tuple[Any, ...]
 
@@ -188,7 +186,6 @@ SPECIAL = (*_LOAD, "acceptance", "method", "k")
 
 
 def _part(text: str, name: str, whole: bool) -> Iterator[Any]:
-    """The values of one part between commas."""
     matched = _RANGE.fullmatch(text)
     if matched is None:
         yield parse_yaml(text, f"{PLACE} {name}", ScenarioError)
@@ -238,6 +235,5 @@ def _takes_whole_numbers(scenario: Scenario, name: str) -> bool:
 
 
 def _parts_of(declared: Any) -> list[Any]:
-    """The plain types in an annotation."""
     inner = get_args(declared)
     return [part for each in inner for part in _parts_of(each)] if inner else [declared]

@@ -75,8 +75,6 @@ def _beats(rivals: NDArray[np.float64], own: NDArray[np.float64], confidence: fl
 
 @dataclass(frozen=True)
 class SweepProgress:
-    """How far a sweep is."""
-
     total: int
     done: int  # cells that are finished, those found in the data set included
     reused: int  # cells found in the data set
@@ -196,7 +194,6 @@ class SweepResult:
 
     @property
     def errors(self) -> tuple[SweepCell, ...]:
-        """Cells without figures although they were reached."""
         return tuple(cell for cell in self.cells if cell.error)
 
     @functools.cached_property
@@ -224,7 +221,6 @@ class SweepResult:
         return pd.DataFrame(rows)
 
     def summary(self) -> dict[str, Any]:
-        """For ``--json``."""
         front = {id(cell) for cell in self.pareto}
         facts = ("key", "state", "why", "advantage", "slo_met", "capacity_rps", "figures")
         cells = [

@@ -75,8 +75,6 @@ def sweep(
 
 
 class _Run:
-    """The state of one sweep while it runs."""
-
     def __init__(
         self,
         scenario: Scenario,

@@ -41,7 +41,6 @@ class LocalWorkers:
 
     @property
     def count(self) -> int:
-        """How many compute now."""
         return len(self._running)
 
     def places(self) -> int:
@@ -49,11 +48,9 @@ class LocalWorkers:
         return self._places
 
     def submit(self, task: Task) -> Future[Outcome]:
-        """Start a task."""
         return self._threads.submit(self._compute, task)
 
     def close(self) -> None:
-        """Stop whatever still runs."""
         with self._lock:
             self._closed = True
             for process in self._running:
@@ -173,12 +170,10 @@ class ClusterWorkers:
         return max(1, 2 * self.count)
 
     def submit(self, task: Task) -> Future[Outcome]:
-        """Start a task."""
         future: Future[Outcome] = self._executor.submit(run_task, task)
         return future
 
     def close(self) -> None:
-        """Stop whatever still runs."""
         if self._client.status == "running":
             with contextlib.suppress(Exception):
                 self._executor.shutdown(wait=False)

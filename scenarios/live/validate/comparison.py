@@ -145,8 +145,6 @@ class Figure:
 
 @dataclass(frozen=True)
 class Validation:
-    """What `validate` found."""
-
     question: Question
     figures: dict[str, Figure]  # by name, those that both sides have
     acceptance: str  # ``configured`` or ``measured``: which one the forecast took; "" without speculation

@@ -38,8 +38,6 @@ _ENTRY_GAP_S = 1e-4
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a forecast takes from elsewhere than scenario and server."""
-
     acceptance: Mapping[str, Any] | None = None  # a scenario's acceptance section; None: the scenario's own
     decode_excess: float = 0.0  # share by which steps without prompts last longer than the profile says
     prompt_excess: float = 0.0  # the same of steps with prompts

@@ -71,8 +71,6 @@ class Accepted:
 
 @dataclass(frozen=True)
 class SweepValidation:
-    """What `validate_sweep` found."""
-
     folder: Path  # of the sweep
     profile: str  # its name
     calibrated_on: tuple[str, ...]  # the runs behind the profile
@@ -162,7 +160,6 @@ def _own_profile(folder: Path, index: dict[str, Any], out: Path) -> str | None:
 
 
 def _seen_by(profile: str | None, hardware: str) -> set[str]:
-    """Digests of the runs that a profile was fitted to."""
     found = load_profile(profile, load_hardware(hardware))
     return set(found.fitted_runs) if isinstance(found, AffineProfile) else set()
 
