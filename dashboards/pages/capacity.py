@@ -123,21 +123,18 @@ def _show_answer(answered: Plan, lines: Sequence[str]) -> None:
     assert best.largest is not None
     spare = f" + {best.spare} spare" if best.spare else ""
     price = f"Your price of {best.price.date}." if best.price is not None else "No price was given for every GPU type."
+    hourly, tokens, energy = best.cost_per_hour, best.cost_per_million_tokens, best.kwh_per_million_tokens
     figures = {
         "GPUs": (f"{best.num_gpus}", f"{best.candidate.label}: {best.replicas} replicas{spare}"),
         "Headroom": (f"{best.headroom:+.0%}", "Load beyond the target that holds, without spare replicas."),
         "Largest req/s": (number(best.largest.met), "Largest load at which the SLO is met; the knee below."),
-        "Cost an hour": (_known(best.cost_per_hour, ",.2f"), price),
-        "Cost per 1M tokens": (_known(best.cost_per_million_tokens, ".3g"), "Of output, at the target."),
-        "kWh per 1M tokens": (_known(best.kwh_per_million_tokens, ".3g"), ENERGY),
+        "Cost an hour": ("–" if hourly is None else f"{hourly:,.2f}", price),
+        "Cost per 1M tokens": ("–" if tokens is None else f"{tokens:.3g}", "Of output, at the target."),
+        "kWh per 1M tokens": ("–" if energy is None else f"{energy:.3g}", ENERGY),
     }
     with st.container(horizontal=True, key="figures"):
         for label, (value, explained) in figures.items():
             st.metric(label, value, help=literal(explained), border=True, width=170)
-
-
-def _known(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
 
 
 def _show_candidates(session: Session, report: Report, answered: Plan, settings: PlanSettings) -> None:
@@ -195,9 +192,7 @@ class PlanSettings:
 
 
 def plan_settings(session: Session) -> PlanSettings:
-    """Draw the controls, in rows that wrap where the page is narrow, and read them.
-
-    What a link says wrongly is told and left out.
+    """Draw the controls and read them; what a link says wrongly is told and left out.
 
     Raises:
         InputError: the scenario's arrivals have no rate to plan for.

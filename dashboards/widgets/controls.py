@@ -120,12 +120,9 @@ def control(
 def number_control(
     session: Session, key: str, *, percent: bool = False, change: Change | None = None, **options: Any
 ) -> None:
-    """A key that holds a number; empty means the key's default.
+    """A key that holds a number, a share in ``percent`` if so asked; empty means the key's default.
 
-    Args:
-        percent: show a share in per cent.
-        change: from the number to changes of the scenario; that of the key alone where there is none.
-        options: further ones of ``st.number_input``.
+    ``change``: from the number to changes of the scenario; that of the key alone where there is none.
     """
     value, schema = _value_and_schema(session.question.scenario, key)
     kind, scale, step = int if schema["type"] == "integer" else float, 100 if percent else 1, LOOKS[key].step
@@ -136,12 +133,8 @@ def number_control(
         number = round(shown / scale, 6) if percent and shown is not None else shown
         return change(number) if change is not None else {key: number}
 
-    bounds = {
-        "min_value": kind(scale * low),
-        "max_value": kind(scale * high) if high <= LARGEST else None,
-        "step": kind(step) if step is not None else None,
-        "format": "%.6g" if kind is float else None,
-    }
+    bounds = {"min_value": kind(scale * low), "max_value": kind(scale * high) if high <= LARGEST else None}
+    bounds |= {"step": kind(step) if step is not None else None, "format": "%.6g" if kind is float else None}
     shown = None if value is None else kind(scale * value)
     write = functools.partial(_change, session, changes)
     control(st.number_input, key, shown, write, **bounds | {"value": None} | options)

@@ -92,11 +92,7 @@ def print_run(recorded: LiveRun, as_json: bool) -> None:
 
 
 def split_command(text: str | None) -> tuple[str, ...]:
-    """The words of a command line; () for None.
-
-    Raises:
-        InputError: unbalanced quotes, or no word.
-    """
+    """The words of a command line; () for None. Raises InputError: unbalanced quotes, or no word."""
     try:
         words = tuple(shlex.split(text)) if text is not None else ()
     except ValueError as error:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from draftcast.errors import InputError
+from draftcast.scenarios.cli.terminal import print_json
 
 if TYPE_CHECKING:
     from draftcast.scenarios.compare.price import Price
@@ -83,14 +84,16 @@ class Question:
         return calibrate_to(scenario, self.calibrate_to)
 
     def print_answer(self, scenario: Scenario, summary: Callable[[], Mapping[str, Any]], parts: Iterable[Any]) -> None:
-        """The answer as of `draftcast.scenarios.cli.terminal.print_answer`; JSON says what it is calibrated to."""
-        from draftcast.scenarios.cli.terminal import print_answer
+        """The answer as one JSON object, with what it is calibrated to, or as its tables and sentences."""
+        from draftcast.scenarios.show.tables import make_console
 
-        def with_correction() -> dict[str, Any]:
+        if self.as_json:
             correction = scenario.correction
-            return {**summary(), **({"correction": correction.model_dump(mode="json")} if correction else {})}
-
-        print_answer(self.as_json, with_correction, parts)
+            print_json({**summary(), **({"correction": correction.model_dump(mode="json")} if correction else {})})
+            return
+        console = make_console()
+        for part in filter(None, parts):
+            console.print(part, soft_wrap=isinstance(part, str))
 
 
 def option_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -130,11 +133,7 @@ def values_of(text: str | None, option: str) -> list[float]:
 
 
 def whole_values_of(text: str | None, option: str) -> list[int]:
-    """`values_of`, whole.
-
-    Raises:
-        InputError: a number that is not whole, or below 1.
-    """
+    """`values_of`, whole. Raises InputError: a number that is not whole, or below 1."""
     values = values_of(text, option)
     if any(value != int(value) or value < 1 for value in values):
         raise InputError("must be whole numbers from 1", file=option, value=text)
@@ -148,11 +147,7 @@ def check_target(option: str, path: Path | None) -> None:
 
 
 def method_of(text: str) -> dict[str, Any]:
-    """The mapping of a ``--candidate``, from JSON or a YAML file.
-
-    Raises:
-        InputError: neither of the two.
-    """
+    """The mapping of a ``--candidate``, from JSON or a YAML file. Raises InputError: neither of the two."""
     from draftcast.calibration.yaml_text import parse_yaml
 
     place = "--candidate"

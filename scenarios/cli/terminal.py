@@ -98,18 +98,6 @@ def print_lines(as_json: bool, summary: Mapping[str, Any], lines: Iterable[str])
         typer.echo(line)
 
 
-def print_answer(as_json: bool, summary: Callable[[], Mapping[str, Any]], parts: Iterable[Any]) -> None:
-    """An answer as one JSON object, or as its tables and sentences; empty sentences are left out."""
-    from draftcast.scenarios.show.tables import make_console
-
-    if as_json:
-        print_json(summary())
-        return
-    console = make_console()
-    for part in filter(None, parts):
-        console.print(part, soft_wrap=isinstance(part, str))
-
-
 def run_script(main: Callable[[], None]) -> None:
     """Run a script as the ``draftcast`` command runs: bad input or a failed live run is one line on standard error."""
     tell_of_compiling()

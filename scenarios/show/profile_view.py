@@ -62,11 +62,7 @@ class OpenProfile:
 
 
 def open_profile(name_or_path: str, hardware: str | None = None) -> OpenProfile:
-    """Load a profile on the device it names.
-
-    Args:
-        name_or_path: as for `load_profile`.
-        hardware: device for a profile that fits any; otherwise it must be the profile's own.
+    """Load a profile, as of `load_profile`, on its device; ``hardware`` names one for a profile that fits any.
 
     Raises:
         HardwareError: unknown or invalid profile or device, or a device is needed and none given.

@@ -76,8 +76,7 @@ def latency_figure(
     """Cumulative share of requests by TTFT, TPOT and E2E latency, one line a run.
 
     Args:
-        runs: requests by name of the run, see `measured_requests`; at most as many runs as `COLOURS`; the one named
-            ``SD off`` is grey.
+        runs: requests by name of the run, see `measured_requests`; at most as many as `COLOURS`.
         limits_ms: the SLO's ``ttft_ms``, ``tpot_ms``, ``e2el_ms`` where it has them.
         colours: of the runs; `colour_of` where None.
     """
@@ -153,18 +152,12 @@ def time_figure(runs: Mapping[str, RunResult]) -> Any:
     import plotly.graph_objects as go
 
     names = list(runs)[::-1]
-    traces = [
-        {
-            "type": "bar",
-            "y": names,
-            "x": [round(runs[name].summary["figures"][f"mean_time_{part}_s"].mean, 6) for name in names],
-            "orientation": "h",
-            "name": part.replace("kv_pressure", "KV pressure").replace("rejected", "rejected work"),
-            "marker": {"color": colour},
-            "hovertemplate": "%{x:.3g} s<extra>" + part.replace("_", " ") + "</extra>",
-        }
-        for part, colour in PARTS.items()
-    ]
+    traces = []
+    for part, colour in PARTS.items():
+        x = [round(runs[name].summary["figures"][f"mean_time_{part}_s"].mean, 6) for name in names]
+        label = part.replace("kv_pressure", "KV pressure").replace("rejected", "rejected work")
+        bar = {"type": "bar", "orientation": "h", "x": x, "y": names, "name": label, "marker": {"color": colour}}
+        traces.append(bar | {"hovertemplate": "%{x:.3g} s<extra>" + part.replace("_", " ") + "</extra>"})
     layout = plots.look(height=150 + 44 * len(names))
     layout |= {"barmode": "stack", "legend": layout["legend"] | {"traceorder": "normal"}}
     layout["margin"] |= MARGIN | {"t": 64}

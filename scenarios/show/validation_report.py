@@ -213,11 +213,7 @@ def write_report(validation: Validation, folder: Path) -> tuple[Path, ...]:
 
 
 def write_files(folder: Path, contents: Mapping[str, str]) -> tuple[Path, ...]:
-    """Write the texts by file name; returns their paths.
-
-    Raises:
-        InputError: the folder cannot be made or written.
-    """
+    """Write the texts by file name; returns their paths. Raises InputError: the folder cannot be made or written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

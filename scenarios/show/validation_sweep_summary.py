@@ -82,27 +82,18 @@ class EffectSummary(_Part):
 
 
 class SweepSummary(_Part):
-    """A validated sweep.
-
-    Attributes:
-        created_at: of the first judged run. machine: what the run recorded of it.
-        calibrated_on: the runs behind the profile; they are not judged.
-        runs: how many are judged.
-        verdicts: forecasts held to their bars, and ``step_time``, the accuracy of the step times.
-        verdicts_with_own_step_times: the same figures, forecast with the step times, acceptance and front end that were
-            measured in each run: the accuracy of everything but these. Absent in reports of an earlier version.
-        command: that made the sweep, where it is known.
-    """
+    """A validated sweep."""
 
     draftcast_version: str
-    created_at: str
-    machine: dict[str, Any]
+    created_at: str  # of the first judged run
+    machine: dict[str, Any]  # what that run recorded of it
     server_version: str | None
     profile: str
-    calibrated_on: tuple[str, ...]
-    runs: int
-    command: str = ""
-    verdicts: dict[str, Bar]
+    calibrated_on: tuple[str, ...]  # the runs behind the profile, which are not judged
+    runs: int  # how many are judged
+    command: str = ""  # that made the sweep, where it is known
+    verdicts: dict[str, Bar]  # forecasts held to their bars, and ``step_time``, the accuracy of the step times
+    # The figures forecast with what was measured in each run; absent in reports of an earlier version.
     verdicts_with_own_step_times: dict[str, Bar] = {}
     steps: Annotated[dict[str, ModeSteps], BeforeValidator(_with_nan)]
     known_continuation: Continuation
@@ -174,11 +165,7 @@ class SweepSummary(_Part):
 
 
 def read_summary(text: str | bytes, file: str, command: str = "") -> SweepSummary:
-    """A report or a summary as JSON.
-
-    Args:
-        file: named in errors.
-        command: that made the sweep, where the file does not say.
+    """A report or a summary as JSON; ``command`` made the sweep, where ``file`` does not say.
 
     Raises:
         InputError: no JSON, or the first key that is missing or wrong.

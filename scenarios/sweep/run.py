@@ -49,11 +49,9 @@ def sweep(
     """Simulate every point of a grid that the data set does not hold yet.
 
     Args:
-        scenario: the base; ``statistics.replications`` runs are made at each point.
         grid: axis name and values (names as of ``draftcast.scenarios.sweep.grid``), or ``rate=1..20:8`` as texts.
         folder: the data set; None keeps it only as long as the sweep runs.
-        workers: local processes; by default as many as there are cores.
-        cluster: address of a Dask scheduler to use instead.
+        workers: local processes, by default one a core; cluster: address of a Dask scheduler to use instead.
         progress: called at the start, whenever cells are finished, and every second in between.
         stop: asked several times a second; True ends the sweep, with what is done kept.
 

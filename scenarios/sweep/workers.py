@@ -84,11 +84,7 @@ class LocalWorkers:
 
 
 class _Process:
-    """One local worker.
-
-    Args:
-        tells: it says when it compiles the engine; one does for all, since all find the same cache.
-    """
+    """One local worker; one of them ``tells`` when it compiles the engine, since all find the same cache."""
 
     def __init__(self, tells: bool) -> None:
         self._pipe, theirs = Pipe()
@@ -133,11 +129,7 @@ def serve(descriptor: int, tells: bool) -> None:
 class ClusterWorkers:
     """The workers of a Dask cluster; each needs the same draftcast and, at the same paths, the files a scenario names.
 
-    Args:
-        address: of the scheduler, as of ``dask scheduler``: ``tcp://host:8786``.
-
-    Raises:
-        InputError: no ``distributed`` installed, or no scheduler answers.
+    ``address``: of the scheduler, ``tcp://host:8786``. Raises InputError: no ``distributed``, or no scheduler answers.
     """
 
     def __init__(self, address: str) -> None:
