@@ -133,7 +133,7 @@ def _scenario_of(session: Session, base: str, values: Mapping[str, str]) -> Scen
 
 
 def _guilty_key(session: Session, base: str, values: Mapping[str, str], error: InputError) -> str:
-    """The key to leave out: the one the error names, else one without which the rest is valid, else the first failing."""
+    """The key to leave out: that the error names, else one without which the rest is valid, else the first to fail."""
     named = (error.key or error.file or "").removeprefix("--set ")
     for key in values:
         if named == key or named.startswith(f"{key}.") or key.startswith(f"{named}."):

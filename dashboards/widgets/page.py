@@ -24,8 +24,8 @@ from draftcast.errors import InputError
 from draftcast.scenarios.compare.slo_answer import BOUNDS
 from draftcast.scenarios.run.fidelity import fidelity
 from draftcast.scenarios.schema.load import dump_scenario
-from draftcast.scenarios.show.exports import html_report, json_bytes
 from draftcast.scenarios.show.run_plots import latency_figure
+from draftcast.scenarios.show.tables import html_report, json_bytes
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate
 

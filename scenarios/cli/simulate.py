@@ -77,7 +77,8 @@ def simulate(
 
         write_figure(comparison_figure(answer), plot)
     if vllm_result is not None and single is not None:
-        from draftcast.scenarios.show.exports import json_bytes, vllm_bench_result
+        from draftcast.scenarios.show.run_report import vllm_bench_result
+        from draftcast.scenarios.show.tables import json_bytes
 
         write_bytes(vllm_result, json_bytes(vllm_bench_result(scenario, single.on)))
     data = answer.summary if single is None else lambda: single.on.summary | single.compared()

@@ -1,15 +1,17 @@
-"""A simulation as text: the table of one run, that of several rates, and the sentences under them."""
+"""A simulation as text: the table of one run, that of several rates, the sentences under them, vLLM's result file."""
 
 from __future__ import annotations
 
+import datetime
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from draftcast.scenarios.compare.comparison import Comparison, Point
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.show.tables import make_table, show, title
+from draftcast.sim.output.vllm_result import vllm_result
 
 if TYPE_CHECKING:
     from draftcast.scenarios.compare.verdict import Side
@@ -174,3 +176,19 @@ def status_line(result: RunResult, own: Side) -> str:
     if result.slo_met is None:
         return ""
     return "SLO met." if result.slo_met else "SLO NOT MET."
+
+
+def vllm_bench_result(scenario: Scenario, run: RunResult) -> dict[str, Any]:
+    """The first replication of ``scenario`` as ``vllm bench serve --save-result --save-detailed`` would write it."""
+    arrivals = scenario.workload.arrivals
+    rate = getattr(arrivals, "request_rate_rps", None)
+    return vllm_result(
+        run.replications[0],
+        run.requests[run.requests["replication"] == 0],
+        model_id=scenario.engine.model,
+        date=datetime.datetime.now().strftime("%Y%m%d-%H%M%S"),
+        request_rate=math.inf if rate is None else rate,
+        burstiness=getattr(arrivals, "burstiness", 1.0),
+        max_concurrency=getattr(arrivals, "concurrency", None),
+        detailed=True,
+    )

@@ -1,17 +1,22 @@
-"""Tables and pages made of texts: for a terminal, as Markdown and as HTML. The first row of a table is its header."""
+"""Tables and pages of texts: for a terminal, as Markdown, HTML and JSON. The first row of a table is its header."""
 
 from __future__ import annotations
 
 import html
+import json
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
+from draftcast.files import plain
+
 if TYPE_CHECKING:
+    import pandas as pd
+
     from draftcast.scenarios.schema import Scenario
     from draftcast.sim.statistics.intervals import Estimate
 
@@ -115,6 +120,23 @@ def page(title: str, parts: Sequence[str]) -> str:
         f"<title>{shown}</title><style>{_STYLE}</style></head><body><h1>{shown}</h1>\n{body}\n"
         "</body></html>\n"
     )
+
+
+def html_report(title: str, lines: Sequence[str], tables: Mapping[str, pd.DataFrame], figures: Sequence[Any]) -> str:
+    """One HTML file that needs no network: sentences, tables, and plotly pictures that still answer the mouse."""
+    parts = paragraphs(lines)
+    for name, table in tables.items():
+        shown = table.to_html(index=False, border=0, float_format=lambda value: f"{value:.4g}")
+        parts.append(f"<h2>{html.escape(name)}</h2>{shown}")
+    for index, figure in enumerate(figures):
+        figure.update_layout(template="plotly_white")
+        parts.append(figure.to_html(full_html=False, include_plotlyjs=index == 0, config={"displaylogo": False}))
+    return page(title, parts)
+
+
+def json_bytes(data: Mapping[str, Any]) -> bytes:
+    """JSON as ``--json`` prints it, indented; NaN and infinities become null."""
+    return (json.dumps(plain(data), indent=1, allow_nan=False) + "\n").encode()
 
 
 def show(value: Estimate | None, factor: float = 1.0) -> str:

@@ -21,9 +21,8 @@ from draftcast.scenarios.live.validate.comparison import CAUSES, Figure, Validat
 from draftcast.scenarios.live.validate.forecast import live_timeline, simulated_timeline
 from draftcast.scenarios.run.measured_run import piece_gaps
 from draftcast.scenarios.run.timeline import Timeline
-from draftcast.scenarios.show.exports import json_bytes
 from draftcast.scenarios.show.plots import BREAK_EVEN_LINE, LIMIT, OFF, ON, label_axes, panels, series
-from draftcast.scenarios.show.tables import MISSED, aligned, html_table, page, paragraphs
+from draftcast.scenarios.show.tables import MISSED, aligned, html_table, json_bytes, page, paragraphs
 from draftcast.sim.compiled.itl_histogram import histogram_quantile
 from draftcast.sim.output.request_columns import RequestColumns
 

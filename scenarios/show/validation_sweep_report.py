@@ -16,9 +16,8 @@ from draftcast.scenarios.live.validate.comparison import CAUSES, Validation
 from draftcast.scenarios.live.validate.effects import Cutover
 from draftcast.scenarios.live.validate.sweep import Cell, SweepValidation
 from draftcast.scenarios.show import plots
-from draftcast.scenarios.show.exports import json_bytes
 from draftcast.scenarios.show.plots import series, write_figure
-from draftcast.scenarios.show.tables import MISSED, aligned, html_table, markdown_table, page, paragraphs
+from draftcast.scenarios.show.tables import MISSED, aligned, html_table, json_bytes, markdown_table, page, paragraphs
 from draftcast.scenarios.show.validation_report import bars, figure_summaries, percent, steps_hold, write_files
 from draftcast.scenarios.show.validation_sweep_summary import STEP_TIME, SweepSummary, Table, load_text
 

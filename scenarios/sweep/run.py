@@ -11,6 +11,7 @@ points, and two sweeps share what they have in common. The functions take a call
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 import time
 from collections import Counter
@@ -28,7 +29,7 @@ from draftcast.scenarios.sweep.cells import Outcome, Task, task_of
 from draftcast.scenarios.sweep.grid import Axis, GridPoint, grid_points, parse_axis
 from draftcast.scenarios.sweep.result import SweepCell, SweepProgress, SweepResult
 from draftcast.scenarios.sweep.store import ResultStore
-from draftcast.scenarios.sweep.workers import ClusterWorkers, LocalWorkers, workers_for
+from draftcast.scenarios.sweep.workers import ClusterWorkers, LocalWorkers
 
 _PATIENCE_S = 0.2  # for outcomes, before looking whether to stop
 _REPORT_EVERY_S = 1.0  # while no cell is finished
@@ -108,7 +109,9 @@ class _Run:
         self._report()
         complete = True
         if waiting:
-            with closing(workers_for(count, cluster, len(waiting))) as workers:
+            count = count or len(os.sched_getaffinity(0))
+            started = LocalWorkers(min(count, len(waiting))) if cluster is None else ClusterWorkers(cluster)
+            with closing(started) as workers:
                 complete = self._drive(workers, waiting)
         self.store.compact()
         return SweepResult(

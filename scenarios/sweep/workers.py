@@ -170,12 +170,3 @@ class ClusterWorkers:
             with contextlib.suppress(Exception):
                 self._executor.shutdown(wait=False)
         self._client.close()
-
-
-def workers_for(count: int | None, cluster: str | None, tasks: int) -> LocalWorkers | ClusterWorkers:
-    """The cluster when one is named, else local processes: ``count``, by default one for each core this may use; no
-    more than there are tasks.
-    """
-    if cluster is not None:
-        return ClusterWorkers(cluster)
-    return LocalWorkers(max(1, min(count or len(os.sched_getaffinity(0)), tasks)))

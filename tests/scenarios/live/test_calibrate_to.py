@@ -27,7 +27,7 @@ from draftcast.scenarios.schema.load import (
     with_values,
     without_speculation,
 )
-from draftcast.scenarios.show.exports import vllm_bench_result
+from draftcast.scenarios.show.run_report import vllm_bench_result
 
 SCENARIO = load_scenario("default")
 OWN = {"model": SCENARIO.engine.model, "hardware": SCENARIO.hardware}
