@@ -14,7 +14,6 @@ import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,34 +32,24 @@ LONG = {"statistics.replications": 24, "workload.num_requests": 48_000, "statist
 REFERENCE_SHARE = 0.25
 
 
-@dataclass(frozen=True)
-class Case:
-    """A scenario and its load as a share of the smaller capacity, with speculation or without."""
-
-    name: str
-    share: float
-    overrides: tuple[str, ...] = ()
-
-
 BURSTS = (
     "workload.arrivals={process: gamma, request_rate_rps: 8, burstiness: 0.5}",
     "cluster={replicas: 2, router: least_loaded}",
 )
-CASES = (
-    Case("chat at 10 %", 0.10),
-    Case("chat at 45 %", 0.45),
-    Case("chat at 80 %", 0.80),
-    Case("chat at 85 %", 0.85),
-    Case("64 slots at 70 %", 0.70, ("engine.max_num_seqs=64",)),
-    Case("two replicas, bursts, at 60 %", 0.60, BURSTS),
-)
+# Load as a share of the smaller capacity, with speculation or without, and changes of the scenario.
+CASES: dict[str, tuple[float, tuple[str, ...]]] = {
+    **{f"chat at {share} %": (share / 100, ()) for share in (10, 45, 80, 85)},
+    "64 slots at 70 %": (0.70, ("engine.max_num_seqs=64",)),
+    "two replicas, bursts, at 60 %": (0.60, BURSTS),
+}
 EFFORTS = ("file", "page")
 
 
-def scenario_of(case: Case) -> Scenario:
-    scenario = load_scenario("default", overrides=[*case.overrides, "statistics.model_error=none"])
+def scenario_of(name: str) -> Scenario:
+    share, overrides = CASES[name]
+    scenario = load_scenario("default", overrides=[*overrides, "statistics.model_error=none"])
     both = [capacity(each) for each in (scenario, without_speculation(scenario))]
-    return with_rate(scenario, case.share * min(each.estimate.mean for each in both if each is not None))
+    return with_rate(scenario, share * min(each.estimate.mean for each in both if each is not None))
 
 
 def figures(scenario: Scenario) -> tuple[bool, dict[str, Estimate]]:
@@ -101,28 +90,26 @@ def cover(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=200)
-    parser.add_argument("--scenario", action="append", choices=[case.name for case in CASES])
+    parser.add_argument("--scenario", action="append", choices=list(CASES))
     asked = parser.parse_args()
-    cases = [case for case in CASES if not asked.scenario or case.name in asked.scenario]
     answer: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     print(f"{'scenario':30} {'effort':12} {'figure':13} coverage  half width  mean error", flush=True)
     with ProcessPoolExecutor(os.cpu_count()) as workers:
-        for case in cases:
+        for case in asked.scenario or CASES:
             scenario = scenario_of(case)
             _, truth = workers.submit(figures, with_values(scenario, LONG)).result()
             for effort in EFFORTS:
                 sized = scenario if effort == "file" else with_values(scenario, page_effort(scenario))
                 size = f"{sized.statistics.replications} x {sized.workload.num_requests}"
                 rows = cover(sized, truth, asked.trials, workers)
-                answer.setdefault(case.name, {})[effort] = rows
+                answer.setdefault(case, {})[effort] = rows
                 for name in truth:
                     row = rows[name]
                     numbers = f"{row['coverage']:7.1%} {row['half_width']:10.2%} {row['error']:+11.2%}"
-                    print(f"{case.name:30} {size:12} {name:13} {numbers}", flush=True)
-                print(f"{case.name:30} {size:12} not settled   {rows['not settled']['share']:7.1%}", flush=True)
-    cells = [
-        row["coverage"] for each in answer.values() for rows in each.values() for row in rows.values() if "error" in row
-    ]
+                    print(f"{case:30} {size:12} {name:13} {numbers}", flush=True)
+                print(f"{case:30} {size:12} not settled   {rows['not settled']['share']:7.1%}", flush=True)
+    by_effort = (rows for efforts in answer.values() for rows in efforts.values())
+    cells = [row["coverage"] for rows in by_effort for row in rows.values() if "error" in row]
     print(f"{len(cells)} cells: {min(cells):.1%} to {max(cells):.1%}, mean {np.mean(cells):.2%}")
     print(json.dumps({"trials": asked.trials, "cases": answer}))
 

@@ -66,9 +66,10 @@ def main() -> None:
     loads = {name: best_ms(partial(open_profile, name, device)) for name, device in devices.items()}
     compiles = {name: best_ms(partial(_compiled, name, DEVICE)) for name in model_names()}
     steps = {name: step_ns(name) for name in (DEVICE, "default")}
+    compiling = "step cost compile, profile load included"
     for title, unit, figures in (
         ("profile load", "ms", loads),
-        ("step cost compile, profile load included", "ms", compiles),
+        (compiling, "ms", compiles),
         ("step_time call", "ns", steps),
     ):
         print(f"{title}:")

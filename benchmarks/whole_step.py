@@ -77,16 +77,13 @@ def launches(kind: Kind, device: Device, timer: Timer, seed: int) -> list[Launch
     found = operator(name)
     generator = torch.Generator(device=device.kind)
     generator.manual_seed(seed)
-    sets = []
-    for _ in range(count):
-        inputs = found.make_inputs(shape, DTYPE, kv_dtype_of(name), device.kind, generator)
-        outputs = found.make_outputs(inputs)
-        sets.append((inputs, outputs))
+    kv_dtype = kv_dtype_of(name)
+    inputs = [found.make_inputs(shape, DTYPE, kv_dtype, device.kind, generator) for _ in range(count)]
+    sets = [(each, found.make_outputs(each)) for each in inputs]
     fastest: tuple[float, list[Launch]] | None = None
     for implementation in found.implementations.values():
-        if implementation.name == "triton" and device.kind == "cpu":  # its interpreter's times mean nothing
-            continue
-        if implementation.supports(shape, DTYPE, kv_dtype_of(name), device.kind):
+        interpreted = implementation.name == "triton" and device.kind == "cpu"  # whose times mean nothing
+        if interpreted or implementation.supports(shape, DTYPE, kv_dtype, device.kind):
             continue
         ready = [implementation.prepare(*each) for each in sets]
         seconds = timer.burst(ready).seconds

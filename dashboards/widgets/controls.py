@@ -134,10 +134,11 @@ def number_control(
         return change(number) if change is not None else {key: number}
 
     bounds = {"min_value": kind(scale * low), "max_value": kind(scale * high) if high <= LARGEST else None}
-    bounds |= {"step": kind(step) if step is not None else None, "format": "%.6g" if kind is float else None}
+    bounds["step"] = kind(step) if step is not None else None
+    form = "%.6g" if kind is float else None
     shown = None if value is None else kind(scale * value)
     write = functools.partial(_change, session, changes)
-    control(st.number_input, key, shown, write, **bounds | {"value": None} | options)
+    control(st.number_input, key, shown, write, format=form, **bounds | {"value": None} | options)
 
 
 def choice_control(
