@@ -74,9 +74,9 @@ def calls_of_files(path: Path) -> list[str]:
     return found
 
 
-# `exports.py` makes bytes to download; a table's writer writes to `written`'s file, a live run's is a method that does.
+# A page makes bytes to download; a table's writer writes to `written`'s file, a live run's is a method that does.
 OWN_WRITERS = {
-    "scenarios/show/exports.py": 2,
+    "dashboards/widgets/page.py": 2,
     "calibration/profile/table.py": 1,
     "calibration/live/record.py": 1,
     "calibration/live/run_directory.py": 1,
