@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import typer
 
 from draftcast.calibration.acceptance.measure import rounds_of
@@ -60,14 +61,7 @@ def main(files: list[Path]) -> None:
         entries = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         rows = answer[file.name] = [compare(entries, *setting) for setting in SETTINGS]
         print(f"\n{file.name}: {len(entries)} requests, {rows[0]['positions']} output positions, {DRAFTS} drafts")
-        print("lookup   same       beyond end  longer  shorter  mean yield (record)  tokens/round (record)")
-        for row in rows:
-            print(
-                f"{row['min_n']} to {row['max_n']}  {row['agreement']:9.4%}  {row['beyond_end']:10d}  "
-                f"{row['longer']:6d}  {row['shorter']:7d}  "
-                f"{row['mean_measured']:10.4f} ({row['mean_recorded']:.4f})  "
-                f"{row['tokens_per_round_measured']:12.4f} ({row['tokens_per_round_recorded']:.4f})"
-            )
+        print(pd.DataFrame(rows).to_string(index=False, float_format="{:.4f}".format))
     print(json.dumps(answer))
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import typer
 
@@ -63,19 +64,16 @@ def ratios(source: Path, device: str, module: str, gemm_type: str, tp: int) -> n
 
 def main(source: Annotated[Path, typer.Option(help="folder that holds aiconfigurator_core")]) -> None:
     rows = []
-    print(f"{'device':<16}{'block':<12}{'matrices':<11}{'tp':>3}{'points':>8}{'p10':>8}{'median':>8}{'p90':>8}   ratio")
     for device in SYSTEMS:
         if device == "h100-pcie":  # no bundled profile
             continue
         for module, gemm_type, tp in itertools.product(PHASES, FORMATS, DEGREES):
             found = ratios(source, device, module, gemm_type, tp)
             if len(found):
-                p10, median, p90 = np.quantile(found, (0.1, 0.5, 0.9))
-                figures = {"p10": p10, "median": median, "p90": p90}
-                place = {"device": device, "block": module, "matrices": gemm_type, "tp": tp}
-                shown = "".join(f"{value:>8.2f}" for value in figures.values())
-                print(f"{device:<16}{module:<12}{gemm_type:<11}{tp:>3}{len(found):>8}{shown}")
-                rows.append({**place, "points": len(found), **figures})
+                place = {"device": device, "block": module, "matrices": gemm_type, "tp": tp, "points": len(found)}
+                figures = zip(("p10", "median", "p90"), np.quantile(found, (0.1, 0.5, 0.9)).tolist(), strict=True)
+                rows.append({**place, **dict(figures)})
+    print(pd.DataFrame(rows).to_string(index=False, float_format="{:.2f}".format))
     print(json.dumps(rows))
 
 
