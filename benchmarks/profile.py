@@ -16,7 +16,7 @@ from numba import njit
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile, profile_names
 from draftcast.kernels.model.catalog import load_model, model_names
-from draftcast.scenarios.show.profile_view import open_profile
+from draftcast.scenarios.show.profile_view import fits_any_device, open_profile
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import METHODS
@@ -62,7 +62,7 @@ def _compiled(model: str, profile_name: str) -> st.StepCost:
 
 
 def main() -> None:
-    devices = {name: DEVICE if name == "default" else None for name in profile_names()}
+    devices = {name: DEVICE if fits_any_device(name) else None for name in profile_names()}
     loads = {name: best_ms(partial(open_profile, name, device)) for name, device in devices.items()}
     compiles = {name: best_ms(partial(_compiled, name, DEVICE)) for name in model_names()}
     steps = {name: step_ns(name) for name in (DEVICE, "default")}
