@@ -5,7 +5,7 @@
 ``--axes``: every ``--over`` with every ``--metric``, the answer and its CPU seconds; the bar is ten on one core.
 ``--coverage``: so many seeds look for the crossing that a formula gives, see ``tests/closed_form_crossing.py``.
 ``--shortfall``: by how much short runs close to the capacity fall short of long ones, beside the formula of
-`draftcast.sim.output.stability.shortfall`.
+`draftcast.sim.output.steady_state.shortfall`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from draftcast.scenarios.cutover.search import CUTOVER_METRICS, Question, cutove
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_rate, with_values, without_speculation
 from draftcast.scenarios.show.cutover_report import detail_lines, headline
-from draftcast.sim.output import stability
+from draftcast.sim.output import steady_state
 
 BAR_S = 10.0
 SLO_TPOT_MS = 20.0
@@ -104,7 +104,7 @@ def short_runs() -> None:
             long_s = _latency_s(rated, 400_000, 1)
             for requests in (1000, 6000, 24_000):
                 missing = long_s / _latency_s(rated, requests, max(5, 60_000 // requests)) - 1
-                bound = stability.shortfall(requests, rate * long_s, rate / most.low)
+                bound = steady_state.shortfall(requests, rate * long_s, rate / most.low)
                 print(f"{name:>16}{rho:>7}{requests:>10,}{missing:>16.1%}{bound:>8.1%}", flush=True)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from draftcast.calibration.importers.formats import read, write_profile
-from draftcast.calibration.live.recorded_requests import import_recorded_run
+from draftcast.calibration.live.imported_runs import import_recorded_run
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.kernels.model.catalog import load_model

@@ -62,8 +62,8 @@ def replay(path: Path, method: str, batch_size: int, k: int = K) -> Replay:
     """
     table = load_trace(TraceSpec(path=str(path)), f"acc_{method}")
     drafting = {"method": method, "num_speculative_tokens": k}
-    with_drafts, accepted, rounds = _run(table, path, batch_size, drafting, Trace())
-    without, _, _ = _run(table, path, batch_size, None, Constant(alpha=0.0))
+    with_drafts, accepted, rounds = _run(table, path, batch_size, drafting, Trace(model="trace"))
+    without, _, _ = _run(table, path, batch_size, None, Constant(model="constant", alpha=0.0))
     return Replay(table, with_drafts, without, 1 + accepted / rounds)
 
 

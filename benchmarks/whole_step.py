@@ -18,10 +18,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from draftcast.calibration.microbench.buffers import freed_memory_kept
 from draftcast.calibration.microbench.device import Device, find_device
 from draftcast.calibration.microbench.shapes import footprint_bytes
-from draftcast.calibration.microbench.timer import CpuTimer, CudaTimer, Timer
+from draftcast.calibration.microbench.timer import CpuTimer, CudaTimer, Timer, freed_memory_kept
 from draftcast.calibration.profile.measured import CURVES
 from draftcast.errors import DraftcastError, HardwareError
 from draftcast.kernels.model.catalog import load_model

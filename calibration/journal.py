@@ -56,7 +56,6 @@ class Journal:
                 os.fsync(self._file.fileno())
 
     def flush(self) -> None:
-        """Hand all lines to the operating system."""
         text = "".join(self._lines).encode()
         self._lines.clear()
         with self._named("cannot be written"):

@@ -119,7 +119,7 @@ def build_replica(workload: dict[str, Any]) -> Replica:
         enable_prefix_caching=workload.get("prefix_caching", False),
     )
     policy = BatchSchedule(ranges) if ranges else Fixed()
-    acceptance = compile_acceptance([Constant(alpha=1.0)], table.class_id, seed=0, k=max(k, 1))
+    acceptance = compile_acceptance([Constant(model="constant", alpha=1.0)], table.class_id, seed=0, k=max(k, 1))
     return Replica(config, request_rows(table), table, policy, cost_without_tables(np.zeros(1, PARAMS)), acceptance)
 
 

@@ -1,6 +1,9 @@
-"""Closed forms that simulated acceptance is held to."""
+"""Closed forms that simulated acceptance is held to, and recordings to replay."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,3 +25,17 @@ def pooled_acceptance_length(model: AcceptanceModel, k: int) -> float:
     for _ in range(k):
         length = 1.0 + alpha * length
     return 1.0 / float(np.mean(1.0 / length))
+
+
+def recording(recorded: Iterable[Sequence[int]]) -> dict[str, Any]:
+    """``offsets`` and ``lengths`` of one list of accepted drafts by output position per request."""
+    rows = list(recorded)
+    lengths = np.concatenate([np.zeros(0, np.uint8), *(np.asarray(row, np.uint8) for row in rows)])
+    return {"offsets": np.cumsum([0, *map(len, rows)], dtype=np.int64), "lengths": lengths}
+
+
+def name_of(model: AcceptanceModel) -> str:
+    """A test's name: the class and what sets it apart."""
+    common = {"model", "tree_width", "max_tree_nodes", *AcceptanceModel.model_fields}
+    own = (f"{name}={value!r}" for name, value in model if name not in common)
+    return f"{type(model).__name__}({', '.join(own)})"

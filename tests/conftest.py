@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from acceptance_formulas import recording
 from hypothesis import settings as hypothesis_settings
 from paths import DATA
 
@@ -221,8 +222,9 @@ def build_case(
         "is_dynamic": policy.is_dynamic,
     }
     engine = EngineConfig(**(small | settings))
-    model = accept if isinstance(accept, AcceptanceModel) else Trace.from_lists(accept or [[0]] * len(table))
-    acceptance = compile_acceptance([model], table.class_id, seed, k, confidence=[confidence])
+    model = accept if isinstance(accept, AcceptanceModel) else Trace(model="trace")
+    recorded = {} if isinstance(accept, AcceptanceModel) else recording(accept or [[0]] * len(table))
+    acceptance = compile_acceptance([model], table.class_id, seed, k, confidence=[confidence], **recorded)
     if isinstance(cost, st.StepCost):
         step_cost = cost
     else:

@@ -29,7 +29,7 @@ from bench_results import BENCH
 from paths import DATA, ROOT
 from samples import LINES, SAMPLES, prometheus
 
-from draftcast.calibration.live.bench_result import import_bench_result
+from draftcast.calibration.live.imported_runs import import_bench_result
 from draftcast.calibration.live.run_directory import JOURNAL, MANIFEST_KEYS, LiveRun, LiveRunWriter
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile

@@ -227,7 +227,7 @@ def play(
         front_end = dataclasses.replace(front_end, output_sequence_s=0.0)
         pause_s = front_end.request_s + front_end.output_s + front_end.turnaround_s
         loop = loop.model_copy(update={"think_time_s": pause_s, "think_time_distribution": "constant"})
-    models = list(acceptance_models(real)) or [Constant(alpha=0.0)] * len(table.class_names)
+    models = list(acceptance_models(real)) or [Constant(model="constant", alpha=0.0)] * len(table.class_names)
     k = real.num_speculative_tokens
     replica = _Watched(
         deployment.settings,

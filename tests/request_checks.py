@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from draftcast.sim.output.request_columns import TIME_COLUMNS, RequestColumns, integral
+from draftcast.sim.output.results import TIME_COLUMNS, RequestColumns, integral
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,6 @@ class Measurement:
     rates: tuple[Estimate, ...]  # by draft position, unconditional, non-increasing
 
     def total(self, column: int) -> int:
-        """Sum of one column over the requests."""
         return int(self.sums[:, column].sum())
 
     def report(self) -> dict[str, Any]:

@@ -41,8 +41,6 @@ _LABELS = re.compile(f"(?:{_LABEL.pattern})*")
 
 @dataclass(frozen=True)
 class ServerAcceptance:
-    """What a server counted."""
-
     num_drafts: int  # rounds with a draft
     num_draft_tokens: int
     num_accepted_tokens: int  # without the bonus
@@ -54,7 +52,6 @@ class ServerAcceptance:
         return 1.0 + self.num_accepted_tokens / self.num_drafts
 
     def report(self) -> dict[str, Any]:
-        """Plain data for JSON."""
         drafted = self.num_draft_tokens
         return {
             "num_drafts": self.num_drafts,
@@ -150,7 +147,6 @@ def samples(text: str, file: str, names: Collection[str]) -> Iterator[tuple[int,
 
 
 def _difference(before: _Counts, after: _Counts, file: str) -> _Counts:
-    """What was counted between two snapshots."""
     if before.model != after.model:
         message = f"the snapshots are of different models: {before.model}, {after.model}"
         raise InputError(message, file=file, key="model_name")

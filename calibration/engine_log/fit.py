@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.engine_log.regression import LEAST_POINTS, Errors, Regression, design
+from draftcast.calibration.engine_log.regression import LEAST_POINTS, MAD_TO_STD, Regression, design, robust_fit
 from draftcast.calibration.engine_log.steps import WHOLE_ELAPSED, Clock, TimedSteps, timed_steps, with_kv_tokens
-from draftcast.calibration.profile.robust_fit import MAD_TO_STD, robust_fit
+from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.errors import InputError
 from draftcast.files import plain
 
@@ -45,8 +45,6 @@ _POINTS_PER_STRETCH = 15
 
 @dataclass(frozen=True)
 class Coefficient:
-    """A fitted value with its bootstrap interval."""
-
     # value, low, high: seconds per unit; the interval is NaN when no bootstrap was asked for
     value: float
     low: float
@@ -58,8 +56,6 @@ class Coefficient:
 
 @dataclass(frozen=True)
 class Fit:
-    """One set of coefficients."""
-
     # By name, of `TARGET`, then those of `DRAFT` or `SEARCH` where there is a speculative log
     coefficients: dict[str, Coefficient]
     # Errors by kind of point: ``all``, ``decode`` (no prompt tokens), ``prompts``, ``speculative`` (the second log)

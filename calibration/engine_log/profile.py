@@ -14,9 +14,8 @@ import yaml
 
 from draftcast.calibration.engine_log.fit import EngineLogFit
 from draftcast.calibration.engine_log.regression import DRAFTERS, SEARCHES
-from draftcast.calibration.profile.folder import FIT, MANIFEST, write_manifest
 from draftcast.calibration.profile.hardware import HardwareSpec
-from draftcast.calibration.profile.load import load_profile
+from draftcast.calibration.profile.load import FIT, MANIFEST, load_profile, write_manifest
 from draftcast.errors import InputError
 from draftcast.files import check_new, write_text
 
@@ -25,8 +24,6 @@ REPORT = "engine_log.json"
 
 @dataclass(frozen=True)
 class ProfileLabel:
-    """What a profile is of."""
-
     name: str  # of the profile
     model: str  # as a profile names it
     hardware: HardwareSpec

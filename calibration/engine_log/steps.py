@@ -37,8 +37,6 @@ WHOLE_ELAPSED = 0.8
 
 @dataclass(frozen=True)
 class TimedSteps:
-    """Steps, or blocks of consecutive steps, with their time."""
-
     # A row per block: ``steps``, sums over them of ``rows``, ``kv_tokens`` (NaN: not known), ``sequences``,
     # ``draft_tokens`` (drafts made, by what the next step verifies), ``draft_passes`` (drafts made for one request),
     # ``context_tokens``; ``elapsed_s``, ``wall_s`` (NaN: not known), ``seconds`` (by the clock); ``source``, ``run``,
@@ -66,9 +64,7 @@ def with_kv_tokens(
     prefixes count once; models with sliding windows hold less than they have seen. A column ``kv_tokens`` that is there
     already is left alone: who knows better says so.
 
-    Args:
-        kv_capacity_tokens: vLLM's ``KV cache size``, for logs that begin after it.
-        block_size: for logs that begin after the command line.
+    The two arguments are for logs that begin after the line that names them (``KV cache size``, the command line).
     """
     if "kv_tokens" in frame:
         return frame

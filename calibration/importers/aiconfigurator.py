@@ -48,8 +48,8 @@ import pandas as pd
 from draftcast.calibration.importers.latent_attention import module_rows, without_matrices
 from draftcast.calibration.importers.plausible import plausible
 from draftcast.calibration.importers.table_file import Imported, complete, read_rows, table_of
-from draftcast.calibration.profile.folder import sha256
 from draftcast.calibration.profile.hardware import HardwareSpec
+from draftcast.calibration.profile.load import sha256
 from draftcast.errors import HardwareError
 from draftcast.kernels.extras import require
 

@@ -11,9 +11,8 @@ from draftcast.calibration.importers.aiconfigurator import read_aiconfigurator
 from draftcast.calibration.importers.llmservingsim import read_llmservingsim
 from draftcast.calibration.importers.table_file import Imported
 from draftcast.calibration.importers.vidur import read_vidur
-from draftcast.calibration.profile.folder import TABLE, write_manifest
 from draftcast.calibration.profile.hardware import HardwareSpec
-from draftcast.calibration.profile.load import find_profile, has_profile
+from draftcast.calibration.profile.load import TABLE, find_profile, has_profile, write_manifest
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.spec import ModelSpec

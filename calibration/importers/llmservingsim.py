@@ -30,7 +30,7 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.importers.table_file import Imported, Rows, complete, read_rows, table_of
-from draftcast.calibration.profile.folder import sha256
+from draftcast.calibration.profile.load import sha256
 from draftcast.errors import HardwareError
 from draftcast.files import read_text
 from draftcast.kernels.model.spec import ModelSpec

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from draftcast.calibration.importers.table_file import Imported, complete, read_rows, table_of
-from draftcast.calibration.profile.folder import sha256
+from draftcast.calibration.profile.load import sha256
 from draftcast.errors import HardwareError
 
 MLP, ATTENTION = "mlp.csv", "attention.csv"

@@ -36,7 +36,6 @@ _SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 
 
 def draft_folder(k: int) -> str:
-    """Name of the folder of the draft for ``k`` draft tokens."""
     return f"draft-k{k}"
 
 
@@ -126,7 +125,6 @@ def weights(spec: ModelSpec, next_token: np.ndarray[Any, Any], dtype: str, seed:
 
 
 def _check_shape(spec: ModelSpec) -> None:
-    """Refuse what `weights` would write wrongly."""
     if spec.architecture != "LlamaForCausalLM":
         raise ModelError(
             "only LlamaForCausalLM can be a testbed", file=spec.name, key="architecture", value=spec.architecture

@@ -1,10 +1,10 @@
 """The load client: a process of its own that sends a plan's requests and writes down every piece of every answer.
 
-``python -m draftcast.calibration.live.client PLAN JOURNAL`` reads a `LoadPlan`, writes lines of
-`draftcast.calibration.live.journal`, prints a JSON line of progress twice a second and, as its last line, the summary
-of itself. It shares no event loop with anything heavier, and still measures how late it was: from a request's due time
-to the moment its last byte was handed to the system, and how long the loop kept a timer waiting. A pipe on standard
-input that closes ends it, so it never outlives who started it.
+``python -m draftcast.calibration.live.client PLAN JOURNAL`` reads a `LoadPlan`, writes the lines of a run's journal
+(`draftcast.calibration.live.run_directory`), prints a JSON line of progress twice a second and, as its last line, the
+summary of itself. It measures how late it was: from a request's due time to the moment its last byte was handed to the
+system, and how long the loop kept a timer waiting. A pipe on standard input that closes ends it, so it never outlives
+who started it.
 
 Exit codes: 0 the plan was carried out, whatever became of single requests; 3 the server is gone; 4 the journal cannot
 be written; 143 told to stop. The journal is whole in each case.

@@ -7,9 +7,8 @@ written and before the next step's line, so what the client had at a line's time
 Exact up to what neither saw: which of several chunked prompts got how much of a step (the oldest first, as vLLM's
 scheduler does), and prompt tokens taken from the prefix cache (a finished prompt's chunk is then what the line counts).
 
-Which clock times a step is `draftcast.calibration.engine_log.steps`' to know, but for one choice: where the log's
-``elapsed`` is nearly the whole step (worker processes and synchronous scheduling), it is taken together with the host's
-seconds beside it, because it is stamped next to the engine and the line's own stamp waits for a busy front end.
+Where the log's ``elapsed`` is nearly the whole step (worker processes and synchronous scheduling), it is the clock,
+with the host's seconds beside it: it is stamped next to the engine, the line's own stamp waits for a busy front end.
 """
 
 from __future__ import annotations
@@ -66,15 +65,13 @@ def compose(
     """A row per logged step within the run, in order.
 
     Args:
-        log: of `draftcast.calibration.engine_log.log.read_engine_log`, with time stamps.
-        requests, chunks, start_unix_s: of a live run.
+        log: of `read_engine_log`, with time stamps.
         speculative_config: the server's; its k (by batch size, where scheduled) says what each step drafted.
 
     Returns:
-        The log's columns, with ``time_s`` in seconds since the run's start; `FEATURES`; ``kv_tokens`` (in the cache
-        before the step) and ``busy`` (the engine had work since the line before), as
-        `draftcast.calibration.engine_log.steps` takes them; ``arrival_wait_s``: for the first step after an idle engine
-        from the sending of its oldest request to the line, else NaN.
+        The log's columns, with ``time_s`` in seconds since the run's start; `FEATURES`; ``kv_tokens`` and ``busy`` as
+        `timed_steps` takes them; ``arrival_wait_s``: for the first step after an idle engine from the sending of its
+        oldest request to the line, else NaN.
 
     Raises:
         InputError: no step of the log falls into the run, or its lines have no stamps.
@@ -218,8 +215,6 @@ def _depths(speculative_config: Mapping[str, Any] | None, drafting: FloatArray) 
 
 @dataclass(frozen=True)
 class TimedRun:
-    """One run's steps."""
-
     run: LiveRun
     method: str  # how the server drafted; "" without speculative decoding
     k: int

@@ -5,22 +5,18 @@ that do). ``next_token`` runs through the vocabulary in a few long cycles, so a 
 itself within a cycle's length.
 
 Its draft says the same except after *wrong* tokens, which are laid along the cycles in blocks: ``a`` right tokens and
-one wrong token. A round of k drafts that starts at a block's first token accepts min(a, k) of them; for a < k the
-target's own token then opens the next block, and for a = k the round ends on the block's last token, whose wrongness
-nobody looks at, and the bonus token opens the next block. So every round meets one block, and the lengths ``a`` are
-dealt with shares ``rates[a-1] - rates[a]``: the unconditional acceptance of position i is ``rates[i]``. A request that
-begins inside a block, or loses its drafts to a preemption, is in step again at the block's end.
+one wrong token. A round of k drafts that starts at a block's first token accepts min(a, k) of them, and the next token
+opens the next block: the target's own for a < k, the bonus token for a = k. So every round meets one block, and the
+lengths ``a`` are dealt with shares ``rates[a-1] - rates[a]``: the unconditional acceptance of position i is
+``rates[i]``. A request that begins inside a block, or loses its drafts to a preemption, is in step again at the block's
+end. A layout holds for its own k only.
 
-A layout holds for its own k only.
-
-Prompts of given lengths come with the answers they must get. Requests walk along the cycles one after the other, so a
-run sees every block of the draft's layout about equally often. What stands before the last token of a prompt is random
-and not part of its answer, unless n-gram drafting is to hit. An n-gram hit is a piece of the answer in the prompt:
-``prompt_lookup_min`` tokens to be found and ``a`` tokens to be drafted right. The round that stands at the end of the
-first ones finds the piece, accepts a drafts and the token after them; rounds until the next piece find nothing. So the
-lengths ``a`` set the acceptance of matched rounds, and the gaps between pieces the share of rounds that match. Pieces
-stand in the prompt from the last to the first: what follows one is never its continuation, and a search finds each
-once. For any other model the prompts are random tokens and the answers unknown.
+Prompts come with the answers they must get. Requests walk along the cycles one after the other, so a run sees every
+block about equally often. What stands before the last token of a prompt is random and not part of its answer, unless
+n-gram drafting is to hit. An n-gram hit is a piece of the answer in the prompt: ``prompt_lookup_min`` tokens to be
+found and ``a`` tokens to be drafted right; rounds until the next piece find nothing. So the lengths ``a`` set the
+acceptance of matched rounds, and the gaps between pieces the share of rounds that match. Pieces stand in the prompt
+from the last to the first: what follows one is never its continuation. For any other model the prompts are random.
 """
 
 from __future__ import annotations
@@ -163,7 +159,6 @@ class Deck:
         self._cards: list[int] = []
 
     def deal(self) -> int:
-        """The next number."""
         if not self._cards:
             # What rounding left out of one deck is owed to the next.
             self._owed += self._shares * _DECK
@@ -226,8 +221,6 @@ class NgramTarget:
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """Prompts of one run."""
-
     tokens: tuple[Tokens, ...]  # token ids of each prompt
     answers: tuple[Tokens, ...] | None  # the greedy answer to each, None where it is not known
 
@@ -288,8 +281,6 @@ def continuation_prompts(
 
 
 class _Pieces:
-    """Deals pieces of answers."""
-
     def __init__(self, wanted: NgramTarget, rng: np.random.Generator) -> None:
         self._lookup = wanted.prompt_lookup_min
         self._longest = len(wanted.rates)

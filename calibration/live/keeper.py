@@ -23,7 +23,6 @@ _POLL_S = 0.1
 
 
 def main() -> None:
-    """Entry point of the process."""
     grace_s, command = float(sys.argv[1]), sys.argv[2:]
     try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)

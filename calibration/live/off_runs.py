@@ -57,28 +57,17 @@ class Tokens:
 
 @dataclass(frozen=True)
 class OffRun:
-    """One run without speculation.
+    """One run without speculation."""
 
-    Attributes:
-        source: file or address, and which run of it.
-        load: in words, e.g. ``16 clients``.
-        requests: answered.
-        figures: by a simulation's name (``mean_tpot_s``, ``mean_ttft_s``, ``request_throughput``, ...), in seconds.
-        errors: relative standard error of a figure, from the spread of its requests where the file has it.
-        arrivals: the load as a scenario's section; None: the file does not say.
-        prompt_tokens, output_tokens: None: the scenario's.
-        model: as the server names it; "" where the file does not say.
-    """
-
-    source: str
-    load: str
-    requests: int
-    figures: Mapping[str, float]
-    errors: Mapping[str, float]
-    arrivals: Mapping[str, Any] | None
-    prompt_tokens: Tokens | None
+    source: str  # file or address, and which run of it
+    load: str  # in words, e.g. ``16 clients``
+    requests: int  # answered
+    figures: Mapping[str, float]  # in seconds, by a simulation's name: ``mean_tpot_s``, ``mean_ttft_s``, ...
+    errors: Mapping[str, float]  # relative standard error of a figure, from the spread of its requests where known
+    arrivals: Mapping[str, Any] | None  # the load as a scenario's section; None: the file does not say
+    prompt_tokens: Tokens | None  # None: the scenario's
     output_tokens: Tokens | None
-    model: str = ""
+    model: str = ""  # as the server names it; "" where the file does not say
 
 
 @contextmanager

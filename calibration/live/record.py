@@ -13,7 +13,6 @@ from typing import Any
 
 import psutil
 
-from draftcast.calibration.live.journal import read_journal, tables
 from draftcast.calibration.live.load import LoadPlan, Progress, run_load
 from draftcast.calibration.live.run_directory import (
     JOURNAL,
@@ -22,6 +21,8 @@ from draftcast.calibration.live.run_directory import (
     SERVER_LOG,
     LiveRun,
     LiveRunWriter,
+    read_journal,
+    tables,
     why,
 )
 from draftcast.calibration.live.server import Server, ServerFacts, acceptance_between, get, server_facts
@@ -62,7 +63,6 @@ class Endpoint:
         return self.server.epitaph("during the run")
 
     def manifest(self) -> dict[str, Any]:
-        """Its part of a run's manifest."""
         return {
             "command": without_secrets(self.server.command) if self.server is not None else [],
             "environment": dict(self.server.environment) if self.server is not None else {},
@@ -160,7 +160,6 @@ class _Recording:
         return reason
 
     def close(self, reason: str) -> LiveRun:
-        """Finish the run with what there is."""
         requests, chunks = tables(read_journal(self._writer.folder / JOURNAL))
         checked = requests[requests["wrong_tokens"] >= 0]
         wrong, of = int(checked["wrong_tokens"].sum()), int(checked["output_tokens"].sum())

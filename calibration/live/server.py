@@ -49,8 +49,6 @@ _CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
 @dataclass(frozen=True)
 class ServerFlags:
-    """A vLLM server to be started."""
-
     model: str  # folder or Hugging Face id
     flags: tuple[str, ...] = ()  # of ``vllm serve`` without the model, host and port
     # How vLLM's server is called, e.g. ``("vllm", "serve")``; empty: found in this environment or on PATH.
@@ -59,7 +57,6 @@ class ServerFlags:
     port: int | None = None  # None: a free one
 
     def command(self, port: int) -> list[str]:
-        """The whole command line."""
         program = list(self.vllm or find_vllm())
         model = [self.model] if program[-1] == "serve" else ["--model", self.model]
         return [*program, *model, "--host", HOST, "--port", str(port), *self.flags, *_LOG_FLAGS]
@@ -119,7 +116,6 @@ class Server:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
         return self._keeper.poll()
 
     @property
@@ -153,7 +149,6 @@ class Server:
         return f"the server ended with exit code {self.exit_code} {when}{cause}; {self.last_lines()}"
 
     def last_lines(self) -> str:
-        """The log's last lines, one below the other."""
         try:
             with self.log.open(encoding="utf-8", errors="replace") as file:
                 lines = [line.rstrip()[:500] for line in deque(file, _TAIL_LINES)]

@@ -24,13 +24,13 @@ from draftcast.calibration.engine_log.regression import (
     LEAST_POINTS,
     SEARCHES,
     BoolArray,
-    Errors,
+    FloatArray,
     Regression,
     design,
 )
 from draftcast.calibration.live.composition import TimedRun, composed_steps, timed_run
 from draftcast.calibration.live.run_directory import LiveRun
-from draftcast.calibration.profile.robust_fit import FloatArray
+from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.errors import InputError
 
 TARGET = {
@@ -69,8 +69,6 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class StepFit:
-    """What the runs say of a step's time."""
-
     # Seconds per unit, names of `TARGET`, `DRAFT`, `SEARCH` and ``fixed_s``; 0 where not told from the others
     coefficients: dict[str, float]
     folded: dict[str, str]  # for those, which coefficient carries it; "" where nothing was there to be multiplied
@@ -87,11 +85,9 @@ class StepFit:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """How the runs drafted, "" left out."""
         return tuple(dict.fromkeys(run.method for run in self.runs if run.method))
 
     def seconds(self, run: TimedRun) -> FloatArray:
-        """Fitted seconds of each step of one of `runs`."""
         curve = {f"rows_{b:.0f}": after - before for (_, before), (b, after) in pairwise(self.rows)}
         columns = _columns(run.steps.assign(steps=1.0), run.method)
         values = np.array([(self.coefficients | curve)[str(name)] for name in columns])
@@ -140,7 +136,6 @@ def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
 
 
 def _check(runs: Sequence[TimedRun]) -> None:
-    """Refuse runs that one whole-step fit cannot hold together."""
     if all(run.method for run in runs):
         message = "drafting cannot be told from the target: a run of the same server without speculation is needed too"
         raise InputError(message, file=str(runs[0].run.folder))

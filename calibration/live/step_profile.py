@@ -22,11 +22,11 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.engine_log.profile import AffineFit, ProfileLabel, new_profile_folder, write_profile_folder
+from draftcast.calibration.engine_log.regression import FloatArray, robust_fit
 from draftcast.calibration.live.composition import TimedRun, run_name
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_fit import StepFit, fit_steps
-from draftcast.calibration.profile.folder import FIT, MANIFEST
-from draftcast.calibration.profile.robust_fit import FloatArray, robust_fit
+from draftcast.calibration.profile.load import FIT, MANIFEST
 from draftcast.calibration.profile.spec import FrontEnd
 from draftcast.errors import InputError
 from draftcast.files import plain
@@ -136,7 +136,6 @@ def run_digest(run: LiveRun) -> str:
 
 
 def _check_alike(runs: Sequence[LiveRun]) -> None:
-    """Refuse a run given twice and runs of different servers."""
     digests = [run_digest(run) for run in runs]
     for run, digest in zip(runs, digests, strict=True):
         if digests.count(digest) > 1:

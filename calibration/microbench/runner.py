@@ -21,10 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftcast.calibration.journal import Journal
-from draftcast.calibration.microbench.buffers import freed_memory_kept
-from draftcast.calibration.microbench.buffers import launches as make_launches
-from draftcast.calibration.microbench.ceilings import BURSTS, ceilings, gemm_points, stream_launches
-from draftcast.calibration.microbench.device import Device, is_alive
+from draftcast.calibration.microbench.device import BURSTS, Device, ceilings, gemm_points, is_alive, stream_launches
 from draftcast.calibration.microbench.noise import (
     INTERVAL_S,
     Levels,
@@ -37,15 +34,16 @@ from draftcast.calibration.microbench.noise import (
 )
 from draftcast.calibration.microbench.schedule import LAUNCH_SPREAD_S, MIN_BURSTS, Progress, next_point
 from draftcast.calibration.microbench.shapes import Plan, Point
-from draftcast.calibration.microbench.timer import Burst, CpuTimer, CudaTimer, Timer
-from draftcast.calibration.profile.folder import TABLE, write_manifest
+from draftcast.calibration.microbench.timer import Burst, CpuTimer, CudaTimer, Timer, freed_memory_kept
+from draftcast.calibration.microbench.timer import launches as make_launches
 from draftcast.calibration.profile.hardware import HardwareSpec
+from draftcast.calibration.profile.load import TABLE, write_manifest
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError, InputError
 from draftcast.kernels.operators.registry import Launch, Operator
 
 if TYPE_CHECKING:
-    from draftcast.calibration.profile.held_out import OperatorErrors
+    from draftcast.calibration.profile.roofline_fit import OperatorErrors
 
 JOURNAL = "journal.jsonl"
 # How long a visit waits for a quiet machine, and how often and how long it tries for a burst that stayed quiet.
@@ -314,7 +312,6 @@ class Calibration:
         return burst, moment
 
     def _left_s(self) -> float:
-        """Time left for measuring; below 0 when there is none."""
         return self.budget_s - self._end_s - self.spent_s
 
     def _status(self, now: str) -> Status:

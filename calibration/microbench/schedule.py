@@ -138,12 +138,8 @@ def next_point(
 ) -> Point | None:
     """The point to visit now; None when there is nothing left to do or no time left.
 
-    Args:
-        points: in the order in which they begin.
-        state: of every point that was begun, by key.
-        levels: of the quiet machine.
-        spent_s: wall time so far.
-        budget_s: wall time in which the last visit has to end.
+    ``points`` are in the order in which they begin, ``state`` is that of every begun one by key; the last visit has to
+    end by ``budget_s`` of wall time.
     """
     if spent_s >= budget_s:
         return None

@@ -12,15 +12,17 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from draftcast.calibration.microbench.device import Device
 from draftcast.calibration.profile.table import SHAPE_FIELDS
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES, activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.registry import Operator
 from draftcast.kernels.work.layers import linear_layers, lm_head
+
+if TYPE_CHECKING:
+    from draftcast.calibration.microbench.device import Device
 
 Shape = tuple[tuple[str, int], ...]
 # A launch over prompts and decodes and a whole latent attention are an engine's: they are imported, not timed here.

@@ -103,7 +103,6 @@ def _bundled() -> dict[str, HardwareSpec]:
 
 
 def hardware_names() -> list[str]:
-    """Names of the bundled devices."""
     return sorted({spec.name for spec in _bundled().values()})
 
 

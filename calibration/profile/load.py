@@ -1,25 +1,122 @@
-"""Reading profiles: a YAML file or a measured folder in, `RooflineProfile` or `AffineProfile` out.
+"""A profile's folder and reading it: a YAML file or a measured folder in, `RooflineProfile` or `AffineProfile` out.
 
-Every fault is a one-line `HardwareError`.
+A folder holds ``table.parquet``, ``manifest.json`` (its origin) and ``profile.yaml`` (the fit). The manifest holds the
+checksum of the table, so a truncated, edited or swapped table is refused by name, and the device, so that a table made
+elsewhere is not taken for this one. A whole-step fit has no table: its manifest holds the fit's checksum. Every fault
+is a one-line `HardwareError`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from draftcast.calibration.profile.folder import FIT, MANIFEST, TABLE, read_manifest
-from draftcast.calibration.profile.hardware import HardwareSpec
+from draftcast.calibration.profile.hardware import HardwareSpec, Positive
 from draftcast.calibration.profile.measured import MeasuredTimes
 from draftcast.calibration.profile.spec import AffineProfile, HardwareProfile, RooflineProfile
 from draftcast.calibration.yaml_text import parse_yaml, validated
 from draftcast.errors import HardwareError
-from draftcast.files import read_text
+from draftcast.files import is_inside, read_bytes, read_json, read_text, write_text
+
+MANIFEST, TABLE, FIT = "manifest.json", "table.parquet", "profile.yaml"
+
+
+class Ceilings(BaseModel):
+    """Rates measured on the device itself; they replace the data sheet's where that describes another machine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    memory_bandwidth_bytes_per_s: Positive | None = None
+    peak_flops: dict[str, Positive] = Field(default_factory=dict)
+
+    def applied(self, hardware: HardwareSpec) -> HardwareSpec:
+        """``hardware`` with the measured rates in place of the data sheet's."""
+        bandwidth = self.memory_bandwidth_bytes_per_s
+        if bandwidth is not None:  # ECC was on when it was measured
+            hardware = dataclasses.replace(hardware, memory_bandwidth_bytes_per_s=bandwidth, inline_ecc=False)
+        return dataclasses.replace(hardware, peak_flops={**hardware.peak_flops, **self.peak_flops})
+
+
+class Manifest(BaseModel):
+    """Where a table comes from."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_version: Literal[1] = 1
+    name: str  # the profile's
+    hardware: str  # name of the device in ``calibration/hardware`` (or a path)
+    device: str  # what the driver or the operating system calls it
+    # driver, clocks, versions: as reported; empty where a source does not say
+    driver: str = ""
+    clocks: dict[str, float] = Field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)
+    date: str  # when the times were taken or imported (ISO)
+    command: str  # what repeats it
+    source: str
+    licence: str = ""
+    noise: dict[str, Any] = Field(default_factory=dict)  # of the host, see `draftcast.calibration.microbench.noise`
+    ceilings: Ceilings = Ceilings()  # measured rates, if any
+    left_out: dict[str, int] = Field(default_factory=dict)  # points that were wanted and not measured, by reason
+    sources: dict[str, str] = Field(default_factory=dict)  # checksum of every file an import read
+    files: dict[str, str] = Field(default_factory=dict)  # SHA-256 of every data file of the folder
+
+    @property
+    def has_table(self) -> bool:
+        """Whether the folder holds a table; otherwise a whole-step fit alone."""
+        return TABLE in self.files
+
+
+MANIFEST_RECORD = TypeAdapter(Manifest)
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal. Raises HardwareError when it cannot be read."""
+    return hashlib.sha256(read_bytes(path, HardwareError)).hexdigest()
+
+
+def write_manifest(folder: Path, **fields: Any) -> Manifest:
+    """Write the manifest of the table, or else of the fit alone, that stands in ``folder``. Fields: see `Manifest`.
+
+    ``files`` is computed: of a folder with a table it names the table only: the fit is made from it.
+
+    Raises:
+        HardwareError: a field missing, unknown or of the wrong kind; neither table nor fit in the folder.
+    """
+    data = TABLE if (folder / TABLE).exists() or not (folder / FIT).exists() else FIT
+    path = folder / MANIFEST
+    manifest = validated(MANIFEST_RECORD, {**fields, "files": {data: sha256(folder / data)}}, str(path), HardwareError)
+    write_text(path, json.dumps(manifest.model_dump(), indent=1, sort_keys=True) + "\n", HardwareError)
+    return manifest
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a profile folder, its data files checked against their checksums.
+
+    Raises:
+        HardwareError: no or no valid manifest; a data file missing or changed.
+    """
+    path = folder / MANIFEST
+    manifest = validated(MANIFEST_RECORD, read_json(path, HardwareError), str(path), HardwareError)
+    if TABLE not in manifest.files and FIT not in manifest.files:
+        raise HardwareError("required, but missing", file=str(path), key=f"files.{TABLE}")
+    for name, wanted in manifest.files.items():
+        if not is_inside(name):
+            raise HardwareError("must be a file of this folder", file=str(path), key="files", value=name)
+        found = sha256(folder / name)
+        if found != wanted:
+            raise HardwareError(
+                f"is not the file its manifest describes: SHA-256 {found[:12]}..., expected {wanted[:12]}...",
+                file=str(folder / name),
+            )
+    return manifest
+
 
 PROFILE_FOLDER = Path(__file__).parents[1] / "profiles"
 DEFAULT_PROFILE = "default"
@@ -29,7 +126,6 @@ _KINDS: dict[str, TypeAdapter[Any]] = {"roofline": TypeAdapter(RooflineProfile),
 
 
 def profile_names() -> tuple[str, ...]:
-    """Names of the bundled profiles."""
     files = {path.stem for path in PROFILE_FOLDER.glob("*.yaml")}
     return tuple(sorted(files | {path.parent.name for path in PROFILE_FOLDER.glob(f"*/{MANIFEST}")}))
 
@@ -37,13 +133,11 @@ def profile_names() -> tuple[str, ...]:
 def load_profile(name_or_path: str | Path | None, hardware: HardwareSpec) -> HardwareProfile:
     """The profile called ``name_or_path``: a bundled name, a YAML file or a folder that `calibrate` wrote.
 
-    Args:
-        name_or_path: None takes the bundled profile measured on the device, or assumed efficiencies where none is.
-        hardware: the device the scenario runs on; a profile made for another device is refused.
+    None takes the bundled profile measured on the device, or assumed efficiencies where none is.
 
     Raises:
-        HardwareError: unknown name, unreadable file, unknown or missing key, value out of range, wrong device, a table
-            that is not the one its manifest describes.
+        HardwareError: unknown name, unreadable file, unknown or missing key, value out of range, a profile made for
+            another device, a table that is not the one its manifest describes.
     """
     path = find_profile(usual_profile(hardware) if name_or_path is None else name_or_path)
     if not path.is_dir():

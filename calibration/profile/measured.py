@@ -1,7 +1,7 @@
 """Measured times of a profile: the table, read when it is first needed, as curves and attention grids.
 
 Which shape columns are interpolated is said here, once, for prediction (`sim/cost/operator_tables`) and for the
-held-out check (`calibration/profile/held_out`) alike. fp16 takes bf16's times: the same units at the same width.
+held-out check (`calibration/profile/roofline_fit`) alike. fp16 takes bf16's times: the same units at the same width.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from draftcast.calibration.profile.attention_grid import AttentionGrid
-from draftcast.calibration.profile.curves import CurveSet, Key
+from draftcast.calibration.profile.interpolation import AttentionGrid, CurveSet, Key
 from draftcast.calibration.profile.table import MAY_BE_ZERO, SHAPE_FIELDS, read_points
 from draftcast.kernels.operators import registry
 from draftcast.kernels.operators.cost import FloatArray, Work
@@ -108,7 +107,7 @@ def parts_of(frame: pd.DataFrame) -> Iterator[tuple[Part, pd.DataFrame]]:
 
 
 def grid_shape(operator: str, a: Any, b: Any, c: Any) -> dict[str, Any]:
-    """Shape columns at values of a grid's axes (see `draftcast.calibration.profile.attention_grid`)."""
+    """Shape columns at values of a grid's axes (see `draftcast.calibration.profile.interpolation`)."""
     if operator in LINEAR_ATTENTION:
         return {"q": a, "batch": b}
     if operator.endswith("decode"):

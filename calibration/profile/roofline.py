@@ -1,4 +1,4 @@
-"""The roofline with a soft ridge: seconds of one operator from its FLOPs and bytes.
+"""The roofline with a soft ridge: seconds of one operator from its FLOPs and bytes, and how far a time can be trusted.
 
 ``t = t0 + ((F / (e_c * peak))^p + (B / (e_m * bandwidth))^p)^(1/p)`` (DESIGN section 3). ``p = 1`` adds compute and
 memory time (no overlap at all), ``p = inf`` takes the larger (perfect overlap, the roofline of Williams, Waterman and
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Annotated
 
 import numpy as np
@@ -17,7 +18,33 @@ from numba import njit
 from numpy.typing import ArrayLike, NDArray
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
-from draftcast.calibration.profile.origin import Origin
+
+class Origin(IntEnum):
+    """Where a time comes from. The larger the value, the less it is worth.
+
+    The values are the columns of every ``(n, 3)`` seconds table of ``sim.step_cost``, so they never change.
+    """
+
+    MEASURED = 0
+    """This very shape was timed on this device."""
+    INTERPOLATED = 1
+    """The shape lies between timed shapes, or inside the range a fit was made on."""
+    EXTRAPOLATED = 2
+    """Outside every timed range: a fit or an assumed efficiency stretched to this shape."""
+
+    @property
+    def label(self) -> str:
+        """Lower-case name as it stands in profile files and in results."""
+        return self.name.lower()
+
+    @classmethod
+    def parse(cls, label: str) -> Origin:
+        """Inverse of `label`. Raises ``ValueError`` that lists the choices."""
+        for origin in cls:
+            if origin.label == label:
+                return origin
+        raise ValueError(f"must be one of {', '.join(origin.label for origin in cls)}")
+
 
 FloatArray = NDArray[np.float64]
 

@@ -1,8 +1,9 @@
-"""Fitting rooflines to a table of measured times, and writing the profile they make.
+"""Fitting rooflines to a table of measured times, writing the profile they make, and how far interpolation is off.
 
 One soft roofline per operator family and number format: ``t0, e_c, e_m, p`` by least squares on log seconds with a
-soft-L1 loss, so that a few odd points do not bend it. The points `calibration/profile/held_out` draws take no part.
-What a table lacks keeps the assumed efficiencies of the default profile, and says so.
+soft-L1 loss, so that a few odd points do not bend it. What a table lacks keeps the assumed efficiencies of the default
+profile, and says so. A fifth of the inner points of a table, drawn by a hash of their shape, takes no part in it: they
+are predicted from the others, by interpolation as a profile does.
 """
 
 from __future__ import annotations
@@ -10,25 +11,149 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
+from numpy.typing import NDArray
 
-from draftcast.calibration.profile.folder import FIT, TABLE, read_manifest
 from draftcast.calibration.profile.hardware import HardwareSpec
-from draftcast.calibration.profile.held_out import OperatorErrors, interpolation_errors, modelled
-from draftcast.calibration.profile.load import assumed_profile, load_profile
-from draftcast.calibration.profile.measured import FAMILY, parts_of
-from draftcast.calibration.profile.origin import Origin
-from draftcast.calibration.profile.roofline import Roofline, soft_max
+from draftcast.calibration.profile.load import FIT, TABLE, assumed_profile, load_profile, read_manifest
+from draftcast.calibration.profile.measured import (
+    ATTENTION,
+    CURVES,
+    FAMILY,
+    Part,
+    Seconds,
+    curve_keys,
+    curves_of,
+    grid_axes,
+    grid_of,
+    parts_of,
+)
+from draftcast.calibration.profile.roofline import Origin, Roofline, soft_max
 from draftcast.calibration.profile.spec import RooflineProfile
-from draftcast.calibration.profile.table import LatencyTable
+from draftcast.calibration.profile.table import SHAPE_FIELDS, SHAPES, LatencyTable
 from draftcast.errors import HardwareError
 from draftcast.files import write_text
 from draftcast.kernels.operators.cost import FloatArray, Work
+
+HELD_OUT_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors ``|predicted / measured - 1|`` of held-out points; NaN where there is none."""
+
+    points: int
+    median: float
+    p90: float
+    worst: float
+    bias: float  # median of ``predicted / measured - 1``, signed
+    worst_point: str = ""  # its shape, or file and line of the log that end it
+
+    @classmethod
+    def of(
+        cls,
+        predicted: FloatArray,
+        points: pd.DataFrame,
+        name: Callable[[pd.Series[Any]], str] = lambda point: f"{point['source']}:{point['line']}",
+    ) -> Errors:
+        """Of ``points`` (column ``seconds``); ``name`` says which one is the worst."""
+        if not len(points):
+            return cls(0, math.nan, math.nan, math.nan, math.nan)
+        ratio = predicted / points["seconds"].to_numpy() - 1.0
+        size = np.abs(ratio)
+        median, p90 = (float(q) for q in np.quantile(size, (0.5, 0.9)))
+        worst = points.iloc[int(np.argmax(size))]
+        return cls(len(points), median, p90, float(size.max()), float(np.median(ratio)), name(worst))
+
+    def __str__(self) -> str:
+        """In a line: median, p90 and bias; a dash where nothing was held out."""
+        if not self.points or math.isnan(self.median):
+            return "-"
+        return f"median {self.median:.1%}, p90 {self.p90:.1%}, bias {self.bias:+.1%}"
+
+
+@dataclass(frozen=True)
+class OperatorErrors:
+    """Held-out errors of interpolation for one operator and number format, and the measured predictions themselves."""
+
+    part: Part
+    points: int  # of the table, held out or not
+    interpolated: Errors
+    predictions: pd.DataFrame  # held-out rows with columns ``predicted`` and ``error`` beside their shape
+
+
+def modelled(table: LatencyTable) -> pd.DataFrame:
+    """Points of the operators that a step is built from, ``held_out`` or not; of the times of one shape the least.
+
+    An engine picks the fastest kernel.
+    """
+    frame = table.frame[table.frame["operator"].isin(list(FAMILY))]
+    shape = [*Part._fields, *SHAPES]
+    least = frame.sort_values("seconds", kind="stable").drop_duplicates(shape).sort_index().reset_index(drop=True)
+    return least.assign(held_out=held_out(least))
+
+
+def held_out(frame: pd.DataFrame) -> NDArray[np.bool_]:
+    """Which points take no part in a fit: a fifth of those with a measured neighbour on either side.
+
+    Neighbours along x of the point's curve, along the context of the point's grid line. Drawn by a hash of the shape,
+    so the same table is always split the same way.
+    """
+    inner = np.zeros(len(frame), dtype=bool)
+    hashes = pd.util.hash_pandas_object(frame[[*Part._fields, *SHAPES]], index=False).to_numpy()
+    # Prefill's lines run along the chunk at one ratio of context to chunk.
+    frame = frame.assign(prefix_ratio=frame["context"] / frame["q"].clip(lower=1))
+    for operator in frame["operator"].unique():
+        rows = frame[frame["operator"] == operator]
+        along = "context" if operator in ATTENTION else CURVES[operator].x
+        others = [name for name in SHAPES if name != along]
+        if operator == "gdn_decode":
+            along, others = "batch", [name for name in SHAPES if name != "batch"]
+        elif operator.endswith("prefill"):
+            along, others = "q", ["batch", "prefix_ratio", *Part(operator, "").group]
+        line = rows.groupby(["dtype", "kv_dtype", *others], sort=False)[along]
+        inner[rows.index] = (rows[along] > line.transform("min")) & (rows[along] < line.transform("max"))
+    return inner & (hashes % 1000 < HELD_OUT_SHARE * 1000)
+
+
+def interpolation_errors(part: Part, points: pd.DataFrame, seconds: Seconds) -> OperatorErrors:
+    """Held-out points of a part predicted from its other points, group by group."""
+    pieces = [points[:0].assign(predicted=0.0)]
+    for _, rows in points.groupby(list(part.group)) if part.group else [((), points)]:
+        train, held = rows[~rows["held_out"]], rows[rows["held_out"]]
+        if len(held):
+            group = {name: int(rows[name].iloc[0]) for name in part.group}
+            pieces.append(held.assign(predicted=_predicted(part, train, held, seconds, group)))
+    held = pd.concat(pieces[1:] or pieces)
+    held["error"] = held["predicted"] / held["seconds"] - 1.0
+
+    def shape(point: pd.Series[Any]) -> str:
+        return " ".join(f"{name}={point[name]}" for name in SHAPE_FIELDS[part.operator] if point[name])
+
+    return OperatorErrors(part, len(points), Errors.of(held["predicted"].to_numpy(), held, shape), held)
+
+
+def _predicted(
+    part: Part, train: pd.DataFrame, held: pd.DataFrame, seconds: Seconds, group: Mapping[str, int]
+) -> FloatArray:
+    if part.operator in ATTENTION:
+        log_s, _ = grid_of(part, train, seconds, group).log_seconds(*grid_axes(part.operator, held).T)
+        return np.asarray(np.exp(log_s))
+    curves = curves_of(part, train, seconds, group)
+    predicted = np.empty(len(held))
+    keys, xs = curve_keys(part.operator, held), held[CURVES[part.operator].x].to_numpy(np.float64)
+    for key in set(map(tuple, keys.tolist())):
+        at = np.all(keys == np.asarray(key, dtype=np.int64), axis=1)
+        predicted[at], _ = curves.seconds(xs[at], key)
+    return predicted
+
 
 _PREFILL = ("attention_prefill", "gdn_prefill")
 MOST_POINTS = 4000

@@ -75,7 +75,7 @@ class Launch(Section):
 
 @dataclass(frozen=True)
 class HeldOutErrors(Section):
-    """Errors of one operator's interpolation on held-out points; see `calibration/profile/held_out`."""
+    """Errors of one operator's interpolation on held-out points; see `calibration/profile/roofline_fit`."""
 
     operator: str
     dtype: str

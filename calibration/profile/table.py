@@ -139,7 +139,6 @@ class LatencyTable:
         return cls(full.sort_values(list(POINT), kind="stable").reset_index(drop=True))
 
     def of(self, operator: str) -> pd.DataFrame:
-        """Rows of one operator."""
         return self.frame[self.frame["operator"] == operator]
 
     def write(self, path: Path) -> None:

@@ -12,9 +12,9 @@ import pandas as pd
 import streamlit as st
 
 from draftcast.calibration.profile.hardware import hardware_names, load_hardware
-from draftcast.calibration.profile.held_out import OperatorErrors
 from draftcast.calibration.profile.load import has_profile
 from draftcast.calibration.profile.measured import Part
+from draftcast.calibration.profile.roofline_fit import OperatorErrors
 from draftcast.dashboards.session.answers import Answer, answers
 from draftcast.dashboards.session.plain_text import literal
 from draftcast.dashboards.session.session import Session, View

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import streamlit as st
 
-from draftcast.calibration.live.bench_result import import_bench_result
+from draftcast.calibration.live.imported_runs import import_bench_result
 from draftcast.calibration.live.run_directory import CHUNKS, JOURNAL, MANIFEST, REQUESTS
 from draftcast.dashboards.session.plain_text import literal, short
 from draftcast.dashboards.session.question import Question, check_names

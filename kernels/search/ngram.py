@@ -101,11 +101,8 @@ def propose_batch(
 ) -> tuple[Tokens, Counts]:
     """Drafts for a batch of token streams in one compiled call.
 
-    Args:
-        streams: token ids of each request, prompt and output so far; may be empty.
-        k: drafts per stream at most, >= 1.
-        min_n, max_n: vLLM's ``prompt_lookup_min`` and ``prompt_lookup_max``, 1 <= min_n <= max_n.
-        max_model_len: no draft stands beyond this many tokens.
+    ``min_n`` and ``max_n`` are vLLM's ``prompt_lookup_min`` and ``prompt_lookup_max``, 1 <= min_n <= max_n; no draft
+    stands beyond ``max_model_len`` tokens.
 
     Returns:
         drafts int32[streams, k], -1 where there is none, and their number int32[streams].

@@ -34,18 +34,12 @@ END = -1  # closes an output among the earlier requests': never equal to a token
 
 
 class SuffixSettings(NamedTuple):
-    """vLLM's ``suffix_decoding_*`` keys, with its defaults.
+    """vLLM's ``suffix_decoding_*`` keys, with its defaults."""
 
-    max_tree_depth: tokens of a match and its draft together, >= 1.
-    max_spec_factor: draft tokens per token matched, >= 0.
-    min_token_prob: least product of shares a drafted token may have, 0..1.
-    max_cached_requests: requests whose outputs are searched as well, this one among them; 0 searches its own text only.
-    """
-
-    max_tree_depth: int = 24
-    max_spec_factor: float = 1.0
-    min_token_prob: float = 0.1
-    max_cached_requests: int = 10000
+    max_tree_depth: int = 24  # tokens of a match and its draft together, >= 1
+    max_spec_factor: float = 1.0  # draft tokens per token matched, >= 0
+    min_token_prob: float = 0.1  # least product of shares a drafted token may have, 0..1
+    max_cached_requests: int = 10000  # whose outputs are searched, this one among them; 0 searches its own text only
 
 
 class _Corpus(NamedTuple):

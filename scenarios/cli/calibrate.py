@@ -173,8 +173,8 @@ def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, option
     """
     from draftcast.calibration.engine_log import profile as written
     from draftcast.calibration.engine_log.fit import FitOptions, fit_engine_log
-    from draftcast.calibration.profile.folder import FIT, MANIFEST
     from draftcast.calibration.profile.hardware import load_hardware
+    from draftcast.calibration.profile.load import FIT, MANIFEST
 
     out, hardware, (model, tp, dtype) = profile.out, profile.hardware, profile.single("--engine-log")
     if out is not None:
@@ -239,8 +239,8 @@ def calibrate_import(source: str, profile: ProfileOptions, imported: ImportOptio
         InputError: an option missing or superfluous, a file that cannot be read, a folder that holds files already.
     """
     from draftcast.calibration.importers.formats import read, write_profile
-    from draftcast.calibration.profile.folder import FIT, MANIFEST, TABLE
     from draftcast.calibration.profile.hardware import load_hardware
+    from draftcast.calibration.profile.load import FIT, MANIFEST, TABLE
     from draftcast.kernels.model.catalog import load_model
     from draftcast.scenarios.show.tables import make_console, rows_table
 

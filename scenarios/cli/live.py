@@ -242,7 +242,7 @@ def import_result(
     as_json: AsJson = False,
 ) -> None:
     """Import a result of vLLM's benchmark client as a recorded run."""
-    from draftcast.calibration.live.bench_result import import_bench_result
+    from draftcast.calibration.live.imported_runs import import_bench_result
     from draftcast.scenarios.live.run import speculative_config as speculation_of
     from draftcast.scenarios.schema.load import load_scenario, to_mapping
 

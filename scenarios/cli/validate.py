@@ -138,8 +138,7 @@ def _live_run(path: Path) -> LiveRun:
     """A run directory, or a bench result or a run of LLMServingSim's benchmark read as one."""
     from tempfile import TemporaryDirectory
 
-    from draftcast.calibration.live.bench_result import import_bench_result
-    from draftcast.calibration.live.recorded_requests import import_recorded_run, is_recorded_run
+    from draftcast.calibration.live.imported_runs import import_bench_result, import_recorded_run, is_recorded_run
     from draftcast.calibration.live.run_directory import LiveRun
 
     if path.is_dir() and not is_recorded_run(path):

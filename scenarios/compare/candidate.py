@@ -12,7 +12,6 @@ from draftcast.errors import InputError
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import to_mapping, with_values
 from draftcast.sim.acceptance import Constant
-from draftcast.sim.acceptance.sections import known_positions
 
 OFF = "off"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
@@ -95,7 +94,7 @@ def longest_draft(scenario: Scenario, max_k: int) -> int:
     """Longest draft that the acceptance of every class covers; ``max_k`` where it covers any."""
     names: list[str | None] = [*(entry.name for entry in scenario.workload.classes)] or [None]
     models = [model for name in names if (model := scenario.acceptance_of(name)) is not None]
-    known = [positions for model in models if (positions := known_positions(model)) is not None]
+    known = [positions for model in models if (positions := model.known_positions()) is not None]
     spec = scenario.speculative_config
     assert spec is not None
     return min(known) if known else max(max_k, spec.k)
@@ -105,4 +104,8 @@ def alpha_of(mean_acceptance_length: float, k: int) -> float:
     """The probability a token at which k drafts yield so many tokens a round (``1 + a + ... + a^k``)."""
     from scipy.optimize import brentq
 
-    return float(brentq(lambda a: Constant(alpha=a).mean_acceptance_length(k) - mean_acceptance_length, 0.0, 1.0))
+    return float(
+        brentq(
+            lambda a: Constant(model="constant", alpha=a).mean_acceptance_length(k) - mean_acceptance_length, 0.0, 1.0
+        )
+    )

@@ -24,7 +24,7 @@ from draftcast.scenarios.schema.load import to_mapping
 from draftcast.scenarios.schema.references import put_checksums
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.output.metrics import compute_metrics
-from draftcast.sim.output.warmup import find_warmup
+from draftcast.sim.output.steady_state import find_warmup
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate, replication_interval
 from draftcast.sim.workload.arrivals import MAX_USERS, ClosedLoopArrivals

@@ -11,7 +11,7 @@ from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.schema import ClosedLoopArrivals, Scenario
 from draftcast.scenarios.schema.load import without_speculation
-from draftcast.sim.output.stability import shortfall
+from draftcast.sim.output.steady_state import shortfall
 
 LENGTHS = (2000, 3000, 4000, 6000, 8000, 12_000, 16_000, 24_000)
 """A few only, so that settings compared at one load are measured over as many requests."""

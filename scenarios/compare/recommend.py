@@ -295,7 +295,9 @@ def traffic_of(scenario: Scenario, deployment: Deployment) -> Traffic:
     seed = replication_seed(scenario.statistics.seed, 0)
     table = build_requests(workload_spec(scenario), seed, None, deployment.settings.max_model_len)
     # Without speculation there is no acceptance, and none is asked for.
-    return traffic(table, acceptance_models(scenario) or [Constant(alpha=0.0)] * len(table.class_names))
+    return traffic(
+        table, acceptance_models(scenario) or [Constant(model="constant", alpha=0.0)] * len(table.class_names)
+    )
 
 
 def _sizes(most: int) -> list[int]:

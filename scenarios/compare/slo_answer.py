@@ -19,7 +19,7 @@ from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.run.workload_spec import request_classes
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
-from draftcast.sim.output.request_columns import RequestColumns
+from draftcast.sim.output.results import RequestColumns
 
 BOUNDS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2E latency"}
 # Requests of the idle run: enough for the share of a bound at the usual attainments, and quick.

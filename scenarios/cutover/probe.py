@@ -23,7 +23,7 @@ from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import Served, State, measure, serve
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import scenario_hash, with_values, without_speculation
-from draftcast.sim.output.stability import shortfall
+from draftcast.sim.output.steady_state import shortfall
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.crossing import Probe
 

@@ -31,7 +31,7 @@ from draftcast.scenarios.compare.serve_command import served_models, speculative
 from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import to_mapping
-from draftcast.sim.acceptance.sections import NgramAcceptance
+from draftcast.sim.acceptance import Ngram
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 from draftcast.sim.workload.build_requests import build_requests
 from draftcast.sim.workload.request_table import RequestTable
@@ -127,7 +127,7 @@ def ngram_target(scenario: Scenario) -> NgramTarget | None:
     spec, acceptance = scenario.speculative_config, scenario.acceptance_of()
     if spec is None or scenario.method not in ("ngram", "ngram_gpu"):
         return None
-    if not isinstance(acceptance, NgramAcceptance):
+    if not isinstance(acceptance, Ngram):
         value = acceptance.model if acceptance is not None else None
         raise ScenarioError("must be ngram for n-gram prompts on a testbed", key="acceptance.model", value=value)
     rates = acceptance.rates

@@ -13,7 +13,6 @@ from draftcast.kernels.model.catalog import load_model, model_names
 from draftcast.scenarios.schema import METHODS, Scenario
 from draftcast.scenarios.schema.changes import value_at
 from draftcast.scenarios.schema.load import acceptance_places, to_mapping
-from draftcast.sim.acceptance.sections import known_positions
 from draftcast.sim.cost.methods import get_method
 
 OFF = "off"
@@ -110,7 +109,7 @@ def draft_models(scenario: Scenario) -> list[str]:
 
 def longest_k(scenario: Scenario) -> int | None:
     """The largest k that the acceptance has rates for; None when it has them for any."""
-    return known_positions(scenario.acceptance) if scenario.acceptance is not None else None
+    return scenario.acceptance.known_positions() if scenario.acceptance is not None else None
 
 
 def with_acceptance_model(scenario: Scenario, model: str) -> dict[str, Any]:

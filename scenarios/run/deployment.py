@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import find_profile, has_profile, load_profile, usual_profile
-from draftcast.calibration.profile.origin import Origin
+from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import HardwareProfile
 from draftcast.errors import CapacityError, InputError, ScenarioError
 from draftcast.kernels.model.catalog import canonical_name, load_model

@@ -14,7 +14,7 @@ from draftcast.calibration.live.run_directory import MANIFEST, LiveRun
 from draftcast.errors import InputError
 from draftcast.sim.compiled.itl_histogram import itl_histogram
 from draftcast.sim.output.metrics import compute_metrics
-from draftcast.sim.output.request_columns import TIME_COLUMNS
+from draftcast.sim.output.results import TIME_COLUMNS
 from draftcast.sim.workload.workload import Slo
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -28,8 +28,7 @@ from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.engine.replica import Replica, check_fits, request_rows
 from draftcast.sim.output import results
 from draftcast.sim.output.metrics import Metrics, compute_metrics, do_not_differ, summarise
-from draftcast.sim.output.stability import Stability
-from draftcast.sim.output.warmup import MOST_SHORTFALL, Warmup, find_warmup
+from draftcast.sim.output.steady_state import MOST_SHORTFALL, Stability, Warmup, find_warmup
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.workload.build_requests import build_requests, load_traces
 from draftcast.sim.workload.request_table import RequestTable
@@ -88,7 +87,7 @@ class Replication:
 
 
 def _acceptance(scenario: Scenario, table: RequestTable, seed: int, k: int) -> AcceptanceArrays:
-    models = list(acceptance_models(scenario)) or [Constant(alpha=0.0)] * len(table.class_names)
+    models = list(acceptance_models(scenario)) or [Constant(model="constant", alpha=0.0)] * len(table.class_names)
     return compile_acceptance(
         models,
         table.class_id,

@@ -5,12 +5,9 @@ Class i of the workload has acceptance model i. A scenario without classes has t
 
 from __future__ import annotations
 
-from typing import Any
-
-from draftcast.scenarios.schema import RequestClass, Scenario, SpeculativeConfig, TraceAcceptance, TreeAcceptance
+from draftcast.scenarios.schema import RequestClass, Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.speculation import DEFAULT_TREE
-from draftcast.sim.acceptance import ACCEPTANCE_MODELS, AcceptanceModel, rates_in_another_tree, tree_rates
-from draftcast.sim.acceptance.sections import AcceptanceBase
+from draftcast.sim.acceptance import AcceptanceModel, Trace, Tree, rates_in_another_tree, tree_rates
 from draftcast.sim.workload.workload import DEFAULT_CLASS, Slo, Workload
 
 
@@ -28,7 +25,7 @@ def workload_spec(scenario: Scenario) -> Workload:
     classes = []
     for entry in request_classes(scenario):
         acceptance = entry.acceptance or scenario.acceptance
-        if isinstance(acceptance, TraceAcceptance) and scenario.acceptance_of(entry.name) != acceptance:
+        if isinstance(acceptance, Trace) and scenario.acceptance_of(entry.name) != acceptance:
             acceptance = acceptance.model_copy(update={"path": None})
         classes.append(entry.model_copy(update={"acceptance": acceptance}))
     return scenario.workload.model_copy(update={"classes": tuple(classes)})
@@ -36,16 +33,13 @@ def workload_spec(scenario: Scenario) -> Workload:
 
 def acceptance_models(scenario: Scenario) -> tuple[AcceptanceModel, ...]:
     """The acceptance model of each class, in the order of their ids; empty without speculation."""
-    models = []
+    models: list[AcceptanceModel] = []
     for entry in request_classes(scenario):
         model = scenario.acceptance_of(entry.name)
         if model is None:
             return ()
-        not_rates = {"model", "path", "record", *AcceptanceBase.model_fields}
-        parameters = model.model_dump(exclude=not_rates, exclude_none=True)
-        if isinstance(model, TreeAcceptance) and scenario.speculative_config is not None:
-            parameters = _tree(model, scenario.speculative_config)
-        models.append(ACCEPTANCE_MODELS[model.model](**parameters))
+        spec = scenario.speculative_config
+        models.append(_shaped(model, spec) if isinstance(model, Tree) and spec is not None else model)
     return tuple(models)
 
 
@@ -55,14 +49,14 @@ def confidences(scenario: Scenario) -> tuple[float | None, ...]:
     return tuple(model.confidence_discrimination if model is not None else None for model in models)
 
 
-def _tree(model: TreeAcceptance, spec: SpeculativeConfig) -> dict[str, Any]:
-    """Parameters of the simulator's tree model, for the shape of the tree that is simulated."""
+def _shaped(model: Tree, spec: SpeculativeConfig) -> Tree:
+    """The model for the shape of the tree that is simulated."""
     if model.rates is not None:
         measured = (model.tree_width or DEFAULT_TREE[0], model.max_tree_nodes or DEFAULT_TREE[1])
-        return {"rates": rates_in_another_tree(model.rates, measured, spec.tree_shape, spec.k)}
+        return Tree(model="tree", rates=rates_in_another_tree(model.rates, measured, spec.tree_shape, spec.k))
     if model.widths is not None:
-        return {"alpha": model.alpha, "widths": model.widths}
-    return {"rates": tuple(tree_rates(model.alpha or 0.0, spec.k, *spec.tree_shape).tolist())}
+        return model
+    return Tree(model="tree", rates=tuple(tree_rates(model.alpha or 0.0, spec.k, *spec.tree_shape).tolist()))
 
 
 def slos(scenario: Scenario) -> dict[str, Slo]:

@@ -6,7 +6,6 @@ What arrives and how much of it is accepted are records of the simulator (``sim/
 from draftcast.scenarios.schema.engine import BatchDefaults, Engine, batch_defaults
 from draftcast.scenarios.schema.scenario import POLICIES, ROUTERS, Cluster, Policy, Scenario, Statistics
 from draftcast.scenarios.schema.speculation import METHODS, SpeculativeConfig
-from draftcast.sim.acceptance.sections import TraceAcceptance, TreeAcceptance
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 from draftcast.sim.workload.workload import RequestClass, Slo, Workload
 
@@ -24,8 +23,6 @@ __all__ = [
     "Slo",
     "SpeculativeConfig",
     "Statistics",
-    "TraceAcceptance",
-    "TreeAcceptance",
     "Workload",
     "batch_defaults",
 ]

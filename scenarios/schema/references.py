@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from draftcast.calibration.profile.folder import FIT, MANIFEST
 from draftcast.calibration.profile.hardware import is_bundled_device
-from draftcast.calibration.profile.load import profile_names
+from draftcast.calibration.profile.load import FIT, MANIFEST, profile_names
 from draftcast.files import read_bytes
 from draftcast.kernels.model.catalog import is_bundled_model
 from draftcast.kernels.model.heads import is_bundled_head

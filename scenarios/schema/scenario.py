@@ -10,7 +10,7 @@ from draftcast.frozen import Frozen, NonEmpty, Text, nearest_key, one_of, wrong
 from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import Engine
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
-from draftcast.sim.acceptance.sections import Acceptance, PerPositionAcceptance, TreeAcceptance, known_positions
+from draftcast.sim.acceptance import Acceptance, PerPosition, Tree
 from draftcast.sim.policies import BUILT_IN
 from draftcast.sim.workload.workload import Slo, Workload
 
@@ -128,7 +128,7 @@ class Scenario(Frozen):
         if self.speculative_config is None:
             return None
         if self.speculative_config.synthetic_rates is not None:
-            return PerPositionAcceptance(model="per_position", rates=self.speculative_config.synthetic_rates)
+            return PerPosition(model="per_position", rates=self.speculative_config.synthetic_rates)
         for entry in self.workload.classes:
             if entry.name == class_name and entry.acceptance is not None:
                 return entry.acceptance
@@ -217,7 +217,7 @@ class Scenario(Frozen):
     @staticmethod
     def _fits(key: str, model: Acceptance, spec: SpeculativeConfig) -> None:
         method = spec.resolved_method
-        known = known_positions(model)
+        known = model.known_positions()
         if known is not None and known < spec.k:
             part = "rates" if getattr(model, "rates", None) else "widths"
             raise wrong(
@@ -232,11 +232,11 @@ class Scenario(Frozen):
             )
         if (model.model == "tree") != (method == "eagle_tree"):
             raise wrong(f"{key}.model", model.model, f"tree goes with method eagle_tree only; the method is {method}")
-        if isinstance(model, TreeAcceptance):
+        if isinstance(model, Tree):
             _tree_fits(key, model, spec)
 
 
-def _tree_fits(key: str, model: TreeAcceptance, spec: SpeculativeConfig) -> None:
+def _tree_fits(key: str, model: Tree, spec: SpeculativeConfig) -> None:
     """The tree that is simulated holds the branches that are accepted from, and rates say which tree they are of."""
     width, nodes = spec.tree_shape
     if model.widths is not None:

@@ -14,11 +14,18 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
-from draftcast.calibration.profile.folder import TABLE, Manifest, read_manifest
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
-from draftcast.calibration.profile.held_out import OperatorErrors, interpolation_errors, modelled
-from draftcast.calibration.profile.load import find_profile, load_profile, profile_names, read_top
+from draftcast.calibration.profile.load import (
+    TABLE,
+    Manifest,
+    find_profile,
+    load_profile,
+    profile_names,
+    read_manifest,
+    read_top,
+)
 from draftcast.calibration.profile.measured import FAMILY, Part, parts_of
+from draftcast.calibration.profile.roofline_fit import OperatorErrors, interpolation_errors, modelled
 from draftcast.calibration.profile.spec import HardwareProfile, RooflineProfile
 from draftcast.calibration.profile.table import SHAPE_FIELDS, LatencyTable
 from draftcast.errors import HardwareError

@@ -16,7 +16,7 @@ from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.plots import COLOURS, LIMIT, OFF, ON, interval_bars, means, series
 from draftcast.scenarios.show.run_report import cutover_line
 from draftcast.scenarios.show.tables import title
-from draftcast.sim.output.request_columns import RequestColumns
+from draftcast.sim.output.results import RequestColumns
 from draftcast.sim.statistics.intervals import Estimate
 
 PARTS = {

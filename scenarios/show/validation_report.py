@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from draftcast import __version__
-from draftcast.calibration.engine_log.regression import Errors
+from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.calibration.profile.spec import AffineProfile, HardwareProfile
 from draftcast.errors import InputError
 from draftcast.files import write_text
@@ -24,7 +24,7 @@ from draftcast.scenarios.run.timeline import Timeline
 from draftcast.scenarios.show.plots import BREAK_EVEN_LINE, LIMIT, OFF, ON, label_axes, panels, series
 from draftcast.scenarios.show.tables import MISSED, aligned, html_table, json_bytes, page, paragraphs
 from draftcast.sim.compiled.itl_histogram import histogram_quantile
-from draftcast.sim.output.request_columns import RequestColumns
+from draftcast.sim.output.results import RequestColumns
 
 _SHARES = np.linspace(0.01, 0.99, 99)
 # More points than this are thinned: a page of some megabytes loads, one of some hundred does not.

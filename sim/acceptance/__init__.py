@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from draftcast.sim.acceptance.beta import Beta
+from typing import Annotated
+
+from pydantic import Field
+
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.compiled import MAX_K, AcceptanceArrays, accepted_drafts, proposed_drafts
 from draftcast.sim.acceptance.confidence import (
@@ -13,26 +16,26 @@ from draftcast.sim.acceptance.confidence import (
     rounds_are_alike,
     survivals,
 )
-from draftcast.sim.acceptance.fixed_rates import Constant, PerPosition, Tree, tree_depth_probabilities
-from draftcast.sim.acceptance.model import AcceptanceModel
+from draftcast.sim.acceptance.model import (
+    AcceptanceModel,
+    Beta,
+    Constant,
+    PerPosition,
+    Tree,
+    tree_depth_probabilities,
+)
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.acceptance.tree_shape import rates_in_another_tree, tree_rates
 from draftcast.sim.acceptance.two_state import Markov, Ngram
 
-# By the name a scenario gives them.
-ACCEPTANCE_MODELS: dict[str, type[AcceptanceModel]] = {
-    "constant": Constant,
-    "per_position": PerPosition,
-    "beta": Beta,
-    "markov": Markov,
-    "ngram": Ngram,
-    "tree": Tree,
-    "trace": Trace,
-}
+Acceptance = Annotated[
+    Constant | PerPosition | Beta | Markov | Ngram | Tree | Trace,
+    Field(discriminator="model"),
+]
 
 __all__ = [
-    "ACCEPTANCE_MODELS",
     "MAX_K",
+    "Acceptance",
     "AcceptanceArrays",
     "AcceptanceModel",
     "Beta",

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.acceptance.beta import Beta
 from draftcast.sim.acceptance.compiled import (
     KIND_MARKOV,
     KIND_NGRAM,
@@ -18,8 +17,8 @@ from draftcast.sim.acceptance.compiled import (
     P_CONFIDENCE,
     AcceptanceArrays,
 )
-from draftcast.sim.acceptance.model import AcceptanceModel, check_drafts
-from draftcast.sim.acceptance.trace import Trace, check_recording
+from draftcast.sim.acceptance.model import AcceptanceModel, Beta, check_drafts
+from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.compiled.random_streams import Stream, request_keys, request_uniforms
 
 
@@ -36,13 +35,9 @@ def compile_acceptance(
     """Arrays for ``len(class_id)`` requests.
 
     Args:
-        models: one per class; ``class_id`` indexes it.
-        class_id: class of each request, shape [n].
-        seed: the run's seed; every draw follows from (seed, request, output position).
-        k: most drafts the run may ask for. A model that does not know that many raises; drafts beyond k are never
-            needed, and drafts beyond what a model knows would be rejected.
-        confidence: per class, how well the draft's confidence tells accepted drafts from rejected ones (0..1, see
-            ``draftcast.sim.acceptance.confidence``), None for none; empty: none for any class.
+        models: one per class; ``class_id``, shape [n], indexes it.
+        k: most drafts the run may ask for.
+        confidence: ``confidence_discrimination`` of each class, None for none; empty: none for any class.
         offsets, lengths: the request table's recorded acceptance, for classes whose model is ``trace``.
 
     Raises:
@@ -75,19 +70,17 @@ def compile_acceptance(
     has_chain = bool(np.isin(kinds, (KIND_MARKOV, KIND_NGRAM)).any())
     recorded_offsets, recorded_lengths = np.zeros(0, np.int64), np.zeros(0, np.uint8)
     if (kinds == KIND_TRACE).any():
-        own = next(model for model in models if isinstance(model, Trace))
-        if offsets is None and lengths is None:
-            offsets, lengths = own.offsets, own.lengths
-        recorded_offsets, recorded_lengths = check_recording(offsets, lengths)
-        if len(recorded_offsets) != n + 1:
-            message = f"must hold one entry per request and one more, {n + 1}, got {len(recorded_offsets)}"
-            raise ScenarioError(message, key="acceptance_offsets")
+        if offsets is None or lengths is None:
+            missing = "acceptance_offsets" if offsets is None else "acceptance_lengths"
+            message = "acceptance model trace needs requests with a recorded acceptance"
+            raise ScenarioError(message, key=missing, value=None)
+        recorded_offsets, recorded_lengths = np.asarray(offsets, np.int64), np.asarray(lengths, np.uint8)
         bare = np.flatnonzero((np.diff(recorded_offsets) == 0) & (kinds[classes] == KIND_TRACE))
         if len(bare):
             message = f"acceptance model trace needs a recording for every request; request {bare[0]} has none"
             raise ScenarioError(message, key="acceptance_lengths")
         if has_confidence:
-            rates = Trace(recorded_offsets, recorded_lengths).conditional(k)
+            rates = Trace.of_recording(recorded_offsets, recorded_lengths).conditional(k)
             conditional[kinds == KIND_TRACE, :k] = rates
     return AcceptanceArrays(
         kind=kinds,

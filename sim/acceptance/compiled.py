@@ -124,11 +124,7 @@ def _accepted_at_rates(arrays: AcceptanceArrays, request: int, c: int, position:
 def accepted_drafts(arrays: AcceptanceArrays, request: int, position: int, drafts: int) -> int:
     """Drafts accepted, 0..drafts, in a round verified when ``position`` output tokens exist.
 
-    Args:
-        arrays: from :func:`compile_acceptance`.
-        request: row in the request table.
-        position: output tokens that exist before the round, >= 0.
-        drafts: draft tokens verified, 0..MAX_K; for a tree its depth.
+    ``drafts``: draft tokens verified, 0..MAX_K; for a tree its depth.
     """
     a = borrowed(arrays)
     c = a.class_id[request]

@@ -81,10 +81,8 @@ def describe_drafts(
     does not find have no chance.
 
     Args:
-        arrays, request, position, levels: the round.
         survival: rows of ``stride`` numbers: p of every level, the least square of the spread, and its range.
         draws: rows of ``stride`` numbers: below which acceptance draw a level is accepted, and the draws' counter.
-        i, stride: the place in each row, and the rows' length.
         alike: `rounds_are_alike`; then `describe_alike` writes the rest, for all rounds at once.
     """
     a = borrowed(arrays)

@@ -1,21 +1,43 @@
-"""What every acceptance model answers. Their parameters are validated where they enter (``sections.py``)."""
+"""How many draft tokens the target accepts: what every model answers, and those whose rounds are alike.
+
+There is no default: only the user, or a measurement, knows it. A record is validated where it enters and asked as it
+is. Rates are *unconditional*: ``rates[i]`` is the share of rounds in which the first i+1 drafts were all accepted
+(vLLM's ``synthetic_acceptance_rates`` and ``vllm:spec_decode_num_accepted_tokens_per_pos / num_drafts``), so they never
+rise. Every round meets fresh uniform numbers (see compiled.py), so these formulas are exact.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import ClassVar
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import AfterValidator, Field, model_validator
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.acceptance.compiled import KIND_RATES, MAX_K, N_PARAMS
+from draftcast.frozen import Count, Frozen, Nodes, Probability, Width, wrong
+from draftcast.sim.acceptance.compiled import KIND_BETA, KIND_RATES, MAX_K, N_PARAMS
 
-Rates = npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.float64]
 
 
-class AcceptanceModel(ABC):
-    """How many draft tokens of a round the target accepts. Subclasses are frozen dataclasses.
+def _non_increasing(rates: tuple[float, ...]) -> tuple[float, ...]:
+    for position in range(1, len(rates)):
+        if rates[position] > rates[position - 1]:
+            message = f"unconditional rates never rise: position {position} exceeds the {rates[position - 1]} before it"
+            raise wrong(str(position), rates[position], message)
+    return rates
+
+
+Rates = Annotated[
+    tuple[Probability, ...], Field(strict=False, min_length=1, max_length=MAX_K), AfterValidator(_non_increasing)
+]
+
+
+class AcceptanceModel(Frozen):
+    """How many draft tokens of a round the target accepts.
 
     A *round* verifies k draft tokens and always emits one token more than it accepts (the bonus or the corrected
     token). Rates are averages over the rounds that carry a draft, as in vLLM's metrics; rounds without one are not
@@ -24,11 +46,24 @@ class AcceptanceModel(ABC):
 
     kind: ClassVar[int] = KIND_RATES
 
-    @abstractmethod
-    def unconditional(self, k: int) -> Rates:
-        """P(the first j + 1 drafts are all accepted), j = 0..k-1: vLLM's ``synthetic_acceptance_rates``. Shape [k]."""
+    # How well the draft's own confidence tells accepted tokens from rejected ones, for policies that go by it: mean
+    # confidence of accepted drafts less that of rejected ones. None: the draft's confidence is not known.
+    confidence_discrimination: Probability | None = None
+    # How sure the mean acceptance length is: its relative standard error, or over how many rounds it was measured.
+    relative_error: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = None
+    num_rounds: Count | None = None
 
-    def conditional(self, k: int) -> Rates:
+    @model_validator(mode="after")
+    def _one_kind_of_error(self) -> Self:
+        if self.relative_error is not None and self.num_rounds is not None:
+            raise wrong("num_rounds", self.num_rounds, "give relative_error or num_rounds, not both")
+        return self
+
+    @abstractmethod
+    def unconditional(self, k: int) -> FloatArray:
+        """P(the first j + 1 drafts are all accepted), j = 0..k-1. Shape [k]."""
+
+    def conditional(self, k: int) -> FloatArray:
         """P(draft j accepted | those before it were), j = 0..k-1; 0 where that never happens. Shape [k]."""
         rates = self.unconditional(k)
         before = np.concatenate(([1.0], rates))[:k]
@@ -46,15 +81,21 @@ class AcceptanceModel(ABC):
         """Mean tokens per round, rounds without a draft (one token each) included."""
         return 1.0 + self.draft_share(k) * (self.mean_acceptance_length(k) - 1.0)
 
+    def known_positions(self) -> int | None:
+        """How many draft positions the model has rates for; None when it has them for any number."""
+        listed = getattr(self, "rates", None) or getattr(self, "widths", None)
+        return len(listed) if listed is not None else None
+
     def max_drafts(self) -> int:
         """Largest k the model can answer for."""
-        return MAX_K
+        known = self.known_positions()
+        return MAX_K if known is None else known
 
-    def draft_probabilities(self) -> Rates:
+    def draft_probabilities(self) -> FloatArray:
         """What the engine compares a uniform number with, per draft index. Shape [max_drafts()]."""
         return self.conditional(self.max_drafts())
 
-    def parameters(self) -> Rates:
+    def parameters(self) -> FloatArray:
         """The row of ``AcceptanceArrays.params``. Shape [N_PARAMS]."""
         return np.zeros(N_PARAMS)
 
@@ -68,3 +109,109 @@ def check_drafts(k: int, known: int = MAX_K, source: str = "one round") -> int:
             value=k,
         )
     return int(k)
+
+
+class Constant(AcceptanceModel):
+    """Every draft token is accepted with probability ``alpha``, independently.
+
+    Mean acceptance length (1 - alpha**(k+1)) / (1 - alpha): Leviathan et al., arXiv 2211.17192, equation 1.
+    """
+
+    model: Literal["constant"]
+    alpha: Probability
+
+    def unconditional(self, k: int) -> FloatArray:
+        return np.asarray(self.alpha ** np.arange(1, check_drafts(k) + 1), dtype=np.float64)
+
+    def draft_probabilities(self) -> FloatArray:
+        # Not the ratio of two powers: those underflow for small alpha and lose the last bit for others.
+        return np.full(self.max_drafts(), self.alpha)
+
+
+class PerPosition(AcceptanceModel):
+    """Measured unconditional rate of each draft position: vLLM's ``synthetic_acceptance_rates`` verbatim."""
+
+    model: Literal["per_position"]
+    rates: Rates
+
+    def unconditional(self, k: int) -> FloatArray:
+        return np.array(self.rates[: check_drafts(k, len(self.rates), "acceptance.rates")])
+
+
+class Beta(AcceptanceModel):
+    """Each request has its own alpha from a Beta(mean * concentration, (1 - mean) * concentration): latency tails.
+
+    Variance mean * (1 - mean) / (concentration + 1): small concentration, long tails.
+    """
+
+    kind: ClassVar[int] = KIND_BETA
+
+    model: Literal["beta"]
+    mean: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    concentration: Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
+
+    def unconditional(self, k: int) -> FloatArray:
+        """E[alpha**(j+1)], the raw moments of the Beta: the mean over requests, each counted once."""
+        return np.asarray(np.cumprod(self.conditional(k)), dtype=np.float64)
+
+    def conditional(self, k: int) -> FloatArray:
+        index = np.arange(check_drafts(k))
+        return np.asarray((self.mean * self.concentration + index) / (self.concentration + index))
+
+    def quantile(self, probability: FloatArray) -> FloatArray:
+        """alpha at each cumulative probability in [0, 1); same shape."""
+        from scipy.special import betaincinv
+
+        first, second = self.mean * self.concentration, (1.0 - self.mean) * self.concentration
+        return np.asarray(betaincinv(first, second, probability), dtype=np.float64)
+
+
+class Tree(AcceptanceModel):
+    """A draft tree: drafts of a round are the tree's depths, of which at most one node each is accepted.
+
+    ``alpha`` of one branch, or unconditional ``rates`` per depth as measured with one tree. Alpha alone follows the
+    shape of the tree that is simulated; ``widths`` says instead how many children of the accepted node are tried at
+    each depth, each accepted with probability ``alpha`` given that its elder siblings were not. Rates hold for the tree
+    they were measured with (``tree_width``, ``max_tree_nodes``; absent: the default tree) and are carried over to
+    another. How many nodes are verified (the cost) is the method's business, not this model's.
+    """
+
+    model: Literal["tree"]
+    rates: Rates | None = None
+    alpha: Probability | None = None
+    widths: Annotated[tuple[Count, ...], Field(strict=False, min_length=1, max_length=MAX_K)] | None = None
+    tree_width: Width | None = None
+    max_tree_nodes: Nodes | None = None
+
+    @model_validator(mode="after")
+    def _one_kind_of_rate(self) -> Self:
+        if (self.alpha is None) == (self.rates is None):
+            raise wrong("alpha", self.alpha, "give exactly one of rates and alpha (alpha with or without widths)")
+        if self.widths is not None and self.alpha is None:
+            raise wrong("widths", list(self.widths), "goes with alpha, one width per depth")
+        for key in ("tree_width", "max_tree_nodes"):
+            if self.rates is None and getattr(self, key) is not None:
+                raise wrong(key, getattr(self, key), "says which tree rates were measured with; alpha needs none")
+        return self
+
+    def unconditional(self, k: int) -> FloatArray:
+        k = check_drafts(k, self.max_drafts(), "the acceptance tree's depth")
+        if self.rates is not None:
+            return np.array(self.rates[:k])
+        return np.asarray(np.cumprod(self.draft_probabilities()[:k]), dtype=np.float64)
+
+    def draft_probabilities(self) -> FloatArray:
+        if self.alpha is not None and self.widths is not None:
+            return tree_depth_probabilities(self.alpha, self.widths)
+        return self.conditional(self.max_drafts())
+
+
+def tree_depth_probabilities(alpha: float, widths: Sequence[int]) -> FloatArray:
+    """P(some node at depth d accepted | its parent was): 1 - (1 - alpha)^width. Shape [depth].
+
+    Multi-round speculative sampling tries the siblings one after the other (SpecInfer, arXiv 2305.09781, section 4.3),
+    each accepted with probability ``alpha`` given that the elder ones were rejected (the positional acceptance
+    assumption of Sequoia, arXiv 2402.12374, section 3). ``widths``: children of the accepted node at each depth, >= 1.
+    """
+    # 1 - (1 - alpha) may lose a bit, and a tree of single children is the chain of `constant`, bit for bit.
+    return np.array([alpha if width == 1 else 1.0 - float(np.prod(np.full(width, 1.0 - alpha))) for width in widths])

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from draftcast.sim.acceptance.model import Rates
+from draftcast.sim.acceptance.model import FloatArray
 
 _BISECTIONS = 60
 
 
-def tree_rates(alpha: float, depth: int, width: int, max_nodes: int = 0) -> Rates:
+def tree_rates(alpha: float, depth: int, width: int, max_nodes: int = 0) -> FloatArray:
     """P(some node at depth d is accepted), d = 1..depth: unconditional, non-increasing. Shape [depth].
 
     Args:

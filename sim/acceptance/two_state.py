@@ -8,11 +8,12 @@ stationary distribution.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
+from draftcast.frozen import Probability, wrong
 from draftcast.sim.acceptance.compiled import (
     KIND_MARKOV,
     KIND_NGRAM,
@@ -24,16 +25,13 @@ from draftcast.sim.acceptance.compiled import (
     P_STATIONARY,
     P_STAY,
 )
-from draftcast.sim.acceptance.fixed_rates import Constant, PerPosition
-from draftcast.sim.acceptance.model import AcceptanceModel, Rates, check_drafts
+from draftcast.sim.acceptance.model import AcceptanceModel, Constant, FloatArray, PerPosition, Rates, check_drafts
 
 
-@dataclass(frozen=True)
 class Markov(AcceptanceModel):
-    """Drafts at a good output position are accepted with ``alpha_good``, at a bad one with ``alpha_bad``.
+    """Good and bad stretches with their own alpha; ``p_gb`` (good to bad) and ``p_bg`` are per output token.
 
-    The state moves from good to bad with ``p_gb`` and back with ``p_bg`` per output token; at position 0 it is
-    stationary, good with p_bg / (p_gb + p_bg). Lag-1 autocorrelation of the state: 1 - p_gb - p_bg.
+    At position 0 the state is stationary, good with p_bg / (p_gb + p_bg). Its lag-1 autocorrelation: 1 - p_gb - p_bg.
 
     Long-run averages over rounds of k drafts (states ordered bad, good). With T the chain's transition matrix,
     A = diag(alpha) and R = I - A, a round started in state s accepts j or more drafts with [(A T)^(j-1) A 1]_s, and
@@ -45,10 +43,17 @@ class Markov(AcceptanceModel):
 
     kind: ClassVar[int] = KIND_MARKOV
 
-    alpha_good: float
-    alpha_bad: float
-    p_gb: float
-    p_bg: float
+    model: Literal["markov"]
+    alpha_good: Probability
+    alpha_bad: Probability
+    p_gb: Probability
+    p_bg: Probability
+
+    @model_validator(mode="after")
+    def _not_frozen_in_both_states(self) -> Self:
+        if self.p_gb == 0 and self.p_bg == 0:
+            raise wrong("p_gb", 0, "at least one of p_gb and p_bg must be above 0")
+        return self
 
     @property
     def good_share(self) -> float:
@@ -69,7 +74,7 @@ class Markov(AcceptanceModel):
         # Rounds that never change state (a chain of period 2 crossed two by two) keep the law of position 0.
         return float(kernel[0, 1] / turnover) if turnover > 1e-15 else self.good_share
 
-    def unconditional(self, k: int) -> Rates:
+    def unconditional(self, k: int) -> FloatArray:
         transition, accept = self._matrices()
         good = self.round_start_good_share(k)
         law = np.array([1.0 - good, good])
@@ -80,22 +85,17 @@ class Markov(AcceptanceModel):
             law = law @ transition
         return rates
 
-    def draft_probabilities(self) -> Rates:
-        # Never read by the engine (the probability is the state's); filled for whoever prints the arrays.
-        return self.conditional(self.max_drafts())
-
-    def parameters(self) -> Rates:
+    def parameters(self) -> FloatArray:
         row = np.zeros(N_PARAMS)
         row[P_STATIONARY], row[P_ENTER], row[P_STAY] = self.good_share, self.p_bg, 1.0 - self.p_gb
         row[P_ALPHA_0], row[P_ALPHA_1] = self.alpha_bad, self.alpha_good
         return row
 
-    def _matrices(self) -> tuple[Rates, Rates]:
+    def _matrices(self) -> tuple[FloatArray, FloatArray]:
         transition = np.array([[1.0 - self.p_bg, self.p_bg], [self.p_gb, 1.0 - self.p_gb]])
         return transition, np.diag([self.alpha_bad, self.alpha_good])
 
 
-@dataclass(frozen=True)
 class Ngram(AcceptanceModel):
     """Prompt lookup (ngram) or suffix matching: a round drafts only where the context matches.
 
@@ -110,20 +110,26 @@ class Ngram(AcceptanceModel):
 
     kind: ClassVar[int] = KIND_NGRAM
 
-    match_probability: float
-    alpha: float | None = None
-    rates: tuple[float, ...] | None = None
-    persistence: float = 0.0
-    mean_match_tokens: float | None = None
+    model: Literal["ngram"]
+    match_probability: Probability
+    alpha: Probability | None = None
+    rates: Rates | None = None
+    # 0: matches are independent; towards 1: matches come in bursts (same long-run share).
+    persistence: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+    # Suffix decoding: the proposal is as long as the match, geometric with this mean (None: always k).
+    mean_match_tokens: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
 
-    def max_drafts(self) -> int:
-        return self._accepted().max_drafts()
+    @model_validator(mode="after")
+    def _one_kind_of_rate(self) -> Self:
+        if (self.alpha is None) == (self.rates is None):
+            raise wrong("alpha", self.alpha, "give exactly one of alpha and rates")
+        return self
 
-    def unconditional(self, k: int) -> Rates:
+    def unconditional(self, k: int) -> FloatArray:
         rates = self._accepted().unconditional(k)
         return np.asarray(rates * self._longer() ** np.arange(len(rates)))
 
-    def draft_probabilities(self) -> Rates:
+    def draft_probabilities(self) -> FloatArray:
         return self._accepted().draft_probabilities()
 
     def draft_share(self, k: int) -> float:
@@ -142,7 +148,7 @@ class Ngram(AcceptanceModel):
         enter = self.match_probability * (1.0 - self.persistence)
         return enter / (1.0 - again + enter) if enter > 0.0 else 0.0
 
-    def parameters(self) -> Rates:
+    def parameters(self) -> FloatArray:
         match, persistence = self.match_probability, self.persistence
         row = np.zeros(N_PARAMS)
         row[P_STATIONARY], row[P_ENTER] = match, match * (1.0 - persistence)
@@ -151,7 +157,10 @@ class Ngram(AcceptanceModel):
         return row
 
     def _accepted(self) -> Constant | PerPosition:
-        return PerPosition(self.rates) if self.rates is not None else Constant(self.alpha)  # type: ignore[arg-type]
+        if self.rates is not None:
+            return PerPosition(model="per_position", rates=self.rates)
+        assert self.alpha is not None
+        return Constant(model="constant", alpha=self.alpha)
 
     def _longer(self) -> float:
         return 1.0 if self.mean_match_tokens is None else 1.0 - 1.0 / self.mean_match_tokens

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from draftcast.sim.cluster.routers import Router
 from draftcast.sim.engine.replica import STOP_FINISHED, Replica
-from draftcast.sim.output.stability import ALWAYS_STABLE, FINITE, Stability, assess
+from draftcast.sim.output.steady_state import ALWAYS_STABLE, FINITE, Stability, assess
 from draftcast.sim.progress import Progress
 from draftcast.sim.state.engine import FINISHED
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
@@ -38,11 +38,9 @@ class Cluster:
     """Replicas behind a router; ``run`` serves every counted request of the table.
 
     Args:
-        replicas: replicas over the same request rows, none of them used yet.
+        replicas: over the same request rows, none of them used yet.
         table: the requests; in a closed loop its arrival times are replaced in the rows as users send.
-        router: where requests go.
-        closed_loop: users and their think time, None for an open loop.
-        seed: keys the think times.
+        closed_loop: users and their think time, keyed by ``seed``; None for an open loop.
         progress: called with the share of the work done, 0 to 1.
 
     Attributes, after ``run``:
@@ -79,7 +77,6 @@ class Cluster:
         self._env = simpy.Environment()
 
     def run(self) -> None:
-        """Run until every counted request has been served."""
         if self._closed_loop is not None:
             self._env.process(self._run_closed_loop(self._closed_loop))
         elif self._router.is_static:
@@ -107,7 +104,6 @@ class Cluster:
             self.overloaded = self.stability.verdict == "unstable"
 
     def _assess(self) -> Stability:
-        """The counted requests as they stand now."""
         rows = self.rows[: self._counted]
         started, done = rows["first_scheduled_s"] >= 0, rows["status"] == FINISHED
         return assess(

@@ -27,8 +27,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from draftcast.calibration.profile.attention_grid import AttentionGrid
 from draftcast.calibration.profile.hardware import HardwareSpec
+from draftcast.calibration.profile.interpolation import AttentionGrid
 from draftcast.calibration.profile.measured import MeasuredTimes
 from draftcast.sim.cost.attention_time import spot
 

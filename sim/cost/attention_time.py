@@ -1,6 +1,6 @@
 """Seconds of one kind of attention layers from sums over the batch: a measured grid, or a soft roofline.
 
-Compiled half of `calibration/profile/attention_grid`: where a grid was measured it is interpolated linearly in the
+Compiled half of `calibration/profile/interpolation`: where a grid was measured it is interpolated linearly in the
 logs, at the mean request of the batch; beyond the grid, and for a batch whose sums differ from those of equal requests
 (ragged prefill), the roofline's ratio stretches it. A sequence's KV counts once however many queries attend to it.
 """
@@ -14,10 +14,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from draftcast.calibration.profile.attention_grid import AttentionGrid
-from draftcast.calibration.profile.curves import never_falling
-from draftcast.calibration.profile.origin import Origin
-from draftcast.calibration.profile.roofline import soft_max_scalar
+from draftcast.calibration.profile.interpolation import AttentionGrid, never_falling
+from draftcast.calibration.profile.roofline import Origin, soft_max_scalar
 
 FloatArray = NDArray[np.float64]
 Logs = tuple[float, float, float]

@@ -11,9 +11,8 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from draftcast.calibration.profile.attention_grid import AttentionGrid
-from draftcast.calibration.profile.origin import Origin
-from draftcast.calibration.profile.roofline import Roofline
+from draftcast.calibration.profile.interpolation import AttentionGrid
+from draftcast.calibration.profile.roofline import Origin, Roofline
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.model.spec import ModelSpec

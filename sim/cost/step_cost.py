@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from draftcast.calibration.profile.hardware import HardwareSpec
-from draftcast.calibration.profile.origin import Origin
+from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import AffineProfile, HardwareProfile
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.spec import ModelSpec

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from draftcast.calibration.profile.curves import never_falling
+from draftcast.calibration.profile.interpolation import never_falling
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model import heads

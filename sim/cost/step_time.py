@@ -3,7 +3,7 @@
 `StepCost` is plain arrays, built once per scenario by `sim/cost/step_cost.py`; `step_time` reads them and allocates
 nothing. It knows neither models nor devices: dense tables give linear layers, norms, collectives, lm_head and sampler
 by rows; attention (`sim/cost/attention_time.py`) goes by sums of the batch. Every table has one column per
-`calibration/profile/origin.Origin`: seconds stay split by how far they can be trusted.
+`calibration/profile/roofline.Origin`: seconds stay split by how far they can be trusted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from draftcast.calibration.profile.origin import Origin
+from draftcast.calibration.profile.roofline import Origin
 from draftcast.kernels.model.spec import WINDOWS
 from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.cost.attention_launch import launch_seconds

@@ -6,7 +6,7 @@ from numba import njit
 
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.engine import blocks, queue, schedule, step
-from draftcast.sim.policies.dispatch import decide
+from draftcast.sim.policies.registry import decide
 from draftcast.sim.state.engine import Engine
 
 

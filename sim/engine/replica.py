@@ -20,7 +20,7 @@ from draftcast.sim.engine import calls
 from draftcast.sim.engine.step import advance
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.batch import Batch, write_decision
-from draftcast.sim.policies.dispatch import number_of
+from draftcast.sim.policies.registry import number_of
 from draftcast.sim.state.engine import (
     BATCH,
     BLOCK,

@@ -18,8 +18,8 @@ from draftcast.sim.cost.step_time import fill_times, window_of_decode, window_of
 from draftcast.sim.engine import blocks, queue
 from draftcast.sim.engine.schedule import advance_computed, schedule
 from draftcast.sim.policies.batch import show_batch, take_decision
-from draftcast.sim.policies.dispatch import PYTHON, decide, learn
 from draftcast.sim.policies.forecast import draft_levels
+from draftcast.sim.policies.registry import PYTHON, decide, learn
 from draftcast.sim.state.engine import (
     CLOCK_DRAFT,
     CLOCK_HOST,

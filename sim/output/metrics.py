@@ -26,7 +26,7 @@ from draftcast.sim.compiled.itl_histogram import (
     segment_of,
     segment_start,
 )
-from draftcast.sim.output.request_columns import TIME_COLUMNS, RequestColumns
+from draftcast.sim.output.results import TIME_COLUMNS, RequestColumns
 from draftcast.sim.statistics.intervals import Estimate, replication_interval
 from draftcast.sim.workload.workload import Slo
 

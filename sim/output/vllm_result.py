@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from draftcast.sim.output.metrics import PERCENTILES
-from draftcast.sim.output.request_columns import RequestColumns, integral
+from draftcast.sim.output.results import RequestColumns, integral
 
 RESULT_LATENCIES = ("ttft", "tpot", "itl", "e2el")
 

@@ -28,7 +28,6 @@ ADAPTIVE_EARLY_STOP = 0
 
 @njit(cache=True)
 def decide_adaptive_verification(ref: Engine, slot: int) -> None:
-    """Fill ``next_drafts`` and ``drafted``."""
     s = borrowed(ref)
     k = s.config[0].max_drafts
     most = draft_levels(ref, k)
@@ -89,12 +88,9 @@ class AdaptiveVerification(Policy):
 
     The time of a step by rows is the step cost's own, drafting included (the paper profiles steps per second once). A
     draft without any chance is not verified.
-
-    Args:
-        early_stop: stop at the first draft that does not raise throughput (algorithm 1), instead of weighing all.
     """
 
-    early_stop: bool = False
+    early_stop: bool = False  # at the first draft that does not raise throughput (algorithm 1), instead of weighing all
     name: ClassVar[str] = "adaptive_verification"
     needs_confidence: ClassVar[bool] = True
     rule = decide_adaptive_verification

@@ -121,7 +121,6 @@ def _best_bin(ref: Engine, at: int, context: int, arms: int) -> int:
 
 @njit(cache=True)
 def decide_bandit(ref: Engine, slot: int) -> None:
-    """As many drafts for every request of the batch."""
     s = borrowed(ref)
     state = s.policy.state
     k = s.config[0].max_drafts
@@ -171,16 +170,11 @@ class Bandit(Policy):
 
     The simulated draft keeps its KV cache up to date in steps without drafts, so resuming really costs nothing;
     ``switch_cost_s`` is what the rule is told.
-
-    Args:
-        algorithm: ``bin_greedy`` or ``ucb``.
-        exploration: weight of the confidence radius of ``ucb``, at least 0.
-        switch_cost_s: cost of resuming that ``bin_greedy`` reckons with, in seconds.
     """
 
-    algorithm: str = "bin_greedy"
-    exploration: float = 0.1
-    switch_cost_s: float = 0.0
+    algorithm: str = "bin_greedy"  # or ``ucb``
+    exploration: float = 0.1  # weight of the confidence radius of ``ucb``, at least 0
+    switch_cost_s: float = 0.0  # cost of resuming that ``bin_greedy`` reckons with
     name: ClassVar[str] = "bandit"
     rule = decide_bandit
     learn = observe_bandit

@@ -139,7 +139,6 @@ class Batch:
 
     @cached_property
     def outputs(self) -> Ints:
-        """Output tokens delivered."""
         return self._column(SHOWN_OUTPUTS)
 
     @cached_property
@@ -149,7 +148,6 @@ class Batch:
 
     @cached_property
     def drafts(self) -> Ints:
-        """Drafts verified in this step."""
         return self._column(SHOWN_DRAFTS)
 
     @cached_property

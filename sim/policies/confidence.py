@@ -54,14 +54,10 @@ class Confidence(Policy):
 
     A batch pays as many draft passes as its longest round has drafts. The decision needs the draft's own output: it is
     taken on the device, while drafting.
-
-    Args:
-        max_rejection_probability: in 0..1; 1 never stops.
-        min_confidence: in 0..1; 0 never stops.
     """
 
-    max_rejection_probability: float = 0.7
-    min_confidence: float = 0.0
+    max_rejection_probability: float = 0.7  # in 0..1; 1 never stops
+    min_confidence: float = 0.0  # in 0..1; 0 never stops
     name: ClassVar[str] = "confidence"
     needs_confidence: ClassVar[bool] = True
     rule = decide_confidence

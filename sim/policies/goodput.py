@@ -38,7 +38,6 @@ def goodput_drafts(ref: Engine, num_seqs: int, mean_context: float) -> int:
 
 @njit(cache=True)
 def decide_goodput(ref: Engine, slot: int) -> None:
-    """As many drafts for every request of the batch."""
     s = borrowed(ref)
     size = s.batch[slot].size
     entries = s.entries[slot]
@@ -78,16 +77,11 @@ class Goodput(Policy):
 
     Expected tokens of a round are 1 + alpha + ... + alpha^k with one moving-average alpha for the replica; the
     seconds come from the step cost at the batch's size and mean context.
-
-    Args:
-        weight: weight of a new step in the moving average, in (0, 1].
-        initial_acceptance: alpha before the first round, in [0, 1].
-        probe_interval_steps: after so many steps in a row without drafts, one step drafts one token so that alpha
-            can recover; 0 never probes.
     """
 
-    weight: float = 0.1
-    initial_acceptance: float = 0.7
+    weight: float = 0.1  # of a new step in the moving average, in (0, 1]
+    initial_acceptance: float = 0.7  # alpha before the first round, in [0, 1]
+    # After so many steps in a row without drafts, one step drafts one token so that alpha can recover; 0 never probes.
     probe_interval_steps: int = 64
     name: ClassVar[str] = "goodput"
     rule = decide_goodput

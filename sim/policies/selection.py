@@ -78,7 +78,6 @@ def _candidate(survival: float, level: int, request: int) -> int:
 
 @njit(cache=True, forceinline=True)
 def _sort_nearly_sorted(numbers: Array, size: int) -> None:
-    """Insertion sort of the first ``size`` numbers."""
     # Most that are not in order stand beside their place: a first round without a branch, which cannot be guessed.
     largest = numbers[0]
     for at in range(1, size):

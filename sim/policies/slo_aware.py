@@ -89,15 +89,12 @@ class SloAware(Policy):
     ``latency_slack`` longer than with none verified (the paper sets it from a profile of the device; AdaSpec, arXiv
     2503.05096, likewise bounds the length by a forecast of the step's latency). Requests without a TPOT only take part
     in the second half.
-
-    Args:
-        tpot_s: SLO, seconds per output token after the first: one for all classes, or one each in the order of their
-            ids; 0 for none. A scenario's own SLO is taken when it is absent.
-        latency_slack: share by which verification may lengthen a step, at least 0.
     """
 
+    # SLO, seconds per output token after the first: one for all classes, or one each in the order of their ids; 0 for
+    # none. A scenario's own SLO is taken when it is absent.
     tpot_s: float | Sequence[float]
-    latency_slack: float = 0.25
+    latency_slack: float = 0.25  # share by which verification may lengthen a step, at least 0
     name: ClassVar[str] = "slo_aware"
     needs_confidence: ClassVar[bool] = True
     rule = decide_slo_aware

@@ -18,7 +18,6 @@ TETRIS_SHARE = 0
 
 @njit(cache=True)
 def decide_tetris(ref: Engine, slot: int) -> None:
-    """Fill ``next_drafts`` and ``drafted``."""
     s = borrowed(ref)
     most = draft_levels(ref, s.config[0].max_drafts)
     n = forecast_drafts(ref, slot, most)
@@ -35,12 +34,9 @@ class Tetris(Policy):
     the best choice of that many drafts in a step (TETRIS, arXiv 2502.15197, section 4). The paper's capacity is a
     number of tokens, the batch's size times the length that a fixed window would verify; here it is a share of what was
     drafted.
-
-    Args:
-        capacity: share of the batch's drafts that is verified, in 0..1.
     """
 
-    capacity: float = 0.5
+    capacity: float = 0.5  # share of the batch's drafts that is verified, in 0..1
     name: ClassVar[str] = "tetris"
     needs_confidence: ClassVar[bool] = True
     rule = decide_tetris

@@ -162,7 +162,7 @@ CONFIG = np.dtype(
         ("last_slot", "i4"),  # batches are kept in a ring of one more than this, a power of two
         ("decode_stagger", "i4"),  # calls of the scheduler between two decode steps of a request
         ("num_keys_per_hash", "i4"),  # KV blocks in one trace hash block, 0: prompts share nothing
-        ("policy", "i4"),  # number of the compiled rule, see draftcast.sim.policies.dispatch
+        ("policy", "i4"),  # number of the compiled rule, see draftcast.sim.policies.registry
     ],
     align=True,
 )

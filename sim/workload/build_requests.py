@@ -19,8 +19,7 @@ from draftcast.errors import CapacityError, ScenarioError, TraceError
 from draftcast.sim.compiled.random_streams import Stream, request_uniforms
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals, TraceArrivals
 from draftcast.sim.workload.lengths import pick_weighted, trace_rows
-from draftcast.sim.workload.ragged import RaggedParts
-from draftcast.sim.workload.request_table import RequestTable
+from draftcast.sim.workload.request_table import RaggedParts, RequestTable
 from draftcast.sim.workload.traces import TraceSpec, load_trace
 from draftcast.sim.workload.workload import DEFAULT_CLASS, Workload
 

@@ -5,7 +5,7 @@ optionally which prompt blocks it shares with others (`hash_ids`) and what accep
 nothing of policies or engines. Tables are never changed in place: every operation returns a new one.
 
 Ragged columns (`hash_ids`, `acceptance_lengths`) are stored flat with offsets: request i owns
-``values[offsets[i]:offsets[i + 1]]``.
+``values[offsets[i]:offsets[i + 1]]``. `RaggedParts` assembles one out of rows of several tables.
 """
 
 from __future__ import annotations
@@ -89,7 +89,6 @@ class RequestTable:
 
     @property
     def span_s(self) -> float:
-        """Seconds from the first to the last arrival."""
         return float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
 
     @property
@@ -142,11 +141,9 @@ class RequestTable:
         return replace(self, **changed)
 
     def slice(self, start: int, stop: int) -> RequestTable:
-        """Requests start .. stop-1 by index."""
         return self.take(np.arange(len(self))[start:stop])
 
     def shift_to_zero(self) -> RequestTable:
-        """Move all arrivals so that the first is at 0 s."""
         return replace(self, arrival_s=self.arrival_s - self.arrival_s[0]) if len(self) else self
 
     def clip_time(self, start_s: float, stop_s: float) -> RequestTable:
@@ -167,7 +164,6 @@ class RequestTable:
         return replace(table, hash_ids=ids, hash_offsets=offsets)
 
     def keep(self, mask: BoolArray) -> RequestTable:
-        """The requests where ``mask`` (bool[n]) is true."""
         return self if bool(mask.all()) else self.take(np.flatnonzero(mask))
 
     def sample(self, n: int, seed: int) -> RequestTable:
@@ -204,3 +200,91 @@ def _check_ragged(name: str, values: NDArray[Any], offsets: IntArray, n: int) ->
     assert offsets.dtype == np.int64, f"{name}_offsets must be int64"
     assert offsets[0] == 0 and offsets[-1] == len(values), f"{name}_offsets do not span the values"  # noqa: PT018
     assert (np.diff(offsets) >= 0).all(), f"{name}_offsets must not decrease"
+
+
+@dataclass(frozen=True)
+class _Part:
+    requests: IntArray  # which requests
+    rows: IntArray  # take which rows
+    values: NDArray[Any]  # of this ragged column
+    offsets: IntArray
+    owner: int  # tells the tables apart
+
+
+class RaggedParts:
+    """Collects, for n requests, which row of which ragged column each one takes. Requests without one own nothing."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.parts: list[_Part] = []
+        self._taken = np.zeros(n, dtype=np.bool_)
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    def add(self, requests: IntArray, rows: IntArray, values: NDArray[Any], offsets: IntArray, owner: int) -> None:
+        """Requests ``requests`` (int64[m]) take rows ``rows`` (int64[m]). ``owner`` identifies the column's table."""
+        self.parts.append(_Part(requests, rows, values, offsets, owner))
+        self._taken[requests] = True
+
+    def has(self, requests: IntArray) -> bool:
+        """Whether all of these requests have a row already (and there are some)."""
+        return bool(len(requests)) and bool(self._taken[requests].all())
+
+    def gather_fresh(self, limits: IntArray) -> tuple[IntArray, IntArray]:
+        """Prefix hashes, each request's cut to ``limits`` (int64[n]); returns (ids, offsets).
+
+        The first requests that take a row share blocks as in the trace. When a row is taken again, it belongs to the
+        next copy of the trace, whose blocks are its own: a repeated trace must not hit the cache for every block.
+        """
+        import pandas as pd  # takes longer to load than a trace to read
+
+        lengths = np.zeros(self.n, dtype=np.int64)
+        pieces = []
+        first_id = 0
+        for owner in dict.fromkeys(part.owner for part in self.parts):
+            parts = [part for part in self.parts if part.owner == owner]
+            requests = np.concatenate([part.requests for part in parts])
+            order = np.argsort(requests, kind="stable")
+            requests, rows = requests[order], np.concatenate([part.rows for part in parts])[order]
+            known, dense = np.unique(parts[0].values, return_inverse=True)  # ids may be any 64-bit numbers
+            ids, offsets = take_ragged(dense.reshape(-1), parts[0].offsets, rows, limits[requests])
+            copies = pd.Series(rows).groupby(rows).cumcount().to_numpy()  # how often a row was taken before
+            ids = ids + np.repeat(copies, np.diff(offsets)) * len(known) + first_id
+            first_id += len(known) * (int(copies.max(initial=0)) + 1)
+            lengths[requests] = np.diff(offsets)
+            pieces.append((requests, offsets, ids))
+        out = np.zeros(self.n + 1, dtype=np.int64)
+        np.cumsum(lengths, out=out[1:])
+        values = np.zeros(int(out[-1]), dtype=np.int64)
+        for requests, offsets, ids in pieces:
+            values[_spread(out[requests], offsets)] = ids
+        return values, out
+
+    def gather_cyclic(self, output_tokens: NDArray[np.int32]) -> tuple[NDArray[np.uint8], IntArray]:
+        """Recorded acceptance for positions 0 .. output_tokens, repeated from position 1 on where the record ends.
+
+        Returns (lengths uint8, offsets); a request without a record owns nothing.
+        """
+        lengths = np.zeros(self.n, dtype=np.int64)
+        for part in self.parts:
+            lengths[part.requests] = output_tokens[part.requests].astype(np.int64) + 1
+        out = np.zeros(self.n + 1, dtype=np.int64)
+        np.cumsum(lengths, out=out[1:])
+        values = np.zeros(int(out[-1]), dtype=np.uint8)
+        for part in self.parts:
+            counts = lengths[part.requests]
+            offsets = np.zeros(len(counts) + 1, dtype=np.int64)
+            np.cumsum(counts, out=offsets[1:])
+            position = np.arange(offsets[-1], dtype=np.int64) - np.repeat(offsets[:-1], counts)
+            recorded = np.repeat((part.offsets[part.rows + 1] - part.offsets[part.rows]) - 1, counts)
+            source = np.where(position == 0, 0, 1 + (position - 1) % recorded)
+            source += np.repeat(part.offsets[part.rows], counts)
+            values[_spread(out[part.requests], offsets)] = part.values[source]
+        return values, out
+
+
+def _spread(starts: IntArray, offsets: IntArray) -> IntArray:
+    """Flat target index of every value of ragged pieces that begin at ``starts``."""
+    counts = np.diff(offsets)
+    return np.arange(offsets[-1], dtype=np.int64) + np.repeat(starts - offsets[:-1], counts)

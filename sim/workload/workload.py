@@ -11,11 +11,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from draftcast.frozen import Duration, Frozen, NonEmpty, Positive, Probability, wrong
-from draftcast.sim.acceptance.sections import Acceptance, TraceAcceptance
+from draftcast.sim.acceptance import Acceptance, Trace
 from draftcast.sim.workload.arrivals import MAX_REQUESTS, Arrivals, ClosedLoopArrivals, TraceArrivals
 from draftcast.sim.workload.lengths import Lengths
-from draftcast.sim.workload.traces import TraceSpec
-from draftcast.sim.workload.traces.formats import RECORD
+from draftcast.sim.workload.traces import RECORD, TraceSpec
 
 
 class Slo(Frozen):
@@ -49,12 +48,12 @@ class RequestClass(Frozen):
     @property
     def record(self) -> str:
         """Which recorded acceptance is read along with the requests of a ``specdecode_bench`` file."""
-        return self.acceptance.record if isinstance(self.acceptance, TraceAcceptance) else RECORD
+        return self.acceptance.record if isinstance(self.acceptance, Trace) else RECORD
 
     @property
     def recording(self) -> TraceSpec | None:
         """The file of a recorded acceptance that has its own; None where it comes with the requests."""
-        path = self.acceptance.path if isinstance(self.acceptance, TraceAcceptance) else None
+        path = self.acceptance.path if isinstance(self.acceptance, Trace) else None
         return TraceSpec(path=path) if path is not None else None
 
 

@@ -13,7 +13,7 @@ from app_pages import SMALL, known, open_page, told
 from bench_results import BENCH, bench_file
 from streamlit.testing.v1 import AppTest
 
-from draftcast.calibration.live.bench_result import import_bench_result
+from draftcast.calibration.live.imported_runs import import_bench_result
 from draftcast.dashboards.session.link import link_of
 from draftcast.dashboards.session.session import MOST_RUNS, Session, View
 from draftcast.dashboards.session.uploads import MEASURED, receive

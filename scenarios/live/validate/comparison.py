@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from draftcast.calibration.engine_log.regression import Errors
 from draftcast.calibration.live.composition import FEATURES, TimedRun, composed_steps, timed_run
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_profile import FrontEndMeasurement, measure_front_end, run_digest
+from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.calibration.profile.spec import AffineProfile, FrontEnd
 from draftcast.errors import InputError
 from draftcast.scenarios.live.validate.forecast import (

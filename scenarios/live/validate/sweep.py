@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.engine_log.regression import Errors
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_profile import PROFILE_FILES, calibrate_live, run_digest, write_live_profile
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile
+from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.calibration.profile.spec import AffineProfile
 from draftcast.errors import InputError
 from draftcast.scenarios.live.sweep import OFF, read_index

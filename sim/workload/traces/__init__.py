@@ -1,7 +1,115 @@
-"""Traces: recorded arrivals, lengths, shared prompt blocks and acceptance, from files in the field's formats."""
+"""Traces: recorded arrivals, lengths, shared prompt blocks and acceptance, from files in the field's formats.
+
+A new format is a ``sniff(text)`` and a ``read(trace)`` in one of the modules, and a line of `TRACE_READERS`.
+"""
 
 from __future__ import annotations
 
-from draftcast.sim.workload.traces.formats import TRACE_READERS, TraceFormat, TraceSpec, load_trace, read_trace
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, Self, get_args
 
-__all__ = ["TRACE_READERS", "TraceFormat", "TraceSpec", "load_trace", "read_trace"]
+from pydantic import Field, model_validator
+
+from draftcast.errors import TraceError
+from draftcast.frozen import Count, Duration, Frozen, NonEmpty, Seconds, wrong
+from draftcast.sim.workload.request_table import RequestTable
+from draftcast.sim.workload.traces import csv_formats, json_formats
+from draftcast.sim.workload.traces.source import TraceText
+
+TraceFormat = Literal["auto", "azure", "burstgpt", "specdecode_bench", "vllm_bench", "mooncake", "sharegpt"]
+RECORD = "acc_eagle"
+
+
+class Reader(NamedTuple):
+    """A format: whether a text is in it, the table of such a text, and what it is called in errors."""
+
+    sniff: Callable[[str], bool]
+    read: Callable[..., RequestTable]
+    description: str
+
+
+# In the order in which they are tried: the most particular first.
+TRACE_READERS = {
+    "azure": Reader(csv_formats.sniff_azure, csv_formats.read_azure, "Azure LLM inference 2023 or 2024 CSV"),
+    "burstgpt": Reader(csv_formats.sniff_burstgpt, csv_formats.read_burstgpt, "BurstGPT CSV"),
+    "specdecode_bench": Reader(
+        json_formats.sniff_specdecode_bench, json_formats.read_specdecode_bench, "recorded acceptance, JSON lines"
+    ),
+    "vllm_bench": Reader(
+        json_formats.sniff_vllm_bench, json_formats.read_vllm_bench, "vllm bench serve --save-detailed JSON"
+    ),
+    "mooncake": Reader(json_formats.sniff_mooncake, json_formats.read_mooncake, "Mooncake JSON lines"),
+    "sharegpt": Reader(json_formats.sniff_sharegpt, json_formats.read_sharegpt, "ShareGPT-like JSON with token counts"),
+}
+
+
+class TraceSpec(Frozen):
+    """A trace file and what to take from it, in the order of the fields; the first arrival is at 0 s after that."""
+
+    path: NonEmpty
+    format: TraceFormat = "auto"
+    start_s: Seconds = 0.0
+    stop_s: Duration | None = None
+    # Requests drawn without replacement, each at its own time.
+    sample_requests: Count | None = None
+    sample_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    max_prompt_tokens: Count | None = None
+    max_output_tokens: Count | None = None
+
+    @model_validator(mode="after")
+    def _clip_is_a_window(self) -> Self:
+        if self.stop_s is not None and self.stop_s <= self.start_s:
+            raise wrong("stop_s", self.stop_s, f"must be above start_s = {self.start_s}")
+        return self
+
+
+def read_trace(path: str | Path, format: str = "auto", record: str = RECORD) -> RequestTable:
+    """Read a trace file.
+
+    Args:
+        path: the file, UTF-8.
+        format: a name of `TRACE_READERS`, or ``auto`` to tell by the content.
+        record: the recorded acceptance to take from a ``specdecode_bench`` file, such as ``acc_eagle``, ``acc_ngram``.
+    Returns:
+        The requests sorted by arrival, the first at 0 s.
+    Raises TraceError naming the file and, where there is one, line, field, value and what is allowed.
+    """
+    if format not in get_args(TraceFormat):
+        allowed = f"unknown trace format; choose {', '.join(get_args(TraceFormat))}"
+        raise TraceError(allowed, file=str(path), key="format", value=format)
+    trace = TraceText.from_file(path)
+    name = _sniff(trace) if format == "auto" else format
+    return TRACE_READERS[name].read(trace, *([record] if name == "specdecode_bench" else []))
+
+
+def load_trace(spec: TraceSpec, record: str = RECORD) -> RequestTable:
+    """Read the file as `read_trace` does and take what ``spec`` says. Raises TraceError."""
+    table = read_trace(spec.path, spec.format, record)
+    stop_s = math.inf if spec.stop_s is None else spec.stop_s
+    if spec.start_s != 0 or spec.stop_s is not None:
+        clipped = table.clip_time(spec.start_s, stop_s)
+        if len(clipped) == 0:
+            message = f"no request arrives in this window; the trace lasts {table.span_s:g} s"
+            raise TraceError(message, file=spec.path, key="start_s, stop_s", value=(spec.start_s, stop_s))
+        table = clipped.shift_to_zero()
+    if spec.sample_requests is not None:
+        table = table.sample(spec.sample_requests, spec.sample_seed).shift_to_zero()
+    before = int(table.prompt_tokens.sum()), int(table.output_tokens.sum())
+    table = table.clip_lengths(spec.max_prompt_tokens, spec.max_output_tokens)
+    cut = before[0] - int(table.prompt_tokens.sum()), before[1] - int(table.output_tokens.sum())
+    if any(cut):
+        note = f"{spec.path}: lengths cut by {cut[0]} prompt and {cut[1]} output tokens in all"
+        table = replace(table, notes=(*table.notes, note))
+    return table
+
+
+def _sniff(trace: TraceText) -> str:
+    for name, reader in TRACE_READERS.items():
+        if reader.sniff(trace.text):
+            return name
+    first = trace.text.lstrip().split("\n", 1)[0].strip()
+    known = "; ".join(f"{name} ({reader.description})" for name, reader in TRACE_READERS.items())
+    raise trace.error(f"not a trace format draftcast knows: {known}", 1, value=first[:60])

@@ -28,8 +28,6 @@ ENTRY_WHITESPACE = " \t\r\n"
 
 @dataclass(frozen=True)
 class TraceText:
-    """A trace file's content, decoded."""
-
     file: str
     text: str = field(repr=False)
 
@@ -179,6 +177,5 @@ def make_table(
 
 
 def short_list(names: Iterable[str]) -> str:
-    """Names for a message, cut where they run long."""
     text = ", ".join(names)
     return (text if len(text) <= 200 else text[:197] + "...") or "nothing"

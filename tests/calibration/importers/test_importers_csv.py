@@ -8,9 +8,8 @@ import pytest
 from draftcast.calibration.importers.formats import FORMATS, read
 from draftcast.calibration.importers.llmservingsim import read_llmservingsim
 from draftcast.calibration.importers.vidur import read_vidur
-from draftcast.calibration.profile.folder import TABLE
 from draftcast.calibration.profile.hardware import load_hardware
-from draftcast.calibration.profile.load import find_profile
+from draftcast.calibration.profile.load import TABLE, find_profile
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.catalog import load_model

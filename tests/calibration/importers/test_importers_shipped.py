@@ -8,9 +8,8 @@ import pytest
 
 from draftcast.calibration.importers.build_shipped import DEVICES, build, rounded, shipped
 from draftcast.calibration.importers.plausible import below_floor, floor_seconds
-from draftcast.calibration.profile.folder import TABLE, read_manifest
 from draftcast.calibration.profile.hardware import load_hardware
-from draftcast.calibration.profile.load import PROFILE_FOLDER, load_profile
+from draftcast.calibration.profile.load import PROFILE_FOLDER, TABLE, load_profile, read_manifest
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.calibration.profile.table import LatencyTable, read_frame
 from draftcast.errors import ModelError

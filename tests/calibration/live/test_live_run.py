@@ -24,9 +24,9 @@ from typer.testing import CliRunner
 from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.journal import Journal
 from draftcast.calibration.live import record
-from draftcast.calibration.live.bench_result import import_bench_result
 from draftcast.calibration.live.checkpoint import write_testbed
 from draftcast.calibration.live.client import Client
+from draftcast.calibration.live.imported_runs import import_bench_result
 from draftcast.calibration.live.load import LoadPlan
 from draftcast.calibration.live.run_directory import METRICS_BEFORE, LiveRun
 from draftcast.calibration.live.server import Server, ServerFlags, get

@@ -11,16 +11,19 @@ from paths import DATA
 from samples import LINES
 
 from draftcast.calibration.journal import Journal
-from draftcast.calibration.live.journal import CHUNKS_DTYPES, REQUESTS_DTYPES, read_journal, tables
 from draftcast.calibration.live.run_directory import (
+    CHUNKS_DTYPES,
     JOURNAL,
     MANIFEST,
     MANIFEST_KEYS,
     METRICS_AFTER,
+    REQUESTS_DTYPES,
     LiveRun,
     LiveRunWriter,
     is_live_run,
+    read_journal,
     read_manifest,
+    tables,
 )
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile

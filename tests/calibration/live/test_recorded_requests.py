@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from draftcast.calibration.live.recorded_requests import META, REQUESTS, import_recorded_run, is_recorded_run
+from draftcast.calibration.live.imported_runs import META, REQUESTS, import_recorded_run, is_recorded_run
 from draftcast.errors import InputError
 from draftcast.scenarios.live.validate.comparison import validate
 from draftcast.scenarios.schema.load import load_scenario, with_values

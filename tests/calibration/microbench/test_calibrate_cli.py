@@ -20,7 +20,7 @@ import typer
 from typer.testing import CliRunner
 
 from draftcast.calibration.microbench import device, runner
-from draftcast.calibration.profile.folder import read_manifest
+from draftcast.calibration.profile.load import read_manifest
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.main import app

@@ -20,8 +20,8 @@ from draftcast.calibration.microbench.noise import NoiseReading, Quietness
 from draftcast.calibration.microbench.runner import Calibration
 from draftcast.calibration.microbench.shapes import Plan, Point, Settings
 from draftcast.calibration.microbench.timer import Burst, BurstLimits
-from draftcast.calibration.profile.folder import read_manifest
 from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.load import read_manifest
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError
 from draftcast.kernels.operators.registry import Implementation, Launch, Operator, operator

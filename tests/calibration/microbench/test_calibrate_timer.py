@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftcast.calibration.microbench import buffers, ceilings, device, noise, timer
+from draftcast.calibration.microbench import device, noise, timer
 from draftcast.calibration.microbench.shapes import Point
 from draftcast.calibration.microbench.timer import BurstLimits, CpuTimer, CudaTimer
 from draftcast.errors import HardwareError
@@ -90,7 +90,7 @@ def test_warm_up_is_not_timed(clock: Clock) -> None:
 
 @pytest.mark.parametrize(("set_bytes", "sets"), [(1 << 30, 2), (1 << 20, 64), (3 << 20, 22), (100, 512), (0, 512)])
 def test_sets_together_exceed_the_cache(set_bytes: int, sets: int) -> None:
-    assert buffers.sets_needed(set_bytes, 32 << 20) == sets
+    assert timer.sets_needed(set_bytes, 32 << 20) == sets
 
 
 LINEAR = Point("linear", "bf16", "", "torch", (("m", 3), ("k", 64), ("n", 32)))
@@ -106,7 +106,7 @@ def test_sets_are_copies_with_touched_outputs_of_their_own() -> None:
         return torch_one.prepare(inputs, outputs)
 
     spied = replace(real, implementations={"torch": replace(torch_one, prepare=prepare)})
-    found = buffers.launches(spied, LINEAR, "cpu", seed=1, cache_bytes=20_000)
+    found = timer.launches(spied, LINEAR, "cpu", seed=1, cache_bytes=20_000)
     assert len(found) == len(seen) >= 3
     for inputs, outputs in seen[1:]:
         for name, value in inputs.items():
@@ -128,7 +128,7 @@ def test_inputs_follow_the_seed() -> None:
             return lambda: None
 
         implementation = replace(real.implementations["torch"], prepare=prepare)
-        buffers.launches(replace(real, implementations={"torch": implementation}), LINEAR, "cpu", seed, 0)
+        timer.launches(replace(real, implementations={"torch": implementation}), LINEAR, "cpu", seed, 0)
         return taken[0]
 
     assert torch.equal(first_input(1), first_input(1))
@@ -196,18 +196,18 @@ def test_ceilings_are_the_best_of_products_and_table() -> None:
     ]
     table = LatencyTable.from_frame(pd.DataFrame(rows).fillna(0))
     rates = {"copy": 5e9, "read": 7e9, "gemm bf16 torch": 1e9, "gemm fp32 torch": 3e9, "gemm fp32 triton": 4e9}
-    assert ceilings.ceilings(rates, table, 1 << 20) == {
+    assert device.ceilings(rates, table, 1 << 20) == {
         "peak_flops": {"bf16": pytest.approx(2e9), "fp32": 4e9},
         "memory_bandwidth_bytes_per_s": 7e9,
     }
     # 600 bytes of bf16 in a microsecond, and no cache that could hold them.
-    assert ceilings.ceilings(rates | {"read": 1e8, "copy": 1e8}, table, 100)[
+    assert device.ceilings(rates | {"read": 1e8, "copy": 1e8}, table, 100)[
         "memory_bandwidth_bytes_per_s"
     ] == pytest.approx(600e6)
 
 
 def test_streams_exceed_the_cache_and_run() -> None:
-    found = ceilings.stream_launches("cpu", 1 << 20)
+    found = device.stream_launches("cpu", 1 << 20)
     assert found["copy"][0] == 2 * found["read"][0] == 2 * (256 << 20)
     for _, (launch,) in found.values():
         launch()
@@ -218,10 +218,10 @@ def test_freed_memory_is_kept_and_then_returned() -> None:
     def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
-    with buffers.freed_memory_kept():
+    with timer.freed_memory_kept():
         pass  # what earlier tests freed is returned, and does not serve the next block
     before = resident_bytes()
-    with buffers.freed_memory_kept():
+    with timer.freed_memory_kept():
         torch.ones(1 << 25)  # 128 MiB, freed at once
         assert resident_bytes() - before > 100 << 20
     assert resident_bytes() - before < 50 << 20
@@ -289,7 +289,7 @@ def test_no_cuda_device_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("graph", [False, True])
 def test_cuda_bursts_rotate_and_time_the_device(graph: bool) -> None:
     point = Point("linear", "bf16", "", "torch", (("m", 512), ("k", 4096), ("n", 4096)), graph)
-    ready = buffers.launches(operator("linear"), point, "cuda", 0, 50 << 20)
+    ready = timer.launches(operator("linear"), point, "cuda", 0, 50 << 20)
     burst = CudaTimer().burst(ready, graph=graph)
     flops = 2.0 * 512 * 4096 * 4096
     assert 1e9 < flops / burst.seconds < 1e16

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftcast.calibration.profile.attention_grid import MAX_NODES, AttentionGrid, FloatArray
-from draftcast.calibration.profile.origin import Origin
+from draftcast.calibration.profile.interpolation import MAX_NODES, AttentionGrid, FloatArray
+from draftcast.calibration.profile.roofline import Origin
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost import step_time as st
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftcast.calibration.profile.curves import CurveSet, FloatArray, Key
-from draftcast.calibration.profile.origin import Origin
+from draftcast.calibration.profile.interpolation import CurveSet, FloatArray, Key
+from draftcast.calibration.profile.roofline import Origin
 
 MEASURED, INTERPOLATED, EXTRAPOLATED = (int(origin) for origin in Origin)
 

@@ -12,13 +12,10 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from draftcast.calibration.profile.folder import FIT, MANIFEST, TABLE, write_manifest
 from draftcast.calibration.profile.hardware import load_hardware
-from draftcast.calibration.profile.held_out import held_out
-from draftcast.calibration.profile.load import load_profile
-from draftcast.calibration.profile.origin import Origin
-from draftcast.calibration.profile.roofline import Roofline
-from draftcast.calibration.profile.roofline_fit import fit_profile, fit_roofline
+from draftcast.calibration.profile.load import FIT, MANIFEST, TABLE, load_profile, write_manifest
+from draftcast.calibration.profile.roofline import Origin, Roofline
+from draftcast.calibration.profile.roofline_fit import fit_profile, fit_roofline, held_out
 from draftcast.calibration.profile.spec import AffineProfile, RooflineProfile
 from draftcast.calibration.profile.table import SHAPE_FIELDS, LatencyTable, read_points
 from draftcast.errors import HardwareError, InputError

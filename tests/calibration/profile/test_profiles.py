@@ -10,7 +10,7 @@ import yaml
 
 from draftcast.calibration.profile.hardware import hardware_names, load_hardware
 from draftcast.calibration.profile.load import PROFILE_FOLDER, load_profile, profile_names
-from draftcast.calibration.profile.origin import Origin
+from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import OPERATORS, AffineProfile, FrontEnd, Host, RooflineProfile
 from draftcast.errors import HardwareError
 from draftcast.kernels.operators.cost import Work

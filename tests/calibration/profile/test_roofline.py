@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from draftcast.calibration.profile.origin import Origin
-from draftcast.calibration.profile.roofline import Roofline, soft_max, soft_max_scalar
+from draftcast.calibration.profile.roofline import Origin, Roofline, soft_max, soft_max_scalar
 from draftcast.calibration.yaml_text import validated
 from draftcast.errors import HardwareError
 

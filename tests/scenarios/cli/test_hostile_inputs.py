@@ -27,7 +27,7 @@ from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.live.record import Endpoint
 from draftcast.calibration.live.run_directory import CHUNKS, REQUESTS, LiveRun, LiveRunWriter
 from draftcast.calibration.live.server import Server, ServerFacts
-from draftcast.calibration.profile.folder import read_manifest
+from draftcast.calibration.profile.load import read_manifest
 from draftcast.errors import CapacityError, InputError, LiveError, shown
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.live.sweep import read_index

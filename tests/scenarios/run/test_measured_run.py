@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from bench_results import bench_file
 
-from draftcast.calibration.live.bench_result import import_bench_result
+from draftcast.calibration.live.imported_runs import import_bench_result
 from draftcast.calibration.live.run_directory import LiveRunWriter
 from draftcast.errors import InputError
 from draftcast.scenarios.run.measured_run import read_measured_run

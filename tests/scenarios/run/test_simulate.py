@@ -21,7 +21,7 @@ from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.simulate import front_end_s, simulate_together
 from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema.load import without_speculation
-from draftcast.sim.output.request_columns import TIME_COLUMNS
+from draftcast.sim.output.results import TIME_COLUMNS
 from draftcast.sim.workload.build_requests import build_requests
 
 TRACES = shared_data("data/traces")

@@ -16,7 +16,7 @@ from draftcast import RunResult, load_scenario, simulate
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.speculation import WITHOUT_EFFECT
-from draftcast.sim.acceptance.sections import AcceptanceBase
+from draftcast.sim.acceptance import AcceptanceModel
 
 SMALL = ("workload.num_requests=200", "statistics.replications=1", "workload.arrivals.request_rate_rps=20")
 FINITE = (
@@ -361,8 +361,8 @@ EXEMPT = {
     **dict.fromkeys((f"Correction.{key}" for key in Correction.model_fields if key != "model"), "tested there too"),
     **dict.fromkeys(
         (
-            f"{kind.__name__}.{key}"
-            for kind in AcceptanceBase.__subclasses__()
+            f"{kind.__name__}Acceptance.{key}"
+            for kind in AcceptanceModel.__subclasses__()
             for key in ("relative_error", "num_rounds")
         ),
         "widen the prediction interval, tested in tests/scenarios/compare/test_model_error.py",
@@ -472,7 +472,8 @@ def test_every_field_of_the_schema_is_tested_or_exempt() -> None:
             for name in model.model_fields
             if name not in DISCRIMINATORS or model.__name__ in ("Engine", "SpeculativeConfig")
         ]
-        fields |= {f"{model.__name__}.{name}" for name in own}
+        label = f"{model.__name__}Acceptance" if issubclass(model, AcceptanceModel) else model.__name__
+        fields |= {f"{label}.{name}" for name in own}
     tested = {knob.field for knob in KNOBS}
     assert not tested & EXEMPT.keys()
     assert tested | EXEMPT.keys() == fields

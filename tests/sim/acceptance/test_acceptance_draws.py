@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from acceptance_formulas import name_of, recording
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
@@ -27,21 +28,22 @@ from draftcast.sim.compiled.borrowed import Held, borrowed, put
 
 N = 20
 MODELS: list[AcceptanceModel] = [
-    Constant(0.7),
-    PerPosition((0.9, 0.8, 0.7, 0.5, 0.5, 0.3, 0.2, 0.1)),
-    Beta(0.7, 2.0),
-    Markov(0.9, 0.3, 0.2, 0.1),
-    Ngram(0.5, alpha=0.8, persistence=0.7, mean_match_tokens=3.0),
-    Tree(alpha=0.5, widths=(3, 2, 2, 1, 1, 1, 1, 1)),
-    Trace.from_lists(np.random.default_rng(0).integers(0, 9, size=(N, 60)).tolist()),
+    Constant(model="constant", alpha=0.7),
+    PerPosition(model="per_position", rates=(0.9, 0.8, 0.7, 0.5, 0.5, 0.3, 0.2, 0.1)),
+    Beta(model="beta", mean=0.7, concentration=2.0),
+    Markov(model="markov", alpha_good=0.9, alpha_bad=0.3, p_gb=0.2, p_bg=0.1),
+    Ngram(model="ngram", match_probability=0.5, alpha=0.8, persistence=0.7, mean_match_tokens=3.0),
+    Tree(model="tree", alpha=0.5, widths=(3, 2, 2, 1, 1, 1, 1, 1)),
+    Trace(model="trace"),
 ]
+RECORDED = recording(np.random.default_rng(0).integers(0, 9, size=(N, 60)).tolist())
 models = st.sampled_from(MODELS)
 seeds = st.integers(0, 2**63)
 calls = st.lists(st.tuples(st.integers(0, N - 1), st.integers(0, 50), st.integers(0, 8)), min_size=1, max_size=30)
 
 
 def compiled(model: AcceptanceModel, seed: int) -> AcceptanceArrays:
-    return compile_acceptance([model], np.zeros(N), seed, 8)
+    return compile_acceptance([model], np.zeros(N), seed, 8, **RECORDED)
 
 
 @settings(max_examples=60, deadline=None)
@@ -74,8 +76,8 @@ def test_answers_do_not_depend_on_the_calls_before(
 @given(seeds, st.integers(0, N - 1), st.lists(st.integers(0, 8), min_size=1, max_size=12))
 def test_drafts_meet_the_same_tokens_whatever_the_rounds(seed: int, request: int, drafts: list[int]) -> None:
     """With rates that do not depend on the draft's index, rounds of any length read one and the same text."""
-    arrays = compiled(Markov(0.9, 0.2, 0.3, 0.3), seed)
-    other = compiled(Markov(0.9, 0.2, 0.3, 0.3), seed)
+    arrays = compiled(Markov(model="markov", alpha_good=0.9, alpha_bad=0.2, p_gb=0.3, p_bg=0.3), seed)
+    other = compiled(Markov(model="markov", alpha_good=0.9, alpha_bad=0.2, p_gb=0.3, p_bg=0.3), seed)
     text = [accepted_drafts(other, request, p, 1) for p in range(110)]
     position = 1
     for k in drafts:
@@ -85,7 +87,7 @@ def test_drafts_meet_the_same_tokens_whatever_the_rounds(seed: int, request: int
         position += accepted + 1
 
 
-@pytest.mark.parametrize("model", MODELS[:-1], ids=repr)
+@pytest.mark.parametrize("model", MODELS[:-1], ids=name_of)
 def test_another_seed_is_another_text(model: AcceptanceModel) -> None:
     a, b = (compiled(model, seed) for seed in (1, 2))
     spots = [(r, p) for r in range(N) for p in range(10)]
@@ -93,8 +95,16 @@ def test_another_seed_is_another_text(model: AcceptanceModel) -> None:
 
 
 def test_more_requests_and_other_classes_leave_a_request_alone() -> None:
-    few = compile_acceptance([Beta(0.7, 2.0)], np.zeros(5), 9)
-    many = compile_acceptance([Constant(0.1), Beta(0.7, 2.0), Markov(0.9, 0.1, 0.5, 0.5)], [1, 1, 1, 1, 1, 0, 2, 0], 9)
+    few = compile_acceptance([Beta(model="beta", mean=0.7, concentration=2.0)], np.zeros(5), 9)
+    many = compile_acceptance(
+        [
+            Constant(model="constant", alpha=0.1),
+            Beta(model="beta", mean=0.7, concentration=2.0),
+            Markov(model="markov", alpha_good=0.9, alpha_bad=0.1, p_gb=0.5, p_bg=0.5),
+        ],
+        [1, 1, 1, 1, 1, 0, 2, 0],
+        9,
+    )
     np.testing.assert_array_equal(few.alpha, many.alpha[:5])
     np.testing.assert_array_equal(few.keys, many.keys[:5])
     for position in range(30):
@@ -103,17 +113,17 @@ def test_more_requests_and_other_classes_leave_a_request_alone() -> None:
 
 def test_the_cursor_is_kept() -> None:
     """A cursor that silently stays put (numba can drop the store) would cost a walk from position 0 every round."""
-    arrays = compiled(Markov(0.9, 0.1, 0.5, 0.5), 0)
+    arrays = compiled(Markov(model="markov", alpha_good=0.9, alpha_bad=0.1, p_gb=0.5, p_bg=0.5), 0)
     accepted_drafts(arrays, 2, 17, 8)
     assert arrays.state[2] >> 1 == 17
-    arrays = compiled(Ngram(0.5, alpha=0.5), 0)
+    arrays = compiled(Ngram(model="ngram", match_probability=0.5, alpha=0.5), 0)
     proposed_drafts(arrays, 2, 21, 3)
     assert arrays.state[2] >> 1 == 21
     assert (np.delete(arrays.state, 2) == -1).all()
 
 
 def test_requests_without_a_chain_carry_no_cursor() -> None:
-    arrays = compiled(Constant(0.5), 0)
+    arrays = compiled(Constant(model="constant", alpha=0.5), 0)
     assert arrays.state.size == arrays.match_keys.size == arrays.alpha.size == arrays.offsets.size == 0
 
 
@@ -125,7 +135,7 @@ def _double(record: AcceptanceArrays, index: int) -> int:
 
 
 def test_borrowed_reads_and_writes_the_caller_s_arrays() -> None:
-    arrays = compiled(Markov(0.9, 0.1, 0.5, 0.5), 0)
+    arrays = compiled(Markov(model="markov", alpha_good=0.9, alpha_bad=0.1, p_gb=0.5, p_bg=0.5), 0)
     arrays.state[4] = 21
     assert _double(arrays, 4) == N
     assert arrays.state[4] == 42
@@ -139,7 +149,7 @@ def _second_key(record: AcceptanceArrays) -> int:
 
 def test_a_held_bundle_is_read_as_its_own_arrays_are() -> None:
     """Types of bundles are kept by layout: another width of one array is another type."""
-    arrays = compiled(Constant(0.5), 0)
+    arrays = compiled(Constant(model="constant", alpha=0.5), 0)
     for kind in (np.uint64, np.uint32, np.uint64):
         held = Held(arrays._replace(keys=np.array([7, 9], kind)))
         assert held.bind(_second_key)() == 9

@@ -7,9 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from draftcast.calibration.profile.folder import TABLE, write_manifest
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
-from draftcast.calibration.profile.load import load_profile
+from draftcast.calibration.profile.load import TABLE, load_profile, write_manifest
 from draftcast.calibration.profile.roofline_fit import fit_profile
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.kernels.model.catalog import load_model

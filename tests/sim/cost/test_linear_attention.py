@@ -10,7 +10,7 @@ import pytest
 
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile
-from draftcast.calibration.profile.origin import Origin
+from draftcast.calibration.profile.roofline import Origin
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.operators.gated_delta import gated_delta_work, linear_shape
 from draftcast.sim.cost import attention_time as at

@@ -15,7 +15,7 @@ from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.sim.acceptance import Constant, Ngram, Tree
 from draftcast.sim.cost.methods import get_method
-from draftcast.sim.output.request_columns import TIME_COLUMNS
+from draftcast.sim.output.results import TIME_COLUMNS
 from draftcast.sim.policies.schedule import BatchSchedule
 
 
@@ -73,7 +73,7 @@ def test_a_tree_keeps_the_levels_of_its_accepted_path(build_case: Any, table_cos
 
 
 def test_a_row_reserved_without_a_match_rejects_no_draft(build_case: Any) -> None:
-    never = Ngram(0.0, alpha=0.7)
+    never = Ngram(model="ngram", match_probability=0.0, alpha=0.7)
     case = build_case([4], [2], method="ngram_gpu", k=2, accept=never, cost={"search_fraction": 0.5}).serve()
     # 4 rows and the search: 2.25 s. Nothing matches, two of the next 3 rows are in vain; the search was not.
     assert parts(case) == {"prefill": 2.25, "verify": 1.125, "draft": 0.5 * 1.125, "rejected": 0.25 + 0.5 * 0.25}
@@ -148,13 +148,13 @@ def test_on_a_gpu_it_goes_from_little_to_the_proportion(clients: int, low: float
 # ---- the causes are the whole time ----
 
 METHODS = [
-    ("eagle", True, Constant(0.6)),
-    ("eagle", False, Constant(0.6)),
-    ("draft_model", True, Constant(0.6)),
-    ("medusa", False, Constant(0.6)),
-    ("ngram", False, Ngram(0.6, alpha=0.7, persistence=0.7, mean_match_tokens=2.0)),
-    ("ngram_gpu", True, Ngram(0.6, alpha=0.7, persistence=0.7, mean_match_tokens=2.0)),
-    ("tree", True, Tree(alpha=0.5, widths=(3, 3, 3, 3))),
+    ("eagle", True, Constant(model="constant", alpha=0.6)),
+    ("eagle", False, Constant(model="constant", alpha=0.6)),
+    ("draft_model", True, Constant(model="constant", alpha=0.6)),
+    ("medusa", False, Constant(model="constant", alpha=0.6)),
+    ("ngram", False, Ngram(model="ngram", match_probability=0.6, alpha=0.7, persistence=0.7, mean_match_tokens=2.0)),
+    ("ngram_gpu", True, Ngram(model="ngram", match_probability=0.6, alpha=0.7, persistence=0.7, mean_match_tokens=2.0)),
+    ("tree", True, Tree(model="tree", alpha=0.5, widths=(3, 3, 3, 3))),
 ]
 
 

@@ -10,7 +10,7 @@ from numba.core.runtime import _nrt_python, rtsys
 
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import load_profile
-from draftcast.calibration.profile.origin import Origin
+from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import OPERATORS, Host, Launch, OperatorFit, RooflineProfile
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.spec import ModelSpec

@@ -8,7 +8,7 @@ import pytest
 
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile
-from draftcast.calibration.profile.origin import Origin
+from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import AffineProfile, HardwareProfile
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.catalog import load_model

@@ -111,7 +111,9 @@ def busy(build_case: Any, policy: Policy, method: str = "eagle", k: int = 3, **c
         "method": method,
         "k": k,
         "policy": policy,
-        "accept": Ngram(0.6, alpha=0.7, persistence=0.8) if method.startswith("ngram") else Constant(0.7),
+        "accept": Ngram(model="ngram", match_probability=0.6, alpha=0.7, persistence=0.8)
+        if method.startswith("ngram")
+        else Constant(model="constant", alpha=0.7),
         "confidence": 0.5,
         "seed": 11,
         "num_gpu_blocks": 25,
@@ -271,7 +273,11 @@ def fates(case: Any) -> dict[tuple[int, int], bool]:
     return found
 
 
-@pytest.mark.parametrize("model", [Constant(0.7), Beta(0.7, 2.0)], ids=("constant", "beta"))
+@pytest.mark.parametrize(
+    "model",
+    [Constant(model="constant", alpha=0.7), Beta(model="beta", mean=0.7, concentration=2.0)],
+    ids=("constant", "beta"),
+)
 def test_no_change_of_the_engine_changes_a_draft_s_fate(build_case: Any, model: Any) -> None:
     runs = [fates(busy(build_case, policy, accept=model)) for policy in POLICIES if policy.name != "off"]
     runs += [fates(busy(build_case, Fixed(), k=k, accept=model)) for k in (1, 5)]

@@ -18,7 +18,7 @@ from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import make_router
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.engine.replica import check_fits
-from draftcast.sim.output.request_columns import TIME_COLUMNS
+from draftcast.sim.output.results import TIME_COLUMNS
 from draftcast.sim.policies.schedule import Off
 from draftcast.sim.state.engine import STOP_FINISHED, STOP_IDLE, STOP_MAX_STEPS
 

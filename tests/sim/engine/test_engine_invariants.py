@@ -22,7 +22,7 @@ from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import ROUTERS, make_router
 from draftcast.sim.cost.methods import Method, get_method
 from draftcast.sim.engine.replica import check_fits, most_slots
-from draftcast.sim.output.request_columns import TIME_COLUMNS
+from draftcast.sim.output.results import TIME_COLUMNS
 from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
 from draftcast.sim.policies.bandit import Bandit
 from draftcast.sim.policies.base import Policy
@@ -59,10 +59,10 @@ modest = settings(
 
 def acceptance_of(method: Method, alpha: float) -> AcceptanceModel:
     if method.is_tree:
-        return Tree(alpha=alpha, widths=(2,) * 8)
+        return Tree(model="tree", alpha=alpha, widths=(2,) * 8)
     if method.proposes_by_match:
-        return Ngram(0.6, alpha=alpha, persistence=0.7, mean_match_tokens=3.0)
-    return Constant(alpha)
+        return Ngram(model="ngram", match_probability=0.6, alpha=alpha, persistence=0.7, mean_match_tokens=3.0)
+    return Constant(model="constant", alpha=alpha)
 
 
 @st.composite

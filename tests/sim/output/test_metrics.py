@@ -28,7 +28,7 @@ from draftcast.sim.compiled.itl_histogram import (
     segment_start,
 )
 from draftcast.sim.output.metrics import LATENCIES, PERCENTILES, compute_metrics, do_not_differ, summarise
-from draftcast.sim.output.request_columns import TIME_COLUMNS
+from draftcast.sim.output.results import TIME_COLUMNS
 from draftcast.sim.output.vllm_result import vllm_result
 from draftcast.sim.workload.workload import Slo
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from draftcast.sim.output.stability import assess, mann_kendall_z, slope
+from draftcast.sim.output.steady_state import assess, mann_kendall_z, slope
 
 FloatArray = npt.NDArray[np.float64]
 

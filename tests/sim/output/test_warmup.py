@@ -9,8 +9,8 @@ import pytest
 from draftcast import load_scenario
 from draftcast.scenarios.run.simulate import Served, measure, serve
 from draftcast.scenarios.schema.load import without_speculation
-from draftcast.sim.output.request_columns import TIME_COLUMNS
-from draftcast.sim.output.warmup import FORGOTTEN, Warmup, _elasticity, _missing_share, find_warmup
+from draftcast.sim.output.results import TIME_COLUMNS
+from draftcast.sim.output.steady_state import FORGOTTEN, Warmup, _elasticity, _missing_share, find_warmup
 
 
 def run(residence_s: np.ndarray, gap_s: float = 0.01) -> pd.DataFrame:

@@ -17,11 +17,10 @@ from draftcast.sim.acceptance import Constant
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.policies import ema_tiers, goodput
 from draftcast.sim.policies.base import Policy
-from draftcast.sim.policies.dispatch import PYTHON, learn, number_of
 from draftcast.sim.policies.ema_tiers import EmaTiers, Tier
 from draftcast.sim.policies.goodput import Goodput
 from draftcast.sim.policies.oracle import Oracle
-from draftcast.sim.policies.registry import POLICIES, load_policy
+from draftcast.sim.policies.registry import POLICIES, PYTHON, learn, load_policy, number_of
 from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
 
 
@@ -71,7 +70,7 @@ def test_batch_schedule_refuses_what_vllm_refuses(bad: list[list[int]]) -> None:
 
 def test_batch_schedule_follows_the_batch(build_case: Any) -> None:
     policy = BatchSchedule([[1, 1, 3], [2, 8, 1]])
-    case = build_case([4, 4], [12, 4], method="ngram", k=3, policy=policy, accept=Constant(alpha=0.0))
+    case = build_case([4, 4], [12, 4], method="ngram", k=3, policy=policy, accept=Constant(model="constant", alpha=0.0))
     seen = {(len(step.rows), max(step.next_drafts.values(), default=0)) for step in case.log()}
     assert seen == {(2, 1), (1, 3)}
 
@@ -82,7 +81,9 @@ def test_batch_schedule_follows_the_batch(build_case: Any) -> None:
 def test_off_drafts_nothing_and_keeps_what_is_reserved(build_case: Any) -> None:
     engine = {"max_num_batched_tokens": 10, "async_scheduling": False}
     plain = build_case([8], [3], **engine)
-    off = build_case([8], [3], policy=Off(), method="draft_model", k=4, accept=Constant(alpha=1.0), **engine)
+    off = build_case(
+        [8], [3], policy=Off(), method="draft_model", k=4, accept=Constant(model="constant", alpha=1.0), **engine
+    )
     steps = off.log()
     assert all(not step.next_drafts for step in steps)
     # draft_model: one input slot and four KV slots per request stay reserved. Of 10 rows 9
@@ -93,7 +94,7 @@ def test_off_drafts_nothing_and_keeps_what_is_reserved(build_case: Any) -> None:
 
 
 def test_fixed_always_drafts_k(build_case: Any) -> None:
-    case = build_case([4], [9], method="ngram", k=2, accept=Constant(alpha=1.0))
+    case = build_case([4], [9], method="ngram", k=2, accept=Constant(model="constant", alpha=1.0))
     # 9 tokens: one by the prefill, then three a step: 1 + 3 + 3 + 2.
     assert [step.rows[0] for step in case.log()] == [(4, 0, 0), (3, 2, 2), (3, 2, 2), (3, 2, 2)]
 
@@ -129,7 +130,9 @@ def test_goodput_learns_alpha_from_tested_drafts(build_case: Any) -> None:
 def test_goodput_probes_after_an_interval_without_drafts(build_case: Any) -> None:
     def tried(interval: int) -> list[int]:
         policy = Goodput(initial_acceptance=0.0, probe_interval_steps=interval)
-        return decisions(build_case([4], [12], method="ngram", k=3, policy=policy, accept=Constant(alpha=0.0)))
+        return decisions(
+            build_case([4], [12], method="ngram", k=3, policy=policy, accept=Constant(model="constant", alpha=0.0))
+        )
 
     assert set(tried(0)) == {0}
     probes = tried(4)
@@ -174,7 +177,7 @@ def test_ema_tiers_probes_from_zero_and_waits_for_the_interval(build_case: Any) 
 
 def test_ema_tiers_has_a_tier_per_batch_size(build_case: Any) -> None:
     policy = EmaTiers([Tier(1, (2,)), Tier(2, (0,))])
-    case = build_case([4, 4], [12, 4], method="ngram", k=2, policy=policy, accept=Constant(alpha=0.0))
+    case = build_case([4, 4], [12, 4], method="ngram", k=2, policy=policy, accept=Constant(model="constant", alpha=0.0))
     seen = {(len(step.rows), max(step.next_drafts.values(), default=0)) for step in case.log()}
     assert seen == {(2, 0), (1, 2)}
 
@@ -195,7 +198,16 @@ def test_every_parameter_of_ema_tiers_matters(build_case: Any, change: dict[str,
         base = {"tiers": [Tier(1, (1, 3))], "ema_alpha": 0.2, "update_interval": 5, "warmup_batches": 10}
         policy = EmaTiers(**{**base, **parameters})
         return decisions(
-            build_case([4], [150], method="ngram", k=3, policy=policy, accept=Constant(alpha=0.35), seed=5, **LONG)
+            build_case(
+                [4],
+                [150],
+                method="ngram",
+                k=3,
+                policy=policy,
+                accept=Constant(model="constant", alpha=0.35),
+                seed=5,
+                **LONG,
+            )
         )
 
     assert drafts(**change) != drafts()
@@ -206,7 +218,16 @@ def test_every_parameter_of_goodput_matters(build_case: Any, change: dict[str, A
     def drafts(**parameters: Any) -> list[int]:
         policy = Goodput(**{"weight": 0.1, "initial_acceptance": 0.5, "probe_interval_steps": 64, **parameters})
         return decisions(
-            build_case([4], [150], method="ngram", k=3, policy=policy, accept=Constant(alpha=0.3), seed=5, **LONG)
+            build_case(
+                [4],
+                [150],
+                method="ngram",
+                k=3,
+                policy=policy,
+                accept=Constant(model="constant", alpha=0.3),
+                seed=5,
+                **LONG,
+            )
         )
 
     assert drafts(**change) != drafts()
@@ -226,7 +247,9 @@ class EveryOther(Policy):
 
 
 def test_a_python_policy_sets_draft_lengths_per_request(build_case: Any) -> None:
-    case = build_case([4, 4, 4], [10, 10, 10], method="eagle", k=2, policy=EveryOther(), accept=Constant(alpha=1.0))
+    case = build_case(
+        [4, 4, 4], [10, 10, 10], method="eagle", k=2, policy=EveryOther(), accept=Constant(model="constant", alpha=1.0)
+    )
     steps = case.log()
     assert {i for step in steps for i in step.next_drafts} == {0, 2}
     assert case.rows["draft_tokens"][1] == 0
@@ -239,7 +262,7 @@ def test_a_python_policy_is_cut_to_k(build_case: Any) -> None:
         def decide(self, batch: Any) -> int:
             return 99
 
-    case = build_case([4], [12], method="ngram", k=2, policy=TooMany(), accept=Constant(alpha=0.0))
+    case = build_case([4], [12], method="ngram", k=2, policy=TooMany(), accept=Constant(model="constant", alpha=0.0))
     assert max(decisions(case)) == 2
 
 

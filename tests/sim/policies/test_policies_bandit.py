@@ -139,7 +139,8 @@ def test_seeds_explore_differently(build_case: Any) -> None:
 def test_a_step_is_booked_on_the_length_it_verified(build_case: Any, is_async: bool) -> None:
     # All drafts are accepted: a step of one request with d drafts takes 1 + (1 + d) / 8 s and yields 1 + d tokens.
     case = build_case(
-        [4], [400], method="eagle", k=2, policy=Bandit("ucb", exploration=1.0), accept=Constant(1.0),
+        [4], [400], method="eagle", k=2, policy=Bandit("ucb", exploration=1.0),
+        accept=Constant(model="constant", alpha=1.0),
         async_scheduling=is_async, max_model_len=512, num_gpu_blocks=201,
     )  # fmt: skip
     case.log()
@@ -153,7 +154,8 @@ def test_a_step_is_booked_on_the_length_it_verified(build_case: Any, is_async: b
 @pytest.mark.parametrize(("row_s", "better"), [(0.0, "long"), (2.0, "short")])
 def test_it_finds_the_length_that_pays(build_case: Any, algorithm: str, row_s: float, better: str) -> None:
     case = build_case(
-        [4] * 4, [400] * 4, method="eagle", k=3, policy=Bandit(algorithm), accept=Constant(0.4), cost={"row_s": row_s},
+        [4] * 4, [400] * 4, method="eagle", k=3, policy=Bandit(algorithm),
+        accept=Constant(model="constant", alpha=0.4), cost={"row_s": row_s},
         max_model_len=512, num_gpu_blocks=600,
     )  # fmt: skip
     drafts = [max(step.next_drafts.values(), default=0) for step in case.log()]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from acceptance_formulas import recording
 from numba import njit
 
 import draftcast
@@ -31,12 +32,13 @@ from draftcast.sim.policies.base import Policy
 
 N, K = 40_000, 3
 MODELS: dict[str, AcceptanceModel] = {
-    "constant": Constant(0.7),
-    "per_position": PerPosition((0.8, 0.5, 0.3)),
-    "beta": Beta(0.6, 3.0),
-    "markov": Markov(0.9, 0.3, 0.1, 0.2),
-    "trace": Trace.from_lists([[0, 3, 0, 1, 2, 0]] * N),
+    "constant": Constant(model="constant", alpha=0.7),
+    "per_position": PerPosition(model="per_position", rates=(0.8, 0.5, 0.3)),
+    "beta": Beta(model="beta", mean=0.6, concentration=3.0),
+    "markov": Markov(model="markov", alpha_good=0.9, alpha_bad=0.3, p_gb=0.1, p_bg=0.2),
+    "trace": Trace(model="trace"),
 }
+RECORDED = recording([[0, 3, 0, 1, 2, 0]] * N)
 
 
 @njit
@@ -47,7 +49,7 @@ def outcomes(arrays: Any, positions: Any, out: Any) -> None:
 
 
 def compiled(model: AcceptanceModel, confidence: float | None) -> AcceptanceArrays:
-    return compile_acceptance([model], np.zeros(N, np.int16), 5, K, confidence=[confidence])
+    return compile_acceptance([model], np.zeros(N, np.int16), 5, K, confidence=[confidence], **RECORDED)
 
 
 # Where the recording's rounds of three drafts start: three accepted at 1, none at 5.
@@ -119,22 +121,24 @@ def test_the_forecast_is_the_formula_to_the_last_bit(name: str, discrimination: 
 
 
 def test_survival_is_the_chance_to_be_reached_and_accepted() -> None:
-    out = survival(compiled(PerPosition((0.8, 0.5, 0.3)), 0.0))
+    out = survival(compiled(PerPosition(model="per_position", rates=(0.8, 0.5, 0.3)), 0.0))
     assert out[0] == pytest.approx([0.8, 0.5, 0.3])
-    informed = survival(compiled(PerPosition((0.8, 0.5, 0.3)), 0.5))
+    informed = survival(compiled(PerPosition(model="per_position", rates=(0.8, 0.5, 0.3)), 0.5))
     assert (np.diff(informed, axis=1) <= 0).all()
     assert informed.mean(axis=0) == pytest.approx([0.8, 0.5, 0.3], abs=0.01)
 
 
 def test_full_confidence_knows_the_outcome() -> None:
-    arrays = compiled(Constant(0.7), 1.0)
+    arrays = compiled(Constant(model="constant", alpha=0.7), 1.0)
     assert ((survival(arrays) > 0.5).sum(axis=1) == accepted(arrays)).all()
 
 
 def test_no_confidence_unless_given() -> None:
-    assert not has_confidence(compiled(Constant(0.7), None))
-    assert has_confidence(compiled(Constant(0.7), 0.0))
-    two = compile_acceptance([Constant(0.7)] * 2, np.zeros(3, np.int16), 5, K, confidence=[0.5, None])
+    assert not has_confidence(compiled(Constant(model="constant", alpha=0.7), None))
+    assert has_confidence(compiled(Constant(model="constant", alpha=0.7), 0.0))
+    two = compile_acceptance(
+        [Constant(model="constant", alpha=0.7)] * 2, np.zeros(3, np.int16), 5, K, confidence=[0.5, None]
+    )
     assert not has_confidence(two)
 
 
@@ -168,7 +172,7 @@ def test_a_python_policy_sees_it_or_is_told(build_case: Any) -> None:
         def decide(self, batch: Any) -> Any:
             return (batch.survival > 0.5).sum(axis=1)
 
-    alphas = {"method": "eagle", "k": 3, "policy": Sure(), "accept": Constant(0.8)}
+    alphas = {"method": "eagle", "k": 3, "policy": Sure(), "accept": Constant(model="constant", alpha=0.8)}
     case = build_case([4], [9], **alphas, confidence=0.0)
     # 0.8, 0.64, 0.512.
     assert case.log()[0].next_drafts == {0: 3}

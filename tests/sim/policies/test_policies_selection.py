@@ -34,7 +34,14 @@ def case_of(build_case: Any, policy: Policy, alphas: list[float], k: int = 3, **
     """
     n = len(alphas)
     case = build_case(
-        [4] * n, [30] * n, method="eagle", k=k, policy=policy, accept=Beta(0.5, 1.0), confidence=0.0, **more
+        [4] * n,
+        [30] * n,
+        method="eagle",
+        k=k,
+        policy=policy,
+        accept=Beta(model="beta", mean=0.5, concentration=1.0),
+        confidence=0.0,
+        **more,
     )
     case.replica.state.acceptance.alpha[:] = alphas
     return case
@@ -198,8 +205,8 @@ def test_the_budget_is_what_the_slack_allows(build_case: Any, slack: float, tota
 def test_chunks_of_a_prefill_draft_nothing(build_case: Any) -> None:
     for policy in (Confidence(1.0), Tetris(1.0), AdaptiveVerification(), SloAware(0.0, 9.0)):
         case = build_case(
-            [40], [4], method="eagle", k=2, policy=policy, accept=Beta(0.5, 1.0), confidence=0.0,
-            max_num_batched_tokens=16,
+            [40], [4], method="eagle", k=2, policy=policy,
+            accept=Beta(model="beta", mean=0.5, concentration=1.0), confidence=0.0, max_num_batched_tokens=16,
         )  # fmt: skip
         case.replica.state.acceptance.alpha[:] = 1.0
         assert [bool(step.next_drafts) for step in case.log()][:3] == [False, False, True]

@@ -18,11 +18,10 @@ from draftcast.sim.policies.bandit import Bandit
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.batch import Batch
 from draftcast.sim.policies.confidence import Confidence
-from draftcast.sim.policies.dispatch import PYTHON, number_of
 from draftcast.sim.policies.ema_tiers import SGLANG_TIERS, EmaTiers, Tier
 from draftcast.sim.policies.goodput import Goodput
 from draftcast.sim.policies.oracle import Oracle
-from draftcast.sim.policies.registry import POLICIES, load_policy
+from draftcast.sim.policies.registry import POLICIES, PYTHON, load_policy, number_of
 from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
 from draftcast.sim.policies.slo_aware import SloAware
 from draftcast.sim.policies.tetris import Tetris
@@ -122,7 +121,7 @@ def test_goodput_recovers_when_acceptance_does(build_case: Any) -> None:
 
 def test_goodput_drafts_whole_levels_of_a_tree(build_case: Any) -> None:
     tree = dataclasses.replace(get_method("eagle_tree"), tree_width=3, max_tree_nodes=0)
-    accept = Tree(alpha=0.7, widths=(1, 1, 1, 1))
+    accept = Tree(model="tree", alpha=0.7, widths=(1, 1, 1, 1))
     case = build_case([4], [2], method=tree, k=4, policy=Goodput(), accept=accept)
     assert case.log()[0].next_drafts[0] % 3 == 0
 
@@ -166,13 +165,13 @@ def test_ema_tiers_go_by_batch_size(build_case: Any) -> None:
 # ---- oracle ----
 
 ORACLE_CASES = [
-    ("eagle", True, Constant(0.7)),
-    ("eagle", False, Constant(0.7)),
-    ("eagle", True, Beta(0.6, 2.0)),
-    ("draft_model", True, Constant(0.5)),
-    ("medusa", False, Constant(0.7)),
-    ("ngram", False, Ngram(0.6, alpha=0.7, persistence=0.7, mean_match_tokens=2.0)),
-    ("tree", True, Tree(alpha=0.5, widths=(3, 3, 3, 3))),
+    ("eagle", True, Constant(model="constant", alpha=0.7)),
+    ("eagle", False, Constant(model="constant", alpha=0.7)),
+    ("eagle", True, Beta(model="beta", mean=0.6, concentration=2.0)),
+    ("draft_model", True, Constant(model="constant", alpha=0.5)),
+    ("medusa", False, Constant(model="constant", alpha=0.7)),
+    ("ngram", False, Ngram(model="ngram", match_probability=0.6, alpha=0.7, persistence=0.7, mean_match_tokens=2.0)),
+    ("tree", True, Tree(model="tree", alpha=0.5, widths=(3, 3, 3, 3))),
 ]
 
 
@@ -270,7 +269,7 @@ def test_every_parameter_changes_the_outcome(build_case: Any, table_cost: Any, n
     def finishes(policy: Policy) -> list[float]:
         case = build_case(
             [4] * 6, [110] * 6, arrival_s=[8.0 * i for i in range(6)], method="eagle", k=5, policy=policy,
-            accept=Constant(0.6), confidence=0.4, max_model_len=128, cost=cost,
+            accept=Constant(model="constant", alpha=0.6), confidence=0.4, max_model_len=128, cost=cost,
         )  # fmt: skip
         return case.serve().requests()["finish_s"].tolist()  # type: ignore[no-any-return]
 

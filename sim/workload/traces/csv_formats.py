@@ -1,27 +1,36 @@
-"""CSV columns fast: Arrow parses and converts; only when it objects does a slow pass look for the line to blame.
+"""Traces as CSV: Azure's and BurstGPT's.
 
-The slow pass accepts a superset of what the fast one does (12.0 for 12), so the fast pass never decides an error.
+Azure LLM inference traces 2023 and 2024 (github.com/Azure/AzurePublicDataset, CC-BY 4.0):
+``TIMESTAMP,ContextTokens,GeneratedTokens``, one request per line. 2023 writes ``2023-11-16 18:15:46.6805900`` (no
+zone, seven digits), 2024 ``2024-05-10 00:00:00.009930+00:00`` (zone, up to six digits, none when they are 0).
+
+BurstGPT (github.com/HPMLL/BurstGPT, CC-BY 4.0): ``Timestamp,Model,Request tokens,Response tokens,Total tokens,Log
+Type``: seconds since the start of the log, and one request per line. Failed requests have 0 response tokens; they are
+dropped and counted. Later releases add columns, which are ignored.
+
+Arrow parses and converts; only when it objects does a slow pass look for the line to blame. The slow pass accepts a
+superset of what the fast one does (12.0 for 12), so the fast pass never decides an error.
 """
 
 from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftcast.sim.workload.request_table import MAX_TOKENS
-from draftcast.sim.workload.traces.source import TIME_ALLOWED, TOKENS_ALLOWED, TraceText, short_list
+from draftcast.sim.workload.request_table import MAX_TOKENS, RequestTable
+from draftcast.sim.workload.traces.source import TIME_ALLOWED, TOKENS_ALLOWED, TraceText, make_table, short_list
 
 IntArray = NDArray[np.int64]
 
 
 class Column(NamedTuple):
-    """How the fields of a column are read."""
-
     type: str  # ``int64``, ``float64``, ``timestamp`` (no zone) or ``timestamp_utc`` (with a zone)
     # One field in the slow pass; ValueError for what is not allowed. Timestamps in integer nanoseconds.
     parse: Callable[[str], float]
@@ -29,7 +38,6 @@ class Column(NamedTuple):
 
 
 def header(text: str) -> list[str]:
-    """Column names of the first line, without spaces around them."""
     first = text.lstrip("\r\n").split("\n", 1)[0].rstrip("\r")
     return [name.strip() for name in split_row(first) or []]
 
@@ -159,3 +167,48 @@ def parse_seconds(field: str) -> float:
 
 TOKENS = Column("int64", parse_tokens, TOKENS_ALLOWED)
 SECONDS = Column("float64", parse_seconds, TIME_ALLOWED)
+
+
+TIMES_ALLOWED = "must be a time such as 2023-11-16 18:15:46.6805900 or 2024-05-10 00:00:00.009930+00:00"
+_TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def sniff_azure(text: str) -> bool:
+    return "TIMESTAMP" in (names := header(text)) and "ContextTokens" in names
+
+
+def read_azure(trace: TraceText) -> RequestTable:
+    """Requests with arrivals relative to the first, in seconds."""
+    first_row = trace.text.split("\n", 2)[1] if trace.text.count("\n") else ""
+    match = _TIMESTAMP.search(first_row)
+    time_type = "timestamp_utc" if match and match.group(3) else "timestamp"
+    time = Column(time_type, parse_time_ns, TIMES_ALLOWED)
+    columns, lines = read_columns(trace, {"TIMESTAMP": time, "ContextTokens": TOKENS, "GeneratedTokens": TOKENS})
+    time_ns = columns["TIMESTAMP"].astype(np.int64)
+    arrival_s = (time_ns - time_ns.min()) / 1e9 if len(time_ns) else time_ns.astype(np.float64)
+    return make_table(trace, columns["ContextTokens"], columns["GeneratedTokens"], arrival_s, lines)
+
+
+def parse_time_ns(field: str) -> int:
+    """Nanoseconds since 1970 (UTC where no zone is given); ValueError for anything that is not a time."""
+    match = _TIMESTAMP.fullmatch(field)
+    if match is None:
+        raise ValueError(field)
+    whole, fraction, zone = match.groups()
+    at = datetime.fromisoformat(whole + ("+00:00" if zone in (None, "Z") else zone))
+    delta = at - _EPOCH
+    return (delta.days * 86400 + delta.seconds) * 10**9 + int((fraction or "").ljust(9, "0"))
+
+
+def sniff_burstgpt(text: str) -> bool:
+    return {"Timestamp", "Request tokens"} <= set(header(text))
+
+
+def read_burstgpt(trace: TraceText) -> RequestTable:
+    """Requests with arrivals relative to the first, in seconds; both models and both log types together."""
+    names = {"Timestamp": SECONDS, "Request tokens": TOKENS, "Response tokens": TOKENS}
+    columns, lines = read_columns(trace, names)
+    return make_table(
+        trace, columns["Request tokens"], columns["Response tokens"], columns["Timestamp"].astype("f8"), lines
+    )

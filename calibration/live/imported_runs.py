@@ -1,0 +1,196 @@
+"""Live runs that another client recorded: ``vllm bench serve`` and LLMServingSim's benchmark.
+
+``vllm bench serve --save-result --save-detailed`` (``vllm/benchmarks/serve.py``, as of vLLM 0.32): lists with one value
+per request; ``start_times`` in seconds of the client's clock, ``ttfts`` seconds from a request's start to its first
+piece, ``itls`` the gaps between its pieces. A failed request has an ``errors`` text. The file has no count of tokens by
+piece: the first piece is one token (all of them where it is the only one), the rest is spread over the others as evenly
+as whole tokens allow. It says nothing of the client's lateness, and there is no log of the server, so only what a
+client sees can be compared.
+
+LLMServingSim's ``requests.jsonl`` and ``meta.json``: a line is a request with input_toks, output_toks, arrival_time
+(wall clock, s), queued_ts, first_token_ts, last_token_ts (the engine's monotonic clock, s). The smallest ``queued_ts -
+arrival_time`` is the offset of the two clocks: the request that was on its way for the shortest time. ``meta.json``
+holds the engine's arguments. It tells nothing of the pieces of an answer, so gaps between tokens are not compared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from draftcast.calibration.live.run_directory import CHUNKS_DTYPES, LiveRun, LiveRunWriter, tables
+from draftcast.errors import InputError
+from draftcast.files import read_json, read_text
+
+_LISTS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "errors")
+_BAD = (TypeError, ValueError, OverflowError)
+
+
+def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
+    """Write the result in ``file`` as a live run into ``out``; ``manifest``: more of it, such as the scenario.
+
+    Raises:
+        InputError: no such result, or one without ``--save-detailed``; the key is named. ``out`` is not empty.
+        LiveError: the disk refuses.
+    """
+    result = read_json(file)
+    count = len(result["input_lens"]) if isinstance(result.get("input_lens"), list) else -1
+    for key in _LISTS:
+        if not isinstance(result.get(key), list):
+            message = "missing; write the file with vllm bench serve --save-result --save-detailed"
+            raise InputError(message, file=str(file), key=key)
+        if len(result[key]) != count:
+            raise InputError(f"{count} values are needed, as input_lens has", file=str(file), key=key)
+    requests, chunks = tables(_lines(file, result))
+    values = {
+        "server": {"command": [], "url": "", "version": "", "log": False, "config": {}},
+        "client": {"source": f"vllm bench serve, {file.name}"},
+        "acceptance": _acceptance(file, result),
+    }
+    writer = LiveRunWriter.create(out, **{"name": str(result.get("label") or file.stem), **values, **manifest})
+    failed = sum(bool(error) for error in result["errors"])
+    return writer.finish(f"{failed} of {count} requests failed" if failed else "", requests, chunks)
+
+
+def _acceptance(file: Path, result: dict[str, Any]) -> dict[str, Any] | None:
+    counts = [result.get(f"spec_decode_{name}") for name in ("num_drafts", "draft_tokens", "accepted_tokens")]
+    rates = result.get("spec_decode_per_position_acceptance_rates")
+    if not all(counts) or not isinstance(rates, list):
+        return None
+    drafts, drafted, accepted = counts
+    try:
+        per_position = [round(float(rate) * int(drafts or 0)) for rate in rates]
+    except _BAD:
+        message = "its counts and rates are no numbers"
+        raise InputError(message, file=str(file), key="spec_decode_per_position_acceptance_rates") from None
+    return {
+        "num_drafts": drafts,
+        "num_draft_tokens": drafted,
+        "num_accepted_tokens": accepted,
+        "per_position": per_position,
+    }
+
+
+def _lines(file: Path, result: dict[str, Any]) -> Iterator[list[Any]]:
+    # A request that failed before it was sent has no start.
+    pairs = zip(result["start_times"], result["errors"], strict=True)
+    try:
+        zero = min((float(start) for start, error in pairs if not error), default=0.0)
+    except _BAD:
+        raise InputError("must be numbers", file=str(file), key="start_times") from None
+    rows = zip(*(result[key] for key in _LISTS), strict=True)
+    for number, (prompt, output, start, ttft, itls, error) in enumerate(rows):
+        try:
+            due_s = max(float(start) - zero, 0.0)
+            yield ["r", number, "default", due_s, int(prompt), int(output)]
+            yield ["s", number, due_s]
+            if error:
+                yield ["e", number, due_s, " ".join(str(error).split())[:300]]
+                continue
+            at = due_s + float(ttft)
+            yield ["c", number, at, 1 if itls else int(output)]
+            rest = int(output) - 1
+            for piece, gap in enumerate(itls):
+                at += float(gap)
+                yield ["c", number, at, rest * (piece + 1) // len(itls) - rest * piece // len(itls)]
+            if not math.isfinite(at) or int(output) < 1:
+                raise ValueError
+            yield ["f", number, at, -1]
+        except _BAD:
+            message = "its lengths, times and gaps do not fit together"
+            raise InputError(message, file=str(file), key=f"request {number}") from None
+
+
+REQUESTS, META = "requests.jsonl", "meta.json"
+_COUNTS = ("input_toks", "output_toks")
+_TIMES = ("arrival_time", "queued_ts", "first_token_ts", "last_token_ts")
+# Arguments of vLLM that a scenario has too.
+_ARGUMENTS = (
+    "model",
+    "tensor_parallel_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "gpu_memory_utilization",
+    "enable_prefix_caching",
+    "enforce_eager",
+)
+
+
+def is_recorded_run(folder: Path) -> bool:
+    return (folder / REQUESTS).is_file() and (folder / META).is_file()
+
+
+def import_recorded_run(folder: Path, out: Path) -> LiveRun:
+    """Write the run in ``folder`` as a live run into ``out``.
+
+    Raises:
+        InputError: a line that is no such request, no request at all, or ``meta.json`` is no mapping; file and line
+            are named. ``out`` is not empty.
+        LiveError: the disk refuses.
+    """
+    meta = read_json(folder / META)
+    frame = _requests(folder / REQUESTS)
+    offset_s = float((frame["queued_ts"] - frame["arrival_time"]).min())
+    start_s = float(frame["arrival_time"].min()) + offset_s
+    sent_s = frame["arrival_time"] + offset_s - start_s
+    requests = pd.DataFrame(
+        {
+            "request_id": range(len(frame)),
+            "class": "default",
+            "due_s": sent_s,
+            "sent_s": sent_s,
+            "first_token_s": frame["first_token_ts"] - start_s,
+            "finish_s": frame["last_token_ts"] - start_s,
+            "prompt_tokens": frame["input_toks"],
+            "output_tokens_wanted": frame["output_toks"],
+            "output_tokens": frame["output_toks"],
+            "error": "",
+            "wrong_tokens": -1,
+        }
+    )
+    server = {"command": [], "url": "", "version": str(meta.get("vllm_version", "")), "log": False}
+    client = {"source": f"LLMServingSim's benchmark, {folder.name}"}
+    writer = LiveRunWriter.create(out, name=folder.name, server=server | {"config": _config(meta)}, client=client)
+    return writer.finish("", requests, pd.DataFrame({name: [] for name in CHUNKS_DTYPES}))
+
+
+def _config(meta: dict[str, Any]) -> dict[str, Any]:
+    """The engine's arguments, what it resolved them to where the file says so, and its KV blocks."""
+    given, cache = meta.get("engine_kwargs"), meta.get("kv_cache")
+    values = {**(given if isinstance(given, dict) else {}), **(cache if isinstance(cache, dict) else {})}
+    known = {name: values[name] for name in (*_ARGUMENTS, "num_gpu_blocks", "block_size") if values.get(name)}
+    return known | {name: values[name] for name in _ARGUMENTS if values.get(name) is False}
+
+
+def _requests(file: Path) -> pd.DataFrame:
+    rows = []
+    for number, text in enumerate(read_text(file).splitlines(), start=1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if not isinstance(line, dict):
+            raise InputError("a JSON object is needed", file=str(file), line=number)
+        for name in (*_COUNTS, *_TIMES):
+            value = line.get(name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise InputError("a number is needed", file=str(file), line=number, key=name, value=value)
+        if not all(line[name] >= 1 and line[name] == int(line[name]) for name in _COUNTS):
+            raise InputError(
+                "whole numbers >= 1 are needed", file=str(file), line=number, key="input_toks, output_toks"
+            )
+        if not line["queued_ts"] <= line["first_token_ts"] <= line["last_token_ts"]:
+            message = "queued_ts, first_token_ts and last_token_ts must not fall"
+            raise InputError(message, file=str(file), line=number)
+        rows.append({name: line[name] for name in (*_COUNTS, *_TIMES)})
+    if not rows:
+        raise InputError("holds no request", file=str(file))
+    return pd.DataFrame(rows)
