@@ -18,8 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 
 from draftcast import load_scenario
-from draftcast.scenarios.compare.capacity import capacity
-from draftcast.scenarios.compare.page_effort import page_effort
+from draftcast.scenarios.compare.capacity import capacity, page_effort
 from draftcast.scenarios.compare.verdict import judge
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario

@@ -24,10 +24,10 @@ from closed_form_crossing import closed_form, easy
 
 from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.comparison import simulate
-from draftcast.scenarios.compare.price import Price
+from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.cutover.answer import Cutover
 from draftcast.scenarios.cutover.axis import AXES
-from draftcast.scenarios.cutover.search import CUTOVER_METRICS, Question, cutover
+from draftcast.scenarios.cutover.search import CUTOVER_METRICS, CutoverQuestion, cutover
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_rate, with_values, without_speculation
 from draftcast.scenarios.show.cutover_report import detail_lines, headline
@@ -39,9 +39,9 @@ PRICE = Price(2.49, "2026-11-01")
 
 
 def main(coverage: int = 0, shortfall: bool = False, axes: bool = False) -> None:
-    cutover(Question(load_scenario()))  # compiles, or loads what is compiled
+    cutover(CutoverQuestion(load_scenario()))  # compiles, or loads what is compiled
     wall, cpu = time.perf_counter(), time.process_time()
-    (answer,) = cutover(Question(load_scenario()))
+    (answer,) = cutover(CutoverQuestion(load_scenario()))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     for line in [headline(answer), *detail_lines(answer)]:
         print(line)
@@ -65,7 +65,7 @@ def every_axis() -> dict[str, object]:
         for metric in CUTOVER_METRICS:
             scenario = load_scenario(overrides=[f"slo.tpot_ms={SLO_TPOT_MS}"] if metric == "slo_goodput" else [])
             cpu = time.process_time()
-            (answer,) = cutover(Question(scenario, over, metric, price=PRICE if metric == "cost" else None))
+            (answer,) = cutover(CutoverQuestion(scenario, over, metric, price=PRICE if metric == "cost" else None))
             cpu = spent[f"{over} {metric}"] = round(time.process_time() - cpu, 2)
             print(f"{over:<13}{metric:<14}{cpu:>6.1f}{cpu / BAR_S:>8.2f}  {headline(answer)}", flush=True)
     return {"axes_core_seconds": spent, "slowest_axis_core_seconds": max(spent.values())}
@@ -78,7 +78,7 @@ def covered(seeds: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(seeds):
             alike = easy(Path(folder), f"statistics={{replications: 5, seed: {seed}}}")
-            found += cutover(Question(alike, "concurrency", at=[4, 12, 20, 28]))
+            found += cutover(CutoverQuestion(alike, "concurrency", at=[4, 12, 20, 28]))
     crossings = [answer.crossing for answer in found if answer.verdict == "crosses"]
     held = sum(crossing.low <= known <= crossing.high for crossing in crossings)
     width = float(np.median([crossing.relative_width for crossing in crossings]))

@@ -30,9 +30,9 @@ from draftcast.calibration.profile import engines
 from draftcast.errors import InputError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.compare.model_error import stratum_of
-from draftcast.scenarios.evidence.forecast import Forecast, Side, forecast_points
-from draftcast.scenarios.evidence.point import Point, points
-from draftcast.scenarios.evidence.question import question_of
+from draftcast.scenarios.evidence.forecast import Forecast, ForecastSide, forecast_points
+from draftcast.scenarios.evidence.point import EvidencePoint, points
+from draftcast.scenarios.evidence.question import scenarios_of
 from draftcast.scenarios.evidence.settings import model_name
 from draftcast.scenarios.run import deployment
 
@@ -52,7 +52,7 @@ Constants = dict[tuple[str, str], float]  # by generation and name
 class Residual:
     """One figure of one point: the log of forecast over measured time."""
 
-    point: Point
+    point: EvidencePoint
     side: str
     generation: str
     setup: str
@@ -90,8 +90,8 @@ def main() -> None:
     print(json.dumps({"constants": {f"{g}.{n}": v for (g, n), v in values.items()}, "errors": table}))
 
 
-def is_timed(point: Point) -> bool:
-    question = question_of(point)
+def is_timed(point: EvidencePoint) -> bool:
+    question = scenarios_of(point)
     scenario = question.off or question.on
     if scenario is None or not question.is_expressed:
         return False
@@ -101,7 +101,7 @@ def is_timed(point: Point) -> bool:
         return False
 
 
-def residuals(members: list[Point], values: Mapping[tuple[str, str], float]) -> Residuals:
+def residuals(members: list[EvidencePoint], values: Mapping[tuple[str, str], float]) -> Residuals:
     """By point and side, with the constants as given."""
     with tempfile.TemporaryDirectory() as folder:
         for path in engines.FOLDER.glob("*.yaml"):
@@ -120,7 +120,7 @@ def residuals(members: list[Point], values: Mapping[tuple[str, str], float]) -> 
 def forget() -> None:
     """Lets the next forecast read the constants anew."""
     engines.generations.cache_clear()
-    deployment._kept_deployment.cache_clear()
+    deployment.deployments.clear()
 
 
 def _of(forecast: Forecast) -> list[Residual]:
@@ -130,7 +130,7 @@ def _of(forecast: Forecast) -> list[Residual]:
     model = model_name(forecast.point.model or "") or ""
     generation = engines.generation_of(scenario.engine.version, is_moe=load_model(model).is_moe).name
     setup = forecast.point.source if "--sources" in sys.argv else f"{model} {scenario.hardware} {generation}"
-    sides: tuple[Side, ...] = ("off", "on")
+    sides: tuple[ForecastSide, ...] = ("off", "on")
     return [
         Residual(forecast.point, side, generation, setup, float(np.log1p(error)))
         for side in sides

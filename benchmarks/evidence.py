@@ -25,9 +25,8 @@ from draftcast.files import plain
 from draftcast.scenarios.compare import model_error
 from draftcast.scenarios.evidence.forecast import SIDES, Forecast, forecast_points, forecast_questions
 from draftcast.scenarios.evidence.point import points, read_points
-from draftcast.scenarios.evidence.question import Question
-from draftcast.scenarios.evidence.residuals import coverage, estimated_strata, residuals
-from draftcast.scenarios.evidence.summary import errors, is_moe, kinds, signs
+from draftcast.scenarios.evidence.question import PointScenarios
+from draftcast.scenarios.evidence.summary import KINDS, coverage, errors, estimated_strata, is_moe, residuals, signs
 from draftcast.scenarios.live.calibrate_to import fitted, with_correction
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema.load import to_mapping, with_values
@@ -111,7 +110,7 @@ def write_model_error(forecasts: list[Forecast], calibrations: list[Calibrated])
 
 def figures(forecasts: list[Forecast], dense: list[Forecast]) -> dict[str, Any]:
     by_kind: dict[str, dict[str, Any]] = {}
-    for kind in kinds():
+    for kind in KINDS:
         members = [f for f in forecasts if kind.holds(f.point)]
         found = {side: errors(members, side) for side in SIDES}
         by_kind[kind.name] = {side: asdict(error) for side, error in found.items() if error is not None}
@@ -125,7 +124,7 @@ def figures(forecasts: list[Forecast], dense: list[Forecast]) -> dict[str, Any]:
         if sign.points:
             entry = {"value": sign.share, "bar": bar, "holds": sign.share >= bar}
             bars[f"A, dense: {name} with the right sign"] = entry
-    early = {f.point.id: f.speedup_error for f in forecasts if f.point.id.startswith(EARLY)}
+    early = {f.point.id: f.error("speedup") for f in forecasts if f.point.id.startswith(EARLY)}
     known = {name: error for name, error in early.items() if error is not None}
     return {"errors": by_kind, "bars": bars, "early": known}
 
@@ -151,7 +150,7 @@ class Calibrated:
     with_it: float
 
 
-def setup_of(question: Question) -> str:
+def setup_of(question: PointScenarios) -> str:
     """Text that is equal for runs of one source that differ in their load only."""
     assert question.off is not None
     data = to_mapping(question.off)
@@ -165,7 +164,7 @@ def calibrated(forecasts: list[Forecast]) -> list[Calibrated]:
     """Every run without speculation corrects the forecasts of its set-up, at its own load and at the others."""
     setups: dict[str, list[Forecast]] = defaultdict(list)
     for forecast in forecasts:
-        if forecast.off_error is not None and forecast.point.tier != "C":
+        if forecast.error("off") is not None and forecast.point.tier != "C":
             setups[setup_of(forecast.question)].append(forecast)
     errors_of: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for members in setups.values():
@@ -178,8 +177,8 @@ def calibrated(forecasts: list[Forecast]) -> list[Calibrated]:
             same = [f for f in members if f.point.load.value == run.point.load.value and f.point.off == run.point.off]
             for kind, judged in (("this load", same), ("other loads", others)):
                 for before, after in zip(judged, corrected(judged, correction), strict=True):
-                    pairs = {"on": (before.on_error, after.on_error)}
-                    pairs |= {"off": (before.off_error, after.off_error)} if judged is others else {}
+                    pairs = {"on": (before.error("on"), after.error("on"))}
+                    pairs |= {"off": (before.error("off"), after.error("off"))} if judged is others else {}
                     for side, (without, with_it) in pairs.items():
                         if without is not None and with_it is not None:
                             errors_of[run.point.source, f"{side}, {kind}"].append((abs(without), abs(with_it)))
@@ -190,7 +189,7 @@ def calibrated(forecasts: list[Forecast]) -> list[Calibrated]:
 
 
 def correction_of(run: Forecast) -> dict[str, Any] | None:
-    off, error = run.question.off, run.off_error
+    off, error = run.question.off, run.error("off")
     assert off is not None
     assert error is not None
     # The row's metric in the terms of a figure that a client knows.

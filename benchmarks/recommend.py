@@ -19,7 +19,7 @@ import typer
 
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.metric import METRICS
-from draftcast.scenarios.compare.recommend import Load, recommend
+from draftcast.scenarios.compare.recommend import ComparedLoad, recommend
 from draftcast.scenarios.schema.load import load_scenario, with_values
 from draftcast.sim.statistics.intervals import replication_interval
 
@@ -51,7 +51,7 @@ def main(replications: int = 5) -> None:
         asked = {**values, "statistics.replications": replications}
         scenario = with_values(load_scenario(name, trace=trace), asked)
         start = time.process_time()
-        answer = recommend(scenario, loads=[Load(label, {})])
+        answer = recommend(scenario, loads=[ComparedLoad(label, {})])
         seconds.append(time.process_time() - start)
         fixed = [outcome for outcome in answer.outcomes if " k=" in outcome.candidate.label]
         best = fixed[0]

@@ -15,11 +15,10 @@ import numpy as np
 import typer
 
 from draftcast import load_scenario
-from draftcast.scenarios.compare.capacity import capacity
+from draftcast.scenarios.compare.capacity import capacity, page_effort
 from draftcast.scenarios.compare.comparison import compare
-from draftcast.scenarios.compare.page_effort import page_effort
 from draftcast.scenarios.compare.recommend import recommend
-from draftcast.scenarios.cutover.search import Question, cutover
+from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
 from draftcast.scenarios.plan.question import PlanQuestion, parse_objectives
 from draftcast.scenarios.plan.sizing import plan
 from draftcast.scenarios.schema import Scenario
@@ -63,7 +62,7 @@ def main(
     scenario = load_scenario("default", overrides=["statistics.model_error=none"] if chance else [])
     both = [capacity(each) for each in (scenario, without_speculation(scenario))]
     smaller = min(each.estimate.mean for each in both if each is not None)
-    answer = cutover(Question(scenario))[0]
+    answer = cutover(CutoverQuestion(scenario))[0]
     crossing, prediction = answer.crossing, answer.prediction
     low, high = (prediction.low, prediction.high) if prediction is not None else (crossing.low, crossing.high)
     low, high = (0.0 if np.isnan(low) else low), (np.inf if np.isnan(high) else high)

@@ -23,7 +23,7 @@ from draftcast.calibration.profile.spec import FrontEnd
 from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
 from draftcast.scenarios.schema.load import load_scenario, to_mapping
-from draftcast.sim.acceptance import Constant, compile_acceptance
+from draftcast.sim.acceptance import compile_acceptance
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import make_router
 from draftcast.sim.engine.replica import Replica, request_rows
@@ -227,7 +227,7 @@ def play(
         front_end = dataclasses.replace(front_end, output_sequence_s=0.0)
         pause_s = front_end.request_s + front_end.output_s + front_end.turnaround_s
         loop = loop.model_copy(update={"think_time_s": pause_s, "think_time_distribution": "constant"})
-    models = list(acceptance_models(real)) or [Constant(model="constant", alpha=0.0)] * len(table.class_names)
+    models = acceptance_models(real)
     k = real.num_speculative_tokens
     replica = _Watched(
         deployment.settings,

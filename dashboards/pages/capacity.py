@@ -22,13 +22,12 @@ from draftcast.dashboards.widgets.page import Cell, Link, Report, html_table, lo
 from draftcast.dashboards.widgets.tiles import number
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.options import parse_prices
-from draftcast.scenarios.compare.candidate import OFF
-from draftcast.scenarios.compare.price import Price
+from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.compare.slo_answer import idle_scenario, slo_answer
 from draftcast.scenarios.plan.question import GIVEN, PlanQuestion, mean_rate
 from draftcast.scenarios.plan.search import Check, cluster_scenario
-from draftcast.scenarios.plan.sizing import Plan, Sizing, curve_frame, goodput_curve, plan, with_prices
-from draftcast.scenarios.run.workload_spec import slos
+from draftcast.scenarios.plan.sizing import CapacityPlan, Sizing, curve_frame, goodput_curve, plan, with_prices
+from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.schema.changes import value_text
 from draftcast.scenarios.show.plan_report import answer_line, basis_line, goodput_figure, plan_rows, sizing_figure
 from draftcast.scenarios.show.tables import title
@@ -50,7 +49,7 @@ OPTIONS = {
 def render(session: Session, report: Report) -> None:
     scenario = session.question.scenario
     settings = plan_settings(session)
-    if not slos(scenario):
+    if not scenario.slos:
         _invite(session)
         return
     key = (*question_key(scenario), settings.key)
@@ -96,7 +95,7 @@ def _invite(session: Session) -> None:
     st.button(label, key="usual-slo", on_click=lambda: session.change(lambda: {"slo": USUAL_SLO}))
 
 
-def _tightest(answered: Plan) -> list[str]:
+def _tightest(answered: CapacityPlan) -> list[str]:
     """Which bound of the SLO no idle server keeps, where that is why nothing will do."""
     if answered.best is not None:
         return []
@@ -109,7 +108,7 @@ def _tightest(answered: Plan) -> list[str]:
     return [slo.sentence] if slo is not None and not slo.met else []
 
 
-def _show_answer(answered: Plan, lines: Sequence[str]) -> None:
+def _show_answer(answered: CapacityPlan, lines: Sequence[str]) -> None:
     best = answered.best
     text, *tightest, _ = lines
     if best is None:
@@ -137,7 +136,7 @@ def _show_answer(answered: Plan, lines: Sequence[str]) -> None:
             st.metric(label, value, help=literal(explained), border=True, width=170)
 
 
-def _show_candidates(session: Session, report: Report, answered: Plan, settings: PlanSettings) -> None:
+def _show_candidates(session: Session, report: Report, answered: CapacityPlan, settings: PlanSettings) -> None:
     st.subheader("GPUs by type")
     head, *rows = plan_rows(answered)
     linked: list[list[Cell]] = []

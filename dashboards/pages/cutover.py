@@ -16,14 +16,13 @@ from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.widgets.controls import view_choice
 from draftcast.dashboards.widgets.page import Report, asked_for, html_table, long_answer, verdict_line
 from draftcast.errors import InputError
+from draftcast.scenarios.compare.limits import ceilings, operating_tracks
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.recommend import recommend
 from draftcast.scenarios.cutover.answer import Cutover
 from draftcast.scenarios.cutover.axis import AXES
 from draftcast.scenarios.cutover.map import speedup_map
-from draftcast.scenarios.cutover.search import Question, cutover
-from draftcast.scenarios.run.operating_point import ceilings, operating_tracks
-from draftcast.scenarios.run.workload_spec import slos
+from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
 from draftcast.scenarios.show.cutover_plots import cutover_figure, map_figure
 from draftcast.scenarios.show.cutover_report import contour_lines, detail_lines, headline
 from draftcast.scenarios.show.device_plots import roofline_figure
@@ -77,7 +76,7 @@ class _Page:
 
     def choices(self) -> None:
         words = {name: metric.label for name, metric in METRICS.items()}
-        metrics = [name for name in METRICS if name != "slo_goodput" or slos(self.own.scenario)]
+        metrics = [name for name in METRICS if name != "slo_goodput" or self.own.scenario.slos]
         axes, labels = AXIS_WORDS.__getitem__, words.__getitem__
         with st.container(horizontal=True):
             self.over = view_choice(self.session, View.CUTOVER_OVER, list(AXES), words=axes)
@@ -97,7 +96,7 @@ class _Page:
         if not self.asked_for(View.CUTOVER_ASKED, words, "Find the cutover", effort):
             st.caption(f"Searches for the {AXIS_WORDS[self.over]} at which speculation stops paying.")
             return
-        question = Question(self.own.scenario, self.over, self.metric)
+        question = CutoverQuestion(self.own.scenario, self.over, self.metric)
         text = "Searching for the cutover"
         (result,) = self.answer(words, text, lambda progress: cutover(question, progress=progress))
         text, details = headline(result), detail_lines(result)
@@ -162,7 +161,7 @@ class _Page:
         effort = "of every cell, up to 900,000 requests; takes about twenty seconds"
         if not self.asked_for(view, words, f"Map {AXIS_WORDS[self.over]} against {label}", effort):
             return
-        question = Question(self.own.scenario, self.over, self.metric, budget_requests=MAP_REQUESTS)
+        question = CutoverQuestion(self.own.scenario, self.over, self.metric, budget_requests=MAP_REQUESTS)
         values = MAP_ACCEPTANCES if against == "acceptance" else ()
         make = partial(speedup_map, question, against=against, values=values)
         result = self.answer(words, "Drawing the map", lambda progress: make(progress=progress))

@@ -25,8 +25,7 @@ from draftcast.errors import HardwareError
 from draftcast.files import read_bytes
 from draftcast.scenarios.evidence.forecast import Forecast, forecast_points
 from draftcast.scenarios.evidence.point import points
-from draftcast.scenarios.run.coverage import coverage_of
-from draftcast.scenarios.run.fidelity import ORIGINS, fidelity
+from draftcast.scenarios.run.coverage import ORIGINS, coverage_of, fidelity
 from draftcast.scenarios.show import evidence_report
 from draftcast.scenarios.show.device_plots import coverage_figure, fit_figure
 from draftcast.scenarios.show.plots import on_page

@@ -24,7 +24,6 @@ from draftcast.scenarios.compare.comparison import Comparison, simulate
 from draftcast.scenarios.compare.slo_answer import idle_scenario, measured_requests, slo_answer
 from draftcast.scenarios.run import choices
 from draftcast.scenarios.run.simulate import RunResult
-from draftcast.scenarios.run.workload_spec import slos
 from draftcast.scenarios.schema import METHODS, Scenario
 from draftcast.scenarios.schema.changes import value_at
 from draftcast.scenarios.schema.load import apply_overrides
@@ -92,7 +91,7 @@ def _answer_lines(own: Answer) -> list[str]:
     verdict_line(text, bold=len(head + mark), tone=tone, why=bottleneck, **data)
     lines = [text, bottleneck]
     slo = None
-    if slos(scenario):
+    if scenario.slos:
         unmet = run.slo_met is False and own.own.has_figures
         slo = slo_answer(scenario, own.own, simulate(idle_scenario(scenario)) if unmet else None)
     status = status_line(run, own.own)

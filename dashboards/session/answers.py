@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import functools
 import gc
-import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
 
 import streamlit as st
 
-from draftcast.scenarios.compare.capacity import rate_of
-from draftcast.scenarios.compare.comparison import Point, point_of
+from draftcast.scenarios.compare.comparison import RatePoint, point_of
 from draftcast.scenarios.compare.limits import Limits, limits_at
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
+from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.run.simulate import RunResult, Served, measure, serve
 from draftcast.scenarios.run.timeline import Timeline, timeline
 from draftcast.scenarios.schema import Scenario
@@ -30,7 +28,6 @@ from draftcast.scenarios.schema.load import scenario_hash, to_mapping, without_s
 from draftcast.scenarios.schema.references import outside_names
 from draftcast.sim.compiled.cache import COMPILING, engine_compilation
 
-T = TypeVar("T")
 # A run of 2,000 requests and four replications takes some megabytes, one close to the capacity some tens.
 MOST_KEPT = 32
 PATIENCE_S = 0.8
@@ -39,35 +36,12 @@ PATIENCE_S = 0.8
 _LOOK_EVERY_S = 0.5
 
 
-class Kept(Generic[T]):
-    """The answers used last, by their question. Whoever asks for one that is being made waits for it.
-
-    Streamlit's own cache replays what was drawn while an answer was made; these are made under a progress bar that must
-    be gone afterwards, or in a thread that draws nothing.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._lock = threading.Lock()
-        # Of a question: a lock that is held while the answer is made, and the answer once there is one.
-        no_answers: list[T] = []
-        self._slots = functools.lru_cache(most)(lambda _question: (threading.Lock(), no_answers.copy()))
-
-    def get(self, question: Hashable, make: Callable[[], T]) -> T:
-        """The answer, made where there is none; what ``make`` raises is not kept, and whoever waited makes it anew."""
-        with self._lock:
-            lock, answers = self._slots(question)
-        with lock:
-            if not answers:
-                answers.append(make())
-            return answers[0]
-
-
 @dataclass(frozen=True)
 class Answer:
     """What ``draftcast simulate`` answers, with what the pictures need."""
 
     scenario: Scenario
-    point: Point  # its run, without step records, and the verdict on it where it speculates
+    point: RatePoint  # its run, without step records, and the verdict on it where it speculates
     timeline: Timeline  # of the first replication
     deployment: Deployment
     hash: str
@@ -86,10 +60,12 @@ class Answer:
         figures = {}
         if self.own.has_figures:
             figures = {name: estimate.mean for name, estimate in self.run.summary["figures"].items()}
-        rate = rate_of(self.scenario) if self.own.state != "overloaded" else None
-        return limits_at(self.scenario, Fluid.of(self.scenario, self.deployment), figures, rate)
+        rate = self.scenario.rate_rps if self.own.state != "overloaded" else None
+        return limits_at(self.scenario, Fluid.of(self.scenario), figures, rate)
 
 
+# Streamlit's own cache replays what was drawn while an answer was made; these are made under a progress bar that must
+# be gone afterwards, or in a thread that draws nothing.
 _served: Kept[tuple[Served, Timeline]] = Kept(MOST_KEPT)
 _answers: Kept[Answer] = Kept(MOST_KEPT)
 _pairs: Kept[tuple[Side, Side]] = Kept(MOST_KEPT)

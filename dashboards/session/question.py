@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from draftcast.dashboards.session.plain_text import short
 from draftcast.errors import ScenarioError
-from draftcast.scenarios.compare.page_effort import QUICK_REQUESTS, page_effort, settling_requests
+from draftcast.scenarios.compare.capacity import QUICK_REQUESTS, page_effort, settling_requests
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.changes import Changes, changed_keys, command_line, value_text
 from draftcast.scenarios.schema.load import DEFAULT_SCENARIO, load_scenario, to_mapping, with_values

@@ -25,7 +25,7 @@ from draftcast.dashboards.session.session import Session
 from draftcast.errors import DraftcastError, InputError
 from draftcast.files import parse_json, write_bytes
 from draftcast.kernels.model.catalog import load_model
-from draftcast.scenarios.compare.page_effort import QUICK_REQUESTS
+from draftcast.scenarios.compare.capacity import QUICK_REQUESTS
 from draftcast.scenarios.run.choices import with_arrivals
 from draftcast.scenarios.run.measured_run import read_measured_run
 from draftcast.scenarios.run.workload_spec import workload_spec

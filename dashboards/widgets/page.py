@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import streamlit as st
 
 from draftcast import __version__
-from draftcast.dashboards.session.answers import Answer, Kept
+from draftcast.dashboards.session.answers import Answer
 from draftcast.dashboards.session.plain_text import literal
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.session.uploads import trace_notes
 from draftcast.dashboards.widgets.controls import button
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.slo_answer import BOUNDS
-from draftcast.scenarios.run.fidelity import fidelity
+from draftcast.scenarios.run.coverage import fidelity
+from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.schema.load import dump_scenario
 from draftcast.scenarios.show.run_plots import latency_figure
 from draftcast.scenarios.show.tables import html_report, json_bytes

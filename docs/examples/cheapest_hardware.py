@@ -18,7 +18,7 @@ from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import InputError
 from draftcast.files import read_text
 from draftcast.scenarios.cli.terminal import run_script
-from draftcast.scenarios.compare.price import Price
+from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.plan.question import PlanQuestion, parse_objectives
 from draftcast.scenarios.plan.sizing import plan
 from draftcast.scenarios.schema.load import load_scenario

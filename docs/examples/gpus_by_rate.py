@@ -9,9 +9,9 @@ import argparse
 from collections.abc import Sequence
 
 from draftcast.scenarios.cli.terminal import run_script
-from draftcast.scenarios.compare.candidate import OFF
 from draftcast.scenarios.plan.question import GIVEN, PlanQuestion, parse_objectives
 from draftcast.scenarios.plan.sizing import plan
+from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.scenarios.schema.numbers import parse_values
 

@@ -15,10 +15,10 @@ from draftcast.scenarios.cli.options import Candidates, Prices, Question, values
 from draftcast.scenarios.cli.terminal import UNDECIDED, progress_bar
 
 if TYPE_CHECKING:
-    from draftcast.scenarios.compare.price import Price
+    from draftcast.scenarios.compare.metric import Price
     from draftcast.scenarios.cutover.answer import Cutover
     from draftcast.scenarios.cutover.map import SpeedupMap
-    from draftcast.scenarios.cutover.search import Question as CutoverQuestion
+    from draftcast.scenarios.cutover.search import CutoverQuestion
     from draftcast.scenarios.schema import Scenario
 
 
@@ -42,7 +42,7 @@ class Search:
 
     def question(self, scenario: Scenario) -> CutoverQuestion:
         """As the search and the map take it. Raises InputError where the price is of another device."""
-        from draftcast.scenarios.cutover.search import Question as CutoverQuestion
+        from draftcast.scenarios.cutover.search import CutoverQuestion
 
         prices = options.parse_prices(self.price or [])
         if other := sorted(set(prices) - {scenario.hardware}):

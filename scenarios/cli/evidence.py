@@ -13,7 +13,7 @@ from draftcast.scenarios.cli.options import AsJson, option_groups
 from draftcast.scenarios.cli.terminal import print_json, progress_bar
 
 if TYPE_CHECKING:
-    from draftcast.scenarios.evidence.point import Point
+    from draftcast.scenarios.evidence.point import EvidencePoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Choice:
     tier: Annotated[str | None, typer.Option(metavar="A,B,C", help="Only these tiers.")] = None
     source: Annotated[str | None, typer.Option(metavar="TEXT", help="Only sources whose name holds this.")] = None
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[EvidencePoint]:
         """The chosen points. Raises InputError: no point is left."""
         from draftcast.scenarios.evidence.point import points
 
@@ -38,7 +38,7 @@ class Choice:
             raise InputError(f"no point has {given}", file="evidence")
         return found
 
-    def _holds(self, point: Point) -> bool:
+    def _holds(self, point: EvidencePoint) -> bool:
         tiers = self.tier.upper().split(",") if self.tier is not None else [point.tier]
         texts = (self.model, self.device, self.engine, self.source)
         values = (point.model, point.gpu, point.engine, point.source)
@@ -61,7 +61,7 @@ def evidence(
 ) -> None:
     """Forecast what others measured on real GPUs, and show the errors and what cannot be expressed."""
     from draftcast.scenarios.evidence.forecast import SIDES, forecast_points
-    from draftcast.scenarios.evidence.summary import errors, kinds, signs
+    from draftcast.scenarios.evidence.summary import KINDS, errors, signs
     from draftcast.scenarios.show import evidence_report as report
     from draftcast.scenarios.show.plots import check_picture, write_figure
     from draftcast.scenarios.show.tables import make_console, make_table
@@ -75,7 +75,7 @@ def evidence(
     if as_json:
         by_kind = {
             kind.name: {side: errors([f for f in forecasts if kind.holds(f.point)], side) for side in SIDES}
-            for kind in kinds()
+            for kind in KINDS
         }
         found = {"losses": signs(forecasts, below=True), "gains": signs(forecasts, below=False)}
         print_json({"points": [forecast.summary() for forecast in forecasts], "errors": by_kind, "signs": found})

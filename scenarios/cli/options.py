@@ -15,7 +15,7 @@ from draftcast.errors import InputError
 from draftcast.scenarios.cli.terminal import print_json
 
 if TYPE_CHECKING:
-    from draftcast.scenarios.compare.price import Price
+    from draftcast.scenarios.compare.metric import Price
     from draftcast.scenarios.schema import Scenario
 
 ScenarioName = Annotated[str, typer.Argument(help="A YAML file, or an embedded scenario (draftcast scenarios).")]
@@ -169,7 +169,7 @@ def parse_prices(texts: list[str]) -> dict[str, Price]:
     Raises:
         InputError: another form, a price that is not above 0, an invalid date, a device twice.
     """
-    from draftcast.scenarios.compare.price import Price
+    from draftcast.scenarios.compare.metric import Price
 
     prices: dict[str, Price] = {}
     for text in texts:

@@ -32,8 +32,8 @@ class Candidates:
     max_gpus: Annotated[int, typer.Option(help="Maximum GPUs per candidate.")] = 1024
 
     def arguments(self) -> dict[str, Any]:
-        from draftcast.scenarios.compare.candidate import OFF
         from draftcast.scenarios.plan.question import GIVEN
+        from draftcast.scenarios.run.choices import OFF
 
         return {
             "hardware": _names(self.hardware, "--hardware"),

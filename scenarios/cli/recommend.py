@@ -15,7 +15,7 @@ from draftcast.scenarios.cli.options import Candidates, Metric, Question, Rates
 from draftcast.scenarios.cli.terminal import progress_bar
 
 if TYPE_CHECKING:
-    from draftcast.scenarios.compare.recommend import Load
+    from draftcast.scenarios.compare.recommend import ComparedLoad
     from draftcast.scenarios.schema import Scenario
 
 
@@ -56,8 +56,8 @@ def recommend(
         typer.echo(paste_lines(answer, server))
 
 
-def _loads(scenario: Scenario, rates: str | None, concurrency: str | None) -> list[Load]:
-    from draftcast.scenarios.compare.recommend import Load
+def _loads(scenario: Scenario, rates: str | None, concurrency: str | None) -> list[ComparedLoad]:
+    from draftcast.scenarios.compare.recommend import ComparedLoad
     from draftcast.scenarios.schema.load import with_rate
 
     if rates is not None and concurrency is not None:
@@ -65,11 +65,11 @@ def _loads(scenario: Scenario, rates: str | None, concurrency: str | None) -> li
     loads = []
     for rate in options.values_of(rates, "--rates"):
         arrivals = with_rate(scenario, rate).workload.arrivals.model_dump(mode="json")
-        loads.append(Load(f"{rate:g} req/s", {"workload.arrivals": arrivals}))
+        loads.append(ComparedLoad(f"{rate:g} req/s", {"workload.arrivals": arrivals}))
     own: dict[str, Any] = {}
     if scenario.workload.arrivals.process == "closed_loop":
         own = scenario.workload.arrivals.model_dump(mode="json")
     for clients in options.whole_values_of(concurrency, "--concurrency"):
         arrivals = {**own, "process": "closed_loop", "concurrency": clients}
-        loads.append(Load(f"{clients} clients", {"workload.arrivals": arrivals}))
+        loads.append(ComparedLoad(f"{clients} clients", {"workload.arrivals": arrivals}))
     return loads

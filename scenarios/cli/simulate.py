@@ -17,7 +17,7 @@ from draftcast.scenarios.cli.terminal import SLO_UNMET, UNDECIDED, UNSTABLE, pro
 if TYPE_CHECKING:
     import pandas as pd
 
-    from draftcast.scenarios.compare.comparison import Comparison, Point
+    from draftcast.scenarios.compare.comparison import Comparison, RatePoint
     from draftcast.scenarios.schema import Scenario
 
 
@@ -89,7 +89,7 @@ def simulate(
         raise typer.Exit(SLO_UNMET)
 
 
-def _parts(scenario: Scenario, answer: Comparison, single: Point | None) -> Iterator[Any]:
+def _parts(scenario: Scenario, answer: Comparison, single: RatePoint | None) -> Iterator[Any]:
     """Tables and sentences of one load or of several rates."""
     from draftcast.scenarios.show import run_report as report
 
@@ -103,7 +103,7 @@ def _parts(scenario: Scenario, answer: Comparison, single: Point | None) -> Iter
     yield from (f"note: {note}" for note in dict.fromkeys(notes))
 
 
-def _write(out: Path, answer: Comparison, single: Point | None) -> None:
+def _write(out: Path, answer: Comparison, single: RatePoint | None) -> None:
     """The setting's own run as it is; several rates as one directory whose tables say which run a row belongs to."""
     import pandas as pd
 

@@ -9,11 +9,10 @@ from typing import Any
 
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.errors import InputError
+from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import to_mapping, with_values
-from draftcast.sim.acceptance import Constant
 
-OFF = "off"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 MAX_K = 8
 """Draft lengths tried where the acceptance model knows any number of positions."""
@@ -29,7 +28,6 @@ class Candidate:
 
     @functools.cached_property
     def hardware(self) -> HardwareSpec:
-        """The device."""
         return load_hardware(self.scenario.hardware)
 
     @property
@@ -98,14 +96,3 @@ def longest_draft(scenario: Scenario, max_k: int) -> int:
     spec = scenario.speculative_config
     assert spec is not None
     return min(known) if known else max(max_k, spec.k)
-
-
-def alpha_of(mean_acceptance_length: float, k: int) -> float:
-    """The probability a token at which k drafts yield so many tokens a round (``1 + a + ... + a^k``)."""
-    from scipy.optimize import brentq
-
-    return float(
-        brentq(
-            lambda a: Constant(model="constant", alpha=a).mean_acceptance_length(k) - mean_acceptance_length, 0.0, 1.0
-        )
-    )

@@ -3,28 +3,34 @@
 As many users as the cluster holds requests, and some more, send the scenario's requests one after another; what is
 emitted after the warm-up, over the mean output of a request, is the capacity. A rate only scales arrivals, so one
 answer serves every rate, and it is kept: every command and page that asks for a setting is told the same number.
+
+`page_effort` says how many requests and replications a page simulates: few, but as many as the load needs to settle.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Any
 
 import numpy as np
 
-from draftcast.scenarios.run.deployment import Deployment, cached_deployment
+from draftcast.errors import InputError
+from draftcast.scenarios.run.deployment import cached_deployment
+from draftcast.scenarios.run.fluid import Fluid
+from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.run.simulate import replicate
 from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import to_mapping
+from draftcast.scenarios.schema.load import to_mapping, without_speculation
 from draftcast.scenarios.schema.references import put_checksums
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.output.metrics import compute_metrics
-from draftcast.sim.output.steady_state import find_warmup
+from draftcast.sim.output.steady_state import find_warmup, shortfall
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate, replication_interval
 from draftcast.sim.workload.arrivals import MAX_USERS, ClosedLoopArrivals
@@ -53,10 +59,7 @@ class _Setting:
     """Held by who adds a replication."""
 
 
-@functools.lru_cache(MOST_KEPT)
-def _setting(key: str) -> _Setting:
-    del key
-    return _Setting()
+_settings: Kept[_Setting] = Kept(MOST_KEPT)
 
 
 @dataclass(frozen=True)
@@ -73,38 +76,25 @@ class Capacity:
         return replication_interval(self.rates, CONFIDENCE)
 
 
-def rate_of(scenario: Scenario) -> float | None:
-    """Mean request rate of the arrivals; None of closed loops, segments and traces as they are, which have none."""
-    rate = getattr(scenario.workload.arrivals, "request_rate_rps", None)
-    return float(rate) if rate is not None and math.isfinite(rate) else None
-
-
-def capacity(
-    scenario: Scenario,
-    rate_rps: float | None = None,
-    *,
-    progress: Progress | None = None,
-    deployment: Deployment | None = None,
-) -> Capacity | None:
+def capacity(scenario: Scenario, rate_rps: float | None = None, *, progress: Progress | None = None) -> Capacity | None:
     """What the scenario's cluster completes per second when saturated.
 
     Args:
         rate_rps: the load in question: as long as it lies inside the interval, replications are added.
-        deployment: as of `draftcast.simulate`.
 
     None where arrivals have no single rate. Identical replicas that share no prefixes are simulated as one.
     """
-    if rate_of(scenario) is None:
+    if scenario.rate_rps is None:
         return None
     spec = workload_spec(scenario).model_copy(update={"duration_s": None})
     key = _key_of(scenario, spec)
-    setting = _setting(key)
+    setting = _settings.get(key, _Setting)
     count = REPLICATIONS
     while True:
         with setting.lock:
             while len(setting.replications) < count:
                 number = len(setting.replications)
-                setting.replications.append(_saturated_rate(scenario, spec, number, deployment))
+                setting.replications.append(_saturated_rate(scenario, spec, number))
                 if progress is not None:
                     progress((number + 1) / count)
         rates, requests = zip(*setting.replications[:count], strict=True)
@@ -130,11 +120,9 @@ def _key_of(scenario: Scenario, spec: Workload) -> str:
     return json.dumps(data, sort_keys=True)
 
 
-def _saturated_rate(
-    scenario: Scenario, spec: Workload, replication: int, deployment: Deployment | None
-) -> tuple[float, int]:
+def _saturated_rate(scenario: Scenario, spec: Workload, replication: int) -> tuple[float, int]:
     """Requests per second and replica of one replication, and requests simulated for it."""
-    deployment = deployment or cached_deployment(scenario)
+    deployment = cached_deployment(scenario)
     settings = deployment.settings
     traces = load_traces(spec)
     seed = replication_seed(SEED, replication)
@@ -153,3 +141,51 @@ def _saturated_rate(
     tokens_per_s = compute_metrics(done.requests, warmup=cut).values["output_throughput"]
     # Of twice the requests that were counted: the mean output varies more than what is emitted.
     return tokens_per_s / float(np.mean(table.output_tokens)) / replicas, len(done.requests)
+
+
+LENGTHS = (2000, 3000, 4000, 6000, 8000, 12_000, 16_000, 24_000)
+"""A few only, so that settings compared at one load are measured over as many requests."""
+QUICK_REQUESTS, QUICK_REPLICATIONS = LENGTHS[0], 4
+HIGHEST_UTILISATION = 0.97
+"""Closer to the capacity no run of the longest of `LENGTHS` settles."""
+WARM = 0.04
+"""By how much the latency of a run may fall short of the steady state, were nothing cut, for its warm-up to end within
+the first half: on the bundled scenario at 10 to 85 % of the capacity."""
+TURNS = 20
+"""Requests each client of a closed loop sends."""
+
+
+def page_effort(scenario: Scenario) -> dict[str, Any]:
+    """Dotted keys for a quick run that is honest; the scenario's own where it asks for less than a quick run.
+
+    Of a duration and of a trace as it is only the replications are fewer.
+    """
+    values: dict[str, Any] = {"statistics.replications": min(scenario.statistics.replications, QUICK_REPLICATIONS)}
+    asked = scenario.workload.num_requests
+    if asked is not None and asked >= QUICK_REQUESTS:
+        values["workload.num_requests"] = settling_requests(scenario)
+    return values
+
+
+def settling_requests(scenario: Scenario) -> int:
+    """Requests of one replication, of `LENGTHS`, after which the warm-up has ended within the first half, on and off.
+
+    Of very many clients, and close to the capacity, even the longest may be too short: such a run says so itself.
+    """
+    arrivals, rate = scenario.workload.arrivals, scenario.rate_rps
+    needed = 0.0
+    if scenario.statistics.warmup == "none":
+        return QUICK_REQUESTS
+    if isinstance(arrivals, ClosedLoopArrivals):
+        needed = TURNS * arrivals.concurrency
+    elif rate is not None:
+        with suppress(InputError):  # it cannot be run, and whoever runs it is told why
+            needed = max(_needed(each, rate) for each in (scenario, without_speculation(scenario)))
+    return next((length for length in LENGTHS if length >= needed), LENGTHS[-1])
+
+
+def _needed(scenario: Scenario, rate_rps: float) -> float:
+    fluid = Fluid.of(scenario)
+    capacity_rps = fluid.capacity_rps()
+    utilisation = min(rate_rps / capacity_rps, HIGHEST_UTILISATION)
+    return shortfall(1, fluid.in_system(utilisation * capacity_rps), utilisation) / WARM

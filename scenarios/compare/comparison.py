@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from draftcast.scenarios.compare.capacity import rate_of
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.verdict import Side, Verdict, advantage_of, judge, paired_probe, side
 from draftcast.scenarios.run.deployment import Deployment
@@ -27,7 +26,7 @@ TOKENS = METRICS["token_goodput"].figure
 
 
 @dataclass(frozen=True)
-class Point:
+class RatePoint:
     """One request rate: the setting as asked and, when compared, the verdict on it against speculation off."""
 
     request_rate_rps: float | None  # None: the scenario's own arrivals, which have no single rate
@@ -48,7 +47,6 @@ class Point:
 
     @property
     def runs(self) -> tuple[RunResult, ...]:
-        """On and, when compared, off."""
         return (self.on,) if self.off is None else (self.on, self.off)
 
     @property
@@ -61,13 +59,6 @@ class Point:
         """Latency off over on with its paired interval; None where nothing is compared or a side has no figures."""
         return self.verdict.advantage if self.verdict is not None else None
 
-    @property
-    def token_gain(self) -> Estimate | None:
-        """Token goodput on over off with its paired interval; None as of ``advantage``."""
-        if self.verdict is None or self.off is None or self.verdict.advantage is None:
-            return None
-        return advantage_of(paired_probe(0.0, METRICS["token_goodput"], self.on, self.off), self.confidence)
-
     def figures(self, which: str) -> dict[str, Estimate]:
         """Every figure of a side (``on`` or ``off``) with its interval; none where they do not hold for the load."""
         run, has_figures = self._side(which).run, self._side(which).has_figures
@@ -75,8 +66,7 @@ class Point:
 
     def capacity(self, which: str) -> Estimate | None:
         """Requests per second when saturated, where it was simulated."""
-        capacity = self._side(which).capacity
-        return capacity.estimate if capacity is not None else None
+        return self._side(which).capacity_rps
 
     def _side(self, which: str) -> Side:
         return self.own if which == "on" or self.verdict is None else self.verdict.off
@@ -85,10 +75,11 @@ class Point:
         """Off, advantage and verdict for ``--json``; empty where nothing is compared."""
         if self.verdict is None or self.off is None:
             return {}
+        tokens = paired_probe(0.0, METRICS["token_goodput"], self.on, self.off)
         return {
             "off": self.off.summary,
             "advantage": self.advantage,
-            "token_gain": self.token_gain,
+            "token_gain": advantage_of(tokens, self.confidence) if self.verdict.advantage is not None else None,
             "verdict": self.verdict.word,
             "verdict_details": self.verdict.summary(),
         }
@@ -103,7 +94,7 @@ class Comparison:
     """
 
     scenario: Scenario
-    points: tuple[Point, ...]
+    points: tuple[RatePoint, ...]
     cutover: Crossing | None
 
     def summary(self) -> dict[str, Any]:
@@ -149,7 +140,7 @@ def simulate(
     """
     result = measure([serve(scenario, progress=progress, record_steps=record_steps, deployment=deployment)])[0]
     if result.state == "overloaded":
-        side(scenario, result, deployment=deployment)  # what it completes at most is all that can be said
+        side(scenario, result)  # what it completes at most is all that can be said
     return result
 
 
@@ -187,11 +178,11 @@ def compare(
     return Comparison(scenario, tuple(points), crossing)
 
 
-def point_of(scenario: Scenario, runs: Sequence[RunResult], *, progress: Progress | None = None) -> Point:
+def point_of(scenario: Scenario, runs: Sequence[RunResult], *, progress: Progress | None = None) -> RatePoint:
     """The point of a scenario's run and, where there are two, of the same without speculation measured together."""
-    rate_rps = rate_of(scenario)
+    rate_rps = scenario.rate_rps
     confidence = scenario.statistics.confidence
     if len(runs) == 1:
-        return Point(rate_rps, side(scenario, runs[0], progress=progress), None, confidence)
+        return RatePoint(rate_rps, side(scenario, runs[0], progress=progress), None, confidence)
     verdict = judge(scenario, runs[0], runs[1], progress=progress)
-    return Point(rate_rps, verdict.on, verdict, confidence)
+    return RatePoint(rate_rps, verdict.on, verdict, confidence)

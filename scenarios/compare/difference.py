@@ -13,7 +13,7 @@ from typing import Literal
 
 from draftcast.sim.statistics.intervals import Estimate, paired_difference, paired_ratio
 
-Verdict = Literal["better", "worse", "cannot tell", "as offered"]
+Judgement = Literal["better", "worse", "cannot tell", "as offered"]
 _LESS_IS_BETTER = ("ttft_s", "tpot_s", "itl_s", "e2el_s", "queue_time_s")
 _OFFERED = ("request_throughput", "output_throughput", "tokens_per_s_per_gpu")
 _MORE_IS_BETTER = ("throughput", "goodput", "attainment", "tokens_per_s_per_gpu", "acceptance")
@@ -29,7 +29,7 @@ class Difference:
     ratio: Estimate | None  # first over second; None where the second is 0
     # Of the first; ``cannot tell`` while the interval holds 0 or is unknown, and where neither direction is better;
     # ``as offered``: two open loops below their capacity deliver what arrives
-    verdict: Verdict
+    verdict: Judgement
 
 
 def less_is_better(figure: str) -> bool | None:
@@ -62,7 +62,7 @@ def difference(
         mean, other = sum(a) / len(a), sum(b) / len(b)
         change = _without_interval(mean - other, confidence)
         ratio = _without_interval(mean / other, confidence) if other else None
-    verdict: Verdict = "as offered" if as_offered and figure in _OFFERED else _verdict(figure, change)
+    verdict: Judgement = "as offered" if as_offered and figure in _OFFERED else _verdict(figure, change)
     return Difference(figure, change, ratio, verdict)
 
 
@@ -75,7 +75,7 @@ def _without_interval(value: float, confidence: float) -> Estimate:
     return Estimate(value, math.nan, math.nan, math.nan, 1, confidence)
 
 
-def _verdict(figure: str, change: Estimate) -> Verdict:
+def _verdict(figure: str, change: Estimate) -> Judgement:
     less = less_is_better(figure)
     if less is None or not (change.low > 0 or change.high < 0):
         return "cannot tell"

@@ -1,23 +1,30 @@
-"""What limits a setting at a load: one function and one sentence, for every command and page.
+"""What limits a setting at a load: one function and one sentence, for every command and page; the roofline behind it.
 
 From the step cost at the simulated number of requests in the system, prompts included as they come along: what the
 target pass would need if only its bytes, or only its FLOPs, had to be done at the device's peak, what the draft takes,
 and what of the host's work shows. Full KV blocks or full slots come first: then requests wait, whatever a step takes.
+
+`operating_tracks` places the target pass under the roofline, one rank's share: its work is counted, its time is the
+step cost's beside the draft, so that the picture shows how verifying k drafts moves the pass towards compute.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
+from draftcast.calibration.profile.measured import FAMILY
 from draftcast.kernels.model.dtypes import activation_bytes
-from draftcast.kernels.work import layers
-from draftcast.scenarios.run.fluid import Fluid, MeanStep
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.operators.cost import Work
+from draftcast.kernels.work.layers import context_work, elementwise_work, linear_layers, lm_head
+from draftcast.scenarios.run.deployment import Deployment
+from draftcast.scenarios.run.fluid import Fluid
+from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import Engine, Scenario
+from draftcast.sim.cost import step_time as st
 
 KV_FULL = 0.9
 """Share of the KV blocks in use from which space for them is what limits: a mean leaves no room for peaks."""
@@ -25,6 +32,8 @@ SLOTS_FULL = 0.9
 """Share of ``max_num_seqs`` from which the slots are what limits."""
 REACHED = 1 / 3
 """Below this share of a step nothing limits but kernels that are too small to reach any peak."""
+# Draft lengths of the roofline picture.
+MOST_K = 7
 Limit = Literal["memory bandwidth", "compute", "KV cache", "max_num_seqs", "host", "draft", "kernel latency"]
 
 
@@ -46,7 +55,6 @@ class Limits:
 
     @property
     def sentence(self) -> str:
-        """For people, with the numbers it rests on."""
         step = (
             f"the mean step ({self.in_system:,.3g} requests in the system, prompts included) takes "
             f"{self.step_ms:.3g} ms: "
@@ -71,16 +79,16 @@ def limits_at(scenario: Scenario, fluid: Fluid, figures: Mapping[str, float], ra
         in_system = max(figures["request_throughput"] * figures["mean_e2el_s"], 1.0)
         # Of a closed loop no more than its clients: a short run counts its ends twice.
         in_system = min(in_system, getattr(scenario.workload.arrivals, "concurrency", math.inf))
-        return limits(fluid, scenario.engine, in_system, figures["kv_cache_usage"])
-    held = fluid.in_system(rate_rps) if rate_rps is not None else math.inf
-    in_system = min(held, float(fluid.slots))
-    return limits(fluid, scenario.engine, in_system, fluid.kv_share(in_system))
-
-
-def limits(fluid: Fluid, engine: Engine, in_system: float, kv_share: float) -> Limits:
-    """What limits the engine with so many requests in the system."""
+        kv_share = figures["kv_cache_usage"]
+    else:
+        in_system = min(fluid.in_system(rate_rps) if rate_rps is not None else math.inf, float(fluid.slots))
+        kv_share = fluid.kv_share(in_system)
     step = fluid.step(in_system)
-    memory_s, compute_s = _peaks(fluid, engine, step)
+    memory_s = compute_s = 0.0
+    for family, dtype, work in target_work(fluid.deployment.model, scenario.engine, step.features):
+        flops_per_s, bytes_per_s = fluid.deployment.hardware.ceilings(family, dtype)
+        compute_s += float(work.flops) / flops_per_s
+        memory_s += float(work.bytes) / bytes_per_s
     device_s = step.draft_s + step.target_s + step.sample_s
     shares: dict[Limit, float] = {
         "memory bandwidth": memory_s / step.seconds,
@@ -109,20 +117,94 @@ def limits(fluid: Fluid, engine: Engine, in_system: float, kv_share: float) -> L
     )
 
 
-def _peaks(fluid: Fluid, engine: Engine, step: MeanStep) -> tuple[float, float]:
-    """Seconds of the target pass with its lm_head at peak bandwidth alone, and at peak FLOP/s alone."""
-    model, hardware, tp = fluid.deployment.model, fluid.deployment.hardware, engine.tensor_parallel_size
-    dtype, kv_dtype, f = engine.weight_dtype, engine.kv_dtype, step.features
-    act_bytes = activation_bytes(dtype)
-    rows, logit_rows = np.array([f["tokens"]]), np.array([f["logit_rows"]])
-    memory = compute = 0.0
-    work = [(layer.work(rows, dtype).scale(layer.count), "linear") for layer in layers.linear_layers(model, tp)]
-    work.append((layers.lm_head(model, tp).work(logit_rows, dtype), "lm_head"))
-    work.append((layers.elementwise_work(model, rows, tp=tp, act_bytes=act_bytes), "elementwise"))
-    for each, family in work:
-        flops, bandwidth = hardware.ceilings(family, dtype)
-        compute += float(each.flops.sum()) / flops
-        memory += float(each.bytes.sum()) / bandwidth
-    flops, bandwidth = hardware.ceilings("attention_decode", kv_dtype)
-    each = layers.context_work(model, f, tp, dtype, kv_dtype)
-    return memory + float(each.bytes) / bandwidth, compute + float(each.flops) / flops
+@dataclass(frozen=True)
+class OperatingPoint:
+    """The target pass (lm_head and sampler included) of a decode step."""
+
+    num_seqs: int  # decoding requests of one replica
+    k: int  # drafts each of them verifies
+    rows: float  # rows of the pass
+    # flops, bytes: work of one rank
+    flops: float
+    bytes: float
+    seconds: float  # device time of the pass
+    draft_seconds: float  # device time of making the next drafts
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte."""
+        return self.flops / self.bytes
+
+    @property
+    def flops_per_s(self) -> float:
+        """Achieved on one rank."""
+        return self.flops / self.seconds
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Achieved on one rank."""
+        return self.bytes / self.seconds
+
+
+@dataclass(frozen=True)
+class DeviceCeilings:
+    """What the device can do at the scenario's number format."""
+
+    device: str
+    flops_per_s: float
+    bytes_per_s: float
+
+    @property
+    def ridge(self) -> float:
+        """FLOP per byte from which compute is the ceiling."""
+        return self.flops_per_s / self.bytes_per_s
+
+
+def ceilings(scenario: Scenario, deployment: Deployment) -> DeviceCeilings:
+    """Peak and bandwidth of the device, as its profile knows them where that measured them."""
+    device = getattr(deployment.profile, "hardware", deployment.hardware)
+    peak, bandwidth = device.ceilings(FAMILY["linear"], scenario.engine.weight_dtype)
+    return DeviceCeilings(device.name, peak, bandwidth)
+
+
+def operating_point(
+    scenario: Scenario, deployment: Deployment, num_seqs: int, k: int, mean_context: float
+) -> OperatingPoint:
+    """The decode step of ``num_seqs`` requests with ``mean_context`` cached tokens that verify ``k`` drafts each."""
+    f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
+    st.decode_features(deployment.cost, num_seqs, k, mean_context, f)
+    st.step_time(deployment.cost, f, out)
+    parts = [work for _, _, work in target_work(deployment.model, scenario.engine, f)]
+    flops, moved = sum(float(work.flops) for work in parts), sum(float(work.bytes) for work in parts)
+    seconds = float(out["target_s"] + out["sample_s"])
+    rows = float(f["tokens"])
+    return OperatingPoint(num_seqs, k, rows, flops, moved, seconds, float(out["draft_s"]))
+
+
+def operating_tracks(scenario: Scenario, deployment: Deployment, run: RunResult) -> dict[int, list[OperatingPoint]]:
+    """Points of k = 0 to `MOST_K` by batch size: one request, the run's mean batch, and as many as fit at once."""
+    figures, most = run.summary["figures"], deployment.settings.max_num_seqs
+    rate = figures["request_throughput"].mean / scenario.cluster.replicas
+    # Requests in service are their rate times their time in service (Little's law).
+    in_service = rate * (figures["mean_e2el_s"].mean - figures["mean_time_queue_s"].mean)
+    mean = min(max(1, round(in_service)), most) if math.isfinite(in_service) else 1
+    context = float((run.requests["prompt_tokens"] + run.requests["output_tokens"] / 2).mean())
+    room = int(min(most, max(run.summary["engine"]["max_concurrency"], 1.0)))
+    return {
+        num_seqs: [operating_point(scenario, deployment, num_seqs, k, context) for k in range(MOST_K + 1)]
+        for num_seqs in sorted({1, mean, max(room, mean)})
+    }
+
+
+def target_work(model: ModelSpec, engine: Engine, f: st.Record) -> Iterator[tuple[str, str, Work]]:
+    """One rank's work of the target pass over the rows of ``f``, with the operator family and format of its ceilings.
+
+    Collectives compute nothing and move no memory to speak of.
+    """
+    tp, dtype, kv_dtype = engine.tensor_parallel_size, engine.weight_dtype, engine.kv_dtype
+    act_bytes, rows = activation_bytes(dtype), f["tokens"]
+    for layer in linear_layers(model, tp):
+        yield "linear", dtype, layer.work(rows, dtype).scale(layer.count)
+    yield "lm_head", dtype, lm_head(model, tp).work(f["logit_rows"], dtype)
+    yield "elementwise", dtype, elementwise_work(model, rows, tp=tp, act_bytes=act_bytes)
+    yield "attention_decode", kv_dtype, context_work(model, f, tp, dtype, kv_dtype)

@@ -1,7 +1,8 @@
-"""The metrics by which settings are compared: one record for the verdict, recommend, cutover, policies and evidence."""
+"""The metrics by which settings are compared, and what a GPU costs."""
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,3 +51,19 @@ def metric_named(name: str) -> Metric:
     if name not in METRICS:
         raise InputError(f"unknown metric; choose from {', '.join(METRICS)}", key="metric", value=name)
     return METRICS[name]
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one GPU costs an hour, in the user's currency, and the day (ISO) it was asked for."""
+
+    per_gpu_hour: float
+    date: str
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.per_gpu_hour < math.inf:
+            raise InputError("must be above 0 and finite", key="price", value=self.per_gpu_hour)
+        try:
+            datetime.date.fromisoformat(self.date)
+        except ValueError:
+            raise InputError("must be a day such as 2026-11-21", key="price.date", value=self.date) from None

@@ -25,11 +25,10 @@ from draftcast.calibration.profile.load import profiles_of
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import InputError, ScenarioError
 from draftcast.frozen import Frozen
-from draftcast.scenarios.compare.capacity import rate_of
 from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
-from draftcast.scenarios.run.workload_spec import acceptance_models, request_classes
+from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values, without_speculation
 from draftcast.sim.statistics.crossing import Probe
@@ -63,20 +62,13 @@ class Stratum(Frozen):
 
 
 @dataclass(frozen=True)
-class ModelError:
-    """Of one scenario: relative standard deviations.
+class RelativeErrors:
+    """Of one scenario: relative standard deviations."""
 
-    Attributes:
-        stratum: of ``model_error.yaml``; which errors it is judged by.
-        step: of the time of every step, with and without speculation.
-        speculation: of the steps with speculation beside those without.
-        acceptance: of the tokens a round yields.
-    """
-
-    stratum: str
-    step: float
-    speculation: float
-    acceptance: float = 0.0
+    stratum: str  # of ``model_error.yaml``; which errors it is judged by
+    step: float  # of the time of every step, with and without speculation
+    speculation: float  # of the steps with speculation beside those without
+    acceptance: float = 0.0  # of the tokens a round yields
 
     @property
     def with_speculation(self) -> float:
@@ -108,7 +100,7 @@ def stratum_of(deployment: Deployment) -> str:
     return f"{kind}, {'measured' if measured else 'data sheet'}"
 
 
-def model_error(scenario: Scenario, deployment: Deployment) -> ModelError:
+def model_error(scenario: Scenario, deployment: Deployment) -> RelativeErrors:
     """Of a scenario's forecasts; if calibrated, how sure its factor is and how well such factors hold elsewhere."""
     name = stratum_of(deployment)
     found = error_spreads().strata[name]
@@ -118,7 +110,7 @@ def model_error(scenario: Scenario, deployment: Deployment) -> ModelError:
         low, high = measured.step_factor_interval
         of_the_factor = math.log(high / low) / 2 / normal_quantile(0.95)
         step = math.hypot(of_the_factor, error_spreads().calibrated_share * found.step)
-    return ModelError(name, step, math.hypot(found.speculation, of_speculation), _acceptance_error(scenario))
+    return RelativeErrors(name, step, math.hypot(found.speculation, of_speculation), _acceptance_error(scenario))
 
 
 def _disagreement(scenario: Scenario, deployment: Deployment) -> tuple[float, float]:
@@ -139,7 +131,7 @@ def _disagreement(scenario: Scenario, deployment: Deployment) -> tuple[float, fl
                 other = cached_deployment(with_values(side, {"profile": name}))
             except InputError:
                 break  # not made for this model, format, method or number of GPUs
-            one = Fluid.of(side, cached_deployment(side))
+            one = Fluid.of(side)
             two = dataclasses.replace(one, deployment=other, _steps={})
             profiles = (deployment.profile, other.profile)
             fitted = [profile.fitted_sequences[1] for profile in profiles if profile.kind == "affine"]
@@ -162,7 +154,7 @@ def times_error(scenario: Scenario, deployment: Deployment) -> float:
 def _acceptance_error(scenario: Scenario) -> float:
     """Relative standard error of the mean acceptance length; of several classes the largest."""
     k, largest, models = scenario.num_speculative_tokens, 0.0, acceptance_models(scenario)
-    for entry, model in zip(request_classes(scenario) if models else (), models, strict=True):
+    for entry, model in zip(scenario.request_classes, models, strict=True):
         given = scenario.acceptance_of(entry.name)
         if given is None:
             continue
@@ -188,7 +180,7 @@ def _normal_draws() -> FloatArray:
     return np.asarray(ndtri((0.5 + np.outer(steps, np.arange(1, DRAWS + 1))) % 1.0))
 
 
-class Curve:
+class LatencyCurve:
     """Latency of one side over its rate, by the fluid estimate: the logarithm of seconds, up to the capacity.
 
     Args:
@@ -212,21 +204,15 @@ class Curve:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is known of an advantage once the errors of the model are counted in.
+    """What is known of an advantage once the errors of the model are counted in."""
 
-    Attributes:
-        advantage: how many times better with speculation than without, with its prediction interval; 0 and infinite
-            bounds are of draws in which one side is overloaded; None where both sides may be.
-        probability: that speculation is better.
-        dominant: what widens the interval most.
-        overloaded: share of the draws in which both sides are.
-    """
-
+    # How many times better with speculation than without, with its prediction interval; 0 and infinite bounds are of
+    # draws in which one side is overloaded; None where both sides may be
     advantage: Estimate | None
-    probability: float
-    dominant: Source
-    overloaded: float
-    error: ModelError
+    probability: float  # that speculation is better
+    dominant: Source  # what widens the interval most
+    overloaded: float  # share of the draws in which both sides are
+    error: RelativeErrors
 
     @property
     def sign(self) -> int:
@@ -237,7 +223,6 @@ class Prediction:
         return 1 if self.probability >= 1.0 - tail else -1 if self.probability <= tail else 0
 
     def summary(self) -> dict[str, Any]:
-        """For ``--json``."""
         return {
             "advantage": self.advantage,
             "probability": self.probability,
@@ -250,16 +235,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Response:
-    """How the advantage of one scenario answers to the errors of the model.
+    """How the advantage of one scenario answers to the errors of the model."""
 
-    Attributes:
-        fluids: with and without speculation.
-        rate_rps: of an open loop; None: closed loops and lists, where all times are as the steps.
-    """
-
-    error: ModelError
-    fluids: tuple[Fluid, Fluid]
-    rate_rps: float | None
+    error: RelativeErrors
+    fluids: tuple[Fluid, Fluid]  # with and without speculation
+    rate_rps: float | None  # of an open loop; None: closed loops and lists, where all times are as the steps
 
     def reaches(self, metric: Metric) -> bool:
         """Whether it is known what they do to a metric: latencies, and throughputs of a fixed number of clients."""
@@ -284,7 +264,7 @@ class Response:
             probe: the simulated figures; none: the fluid estimate's.
             capacities: requests per second with and without speculation, where they were simulated.
         """
-        curves = tuple(Curve(fluid, most) for fluid, most in zip(self.fluids, capacities, strict=True))
+        curves = tuple(LatencyCurve(fluid, most) for fluid, most in zip(self.fluids, capacities, strict=True))
 
         def advantage(draws: FloatArray) -> FloatArray:
             return self._log_advantage(curves, draws)
@@ -315,7 +295,7 @@ class Response:
         estimate = Estimate(float(middle), float(low), float(high), half, known.size, confidence)
         return Prediction(estimate, float(np.mean(known > 0.0)), dominant, overloaded, self.error)
 
-    def _log_advantage(self, curves: tuple[Curve, ...], draws: FloatArray) -> FloatArray:
+    def _log_advantage(self, curves: tuple[LatencyCurve, ...], draws: FloatArray) -> FloatArray:
         """Infinite where one side is overloaded, NaN where both are; ``draws`` has shape [3, N]."""
         acceptance, step, speculation = draws
         common: FloatArray = self.error.step * step
@@ -359,6 +339,5 @@ def response(scenario: Scenario, fluids: tuple[Fluid, Fluid] | None = None) -> R
     if scenario.statistics.model_error == "none" or scenario.speculative_config is None:
         return None
     if fluids is None:
-        on, off = (Fluid.of(each, cached_deployment(each)) for each in (scenario, without_speculation(scenario)))
-        fluids = on, off
-    return Response(model_error(scenario, fluids[0].deployment), fluids, rate_of(scenario))
+        fluids = Fluid.of(scenario), Fluid.of(without_speculation(scenario))
+    return Response(model_error(scenario, fluids[0].deployment), fluids, scenario.rate_rps)

@@ -66,12 +66,10 @@ class Standing:
 
     @property
     def label(self) -> str:
-        """The policy as it was asked for, parameters included."""
         return self.policy.label
 
     @property
     def run(self) -> RunResult:
-        """Its simulation."""
         assert self.side.run is not None
         return self.side.run
 
@@ -103,11 +101,9 @@ class PolicyComparison:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was assumed of the engine."""
         return assumptions(self.scenario)
 
     def summary(self) -> dict[str, Any]:
-        """For ``--json``."""
         rows = [
             {
                 "policy": standing.label,
@@ -116,7 +112,7 @@ class PolicyComparison:
                 "rank": standing.rank,
                 "tied_with": list(standing.ties),
                 "state": standing.side.state,
-                "capacity_rps": standing.side.capacity.estimate if standing.side.capacity is not None else None,
+                "capacity_rps": standing.side.capacity_rps,
                 "value": standing.value,
                 "difference": standing.difference,
                 "gap_to_oracle": standing.gap,

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.compare.candidate import (
     MAX_K,
-    OFF,
     SCHEDULE,
     Candidate,
     longest_draft,
@@ -33,6 +32,7 @@ from draftcast.scenarios.compare.serve_command import (
     vllm_command,
 )
 from draftcast.scenarios.compare.verdict import Verdict, decide, judge, side
+from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.run.deployment import Deployment, assumptions, deploy
 from draftcast.scenarios.run.fluid import Traffic, token_seconds, traffic
 from draftcast.scenarios.run.simulate import measure, serve
@@ -40,10 +40,9 @@ from draftcast.scenarios.run.workload_spec import acceptance_models, workload_sp
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
 from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
-from draftcast.sim.acceptance import Constant
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.progress import Progress, part_of
-from draftcast.sim.statistics.intervals import Estimate, replication_interval
+from draftcast.sim.statistics.intervals import Estimate, factor_interval, replication_interval
 from draftcast.sim.workload.build_requests import build_requests
 
 NEGLIGIBLE = 0.005
@@ -52,7 +51,7 @@ FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Load:
+class ComparedLoad:
     """One load: dotted keys that replace the scenario's, none for the scenario as it is."""
 
     label: str
@@ -60,7 +59,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CandidateOutcome:
     """A candidate at every load."""
 
     candidate: Candidate
@@ -90,9 +89,9 @@ class Recommendation:
 
     scenario: Scenario
     metric: Metric
-    loads: tuple[Load, ...]
-    outcomes: tuple[Outcome, ...]
-    chosen: Outcome
+    loads: tuple[ComparedLoad, ...]
+    outcomes: tuple[CandidateOutcome, ...]
+    chosen: CandidateOutcome
     reason: str
     speculative_config: dict[str, Any] | None
     vllm: str
@@ -102,7 +101,6 @@ class Recommendation:
 
     @property
     def worth_it(self) -> bool:
-        """Whether the recommended setting speculates."""
         return self.chosen.candidate.label != OFF
 
     @property
@@ -117,7 +115,6 @@ class Recommendation:
         return k if self.worth_it and max(tried) <= k < MAX_SPECULATIVE_TOKENS else None
 
     def summary(self) -> dict[str, Any]:
-        """For ``--json``."""
         labels = [load.label for load in self.loads]
         rows = [
             {
@@ -150,7 +147,7 @@ def recommend(
     scenario: Scenario,
     *,
     metric: str = "e2e",
-    loads: Sequence[Load] = (),
+    loads: Sequence[ComparedLoad] = (),
     alternatives: Sequence[Mapping[str, Any]] = (),
     max_k: int = MAX_K,
     progress: Progress | None = None,
@@ -174,7 +171,7 @@ def recommend(
     if scenario.statistics.replications < 2:
         message = "must be at least 2: without a spread no gain can be told from chance"
         raise InputError(message, key="statistics.replications", value=scenario.statistics.replications)
-    loads = tuple(loads) or (Load("as given", {}),)
+    loads = tuple(loads) or (ComparedLoad("as given", {}),)
     settings = candidates(scenario, alternatives, max_k)
     by_load = [
         _verdicts(settings, load, chosen_metric, part_of(progress, index, len(loads)))
@@ -184,7 +181,9 @@ def recommend(
     return _answer(scenario, chosen_metric, loads, outcomes)
 
 
-def _verdicts(settings: Sequence[Candidate], load: Load, metric: Metric, progress: Progress | None) -> list[Verdict]:
+def _verdicts(
+    settings: Sequence[Candidate], load: ComparedLoad, metric: Metric, progress: Progress | None
+) -> list[Verdict]:
     """Every candidate against off (the first) at one load, each pair measured as `simulate` measures it."""
     total = 2 * len(settings)
     variants = [with_values(candidate.scenario, load.values) for candidate in settings]
@@ -294,10 +293,7 @@ def traffic_of(scenario: Scenario, deployment: Deployment) -> Traffic:
     """Means over the requests of the scenario's first replication."""
     seed = replication_seed(scenario.statistics.seed, 0)
     table = build_requests(workload_spec(scenario), seed, None, deployment.settings.max_model_len)
-    # Without speculation there is no acceptance, and none is asked for.
-    return traffic(
-        table, acceptance_models(scenario) or [Constant(model="constant", alpha=0.0)] * len(table.class_names)
-    )
+    return traffic(table, acceptance_models(scenario))
 
 
 def _sizes(most: int) -> list[int]:
@@ -308,7 +304,9 @@ def _sizes(most: int) -> list[int]:
     return sizes
 
 
-def _ranked(settings: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...]], confidence: float) -> list[Outcome]:
+def _ranked(
+    settings: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...]], confidence: float
+) -> list[CandidateOutcome]:
     """Outcomes, best first: fewest overloaded loads, then the largest mean gain over what can be compared."""
     falls_behind = [sum(verdict.on.position != "below" for verdict in own) for own in verdicts]
     # A load counts where off and all candidates that keep up as often as the best have figures.
@@ -318,11 +316,11 @@ def _ranked(settings: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...
     for candidate, own in zip(settings, verdicts, strict=True):
         counted = [own[index].probe.indices for index in shared if own[index].probe.gains]
         logs = tuple(np.mean(counted, axis=0).tolist()) if counted and len(counted) == len(shared) else ()
-        outcomes.append(Outcome(candidate, own, _factor(logs, confidence) if logs else None, logs))
+        outcomes.append(CandidateOutcome(candidate, own, factor_interval(logs, confidence) if logs else None, logs))
 
-    def rank(outcome: Outcome) -> tuple[float, ...]:
+    def rank(outcome: CandidateOutcome) -> tuple[float, ...]:
         gain = outcome.gain.mean if outcome.gain is not None else -math.inf
-        completed = sum(v.on.capacity.estimate.mean for v in outcome.verdicts if v.on.capacity is not None)
+        completed = sum(rate.mean for v in outcome.verdicts if (rate := v.on.capacity_rps) is not None)
         behind = sum(verdict.on.position != "below" for verdict in outcome.verdicts)
         return (behind, -gain, _loss(outcome.verdicts), -completed, outcome.candidate.effort)
 
@@ -339,14 +337,9 @@ def _loss(verdicts: Sequence[Verdict]) -> float:
     return total
 
 
-def _factor(logs: Sequence[float], confidence: float) -> Estimate:
-    """Interval of a factor from its logs by replication."""
-    log = replication_interval(logs, confidence)
-    mean, low, high = math.exp(log.mean), math.exp(log.low), math.exp(log.high)
-    return Estimate(mean, low, high, (high - low) / 2.0, log.n, confidence)
-
-
-def _answer(scenario: Scenario, metric: Metric, loads: tuple[Load, ...], outcomes: Sequence[Outcome]) -> Recommendation:
+def _answer(
+    scenario: Scenario, metric: Metric, loads: tuple[ComparedLoad, ...], outcomes: Sequence[CandidateOutcome]
+) -> Recommendation:
     best = outcomes[0]
     off = next(outcome for outcome in outcomes if outcome.candidate.label == OFF)
     chosen, reason = _simplest(best, outcomes, scenario.statistics.confidence)
@@ -370,7 +363,9 @@ def _answer(scenario: Scenario, metric: Metric, loads: tuple[Load, ...], outcome
     return Recommendation(scenario, metric, loads, tuple(outcomes), chosen, reason, *commands)
 
 
-def _simplest(best: Outcome, outcomes: Sequence[Outcome], confidence: float) -> tuple[Outcome, str]:
+def _simplest(
+    best: CandidateOutcome, outcomes: Sequence[CandidateOutcome], confidence: float
+) -> tuple[CandidateOutcome, str]:
     """The least elaborate setting that is worse than the best by nothing that counts, and why it was taken."""
     if best.gain is None:
         off = next(outcome for outcome in outcomes if outcome.candidate.label == OFF)

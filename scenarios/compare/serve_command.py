@@ -19,34 +19,9 @@ from draftcast.sim.cost.methods import get_method
 
 INSTRUCT = "Instruct"
 
-# Flags whose value is the field's; the scenario's defaults are vLLM's, so an unset field needs no flag.
-_VALUES = {
-    "tensor_parallel_size": "--tensor-parallel-size",
-    "pipeline_parallel_size": "--pipeline-parallel-size",
-    "decode_context_parallel_size": "--decode-context-parallel-size",
-    "dtype": "--dtype",
-    "quantization": "--quantization",
-    "kv_cache_dtype": "--kv-cache-dtype",
-    "max_model_len": "--max-model-len",
-    "max_num_seqs": "--max-num-seqs",
-    "max_num_batched_tokens": "--max-num-batched-tokens",
-    "max_num_scheduled_tokens": "--max-num-scheduled-tokens",
-    "block_size": "--block-size",
-    "gpu_memory_utilization": "--gpu-memory-utilization",
-    "num_gpu_blocks": "--num-gpu-blocks-override",
-    "long_prefill_token_threshold": "--long-prefill-token-threshold",
-    "watermark": "--watermark",
-    "scheduling_policy": "--scheduling-policy",
-    "max_cudagraph_capture_size": "--max-cudagraph-capture-size",
-    "api_server_count": "--api-server-count",
-}
-_SWITCHES = {
-    "enable_prefix_caching": "enable-prefix-caching",
-    "enable_chunked_prefill": "enable-chunked-prefill",
-    "async_scheduling": "async-scheduling",
-    "enforce_eager": "enforce-eager",
-    "enable_expert_parallel": "enable-expert-parallel",
-}
+# Fields of `Engine` that are no flag of their own, and one whose flag has another name.
+_NO_FLAG = ("version", "model", "cudagraph_mode", "speculative_config")
+_OTHER_NAME = {"num_gpu_blocks": "num-gpu-blocks-override"}
 # draftcast's own keys of speculative_config: no engine knows them.
 _NOT_VLLM = ("tree_width", "max_tree_nodes")
 # Methods that need a head which the scenario may leave unnamed, because its shape follows from the target.
@@ -146,16 +121,17 @@ def speculative_config_json(scenario: Scenario) -> dict[str, Any] | None:
 
 def vllm_flags(engine: Engine) -> list[str]:
     """Flags of ``vllm serve`` without the model and without ``--speculative-config``."""
-    defaults = Engine(model=engine.model)
-    flags: list[str] = []
-    for field, flag in _VALUES.items():
+    defaults, flags, switches = Engine(model=engine.model), [], []
+    for field in Engine.model_fields:
         value = getattr(engine, field)
-        if value != getattr(defaults, field):
-            flags += [flag, str(value)]
-    for field, flag in _SWITCHES.items():
-        value = getattr(engine, field)
-        if value != getattr(defaults, field):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        if field in _NO_FLAG or value == getattr(defaults, field):
+            continue
+        flag = _OTHER_NAME.get(field, field.replace("_", "-"))
+        if isinstance(value, bool):
+            switches.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", str(value)]
+    flags += switches
     if engine.cudagraph_mode is not None:
         flags += ["--compilation-config", json.dumps({"cudagraph_mode": engine.cudagraph_mode})]
     return flags
@@ -172,8 +148,8 @@ def vllm_command(scenario: Scenario) -> str:
     return shlex.join(words if config is None else [*words, "--speculative-config", json.dumps(config)])
 
 
-def sglang_flags(scenario: Scenario) -> list[str]:
-    """SGLang's speculation flags (docs.sglang.io, "Speculative Decoding", 2026): a chain of k drafts.
+def sglang_command(scenario: Scenario) -> str:
+    """``python -m sglang.launch_server ...``, quoted for a shell (docs.sglang.io, "Speculative Decoding", 2026).
 
     SGLang counts verified tokens, the one before the drafts included: ``--speculative-num-draft-tokens`` is k + 1 for
     a chain of k steps. A batch schedule has no equal there.
@@ -181,40 +157,8 @@ def sglang_flags(scenario: Scenario) -> list[str]:
     Raises:
         ScenarioError: a method that SGLang does not have, or a batch schedule.
     """
-    spec = scenario.speculative_config
-    if spec is None:
-        return []
-    method, k = spec.resolved_method, spec.k
-    if spec.num_speculative_tokens_per_batch_size is not None:
-        raise ScenarioError(
-            "SGLang takes no draft length by batch size",
-            key="engine.speculative_config.num_speculative_tokens_per_batch_size",
-        )
-    if method == "ngram":
-        return ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(k + 1)]
-    names = {"eagle": "EAGLE", "eagle3": "EAGLE3", "draft_model": "STANDALONE", "mtp": "EAGLE"}
-    if method not in names:
-        raise ScenarioError(
-            f"SGLang has no such method; it has {', '.join((*names, 'ngram'))}",
-            key="engine.speculative_config.method",
-            value=method,
-        )
-    flags = ["--speculative-algorithm", names[method]]
-    draft = served_models(scenario).draft
-    if draft is not None:
-        flags += ["--speculative-draft-model-path", draft]
-    chain = {"--speculative-num-steps": k, "--speculative-eagle-topk": 1, "--speculative-num-draft-tokens": k + 1}
-    return flags + [str(word) for pair in chain.items() for word in pair]
-
-
-def sglang_command(scenario: Scenario) -> str:
-    """``python -m sglang.launch_server ...``, quoted for a shell.
-
-    Raises:
-        ScenarioError: as `sglang_flags`.
-    """
-    engine = scenario.engine
-    words = ["python", "-m", "sglang.launch_server", "--model-path", served_models(scenario).target]
+    engine, spec, served = scenario.engine, scenario.speculative_config, served_models(scenario)
+    words = ["python", "-m", "sglang.launch_server", "--model-path", served.target]
     for field, flag in {
         "tensor_parallel_size": "--tp-size",
         "pipeline_parallel_size": "--pp-size",
@@ -225,4 +169,18 @@ def sglang_command(scenario: Scenario) -> str:
         value = getattr(engine, field)
         if value != getattr(Engine(model=engine.model), field):
             words += [flag, str(value)]
-    return shlex.join([*words, *sglang_flags(scenario)])
+    if spec is None:
+        return shlex.join(words)
+    method, k, place = spec.resolved_method, spec.k, "engine.speculative_config"
+    if spec.num_speculative_tokens_per_batch_size is not None:
+        key = f"{place}.num_speculative_tokens_per_batch_size"
+        raise ScenarioError("SGLang takes no draft length by batch size", key=key)
+    names = {"eagle": "EAGLE", "eagle3": "EAGLE3", "draft_model": "STANDALONE", "mtp": "EAGLE", "ngram": "NGRAM"}
+    if method not in names:
+        message = f"SGLang has no such method; it has {', '.join(names)}"
+        raise ScenarioError(message, key=f"{place}.method", value=method)
+    words += ["--speculative-algorithm", names[method]]
+    if method != "ngram":
+        words += ["--speculative-draft-model-path", served.draft] if served.draft is not None else []
+        words += ["--speculative-num-steps", str(k), "--speculative-eagle-topk", "1"]
+    return shlex.join([*words, "--speculative-num-draft-tokens", str(k + 1)])

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.run.simulate import RunResult
-from draftcast.scenarios.run.workload_spec import request_classes
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
 from draftcast.sim.output.results import RequestColumns
@@ -39,7 +38,6 @@ class Bound:
 
     @property
     def label(self) -> str:
-        """The bound in words."""
         whose = f" of {self.class_name}" if self.class_name else ""
         return f"{BOUNDS[self.key]}{whose} within {self.limit_ms:g} ms"
 
@@ -55,7 +53,6 @@ class SloAnswer:
 
     @property
     def sentence(self) -> str:
-        """For people."""
         bound = self.tightest
         asked = f"{bound.attainment:.0%} of requests"
         if self.met:
@@ -112,7 +109,7 @@ def _slack(bound: Bound) -> tuple[float, float]:
 
 
 def _bounds(scenario: Scenario, run: RunResult) -> Iterator[Bound]:
-    names = [entry.name for entry in request_classes(scenario)]
+    names = [entry.name for entry in scenario.request_classes]
     for name in names:
         slo = scenario.slo_of(name)
         if slo is None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from draftcast.scenarios.compare.capacity import Capacity, capacity, rate_of
+from draftcast.scenarios.compare.capacity import Capacity, capacity
 from draftcast.scenarios.compare.metric import METRICS, Metric
 from draftcast.scenarios.compare.model_error import (
     NEXT_MEASUREMENT,
@@ -23,7 +23,6 @@ from draftcast.scenarios.compare.model_error import (
     predicted,
     response,
 )
-from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.run.simulate import RunResult, State
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import without_speculation
@@ -56,6 +55,11 @@ class Side:
         return self.run.state
 
     @property
+    def capacity_rps(self) -> Estimate | None:
+        """The capacity with its 95 % interval; None where it was not simulated."""
+        return self.capacity.estimate if self.capacity is not None else None
+
+    @property
     def has_figures(self) -> bool:
         """Whether the run's figures hold for the load."""
         return self.state in ("steady", "finite")
@@ -76,7 +80,6 @@ def side(
     run: RunResult | None,
     *,
     progress: Progress | None = None,
-    deployment: Deployment | None = None,
     ask_capacity: bool = False,
 ) -> Side:
     """Where a setting stands at its load; the capacity is simulated where the run does not settle it by itself.
@@ -84,10 +87,10 @@ def side(
     Args:
         ask_capacity: simulate it in any case.
     """
-    rate = rate_of(scenario)
+    rate = scenario.rate_rps
     if run is not None and not ask_capacity and (run.state == "finite" or (run.state == "steady" and run.is_warm)):
         return Side(run, "below")
-    saturated = capacity(scenario, rate, progress=progress, deployment=deployment) if rate is not None else None
+    saturated = capacity(scenario, rate, progress=progress) if rate is not None else None
     if rate is None or saturated is None:
         return Side(run, "above" if run is not None and run.state == "overloaded" else "below")
     if run is not None and run.state == "overloaded":
@@ -151,11 +154,8 @@ class Verdict:
         where = f"{load} for this trace" if self.is_finite else load
         advice = f" Recommended: {self.advice}." if self.advice else ""
         if self.word == "overloaded":
-            limits = [
-                f"{each.capacity.estimate.mean:.4g} {name}"
-                for name, each in (("with", self.on), ("without", self.off))
-                if each.capacity is not None
-            ]
+            sides = (("with", self.on.capacity_rps), ("without", self.off.capacity_rps))
+            limits = [f"{capacity_rps.mean:.4g} {name}" for name, capacity_rps in sides if capacity_rps is not None]
             most = f" The cluster completes at most {', '.join(limits)} speculation (req/s)." if limits else ""
             return f"Overloaded {where}, with speculation and without.{most}"
         prediction = self.prediction
@@ -176,26 +176,20 @@ class Verdict:
         return f"{word} {where}: {reason or 'there is no figure to compare'}.{more}"
 
     def _predicted_capacities(self) -> dict[str, Estimate | None]:
+        known = {"on": self.on.capacity_rps, "off": self.off.capacity_rps}
         if self.prediction is None:
-            return {"on": None, "off": None}
-        error = self.prediction.error
-        sides = (("on", self.on, error.with_speculation), ("off", self.off, error.step))
-        return {
-            name: predicted(one.capacity.estimate, by) if one.capacity is not None else None for name, one, by in sides
-        }
+            return dict.fromkeys(known)
+        by = {"on": self.prediction.error.with_speculation, "off": self.prediction.error.step}
+        return {name: predicted(rate, by[name]) if rate is not None else None for name, rate in known.items()}
 
     def summary(self) -> dict[str, Any]:
-        """For ``--json``."""
         return {
             "word": self.word,
             "metric": self.metric.name,
             "advantage": self.advantage,
             "why": self.why,
             "states": {"on": self.on.state, "off": self.off.state},
-            "capacity_rps": {
-                name: each.capacity.estimate if each.capacity is not None else None
-                for name, each in (("on", self.on), ("off", self.off))
-            },
+            "capacity_rps": {"on": self.on.capacity_rps, "off": self.off.capacity_rps},
             "finite": self.is_finite,
             "prediction": self.prediction.summary() if self.prediction is not None else None,
             "predicted_capacity_rps": self._predicted_capacities(),
@@ -235,7 +229,7 @@ def decide(
     one_run = bool(verdict.probe.gains) and not verdict.probe.has_value
     if errors is None or not errors.reaches(metric) or verdict.word in ("not settled", "overloaded") or one_run:
         return verdict
-    capacities = tuple(each.capacity.estimate.mean if each.capacity is not None else None for each in (on, off))
+    capacities = tuple(rate.mean if rate is not None else None for rate in (on.capacity_rps, off.capacity_rps))
     prediction = errors.predict(verdict.probe, confidence, capacities)
     if prediction.advantage is None:
         return verdict
@@ -283,10 +277,8 @@ def _why(word: Word, on: Side, off: Side) -> str:
 
 def _apart(on: Side, off: Side) -> bool:
     """Whether one side surely completes more than the other: then it wins also at a load inside its own interval."""
-    if on.capacity is None or off.capacity is None:
-        return False
-    one, other = on.capacity.estimate, off.capacity.estimate
-    return one.high < other.low or other.high < one.low
+    one, other = on.capacity_rps, off.capacity_rps
+    return one is not None and other is not None and (one.high < other.low or other.high < one.low)
 
 
 def paired_probe(x: float, metric: Metric, on: RunResult, off: RunResult) -> Probe:

@@ -8,16 +8,16 @@ from typing import Any, Literal
 from draftcast.scenarios.compare.limits import Limits
 from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.compare.model_error import Source
-from draftcast.scenarios.cutover.probe import Look
+from draftcast.scenarios.cutover.probe import PairedRun
 from draftcast.scenarios.run.deployment import assumptions
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.statistics.crossing import Crossing, Probe, locate
 from draftcast.sim.statistics.crossing_search import Stopped
 from draftcast.sim.statistics.intervals import Estimate
 
-Verdict = Literal["crosses", "always pays", "never pays", "no difference", "more than once", "cannot tell"]
+CutoverVerdict = Literal["crosses", "always pays", "never pays", "no difference", "more than once", "cannot tell"]
 
-_WORDS: dict[str, Verdict] = {
+_WORDS: dict[str, CutoverVerdict] = {
     "crosses": "crosses",
     "always": "always pays",
     "never": "never pays",
@@ -47,19 +47,15 @@ class TokenCost:
 
 @dataclass(frozen=True)
 class PredictedCutover:
-    """The cutover with the errors of step times and acceptance counted in.
+    """The cutover with the errors of step times and acceptance counted in."""
 
-    Attributes:
-        low, high: of its prediction interval, within what was looked at; NaN: beyond it.
-        pays, costs: first and last x at which speculation pays and costs with the interval's confidence.
-        dominant: what widens the interval most, at the simulated crossing.
-    """
-
+    # low, high: of its prediction interval, within what was looked at; NaN: beyond it
     low: float
     high: float
+    # pays, costs: first and last x at which speculation pays and costs with the interval's confidence
     pays: tuple[float, float] | None
     costs: tuple[float, float] | None
-    dominant: Source
+    dominant: Source  # what widens the interval most, at the simulated crossing
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,7 @@ class Cutover:
     crossing: Crossing  # the statistics behind the verdict, see `draftcast.sim.statistics.crossing.Crossing`
     # probes, looks: what was looked at, by x, and the figures behind each
     probes: tuple[Probe, ...]
-    looks: tuple[Look, ...]
+    looks: tuple[PairedRun, ...]
     # capacity_on, capacity_off: requests per second when saturated; None in closed loops and off the rate axis
     capacity_on: Estimate | None
     capacity_off: Estimate | None
@@ -92,7 +88,7 @@ class Cutover:
     prediction: PredictedCutover | None = None
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> CutoverVerdict:
         """``always pays`` and ``never pays`` hold wherever it was looked; ``cannot tell``: nothing else is true."""
         if self.stopped == "budget spent" and self.crossing.kind in ("always", "never", "even"):
             return "cannot tell"  # not everything that was to be looked at was
@@ -100,7 +96,6 @@ class Cutover:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was assumed of the engine."""
         return assumptions(self.scenario)
 
     @property
@@ -118,7 +113,6 @@ class Cutover:
         return locate(self.probes, self.crossing.confidence).below
 
     def summary(self) -> dict[str, Any]:
-        """For ``--json``."""
         confidence, crosses = self.crossing.confidence, self.verdict == "crosses"
         points = [
             {

@@ -60,7 +60,7 @@ def _at_rate(scenario: Scenario, x: float) -> Scenario:
 
 def _at_concurrency(scenario: Scenario, x: float) -> Scenario:
     """Clients of a closed loop, each waiting for its answer (and thinking, where the scenario says so)."""
-    own = to_mapping(scenario)["workload"]["arrivals"] if is_closed(scenario) else {"process": "closed_loop"}
+    own = to_mapping(scenario)["workload"]["arrivals"] if scenario.is_closed_loop else {"process": "closed_loop"}
     return _closed_loop(scenario, {**own, "concurrency": round(x)})
 
 
@@ -151,14 +151,3 @@ def axis_named(name: str) -> Axis:
     if name not in AXES:
         raise InputError(f"must be one of {', '.join(AXES)}", file=AXIS_OPTION, value=name)
     return AXES[name]
-
-
-def is_closed(scenario: Scenario) -> bool:
-    """Whether the arrivals wait for answers."""
-    return scenario.workload.arrivals.process == "closed_loop"
-
-
-def offered_rps(scenario: Scenario) -> float | None:
-    """Mean request rate of an open loop; None of closed loops and of arrivals without a single rate."""
-    rate = getattr(scenario.workload.arrivals, "request_rate_rps", None)
-    return float(rate) if rate is not None else None

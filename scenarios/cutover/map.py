@@ -18,7 +18,7 @@ from draftcast.scenarios.compare.candidate import MAX_K, longest_draft, with_len
 from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.cutover.axis import axis_named
 from draftcast.scenarios.cutover.probe import Prober
-from draftcast.scenarios.cutover.search import Question, first_looks, label
+from draftcast.scenarios.cutover.search import CutoverQuestion, first_looks, label
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.crossing import Crossing, Probe, locate
@@ -58,7 +58,6 @@ class SpeedupMap:
     requests: int  # simulated in all
 
     def summary(self) -> dict[str, Any]:
-        """For ``--json``."""
         cells = [
             {
                 "x": probe.x,
@@ -95,7 +94,7 @@ class SpeedupMap:
 
 
 def speedup_map(
-    question: Question, *, against: str, values: Sequence[float] = (), progress: Progress | None = None
+    question: CutoverQuestion, *, against: str, values: Sequence[float] = (), progress: Progress | None = None
 ) -> SpeedupMap:
     """The map of the scenario's method; the budget is spent in equal parts for each of ``values``.
 

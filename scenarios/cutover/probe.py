@@ -9,16 +9,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from draftcast.errors import InputError
 from draftcast.scenarios.compare.capacity import Capacity, capacity
 from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.compare.verdict import Side, decide, side, side_by_capacity
-from draftcast.scenarios.cutover.axis import Axis, is_closed, offered_rps
+from draftcast.scenarios.cutover.axis import Axis
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import Served, State, measure, serve
 from draftcast.scenarios.schema import Scenario
@@ -44,15 +43,15 @@ NO_REQUEST_MEETS = "no request meets the SLO on or off"
 
 
 @dataclass(frozen=True)
-class Look:
+class PairedRun:
     """What a probe was made of: each side's figures (replication means), empty where nothing was run."""
 
     x: float
-    replications: int
-    requests: int  # of one replication
     states: tuple[State, State]  # with and without speculation
-    on: dict[str, float]
-    off: dict[str, float]
+    replications: int = 0
+    requests: int = 0  # of one replication
+    on: dict[str, float] = field(default_factory=dict)
+    off: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,20 +60,18 @@ class _Half:
 
     scenario: Scenario
     fluid: Fluid
-    rate_rps: float | None
     known: Side
 
     @property
-    def capacity(self) -> Capacity | None:
-        """None far below it, and in closed loops."""
-        return self.known.capacity
+    def rate_rps(self) -> float | None:
+        return self.scenario.rate_rps
 
     @property
     def utilisation(self) -> float:
         """Rate over capacity, for a run's length; the lower bound of a simulated one."""
         if self.rate_rps is None:
             return 0.0
-        return self.rate_rps / (self.capacity.estimate.low if self.capacity else self.fluid.capacity_rps())
+        return self.rate_rps / (self.known.capacity_rps.low if self.known.capacity_rps else self.fluid.capacity_rps())
 
     def in_system(self) -> float:
         """Requests in the system by the fluid estimate; what it holds where that says overloaded."""
@@ -83,42 +80,30 @@ class _Half:
         return min(self.fluid.in_system(self.rate_rps), float(self.fluid.slots))
 
 
+@dataclass
 class Prober:
-    """Answers `draftcast.sim.statistics.crossing_search.search` for one scenario with speculation.
+    """Answers `draftcast.sim.statistics.crossing_search.search` for one scenario with speculation."""
 
-    Args:
-        budget_requests: simulated in all, over both sides, replications and saturated runs; a run counts as at least
-            `LEAST_BILLED`.
-        progress: called with the share of the budget that is spent.
-    """
-
-    def __init__(
-        self,
-        scenario: Scenario,
-        axis: Axis,
-        metric: Metric,
-        budget_requests: int,
-        progress: Progress | None = None,
-    ) -> None:
-        if scenario.speculative_config is None:
-            raise InputError("the scenario has no speculation to compare with", key="engine.speculative_config")
-        self.scenario, self.axis, self.metric, self.budget_requests = scenario, axis, metric, budget_requests
-        self.spent_requests = 0
-        self.looks: dict[float, Look] = {}
-        self._progress = progress
-        self._fluids: dict[tuple[bool, float | None], Fluid] = {}
-        self._billed: dict[str, int] = {}  # by setting, replications of its capacity
-        self._off: tuple[str, Served] | None = None  # the last run without speculation, by `_off_key`
+    scenario: Scenario
+    axis: Axis
+    metric: Metric
+    # Simulated in all, over both sides, replications and saturated runs; a run counts as at least `LEAST_BILLED`
+    budget_requests: int
+    progress: Progress | None = None  # called with the share of the budget that is spent
+    spent_requests: int = field(default=0, init=False)
+    looks: dict[float, PairedRun] = field(default_factory=dict, init=False)
+    _fluids: dict[tuple[bool, float | None], Fluid] = field(default_factory=dict, init=False)
+    _billed: dict[str, int] = field(default_factory=dict, init=False)  # by setting, replications of its capacity
+    _off: tuple[str, Served] | None = field(default=None, init=False)  # the last run without speculation, by `_off_key`
 
     def __call__(self, x: float, replications: int, effort: int) -> Probe | None:
-        """See `draftcast.sim.statistics.crossing_search.Ask`."""
         on, off = self.sides(x)
         if on is None or off is None:
             return None
         if self.metric.is_throughput and on.rate_rps is not None:
             return self._delivered(x, on, off)
         if (on.known.position, off.known.position) != ("below", "below"):
-            self.looks[x] = Look(x, 0, 0, (on.known.state, off.known.state), {}, {})
+            self.looks[x] = PairedRun(x, (on.known.state, off.known.state))
             return decide(self.metric, on.known, off.known, self.scenario.statistics.confidence, x).probe
         return self._simulated(x, on, off, replications, effort)
 
@@ -127,17 +112,17 @@ class Prober:
         with_sd = self.axis.at(self.scenario, x)
         made = []
         for each in (with_sd, without_speculation(with_sd)):
-            rate, fluid = offered_rps(each), self.fluid(each, x)
+            rate, fluid = each.rate_rps, self.fluid(each, x)
             known = Side(None, "below")
             # Along rates one capacity serves every x; elsewhere each x has its own.
             if rate is not None and (self.axis.name == "rate" or rate > NEAR_CAPACITY * fluid.capacity_rps()):
                 if self.spent_requests >= self.budget_requests:
                     return None, None
-                found = capacity(each, rate, deployment=fluid.deployment)
+                found = capacity(each, rate)
                 if found is not None:
                     self._bill(found)
                     known = side_by_capacity(rate, found)
-            made.append(_Half(each, fluid, rate, known))
+            made.append(_Half(each, fluid, known))
         return made[0], made[1]
 
     def fluid(self, scenario: Scenario, x: float) -> Fluid:
@@ -166,15 +151,15 @@ class Prober:
         """Books the requests of a run and maps its 0..1 to its part of the budget."""
         before = self.spent_requests
         self.spent_requests += requests
-        if self._progress is None:
+        if self.progress is None:
             return None
-        report, budget = self._progress, self.budget_requests
+        report, budget = self.progress, self.budget_requests
         return lambda share: report(min((before + share * requests) / budget, 1.0))
 
-    def _requests(self, x: float, on: _Half, off: _Half, effort: int) -> int:
+    def _requests(self, on: _Half, off: _Half, effort: int) -> int:
         """Requests of one replication: so many that its latency falls short of the steady state by little."""
         if on.rate_rps is None:
-            clients = round(x) if self.axis.name == "concurrency" else _clients(on.scenario)
+            clients = int(getattr(on.scenario.workload.arrivals, "concurrency", 1))
             turns = max(min(CLOSED_LOOP_TURNS, ENOUGH_REQUESTS // clients), ENOUGH_TURNS)
             return max(LEAST_BILLED, turns * clients) << effort
         short = max(shortfall(1, side.in_system(), min(side.utilisation, 0.999)) for side in (on, off))
@@ -182,12 +167,12 @@ class Prober:
         return min(first << effort, MAX_REQUESTS)
 
     def _simulated(self, x: float, on: _Half, off: _Half, replications: int, effort: int) -> Probe | None:
-        groups, requests = 1, self._requests(x, on, off, effort)
+        groups, requests = 1, self._requests(on, off, effort)
         if self.axis.name == "batch":
             requests = round(x)
             groups = max(1, math.ceil(BATCH_REQUESTS * 2**effort / requests))
         values: dict[str, Any] = {"statistics.replications": replications * groups}
-        if on.rate_rps is None and not is_closed(on.scenario):
+        if on.rate_rps is None and not on.scenario.is_closed_loop:
             # A pattern in time is what it is: a trace or segments, as long as the scenario says.
             requests = on.scenario.workload.num_requests or MIN_REQUESTS
         else:
@@ -198,9 +183,9 @@ class Prober:
         cost = replications * groups * max(requests, LEAST_BILLED)
         if self.spent_requests + (cost if known else 2 * cost) > self.budget_requests:
             return None
-        with_sd = serve(asked[0], progress=self._part(cost), deployment=on.fluid.deployment)
+        with_sd = serve(asked[0], progress=self._part(cost))
         if known is None:
-            known = serve(asked[1], progress=self._part(cost), deployment=off.fluid.deployment)
+            known = serve(asked[1], progress=self._part(cost))
             self._off = (off_key, known)
         runs = [
             dataclasses.replace(run, replications=tuple(_grouped(run.replications, groups)))
@@ -208,14 +193,12 @@ class Prober:
         ]
         # A capacity that was simulated already knows better than a run.
         sides = [
-            dataclasses.replace(half.known, run=run)
-            if half.capacity is not None
-            else side(half.scenario, run, deployment=half.fluid.deployment)
+            dataclasses.replace(half.known, run=run) if half.known.capacity is not None else side(half.scenario, run)
             for half, run in zip((on, off), runs, strict=True)
         ]
         means = [_means(run.replications) if each.has_figures else {} for run, each in zip(runs, sides, strict=True)]
         simulated = len(runs[0].requests) // (replications * groups) * groups
-        self.looks[x] = Look(x, replications, simulated, (sides[0].state, sides[1].state), means[0], means[1])
+        self.looks[x] = PairedRun(x, (sides[0].state, sides[1].state), replications, simulated, *means)
         probe = decide(self.metric, sides[0], sides[1], self.scenario.statistics.confidence, x).probe
         if self.metric.name == "slo_goodput" and not any(
             r[self.metric.figure] for run in runs for r in run.replications
@@ -227,10 +210,10 @@ class Prober:
         """Throughput of an open loop: what arrives, up to what the cluster can complete. Needs no run of its own."""
         rate = on.rate_rps
         assert rate is not None
-        rates = [half.capacity.rates if half.capacity is not None else (rate,) for half in (on, off)]
+        rates = [half.known.capacity.rates if half.known.capacity else (rate,) for half in (on, off)]
         count = max(map(len, rates))
         with_sd, without = (tuple(min(rate, each) for each in (own * count)[:count]) for own in rates)
-        self.looks[x] = Look(x, 0, 0, (on.known.state, off.known.state), {}, {})
+        self.looks[x] = PairedRun(x, (on.known.state, off.known.state))
         verdict = decide(self.metric, on.known, off.known, self.scenario.statistics.confidence)
         return Probe(x, with_sd, without, note=verdict.why)
 
@@ -238,10 +221,6 @@ class Prober:
 def _off_key(scenario: Scenario) -> str:
     """What tells runs without speculation apart: not the acceptance."""
     return scenario_hash(with_values(scenario, {"acceptance": None}))
-
-
-def _clients(scenario: Scenario) -> int:
-    return int(getattr(scenario.workload.arrivals, "concurrency", 1))
 
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -15,16 +15,14 @@ from typing import Any
 import numpy as np
 
 from draftcast.errors import InputError
-from draftcast.scenarios.compare.candidate import alpha_of, with_length, with_methods
+from draftcast.scenarios.compare.candidate import with_length, with_methods
 from draftcast.scenarios.compare.limits import limits_at
-from draftcast.scenarios.compare.metric import COST, METRICS, Metric
+from draftcast.scenarios.compare.metric import COST, METRICS, Metric, Price
 from draftcast.scenarios.compare.model_error import response
-from draftcast.scenarios.compare.price import Price
 from draftcast.scenarios.cutover.answer import Cutover, Place, PredictedCutover, TokenCost
-from draftcast.scenarios.cutover.axis import Axis, axis_named, is_closed, offered_rps
+from draftcast.scenarios.cutover.axis import Axis, axis_named
 from draftcast.scenarios.cutover.probe import FIRST_SHORTFALL, MAX_REQUESTS, Prober
-from draftcast.scenarios.run.fluid import advantage_at
-from draftcast.scenarios.run.workload_spec import slos
+from draftcast.scenarios.run.choices import alpha_of
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import without_speculation
 from draftcast.sim.progress import Progress, part_of
@@ -42,7 +40,7 @@ STEP_LEVEL_RATES = 40
 
 
 @dataclass(frozen=True)
-class Question:
+class CutoverQuestion:
     """What a cutover or a map of the speed-up is asked for.
 
     Raises:
@@ -65,7 +63,7 @@ class Question:
             raise InputError(f"must be one of {', '.join(CUTOVER_METRICS)}", file="--metric", value=self.metric)
         if self.metric == COST.name and self.price is None:
             raise InputError("needs --price, which only you know", file="--metric", value=self.metric)
-        if self.metric == "slo_goodput" and not slos(self.scenario):
+        if self.metric == "slo_goodput" and not self.scenario.slos:
             raise InputError("needs an SLO in the scenario (--set slo.tpot_ms=30)", file="--metric", value=self.metric)
         if self.budget_requests is not None and self.budget_requests < 1:
             raise InputError("must be at least 1", file="--budget", value=self.budget_requests)
@@ -76,12 +74,10 @@ class Question:
 
     @property
     def axis(self) -> Axis:
-        """What ``over`` names."""
         return axis_named(self.over)
 
     @property
     def compared(self) -> Metric:
-        """What ``metric`` names."""
         return CUTOVER_METRICS[self.metric]
 
     def first_looks(self) -> list[float]:
@@ -94,7 +90,7 @@ class Question:
 
 
 def cutover(
-    question: Question,
+    question: CutoverQuestion,
     *,
     lengths: Sequence[int] = (),
     alternatives: Sequence[Mapping[str, Any]] = (),
@@ -167,9 +163,7 @@ def _answer(prober: Prober, at: Sequence[float], target: float, price: Price | N
     capacities: tuple[Estimate | None, Estimate | None] = (None, None)
     if axis.name == "rate" and found.probes:
         on, off = prober.sides(found.probes[0].x)
-        capacities = tuple(
-            half.capacity.estimate if half is not None and half.capacity is not None else None for half in (on, off)
-        )  # type: ignore[assignment]
+        capacities = (on.known.capacity_rps if on else None, off.known.capacity_rps if off else None)
     return Cutover(
         scenario,
         label(scenario),
@@ -205,7 +199,7 @@ def first_looks(prober: Prober, target: float = TARGET) -> list[float]:
     on, off = prober.sides(guess)
     if on is None or off is None:  # no budget: the first look will say so
         return [guess]
-    known = [half.capacity.estimate for half in (on, off) if half.capacity is not None]
+    known = [rate for half in (on, off) if (rate := half.known.capacity_rps) is not None]
     ends = [estimate.low for estimate in known] or [fluid.capacity_rps() * 0.8 for fluid in fluids]
     smallest = min(ends)
     if prober.metric.is_throughput:
@@ -266,7 +260,7 @@ def _place(prober: Prober, found: Found, x: float) -> Place:
     made = []
     sides = ((with_sd, look.on, look.states[0]), (without_speculation(with_sd), look.off, look.states[1]))
     for each, figures, state in sides:
-        rate = offered_rps(each) if state != "overloaded" else None
+        rate = each.rate_rps if state != "overloaded" else None
         made.append(limits_at(each, prober.fluid(each, x), figures, rate))
     probe = next(probe for probe in found.probes if probe.x == x)
     return Place(x, probe.advantage(found.crossing.confidence), made[0], made[1])
@@ -322,14 +316,20 @@ def _log_advantage(prober: Prober, x: float) -> float | None:
     axis, metric = prober.axis, prober.metric
     with_sd = axis.at(prober.scenario, x)
     on, off = prober.fluid(with_sd, x), prober.fluid(without_speculation(with_sd), x)
-    closed = is_closed(with_sd)
-    rate = offered_rps(with_sd)
+    closed = with_sd.is_closed_loop
+    rate = with_sd.rate_rps
     # At one number of clients, latencies are as the inverse of throughputs (Little's law).
     known = metric.name in ("e2e", "tpot") or (closed and metric.is_throughput)
     if not known or not on.exact_policy or (rate is None and not closed):
         return None
-    clients = getattr(with_sd.workload.arrivals, "concurrency", None)
-    return math.log(min(max(advantage_at(on, off, rate, clients), 1e-9), 1e9))
+    if rate is None:
+        clients = with_sd.workload.arrivals.concurrency  # type: ignore[union-attr]
+        advantage = off.latency_s(clients) / on.latency_s(clients)
+    else:
+        in_system, without = on.in_system(rate), off.in_system(rate)
+        # At one rate latencies are as the requests in the system; 0 or infinite where one side saturates.
+        advantage = without / in_system if math.isfinite(in_system) else 1.0 if math.isinf(without) else 0.0
+    return math.log(min(max(advantage, 1e-9), 1e9))
 
 
 def _scenario_at(prober: Prober) -> float | None:

@@ -14,30 +14,28 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from draftcast.errors import InputError
-from draftcast.scenarios.evidence.point import RATES, Point
-from draftcast.scenarios.evidence.question import Question, question_of
-from draftcast.scenarios.run.deployment import cached_deployment
+from draftcast.scenarios.evidence.point import RATES, EvidencePoint
+from draftcast.scenarios.evidence.question import PointScenarios, scenarios_of
 from draftcast.scenarios.run.simulate import RunResult, simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import scenario_hash
 from draftcast.sim.progress import Progress
 
-Side = Literal["off", "on", "speedup"]
-SIDES: tuple[Side, ...] = get_args(Side)
+ForecastSide = Literal["off", "on", "speedup"]
+SIDES: tuple[ForecastSide, ...] = get_args(ForecastSide)
 
 
 @dataclass(frozen=True)
 class Forecast:
     """A point beside its forecast; figures in the metric's unit, None where a side is not known or not expressible."""
 
-    question: Question
+    question: PointScenarios
     off: float | None
     on: float | None
     reasons: tuple[str, ...]
 
     @property
-    def point(self) -> Point:
-        """What was measured."""
+    def point(self) -> EvidencePoint:
         return self.question.point
 
     @property
@@ -47,30 +45,15 @@ class Forecast:
             return None
         return self.on / self.off if self.point.metric in RATES else self.off / self.on
 
-    @property
-    def off_error(self) -> float | None:
-        """Of the time without speculation."""
-        return self._time_error(self.off, self.point.off)
-
-    @property
-    def on_error(self) -> float | None:
-        """Of the time with speculation."""
-        return self._time_error(self.on, self.point.on)
-
-    @property
-    def speedup_error(self) -> float | None:
-        """Of the speed-up; 0 inside a measured range."""
+    def error(self, side: ForecastSide) -> float | None:
+        """Of the time without or with speculation, or of the speed-up, 0 inside a measured range."""
+        if side != "speedup":
+            return self._time_error(getattr(self, side), getattr(self.point, side))
         forecast, measured = self.speedup, self.point.speedup
-        if forecast is None:
-            return None
-        if self.point.ratio_range is not None:
+        if forecast is not None and self.point.ratio_range is not None:
             low, high = self.point.ratio_range
             measured = min(max(forecast, low), high)
-        return forecast / measured - 1 if measured is not None else None
-
-    def error(self, side: Side) -> float | None:
-        """Of one figure."""
-        return {"off": self.off_error, "on": self.on_error, "speedup": self.speedup_error}[side]
+        return forecast / measured - 1 if forecast is not None and measured is not None else None
 
     def _time_error(self, forecast: float | None, measured: float | None) -> float | None:
         if forecast is None or measured is None:
@@ -78,7 +61,6 @@ class Forecast:
         return (measured / forecast if self.point.metric in RATES else forecast / measured) - 1
 
     def summary(self) -> dict[str, Any]:
-        """For ``--json``."""
         point = self.point
         return {
             **{
@@ -97,12 +79,12 @@ class Forecast:
         }
 
 
-def forecast_points(points: Iterable[Point], progress: Progress | None = None) -> Iterator[Forecast]:
+def forecast_points(points: Iterable[EvidencePoint], progress: Progress | None = None) -> Iterator[Forecast]:
     """Every point beside its forecast, in order; one without a side has the reasons. Never raises for a point."""
-    return forecast_questions([question_of(point) for point in points], progress)
+    return forecast_questions([scenarios_of(point) for point in points], progress)
 
 
-def forecast_questions(questions: Sequence[Question], progress: Progress | None = None) -> Iterator[Forecast]:
+def forecast_questions(questions: Sequence[PointScenarios], progress: Progress | None = None) -> Iterator[Forecast]:
     """`forecast_points` of scenarios that are made already."""
     figures: dict[str, dict[str, float] | str] = {}
     for index, question in enumerate(questions):
@@ -127,7 +109,7 @@ def forecast_questions(questions: Sequence[Question], progress: Progress | None 
 def _simulate(scenario: Scenario) -> dict[str, float] | str:
     """The figures of a run, or why the engine refuses the setting."""
     try:
-        (result,) = simulate_together([scenario], deployments=[cached_deployment(scenario)])
+        (result,) = simulate_together([scenario])
     except InputError as error:
         return str(error).removeprefix("scenario: ")
     return _figures(result)
@@ -156,7 +138,7 @@ _NAMES = {
 }
 
 
-def _in_terms_of(point: Point, figures: dict[str, float]) -> float:
+def _in_terms_of(point: EvidencePoint, figures: dict[str, float]) -> float:
     """The run's figure in the unit and the statistic that the row gives."""
     metric, unit = point.metric, str(point.more.get("metric", ""))
     part = "median" if _MEDIAN.search(point.note) else "mean"

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 from draftcast.errors import ScenarioError
 from draftcast.files import read_text
 from draftcast.frozen import Frozen, Many, NonEmpty, Positive, Probability, wrong
+from draftcast.scenarios.schema.load import one_line
 
 Tier = Literal["A", "B", "C"]
 Metric = Literal[
@@ -47,7 +48,6 @@ class Spec(Frozen):
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is drafted."""
         return self.method not in (None, "none")
 
 
@@ -66,7 +66,7 @@ class GivenAcceptance(Frozen):
     definition: str | None = None
 
 
-class Load(Frozen):
+class MeasuredLoad(Frozen):
     """``concurrency``: closed loop of so many clients; ``rate``: requests/s; ``batch``: so many at once, or kept
     running; ``burst``: all requests at once."""
 
@@ -75,7 +75,7 @@ class Load(Frozen):
     num_prompts: Annotated[int, Field(ge=1)] | None = None
 
 
-class Point(Frozen):
+class EvidencePoint(Frozen):
     """One measured point; the fields are those of the collection, see docs/evidence.md.
 
     ``off`` and ``on`` are in the metric's unit; ``ratio`` above 1 says that speculation was better.
@@ -108,7 +108,7 @@ class Point(Frozen):
     input_tokens: Tokens | None = None
     output_tokens: Tokens | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    load: Load
+    load: MeasuredLoad
     metric: Metric
     off: Positive | None = None
     on: Positive | None = None
@@ -154,7 +154,7 @@ def _without_null(value: Any) -> Any:
     return {key: item for key, item in inside.items() if item is not None and item != {}}
 
 
-def points() -> tuple[Point, ...]:
+def points() -> tuple[EvidencePoint, ...]:
     """Every shipped point, by file and line.
 
     Raises:
@@ -165,14 +165,14 @@ def points() -> tuple[Point, ...]:
     return parse_points((entry.name, entry.read_text("utf-8")) for entry in entries)
 
 
-def read_points(paths: Iterable[Path]) -> tuple[Point, ...]:
+def read_points(paths: Iterable[Path]) -> tuple[EvidencePoint, ...]:
     """Points of other files of the same form; errors as of `points`."""
     return parse_points((str(path), read_text(path, ScenarioError)) for path in paths)
 
 
-def parse_points(texts: Iterable[tuple[str, str]]) -> tuple[Point, ...]:
+def parse_points(texts: Iterable[tuple[str, str]]) -> tuple[EvidencePoint, ...]:
     """Points from (file name, JSON lines); errors as of `points`."""
-    found: dict[str, Point] = {}
+    found: dict[str, EvidencePoint] = {}
     for name, text in texts:
         for number, line in enumerate(text.splitlines(), start=1):
             if line.strip():
@@ -183,15 +183,11 @@ def parse_points(texts: Iterable[tuple[str, str]]) -> tuple[Point, ...]:
     return tuple(found.values())
 
 
-def _point(line: str, place: str) -> Point:
+def _point(line: str, place: str) -> EvidencePoint:
     try:
-        return Point.model_validate(json.loads(line))
+        row = json.loads(line)
+        return EvidencePoint.model_validate(row)
     except json.JSONDecodeError as error:
         raise ScenarioError(f"is not JSON: {error}", file=place) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        context = first.get("ctx", {})
-        key = ".".join(str(part) for part in (*first["loc"], *([context["key"]] if context.get("key") else [])))
-        raise ScenarioError(
-            first["msg"], file=place, key=key or None, value=context.get("value", first["input"])
-        ) from None
+        raise one_line(error.errors()[0], row, place) from None

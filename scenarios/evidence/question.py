@@ -14,34 +14,22 @@ from typing import Any
 from draftcast.errors import InputError
 from draftcast.kernels.model.catalog import is_bundled_model, load_model
 from draftcast.kernels.model.heads import has_head, is_bundled_head, public_head
-from draftcast.scenarios.compare.candidate import alpha_of
-from draftcast.scenarios.evidence.lengths import longest, read_lengths
-from draftcast.scenarios.evidence.point import GivenAcceptance, Point, Spec
-from draftcast.scenarios.evidence.settings import (
-    Reading,
-    draft_tp,
-    flags_of,
-    model_name,
-    read_device,
-    read_engine,
-    read_flags,
-    read_format,
-    read_model,
-    read_parallelism,
-    spec_flags,
-)
-from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.evidence.point import EvidencePoint, GivenAcceptance, Spec
+from draftcast.scenarios.evidence.settings import Reading, flags_of, longest, model_name, read_engine, read_lengths
+from draftcast.scenarios.run.choices import alpha_of
+from draftcast.scenarios.schema import METHODS, Scenario
 from draftcast.scenarios.schema.load import load_scenario
+from draftcast.scenarios.schema.scenario import MATCHING_METHODS
 
 
 @dataclass(frozen=True)
-class Question:
+class PointScenarios:
     """A point as scenarios; a side is None where the point has no figure that needs it, or where ``reasons`` say why.
 
     ``assumed``: what the row does not give, and what was taken.
     """
 
-    point: Point
+    point: EvidencePoint
     off: Scenario | None
     on: Scenario | None
     reasons: tuple[str, ...]
@@ -55,10 +43,10 @@ class Question:
         return all(sides) if wants_ratio else any(sides)
 
 
-def question_of(point: Point) -> Question:
+def scenarios_of(point: EvidencePoint) -> PointScenarios:
     """The scenarios of a point; never raises."""
     reading = Reading(point, assumed=dict(point.assumed))
-    engine, hardware = _engine(reading)
+    engine, hardware = read_engine(reading)
     workload = _workload(reading)
     if not point.load.num_prompts and "load.num_prompts" not in reading.assumed:
         reading.assumed["load.num_prompts"] = "not given"
@@ -79,16 +67,7 @@ def question_of(point: Point) -> Question:
             if not reading.on_reasons:
                 sides[side] = _scenario(reading, raw, *drafting)
             reasons += reading.on_reasons
-    return Question(point, sides["off"], sides["on"], tuple(dict.fromkeys(reasons)), reading.assumed)
-
-
-def _engine(reading: Reading) -> tuple[dict[str, Any], str | None]:
-    """The ``engine`` section without speculation, and ``hardware``."""
-    model = read_model(reading)
-    keys = {"model": model, **read_engine(reading), **read_format(reading, model)}
-    hardware = read_device(reading)
-    keys["tensor_parallel_size"] = read_parallelism(reading)
-    return keys | read_flags(reading), hardware
+    return PointScenarios(point, sides["off"], sides["on"], tuple(dict.fromkeys(reasons)), reading.assumed)
 
 
 def _scenario(
@@ -173,11 +152,6 @@ def _workload(reading: Reading) -> dict[str, Any] | None:
     return {"arrivals": arrivals, "num_requests": requests, "lengths": lengths, "temperature": temperature}
 
 
-_METHODS = (
-    *("eagle", "eagle3", "mtp", "draft_model", "pard", "p_eagle", "medusa", "mlp_speculator", "dflash", "dspark"),
-    *("ngram", "ngram_gpu", "suffix"),
-)
-_SEARCHES = ("ngram", "ngram_gpu", "suffix")
 # The small models that PARD's published drafters were made of (arXiv 2504.18583), by family of the target.
 _PARD = {"llama": "Llama-3.2-1B", "qwen3": "Qwen3-0.6B"}
 
@@ -193,7 +167,7 @@ def _drafting(
         return {}, None
     if method == "draft_model" and spec.draft_model is not None and "PARD" in spec.draft_model:
         method = "pard"
-    if method != "tree" and method not in _METHODS:
+    if method == "eagle_tree" or method not in ("tree", *METHODS):
         reading.missing_on("spec.method", f"{method} is not simulated")
         return {}, None
     k = spec.k
@@ -202,10 +176,12 @@ def _drafting(
             "spec.k", "not given" if k is None else "0: a schedule that drafts nothing is not in the row"
         )
         return {}, None
-    keys: dict[str, Any] = {"method": method, "num_speculative_tokens": k, **spec_flags(flags)}
-    degree = draft_tp(spec.draft_tp, engine["tensor_parallel_size"])
-    if degree is not None:
-        keys["draft_tensor_parallel_size"] = degree
+    keys: dict[str, Any] = {"method": method, "num_speculative_tokens": k}
+    keys |= {name: flags[name] for name in ("prompt_lookup_max", "prompt_lookup_min") if name in flags}
+    if flags.get("speculative_model_quantization"):
+        keys["quantization"] = flags["speculative_model_quantization"]
+    if spec.draft_tp not in (None, engine["tensor_parallel_size"]):
+        keys["draft_tensor_parallel_size"] = spec.draft_tp
     if method == "tree":
         keys |= _tree(reading, flags, k)
     if has_head(keys["method"]) and method != "mtp":
@@ -296,7 +272,7 @@ def _acceptance(
     rates = None
     if positions is not None and len(positions) >= k:
         rates = [min(positions[: index + 1]) for index in range(k)]
-    if keys["method"] in _SEARCHES:
+    if keys["method"] in MATCHING_METHODS:
         return _search(reading, given, k, mean, rates)
     if keys["method"] == "eagle_tree":
         alpha = alpha_of(min(mean, k + 1), k)

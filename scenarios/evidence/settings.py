@@ -1,26 +1,28 @@
-"""What a point ran: its model, format, device, engine and flags as keys of a scenario, or why there are none.
+"""What a point ran: its model, format, device, engine, flags and lengths as keys of a scenario, or why there are none.
 
-Names are looked up, never guessed: what stands in no table here and in no bundled file is a reason, by field.
+Names are looked up, never guessed: what stands neither in ``names.yaml`` nor in a bundled file is a reason, by field.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
 from draftcast.calibration.profile.hardware import is_bundled_device
+from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model
-from draftcast.scenarios.evidence.point import Point
+from draftcast.scenarios.evidence.point import EvidencePoint
 
 
 @dataclass
 class Reading:
     """What reading a point found besides the keys: why a side cannot be expressed, and what was assumed."""
 
-    point: Point
+    point: EvidencePoint
     reasons: list[str] = field(default_factory=list)
     on_reasons: list[str] = field(default_factory=list)
     assumed: dict[str, str] = field(default_factory=dict)
@@ -36,18 +38,16 @@ class Reading:
 
 # A format at the end of a checkpoint's name.
 _FORMAT = re.compile(r"[-_](fp8-kv|kv|fp8|int4-awq|awq|gptq|int4|nvfp4|fp4|mxfp4|mxfp8|w4afp8|bf16)$", re.IGNORECASE)
-# Checkpoints that have a bundled model's shapes under another name (their context windows may differ).
-_SAME_SHAPES = {
-    "meta-llama-3-8b": "Llama-3.1-8B",
-    "meta-llama-3-8b-instruct": "Llama-3.1-8B",
-    "meta-llama-3-70b": "Llama-3.1-70B",
-    "meta-llama-3-70b-instruct": "Llama-3.1-70B",
-}
-# Why a family of models is not bundled: the first pattern found in the name.
-_UNKNOWN_LAYERS = (
-    (r"deepseek-v4", "attention to compressed tokens is not known"),
-    (r"step-3", "sliding layers with heads of their own are not known"),
-)
+# GPUs of one node.
+_NODE = 8
+
+
+@functools.cache
+def names() -> dict[str, Any]:
+    """The tables of ``names.yaml``."""
+    text = files("draftcast.scenarios.evidence").joinpath("names.yaml").read_text("utf-8")
+    tables: dict[str, Any] = parse_yaml(text, "names.yaml")
+    return tables
 
 
 def model_name(name: str) -> str | None:
@@ -57,15 +57,28 @@ def model_name(name: str) -> str | None:
         for text in (bare, bare.rpartition("/")[2]):
             if is_bundled_model(text):
                 return canonical_name(text)
-            if text.lower() in _SAME_SHAPES:
-                return _SAME_SHAPES[text.lower()]
+            if text.lower() in names()["same_shapes"]:
+                return str(names()["same_shapes"][text.lower()])
         shorter = _FORMAT.sub("", bare)
         if shorter == bare:
             return None
         bare = shorter
 
 
-def read_model(reading: Reading) -> str | None:
+def first_match(table: str, text: str) -> Any:
+    """What the first pattern of a table stands for that is found in ``text`` (any case); None: there is none."""
+    return next((value for pattern, value in names()[table].items() if re.search(pattern, text, re.IGNORECASE)), None)
+
+
+def read_engine(reading: Reading) -> tuple[dict[str, Any], str | None]:
+    """The ``engine`` section without speculation, and ``hardware``."""
+    model = _model(reading)
+    keys = {"model": model, **_version(reading), **_format(reading, model)}
+    hardware = _device(reading)
+    return keys | {"tensor_parallel_size": _parallelism(reading)} | _flags(reading), hardware
+
+
+def _model(reading: Reading) -> str | None:
     """``engine.model``."""
     name = reading.point.model
     if name is None:
@@ -73,73 +86,37 @@ def read_model(reading: Reading) -> str | None:
         return None
     found = model_name(name)
     if found is None:
-        layers = (why for pattern, why in _UNKNOWN_LAYERS if re.search(pattern, name, re.IGNORECASE))
-        reading.missing("model", f"{name}: {next(layers, 'not among the bundled models')}")
+        reading.missing("model", f"{name}: {first_match('unknown_layers', name) or 'not among the bundled models'}")
     elif "presum" in name:
         reading.assumed["model"] = f"presumably {found}"
     return found
 
 
-_FORMATS = {
-    "bf16": {},
-    "fp16": {"dtype": "float16"},
-    "fp8": {"quantization": "fp8"},
-    "awq": {"quantization": "awq"},
-    "gptq": {"quantization": "gptq"},
-    "int4": {"quantization": "int4"},
-    "int4-awq": {"quantization": "awq"},
-    "mxfp4": {"quantization": "mxfp4"},
-    "nvfp4": {"quantization": "nvfp4"},
-    "mxfp8": {"quantization": "mxfp8"},
-    "int8": {"quantization": "int8"},
-}
-# The format of a checkpoint that its name does not tell.
-_NATIVE = {
-    "DeepSeek-V3": "fp8",
-    "DeepSeek-V3.2": "fp8",
-    "Devstral-2-123B": "fp8",
-    "Kimi-K2": "fp8",
-    "MiniMax-M2.5": "fp8",
-    "MiniMax-M2.7": "fp8",
-    "Ministral-3-3B": "fp8",
-    "Ministral-3-8B": "fp8",
-    "Ministral-3-14B": "fp8",
-    "gpt-oss-20b": "mxfp4",
-    "gpt-oss-120b": "mxfp4",
-}
-_KV = {"auto": "auto", "bf16": "bfloat16", "fp16": "float16"} | {
-    name: name.split("_")[0] for name in ("fp8", "fp8_e4m3", "fp8_e5m2", "nvfp4")
-}
-
-
-def read_format(reading: Reading, model: str | None) -> dict[str, Any]:
+def _format(reading: Reading, model: str | None) -> dict[str, Any]:
     """``engine.quantization``, ``dtype`` and ``kv_cache_dtype``."""
     point = reading.point
     text = point.quantization
     if text is None:
         named = _FORMAT.search((point.model or "").split(" (")[0])
-        text = named[1].lower().removesuffix("-kv") if named else _NATIVE.get(model or "", "bf16")
+        text = named[1].lower().removesuffix("-kv") if named else names()["native_formats"].get(model, "bf16")
         reading.assumed["quantization"] = f"{text}, not given"
-    keys = _FORMATS.get(text.split(" (")[0])
+    keys = names()["formats"].get(text.split(" (")[0])
     if keys is None:
         reading.missing("quantization", f"{text} is not known")
-    kv = _KV.get(point.kv_cache_dtype or "auto")
+    kv = names()["kv_formats"].get(point.kv_cache_dtype or "auto")
     if kv is None:
         reading.missing("kv_cache_dtype", f"{point.kv_cache_dtype} is not known")
     return {**(keys or {}), "kv_cache_dtype": kv or "auto"}
 
 
-_DEVICES = {"a100": "a100-80g", "a10g-24g": "a10g", "rtx-pro-6000": "rtx-pro-6000"}
-
-
-def read_device(reading: Reading) -> str | None:
+def _device(reading: Reading) -> str | None:
     """``hardware``."""
     name = reading.point.gpu
     if name is None or re.match(r"(none|unknown)\b", name, re.IGNORECASE):
         reading.missing("gpu", "not named")
         return None
     bare, _, remark = name.partition(" (")
-    device = _DEVICES.get(bare.lower(), bare.lower())
+    device: str = names()["devices"].get(bare.lower(), bare.lower())
     if not is_bundled_device(device):
         reading.missing("gpu", f"{name} is not among the bundled devices" if "/" not in bare else f"{name}: which one?")
         return None
@@ -152,7 +129,7 @@ def read_device(reading: Reading) -> str | None:
     return device
 
 
-def read_parallelism(reading: Reading) -> int:
+def _parallelism(reading: Reading) -> int:
     """``engine.tensor_parallel_size``; other kinds of parallelism are reasons."""
     point = reading.point
     if point.pp is not None and point.pp > 1:
@@ -177,52 +154,15 @@ def read_parallelism(reading: Reading) -> int:
     return tp
 
 
-_NODE = 8
-
-
 def _billions(name: str) -> float:
     """Parameters in a model's name, in billions; 0 where it does not tell."""
     return max((float(size) for size in re.findall(r"(\d+(?:\.\d+)?)B", name, re.IGNORECASE)), default=0.0)
 
 
-# Flags of vLLM and of SGLang (dashes as underscores) and the engine's key of the same meaning.
-_FLAGS = {
-    "max_num_seqs": "max_num_seqs",
-    "max_running_requests": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "chunked_prefill_size": "max_num_batched_tokens",
-    "max_model_len": "max_model_len",
-    "context_length": "max_model_len",
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "mem_fraction_static": "gpu_memory_utilization",
-    "enable_prefix_caching": "enable_prefix_caching",
-    "enable_chunked_prefill": "enable_chunked_prefill",
-    "enforce_eager": "enforce_eager",
-    "async_scheduling": "async_scheduling",
-    "max_cudagraph_capture_size": "max_cudagraph_capture_size",
-    "block_size": "block_size",
-    "page_size": "block_size",
-    "num_gpu_blocks_override": "num_gpu_blocks",
-}
-_NOT = {
-    "disable_radix_cache": "enable_prefix_caching",
-    "no_enable_prefix_caching": "enable_prefix_caching",
-    "no_async_scheduling": "async_scheduling",
-    "no_enable_chunked_prefill": "enable_chunked_prefill",
-}
-# Flags that change what runs in a way that no key says.
-_UNKNOWN_FLAGS = {
-    "enable_dp_attention": "data-parallel attention is not simulated",
-    "dp_attention": "data-parallel attention is not simulated",
-    "decode_context_parallel_size": "decode-context parallelism is not simulated",
-    "dcp": "decode-context parallelism is not simulated",
-    "enable_expert_parallel": "expert parallelism is not simulated",
-    "kv_connector": "a KV connector is not simulated",
-}
 _COMMANDS = ("cmd", "server", "server_command", "backend_parameters")
 
 
-def flags_of(point: Point) -> dict[str, Any]:
+def flags_of(point: EvidencePoint) -> dict[str, Any]:
     """The server's flags, dashes as underscores: those of its command line, then those given by name."""
     found: dict[str, Any] = {}
     for key in _COMMANDS:
@@ -253,37 +193,21 @@ def _plain(text: str) -> Any:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def read_flags(reading: Reading) -> dict[str, Any]:
+def _flags(reading: Reading) -> dict[str, Any]:
     """Keys of ``engine`` that the flags give."""
     keys: dict[str, Any] = {}
+    known, negated, unknown = (names()[table] for table in ("flags", "negated_flags", "unknown_flags"))
     for flag, value in flags_of(reading.point).items():
-        if flag in _UNKNOWN_FLAGS and (value is True or str(value) not in ("False", "0", "1")):
-            reading.missing(f"flags.{flag}", _UNKNOWN_FLAGS[flag])
-        if flag in _NOT:
-            keys[_NOT[flag]] = not value
-        if flag in _FLAGS and value is not None:
-            given = str(value).startswith("on") if isinstance(value, str) else value
-            keys[_FLAGS[flag]] = given
+        if flag in unknown and (value is True or str(value) not in ("False", "0", "1")):
+            reading.missing(f"flags.{flag}", unknown[flag])
+        if flag in negated:
+            keys[negated[flag]] = not value
+        if flag in known and value is not None:
+            keys[known[flag]] = value.startswith("on") if isinstance(value, str) else value
     return keys
 
 
-# Releases of vLLM by the month from which they were current, of branches and points without a version.
-_RELEASES = {
-    "2026-08": "0.27",
-    "2026-07": "0.24",
-    "2026-04": "0.20",
-    "2026-03": "0.18",
-    "2026-02": "0.16",
-    "2026-01": "0.14",
-    "2025-12": "0.12",
-    "2025-10": "0.11",
-    "2025-07": "0.10",
-    "2025-05": "0.9",
-    "2025-02": "0.8",
-}
-
-
-def read_engine(reading: Reading) -> dict[str, Any]:
+def _version(reading: Reading) -> dict[str, Any]:
     """Keys of ``engine`` that follow from the engine and its version."""
     point = reading.point
     name = point.engine.split(" (")[0].lower()
@@ -295,9 +219,9 @@ def read_engine(reading: Reading) -> dict[str, Any]:
     if name == "sglang":
         # Its own limit follows from memory and lies in the thousands.
         return {"version": f"sglang 0.{4 if version_of(point) == (0, 4) else 5}", "max_num_seqs": 2048}
-    if is_v0(point):
-        return {"version": "vllm 0.7", "enable_chunked_prefill": False, "max_num_seqs": 256}
     version = version_of(point)
+    if "V0" in point.engine_version or (version is not None and version < (0, 8)):
+        return {"version": "vllm 0.7", "enable_chunked_prefill": False, "max_num_seqs": 256}
     release = ".".join(map(str, version)) if version else _release_at(point.date)
     if re.search(r"MRV2|Model Runner V2", point.engine_version):
         release = f"{'0.25' if int(release.split('.')[1]) < 25 else release} v2"  # its constants are those of 0.25 on
@@ -308,29 +232,82 @@ def read_engine(reading: Reading) -> dict[str, Any]:
 
 def _release_at(date: str) -> str:
     month = date if "-" in date or len(date) < 6 else f"{date[:4]}-{date[4:6]}"
-    return next((release for since, release in _RELEASES.items() if month >= since), "0.8")
+    return next((str(release) for since, release in names()["releases"].items() if month >= since), "0.8")
 
 
-def version_of(point: Point) -> tuple[int, int] | None:
+def version_of(point: EvidencePoint) -> tuple[int, int] | None:
     """(major, minor) of the engine; None where no release is named."""
     found = re.search(r"(?<![\d.])v?(\d+)\.(\d+)(?:\.\d+)?", point.engine_version)
     return (int(found[1]), int(found[2])) if found and "dev" not in point.engine_version.split("+")[0] else None
 
 
-def is_v0(point: Point) -> bool:
-    """Whether vLLM's first engine ran."""
-    version = version_of(point)
-    return "V0" in point.engine_version or (version is not None and version < (0, 8))
+_PROMPT_TOTALS = ("total_input_tokens", "off_total_input_tokens", "on_total_input_tokens")
+_OUTPUT_TOTALS = (
+    *("total_generated_tokens", "total_output_tokens", "off_total_output_tokens", "on_total_output_tokens"),
+    "output_tokens",
+)
 
 
-def draft_tp(point_tp: int | None, tp: int) -> int | None:
-    """``draft_tensor_parallel_size`` where it is given and differs from the target's."""
-    return point_tp if point_tp not in (None, tp) else None
+def read_lengths(reading: Reading) -> dict[str, Any] | None:
+    """``workload.lengths``; None (and a reason) where a length is neither given nor typical of the data set."""
+    point = reading.point
+    typical = first_match("data_sets", point.dataset or "") or {}
+    lengths: dict[str, Any] = {}
+    for key, name, given, totals, usual in (
+        ("prompt_tokens", "input_tokens", point.input_tokens, _PROMPT_TOTALS, typical.get("prompt")),
+        ("output_tokens", "output_tokens", point.output_tokens, _OUTPUT_TOTALS, typical.get("output")),
+    ):
+        mean = _counted(point, totals)
+        if mean is None and given is None and usual is not None:
+            lengths[key] = _spread(*usual)
+            reading.assumed[name] = f"{usual[0]:g}, typical of the data set: {typical['source']}"
+        elif mean is None and given is None:
+            reading.missing(name, "not given")
+        elif "random" in (point.dataset or "").lower() or usual is None:
+            lengths[key] = _random(reading, name, mean, given)
+        else:
+            # A source that states the mean of its outputs cut them all at one limit; totals are of free lengths.
+            spread = 0.0 if given is not None and name == "output_tokens" else usual[1]
+            lengths[key] = _spread(given if given is not None else mean or 1.0, spread)
+    return lengths if len(lengths) == 2 else None
 
 
-def spec_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of ``speculative_config`` that the flags give."""
-    keys = {name: flags[name] for name in ("prompt_lookup_max", "prompt_lookup_min") if name in flags}
-    if flags.get("speculative_model_quantization"):
-        keys["quantization"] = flags["speculative_model_quantization"]
-    return keys
+def _counted(point: EvidencePoint, names: tuple[str, ...]) -> float | None:
+    """The mean of the requests that were sent, from a total in ``more``."""
+    totals = [point.more[name] for name in names if isinstance(point.more.get(name), int | float)]
+    count = point.load.num_prompts
+    if count is None and point.load.kind == "burst" and point.load.value is not None:
+        count = int(point.load.value)
+    return totals[0] / count if totals and count else None
+
+
+def _random(reading: Reading, name: str, mean: float | None, given: float | None) -> Any:
+    """Lengths of generated prompts: fixed, or drawn up to a limit, see the notes of the collection."""
+    point = reading.point
+    dataset = (point.dataset or "").lower()
+    ratio = re.search(r"ratio[ =]*([\d.]+)", dataset)
+    lowest = float(ratio[1]) if ratio else 0.0 if "uniform" in dataset else None
+    if lowest is None and point.engine == "sglang" and "random" in dataset and not re.search(r"\d/\d", dataset):
+        lowest = 0.0
+    if lowest is None or lowest == 1.0 or (mean is not None and given is not None and abs(mean / given - 1) < 0.02):
+        return max(1, round(mean if mean is not None else given or 1))
+    if mean is None:
+        limit = given or 1.0
+        mean = max(1.0, limit * (1 + lowest) / 2)
+        reading.assumed[name] = f"drawn between {lowest:g} and 1 of {limit:g}"
+    high = 2 * mean / (1 + lowest)
+    low, high = max(1, round(lowest * high)), max(1, round(high))
+    return {"distribution": "uniform", "low": low, "high": max(low, high)}
+
+
+def _spread(mean: float, spread: float) -> Any:
+    if spread == 0.0:
+        return max(1, round(mean))
+    return {"distribution": "lognormal", "mean": mean, "std": mean * spread, "min": 1, "max": round(mean * 10)}
+
+
+def longest(lengths: dict[str, Any]) -> int:
+    """Tokens of the longest request that `read_lengths` can give."""
+    return sum(
+        value if isinstance(value, int) else int(value.get("high", value.get("max", 0))) for value in lengths.values()
+    )

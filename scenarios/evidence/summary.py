@@ -1,36 +1,48 @@
-"""How far off the forecasts are: errors by kind of point, each source counted once; signs of the speed-ups."""
+"""How far off the forecasts are: errors by kind of point, each source counted once; signs of the speed-ups.
+
+How sure a forecast is follows from the same errors, by stratum: the spread of the logarithms of forecast over measured
+time is such that nine in ten lie within 1.645 of it. A source with a hundred points says no more about the next machine
+than one with three. How well such intervals cover is judged with each source held out of the spread it is judged by.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from draftcast.kernels.model.catalog import load_model
-from draftcast.scenarios.evidence.forecast import Forecast, Side
-from draftcast.scenarios.evidence.point import Point, Tier
+from draftcast.scenarios.compare.model_error import Stratum, stratum_of
+from draftcast.scenarios.evidence.forecast import Forecast, ForecastSide
+from draftcast.scenarios.evidence.point import EvidencePoint, Tier
 from draftcast.scenarios.evidence.settings import model_name
+from draftcast.scenarios.run.deployment import cached_deployment
 
 BELOW, ABOVE = 0.95, 1.05
 """Measured speed-ups outside these bounds have a sign that a forecast should meet."""
 
+CONFIDENCE, DEVIATIONS = 0.90, 1.6449
+LEAST_SOURCES = 2
+"""A stratum seen by fewer takes the largest spread of all."""
+JUDGED_TIERS = ("A",)
+"""Steady loads. Bursts and loads beyond 512 are far less well known, and the summary shows them apart."""
+Residuals = dict[str, dict[str, list[float]]]
+"""By stratum, by source."""
+
 
 @dataclass(frozen=True)
-class Errors:
-    """Errors of one figure; a source counts once, with the median (or mean) of its points.
-
-    Attributes:
-        mean: mean over sources of the mean signed error of each.
-        signed_median: median over sources of the median signed error of each.
-        median, p90: over sources, of the median absolute error of each.
-    """
+class FigureErrors:
+    """Errors of one figure; a source counts once, with the median (or mean) of its points."""
 
     points: int
     sources: int
+    # Over the sources: mean of the mean signed error of each, median of the median signed error of each
     mean: float
     signed_median: float
+    # Over the sources: of the median absolute error of each
     median: float
     p90: float
 
@@ -54,10 +66,34 @@ class Kind:
     """Points that are judged together."""
 
     name: str
-    holds: Callable[[Point], bool]
+    tier: Tier
+    # Where given, only points of dense models or of models with experts, of one engine, of one kind of load
+    is_moe: bool | None = None
+    engine: str | None = None
+    load: str | None = None
+
+    def holds(self, point: EvidencePoint) -> bool:
+        """Whether a point is among them."""
+        wanted = ((self.engine, point.engine), (self.load, point.load.kind))
+        fits = point.tier == self.tier and all(asked in (None, given) for asked, given in wanted)
+        return fits and self.is_moe in (None, is_moe(point))
 
 
-def errors(forecasts: Iterable[Forecast], side: Side) -> Errors | None:
+KINDS = (
+    Kind("A, dense, vLLM", "A", False, engine="vllm"),
+    Kind("A, dense, SGLang", "A", False, engine="sglang"),
+    Kind("A, dense", "A", False),
+    Kind("A, experts", "A", True),
+    Kind("B, dense, burst", "B", False, load="burst"),
+    Kind("B, experts, burst", "B", True, load="burst"),
+    Kind("B, dense, concurrency", "B", False, load="concurrency"),
+    Kind("B, experts, concurrency", "B", True, load="concurrency"),
+    Kind("C", "C"),
+)
+"""The rows of the summary."""
+
+
+def errors(forecasts: Iterable[Forecast], side: ForecastSide) -> FigureErrors | None:
     """Errors of the times without or with speculation, or of the speed-ups; None where there is none."""
     by_source: dict[str, list[float]] = {}
     for forecast in forecasts:
@@ -67,7 +103,7 @@ def errors(forecasts: Iterable[Forecast], side: Side) -> Errors | None:
     if not by_source:
         return None
     medians = [statistics.median(abs(error) for error in found) for found in by_source.values()]
-    return Errors(
+    return FigureErrors(
         points=sum(map(len, by_source.values())),
         sources=len(by_source),
         mean=statistics.fmean(statistics.fmean(found) for found in by_source.values()),
@@ -89,34 +125,83 @@ def signs(forecasts: Iterable[Forecast], *, below: bool) -> Signs:
     return Signs(len(found), sum(right for _, right in found), len({source for source, _ in found}))
 
 
-def is_moe(point: Point) -> bool:
+def is_moe(point: EvidencePoint) -> bool:
     """Whether the point's model has experts; False where the model is not bundled."""
     name = model_name(point.model) if point.model is not None else None
     return name is not None and load_model(name).is_moe
 
 
-def kinds() -> Sequence[Kind]:
-    """The rows of the summary, in order."""
+@dataclass(frozen=True)
+class IntervalCoverage:
+    """Of intervals whose spread came from other sources: shares are means over the sources."""
 
-    def kind(name: str, tier: Tier, moe: bool | None = None, engine: str | None = None, load: str = "") -> Kind:
-        return Kind(
-            name,
-            lambda p: (
-                p.tier == tier
-                and (moe is None or is_moe(p) == moe)
-                and (engine is None or p.engine == engine)
-                and (not load or p.load.kind == load)
-            ),
+    covered: float
+    half_width: float  # median over the points, relative
+    error: float  # median absolute error over the points
+    points: int
+    sources: int
+
+
+def residuals(forecasts: Iterable[Forecast], side: ForecastSide) -> Residuals:
+    """Log errors of one figure, of the tiers that are fit to judge by."""
+    found: Residuals = {}
+    for forecast in forecasts:
+        scenario = forecast.question.off or forecast.question.on
+        error = forecast.error(side)
+        if scenario is None or error is None or forecast.point.tier not in JUDGED_TIERS:
+            continue
+        by_source = found.setdefault(stratum_of(cached_deployment(scenario)), {})
+        by_source.setdefault(forecast.point.source, []).append(math.log1p(error))
+    return found
+
+
+def spread(by_source: Mapping[str, list[float]]) -> float:
+    """Standard deviation that puts nine in ten errors inside, every source counted once."""
+    errors = np.concatenate([np.abs(found) for found in by_source.values()])
+    weights = np.concatenate([np.full(len(found), 1.0 / len(found)) for found in by_source.values()])
+    order = np.argsort(errors)
+    share = np.cumsum(weights[order]) / weights.sum()
+    return float(errors[order][np.searchsorted(share, CONFIDENCE - 1e-9)]) / DEVIATIONS
+
+
+def estimated_strata(forecasts: Iterable[Forecast]) -> dict[str, Stratum]:
+    """What ``model_error.yaml`` should say; a stratum that too few sources saw takes the largest spread."""
+    forecasts = list(forecasts)
+    off, speedup = residuals(forecasts, "off"), residuals(forecasts, "speedup")
+    widest = {
+        name: max((spread(known) for known in found.values() if len(known) >= LEAST_SOURCES), default=math.nan)
+        for name, found in (("off", off), ("speedup", speedup))
+    }
+    strata = {}
+    for name in sorted(off.keys() | speedup.keys()):
+        spreads = {
+            side: spread(found[name]) if len(found.get(name, {})) >= LEAST_SOURCES else widest[side]
+            for side, found in (("off", off), ("speedup", speedup))
+        }
+        seen = off.get(name, {})
+        strata[name] = Stratum(
+            step=round(spreads["off"], 3),
+            speculation=round(spreads["speedup"], 3),
+            points=sum(map(len, seen.values())),
+            sources=len(seen),
         )
+    return strata
 
-    return (
-        kind("A, dense, vLLM", "A", False, "vllm"),
-        kind("A, dense, SGLang", "A", False, "sglang"),
-        kind("A, dense", "A", False),
-        kind("A, experts", "A", True),
-        kind("B, dense, burst", "B", False, load="burst"),
-        kind("B, experts, burst", "B", True, load="burst"),
-        kind("B, dense, concurrency", "B", False, load="concurrency"),
-        kind("B, experts, concurrency", "B", True, load="concurrency"),
-        kind("C", "C"),
+
+def coverage(found: Residuals) -> IntervalCoverage:
+    """How often intervals hold the measurement, each source held out of the spread it is judged by."""
+    shares, widths, errors = [], [], []
+    for by_source in found.values():
+        for source, values in by_source.items():
+            others = {name: known for name, known in by_source.items() if name != source}
+            if not others:
+                continue
+            reach = DEVIATIONS * spread(others)
+            shares.append(float(np.mean(np.abs(values) <= reach)))
+            widths += [reach] * len(values)
+            errors += np.abs(values).tolist()
+    if not shares:
+        return IntervalCoverage(math.nan, math.nan, math.nan, 0, 0)
+    return IntervalCoverage(
+        float(np.mean(shares)), float(np.median(widths)), float(np.median(errors)), len(errors), len(shares)
     )

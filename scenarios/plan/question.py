@@ -14,9 +14,9 @@ from typing import Any
 
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import InputError
-from draftcast.scenarios.compare.candidate import OFF, Candidate, method_values, speculative_values
-from draftcast.scenarios.compare.price import Price
-from draftcast.scenarios.run.workload_spec import slos
+from draftcast.scenarios.compare.candidate import Candidate, method_values, speculative_values
+from draftcast.scenarios.compare.metric import Price
+from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
 from draftcast.sim.output.metrics import LATENCIES, PERCENTILES
@@ -40,7 +40,6 @@ class Objective:
 
     @property
     def figure(self) -> str:
-        """Its name among the figures of a run."""
         return f"{self.statistic}_{self.metric}_s"
 
     @property
@@ -121,7 +120,7 @@ class PlanQuestion:
     tolerance: float = 0.02  # relative width of the bracket of the largest rate
 
     def __post_init__(self) -> None:
-        if not self.objectives and not slos(self.scenario):
+        if not self.objectives and not self.scenario.slos:
             raise InputError("required: objectives such as ttft:p95<500ms, or an slo in the scenario", key="slo")
         for key, low, high, allowed in (
             ("headroom", 0.0, 10.0, "must be from 0 to 10 (0.2: 20 %)"),

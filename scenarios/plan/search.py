@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftcast.scenarios.compare.capacity import rate_of
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.recommend import traffic_of
 from draftcast.scenarios.compare.verdict import Side, side
@@ -80,51 +79,38 @@ class LargestRate:
     limit: Constraint | None
 
 
-class Cluster:
-    """Clusters of one engine under one workload, of any number of replicas; every load is simulated once.
+@dataclass
+class SimulatedCluster:
+    """Clusters of one engine under one workload, of any number of replicas; every load is simulated once."""
 
-    Args:
-        scenario: with arrivals that have a single rate.
-        objectives: none: the scenario's own ``slo``.
-        progress: called after every simulation, with a share that nears 1.
-    """
-
-    def __init__(
-        self,
-        scenario: Scenario,
-        deployment: Deployment,
-        objectives: tuple[Objective, ...],
-        progress: Progress | None = None,
-    ) -> None:
-        self._scenario = scenario
-        self._deployment = deployment
-        self._objectives = objectives
-        self._progress = progress
-        self._checks: dict[tuple[int, float], Check] = {}
+    scenario: Scenario  # with arrivals that have a single rate
+    deployment: Deployment
+    objectives: tuple[Objective, ...]  # none: the scenario's own ``slo``
+    progress: Progress | None = None  # called after every simulation, with a share that nears 1
+    _checks: dict[tuple[int, float], Check] = field(default_factory=dict, init=False)
 
     @functools.cached_property
     def traffic(self) -> Traffic:
-        """Means over the requests of the first replication."""
-        return traffic_of(self._scenario, self._deployment)
+        return traffic_of(self.scenario, self.deployment)
 
     def estimated_rate(self) -> float:
         """Requests per second that one replica completes with a full batch, from its mean step alone."""
-        asked, settings = self.traffic, self._deployment.settings
+        asked, settings = self.traffic, self.deployment.settings
         tokens = round(asked.prompt_tokens + asked.output_tokens)
-        held = self._deployment.memory.max_concurrency(tokens, settings.lookahead)
+        held = self.deployment.memory.max_concurrency(tokens, settings.lookahead)
         batch = max(1, min(settings.max_num_seqs, math.floor(held)))
-        seconds = token_seconds(self._deployment.cost, asked, batch, self._scenario.num_speculative_tokens)
+        seconds = token_seconds(self.deployment.cost, asked, batch, self.scenario.num_speculative_tokens)
         return batch / (asked.output_tokens * seconds)
 
     def check(self, replicas: int, rate_rps: float) -> Check:
         """Simulate ``replicas`` at ``rate_rps``, or recall it."""
         key = (replicas, rate_rps)
         if key not in self._checks:
-            asked = cluster_scenario(self._scenario, replicas, rate_rps)
-            run = simulate(asked, deployment=self._deployment)
-            self._checks[key] = check_load(asked, side(asked, run, deployment=self._deployment), self._objectives)
-            if self._progress is not None:
-                self._progress(len(self._checks) / (len(self._checks) + USUAL_RUNS / 2))
+            asked = cluster_scenario(self.scenario, replicas, rate_rps)
+            run = simulate(asked)
+            self._checks[key] = check_load(asked, side(asked, run), self.objectives)
+            if self.progress is not None:
+                self.progress(len(self._checks) / (len(self._checks) + USUAL_RUNS / 2))
         return self._checks[key]
 
     def largest_rate(self, replicas: int, start_rps: float, step: float, tolerance: float) -> LargestRate | None:
@@ -159,7 +145,7 @@ class Cluster:
 
 
 def cluster_scenario(scenario: Scenario, replicas: int, rate_rps: float) -> Scenario:
-    """What `Cluster.check` simulates: more requests for more replicas; a trace is as long as it is."""
+    """What `SimulatedCluster.check` simulates: more requests for more replicas; a trace is as long as it is."""
     values: dict[str, Any] = {"cluster.replicas": replicas}
     own = scenario.workload.num_requests
     if own is not None and replicas > 1:
@@ -172,12 +158,12 @@ def check_load(scenario: Scenario, own: Side, objectives: tuple[Objective, ...])
 
     What a run close to the capacity may still miss of its steady latency is added before it is held to the objectives.
     """
-    run, rate_rps = own.run, rate_of(scenario)
+    run, rate_rps = own.run, scenario.rate_rps
     assert run is not None
     assert rate_rps is not None
     replicas, figures = scenario.cluster.replicas, run.summary["figures"]
     if not own.has_figures:
-        completed = own.capacity.estimate.low if own.capacity is not None else math.nan
+        completed = own.capacity_rps.low if own.capacity_rps is not None else math.nan
         found = [Constraint("capacity", rate_rps, completed, rate_rps / completed)]
         if own.state == "not settled":
             found = [Constraint(STEADY_STATE, math.nan, math.nan, math.nan)]

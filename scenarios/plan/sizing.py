@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import CapacityError, InputError, ModelError
 from draftcast.scenarios.compare.candidate import Candidate
+from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.compare.model_error import times_error
-from draftcast.scenarios.compare.price import Price
 from draftcast.scenarios.plan.question import Objective, PlanQuestion, candidates
-from draftcast.scenarios.plan.search import IDLE_SHARE, STEADY_STATE, Check, Cluster, LargestRate
+from draftcast.scenarios.plan.search import IDLE_SHARE, STEADY_STATE, Check, LargestRate, SimulatedCluster
 from draftcast.scenarios.run.deployment import assumptions, deploy
 from draftcast.scenarios.schema.load import with_rate
 from draftcast.sim.progress import Progress, part_of
@@ -52,7 +52,6 @@ class Sizing:
 
     @property
     def feasible(self) -> bool:
-        """Whether some number of replicas meets the objectives."""
         return self.replicas > 0
 
     @property
@@ -78,7 +77,6 @@ class Sizing:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was assumed of the engine."""
         return assumptions(self.candidate.scenario) if self.feasible else ()
 
     @property
@@ -102,7 +100,6 @@ class Sizing:
         return watts / self.output_tokens_per_s * 1e6 / 3.6e6 if watts and self.feasible else None
 
     def summary(self) -> dict[str, Any]:
-        """The sizing as plain values, for ``--json``."""
         largest, check = self.largest, self.check
         return {
             "hardware": self.candidate.hardware.name,
@@ -130,7 +127,7 @@ class Sizing:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CapacityPlan:
     """Every candidate sized, the best first: least cost where prices are given, else fewest GPUs."""
 
     question: PlanQuestion
@@ -143,7 +140,6 @@ class Plan:
         return self.sizings[0] if self.sizings[0].feasible else None
 
     def summary(self) -> dict[str, Any]:
-        """The plan as plain values, for ``--json``."""
         return {
             "feasible": self.best is not None,
             "target_rate_rps": self.target_rps,
@@ -170,7 +166,7 @@ class Plan:
         return pd.DataFrame(rows)
 
 
-def plan(question: PlanQuestion, progress: Progress | None = None) -> Plan:
+def plan(question: PlanQuestion, progress: Progress | None = None) -> CapacityPlan:
     """Size every candidate for a target rate under an SLO.
 
     Raises:
@@ -186,15 +182,15 @@ def plan(question: PlanQuestion, progress: Progress | None = None) -> Plan:
     )
     _prices(question.prices, variants)  # refused before anything is simulated
     sizings = [
-        _Sizer(candidate, question, target_rps, part_of(progress, index, len(variants))).sizing()
+        _sized(candidate, question, target_rps, part_of(progress, index, len(variants)))
         for index, candidate in enumerate(variants)
     ]
     if progress is not None:
         progress(1.0)
-    return with_prices(Plan(question, target_rps, tuple(sizings)), question.prices)
+    return with_prices(CapacityPlan(question, target_rps, tuple(sizings)), question.prices)
 
 
-def with_prices(answer: Plan, prices: Mapping[str, Price]) -> Plan:
+def with_prices(answer: CapacityPlan, prices: Mapping[str, Price]) -> CapacityPlan:
     """The same plan at other prices (none: without), ranked anew; nothing is simulated.
 
     Raises:
@@ -208,58 +204,53 @@ def with_prices(answer: Plan, prices: Mapping[str, Price]) -> Plan:
     return replace(answer, sizings=tuple(sorted(sizings, key=_rank)))
 
 
-@dataclass
-class _Sizer:
+def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, progress: Progress | None) -> Sizing:
     """The search for one candidate."""
-
-    candidate: Candidate
-    question: PlanQuestion
-    target_rps: float
-    progress: Progress | None
-
-    def sizing(self) -> Sizing:
-        tolerance, max_gpus = self.question.tolerance, self.question.max_gpus
-        try:
-            deployment = deploy(self.candidate.scenario)
-        except (CapacityError, ModelError) as refusal:
-            # Too little memory, or heads that do not split over so many ranks: this candidate's own; the rest is not.
-            if isinstance(refusal, ModelError) and not str(refusal.key).endswith("tensor_parallel_size"):
-                raise
-            return self._infeasible(str(refusal), None)
-        cluster = Cluster(self.candidate.scenario, deployment, tuple(self.question.objectives), self.progress)
-        estimate = cluster.estimated_rate()
-        idle = cluster.check(1, IDLE_SHARE * estimate)
-        if not idle.met:
-            return self._infeasible(f"{_broken(idle)} with hardly any load: more replicas cannot help", idle)
-        alone = cluster.largest_rate(1, 0.8 * estimate, 1.2, tolerance)
-        if alone is None:
-            return self._infeasible(f"{_broken(idle)} at any load", idle)
-        needed = self.target_rps * (1.0 + self.question.headroom)
-        most = max_gpus // self.candidate.scenario.engine.num_gpus - self.question.spare
-        replicas = _fewest(cluster, max(1, math.ceil(needed / alone.met)), most, needed)
-        if replicas is None:
-            reason = f"needs more than {max_gpus} GPUs: one replica holds {alone.met:.3g} of {needed:.3g} requests/s"
-            return self._infeasible(reason, cluster.check(1, alone.not_met) if math.isfinite(alone.not_met) else idle)
-        largest: LargestRate | None = alone
-        if replicas > 1:
-            # Together they hold about what they hold alone: a bracket a few per cent wide is soon found.
-            start = max(needed, replicas * alone.met)
-            largest = cluster.largest_rate(replicas, start, 1.0 + 2 * tolerance, tolerance)
-        if largest is not None and largest.met < needed:
-            # Chance near the limit: this load was simulated and met.
-            largest = replace(largest, met=needed, not_met=max(needed, largest.not_met))
-        check = cluster.check(replicas, needed)
-        tokens = cluster.traffic.output_tokens * self.target_rps
-        error = times_error(self.candidate.scenario, deployment)
-        return Sizing(
-            self.candidate, replicas, self.question.spare, check, largest, "", self.target_rps, tokens, None, error
+    tolerance, max_gpus = question.tolerance, question.max_gpus
+    infeasible = Sizing(candidate, 0, question.spare, None, None, "", target_rps)
+    try:
+        deployment = deploy(candidate.scenario)
+    except (CapacityError, ModelError) as refusal:
+        # Too little memory, or heads that do not split over so many ranks: this candidate's own; the rest is not.
+        if isinstance(refusal, ModelError) and not str(refusal.key).endswith("tensor_parallel_size"):
+            raise
+        return replace(infeasible, reason=str(refusal))
+    cluster = SimulatedCluster(candidate.scenario, deployment, tuple(question.objectives), progress)
+    estimate = cluster.estimated_rate()
+    idle = cluster.check(1, IDLE_SHARE * estimate)
+    if not idle.met:
+        return replace(
+            infeasible, reason=f"{_broken(idle)} with hardly any load: more replicas cannot help", check=idle
         )
+    alone = cluster.largest_rate(1, 0.8 * estimate, 1.2, tolerance)
+    if alone is None:
+        return replace(infeasible, reason=f"{_broken(idle)} at any load", check=idle)
+    needed = target_rps * (1.0 + question.headroom)
+    most = max_gpus // candidate.scenario.engine.num_gpus - question.spare
+    replicas = _fewest(cluster, max(1, math.ceil(needed / alone.met)), most, needed)
+    if replicas is None:
+        reason = f"needs more than {max_gpus} GPUs: one replica holds {alone.met:.3g} of {needed:.3g} requests/s"
+        check = cluster.check(1, alone.not_met) if math.isfinite(alone.not_met) else idle
+        return replace(infeasible, reason=reason, check=check)
+    largest: LargestRate | None = alone
+    if replicas > 1:
+        # Together they hold about what they hold alone: a bracket a few per cent wide is soon found.
+        start = max(needed, replicas * alone.met)
+        largest = cluster.largest_rate(replicas, start, 1.0 + 2 * tolerance, tolerance)
+    if largest is not None and largest.met < needed:
+        # Chance near the limit: this load was simulated and met.
+        largest = replace(largest, met=needed, not_met=max(needed, largest.not_met))
+    return replace(
+        infeasible,
+        replicas=replicas,
+        check=cluster.check(replicas, needed),
+        largest=largest,
+        output_tokens_per_s=cluster.traffic.output_tokens * target_rps,
+        relative_error=times_error(candidate.scenario, deployment),
+    )
 
-    def _infeasible(self, reason: str, check: Check | None) -> Sizing:
-        return Sizing(self.candidate, 0, self.question.spare, check, None, reason, self.target_rps)
 
-
-def _fewest(cluster: Cluster, first: int, most: int, rate_rps: float) -> int | None:
+def _fewest(cluster: SimulatedCluster, first: int, most: int, rate_rps: float) -> int | None:
     """Fewest replicas that meet the objectives, from a first guess on; None: more than ``most``."""
     replicas = next((count for count in range(first, most + 1) if cluster.check(count, rate_rps).met), None)
     if replicas == first:
@@ -311,7 +302,7 @@ def goodput_curve(
     """
     if sizing.largest is None:
         return ()
-    cluster = Cluster(sizing.candidate.scenario, deploy(sizing.candidate.scenario), objectives)
+    cluster = SimulatedCluster(sizing.candidate.scenario, deploy(sizing.candidate.scenario), objectives)
     rates = sorted({sizing.target_rps, *(share * sizing.largest.met for share in SHARES)})
     checks = []
     for index, rate in enumerate(rates):

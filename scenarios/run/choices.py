@@ -10,9 +10,11 @@ from typing import Any
 
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model.catalog import load_model, model_names
+from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import METHODS, Scenario
 from draftcast.scenarios.schema.changes import value_at
 from draftcast.scenarios.schema.load import acceptance_places, to_mapping
+from draftcast.sim.acceptance import Constant
 from draftcast.sim.cost.methods import get_method
 
 OFF = "off"
@@ -101,10 +103,9 @@ def with_model(scenario: Scenario, model: str) -> dict[str, Any]:
 def draft_models(scenario: Scenario) -> list[str]:
     """Bundled models that could draft for the target: its vocabulary, fewer parameters; smallest first."""
     target = load_model(scenario.engine.model)
-    found = [load_model(name) for name in model_names()]
-    fitting = [each for each in found if each.vocab_size == target.vocab_size]
-    fitting = [each for each in fitting if each.num_parameters < target.num_parameters]
-    return [each.name for each in sorted(fitting, key=lambda each: each.num_parameters)]
+    models = sorted(map(load_model, model_names()), key=lambda model: model.num_parameters)
+    fitting = [model for model in models if model.vocab_size == target.vocab_size]
+    return [model.name for model in fitting if model.num_parameters < target.num_parameters]
 
 
 def longest_k(scenario: Scenario) -> int | None:
@@ -159,22 +160,20 @@ def _smallest_draft(scenario: Scenario) -> str:
     return found[0]
 
 
-def _accepted(scenario: Scenario, k: int) -> float:
-    """Mean number of drafts accepted of k; k falls to what the rates cover."""
-    from draftcast.scenarios.run.workload_spec import acceptance_models
-
-    model = acceptance_models(scenario)[0]
-    return model.tokens_per_round(min(k, longest_k(scenario) or k)) - 1.0
-
-
 def _equal_alpha(scenario: Scenario, k: int) -> float:
-    """The constant rate with the same mean acceptance length at k."""
+    """The constant rate with the same mean acceptance length at k, which falls to what the rates cover."""
     known = scenario.acceptance
     if scenario.speculative_config is None or known is None or known.model == "trace":
         return FIRST_GUESS
+    tokens = acceptance_models(scenario)[0].tokens_per_round(min(k, longest_k(scenario) or k))
+    return round(alpha_of(tokens, k), 4) if tokens < k + 1 else 1.0
+
+
+def alpha_of(mean_acceptance_length: float, k: int) -> float:
+    """The probability a token at which k drafts yield so many tokens a round (``1 + a + ... + a^k``)."""
     from scipy.optimize import brentq
 
-    wanted = _accepted(scenario, k)
-    if wanted >= k:
-        return 1.0
-    return round(float(brentq(lambda alpha: sum(alpha**j for j in range(1, k + 1)) - wanted, 0.0, 1.0)), 4)
+    def missing(alpha: float) -> float:
+        return Constant(model="constant", alpha=alpha).mean_acceptance_length(k) - mean_acceptance_length
+
+    return float(brentq(missing, 0.0, 1.0))

@@ -1,13 +1,16 @@
-"""What of a scenario a profile has measured: the shapes its deployment runs among the shapes that were timed.
+"""How far a result rests on measurements: what of a scenario a profile has timed, and how much device time that is.
 
-Shows where prediction is a measurement, an interpolation or a guess; how much device time rests on which is the
-engine's own count (`draftcast.scenarios.run.fidelity`).
+`coverage_of` shows the shapes a deployment runs among the shapes that were timed. A profile predicts each operator from
+a measurement of that very shape, from measured neighbours, or beyond what was measured; the engine adds up device
+seconds by these origins, and `fidelity` makes them the badge a reader sees.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -20,6 +23,12 @@ from draftcast.kernels.operators.attention import layer_shape
 from draftcast.kernels.work.layers import linear_layers, lm_head
 from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.schema import Scenario
+from draftcast.sim.statistics.intervals import Estimate
+
+OriginWord = Literal["measured", "interpolated", "extrapolated"]
+ORIGINS: tuple[OriginWord, ...] = ("measured", "interpolated", "extrapolated")
+# A third of the device time on weaker ground is too much to hide behind the better word.
+TOLERATED = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -102,3 +111,38 @@ def _asked(deployment: Deployment, requests: pd.DataFrame) -> dict[str, tuple[fl
         "context": (float(prompt.min()), float(total.max())),
         "chunk": (float(min(prompt.min(), chunk)), chunk),
     }
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """Shares of the device time by origin, of the run that rests on extrapolation most."""
+
+    # ``extrapolated`` when more than a third of the device time is; else ``measured`` when at least two thirds are;
+    # else ``interpolated``
+    word: OriginWord
+    shares: Mapping[OriginWord, float]  # by origin; they add up to 1
+
+    def __str__(self) -> str:
+        return f"{self.word} · {self.shares['extrapolated']:.0%} of device time extrapolated"
+
+
+def fidelity(runs: Sequence[Mapping[str, Estimate]]) -> Fidelity | None:
+    """Of the figures of the runs that are shown together, the worst; None when no device time was spent."""
+    known = [
+        {word: figures[f"share_device_time_{word}"].mean for word in ORIGINS}
+        for figures in runs
+        if all(_is_known(figures.get(f"share_device_time_{word}")) for word in ORIGINS)
+    ]
+    if not known:
+        return None
+    shares = max(known, key=lambda each: each["extrapolated"])
+    word: OriginWord = "interpolated"
+    if shares["extrapolated"] > TOLERATED:
+        word = "extrapolated"
+    elif shares["measured"] >= 1 - TOLERATED:
+        word = "measured"
+    return Fidelity(word, shares)
+
+
+def _is_known(estimate: Estimate | None) -> bool:
+    return estimate is not None and math.isfinite(estimate.mean)

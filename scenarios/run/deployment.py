@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import find_profile, has_profile, load_profile, usual_profile
@@ -21,7 +21,8 @@ from draftcast.kernels.model.catalog import canonical_name, load_model
 from draftcast.kernels.model.dtypes import COMPUTE_DTYPE, NEEDS_UNITS
 from draftcast.kernels.model.heads import Head, has_head, is_bundled_head, resolve_head
 from draftcast.kernels.model.spec import WINDOWS, ModelSpec
-from draftcast.scenarios.run.workload_spec import confidences, request_classes, slos
+from draftcast.scenarios.run.kept import Kept
+from draftcast.scenarios.run.workload_spec import confidences
 from draftcast.scenarios.schema import BatchDefaults, Engine, Scenario, SpeculativeConfig, batch_defaults
 from draftcast.scenarios.schema import Policy as AskedPolicy
 from draftcast.scenarios.schema.correction import Correction
@@ -55,25 +56,9 @@ _OTHER_NAMES = {
 }
 # Errors about these name the model they do not go with as their file.
 _NEVER_IN_A_FILE = ("tensor_parallel_size", "draft_tensor_parallel_size")
-T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class _Kept(Generic[T]):
-    """A question whose answer is kept by its key alone."""
-
-    key: Hashable
-    answer: Callable[[], T] = field(compare=False)
-
-
-@functools.lru_cache(MOST_KEPT)
-def _kept_profile(question: _Kept[HardwareProfile]) -> HardwareProfile:
-    return question.answer()
-
-
-@functools.lru_cache(MOST_KEPT)
-def _kept_deployment(question: _Kept[Deployment]) -> Deployment:
-    return question.answer()
+_profiles: Kept[HardwareProfile] = Kept(MOST_KEPT)
 
 
 def cached_profile(name_or_path: str | None, hardware: HardwareSpec) -> HardwareProfile:
@@ -85,7 +70,7 @@ def cached_profile(name_or_path: str | None, hardware: HardwareSpec) -> Hardware
     place = find_profile(usual_profile(hardware) if name_or_path is None else name_or_path)
     status = {str(file): file.stat() for file in (sorted(place.iterdir()) if place.is_dir() else [place])}
     stamps = tuple((name, found.st_mtime_ns, found.st_size) for name, found in status.items())
-    return _kept_profile(_Kept((stamps, repr(hardware)), lambda: load_profile(name_or_path, hardware)))
+    return _profiles.get((stamps, repr(hardware)), lambda: load_profile(name_or_path, hardware))
 
 
 @dataclass(frozen=True)
@@ -109,6 +94,9 @@ class Deployment:
         return self.profile.checksum()
 
 
+deployments: Kept[Deployment] = Kept(MOST_KEPT)
+
+
 def engine_key(data: Mapping[str, Any]) -> str:
     """Text that is equal for scenarios (as mappings) that differ in their load and statistics only."""
     rest = {name: part for name, part in data.items() if name not in _NOT_DEPLOYED}
@@ -121,9 +109,13 @@ def cached_deployment(scenario: Scenario) -> Deployment:
 
     Resolving an engine takes as long as simulating some hundred requests on it.
     """
+    if scenario.resolved_policy.name.startswith("__main__"):
+        return deploy(scenario)  # a notebook's class may be another one than before
     data = to_mapping(scenario)
+    for name in _LOAD:
+        data["workload"].pop(name)  # a trace is not read for its checksum
     put_checksums(data)
-    return _kept_deployment(_Kept(engine_key(data), lambda: deploy(scenario)))
+    return deployments.get(engine_key(data), lambda: deploy(scenario))
 
 
 def assumptions(scenario: Scenario) -> tuple[str, ...]:
@@ -177,7 +169,7 @@ def policy_of(scenario: Scenario) -> Policy:
 def _load_policy(scenario: Scenario, asked: AskedPolicy) -> Policy:
     parameters = dict(asked.parameters)
     if asked.name == "slo_aware":
-        given, classes = parameters.get("tpot_s"), len(request_classes(scenario))
+        given, classes = parameters.get("tpot_s"), len(scenario.request_classes)
         if "tpot_s" not in parameters:
             parameters["tpot_s"] = _tpot_s(scenario)
         if isinstance(given, list | tuple) and len(given) != classes:
@@ -194,8 +186,8 @@ def _load_policy(scenario: Scenario, asked: AskedPolicy) -> Policy:
 
 def _tpot_s(scenario: Scenario) -> list[float]:
     """The TPOT of every class in the order of their ids, 0 where it has none."""
-    found = slos(scenario)
-    limits = [found[entry.name].tpot_ms if entry.name in found else None for entry in request_classes(scenario)]
+    found = scenario.slos
+    limits = [found[entry.name].tpot_ms if entry.name in found else None for entry in scenario.request_classes]
     if not any(limits):
         raise ScenarioError("needs slo.tpot_ms, or policy.parameters.tpot_s", key="policy.name", value="slo_aware")
     return [(limit or 0.0) / 1000.0 for limit in limits]

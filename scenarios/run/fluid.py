@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from draftcast.scenarios.run.deployment import Deployment, deploy
+from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
@@ -40,7 +40,7 @@ class Traffic:
     def tokens_per_round(self, k: int) -> float:
         """Mean tokens that a decoding request gains in a step with k drafts, rounds without a draft included."""
         if k == 0:
-            return 1.0  # also without speculation, where no class has an acceptance model
+            return 1.0
         return sum(share * model.tokens_per_round(k) for share, model in zip(self.shares, self.models, strict=True))
 
     def draft_share(self, k: int) -> float:
@@ -133,12 +133,12 @@ class Fluid:
 
     @classmethod
     def of(cls, scenario: Scenario, deployment: Deployment | None = None) -> Fluid:
-        """The fluid of a scenario; ``deployment`` as of `draftcast.simulate`.
+        """The fluid of a scenario; ``deployment`` where it is known.
 
         Raises:
             InputError: as of `draftcast.simulate`.
         """
-        deployment = deployment or deploy(scenario)
+        deployment = deployment or cached_deployment(scenario)
         few = with_values(scenario, {"workload.num_requests": SAMPLE_REQUESTS, "workload.duration_s": None})
         k, policy = scenario.num_speculative_tokens, deployment.policy
         drafts: Callable[[int], int] = lambda _: k  # noqa: E731
@@ -204,14 +204,3 @@ class Fluid:
     def _counts(self) -> list[float]:
         counts = np.geomspace(self.replicas, max(self.slots, self.replicas), 24)
         return np.unique(np.round(counts)).tolist()  # type: ignore[no-any-return]
-
-
-def advantage_at(on: Fluid, off: Fluid, rate_rps: float | None, in_system: float | None) -> float:
-    """Latency off over on, at a rate or with a number of requests in the system; 0 or infinite where one saturates."""
-    if in_system is not None:
-        return off.latency_s(in_system) / on.latency_s(in_system)
-    assert rate_rps is not None
-    with_sd, without = on.in_system(rate_rps), off.in_system(rate_rps)
-    if math.isinf(with_sd):
-        return 1.0 if math.isinf(without) else 0.0
-    return without / with_sd  # Little's law: at one rate, latencies are as the requests in the system

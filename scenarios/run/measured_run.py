@@ -46,7 +46,9 @@ def read_measured_run(folder: Path, slo: Slo | None = None) -> MeasuredRun:
         InputError: no live run, a damaged one, or one without an answered request.
     """
     live = LiveRun.read(folder)
-    requests = _answered(live)
+    rows = live.requests
+    rows = rows[(rows["error"] == "") & rows["finish_s"].notna() & (rows["output_tokens"] > 0)]
+    requests = as_simulated(rows.sort_values("sent_s", kind="stable"))
     if requests.empty:
         raise InputError("no request was answered", file=str(folder))
     counts = itl_histogram(*piece_gaps(live.chunks, requests["request_id"].to_numpy()), len(requests))
@@ -66,19 +68,11 @@ def as_simulated(rows: pd.DataFrame) -> pd.DataFrame:
 
     What a client cannot see is 0.
     """
-    known: dict[str, Any] = {
-        "request": np.arange(len(rows)),
-        "request_id": rows["request_id"].to_numpy(),
-        "class": rows["class"].to_numpy(),
-        "arrival_s": rows["sent_s"].to_numpy(),
-        # When the engine began is not the client's to know.
-        "first_scheduled_s": rows["sent_s"].to_numpy(),
-        "first_token_s": rows["first_token_s"].to_numpy(),
-        "finish_s": rows["finish_s"].to_numpy(),
-        "prompt_tokens": rows["prompt_tokens"].to_numpy(),
-        "output_tokens": rows["output_tokens"].to_numpy(),
-    }
-    return pd.DataFrame(known | dict.fromkeys(_UNSEEN, 0.0))
+    seen = ["request_id", "class", "first_token_s", "finish_s", "prompt_tokens", "output_tokens"]
+    sent_s = rows["sent_s"].to_numpy()
+    # When the engine began is not the client's to know.
+    times = {"request": np.arange(len(rows)), "arrival_s": sent_s, "first_scheduled_s": sent_s}
+    return rows[seen].reset_index(drop=True).assign(**times, **dict.fromkeys(_UNSEEN, 0.0))
 
 
 def piece_gaps(chunks: pd.DataFrame, ids: Array) -> tuple[Array, Array]:
@@ -113,12 +107,6 @@ def counted_acceptance(live: LiveRun) -> dict[str, float]:
         "acceptance_rate": accepted / proposed,
         **{f"acceptance_rate_position_{position}": count / drafts for position, count in enumerate(kept)},
     }
-
-
-def _answered(live: LiveRun) -> pd.DataFrame:
-    rows = live.requests
-    rows = rows[(rows["error"] == "") & rows["finish_s"].notna() & (rows["output_tokens"] > 0)]
-    return as_simulated(rows.sort_values("sent_s", kind="stable"))
 
 
 def _facts(live: LiveRun, requests: pd.DataFrame) -> dict[str, str]:

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from draftcast.calibration.profile.spec import AffineProfile
 from draftcast.errors import CapacityError
 from draftcast.files import check_memory
-from draftcast.scenarios.run.deployment import Deployment, deploy
+from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.run_directory import make_manifest
-from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, request_classes, slos, workload_spec
+from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, workload_spec
 from draftcast.scenarios.schema import ClosedLoopArrivals, Scenario
-from draftcast.sim.acceptance import AcceptanceArrays, Constant, compile_acceptance
+from draftcast.sim.acceptance import compile_acceptance
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import make_router
 from draftcast.sim.compiled.random_streams import replication_seed
@@ -63,16 +63,6 @@ class RunResult:
     is_warm: bool = True
     """Whether the warm-up ended within the first half of the requests; never of a run close to its capacity."""
 
-    @property
-    def unstable(self) -> bool:
-        """Whether the queue grows: the cluster is overloaded."""
-        return self.state == "overloaded"
-
-    @property
-    def steady(self) -> bool:
-        """Whether the figures hold for the load (or, of a finite run, for its requests) and not for a run too short."""
-        return self.state in ("steady", "finite")
-
 
 @dataclass(frozen=True)
 class Replication:
@@ -86,19 +76,6 @@ class Replication:
     stability: Stability
 
 
-def _acceptance(scenario: Scenario, table: RequestTable, seed: int, k: int) -> AcceptanceArrays:
-    models = list(acceptance_models(scenario)) or [Constant(model="constant", alpha=0.0)] * len(table.class_names)
-    return compile_acceptance(
-        models,
-        table.class_id,
-        seed,
-        k,
-        confidence=confidences(scenario),
-        offsets=table.acceptance_offsets,
-        lengths=table.acceptance_lengths,
-    )
-
-
 def build_replicas(
     scenario: Scenario, deployment: Deployment, table: RequestTable, seed: int, *, record_steps: bool = False
 ) -> list[Replica]:
@@ -110,7 +87,15 @@ def build_replicas(
     settings = deployment.settings
     rows = request_rows(table)
     check_fits(settings, rows)
-    acceptance = _acceptance(scenario, table, seed, scenario.num_speculative_tokens)
+    acceptance = compile_acceptance(
+        acceptance_models(scenario),
+        table.class_id,
+        seed,
+        scenario.num_speculative_tokens,
+        confidence=confidences(scenario),
+        offsets=table.acceptance_offsets,
+        lengths=table.acceptance_lengths,
+    )
     return [
         Replica(
             settings,
@@ -226,22 +211,15 @@ def simulate_together(
     *,
     progress: Progress | None = None,
     record_steps: bool = False,
-    deployments: Sequence[Deployment | None] | None = None,
 ) -> list[RunResult]:
     """Simulate scenarios whose figures are to be compared: all leave out the same requests, see `measure`.
 
     A cut of its own for each would compare other requests with each other. Arguments and errors as of `simulate`; the
     scenarios need as many replications each, of as many requests.
     """
-    resolved = deployments or [None] * len(scenarios)
     served = [
-        serve(
-            scenario,
-            progress=part_of(progress, index, len(scenarios)),
-            record_steps=record_steps,
-            deployment=deployment,
-        )
-        for index, (scenario, deployment) in enumerate(zip(scenarios, resolved, strict=True))
+        serve(scenario, progress=part_of(progress, index, len(scenarios)), record_steps=record_steps)
+        for index, scenario in enumerate(scenarios)
     ]
     return measure(served)
 
@@ -293,7 +271,7 @@ def serve(
     ``record_steps="first"`` keeps those of the first replication alone. Threads that serve different scenarios compute
     side by side.
     """
-    deployment = deployment or deploy(scenario)
+    deployment = deployment or cached_deployment(scenario)
     spec = workload_spec(scenario)
     traces = load_traces(spec)
     loop = spec.arrivals if isinstance(spec.arrivals, ClosedLoopArrivals) else None
@@ -333,7 +311,7 @@ def _slo_met(served: Served, measured: list[Metrics], state: State) -> bool | No
     False when overloaded: a growing queue breaks any objective in the end.
     """
     scenario, done = served.scenario, served.replications
-    wanted = {c.name: slo.attainment for c in request_classes(scenario) if (slo := scenario.slo_of(c.name)) is not None}
+    wanted = {c.name: slo.attainment for c in scenario.request_classes if (slo := scenario.slo_of(c.name)) is not None}
     if not wanted or state == "not settled":
         return None
     if state == "overloaded":
@@ -381,7 +359,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
         compute_metrics(
             r.requests,
             r.itl_counts,
-            slo=slos(scenario) or None,
+            slo=scenario.slos or None,
             warmup=cut,
             percentiles=state in ("steady", "finite"),
             replicas=scenario.cluster.replicas,
@@ -431,7 +409,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
         **({"correction": scenario.correction.model_dump(mode="json")} if scenario.correction is not None else {}),
         "notes": _notes(served, identical),
     }
-    summary["slo_asked"] = bool(slos(scenario))
+    summary["slo_asked"] = bool(scenario.slos)
     slo_met = summary["slo_met"] = _slo_met(served, measured, state)
     return RunResult(
         summary=summary,

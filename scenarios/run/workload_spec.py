@@ -1,19 +1,11 @@
-"""From a scenario to the simulator's records: the workload, the acceptance model and the SLO of every class.
-
-Class i of the workload has acceptance model i. A scenario without classes has the one class ``default``.
-"""
+"""From a scenario to the simulator's records: the workload and, for class i of it, acceptance model i."""
 
 from __future__ import annotations
 
-from draftcast.scenarios.schema import RequestClass, Scenario, SpeculativeConfig
+from draftcast.scenarios.schema import Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.speculation import DEFAULT_TREE
-from draftcast.sim.acceptance import AcceptanceModel, Trace, Tree, rates_in_another_tree, tree_rates
-from draftcast.sim.workload.workload import DEFAULT_CLASS, Slo, Workload
-
-
-def request_classes(scenario: Scenario) -> tuple[RequestClass, ...]:
-    """The scenario's classes, in the order of their ids."""
-    return scenario.workload.classes or (DEFAULT_CLASS,)
+from draftcast.sim.acceptance import AcceptanceModel, Constant, Trace, Tree, rates_in_another_tree, tree_rates
+from draftcast.sim.workload.workload import Workload
 
 
 def workload_spec(scenario: Scenario) -> Workload:
@@ -23,7 +15,7 @@ def workload_spec(scenario: Scenario) -> Workload:
     the length of the output is the record's.
     """
     classes = []
-    for entry in request_classes(scenario):
+    for entry in scenario.request_classes:
         acceptance = entry.acceptance or scenario.acceptance
         if isinstance(acceptance, Trace) and scenario.acceptance_of(entry.name) != acceptance:
             acceptance = acceptance.model_copy(update={"path": None})
@@ -32,20 +24,18 @@ def workload_spec(scenario: Scenario) -> Workload:
 
 
 def acceptance_models(scenario: Scenario) -> tuple[AcceptanceModel, ...]:
-    """The acceptance model of each class, in the order of their ids; empty without speculation."""
-    models: list[AcceptanceModel] = []
-    for entry in request_classes(scenario):
-        model = scenario.acceptance_of(entry.name)
-        if model is None:
-            return ()
-        spec = scenario.speculative_config
+    """The acceptance model of each class, in the order of their ids; without speculation nothing is accepted."""
+    spec = scenario.speculative_config
+    models = []
+    for entry in scenario.request_classes:
+        model = scenario.acceptance_of(entry.name) or Constant(model="constant", alpha=0.0)
         models.append(_shaped(model, spec) if isinstance(model, Tree) and spec is not None else model)
     return tuple(models)
 
 
 def confidences(scenario: Scenario) -> tuple[float | None, ...]:
     """How much each class's draft knows of its own acceptance, in the order of their ids; None: not given."""
-    models = [scenario.acceptance_of(entry.name) for entry in request_classes(scenario)]
+    models = [scenario.acceptance_of(entry.name) for entry in scenario.request_classes]
     return tuple(model.confidence_discrimination if model is not None else None for model in models)
 
 
@@ -57,9 +47,3 @@ def _shaped(model: Tree, spec: SpeculativeConfig) -> Tree:
     if model.widths is not None:
         return model
     return Tree(model="tree", rates=tuple(tree_rates(model.alpha or 0.0, spec.k, *spec.tree_shape).tolist()))
-
-
-def slos(scenario: Scenario) -> dict[str, Slo]:
-    """The SLO of each class that has one, by class name."""
-    objectives = {entry.name: scenario.slo_of(entry.name) for entry in request_classes(scenario)}
-    return {name: slo for name, slo in objectives.items() if slo is not None}

@@ -56,11 +56,11 @@ def validate(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> S
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:
-        raise _one_line(error.errors()[0], data, file, places) from None
+        raise one_line(error.errors()[0], data, file, places) from None
 
 
-def _one_line(error: ErrorDetails, data: Any, file: str, places: Mapping[str, str]) -> ScenarioError:
-    """One pydantic error as one line in draftcast's words."""
+def one_line(error: ErrorDetails, data: Any, file: str, places: Mapping[str, str] | None = None) -> ScenarioError:
+    """One pydantic error as one line in draftcast's words; ``places``: dotted keys that came from elsewhere."""
     context = dict(error.get("ctx", {}))
     kind = error["type"]
     keys = _keys_in(data, error["loc"], kind == "missing")
@@ -74,7 +74,7 @@ def _one_line(error: ErrorDetails, data: Any, file: str, places: Mapping[str, st
     if kind in _MESSAGES:
         message = _MESSAGES[kind].format(**{name: str(text).replace("'", "") for name, text in context.items()})
     dotted = ".".join(keys)
-    inside = [place for key, place in places.items() if dotted == key or dotted.startswith(key + ".")]
+    inside = [place for key, place in (places or {}).items() if dotted == key or dotted.startswith(key + ".")]
     where = inside[-1] if inside else file
     if isinstance(value, tuple):
         value = list(value)

@@ -21,9 +21,9 @@ from draftcast.files import read_bytes
 from draftcast.kernels.model.catalog import is_bundled_model
 from draftcast.kernels.model.heads import is_bundled_head
 
-Kind = Literal["trace", "model", "hardware", "profile", "policy"]
+ReferenceKind = Literal["trace", "model", "hardware", "profile", "policy"]
 # Where they stand in a scenario; the last key holds the name.
-_PLACES: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+_PLACES: tuple[tuple[ReferenceKind, tuple[str, ...]], ...] = (
     ("trace", ("workload", "arrivals", "path")),
     ("trace", ("workload", "lengths", "path")),
     ("trace", ("acceptance", "path")),
@@ -42,7 +42,7 @@ _IN_A_FOLDER = ("config.json", FIT, MANIFEST)
 class _Reference:
     """One name in a raw scenario."""
 
-    kind: Kind
+    kind: ReferenceKind
     section: dict[str, Any]
     key: str
     dotted: str  # the whole key, for messages
@@ -160,7 +160,7 @@ def _references(data: Mapping[str, Any]) -> Iterator[_Reference]:
             yield from _at("trace", entry, (section,), last, f"workload.classes.{index}.")
 
 
-def _at(kind: Kind, data: Any, keys: Sequence[str], last: str, prefix: str) -> Iterator[_Reference]:
+def _at(kind: ReferenceKind, data: Any, keys: Sequence[str], last: str, prefix: str) -> Iterator[_Reference]:
     for key in keys:
         data = data.get(key) if isinstance(data, dict) else None
     if isinstance(data, dict) and isinstance(data.get(last), str) and data[last]:

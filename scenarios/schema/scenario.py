@@ -12,7 +12,7 @@ from draftcast.scenarios.schema.engine import Engine
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 from draftcast.sim.acceptance import Acceptance, PerPosition, Tree
 from draftcast.sim.policies import BUILT_IN
-from draftcast.sim.workload.workload import Slo, Workload
+from draftcast.sim.workload.workload import DEFAULT_CLASS, RequestClass, Slo, Workload
 
 ROUTERS = ("round_robin", "random", "least_loaded", "power_of_two", "prefix_affinity")
 POLICIES = tuple(BUILT_IN)
@@ -109,6 +109,28 @@ class Scenario(Frozen):
     def num_speculative_tokens(self) -> int:
         """k: draft tokens per round at most; 0 without speculation."""
         return self.speculative_config.k if self.speculative_config else 0
+
+    @property
+    def rate_rps(self) -> float | None:
+        """Mean request rate of the arrivals; None of closed loops, segments and traces as they are, which have none."""
+        rate: float | None = getattr(self.workload.arrivals, "request_rate_rps", None)
+        return rate
+
+    @property
+    def is_closed_loop(self) -> bool:
+        """Whether the arrivals wait for answers."""
+        return self.workload.arrivals.process == "closed_loop"
+
+    @property
+    def request_classes(self) -> tuple[RequestClass, ...]:
+        """The classes in the order of their ids; the one class ``default`` where the workload names none."""
+        return self.workload.classes or (DEFAULT_CLASS,)
+
+    @property
+    def slos(self) -> dict[str, Slo]:
+        """The SLO of each class that has one, by class name."""
+        objectives = {entry.name: self.slo_of(entry.name) for entry in self.request_classes}
+        return {name: slo for name, slo in objectives.items() if slo is not None}
 
     @property
     def resolved_policy(self) -> Policy:

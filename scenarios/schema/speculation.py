@@ -13,24 +13,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from draftcast.frozen import Count, Frozen, Many, Nodes, NonEmpty, Probability, Width, wrong
-from draftcast.sim.cost.methods import METHODS as tree_methods
+from draftcast.sim.cost.methods import METHODS as methods
 
-METHODS = (
-    "draft_model",
-    "eagle",
-    "eagle3",
-    "mtp",
-    "p_eagle",
-    "pard",
-    "medusa",
-    "mlp_speculator",
-    "dflash",
-    "dspark",
-    "ngram",
-    "ngram_gpu",
-    "suffix",
-    "eagle_tree",
-)
+METHODS = tuple(name for name in methods if name != "none")
 # vLLM 0.32's names of `mtp` by target, `MTPModelTypes` of vllm/config/speculative.py.
 MTP_METHODS = tuple(
     f"{target}_mtp"
@@ -43,28 +28,10 @@ MTP_METHODS = tuple(
 )
 # vLLM names the parallel drafters by a base method and `parallel_drafting: true`.
 PARALLEL = {"eagle": "p_eagle", "eagle3": "p_eagle", "draft_model": "pard"}
-WITHOUT_EFFECT = (
-    "enforce_eager",
-    "max_model_len",
-    "moe_backend",
-    "attention_backend",
-    "revision",
-    "code_revision",
-    "index_share_for_mtp_iteration",
-    "disable_padded_drafter_batch",
-    "use_local_argmax_reduction",
-    "use_heterogeneous_vocab",
-    "draft_load_config",
-    "draft_sample_method",
-    "dspark_draft_topk",
-    "prompt_lookup_max",
-    "prompt_lookup_min",
-    "suffix_decoding_max_cached_requests",
-    "suffix_decoding_min_token_prob",
-    "suffix_decoding_max_spec_factor",
-)
+# Marks a field that no simulated time depends on.
+UNTIMED = "changes no simulated time"
 MAX_SPECULATIVE_TOKENS = 64
-DEFAULT_TREE = (tree_methods["eagle_tree"].tree_width, tree_methods["eagle_tree"].max_tree_nodes)
+DEFAULT_TREE = (methods["eagle_tree"].tree_width, methods["eagle_tree"].max_tree_nodes)
 
 Schedule = Annotated[
     tuple[Annotated[tuple[int, int, int], Field(strict=False)], ...], Field(strict=False, min_length=1)
@@ -81,31 +48,31 @@ class SpeculativeConfig(Frozen):
     draft_tensor_parallel_size: Count | None = None
     quantization: NonEmpty | None = None
     kv_cache_dtype: NonEmpty | None = None
-    max_model_len: Count | None = None
-    enforce_eager: bool | None = None
+    max_model_len: Annotated[Count | None, UNTIMED] = None
+    enforce_eager: Annotated[bool | None, UNTIMED] = None
     parallel_drafting: bool = False
     disable_eagle_block_drop: bool = False
-    prompt_lookup_max: Count | None = None
-    prompt_lookup_min: Count | None = None
+    prompt_lookup_max: Annotated[Count | None, UNTIMED] = None
+    prompt_lookup_min: Annotated[Count | None, UNTIMED] = None
     suffix_decoding_max_tree_depth: Count = 24
-    suffix_decoding_max_cached_requests: Annotated[int, Field(ge=0)] = 10000
-    suffix_decoding_max_spec_factor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    suffix_decoding_min_token_prob: Probability = 0.1
+    suffix_decoding_max_cached_requests: Annotated[int, Field(ge=0), UNTIMED] = 10000
+    suffix_decoding_max_spec_factor: Annotated[float, Field(ge=0, allow_inf_nan=False), UNTIMED] = 1.0
+    suffix_decoding_min_token_prob: Annotated[Probability, UNTIMED] = 0.1
     rejection_sample_method: Literal["standard", "synthetic", "block"] = "standard"
     synthetic_acceptance_rates: Many[Probability] | None = None
     synthetic_acceptance_length: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
-    draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
-    use_local_argmax_reduction: bool = False
-    use_heterogeneous_vocab: bool = False
-    disable_padded_drafter_batch: bool = False
+    draft_sample_method: Annotated[Literal["greedy", "probabilistic"], UNTIMED] = "greedy"
+    use_local_argmax_reduction: Annotated[bool, UNTIMED] = False
+    use_heterogeneous_vocab: Annotated[bool, UNTIMED] = False
+    disable_padded_drafter_batch: Annotated[bool, UNTIMED] = False
     enable_adaptive_verification: bool = False
-    dspark_draft_topk: Count | None = None
-    moe_backend: str | None = None
-    attention_backend: str | None = None
-    revision: str | None = None
-    code_revision: str | None = None
-    index_share_for_mtp_iteration: bool | None = None
-    draft_load_config: dict[str, Any] | None = None
+    dspark_draft_topk: Annotated[Count | None, UNTIMED] = None
+    moe_backend: Annotated[str | None, UNTIMED] = None
+    attention_backend: Annotated[str | None, UNTIMED] = None
+    revision: Annotated[str | None, UNTIMED] = None
+    code_revision: Annotated[str | None, UNTIMED] = None
+    index_share_for_mtp_iteration: Annotated[bool | None, UNTIMED] = None
+    draft_load_config: Annotated[dict[str, Any] | None, UNTIMED] = None
     tree_width: Width | None = None
     max_tree_nodes: Nodes | None = None
 
@@ -132,7 +99,8 @@ class SpeculativeConfig(Frozen):
     @property
     def without_effect(self) -> tuple[str, ...]:
         """Keys the user set that no simulated time depends on: show them, so that nobody tunes them here."""
-        keys = [key for key in WITHOUT_EFFECT if key in self.model_fields_set]
+        fields = type(self).model_fields
+        keys = [key for key in fields if key in self.model_fields_set and UNTIMED in fields[key].metadata]
         if self.rejection_sample_method == "block":
             keys.append("rejection_sample_method")
         if self.num_speculative_tokens is not None and "suffix_decoding_max_tree_depth" in self.model_fields_set:

@@ -10,7 +10,6 @@ from rich.table import Table
 
 from draftcast.scenarios.compare.model_error import UNCERTAIN
 from draftcast.scenarios.cutover.answer import Cutover
-from draftcast.scenarios.cutover.axis import is_closed
 from draftcast.scenarios.cutover.map import SpeedupMap
 from draftcast.scenarios.show.tables import make_table, show
 from draftcast.sim.statistics.crossing import Crossing, Probe
@@ -170,7 +169,7 @@ def points_table(answer: Cutover) -> Table:
 
 
 def _is_closed(answer: Cutover) -> bool:
-    return answer.over in ("concurrency", "batch") or is_closed(answer.scenario)
+    return answer.over in ("concurrency", "batch") or answer.scenario.is_closed_loop
 
 
 def _compared(answer: Cutover) -> tuple[str, float]:

@@ -11,8 +11,8 @@ import pandas as pd
 
 from draftcast.calibration.profile.measured import FAMILY, Part, parts_of
 from draftcast.calibration.profile.spec import RooflineProfile
+from draftcast.scenarios.compare.limits import DeviceCeilings, OperatingPoint
 from draftcast.scenarios.run.coverage import Coverage
-from draftcast.scenarios.run.operating_point import Ceilings, OperatingPoint
 from draftcast.scenarios.show.plots import COLOURS, DECADES, LIMIT, OFF, ON, label_axes, panels, series, styled
 from draftcast.scenarios.show.profile_view import OpenProfile, held_out_predictions
 
@@ -98,7 +98,7 @@ def fit_figure(predictions: pd.DataFrame) -> Any:
     return styled(figure, height=340, legend=False).update_layout(margin={"t": 44})
 
 
-def roofline_figure(device: Ceilings, tracks: Mapping[int, Sequence[OperatingPoint]]) -> Any:
+def roofline_figure(device: DeviceCeilings, tracks: Mapping[int, Sequence[OperatingPoint]]) -> Any:
     """FLOP/s against FLOP per byte, both logarithmic: the two ceilings and one line of points k = 0, 1, ... a batch.
 
     ``tracks``: see `draftcast.scenarios.run.operating_point.operating_tracks`.

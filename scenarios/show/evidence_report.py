@@ -7,7 +7,7 @@ from typing import Any
 
 from draftcast.scenarios.evidence.forecast import SIDES, Forecast
 from draftcast.scenarios.evidence.point import RATES
-from draftcast.scenarios.evidence.summary import ABOVE, BELOW, errors, kinds, signs
+from draftcast.scenarios.evidence.summary import ABOVE, BELOW, KINDS, errors, signs
 from draftcast.scenarios.show.plots import COLOURS, OFF, in_file, label_axes, panels, series
 from draftcast.scenarios.show.tables import markdown_table
 
@@ -51,9 +51,9 @@ def rows(forecasts: Iterable[Forecast]) -> list[list[str]]:
         [
             f"{f.point.id} ({f.point.tier})",
             f.point.metric,
-            *_three(f.point.off, f.off, f.off_error),
-            *_three(f.point.on, f.on, f.on_error),
-            *_three(f.point.ratio_range or f.point.speedup, f.speedup, f.speedup_error),
+            *_three(f.point.off, f.off, f.error("off")),
+            *_three(f.point.on, f.on, f.error("on")),
+            *_three(f.point.ratio_range or f.point.speedup, f.speedup, f.error("speedup")),
         ]
         for f in forecasts
     ]
@@ -71,7 +71,7 @@ def _figure(value: float | None) -> str:
 def summary_rows(forecasts: Sequence[Forecast]) -> list[list[str]]:
     """Errors by kind, in the order of ``SUMMARY``."""
     found = []
-    for kind in kinds():
+    for kind in KINDS:
         members = [forecast for forecast in forecasts if kind.holds(forecast.point)]
         for side in SIDES:
             error = errors(members, side)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftcast.scenarios.plan.search import STEADY_STATE, Check, Constraint
-from draftcast.scenarios.plan.sizing import COMPLETED, WITHIN, Plan, Sizing, delivered
+from draftcast.scenarios.plan.sizing import COMPLETED, WITHIN, CapacityPlan, Sizing, delivered
 from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.plots import OFF, ON, panels, styled
 
 
-def sizing_figure(answer: Plan) -> Any:
+def sizing_figure(answer: CapacityPlan) -> Any:
     """GPUs of every feasible candidate, those of spare replicas apart; the best on top."""
     shown = [sizing for sizing in answer.sizings if sizing.feasible][::-1]
     figure = panels()
@@ -50,7 +50,7 @@ def goodput_figure(sizing: Sizing, checks: Sequence[Check]) -> Any:
     return styled(figure, height=340)
 
 
-def plan_rows(answer: Plan) -> list[list[str]]:
+def plan_rows(answer: CapacityPlan) -> list[list[str]]:
     """Header and a row per candidate, the best first; costs only where there are prices."""
     priced = any(sizing.price is not None for sizing in answer.sizings)
     head = ["hardware", "TP", "method", "GPUs", "replicas", "largest req/s", "headroom"]
@@ -58,7 +58,7 @@ def plan_rows(answer: Plan) -> list[list[str]]:
     return [head, *(_cells(sizing, priced) for sizing in answer.sizings)]
 
 
-def answer_line(answer: Plan) -> str:
+def answer_line(answer: CapacityPlan) -> str:
     """What to buy, or why nothing will do."""
     best = answer.best
     if best is None:
@@ -78,7 +78,7 @@ def answer_line(answer: Plan) -> str:
     return text if fewest == most else f"{text} {level} of the replicas needed: {fewest} to {most}."
 
 
-def basis_line(answer: Plan) -> str:
+def basis_line(answer: CapacityPlan) -> str:
     scenario = answer.question.scenario
     requests = scenario.workload.num_requests
     judged = f"{requests} requests a replica" if requests is not None else "the whole trace"

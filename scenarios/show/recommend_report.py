@@ -7,9 +7,10 @@ import math
 
 from rich.table import Table
 
-from draftcast.scenarios.compare.candidate import OFF, longest_draft
+from draftcast.scenarios.compare.candidate import longest_draft
 from draftcast.scenarios.compare.policy_comparison import PolicyComparison, Standing
-from draftcast.scenarios.compare.recommend import Outcome, Recommendation
+from draftcast.scenarios.compare.recommend import CandidateOutcome, Recommendation
+from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
 from draftcast.scenarios.show.tables import make_table, show, title
 from draftcast.sim.statistics.intervals import Estimate
@@ -108,7 +109,7 @@ def paste_lines(answer: Recommendation, server: str) -> str:
     return "\n".join([*notes, answer.vllm] if answer.vllm else notes)
 
 
-def remark(answer: Recommendation, outcome: Outcome) -> str:
+def remark(answer: Recommendation, outcome: CandidateOutcome) -> str:
     """What there is to say of a candidate, in a few words; often nothing."""
     words = []
     if outcome is answer.chosen:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from draftcast.scenarios.compare.comparison import Comparison, Point
+from draftcast.scenarios.compare.comparison import Comparison, RatePoint
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.show.tables import make_table, show, title
 from draftcast.sim.output.vllm_result import vllm_result
@@ -131,7 +131,7 @@ def load_words(scenario: Scenario) -> str:
     return f"at {rate:g} req/s" if rate is not None else "under this load"
 
 
-def run_table(scenario: Scenario, point: Point) -> Table:
+def run_table(scenario: Scenario, point: RatePoint) -> Table:
     """The figures of one load and where the time went; beside them, when compared, those without speculation."""
     level = f"mean ±{scenario.statistics.confidence:.0%} half width"
     columns = [point.figures(side) for side in ("on", "off")[: len(point.runs)]]

@@ -21,9 +21,7 @@ from draftcast import __version__
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile
 from draftcast.errors import InputError
-from draftcast.scenarios.compare.capacity import rate_of
 from draftcast.scenarios.compare.verdict import judge, side
-from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, scenario_hash, to_mapping, without_speculation
@@ -146,7 +144,7 @@ def _head(task: Task) -> dict[str, Any]:
 def _rows(scenario: Scenario, task: Task) -> list[dict[str, Any]]:
     speculates = scenario.speculative_config is not None
     settings = [scenario, without_speculation(scenario)] if speculates else [scenario]
-    run, *off = simulate_together(settings, deployments=[cached_deployment(setting) for setting in settings])
+    run, *off = simulate_together(settings)
     verdict = judge(scenario, run, off[0]) if off else None
     own = verdict.on if verdict is not None else side(scenario, run)
     slo_met = run.slo_met if own.has_figures else None
@@ -164,7 +162,7 @@ def _rows(scenario: Scenario, task: Task) -> list[dict[str, Any]]:
         if (advantage := verdict.advantage) is not None:
             facts |= {"advantage": advantage.mean, "advantage_low": advantage.low, "advantage_high": advantage.high}
     facts |= {ENGINE + name: float(value) for name, value in run.summary["engine"].items()}
-    rate = rate_of(scenario)
+    rate = scenario.rate_rps
     tokens = run.requests.groupby("replication")["output_tokens"].mean()
     rows = []
     for index, figures in enumerate(run.replications):

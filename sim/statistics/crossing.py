@@ -16,10 +16,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from draftcast.sim.statistics.intervals import Estimate, student_t
+from draftcast.sim.statistics.intervals import Estimate, factor_interval, student_t
 
 FloatArray = npt.NDArray[np.float64]
-Kind = Literal["crosses", "always", "never", "even", "more than once", "unclear"]
+CrossingKind = Literal["crosses", "always", "never", "even", "more than once", "unclear"]
 SAMPLES = 65  # points at which a segment's band is looked at before a crossing of the band is bisected
 EVEN = 0.005
 """Advantages whose intervals stay within this share of 1 make no difference."""
@@ -68,13 +68,7 @@ class Probe:
 
     def advantage(self, confidence: float) -> Estimate | None:
         """The advantage with the interval of its replications, slack left out; None without a value."""
-        if not self.has_value:
-            return None
-        indices = self.indices
-        mean, error = float(indices.mean()), float(indices.std(ddof=1)) / math.sqrt(indices.size)
-        half = student_t(indices.size - 1, confidence) * error
-        low, high = math.exp(mean - half), math.exp(mean + half)
-        return Estimate(math.exp(mean), low, high, (high - low) / 2, len(self.gains), confidence)
+        return factor_interval(self.indices, confidence) if self.has_value else None
 
     def sign(self, confidence: float) -> int:
         """+1 surely above 1, -1 surely below, 0 neither."""
@@ -102,7 +96,7 @@ class Crossing:
     above). ``above`` and ``below``: first and last x at which the advantage is surely above and below 1.
     """
 
-    kind: Kind
+    kind: CrossingKind
     value: float
     low: float
     high: float
@@ -142,7 +136,7 @@ def locate(probes: Sequence[Probe], confidence: float = 0.95) -> Crossing:
     below = [probe.x for probe, sign in known if sign < 0]
     spans = [(min(xs), max(xs)) if xs else None for xs in (above, below)]
 
-    def without_crossing(kind: Kind) -> Crossing:
+    def without_crossing(kind: CrossingKind) -> Crossing:
         return Crossing(kind, math.nan, math.nan, math.nan, confidence, True, *spans)
 
     changes = [pair for pair in itertools.pairwise(known) if pair[0][1] != pair[1][1]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from draftcast.sim.statistics.crossing import Crossing, Probe, locate
@@ -45,16 +45,19 @@ class _OutOfBudget(Exception):
     pass
 
 
+@dataclass
 class _Search:
-    def __init__(self, ask: Ask, replications: int, confidence: float, target: float, unit: float) -> None:
-        self.ask = ask
-        self.replications = replications
-        self.confidence = confidence
-        self.target = target
-        self.reach = min(target, REACH)
-        self.unit = unit
-        self.probes: dict[float, Probe] = {}
-        self.repeated: dict[float, int] = {}
+    ask: Ask
+    replications: int
+    confidence: float
+    target: float
+    unit: float
+    probes: dict[float, Probe] = field(default_factory=dict)
+    repeated: dict[float, int] = field(default_factory=dict)
+
+    @property
+    def reach(self) -> float:
+        return min(self.target, REACH)
 
     def probe(self, x: float, replications: int, effort: int = 0) -> Probe:
         found = self.ask(x, replications, effort)

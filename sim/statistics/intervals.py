@@ -95,6 +95,13 @@ def replication_interval(values: Values, confidence: float = 0.95) -> Estimate:
     return _around(float(array.mean()), error, n, confidence)
 
 
+def factor_interval(logs: Values, confidence: float = 0.95) -> Estimate:
+    """A factor with its interval, from its natural logarithms by replication."""
+    log = replication_interval(logs, confidence)
+    mean, low, high = math.exp(log.mean), math.exp(log.low), math.exp(log.high)
+    return Estimate(mean, low, high, (high - low) / 2.0, log.n, confidence)
+
+
 def _pairs(first: Values, second: Values) -> tuple[FloatArray, FloatArray]:
     a, b = _finite(first, "a paired interval"), _finite(second, "a paired interval")
     if a.size != b.size:

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from draftcast.dashboards.session import answers as module
-from draftcast.dashboards.session.answers import Kept, answers, set_aside, together
+from draftcast.dashboards.session.answers import answers, set_aside, together
 from draftcast.dashboards.widgets.tiles import LATENCY_TILES, Column, Figure, column_of, difference_cell
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.comparison import compare
+from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 
 SMALL = ("workload.num_requests=200", "statistics.replications=2")

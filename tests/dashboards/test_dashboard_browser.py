@@ -17,9 +17,8 @@ from browser import Browser, Server, missing
 from typer.testing import CliRunner
 
 from draftcast.scenarios.cli import main as cli
-from draftcast.scenarios.compare.capacity import capacity
+from draftcast.scenarios.compare.capacity import capacity, settling_requests
 from draftcast.scenarios.compare.comparison import simulate
-from draftcast.scenarios.compare.page_effort import settling_requests
 from draftcast.scenarios.compare.verdict import judge
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema.load import load_scenario, scenario_hash, without_speculation

@@ -10,10 +10,10 @@ from streamlit.testing.v1 import AppTest
 
 from draftcast.dashboards.session.session import View
 from draftcast.scenarios.compare.comparison import simulate
+from draftcast.scenarios.compare.limits import ceilings, operating_tracks
 from draftcast.scenarios.compare.recommend import recommend
-from draftcast.scenarios.cutover.search import Question, cutover
+from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
 from draftcast.scenarios.run.deployment import deploy
-from draftcast.scenarios.run.operating_point import ceilings, operating_tracks
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.scenarios.show.cutover_report import headline
 from draftcast.scenarios.show.device_plots import roofline_figure
@@ -40,7 +40,7 @@ def test_the_search_waits_for_its_button_and_for_this_question() -> None:
     asked = known(app).question.scenario
     assert "data-verdict" not in html_of(app)
     press(app, "Find the cutover")
-    (expected,) = cutover(Question(asked))
+    (expected,) = cutover(CutoverQuestion(asked))
     assert f"data-verdict='{expected.verdict}'" in html_of(app)
     assert headline(expected) in html_of(app).replace("&#x27;", "'")
     assert View.CUTOVER_ASKED in app.query_params

@@ -20,7 +20,7 @@ from draftcast.dashboards.session.session import Session
 from draftcast.dashboards.session.uploads import SCENARIO, TRACE, Receipt, keep, receive
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.main import streamlit_command
-from draftcast.scenarios.compare.page_effort import settling_requests
+from draftcast.scenarios.compare.capacity import settling_requests
 from draftcast.scenarios.schema.load import dump_scenario, load_scenario, scenario_hash
 
 

@@ -22,7 +22,6 @@ from draftcast.scenarios.run.deployment import with_excess
 from draftcast.scenarios.run.measured_run import as_simulated, counted_acceptance, piece_gaps
 from draftcast.scenarios.run.simulate import BehindFrontEnd, replicate
 from draftcast.scenarios.run.timeline import Timeline
-from draftcast.scenarios.run.workload_spec import slos
 from draftcast.scenarios.schema.load import with_values
 from draftcast.sim.compiled.itl_histogram import itl_histogram
 from draftcast.sim.compiled.random_streams import replication_seed
@@ -91,7 +90,7 @@ def forecast(question: Question, assumptions: Assumptions) -> list[Replay]:
         steps = done.steps.assign(step_s=done.steps[["host_s", "draft_s", "target_s"]].sum(axis=1))
         requests = _at_client(done.requests, steps, front_end)
         positions = done.accepted_per_position
-        figures = run_figures(requests, done.itl_counts, slos(scenario), loop is not None, positions)
+        figures = run_figures(requests, done.itl_counts, scenario.slos, loop is not None, positions)
         replays.append(Replay(requests, steps, done.itl_counts.sum(axis=0), figures))
     return replays
 
@@ -153,7 +152,7 @@ def live_figures(question: Question) -> dict[str, float]:
     ids = question.live.requests["request_id"].to_numpy()[question.kept]
     gaps, owners = piece_gaps(question.live.chunks, ids)
     counts = itl_histogram(gaps, owners, len(requests))
-    figures = run_figures(requests, counts, slos(question.scenario), question.loop is not None)
+    figures = run_figures(requests, counts, question.scenario.slos, question.loop is not None)
     return figures | counted_acceptance(question.live)
 
 

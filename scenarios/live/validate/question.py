@@ -14,7 +14,6 @@ from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import InputError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.run.deployment import Deployment, deploy
-from draftcast.scenarios.run.workload_spec import request_classes
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
@@ -78,7 +77,7 @@ def question(live: LiveRun, scenario: Scenario, profile: str | None = None) -> Q
     answered = requests[(requests["error"] == "") & requests["finish_s"].notna() & (requests["output_tokens"] > 0)]
     if not len(answered):
         raise InputError("no request of the run was answered", file=str(live.folder))
-    names = tuple(entry.name for entry in request_classes(asked))
+    names = tuple(entry.name for entry in asked.request_classes)
     unknown = sorted(set(answered["class"]) - set(names))
     if unknown:
         allowed = f"the run's requests are of a class the scenario does not have; it has {', '.join(names)}"
@@ -88,7 +87,7 @@ def question(live: LiveRun, scenario: Scenario, profile: str | None = None) -> Q
         answered["output_tokens"].to_numpy(),
         np.maximum(answered["sent_s"].to_numpy(np.float64), 0.0),
         answered["class"].map(names.index).to_numpy(),
-        np.array([entry.priority for entry in request_classes(asked)])[answered["class"].map(names.index)],
+        np.array([entry.priority for entry in asked.request_classes])[answered["class"].map(names.index)],
         class_names=names,
     )
     loop = asked.workload.arrivals

@@ -6,7 +6,7 @@ import pytest
 
 from draftcast import load_scenario
 from draftcast.scenarios.compare import capacity as module
-from draftcast.scenarios.compare.capacity import Capacity, capacity, rate_of
+from draftcast.scenarios.compare.capacity import Capacity, capacity
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.verdict import Position, Side, Word, decide
@@ -82,7 +82,7 @@ def test_a_load_inside_the_interval_gets_more_replications() -> None:
 )
 def test_arrivals_without_a_single_rate_have_none(arrivals: dict[str, object]) -> None:
     scenario = with_values(without_speculation(load_scenario()), {"workload.arrivals": arrivals})
-    assert rate_of(scenario) is None
+    assert scenario.rate_rps is None
     assert capacity(scenario) is None
 
 

@@ -9,7 +9,7 @@ import pytest
 from draftcast import InputError, load_scenario
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.model_error import (
-    ModelError,
+    RelativeErrors,
     Response,
     error_spreads,
     model_error,
@@ -38,7 +38,7 @@ def scenario() -> Scenario:
 def with_errors(scenario: Scenario, step: float = 0.0, speculation: float = 0.0, acceptance: float = 0.0) -> Response:
     known = response(scenario)
     assert known is not None
-    return Response(ModelError("stated", step, speculation, acceptance), known.fluids, known.rate_rps)
+    return Response(RelativeErrors("stated", step, speculation, acceptance), known.fluids, known.rate_rps)
 
 
 def width(estimate: Estimate | None) -> float:

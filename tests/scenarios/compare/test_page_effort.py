@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from draftcast.scenarios.compare.capacity import capacity
+from draftcast.scenarios.compare.capacity import LENGTHS, TURNS, capacity, page_effort, settling_requests
 from draftcast.scenarios.compare.comparison import simulate
-from draftcast.scenarios.compare.page_effort import LENGTHS, TURNS, page_effort, settling_requests
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 
 RATE, REQUESTS = "workload.arrivals.request_rate_rps", "workload.num_requests"

@@ -16,7 +16,14 @@ from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare import recommend as module
 from draftcast.scenarios.compare.comparison import compare, simulate
 from draftcast.scenarios.compare.metric import METRICS
-from draftcast.scenarios.compare.recommend import Load, Recommendation, best_schedule, candidates, recommend, traffic_of
+from draftcast.scenarios.compare.recommend import (
+    ComparedLoad,
+    Recommendation,
+    best_schedule,
+    candidates,
+    recommend,
+    traffic_of,
+)
 from draftcast.scenarios.compare.verdict import Position, Side, Word, decide
 from draftcast.scenarios.cutover.search import settings as cutover_settings
 from draftcast.scenarios.live.sweep import SweepPlan, modes_of
@@ -142,7 +149,7 @@ def test_a_better_alternative_is_found() -> None:
 
 
 def test_loads_are_judged_together_and_shown_apart() -> None:
-    loads = [Load(f"{rate}", {RATE: float(rate)}) for rate in (5, 30)]
+    loads = [ComparedLoad(f"{rate}", {RATE: float(rate)}) for rate in (5, 30)]
     answer = recommend(question(), loads=loads)
     assert all(len(outcome.gains) == 2 for outcome in answer.outcomes)
     first = answer.outcomes[0]

@@ -11,13 +11,12 @@ import pytest
 
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.difference import difference
-from draftcast.scenarios.compare.limits import limits_at
+from draftcast.scenarios.compare.limits import ceilings, limits_at, operating_point
 from draftcast.scenarios.compare.slo_answer import idle_scenario, measured_requests, slo_answer
 from draftcast.scenarios.compare.verdict import Side, judge, side
+from draftcast.scenarios.run.coverage import fidelity
 from draftcast.scenarios.run.deployment import deploy
-from draftcast.scenarios.run.fidelity import fidelity
 from draftcast.scenarios.run.fluid import Fluid
-from draftcast.scenarios.run.operating_point import ceilings, operating_point
 from draftcast.scenarios.run.simulate import measure, serve, simulate_together
 from draftcast.scenarios.run.timeline import timeline
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
@@ -114,7 +113,7 @@ def test_fidelity_in_a_word(measured: float, interpolated: float, extrapolated: 
     better = {f"share_device_time_{name}": estimate(share) for name, share in zip(shares, (1.0, 0.0, 0.0), strict=True)}
     found = fidelity([better, figures])
     assert found is not None
-    assert (found.word, found.worst_share) == (word, extrapolated)
+    assert (found.word, found.shares["extrapolated"]) == (word, extrapolated)
     assert str(found) == f"{word} · {extrapolated:.0%} of device time extrapolated"
     assert fidelity([]) is None
 
@@ -152,7 +151,7 @@ def test_what_limits_has_its_numbers(overrides: tuple[str, ...], limit: str, sai
     own = side(scenario, simulate(scenario))
     assert own.run is not None
     means = {name: each.mean for name, each in own.run.summary["figures"].items()} if own.has_figures else {}
-    found = limits_at(scenario, Fluid.of(scenario, deploy(scenario)), means)
+    found = limits_at(scenario, Fluid.of(scenario), means)
     assert (found.limit, said in found.sentence) == (limit, True), found.sentence
 
 

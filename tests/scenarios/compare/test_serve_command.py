@@ -59,6 +59,8 @@ def test_defaults_need_no_flags() -> None:
         ("enforce_eager", True, ["--enforce-eager"]),
         ("max_cudagraph_capture_size", 64, ["--max-cudagraph-capture-size", "64"]),
         ("api_server_count", 4, ["--api-server-count", "4"]),
+        ("pipeline_parallel_size", 2, ["--pipeline-parallel-size", "2"]),
+        ("enable_expert_parallel", True, ["--enable-expert-parallel"]),
         ("cudagraph_mode", "PIECEWISE", ["--compilation-config", '{"cudagraph_mode": "PIECEWISE"}']),
     ],
 )
@@ -71,10 +73,16 @@ def test_every_field_has_its_flag(key: str, value: object, flags: list[str]) -> 
 
 
 def test_no_engine_field_is_forgotten() -> None:
-    """Model and speculative_config stand elsewhere in the command, the version nowhere; the rest has a case above."""
+    """Model and speculative_config stand elsewhere in the command, the version nowhere; the rest has a case above.
+
+    Decode-context parallelism divides tensor parallelism, so that it cannot be set alone.
+    """
     cases = test_every_field_has_its_flag.pytestmark[0].args[1]  # type: ignore[attr-defined]
     fields = set(type(load_scenario("default").engine).model_fields)
-    assert fields - {case[0] for case in cases} == {"model", "speculative_config", "max_model_len", "version"}
+    alone = {"model", "speculative_config", "max_model_len", "version"}
+    assert fields - {case[0] for case in cases} == alone | {"decode_context_parallel_size"}
+    engine = {"engine.tensor_parallel_size": 2, "engine.decode_context_parallel_size": 2}
+    assert "--decode-context-parallel-size" in vllm_flags(with_values(load_scenario("default"), engine).engine)
 
 
 def test_the_command_carries_the_speculative_config() -> None:

@@ -20,14 +20,13 @@ from typer.testing import CliRunner
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.main import app
 from draftcast.scenarios.compare.limits import Limit
-from draftcast.scenarios.compare.metric import METRICS
-from draftcast.scenarios.compare.price import Price
+from draftcast.scenarios.compare.metric import METRICS, Price
 from draftcast.scenarios.cutover import probe as cutover_probe
 from draftcast.scenarios.cutover.answer import Cutover
 from draftcast.scenarios.cutover.axis import axis_named
 from draftcast.scenarios.cutover.map import SpeedupMap, speedup_map
 from draftcast.scenarios.cutover.probe import Prober
-from draftcast.scenarios.cutover.search import Question, cutover
+from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
 from draftcast.scenarios.run.simulate import serve, simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
@@ -46,13 +45,13 @@ def easy(folder: Path, *changes: str) -> Scenario:
 def cutovers(scenario: Scenario, **how: Any) -> tuple[Cutover, ...]:
     """The cutover of a question whose parts are given by name."""
     options = {name: how.pop(name) for name in ("lengths", "alternatives", "target", "progress") if name in how}
-    return cutover(Question(scenario, **how), **options)
+    return cutover(CutoverQuestion(scenario, **how), **options)
 
 
 def mapped(scenario: Scenario, **how: Any) -> SpeedupMap:
     """The map of a question whose parts are given by name."""
     options = {name: how.pop(name) for name in ("against", "values", "progress") if name in how}
-    return speedup_map(Question(scenario, **how), **options)
+    return speedup_map(CutoverQuestion(scenario, **how), **options)
 
 
 @pytest.fixture(name="found", scope="module")

@@ -10,16 +10,16 @@ from evidence_row import BASE
 
 from draftcast.scenarios.evidence import forecast as module
 from draftcast.scenarios.evidence.forecast import Forecast, forecast_points
-from draftcast.scenarios.evidence.point import Point
-from draftcast.scenarios.evidence.question import Question
+from draftcast.scenarios.evidence.point import EvidencePoint
+from draftcast.scenarios.evidence.question import PointScenarios
 from draftcast.scenarios.evidence.summary import errors, signs
 from draftcast.scenarios.show.evidence_report import evidence_figure, page, reason_lines
 
 ROW = {**BASE, "load": {"kind": "concurrency", "value": 2, "num_prompts": 4}, "input_tokens": 20, "output_tokens": 30}
 
 
-def point(**changes: Any) -> Point:
-    return Point.model_validate({**ROW, **changes})
+def point(**changes: Any) -> EvidencePoint:
+    return EvidencePoint.model_validate({**ROW, **changes})
 
 
 def test_the_same_setting_is_simulated_once_and_read_in_each_unit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,21 +54,21 @@ def test_the_same_setting_is_simulated_once_and_read_in_each_unit(monkeypatch: p
 
 def made(forecast_off: float | None, forecast_on: float | None, **changes: Any) -> Forecast:
     row = point(**changes)
-    return Forecast(Question(row, None, None, (), {}), forecast_off, forecast_on, ())
+    return Forecast(PointScenarios(row, None, None, (), {}), forecast_off, forecast_on, ())
 
 
 def test_errors_are_of_time_and_those_of_a_range_end_at_it() -> None:
     latency = made(7.7, 5.4)
-    assert latency.off_error == pytest.approx(0.1)
-    assert latency.on_error == pytest.approx(-0.1)
-    assert latency.speedup_error == pytest.approx(7.7 / 5.4 / (7 / 6) - 1)
+    assert latency.error("off") == pytest.approx(0.1)
+    assert latency.error("on") == pytest.approx(-0.1)
+    assert latency.error("speedup") == pytest.approx(7.7 / 5.4 / (7 / 6) - 1)
     throughput = made(14.0, None, metric="output_tok_s")
-    assert throughput.off_error == pytest.approx(-0.5)
-    assert throughput.speedup_error is None
+    assert throughput.error("off") == pytest.approx(-0.5)
+    assert throughput.error("speedup") is None
     changes: dict[str, Any] = {"metric": "speedup", "off": None, "on": None, "ratio_range": [2.0, 2.5]}
-    assert made(1.0, 1.8, **changes).speedup_error == pytest.approx(1.8 / 2 - 1)
-    assert made(1.0, 2.2, **changes).speedup_error == 0.0
-    assert made(1.0, 5.0, **changes).speedup_error == pytest.approx(1.0)
+    assert made(1.0, 1.8, **changes).error("speedup") == pytest.approx(1.8 / 2 - 1)
+    assert made(1.0, 2.2, **changes).error("speedup") == 0.0
+    assert made(1.0, 5.0, **changes).error("speedup") == pytest.approx(1.0)
 
 
 def test_each_source_counts_once() -> None:

@@ -8,18 +8,18 @@ import pytest
 from evidence_row import BASE
 
 from draftcast.kernels.model.heads import is_bundled_head
-from draftcast.scenarios.evidence.point import Point, points
-from draftcast.scenarios.evidence.question import Question, question_of
+from draftcast.scenarios.evidence.point import EvidencePoint, points
+from draftcast.scenarios.evidence.question import PointScenarios, scenarios_of
 
 ROWS = {point.id: point for point in points()}
 
 
-def asked(**changes: Any) -> Question:
-    return question_of(Point.model_validate({**BASE, **changes}))
+def asked(**changes: Any) -> PointScenarios:
+    return scenarios_of(EvidencePoint.model_validate({**BASE, **changes}))
 
 
 def test_a_hand_checked_row_key_by_key() -> None:
-    question = question_of(ROWS["khab40-qwen3-8b-h100-bf16-k2-c32"])
+    question = scenarios_of(ROWS["khab40-qwen3-8b-h100-bf16-k2-c32"])
     off, on = question.off, question.on
     assert off is not None
     assert on is not None
@@ -138,7 +138,7 @@ def test_flags_of_both_engines_and_of_command_lines() -> None:
 
 
 def test_a_tree_counts_its_root_among_its_draft_tokens() -> None:
-    side = question_of(ROWS["gpustack-qwen3-8b-h100-sweep-c4-tengyunw-s4-t4-d16"]).on
+    side = scenarios_of(ROWS["gpustack-qwen3-8b-h100-sweep-c4-tengyunw-s4-t4-d16"]).on
     assert side is not None
     assert side.speculative_config is not None
     assert side.num_speculative_tokens == 4
@@ -151,7 +151,7 @@ def test_a_tree_counts_its_root_among_its_draft_tokens() -> None:
 
 def test_a_named_head_is_served_and_a_tree_takes_an_eagle3_head() -> None:
     def head(point_id: str) -> str | None:
-        side = question_of(ROWS[point_id]).on
+        side = scenarios_of(ROWS[point_id]).on
         assert side is not None
         assert side.speculative_config is not None
         return side.speculative_config.model
@@ -181,7 +181,7 @@ def test_acceptance_in_each_of_its_forms(given: dict[str, Any], mean: float) -> 
 
 
 def test_chunks_of_a_stream_tell_how_often_an_ngram_search_found_something() -> None:
-    question = question_of(ROWS["varad-a10g-qwen-ngram-c8"])
+    question = scenarios_of(ROWS["varad-a10g-qwen-ngram-c8"])
     assert question.on is not None
     acceptance: Any = question.on.acceptance
     assert 1 + acceptance.match_probability * sum(acceptance.rates) == pytest.approx(256 / 239.06)
@@ -268,5 +268,5 @@ def test_a_point_without_a_temperature_is_greedy_which_is_said_to_be_assumed() -
 
 def test_every_shipped_row_is_expressed_or_has_a_reason() -> None:
     for point in ROWS.values():
-        question = question_of(point)
+        question = scenarios_of(point)
         assert question.is_expressed or question.reasons, point.id

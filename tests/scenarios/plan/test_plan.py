@@ -19,14 +19,14 @@ from typer.testing import CliRunner
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.cli.options import parse_prices
-from draftcast.scenarios.compare.candidate import OFF
 from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.comparison import simulate
-from draftcast.scenarios.compare.price import Price
+from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.plan.question import GIVEN, Objective, PlanQuestion, candidates, mean_rate, parse_objectives
 from draftcast.scenarios.plan.search import check_load, cluster_scenario
-from draftcast.scenarios.plan.sizing import SHARES, Plan, curve_frame, goodput_curve, plan, with_prices
+from draftcast.scenarios.plan.sizing import SHARES, CapacityPlan, curve_frame, goodput_curve, plan, with_prices
+from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_rate
 from draftcast.scenarios.show.plan_report import answer_line, goodput_figure
@@ -38,7 +38,7 @@ DEAR = Price(1.0, "2026-11-01")
 LAX = parse_objectives("e2el:p95<15ms")
 
 
-def planned(scenario: Scenario, **question: Any) -> Plan:
+def planned(scenario: Scenario, **question: Any) -> CapacityPlan:
     """The plan of a question whose parts are given by name."""
     return plan(PlanQuestion(scenario, **question))
 
@@ -171,14 +171,14 @@ def test_why_nothing_will_do_is_said(server: Callable[..., Scenario]) -> None:
 
 
 @pytest.fixture(scope="module")
-def mixed() -> Plan:
+def mixed() -> CapacityPlan:
     scenario = load_scenario(overrides=SMALL)
     prices = {"h100-sxm": Price(9.0, "2026-11-01"), "a100-80g": Price(1.0, "2026-11-01")}
     objectives = parse_objectives("ttft:p95<1s;tpot:p95<40ms")
     return planned(scenario, rate_rps=60.0, objectives=objectives, hardware=["h100-sxm", "a100-80g"], prices=prices)
 
 
-def test_the_cheapest_comes_first_though_it_takes_more_gpus(mixed: Plan) -> None:
+def test_the_cheapest_comes_first_though_it_takes_more_gpus(mixed: CapacityPlan) -> None:
     assert len(mixed.sizings) == 4
     costs = [sizing.cost_per_hour for sizing in mixed.sizings]
     assert costs == sorted(costs, key=lambda cost: cost or math.inf)
@@ -192,7 +192,7 @@ def test_the_cheapest_comes_first_though_it_takes_more_gpus(mixed: Plan) -> None
         assert sizing.headroom >= 0.0
 
 
-def test_a_plan_s_answer_is_plain_data(mixed: Plan) -> None:
+def test_a_plan_s_answer_is_plain_data(mixed: CapacityPlan) -> None:
     from draftcast.files import plain
 
     summary = json.loads(json.dumps(plain(mixed.summary()), allow_nan=False))
@@ -465,7 +465,7 @@ def test_a_run_too_short_to_settle_is_said(server: Callable[..., Scenario]) -> N
     assert best is not None
     assert best.largest is not None
     short = dataclasses.replace(best, largest=dataclasses.replace(best.largest, limit=check.tightest))
-    said = answer_line(Plan(PlanQuestion(server(), 50.0, LAX), 50.0, (short,)))
+    said = answer_line(CapacityPlan(PlanQuestion(server(), 50.0, LAX), 50.0, (short,)))
     assert said.endswith("beyond it the run did not reach a steady state: more requests may show a larger rate.")
 
 

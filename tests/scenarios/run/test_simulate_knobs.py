@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from draftcast import RunResult, load_scenario, simulate
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.correction import Correction
-from draftcast.scenarios.schema.speculation import WITHOUT_EFFECT
+from draftcast.scenarios.schema.speculation import UNTIMED, SpeculativeConfig
 from draftcast.sim.acceptance import AcceptanceModel
 
 SMALL = ("workload.num_requests=200", "statistics.replications=1", "workload.arrivals.request_rate_rps=20")
@@ -368,7 +368,11 @@ EXEMPT = {
         "widen the prediction interval, tested in tests/scenarios/compare/test_model_error.py",
     ),
     "SpeculativeConfig.enable_adaptive_verification": "refused",
-    **dict.fromkeys((f"SpeculativeConfig.{key}" for key in WITHOUT_EFFECT), "named to the user as without effect"),
+    **{
+        f"SpeculativeConfig.{key}": "named to the user as without effect"
+        for key, field in SpeculativeConfig.model_fields.items()
+        if UNTIMED in field.metadata
+    },
 }
 # The field that picks a member of a union; its choice is tested by the field that holds the union.
 DISCRIMINATORS = ("process", "distribution", "model")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -23,6 +22,7 @@ from draftcast.errors import InputError
 from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.verdict import judge
 from draftcast.scenarios.run.deployment import deploy
+from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
@@ -264,9 +264,8 @@ def test_a_worker_resolves_an_engine_once(base: Scenario, tmp_path: Path, monkey
         resolved.append(scenario)
         return deploy(scenario)
 
-    kept = functools.lru_cache(4)(lambda question: question.answer())
     monkeypatch.setattr("draftcast.scenarios.run.deployment.deploy", counted)
-    monkeypatch.setattr("draftcast.scenarios.run.deployment._kept_deployment", kept)
+    monkeypatch.setattr("draftcast.scenarios.run.deployment.deployments", Kept(4))
     policy = tmp_path / "own.py"
     policy.write_text(POLICIES.replace("os._exit(77)", "return 1"))
     other = with_values(base, {"policy": {"name": f"{policy}:Fatal"}})

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from draftcast.scenarios.evidence.residuals import DEVIATIONS, coverage, spread
+from draftcast.scenarios.evidence.summary import DEVIATIONS, coverage, spread
 
 
 def test_a_source_counts_once_however_many_points_it_has() -> None:
