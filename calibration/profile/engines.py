@@ -94,6 +94,8 @@ class EngineGeneration(Section):
     dense_only: bool = False  # models with experts run under the generation before it
     # Whether each verified row runs as a sequence of its own, which reads the whole context again.
     batch_expansion: bool = False
+    # Whether prompts run in steps of their own while decoding waits, instead of in the same steps.
+    prompts_alone: bool = False
     # Most requests of a captured batch; None: rows are limited, as the profile says.
     max_graph_requests: Annotated[int, Field(ge=1)] | None = None
 

@@ -174,6 +174,11 @@ class EngineConfig:
         return not self.is_dynamic and self.max_drafts > 0
 
     @property
+    def prompts_alone(self) -> bool:
+        """Whether prompts run in steps of their own, before all decoding."""
+        return self.generation.prompts_alone
+
+    @property
     def drops_last_hit(self) -> bool:
         """Whether the last block of a prefix hit is computed again."""
         return self.method.drops_last_prefix_block and not self.disable_eagle_block_drop

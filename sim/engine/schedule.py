@@ -90,8 +90,18 @@ def _preempt(ref: Engine, at: int) -> int:
 def schedule(ref: Engine) -> int:
     """Fill the next free batch with what runs in this step; the number of requests scheduled.
 
-    Changes queues, blocks and ``spec`` of the scheduled; ``commit`` then advances ``computed``.
+    Changes queues, blocks and ``spec`` of the scheduled; ``commit`` then advances ``computed``. An engine that computes
+    prompts in steps of their own lets them go before: decoding requests wait while any prompt can run.
     """
+    if borrowed(ref).config[0].prompts_alone:
+        size = _schedule(ref, True)
+        if size > 0:
+            return size
+    return _schedule(ref, False)
+
+
+@njit(cache=True)
+def _schedule(ref: Engine, only_prompts: bool) -> int:
     s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]
@@ -116,6 +126,9 @@ def schedule(ref: Engine) -> int:
     while at < e.num_running and token_budget > 0 and input_budget > slots:
         i = running[np.uint64(at)]
         r = requests[i]
+        if only_prompts and not r.is_chunk:
+            at += 1
+            continue
         if r.placeholders > 0 and r.computed + 2 - r.placeholders >= r.prompt + r.max_tokens:
             at += 1  # the step in flight surely ends the request
             continue
@@ -164,7 +177,7 @@ def schedule(ref: Engine) -> int:
             blocks.cache_full_blocks(ref, i, known)
 
     s.batch[slot].num_running = size
-    if not preempted:
+    if not preempted and (only_prompts or not c.prompts_alone):
         size = _admit(ref, entries, size, token_budget, input_budget, threshold, prefill_scheduled)
     s.batch[slot].size = size
     return size

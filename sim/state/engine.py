@@ -150,6 +150,7 @@ CONFIG = np.dtype(
         ("async_scheduling", "i1"),
         ("enable_prefix_caching", "i1"),
         ("enable_chunked_prefill", "i1"),
+        ("prompts_alone", "i1"),  # prompts run in steps of their own, before all decoding
         ("drops_last_hit", "i1"),
         ("sliding_window", "i4"),
         ("window_kind", "i4"),
