@@ -23,6 +23,9 @@ of its input). What one row covers, read off the data and the collecting scripts
 
 * mla_generation_module, mla_context_module: the whole attention block of one layer, see
   `calibration/importers/latent_attention`.
+* moe in fp8 blocks, the version before: until FlashInfer's kernels were its choice on Blackwell an engine ran Triton's.
+  They are kept beside the newer ones where the newest file has none (B200); `calibration/profile/engines` says which
+  an engine runs.
 
 ``kernel_source`` is the kernel the engine picked by itself; the newest files hold one for every point. Where several
 stand for one point all are kept, and a profile takes the fastest.
@@ -54,7 +57,7 @@ from draftcast.errors import HardwareError
 from draftcast.kernels.extras import require
 
 DTYPES = {"bfloat16": "bf16", "float16": "bf16", "fp8": "fp8"}
-MOE_DTYPES = {**DTYPES, "fp8_block": "fp8", "w4a16_mxfp4": "mxfp4"}
+MOE_DTYPES = {**DTYPES, "fp8_block": "fp8", "w4a16_mxfp4": "mxfp4", "int4_wo": "int4"}
 SLOWER_LINK = 1.5
 """Ratio of two versions' times of one all-reduce from which on they were not taken over the same links."""
 CROWDED = 1.5
@@ -274,14 +277,14 @@ def read_aiconfigurator(
     devices: set[str] = set()
     for kind in FILES:
         found = newest_first(folder / kind.family / engine, f"{kind.name}_perf.parquet")
-        used = found[: 2 if kind.family == "comm" else 1]
+        used = found[: 2 if kind.family in _EARLIER else 1]
         if not used:
             continue
         raw = [read_file(file, kind, engine) for file in used]
         devices |= {device for rows in raw for device in rows["device"]}
         versions[f"{engine} {kind.name}"] = ", ".join(sorted({version for rows in raw for version in rows["version"]}))
         sources |= {file.relative_to(folder.parent).as_posix(): sha256(file) for file in used}
-        frames.append(complete(kind.rows(raw[0] if len(raw) == 1 else _over_slower_links(*raw), left_out)))
+        frames.append(complete(kind.rows(raw[0] if len(raw) == 1 else _EARLIER[kind.family](*raw), left_out)))
     if not frames:
         raise HardwareError(f"holds no times of {engine}", file=str(folder))
     if len(devices) > 1:
@@ -334,6 +337,19 @@ def _over_slower_links(rows: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame
     point = ["kernel_source", "allreduce_dtype", "num_gpus", "message_size"]
     earlier = rows[point].join(before.groupby(point)["latency"].min(), on=point)["latency"]
     return rows.assign(latency=rows["latency"].where(~(earlier > SLOWER_LINK * rows["latency"]), earlier))
+
+
+def _with_triton(rows: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
+    """Experts of the newest version, and those of the version before in fp8 blocks where only they ran by Triton."""
+    blocks = rows.loc[rows["moe_dtype"] == "fp8_block", "kernel_source"]
+    if not len(blocks) or not blocks.str.contains("flashinfer").all():
+        return rows
+    earlier = (before["moe_dtype"] == "fp8_block") & ~before["kernel_source"].str.contains("flashinfer")
+    return pd.concat([rows, before[earlier]], ignore_index=True)
+
+
+_EARLIER = {"comm": _over_slower_links, "moe": _with_triton}
+"""Of these families the version before the newest is read too, and joined so."""
 
 
 def _package_version(folder: Path) -> str:

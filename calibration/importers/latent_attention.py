@@ -33,16 +33,6 @@ MODEL = "deepseek-ai/DeepSeek-V3"
 MODULES = ("mla_decode", "mla_prefill")
 MATRICES = ("qkv_a", "q_b", "kv_b", "o")
 KV_DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
-CACHE_BYTES = {
-    "a100-80g": 40e6,
-    "b200": 126e6,
-    "h100-pcie": 50e6,
-    "h100-sxm": 50e6,
-    "h200": 50e6,
-    "l40s": 96e6,
-    "rtx-pro-6000": 128e6,
-}
-"""Last-level cache (L2) of a device: NVIDIA's architecture white papers; B200 as its driver reports it."""
 CACHED = "latent attention whose weights and latents fit the cache: too fast"
 NOTHING_LEFT = "latent attention no slower than its matrices"
 
@@ -101,7 +91,7 @@ def without_matrices(frame: pd.DataFrame, hardware: HardwareSpec, left_out: dict
         return others
     blocks = blocks.assign(seconds=blocks["seconds"] - _matrix_seconds(blocks, matrices, hardware))
     nothing = blocks["seconds"] <= 0.0
-    cached = (blocks["operator"] == "mla_decode") & (_footprint(blocks) <= CACHE_BYTES.get(hardware.name, 0.0))
+    cached = (blocks["operator"] == "mla_decode") & (_footprint(blocks) <= hardware.cache_bytes)
     low = cached & (blocks["seconds"] < _roofline_seconds(blocks, blocks[~cached & ~nothing], hardware))
     for reason, bad in ((NOTHING_LEFT, nothing), (CACHED, low & ~nothing)):
         if bad.any():

@@ -96,6 +96,8 @@ class EngineGeneration(Section):
     batch_expansion: bool = False
     # Whether prompts run in steps of their own while decoding waits, instead of in the same steps.
     prompts_alone: bool = False
+    # The last version that runs experts in fp8 by Triton's kernels where they were timed; None: by the fastest.
+    triton_experts_until: str | None = None
     # Most requests of a captured batch; None: rows are limited, as the profile says.
     max_graph_requests: Annotated[int, Field(ge=1)] | None = None
 
@@ -108,6 +110,11 @@ class EngineGeneration(Section):
         """The CUDA graph mode that a version runs in by default."""
         number = parse_version(version)[1]
         return next(mode for first, mode in reversed(self.cudagraph_mode.items()) if number >= _number(first))
+
+    def runs_triton_experts(self, version: str) -> bool:
+        """Whether a version runs experts in fp8 by Triton's kernels."""
+        last = _number(self.triton_experts_until) if self.triton_experts_until else ()
+        return parse_version(version)[1][: len(last)] <= last if last else False
 
     @property
     def provisional(self) -> tuple[str, ...]:

@@ -65,6 +65,7 @@ class HardwareSpec:
     sources: tuple[str, ...]
     aliases: tuple[str, ...] = ()
     multiprocessors: Annotated[int, Field(strict=True, ge=0)] = 0  # SMs or compute units; 0: unknown
+    cache_bytes: NotNegative = 0.0  # last-level cache (L2); 0: unknown
     inline_ecc: Annotated[bool, Field(strict=True)] = False  # ECC stands in the memory itself and crosses its bus
     # What vLLM attends with on the device; whether prompts and decodes share a launch.
     attention_kernel: Annotated[str, one_of("flash_attention_2", "flash_attention_3", "separate")] = "separate"

@@ -164,15 +164,21 @@ class MeasuredTimes:
     sha256: str  # its checksum, verified by who made this
     _cache: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
-    def curves(self, operator: str, dtype: str, seconds: Seconds, **group: int) -> CurveSet | None:
-        """Curves of an operator at a dtype; None when nothing was measured for it."""
+    def curves(self, operator: str, dtype: str, seconds: Seconds, without: str = "", **group: int) -> CurveSet | None:
+        """Curves of an operator at a dtype; None when nothing was measured for it.
+
+        ``without``: kernels whose name holds it do not count, unless there are no others.
+        """
         part = Part(operator, _measured_dtype(dtype))
 
         def build() -> CurveSet | None:
             rows = read_points(self.table, operator, dtype=part.dtype, **group)
+            if without:
+                others = rows[~rows["implementation"].str.contains(without)]
+                rows = others if len(others) else rows
             return curves_of(part, rows, seconds, group) if len(rows) else None
 
-        return self._once((*part, *sorted(group.items())), build)
+        return self._once((*part, without, *sorted(group.items())), build)
 
     def grid(self, operator: str, dtype: str, kv_dtype: str, seconds: Seconds, **heads: int) -> AttentionGrid | None:
         """Grid of full attention for the sizes of its ``heads`` (see `kernels/operators/attention.layer_shape`).

@@ -172,7 +172,7 @@ def read_frame(path: Path) -> pd.DataFrame:
 
 
 def read_points(path: Path, operator: str, **wanted: str | int) -> pd.DataFrame:
-    """Shape and seconds of an operator's points, unchecked: a profile checks the file's checksum instead.
+    """Kernel, shape and seconds of an operator's points, unchecked: a profile checks the file's checksum instead.
 
     Args:
         path: a file that `LatencyTable.write` wrote.
@@ -182,7 +182,7 @@ def read_points(path: Path, operator: str, **wanted: str | int) -> pd.DataFrame:
     Raises:
         HardwareError: unreadable, or not these columns.
     """
-    columns = [*SHAPE_FIELDS[operator], "seconds"]
+    columns = ["implementation", *SHAPE_FIELDS[operator], "seconds"]
     try:
         with pq.ParquetFile(path, memory_map=True, read_dictionary=list(LABELS)) as file:
             groups = _groups_of(file.metadata, operator)

@@ -9,6 +9,7 @@ kind of layer, or an unknown size, is refused by name: a near miss would give wr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -135,6 +136,7 @@ def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         **_attention(config, hidden, heads),
         **_feed_forward(config, layers),
         **_states(config, layers),
+        "unquantised": _unquantised(config),
     }
     if blocks:
         values |= _block_counts(config, blocks, layers)
@@ -368,6 +370,29 @@ def _feed_forward(config: Config, layers: int) -> dict[str, Any]:
         "router_bias": config.values.get("topk_method") == "noaux_tc"  # e_score_correction_bias
         or config.flag("use_routing_bias", config.flag("use_moe_router_bias", False)),
     }
+
+
+# A module of each group of matrices, as checkpoints name it, in a layer that has experts if any has.
+_MODULES = {
+    "attention": "model.layers.1.self_attn.o_proj",
+    "dense_mlp": "model.layers.1.mlp.down_proj",
+    "shared_experts": "model.layers.1.mlp.shared_experts.down_proj",
+    "experts": "model.layers.1.mlp.experts.0.down_proj",
+}
+
+
+def _unquantised(config: Config) -> tuple[str, ...]:
+    """Groups of matrices that a quantised checkpoint keeps in 16 bits: compressed-tensors' ``ignore``, or its like."""
+    quantised = config.values.get("quantization_config")
+    if not isinstance(quantised, Mapping):
+        return ()
+    section = Config(quantised, f"{config.name}: quantization_config")
+    kept = section.strings("ignore") + section.strings("modules_to_not_convert")
+    return tuple(
+        group
+        for group, module in _MODULES.items()
+        if any(re.match(name[3:], module) if name.startswith("re:") else name in module for name in kept)
+    )
 
 
 def _moe_layers(config: Config, layers: int) -> int:

@@ -109,6 +109,7 @@ class ModelSpec:
     attention_sinks: bool = False
     expert_bias: bool = False
     router_bias: bool = False
+    unquantised: tuple[str, ...] = ()  # groups of `parameter_groups` that its int4 checkpoint keeps in 16 bits
     norms_per_layer: int = 2
     final_norm: bool = True
     # Draft heads.
@@ -389,6 +390,8 @@ class ModelSpec:
         """Groups of `parameter_groups` that a checkpoint in ``dtype`` stores in it."""
         if dtype == "mxfp4":
             return _QUANTISED_MXFP4
+        if dtype == "int4":
+            return tuple(group for group in _QUANTISED if group not in self.unquantised)
         return _QUANTISED_NVFP4 if dtype == "nvfp4" and self.is_moe else _QUANTISED
 
     def kv_elements_per_layer(self, tp: int = 1) -> int:

@@ -217,12 +217,14 @@ def _version(reading: Reading) -> dict[str, Any]:
     if "presum" in point.engine:
         reading.assumed["engine"] = f"presumably {name}"
     if name == "sglang":
+        named = re.match(r"v?(0\.[45]\.\d+)", point.engine_version)
+        release = named[1] if named else "0.4" if version_of(point) == (0, 4) else _release_at(point.date, "sglang_releases")
         # Its own limit follows from memory and lies in the thousands.
-        return {"version": f"sglang 0.{4 if version_of(point) == (0, 4) else 5}", "max_num_seqs": 2048}
+        return {"version": f"sglang {release}", "max_num_seqs": 2048}
     version = version_of(point)
     if "V0" in point.engine_version or (version is not None and version < (0, 8)):
         return {"version": "vllm 0.7", "enable_chunked_prefill": False, "max_num_seqs": 256}
-    release = ".".join(map(str, version)) if version else _release_at(point.date)
+    release = ".".join(map(str, version)) if version else _release_at(point.date, "releases")
     if re.search(r"MRV2|Model Runner V2", point.engine_version):
         release = f"{'0.25' if int(release.split('.')[1]) < 25 else release} v2"  # its constants are those of 0.25 on
     elif "V1 runner" in point.engine_version:
@@ -230,9 +232,10 @@ def _version(reading: Reading) -> dict[str, Any]:
     return {"version": f"vllm {release}"}
 
 
-def _release_at(date: str) -> str:
+def _release_at(date: str, table: str) -> str:
     month = date if "-" in date or len(date) < 6 else f"{date[:4]}-{date[4:6]}"
-    return next((str(release) for since, release in names()["releases"].items() if month >= since), "0.8")
+    releases = names()[table]
+    return str(next((release for since, release in releases.items() if month >= since), list(releases.values())[-1]))
 
 
 def version_of(point: EvidencePoint) -> tuple[int, int] | None:

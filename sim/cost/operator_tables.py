@@ -57,6 +57,7 @@ class OperatorTables:
         dp: data-parallel ranks that step together; routed experts are spread over ``tp x dp`` ranks.
         expert_parallel: the ranks hold whole experts, not a part of each.
         dcp: tensor-parallel ranks that hold every so-manieth token of the KV cache.
+        triton_experts: fp8 experts run by Triton's kernels where they were timed.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class OperatorTables:
         dp: int = 1,
         expert_parallel: bool = False,
         dcp: int = 1,
+        triton_experts: bool = False,
     ) -> None:
         self.profile = profile
+        self.triton_experts = triton_experts
         self.tp = tp
         self.dp = dp
         self.expert_parallel = expert_parallel
@@ -92,7 +95,8 @@ class OperatorTables:
         """Table of one launch of a measured operator; None when the profile measured nothing of the kind."""
         if self.profile.measured is None:
             return None
-        curves = self.profile.measured.curves(operator, dtype, self.profile.seconds_of(family, dtype), **group)
+        without = "flashinfer" if operator == "moe" and dtype == "fp8" and self.triton_experts else ""
+        curves = self.profile.measured.curves(operator, dtype, self.profile.seconds_of(family, dtype), without, **group)
         if curves is None:
             return None
         seconds, origins = curves.seconds(x, key)

@@ -194,7 +194,13 @@ def _device(profile: RooflineProfile, config: EngineConfig, tp: int, dtype: str)
     """Operators on one rank of a target or of a draft with ``tp`` tensor-parallel ranks."""
     dcp = config.decode_context_parallel_size if tp == config.tensor_parallel_size else 1
     return OperatorTables(
-        profile, tp, dtype, dp=config.lockstep_ranks, expert_parallel=config.enable_expert_parallel, dcp=dcp
+        profile,
+        tp,
+        dtype,
+        dp=config.lockstep_ranks,
+        expert_parallel=config.enable_expert_parallel,
+        dcp=dcp,
+        triton_experts=config.generation.runs_triton_experts(config.version),
     )
 
 

@@ -354,3 +354,19 @@ def test_the_installed_package_is_found(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(aiconfigurator, "PACKAGE", "stand_in_package")
     assert len(read_aiconfigurator(None, H100).table) == 1
+
+
+def test_triton_experts_of_the_version_before_stay_where_the_newest_has_none(tmp_path: Path) -> None:
+    block = {"moe_dtype": "fp8_block"}
+    put(tmp_path, "moe", "moe", [moe(1024, 0.5, **block), moe(1024, 0.6)], kernel_source="flashinfer")
+    put(tmp_path, "moe", "moe", [moe(1024, 0.8, **block), moe(1024, 3.0)], "0.22.0", kernel_source="triton")
+    frame = read_aiconfigurator(tmp_path, H100).table.of("moe")
+    found = {(row.dtype, row.implementation, row.seconds) for row in frame.itertuples()}
+    assert found == {("fp8", "flashinfer", 0.5e-3), ("fp8", "triton", 0.8e-3), ("bf16", "flashinfer", 0.6e-3)}
+    put(tmp_path, "moe", "moe", [moe(1024, 0.5, **block)], kernel_source="triton")
+    assert len(read_aiconfigurator(tmp_path, H100).table.of("moe")) == 1
+
+
+def test_experts_in_int4_are_taken(tmp_path: Path) -> None:
+    put(tmp_path, "moe", "moe", [moe(1024, 0.5, moe_dtype="int4_wo")])
+    assert list(read_aiconfigurator(tmp_path, H100).table.of("moe")["dtype"]) == ["int4"]

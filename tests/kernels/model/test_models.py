@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from draftcast.errors import ModelError
-from draftcast.kernels.model import drafters
+from draftcast.kernels.model import architectures, drafters
 from draftcast.kernels.model.architectures import spec_from_config
 from draftcast.kernels.model.catalog import canonical_name, load_model, model_names
 from draftcast.kernels.model.spec import ModelSpec
@@ -524,7 +524,7 @@ def test_every_field_changes_the_output(field: str) -> None:
         base = drafters.medusa_heads(base, 2)
     value = getattr(base, field)
     changed = not value if isinstance(value, bool) else "bfloat16" if isinstance(value, str) else value * 2 or 16
-    changed = "mamba2" if field == "linear_kind" else changed
+    changed = "mamba2" if field == "linear_kind" else ("attention",) if field == "unquantised" else changed
     assert _fingerprint(replace(base, **{field: changed})) != _fingerprint(base)
 
 
@@ -728,3 +728,23 @@ def test_kimi_linear_layers_by_hand() -> None:
     low = replace(model, linear_gate_rank=128)
     assert model.num_parameters - low.num_parameters == 69 * (7168 * (keys - 128) - 128 * keys)
     assert model.linear_state_dtype("bf16") == "fp32"
+
+
+def test_modules_that_an_int4_checkpoint_ignores_stay_wide() -> None:
+    config = {
+        **json.loads((Path(architectures.__file__).parents[1] / "models" / "Kimi-K2.5.json").read_text()),
+        "num_nextn_predict_layers": 0,
+    }
+    model, whole = load_model("Kimi-K2.5"), spec_from_config({**config, "quantization_config": None}, "k")
+    assert model.unquantised == ("attention", "dense_mlp", "shared_experts")
+    kept = sum(model.parameter_groups()[group] for group in model.unquantised)
+    assert model.weight_bytes("int4") - whole.weight_bytes("int4") == pytest.approx(kept * (2.0 - 0.51953125))
+    assert model.weight_bytes("fp8") == whole.weight_bytes("fp8")
+    wide = {layer.name for layer in layers.linear_layers(model, 8) if layer.weight_bytes_per_element("int4") == 2.0}
+    assert {"o", "qkv_a", "gate_up", "shared_down", "router"} <= wide
+    assert not wide & {"experts_gate_up", "experts_down"}
+    named = {**config, "quantization_config": {"modules_to_not_convert": ["self_attn"]}}
+    assert spec_from_config(named, "k").unquantised == ("attention",)
+    bad = {**config, "quantization_config": {"ignore": "lm_head"}}
+    with pytest.raises(ModelError, match="quantization_config: ignore"):
+        spec_from_config(bad, "k")

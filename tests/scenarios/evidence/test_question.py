@@ -252,7 +252,8 @@ def test_a_point_is_forecast_under_the_engine_it_ran_on() -> None:
     assert version(engine_version="main 2026-04, MRV2", date="2026-04") == "vllm 0.25 v2"
     assert version(engine_version="0.27.1, V1 runner") == "vllm 0.27 v1"
     assert version(engine_version="V0 (mid 2024)", date="2024-10") == "vllm 0.7"
-    assert version(engine="sglang", engine_version="0.5.6.post2") == "sglang 0.5"
+    assert version(engine="sglang", engine_version="0.5.6.post2") == "sglang 0.5.6"
+    assert version(engine="sglang", engine_version="main", date="2025-09-30") == "sglang 0.5.2"
     asynchronous = asked(engine_version="0.11.0", flags={"async-scheduling": True}).off
     assert asynchronous is not None
     assert asynchronous.engine.async_scheduling is True

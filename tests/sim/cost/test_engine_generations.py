@@ -266,3 +266,11 @@ def test_no_step_gets_cheaper_with_more_rows(device: str, model: str, dtype: str
     assert all(
         rises(list(table.sum(axis=1))) for table in (cost.target, cost.logits, cost.draft_first, cost.draft_next)
     )
+
+
+def test_prompts_through_tritons_fp8_experts_take_longer_on_blackwell() -> None:
+    flags = {"model": "qwen3-30b-a3b", "device": "b200", "weight_dtype": "fp8"}
+    triton, fastest = (cost_of(**flags, version=version) for version in ("sglang 0.5.3", "sglang 0.5.4"))
+    assert seconds(triton, 0, 0, 8192) > 1.2 * seconds(fastest, 0, 0, 8192)
+    bf16 = [cost_of("qwen3-30b-a3b", "b200", version=version) for version in ("sglang 0.5.3", "sglang 0.5.4")]
+    assert seconds(bf16[0], 0, 0, 8192) == seconds(bf16[1], 0, 0, 8192)

@@ -170,6 +170,18 @@ def test_two_overlapping_requests(build_case: Any) -> None:
     assert parts(case, 1) == {"queue": 0.5, "prefill": 1.5, "verify": 1.25}
 
 
+def test_prompts_run_alone_where_the_engine_runs_them_so(build_case: Any) -> None:
+    case = build_case([4, 6], [3, 2], arrival_s=[0.0, 1.0], version="sglang 0.5.6", max_num_batched_tokens=4, **SYNC)
+    # Request 1 arrives inside step 0; both of its chunks run before request 0 decodes again.
+    assert [step.rows for step in case.log()] == [
+        {0: (4, 0, 0)},
+        {1: (4, 0, 0)},
+        {1: (2, 0, 0)},
+        {0: (1, 0, 0), 1: (1, 0, 0)},
+        {0: (1, 0, 0)},
+    ]
+
+
 def test_an_idle_engine_waits_for_the_next_arrival(build_case: Any) -> None:
     case = build_case([4, 4], [1, 1], arrival_s=[1.0, 10.0], **SYNC)
     assert [(s.schedule_s, s.collect_s) for s in case.log()] == [(1.0, 2.5), (10.0, 11.5)]
