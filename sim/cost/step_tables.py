@@ -2,7 +2,7 @@
 
 Which passes a step consists of, and over how many rows; `sim/cost/operator_tables.py` gives each its seconds. Runs
 once per scenario, and adds what the engine generation says of graphs, launches, draft passes and verification. What it
-leaves out: load imbalance between experts and ranks, shared-prefix (cascade) attention, and in the draft's own layers
+leaves out: load imbalance between ranks, shared-prefix (cascade) attention, and in the draft's own layers
 launches over prompts and decodes and unequal contexts.
 """
 

@@ -103,6 +103,8 @@ def test_a_trained_router_visits_fewer_experts_than_a_uniform_one() -> None:
     # Two tokens share sum(p^2) experts of their two times eight: p = 8 a exp(-a x) / (1 - exp(-a)) / 128, a = 4.25.
     shared = 128 * 4.25 / 2 * (8 / 128) ** 2 * (1 + np.exp(-4.25)) / (1 - np.exp(-4.25))
     assert routed_experts(2, 128, 8) == pytest.approx(16 - shared, rel=1e-3)
+    # Of eight experts the least popular is chosen exp(-0.8) times as often as the most: hardly fewer are visited.
+    assert routed_experts(4, 8, 2) / touched_experts(4, 8, 2) > 0.95
     tokens = np.arange(2, 600)
     assert (routed_experts(tokens, 128, 8) < touched_experts(tokens, 128, 8)).all()
 
