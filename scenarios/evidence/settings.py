@@ -218,9 +218,9 @@ def _version(reading: Reading) -> dict[str, Any]:
         reading.assumed["engine"] = f"presumably {name}"
     if name == "sglang":
         named = re.match(r"v?(0\.[45]\.\d+)", point.engine_version)
-        release = named[1] if named else "0.4" if version_of(point) == (0, 4) else _release_at(point.date, "sglang_releases")
+        dated = "0.4" if version_of(point) == (0, 4) else _release_at(point.date, "sglang_releases")
         # Its own limit follows from memory and lies in the thousands.
-        return {"version": f"sglang {release}", "max_num_seqs": 2048}
+        return {"version": f"sglang {named[1] if named else dated}", "max_num_seqs": 2048}
     version = version_of(point)
     if "V0" in point.engine_version or (version is not None and version < (0, 8)):
         return {"version": "vllm 0.7", "enable_chunked_prefill": False, "max_num_seqs": 256}
