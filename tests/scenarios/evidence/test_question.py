@@ -61,7 +61,7 @@ def test_the_figure_without_speculation_sets_nothing() -> None:
         ({"gpu": "Radeon-AI-PRO-R9700"}, "gpu: Radeon-AI-PRO-R9700 is not among the bundled devices"),
         ({"gpu": "H100/H200 (SM90; not printed)"}, "which one?"),
         ({"quantization": "w4afp8"}, "quantization: w4afp8 is not known"),
-        ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype: nvfp4 is not known"),
+        ({"kv_cache_dtype": "int3"}, "kv_cache_dtype: int3 is not known"),
         ({"engine": "tensorrt-llm"}, "engine: tensorrt-llm is not simulated"),
         ({"pp": 2}, "pp: pipeline parallelism"),
         ({"dp": 8}, "dp: data-parallel"),
