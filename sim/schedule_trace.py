@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from draftcast.errors import InputError
+from draftcast.kernels.model.spec import WINDOWS
 from draftcast.sim.acceptance import Constant, compile_acceptance
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import get_method
@@ -103,6 +104,9 @@ def build_replica(workload: dict[str, Any]) -> Replica:
         block_size=workload["block_size"],
         num_gpu_blocks=workload["num_blocks"],
         fixed_blocks=workload.get("linear_groups", 0) * (1 + k),
+        window_groups=workload.get("window_groups", 0),
+        sliding_window=workload.get("window", 0),
+        window_kind=WINDOWS.index(workload.get("window_kind", "sliding")),
         max_num_seqs=workload["max_num_seqs"],
         max_num_batched_tokens=workload["max_num_batched_tokens"],
         max_model_len=workload["max_model_len"],

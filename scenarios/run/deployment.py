@@ -395,6 +395,7 @@ def deploy(scenario: Scenario) -> Deployment:
         num_gpu_blocks=memory.num_gpu_blocks,
         block_size=memory.block_size,
         fixed_blocks=memory.fixed_blocks,
+        window_groups=memory.window_groups,
         is_dynamic=policy.is_dynamic,
     )
     if model.num_linear_layers and config.enable_prefix_caching:

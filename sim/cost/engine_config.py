@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from draftcast.calibration.profile.engines import DEFAULT_VERSION, EngineGeneration, generation_of
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model.dtypes import activation_bytes, kv_dtype, weight_dtype
+from draftcast.kernels.model.spec import WINDOWS
 from draftcast.sim.cost.methods import METHODS, Method
 
 
@@ -33,6 +34,7 @@ class EngineConfig:
             where the target is quantised, as published heads and small drafts are.
         sliding_window: tokens that the target's layers with a window see, 0: it has none; of which kind in
             `WINDOWS`.
+        window_groups: groups of such layers that give back blocks behind their window (without prefix caching).
         cudagraph_mode: vLLM's name; empty: the generation's default, NONE with ``enforce_eager``.
         max_cudagraph_capture_size, cudagraph_capture_sizes: None: vLLM's defaults, see `capture_sizes`.
         disable_eagle_block_drop: EAGLE family: keep the last block of a prefix hit.
@@ -75,6 +77,7 @@ class EngineConfig:
     cudagraph_capture_sizes: tuple[int, ...] | None = None
     sliding_window: int = 0
     window_kind: int = 0
+    window_groups: int = 0
     disable_eagle_block_drop: bool = False
 
     def __post_init__(self) -> None:
@@ -162,6 +165,14 @@ class EngineConfig:
     def lookahead(self) -> int:
         """KV slots reserved past the scheduled tokens."""
         return self.method.lookahead(self.num_speculative_tokens)
+
+    @property
+    def window_cap(self) -> int:
+        """Most blocks a request must find in a window group to be admitted (vLLM's admission cap)."""
+        slides = WINDOWS[self.window_kind] == "sliding"
+        in_flight = self.depth * self.max_num_batched_tokens
+        tokens = min(self.sliding_window - slides + in_flight, self.max_model_len)
+        return -(-tokens // self.block_size) + slides
 
     @property
     def tree_depth(self) -> int:

@@ -53,6 +53,8 @@ class MemoryBudget:
     draft_kv_bytes_per_token: float
     block_size: int  # tokens of a block: the engine's, enlarged for models with linear attention layers
     fixed_blocks: int  # blocks a running request holds besides its context's: its states in linear layers
+    window_groups: int  # groups of layers with a window, each with blocks of its own for a request, at most window_cap
+    window_cap: int
     num_gpu_blocks: int
     is_given: bool  # num_gpu_blocks came from the user, not from memory
     without_sd: MemoryBudget | None  # the same engine with speculative decoding off, where it is on
@@ -60,7 +62,12 @@ class MemoryBudget:
     @property
     def kv_tokens(self) -> int:
         """Tokens all blocks hold together (the null block left out)."""
-        return (self.num_gpu_blocks - 1) * self.block_size
+        return (self.num_gpu_blocks - 1) // (1 + self.window_groups) * self.block_size
+
+    def blocks_of(self, tokens: int) -> int:
+        """Blocks that a running request of so many tokens holds at most."""
+        blocks = math.ceil(max(tokens, 1) / self.block_size)
+        return blocks + self.fixed_blocks + self.window_groups * min(blocks, self.window_cap)
 
     @property
     def lost_blocks(self) -> int:
@@ -74,8 +81,7 @@ class MemoryBudget:
             request_tokens: length of a request at its end.
             lookahead: KV slots a method reserves past the scheduled tokens.
         """
-        blocks = math.ceil(max(request_tokens + lookahead, 1) / self.block_size) + self.fixed_blocks
-        return (self.num_gpu_blocks - 1) / blocks
+        return (self.num_gpu_blocks - 1) / self.blocks_of(request_tokens + lookahead)
 
     def lost_concurrency(self, request_tokens: int, lookahead: int = 0) -> float:
         """Requests of that length that fit with speculative decoding off but not with it on."""
@@ -91,7 +97,8 @@ def memory_budget(
     The fullest of the ranks counts: KV heads are replicated when there are fewer than ranks, and a draft with its own,
     smaller degree stands whole on the first ranks. A model with both full and sliding layers pins one window per
     sequence for the sliding ones and pays per token for the full ones only (vLLM's hybrid KV cache), unless paying for
-    every layer leaves more. A model with linear attention layers is laid out by `_state_pages`.
+    every layer leaves more; without prefix caching its groups give back blocks behind the window. A model with linear
+    attention layers is laid out by `_state_pages`.
 
     Args:
         config: the engine; with ``num_gpu_blocks`` given, memory must still hold the weights.
@@ -104,7 +111,7 @@ def memory_budget(
         ModelError: a degree does not divide the heads.
     """
     budget = _budget(config, model, draft, hardware)
-    if budget.kv_tokens - budget.fixed_blocks * budget.block_size < config.max_model_len:
+    if budget.blocks_of(config.max_model_len) > budget.num_gpu_blocks - 1:
         raise CapacityError(
             f"a request of that length needs {config.max_model_len} tokens of KV cache and there are "
             f"{budget.kv_tokens} ({budget.num_gpu_blocks} blocks of {budget.block_size}); lower it, or raise "
@@ -169,10 +176,12 @@ def _stage_budget(
     kv = model.kv_bytes_per_token(config.kv_dtype, tp) * share
     draft_kv = 0.0 if draft is None else draft.kv_bytes_per_token(config.draft_kv_dtype, draft_tp) / dcp
     windows, per_token = _hybrid_windows(config, model, kv, draft_kv, left)
-    block_size, fixed_blocks = config.block_size * dcp, 0
+    block_size, fixed_blocks, window_groups = config.block_size * dcp, 0, 0
     if model.num_linear_layers:
         block_size, fixed_blocks, per_token = _state_pages(config, model, draft_kv)
         per_token *= share
+    elif windows and model.windowed is model and not config.enable_prefix_caching and share == 1.0:
+        windows, (window_groups, per_token) = 0.0, _window_groups(config, model, draft_kv)
     blocks = int((left - windows) // (per_token * block_size))
     fits = usable > weights + draft_weights if config.num_gpu_blocks else blocks >= 2
     if not fits:
@@ -207,6 +216,8 @@ def _stage_budget(
         draft_kv_bytes_per_token=draft_kv,
         block_size=block_size,
         fixed_blocks=fixed_blocks,
+        window_groups=window_groups,
+        window_cap=config.window_cap,
         num_gpu_blocks=blocks,
         is_given=config.num_gpu_blocks > 0,
         without_sd=without,
@@ -227,7 +238,8 @@ def _hybrid_windows(
     if not 0 < model.num_sliding_layers < model.num_hidden_layers or model.is_sparse:
         return 0.0, plain
     full, _ = model.attention_kinds()[0]
-    sliding = kv - full * model.kv_elements_per_layer(config.tensor_parallel_size) * KV_BYTES[config.kv_dtype]
+    of_full = full * model.kv_elements_per_layer(config.tensor_parallel_size) * KV_BYTES[config.kv_dtype]
+    sliding = kv * (1.0 - of_full / model.kv_bytes_per_token(config.kv_dtype, config.tensor_parallel_size))
     # A window that does not start on a block boundary touches one block more.
     window_tokens = (math.ceil(model.sliding_window / config.block_size) + 1) * config.block_size
     pinned = config.max_num_seqs * window_tokens * sliding
@@ -255,9 +267,25 @@ def _state_pages(config: EngineConfig, model: ModelSpec, draft_kv: float) -> tup
     align = max(_SMALLEST_PAGE_TOKENS, config.block_size)
     block_size = align * math.ceil(states / (align * per_layer))
     full, linear = model.num_attention_layers + math.ceil(draft_kv / per_layer), model.num_linear_layers
-    # Of layers in nearly equal numbers a group holds them all, else as many as the rarer kind has.
-    group = max(full, linear) if max(full, linear) < 1.5 * min(full, linear) else full
+    group = _group_size(full, linear)
     return block_size, math.ceil(linear / group) * (1 + k), group * per_layer
+
+
+def _group_size(full: int, other: int) -> int:
+    """Layers of a group of vLLM's hybrid KV cache: all of kinds in nearly equal numbers, else of full attention."""
+    return max(full, other) if max(full, other) < 1.5 * min(full, other) else full
+
+
+def _window_groups(config: EngineConfig, model: ModelSpec, draft_kv: float) -> tuple[int, float]:
+    """(groups of layers with a window, bytes of a block per token) where these give back blocks behind it.
+
+    All groups hold equally many layers and share one pool of blocks, the draft's layers among those of full attention.
+    """
+    per_layer = model.kv_bytes_per_token(config.kv_dtype, config.tensor_parallel_size) / model.num_attention_layers
+    sliding = model.num_sliding_layers
+    full = model.num_attention_layers - sliding + math.ceil(draft_kv / per_layer)
+    group = _group_size(full, sliding)
+    return math.ceil(sliding / group), group * per_layer
 
 
 def activation_peak_bytes(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None = None) -> float:

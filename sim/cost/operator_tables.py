@@ -348,12 +348,12 @@ class OperatorTables:
         return self._kind(f"gdn_{phase}", state, fields, model.num_linear_layers, float(one.flops), read, moved)
 
     def add_indexer(self, kind: Record, model: ModelSpec, phase: str) -> None:
-        """Add sparse layers' indexers to full attention's row, by the roofline of latent attention.
+        """Add sparse layers' indexers to full attention's row, by the roofline of the model's attention.
 
         Both look at the whole context. DeepSeek's keys are fp8.
         """
         pair, key, row = (indexer_work(model, *one, self.tp) for one in ((0, 0, 1), (0, 1, 0), (1, 0, 0)))
-        family = f"mla_{phase}"
+        family = f"{'mla' if model.is_mla else 'attention'}_{phase}"
         wide, _ = self.profile.hardware.ceilings(family, "bf16")
         narrow, _ = self.profile.hardware.ceilings("linear", "fp8" if model.is_mla else "bf16")
         flops = float(pair.flops) * wide / narrow

@@ -4,7 +4,8 @@ Follows vLLM 0.32's ``v1/core/kv_cache_manager.py``, ``single_type_kv_cache_mana
 ``block_pool.py``: blocks without a hash are reused last-in first-out, blocks with a hash least recently used
 first, equal hashes may sit in several blocks, and a hit pins its blocks. Without prefix caching no step reads a
 block's identity, so only counts are kept; the counts are the same. Blocks that a request holds besides its context's
-(``fixed_blocks``: states of linear attention layers) are only counted: they go without prefix caching.
+(``fixed_blocks``: states of linear attention layers; ``window_groups``: groups of sliding or chunked layers, which give
+back blocks behind their window) are only counted: they go without prefix caching.
 
 A block's hash key is the trace's hash id and the block's place in it where the trace gives hash ids
 (``num_keys_per_hash`` KV blocks each), and a key of the request's own otherwise, which only the request itself
@@ -17,6 +18,7 @@ import numpy as np
 from numba import njit
 
 from draftcast.sim.compiled.borrowed import borrowed
+from draftcast.sim.cost.step_time import CHUNKED
 from draftcast.sim.state.engine import Engine
 
 # Keys of blocks that only their own request can hit start here; trace keys stay below.
@@ -230,7 +232,10 @@ def extend(ref: Engine, i: int, tokens: int) -> bool:
     if holds(ref, i, tokens):
         return True
     need = blocks_for(tokens, c.block_size) + c.fixed_blocks - r.num_blocks
-    if need > e.free_blocks:
+    taken = need
+    if c.window_groups > 0:
+        taken += c.window_groups * (need if r.num_blocks > 0 else need - c.fixed_blocks)
+    if taken > e.free_blocks:
         return False
     if c.enable_prefix_caching:
         head = c.num_gpu_blocks
@@ -243,9 +248,24 @@ def extend(ref: Engine, i: int, tokens: int) -> bool:
             block = s.blocks[block].next
         s.blocks[head].next = block
         s.blocks[block].prev = head
-    e.free_blocks -= need
+    e.free_blocks -= taken
     r.num_blocks += need
     return True
+
+
+@njit(cache=True)
+def drop_skipped(ref: Engine, i: int) -> None:
+    """Give back the blocks of request ``i`` that no later token sees in layers with a window."""
+    s = borrowed(ref)
+    c = s.config[0]
+    r = s.requests[i]
+    settled = max(r.computed - r.in_flight, 0)
+    window = c.sliding_window
+    behind = settled // window * window if c.window_kind == CHUNKED else max(settled - window + 1, 0)
+    skipped = min(behind // c.block_size, r.num_blocks - c.fixed_blocks)
+    if skipped > r.skipped_blocks:
+        s.engine[0].free_blocks += (skipped - r.skipped_blocks) * c.window_groups
+        r.skipped_blocks = skipped
 
 
 @njit(cache=True)
@@ -309,5 +329,8 @@ def free_request(ref: Engine, i: int) -> None:
             r.table = -1
     else:
         e.free_blocks += r.num_blocks
+        if c.window_groups > 0 and r.num_blocks > 0:
+            e.free_blocks += c.window_groups * (r.num_blocks - c.fixed_blocks - r.skipped_blocks)
+            r.skipped_blocks = 0
     r.num_blocks = 0
     r.num_cached = 0

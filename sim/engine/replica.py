@@ -91,7 +91,8 @@ def check_fits(config: EngineConfig, rows: Array) -> None:
             value=int(rows["prompt"][i]),
         )
     longest = most_slots(config, rows)
-    need = -(-longest // config.block_size) + config.fixed_blocks
+    need = -(-longest // config.block_size)
+    need += config.fixed_blocks + config.window_groups * np.minimum(need, config.window_cap)
     # One block is vLLM's null block; a lone request is admitted without the watermark.
     short = np.flatnonzero(need > config.num_gpu_blocks - 1)
     if short.size:

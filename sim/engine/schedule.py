@@ -143,6 +143,8 @@ def _schedule(ref: Engine, only_prompts: bool) -> int:
             at += 1  # not strictly first come, first served: later requests may still run
             continue
 
+        if c.window_groups > 0:
+            blocks.drop_skipped(ref, i)
         need = min(r.computed + n + lookahead, max_model_len)
         allocated = blocks.holds(ref, i, need) or blocks.extend(ref, i, need)
         while not allocated:
@@ -233,6 +235,9 @@ def _admit(
         whole = max(blocks.blocks_for(min(r.tokens, max_model_len), c.block_size) - hits, 0) + evictable
         slots_for = min(hit_tokens + n + c.lookahead, max_model_len)
         first = max(blocks.blocks_for(slots_for, c.block_size) - hits, 0) + evictable
+        if c.window_groups > 0:
+            whole += c.window_groups * min(whole, c.window_cap)
+            first += c.window_groups * first
         if max(whole, first) + c.fixed_blocks + watermark > e.free_blocks:
             break
 

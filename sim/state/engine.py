@@ -45,6 +45,7 @@ REQUEST = np.dtype(
         ("future", "i4"),  # output tokens once everything in flight has been verified
         ("num_blocks", "i4"),  # KV blocks held
         ("eligible_step", "i4"),  # the first call of the scheduler that may schedule it again
+        ("skipped_blocks", "i4"),  # leading blocks that it gave back in each group of layers with a window
         ("num_cached", "i4"),  # leading blocks that carry a hash
         ("table", "i4"),  # row of the block table, -1 without one
         ("status", "i1"),
@@ -154,6 +155,8 @@ CONFIG = np.dtype(
         ("drops_last_hit", "i1"),
         ("sliding_window", "i4"),
         ("window_kind", "i4"),
+        ("window_groups", "i4"),
+        ("window_cap", "i4"),
         ("proposes_on_host", "i1"),  # host text search: cost grows with the context searched
         ("proposes_by_match", "i1"),  # text search: fewer than k drafts, or none, may be proposed
         ("tree_depth", "i4"),

@@ -64,6 +64,11 @@ def compare(number: int, workload: dict[str, Any], theirs: list[Any], ours: Iter
         *((start, {"methods": workloads.EVERY_METHOD}) for start in range(2000, 2080, AT_ONCE)),
         *((3000 + AT_ONCE * n, {"methods": workloads.EVERY_METHOD, "linear_groups": n}) for n in range(1, 4)),
         *((4000 + AT_ONCE * n, {"methods": workloads.EVERY_METHOD, "stages": n}) for n in range(2, 5)),
+        *(
+            (5000 + AT_ONCE * n, {"methods": workloads.EVERY_METHOD, "window_kind": kind})
+            for kind in ("sliding", "chunked")
+            for n in range(2)
+        ),
         *((start, {"methods": workloads.EVERY_METHOD, "prefix_caching": True}) for start in range(1000, 1120, AT_ONCE)),
     ],
 )

@@ -35,7 +35,14 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -123,6 +130,13 @@ def _scheduler(w: dict[str, Any]) -> tuple[Scheduler, bool]:
     )
     groups = [KVCacheGroupSpec(["layer"], spec)]
     groups += [KVCacheGroupSpec([f"linear{i}"], states) for i in range(w.get("linear_groups", 0))]
+    heads = {"block_size": w["block_size"], "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    windows = {
+        "sliding": lambda: SlidingWindowSpec(sliding_window=w["window"], **heads),
+        "chunked": lambda: ChunkedLocalAttentionSpec(attention_chunk_size=w["window"], **heads),
+    }
+    for i in range(w.get("window_groups", 0)):
+        groups.append(KVCacheGroupSpec([f"window{i}"], windows[w["window_kind"]]()))
     layers = KVCacheConfig(num_blocks=w["num_blocks"], kv_cache_tensors=[], kv_cache_groups=groups)
     kind = AsyncScheduler if is_async else Scheduler
     manager = StructuredOutputManager(config)

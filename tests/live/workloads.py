@@ -17,10 +17,12 @@ def random_workload(
     methods: tuple[str, ...] = METHODS,
     linear_groups: int = 0,
     stages: int = 1,
+    window_kind: str = "",
 ) -> dict[str, Any]:
     """Workload number ``seed``; the same number is the same workload everywhere.
 
-    ``linear_groups``: groups of linear attention layers, whose states take blocks of every request.
+    ``linear_groups``: groups of linear attention layers, whose states take blocks of every request. ``window_kind``:
+    one to three groups of "sliding" or "chunked" layers, which give back blocks behind their window.
     """
     rng = Random(seed)
     block_size = rng.choice([4, 8, 16, 32])
@@ -47,6 +49,8 @@ def random_workload(
         requests.append(request)
     most = max(-(-min(r["prompt"] + r["output"] + k + 1, max_model_len) // block_size) for r in requests) + 1
     most += linear_groups * (1 + k)
+    windows = 1 + seed % 3 if window_kind else 0
+    most *= 1 + windows
     workload: dict[str, Any] = {
         "block_size": block_size,
         # Scarce blocks preempt, ample blocks do not.
@@ -64,6 +68,8 @@ def random_workload(
         workload["pipeline_parallel_size"] = stages
     if linear_groups:
         workload["linear_groups"] = linear_groups
+    if window_kind:
+        workload |= {"window_kind": window_kind, "window_groups": windows, "window": 8 * (1 + seed % 7)}
     if rng.random() < 0.3:
         workload["policy"] = "priority"
         for request in requests:

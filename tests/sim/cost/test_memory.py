@@ -11,7 +11,7 @@ from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.errors import CapacityError, ModelError
 from draftcast.kernels.model import drafters
 from draftcast.kernels.model.catalog import load_model
-from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.model.spec import WINDOWS, ModelSpec
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.memory import GIB, MemoryBudget, activation_peak_bytes, cuda_graph_bytes, memory_budget
 from draftcast.sim.cost.methods import get_method
@@ -222,3 +222,17 @@ def test_the_states_of_one_request_must_fit() -> None:
     with pytest.raises(CapacityError, match="max_model_len"):
         budget_of(model, load_hardware("h200"), num_gpu_blocks=4)
     assert budget_of(model, load_hardware("h200"), num_gpu_blocks=5).fixed_blocks == 3
+
+
+def test_groups_of_chunked_layers_share_the_blocks() -> None:
+    """Llama-4-Scout: 12 full layers and three groups of 12 chunked ones, each block the pages of 12 layers."""
+    scout, h200 = load_model("Llama-4-Scout"), load_hardware("h200")
+    flags = {"is_moe": True, "tensor_parallel_size": 8, "max_model_len": 131072, "sliding_window": 8192,
+             "window_kind": WINDOWS.index("chunked"), "max_num_batched_tokens": 8192}  # fmt: skip
+    cached = memory_budget(EngineConfig(**flags), scout, None, h200)
+    plain = memory_budget(EngineConfig(**flags, enable_prefix_caching=False), scout, None, h200)
+    assert (cached.window_groups, plain.window_groups) == (0, 3)
+    assert plain.kv_bytes_per_token == 12 * 2 * 128 * 2  # one KV head a rank
+    # A chunk and two batches in flight, in blocks of 16.
+    assert plain.blocks_of(131072) == 8192 + 3 * (8192 + 2 * 8192) // 16
+    assert plain.max_concurrency(131072) == pytest.approx((plain.num_gpu_blocks - 1) / plain.blocks_of(131072))
