@@ -41,6 +41,9 @@ from draftcast.sim.policies.registry import load_policy
 NO_STATE_CACHE = (
     "Prefix caching of the states of linear attention layers is not simulated: every prompt is computed whole."
 )
+NO_SCHEDULE = (
+    "vLLM ignores num_speculative_tokens_per_batch_size with data parallelism: it drafts as many tokens always."
+)
 MOST_KEPT = 16
 # What a scenario holds that shapes no engine.
 _NOT_DEPLOYED = ("name", "description", "cluster", "statistics")
@@ -380,6 +383,20 @@ def deploy(scenario: Scenario) -> Deployment:
             value=engine.block_size,
         )
     policy = policy_of(scenario)
+    if engine.data_parallel_size > 1 and scenario.resolved_policy.name == "batch_schedule":
+        policy, assumed = load_policy("fixed"), (*assumed, NO_SCHEDULE)
+    if config.lockstep_ranks > 1 and policy.is_dynamic and policy.name != "off":
+        raise ScenarioError(
+            "data-parallel ranks of a model with experts must draft equally many tokens; this policy lets them differ",
+            key="policy.name",
+            value=policy.name,
+        )
+    if config.lockstep_ranks > 1 and pipelined:
+        raise ScenarioError(
+            "must be 1: data-parallel ranks of a model with experts are simulated without pipeline stages",
+            key="engine.pipeline_parallel_size",
+            value=config.pipeline_parallel_size,
+        )
     if pipelined and policy.name == "adaptive_verification":
         raise ScenarioError("vLLM has no adaptive verification with pipeline parallelism", key="policy.name")
     threshold, rows = config.long_prefill_token_threshold, method.verify_rows(k)

@@ -70,6 +70,9 @@ class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             raise ScenarioError("needs speculation: nothing else is decided", key="engine.speculative_config")
         if scenario.cluster.replicas != 1:
             raise ScenarioError("must be 1 here", key="cluster.replicas", value=scenario.cluster.replicas)
+        if scenario.engine.data_parallel_size != 1:
+            size = scenario.engine.data_parallel_size
+            raise ScenarioError("must be 1 here", key="engine.data_parallel_size", value=size)
         if scenario.workload.arrivals.process == "closed_loop":
             raise ScenarioError("must be open-loop here", key="workload.arrivals.process", value="closed_loop")
         # `off` varies the draft length too, so the engine is set up as for any policy that does.
@@ -94,7 +97,8 @@ class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         else:
             run_seed = replication_seed(self._scenario.statistics.seed, int(replication))
         table = build_requests(self._spec, run_seed, None, self._deployment.settings.max_model_len, self._traces)
-        (self._replica,) = build_replicas(self._scenario, self._deployment, table, run_seed)
+        (replica,) = build_replicas(self._scenario, self._deployment, table, run_seed)
+        (self._replica,) = replica.ranks
         self._replica.submit(np.arange(len(table), dtype=np.uint32))
         self._arrival_s = table.arrival_s
         self._arrived = self._in_system = self._emitted = 0

@@ -23,6 +23,7 @@ from draftcast.scenarios.run.workload_spec import acceptance_models, confidences
 from draftcast.scenarios.schema import ClosedLoopArrivals, Scenario
 from draftcast.sim.acceptance import compile_acceptance
 from draftcast.sim.cluster.cluster import Cluster
+from draftcast.sim.cluster.data_parallel import DataParallel
 from draftcast.sim.cluster.routers import make_router
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.engine.replica import Replica, check_fits, request_rows
@@ -78,7 +79,7 @@ class Replication:
 
 def build_replicas(
     scenario: Scenario, deployment: Deployment, table: RequestTable, seed: int, *, record_steps: bool = False
-) -> list[Replica]:
+) -> list[Replica | DataParallel]:
     """The replicas of one replication, none of them sent anything yet.
 
     Raises:
@@ -96,7 +97,8 @@ def build_replicas(
         offsets=table.acceptance_offsets,
         lengths=table.acceptance_lengths,
     )
-    return [
+    dp = settings.data_parallel_size
+    ranks = [
         Replica(
             settings,
             rows,
@@ -104,10 +106,16 @@ def build_replicas(
             deployment.policy.fresh(),
             deployment.cost,
             acceptance,
-            seed=replication_seed(seed, replica),
+            seed=replication_seed(seed, rank),
             record_steps=record_steps,
         )
-        for replica in range(scenario.cluster.replicas)
+        for rank in range(scenario.cluster.replicas * dp)
+    ]
+    if dp == 1:
+        return [*ranks]
+    return [
+        DataParallel(ranks[start : start + dp], lockstep=settings.lockstep_ranks > 1, seed=seed)
+        for start in range(0, len(ranks), dp)
     ]
 
 
@@ -159,12 +167,13 @@ def replicate(
     router = make_router(scenario.cluster.router, table, len(replicas), seed)
     cluster = Cluster(replicas, table, router, loop, seed, progress)
     cluster.run()
+    ranks = [rank for replica in replicas for rank in replica.ranks]
     return Replication(
-        results.requests_frame(replicas, table, cluster.assigned),
-        results.steps_frame(replicas, cluster.end_s if table.num_extra else math.inf) if record_steps else None,
-        results.itl_counts(replicas),
-        results.accepted_per_position(replicas),
-        results.engine_figures(replicas, cluster.engines),
+        results.requests_frame(ranks, table, cluster.assigned),
+        results.steps_frame(ranks, cluster.end_s if table.num_extra else math.inf) if record_steps else None,
+        results.itl_counts(ranks),
+        results.accepted_per_position(ranks),
+        results.engine_figures(ranks, cluster.engines),
         cluster.stability,
     )
 

@@ -94,6 +94,7 @@ class Engine(Frozen):
     model: NonEmpty
     tensor_parallel_size: Degree = 1
     pipeline_parallel_size: Degree = 1
+    data_parallel_size: Degree = 1
     enable_expert_parallel: bool = False
     decode_context_parallel_size: Degree = 1
     dtype: Annotated[str, one_of("dtype", DTYPES)] = "auto"
@@ -123,12 +124,16 @@ class Engine(Frozen):
     @property
     def num_gpus(self) -> int:
         """GPUs of one replica; decode-context parallelism divides those of tensor parallelism."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
     def layout(self) -> str:
         """How a replica is spread over its GPUs, as ``TP8 PP2 EP``."""
-        sizes = {"PP": self.pipeline_parallel_size, "DCP": self.decode_context_parallel_size}
+        sizes = {
+            "PP": self.pipeline_parallel_size,
+            "DP": self.data_parallel_size,
+            "DCP": self.decode_context_parallel_size,
+        }
         parts = [f"TP{self.tensor_parallel_size}", *(f"{name}{size}" for name, size in sizes.items() if size > 1)]
         return " ".join([*parts, "EP"] if self.enable_expert_parallel else parts)
 

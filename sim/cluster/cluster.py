@@ -20,6 +20,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
+from draftcast.sim.cluster.data_parallel import DataParallel
 from draftcast.sim.cluster.routers import Router
 from draftcast.sim.engine.replica import STOP_FINISHED, Replica
 from draftcast.sim.output.steady_state import ALWAYS_STABLE, FINITE, Stability, assess
@@ -46,14 +47,15 @@ class Cluster:
     Attributes, after ``run``:
         assigned: replica of each request, i4[n]; -1 where it was never sent.
         end_s: the last counted arrival.
-        engines: the engines' counters (``ENGINE[replicas]``): at ``end_s`` with extra requests, else at the end.
+        engines: the engines' counters (``ENGINE[ranks]``), replica by replica: at ``end_s`` with extra requests, else
+            at the end.
         stability: whether the counted requests met a load that the cluster keeps up with; ``finite`` without extra
             requests. Where the queue grew up to ``end_s`` no extra requests were sent.
     """
 
     def __init__(
         self,
-        replicas: Sequence[Replica],
+        replicas: Sequence[Replica | DataParallel],
         table: RequestTable,
         router: Router,
         closed_loop: ClosedLoopArrivals | None = None,
@@ -98,7 +100,7 @@ class Cluster:
     def _end_window(self) -> None:
         """Note what the counters say, and whether the queue grows: then more load would only make it longer."""
         self.end_s = float(self.rows["arrival_s"][: self._counted].max(initial=0.0))
-        self.engines = np.array([replica.state.engine[0] for replica in self.replicas])
+        self.engines = np.array([rank.state.engine[0] for replica in self.replicas for rank in replica.ranks])
         if self._table.num_extra:
             self.stability = ALWAYS_STABLE if self._closed_loop is not None else self._assess()
             self.overloaded = self.stability.verdict == "unstable"
@@ -256,7 +258,7 @@ class _ClosedLoopRun:
         event_s: it does nothing and hands out no answer before; infinite when it has nothing to do.
     """
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica | DataParallel) -> None:
         self.reached_s, self.event_s = -math.inf, math.inf
         self._replica = replica
         self._answers: list[int] = []

@@ -259,7 +259,7 @@ def _add_table(table: FloatArray, rows: float, times: float, out: Record) -> flo
 
 
 @njit(cache=True, error_model="numpy")
-def _graph_mode(p: Record, f: Record) -> int:
+def graph_mode(p: Record, f: Record) -> int:
     """How the target's pass of a step runs: as one graph, in pieces, or kernel by kernel."""
     if f.group_tokens > 0.0:
         return int(f.graph_mode)
@@ -577,7 +577,7 @@ def fill_times(cost: StepCost, f: Record, new_prefill: float, out: Record) -> No
     if f.tokens <= 0.0:
         return
     if new_prefill > 0.0:
-        out.graph_mode = _graph_mode(p, f)
+        out.graph_mode = graph_mode(p, f)
         out.verify_s = p.verify_s if f.decode_tokens > f.decode_seqs else 0.0
     out.host_s = p.host_fixed_s + p.host_seq_s * (f.seqs + p.expands * (f.decode_tokens - f.decode_seqs))
     if p.affine:

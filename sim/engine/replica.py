@@ -230,12 +230,21 @@ class Replica:
         As :meth:`advance`, for callers that decide themselves: it stops where a Python policy must, and where nothing
         can run.
         """
+        self.grow_steps()
+        return int(self._advance(until_s, stop_on_finish, max_steps))
+
+    def grow_steps(self) -> None:
+        """Make room for more step records where there is none left."""
         steps = self.state.steps
         if steps.size and int(self.state.engine[0]["recorded"]) == steps.size:
             grown = np.zeros(2 * steps.size, STEP)
             grown[: steps.size] = steps
             self._hold(self.state._replace(steps=grown))
-        return int(self._advance(until_s, stop_on_finish, max_steps))
+
+    @property
+    def ranks(self) -> list[Replica]:
+        """Itself: a replica of one rank."""
+        return [self]
 
     def _hold(self, state: Engine) -> None:
         """Make ``state`` the engine's arrays, in compiled code too."""

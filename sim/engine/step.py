@@ -14,7 +14,7 @@ from numba import njit
 from draftcast.sim.acceptance import accepted_drafts, proposed_drafts
 from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.compiled.itl_histogram import ITL_BIN_OFFSET, ITL_BIN_SHIFT, ITL_BINS
-from draftcast.sim.cost.step_time import fill_times, window_of_decode, window_of_prompt
+from draftcast.sim.cost.step_time import fill_times, graph_mode, window_of_decode, window_of_prompt
 from draftcast.sim.engine import blocks, queue
 from draftcast.sim.engine.schedule import advance_computed, schedule
 from draftcast.sim.policies.batch import show_batch, take_decision
@@ -260,6 +260,83 @@ def launch(ref: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
+def start_batch(ref: Engine) -> int:
+    """Schedule a batch of a rank that steps with others and fill its features; the number of requests."""
+    s = borrowed(ref)
+    c = s.config[0]
+    slot = (s.engine[0].first_batch + s.engine[0].in_flight) & c.last_slot
+    size = schedule(ref)
+    if size > 0:
+        draw(ref, slot)
+        decide(c.policy, ref, slot)
+        commit(ref, slot)
+        s.features[0].graph_mode = graph_mode(s.cost.params[0], s.features[0])
+    return size
+
+
+@njit(cache=True)
+def time_batch(ref: Engine, rows: float, others: float, group: float, mode: int) -> None:
+    """Times of the started batch, as `launch` has them, beside the batches of other ranks.
+
+    Args:
+        rows: of the pass, padded to those of the rank that has most.
+        others: the most rows of the other ranks where this one pads to them, else 0.
+        group: rows of all ranks through the experts.
+        mode: how all ranks' passes run.
+    """
+    s = borrowed(ref)
+    e = s.engine[0]
+    batch = s.batch[(e.first_batch + e.in_flight) & s.config[0].last_slot]
+    f = s.features[0]
+    t = s.times[0]
+    f.tokens = rows
+    f.group_tokens = group
+    f.graph_mode = mode
+    fill_times(s.cost, f, 1.0, t)
+    batch.host_s = t.host_s
+    batch.draft_s = t.draft_s
+    batch.target_s = t.target_s + t.sample_s
+    batch.prefill_s = t.prefill_s
+    for origin in range(3):
+        e.by_origin_s[origin] += t.by_origin_s[origin]
+    batch.rejected_draft_s = batch.rejected_target_s = 0.0
+    if batch.rejected_rows > 0:
+        kept = s.kept_features[0]
+        kept.tokens = max(kept.tokens, others)
+        kept.group_tokens = max(group - batch.rejected_rows, kept.tokens)
+        kept.graph_mode = mode
+        fill_times(s.cost, kept, 0.0, t)
+        batch.rejected_draft_s = min(max(batch.draft_s - t.draft_s, 0.0), batch.draft_s)
+        rejected_s = batch.target_s - t.target_s - t.sample_s
+        batch.rejected_target_s = min(max(rejected_s, 0.0), batch.target_s - batch.prefill_s)
+        kept.group_tokens = 0.0
+    f.group_tokens = 0.0
+
+
+@njit(cache=True)
+def send_batch(ref: Engine, start_s: float, draft_s: float, target_s: float, prefill_s: float) -> None:
+    """Run the timed batch together with the other ranks', as long as the longest of them, which takes these times."""
+    s = borrowed(ref)
+    e = s.engine[0]
+    batch = s.batch[(e.first_batch + e.in_flight) & s.config[0].last_slot]
+    batch.schedule_s = e.host_s
+    e.host_s += batch.host_s
+    batch.launch_s = start_s
+    batch.draft_s = draft_s
+    batch.target_s = target_s
+    batch.prefill_s = prefill_s
+    batch.rejected_draft_s = min(batch.rejected_draft_s, draft_s)
+    batch.rejected_target_s = min(batch.rejected_target_s, target_s - prefill_s)
+    e.device_s = start_s + draft_s + target_s
+    batch.end_s = e.device_s
+    batch.step = e.step
+    e.busy_s += draft_s + target_s
+    e.scheduled_tokens += batch.tokens
+    e.step += 1
+    e.in_flight += 1
+
+
+@njit(cache=True)
 def _advance_clocks(ref: Engine, slot: int, now: float) -> None:
     """Book the time since the last collected output on causes; what the device did not need is host time."""
     s = borrowed(ref)
@@ -488,7 +565,7 @@ def _record(ref: Engine, slot: int, now: float) -> None:
 
 
 @njit(cache=True)
-def _arrive(ref: Engine) -> None:
+def arrive(ref: Engine) -> None:
     """Queue the requests whose time has come."""
     s = borrowed(ref)
     e = s.engine[0]
@@ -527,7 +604,7 @@ def advance(ref: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -
                     e.mark_s = arrival_s
             if e.host_s >= until_s:
                 return STOP_TIME
-            _arrive(ref)
+            arrive(ref)
             slot = (e.first_batch + e.in_flight) & c.last_slot
             num_preemptions = e.num_preemptions
             size = schedule(ref)

@@ -22,6 +22,7 @@ SYNONYMS = {
     "k": "num_speculative_tokens",
     "tp": "tensor_parallel_size",
     "pp": "pipeline_parallel_size",
+    "dp": "data_parallel_size",
     "dcp": "decode_context_parallel_size",
     "num_gpu_blocks_override": "num_gpu_blocks",
     "num_prompts": "num_requests",

@@ -1,0 +1,411 @@
+"""Data-parallel ranks of one replica: an engine each, behind vLLM 0.32's own router.
+
+Ranks of a dense model share nothing but the router. Those of a model with experts step together, as their rows meet in
+the experts (``v1/engine/core.py``, ``DPEngineCoreProc``): while any of them has requests, a rank that can schedule
+nothing runs a dummy batch in each step, and all begin and end a step together; every `SYNC_INTERVAL` steps they agree
+whether requests are left, and pause if not. Where all can replay CUDA graphs each pads its rows to the most that any of
+them has (``v1/worker/dp_utils.py``). The coordinator (``v1/engine/coordinator.py``) publishes queue lengths to the API
+servers, of which vLLM starts as many as ranks. Messages take no time here, and nothing is scaled, paused or drained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from draftcast.sim.compiled.borrowed import Held
+from draftcast.sim.compiled.random_streams import Stream, request_uniforms
+from draftcast.sim.cost.step_time import FEATURES, PIECEWISE_GRAPHS, TIMES, decode_features, empty_record, step_time
+from draftcast.sim.engine import step
+from draftcast.sim.engine.replica import STOP_FINISHED, Replica
+from draftcast.sim.state.engine import FINISHED, STOP_IDLE, STOP_TIME, Engine
+
+SYNC_INTERVAL = 16
+"""``dp_sync_interval``; the ranks also agree in the first step of a wave."""
+PUBLISH_MS = 100
+QUIET_MS = 5000
+"""Longest time between two publications where nothing changes."""
+SAME_STEP_MS = 50
+"""Least wait for a message, so that all ranks' counts of one step are in before they are published."""
+Counts = list[list[float]]
+"""Of each rank: waiting and running requests, share of the KV blocks in use."""
+
+
+class Coordinator:
+    """What the API servers know of the ranks' queues, and when: `published` at the last publication.
+
+    Args:
+        ranks: how many.
+        lockstep: counts are those at the end of one and the same step of all ranks.
+    """
+
+    def __init__(self, ranks: int, *, lockstep: bool) -> None:
+        self.counts: Counts = [[0, 0, 0.0] for _ in range(ranks)]
+        self.published: Counts = [[0, 0, 0.0] for _ in range(ranks)]
+        self.publications = 0
+        self._lockstep = lockstep
+        self._changed = False
+        self._last_step = (-1, -1)
+        self._of_last_step: Counts | None = None
+        self._published_ms = 0
+        self.next_ms = 0.0
+        self._wait(0.0)
+
+    def _wait(self, now_ms: float) -> None:
+        """Until when the next message is waited for before the counts are published."""
+        due = (PUBLISH_MS if self._changed else QUIET_MS) - (int(now_ms) - self._published_ms)
+        least = SAME_STEP_MS if self._lockstep and self._of_last_step is None else 0
+        self.next_ms = now_ms + max(least, due)
+
+    def advance(self, now_ms: float) -> None:
+        """Publish what is due by then."""
+        while self.next_ms <= now_ms:
+            self.publish(self.next_ms)
+
+    def publish(self, now_ms: float) -> None:
+        """Send the API servers what is known: of the last whole step, else the newest."""
+        if self._of_last_step is not None:
+            counts, self._of_last_step = self._of_last_step, None
+        else:
+            counts, self._changed = self.counts, False
+        self.published = [list(each) for each in counts]
+        self.publications += 1
+        self._published_ms = int(now_ms)
+        self._wait(now_ms)
+
+    def receive(self, now_ms: float, rank: int, counts: list[float], step: tuple[int, int] = (-1, -1)) -> None:
+        """A rank's new counts, with the wave and step they are of."""
+        self.advance(now_ms)
+        if self._lockstep and step > self._last_step:
+            if self._changed:
+                self._of_last_step = [list(each) for each in self.counts]
+            self._last_step = step
+        self.counts[rank] = counts
+        self._changed = True
+        self._wait(now_ms)
+
+
+class ApiServer:
+    """One of ``servers`` clients of the engines: chooses the rank of a request (``DPLBAsyncMPClient``)."""
+
+    def __init__(self, index: int, servers: int, ranks: int) -> None:
+        self.in_flight: list[list[int]] = [[] for _ in range(ranks)]  # its requests without their last output, by rank
+        self.known: Counts = [[0, 0, 0.0] for _ in range(ranks)]
+        self.publications = 0
+        self._servers = servers
+        self._first = ranks * index // servers
+
+    def choose(self) -> int:
+        """The rank with the lowest score: the requests it holds, and more for those that wait for its full KV cache."""
+        ranks = len(self.known)
+        scores = [
+            max(float(self._servers * len(sent)), waiting + running) + waiting * 6.0 * max(0.0, usage - 0.5)
+            for sent, (waiting, running, usage) in zip(self.in_flight, self.known, strict=True)
+        ]
+        chosen = min(range(ranks), key=lambda rank: (scores[rank], (rank - self._first) % ranks))
+        self.known[chosen][0] += self._servers
+        self._first = (self._first + 1) % ranks
+        return chosen
+
+
+# What a rank does next: schedule, take its oldest output (then run a dummy batch), wait for the others' batches, or for
+# their word whether they have requests.
+SCHEDULE, COLLECT, COLLECT_IDLE, BATCH_READY, DUMMY_READY, AGREE = range(6)
+
+
+class DataParallel:
+    """A replica of several ranks, with the calls of a `Replica` that a cluster makes.
+
+    Args:
+        ranks: engines over the same request rows, none of them used yet.
+        lockstep: they step together.
+        seed: keys which API server a request reaches.
+    """
+
+    def __init__(self, ranks: Sequence[Replica], *, lockstep: bool, seed: int) -> None:
+        self.ranks = list(ranks)
+        self.config = ranks[0].config
+        self._lockstep = lockstep
+        self._rows = ranks[0].state.requests
+        self._pending: deque[int] = deque()
+        self._finished: list[int] = []
+        n = len(self.ranks)
+        self._coordinator = Coordinator(n, lockstep=lockstep)
+        self._servers = [ApiServer(index, n, n) for index in range(n)]
+        self._server_of = (request_uniforms(seed, Stream.ROUTER, len(self._rows), 2) * n).astype(np.int64)
+        self._told = [[0.0, 0.0]] * n
+        self._next = [SCHEDULE] * n
+        self._bound: list[tuple[Engine, Held, tuple[Callable[..., Any], ...]] | None] = [None] * n
+        self._found_s = self._started_s = 0.0
+        self._runs, self.wave = False, 0
+        self.steps = [0] * n  # of this wave
+        self._dummy_rows = 1 + self.config.max_drafts
+        self._dummy_s = _dummy_seconds(self.state, self.config.num_speculative_tokens) if lockstep else 0.0
+
+    @property
+    def state(self) -> Engine:
+        """The first rank's arrays; the request rows are all ranks'."""
+        return self.ranks[0].state
+
+    def submit(self, requests: NDArray[np.uint32] | list[int]) -> None:
+        """Send requests, by arrival time; each is routed when it arrives."""
+        self._pending.extend(int(request) for request in requests)
+
+    @property
+    def num_running(self) -> int:
+        return sum(rank.num_running for rank in self.ranks)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests queued, and those sent but not yet seen by a scheduler."""
+        return sum(rank.num_waiting for rank in self.ranks) + len(self._pending)
+
+    @property
+    def just_finished(self) -> NDArray[np.uint32]:
+        """Requests that ended in the step after which ``advance(stop_on_finish=True)`` returned STOP_FINISHED."""
+        return np.array(self._finished, np.uint32)
+
+    @property
+    def next_event_s(self) -> float:
+        """When a rank schedules or takes an output next; infinite when there is nothing to do."""
+        arrival_s = float(self._rows["arrival_s"][self._pending[0]]) if self._pending else math.inf
+        if not self._lockstep or not self._runs:
+            return min(arrival_s, *(rank.next_event_s for rank in self.ranks))
+        return min(arrival_s, *(self._time(rank) for rank in range(len(self.ranks))))
+
+    def advance(self, until_s: float, *, stop_on_finish: bool = False) -> int:
+        """Run until ``until_s``, as `Replica.advance`; the reason it stopped."""
+        self._finished = []
+        while True:
+            arrival_s = float(self._rows["arrival_s"][self._pending[0]]) if self._pending else math.inf
+            bound_s = min(until_s, arrival_s)
+            if not self._lockstep and self._pending:
+                bound_s = min(bound_s, self._coordinator.next_ms / 1e3)
+            stop = (self._step_together if self._lockstep else self._run_apart)(bound_s, stop_on_finish)
+            if self._finished:
+                return STOP_FINISHED
+            if bound_s >= until_s:
+                return stop
+            if bound_s < arrival_s:
+                self._tell_all(bound_s)
+            else:
+                self._route(self._pending.popleft(), arrival_s)
+
+    def _route(self, request: int, now_s: float) -> None:
+        self._coordinator.advance(now_s * 1e3)
+        server = self._servers[self._server_of[request]]
+        if server.publications != self._coordinator.publications:
+            server.publications = self._coordinator.publications
+            server.known = [list(each) for each in self._coordinator.published]
+        status = self._rows["status"]
+        server.in_flight = [[each for each in sent if status[each] != FINISHED] for sent in server.in_flight]
+        chosen = server.choose()
+        server.in_flight[chosen].append(request)
+        self.ranks[chosen].submit([request])
+
+    def _tell(self, rank: int, now_s: float) -> None:
+        """Send the coordinator a rank's counts where they changed."""
+        state = self.ranks[rank].state
+        e = state.engine[0]
+        counts = [float(e["num_waiting"]), float(e["num_running"])]
+        if counts != self._told[rank]:
+            self._told[rank] = counts
+            blocks = self.config.num_gpu_blocks - 1
+            usage = 1.0 - float(e["free_blocks"]) / blocks
+            self._coordinator.receive(now_s * 1e3, rank, [*counts, usage], (self.wave, self.steps[rank]))
+
+    # ---- ranks that share nothing ----
+
+    def _tell_all(self, now_s: float) -> None:
+        """The counts that ranks of their own have at a publication."""
+        due_ms = self._coordinator.next_ms
+        for rank in range(len(self.ranks)):
+            self._tell(rank, now_s - 1e-9)  # before they are published
+        self._coordinator.advance(due_ms)
+
+    def _run_apart(self, until_s: float, stop_on_finish: bool) -> int:
+        while stop_on_finish:
+            # The one that does something next, as far as no other does anything.
+            events = sorted((rank.next_event_s, index) for index, rank in enumerate(self.ranks))
+            if events[0][0] >= until_s:
+                break
+            limit_s = min(until_s, max(events[1][0], math.nextafter(events[0][0], math.inf)))
+            rank = self.ranks[events[0][1]]
+            if rank.advance(limit_s, stop_on_finish=True) == STOP_FINISHED:
+                self._finished = rank.just_finished.tolist()
+                return STOP_FINISHED
+        for rank in self.ranks:
+            stop = rank.advance(until_s, stop_on_finish=stop_on_finish)
+            if stop == STOP_FINISHED:
+                self._finished = rank.just_finished.tolist()
+                return stop
+        return STOP_TIME if math.isfinite(until_s) else STOP_IDLE
+
+    # ---- ranks that step together ----
+
+    def _time(self, rank: int) -> float:
+        """When a rank does what it does next; infinite where it waits for others."""
+        if self._next[rank] in (BATCH_READY, DUMMY_READY, AGREE):
+            return math.inf
+        state = self.ranks[rank].state
+        e = state.engine[0]
+        host_s = float(e["host_s"])
+        if self._next[rank] == SCHEDULE:
+            return host_s
+        return max(host_s, float(state.batch[e["first_batch"]]["end_s"]))
+
+    def _step_together(self, until_s: float, stop_on_finish: bool) -> int:
+        n = range(len(self.ranks))
+        while True:
+            if not self._runs:
+                start_s = min(rank.next_event_s for rank in self.ranks)
+                if start_s >= until_s:
+                    return STOP_TIME if self._pending or math.isfinite(start_s) else STOP_IDLE
+                self._start_wave(start_s)
+            if all(self._next[rank] in (BATCH_READY, DUMMY_READY) for rank in n):
+                self._run_step()
+            elif all(self._next[rank] == AGREE for rank in n):
+                self._agree()
+                continue
+            # At one moment outputs are taken before anything is scheduled.
+            now_s, _, rank = min((self._time(rank), self._next[rank] == SCHEDULE, rank) for rank in n)
+            if now_s == math.inf:
+                continue
+            if self._finished and (self._next[rank] == SCHEDULE or now_s > self._found_s):
+                return STOP_FINISHED
+            if now_s > until_s or (self._next[rank] == SCHEDULE and now_s >= until_s):
+                return STOP_TIME
+            if self._next[rank] == SCHEDULE:
+                self._schedule(rank)
+            else:
+                self._collect(rank, stop_on_finish)
+
+    def _calls(self, rank: int) -> tuple[Callable[..., Any], ...]:
+        """The compiled parts of a step, bound to a rank's arrays; they are others when its step records have grown."""
+        state = self.ranks[rank].state
+        known = self._bound[rank]
+        if known is None or known[0] is not state:
+            real, whole = types.float64, types.int64
+            held = Held(state)
+            bound = (
+                held.bind(step.arrive),
+                held.bind(step.start_batch),
+                held.bind(step.time_batch, real, real, real, whole),
+                held.bind(step.send_batch, real, real, real, real),
+                held.bind(step.collect),
+            )
+            known = self._bound[rank] = (state, held, bound)
+        return known[2]
+
+    def _start_wave(self, now_s: float) -> None:
+        self._runs = True
+        for rank in self.ranks:
+            e = rank.state.engine[0]
+            e["idle_s"] += max(now_s - e["host_s"], 0.0)
+            e["host_s"] = max(float(e["host_s"]), now_s)
+            e["mark_s"] = e["host_s"]
+
+    def _schedule(self, rank: int) -> None:
+        state = self.ranks[rank].state
+        e = state.engine[0]
+        arrive, start, *_ = self._calls(rank)
+        arrive()
+        self._tell(rank, float(e["host_s"]))
+        if start():
+            self._next[rank] = BATCH_READY
+        else:
+            self._next[rank] = COLLECT_IDLE if e["in_flight"] else DUMMY_READY
+
+    def _run_step(self) -> None:
+        """Launch what all ranks have ready: a rank waits in every layer for the one that takes longest."""
+        real = [index for index, what in enumerate(self._next) if what == BATCH_READY]
+        ready_s = device_s = 0.0
+        rows = [float(self._dummy_rows)] * (len(self.ranks) - len(real))
+        modes = []
+        for rank in self.ranks:
+            e = rank.state.engine[0]
+            device_s = max(device_s, float(e["device_s"]))
+            ready_s = max(ready_s, float(e["host_s"]))
+        for index in real:
+            features = self.ranks[index].state.features[0]
+            rows.append(float(features["tokens"]))
+            modes.append(int(features["graph_mode"]))
+        mode = min(modes, default=PIECEWISE_GRAPHS)
+        padded = mode >= PIECEWISE_GRAPHS
+        longest_s, draft_s, target_s, prefill_s = self._dummy_s, 0.0, self._dummy_s, 0.0
+        group = max(rows) * len(rows) if padded else sum(rows)
+        for index in real:
+            state = self.ranks[index].state
+            e = state.engine[0]
+            own = float(state.features[0]["tokens"])
+            others = sorted(rows)[-2] if own == max(rows) else max(rows)
+            self._calls(index)[2](max(rows) if padded else own, others if padded else 0.0, group, mode)
+            times = state.batch[(e["first_batch"] + e["in_flight"]) & state.config[0]["last_slot"]]
+            ready_s = max(ready_s, float(e["host_s"] + times["host_s"]))
+            took_s = float(times["draft_s"] + times["target_s"])
+            if took_s > longest_s or index == real[0]:
+                longest_s = took_s
+                draft_s, target_s, prefill_s = (float(times[name]) for name in ("draft_s", "target_s", "prefill_s"))
+        start_s = max(ready_s, device_s)
+        for index, rank in enumerate(self.ranks):
+            state = rank.state
+            e = state.engine[0]
+            if self._next[index] == BATCH_READY:
+                self._calls(index)[3](start_s, draft_s, target_s, prefill_s)
+                if e["in_flight"] == state.config[0]["depth"]:
+                    self._next[index] = COLLECT
+                    continue
+            else:
+                # The host of a dummy batch waits for no output, but for the device to reach it; asynchronously, to
+                # reach the step before (``synchronize_input_prep``).
+                is_async = state.config[0]["async_scheduling"]
+                e["device_s"] = start_s + longest_s
+                e["host_s"] = max(ready_s, self._started_s if is_async else start_s)
+                if e["in_flight"] == 0:
+                    e["mark_s"] = e["host_s"]
+            self._end_step(index)
+        self._started_s = start_s
+
+    def _collect(self, rank: int, stop_on_finish: bool) -> None:
+        state = self.ranks[rank].state
+        ended = self._calls(rank)[4]()
+        if ended and stop_on_finish:
+            self._finished += state.finished[:ended].tolist()
+            self._found_s = float(state.engine[0]["host_s"])
+        self.ranks[rank].grow_steps()
+        if self._next[rank] == COLLECT_IDLE:
+            self._next[rank] = DUMMY_READY
+        else:
+            self._end_step(rank)
+
+    def _end_step(self, rank: int) -> None:
+        self._tell(rank, float(self.ranks[rank].state.engine[0]["host_s"]))
+        self.steps[rank] += 1
+        agrees = self.steps[rank] == 1 or self.steps[rank] % SYNC_INTERVAL == 0
+        self._next[rank] = AGREE if agrees else SCHEDULE
+
+    def _agree(self) -> None:
+        """All-reduce whether any rank has unfinished requests; a wave ends where none has."""
+        engines = [rank.state.engine[0] for rank in self.ranks]
+        now_s = max(float(e["host_s"]) for e in engines)
+        for e in engines:
+            e["host_s"] = now_s
+        self._runs = any(e["num_running"] or e["num_waiting"] for e in engines)
+        self._next = [SCHEDULE] * len(self.ranks)
+        if not self._runs:
+            self.wave += 1
+            self.steps = [0] * len(self.ranks)
+
+
+def _dummy_seconds(state: Engine, k: int) -> float:
+    """Device seconds of a step in which no rank has a request: a pass of as many rows as one request verifies."""
+    features, times = empty_record(FEATURES), empty_record(TIMES)
+    decode_features(state.cost, 1, k, 1.0, features)
+    step_time(state.cost, features, times)
+    return float(times["target_s"] + times["draft_s"])
