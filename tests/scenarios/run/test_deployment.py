@@ -167,6 +167,24 @@ sources: [a test]
         assert part in str(error), str(error)
 
 
+MOE = ("engine.model=qwen3-30b-a3b", "hardware=h200", "profile=null", "engine.data_parallel_size=2")
+DRAFTS = "engine.speculative_config={method: ngram, num_speculative_tokens: 3"
+
+
+def test_data_parallel_ranks_draft_equally_many_tokens() -> None:
+    schedule = DRAFTS + ", num_speculative_tokens_per_batch_size: [[1, 8, 3], [9, 64, 1]]}"
+    rates = "acceptance={model: constant, alpha: 0.5}"
+    ignored = deployed(*MOE, schedule, rates)
+    assert ignored.policy.name == "fixed"
+    assert any("vLLM ignores num_speculative_tokens_per_batch_size" in text for text in ignored.assumed)
+    error = refused(*MOE, DRAFTS + "}", rates, "policy={name: goodput}")
+    assert "policy.name = goodput" in str(error)
+    assert "equally many tokens" in str(error)
+    assert deployed(
+        *MOE[1:], DRAFTS + "}", rates, "policy={name: goodput}", "engine.model=llama-3.1-8b"
+    ).policy.is_dynamic
+
+
 def test_what_does_not_fit_is_refused() -> None:
     weights = refused("hardware=a10g", "engine.model=llama-3.1-70b", "engine.speculative_config=null")
     assert isinstance(weights, CapacityError)
