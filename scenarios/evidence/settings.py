@@ -75,7 +75,7 @@ def read_engine(reading: Reading) -> tuple[dict[str, Any], str | None]:
     model = _model(reading)
     keys = {"model": model, **_version(reading), **_format(reading, model)}
     hardware = _device(reading)
-    return keys | {"tensor_parallel_size": _parallelism(reading)} | _flags(reading), hardware
+    return keys | _parallelism(reading) | _flags(reading), hardware
 
 
 def _model(reading: Reading) -> str | None:
@@ -129,29 +129,37 @@ def _device(reading: Reading) -> str | None:
     return device
 
 
-def _parallelism(reading: Reading) -> int:
-    """``engine.tensor_parallel_size``; other kinds of parallelism are reasons."""
+def _parallelism(reading: Reading) -> dict[str, Any]:
+    """Keys of ``engine`` that say how it is spread over GPUs."""
     point = reading.point
-    if point.pp is not None and point.pp > 1:
-        reading.missing("pp", "pipeline parallelism is not simulated")
-    if point.dp is not None and point.dp > 1:
-        reading.missing("dp", "data-parallel ranks are not simulated")
-    if point.ep is True or (point.ep is not False and (point.ep or 0) > 1):
-        reading.missing("ep", "expert parallelism is not simulated")
-    tp = point.tp
+    tp, pp, dp, flags = point.tp, point.pp or 1, point.dp or 1, flags_of(point)
     if tp is None and point.num_gpus is not None:
-        tp = point.num_gpus
+        tp = point.num_gpus // (pp * dp)
         reading.assumed["tp"] = f"{tp}: all {point.num_gpus} GPUs"
     elif tp is None:
         tp = 1
         if point.model is not None and _billions(point.model) >= 30:
             reading.missing("tp", "not given")
         reading.assumed["tp"] = "1, not given"
-    if tp > _NODE:
-        reading.missing("tp", f"{tp} GPUs span nodes, whose link is not simulated")
-    if point.num_gpus is not None and point.num_gpus != tp and not reading.reasons:
-        reading.missing("num_gpus", f"{point.num_gpus} GPUs at tp {tp}")
-    return tp
+    if any(flags.get(name) is True for name in ("enable_dp_attention", "dp_attention")) and dp == 1:
+        dp = int(flags.get("dp_size") or flags.get("dp") or tp)
+    if point.engine.lower().startswith("sglang") and dp > 1 and point.num_gpus in (None, tp) and tp % dp == 0:
+        # Its data-parallel ranks of attention are parts of the tensor-parallel ones, which all share the experts.
+        reading.assumed["dp"] = f"attention of {tp} GPUs in {dp} groups"
+        tp //= dp
+    ranks = tp * dp
+    experts = point.ep is True or flags.get("enable_expert_parallel") is True
+    if point.ep is not None and not isinstance(point.ep, bool) and point.ep > 1:
+        experts = True
+        if point.ep != ranks:
+            reading.missing("ep", f"whole experts on {point.ep} of {ranks} ranks are not simulated")
+    if ranks * pp > _NODE:
+        reading.missing("tp", f"{ranks * pp} GPUs span nodes, whose link is not simulated")
+    if point.num_gpus is not None and point.num_gpus != ranks * pp and not reading.reasons:
+        reading.missing("num_gpus", f"{point.num_gpus} GPUs at tp {tp}, pp {pp}, dp {dp}")
+    sizes = {"pipeline_parallel_size": pp, "data_parallel_size": dp}
+    keys = {"tensor_parallel_size": tp, **{name: size for name, size in sizes.items() if size > 1}}
+    return keys | {"enable_expert_parallel": True} if experts else keys
 
 
 def _billions(name: str) -> float:

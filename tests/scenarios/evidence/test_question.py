@@ -46,6 +46,23 @@ def test_a_hand_checked_row_key_by_key() -> None:
     assert acceptance.rates == (0.336, 0.078)
 
 
+@pytest.mark.parametrize(
+    ("changes", "layout"),
+    [
+        ({"engine": "vllm", "tp": 1, "dp": 8, "ep": True}, "TP1 DP8 EP"),
+        ({"engine": "sglang", "tp": 8, "dp": 8, "ep": 8}, "TP1 DP8 EP"),
+        ({"engine": "sglang", "tp": 8, "dp": 4}, "TP2 DP4"),
+        ({"engine": "sglang", "tp": 8, "flags": {"server": "x --enable-dp-attention --dp-size 4"}}, "TP2 DP4"),
+        ({"tp": 2, "pp": 4}, "TP2 PP4"),
+        ({"tp": 8, "flags": {"decode-context-parallel-size": 8}}, "TP8 DCP8"),
+    ],
+)
+def test_what_runs_on_which_gpus_is_expressed(changes: dict[str, Any], layout: str) -> None:
+    question = asked(**{"model": "deepseek-ai/DeepSeek-V3", "gpu": "H200", "num_gpus": 8, **changes})
+    assert question.off is not None, question.reasons
+    assert question.off.engine.layout == layout
+
+
 def test_the_figure_without_speculation_sets_nothing() -> None:
     before, after = asked(), asked(off=70.0, ratio=None)
     assert (before.off, before.on) == (after.off, after.on)
@@ -63,13 +80,12 @@ def test_the_figure_without_speculation_sets_nothing() -> None:
         ({"quantization": "w4afp8"}, "quantization: w4afp8 is not known"),
         ({"kv_cache_dtype": "int3"}, "kv_cache_dtype: int3 is not known"),
         ({"engine": "tensorrt-llm"}, "engine: tensorrt-llm is not simulated"),
-        ({"pp": 2}, "pp: pipeline parallelism"),
-        ({"dp": 8}, "dp: data-parallel"),
-        ({"ep": True}, "ep: expert parallelism"),
+        ({"pp": 2}, "num_gpus: 1 GPUs at tp 1, pp 2, dp 1"),
+        ({"dp": 8}, "num_gpus: 1 GPUs at tp 1, pp 1, dp 8"),
+        ({"ep": 2, "tp": 8, "num_gpus": 8}, "ep: whole experts on 2 of 8 ranks"),
         ({"model": "meta-llama/Llama-3.3-70B-Instruct", "tp": None, "num_gpus": None}, "tp: not given"),
         ({"tp": 16, "num_gpus": 16}, "tp: 16 GPUs span nodes"),
         ({"num_gpus": 4}, "num_gpus: 4 GPUs at tp 1"),
-        ({"flags": {"server": "x --enable-dp-attention"}}, "flags.enable_dp_attention"),
         ({"load": {"kind": "rate"}}, "load.value: not given"),
         ({"dataset": "letters", "input_tokens": None}, "input_tokens: not given"),
     ],
