@@ -114,7 +114,7 @@ def build_replicas(
     if dp == 1:
         return [*ranks]
     return [
-        DataParallel(ranks[start : start + dp], lockstep=settings.lockstep_ranks > 1, seed=seed)
+        DataParallel(ranks[start : start + dp], lockstep=settings.lockstep_ranks > 1)
         for start in range(0, len(ranks), dp)
     ]
 

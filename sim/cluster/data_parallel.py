@@ -5,7 +5,7 @@ the experts (``v1/engine/core.py``, ``DPEngineCoreProc``): while any of them has
 nothing runs a dummy batch in each step, and all begin and end a step together; every `SYNC_INTERVAL` steps they agree
 whether requests are left, and pause if not. Where all can replay CUDA graphs each pads its rows to the most that any of
 them has (``v1/worker/dp_utils.py``). The coordinator (``v1/engine/coordinator.py``) publishes queue lengths to the API
-servers, of which vLLM starts as many as ranks. Messages take no time here, and nothing is scaled, paused or drained.
+servers, which get requests in turn. Messages take no time here, and nothing is scaled, paused or drained.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from numba import types
 from numpy.typing import NDArray
 
 from draftcast.sim.compiled.borrowed import Held
-from draftcast.sim.compiled.random_streams import Stream, request_uniforms
 from draftcast.sim.cost.step_time import FEATURES, PIECEWISE_GRAPHS, TIMES, decode_features, empty_record, step_time
 from draftcast.sim.engine import step
 from draftcast.sim.engine.replica import STOP_FINISHED, Replica
@@ -125,10 +124,9 @@ class DataParallel:
     Args:
         ranks: engines over the same request rows, none of them used yet.
         lockstep: they step together.
-        seed: keys which API server a request reaches.
     """
 
-    def __init__(self, ranks: Sequence[Replica], *, lockstep: bool, seed: int) -> None:
+    def __init__(self, ranks: Sequence[Replica], *, lockstep: bool) -> None:
         self.ranks = list(ranks)
         self.config = ranks[0].config
         self._lockstep = lockstep
@@ -137,8 +135,8 @@ class DataParallel:
         self._finished: list[int] = []
         n = len(self.ranks)
         self._coordinator = Coordinator(n, lockstep=lockstep)
-        self._servers = [ApiServer(index, n, n) for index in range(n)]
-        self._server_of = (request_uniforms(seed, Stream.ROUTER, len(self._rows), 2) * n).astype(np.int64)
+        servers = self.config.api_server_count
+        self._servers = [ApiServer(index, servers, n) for index in range(servers)]
         self._told = [[0.0, 0.0]] * n
         self._next = [SCHEDULE] * n
         self._bound: list[tuple[Engine, Held, tuple[Callable[..., Any], ...]] | None] = [None] * n
@@ -199,7 +197,7 @@ class DataParallel:
 
     def _route(self, request: int, now_s: float) -> None:
         self._coordinator.advance(now_s * 1e3)
-        server = self._servers[self._server_of[request]]
+        server = self._servers[request % len(self._servers)]
         if server.publications != self._coordinator.publications:
             server.publications = self._coordinator.publications
             server.known = [list(each) for each in self._coordinator.published]

@@ -101,7 +101,7 @@ def test_ranks_step_as_vllm_s_do(vllm: Any, build_case: Any, table_cost: Any) ->
             async_scheduling=False,
             max_num_seqs=32,
         )
-        group = DataParallel(case.replicas, lockstep=True, seed=0)
+        group = DataParallel(case.replicas, lockstep=True)
         group._dummy_s = 1.0
         for index, (_, rank, _) in enumerate(requests):
             case.replicas[rank].submit([index])

@@ -16,7 +16,7 @@ from draftcast.sim.state.engine import STOP_FINISHED
 
 def group_of(case: Any, sent: list[list[int]]) -> DataParallel:
     """Ranks that step together, each with the requests it was sent; a dummy batch takes as long as a batch of a row."""
-    group = DataParallel(case.replicas, lockstep=True, seed=0)
+    group = DataParallel(case.replicas, lockstep=True)
     group._dummy_s = 1.125
     for rank, requests in zip(group.ranks, sent, strict=True):
         rank.submit(requests)
@@ -70,7 +70,7 @@ def test_answers_of_one_moment_are_handed_out_together(build_case: Any) -> None:
 def test_a_cluster_serves_all_requests_over_ranks(build_case: Any, lockstep: bool) -> None:
     n = 40
     case = build_case([4] * n, [6] * n, arrival_s=np.arange(n) / 4, replicas=4)
-    pairs = [DataParallel(case.replicas[start : start + 2], lockstep=lockstep, seed=start) for start in (0, 2)]
+    pairs = [DataParallel(case.replicas[start : start + 2], lockstep=lockstep) for start in (0, 2)]
     for group in pairs:
         group._dummy_s = 1.0
     cluster = Cluster(pairs, case.table, make_router("least_loaded", case.table, 2, 0))
