@@ -14,8 +14,7 @@ import streamlit as st
 
 from draftcast.calibration.profile.hardware import hardware_names, is_bundled_device, load_hardware
 from draftcast.dashboards.session.answers import answer, question_key
-from draftcast.dashboards.session.plain_text import literal
-from draftcast.dashboards.session.question import Question
+from draftcast.dashboards.session.question import Question, literal
 from draftcast.dashboards.session.session import Session, View, count_of, number_of, one_of, some_of
 from draftcast.dashboards.widgets.controls import Look, control, view_choice
 from draftcast.dashboards.widgets.page import Cell, Link, Report, html_table, long_answer, verdict_line

@@ -12,8 +12,7 @@ import pandas as pd
 import streamlit as st
 
 from draftcast.dashboards.session.answers import Answer, answer, answers, together
-from draftcast.dashboards.session.plain_text import literal, short
-from draftcast.dashboards.session.question import Question
+from draftcast.dashboards.session.question import Question, literal, short
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.session.uploads import MEASURED, uploader
 from draftcast.dashboards.widgets import tiles

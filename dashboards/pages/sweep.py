@@ -21,8 +21,7 @@ from typing import Any
 import streamlit as st
 
 from draftcast.dashboards.session.answers import question_key
-from draftcast.dashboards.session.plain_text import literal
-from draftcast.dashboards.session.question import Question, check_names
+from draftcast.dashboards.session.question import Question, check_names, literal
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.widgets.controls import Look, button, control, view_choice
 from draftcast.dashboards.widgets.page import Cell, Link, Report, cannot_run, clicked, html_table, verdict_line

@@ -16,7 +16,7 @@ from draftcast.calibration.profile.load import has_profile
 from draftcast.calibration.profile.measured import Part
 from draftcast.calibration.profile.roofline_fit import OperatorErrors
 from draftcast.dashboards.session.answers import Answer, answers
-from draftcast.dashboards.session.plain_text import literal
+from draftcast.dashboards.session.question import literal
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.session.uploads import VALIDATION, uploader
 from draftcast.dashboards.widgets.controls import view_choice

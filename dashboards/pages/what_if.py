@@ -11,8 +11,7 @@ import streamlit as st
 
 from draftcast.calibration.profile.hardware import hardware_names
 from draftcast.dashboards.session.answers import Answer, answers, together
-from draftcast.dashboards.session.plain_text import literal
-from draftcast.dashboards.session.question import base_scenario
+from draftcast.dashboards.session.question import base_scenario, literal
 from draftcast.dashboards.session.session import MOST_RUNS, Session
 from draftcast.dashboards.session.uploads import TRACE, trace_notes, uploader
 from draftcast.dashboards.widgets.controls import Look, button, choice_control, control, number_control

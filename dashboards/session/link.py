@@ -11,8 +11,7 @@ import streamlit as st
 
 from draftcast.dashboards.session import question as asked
 from draftcast.dashboards.session.answers import set_aside
-from draftcast.dashboards.session.plain_text import short
-from draftcast.dashboards.session.question import SCENARIO, Question
+from draftcast.dashboards.session.question import SCENARIO, Question, short
 from draftcast.dashboards.session.session import FIRST_PAGE, MOST_RUNS, Session, View
 from draftcast.errors import InputError
 from draftcast.scenarios.schema import Scenario

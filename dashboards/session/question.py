@@ -1,4 +1,4 @@
-"""A question: a scenario over a named base, and how a link and a command say it.
+"""A question: a scenario over a named base, and how a link, a command and a page say it.
 
 A link holds the base's name and the keys that were changed, as ``--set`` takes them. A link, an upload and a control go
 through the same validation, and none of them can name a file of the server or code to import: only what ships with
@@ -8,12 +8,14 @@ draftcast, what the base names itself, and what this session uploaded.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
-from draftcast.dashboards.session.plain_text import short
+import streamlit as st
+
 from draftcast.errors import ScenarioError
 from draftcast.scenarios.compare.capacity import QUICK_REQUESTS, page_effort, settling_requests
 from draftcast.scenarios.schema import Scenario
@@ -21,6 +23,7 @@ from draftcast.scenarios.schema.changes import Changes, changed_keys, command_li
 from draftcast.scenarios.schema.load import DEFAULT_SCENARIO, load_scenario, to_mapping, with_values
 from draftcast.scenarios.schema.references import outside_names
 
+_MARKS = re.compile(r"([\\`*_{}\[\]<>()#|~$:^=&!+-])")
 SCENARIO, NUM_REQUESTS, UPLOADED = "scenario", "workload.num_requests", "upload:"
 
 
@@ -111,3 +114,14 @@ def _follows_load(base: str) -> bool:
     """Whether a page asks for as many requests of a base as the load needs, until its reader gives a number."""
     requests = base_scenario(base).workload.num_requests
     return requests is not None and requests >= QUICK_REQUESTS
+
+
+def short(text: object, folder: str = "") -> str:
+    """``text`` with ``folder`` in place of the path of the session's own folder, which is nobody's business."""
+    session = st.session_state.get("session")
+    return str(text).replace(f"{session.path}/", folder) if session is not None else str(text)
+
+
+def literal(text: object) -> str:
+    """``short(text)`` as Markdown with every mark escaped: no link, picture, formula, colour or heading in it."""
+    return _MARKS.sub(r"\\\1", " ".join(short(text).split()))

@@ -10,8 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from draftcast.dashboards.session.plain_text import short
-from draftcast.dashboards.session.question import Question, base_scenario, check_names, gives_length
+from draftcast.dashboards.session.question import Question, base_scenario, check_names, gives_length, short
 from draftcast.errors import InputError
 from draftcast.scenarios.run.choices import acceptance_of_method, with_method, with_method_as_given
 from draftcast.scenarios.schema.load import to_mapping, with_values

@@ -19,8 +19,7 @@ import streamlit as st
 
 from draftcast.calibration.live.imported_runs import import_bench_result
 from draftcast.calibration.live.run_directory import CHUNKS, JOURNAL, MANIFEST, REQUESTS
-from draftcast.dashboards.session.plain_text import literal, short
-from draftcast.dashboards.session.question import Question, check_names
+from draftcast.dashboards.session.question import Question, check_names, literal, short
 from draftcast.dashboards.session.session import Session
 from draftcast.errors import DraftcastError, InputError
 from draftcast.files import parse_json, write_bytes

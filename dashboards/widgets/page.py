@@ -16,7 +16,7 @@ import streamlit as st
 
 from draftcast import __version__
 from draftcast.dashboards.session.answers import Answer
-from draftcast.dashboards.session.plain_text import literal
+from draftcast.dashboards.session.question import literal
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.session.uploads import trace_notes
 from draftcast.dashboards.widgets.controls import button
