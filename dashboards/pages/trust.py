@@ -161,7 +161,7 @@ def _sweep(report: Report, name: str, sweep: SweepSummary) -> None:
     """How many checks hold and which miss their bar, then the forecasts beside what was measured."""
     first, verdict, *rest = sweep.head()
     st.subheader(literal(name), anchor=False)
-    verdict_line(verdict, why=" ".join([first, *rest]), held=sweep.checks[0], of=sweep.checks[1])
+    verdict_line(verdict, why=" ".join([first, *rest]), held=sweep.held, of=sweep.of)
     text = sweep.known_continuation
     lines = [f"{text.checked_tokens:,} tokens held against the known text, {text.wrong_tokens} wrong.", bars_line()]
     lines += [f"Made by {sweep.command}."] if sweep.command else []

@@ -109,18 +109,21 @@ class SweepSummary(_Part):
         return {**data, "runs": len(data["cells"])} if isinstance(data.get("cells"), list) else data
 
     @property
-    def checks(self) -> tuple[int, int]:
-        """How many checks of forecasts keep their bar, and of how many; step times are counted by themselves."""
-        forecasts = [bar for name, bar in self.verdicts.items() if name != STEP_TIME]
-        return sum(bar.held for bar in forecasts), sum(bar.of for bar in forecasts)
+    def held(self) -> int:
+        """Checks of forecasts that keep their bar; step times are counted by themselves."""
+        return sum(bar.held for name, bar in self.verdicts.items() if name != STEP_TIME)
+
+    @property
+    def of(self) -> int:
+        """Checks of forecasts that were made."""
+        return sum(bar.of for name, bar in self.verdicts.items() if name != STEP_TIME)
 
     def head(self) -> list[str]:
         processor, cores = self.machine.get("processor") or "an unnamed machine", self.machine.get("cores", "?")
-        held, of = self.checks
         lines = [
             f"Measured {self.created_at[:10]} on {processor}, {cores} cores, vLLM {self.server_version or '?'}: "
             f"{self.runs} runs judged with a profile of {len(self.calibrated_on)} others.",
-            f"Of {of} checks {held} hold and {of - held} miss their bar.",
+            f"Of {self.of} checks {self.held} hold and {self.of - self.held} miss their bar.",
         ]
         if modes := self.verdicts.get(STEP_TIME):
             lines.append(f"Accuracy of the step times: {modes.held} of {modes.of} modes hold their bar.")
