@@ -239,7 +239,7 @@ def test_runs_known_alone_are_measured_together_as_if_they_were_not() -> None:
     assert [run is before for run, before in zip(known, alone, strict=True)].count(True) == 1
 
 
-def test_json_has_no_nan() -> None:
+def test_files_to_take_away() -> None:
     assert json.loads(json_bytes({"a": math.nan, "b": (1, 2)})) == {"a": None, "b": [1, 2]}
 
 
