@@ -354,10 +354,7 @@ def deploy(scenario: Scenario) -> Deployment:
             "max_model_len": max_model_len,
             "max_num_seqs": limits.max_num_seqs,
             "max_num_batched_tokens": limits.max_num_batched_tokens,
-            # vLLM 0.32 starts one a data-parallel rank.
-            "api_server_count": engine.api_server_count
-            if "api_server_count" in engine.model_fields_set
-            else engine.data_parallel_size,
+            "api_server_count": engine.api_server_count or engine.data_parallel_size,
             "is_moe": model.is_moe,
             "temperature": scenario.workload.temperature,
             "sliding_window": model.sliding_window,

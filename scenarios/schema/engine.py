@@ -114,7 +114,8 @@ class Engine(Frozen):
     watermark: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool | None = None
-    api_server_count: Annotated[int, Field(ge=1, le=64)] = 1
+    # Where left out, one a data-parallel rank.
+    api_server_count: Annotated[int, Field(ge=1, le=1024)] | None = None
     enforce_eager: bool = False
     # Where left out, as the engine's version runs by default.
     cudagraph_mode: CudagraphMode | None = None
