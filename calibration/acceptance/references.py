@@ -1,0 +1,104 @@
+"""Acceptance that others measured (``references.yaml``), by model, method, head, data and temperature, each sourced."""
+
+from __future__ import annotations
+
+import functools
+from importlib.resources import files
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from draftcast.calibration.yaml_text import parse_yaml
+from draftcast.errors import ScenarioError
+from draftcast.frozen import Count, Frozen, Probability
+
+
+class Reference(Frozen):
+    """One published measurement; of its two ways to say how many drafts are accepted it has one.
+
+    Attributes:
+        head: the draft's repository; None: the model's own.
+        data: what was answered.
+        temperature, thinking: None: not given by the source.
+        rates: unconditional, by position.
+        mean_lengths: number of drafts and tokens a round, the bonus token among them; ascending.
+    """
+
+    model: str
+    method: str
+    head: str | None = None
+    data: str
+    temperature: float | None = None
+    thinking: bool | None = None
+    note: str = ""
+    rates: tuple[Probability, ...] = Field((), strict=False)
+    mean_lengths: tuple[Annotated[tuple[Count, float], Field(strict=False)], ...] = Field((), strict=False)
+    source: str
+    url: str
+
+    @model_validator(mode="after")
+    def _one_measure(self) -> Self:
+        if bool(self.rates) == bool(self.mean_lengths):
+            raise ValueError("needs rates or mean_lengths, and not both")
+        return self
+
+    @property
+    def measured_to(self) -> int:
+        """The last position that was measured."""
+        return len(self.rates) or self.mean_lengths[-1][0]
+
+    def unconditional(self, k: int) -> tuple[float, ...]:
+        """Rates of k positions; beyond what was measured each goes on with the last conditional rate.
+
+        Between two mean lengths all positions have one conditional rate, the one that gives the second. Chance makes
+        measured lengths rise faster than rates that fall allow; the nearest that do not are taken.
+        """
+        from scipy.optimize import isotonic_regression
+
+        rates = list(self.rates)
+        share = rates[-1] / rates[-2] if len(rates) > 1 and rates[-2] else rates[0] if rates else 1.0
+        if self.mean_lengths:
+            drafts, lengths = np.transpose([(0.0, 1.0), *self.mean_lengths])
+            positions = np.diff(drafts)
+            gains = isotonic_regression(np.diff(lengths) / positions, weights=positions, increasing=False).x
+            goals = np.cumsum(np.maximum(gains, 0.0) * positions)
+            for count, goal in zip(positions.astype(int).tolist(), goals.tolist(), strict=True):
+                last = rates[-1] if rates else 1.0
+                share = _conditional(count, (goal - sum(rates)) / last if last else 0.0)
+                rates += [last * share**position for position in range(1, count + 1)]
+        while len(rates) < k:
+            rates.append(rates[-1] * share)
+        return tuple(rates[:k])
+
+
+class _File(Frozen):
+    schema_version: Literal[1]
+    references: dict[str, Reference]
+
+
+@functools.cache
+def references() -> dict[str, Reference]:
+    """All of them by name, as ``qwen3-8b/eagle3/mt-bench/redhatai``."""
+    name = "references.yaml"
+    text = files("draftcast.calibration.acceptance").joinpath(name).read_text("utf-8")
+    return _File.model_validate(parse_yaml(text, name, ScenarioError)).references
+
+
+def reference(name: str) -> Reference:
+    """Raises ScenarioError: no such name; it lists those that contain one of its parts."""
+    known = references()
+    if name in known:
+        return known[name]
+    near = [each for each in known if any(part in each.split("/") for part in name.lower().split("/"))]
+    allowed = f"one of {', '.join(near[:8])}" if near else "a name that `draftcast acceptance list` shows"
+    raise ScenarioError(f"must be {allowed}", key="acceptance.reference", value=name)
+
+
+def _conditional(positions: int, accepted: float) -> float:
+    """The rate q with q + q^2 + ... over the positions = accepted; 1 or 0 where there is none."""
+    from scipy.optimize import brentq
+
+    if not 0.0 < accepted < positions:
+        return float(accepted > 0.0)
+    return float(brentq(lambda q: sum(q**power for power in range(1, positions + 1)) - accepted, 0.0, 1.0))
