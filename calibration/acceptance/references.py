@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from importlib.resources import files
 from typing import Annotated, Literal, Self
@@ -42,6 +43,14 @@ class Reference(Frozen):
         if bool(self.rates) == bool(self.mean_lengths):
             raise ValueError("needs rates or mean_lengths, and not both")
         return self
+
+    @property
+    def setting(self) -> str:
+        """In words: with which model, on which data."""
+        head = f" and {self.head}" if self.head else ""
+        at = f", temperature {self.temperature:g}" if self.temperature is not None else ""
+        thinking = "" if self.thinking is None else ", thinking" if self.thinking else ", without thinking"
+        return f"{self.model}{head} on {self.data}{at}{thinking}{', ' * bool(self.note)}{self.note}"
 
     @property
     def measured_to(self) -> int:
@@ -85,14 +94,14 @@ def references() -> dict[str, Reference]:
     return _File.model_validate(parse_yaml(text, name, ScenarioError)).references
 
 
-def reference(name: str) -> Reference:
-    """Raises ScenarioError: no such name; it lists those that contain one of its parts."""
+def reference(name: object) -> Reference:
+    """Raises ScenarioError: no such name; it says which are like it."""
     known = references()
-    if name in known:
+    if isinstance(name, str) and name in known:
         return known[name]
-    near = [each for each in known if any(part in each.split("/") for part in name.lower().split("/"))]
-    allowed = f"one of {', '.join(near[:8])}" if near else "a name that `draftcast acceptance list` shows"
-    raise ScenarioError(f"must be {allowed}", key="acceptance.reference", value=name)
+    near = ", ".join(difflib.get_close_matches(str(name).lower(), known, 4, 0.5))
+    listed = "a name that draftcast acceptance list shows"
+    raise ScenarioError(f"must be {listed}" + (f", as {near}" if near else ""), key="reference", value=name)
 
 
 def _conditional(positions: int, accepted: float) -> float:

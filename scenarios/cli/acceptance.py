@@ -184,6 +184,41 @@ def from_metrics(
     output.print({"file": str(file), **counters.report(), "acceptance": section}, lines, notes)
 
 
+@app.command("list")
+def list_references(
+    *,
+    text: Annotated[str, typer.Argument(help="Only names that contain this, as qwen3-8b or mtp.")] = "",
+    num_speculative_tokens: Annotated[int, typer.Option(min=1, help="Draft tokens a round.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Acceptance that others measured, by name: for acceptance: {reference: NAME} in a scenario."""
+    from draftcast.calibration.acceptance.references import references
+    from draftcast.scenarios.show.tables import aligned
+
+    k, found = num_speculative_tokens, {name: one for name, one in references().items() if text.lower() in name}
+    if not found:
+        raise InputError("no published measurement has this in its name", key="TEXT", value=text)
+    lengths = {name: 1.0 + sum(one.unconditional(k)) for name, one in found.items()}
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": name,
+                    **one.model_dump(mode="json"),
+                    "rates": one.unconditional(k),
+                    "mean_length": lengths[name],
+                }
+                for name, one in found.items()
+            ]
+        )
+        return
+    rows = [["name", f"tokens a round, k = {k}", "measured to k", "temperature", "source"]]
+    for name, one in found.items():
+        heat = "-" if one.temperature is None else f"{one.temperature:g}"
+        rows.append([name, f"{lengths[name]:.2f}", str(one.measured_to), heat, one.source])
+    typer.echo("\n".join(aligned(rows)))
+
+
 def _measured_lines(measured: Measurement) -> list[str]:
     def row(label: str, value: float, low: float, high: float) -> str:
         interval = f"   [{low:.4f}, {high:.4f}]" if math.isfinite(low) else ""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from draftcast.calibration.acceptance.references import reference
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import find_profile, has_profile, load_profile, usual_profile
 from draftcast.calibration.profile.roofline import Origin
@@ -274,6 +275,20 @@ def _draft(scenario: Scenario, method: Method, model: ModelSpec) -> Head | None:
     return Head(draft)
 
 
+def _published_acceptance(scenario: Scenario) -> tuple[str, ...]:
+    """What each acceptance that others measured was measured on, and from where on it is continued."""
+    if scenario.speculative_config is None:
+        return ()
+    names = {getattr(scenario.acceptance_of(entry.name), "reference", None) for entry in request_classes(scenario)}
+    found = []
+    for name in sorted(filter(None, names)):
+        of = reference(name)
+        beyond = f"; beyond {of.measured_to} drafts the last conditional rate goes on"
+        continued = beyond if scenario.num_speculative_tokens > of.measured_to else ""
+        found.append(f"acceptance as others measured it with {of.setting} ({of.source}){continued}")
+    return tuple(found)
+
+
 def _check_draft_length(spec: SpeculativeConfig, draft: ModelSpec, method: Method, max_model_len: int) -> None:
     """vLLM 0.32: the draft's ``max_model_len`` exceeds neither what the draft can take nor the target's."""
     if spec.max_model_len is None:
@@ -328,6 +343,7 @@ def deploy(scenario: Scenario) -> Deployment:
     draft, assumed = (head.spec, head.assumed) if head is not None else (None, ())
     if scenario.profile is None and not has_profile(hardware):
         assumed += (f"no kernel was timed on {hardware.name}: rates of its data sheet at assumed efficiencies",)
+    assumed += _published_acceptance(scenario)
     max_model_len = engine.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
         raise ScenarioError(

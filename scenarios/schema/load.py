@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from draftcast.calibration.acceptance.references import reference
 from draftcast.calibration.yaml_text import parse_yaml, write_yaml
 from draftcast.errors import ScenarioError
 from draftcast.files import parse_json, read_text
@@ -54,9 +55,38 @@ _MESSAGES = {
 def validate(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> Scenario:
     """``data`` as a Scenario; ``places`` says which dotted keys came from elsewhere than ``file``."""
     try:
-        return Scenario.model_validate(data)
+        return Scenario.model_validate(_with_rates(data, file, places))
     except ValidationError as error:
         raise one_line(error.errors()[0], data, file, places) from None
+
+
+def _with_rates(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> Mapping[str, Any]:
+    """The mapping with the rates of each acceptance that names a published measurement in their place."""
+    classes = data["workload"].get("classes") if isinstance(data.get("workload"), Mapping) else None
+    holders = {"": data} | {f"workload.classes.{index}.": entry for index, entry in enumerate(_listed(classes))}
+    named = {
+        f"{place}acceptance": holder["acceptance"]
+        for place, holder in holders.items()
+        if isinstance(holder, Mapping)
+        and isinstance(holder.get("acceptance"), Mapping)
+        and "reference" in holder["acceptance"]
+        and not {"model", "rates"} & holder["acceptance"].keys()
+    }
+    result = copy.deepcopy(dict(data)) if named else data
+    for place, section in named.items():
+        try:
+            rates = reference(section["reference"]).unconditional(REFERENCE_POSITIONS)
+        except ScenarioError as error:
+            key = f"{place}.reference"
+            inside = [where for name, where in places.items() if _within(key, name)]
+            raise error.at(file=inside[-1] if inside else file, key=key) from None
+        assert isinstance(result, dict)
+        _assign(result, place, {"model": "per_position", **section, "rates": list(rates)}, file)
+    return result
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def one_line(error: ErrorDetails, data: Any, file: str, places: Mapping[str, str] | None = None) -> ScenarioError:
@@ -102,6 +132,8 @@ def _keys_in(data: Any, location: Sequence[int | str], missing: bool) -> list[st
 
 DEFAULT_SCENARIO = "default"
 SUFFIX = ".yaml"
+REFERENCE_POSITIONS = 16
+"""Rates taken of a published measurement; beyond what was measured they go on with the last conditional rate."""
 # What a method's acceptance looks like, where it is not a rate for each position.
 ACCEPTANCE_EXAMPLES = dict.fromkeys(MATCHING_METHODS, "{model: ngram, match_probability: ..., rates: [...]}") | {
     "eagle_tree": "{model: tree, alpha: ...}"
@@ -230,7 +262,7 @@ def acceptance_places(data: Mapping[str, Any]) -> list[str]:
     classes = (workload.get("classes") if isinstance(workload, Mapping) else None) or []
     own = [
         f"workload.classes.{index}.acceptance"
-        for index, entry in enumerate(classes if isinstance(classes, list) else [])
+        for index, entry in enumerate(_listed(classes))
         if isinstance(entry, Mapping) and entry.get("acceptance") is not None
     ]
     return own if own and len(own) == len(classes) else ["acceptance", *own]

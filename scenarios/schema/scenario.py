@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from draftcast.calibration.acceptance.references import reference
 from draftcast.frozen import Frozen, NonEmpty, Text, nearest_key, one_of, wrong
 from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import Engine
@@ -232,7 +233,8 @@ class Scenario(Frozen):
                     key,
                     None,
                     "required when speculation is on; it has no default because only your data knows it, "
-                    "e.g. {model: per_position, rates: [...]} from a server's spec_decode metrics",
+                    "e.g. {model: per_position, rates: [...]} from a server's spec_decode metrics, or "
+                    "{reference: NAME} of a published measurement (draftcast acceptance list)",
                 )
             self._fits(key, model, spec)
 
@@ -252,6 +254,12 @@ class Scenario(Frozen):
             raise wrong(
                 f"{key}.model", "ngram", f"only for methods {', '.join(MATCHING_METHODS)}; the method is {method}"
             )
+        if model.model == "per_position" and model.reference is not None:
+            measured = reference(model.reference).method
+            if measured != method:
+                raise wrong(
+                    f"{key}.reference", model.reference, f"measured with method {measured}; the method is {method}"
+                )
         if (model.model == "tree") != (method == "eagle_tree"):
             raise wrong(f"{key}.model", model.model, f"tree goes with method eagle_tree only; the method is {method}")
         if isinstance(model, Tree):

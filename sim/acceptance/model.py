@@ -133,6 +133,8 @@ class PerPosition(AcceptanceModel):
 
     model: Literal["per_position"]
     rates: Rates
+    # The published measurement that the rates are of: a name of `draftcast.calibration.acceptance.references`.
+    reference: str | None = None
 
     def unconditional(self, k: int) -> FloatArray:
         return np.array(self.rates[: check_drafts(k, len(self.rates), "acceptance.rates")])
