@@ -201,15 +201,10 @@ def list_references(
     lengths = {name: 1.0 + sum(one.unconditional(k)) for name, one in found.items()}
     if as_json:
         print_json(
-            [
-                {
-                    "name": name,
-                    **one.model_dump(mode="json"),
-                    "rates": one.unconditional(k),
-                    "mean_length": lengths[name],
-                }
+            {
+                name: {**one.model_dump(mode="json"), "rates": one.unconditional(k), "mean_length": lengths[name]}
                 for name, one in found.items()
-            ]
+            }
         )
         return
     rows = [["name", f"tokens a round, k = {k}", "measured to k", "temperature", "source"]]

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from draftcast import InputError, ScenarioError, load_scenario, simulate
+from draftcast import InputError, load_scenario, simulate
+from draftcast.errors import ScenarioError
 from draftcast.scenarios.cli.main import app
 from draftcast.scenarios.run.deployment import assumptions
 from draftcast.scenarios.schema.load import dump_scenario
