@@ -279,7 +279,7 @@ def _published_acceptance(scenario: Scenario) -> tuple[str, ...]:
     """What each acceptance that others measured was measured on, and from where on it is continued."""
     if scenario.speculative_config is None:
         return ()
-    names = {getattr(scenario.acceptance_of(entry.name), "reference", None) for entry in request_classes(scenario)}
+    names = {getattr(scenario.acceptance_of(entry.name), "reference", None) for entry in scenario.request_classes}
     found = []
     for name in sorted(filter(None, names)):
         of = reference(name)
