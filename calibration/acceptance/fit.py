@@ -16,7 +16,6 @@ import yaml
 
 from draftcast.calibration.acceptance.measure import Measurement
 
-MODELS = ("ngram", "per_position")
 WIDTH = 110
 _DIGITS = 6
 _MOST_PERSISTENT = 0.999

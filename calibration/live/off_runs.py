@@ -172,6 +172,10 @@ def _number(data: Any, source: str, *keys: str, least: float = 0.0) -> float:
     return float(data)
 
 
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def _relative_error(mean: float, deviation: Any, requests: int) -> float:
     known = isinstance(deviation, int | float) and not isinstance(deviation, bool) and math.isfinite(deviation)
     return float(deviation) / math.sqrt(requests) / mean if known and mean > 0.0 else 0.0
@@ -194,7 +198,8 @@ def _from_bench(result: Any, source: str) -> OffRun:
     names = ("tpot", "ttft")
     means = {name: _number(result, source, f"mean_{name}_ms") for name in names}
     seconds = _number(result, source, "duration")
-    in_system = requests * (means["ttft"] + means["tpot"] * _mean_output(result, source, requests)) / 1e3
+    mean_output = _number(result, source, "total_output_tokens") / max(requests, 1)
+    in_system = requests * (means["ttft"] + means["tpot"] * mean_output) / 1e3
     in_system /= seconds or math.inf
     rate, clients = result.get("request_rate", "inf"), result.get("max_concurrency")
     if rate in ("inf", None) or rate == math.inf:
@@ -226,10 +231,6 @@ def _from_bench(result: Any, source: str) -> OffRun:
     )
 
 
-def _mean_output(result: Mapping[str, Any], source: str, requests: int) -> float:
-    return _number(result, source, "total_output_tokens") / max(requests, 1)
-
-
 def _lengths(result: Mapping[str, Any], source: str, each: str, total: str, requests: int) -> Tokens:
     """Of every request where the file lists them (``--save-detailed``), else the mean."""
     mean = _number(result, source, total, least=1.0) / max(requests, 1)
@@ -248,10 +249,8 @@ def _from_guidellm(report: Mapping[str, Any], source: str) -> list[OffRun]:
         place = f"{source}#{index + 1}"
         if not isinstance(benchmark, dict) or not isinstance(benchmark.get("metrics"), dict):
             raise InputError("must be a benchmark with metrics", file=place)
-        config = benchmark.get("config") or benchmark.get("args") or {}
-        config = config if isinstance(config, dict) else {}
-        strategy = config.get("strategy")
-        strategy = strategy if isinstance(strategy, dict) else {}
+        config = _mapping(benchmark.get("config") or benchmark.get("args"))
+        strategy = _mapping(config.get("strategy"))
         kind = strategy.get("type_")
         if kind == "throughput":
             continue
@@ -275,13 +274,8 @@ def _guidellm_run(
     metrics: Mapping[str, Any], config: Mapping[str, Any], source: str, load: str, arrivals: Mapping[str, Any]
 ) -> OffRun:
     names = {"mean_tpot_s": "inter_token_latency_ms", "mean_ttft_s": "time_to_first_token_ms"}
-    latency = metrics.get("request_latency")
-    done = latency.get("successful") if isinstance(latency, dict) else None
-    requests = int(_number(done, source, "count"))
-    failed = 0.0
-    totals = metrics.get("request_totals")
-    if isinstance(totals, dict) and isinstance(totals.get("errored"), int):
-        failed = float(totals["errored"])
+    requests = int(_number(_mapping(metrics.get("request_latency")).get("successful"), source, "count"))
+    errored = _mapping(metrics.get("request_totals")).get("errored")
     figures, errors = {}, {}
     for name, key in names.items():
         figures[name] = _number(metrics, source, key, "successful", "mean") / 1e3
@@ -293,10 +287,9 @@ def _guidellm_run(
         )
         for kind in ("prompt", "output")
     )
-    backend = config.get("backend")
-    model = backend.get("model") if isinstance(backend, dict) else None
+    model = _mapping(config.get("backend")).get("model")
     run = OffRun(source, load, requests, figures, errors, arrivals, prompt, output, str(model or ""))
-    return _checked(run, failed)
+    return _checked(run, float(errored) if isinstance(errored, int) else 0.0)
 
 
 # A histogram's sum over its count is a mean; the first that the server has is taken.

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftcast.calibration.acceptance.metrics import read_metrics
+from draftcast.calibration.acceptance.metrics import read_metrics, samples
 from draftcast.errors import InputError, LiveError
 
 HOST = "127.0.0.1"
@@ -241,8 +241,7 @@ _CONFIG = {
     "parallel_config": ("tensor_parallel_size", "data_parallel_size"),
 }
 _SPECULATIVE = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
-_CACHE_INFO = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_CACHE_INFO = "vllm:cache_config_info"
 
 
 @dataclass(frozen=True)
@@ -267,7 +266,7 @@ def server_facts(url: str) -> ServerFacts:
     version = ""
     with contextlib.suppress(LiveError):
         version = str(get_json(f"{url}/version")["version"])
-    with contextlib.suppress(LiveError):
+    with contextlib.suppress(LiveError, InputError):
         config |= _from_metrics(get(f"{url}/metrics"))
     with contextlib.suppress(LiveError):
         # The first answer also collects facts of the system, which takes its time.
@@ -292,7 +291,7 @@ def acceptance_between(before: Path | None, after: Path | None) -> dict[str, Any
 
 
 def _from_metrics(text: str) -> dict[str, Any]:
-    labels = dict(_LABEL.findall(found[1])) if (found := _CACHE_INFO.search(text)) else {}
+    _, _, _, labels = next(samples(text, "/metrics", [_CACHE_INFO]), (0, "", "", {}))
     config: dict[str, Any] = {}
     for name in ("num_gpu_blocks", "block_size"):
         if labels.get(name, "").isdigit():
