@@ -205,19 +205,18 @@ def _match_positions(
     limits: tuple[int, int, np.float32, np.float32],
     max_model_len: int,
     scratch: _Scratch,
-    last_draft: Tokens,
 ) -> tuple[Counts, Counts, int]:
     k, depth, factor, least = limits
     outputs = len(tokens) - prompt_tokens
-    drafted = np.zeros(outputs + 1, dtype=np.int32)
-    accepted = np.zeros(outputs + 1, dtype=np.int32)
+    drafted = np.zeros(outputs, dtype=np.int32)
+    accepted = np.zeros(outputs, dtype=np.int32)
     draft, second, trial = np.zeros(k, np.int32), np.zeros(k, np.int32), np.zeros(k, np.int32)
     for i in range(len(tokens)):
         own.last[tokens[i]] = -1
     length = 0
     for i in range(prompt_tokens):
         length = _append(own, length, tokens[i])
-    for position in range(outputs + 1):
+    for position in range(outputs):
         most = min(k, max_model_len - length - 1)
         limits_here = (most, depth, factor, least)
         count, score = _search(own, 0, length, tokens, length, limits_here, scratch, draft, trial)
@@ -233,20 +232,35 @@ def _match_positions(
         while same < count and length + same < len(tokens) and draft[same] == tokens[length + same]:
             same += 1
         accepted[position] = same
-        last_draft[:count] = draft[:count]
-        if position < outputs:
-            if use_earlier:
-                earlier_length = _append(earlier, earlier_length, tokens[length])
-            length = _append(own, length, tokens[length])
+        if use_earlier:
+            earlier_length = _append(earlier, earlier_length, tokens[length])
+        length = _append(own, length, tokens[length])
     if use_earlier:
         earlier_length = _append(earlier, earlier_length, END)
     return drafted, accepted, earlier_length
 
 
-def _positions(
-    requests: Sequence[tuple[ArrayLike, ArrayLike]], k: int, settings: SuffixSettings, max_model_len: int
-) -> Iterator[tuple[Counts, Counts, Tokens]]:
-    """Per request (drafted, accepted, the last draft), each counting one position more than there are output tokens."""
+def match_positions(
+    requests: Sequence[tuple[ArrayLike, ArrayLike]],
+    k: int,
+    settings: SuffixSettings | None = None,
+    max_model_len: int = UNLIMITED,
+) -> Iterator[tuple[Counts, Counts]]:
+    """What a round started at each output position would draft, and how much of it the known output confirms.
+
+    Position p of a request sees its prompt, its first p output tokens and the outputs of the requests before it. Under
+    greedy decoding exactly the drafts that equal the output are accepted, and drafts never change the text, so these
+    arrays hold every round that any schedule of drafts could run. A draft beyond the output's end counts as rejected.
+
+    Args:
+        requests: (prompt, output) token ids, in order of arrival.
+        k: ``num_speculative_tokens``, drafts per round at most.
+        max_model_len: drafts stop one token below it.
+
+    Yields:
+        drafted, accepted: int32[output tokens] for each request in turn, accepted <= drafted <= k.
+    """
+    settings = settings or SuffixSettings()
     heads = [np.asarray(prompt, dtype=np.int64) for prompt, _ in requests]
     tails = [np.asarray(output, dtype=np.int64) for _, output in requests]
     everything = np.concatenate([*heads, *tails]) if heads else np.zeros(0, np.int64)
@@ -283,44 +297,7 @@ def _positions(
         floor = starts[max(0, index + 1 - cached)] if cached else 0
         there = len(heads) + index
         text = np.concatenate((dense[cuts[index] : cuts[index + 1]], dense[cuts[there] : cuts[there + 1]]))
-        last_draft = np.zeros(k, np.int32)
         drafted, accepted, length = _match_positions(
-            text, len(head), own, earlier, floor, length, cached > 0, limits, max_model_len, scratch, last_draft
+            text, len(head), own, earlier, floor, length, cached > 0, limits, max_model_len, scratch
         )
-        yield drafted, accepted, vocabulary[last_draft[: drafted[-1]]].astype(np.int32)
-
-
-def match_positions(
-    requests: Sequence[tuple[ArrayLike, ArrayLike]],
-    k: int,
-    settings: SuffixSettings | None = None,
-    max_model_len: int = UNLIMITED,
-) -> Iterator[tuple[Counts, Counts]]:
-    """What a round started at each output position would draft, and how much of it the known output confirms.
-
-    Position p of a request sees its prompt, its first p output tokens and the outputs of the requests before it. Under
-    greedy decoding exactly the drafts that equal the output are accepted, and drafts never change the text, so these
-    arrays hold every round that any schedule of drafts could run. A draft beyond the output's end counts as rejected.
-
-    Args:
-        requests: (prompt, output) token ids, in order of arrival.
-        k: ``num_speculative_tokens``, drafts per round at most.
-        max_model_len: drafts stop one token below it.
-
-    Yields:
-        drafted, accepted: int32[output tokens] for each request in turn, accepted <= drafted <= k.
-    """
-    for drafted, accepted, _ in _positions(requests, k, settings or SuffixSettings(), max_model_len):
-        yield drafted[:-1], accepted[:-1]
-
-
-def propose(
-    prompt: ArrayLike,
-    output: ArrayLike,
-    k: int,
-    settings: SuffixSettings | None = None,
-    earlier: Sequence[tuple[ArrayLike, ArrayLike]] = (),
-) -> Tokens:
-    """The draft for one request after ``output``; ``earlier`` requests ran before it. int32[0..k]."""
-    *_, (_, _, draft) = _positions([*earlier, (prompt, output)], k, settings or SuffixSettings(), UNLIMITED)
-    return draft
+        yield drafted, accepted
