@@ -32,7 +32,7 @@ from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
 from draftcast.scenarios.schema.load import load_scenario
-from draftcast.sim.acceptance import compile_acceptance
+from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.compiled.random_streams import request_keys, uniform
 from draftcast.sim.engine.replica import Replica, request_rows
 from draftcast.sim.workload.build_requests import build_requests

@@ -22,7 +22,7 @@ from engine import K, minimal_step_s
 from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, workload_spec
 from draftcast.scenarios.schema.load import load_scenario
-from draftcast.sim.acceptance import compile_acceptance
+from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.engine.replica import Replica, request_rows
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.batch import Batch

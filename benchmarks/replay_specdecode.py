@@ -27,7 +27,9 @@ from numpy.typing import NDArray
 
 from draftcast.scenarios.run.deployment import Deployment, deploy
 from draftcast.scenarios.schema.load import load_scenario
-from draftcast.sim.acceptance import AcceptanceModel, Constant, Trace, compile_acceptance
+from draftcast.sim.acceptance.compile import compile_acceptance
+from draftcast.sim.acceptance.model import AcceptanceModel, Constant
+from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.engine.replica import Replica, check_fits, request_rows
 from draftcast.sim.workload.request_table import RequestTable
 from draftcast.sim.workload.traces import TraceSpec, load_trace

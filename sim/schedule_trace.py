@@ -27,7 +27,8 @@ import numpy as np
 
 from draftcast.errors import InputError
 from draftcast.kernels.model.spec import WINDOWS
-from draftcast.sim.acceptance import Constant, compile_acceptance
+from draftcast.sim.acceptance.compile import compile_acceptance
+from draftcast.sim.acceptance.model import Constant
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.cost.step_time import PARAMS, cost_without_tables

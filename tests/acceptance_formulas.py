@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from draftcast.sim.acceptance import AcceptanceModel, Beta
+from draftcast.sim.acceptance.model import AcceptanceModel, Beta
 
 QUANTILES = 8192
 

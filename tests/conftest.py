@@ -23,7 +23,9 @@ from acceptance_formulas import recording
 from hypothesis import settings as hypothesis_settings
 from paths import DATA
 
-from draftcast.sim.acceptance import AcceptanceModel, Trace, compile_acceptance
+from draftcast.sim.acceptance.compile import compile_acceptance
+from draftcast.sim.acceptance.model import AcceptanceModel
+from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import Method, get_method

@@ -23,7 +23,7 @@ from draftcast.calibration.profile.spec import FrontEnd
 from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
 from draftcast.scenarios.schema.load import load_scenario, to_mapping
-from draftcast.sim.acceptance import compile_acceptance
+from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import make_router
 from draftcast.sim.engine.replica import Replica, request_rows

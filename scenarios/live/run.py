@@ -31,7 +31,7 @@ from draftcast.scenarios.compare.serve_command import served_models, speculative
 from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import to_mapping
-from draftcast.sim.acceptance import Ngram
+from draftcast.sim.acceptance.two_state import Ngram
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 from draftcast.sim.workload.build_requests import build_requests
 from draftcast.sim.workload.request_table import RequestTable

@@ -14,7 +14,7 @@ from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import METHODS, Scenario
 from draftcast.scenarios.schema.changes import value_at
 from draftcast.scenarios.schema.load import acceptance_places, to_mapping
-from draftcast.sim.acceptance import Constant
+from draftcast.sim.acceptance.model import Constant
 from draftcast.sim.cost.methods import get_method
 
 OFF = "off"

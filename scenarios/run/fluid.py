@@ -19,7 +19,8 @@ from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
-from draftcast.sim.acceptance import AcceptanceModel, Trace
+from draftcast.sim.acceptance.model import AcceptanceModel
+from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
 from draftcast.sim.workload.build_requests import build_requests

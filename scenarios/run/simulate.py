@@ -21,7 +21,7 @@ from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.run_directory import make_manifest
 from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, workload_spec
 from draftcast.scenarios.schema import ClosedLoopArrivals, Scenario
-from draftcast.sim.acceptance import compile_acceptance
+from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.data_parallel import DataParallel
 from draftcast.sim.cluster.routers import make_router

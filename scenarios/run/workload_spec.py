@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from draftcast.scenarios.schema import Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.speculation import DEFAULT_TREE
-from draftcast.sim.acceptance import AcceptanceModel, Constant, Trace, Tree, rates_in_another_tree, tree_rates
+from draftcast.sim.acceptance.model import AcceptanceModel, Constant, Tree
+from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.acceptance.tree_shape import rates_in_another_tree, tree_rates
 from draftcast.sim.workload.workload import Workload
 
 

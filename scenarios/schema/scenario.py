@@ -11,7 +11,8 @@ from draftcast.frozen import Frozen, NonEmpty, Text, nearest_key, one_of, wrong
 from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import Engine
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
-from draftcast.sim.acceptance import Acceptance, PerPosition, Tree
+from draftcast.sim.acceptance import Acceptance
+from draftcast.sim.acceptance.model import PerPosition, Tree
 from draftcast.sim.policies import BUILT_IN
 from draftcast.sim.workload.workload import DEFAULT_CLASS, RequestClass, Slo, Workload
 

@@ -10,7 +10,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from draftcast.errors import CapacityError, SimulationError
-from draftcast.sim.acceptance import AcceptanceArrays
+from draftcast.sim.acceptance.compiled import AcceptanceArrays
 from draftcast.sim.compiled.borrowed import Held
 from draftcast.sim.compiled.cache import engine_compilation
 from draftcast.sim.compiled.itl_histogram import ITL_BINS, ITL_SEGMENTS, segment_of

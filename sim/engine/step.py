@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from draftcast.sim.acceptance import accepted_drafts, proposed_drafts
+from draftcast.sim.acceptance.compiled import accepted_drafts, proposed_drafts
 from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.compiled.itl_histogram import ITL_BIN_OFFSET, ITL_BIN_SHIFT, ITL_BINS
 from draftcast.sim.cost.step_time import fill_times, graph_mode, window_of_decode, window_of_prompt

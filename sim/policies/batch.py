@@ -18,7 +18,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.acceptance import has_confidence, survivals
+from draftcast.sim.acceptance.confidence import has_confidence, survivals
 from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.cost.step_time import decode_step_seconds
 from draftcast.sim.state.engine import Engine

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from numba import njit
 
-from draftcast.sim.acceptance import accepted_drafts, proposed_drafts
+from draftcast.sim.acceptance.compiled import accepted_drafts, proposed_drafts
 from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.policies.base import Policy, arrays
 from draftcast.sim.policies.forecast import device_seconds, draft_levels, fill_row_seconds, host_terms, with_host

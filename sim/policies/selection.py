@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from draftcast.sim.acceptance import describe_alike, describe_drafts, forecast_survival, rounds_are_alike
+from draftcast.sim.acceptance.confidence import describe_alike, describe_drafts, forecast_survival, rounds_are_alike
 from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.state.engine import Array, Engine
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftcast.sim.acceptance import AcceptanceArrays
+from draftcast.sim.acceptance.compiled import AcceptanceArrays
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.step_time import StepCost
 

@@ -11,7 +11,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from draftcast.frozen import Duration, Frozen, NonEmpty, Positive, Probability, wrong
-from draftcast.sim.acceptance import Acceptance, Trace
+from draftcast.sim.acceptance import Acceptance
+from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.workload.arrivals import MAX_REQUESTS, Arrivals, ClosedLoopArrivals, TraceArrivals
 from draftcast.sim.workload.lengths import Lengths
 from draftcast.sim.workload.traces import RECORD, TraceSpec

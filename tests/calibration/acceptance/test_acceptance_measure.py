@@ -21,7 +21,7 @@ from draftcast.errors import InputError, TraceError
 from draftcast.kernels.search.suffix import SuffixSettings
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.schema.load import load_scenario
-from draftcast.sim.acceptance import Ngram
+from draftcast.sim.acceptance.two_state import Ngram
 
 DATA = shared_data("data/acceptance")
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from draftcast.calibration.acceptance.metrics import read_metrics
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
-from draftcast.sim.acceptance import PerPosition
+from draftcast.sim.acceptance.model import PerPosition
 
 
 def bench(**changed: Any) -> dict[str, Any]:

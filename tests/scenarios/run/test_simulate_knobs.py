@@ -16,7 +16,7 @@ from draftcast import RunResult, load_scenario, simulate
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.speculation import UNTIMED, SpeculativeConfig
-from draftcast.sim.acceptance import AcceptanceModel
+from draftcast.sim.acceptance.model import AcceptanceModel
 
 SMALL = ("workload.num_requests=200", "statistics.replications=1", "workload.arrivals.request_rate_rps=20")
 FINITE = (

@@ -12,7 +12,7 @@ from request_checks import check_requests
 from draftcast import RunResult, load_scenario, simulate
 from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import METHODS
-from draftcast.sim.acceptance import AcceptanceModel
+from draftcast.sim.acceptance.model import AcceptanceModel
 from draftcast.sim.cost.methods import METHODS as FACTS
 
 SMALL = (

@@ -33,7 +33,7 @@ from draftcast.scenarios.schema.load import (
 )
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 from draftcast.sim import policies
-from draftcast.sim.acceptance import MAX_K
+from draftcast.sim.acceptance.compiled import MAX_K
 from draftcast.sim.cluster import routers
 from draftcast.sim.cost import methods
 

@@ -17,25 +17,13 @@ from paths import shared_data
 from pydantic import TypeAdapter, ValidationError
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.acceptance import (
-    MAX_K,
-    Acceptance,
-    AcceptanceArrays,
-    AcceptanceModel,
-    Beta,
-    Constant,
-    Markov,
-    Ngram,
-    PerPosition,
-    Trace,
-    Tree,
-    accepted_drafts,
-    compile_acceptance,
-    proposed_drafts,
-    rates_in_another_tree,
-    tree_depth_probabilities,
-    tree_rates,
-)
+from draftcast.sim.acceptance import Acceptance
+from draftcast.sim.acceptance.compile import compile_acceptance
+from draftcast.sim.acceptance.compiled import MAX_K, AcceptanceArrays, accepted_drafts, proposed_drafts
+from draftcast.sim.acceptance.model import AcceptanceModel, Beta, Constant, PerPosition, Tree, tree_depth_probabilities
+from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.acceptance.tree_shape import rates_in_another_tree, tree_rates
+from draftcast.sim.acceptance.two_state import Markov, Ngram
 
 SHARED = shared_data("data/acceptance")
 RECORDING = np.random.default_rng(5).integers(0, 6, size=(300, 400))

@@ -10,20 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from draftcast.sim.acceptance import (
-    AcceptanceArrays,
-    AcceptanceModel,
-    Beta,
-    Constant,
-    Markov,
-    Ngram,
-    PerPosition,
-    Trace,
-    Tree,
-    accepted_drafts,
-    compile_acceptance,
-    proposed_drafts,
-)
+from draftcast.sim.acceptance.compile import compile_acceptance
+from draftcast.sim.acceptance.compiled import AcceptanceArrays, accepted_drafts, proposed_drafts
+from draftcast.sim.acceptance.model import AcceptanceModel, Beta, Constant, PerPosition, Tree
+from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.acceptance.two_state import Markov, Ngram
 from draftcast.sim.compiled.borrowed import Held, borrowed, put
 
 N = 20

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from samples import closed_loop
 
-from draftcast.sim.acceptance import Constant
+from draftcast.sim.acceptance.model import Constant
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import make_router
 from draftcast.sim.engine.replica import Replica

@@ -13,7 +13,8 @@ import pytest
 
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.schema.load import load_scenario
-from draftcast.sim.acceptance import Constant, Ngram, Tree
+from draftcast.sim.acceptance.model import Constant, Tree
+from draftcast.sim.acceptance.two_state import Ngram
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.output.results import TIME_COLUMNS
 from draftcast.sim.policies.schedule import BatchSchedule

@@ -19,7 +19,9 @@ from paths import TESTS
 
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.schema.load import load_scenario
-from draftcast.sim.acceptance import Beta, Constant, Ngram, accepted_drafts, proposed_drafts
+from draftcast.sim.acceptance.compiled import accepted_drafts, proposed_drafts
+from draftcast.sim.acceptance.model import Beta, Constant
+from draftcast.sim.acceptance.two_state import Ngram
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import ROUTERS, make_router
 from draftcast.sim.policies.adaptive_verification import AdaptiveVerification

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from request_checks import check_requests, littles_law
 from samples import closed_loop
 
-from draftcast.sim.acceptance import AcceptanceModel, Constant, Ngram, Tree
+from draftcast.sim.acceptance.model import AcceptanceModel, Constant, Tree
+from draftcast.sim.acceptance.two_state import Ngram
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import ROUTERS, make_router
 from draftcast.sim.cost.methods import Method, get_method

@@ -13,7 +13,7 @@ from numba import njit
 import draftcast
 from draftcast.errors import ScenarioError
 from draftcast.scenarios.schema.scenario import POLICIES as SCENARIO_POLICIES
-from draftcast.sim.acceptance import Constant
+from draftcast.sim.acceptance.model import Constant
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.policies import ema_tiers, goodput
 from draftcast.sim.policies.base import Policy

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from draftcast.sim.acceptance import Constant
+from draftcast.sim.acceptance.model import Constant
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.policies import bandit as rule
 from draftcast.sim.policies.bandit import Bandit

@@ -12,20 +12,12 @@ from numba import njit
 
 import draftcast
 from draftcast.errors import ScenarioError
-from draftcast.sim.acceptance import (
-    AcceptanceArrays,
-    AcceptanceModel,
-    Beta,
-    Constant,
-    Markov,
-    PerPosition,
-    Trace,
-    accepted_drafts,
-    compile_acceptance,
-    has_confidence,
-    survivals,
-)
-from draftcast.sim.acceptance.compiled import KIND_BETA, KIND_TRACE
+from draftcast.sim.acceptance.compile import compile_acceptance
+from draftcast.sim.acceptance.compiled import KIND_BETA, KIND_TRACE, AcceptanceArrays, accepted_drafts
+from draftcast.sim.acceptance.confidence import has_confidence, survivals
+from draftcast.sim.acceptance.model import AcceptanceModel, Beta, Constant, PerPosition
+from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.acceptance.two_state import Markov
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.compiled.random_streams import GOLDEN, MIX_1, mix64_array
 from draftcast.sim.policies.base import Policy

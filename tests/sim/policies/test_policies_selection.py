@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from draftcast.sim.acceptance import Beta
+from draftcast.sim.acceptance.model import Beta
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
 from draftcast.sim.policies.base import Policy

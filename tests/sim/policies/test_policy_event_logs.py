@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.acceptance import Beta, Constant, Ngram, Tree
+from draftcast.sim.acceptance.model import Beta, Constant, Tree
+from draftcast.sim.acceptance.two_state import Ngram
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
 from draftcast.sim.policies.bandit import Bandit
