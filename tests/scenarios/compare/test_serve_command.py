@@ -40,6 +40,7 @@ def test_defaults_need_no_flags() -> None:
     ("key", "value", "flags"),
     [
         ("tensor_parallel_size", 2, ["--tensor-parallel-size", "2"]),
+        ("data_parallel_size", 2, ["--data-parallel-size", "2"]),
         ("dtype", "float16", ["--dtype", "float16"]),
         ("quantization", "fp8", ["--quantization", "fp8"]),
         ("kv_cache_dtype", "fp8", ["--kv-cache-dtype", "fp8"]),

@@ -178,7 +178,7 @@ def test_data_parallel_ranks_draft_equally_many_tokens() -> None:
     assert ignored.policy.name == "fixed"
     assert any("vLLM ignores num_speculative_tokens_per_batch_size" in text for text in ignored.assumed)
     error = refused(*MOE, DRAFTS + "}", rates, "policy={name: goodput}")
-    assert "policy.name = goodput" in str(error)
+    assert "policy.name = 'goodput'" in str(error)
     assert "equally many tokens" in str(error)
     assert deployed(
         *MOE[1:], DRAFTS + "}", rates, "policy={name: goodput}", "engine.model=llama-3.1-8b"

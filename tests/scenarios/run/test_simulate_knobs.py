@@ -44,6 +44,7 @@ CLASSES = (
     "workload.classes=[{name: a, share: 0.5, lengths: {prompt_tokens: 100, output_tokens: 50}},"
     " {name: b, share: 0.5, lengths: {prompt_tokens: 300, output_tokens: 150}}]"
 )
+EXPERTS = (f"{SPEC}=null", "engine.model=Qwen3-30B-A3B", "engine.tensor_parallel_size=8")
 SLO = "slo={ttft_ms: 25, tpot_ms: 3.4, e2el_ms: 600, attainment: 0.5}"
 
 
@@ -81,6 +82,10 @@ def as_tuple(overrides: str | tuple[str, ...]) -> tuple[str, ...]:
 KNOBS = [
     Knob("Engine.model", "engine.model=llama-3.2-3b", f"{SPEC}.model=null"),
     Knob("Engine.tensor_parallel_size", "engine.tensor_parallel_size=2"),
+    Knob("Engine.pipeline_parallel_size", "engine.pipeline_parallel_size=2"),
+    Knob("Engine.data_parallel_size", "engine.data_parallel_size=2"),
+    Knob("Engine.enable_expert_parallel", "engine.enable_expert_parallel=true", EXPERTS),
+    Knob("Engine.decode_context_parallel_size", "engine.decode_context_parallel_size=2", EXPERTS),
     Knob("Engine.dtype", "engine.dtype=float32"),
     Knob("Engine.quantization", "engine.quantization=fp8"),
     Knob("Engine.kv_cache_dtype", "engine.kv_cache_dtype=fp8"),
