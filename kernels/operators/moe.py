@@ -43,8 +43,7 @@ def touched_experts(tokens: ArrayLike, num_experts: ArrayLike, top_k: ArrayLike)
 
 # How often a trained router chooses an expert, the most popular first, falls as exp(-x skew) over x = 0 to 1, the share
 # of experts before it. Skew by log2 of the number of experts, constant beyond:
-# 8 experts: the most popular of a layer is chosen about 2.2 times as often as the least (Mixtral, arXiv 2401.04088,
-# section 5). 128: 4.25 gives 90 % of the choices to 51 % of the experts and takes 0.108 of its maximum off the entropy,
+# 8 experts: assumed; the bars of Mixtral's figure 7 (arXiv 2401.04088) differ by about a factor of two. 128: 4.25 gives 90 % of the choices to 51 % of the experts and takes 0.108 of its maximum off the entropy,
 # as counted for Qwen3-30B-A3B over some 1,000 tokens of prose, code and mathematics (51 %, 0.111; over 8,000
 # tokens of one domain 45 %, 0.154: mcp-tool-shop-org/gpu-container, "Routing De-risk").
 _LOG2_EXPERTS, _SKEWS = (3.0, 7.0), (0.8, 4.25)
