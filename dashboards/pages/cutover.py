@@ -92,7 +92,7 @@ class _Page:
     def crossing(self) -> None:
         st.subheader("Advantage of speculation", anchor="advantage")
         words = ("cutover", self.over, self.metric)
-        effort = "near the cutover, up to 600,000 requests; takes about ten seconds"
+        effort = "near the cutover, up to 1,000,000 requests; takes ten to thirty seconds"
         if not self.asked_for(View.CUTOVER_ASKED, words, "Find the cutover", effort):
             st.caption(f"Searches for the {AXIS_WORDS[self.over]} at which speculation stops paying.")
             return

@@ -36,7 +36,7 @@ class Search:
     ] = 0.05
     budget: Annotated[
         int | None,
-        typer.Option(help="Maximum simulated requests per setting (default 600,000), or per map (2,000,000)."),
+        typer.Option(help="Maximum simulated requests per setting (default 1,000,000), or per map (2,000,000)."),
     ] = None
     price: Prices = None
 

@@ -32,7 +32,7 @@ from draftcast.sim.statistics.intervals import Estimate
 
 CUTOVER_METRICS: Mapping[str, Metric] = {**METRICS, COST.name: COST}
 TARGET = 0.05
-BUDGET_REQUESTS = 600_000
+BUDGET_REQUESTS = 1_000_000
 PREDICTED_POINTS = 80
 """Points at which the probability that speculation is better is looked at."""
 STEP_LEVEL_RATES = 40
