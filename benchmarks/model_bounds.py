@@ -21,7 +21,6 @@ from draftcast.calibration.profile.load import load_profile
 from draftcast.errors import DraftcastError
 from draftcast.kernels.model.catalog import load_model, model_names
 from draftcast.kernels.model.spec import WINDOWS, ModelSpec
-from draftcast.kernels.operators.moe import routed_experts, touched_experts
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.engine_config import EngineConfig
@@ -37,10 +36,7 @@ def floor_s(model: ModelSpec, config: EngineConfig, hardware: HardwareSpec, f: s
     tp, dtype, rows = config.tensor_parallel_size, config.weight_dtype, f["tokens"]
     moved = layers.lm_head(model, tp).work(rows, dtype).bytes
     for layer in layers.linear_layers(model, tp):
-        # Experts that a trained router visits; the layer's own work counts those of uniform routing.
-        sizes = layer.num_experts, layer.num_experts_per_tok
-        share = routed_experts(rows, *sizes) / touched_experts(rows, *sizes) if layer.num_experts else 1.0
-        moved = moved + layer.count * layer.work(rows, dtype).bytes * share
+        moved = moved + layer.count * layer.work(rows, dtype).bytes
     moved = moved + layers.context_work(model, f, tp, dtype, config.kv_dtype).bytes
     return float(moved) / hardware.ceilings("attention_decode", "bf16")[1]
 

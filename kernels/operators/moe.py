@@ -41,23 +41,6 @@ def touched_experts(tokens: ArrayLike, num_experts: ArrayLike, top_k: ArrayLike)
     return np.asarray(-experts * np.expm1(as_array(tokens) * missed_by_one), dtype=np.float64)
 
 
-# How often a trained router chooses an expert, the most popular first, falls as exp(-x skew) over x = 0 to 1, the share
-# of experts before it. Skew by log2 of the number of experts, constant beyond:
-# 8 experts: assumed; the bars of Mixtral's figure 7 (arXiv 2401.04088) differ by about a factor of two. 128: 4.25 gives 90 % of the choices to 51 % of the experts and takes 0.108 of its maximum off the entropy,
-# as counted for Qwen3-30B-A3B over some 1,000 tokens of prose, code and mathematics (51 %, 0.111; over 8,000
-# tokens of one domain 45 %, 0.154: mcp-tool-shop-org/gpu-container, "Routing De-risk").
-_LOG2_EXPERTS, _SKEWS = (3.0, 7.0), (0.8, 4.25)
-_PLACES = (np.arange(128) + 0.5) / 128
-
-
-def routed_experts(tokens: ArrayLike, num_experts: int, top_k: int) -> FloatArray:
-    """Expected number of distinct experts visited by tokens of many texts under a trained router."""
-    popularity = np.exp(-_PLACES * np.interp(math.log2(num_experts), _LOG2_EXPERTS, _SKEWS))
-    chosen = np.minimum(top_k / num_experts * popularity / popularity.mean(), 1.0 - 1e-15)
-    missed = np.exp(as_array(tokens)[..., None] * np.log1p(-chosen))
-    return np.asarray(num_experts * (1.0 - missed.mean(axis=-1)), dtype=np.float64)
-
-
 def moe_work(
     m: ArrayLike,
     k: ArrayLike,

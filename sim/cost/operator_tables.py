@@ -19,7 +19,6 @@ from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import attention_work, layer_shape
 from draftcast.kernels.operators.cost import Work
 from draftcast.kernels.operators.gated_delta import gated_delta_work, linear_shape
-from draftcast.kernels.operators.moe import routed_experts, touched_experts
 from draftcast.kernels.operators.sampler import sampler_work
 from draftcast.kernels.operators.sparse import indexer_work
 from draftcast.kernels.work import layers
@@ -110,8 +109,7 @@ class OperatorTables:
             if table is not None:
                 return layer.count * table
         work = layer.work(rows, self.dtype).scale(layer.count)
-        table = self.fitted("moe" if layer.num_experts else family, dtype, work, rows, layer.count)
-        return table * _routed_share(layer, rows) if layer.num_experts else table
+        return self.fitted("moe" if layer.num_experts else family, dtype, work, rows, layer.count)
 
     def collective(self, bytes_moved: FloatArray, message: FloatArray, rows: IntArray, launches: float) -> FloatArray:
         """``launches`` equal collectives of ``message`` bytes on each rank, of which a rank sends ``bytes_moved``."""
@@ -221,7 +219,7 @@ class OperatorTables:
             num_experts=down.num_experts,
             top_k=down.num_experts_per_tok,
         )
-        return None if table is None else down.count * table * _routed_share(down, rows)
+        return None if table is None else down.count * table
 
     def _elementwise(self, model: ModelSpec, rows: IntArray, *, experts_measured: bool) -> FloatArray:
         """Norms, rotary, activations and the rest of a pass; kernels that were measured by name count as measured."""
@@ -415,13 +413,6 @@ class OperatorTables:
         decode["verify_measured"] = bool(of_decodes.measured[1:].any())
         dtypes = (self.wide_dtype, kv_cache_dtype)
         return measured_launches(decode, self.profile.measured, of_prompts, of_decodes, dtypes, **heads)
-
-
-def _routed_share(layer: layers.LinearLayer, rows: IntArray) -> FloatArray:
-    """Experts that a trained router visits over those that the timings visit, whose routing is uniform; (rows, 1)."""
-    sizes = layer.num_experts, layer.num_experts_per_tok
-    uniform = np.maximum(touched_experts(rows, *sizes), 1e-9)
-    return np.where(rows > 0, routed_experts(rows, *sizes) / uniform, 1.0)[:, None]
 
 
 def _no_kind() -> Record:

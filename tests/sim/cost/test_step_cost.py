@@ -16,7 +16,7 @@ from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import OPERATORS, Host, Launch, OperatorFit, RooflineProfile
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.spec import ModelSpec
-from draftcast.kernels.operators.moe import routed_experts
+from draftcast.kernels.operators.moe import touched_experts
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost import step_time as st
@@ -299,7 +299,7 @@ def test_moe_bytes_grow_with_the_tokens() -> None:
     cost = tiny_cost(model=model, profile=ideal_profile(fast), hardware=fast)
     seconds = [timed(cost, tokens=rows)["target_s"] for rows in (1, 2, 4, 64)]
     expert = 3 * 2.0 * model.hidden_size * model.moe_intermediate_size / fast.memory_bandwidth_bytes_per_s
-    touched = routed_experts([1, 2, 4, 64], 8, 2)
+    touched = touched_experts([1, 2, 4, 64], 8, 2)
     for i in range(3):
         grown = 32 * expert * (touched[i + 1] - touched[i])
         assert seconds[i + 1] - seconds[i] == pytest.approx(grown, rel=0.05)
