@@ -114,6 +114,7 @@ def _scheduler(w: dict[str, Any]) -> tuple[Scheduler, bool]:
             **{name: w[name] for name in OPTIONAL if name in w},
         ),
     )
+    config.scheduler_config.async_scheduling = is_async  # validation turns it off on a CPU
     config.cache_config.num_gpu_blocks = w["num_blocks"]
     stages = parallel.pipeline_parallel_size = w.get("pipeline_parallel_size", 1)  # after validation, as below
     if config.speculative_config is not None:
