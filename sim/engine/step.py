@@ -592,7 +592,9 @@ def advance(ref: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -
     collected = 0
     while True:
         if e.phase == PHASE_SCHEDULE:
-            if e.num_running == 0 and e.num_waiting == 0 and e.in_flight == 0:
+            if e.num_running == 0 and e.num_waiting == 0 and e.in_flight == e.empty_batches:
+                # Empty batches that are left are taken at once, or the clock would stand still.
+                e.in_flight = e.empty_batches = 0
                 if e.next_arrival == e.num_arrivals:
                     return STOP_IDLE
                 arrival_s = s.requests[s.arrivals[e.next_arrival]].arrival_s

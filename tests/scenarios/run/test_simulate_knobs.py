@@ -278,6 +278,7 @@ KNOBS = [
     Knob("Scenario.acceptance", acceptance("model: constant, alpha: 0.2")),
     Knob("ConstantAcceptance.alpha", "acceptance.alpha=0.9", acceptance("model: constant, alpha: 0.2")),
     Knob("PerPositionAcceptance.rates", "acceptance.rates=[0.9, 0.8, 0.7]"),
+    Knob("PerPositionAcceptance.reference", "acceptance={reference: llama-3.1-8b-instruct/eagle3/mt-bench/specforge}"),
     Knob("BetaAcceptance.mean", "acceptance.mean=0.8", acceptance("model: beta, mean: 0.5, concentration: 4")),
     Knob(
         "BetaAcceptance.concentration",
