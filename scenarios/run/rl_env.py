@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from draftcast.errors import ScenarioError, SimulationError
 from draftcast.kernels.extras import require
 from draftcast.scenarios.run.deployment import deploy
-from draftcast.scenarios.run.simulate import build_replicas
+from draftcast.scenarios.run.simulate import build_replicas, front_end_s
 from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
@@ -97,10 +97,11 @@ class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         else:
             run_seed = replication_seed(self._scenario.statistics.seed, int(replication))
         table = build_requests(self._spec, run_seed, None, self._deployment.settings.max_model_len, self._traces)
+        self._arrival_s = table.arrival_s  # of the client; the engine has a request once the front end is done with it
+        table = replace(table, arrival_s=table.arrival_s + front_end_s(self._scenario, self._deployment, table))
         (replica,) = build_replicas(self._scenario, self._deployment, table, run_seed)
         (self._replica,) = replica.ranks
         self._replica.submit(np.arange(len(table), dtype=np.uint32))
-        self._arrival_s = table.arrival_s
         self._arrived = self._in_system = self._emitted = 0
         self._now_s = 0.0
         self._ended_s: list[float] = []
