@@ -174,9 +174,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
 def test_fitted_model_reproduces_the_measured_rounds(method: str, k: int) -> None:
     log = random_log(40)
     measured = am.measure_ngram(log, k, 2, 3) if method == "ngram" else am.measure_suffix(log, k)
-    section = fit.ngram_model(measured)
-    section.pop("model")
-    model = Ngram(**{**section, "rates": tuple(section["rates"])})
+    model = Ngram.model_validate(fit.ngram_model(measured))
     assert model.draft_share(k) == pytest.approx(measured.figures["draft_share"].value, abs=1e-4)
     assert model.unconditional(k) == pytest.approx([rate.value for rate in measured.rates], abs=1e-4)
     assert model.mean_acceptance_length(k) == pytest.approx(measured.figures["mean_acceptance_length"].value, abs=1e-3)

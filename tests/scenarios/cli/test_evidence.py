@@ -54,5 +54,5 @@ def test_measured_stands_beside_forecast(command: str, tmp_path: Path) -> None:
 def test_the_table_names_the_reasons() -> None:
     answer = CliRunner().invoke(app, ["evidence", "--source", "wtdcode"])
     assert answer.exit_code == 0
-    assert "sparse attention is not known" in answer.stdout
+    assert "input_tokens: not given" in answer.stdout
     assert "0 of 1 points" in answer.stdout
