@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -256,7 +257,14 @@ class Scenario(Frozen):
                 f"{key}.model", "ngram", f"only for methods {', '.join(MATCHING_METHODS)}; the method is {method}"
             )
         if model.model == "per_position" and model.reference is not None:
-            measured = reference(model.reference).method
+            published = reference(model.reference)
+            if not all(map(math.isclose, model.rates, published.unconditional(len(model.rates)))):
+                raise wrong(
+                    f"{key}.rates",
+                    list(model.rates),
+                    f"are not those of {model.reference}; give {{reference: NAME}} alone, or rates without it",
+                )
+            measured = published.method
             if measured != method:
                 raise wrong(
                     f"{key}.reference", model.reference, f"measured with method {measured}; the method is {method}"

@@ -39,6 +39,12 @@ def test_a_scenario_with_it_is_read_back(tmp_path: Path) -> None:
     assert load_scenario(tmp_path / "scenario.yaml") == scenario
 
 
+def test_a_name_beside_other_rates_is_refused() -> None:
+    """The bundled scenario gives rates: a name alone would change nothing."""
+    with pytest.raises(ScenarioError, match=r"acceptance\.rates.*are not those of .*specforge"):
+        load_scenario(overrides=[f"acceptance.reference={MT_BENCH}/specforge"])
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
