@@ -118,13 +118,14 @@ def _disagreement(scenario: Scenario, deployment: Deployment) -> tuple[float, fl
 
     Half of the largest difference between the profile and another, over batches of 1, 2, 4, ... requests.
     """
-    names = profiles_of(deployment.hardware.name)
-    if deployment.profile.name not in names:
-        return 0.0, 0.0
+    names = set(profiles_of(deployment.hardware.name))
+    others = names - {deployment.profile.name}
+    if not others or others == names:
+        return 0.0, 0.0  # the only one, or one of the user's own
     scenario = with_values(scenario, {"correction": None})  # of the scenario's own profile
     sides = (without_speculation(scenario), *([scenario] if scenario.speculative_config is not None else []))
     largest = [0.0, 0.0]
-    for name in set(names) - {deployment.profile.name}:
+    for name in others:
         differences = []
         for side in sides:
             try:
