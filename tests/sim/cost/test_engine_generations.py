@@ -215,6 +215,8 @@ def test_a_step_lasts_as_long_as_its_outputs_take_to_be_sent() -> None:
         assert seconds(one, 256) == pytest.approx(256 * each_s)
         assert seconds(four, 256) < 0.6 * 256 * each_s
         assert seconds(one, 8) == seconds(four, 8) > 8 * each_s
+    shared = cost_of("llama-3.2-1b", api_server_count=4, data_parallel_size=4)
+    assert seconds(shared, 256) == pytest.approx(256 * each_s), "four servers for four ranks"
     with pytest.raises(ScenarioError, match="api_server_count"):
         EngineConfig(api_server_count=0)
 
