@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from draftcast.calibration.profile.spec import AffineProfile
 from draftcast.errors import CapacityError
@@ -128,19 +128,25 @@ class BehindFrontEnd(ClosedLoopArrivals):
         return super().draw_think_s(seed, n) + self.added_s
 
 
+def front_end_work_s(deployment: Deployment, prompt_tokens: ArrayLike) -> NDArray[np.float64]:
+    """Seconds that an API server works on a request of each prompt, alone; 0: a whole-step fit knows no front end."""
+    constants = deployment.settings.generation.constants
+    work_s = constants.front_end_request_s.value + constants.front_end_token_s.value * np.asarray(prompt_tokens, float)
+    return work_s * (not isinstance(deployment.profile, AffineProfile))
+
+
 def front_end_s(scenario: Scenario, deployment: Deployment, table: RequestTable) -> NDArray[np.float64]:
     """Seconds from the sending of each request until its engine has it, shape [requests].
 
     The API servers of all replicas take requests in turn, and each works on one at a time. Clients of a closed loop
-    wait for its work alone. A whole-step fit knows no front end.
+    wait for its work alone.
     """
-    settings, constants = deployment.settings, deployment.settings.generation.constants
-    work_s = constants.front_end_request_s.value + constants.front_end_token_s.value * table.prompt_tokens
-    work_s = work_s * (not isinstance(deployment.profile, AffineProfile))
+    work_s = front_end_work_s(deployment, table.prompt_tokens)
     more_s = scenario.correction.front_end_s if scenario.correction is not None else 0.0
     if isinstance(scenario.workload.arrivals, ClosedLoopArrivals):
         return np.full(len(table), work_s.mean() + more_s)
-    done_s, servers = np.empty(len(table)), settings.api_server_count * scenario.cluster.replicas
+    done_s = np.empty(len(table))
+    servers = deployment.settings.api_server_count * scenario.cluster.replicas
     for server in range(servers):
         mine = slice(server, None, servers)
         busy_s = np.cumsum(work_s[mine])

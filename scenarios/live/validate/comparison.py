@@ -26,6 +26,7 @@ from draftcast.scenarios.live.validate.forecast import (
     live_requests,
 )
 from draftcast.scenarios.live.validate.question import Question, measured_acceptance, question
+from draftcast.scenarios.run.simulate import front_end_work_s
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.output.metrics import summarise
@@ -232,9 +233,8 @@ def _front_end(asked: Question) -> FrontEnd:
     """The fit's, if it measured one; a profile of kernels has what the engine's generation takes into the engine."""
     if isinstance(asked.deployment.profile, AffineProfile):
         return asked.deployment.profile.front_end or NOTHING
-    constants = asked.deployment.settings.generation.constants
-    prompts_s = constants.front_end_token_s.value * float(asked.table.prompt_tokens.mean())
-    return FrontEnd(constants.front_end_request_s.value + prompts_s, 0.0, 0.0, 0.0)
+    work_s = front_end_work_s(asked.deployment, asked.table.prompt_tokens)
+    return FrontEnd(float(work_s.mean()), 0.0, 0.0, 0.0)
 
 
 def _shares(measured: float, values: list[float]) -> dict[str, float]:
