@@ -19,7 +19,7 @@ class EngineConfig:
         version: engine and version, as ``vllm 0.32``; with ``is_moe``, whether the target has experts, its generation.
         data_parallel_size: ranks with a scheduler of their own; those of a model with experts step together.
         enable_expert_parallel: whole experts are spread over all tensor- and data-parallel ranks.
-        decode_context_parallel_size: tensor-parallel ranks that hold every so-manieth token of the KV cache.
+        decode_context_parallel_size: tensor-parallel ranks that share out the tokens of the KV cache.
         method: what drafts; of a tree method with its width and nodes.
         num_speculative_tokens: the configured k, of a tree its depth; 0 with method ``none``.
         is_dynamic: drafts vary by a schedule or policy, so one-token admissions are not padded.

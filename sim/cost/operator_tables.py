@@ -55,7 +55,7 @@ class OperatorTables:
         tp: tensor-parallel ranks.
         dp: data-parallel ranks that step together; routed experts are spread over ``tp x dp`` ranks.
         expert_parallel: the ranks hold whole experts, not a part of each.
-        dcp: tensor-parallel ranks that hold every so-manieth token of the KV cache.
+        dcp: tensor-parallel ranks that share out the tokens of the KV cache.
         triton_experts: fp8 experts run by Triton's kernels where they were timed.
     """
 
