@@ -251,12 +251,21 @@ def launch(ref: Engine, slot: int) -> None:
     e.in_flight += 1
     batch.rejected_draft_s = batch.rejected_target_s = 0.0
     if batch.rejected_rows > 0:
-        fill_times(s.cost, s.kept_features[0], 0.0, t)
-        # Measured tables may be faster at more rows, but no cause takes less than no time or more than its whole.
-        draft_s = batch.draft_s - t.draft_s
-        target_s = batch.target_s - t.target_s - t.sample_s
-        batch.rejected_draft_s = min(max(draft_s, 0.0), batch.draft_s)
-        batch.rejected_target_s = min(max(target_s, 0.0), batch.target_s - batch.prefill_s)
+        _time_rejected(ref, slot)
+
+
+@njit(cache=True)
+def _time_rejected(ref: Engine, slot: int) -> None:
+    """Of the drafts that are rejected: the batch's time less what its other rows alone would take."""
+    s = borrowed(ref)
+    batch = s.batch[slot]
+    t = s.times[0]
+    fill_times(s.cost, s.kept_features[0], 0.0, t)
+    # Measured tables may be faster at more rows, but no cause takes less than no time or more than its whole.
+    draft_s = batch.draft_s - t.draft_s
+    target_s = batch.target_s - t.target_s - t.sample_s
+    batch.rejected_draft_s = min(max(draft_s, 0.0), batch.draft_s)
+    batch.rejected_target_s = min(max(target_s, 0.0), batch.target_s - batch.prefill_s)
 
 
 @njit(cache=True)
@@ -286,7 +295,8 @@ def time_batch(ref: Engine, rows: float, others: float, group: float, mode: int)
     """
     s = borrowed(ref)
     e = s.engine[0]
-    batch = s.batch[(e.first_batch + e.in_flight) & s.config[0].last_slot]
+    slot = (e.first_batch + e.in_flight) & s.config[0].last_slot
+    batch = s.batch[slot]
     f = s.features[0]
     t = s.times[0]
     f.tokens = rows
@@ -305,10 +315,7 @@ def time_batch(ref: Engine, rows: float, others: float, group: float, mode: int)
         kept.tokens = max(kept.tokens, others)
         kept.group_tokens = max(group - batch.rejected_rows, kept.tokens)
         kept.graph_mode = mode
-        fill_times(s.cost, kept, 0.0, t)
-        batch.rejected_draft_s = min(max(batch.draft_s - t.draft_s, 0.0), batch.draft_s)
-        rejected_s = batch.target_s - t.target_s - t.sample_s
-        batch.rejected_target_s = min(max(rejected_s, 0.0), batch.target_s - batch.prefill_s)
+        _time_rejected(ref, slot)
         kept.group_tokens = 0.0
     f.group_tokens = 0.0
 
