@@ -182,6 +182,12 @@ def test_ema_tiers_has_a_tier_per_batch_size(build_case: Any) -> None:
     assert seen == {(2, 0), (1, 2)}
 
 
+def drafts_of(build_case: Any, policy: Policy, alpha: float) -> list[int]:
+    """What a policy decides for one long request whose drafts are accepted with probability ``alpha``."""
+    accept = Constant(model="constant", alpha=alpha)
+    return decisions(build_case([4], [150], method="ngram", k=3, policy=policy, accept=accept, seed=5, **LONG))
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -197,18 +203,7 @@ def test_every_parameter_of_ema_tiers_matters(build_case: Any, change: dict[str,
     def drafts(**parameters: Any) -> list[int]:
         base = {"tiers": [Tier(1, (1, 3))], "ema_alpha": 0.2, "update_interval": 5, "warmup_batches": 10}
         policy = EmaTiers(**{**base, **parameters})
-        return decisions(
-            build_case(
-                [4],
-                [150],
-                method="ngram",
-                k=3,
-                policy=policy,
-                accept=Constant(model="constant", alpha=0.35),
-                seed=5,
-                **LONG,
-            )
-        )
+        return drafts_of(build_case, policy, 0.35)
 
     assert drafts(**change) != drafts()
 
@@ -217,18 +212,7 @@ def test_every_parameter_of_ema_tiers_matters(build_case: Any, change: dict[str,
 def test_every_parameter_of_goodput_matters(build_case: Any, change: dict[str, Any]) -> None:
     def drafts(**parameters: Any) -> list[int]:
         policy = Goodput(**{"weight": 0.1, "initial_acceptance": 0.5, "probe_interval_steps": 64, **parameters})
-        return decisions(
-            build_case(
-                [4],
-                [150],
-                method="ngram",
-                k=3,
-                policy=policy,
-                accept=Constant(model="constant", alpha=0.3),
-                seed=5,
-                **LONG,
-            )
-        )
+        return drafts_of(build_case, policy, 0.3)
 
     assert drafts(**change) != drafts()
 
