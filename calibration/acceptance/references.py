@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Annotated, Literal, Self
 
@@ -66,7 +67,6 @@ class Reference(Frozen):
         from scipy.optimize import isotonic_regression
 
         rates = list(self.rates)
-        share = rates[-1] / rates[-2] if len(rates) > 1 and rates[-2] else rates[0] if rates else 1.0
         if self.mean_lengths:
             drafts, lengths = np.transpose([(0.0, 1.0), *self.mean_lengths])
             positions = np.diff(drafts)
@@ -76,9 +76,17 @@ class Reference(Frozen):
                 last = rates[-1] if rates else 1.0
                 share = _conditional(count, (goal - sum(rates)) / last if last else 0.0)
                 rates += [last * share**position for position in range(1, count + 1)]
-        while len(rates) < k:
-            rates.append(rates[-1] * share)
-        return tuple(rates[:k])
+        return continued(rates, k)
+
+
+def continued(rates: Sequence[float], k: int) -> tuple[float, ...]:
+    """The first k unconditional rates; beyond those given each goes on with the last conditional rate."""
+    longer = list(rates[:k])
+    before = [1.0, *rates][-2]
+    share = rates[-1] / before if before > 0.0 else 0.0
+    while len(longer) < k:
+        longer.append(longer[-1] * share)
+    return tuple(longer)
 
 
 class _File(Frozen):

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from draftcast.calibration.acceptance.references import continued
 from draftcast.errors import InputError
 from draftcast.kernels.model.catalog import is_bundled_model, load_model
 from draftcast.kernels.model.heads import has_head, is_bundled_head, public_head
@@ -295,10 +296,10 @@ def _search(
     elif drafts and accepted and emitted:
         share = min(1.0, float(drafts) / (float(emitted) - float(accepted)))
     else:
-        rates = list(_MATCHED_RATES[:k])
+        rates = list(continued(_MATCHED_RATES, k))
         share = min(1.0, (mean - 1) / sum(rates))
         reading.assumed["acceptance"] = f"{sum(rates):.2f} accepted tokens in a round with a match"
-        return {"model": "ngram", "match_probability": share, "rates": rates + rates[-1:] * (k - len(rates))}
+        return {"model": "ngram", "match_probability": share, "rates": rates}
     if rates is None:
         return {"model": "ngram", "match_probability": share, "alpha": alpha_of(min(mean, k + 1), k)}
     return {"model": "ngram", "match_probability": share, "rates": rates}

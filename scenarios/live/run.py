@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from draftcast.calibration.acceptance.references import continued
 from draftcast.calibration.live import continuation as texts
 from draftcast.calibration.live.checkpoint import DTYPES, TARGET, draft_folder
 from draftcast.calibration.live.continuation import Continuation, DraftLayout, NgramTarget, Prompts
@@ -135,7 +136,7 @@ def ngram_target(scenario: Scenario) -> NgramTarget | None:
         assert acceptance.alpha is not None  # the schema has one of the two
         rates = tuple(acceptance.alpha**position for position in range(1, spec.k + 1))
     lookup_min = spec.prompt_lookup_min or spec.prompt_lookup_max or _PROMPT_LOOKUP
-    return NgramTarget(acceptance.match_probability, rates[: spec.k], lookup_min)
+    return NgramTarget(acceptance.match_probability, continued(rates, spec.k), lookup_min)
 
 
 def load_plan(

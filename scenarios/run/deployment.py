@@ -30,6 +30,7 @@ from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import MOST_BLOCKS
 from draftcast.scenarios.schema.load import to_mapping
 from draftcast.scenarios.schema.references import put_checksums
+from draftcast.sim.acceptance.compiled import MAX_K
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.memory import MemoryBudget, memory_budget
 from draftcast.sim.cost.methods import Method, get_method
@@ -275,18 +276,16 @@ def _draft(scenario: Scenario, method: Method, model: ModelSpec) -> Head | None:
     return Head(draft)
 
 
-def _published_acceptance(scenario: Scenario) -> tuple[str, ...]:
-    """What each acceptance that others measured was measured on, and from where on it is continued."""
-    if scenario.speculative_config is None:
-        return ()
-    names = {getattr(scenario.acceptance_of(entry.name), "reference", None) for entry in scenario.request_classes}
-    found = []
-    for name in sorted(filter(None, names)):
-        of = reference(name)
-        beyond = f"; beyond {of.measured_to} drafts the last conditional rate goes on"
-        continued = beyond if scenario.num_speculative_tokens > of.measured_to else ""
-        found.append(f"acceptance as others measured it with {of.setting} ({of.source}){continued}")
-    return tuple(found)
+def _assumed_acceptance(scenario: Scenario) -> tuple[str, ...]:
+    """What each acceptance that others measured was measured on, and from where on rates are continued."""
+    models = [scenario.acceptance_of(entry.name) for entry in scenario.request_classes]
+    named = sorted({name for model in models if (name := getattr(model, "reference", None)) is not None})
+    notes = [f"acceptance as others measured it with {of.setting} ({of.source})" for of in map(reference, named)]
+    known = min((model.known_positions() or MAX_K for model in models if model is not None), default=MAX_K)
+    if scenario.num_speculative_tokens > known:
+        plural = "" if known == 1 else "s"
+        notes.append(f"acceptance is known for {known} draft{plural}; beyond, the last conditional rate goes on")
+    return tuple(notes)
 
 
 def _check_draft_length(spec: SpeculativeConfig, draft: ModelSpec, method: Method, max_model_len: int) -> None:
@@ -343,7 +342,7 @@ def deploy(scenario: Scenario) -> Deployment:
     draft, assumed = (head.spec, head.assumed) if head is not None else (None, ())
     if scenario.profile is None and not has_profile(hardware):
         assumed += (f"no kernel was timed on {hardware.name}: rates of its data sheet at assumed efficiencies",)
-    assumed += _published_acceptance(scenario)
+    assumed += _assumed_acceptance(scenario)
     max_model_len = engine.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
         raise ScenarioError(

@@ -54,8 +54,8 @@ def traffic(table: RequestTable, models: Sequence[AcceptanceModel]) -> Traffic:
     prompt = table.prompt_tokens.astype(np.float64)
     output = np.maximum(table.output_tokens.astype(np.float64), 1.0)
     # A recorded acceptance comes with the requests.
-    recorded = Trace.of_recording(table.acceptance_offsets, table.acceptance_lengths)
-    models = [recorded if isinstance(model, Trace) else model for model in models]
+    recording = table.acceptance_offsets, table.acceptance_lengths
+    models = [model.of_recording(*recording) if isinstance(model, Trace) else model for model in models]
     by_class = np.bincount(table.class_id, weights=output, minlength=len(models))
     return Traffic(
         prompt_tokens=float(prompt.mean()),

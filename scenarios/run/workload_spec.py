@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from draftcast.calibration.acceptance.references import continued
 from draftcast.scenarios.schema import Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.speculation import DEFAULT_TREE
 from draftcast.sim.acceptance.model import AcceptanceModel, Constant, Tree
@@ -45,7 +46,8 @@ def _shaped(model: Tree, spec: SpeculativeConfig) -> Tree:
     """The model for the shape of the tree that is simulated."""
     if model.rates is not None:
         measured = (model.tree_width or DEFAULT_TREE[0], model.max_tree_nodes or DEFAULT_TREE[1])
-        return Tree(model="tree", rates=rates_in_another_tree(model.rates, measured, spec.tree_shape, spec.k))
+        rates = continued(model.rates, max(spec.k, len(model.rates)))
+        return Tree(model="tree", rates=rates_in_another_tree(rates, measured, spec.tree_shape, spec.k))
     if model.widths is not None:
         return model
     return Tree(model="tree", rates=tuple(tree_rates(model.alpha or 0.0, spec.k, *spec.tree_shape).tolist()))

@@ -75,13 +75,18 @@ def _with_rates(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -
     result = copy.deepcopy(dict(data)) if named else data
     for place, section in named.items():
         try:
-            rates = reference(section["reference"]).unconditional(REFERENCE_POSITIONS)
+            published = reference(section["reference"])
         except ScenarioError as error:
             key = f"{place}.reference"
             inside = [where for name, where in places.items() if _within(key, name)]
             raise error.at(file=inside[-1] if inside else file, key=key) from None
         assert isinstance(result, dict)
-        _assign(result, place, {"model": "per_position", **section, "rates": list(rates)}, file)
+        _assign(
+            result,
+            place,
+            {"model": "per_position", **section, "rates": list(published.unconditional(published.measured_to))},
+            file,
+        )
     return result
 
 
@@ -132,8 +137,6 @@ def _keys_in(data: Any, location: Sequence[int | str], missing: bool) -> list[st
 
 DEFAULT_SCENARIO = "default"
 SUFFIX = ".yaml"
-REFERENCE_POSITIONS = 16
-"""Rates taken of a published measurement; beyond what was measured they go on with the last conditional rate."""
 # What a method's acceptance looks like, where it is not a rate for each position.
 ACCEPTANCE_EXAMPLES = dict.fromkeys(MATCHING_METHODS, "{model: ngram, match_probability: ..., rates: [...]}") | {
     "eagle_tree": "{model: tree, alpha: ...}"

@@ -14,6 +14,7 @@ from draftcast.scenarios.schema.engine import Engine
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 from draftcast.sim.acceptance import Acceptance
 from draftcast.sim.acceptance.model import PerPosition, Tree
+from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.policies import BUILT_IN
 from draftcast.sim.workload.workload import DEFAULT_CLASS, RequestClass, Slo, Workload
 
@@ -243,14 +244,22 @@ class Scenario(Frozen):
     @staticmethod
     def _fits(key: str, model: Acceptance, spec: SpeculativeConfig) -> None:
         method = spec.resolved_method
-        known = model.known_positions()
-        if known is not None and known < spec.k:
-            part = "rates" if getattr(model, "rates", None) else "widths"
+        if model.max_drafts() < spec.k:
+            assert isinstance(model, Tree)
             raise wrong(
-                f"{key}.{part}",
-                list(getattr(model, part)),
-                f"{known} {part} do not cover engine.speculative_config.num_speculative_tokens = {spec.k}; "
-                f"give {spec.k} or more",
+                f"{key}.widths",
+                list(model.widths or ()),
+                f"{model.max_drafts()} widths do not cover engine.speculative_config.num_speculative_tokens = "
+                f"{spec.k}; give {spec.k} or more",
+            )
+        if isinstance(model, Trace) and (model.match_probability is None) == (method in MATCHING_METHODS):
+            raise wrong(
+                f"{key}.match_probability",
+                model.match_probability,
+                f"required for method {method}: a recording does not tell a round that found no draft from one whose "
+                "drafts were all rejected; give the share of rounds with a draft (draftcast acceptance measure), or 1"
+                if model.match_probability is None
+                else f"only for methods {', '.join(MATCHING_METHODS)}; the method is {method}",
             )
         if model.model == "ngram" and method not in MATCHING_METHODS:
             raise wrong(

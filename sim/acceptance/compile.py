@@ -15,6 +15,7 @@ from draftcast.sim.acceptance.compiled import (
     MAX_K,
     N_PARAMS,
     P_CONFIDENCE,
+    P_STATIONARY,
     AcceptanceArrays,
 )
 from draftcast.sim.acceptance.model import AcceptanceModel, Beta, check_drafts
@@ -67,7 +68,7 @@ def compile_acceptance(
     for c, discrimination in enumerate(confidence or [None] * len(models)):
         params[c, P_CONFIDENCE] = -1.0 if discrimination is None else discrimination
     has_confidence = bool((params[:, P_CONFIDENCE] >= 0.0).any())
-    has_chain = bool(np.isin(kinds, (KIND_MARKOV, KIND_NGRAM)).any())
+    draws_matches = bool(np.isin(kinds, (KIND_MARKOV, KIND_NGRAM)).any())
     recorded_offsets, recorded_lengths = np.zeros(0, np.int64), np.zeros(0, np.uint8)
     if (kinds == KIND_TRACE).any():
         if offsets is None or lengths is None:
@@ -79,17 +80,21 @@ def compile_acceptance(
         if len(bare):
             message = f"acceptance model trace needs a recording for every request; request {bare[0]} has none"
             raise ScenarioError(message, key="acceptance_lengths")
-        if has_confidence:
-            rates = Trace.of_recording(recorded_offsets, recorded_lengths).conditional(k)
-            conditional[kinds == KIND_TRACE, :k] = rates
+        for c, model in enumerate(models):
+            if isinstance(model, Trace):
+                replayed = model.of_recording(recorded_offsets, recorded_lengths)
+                params[c, P_STATIONARY] = replayed.missed_share(k)
+                if has_confidence:
+                    conditional[c, :k] = replayed.conditional(k)
+        draws_matches = draws_matches or bool((params[kinds == KIND_TRACE, P_STATIONARY] < 1.0).any())
     return AcceptanceArrays(
         kind=kinds,
         conditional=conditional,
         params=params,
         keys=request_keys(seed, Stream.ACCEPT, n),
-        match_keys=request_keys(seed, Stream.MATCH, n) if has_chain else np.zeros(0, np.uint64),
+        match_keys=request_keys(seed, Stream.MATCH, n) if draws_matches else np.zeros(0, np.uint64),
         alpha=alpha,
-        state=np.full(n if has_chain else 0, -1, dtype=np.int64),
+        state=np.full(n if draws_matches else 0, -1, dtype=np.int64),
         class_id=classes,
         offsets=recorded_offsets,
         lengths=recorded_lengths,

@@ -30,7 +30,7 @@ KIND_NGRAM = 3  # KIND_RATES, but only rounds that start at a match draft at all
 KIND_TRACE = 4  # recorded lengths
 
 # Columns of AcceptanceArrays.params. The two-state chain: state 1 is good (markov) or matched (ngram).
-P_STATIONARY = 0  # P(state 1) at output position 0
+P_STATIONARY = 0  # P(state 1) at output position 0; trace: P(a round has a draft | it accepted none)
 P_ENTER = 1  # P(1 at p + 1 | 0 at p)
 P_STAY = 2  # P(1 at p + 1 | 1 at p)
 P_ALPHA_0 = 3  # markov: acceptance in state 0
@@ -168,10 +168,14 @@ def _proposed_ngram(arrays: AcceptanceArrays, request: int, c: int, position: in
 def proposed_drafts(arrays: AcceptanceArrays, request: int, position: int, k: int) -> int:
     """Drafts that a round asked for k proposes when ``position`` output tokens exist: k, or fewer for ngram.
 
-    An ngram round without a match proposes 0; with a drawn match length it proposes min(k, length).
+    A round without a match proposes 0; with a drawn match length it proposes min(k, length).
     """
     a = borrowed(arrays)
     c = a.class_id[request]
-    if a.kind[c] != KIND_NGRAM:
-        return k
-    return _proposed_ngram(a, request, c, position, k)
+    if a.kind[c] == KIND_NGRAM:
+        return _proposed_ngram(a, request, c, position, k)
+    if a.kind[c] == KIND_TRACE and a.params[c, P_STATIONARY] < 1.0:
+        at = a.offsets[request] + position
+        found = at < a.offsets[request + 1] and a.lengths[at] > 0
+        return k if found or uniform(a.match_keys[request], position) < a.params[c, P_STATIONARY] else 0
+    return k

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, Field, model_validator
 
+from draftcast.calibration.acceptance.references import continued
 from draftcast.errors import ScenarioError
 from draftcast.frozen import Count, Frozen, Nodes, Probability, Width, wrong
 from draftcast.sim.acceptance.compiled import KIND_BETA, KIND_RATES, MAX_K, N_PARAMS
@@ -41,7 +42,7 @@ class AcceptanceModel(Frozen):
 
     A *round* verifies k draft tokens and always emits one token more than it accepts (the bonus or the corrected
     token). Rates are averages over the rounds that carry a draft, as in vLLM's metrics; rounds without one are not
-    counted. k runs from 0 to :data:`MAX_K`; k beyond what the model knows raises ``ScenarioError``.
+    counted. k runs from 0 to :data:`MAX_K`. Rates beyond those given go on with the last conditional rate.
     """
 
     kind: ClassVar[int] = KIND_RATES
@@ -82,14 +83,13 @@ class AcceptanceModel(Frozen):
         return 1.0 + self.draft_share(k) * (self.mean_acceptance_length(k) - 1.0)
 
     def known_positions(self) -> int | None:
-        """How many draft positions the model has rates for; None when it has them for any number."""
+        """How many draft positions were given; None when the model has rates for any number."""
         listed = getattr(self, "rates", None) or getattr(self, "widths", None)
         return len(listed) if listed is not None else None
 
     def max_drafts(self) -> int:
         """Largest k the model can answer for."""
-        known = self.known_positions()
-        return MAX_K if known is None else known
+        return MAX_K
 
     def draft_probabilities(self) -> FloatArray:
         """What the engine compares a uniform number with, per draft index. Shape [max_drafts()]."""
@@ -137,7 +137,7 @@ class PerPosition(AcceptanceModel):
     reference: str | None = None
 
     def unconditional(self, k: int) -> FloatArray:
-        return np.array(self.rates[: check_drafts(k, len(self.rates), "acceptance.rates")])
+        return np.array(continued(self.rates, check_drafts(k)))
 
 
 class Beta(AcceptanceModel):
@@ -196,10 +196,13 @@ class Tree(AcceptanceModel):
                 raise wrong(key, getattr(self, key), "says which tree rates were measured with; alpha needs none")
         return self
 
+    def max_drafts(self) -> int:
+        return MAX_K if self.widths is None else len(self.widths)
+
     def unconditional(self, k: int) -> FloatArray:
         k = check_drafts(k, self.max_drafts(), "the acceptance tree's depth")
         if self.rates is not None:
-            return np.array(self.rates[:k])
+            return np.array(continued(self.rates, k))
         return np.asarray(np.cumprod(self.draft_probabilities()[:k]), dtype=np.float64)
 
     def draft_probabilities(self) -> FloatArray:

@@ -10,7 +10,7 @@ from numba import njit
 from pydantic import PrivateAttr, model_validator
 
 from draftcast.errors import ScenarioError
-from draftcast.frozen import NonEmpty, wrong
+from draftcast.frozen import NonEmpty, Probability, wrong
 from draftcast.sim.acceptance.compiled import KIND_TRACE
 from draftcast.sim.acceptance.model import AcceptanceModel, FloatArray, check_drafts
 
@@ -24,6 +24,10 @@ class Trace(AcceptanceModel):
     from; with it, each request replays a row of that file. It comes with the request table, so the formulas need
     `of_recording`. They replay each request once from output position 1 to the end of its record, in rounds of k, so
     they are exact for requests that run to that end.
+
+    A recording does not tell a round that found no draft from one whose drafts were all rejected. For text searches
+    ``match_probability`` says which share of the rounds has a draft (vLLM's drafts over rounds): rounds that accepted
+    one do, and of the others as many, drawn at random, as make up that share.
     """
 
     kind: ClassVar[int] = KIND_TRACE
@@ -31,6 +35,7 @@ class Trace(AcceptanceModel):
     model: Literal["trace"]
     record: NonEmpty = "acc_eagle"
     path: NonEmpty | None = None
+    match_probability: Probability | None = None
     _recording: tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]] | None = PrivateAttr(None)
 
     @model_validator(mode="after")
@@ -40,19 +45,39 @@ class Trace(AcceptanceModel):
             raise wrong("num_rounds", self.num_rounds, message)
         return self
 
-    @classmethod
-    def of_recording(cls, offsets: npt.NDArray[np.int64] | None, lengths: npt.NDArray[np.uint8] | None) -> Trace:
+    def of_recording(self, offsets: npt.NDArray[np.int64] | None, lengths: npt.NDArray[np.uint8] | None) -> Trace:
         """With a request table's ``acceptance_offsets`` and ``acceptance_lengths``, where it has them."""
-        model = cls(model="trace")
+        model = self.model_copy()
         if offsets is not None and lengths is not None:
             model._recording = offsets, lengths
         return model
 
     def unconditional(self, k: int) -> FloatArray:
+        at_least, rounds = self._replayed(k)
+        return np.asarray(at_least / max(self.draft_share(k) * rounds, 1.0), dtype=np.float64)
+
+    def draft_share(self, k: int) -> float:
+        return super().draft_share(k) if self.match_probability is None or k == 0 else self.match_probability
+
+    def missed_share(self, k: int) -> float:
+        """Share of the rounds without an accepted draft that have one: 1 where every round drafts.
+
+        Raises:
+            ScenarioError: more rounds of the recording accepted a draft than have one.
+        """
+        if self.match_probability is None or self.match_probability == 1.0 or k == 0:
+            return 1.0
+        at_least, rounds = self._replayed(k)
+        accepted = at_least[0] / max(rounds, 1)
+        if accepted > self.match_probability:
+            message = f"must be at least {accepted:.4f}: so many rounds of the recording accepted a draft"
+            raise ScenarioError(message, key="acceptance.match_probability", value=self.match_probability)
+        return float((self.match_probability - accepted) / (1.0 - accepted))
+
+    def _replayed(self, k: int) -> tuple[npt.NDArray[np.int64], int]:
         if self._recording is None:
             raise ScenarioError("the recorded lengths are needed first; they come with the request trace", key="trace")
-        at_least, rounds = _replay(*self._recording, check_drafts(k), FIRST_POSITION)
-        return np.asarray(at_least / max(rounds, 1), dtype=np.float64)
+        return _replay(*self._recording, check_drafts(k), FIRST_POSITION)
 
     def draft_probabilities(self) -> FloatArray:
         return np.zeros(0)  # the engine reads the recording instead

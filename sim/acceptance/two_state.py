@@ -139,7 +139,7 @@ class Ngram(AcceptanceModel):
         m + (1 - m) r^d, one token after none m (1 - r). A drafting round emits d = 1 + accepted tokens, an idle one a
         single token; the share is stationary under these two moves.
         """
-        if check_drafts(k, self.max_drafts(), "the acceptance list") == 0:
+        if check_drafts(k) == 0:
             return 0.0
         reach = np.concatenate(([1.0], self.unconditional(k), [0.0]))
         exactly = reach[:-1] - reach[1:]

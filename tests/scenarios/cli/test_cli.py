@@ -60,7 +60,7 @@ def refuse(refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.Monk
         (["--set", "workload.arrivals.request_rate_ms=4"], ["request_rate_ms = 4", "did you mean request_rate_rps?"]),
         (["--set", f"{RATE}=-1"], [f"{RATE} = -1", "must be above 0"]),
         (["--set", f"{RATE}=.nan"], ["nan", "finite"]),
-        (["--set", f"{SPEC}.num_speculative_tokens=7"], ["3 rates do not cover", "num_speculative_tokens = 7"]),
+        (["--set", f"{SPEC}.num_speculative_tokens=65"], ["must be at most 64", "num_speculative_tokens = 65"]),
         (["--set", "cluster.router=best"], ["'best'", "round_robin, random, least_loaded"]),
         (["--rates", "1,two"], ["--rates", "'two'", "numbers separated by commas"]),
         (["--rates", "1,-2"], ["--rates", "'-2'", "above 0"]),

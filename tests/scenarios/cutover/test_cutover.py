@@ -371,7 +371,7 @@ def test_seed_and_replications_change_the_draws() -> None:
         (["--budget", "0"], "--budget: 0: must be at least 1"),
         (["--replications", "1"], "statistics.replications = 1: must be at least 2"),
         (["--speculative-config", "null"], "no speculation to compare with"),
-        (["--k", "7"], "3 rates do not cover"),
+        (["--k", "65"], "must be at most 64"),
         (["--k", "1.5"], "--k: '1.5': must be whole numbers"),
         (["--over", "concurrency", "--at", "1.5"], "--at: 1.5: must be whole numbers of clients"),
         (["--over", "acceptance", "--at", "1.5"], "--at: 1.5: must be probabilities"),

@@ -224,7 +224,7 @@ def test_every_length_has_its_own_draft_on_a_testbed(testbed: Path) -> None:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (SweepPlan(ks=(3,)), "2 rates do not cover"),
+        (SweepPlan(ks=(65,)), "must be at most 64"),
         (SweepPlan(ks=(2, 2)), "two of the modes are draft_model-k2"),
         (SweepPlan(alternatives=({"acceptance": {}},), ks=()), "must be"),
     ],

@@ -321,6 +321,12 @@ KNOBS = [
         ("workload.lengths={path: RECORDED}", acceptance("model: trace")),
         "mean_acceptance_length",
     ),
+    Knob(
+        "TraceAcceptance.match_probability",
+        "acceptance.match_probability=0.5",
+        (NGRAM, acceptance("model: trace, path: RECORDED, match_probability: 1")),
+        "mean_acceptance_length",
+    ),
     Knob("TraceAcceptance.path", "acceptance.path=RECORDED_OTHER", acceptance("model: trace, path: RECORDED")),
     *(
         Knob(

@@ -30,7 +30,7 @@ def test_a_scenario_takes_it_by_name() -> None:
     longer = load_scenario(
         overrides=["engine.speculative_config.num_speculative_tokens=5", f"acceptance={{reference: {names[0]}}}"]
     )
-    assert any("beyond 3 drafts" in note for note in assumptions(longer))
+    assert any("known for 3 drafts; beyond" in note for note in assumptions(longer))
 
 
 def test_a_scenario_with_it_is_read_back(tmp_path: Path) -> None:

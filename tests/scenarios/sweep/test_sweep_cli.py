@@ -49,23 +49,23 @@ def test_the_example_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_json_and_cells_without_figures(tmp_path: Path) -> None:
-    arguments = ["default", "--grid", "k=3,5", "--grid", "rate=10,20", *SMALL, "--out", str(tmp_path / "set")]
+    arguments = ["default", "--grid", "k=3,65", "--grid", "rate=10,20", *SMALL, "--out", str(tmp_path / "set")]
     result = run(app, ["sweep", *arguments, "--seed", "4", "--json"])
     assert result.exit_code == 7
     answer = json.loads(result.stdout)
     assert [(cell["values"], cell["state"] == "error") for cell in answer["cells"]] == [
-        ({"k": k, "rate": rate}, k == 5) for k in (3, 5) for rate in (10, 20)
+        ({"k": k, "rate": rate}, k == 65) for k in (3, 65) for rate in (10, 20)
     ]
     assert (answer["computed"], answer["reused"], answer["errors"], answer["complete"]) == (2, 0, 2, True)
     good = answer["cells"][0]
     assert good["verdict"] == "pays"
     assert good["advantage"]["low"] > 1
     assert good["figures"]["mean_e2el_s"]["low"] < good["figures"]["mean_e2el_s"]["mean"]
-    assert "3 rates do not cover" in answer["cells"][2]["error"]
+    assert "must be at most 64" in answer["cells"][2]["error"]
     # One line for an error, however many cells have it.
     named = [line for line in result.stderr.splitlines() if "no figures" in line]
     assert len(named) == 1
-    assert "k=5, rate=10; k=5, rate=20: " in named[0]
+    assert "k=65, rate=10; k=65, rate=20: " in named[0]
     (row,) = {row["scenario"] for row in ResultStore(tmp_path / "set").rows([good["key"]])[good["key"]]}
     assert json.loads(row)["statistics"]["seed"] == 4
 

@@ -228,7 +228,7 @@ def test_rates_are_carried_over_to_another_tree() -> None:
 
 
 def test_trace_by_hand() -> None:
-    model = Trace.of_recording(**recording([[9, 2, 0, 1, 3, 0]]))
+    model = Trace(model="trace").of_recording(**recording([[9, 2, 0, 1, 3, 0]]))
     # From position 1 with k = 2: accept 2, go to 4; accept min(3, 2), go to 7, past the end.
     assert model.mean_acceptance_length(2) == 3.0
     # k = 1: positions 1, 3, 5 accept 1, 1, 0.
@@ -237,9 +237,25 @@ def test_trace_by_hand() -> None:
     np.testing.assert_allclose(model.unconditional(4), [1.0, 1.0, 0.5, 0.0])
 
 
+def test_trace_of_a_text_search_drafts_in_the_share_of_rounds_given() -> None:
+    recorded = recording(np.where(RECORDING == 1, 0, RECORDING).tolist())
+    model = Trace(model="trace", match_probability=0.8).of_recording(**recorded)
+    always = Trace(model="trace").of_recording(**recorded)
+    arrays = compile_acceptance([model], np.zeros(300), seed=0, k=4, **recorded)
+    drafted, at_least = play(arrays, 4, 0, 70)
+    positive = play(compile_acceptance([always], np.zeros(300), 0, 4, **recorded), 4, 0, 70)[1]
+    np.testing.assert_array_equal(at_least, positive)  # what is accepted does not change
+    assert_ratio(drafted, np.full(300, 70.0), 0.8)
+    assert_ratio(at_least.sum(axis=1), drafted, model.mean_acceptance_length(4) - 1.0)
+    assert model.tokens_per_round(4) == pytest.approx(always.tokens_per_round(4))
+    accepted = always.unconditional(4)[0]
+    with pytest.raises(ScenarioError, match=rf"must be at least {accepted:.4f}"):
+        compile_acceptance([model.model_copy(update={"match_probability": 0.3})], np.zeros(300), 0, 4, **recorded)
+
+
 def test_trace_replays_the_recording_exactly() -> None:
     recorded = recording(RECORDING.tolist())
-    model = Trace.of_recording(**recorded)
+    model = Trace(model="trace").of_recording(**recorded)
     arrays = compile_acceptance([model], np.zeros(300), seed=0, k=4, **recorded)
     for request, position, k in ((0, 0, 4), (7, 13, 4), (299, 399, 2), (120, 50, 0)):
         assert accepted_drafts(arrays, request, position, k) == min(k, RECORDING[request, position])
@@ -257,7 +273,7 @@ def test_trace_replays_the_recording_exactly() -> None:
 def test_recorded_eagle_lengths_replay() -> None:
     lines = (SHARED / "llama31_8b_sharegpt.jsonl").read_text().splitlines()
     recorded = [np.array(json.loads(line)["acc_eagle"]["acc_len"]) - 1 for line in lines]
-    model = Trace.of_recording(**recording(recorded))
+    model = Trace(model="trace").of_recording(**recording(recorded))
     arrays = compile_acceptance([model], np.zeros(len(lines)), 0, 3, **recording(recorded))
     for request in (0, 17, len(lines) - 1):
         for position in (1, 2, len(recorded[request]) - 1):
@@ -299,12 +315,19 @@ def test_every_parameter_changes_the_output(model: AcceptanceModel, knob: str, v
 @pytest.mark.parametrize(
     "model",
     [
-        PerPosition(model="per_position", rates=(0.8, 0.5)),
-        Tree(model="tree", alpha=0.5, widths=(2, 2)),
-        Ngram(model="ngram", match_probability=0.5, rates=(0.8, 0.5)),
+        PerPosition(model="per_position", rates=(0.8, 0.4)),
+        Tree(model="tree", rates=(0.8, 0.4)),
+        Ngram(model="ngram", match_probability=0.5, rates=(0.8, 0.4)),
     ],
 )
-def test_more_drafts_than_rates_are_refused(model: AcceptanceModel) -> None:
+def test_beyond_the_rates_given_the_last_conditional_rate_goes_on(model: AcceptanceModel) -> None:
+    np.testing.assert_allclose(model.unconditional(4), [0.8, 0.4, 0.2, 0.1])
+    np.testing.assert_allclose(compile_acceptance([model], [0], 0, 4).conditional[0, :4], [0.8, 0.5, 0.5, 0.5])
+    assert PerPosition(model="per_position", rates=(0.8, 0.0)).unconditional(3).tolist() == [0.8, 0.0, 0.0]
+
+
+def test_more_drafts_than_widths_are_refused() -> None:
+    model = Tree(model="tree", alpha=0.5, widths=(2, 2))
     for ask in (model.unconditional, model.mean_acceptance_length, lambda k: compile_acceptance([model], [0], 0, k)):
         with pytest.raises(ScenarioError, match=r"num_speculative_tokens = 3: must be a whole number from 0 to 2"):
             ask(3)

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from paths import ROOT, shared_data
 
+from draftcast.calibration.acceptance.measure import measure_ngram, read_token_log
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile
 from draftcast.calibration.profile.spec import AffineProfile
@@ -17,7 +18,8 @@ from draftcast.sim.workload.request_table import RequestTable
 
 SHAREGPT = shared_data("data/acceptance/llama31_8b_sharegpt.jsonl")
 K = 3
-# Speed-up of n-gram by batch size: no figure is published for it. It falls with the batch, from a gain to a loss.
+# Speed-up of n-gram by batch size, every round with a draft: no figure is published for it. It falls with the batch, from
+# a gain to a loss.
 NGRAM = {1: (1.2, 1.35), 8: (1.1, 1.3), 64: (0.8, 1.0)}
 
 pytestmark = pytest.mark.skipif(not SHAREGPT.exists(), reason=f"the recorded acceptance is absent: {SHAREGPT}")
@@ -83,3 +85,14 @@ def test_ngram_runs_and_stops_paying_at_large_batches(benchmark: Any) -> None:
     speedups = {batch: benchmark.replay(SHAREGPT, "ngram", batch).speedup for batch in NGRAM}
     for batch, (low, high) in NGRAM.items():
         assert low < speedups[batch] < high, speedups
+
+
+def test_ngram_rounds_without_a_match_verify_nothing(benchmark: Any) -> None:
+    """The matcher that made the recording (docs/acceptance.md) says how many rounds draft."""
+    share = measure_ngram(read_token_log(SHAREGPT), K, 3, 7, bootstrap=0).figures["draft_share"].value
+    matched, always = (benchmark.replay(SHAREGPT, "ngram", 64, match_probability=p) for p in (share, 1.0))
+    assert matched.mean_acceptance_length - 1.0 == pytest.approx(
+        (always.mean_acceptance_length - 1.0) / share, rel=0.01
+    )
+    assert always.speedup < 0.85
+    assert matched.speedup > 1.0
