@@ -81,10 +81,11 @@ def _with_rates(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -
             inside = [where for name, where in places.items() if _within(key, name)]
             raise error.at(file=inside[-1] if inside else file, key=key) from None
         assert isinstance(result, dict)
+        rates = published.unconditional(published.measured_to)
         _assign(
             result,
             place,
-            {"model": "per_position", **section, "rates": list(published.unconditional(published.measured_to))},
+            {"model": "per_position", **section, "rates": list(rates)},
             file,
         )
     return result

@@ -18,8 +18,8 @@ from draftcast.sim.workload.request_table import RequestTable
 
 SHAREGPT = shared_data("data/acceptance/llama31_8b_sharegpt.jsonl")
 K = 3
-# Speed-up of n-gram by batch size, every round with a draft: no figure is published for it. It falls with the batch, from
-# a gain to a loss.
+# Speed-up of n-gram by batch size with drafts in every round: no figure is published for it. It falls with the batch,
+# from a gain to a loss.
 NGRAM = {1: (1.2, 1.35), 8: (1.1, 1.3), 64: (0.8, 1.0)}
 
 pytestmark = pytest.mark.skipif(not SHAREGPT.exists(), reason=f"the recorded acceptance is absent: {SHAREGPT}")
@@ -91,8 +91,6 @@ def test_ngram_rounds_without_a_match_verify_nothing(benchmark: Any) -> None:
     """The matcher that made the recording (docs/acceptance.md) says how many rounds draft."""
     share = measure_ngram(read_token_log(SHAREGPT), K, 3, 7, bootstrap=0).figures["draft_share"].value
     matched, always = (benchmark.replay(SHAREGPT, "ngram", 64, match_probability=p) for p in (share, 1.0))
-    assert matched.mean_acceptance_length - 1.0 == pytest.approx(
-        (always.mean_acceptance_length - 1.0) / share, rel=0.01
-    )
-    assert always.speedup < 0.85
-    assert matched.speedup > 1.0
+    accepted = always.mean_acceptance_length - 1.0
+    assert matched.mean_acceptance_length - 1.0 == pytest.approx(accepted / share, rel=0.01)
+    assert always.speedup < 1.0 < matched.speedup
