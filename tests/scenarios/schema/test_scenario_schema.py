@@ -102,7 +102,7 @@ def refused(*overrides: str, **how: Any) -> str:
         ("schema_version=2", ["schema_version = 2", "must be 1"]),
         # acceptance
         ("acceptance=null", ["acceptance", "required when speculation is on"]),
-        ("acceptance={model: trace, path: x, match_probability: 0.5}", ["match_probability = 0.5", "the method is eagle3"]),
+        ("acceptance={model: trace, path: x, match_probability: 0.5}", ["probability = 0.5", "only for methods ngram"]),
         (f"{SPEC}.num_speculative_tokens=0", ["must be at least 1"]),
         (f"{SPEC}.num_speculative_tokens=65", ["must be at most 64"]),
         (f"{SPEC}.num_speculative_tokens=null", ["required for method eagle3"]),
