@@ -23,7 +23,7 @@ from draftcast.errors import InputError
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.kept import Kept
-from draftcast.scenarios.run.simulate import replicate
+from draftcast.scenarios.run.simulate import front_end_work_s, replicate
 from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import to_mapping, without_speculation
@@ -130,7 +130,8 @@ def _saturated_rate(scenario: Scenario, spec: Workload, replication: int) -> tup
     mean_tokens = float((few.prompt_tokens + few.output_tokens).mean())
     held = deployment.memory.max_concurrency(round(mean_tokens), settings.lookahead)
     replicas = scenario.cluster.replicas if few.hash_ids is not None else 1
-    users = min(math.ceil(CROWD * replicas * max(1.0, min(settings.max_num_seqs, held))), MAX_USERS)
+    engines = replicas * settings.data_parallel_size
+    users = min(math.ceil(CROWD * engines * max(1.0, min(settings.max_num_seqs, held))), MAX_USERS)
     counted = max(TURNOVERS * users, LEAST_REQUESTS)
     table = build_requests(spec, seed, 2 * counted, settings.max_model_len, traces)
     table = dataclasses.replace(table, num_extra=len(table) // 2)
@@ -140,7 +141,9 @@ def _saturated_rate(scenario: Scenario, spec: Workload, replication: int) -> tup
     cut = find_warmup([done.requests], closed_loop=True).requests
     tokens_per_s = compute_metrics(done.requests, warmup=cut).values["output_throughput"]
     # Of twice the requests that were counted: the mean output varies more than what is emitted.
-    return tokens_per_s / float(np.mean(table.output_tokens)) / replicas, len(done.requests)
+    engine_s = float(np.mean(table.output_tokens)) * replicas / tokens_per_s
+    front_end_s = float(front_end_work_s(deployment, table.prompt_tokens).mean()) / settings.api_server_count
+    return 1.0 / max(engine_s, front_end_s), len(done.requests)
 
 
 LENGTHS = (2000, 3000, 4000, 6000, 8000, 12_000, 16_000, 24_000)

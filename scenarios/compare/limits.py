@@ -96,7 +96,7 @@ def limits_at(scenario: Scenario, fluid: Fluid, figures: Mapping[str, float], ra
         "draft": step.draft_s / step.seconds,
         "host": max(step.seconds - device_s, 0.0) / step.seconds,
     }
-    slots = fluid.replicas * fluid.deployment.settings.max_num_seqs
+    slots = fluid.engines * fluid.deployment.settings.max_num_seqs
     limit: Limit
     if kv_share > KV_FULL:
         limit = "KV cache"
@@ -121,7 +121,7 @@ def limits_at(scenario: Scenario, fluid: Fluid, figures: Mapping[str, float], ra
 class OperatingPoint:
     """The target pass (lm_head and sampler included) of a decode step."""
 
-    num_seqs: int  # decoding requests of one replica
+    num_seqs: int  # decoding requests of one engine
     k: int  # drafts each of them verifies
     rows: float  # rows of the pass
     # flops, bytes: work of one rank
@@ -184,7 +184,8 @@ def operating_point(
 def operating_tracks(scenario: Scenario, deployment: Deployment, run: RunResult) -> dict[int, list[OperatingPoint]]:
     """Points of k = 0 to `MOST_K` by batch size: one request, the run's mean batch, and as many as fit at once."""
     figures, most = run.summary["figures"], deployment.settings.max_num_seqs
-    rate = figures["request_throughput"].mean / scenario.cluster.replicas
+    engines = scenario.cluster.replicas * deployment.settings.data_parallel_size
+    rate = figures["request_throughput"].mean / engines
     # Requests in service are their rate times their time in service (Little's law).
     in_service = rate * (figures["mean_e2el_s"].mean - figures["mean_time_queue_s"].mean)
     mean = min(max(1, round(in_service)), most) if math.isfinite(in_service) else 1
@@ -203,8 +204,11 @@ def target_work(model: ModelSpec, engine: Engine, f: st.Record) -> Iterator[tupl
     """
     tp, dtype, kv_dtype = engine.tensor_parallel_size, engine.weight_dtype, engine.kv_dtype
     act_bytes, rows = activation_bytes(dtype), f["tokens"]
-    for layer in linear_layers(model, tp):
-        yield "linear", dtype, layer.work(rows, dtype).scale(layer.count)
+    # Every rank holds a part of each expert, or whole experts, and the rows of all data-parallel ranks meet them.
+    dp, whole = engine.data_parallel_size, engine.enable_expert_parallel
+    for layer in linear_layers(model, tp, 1 if whole else tp * dp):
+        work = layer.work(rows * dp if layer.num_experts else rows, dtype).scale(layer.count)
+        yield "linear", dtype, work.scale(1 / (tp * dp)) if whole and layer.num_experts else work
     yield "lm_head", dtype, lm_head(model, tp).work(f["logit_rows"], dtype)
     yield "elementwise", dtype, elementwise_work(model, rows, tp=tp, act_bytes=act_bytes)
     yield "attention_decode", kv_dtype, context_work(model, f, tp, dtype, kv_dtype)

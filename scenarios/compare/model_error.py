@@ -136,8 +136,8 @@ def _disagreement(scenario: Scenario, deployment: Deployment) -> tuple[float, fl
             two = dataclasses.replace(one, deployment=other, _steps={})
             profiles = (deployment.profile, other.profile)
             fitted = [profile.fitted_sequences[1] for profile in profiles if profile.kind == "affine"]
-            batches = 2.0 ** np.arange(math.log2(min([one.slots / one.replicas, *fitted])) + 1)
-            differences.append([math.log(two.latency_s(n) / one.latency_s(n)) for n in one.replicas * batches])
+            batches = 2.0 ** np.arange(math.log2(min([one.slots / one.engines, *fitted])) + 1)
+            differences.append([math.log(two.latency_s(n) / one.latency_s(n)) for n in one.engines * batches])
         for place, found in enumerate(differences):
             own_part = np.subtract(found, differences[0]) if place else found
             largest[place] = max(largest[place], float(np.abs(own_part).max()))
@@ -189,7 +189,7 @@ class LatencyCurve:
     """
 
     def __init__(self, fluid: Fluid, capacity_rps: float | None = None) -> None:
-        counts = np.geomspace(fluid.replicas, max(fluid.slots, fluid.replicas), 48).round()
+        counts = np.geomspace(fluid.engines, max(fluid.slots, fluid.engines), 48).round()
         seconds = np.maximum.accumulate([fluid.latency_s(count) for count in np.unique(counts)])
         rates = np.unique(counts) / seconds
         self.capacity_rps = capacity_rps or float(rates.max())

@@ -33,17 +33,14 @@ from draftcast.scenarios.compare.serve_command import (
 )
 from draftcast.scenarios.compare.verdict import Verdict, decide, judge, side
 from draftcast.scenarios.run.choices import OFF
-from draftcast.scenarios.run.deployment import Deployment, assumptions, deploy
-from draftcast.scenarios.run.fluid import Traffic, token_seconds, traffic
+from draftcast.scenarios.run.deployment import assumptions, deploy
+from draftcast.scenarios.run.fluid import Fluid, token_seconds
 from draftcast.scenarios.run.simulate import measure, serve
-from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
 from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
-from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.intervals import Estimate, factor_interval, replication_interval
-from draftcast.sim.workload.build_requests import build_requests
 
 NEGLIGIBLE = 0.005
 """A gain below this is no reason for a more elaborate setting."""
@@ -248,7 +245,7 @@ def best_schedule(scenario: Scenario, longest: int) -> list[tuple[int, int, int]
     are inclusive and draft lengths fall from range to range.
     """
     deployment = deploy(scenario)
-    asked = traffic_of(scenario, deployment)
+    asked = Fluid.of(scenario, deployment).traffic
     sizes = _sizes(deployment.settings.max_num_seqs)
     lengths = range(longest + 1)
     seconds = np.array([[token_seconds(deployment.cost, asked, size, k) for k in lengths] for size in sizes])
@@ -287,13 +284,6 @@ def _falling_path(loss: FloatArray, sizes: NDArray[np.int64]) -> list[int]:
     for steps in reversed(came_from):
         path.append(steps[path[-1]])
     return path[::-1]
-
-
-def traffic_of(scenario: Scenario, deployment: Deployment) -> Traffic:
-    """Means over the requests of the scenario's first replication."""
-    seed = replication_seed(scenario.statistics.seed, 0)
-    table = build_requests(workload_spec(scenario), seed, None, deployment.settings.max_model_len)
-    return traffic(table, acceptance_models(scenario))
 
 
 def _sizes(most: int) -> list[int]:

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftcast.scenarios.compare.comparison import simulate
-from draftcast.scenarios.compare.recommend import traffic_of
 from draftcast.scenarios.compare.verdict import Side, side
 from draftcast.scenarios.plan.question import Objective
 from draftcast.scenarios.run.deployment import Deployment
-from draftcast.scenarios.run.fluid import Traffic, token_seconds
+from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import RunResult, State
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_rate, with_values
@@ -90,17 +89,9 @@ class SimulatedCluster:
     _checks: dict[tuple[int, float], Check] = field(default_factory=dict, init=False)
 
     @functools.cached_property
-    def traffic(self) -> Traffic:
-        return traffic_of(self.scenario, self.deployment)
-
-    def estimated_rate(self) -> float:
-        """Requests per second that one replica completes with a full batch, from its mean step alone."""
-        asked, settings = self.traffic, self.deployment.settings
-        tokens = round(asked.prompt_tokens + asked.output_tokens)
-        held = self.deployment.memory.max_concurrency(tokens, settings.lookahead)
-        batch = max(1, min(settings.max_num_seqs, math.floor(held)))
-        seconds = token_seconds(self.deployment.cost, asked, batch, self.scenario.num_speculative_tokens)
-        return batch / (asked.output_tokens * seconds)
+    def replica(self) -> Fluid:
+        """The fluid estimate of one replica."""
+        return Fluid.of(with_values(self.scenario, {"cluster.replicas": 1}), self.deployment)
 
     def check(self, replicas: int, rate_rps: float) -> Check:
         """Simulate ``replicas`` at ``rate_rps``, or recall it."""

@@ -216,7 +216,7 @@ def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, prog
             raise
         return replace(infeasible, reason=str(refusal))
     cluster = SimulatedCluster(candidate.scenario, deployment, tuple(question.objectives), progress)
-    estimate = cluster.estimated_rate()
+    estimate = cluster.replica.rate_rps(cluster.replica.slots)  # with a full batch
     idle = cluster.check(1, IDLE_SHARE * estimate)
     if not idle.met:
         return replace(
@@ -245,7 +245,7 @@ def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, prog
         replicas=replicas,
         check=cluster.check(replicas, needed),
         largest=largest,
-        output_tokens_per_s=cluster.traffic.output_tokens * target_rps,
+        output_tokens_per_s=cluster.replica.traffic.output_tokens * target_rps,
         relative_error=times_error(candidate.scenario, deployment),
     )
 

@@ -1,7 +1,7 @@
 """The cutover without simulating: one engine as a fluid that serves mean requests in mean steps.
 
 In the mean step of a busy engine every decoding request verifies k drafts and makes k new ones; prompts arrive as fast
-as outputs are finished, so each step carries its share of prefill rows as well. In a steady state a replica decodes N
+as outputs are finished, so each step carries its share of prefill rows as well. In a steady state an engine decodes N
 requests at once, each for ``output / tokens per step`` steps, and new ones come as fast as old ones end: so N follows
 from the rate, and latency from N. Knows neither queues nor the spread of anything; a first guess that tells a search
 where to look and a reader what the step cost alone implies.
@@ -121,11 +121,11 @@ SAMPLE_REQUESTS = 2000
 
 @dataclass(frozen=True)
 class Fluid:
-    """One side of the question: the engine, mean requests, and how many replicas share the load."""
+    """One side of the question: the engine, mean requests, and how many engines share the load."""
 
     deployment: Deployment
     traffic: Traffic
-    replicas: int
+    engines: int  # data-parallel ranks of all replicas
     longest_output: int
     drafts: Callable[[int], int] = field(repr=False)
     exact_policy: bool
@@ -151,24 +151,27 @@ class Fluid:
         exact = isinstance(policy, Off | Fixed | BatchSchedule)
         table = build_requests(workload_spec(few), few.statistics.seed, None, deployment.settings.max_model_len)
         asked = traffic(table, acceptance_models(few))
-        return cls(deployment, asked, scenario.cluster.replicas, int(table.output_tokens.max()), drafts, exact)
+        engines = scenario.cluster.replicas * deployment.settings.data_parallel_size
+        return cls(deployment, asked, engines, int(table.output_tokens.max()), drafts, exact)
 
     @property
     def slots(self) -> int:
-        """Requests that all replicas hold at once."""
+        """Requests that all engines hold at once."""
         settings, asked = self.deployment.settings, self.traffic
         tokens = round(asked.prompt_tokens + asked.output_tokens)
         held = self.deployment.memory.max_concurrency(tokens, settings.lookahead)
-        return self.replicas * max(1, math.floor(min(settings.max_num_seqs, held)))
+        return self.engines * max(1, math.floor(min(settings.max_num_seqs, held)))
 
     def kv_share(self, in_system: float) -> float:
         """Share of the KV tokens that so many mean requests in decode hold, at most 1."""
-        held = in_system * self.traffic.context_tokens / (self.replicas * self.deployment.memory.kv_tokens)
+        held = in_system * self.traffic.context_tokens / (self.engines * self.deployment.memory.kv_tokens)
         return min(held, 1.0)
 
     def step(self, in_system: float) -> MeanStep:
-        """The mean step with so many requests in all replicas together."""
-        num_seqs = max(1, round(in_system / self.replicas))
+        """The mean step with so many requests in all engines together."""
+        # A pipeline's stages work on a batch each.
+        batches = self.engines * self.deployment.settings.pipeline_parallel_size
+        num_seqs = max(1, round(in_system / batches))
         if num_seqs not in self._steps:
             k = self.drafts(num_seqs)
             self._steps[num_seqs] = mean_step(self.deployment.cost, self.traffic, num_seqs, k)
@@ -194,7 +197,7 @@ class Fluid:
         if above is None:
             return math.inf
         if above == 0:
-            # Less than one request a replica: a step is that of one, and requests follow the rate.
+            # Less than one request an engine: a step is that of one, and requests follow the rate.
             return rate_rps * self.latency_s(counts[0])
         low, high = counts[above - 1], counts[above]
         for _ in range(20):
@@ -203,5 +206,5 @@ class Fluid:
         return high
 
     def _counts(self) -> list[float]:
-        counts = np.geomspace(self.replicas, max(self.slots, self.replicas), 24)
+        counts = np.geomspace(self.engines, max(self.slots, self.engines), 24)
         return np.unique(np.round(counts)).tolist()  # type: ignore[no-any-return]

@@ -10,6 +10,7 @@ from draftcast.scenarios.compare.capacity import Capacity, capacity
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.verdict import Position, Side, Word, decide
+from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.schema.load import with_values, without_speculation
 
 SMALL = ("engine.max_num_seqs=16", "engine.speculative_config=null")
@@ -27,6 +28,24 @@ def test_it_is_what_a_full_batch_of_equal_requests_completes() -> None:
         "statistics.replications": 1,
     })  # fmt: skip
     assert found.estimate.mean == pytest.approx(simulate(full).summary["figures"]["request_throughput"].mean, rel=0.02)
+
+
+def test_data_parallel_ranks_and_api_servers_count() -> None:
+    one = load_scenario(overrides=list(SMALL))
+    two = with_values(one, {"engine.data_parallel_size": 2, "engine.api_server_count": 2})
+    alone, together = capacity(one), capacity(two)
+    assert alone is not None
+    assert together is not None
+    assert together.estimate.mean == pytest.approx(2 * alone.estimate.mean, rel=0.03)
+    fluids = [Fluid.of(side) for side in (one, two)]
+    assert fluids[1].slots == 2 * fluids[0].slots
+    assert fluids[1].capacity_rps() == pytest.approx(2 * fluids[0].capacity_rps(), rel=0.02)
+    # Prompts of few outputs on a fast engine: one API server is the bottleneck, four are not.
+    lengths = {"prompt_tokens": {"distribution": "constant", "value": 8}, "output_tokens": 2}
+    tiny = with_values(one, {"engine.model": "Qwen3-0.6B", "workload.lengths": lengths, "engine.max_num_seqs": 256})
+    served = [capacity(with_values(tiny, {"engine.api_server_count": count})) for count in (1, 2)]
+    rates = [each.estimate.mean for each in served if each is not None]
+    assert rates[1] == pytest.approx(2 * rates[0], rel=1e-6)
 
 
 def test_loads_below_settle_and_loads_above_do_not() -> None:

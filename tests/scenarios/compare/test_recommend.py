@@ -22,7 +22,6 @@ from draftcast.scenarios.compare.recommend import (
     best_schedule,
     candidates,
     recommend,
-    traffic_of,
 )
 from draftcast.scenarios.compare.verdict import Position, Side, Word, decide
 from draftcast.scenarios.cutover.search import settings as cutover_settings
@@ -30,7 +29,7 @@ from draftcast.scenarios.live.sweep import SweepPlan, modes_of
 from draftcast.scenarios.plan.question import PlanQuestion
 from draftcast.scenarios.plan.sizing import plan
 from draftcast.scenarios.run.deployment import deploy
-from draftcast.scenarios.run.fluid import token_seconds
+from draftcast.scenarios.run.fluid import Fluid, token_seconds
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_values
 from draftcast.scenarios.show.recommend_report import answer_line, paste_lines, remark
@@ -77,7 +76,7 @@ def test_the_schedule_is_the_best_length_at_every_batch_size() -> None:
     lengths = [k for _, _, k in schedule]
     assert lengths == sorted(lengths, reverse=True)
     deployment = deploy(scenario)
-    asked = traffic_of(scenario, deployment)
+    asked = Fluid.of(scenario, deployment).traffic
     loss = []
     for first, last, k in schedule:
         for size in {first, (first + last) // 2, last}:
@@ -94,7 +93,7 @@ def test_the_steady_step_agrees_with_the_simulated_one() -> None:
     for k in (1, 3):
         tuned = with_values(scenario, {"engine.speculative_config.num_speculative_tokens": k})
         deployment = deploy(tuned)
-        expected = token_seconds(deployment.cost, traffic_of(tuned, deployment), 32, k)
+        expected = token_seconds(deployment.cost, Fluid.of(tuned, deployment).traffic, 32, k)
         rates = [r["output_throughput"] for r in simulate(tuned).replications]
         assert 32 / np.mean(rates) == pytest.approx(expected, rel=0.10)
 

@@ -11,7 +11,7 @@ import pytest
 
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.difference import difference
-from draftcast.scenarios.compare.limits import ceilings, limits_at, operating_point
+from draftcast.scenarios.compare.limits import ceilings, limits_at, operating_point, target_work
 from draftcast.scenarios.compare.slo_answer import idle_scenario, measured_requests, slo_answer
 from draftcast.scenarios.compare.verdict import Side, judge, side
 from draftcast.scenarios.run.coverage import fidelity
@@ -23,12 +23,14 @@ from draftcast.scenarios.schema.load import load_scenario, with_values, without_
 from draftcast.scenarios.show.run_plots import latency_figure, time_figure, timeline_figure
 from draftcast.scenarios.show.run_report import load_words
 from draftcast.scenarios.show.tables import html_report, json_bytes
+from draftcast.sim.cost import step_time as st
 from draftcast.sim.statistics.intervals import Estimate
 
 NGRAM = "engine.speculative_config={method: ngram, num_speculative_tokens: 3}"
 RATES = "acceptance.rates=[0.7296, 0.5208, 0.3545]"
 CLIP = "workload.max_model_len_action=clip"
 SMALL = ("workload.num_requests=200", "statistics.replications=2")
+EXPERTS = "engine.enable_expert_parallel=true"
 
 
 def estimate(mean: float) -> Estimate:
@@ -153,6 +155,23 @@ def test_what_limits_has_its_numbers(overrides: tuple[str, ...], limit: str, sai
     means = {name: each.mean for name, each in own.run.summary["figures"].items()} if own.has_figures else {}
     found = limits_at(scenario, Fluid.of(scenario), means)
     assert (found.limit, said in found.sentence) == (limit, True), found.sentence
+
+
+def test_ranks_share_the_work_of_experts() -> None:
+    """Each of 8 ranks reads an eighth of the experts, and a pass of as many rows each costs as many FLOPs."""
+    given = ["engine.model=Qwen3-30B-A3B", "engine.speculative_config=null", "engine.quantization=fp8"]
+    worked = []
+    for spread in ([], ["engine.data_parallel_size=8"], ["engine.data_parallel_size=8", EXPERTS]):
+        scenario = load_scenario(overrides=[*given, *spread])
+        deployment = deploy(scenario)
+        f = st.empty_record(st.FEATURES)
+        st.decode_features(deployment.cost, 64, 0, 100.0, f)
+        work = [work for _, _, work in target_work(deployment.model, scenario.engine, f)]
+        worked.append((sum(float(part.flops) for part in work), sum(float(part.bytes) for part in work)))
+    (flops, moved), *spread_out = worked
+    for other_flops, other_moved in spread_out:
+        assert other_flops == pytest.approx(flops, rel=1e-6)
+        assert other_moved < 0.4 * moved
 
 
 def test_slo_names_its_tightest_bound() -> None:
