@@ -363,6 +363,7 @@ COMMANDS = {
     "profile show l40s --by-shape --json": EXACT,
     f"recommend default --max-k 2 --rates 20,40 {LIGHT} --json": EXACT,
     "scenarios --json": EXACT,
+    "serve --help": EXACT,
     f"simulate default {QUICK} --json": EXACT,
     f"simulate default {QUICK} --rates 20,60 --json": EXACT,
     f"simulate default {QUICK} --set slo.ttft_ms=1 --set statistics.warmup=none --json --out run --steps": EXACT,

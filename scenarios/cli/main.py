@@ -26,6 +26,7 @@ from draftcast.scenarios.cli.evidence import evidence
 from draftcast.scenarios.cli.options import AsJson
 from draftcast.scenarios.cli.plan import plan
 from draftcast.scenarios.cli.recommend import recommend
+from draftcast.scenarios.cli.serve import serve
 from draftcast.scenarios.cli.simulate import compare, simulate
 from draftcast.scenarios.cli.sweep import sweep
 from draftcast.scenarios.cli.terminal import print_lines, run_script
@@ -48,7 +49,7 @@ app = typer.Typer(
 app.add_typer(acceptance.app, name="acceptance")
 app.add_typer(profile.app, name="profile")
 app.add_typer(live.app, name="live")
-for command in (simulate, cutover, recommend, compare, plan, sweep, calibrate, validate, evidence):
+for command in (simulate, cutover, recommend, compare, plan, sweep, calibrate, validate, evidence, serve):
     app.command()(command)
 app.command("published", hidden=True, help="The former name of evidence.")(evidence)
 

@@ -155,6 +155,14 @@ class DataParallel:
         """Send requests, by arrival time; each is routed when it arrives."""
         self._pending.extend(int(request) for request in requests)
 
+    def abort(self, request: int) -> bool:
+        """As a `Replica`'s."""
+        if request in self._pending:
+            self._pending.remove(request)
+            self._rows["status"][request] = FINISHED
+            return True
+        return any(rank.abort(request) for rank in self.ranks)
+
     @property
     def num_running(self) -> int:
         return sum(rank.num_running for rank in self.ranks)

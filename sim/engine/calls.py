@@ -53,3 +53,9 @@ def keep_empty(engine: Engine, slot: int) -> None:
 def collect_output(engine: Engine) -> int:
     """Take the oldest output; how many requests ended."""
     return step.collect(reference(engine))
+
+
+@njit(cache=True)
+def abort(engine: Engine, request: int) -> None:
+    """End a request that waits or runs."""
+    step.abort(reference(engine), request)

@@ -198,10 +198,30 @@ class Replica:
         """Send requests (row numbers, by arrival time, none earlier than those sent before)."""
         e = self.state.engine[0]
         start = int(e["num_arrivals"])
+        if start + len(requests) > self.state.arrivals.size:  # rows are used again: what was seen makes room
+            unseen = self.state.arrivals[e["next_arrival"] : start].copy()
+            e["next_arrival"], start = 0, unseen.size
+            self.state.arrivals[:start] = unseen
         if start + len(requests) > self.state.arrivals.size:
             raise SimulationError("a replica was sent more requests than the table has: some twice")
         self.state.arrivals[start : start + len(requests)] = requests
         e["num_arrivals"] = start + len(requests)
+
+    def abort(self, request: int) -> bool:
+        """End a request whose client is gone, as vLLM does; whether this replica had it, unfinished."""
+        s = self.state
+        e = s.engine[0]
+        unseen = s.arrivals[e["next_arrival"] : e["num_arrivals"]]
+        if request in unseen:
+            rest = unseen[unseen != request]
+            unseen[: rest.size] = rest
+            e["num_arrivals"] -= 1
+            s.requests["status"][request] = FINISHED
+            return True
+        if request in s.running[: e["num_running"]] or request in s.queue[: e["num_waiting"]]:
+            calls.abort(s, request)
+            return True
+        return False
 
     def advance(self, until_s: float, *, stop_on_finish: bool = False, max_steps: int = -1) -> int:
         """Run until ``until_s`` (see :func:`draftcast.sim.engine.step.advance`); the reason it stopped.

@@ -418,6 +418,30 @@ def _finish(ref: Engine, i: int, now: float) -> None:
 
 
 @njit(cache=True)
+def _drop_ended(ref: Engine) -> None:
+    """Take what has ended out of ``running``, order kept."""
+    s = borrowed(ref)
+    e = s.engine[0]
+    kept = 0
+    for at in range(e.num_running):
+        i = s.running[at]
+        if s.requests[i].status == RUNNING:
+            s.running[kept] = i
+            kept += 1
+    e.num_running = kept
+
+
+@njit(cache=True)
+def abort(ref: Engine, i: int) -> None:
+    """End request ``i``, which waits or runs; its outputs in flight are dropped (vLLM: ``finish_requests``)."""
+    s = borrowed(ref)
+    was_running = s.requests[i].status == RUNNING
+    _finish(ref, i, s.engine[0].host_s)
+    if was_running:
+        _drop_ended(ref)
+
+
+@njit(cache=True)
 def keep_empty(ref: Engine, slot: int) -> None:
     """Hold the place of a batch that nothing could be scheduled for: vLLM queues it among those in flight.
 
@@ -529,13 +553,7 @@ def collect(ref: Engine) -> int:
     _count_gaps(ref, gap_segment, gap_s, gaps)
     e.emitted_tokens += emitted
     if ended_running:
-        kept = 0
-        for at in range(e.num_running):
-            i = s.running[at]
-            if s.requests[i].status == RUNNING:
-                s.running[kept] = i
-                kept += 1
-        e.num_running = kept
+        _drop_ended(ref)
     batch.rounds = rounds
     batch.accepted = total_accepted
     batch.rejections = rejections

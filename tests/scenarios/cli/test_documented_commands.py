@@ -20,9 +20,10 @@ from draftcast.scenarios.cli import main as cli
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(?:bash|console|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-NO_JSON = {"dashboard"}
-# They need a server of vLLM's (tests/live runs them), ten minutes (test_calibrate_run.py), or never end.
-NOT_HERE = {"live", "validate", "calibrate", "dashboard"}
+NO_JSON = {"dashboard", "serve"}
+# They need a server of vLLM (tests/live runs them), ten minutes (test_calibrate_run.py), or never end (test_server.py
+# runs those of serve).
+NOT_HERE = {"live", "validate", "calibrate", "dashboard", "serve"}
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -1,0 +1,44 @@
+"""``draftcast serve``: a simulated server, for gateways, autoscalers, dashboards and benchmarks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftcast.errors import naming
+from draftcast.kernels.extras import require
+from draftcast.scenarios.cli.options import Overrides, ScenarioName, Seed, SpeculativeConfig
+
+
+def serve(
+    scenario: ScenarioName,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any other than the default lets other machines in.")
+    ] = "127.0.0.1",
+    speed: Annotated[float, typer.Option(min=0.001, max=1000, help="Simulated seconds per second.")] = 1.0,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Count text with this folder's tokenizer.json. Default: 4 bytes a token."),
+    ] = None,
+    overrides: Overrides = None,
+    speculative_config: SpeculativeConfig = None,
+    seed: Seed = None,
+) -> None:
+    """Serve a scenario: an OpenAI-compatible server whose answers take the simulated time (extra ``serve``)."""
+    from draftcast.scenarios.schema.load import load_scenario
+
+    require("serve", "starlette", "uvicorn", "prometheus_client", "tokenizers", place="draftcast serve")
+    from draftcast.scenarios.serve.run import run_server
+
+    changes = [*(overrides or []), *([f"statistics.seed={seed}"] if seed is not None else [])]
+    loaded = load_scenario(scenario, overrides=changes, speculative_config=speculative_config)
+    replicas = f"{loaded.cluster.replicas} replica{'s' * (loaded.cluster.replicas > 1)}"
+
+    def tell(address: str) -> None:
+        typer.echo(f"{loaded.engine.model} at {address} ({replicas}, {speed:g}x speed)")
+
+    with naming(scenario):
+        run_server(loaded, host, port, speed, tokenizer, tell)
