@@ -184,6 +184,7 @@ class Server:
     # ---- answers ----
 
     async def _answer(self, request: Request, kind: type[Asked]) -> Response:
+        sent_s = time.monotonic()
         try:
             asked = kind.model_validate(await read_body(request))
         except ValidationError as error:
@@ -191,7 +192,7 @@ class Server:
             raise Refused(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
         if asked.model not in (None, self._model):
             raise Refused(404, f"The model `{asked.model}` does not exist.")
-        answers = self._submit(asked)
+        answers = self._submit(asked, sent_s)
         base = {"id": f"{asked.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": self._model}
         if asked.stream:
             return StreamingResponse(
@@ -215,7 +216,7 @@ class Server:
 
         return BackgroundTask(drop)
 
-    def _submit(self, asked: Asked) -> list[Answer]:
+    def _submit(self, asked: Asked, sent_s: float) -> list[Answer]:
         """All choices' requests, or none."""
         prompts = [size for size in asked.prompts(self._tokens) for _ in range(asked.n)]
         longest = max(prompts, default=0) + (asked.output_tokens or 1)
@@ -230,7 +231,7 @@ class Server:
         news = asyncio.Event()
         try:
             for size in prompts:
-                answers.append(self._fleet.submit(size, asked.output_tokens, asked.priority, news))
+                answers.append(self._fleet.submit(size, asked.output_tokens, asked.priority, news, sent_s))
         except Unavailable as error:
             self._fleet.drop(answers)
             raise Refused(503, str(error)) from None

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from draftcast.errors import InputError
@@ -44,10 +44,10 @@ class Answer:
     max_tokens: int
     reason: str  # OpenAI's finish_reason at its end
     news: asyncio.Event
+    sent_s: float  # of `time.monotonic`
     tokens: int = 0  # generated so far
     ended: bool = False
     error: str = ""
-    sent_s: float = field(default_factory=time.monotonic)
     first_s: float = 0.0
     last_s: float = 0.0
 
@@ -166,8 +166,11 @@ class Fleet:
         for link in self._links:
             link.close()
 
-    def submit(self, prompt_tokens: int, max_tokens: int | None, priority: int | None, news: asyncio.Event) -> Answer:
-        """Send a request; without ``max_tokens`` it gets as many as the scenario's workload draws.
+    def submit(
+        self, prompt_tokens: int, max_tokens: int | None, priority: int | None, news: asyncio.Event, sent_s: float
+    ) -> Answer:
+        """Send a request that came at ``sent_s``, so that what was done for it since is part of the front end's work;
+        without ``max_tokens`` it gets as many as the scenario's workload draws.
 
         Raises:
             Unavailable: all rows are taken, or all replicas are dead.
@@ -183,11 +186,13 @@ class Fleet:
         room = self.max_model_len - prompt_tokens
         drawn = int(self._outputs[row])
         output = min(drawn if max_tokens is None else max_tokens, room)
-        answer = Answer(row, self._choose(row), prompt_tokens, output, "stop" if max_tokens is None else "length", news)
+        answer = Answer(
+            row, self._choose(row), prompt_tokens, output, "stop" if max_tokens is None else "length", news, sent_s
+        )
         self._answers[row] = answer
         link = self._links[answer.replica]
         link.load += 1
-        arrival_s = self._front_end.hand_over_s((answer.sent_s - self._start_s) * self.speed, prompt_tokens)
+        arrival_s = self._front_end.hand_over_s((sent_s - self._start_s) * self.speed, prompt_tokens)
         link.send(
             "submit", row, prompt_tokens, output, self._priorities[row] if priority is None else priority, arrival_s
         )
