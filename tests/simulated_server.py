@@ -1,7 +1,11 @@
-"""A simulated server as a process of its own, and plain requests to it."""
+"""A simulated server as a process of its own, and requests to it.
+
+``python simulated_server.py URL COUNT TOKENS`` is a client of so many streams at once.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import aiohttp
 
 from draftcast.calibration.acceptance.metrics import samples
 
@@ -89,8 +95,26 @@ def simulated_server(*arguments: str) -> Iterator[SimulatedServer]:
         process.communicate()
 
 
+async def stream(url: str, count: int, tokens: int) -> list[int]:
+    """Tokens of so many streams at once, by their usage."""
+    body = {"prompt": [1] * 20, "max_tokens": tokens, "stream": True, "stream_options": {"include_usage": True}}
+
+    async def one(session: aiohttp.ClientSession) -> int:
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            lines = [line async for line in response.content if line.startswith(b"data: {")]
+        found: int = json.loads(lines[-1].removeprefix(b"data: "))["usage"]["completion_tokens"]
+        return found
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        return await asyncio.gather(*(one(session) for _ in range(count)))
+
+
 def wait_until(happens: Any, within_s: float = 20.0) -> None:
     end = time.monotonic() + within_s
     while not happens():
         assert time.monotonic() < end, "did not happen in time"
         time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    asyncio.run(stream(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

@@ -14,8 +14,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from draftcast.errors import InputError
@@ -30,46 +30,35 @@ COUNTS_TIMEOUT_S = 1.0
 _LINE_BYTES = 1 << 24
 
 
-class Unavailable(Exception):
-    """No replica can take a request now; the message says why."""
+class Refused(Exception):
+    """A request that gets no answer but an HTTP status and a message."""
 
 
 @dataclass(eq=False)
 class Answer:
-    """A request and what has come of it; ``news`` is set when something has, and may be shared by several answers."""
+    """A request and what has come of it."""
 
     row: int
     replica: int
     prompt_tokens: int
-    max_tokens: int
     reason: str  # OpenAI's finish_reason at its end
-    news: asyncio.Event
     sent_s: float  # of `time.monotonic`
     tokens: int = 0  # generated so far
     ended: bool = False
     error: str = ""
     first_s: float = 0.0
     last_s: float = 0.0
+    news: asyncio.Event = field(default_factory=asyncio.Event)
 
-
-async def pieces(answers: Sequence[Answer]) -> AsyncIterator[tuple[int, int, Answer]]:
-    """(index of the answer, new tokens, answer) as they come, those of a slow reader together; each ends with a piece.
-
-    The answers share ``news``.
-    """
-    taken = [0] * len(answers)
-    unfinished = set(range(len(answers)))
-    while unfinished:
-        await answers[0].news.wait()
-        answers[0].news.clear()
-        for index in sorted(unfinished):
-            answer = answers[index]
-            ended, new = answer.ended, answer.tokens - taken[index]
-            taken[index] += new
-            if ended:
-                unfinished.discard(index)
-            if new or ended:
-                yield index, new, answer
+    async def pieces(self) -> AsyncIterator[int]:
+        """New tokens as they come, those that a slow reader missed together; the answer ends with a piece."""
+        taken, ended = 0, False
+        while not ended:
+            await self.news.wait()
+            self.news.clear()
+            new, ended = self.tokens - taken, self.ended
+            taken += new
+            yield new
 
 
 class _Link:
@@ -166,36 +155,30 @@ class Fleet:
         for link in self._links:
             link.close()
 
-    def submit(
-        self, prompt_tokens: int, max_tokens: int | None, priority: int | None, news: asyncio.Event, sent_s: float
-    ) -> Answer:
-        """Send a request that came at ``sent_s``, so that what was done for it since is part of the front end's work;
-        without ``max_tokens`` it gets as many as the scenario's workload draws.
+    def submit(self, prompt_tokens: int, max_tokens: int | None, priority: int | None, sent_s: float) -> Answer:
+        """Send a request; without ``max_tokens`` it gets as many as the scenario's workload draws.
+
+        What was done for it since ``sent_s`` is part of the front end's work.
 
         Raises:
-            Unavailable: all rows are taken, or all replicas are dead.
+            Refused: all rows are taken, or all replicas are dead.
         """
         rows = len(self._outputs)
         if len(self._answers) == rows:
-            raise Unavailable(f"the server holds {rows} requests at most")
+            raise Refused(503, f"the server holds {rows} requests at most")
         if not self.healthy:
-            raise Unavailable("all replicas have died")
+            raise Refused(503, "all replicas have died")
         while (row := self._number % rows) in self._answers:
             self._number += 1
         self._number += 1
-        room = self.max_model_len - prompt_tokens
-        drawn = int(self._outputs[row])
-        output = min(drawn if max_tokens is None else max_tokens, room)
-        answer = Answer(
-            row, self._choose(row), prompt_tokens, output, "stop" if max_tokens is None else "length", news, sent_s
-        )
-        self._answers[row] = answer
+        output = min(int(self._outputs[row]) if max_tokens is None else max_tokens, self.max_model_len - prompt_tokens)
+        reason = "stop" if max_tokens is None else "length"
+        answer = self._answers[row] = Answer(row, self._choose(row), prompt_tokens, reason, sent_s)
         link = self._links[answer.replica]
         link.load += 1
         arrival_s = self._front_end.hand_over_s((sent_s - self._start_s) * self.speed, prompt_tokens)
-        link.send(
-            "submit", row, prompt_tokens, output, self._priorities[row] if priority is None else priority, arrival_s
-        )
+        priority = self._priorities[row] if priority is None else priority
+        link.send("submit", row, prompt_tokens, output, priority, arrival_s)
         return answer
 
     def _choose(self, row: int) -> int:
@@ -204,12 +187,11 @@ class Fleet:
         chosen = self._routes[row] if self._routes is not None else self._router.choose(row, loads)
         return chosen if chosen in alive else min(alive, key=lambda index: loads[index])
 
-    def drop(self, answers: Sequence[Answer]) -> None:
-        """The client of these answers is gone: what has not ended is aborted."""
-        for answer in answers:
-            if not answer.ended:
-                self._links[answer.replica].send("abort", answer.row)
-                self._end(answer, "abort")
+    async def drop(self, answer: Answer) -> None:
+        """The client is gone: an answer that has not ended is aborted."""
+        if not answer.ended:
+            self._links[answer.replica].send("abort", answer.row)
+            self._end(answer, "abort")
 
     async def count(self) -> None:
         """Ask the replicas what they count; a replica that does not answer keeps what it said before."""
@@ -245,39 +227,38 @@ class Fleet:
                     self._end(answer, "error")
                 del self._answers[row]
 
-    def _deliver(
-        self, new: list[tuple[int, int]], ended: list[tuple[int, float, float, float]], free: list[int]
-    ) -> None:
+    def _deliver(self, new: list[list[int]], ended: list[list[Any]], free: list[int]) -> None:
         now_s = time.monotonic()
-        metrics = self.metrics
         for row, tokens in new:
             answer = self._answers[row]
             if answer.ended:  # aborted since
                 continue
-            labels = self._labels(answer)
-            metrics.generation_tokens.labels(*labels).inc(tokens)
             if answer.tokens:
-                metrics.itl_s.labels(*labels).observe(now_s - answer.last_s)
+                self.metrics.observe(answer.replica, inter_token_latency_seconds=now_s - answer.last_s)
             else:
                 answer.first_s = now_s
-                metrics.prompt_tokens.labels(*labels).inc(answer.prompt_tokens)
-                metrics.ttft_s.labels(*labels).observe(now_s - answer.sent_s)
+                self.metrics.add(answer.replica, prompt_tokens=answer.prompt_tokens)
+                self.metrics.observe(answer.replica, time_to_first_token_seconds=now_s - answer.sent_s)
+            self.metrics.add(answer.replica, generation_tokens=tokens)
             answer.tokens += tokens
             answer.last_s = now_s
             answer.news.set()
         for row, *times_s in ended:
             answer = self._answers[row]
-            if answer.ended:
-                continue
-            queue_s, prefill_s, decode_s = (time_s / self.speed for time_s in times_s)
-            labels = self._labels(answer)
-            metrics.e2el_s.labels(*labels).observe(now_s - answer.sent_s)
-            metrics.tpot_s.labels(*labels).observe((now_s - answer.first_s) / max(answer.tokens - 1, 1))
-            metrics.queue_s.labels(*labels).observe(queue_s)
-            metrics.prefill_s.labels(*labels).observe(prefill_s)
-            metrics.decode_s.labels(*labels).observe(decode_s)
-            metrics.inference_s.labels(*labels).observe(prefill_s + decode_s)
-            self._end(answer, answer.reason)
+            if not answer.ended:
+                queue_s, prefill_s, decode_s = (time_s / self.speed for time_s in times_s)
+                self.metrics.observe(
+                    answer.replica,
+                    e2e_request_latency_seconds=now_s - answer.sent_s,
+                    request_time_per_output_token_seconds=(now_s - answer.first_s) / max(answer.tokens - 1, 1),
+                    request_queue_time_seconds=queue_s,
+                    request_inference_time_seconds=prefill_s + decode_s,
+                    request_prefill_time_seconds=prefill_s,
+                    request_decode_time_seconds=decode_s,
+                    request_prompt_tokens=answer.prompt_tokens,
+                    request_generation_tokens=answer.tokens,
+                )
+                self._end(answer, answer.reason)
         for row in free:
             del self._answers[row]
 
@@ -285,7 +266,4 @@ class Fleet:
         answer.ended = True
         answer.news.set()
         self._links[answer.replica].load -= 1
-        self.metrics.success.labels(*self._labels(answer), reason).inc()
-
-    def _labels(self, answer: Answer) -> tuple[str, str]:
-        return self.scenario.engine.model, str(answer.replica)
+        self.metrics.end(answer.replica, reason)

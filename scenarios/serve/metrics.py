@@ -22,24 +22,38 @@ _ITL_S = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
     80.0,
 )
-# What engines count, by their key: metric, type, help.
-_SCHEDULER: dict[str, tuple[str, type[Metric], str]] = {
-    "num_running": ("vllm:num_requests_running", GaugeMetricFamily, "Requests in the engine's batches."),
-    "num_waiting": ("vllm:num_requests_waiting", GaugeMetricFamily, "Requests that wait to be scheduled."),
-    "kv_cache_usage": ("vllm:kv_cache_usage_perc", GaugeMetricFamily, "Share of KV blocks in use, 1: all."),
-    "looked_up_tokens": ("vllm:prefix_cache_queries", CounterMetricFamily, "Tokens looked up in the prefix cache."),
-    "cached_tokens": ("vllm:prefix_cache_hits", CounterMetricFamily, "Tokens found in the prefix cache."),
-    "num_preemptions": ("vllm:num_preemptions", CounterMetricFamily, "Preemptions."),
+_TOKENS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2, 5))
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("Time to first token.", _TTFT_S),
+    "inter_token_latency_seconds": ("Time between pieces of an answer.", _ITL_S),
+    "request_time_per_output_token_seconds": ("Mean time per output token after the first.", _ITL_S),
+    "e2e_request_latency_seconds": ("Time of a request.", _REQUEST_S),
+    "request_queue_time_seconds": ("Time before a request is scheduled.", _REQUEST_S),
+    "request_inference_time_seconds": ("Time since it was scheduled.", _REQUEST_S),
+    "request_prefill_time_seconds": ("Of it until the first token.", _REQUEST_S),
+    "request_decode_time_seconds": ("Of it after the first token.", _REQUEST_S),
+    "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
+    "request_generation_tokens": ("Output tokens of a request.", _TOKENS),
 }
-_SPECULATION: dict[str, tuple[str, type[Metric], str]] = {
-    "num_drafts": ("vllm:spec_decode_num_drafts", CounterMetricFamily, "Rounds with a draft."),
-    "num_draft_tokens": ("vllm:spec_decode_num_draft_tokens", CounterMetricFamily, "Draft tokens verified."),
-    "num_accepted": ("vllm:spec_decode_num_accepted_tokens", CounterMetricFamily, "Draft tokens accepted."),
+_COUNTERS = {"prompt_tokens": "Prompt tokens of requests with a first token.", "generation_tokens": "Output tokens."}
+# What engines count, by its key in `LiveEngine.counts`.
+_SCHEDULER: dict[str, tuple[str, Any]] = {
+    "num_running": ("num_requests_running", GaugeMetricFamily),
+    "num_waiting": ("num_requests_waiting", GaugeMetricFamily),
+    "kv_cache_usage": ("kv_cache_usage_perc", GaugeMetricFamily),
+    "looked_up_tokens": ("prefix_cache_queries", CounterMetricFamily),
+    "cached_tokens": ("prefix_cache_hits", CounterMetricFamily),
+    "num_preemptions": ("num_preemptions", CounterMetricFamily),
+}
+_SPECULATION: dict[str, tuple[str, Any]] = {
+    "num_drafts": ("spec_decode_num_drafts", CounterMetricFamily),
+    "num_draft_tokens": ("spec_decode_num_draft_tokens", CounterMetricFamily),
+    "num_accepted": ("spec_decode_num_accepted_tokens", CounterMetricFamily),
 }
 
 
 class Metrics(Collector):
-    """Counters and histograms of the front end, and what each engine counts (``counts``, see `LiveEngine.counts`).
+    """Counters and histograms of the front end, and what each engine counted when it was last asked (``counts``).
 
     Args:
         model: its name.
@@ -51,43 +65,47 @@ class Metrics(Collector):
     def __init__(self, model: str, replicas: int, *, speculates: bool, cache_config: dict[str, str]) -> None:
         self.registry = CollectorRegistry()
         self.counts: list[dict[str, Any]] = [{} for _ in range(replicas)]
-        self._model, self._speculates, self._cache_config = model, speculates, cache_config
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests with a first token.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        self.success = self._counter("request_success", "Requests that ended.", "finished_reason")
-        self.ttft_s = self._histogram("time_to_first_token_seconds", "Time to first token.", _TTFT_S)
-        self.itl_s = self._histogram("inter_token_latency_seconds", "Time between pieces of an answer.", _ITL_S)
-        self.tpot_s = self._histogram("request_time_per_output_token_seconds", "Mean time per token.", _ITL_S)
-        self.e2el_s = self._histogram("e2e_request_latency_seconds", "Time of a request.", _REQUEST_S)
-        self.queue_s = self._histogram("request_queue_time_seconds", "Time before a request is scheduled.", _REQUEST_S)
-        self.inference_s = self._histogram("request_inference_time_seconds", "Time since then.", _REQUEST_S)
-        self.prefill_s = self._histogram("request_prefill_time_seconds", "Of it until the first token.", _REQUEST_S)
-        self.decode_s = self._histogram("request_decode_time_seconds", "Of it after the first token.", _REQUEST_S)
+        self._model, self._cache_config = model, cache_config
+        self._engine_metrics = _SCHEDULER | (_SPECULATION if speculates else {})
+        keep: dict[str, Any] = {"registry": self.registry}
+        self._histograms = {
+            name: Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, **keep)
+            for name, (text, buckets) in _HISTOGRAMS.items()
+        }
+        self._counters = {name: Counter(f"vllm:{name}", text, LABELS, **keep) for name, text in _COUNTERS.items()}
+        self._ended = Counter("vllm:request_success", "Requests that ended.", (*LABELS, "finished_reason"), **keep)
         self.registry.register(self)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"vllm:{name}", text, (*LABELS, *labels), registry=self.registry)
+    def observe(self, engine: int, **values: float) -> None:
+        """One value for each histogram named."""
+        for name, value in values.items():
+            self._histograms[name].labels(self._model, engine).observe(value)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"vllm:{name}", text, LABELS, registry=self.registry, buckets=buckets)
+    def add(self, engine: int, **values: int) -> None:
+        """More for each counter named."""
+        for name, value in values.items():
+            self._counters[name].labels(self._model, engine).inc(value)
+
+    def end(self, engine: int, reason: str) -> None:
+        """A request has ended."""
+        self._ended.labels(self._model, engine, reason).inc()
 
     def collect(self) -> Iterator[Metric]:
-        """What the engines counted when they were last asked."""
+        """What the engines counted."""
+        engines = [str(engine) for engine in range(len(self.counts))]
         info = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=[*self._cache_config, "engine"])
-        for name, (metric, kind, text) in (_SCHEDULER | (_SPECULATION if self._speculates else {})).items():
-            family: Any = kind(metric, text, labels=LABELS)  # type: ignore[call-arg]
-            for engine, counts in enumerate(self.counts):
-                family.add_metric((self._model, str(engine)), counts.get(name, 0))
-            yield family
-        for engine in range(len(self.counts)):
-            info.add_metric((*self._cache_config.values(), str(engine)), 1)
+        for engine in engines:
+            info.add_metric([*self._cache_config.values(), engine], 1)
         yield info
-        if self._speculates:
-            text = "Accepted tokens by draft position."
-            family = CounterMetricFamily(
-                "vllm:spec_decode_num_accepted_tokens_per_pos", text, labels=(*LABELS, "position")
-            )
-            for engine, counts in enumerate(self.counts):
+        for key, (name, kind) in self._engine_metrics.items():
+            family = kind(f"vllm:{name}", "Of the simulated engine.", labels=LABELS)
+            for engine, counts in zip(engines, self.counts, strict=True):
+                family.add_metric((self._model, engine), counts.get(key, 0))
+            yield family
+        if "num_drafts" in self._engine_metrics:
+            name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+            family = CounterMetricFamily(name, "Of the simulated engine.", labels=(*LABELS, "position"))
+            for engine, counts in zip(engines, self.counts, strict=True):
                 for position, accepted in enumerate(counts.get("accepted_per_position", ())):
-                    family.add_metric((self._model, str(engine), str(position)), accepted)
+                    family.add_metric((self._model, engine, str(position)), accepted)
             yield family

@@ -22,9 +22,9 @@ from draftcast.kernels.model.catalog import load_model
 
 pytestmark = pytest.mark.live
 
-SPEED = 0.1
-LOADS_RPS = (8.0, 16.0, 32.0)
-REQUESTS, PROMPT, OUTPUT = 40, 1000, 100
+SPEED = 0.05
+LOADS_RPS = (12.0, 24.0, 36.0)
+REQUESTS, PROMPT, OUTPUT = 30, 1000, 100
 TPOT, TTFT = 0.02, 0.05
 
 

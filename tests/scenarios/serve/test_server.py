@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paths import ROOT
-from simulated_server import SimulatedServer, simulated_server, wait_until
+from paths import ROOT, TESTS
+from simulated_server import SimulatedServer, simulated_server, stream, wait_until
 
 from draftcast.calibration.live.server import server_facts
 from draftcast.scenarios.serve.app import MAX_BODY_BYTES
@@ -86,17 +87,6 @@ def test_chat(server: SimulatedServer) -> None:
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
 
 
-def test_several_choices(server: SimulatedServer) -> None:
-    answer = server.get("/v1/completions", {"prompt": [PROMPT, [1, 2, 3]], "max_tokens": 5, "n": 2})
-    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
-    assert answer["usage"] == {"prompt_tokens": 103, "completion_tokens": 20, "total_tokens": 123}
-    events = server.events("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 5})
-    text = {0: "", 1: ""}
-    for event in events:
-        text[event["choices"][0]["index"]] += event["choices"][0]["text"]
-    assert text == {0: " token" * 5, 1: " token" * 5}
-
-
 def test_tokenizer_speed_outputs_of_the_scenario_and_a_dead_replica(server: SimulatedServer, tmp_path: Path) -> None:
     words = {"<unk>": 0, "one": 1, "two": 2, "token": 3}
     model = {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"}
@@ -142,12 +132,13 @@ def test_facts_are_read_as_those_of_vllm(server: SimulatedServer) -> None:
 def test_metrics_count_what_was_served(server: SimulatedServer) -> None:
     counters = ("prompt_tokens_total", "generation_tokens_total", "spec_decode_num_drafts_total")
     counters += ("spec_decode_num_accepted_tokens_total", "spec_decode_num_accepted_tokens_per_pos_total")
+    counters += ("request_prompt_tokens_sum", "request_generation_tokens_sum")
     counters += ("time_to_first_token_seconds_count", "e2e_request_latency_seconds_count", "request_success_total")
     before = {name: server.metric(name) for name in counters}
     events = server.events("/v1/completions", {"prompt": PROMPT, "max_tokens": 60})
     grown = {name: server.metric(name) - before[name] for name in counters}
-    assert grown["prompt_tokens_total"] == 100
-    assert grown["generation_tokens_total"] == 60
+    assert grown["prompt_tokens_total"] == grown["request_prompt_tokens_sum"] == 100
+    assert grown["generation_tokens_total"] == grown["request_generation_tokens_sum"] == 60
     assert grown["request_success_total"] == grown["time_to_first_token_seconds_count"] == 1
     accepted = grown["spec_decode_num_accepted_tokens_total"]
     assert accepted == grown["spec_decode_num_accepted_tokens_per_pos_total"]
@@ -167,7 +158,8 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"max_tokens": 5}, 400, "prompt"),
     ({"prompt": PROMPT, "max_tokens": 0}, 400, "max_tokens"),
     ({"prompt": PROMPT, "max_tokens": 8093}, 400, "8193 tokens"),
-    ({"prompt": PROMPT, "n": 1000}, 400, "n"),
+    ({"prompt": PROMPT, "n": 2}, 400, "n"),
+    ({"prompt": ["a", "b"]}, 400, "prompt"),
     ({"prompt": PROMPT, "max_tokens": "many"}, 400, "max_tokens"),
 ]
 
@@ -225,6 +217,24 @@ def test_the_request_of_a_client_that_vanishes_is_aborted(server: SimulatedServe
     assert server.metric("request_success_total") == before[0] + 1
     assert server.metric("request_success_total", finished_reason="abort") >= 1
     assert server.metric("generation_tokens_total") < before[1] + 8000
+
+
+def test_a_thousand_streams_are_held_and_those_of_a_killed_client_take_no_other_along() -> None:
+    with simulated_server("default", "--set", "engine.max_num_seqs=1024") as server:
+        command = [sys.executable, str(TESTS / "simulated_server.py"), server.url, "500", "4000"]
+        client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        wait_until(lambda: server.metric("num_requests_running") == 500)
+        counts: list[list[int]] = []
+        others = threading.Thread(target=lambda: counts.append(asyncio.run(stream(server.url, 500, 60))), daemon=True)
+        others.start()
+        wait_until(lambda: server.metric("num_requests_running") == 1000)
+        client.kill()
+        client.communicate()
+        others.join(60)
+        assert counts == [[60] * 500]
+        wait_until(lambda: server.metric("num_requests_running") == 0)
+        assert server.metric("request_success_total", finished_reason="abort") == 500
+        assert server.metric("request_success_total", finished_reason="length") == 500
 
 
 class Stream(threading.Thread):
