@@ -9,7 +9,8 @@ Input: ``block_size``, ``num_blocks``, ``max_num_seqs``, ``max_num_batched_token
 ``enable_chunked_prefill``, ``async``, ``prefix_caching`` (default false), ``hash_block_tokens``,
 ``pipeline_parallel_size`` and ``linear_groups`` (groups of linear attention layers; without prefix caching);
 ``requests``: ``arrival_step``, ``prompt``, ``output``, ``accept`` (drafts accepted in round 0, 1, ..., cycled),
-optional ``priority``, ``hash_ids``.
+optional ``priority``, ``hash_ids``, ``session`` (a number: requests of one share prompts and outputs from the first
+token on), ``system_prompt`` (number and tokens of the text that the prompt begins with).
 
 Output: ``step``, ``tokens`` (scheduled tokens by request), ``drafts`` (drafts verified by request), ``running``,
 ``waiting``, ``free_blocks``.
@@ -74,6 +75,10 @@ def _check_keys(found: dict[str, Any], required: tuple[str, ...], where: str) ->
 
 def _table(workload: dict[str, Any]) -> RequestTable:
     requests = workload["requests"]
+    numbers = {None: -1}
+    for request in requests:
+        numbers.setdefault(request.get("session"), len(numbers) - 1)
+    system = np.array([r.get("system_prompt", (0, 0)) for r in requests], np.int64).reshape(-1, 2)
     hash_ids = [r.get("hash_ids", []) for r in requests]
     return RequestTable(
         arrival_s=np.arange(len(requests), dtype=np.float64),
@@ -82,6 +87,9 @@ def _table(workload: dict[str, Any]) -> RequestTable:
         class_id=np.zeros(len(requests), np.int16),
         priority=np.array([r.get("priority", 0) for r in requests], np.int32),
         class_names=("all",),
+        session=np.array([numbers[r.get("session")] for r in requests], np.int64),
+        system_prompt=system[:, 0],
+        system_tokens=system[:, 1].astype(np.int32),
         hash_ids=np.array(list(itertools.chain.from_iterable(hash_ids)), np.int64),
         hash_offsets=np.concatenate([[0], np.cumsum([len(h) for h in hash_ids])]).astype(np.int64),
         hash_block_tokens=workload.get("hash_block_tokens", workload["block_size"]),

@@ -172,7 +172,9 @@ class Case:
 
     def requests(self, assigned: Any = 0) -> pd.DataFrame:
         """One row per request, as in a result."""
-        return results.requests_frame(self.replicas, self.table, np.broadcast_to(np.int32(assigned), len(self.table)))
+        return results.requests_frame(
+            self.replicas, self.table, np.full(len(self.table), assigned, np.int32), np.arange(len(self.table))
+        )
 
 
 def build_case(

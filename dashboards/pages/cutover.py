@@ -40,6 +40,7 @@ AXIS_WORDS = {
     "concurrency": "concurrent clients",
     "batch": "static batch",
     "context": "prompt length",
+    "output": "output length",
     "acceptance": "acceptance",
 }
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    over: Annotated[str, typer.Option(help="Axis to search: rate, concurrency, batch, context or acceptance.")] = "rate"
+    over: Annotated[
+        str, typer.Option(help="Axis to search: rate, concurrency, batch, context, output or acceptance.")
+    ] = "rate"
     metric: Annotated[
         str, typer.Option(help="Metric to improve: e2e, tpot, token_goodput, slo_goodput or cost (needs --price).")
     ] = "e2e"
@@ -68,7 +70,7 @@ def cutover(
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="HTML", help="Write the plot here.")] = None,
 ) -> None:
-    """Find where speculation stops paying: the load, context length or acceptance, with its interval and the reason."""
+    """Find where speculation stops paying: the load, length or acceptance, with its interval and the reason."""
     from draftcast.errors import naming
     from draftcast.scenarios.cutover.search import cutover as find
     from draftcast.scenarios.show.plots import check_picture, write_figure

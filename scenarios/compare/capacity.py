@@ -1,8 +1,9 @@
 """The capacity: what a cluster completes per second when requests always wait. Above it a queue grows without end.
 
-As many users as the cluster holds requests, and some more, send the scenario's requests one after another; what is
-emitted after the warm-up, over the mean output of a request, is the capacity. A rate only scales arrivals, so one
-answer serves every rate, and it is kept: every command and page that asks for a setting is told the same number.
+As many users as the cluster holds requests, and some more, send the scenario's requests one after another, in sessions
+where it has them (with as many users more as think meanwhile); what is emitted after the warm-up, over the mean output
+of a request, is the capacity. A rate only scales arrivals, so one answer serves every rate, and it is kept: every
+command and page that asks for a setting is told the same number.
 
 `page_effort` says how many requests and replications a page simulates: few, but as many as the load needs to settle.
 """
@@ -42,6 +43,9 @@ TURNOVERS = 20
 LEAST_REQUESTS = 8000
 CROWD = 1.1
 """Users per request that the cluster holds: some must wait, also where requests are shorter than the mean."""
+MOST_CROWDS, SAME_CROWD = 5, 0.05
+"""Users of sessions that think keep no engine busy, and their number follows from the capacity: it is tried so often,
+until so many, as a share, are missing or too many."""
 REPLICATIONS = 5
 MOST_REPLICATIONS = 20
 """Of a capacity that the load in question is too close to; from `REPLICATIONS` on they are doubled."""
@@ -107,12 +111,12 @@ def capacity(scenario: Scenario, rate_rps: float | None = None, *, progress: Pro
 def _key_of(scenario: Scenario, spec: Workload) -> str:
     """Text that is equal for scenarios with the same capacity per replica: neither their rate nor their seed counts."""
     data = to_mapping(scenario)
-    unused = ["description", "slo", *([] if scenario.speculative_config else ["acceptance", "policy"])]
+    unused = ["description", "slo", *([] if scenario.speculative_config else ["acceptance", "policy", "speculation"])]
     for section in (data, *data["workload"]["classes"]):
         for name in unused:
             section.pop(name, None)
     del data["name"], data["statistics"]
-    if not trace_specs(spec):  # without a file there are no prefixes that replicas could share
+    if not trace_specs(spec) and not spec.shares_prefixes:
         data.pop("cluster")
     data["workload"]["arrivals"].pop("request_rate_rps")
     data["workload"].update(num_requests=None, duration_s=None)
@@ -129,21 +133,30 @@ def _saturated_rate(scenario: Scenario, spec: Workload, replication: int) -> tup
     few = build_requests(spec, seed, LEAST_REQUESTS, settings.max_model_len, traces)
     mean_tokens = float((few.prompt_tokens + few.output_tokens).mean())
     held = deployment.memory.max_concurrency(round(mean_tokens), settings.lookahead)
-    replicas = scenario.cluster.replicas if few.hash_ids is not None else 1
+    replicas = scenario.cluster.replicas if few.shares_prefixes else 1
     engines = replicas * settings.data_parallel_size
-    users = min(math.ceil(CROWD * engines * max(1.0, min(settings.max_num_seqs, held))), MAX_USERS)
-    counted = max(TURNOVERS * users, LEAST_REQUESTS)
-    table = build_requests(spec, seed, 2 * counted, settings.max_model_len, traces)
-    table = dataclasses.replace(table, num_extra=len(table) // 2)
+    waiting = CROWD * engines * max(1.0, min(settings.max_num_seqs, held))
+    think_s = float(few.think_s.mean()) if few.think_s is not None else 0.0
     one = scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"replicas": replicas})})
-    loop = ClosedLoopArrivals(process="closed_loop", concurrency=users)
-    done = replicate(one, loop, deployment, table, seed, None, False)
-    cut = find_warmup([done.requests], closed_loop=True).requests
-    tokens_per_s = compute_metrics(done.requests, warmup=cut).values["output_throughput"]
-    # Of twice the requests that were counted: the mean output varies more than what is emitted.
-    engine_s = float(np.mean(table.output_tokens)) * replicas / tokens_per_s
-    front_end_s = float(front_end_work_s(deployment, table.prompt_tokens).mean()) / settings.api_server_count
-    return 1.0 / max(engine_s, front_end_s), len(done.requests)
+    rate_rps = Fluid.of(one, deployment).capacity_rps() if think_s else 0.0
+    simulated = 0
+    for _ in range(MOST_CROWDS):
+        users = min(math.ceil(waiting + rate_rps * think_s), MAX_USERS)
+        counted = max(TURNOVERS * users, LEAST_REQUESTS)
+        table = build_requests(spec, seed, 2 * counted, settings.max_model_len, traces)
+        table = dataclasses.replace(table, num_extra=len(table) // 2)
+        loop = ClosedLoopArrivals(process="closed_loop", concurrency=users)
+        done = replicate(one, loop, deployment, table, seed, None, False)
+        simulated += len(done.requests)
+        cut = find_warmup([done.requests], closed_loop=True).requests
+        tokens_per_s = compute_metrics(done.requests, warmup=cut).values["output_throughput"]
+        # Of twice the requests that were counted: the mean output varies more than what is emitted.
+        engine_s = float(np.mean(table.output_tokens)) * replicas / tokens_per_s
+        front_end_s = float(front_end_work_s(deployment, table.prompt_tokens).mean()) / settings.api_server_count
+        rate_rps = replicas / max(engine_s, front_end_s)
+        if abs(waiting + rate_rps * think_s - users) <= SAME_CROWD * users:
+            break
+    return rate_rps / replicas, simulated
 
 
 LENGTHS = (2000, 3000, 4000, 6000, 8000, 12_000, 16_000, 24_000)
@@ -191,4 +204,5 @@ def _needed(scenario: Scenario, rate_rps: float) -> float:
     fluid = Fluid.of(scenario)
     capacity_rps = fluid.capacity_rps()
     utilisation = min(rate_rps / capacity_rps, HIGHEST_UTILISATION)
-    return shortfall(1, fluid.in_system(utilisation * capacity_rps), utilisation) / WARM
+    ramp = fluid.session_requests(rate_rps)
+    return max(shortfall(1, fluid.in_system(utilisation * capacity_rps), utilisation) / WARM, ramp)

@@ -341,6 +341,9 @@ def _answer(
         reason = best.verdicts[0].why
     tuned = chosen.candidate.scenario
     notes = (*served_models(tuned).notes, *assumptions(tuned))
+    undrafted = [entry.name for entry in tuned.workload.classes if not entry.speculation]
+    if undrafted and tuned.speculative_config is not None:
+        notes += (f"No engine switches drafts off by request: serve the class {', '.join(undrafted)} apart.",)
     try:
         config, vllm = speculative_config_json(tuned), vllm_command(tuned)
     except ScenarioError as error:

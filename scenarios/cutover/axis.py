@@ -1,4 +1,4 @@
-"""What a cutover can be looked for over: the load as a rate, clients or a batch, the context length, the acceptance.
+"""What a cutover can be looked for over: the load as a rate, clients or a batch, the lengths, the acceptance.
 
 An axis turns a scenario into the same question at x, and says where x may lie. Runs nothing.
 """
@@ -28,7 +28,7 @@ class Axis:
     # The scenario at x, the number of requests left as it is; raises InputError where it has nothing to vary
     at: Callable[[Scenario, float], Scenario]
     # Where a search begins, increasing; from the requests that the cluster holds at once and the longest prompt that
-    # fits beside the outputs asked for
+    # fits beside the outputs asked for (over outputs: the longest output beside the prompts)
     first_looks: Callable[[float, int], list[float]]
     is_whole: bool = False  # whether x counts
     largest: float = math.inf  # of any x
@@ -66,20 +66,29 @@ def _at_concurrency(scenario: Scenario, x: float) -> Scenario:
 
 def _at_batch(scenario: Scenario, x: float) -> Scenario:
     """Static batches: so many requests sent at once to an idle cluster, measured until the last one ends."""
+    if scenario.workload.has_sessions:
+        raise InputError("requests of a session are never sent at once", file=AXIS_OPTION, value="batch")
     at_once = _closed_loop(scenario, {"process": "closed_loop", "concurrency": round(x), "think_time_s": 0.0})
     return with_values(at_once, {"workload.num_requests": round(x), "statistics.warmup": "none"})
 
 
-def _at_context(scenario: Scenario, x: float) -> Scenario:
-    """Prompts all of x tokens, at the scenario's own load."""
-    workload, prompt = scenario.workload, {"distribution": "constant", "value": round(x)}
-    places = {"workload": workload.lengths}
-    places |= {f"workload.classes.{index}": entry.lengths for index, entry in enumerate(workload.classes)}
-    given = {place: lengths for place, lengths in places.items() if lengths is not None}
-    if workload.arrivals.process == "trace" or any(lengths.path is not None for lengths in given.values()):
-        message = "prompts come from a file; give distributions to vary them"
-        raise InputError(message, file=AXIS_OPTION, value="context")
-    return with_values(scenario, {f"{place}.lengths.prompt_tokens": prompt for place in given})
+def _at_length(axis: str, key: str) -> Callable[[Scenario, float], Scenario]:
+    def at(scenario: Scenario, x: float) -> Scenario:
+        """Prompts (or outputs) all of x tokens, at the scenario's own load."""
+        workload = scenario.workload
+        places = {"workload": workload.lengths}
+        places |= {f"workload.classes.{index}": entry.lengths for index, entry in enumerate(workload.classes)}
+        given = {place: lengths for place, lengths in places.items() if lengths is not None}
+        if workload.arrivals.process == "trace" or any(lengths.path is not None for lengths in given.values()):
+            message = f"{key.partition('_')[0]}s come from a file; give distributions to vary them"
+            raise InputError(message, file=AXIS_OPTION, value=axis)
+        if axis == "context" and workload.shares_prefixes:
+            message = "prompts begin with a system prompt or earlier turns; sweep workload.lengths instead"
+            raise InputError(message, file=AXIS_OPTION, value=axis)
+        tokens = {"distribution": "constant", "value": round(x)}
+        return with_values(scenario, {f"{place}.lengths.{key}": tokens for place in given})
+
+    return at
 
 
 def _at_acceptance(scenario: Scenario, x: float) -> Scenario:
@@ -117,15 +126,19 @@ def _whole_looks(low: float, high: float, count: int) -> list[float]:
     return sorted({float(round(x)) for x in np.geomspace(low, high, count)})
 
 
-def _loads(slots: float, longest_prompt: int) -> list[float]:
+def _loads(slots: float, longest: int) -> list[float]:
     return _whole_looks(1, max(2, round(slots)), 7)
 
 
-def _contexts(slots: float, longest_prompt: int) -> list[float]:
-    return _whole_looks(min(32, longest_prompt), longest_prompt, 6)
+def _contexts(slots: float, longest: int) -> list[float]:
+    return _whole_looks(min(32, longest), longest, 6)
 
 
-def _acceptances(slots: float, longest_prompt: int) -> list[float]:
+def _outputs(slots: float, longest: int) -> list[float]:
+    return _whole_looks(min(8, longest), min(longest, 2048), 6)
+
+
+def _acceptances(slots: float, longest: int) -> list[float]:
     return [0.05, 0.2, 0.4, 0.6, 0.8, 0.98]
 
 
@@ -136,7 +149,8 @@ AXES: Mapping[str, Axis] = {
         Axis("rate", "req/s", _at_rate, lambda slots, longest: []),
         Axis("concurrency", "clients", _at_concurrency, _loads, is_whole=True),
         Axis("batch", "requests", _at_batch, _loads, is_whole=True),
-        Axis("context", "prompt tokens", _at_context, _contexts, is_whole=True),
+        Axis("context", "prompt tokens", _at_length("context", "prompt_tokens"), _contexts, is_whole=True),
+        Axis("output", "output tokens", _at_length("output", "output_tokens"), _outputs, is_whole=True),
         Axis("acceptance", "acceptance per draft token", _at_acceptance, _acceptances, largest=1.0),
     )
 }

@@ -127,7 +127,7 @@ class Prober:
 
     def fluid(self, scenario: Scenario, x: float) -> Fluid:
         """The fluid estimate of a side; one engine and one mix of requests for all rates, clients and batches."""
-        return self._fluid(scenario, x if self.axis.name in ("context", "acceptance") else None)
+        return self._fluid(scenario, None if self.axis.name in ("rate", "concurrency", "batch") else x)
 
     def own_fluids(self) -> tuple[Fluid, Fluid]:
         """The fluid estimates of the scenario as it is, with and without speculation."""
@@ -163,7 +163,8 @@ class Prober:
             turns = max(min(CLOSED_LOOP_TURNS, ENOUGH_REQUESTS // clients), ENOUGH_TURNS)
             return max(LEAST_BILLED, turns * clients) << effort
         short = max(shortfall(1, side.in_system(), min(side.utilisation, 0.999)) for side in (on, off))
-        first = max(math.ceil(short / FIRST_SHORTFALL), MIN_REQUESTS)
+        ramp = max(side.fluid.session_requests(on.rate_rps) for side in (on, off))
+        first = max(math.ceil(short / FIRST_SHORTFALL), math.ceil(ramp), MIN_REQUESTS)
         return min(first << effort, MAX_REQUESTS)
 
     def _simulated(self, x: float, on: _Half, off: _Half, replications: int, effort: int) -> Probe | None:

@@ -192,8 +192,9 @@ def first_looks(prober: Prober, target: float = TARGET) -> list[float]:
     """
     axis, fluids = prober.axis, prober.own_fluids()
     if axis.name != "rate":
-        # More requests draw longer outputs than the estimate's sample did.
-        longest = fluids[0].deployment.settings.max_model_len - math.ceil(1.25 * fluids[0].longest_output)
+        # More requests draw longer ones than the estimate's sample did.
+        beside = fluids[0].longest_prompt if axis.name == "output" else fluids[0].longest_output
+        longest = fluids[0].deployment.settings.max_model_len - math.ceil(1.25 * beside)
         return axis.first_looks(min(fluid.slots for fluid in fluids), max(longest, 1))
     guess = min(fluid.capacity_rps() for fluid in fluids)
     on, off = prober.sides(guess)

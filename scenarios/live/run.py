@@ -103,7 +103,17 @@ def speculative_config(scenario: Scenario) -> dict[str, Any] | None:
 
 
 def live_requests(scenario: Scenario, seed: int) -> RequestTable:
-    """The requests a run sends: those of the simulation's first replication at this seed. Raises as that does."""
+    """The requests a run sends: those of the simulation's first replication at this seed.
+
+    Raises:
+        ScenarioError: as the simulation, or what no client here sends: shared prompts, requests without drafts.
+    """
+    for key, given in (
+        ("system_prompt or workload.sessions", scenario.workload.shares_prefixes),
+        ("classes.speculation", not all(entry.speculation for entry in scenario.workload.classes)),
+    ):
+        if given:
+            raise ScenarioError("is only simulated: live runs send independent requests", key=f"workload.{key}")
     limit = scenario.engine.max_model_len or load_model(scenario.engine.model).max_position_embeddings
     return build_requests(workload_spec(scenario), seed, None, limit)
 

@@ -22,6 +22,7 @@ from draftcast.scenarios.schema.load import with_values
 from draftcast.sim.acceptance.model import AcceptanceModel
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.cost import step_time as st
+from draftcast.sim.output.steady_state import FORGOTTEN
 from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
 from draftcast.sim.workload.build_requests import build_requests
 from draftcast.sim.workload.request_table import RequestTable
@@ -32,10 +33,13 @@ class Traffic:
     """Means over requests that matter for a step."""
 
     prompt_tokens: float  # of a request
+    prefill_tokens: float  # of its prompt, those that no cache holds
     output_tokens: float  # of a request
     # Of a request in decode, averaged over output tokens: long outputs count as long as they last
     context_tokens: float
     models: tuple[AcceptanceModel, ...]  # acceptance of each class
+    # Requests of a session before one, and seconds thought: so many at most, of all but `FORGOTTEN` of the requests
+    into_session: tuple[float, float]
     shares: tuple[float, ...]  # of the output tokens by class, in the order of ``models``; they add up to 1
 
     def tokens_per_round(self, k: int) -> float:
@@ -49,19 +53,26 @@ class Traffic:
         return sum(share * model.draft_share(k) for share, model in zip(self.shares, self.models, strict=True))
 
 
-def traffic(table: RequestTable, models: Sequence[AcceptanceModel]) -> Traffic:
-    """Means of a request table; ``models`` holds one acceptance model a class."""
+def traffic(table: RequestTable, models: Sequence[AcceptanceModel], caches_prefixes: bool = False) -> Traffic:
+    """Means of a request table; ``models`` holds one acceptance model a class.
+
+    A cache holds system prompts and all that a session has said, for ever.
+    """
     prompt = table.prompt_tokens.astype(np.float64)
     output = np.maximum(table.output_tokens.astype(np.float64), 1.0)
     # A recorded acceptance comes with the requests.
+    number, thought_s = (float(np.quantile(each, 1 - FORGOTTEN)) for each in table.into_session())
     recording = table.acceptance_offsets, table.acceptance_lengths
     models = [model.of_recording(*recording) if isinstance(model, Trace) else model for model in models]
     by_class = np.bincount(table.class_id, weights=output, minlength=len(models))
+    cached = table.shared_tokens() if caches_prefixes else 0
     return Traffic(
         prompt_tokens=float(prompt.mean()),
+        prefill_tokens=float((prompt - cached).mean()),
         output_tokens=float(output.mean()),
         context_tokens=float((output * (prompt + output / 2.0)).sum() / output.sum()),
         models=tuple(models),
+        into_session=(number, thought_s),
         shares=tuple(by_class / by_class.sum()),
     )
 
@@ -98,13 +109,13 @@ def mean_step(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int) -> MeanS
         for name in set(st.FEATURES.names or ()) - {"draft_passes", "propose_tokens"}:
             f[name] = bare[name] + drafted * (f[name] - bare[name])
     tokens = asked.tokens_per_round(k)
-    rows = num_seqs * tokens * asked.prompt_tokens / asked.output_tokens
+    rows = num_seqs * tokens * asked.prefill_tokens / asked.output_tokens
     f["tokens"] += rows
-    f["seqs"] += rows / asked.prompt_tokens
-    f["prefill_seqs"] += rows / asked.prompt_tokens
+    f["seqs"] += rows / asked.prefill_tokens
+    f["prefill_seqs"] += rows / asked.prefill_tokens
     f["prefill_tokens"] += rows
-    f["prefill_kv"] += rows
-    f["prefill_qkv"] += rows * (asked.prompt_tokens + 1.0) / 2.0
+    f["prefill_kv"] += rows * (asked.prompt_tokens / asked.prefill_tokens)
+    f["prefill_qkv"] += rows * (2.0 * asked.prompt_tokens - asked.prefill_tokens + 1.0) / 2.0
     window = float(cost.params[0]["window"])
     if window > 0.0:
         seen = min(asked.prompt_tokens, window)
@@ -126,6 +137,7 @@ class Fluid:
     deployment: Deployment
     traffic: Traffic
     engines: int  # data-parallel ranks of all replicas
+    longest_prompt: int
     longest_output: int
     drafts: Callable[[int], int] = field(repr=False)
     exact_policy: bool
@@ -150,9 +162,10 @@ class Fluid:
             drafts = lambda num_seqs: int(lengths[min(num_seqs, len(lengths) - 1)])  # noqa: E731
         exact = isinstance(policy, Off | Fixed | BatchSchedule)
         table = build_requests(workload_spec(few), few.statistics.seed, None, deployment.settings.max_model_len)
-        asked = traffic(table, acceptance_models(few))
+        asked = traffic(table, acceptance_models(few), deployment.settings.enable_prefix_caching)
         engines = scenario.cluster.replicas * deployment.settings.data_parallel_size
-        return cls(deployment, asked, engines, int(table.output_tokens.max()), drafts, exact)
+        longest = int(table.prompt_tokens.max()), int(table.output_tokens.max())
+        return cls(deployment, asked, engines, *longest, drafts, exact)
 
     @property
     def slots(self) -> int:
@@ -204,6 +217,14 @@ class Fluid:
             middle = (low + high) / 2
             low, high = (low, middle) if self.rate_rps(middle) >= rate_rps else (middle, high)
         return high
+
+    def session_requests(self, rate_rps: float) -> float:
+        """Requests after which the warm-up of sessions has ended within the first half; 0 without sessions."""
+        number, thought_s = self.traffic.into_session
+        if number == 0:
+            return 0.0
+        in_system = min(self.in_system(rate_rps), float(self.slots))
+        return 2.0 * rate_rps * (thought_s + number * self.latency_s(in_system))
 
     def _counts(self) -> list[float]:
         counts = np.geomspace(self.engines, max(self.slots, self.engines), 24)

@@ -75,6 +75,8 @@ class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             raise ScenarioError("must be 1 here", key="engine.data_parallel_size", value=size)
         if scenario.workload.arrivals.process == "closed_loop":
             raise ScenarioError("must be open-loop here", key="workload.arrivals.process", value="closed_loop")
+        if scenario.workload.has_sessions:
+            raise ScenarioError("must send requests that wait for no answer here", key="workload.sessions")
         # `off` varies the draft length too, so the engine is set up as for any policy that does.
         self._scenario = with_values(scenario, {"policy": {"name": "off"}})
         self._deployment = replace(deploy(self._scenario), policy=Policy())

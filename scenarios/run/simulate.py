@@ -88,6 +88,7 @@ def build_replicas(
     settings = deployment.settings
     rows = request_rows(table)
     check_fits(settings, rows)
+    rows["undrafted"] = np.array([not entry.speculation for entry in scenario.request_classes])[table.class_id]
     acceptance = compile_acceptance(
         acceptance_models(scenario),
         table.class_id,
@@ -138,12 +139,12 @@ def front_end_work_s(deployment: Deployment, prompt_tokens: ArrayLike) -> NDArra
 def front_end_s(scenario: Scenario, deployment: Deployment, table: RequestTable) -> NDArray[np.float64]:
     """Seconds from the sending of each request until its engine has it, shape [requests].
 
-    The API servers of all replicas take requests in turn, and each works on one at a time. Clients of a closed loop
-    wait for its work alone.
+    The API servers of all replicas take requests in turn, and each works on one at a time. Clients of a closed loop and
+    of sessions wait for its work alone.
     """
     work_s = front_end_work_s(deployment, table.prompt_tokens)
     more_s = scenario.correction.front_end_s if scenario.correction is not None else 0.0
-    if isinstance(scenario.workload.arrivals, ClosedLoopArrivals):
+    if isinstance(scenario.workload.arrivals, ClosedLoopArrivals) or table.session is not None:
         return np.full(len(table), work_s.mean() + more_s)
     done_s = np.empty(len(table))
     servers = deployment.settings.api_server_count * scenario.cluster.replicas
@@ -175,7 +176,7 @@ def replicate(
     cluster.run()
     ranks = [rank for replica in replicas for rank in replica.ranks]
     return Replication(
-        results.requests_frame(ranks, table, cluster.assigned),
+        results.requests_frame(ranks, table, cluster.assigned, cluster.order),
         results.steps_frame(ranks, cluster.end_s if table.num_extra else math.inf) if record_steps else None,
         results.itl_counts(ranks),
         results.accepted_per_position(ranks),
@@ -302,6 +303,8 @@ def serve(
         behind = BehindFrontEnd(**loop.model_dump(), added_s=late_s[0]) if loop is not None else None
         if loop is None:
             table = dataclasses.replace(table, arrival_s=table.arrival_s + late_s)
+        if table.think_s is not None:
+            table = dataclasses.replace(table, think_s=table.think_s + late_s)
         part = part_of(progress, replication, count)
         recorded = replication == 0 if record_steps == "first" else record_steps
         done.append(replicate(scenario, behind, deployment, table, seed, part, recorded))

@@ -31,7 +31,8 @@ def acceptance_models(scenario: Scenario) -> tuple[AcceptanceModel, ...]:
     spec = scenario.speculative_config
     models = []
     for entry in scenario.request_classes:
-        model = scenario.acceptance_of(entry.name) or Constant(model="constant", alpha=0.0)
+        model = scenario.acceptance_of(entry.name) if entry.speculation else None
+        model = model or Constant(model="constant", alpha=0.0)
         models.append(_shaped(model, spec) if isinstance(model, Tree) and spec is not None else model)
     return tuple(models)
 

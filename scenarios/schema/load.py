@@ -138,6 +138,7 @@ def _keys_in(data: Any, location: Sequence[int | str], missing: bool) -> list[st
 
 DEFAULT_SCENARIO = "default"
 SUFFIX = ".yaml"
+_LATER_KEYS = ("system_prompt", "sessions", "speculation")
 # What a method's acceptance looks like, where it is not a rate for each position.
 ACCEPTANCE_EXAMPLES = dict.fromkeys(MATCHING_METHODS, "{model: ngram, match_probability: ..., rates: [...]}") | {
     "eagle_tree": "{model: tree, alpha: ...}"
@@ -313,6 +314,10 @@ def to_mapping(scenario: Scenario) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(scenario.model_dump_json())
     if scenario.correction is None:
         del data["correction"]  # what is not calibrated asks what it asked before there was such a key
+    for section in (data["workload"], *data["workload"]["classes"]):  # as of the correction
+        for key in _LATER_KEYS:
+            if section.get(key, True) in (None, True):
+                section.pop(key, None)
     spec = scenario.speculative_config
     if spec is not None:
         # Only what was given: which keys the user set is part of vLLM's dictionary (and of `without_effect`).

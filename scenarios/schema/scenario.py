@@ -227,6 +227,8 @@ class Scenario(Frozen):
         places = [("acceptance", self.acceptance_of())] if not self.workload.classes else []
         for index, entry in enumerate(self.workload.classes):
             own = entry.acceptance is not None
+            if not (own or entry.speculation):
+                continue
             places.append(
                 (f"workload.classes.{index}.acceptance" if own else "acceptance", self.acceptance_of(entry.name))
             )

@@ -14,7 +14,7 @@ from draftcast.scenarios.show.plots import BREAK_EVEN_LINE, COLOURS, error_bars,
 from draftcast.scenarios.show.tables import title
 from draftcast.sim.statistics.crossing import Probe
 
-LOGARITHMIC = ("concurrency", "batch", "context")
+LOGARITHMIC = ("concurrency", "batch", "context", "output")
 MOST_SENTENCES = 3
 RANGE = 1.5
 """Doublings at which the colours of a map end."""

@@ -2,7 +2,7 @@
 
 Between two events of the cluster a replica runs on its own, in one compiled call. Where routes are known beforehand
 all requests are handed over at once; a router that looks at the replicas is asked at each arrival; in a closed loop an
-answer leads to the user's next request.
+answer leads to the user's next request, and in a session to its next turn.
 
 The load of a steady run goes on: the table's extra requests (`RequestTable.num_extra`) keep arriving until every
 counted one has its answer, so that the last counted requests meet the same load as those before them.
@@ -46,6 +46,7 @@ class Cluster:
 
     Attributes, after ``run``:
         assigned: replica of each request, i4[n]; -1 where it was never sent.
+        order: requests in the order in which they count, i8[n]: the table's, or that of their sending with sessions.
         end_s: the last counted arrival.
         engines: the engines' counters (``ENGINE[ranks]``), replica by replica: at ``end_s`` with extra requests, else
             at the end.
@@ -65,6 +66,7 @@ class Cluster:
         self.replicas = list(replicas)
         self.rows = replicas[0].state.requests
         self.assigned = np.full(len(table), -1, np.int32)
+        self.order = np.arange(len(table))
         self.end_s = math.inf
         self.engines = np.zeros(0)
         self.stability = FINITE
@@ -75,12 +77,14 @@ class Cluster:
         self._closed_loop = closed_loop
         self._seed = seed
         self._progress = progress
-        self._served = 0  # counted requests that a closed loop has had answered
+        self._served = 0  # counted requests that clients have had answered
+        self._rank = self.order.copy()  # of each request in `order`; with sessions once it has been sent
+        self._segments = self.rows["segment"].copy()  # by rank
         self._env = simpy.Environment()
 
     def run(self) -> None:
-        if self._closed_loop is not None:
-            self._env.process(self._run_closed_loop(self._closed_loop))
+        if self._closed_loop is not None or self._table.session is not None:
+            self._env.process(self._run_clients(_Clients(self._table, self._closed_loop, self._seed)))
         elif self._router.is_static:
             self._run_static()
         else:
@@ -91,7 +95,7 @@ class Cluster:
                 replica.advance(math.inf)
         if not self._table.num_extra:
             self._end_window()
-        elif self.ran_out:
+        elif self.ran_out and not self.overloaded:
             self.stability = replace(self.stability, verdict="not settled", reason=RAN_OUT)
         elif not self.overloaded and self._closed_loop is None:
             self.stability = self._assess()
@@ -99,14 +103,14 @@ class Cluster:
 
     def _end_window(self) -> None:
         """Note what the counters say, and whether the queue grows: then more load would only make it longer."""
-        self.end_s = float(self.rows["arrival_s"][: self._counted].max(initial=0.0))
+        self.end_s = float(self._counted_rows()["arrival_s"].max(initial=0.0))
         self.engines = np.array([rank.state.engine[0] for replica in self.replicas for rank in replica.ranks])
         if self._table.num_extra:
             self.stability = ALWAYS_STABLE if self._closed_loop is not None else self._assess()
             self.overloaded = self.stability.verdict == "unstable"
 
     def _assess(self) -> Stability:
-        rows = self.rows[: self._counted]
+        rows = self._counted_rows()
         started, done = rows["first_scheduled_s"] >= 0, rows["status"] == FINISHED
         return assess(
             rows["arrival_s"],
@@ -114,8 +118,11 @@ class Cluster:
             np.where(done, rows["finish_s"], np.nan),
         )
 
+    def _counted_rows(self) -> NDArray[Any]:
+        return self.rows[: self._counted] if self._table.session is None else self.rows[self.order[: self._counted]]
+
     def _is_served(self) -> bool:
-        return bool((self.rows["status"][: self._counted] == FINISHED).all())
+        return bool((self._counted_rows()["status"] == FINISHED).all())
 
     def _until(self, at_s: float) -> simpy.Timeout:
         """The cluster's clock moves on to ``at_s``; replicas take that time itself, free of the clock's rounding."""
@@ -180,78 +187,133 @@ class Cluster:
                 self._report(min(request / self._counted, 1.0))
         self.ran_out = self._table.num_extra > 0 and not self._is_served()
 
-    def _send(self, request: int, routes: NDArray[np.int64] | None = None) -> int:
+    def _send(self, request: int, chosen: int | None = None) -> int:
         """Hand the request to its replica, or to the one that the router chooses now; the replica's index."""
-        if routes is not None:
-            chosen = int(routes[request])
-        else:
+        if chosen is None:
             chosen = self._router.choose(request, [r.num_running + r.num_waiting for r in self.replicas])
         self.assigned[request] = chosen
         self.replicas[chosen].submit([request])
         return chosen
 
-    # ---- closed loop ----
+    # ---- clients that wait for answers: a closed loop, sessions ----
 
-    def _run_closed_loop(self, loop: ClosedLoopArrivals) -> Generator[simpy.Event, Any, None]:
-        """Users send, wait for the answer, think and send again; each takes the table's next request.
+    def _run_clients(self, clients: _Clients) -> Generator[simpy.Event, Any, None]:
+        """Clients send, wait for the answer, think and send again.
 
-        At one and the same moment replicas first hand out what they have finished, then users send, and only then does
-        any replica schedule: the order of an open loop, in which replicas are advanced to an arrival before it.
+        At one and the same moment replicas first hand out what they have finished, then clients send, and only then
+        does any replica schedule: the order of an open loop, in which replicas are advanced to an arrival before it.
         """
-        from scipy.ndimage import minimum_filter1d
-
-        n = len(self._table)
         routes = self._router.assign() if self._router.is_static else None
-        drawn_s = loop.draw_think_s(self._seed, n)
-        # From each request on, the shortest thought of as many as there are users.
-        window = max(min(loop.concurrency, n), 1)
-        shortest_s = minimum_filter1d(drawn_s, window, mode="constant", cval=math.inf, origin=-(window // 2))
-        least_thought_s: list[float] = [*shortest_s.tolist(), math.inf]
-        thoughts_s: list[float] = drawn_s.tolist()
-        # Next to send: when, and which request; users who send at the same moment go by its number.
-        sends = [(thoughts_s[request], request) for request in range(min(loop.concurrency, n))]
-        heapify(sends)
-        next_request = len(sends)
-        runs = [_ClosedLoopRun(replica) for replica in self.replicas]
+        in_sessions = self._table.session is not None
+        # Next to send: when, and which request; clients who send at the same moment go by its number.
+        sends, sent = clients.first_sends(), 0
+        runs = [_ClientRun(replica) for replica in self.replicas]
         arrival_s, finish_s = self.rows["arrival_s"], self.rows["finish_s"]
         # When all have been sent `run` lets a lone replica run on to its end; several stop with the last answer.
-        while sends or next_request < n or len(runs) > 1:
+        while sends or clients.may_send or len(runs) > 1:
             send_s = sends[0][0] if sends else math.inf
             now_s = min([send_s, *[run.event_s for run in runs]])
             if now_s > self._env.now:
                 yield self._until(now_s)
             for run in runs:
                 for request in run.answers_at(now_s):
-                    self._served += request < self._counted
-                    if next_request < n:
-                        heappush(sends, (float(finish_s[request]) + thoughts_s[next_request], next_request))
-                        next_request += 1
+                    self._served += int(self._rank[request]) < self._counted
+                    following = clients.after(request, float(finish_s[request]))
+                    if following is not None:
+                        heappush(sends, following)
             self._report(self._served / self._counted)
-            if self._served == self._counted:
+            if self._served == self._counted or self.overloaded:
                 break
             if sends and sends[0][0] == now_s:
                 while sends and sends[0][0] == now_s:
                     _, request = heappop(sends)
                     arrival_s[request] = now_s
-                    chosen = self._send(request, routes)
+                    clients.starts_left -= clients.is_start(request)
+                    place = request
+                    if in_sessions:
+                        place = sent
+                        self.order[sent], self._rank[request] = request, sent
+                        self.rows["segment"][request] = self._segments[sent]
+                    chosen = self._send(request, None if routes is None else int(routes[place]))
+                    sent += 1
                     runs[chosen].event_s = min(runs[chosen].event_s, now_s)
-                    if self._table.num_extra and request == self._counted - 1:
+                    if self._table.num_extra and place == self._counted - 1:
                         self._end_window()
                 continue
             run = min(runs, key=lambda run: run.event_s)
             if run.event_s > now_s:
                 continue
-            # The next to send is a user who thinks already, or one who gets another replica's answer and then thinks
+            # The next to send is a client who thinks already, or one who gets another replica's answer and then thinks
             # for at least the shortest of the thoughts that come next.
             others_s = min((other.event_s for other in runs if other is not run), default=math.inf)
-            until_s = min(sends[0][0] if sends else math.inf, others_s + least_thought_s[next_request])
+            until_s = min(sends[0][0] if sends else math.inf, others_s + clients.least_thought_s)
             # It must take at least the step that starts now, or two replicas would wait for each other.
             run.advance(max(until_s, math.nextafter(now_s, math.inf)))
-        self.ran_out = self._table.num_extra > 0 and next_request == n and not sends
+        self.ran_out = self._table.num_extra > 0 and clients.starts_left == 0
 
 
-class _ClosedLoopRun:
-    """How far one replica of a closed loop has been run, and which answers were found on the way.
+class _Clients:
+    """Who sends what after which answer: the next turn of a session, or (closed loop) what nobody has begun yet.
+
+    A request without a session is one of its own. ``starts_left``: sessions of which nothing has been sent.
+    """
+
+    def __init__(self, table: RequestTable, loop: ClosedLoopArrivals | None, seed: int) -> None:
+        session = np.arange(len(table)) if table.session is None else table.session
+        is_start = np.diff(session, prepend=-1) != 0
+        starts = np.flatnonzero(is_start)
+        self._is_start: list[bool] = [*is_start.tolist(), True]
+        self._starts: list[int] = starts.tolist()
+        self._first_s: list[float] = table.arrival_s[starts].tolist()
+        self._turn_thoughts_s: list[float] = [] if table.think_s is None else table.think_s.tolist()
+        self._least_turn_s = math.inf if table.think_s is None else table.think_s[~is_start].min(initial=math.inf)
+        self._thoughts_s: list[float] = []  # of a closed loop, by session
+        self._least_s = [math.inf] * (len(starts) + 1)
+        self._next = len(starts)  # the session to begin when a client has done with one
+        self.starts_left = len(starts)
+        if loop is not None:
+            from scipy.ndimage import minimum_filter1d
+
+            drawn_s = loop.draw_think_s(seed, len(starts))
+            self._next = min(loop.concurrency, len(starts))
+            self._thoughts_s = drawn_s.tolist()
+            self._first_s = self._thoughts_s[: self._next]
+            # From each session on, the shortest thought of as many as there are clients.
+            window = max(self._next, 1)
+            shortest_s = minimum_filter1d(drawn_s, window, mode="constant", cval=math.inf, origin=-(window // 2))
+            self._least_s = [*shortest_s.tolist(), math.inf]
+
+    def first_sends(self) -> list[tuple[float, int]]:
+        """A heap of when, and which request, before there is any answer."""
+        sends = list(zip(self._first_s, self._starts, strict=False))
+        heapify(sends)
+        return sends
+
+    def is_start(self, request: int) -> bool:
+        return self._is_start[request]
+
+    def after(self, request: int, answer_s: float) -> tuple[float, int] | None:
+        """When and what the client sends who gets the answer to ``request``; None: nothing."""
+        if not self._is_start[request + 1]:
+            return answer_s + self._turn_thoughts_s[request + 1], request + 1
+        if self._next == len(self._starts):
+            return None
+        self._next += 1
+        return answer_s + self._thoughts_s[self._next - 1], self._starts[self._next - 1]
+
+    @property
+    def may_send(self) -> bool:
+        """Whether an answer may lead to another request."""
+        return self._next < len(self._starts) or self._least_turn_s < math.inf
+
+    @property
+    def least_thought_s(self) -> float:
+        """The shortest thought of those that come next."""
+        return min(self._least_s[self._next], self._least_turn_s)
+
+
+class _ClientRun:
+    """How far one replica has been run whose clients wait for answers, and which answers were found on the way.
 
     Attributes:
         reached_s: it has been run up to here.

@@ -92,7 +92,7 @@ class PowerOfTwo(Router):
 
 
 class PrefixAffinity(Router):
-    """The replica that was sent the longest prefix of the request's hash ids, unless it is overloaded.
+    """The replica that was sent the longest prefix of the request, unless it is overloaded.
 
     Without a known prefix, or when the holder has more than 32 requests and 1.5 times the load of the least loaded
     replica, the least loaded one takes it. The router remembers what it sent, not what was evicted since.
@@ -106,10 +106,7 @@ class PrefixAffinity(Router):
 
     def choose(self, request: int, loads: Sequence[int]) -> int:
         least = min(range(self.replicas), key=lambda r: loads[r])
-        ids: list[int] = []
-        if self.table.hash_ids is not None and self.table.hash_offsets is not None:
-            start, stop = self.table.hash_offsets[request], self.table.hash_offsets[request + 1]
-            ids = self.table.hash_ids[start:stop].tolist()
+        ids = self.table.prefix_ids(request)
         chosen = least
         for hash_id in reversed(ids):  # equal ids are equal prefixes, so the last known id is the longest prefix
             holder = self._holder.get(hash_id)

@@ -52,6 +52,8 @@ class Stream(IntEnum):
     ACCEPT_ROW = 9  # which recorded acceptance row a request replays
     REPLICATION = 10
     POLICY = 11
+    SYSTEM_PROMPT = 12  # which variant a request or session has
+    SESSION = 13
 
 
 @njit(cache=True, inline="always")

@@ -8,8 +8,8 @@ block's identity, so only counts are kept; the counts are the same. Blocks that 
 back blocks behind their window) are only counted: they go without prefix caching.
 
 A block's hash key is the trace's hash id and the block's place in it where the trace gives hash ids
-(``num_keys_per_hash`` KV blocks each), and a key of the request's own otherwise, which only the request itself
-can hit, after a preemption.
+(``num_keys_per_hash`` KV blocks each), the text it is of and its place there where requests share texts (system
+prompts, sessions), and a key of the request's own otherwise, which only the request itself can hit, after a preemption.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.cost.step_time import CHUNKED
 from draftcast.sim.state.engine import Engine
 
-# Keys of blocks that only their own request can hit start here; trace keys stay below.
+# Keys of blocks that only their own request can hit start here; trace keys and then those of texts stay below.
 OWN_KEY = np.int64(1) << np.int64(60)
+TEXT_KEY = np.int64(1) << np.int64(59)
 OWN_KEY_BLOCKS = np.int64(1) << np.int64(22)
 EMPTY_SLOT = np.int64(0)
 # twin of a hashed block that the table does not list: only its own request could ask for it, and does not.
@@ -141,6 +142,10 @@ def block_hash(ref: Engine, i: int, index: int) -> int:
         whole = (index + 1) * c.block_size <= s.requests[i].prompt
         if whole and start + at < s.hash_offsets[i + 1]:
             return int(s.hash_ids[start + at] * c.num_keys_per_hash + index % c.num_keys_per_hash + 1)
+    r = s.requests[i]
+    text = r.system_text if (index + 1) * c.block_size <= r.system_tokens else r.text
+    if text >= 0:
+        return int(TEXT_KEY + text * OWN_KEY_BLOCKS + index)
     return int(OWN_KEY + i * OWN_KEY_BLOCKS + index)
 
 

@@ -58,6 +58,10 @@ def request_rows(table: RequestTable) -> Array:
     rows["arrival_s"] = table.arrival_s
     rows["class_id"] = table.class_id
     rows["priority"] = table.priority
+    rows["text"] = -1 if table.session is None else table.session
+    if table.system_prompt is not None:
+        rows["system_text"] = n + table.system_prompt  # sessions are numbered below n
+        rows["system_tokens"] = table.system_tokens
     rows["table"] = -1
     rows["segment"] = np.minimum(segment_of(np.arange(n), table.num_counted), ITL_SEGMENTS)
     for name in ("first_scheduled_s", "first_token_s", "finish_s"):

@@ -275,6 +275,8 @@ def advance_computed(ref: Engine, slot: int, j: int) -> None:
     s = borrowed(ref)
     x = s.entries[slot, j]
     r = s.requests[x.request]
+    if r.undrafted:
+        x.next_drafts = x.drafted = 0
     r.computed += x.tokens
     r.in_flight += x.tokens
     r.is_chunk = x.is_chunk

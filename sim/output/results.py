@@ -81,8 +81,10 @@ def integral(start: FloatArray, end: FloatArray, rate: FloatArray, at: FloatArra
     return np.asarray(np.interp(at, times[order], area), dtype=np.float64)
 
 
-def requests_frame(replicas: Sequence[Replica], table: RequestTable, assigned: NDArray[np.int32]) -> pd.DataFrame:
-    """One row per counted request, in the table's order.
+def requests_frame(
+    replicas: Sequence[Replica], table: RequestTable, assigned: NDArray[np.int32], order: NDArray[np.int64]
+) -> pd.DataFrame:
+    """One row per counted request, the first of ``order``; with the number of its session and its place there.
 
     Times in seconds since the start. ``time_*_s`` split the end-to-end time: waiting to be scheduled, prefill (the
     request's own until its first token, others' chunks that delayed it after that), drafting and verifying what was
@@ -90,7 +92,8 @@ def requests_frame(replicas: Sequence[Replica], table: RequestTable, assigned: N
     ``draftcast.sim.engine.step.commit``), host, and from each preemption to the next token (KV pressure). A request
     that has not finished has NaN there and in ``finish_s``.
     """
-    rows = replicas[0].state.requests[: table.num_counted]
+    counted = order[: table.num_counted]
+    rows = replicas[0].state.requests[counted]
     done = rows["status"] == FINISHED
     clocks = rows["clock_s"]
 
@@ -98,11 +101,15 @@ def requests_frame(replicas: Sequence[Replica], table: RequestTable, assigned: N
         return np.where(done, values, np.nan)
 
     started = rows["first_scheduled_s"] >= 0
+    sessions = {}
+    if table.session is not None:
+        sessions = {"session": table.session[counted], "session_request": table.into_session()[0][counted]}
     return pd.DataFrame(
         {
             "request": np.arange(rows.size),
+            **sessions,
             "class": pd.Categorical.from_codes(rows["class_id"].astype(np.int64), pd.Index(list(table.class_names))),
-            "replica": assigned[: table.num_counted],
+            "replica": assigned[counted],
             "priority": rows["priority"],
             "arrival_s": rows["arrival_s"],
             "first_scheduled_s": np.where(started, rows["first_scheduled_s"], np.nan),

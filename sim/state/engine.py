@@ -53,12 +53,16 @@ REQUEST = np.dtype(
         ("paused", "i1"),  # preempted and not emitting again yet
         ("class_id", "i1"),
         ("segment", "i1"),  # which of the ITL histogram's segments the request belongs to
+        ("undrafted", "i1"),  # never drafted for, whatever the policy says
         ("rounds", "i4"),  # verify rounds with at least one draft
         ("draft_tokens", "i4"),  # drafts verified
         ("accepted", "i4"),  # drafts accepted (vLLM counts those past the end of the request too)
         ("priority", "i4"),
         ("preemptions", "i4"),
         ("hit_tokens", "i4"),  # prompt tokens served from the prefix cache at first admission
+        ("system_tokens", "i4"),  # leading tokens that are the text `system_text`
+        ("system_text", "i8"),
+        ("text", "i8"),  # its tokens after those: requests of one text share prompts and answers, -1: its own
         ("queue_key", "i8"),  # place among waiting requests, smaller is earlier
         ("arrival_s", "f8"),
         ("first_scheduled_s", "f8"),

@@ -19,7 +19,8 @@ from draftcast.errors import CapacityError, ScenarioError, TraceError
 from draftcast.sim.compiled.random_streams import Stream, request_uniforms
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals, TraceArrivals
 from draftcast.sim.workload.lengths import pick_weighted, trace_rows
-from draftcast.sim.workload.request_table import RaggedParts, RequestTable
+from draftcast.sim.workload.request_table import MAX_TOKENS, RaggedParts, RequestTable
+from draftcast.sim.workload.sessions import draw_sessions
 from draftcast.sim.workload.traces import TraceSpec, load_trace
 from draftcast.sim.workload.workload import DEFAULT_CLASS, Workload
 
@@ -58,7 +59,13 @@ def build_requests(
     classes = workload.classes or (DEFAULT_CLASS,)
     notes = [note for table in traces.values() for note in table.notes]
     wanted = num_requests if num_requests is not None else workload.num_requests
-    arrival_s = _arrival_times(workload, traces, seed, wanted, workload.duration_s, notes)
+    drawn = None
+    if workload.has_sessions:
+        assert wanted is not None
+        drawn = draw_sessions(workload, seed, wanted, max_model_len)
+        arrival_s = drawn.arrival_s
+    else:
+        arrival_s = _arrival_times(workload, traces, seed, wanted, workload.duration_s, notes)
     counted = len(arrival_s)
     if counted == 0:
         raise ScenarioError("no request arrives; raise the rate or the duration", key="workload.arrivals")
@@ -68,12 +75,20 @@ def build_requests(
             f"{message} (30 years) are simulated: raise the rate or send fewer", key="workload.arrivals"
         )
     if goes_on and not is_list(workload, arrival_s):
-        arrival_s = _arrival_times(workload, traces, seed, 2 * counted, None, [])
+        if drawn is not None:
+            drawn = draw_sessions(workload, seed, 2 * counted, max_model_len)
+            arrival_s = drawn.arrival_s
+        else:
+            arrival_s = _arrival_times(workload, traces, seed, 2 * counted, None, [])
     n = len(arrival_s)
-    shares = np.array([entry.share for entry in classes], dtype=np.float64)
-    class_id = pick_weighted(request_uniforms(seed, Stream.CLASS, n), shares) if len(shares) > 1 else np.zeros(n, int)
-
-    prompt, output = np.ones(n, dtype=np.int32), np.ones(n, dtype=np.int32)
+    if drawn is not None:
+        class_id, prompt, output = drawn.class_id, drawn.prompt.astype(np.int32), drawn.output.astype(np.int32)
+        notes += [drawn.note] if drawn.note else []
+    else:
+        shares = np.array([entry.share for entry in classes], dtype=np.float64)
+        one = len(shares) == 1
+        class_id = np.zeros(n, int) if one else pick_weighted(request_uniforms(seed, Stream.CLASS, n), shares)
+        prompt, output = np.ones(n, dtype=np.int32), np.ones(n, dtype=np.int32)
     source_files = np.full(len(classes), "", dtype=object)
     source_lines = np.full(n, -1, dtype=np.int64)
     hashes, acceptance = RaggedParts(n), RaggedParts(n)
@@ -92,11 +107,16 @@ def build_requests(
             if table.source_lines is not None:
                 source_lines[mine] = table.source_lines[rows]
             if table.hash_ids is not None and table.hash_offsets is not None:
+                if entry.system_prompt or workload.system_prompt:
+                    message = "not with a system_prompt: the file says which prompts begin alike"
+                    raise TraceError(message, file=table.source_file, key="hash_ids")
                 hashes.add(mine, rows, table.hash_ids, table.hash_offsets, owner=id(table))
                 hash_block_tokens.add(table.hash_block_tokens)
             if recording in (None, source):
                 _add_acceptance(acceptance, table, mine, rows)
-        elif lengths is not None and lengths.prompt_tokens is not None and lengths.output_tokens is not None:
+        elif drawn is not None or lengths is None:
+            pass
+        elif lengths.prompt_tokens is not None and lengths.output_tokens is not None:
             prompt[mine] = lengths.prompt_tokens.tokens(request_uniforms(seed, Stream.LENGTHS, n, PROMPT_DRAW)[mine])
             output[mine] = lengths.output_tokens.tokens(request_uniforms(seed, Stream.LENGTHS, n, OUTPUT_DRAW)[mine])
         if recording is not None and not acceptance.has(mine):
@@ -105,10 +125,17 @@ def build_requests(
                 raise TraceError("the trace has no recorded acceptance (specdecode_bench has)", file=recording.path)
             draws = request_uniforms(seed, Stream.ACCEPT_ROW, n)
             _add_acceptance(acceptance, table, mine, trace_rows("sampled", draws, len(table))[mine])
+    system_u = request_uniforms(seed, Stream.SYSTEM_PROMPT, n) if drawn is None else drawn.system_u
+    columns = _system_prompts(workload, class_id, system_u)
+    if columns:
+        prompt = np.minimum(prompt + columns["system_tokens"].astype(np.int64), MAX_TOKENS).astype(np.int32)
     if len(hash_block_tokens) > 1:
         raise TraceError(f"the traces hash prompts in blocks of different sizes: {sorted(hash_block_tokens)} tokens")
 
-    _shorten_extra(prompt, output, counted)
+    if drawn is not None:  # to shorten a turn would change those after it
+        columns |= {"session": drawn.session, "think_s": drawn.think_s}
+    else:
+        _shorten_extra(prompt, output, counted)
     limit = math.inf if max_model_len is None else max_model_len
     too_long = prompt.astype(np.int64) + output > limit
     if workload.max_model_len_action == "error" and too_long.any():
@@ -131,7 +158,6 @@ def build_requests(
         np.minimum(output, max_model_len - prompt, out=output)
         too_long[:] = False
 
-    columns: dict[str, Any] = {}
     if (source_files == source_files[0]).all() and bool((source_lines >= 0).all()):
         columns |= {"source_file": source_files[0], "source_lines": source_lines}
     if hash_block_tokens:
@@ -154,6 +180,22 @@ def build_requests(
     table = replace(table.keep(~too_long), num_extra=int(np.count_nonzero(~too_long[counted:])))
     table.check_integrity()
     return table
+
+
+def _system_prompts(workload: Workload, class_id: IntArray, u: NDArray[np.float64]) -> dict[str, Any]:
+    """Which text each request begins with and its tokens, by columns of the table; classes share the workload's."""
+    classes = workload.classes or (DEFAULT_CLASS,)
+    if not (workload.system_prompt or any(entry.system_prompt for entry in classes)):
+        return {}
+    text, tokens = np.zeros(len(class_id), np.int64), np.zeros(len(class_id), np.int32)
+    first_own = workload.system_prompt.variants if workload.system_prompt else 0
+    for index, entry in enumerate(classes):
+        mine, prompt = class_id == index, entry.system_prompt or workload.system_prompt
+        if prompt is not None:
+            text[mine] = (first_own if entry.system_prompt else 0) + (u[mine] * prompt.variants).astype(np.int64)
+            tokens[mine] = prompt.tokens
+            first_own += entry.system_prompt.variants if entry.system_prompt else 0
+    return {"system_prompt": text, "system_tokens": tokens}
 
 
 def is_list(workload: Workload, arrival_s: NDArray[np.float64]) -> bool:

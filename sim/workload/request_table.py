@@ -1,8 +1,9 @@
 """The requests a simulation serves, as one column per fact.
 
 A table knows when each request arrives, how long its prompt and its output are, and to which class it belongs;
-optionally which prompt blocks it shares with others (`hash_ids`) and what acceptance was recorded for it. It knows
-nothing of policies or engines. Tables are never changed in place: every operation returns a new one.
+optionally what it shares with others (`hash_ids` of a trace's prompt blocks, or a system prompt and a session) and what
+acceptance was recorded for it. It knows nothing of policies or engines. Tables are never changed in place: every
+operation returns a new one.
 
 Ragged columns (`hash_ids`, `acceptance_lengths`) are stored flat with offsets: request i owns
 ``values[offsets[i]:offsets[i + 1]]``. `RaggedParts` assembles one out of rows of several tables.
@@ -24,6 +25,7 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 MAX_TOKENS = 2**31 - 1  # columns of tokens are int32
+SHARED = ("system_prompt", "system_tokens", "session", "think_s")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +46,11 @@ class RequestTable:
     hash_ids: IntArray | None = None  # i8[m], equal ids are equal prompt blocks (and equal prefixes)
     hash_offsets: IntArray | None = None  # i8[n+1]
     hash_block_tokens: int = 0  # tokens per hash id; 0 when there are none
+    system_prompt: IntArray | None = None  # i8[n], equal ids are equal leading `system_tokens`, of as many
+    system_tokens: NDArray[np.int32] | None = None  # i4[n], of the prompt; 0: it has no system prompt
+    # i8[n], 0 <= id < n: requests of one session stand together; each prompt begins with the one before and its answer
+    session: IntArray | None = None
+    think_s: FloatArray | None = None  # f8[n], seconds between the answer before and the request, in a session
     acceptance_offsets: IntArray | None = None  # i8[n+1]
     acceptance_lengths: NDArray[np.uint8] | None = None  # u1[...], accepted drafts by output position
     source_file: str = ""  # where the rows come from, for error messages
@@ -116,12 +123,53 @@ class RequestTable:
             _check_ragged("hash", self.hash_ids, self.hash_offsets, n)
             blocks = np.diff(self.hash_offsets)
             assert (blocks <= _blocks(self.prompt_tokens, self.hash_block_tokens)).all(), "more hashes than blocks"
+        for name in SHARED:
+            assert getattr(self, name) is None or getattr(self, name).shape == (n,), name
+        if self.session is not None:
+            starts = np.flatnonzero(np.diff(self.session, prepend=-1))
+            assert len(starts) == len(np.unique(self.session)), "requests of a session stand apart"
         assert (self.acceptance_lengths is None) == (self.acceptance_offsets is None), "acceptance columns"
         if self.acceptance_lengths is not None and self.acceptance_offsets is not None:
             assert self.acceptance_lengths.dtype == np.uint8, "acceptance_lengths must be uint8"
             _check_ragged("acceptance", self.acceptance_lengths, self.acceptance_offsets, n)
             recorded = np.diff(self.acceptance_offsets)
             assert ((recorded == 0) | (recorded >= self.output_tokens)).all(), "acceptance shorter than the output"
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether prompts may begin alike."""
+        return any(column is not None for column in (self.hash_ids, self.system_prompt, self.session))
+
+    def prefix_ids(self, request: int) -> list[int]:
+        """Ids of what the request begins with, from the first on; equal ids are equal prefixes."""
+        if self.hash_ids is not None and self.hash_offsets is not None:
+            start, stop = self.hash_offsets[request : request + 2]
+            if stop > start:
+                return self.hash_ids[start:stop].tolist()  # type: ignore[no-any-return]
+        ids = []
+        if self.system_prompt is not None and self.system_tokens is not None and self.system_tokens[request]:
+            ids.append(-1 - 2 * int(self.system_prompt[request]))
+        if self.session is not None:
+            ids.append(-2 - 2 * int(self.session[request]))
+        return ids
+
+    def shared_tokens(self) -> IntArray:
+        """Of each prompt, tokens of its system prompt or of what its session has said already, i8[n]."""
+        shared = np.zeros(len(self), np.int64) if self.system_tokens is None else self.system_tokens.astype(np.int64)
+        if self.session is not None:
+            going_on = np.flatnonzero(np.diff(self.session) == 0)
+            shared[going_on + 1] = self.prompt_tokens[going_on].astype(np.int64) + self.output_tokens[going_on]
+        return shared
+
+    def into_session(self) -> tuple[IntArray, FloatArray]:
+        """Requests before each one in its session, i8[n], and seconds thought until it, f8[n]; 0 without sessions."""
+        number = np.arange(len(self))
+        if self.session is None or self.think_s is None:
+            return np.zeros_like(number), np.zeros(len(self))
+        starts = np.flatnonzero(np.diff(self.session, prepend=-1))
+        first = starts[np.searchsorted(starts, number, side="right") - 1]
+        thought_s = np.cumsum(self.think_s)
+        return number - first, thought_s - thought_s[first]
 
     def take(self, index: ArrayLike) -> RequestTable:
         """The requests at ``index`` (ints, may repeat), in that order; arrivals are kept and must come out sorted."""
@@ -130,8 +178,9 @@ class RequestTable:
             name: getattr(self, name)[rows]
             for name in ("arrival_s", "prompt_tokens", "output_tokens", "class_id", "priority")
         }
-        if self.source_lines is not None:
-            changed["source_lines"] = self.source_lines[rows]
+        for name in ("source_lines", *SHARED):
+            if getattr(self, name) is not None:
+                changed[name] = getattr(self, name)[rows]
         if self.hash_ids is not None and self.hash_offsets is not None:
             changed["hash_ids"], changed["hash_offsets"] = take_ragged(self.hash_ids, self.hash_offsets, rows)
         if self.acceptance_lengths is not None and self.acceptance_offsets is not None:

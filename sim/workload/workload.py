@@ -10,12 +10,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from draftcast.frozen import Duration, Frozen, NonEmpty, Positive, Probability, wrong
+from draftcast.frozen import Count, Duration, Frozen, NonEmpty, Positive, Probability, Seconds, wrong
 from draftcast.sim.acceptance import Acceptance
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.workload.arrivals import MAX_REQUESTS, Arrivals, ClosedLoopArrivals, TraceArrivals
-from draftcast.sim.workload.lengths import Lengths
+from draftcast.sim.workload.lengths import Lengths, TokenCounts
 from draftcast.sim.workload.traces import RECORD, TraceSpec
+
+_IN_TRACE = {"lengths": "lengths", "system_prompt": "prompts", "sessions": "prompts"}
 
 
 class Slo(Frozen):
@@ -36,12 +38,49 @@ class Slo(Frozen):
         return self
 
 
+class SystemPrompt(Frozen):
+    """Tokens that prompts begin with alike, before those of ``lengths``."""
+
+    tokens: Count
+    # How many texts of that length there are; each request (or session) has one of them, drawn evenly.
+    variants: Annotated[int, Field(ge=1, le=2**20)] = 1
+
+
+class Sessions(Frozen):
+    """Conversations of users, or loops of agents, instead of single requests.
+
+    A turn's prompt is the system prompt, all prompts and answers before it, and ``lengths.prompt_tokens`` of the user.
+    An agent calls the model several times a turn: between two calls a tool works and adds its output.
+    """
+
+    turns: TokenCounts  # of the user, in a session
+    think_time_s: Seconds  # mean, from an answer to the user's next turn
+    calls_per_turn: TokenCounts | None = None  # None: one, without a tool
+    tool_output_tokens: TokenCounts | None = None  # of a tool between two calls
+    tool_time_s: Seconds = 0.0  # mean, of a tool
+    # Of both times.
+    think_time_distribution: Literal["exponential", "constant"] = "exponential"
+
+    @model_validator(mode="after")
+    def _tools_go_together(self) -> Self:
+        if (self.calls_per_turn is None) != (self.tool_output_tokens is None):
+            missing = "calls_per_turn" if self.calls_per_turn is None else "tool_output_tokens"
+            raise wrong(missing, None, "calls_per_turn and tool_output_tokens go together")
+        if self.calls_per_turn is None and self.tool_time_s:
+            raise wrong("tool_time_s", self.tool_time_s, "has no effect without calls_per_turn")
+        return self
+
+
 class RequestClass(Frozen):
     """A share of the requests with its own lengths, acceptance, SLO or priority; None takes the scenario's."""
 
     name: NonEmpty
     share: Probability
     lengths: Lengths | None = None
+    system_prompt: SystemPrompt | None = None
+    sessions: Sessions | None = None
+    # False: the engine makes no drafts for requests of this class.
+    speculation: bool = True
     acceptance: Acceptance | None = None
     slo: Slo | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
@@ -69,6 +108,8 @@ class Workload(Frozen):
     num_requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
     duration_s: Duration | None = None
     lengths: Lengths | None = None
+    system_prompt: SystemPrompt | None = None
+    sessions: Sessions | None = None
     classes: Annotated[tuple[RequestClass, ...], Field(strict=False)] = ()
     # Of all requests; 0: greedy, which verifies drafts in less time.
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
@@ -84,25 +125,51 @@ class Workload(Frozen):
             return None
         return TraceSpec(path=lengths.path, format=lengths.format)
 
+    @property
+    def _places(self) -> tuple[Workload | RequestClass, ...]:
+        """Where lengths, system prompts and sessions may be said."""
+        return (self, *self.classes)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether prompts may begin alike, those of files aside."""
+        return self.has_sessions or any(entry.system_prompt is not None for entry in self._places)
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether any requests are turns of sessions."""
+        return any(entry.sessions is not None for entry in self._places)
+
     @model_validator(mode="after")
     def _complete(self) -> Self:
         from_trace = isinstance(self.arrivals, TraceArrivals)
-        if from_trace and self.lengths is not None:
-            raise wrong("lengths", "given", "not together with a trace: the trace has the lengths")
         closed = isinstance(self.arrivals, ClosedLoopArrivals)
         if closed and self.duration_s is not None:
             raise wrong("duration_s", self.duration_s, "not with closed_loop arrivals; give num_requests")
         if not from_trace and self.num_requests is None and (closed or self.duration_s is None):
             raise wrong("num_requests", None, f"required with {self.arrivals.process} arrivals")
-        for index, entry in enumerate(self.classes):
-            if from_trace and entry.lengths is not None:
-                raise wrong(f"classes.{index}.lengths", "given", "not together with a trace: the trace has the lengths")
+        for index, entry in enumerate(self._places):
+            for key in ("lengths", "system_prompt", "sessions"):
+                if from_trace and getattr(entry, key) is not None:
+                    place = f"classes.{index - 1}.{key}" if index else key
+                    raise wrong(place, "given", f"not together with a trace: the trace has the {_IN_TRACE[key]}")
+        if self.has_sessions:
+            self._sessions_can_be_drawn()
         lengths_everywhere = self.classes and all(entry.lengths is not None for entry in self.classes)
         if not from_trace and self.lengths is None and not lengths_everywhere:
             raise wrong("lengths", None, "required: prompt_tokens and output_tokens (or lengths in every class)")
         if self.classes:
             self._classes_share_all()
         return self
+
+    def _sessions_can_be_drawn(self) -> None:
+        if self.duration_s is not None:
+            message = "not with sessions, whose requests wait for answers; give num_requests"
+            raise wrong("duration_s", self.duration_s, message)
+        for index, entry in enumerate(self._places):
+            if entry.lengths is not None and entry.lengths.path is not None:
+                place = f"classes.{index - 1}.lengths.path" if index else "lengths.path"
+                raise wrong(place, entry.lengths.path, "not with sessions: give distributions of a turn's tokens")
 
     def _classes_share_all(self) -> None:
         names = [entry.name for entry in self.classes]

@@ -70,6 +70,7 @@ def compare(number: int, workload: dict[str, Any], theirs: list[Any], ours: Iter
             for n in range(2)
         ),
         *((start, {"methods": workloads.EVERY_METHOD, "prefix_caching": True}) for start in range(1000, 1120, AT_ONCE)),
+        *((start, {"methods": workloads.EVERY_METHOD, "sessions": True}) for start in range(6000, 6160, AT_ONCE)),
     ],
 )
 def test_schedules_what_vllm_schedules(drive: Any, start: int, options: dict[str, Any]) -> None:

@@ -148,10 +148,20 @@ def _scheduler(w: dict[str, Any]) -> tuple[Scheduler, bool]:
     return scheduler, is_async
 
 
+def _said(request: dict[str, Any], i: int, place: int) -> int:
+    """Token of a request at a place of its prompt or output, which depends on its session alone."""
+    number, tokens = request.get("system_prompt", (0, 0))
+    if place < tokens:
+        return 10**6 * (1 + number) + place
+    return 10**8 + 10**5 * (request["session"] if "session" in request else 500 + i) + place
+
+
 def _prompt(w: dict[str, Any], i: int) -> list[int]:
-    """Prompt tokens that are equal between requests exactly where their hash ids are."""
+    """Prompt tokens that are equal between requests exactly where their hash ids, sessions or system prompts are."""
     request = w["requests"][i]
     tokens = [1000 + i] * request["prompt"]
+    if "session" in request or "system_prompt" in request:
+        tokens = [_said(request, i, place) for place in range(request["prompt"])]
     width = w.get("hash_block_tokens", w["block_size"])
     for j, hash_id in enumerate(request.get("hash_ids", [])):
         end = min((j + 1) * width, request["prompt"])
@@ -214,8 +224,11 @@ def drive(w: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 accept = requests[i]["accept"]
                 accepted = min(accept[rounds[i] % len(accept)], drafts)
                 rounds[i] += 1
-            # Every output token is the request's own, so generated blocks are shared with nobody.
-            sampled.append([200000 + 1000 * i + (outputs[i] + j) % 1000 for j in range(accepted + 1)])
+            if "session" in requests[i]:
+                start = requests[i]["prompt"] + outputs[i]
+                sampled.append([_said(requests[i], i, start + j) for j in range(accepted + 1)])
+            else:  # every output token is the request's own, so generated blocks are shared with nobody
+                sampled.append([200000 + 1000 * i + (outputs[i] + j) % 1000 for j in range(accepted + 1)])
             outputs[i] += accepted + 1
         before = len(scheduler.requests)
         scheduler.update_from_output(

@@ -14,6 +14,7 @@ def random_workload(
     seed: int,
     *,
     prefix_caching: bool = False,
+    sessions: bool = False,
     methods: tuple[str, ...] = METHODS,
     linear_groups: int = 0,
     stages: int = 1,
@@ -22,7 +23,8 @@ def random_workload(
     """Workload number ``seed``; the same number is the same workload everywhere.
 
     ``linear_groups``: groups of linear attention layers, whose states take blocks of every request. ``window_kind``:
-    one to three groups of "sliding" or "chunked" layers, which give back blocks behind their window.
+    one to three groups of "sliding" or "chunked" layers, which give back blocks behind their window. ``sessions``:
+    some requests are turns of a few sessions, which begin with one of two system prompts.
     """
     rng = Random(seed)
     block_size = rng.choice([4, 8, 16, 32])
@@ -46,6 +48,15 @@ def random_workload(
             request["hash_ids"] = (rng.choice(roots)[:shared] + [10**7 + 100 * i + j for j in range(64)])[
                 : -(-prompt // block_size)
             ]
+        if sessions and rng.random() < 0.8:
+            number = rng.randrange(3)
+            # Half of the turns go on where the last one ended; the others come early, or ask once more.
+            before = next((r for r in reversed(requests) if r.get("session") == number), None)
+            if before is not None and rng.random() < 0.5:
+                request["prompt"] = min(before["prompt"] + before["output"] + rng.randint(1, 20), max(1, longest))
+            request |= {"session": number, "system_prompt": [number % 2, 10 + 30 * (number % 2)]}
+        elif sessions and rng.random() < 0.5:
+            request["system_prompt"] = [0, 10]
         requests.append(request)
     most = max(-(-min(r["prompt"] + r["output"] + k + 1, max_model_len) // block_size) for r in requests) + 1
     most += linear_groups * (1 + k)
@@ -62,7 +73,7 @@ def random_workload(
         "k": k,
         "requests": requests,
     }
-    if prefix_caching:
+    if prefix_caching or sessions:
         workload["prefix_caching"] = True
     if stages > 1:
         workload["pipeline_parallel_size"] = stages

@@ -44,6 +44,8 @@ CLASSES = (
     "workload.classes=[{name: a, share: 0.5, lengths: {prompt_tokens: 100, output_tokens: 50}},"
     " {name: b, share: 0.5, lengths: {prompt_tokens: 300, output_tokens: 150}}]"
 )
+SESSIONS = "workload.sessions={turns: 5, think_time_s: 1}"
+AGENTS = (SESSIONS, "workload.sessions.calls_per_turn=2", "workload.sessions.tool_output_tokens=200")
 EXPERTS = (f"{SPEC}=null", "engine.model=Qwen3-30B-A3B", "engine.tensor_parallel_size=8")
 SLO = "slo={ttft_ms: 25, tpot_ms: 3.4, e2el_ms: 600, attainment: 0.5}"
 
@@ -268,6 +270,19 @@ KNOBS = [
     Knob("RequestClass.share", ("workload.classes.0.share=0.9", "workload.classes.1.share=0.1"), CLASSES),
     Knob("RequestClass.lengths", "workload.classes.0.lengths=null", CLASSES),
     Knob("RequestClass.acceptance", "workload.classes.0.acceptance={model: constant, alpha: 0.1}", CLASSES),
+    Knob("RequestClass.speculation", "workload.classes.0.speculation=false", CLASSES),
+    Knob("RequestClass.system_prompt", "workload.classes.0.system_prompt={tokens: 200}", CLASSES),
+    Knob("Workload.system_prompt", "workload.system_prompt={tokens: 200}"),
+    Knob("SystemPrompt.tokens", "workload.system_prompt.tokens=300", "workload.system_prompt={tokens: 200}"),
+    Knob("SystemPrompt.variants", "workload.system_prompt.variants=100", "workload.system_prompt={tokens: 200}"),
+    Knob("RequestClass.sessions", "workload.classes.0.sessions={turns: 3, think_time_s: 1}", CLASSES),
+    Knob("Workload.sessions", "workload.sessions={turns: 3, think_time_s: 1}"),
+    Knob("Sessions.turns", "workload.sessions.turns=2", SESSIONS),
+    Knob("Sessions.think_time_s", "workload.sessions.think_time_s=4", SESSIONS),
+    Knob("Sessions.think_time_distribution", "workload.sessions.think_time_distribution=constant", SESSIONS),
+    Knob("Sessions.calls_per_turn", "workload.sessions.calls_per_turn=4", AGENTS),
+    Knob("Sessions.tool_output_tokens", "workload.sessions.tool_output_tokens=900", AGENTS),
+    Knob("Sessions.tool_time_s", "workload.sessions.tool_time_s=2", AGENTS),
     Knob("RequestClass.slo", "workload.classes.0.slo={ttft_ms: 12}", (CLASSES, SLO), "slo_attainment"),
     Knob(
         "RequestClass.priority",
