@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Search:
     over: Annotated[
-        str, typer.Option(help="Axis to search: rate, concurrency, batch, context, output or acceptance.")
+        str, typer.Option(help="Axis to search: rate, concurrency, batch, context, acceptance or output.")
     ] = "rate"
     metric: Annotated[
         str, typer.Option(help="Metric to improve: e2e, tpot, token_goodput, slo_goodput or cost (needs --price).")

@@ -150,8 +150,8 @@ AXES: Mapping[str, Axis] = {
         Axis("concurrency", "clients", _at_concurrency, _loads, is_whole=True),
         Axis("batch", "requests", _at_batch, _loads, is_whole=True),
         Axis("context", "prompt tokens", _at_length("context", "prompt_tokens"), _contexts, is_whole=True),
-        Axis("output", "output tokens", _at_length("output", "output_tokens"), _outputs, is_whole=True),
         Axis("acceptance", "acceptance per draft token", _at_acceptance, _acceptances, largest=1.0),
+        Axis("output", "output tokens", _at_length("output", "output_tokens"), _outputs, is_whole=True),
     )
 }
 

@@ -362,7 +362,7 @@ def test_seed_and_replications_change_the_draws() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--over", "moon"], "--over: 'moon': must be one of rate, concurrency, batch, context, output, acceptance"),
+        (["--over", "moon"], "--over: 'moon': must be one of rate, concurrency, batch, context, acceptance"),
         (["--metric", "joy"], "--metric: 'joy': must be one of e2e, tpot"),
         (["--metric", "cost"], "--metric: 'cost': needs --price"),
         (["--metric", "slo_goodput"], "needs an SLO"),
