@@ -76,6 +76,7 @@ class LiveEngine:
         """A request, in the order of arrival."""
         class_id = self._table.class_id[row]
         fresh = request_rows(RequestTable.from_columns([prompt], [output], [arrival_s], [class_id], [priority]))
+        fresh["undrafted"] = self._rows["undrafted"][row]
         self._rows[row] = fresh[0]
         self._known[row] = prompt
         self._active = np.append(self._active, row)
