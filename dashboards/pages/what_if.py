@@ -17,6 +17,7 @@ from draftcast.dashboards.session.uploads import TRACE, trace_notes, uploader
 from draftcast.dashboards.widgets.controls import Look, button, choice_control, control, number_control
 from draftcast.dashboards.widgets.page import Report, verdict_line
 from draftcast.dashboards.widgets.tiles import Column, column_of, tiles
+from draftcast.dashboards.widgets.verdict_card import advantage_over_load, card, step_estimate
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model.catalog import canonical_name, model_names
 from draftcast.scenarios.compare.comparison import Comparison, simulate
@@ -48,13 +49,24 @@ RATES = "share of rounds in which the first 1, 2, 3, ... drafts were all accepte
 
 
 def render(session: Session, report: Report) -> None:
+    top = st.container(key="answer")  # above the controls, filled when these have said what is asked
     controls(session)
     if wanted := session.wanted_method:
         text = f"Give the acceptance of {wanted} above to see its forecast: that of another method does not apply."
         st.info(text, icon=":material/tune:")
         return
     pinned = [session.baseline.scenario] if session.baseline is not None else []
-    own, *baselines = answers(session.question.scenario, *pinned)
+    scenario = session.question.scenario
+    estimate = step_estimate(scenario)
+    with top:
+        left, right = st.columns([5, 7]) if estimate is not None else (st.container(), None)
+        place = left.empty()
+        place.html(card(scenario, estimate, None))
+        if estimate is not None and right is not None:
+            with right:
+                advantage_over_load(scenario, estimate)
+    own, *baselines = answers(scenario, *pinned)
+    place.html(card(scenario, estimate, own.point.verdict))
     report.title = title(own.scenario)
     report.lines += _answer_lines(own)
     verdict = own.point.verdict

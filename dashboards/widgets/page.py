@@ -7,7 +7,9 @@ it again from a shell.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -83,6 +85,39 @@ def long_answer(key: Hashable, text: str, make: Callable[[Progress], T]) -> T:
 
     result: T = _LONG.get(key, under_bar)
     return result
+
+
+class _NobodyLooks(Exception):
+    """Ends a search that no page asks for any more."""
+
+
+_beside = ThreadPoolExecutor(1, "beside-page")
+_running: dict[Hashable, Future[Any]] = {}
+_asked_at: dict[Hashable, float] = {}
+_PATIENCE_S = 6.0
+
+
+def beside_page(key: Hashable, make: Callable[[Progress], T] | None) -> T | None:
+    """What `long_answer` has for ``key``, else None, and ``make`` works on it in a thread for all sessions together.
+
+    It goes on as long as somebody asks again within `_PATIENCE_S`. Raises what ``make`` raised.
+    """
+    answer: T | None = _LONG.known(key)
+    if answer is not None or make is None:
+        return answer
+    _asked_at[key] = time.monotonic()
+    future = _running.get(key)
+    if future is None or (future.done() and isinstance(future.exception(), _NobodyLooks)):
+
+        def progress(_share: float) -> None:
+            if time.monotonic() - _asked_at[key] > _PATIENCE_S:
+                raise _NobodyLooks
+
+        _running[key] = _beside.submit(_LONG.get, key, lambda: make(progress))
+    elif future.done():
+        del _running[key], _asked_at[key]
+        future.result()
+    return None
 
 
 def asked_for(session: Session, view: View, question: str, label: str, help: str) -> bool:

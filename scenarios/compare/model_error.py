@@ -246,6 +246,10 @@ class Response:
         """Whether it is known what they do to a metric: latencies, and throughputs of a fixed number of clients."""
         return metric.name in ("e2e", "tpot") or (metric.is_throughput and self.rate_rps is None)
 
+    def at(self, rate_rps: float) -> Response:
+        """Of another load."""
+        return dataclasses.replace(self, rate_rps=rate_rps)
+
     def near_capacity(self, speculates: bool) -> bool:
         """Whether a side's capacity, were it wrong by three standard deviations, could be the load."""
         if self.rate_rps is None:

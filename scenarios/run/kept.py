@@ -28,6 +28,12 @@ class Kept(Generic[T]):
                 answers.append(make())
             return answers[0]
 
+    def known(self, question: Hashable) -> T | None:
+        """The answer where there is one, without waiting for it."""
+        with self._lock:
+            _, answers = self._slots(question)
+        return answers[0] if answers else None
+
     def clear(self) -> None:
         """Keep none of them."""
         self._slots.cache_clear()

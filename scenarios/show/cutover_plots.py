@@ -7,10 +7,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftcast.errors import InputError
+from draftcast.scenarios.compare.model_error import Prediction
 from draftcast.scenarios.cutover.answer import Cutover
 from draftcast.scenarios.cutover.map import SpeedupMap
+from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.show.cutover_report import cell_text, headline
-from draftcast.scenarios.show.plots import BREAK_EVEN_LINE, COLOURS, error_bars, in_file, label_axes, panels, series
+from draftcast.scenarios.show.plots import (
+    BASELINE,
+    BREAK_EVEN_LINE,
+    COLOURS,
+    OFF,
+    ON,
+    error_bars,
+    in_file,
+    label_axes,
+    panels,
+    series,
+    styled,
+)
 from draftcast.scenarios.show.tables import title
 from draftcast.sim.statistics.crossing import Probe
 
@@ -42,6 +56,35 @@ def cutover_figure(answers: Sequence[Cutover]) -> Any:
     return in_file(figure, title(first.scenario), sentences, height=620)
 
 
+def advantage_figure(
+    scenario: Scenario, rates: Sequence[float], estimates: Sequence[Prediction], found: Cutover | None
+) -> Any:
+    """Advantage over the request rate by mean steps with its prediction interval, and where the scenario stands.
+
+    ``found``: the simulated cutover, drawn over it once it is known.
+    """
+    figure = panels()
+    known = [(rate, each.advantage) for rate, each in zip(rates, estimates, strict=True) if each.advantage is not None]
+    most = 1.25 * max(1.2, *(value.mean for _, value in known))
+    xs = [rate for rate, _ in known]
+    edge: dict[str, Any] = {"mode": "lines", "line_width": 0, "hoverinfo": "skip", "showlegend": False}
+    series(figure, "estimate", OFF, xs, [max(value.low, 0.0) for _, value in known], **edge)
+    faint = {"fill": "tonexty", "fillcolor": "rgba(134,142,150,0.18)"}
+    series(figure, "estimate", OFF, xs, [min(value.high, most) for _, value in known], **faint, **edge)
+    means = [round(value.mean, 3) for _, value in known]
+    dash = "dot" if found is not None else "solid"
+    series(figure, "estimate of mean steps", OFF, xs, means, mode="lines", line={"width": 2, "dash": dash})
+    if found is not None:
+        _curve(figure, found, ON)
+    figure.add_hline(y=1.0, line=BREAK_EVEN_LINE)
+    here = scenario.rate_rps
+    if here is not None:
+        text = {"annotation_text": "you are here", "annotation_position": "bottom right", "annotation_font_size": 11}
+        figure.add_vline(x=here, line={"color": BASELINE, "width": 2}, **text)
+    label_axes(figure, "requests/s", "times faster with speculation")
+    return styled(figure, height=270, legend=False).update_yaxes(range=[0, most])
+
+
 def _curve(figure: Any, answer: Cutover, colour: str) -> None:
     confidence = answer.crossing.confidence
     faint = f"rgba({','.join(str(int(colour[index : index + 2], 16)) for index in (1, 3, 5))},0.18)"
@@ -61,7 +104,7 @@ def _curve(figure: Any, answer: Cutover, colour: str) -> None:
     if answer.verdict == "crosses":
         crossing = answer.crossing
         figure.add_vrect(x0=crossing.low, x1=crossing.high, fillcolor=colour, opacity=0.15, line_width=0)
-        label = {"text": f"cutover {crossing.best:.3g}", "font": {"color": colour}, "textposition": "end"}
+        label = {"text": f"cutover {crossing.best:.3g}", "font": {"color": colour}, "textposition": "start"}
         figure.add_vline(x=crossing.best, line={"color": colour, "width": 1.5}, label=label)
 
 

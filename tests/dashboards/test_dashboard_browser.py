@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,6 +126,33 @@ def test_overload_shows_the_capacity_and_no_latency(page: Browser) -> None:
     assert [tiles[f"p99_{name}_s"] for name in ("ttft", "tpot", "e2el")] == [None, None, None]
     assert tiles["tokens_per_s_per_gpu"] is None
     assert page.script("return document.querySelectorAll('.dc-better, .dc-diff.dc-worse').length") == 0
+
+
+SHORT = {"workload.lengths": "{prompt_tokens: 64, output_tokens: 8}"}
+
+
+def test_the_answer_stands_above_the_controls_and_the_cutover_is_found_beside_it(server: Server) -> None:
+    """Without scrolling on a wide and on a narrow page; a finished search is there for every session."""
+    found = ""
+    for width, height in ((390, 844), (1400, 1000)):
+        opened = Browser(server.url, width=width, height=height)
+        try:
+            opened.open(query=QUICK | SHORT)
+            card = opened.find(".dc-answer")
+            assert card.get_attribute("data-state") == "simulated"
+            code = "const box = arguments[0].getBoundingClientRect(); return [box.top, box.bottom, innerHeight]"
+            top, bottom, seen = opened.script(code, card)
+            assert 0 < top < bottom < seen
+            controls = opened.find(".st-key-controls")
+            assert opened.script(code, controls)[0] > bottom
+            if not found:
+                opened.until(lambda o=opened: "Searching" not in o.find(".dc-finding").text, "the cutover")
+                found = opened.find(".dc-finding").text
+                assert re.search("cutover|pays", found)
+            assert opened.find(".dc-finding").text == found
+            assert opened.errors() == []
+        finally:
+            opened.quit()
 
 
 SHARES = (0.05, 0.2, 0.4, 0.6, 0.75, 0.9, 0.97, 1.03, 1.15, 1.5)

@@ -1,0 +1,195 @@
+"""The answer above the controls: verdict, advantage, headroom to the cutover, capacity, and how far it was checked.
+
+First from mean steps alone, marked as an estimate, then as simulated. Beside it stands the advantage over the load: the
+estimate at once, the simulated cutover when a search beside the page has found it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+import streamlit as st
+
+from draftcast.dashboards.session.answers import question_key
+from draftcast.dashboards.widgets.page import CONFIG, beside_page
+from draftcast.errors import InputError
+from draftcast.scenarios.compare.model_error import Prediction, Response, error_spreads, response
+from draftcast.scenarios.compare.verdict import Verdict
+from draftcast.scenarios.cutover.answer import Cutover
+from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
+from draftcast.scenarios.run.kept import Kept
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.show.cutover_plots import advantage_figure
+from draftcast.scenarios.show.cutover_report import headline
+from draftcast.sim.progress import Progress
+from draftcast.sim.statistics.crossing import Probe
+from draftcast.sim.statistics.intervals import Estimate
+
+RATES = 32
+"""Loads at which the estimate is drawn, up to the larger capacity."""
+HEADS = {"pays": "ON", "costs": "OFF"}
+LOOK_EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """What mean steps alone say of a scenario with an open loop: no queues, no chance, but the errors of the model."""
+
+    errors: Response
+    rates: tuple[float, ...]
+    advantages: tuple[Prediction, ...]  # at each rate
+    here: Prediction
+
+    @property
+    def word(self) -> str:
+        if self.here.advantage is None:
+            return "overloaded"
+        return ("too close to call", "pays", "costs")[self.here.sign]
+
+    @functools.cached_property
+    def cutover_rps(self) -> float | None:
+        """First rate from which speculation is slower; None: none up to the capacity."""
+        means = [each.advantage.mean if each.advantage is not None else math.nan for each in self.advantages]
+        for index in range(1, len(means)):
+            if means[index - 1] > 1.0 >= means[index]:
+                logs = np.log([means[index], means[index - 1]])
+                return float(np.interp(0.0, logs, [self.rates[index], self.rates[index - 1]]))
+        return None
+
+
+_estimates: Kept[StepEstimate | None] = Kept(96)
+
+
+def step_estimate(scenario: Scenario) -> StepEstimate | None:
+    """None where mean steps say nothing: without speculation, of other arrivals than a rate, of exact step times."""
+
+    def make() -> StepEstimate | None:
+        errors = response(scenario)
+        if errors is None or scenario.rate_rps is None:
+            return None
+        most = max(fluid.capacity_rps() for fluid in errors.fluids)
+        rates = tuple((np.arange(1, RATES + 1) * most / RATES).tolist())
+        confidence = scenario.statistics.confidence
+        found = [errors.at(rate).predict(Probe(rate), confidence) for rate in (*rates, scenario.rate_rps)]
+        return StepEstimate(errors, rates, tuple(found[:-1]), found[-1])
+
+    return _estimates.get(question_key(scenario), make)
+
+
+def card(scenario: Scenario, estimate: StepEstimate | None, verdict: Verdict | None) -> str:
+    """The card as HTML; ``verdict``: as simulated, None as long as it is not."""
+    if scenario.speculative_config is None:
+        word, tone = "not chosen", ""
+    else:
+        said = verdict.word if verdict is not None else estimate.word if estimate is not None else ""
+        word = HEADS.get(said, said.upper()) or "SIMULATING"
+        tone = {"pays": "better", "costs": "worse"}.get(said, "")
+    advantage = None
+    if verdict is not None:
+        advantage = verdict.advantage
+    elif estimate is not None:
+        advantage = estimate.here.advantage
+    facts = []
+    if advantage is not None:
+        facts.append(("Advantage", *_advantage(advantage), "mean E2E latency without speculation over with it"))
+    if estimate is not None:
+        facts.append(("Headroom", *_headroom(scenario, estimate), "how far the load is from the cutover"))
+        facts.append(("Full load", *_capacity(estimate, verdict), "requests per second when saturated"))
+        spread = error_spreads().strata[estimate.errors.error.stratum]
+        reach = math.expm1(1.645 * spread.speculation)
+        text = f"error of 9 in 10 speed-ups, {spread.points} GPU measurements"
+        facts.append(("Checked", f"± {reach:.0%}", text, f"{spread.sources} sources, {estimate.errors.error.stratum}"))
+    state = "simulated" if verdict is not None else "estimate of mean steps; simulating"
+    state = state if scenario.speculative_config is not None else ""
+    cells = "".join(
+        f"<div title='{escape(hint, quote=True)}'><dt>{name}</dt><dd><b>{escape(value)}</b> <small>{escape(more)}"
+        "</small></dd></div>"
+        for name, value, more, hint in facts
+    )
+    return (
+        f"<section class='dc-answer' aria-label='Answer' data-state='{state and state.split()[0]}'>"
+        f"<p class='dc-word'>Speculation: <b class='{tone and f'dc-{tone}'}'>{escape(word)}</b>"
+        f"<small>{escape(state)}</small></p>"
+        f"<dl>{cells}</dl></section>"
+    )
+
+
+def _advantage(value: Estimate) -> tuple[str, str]:
+    return f"{value.mean:.2f} x", f"{value.low:.2f} to {value.high:.2f} ({value.confidence:.0%})"
+
+
+def _headroom(scenario: Scenario, estimate: StepEstimate) -> tuple[str, str]:
+    found = known_cutover(scenario)
+    if found is not None and found.verdict != "cannot tell":
+        about, rate = "", found.crossing.best if found.verdict == "crosses" else None
+        if found.verdict == "never pays":
+            return "none", "speculation pays at no load"
+    else:
+        about, rate = "about ", estimate.cutover_rps
+    if rate is None:
+        return "to capacity", f"{about}no cutover below it"
+    share = rate / (scenario.rate_rps or math.nan)
+    return (f"{share:.1f} x" if share >= 1 else "none"), f"cutover at {about}{rate:.2g} req/s"
+
+
+def _capacity(estimate: StepEstimate, verdict: Verdict | None) -> tuple[str, str]:
+    """Of both sides, simulated where the verdict needed them."""
+    sides = (verdict.on.capacity_rps, verdict.off.capacity_rps) if verdict is not None else (None, None)
+    simulated = [each.mean for each in sides if each is not None]
+    on, off = simulated if len(simulated) == 2 else (float(each.capacity_rps()) for each in estimate.errors.fluids)
+    about = "" if len(simulated) == 2 else "about "
+    return f"{on / off - 1:+.0%}", f"{about}{on:.2g} req/s with, {off:.2g} without"
+
+
+def _question(scenario: Scenario) -> CutoverQuestion:
+    return CutoverQuestion(scenario, "rate", "e2e")
+
+
+def known_cutover(scenario: Scenario) -> Cutover | None:
+    """As a search has found it, on this page or on Cutover, in any session."""
+    answer = beside_page((*question_key(scenario), "cutover", "rate", "e2e"), None)
+    return answer[0] if answer is not None else None
+
+
+def advantage_over_load(scenario: Scenario, estimate: StepEstimate) -> None:
+    """The advantage over the load with where the scenario stands, drawn again when the cutover is found.
+
+    The search begins once the page stands, and ends when nobody looks at it any more.
+    """
+    key = (*question_key(scenario), "cutover", "rate", "e2e")
+    first = [True]
+
+    def search(progress: Progress) -> Any:
+        return cutover(_question(scenario), progress=progress)
+
+    def draw() -> None:
+        make: Callable[[Progress], Any] | None = None if first else search
+        refused = ""
+        try:
+            found = beside_page(key, make)
+        except InputError as error:
+            found, refused = None, str(error)
+        if found is not None and not first:
+            st.rerun()
+        first.clear()
+        rate = estimate.cutover_rps
+        until = f"up to about {rate:.2g} req/s" if rate is not None else "up to the capacity"
+        estimated = f"Estimate of mean steps: speculation is faster {until}. Searching for the cutover."
+        if estimate.advantages[0].advantage is not None and estimate.advantages[0].advantage.mean < 1:
+            estimated = "Estimate of mean steps: speculation is slower. Searching for the cutover."
+        finding = headline(found[0]).partition(". ")[0] + "." if found else estimated
+        st.html(f"<p class='dc-finding'>{escape(finding)}</p>")
+        figure = advantage_figure(scenario, estimate.rates, estimate.advantages, found[0] if found else None)
+        alt = "Advantage of speculation over the request rate with its interval, this load, and the cutover."
+        st.plotly_chart(figure, key="advantage-over-load", config=CONFIG, theme="streamlit", alt=alt)
+        if refused:
+            st.caption(f"No search for the cutover: {refused}")
+
+    waits = beside_page(key, None) is None
+    st.fragment(draw, run_every=LOOK_EVERY_S if waits else None)()

@@ -1,0 +1,126 @@
+"""The answer above the controls: its words at any load, the estimate behind it, and the search beside the page."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("streamlit")
+from draftcast.dashboards.session.answers import answer
+from draftcast.dashboards.widgets import page
+from draftcast.dashboards.widgets.verdict_card import RATES, card, step_estimate
+from draftcast.errors import InputError
+from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
+from draftcast.sim.progress import Progress
+
+SMALL = load_scenario(overrides=["workload.num_requests=400", "statistics.replications=3"])
+RATE = "workload.arrivals.request_rate_rps"
+
+
+def words(html: str) -> tuple[str, str]:
+    """The verdict, and whether it is estimated or simulated."""
+    found = re.search(r"data-state='(\w*)'.*?<b class='[^']*'>([^<]+)</b>", html)
+    assert found is not None, html
+    return found[2], found[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({RATE: 8.0}, "ON"),
+        ({RATE: 8.0, "acceptance": {"model": "constant", "alpha": 0.0}}, "OFF"),
+        ({RATE: 400.0}, "OVERLOADED"),
+    ],
+)
+def test_the_estimate_says_what_the_simulation_says(changes: dict[str, object], word: str) -> None:
+    scenario = with_values(SMALL, changes)
+    estimate = step_estimate(scenario)
+    assert words(card(scenario, estimate, None)) == (word, "estimate")
+    assert words(card(scenario, estimate, answer(scenario).point.verdict)) == (word, "simulated")
+
+
+def test_the_estimate_is_unsure_at_its_cutover_where_both_sides_take_as_long() -> None:
+    estimate = step_estimate(SMALL)
+    assert estimate is not None
+    rate = estimate.cutover_rps
+    assert rate is not None
+    on, off = (fluid.latency_s(fluid.in_system(rate)) for fluid in estimate.errors.fluids)
+    assert on == pytest.approx(off, rel=0.05)
+    at = with_values(SMALL, {RATE: rate})
+    assert words(card(at, step_estimate(at), None))[0] == "TOO CLOSE TO CALL"
+    assert len(estimate.rates) == len(estimate.advantages) == RATES
+    # A longer prompt leaves less room: the same load is nearer to the cutover.
+    longer = step_estimate(with_values(SMALL, {"workload.lengths.prompt_tokens.mean": 1500}))
+    assert longer is not None
+    assert longer.rates[-1] < estimate.rates[-1]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"workload.arrivals": {"process": "closed_loop", "concurrency": 4}}, {"statistics.model_error": "none"}]
+)
+def test_where_mean_steps_say_nothing_the_card_waits(changes: dict[str, object]) -> None:
+    scenario = with_values(SMALL, changes)
+    assert step_estimate(scenario) is None
+    assert words(card(scenario, None, None)) == ("SIMULATING", "estimate")
+    assert words(card(scenario, None, answer(scenario).point.verdict)) == ("ON", "simulated")
+
+
+def test_without_speculation_there_is_nothing_to_say() -> None:
+    assert words(card(without_speculation(SMALL), None, None)) == ("not chosen", "")
+
+
+def looked_for(key: str, make: object) -> object:
+    """Ask as a page does, until there is an answer."""
+    for _ in range(500):
+        found = page.beside_page(key, make)  # type: ignore[arg-type]
+        if found is not None:
+            return found
+        time.sleep(0.01)
+    raise AssertionError("no answer")
+
+
+def test_a_search_beside_the_page_is_made_once_and_kept() -> None:
+    made = []
+
+    def make(progress: Progress) -> str:
+        progress(0.5)
+        made.append(threading.current_thread())
+        return "found"
+
+    assert page.beside_page("kept", None) is None
+    assert looked_for("kept", make) == looked_for("kept", make) == page.beside_page("kept", None) == "found"
+    assert len(made) == 1
+    assert made[0] is not threading.main_thread()
+
+
+def test_a_search_nobody_looks_at_ends_and_begins_anew_for_who_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, ended, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def make(progress: Progress) -> str:
+        began.set()
+        assert go_on.wait(30)
+        try:
+            progress(0.5)
+        finally:
+            ended.set()
+        return "found"
+
+    assert page.beside_page("left", make) is None
+    assert began.wait(30)
+    monkeypatch.setattr(page, "_PATIENCE_S", -1.0)
+    go_on.set()
+    assert ended.wait(30)
+    assert page.beside_page("left", None) is None
+    monkeypatch.undo()
+    assert looked_for("left", make) == "found"
+
+
+def test_a_refused_search_is_told() -> None:
+    def make(_: Progress) -> str:
+        raise InputError("cannot be searched")
+
+    with pytest.raises(InputError, match="cannot be searched"):
+        looked_for("refused", make)
