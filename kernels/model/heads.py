@@ -211,10 +211,14 @@ def _mtp(target: ModelSpec, name: str | None) -> Head:
     return Head(drafters.mtp_head(target), (f"draft head {name} is not known: assumed {target.name}'s own MTP layer",))
 
 
+def says_eagle3(name: str | None) -> bool:
+    """Whether a head's name says that it is one of EAGLE-3, as vLLM goes by the name."""
+    return "eagle3" in (name or "").lower().replace("-", "")
+
+
 def _assumed_kind(method: str, name: str | None) -> str:
-    """What an unknown head is: of a tree's two kinds the one that its name holds, as vLLM goes by the name."""
-    says_eagle3 = "eagle3" in (name or "").lower().replace("-", "")
-    return "eagle3" if method == "eagle_tree" and says_eagle3 else _RUNS[method][0]
+    """What an unknown head is: of a tree's two kinds the one that its name holds."""
+    return "eagle3" if method == "eagle_tree" and says_eagle3(name) else _RUNS[method][0]
 
 
 def _usual(kind: str, target: ModelSpec, k: int) -> tuple[Head, str]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import wraps
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from draftcast.errors import InputError
+from draftcast.files import read_text
 from draftcast.scenarios.cli.terminal import print_json
 
 if TYPE_CHECKING:
@@ -53,6 +57,10 @@ class Question:
     scenario: ScenarioName
     overrides: Overrides = None
     speculative_config: SpeculativeConfig = None
+    serve_command: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND|FILE", help="Take the engine from a vllm, sglang or trtllm-serve command."),
+    ] = None
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Take arrivals and lengths from a trace.")] = None
     seed: Seed = None
     replications: Annotated[int | None, typer.Option(help="Independent replications behind the intervals.")] = None
@@ -71,10 +79,25 @@ class Question:
 
         statistics = {"seed": self.seed, "replications": self.replications}
         changes = [f"statistics.{key}={value}" for key, value in statistics.items() if value is not None]
+        engine, keep = None, tuple[str, ...]()
+        if self.serve_command is not None:
+            from draftcast.scenarios.compare.read_command import read_command
+
+            if self.speculative_config is not None:
+                raise InputError("give --speculative-config or --serve-command, not both", file="--serve-command")
+            given = self.serve_command
+            read = read_command(read_text(given) if os.path.isfile(given) else given)
+            for name in read.unread:
+                print(f"draftcast: note: {name} of the command is not simulated", file=sys.stderr)
+            engine, keep = read.engine, read.silent
+            policy = [f"policy={json.dumps(read.policy)}"] if read.policy is not None else []
+            changes = [*policy, *changes]
         scenario = load_scenario(
             self.scenario,
             overrides=[*(self.overrides or []), *changes],
             speculative_config=self.speculative_config,
+            engine=engine,
+            keep=keep,
             trace=self.trace,
         )
         if not self.calibrate_to:

@@ -31,19 +31,22 @@ def recommend(
     max_k: Annotated[
         int, typer.Option(min=1, max=64, help="Maximum draft length to try where acceptance covers any length.")
     ] = 8,
-    server: Annotated[str, typer.Option(help="Print flags for this server: vllm or sglang.")] = "vllm",
+    engine: Annotated[
+        str, typer.Option(help="Print command and files for this engine: vllm, sglang or trtllm.")
+    ] = "vllm",
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the --speculative-config JSON here (null: speculation off)."),
     ] = None,
 ) -> None:
-    """Recommend method, draft length and schedule for a load, against speculation off, and print the flags to paste."""
+    """Recommend method, draft length and schedule for a load, against speculation off; print the command to paste."""
     from draftcast.scenarios.compare.recommend import recommend as rank
+    from draftcast.scenarios.compare.serve_command import SERVERS
     from draftcast.scenarios.show.recommend_report import answer_line, candidates_table, paste_lines
     from draftcast.scenarios.show.tables import title
 
-    if server not in ("vllm", "sglang"):
-        raise InputError("must be vllm or sglang", file="--server", value=server)
+    if engine not in SERVERS:
+        raise InputError(f"must be one of {', '.join(SERVERS)}", file="--engine", value=engine)
     options.check_target("--out", out)
     scenario = question.load()
     with progress_bar() as progress:
@@ -53,7 +56,7 @@ def recommend(
         write_text(out, json.dumps(answer.speculative_config) + "\n")
     question.print_answer(scenario, answer.summary, (title(scenario), candidates_table(answer), answer_line(answer)))
     if not question.as_json:
-        typer.echo(paste_lines(answer, server))
+        typer.echo(paste_lines(answer, engine))
 
 
 def _loads(scenario: Scenario, rates: str | None, concurrency: str | None) -> list[ComparedLoad]:

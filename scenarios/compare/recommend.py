@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,11 @@ from draftcast.scenarios.compare.candidate import (
 )
 from draftcast.scenarios.compare.metric import Metric, metric_named
 from draftcast.scenarios.compare.serve_command import (
-    served_models,
-    sglang_command,
+    SERVERS,
+    ServerCommand,
+    bench_note,
+    server_command,
     speculative_config_json,
-    vllm_command,
 )
 from draftcast.scenarios.compare.verdict import Verdict, decide, judge, side
 from draftcast.scenarios.run.choices import OFF
@@ -81,7 +82,8 @@ class CandidateOutcome:
 class Recommendation:
     """The answer, best first in ``outcomes``; ``chosen`` may be a simpler one than the first (see ``reason``).
 
-    ``notes`` say what to know or to fill in before the commands are pasted.
+    ``commands`` hold what starts the setting on each server, or why it cannot run there; ``notes`` what the forecast
+    assumes of it.
     """
 
     scenario: Scenario
@@ -91,9 +93,7 @@ class Recommendation:
     chosen: CandidateOutcome
     reason: str
     speculative_config: dict[str, Any] | None
-    vllm: str
-    sglang: str | None
-    sglang_reason: str
+    commands: Mapping[str, ServerCommand | ScenarioError]
     notes: tuple[str, ...]
 
     @property
@@ -132,9 +132,10 @@ class Recommendation:
             "gain": self.chosen.gain,
             "largest_tried": self.largest_tried is not None,
             "speculative_config": self.speculative_config,
-            "vllm_serve": self.vllm,
-            "sglang": self.sglang,
-            "sglang_reason": self.sglang_reason,
+            "commands": {
+                server: command.summary() if isinstance(command, ServerCommand) else {"refused": str(command)}
+                for server, command in self.commands.items()
+            },
             "notes": self.notes,
             "candidates": rows,
         }
@@ -340,20 +341,26 @@ def _answer(
     elif best.gain is None and len(loads) == 1:
         reason = best.verdicts[0].why
     tuned = chosen.candidate.scenario
-    notes = (*served_models(tuned).notes, *assumptions(tuned))
+    notes = assumptions(tuned)
     undrafted = [entry.name for entry in tuned.workload.classes if not entry.speculation]
     if undrafted and tuned.speculative_config is not None:
         notes += (f"No engine switches drafts off by request: serve the class {', '.join(undrafted)} apart.",)
+    commands = {server: _command(tuned, server) for server in SERVERS}
+    config = speculative_config_json(tuned) if isinstance(commands["vllm"], ServerCommand) else None
+    return Recommendation(scenario, metric, loads, tuple(outcomes), chosen, reason, config, commands, notes)
+
+
+def _command(scenario: Scenario, server: str) -> ServerCommand | ScenarioError:
+    spec = scenario.speculative_config
     try:
-        config, vllm = speculative_config_json(tuned), vllm_command(tuned)
+        command = server_command(scenario, server)
     except ScenarioError as error:
-        config, vllm, notes = None, "", (*notes, f"{error.message}: there is no command of vLLM's for this setting")
-    try:
-        sglang, sglang_reason = sglang_command(tuned), ""
-    except ScenarioError as error:
-        sglang, sglang_reason = None, str(error)
-    commands = (config, vllm, sglang, sglang_reason, notes)
-    return Recommendation(scenario, metric, loads, tuple(outcomes), chosen, reason, *commands)
+        return error
+    if spec is None or spec.synthetic_rates is not None:
+        return command
+    asked = Fluid.of(scenario).traffic
+    rates = sum(share * model.unconditional(spec.k) for share, model in zip(asked.shares, asked.models, strict=True))
+    return replace(command, notes=(*command.notes, bench_note(server, np.atleast_1d(rates).tolist())))
 
 
 def _simplest(

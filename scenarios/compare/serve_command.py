@@ -1,27 +1,51 @@
-"""From a scenario's engine section to the command that starts such an engine: vLLM's, and SGLang's as far as it goes.
+"""From a scenario's engine section to the command that starts such an engine: vLLM's, SGLang's, TensorRT-LLM's.
 
 Only what differs from the server's own default is written. What a server needs and the scenario does not say is written
-as a place to fill in, never left out. Knows flags, not whether a server accepts them together.
+as a place to fill in, never left out; what the scenario says and a server has no word for becomes a note. vLLM's names
+are the scenario's own; the others' stand in ``servers.yaml``. `read_command.py` reads the commands back.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from draftcast.calibration.yaml_text import write_yaml
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model.catalog import published_id, published_ids
-from draftcast.scenarios.schema import Engine, Scenario
+from draftcast.kernels.model.heads import says_eagle3
+from draftcast.scenarios.compare.server_table import Row, Server, Units, Words, servers
+from draftcast.scenarios.run.deployment import cached_deployment, policy_of
+from draftcast.scenarios.schema import Engine, Scenario, SpeculativeConfig
 from draftcast.sim.cost.methods import get_method
+from draftcast.sim.policies.ema_tiers import EmaTiers
 
 INSTRUCT = "Instruct"
+VLLM = "vLLM 0.32"
+SERVERS = ("vllm", "sglang", "trtllm")
+ADAPTIVE_FILE, OPTIONS_FILE = "adaptive.json", "trtllm.yaml"
+# What makes a server accept so many tokens a round, whatever the text.
+FORCED = {"sglang": "SGLANG_SIMULATE_ACC_LEN", "trtllm": "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"}
+DP = "data_parallel_size"
+DEFAULT_LOOKUP = 5
+"""Length of vLLM's n-grams where none is given."""
 
 # Fields of `Engine` that are no flag of their own, and one whose flag has another name.
 _NO_FLAG = ("version", "model", "cudagraph_mode", "speculative_config")
-_OTHER_NAME = {"num_gpu_blocks": "num-gpu-blocks-override"}
+OTHER_NAMES = {"num_gpu_blocks": "num-gpu-blocks-override"}
+# Fields that other servers' commands say by more than a word.
+SAID_APART = ("model", DP, "enable_expert_parallel", "enable_chunked_prefill", "speculative_config")
+_DRAFT_WRITTEN_APART = {
+    *("method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "parallel_drafting"),
+    *("tree_width", "max_tree_nodes", "synthetic_acceptance_rates", "synthetic_acceptance_length"),
+}
+# Its configuration knows the method still, its list of architectures not.
+_NOT_VLLMS = {"eagle_tree": "drafts no trees", "mlp_speculator": "has no MLP speculator any more"}
 # draftcast's own keys of speculative_config: no engine knows them.
 _NOT_VLLM = ("tree_width", "max_tree_nodes")
 # Methods that need a head which the scenario may leave unnamed, because its shape follows from the target.
@@ -33,6 +57,7 @@ _HEADS = {
     "mlp_speculator": "an MLP speculator",
     "dflash": "a DFlash draft",
     "dspark": "a DSpark draft",
+    "eagle_tree": "an EAGLE head",
 }
 
 
@@ -102,31 +127,33 @@ def speculative_config_json(scenario: Scenario) -> dict[str, Any] | None:
     Where the method needs a draft and the scenario names none, ``model`` says what to fill in (`served_models`).
 
     Raises:
-        ScenarioError: a method that vLLM 0.32 does not have (``eagle_tree``).
+        ScenarioError: a method that vLLM 0.32 does not have (``eagle_tree``, ``mlp_speculator``).
     """
     spec = scenario.speculative_config
     if spec is None:
         return None
     method = get_method(spec.resolved_method)
-    if method.vllm_method is None:
-        raise ScenarioError("vLLM 0.32 drafts no trees", key="engine.speculative_config.method", value=method.name)
+    if method.name in _NOT_VLLMS:
+        message = f"{VLLM} {_NOT_VLLMS[method.name]}"
+        raise ScenarioError(message, key="engine.speculative_config.method", value=method.name)
     values: dict[str, Any] = json.loads(spec.model_dump_json(exclude_unset=True))
     values = {key: value for key, value in values.items() if key not in _NOT_VLLM and value is not None}
     if spec.method in ("p_eagle", "pard"):
         # vLLM names the parallel drafters by their base method.
         values |= {"method": method.vllm_method, "parallel_drafting": True}
     draft = served_models(scenario).draft
-    return values if draft is None else values | {"model": draft}
+    values |= {} if draft is None else {"model": draft}
+    return {key: values[key] for key in SpeculativeConfig.model_fields if key in values}
 
 
 def vllm_flags(engine: Engine) -> list[str]:
     """Flags of ``vllm serve`` without the model and without ``--speculative-config``."""
     defaults, flags, switches = Engine(model=engine.model), [], []
-    for field in Engine.model_fields:
-        value = getattr(engine, field)
-        if field in _NO_FLAG or value == getattr(defaults, field):
+    for name in Engine.model_fields:
+        value = getattr(engine, name)
+        if name in _NO_FLAG or value == getattr(defaults, name):
             continue
-        flag = _OTHER_NAME.get(field, field.replace("_", "-"))
+        flag = OTHER_NAMES.get(name, name.replace("_", "-"))
         if isinstance(value, bool):
             switches.append(f"--{flag}" if value else f"--no-{flag}")
         else:
@@ -148,39 +175,273 @@ def vllm_command(scenario: Scenario) -> str:
     return shlex.join(words if config is None else [*words, "--speculative-config", json.dumps(config)])
 
 
-def sglang_command(scenario: Scenario) -> str:
-    """``python -m sglang.launch_server ...``, quoted for a shell (docs.sglang.io, "Speculative Decoding", 2026).
+@dataclass(frozen=True)
+class ServerCommand:
+    """What starts one replica of a scenario's engine on a server."""
 
-    SGLang counts verified tokens, the one before the drafts included: ``--speculative-num-draft-tokens`` is k + 1 for
-    a chain of k steps. A batch schedule has no equal there.
+    version: str  # the server and the version whose documentation this follows
+    command: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # content by name, in the folder where the command runs
+    notes: tuple[str, ...] = ()  # what to know before pasting, a sentence each
+
+    @property
+    def line(self) -> str:
+        """The command with its environment, quoted for a shell."""
+        return " ".join([*(f"{name}={value}" for name, value in self.environment.items()), shlex.join(self.command)])
+
+    @property
+    def text(self) -> str:
+        """For a shell: comments, the files, the command."""
+        written = (f"cat > {name} <<'EOF'\n{content.rstrip()}\nEOF" for name, content in self.files.items())
+        return "\n".join([*(f"# {note}" for note in self.notes), *written, self.line])
+
+    def summary(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "version": self.version,
+            "command": self.line,
+            "files": self.files,
+            "notes": self.notes,
+        }
+
+
+def server_command(scenario: Scenario, server: str) -> ServerCommand:
+    """What starts the scenario's engine on ``server``, one of `SERVERS`. Nothing set is left out without a note.
 
     Raises:
-        ScenarioError: a method that SGLang does not have, or a batch schedule.
+        ScenarioError: the server cannot run the method, or not with the scenario's schedule or parallelism.
     """
-    engine, spec, served = scenario.engine, scenario.speculative_config, served_models(scenario)
-    words = ["python", "-m", "sglang.launch_server", "--model-path", served.target]
-    for field, flag in {
-        "tensor_parallel_size": "--tp-size",
-        "pipeline_parallel_size": "--pp-size",
-        "max_model_len": "--context-length",
-        "max_num_seqs": "--max-running-requests",
-        "quantization": "--quantization",
-    }.items():
-        value = getattr(engine, field)
-        if value != getattr(Engine(model=engine.model), field):
-            words += [flag, str(value)]
-    if spec is None:
-        return shlex.join(words)
-    method, k, place = spec.resolved_method, spec.k, "engine.speculative_config"
-    if spec.num_speculative_tokens_per_batch_size is not None:
-        key = f"{place}.num_speculative_tokens_per_batch_size"
-        raise ScenarioError("SGLang takes no draft length by batch size", key=key)
-    names = {"eagle": "EAGLE", "eagle3": "EAGLE3", "draft_model": "STANDALONE", "mtp": "EAGLE", "ngram": "NGRAM"}
-    if method not in names:
-        message = f"SGLang has no such method; it has {', '.join(names)}"
-        raise ScenarioError(message, key=f"{place}.method", value=method)
-    words += ["--speculative-algorithm", names[method]]
-    if method != "ngram":
-        words += ["--speculative-draft-model-path", served.draft] if served.draft is not None else []
-        words += ["--speculative-num-steps", str(k), "--speculative-eagle-topk", "1"]
-    return shlex.join([*words, "--speculative-num-draft-tokens", str(k + 1)])
+    if server == "vllm":
+        return ServerCommand(VLLM, tuple(shlex.split(vllm_command(scenario))), notes=_common_notes(scenario, server))
+    table, spec, served = servers()[server], scenario.speculative_config, served_models(scenario)
+    words, notes = _engine_words(table, scenario)
+    words |= _parallel_words(server, scenario)
+    drafts, files, environment = Words(), dict[str, str](), dict[str, str]()
+    if spec is not None:
+        drafts, more = _draft_words(table, scenario, served.draft)
+        notes += more
+        if spec.synthetic_rates is not None:
+            environment = forced_acceptance(server, spec.synthetic_rates)
+    notes = [*_common_notes(scenario, server), *notes]
+    if server == "sglang":
+        tiers = _tiers(scenario)
+        if tiers:
+            lengths = [k for tier in tiers.values() if isinstance(tier, dict) for k in tier["candidate_steps"]]
+            start = spec.k if spec is not None and spec.k in lengths else max(lengths)
+            drafts |= {"speculative-num-steps": start, "speculative-num-draft-tokens": start + 1}
+            drafts |= {"speculative-adaptive": True, "speculative-adaptive-config": ADAPTIVE_FILE}
+            files[ADAPTIVE_FILE] = json.dumps(tiers) + "\n"
+        flags = [word for name, value in (words | drafts).items() for word in _flag(name, value)]
+        command = ["python", "-m", "sglang.launch_server", "--model-path", served.target, *flags]
+    else:
+        settings = _nested(words)
+        if drafts:
+            settings["speculative_config"] = drafts | _draft_len_schedule(scenario)
+        files[OPTIONS_FILE] = write_yaml(settings)
+        command = ["trtllm-serve", served.target, "--extra_llm_api_options", OPTIONS_FILE]
+    return ServerCommand(table.version, tuple(command), environment, files, tuple(notes))
+
+
+def forced_acceptance(server: str, rates: Sequence[float]) -> dict[str, str]:
+    """Environment that makes a server accept as many drafts as unconditional ``rates`` say, whatever the text.
+
+    SGLang counts the token that comes with the drafts, TensorRT-LLM does not (its pull request 13569).
+    """
+    length = math.fsum(rates) + (server == "sglang")
+    return {FORCED[server]: f"{length:.6g}"}
+
+
+def bench_note(server: str, rates: Sequence[float]) -> str:
+    """How a test bench forces acceptance at unconditional ``rates``, in a sentence."""
+    if server == "vllm":
+        forced = {"synthetic_acceptance_rates": [round(rate, 4) for rate in rates]}
+        how = json.dumps({"rejection_sample_method": "synthetic", **forced}) + " in --speculative-config"
+    else:
+        how = " ".join(f"{name}={value}" for name, value in forced_acceptance(server, rates).items())
+    return f"On a test bench, {how} forces the forecast's acceptance."
+
+
+def units_of(scenario: Scenario) -> dict[str, float]:
+    """What one unit of a scenario's field is in a server's (`Row.times`)."""
+    settings = cached_deployment(scenario).settings
+    rows = settings.method.verify_rows(settings.num_speculative_tokens)
+    return {"block_size": scenario.engine.block_size, "per_rows": 1 / rows}
+
+
+def _engine_words(table: Server, scenario: Scenario) -> tuple[Words, list[str]]:
+    """Words of the engine's fields, and notes on those that have none."""
+    engine, settings = scenario.engine, cached_deployment(scenario).settings
+    words, notes, units = Words(), list[str](), units_of(scenario)
+    for name, default in Engine(model=engine.model):
+        row, value = table.engine.get(name), getattr(engine, name)
+        if row is not None and row.resolved:
+            value = getattr(settings, name) if value is None else value
+        elif value == default or name in ("version", *SAID_APART):
+            continue
+        _write(table, row, f"engine.{name}", value, units, words, notes)
+    return words, notes
+
+
+def _draft_words(table: Server, scenario: Scenario, draft: str | None) -> tuple[Words, list[str]]:
+    """Words of the speculation, and notes on what has none.
+
+    Raises:
+        ScenarioError: the server cannot run it.
+    """
+    spec, method = scenario.speculative_config, _method_in(scenario)
+    assert spec is not None
+    key, version = "engine.speculative_config.method", table.version
+    if method not in table.methods:
+        raise ScenarioError(f"{version} cannot run it: {table.unknown[method]}", key=key, value=scenario.method)
+    model = cached_deployment(scenario).model
+    for degree, alone in table.alone.items():
+        if scenario.method in alone and getattr(scenario.engine, degree) > 1 and (degree != DP or model.is_moe):
+            raise ScenarioError(f"{version} cannot run it with {degree} above 1", key=key, value=scenario.method)
+    if scenario.resolved_policy.name in ("batch_schedule", "ema_tiers") and method not in table.scheduled:
+        message = f"{version} varies no draft length of method {scenario.method}"
+        raise ScenarioError(message, key="engine.speculative_config.num_speculative_tokens_per_batch_size")
+    width, nodes = (0, 0)
+    if scenario.method == "eagle_tree":
+        width, nodes = spec.tree_shape[0], get_method("eagle_tree").with_tree(*spec.tree_shape).verify_nodes(spec.k)
+    lookup = spec.prompt_lookup_max or spec.prompt_lookup_min or DEFAULT_LOOKUP
+    words = table.method_words(method, {"k": spec.k, "width": width, "nodes": nodes, "lookup": lookup})
+    if method in ("dflash", "dspark") and table is servers()["sglang"] and scenario.engine.data_parallel_size > 1:
+        words |= {"enable-dp-lm-head": True}
+    notes = [table.method_notes[method]] if method in table.method_notes else []
+    for name in sorted(spec.model_fields_set - _DRAFT_WRITTEN_APART):
+        value, row = getattr(spec, name), table.speculation.get(name)
+        told = "max_matching_ngram_size" in words and name == "prompt_lookup_max"
+        if value != type(spec).model_fields[name].default and not told:
+            _write(table, row, f"engine.speculative_config.{name}", value, {}, words, notes)
+    if draft is not None:
+        words[table.speculation["model"].name] = draft
+        # SGLang's draft takes the target's format, vLLM's does not.
+        row = table.speculation.get("quantization")
+        if row is not None and scenario.engine.quantization is not None:
+            words.setdefault(row.name, "unquant")
+    return words, notes
+
+
+def _write(table: Server, row: Row | None, key: str, value: Any, units: Units, words: Words, notes: list[str]) -> None:
+    """Write one value, or note that it has no counterpart."""
+    try:
+        if row is None:
+            raise LookupError
+        word = row.write(value, units)
+    except LookupError:
+        why = table.missing.get(key.rpartition(".")[2], "")
+        text = value if isinstance(value, str) else json.dumps(value)
+        notes.append(f"{key} = {text} has no counterpart in {table.version}{': ' if why else ''}{why}.")
+        return
+    if word is not None:
+        words[row.name] = word
+        notes += [row.note] if row.note else []
+
+
+def _parallel_words(server: str, scenario: Scenario) -> Words:
+    """Data and expert parallelism, and whole prompts, which are no flag of their own."""
+    engine, model = scenario.engine, cached_deployment(scenario).model
+    dp, ranks, words = engine.data_parallel_size, engine.tensor_parallel_size * engine.data_parallel_size, Words()
+    names = ("tp-size", "ep-size") if server == "sglang" else ("tensor_parallel_size", "moe_expert_parallel_size")
+    if dp > 1 and model.is_moe:
+        # Attention is data parallel inside one group of all ranks, which share the experts.
+        words |= {names[0]: ranks} | ({"attn-dp-size": dp} if server == "sglang" else {"enable_attention_dp": True})
+    elif dp > 1 and server == "sglang":
+        words["dp-size"] = dp
+    if server == "trtllm" and dp > 1 and (engine.tensor_parallel_size > 1 or not model.is_moe):
+        message = "TensorRT-LLM knows data parallelism of attention alone, of models with experts and one GPU a rank"
+        raise ScenarioError(f"{message}; start one server a rank instead", key=f"engine.{DP}", value=dp)
+    if engine.enable_expert_parallel:
+        words[names[1]] = ranks
+    if server == "sglang" and not engine.enable_chunked_prefill:
+        words["chunked-prefill-size"] = -1
+    if server == "sglang" and engine.scheduling_policy == "priority":
+        words["schedule-low-priority-values-first"] = True
+    return words
+
+
+def _method_in(scenario: Scenario) -> str:
+    """The method's name in the tables, which tell trees by their heads."""
+    spec = scenario.speculative_config
+    is_eagle3 = says_eagle3(spec.model if spec is not None else None)
+    return "eagle3_tree" if scenario.method == "eagle_tree" and is_eagle3 else scenario.method
+
+
+def _tiers(scenario: Scenario) -> dict[str, Any]:
+    """SGLang's adaptive speculation: one draft length a tier is a schedule by batch size."""
+    spec, policy = scenario.speculative_config, scenario.resolved_policy
+    if spec is None or policy.name not in ("batch_schedule", "ema_tiers"):
+        return {}
+    schedule = spec.num_speculative_tokens_per_batch_size
+    if schedule is not None:
+        return {str(first): {"candidate_steps": [min(k, spec.k)]} for first, _, k in schedule}
+    rule = policy_of(scenario)
+    assert isinstance(rule, EmaTiers)
+    shared = {name: getattr(rule, name) for name in ("ema_alpha", "update_interval", "warmup_batches")}
+    tiers = {
+        str(tier.batch_size): {
+            "candidate_steps": sorted({k for k in tier.steps if k <= spec.k}) or [0],
+            "up_hysteresis": tier.up_hysteresis,
+            "down_hysteresis": tier.down_hysteresis,
+        }
+        for tier in rule.tiers
+    }
+    return {**shared, **tiers}
+
+
+def _draft_len_schedule(scenario: Scenario) -> Words:
+    """TensorRT-LLM's schedule: the draft length up to each batch size, none beyond the last.
+
+    Raises:
+        ScenarioError: one that it cannot follow.
+    """
+    spec, policy = scenario.speculative_config, scenario.resolved_policy.name
+    if spec is None or policy not in ("batch_schedule", "ema_tiers"):
+        return {}
+    place = "engine.speculative_config.num_speculative_tokens_per_batch_size"
+    schedule = spec.num_speculative_tokens_per_batch_size
+    if schedule is None:
+        raise ScenarioError("TensorRT-LLM adapts no draft length to acceptance", key="policy.name", value=policy)
+    lengths = [min(k, spec.k) for _, _, k in schedule]
+    if lengths[0] != spec.k:
+        message = f"TensorRT-LLM drafts all {spec.k} tokens in its smallest batches (draft_len_schedule)"
+        raise ScenarioError(message, key=place, value=[list(entry) for entry in schedule])
+    # A range holds until the next begins, the last for all larger batches.
+    ends = [first - 1 for first, _, _ in schedule[1:]] + [cached_deployment(scenario).settings.max_num_seqs]
+    drafting = {end: k for end, k in zip(ends, lengths, strict=True) if any(lengths[lengths.index(k) :])}
+    while drafting and not drafting[max(drafting)]:
+        del drafting[max(drafting)]
+    if list(drafting.values()) == [spec.k]:
+        return {"max_concurrency": ends[0]}
+    return {"draft_len_schedule": drafting}
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    return [f"--{name}"] if value is True else [f"--{name}", str(value)]
+
+
+def _nested(words: Words) -> Words:
+    """Keys with dots as mappings inside mappings; the word ``none`` as YAML's null."""
+    nested = Words()
+    for name, value in words.items():
+        section, _, key = name.rpartition(".")
+        inside = nested.setdefault(section, Words()) if section else nested
+        if isinstance(inside, dict):
+            inside[key] = None if value == "none" else value
+    return nested
+
+
+def _common_notes(scenario: Scenario, server: str) -> tuple[str, ...]:
+    """Of every server: models to fill in, and what of the scenario stands in no server's command."""
+    notes, policy, version = list(served_models(scenario).notes), scenario.resolved_policy.name, scenario.engine.version
+    mine = VLLM if server == "vllm" else servers()[server].version
+    if not version.lower().startswith(server):
+        notes.append(f"The forecast is of {version}; {mine} schedules and times its steps in its own way.")
+    written = ("fixed", "batch_schedule", *(("ema_tiers",) if server == "sglang" else ()))
+    if scenario.speculative_config is not None and policy not in written:
+        notes.append(f"policy.name = {policy} has no counterpart in {mine}.")
+    if scenario.cluster.replicas > 1:
+        replicas, router = scenario.cluster.replicas, scenario.cluster.router
+        notes.append(f"Start {replicas} of them behind a router ({router}).")
+    return tuple(notes)

@@ -11,7 +11,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -157,6 +157,8 @@ def load_scenario(
     *,
     overrides: Sequence[str] = (),
     speculative_config: str | Mapping[str, Any] | None = None,
+    engine: Mapping[str, Any] | None = None,
+    keep: Collection[str] = (),
     trace: str | Path | None = None,
 ) -> Scenario:
     """A validated scenario.
@@ -165,6 +167,8 @@ def load_scenario(
         source: path of a YAML file, the name of an embedded scenario, or the mapping itself.
         overrides: ``a.b=3`` assignments as of ``--set``; the value is read as YAML, list items by index.
         speculative_config: vLLM's ``--speculative-config`` JSON, verbatim; ``"null"`` turns speculation off.
+        engine: the section as a server's command says it.
+        keep: fields that the scenario says all the same where ``engine`` does not.
         trace: a trace file that replaces the scenario's arrivals and lengths.
 
     Raises:
@@ -175,6 +179,10 @@ def load_scenario(
     places: dict[str, str] = {}
     if trace is not None:
         _use_trace(data, str(Path(trace).absolute()), places)
+    if engine is not None:
+        kept = {name: value for name, value in (data.get("engine") or {}).items() if name in keep}
+        _assign(data, "engine", {**kept, **engine}, "--serve-command")
+        places["engine"] = "--serve-command"
     if speculative_config is not None:
         if isinstance(speculative_config, str):
             speculative_config = parse_json(speculative_config, "--speculative-config", ScenarioError)

@@ -7,6 +7,7 @@ import math
 
 from rich.table import Table
 
+from draftcast.errors import ScenarioError
 from draftcast.scenarios.compare.candidate import longest_draft
 from draftcast.scenarios.compare.policy_comparison import PolicyComparison, Standing
 from draftcast.scenarios.compare.recommend import CandidateOutcome, Recommendation
@@ -100,13 +101,13 @@ def _longer(answer: Recommendation) -> str:
 
 
 def paste_lines(answer: Recommendation, server: str) -> str:
-    """What to paste for ``server`` (vllm or sglang), after what to know of it as a shell's comments."""
-    notes = [f"# {note}" for note in answer.notes]
-    if server == "sglang":
-        return "\n".join([*notes, answer.sglang]) if answer.sglang else f"SGLang: {answer.sglang_reason}"
-    if answer.speculative_config is not None:
-        notes.append(f"--speculative-config '{json.dumps(answer.speculative_config)}'")
-    return "\n".join([*notes, answer.vllm] if answer.vllm else notes)
+    """What to paste into a shell for ``server``, one of `SERVERS`: notes as comments, files, the command."""
+    notes, command = [f"# {note}" for note in answer.notes], answer.commands[server]
+    if isinstance(command, ScenarioError):
+        return "\n".join([*notes, f"# {command}"])
+    if server == "vllm" and answer.speculative_config is not None:
+        notes.append(f"# --speculative-config '{json.dumps(answer.speculative_config)}'")
+    return "\n".join([*notes, command.text])
 
 
 def remark(answer: Recommendation, outcome: CandidateOutcome) -> str:

@@ -11,8 +11,9 @@ import pytest
 from paths import ROOT
 
 from draftcast.scenarios.compare.recommend import recommend
-from draftcast.scenarios.compare.serve_command import vllm_command
+from draftcast.scenarios.compare.serve_command import ServerCommand, server_command, vllm_command
 from draftcast.scenarios.schema.load import load_scenario
+from draftcast.sim.cost.methods import get_method
 from draftcast.sim.policies.schedule import BatchSchedule
 
 pytestmark = pytest.mark.live
@@ -65,12 +66,53 @@ def test_vllm_accepts_the_recommendation(tmp_path: Path, method: str) -> None:
         spec["model"] = checkpoint(tmp_path / "draft", "Llama-3.2-1B")
     answer = recommend(scenario(target, spec, [0.8, 0.6, 0.5], "workload.arrivals.request_rate_rps=10"))
     assert answer.speculative_config is not None
-    read = vllm_reads(answer.vllm).speculative_config
+    assert isinstance(answer.commands["vllm"], ServerCommand)
+    read = vllm_reads(answer.commands["vllm"].line).speculative_config
     assert read.method == method
     assert read.num_speculative_tokens == answer.speculative_config["num_speculative_tokens"]
     assert read.uses_dynamic_speculative_decoding() is (
         "num_speculative_tokens_per_batch_size" in answer.speculative_config
     )
+
+
+LLAMA, QWEN, HEAD = "Llama-3.1-8B", "Qwen3-8B", {"num_hidden_layers": 1, "draft_vocab_size": 32000}
+# Of each method: the target, the draft's shape, and what its configuration says besides.
+METHODS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
+    "eagle": (LLAMA, LLAMA, {"num_hidden_layers": 1}),
+    "eagle3": (LLAMA, LLAMA, {**HEAD, "architectures": ["LlamaForCausalLMEagle3"]}),
+    "p_eagle": (LLAMA, LLAMA, {**HEAD, "architectures": ["LlamaForCausalLMEagle3"], "ptd_token_id": 5}),
+    "draft_model": (LLAMA, "Llama-3.2-1B", {}),
+    "pard": (LLAMA, "Llama-3.2-1B", {"pard_token": 5}),
+    "medusa": (LLAMA, LLAMA, {"architectures": ["MedusaModel"], "model_type": "medusa", "num_heads": 3}),
+    "mtp": ("DeepSeek-V3", None, {}),
+    "dflash": (QWEN, QWEN, {"architectures": ["DFlashDraftModel"], "num_hidden_layers": 5, "block_size": 16}),
+    "dspark": (QWEN, QWEN, {"architectures": ["Qwen3DSparkModel"], "num_hidden_layers": 5, "block_size": 8}),
+    "ngram": (LLAMA, None, {}),
+    "ngram_gpu": (LLAMA, None, {}),
+    "suffix": (LLAMA, None, {}),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_vllm_reads_every_method(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm.config.speculative
+    from vllm.config.vllm import VllmConfig
+
+    # Its search is another package, which reading a configuration does not need.
+    monkeypatch.setattr(vllm.config.speculative, "has_arctic_inference", lambda: True)
+    # A draft that only the runner for GPUs has: a CPU's reads the configuration and refuses to run it.
+    monkeypatch.setattr(VllmConfig, "_get_v1_model_runner_unsupported_features", lambda _self: [], raising=True)
+    target, draft, says = METHODS[method]
+    spec: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
+    if draft is not None:
+        spec["model"] = checkpoint(tmp_path / "draft", draft, **says)
+    accepted = {"model": "constant", "alpha": 0.6}
+    model = checkpoint(tmp_path / "target", target)
+    overrides = [f"engine.model={model}", "engine.max_model_len=2048", f"acceptance={json.dumps(accepted)}"]
+    asked = load_scenario("default", overrides=overrides, speculative_config=spec)
+    read = vllm_reads(server_command(asked, "vllm").line).speculative_config
+    assert (read.method, read.num_speculative_tokens) == (get_method(method).vllm_method, 3)
+    assert read.parallel_drafting is (method in ("p_eagle", "pard", "dflash", "dspark"))
 
 
 def test_the_schedules_lookup_is_vllms(tmp_path: Path) -> None:

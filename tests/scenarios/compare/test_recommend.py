@@ -23,6 +23,7 @@ from draftcast.scenarios.compare.recommend import (
     candidates,
     recommend,
 )
+from draftcast.scenarios.compare.serve_command import SERVERS, ServerCommand
 from draftcast.scenarios.compare.verdict import Position, Side, Word, decide
 from draftcast.scenarios.cutover.search import settings as cutover_settings
 from draftcast.scenarios.live.sweep import SweepPlan, modes_of
@@ -46,6 +47,13 @@ def question(*overrides: str, name: str = "default") -> Scenario:
 @pytest.fixture(scope="module")
 def paying() -> Recommendation:
     return recommend(question(f"{RATE}=20"))
+
+
+def started(answer: Recommendation, server: str = "vllm") -> str:
+    """The command that starts the recommended setting."""
+    command = answer.commands[server]
+    assert isinstance(command, ServerCommand)
+    return command.line
 
 
 def test_candidates_are_off_every_length_and_a_schedule() -> None:
@@ -105,7 +113,24 @@ def test_speculation_wins_where_it_pays(paying: Recommendation) -> None:
     assert paying.outcomes[-1].candidate.label == "off"
     assert paying.speculative_config is not None
     assert paying.speculative_config["method"] == "eagle3"
-    assert json.dumps(paying.speculative_config) in paying.vllm.replace("'", "")
+    assert json.dumps(paying.speculative_config) in started(paying).replace("'", "")
+
+
+def test_every_command_says_how_a_test_bench_forces_the_acceptance(paying: Recommendation) -> None:
+    rates = [0.7296, 0.5208, 0.3545]
+    spec = with_values(
+        paying.chosen.candidate.scenario,
+        {
+            "engine.speculative_config.rejection_sample_method": "synthetic",
+            "engine.speculative_config.synthetic_acceptance_rates": rates,
+        },
+    ).speculative_config
+    assert spec is not None
+    assert spec.synthetic_rates == tuple(rates)
+    forced = {server: paste_lines(paying, server) for server in SERVERS}
+    assert f'"synthetic_acceptance_rates": {rates}' in forced["vllm"]
+    assert "SGLANG_SIMULATE_ACC_LEN=2.6049 forces" in forced["sglang"]
+    assert "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS=1.6049 forces" in forced["trtllm"]
 
 
 def test_off_wins_where_nothing_is_accepted() -> None:
@@ -113,7 +138,7 @@ def test_off_wins_where_nothing_is_accepted() -> None:
     assert answer.chosen.candidate.label == "off"
     assert not answer.worth_it
     assert answer.speculative_config is None
-    assert "--speculative-config" not in answer.vllm
+    assert "--speculative-config" not in started(answer)
 
 
 def test_a_longer_draft_that_is_never_accepted_loses_to_a_shorter_one() -> None:
@@ -221,8 +246,10 @@ def test_command(tmp_path: Path) -> None:
     assert "Recommended: eagle3" in shown.output
     assert "vllm serve meta-llama/Llama-3.1-8B-Instruct" in shown.output
     assert "5 req/s" in shown.output
-    sglang = runner.invoke(cli.app, ["recommend", "default", *changes, "--concurrency", "2", "--server", "sglang"])
-    assert "sglang" in sglang.output.lower()
+    sglang = runner.invoke(cli.app, ["recommend", "default", *changes, "--concurrency", "2", "--engine", "sglang"])
+    assert "\npython -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct " in sglang.output
+    assert set(answer["commands"]) == {"vllm", "sglang", "trtllm"}
+    assert "max_draft_len: 3" in answer["commands"]["trtllm"]["files"]["trtllm.yaml"]
 
 
 def test_what_is_pasted_says_what_to_fill_in_and_what_was_corrected() -> None:
@@ -230,11 +257,11 @@ def test_what_is_pasted_says_what_to_fill_in_and_what_was_corrected() -> None:
     assert unnamed.speculative_config is not None
     assert unnamed.speculative_config["model"].startswith("<path or Hugging Face id of an EAGLE-3 head for ")
     assert unnamed.summary()["notes"] == unnamed.notes
-    for server in ("vllm", "sglang"):
-        note, assumed, *rest = paste_lines(unnamed, server).splitlines()
-        assert note.startswith("# Fill in ")
+    for server in SERVERS:
+        assumed, *rest = paste_lines(unnamed, server).splitlines()
         assert assumed.startswith("# the scenario names no draft head: assumed the shape of llama3-8B-eagle3: 1 layer")
-        assert all("<path or Hugging Face id of" in line for line in rest)
+        assert any(line.startswith("# Fill in ") for line in rest)
+        assert any("<path or Hugging Face id of" in line for line in rest if not line.startswith("#"))
     base = question("engine.model=meta-llama/Llama-3.1-8B", f"{RATE}=20")
     assert "vllm serve meta-llama/Llama-3.1-8B-Instruct " in paste_lines(recommend(base), "vllm")
     assert recommend(question(f"{RATE}=20")).notes == ()
@@ -243,7 +270,7 @@ def test_what_is_pasted_says_what_to_fill_in_and_what_was_corrected() -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--server", "tgi"], "vllm or sglang"),
+        (["--engine", "tgi"], "vllm, sglang, trtllm"),
         (["--rates", "1", "--concurrency", "2"], "not both"),
         (["--concurrency", "1.5"], "whole numbers"),
         (["--candidate", "nothing.yaml"], "neither JSON nor a readable file"),
@@ -320,6 +347,8 @@ def test_a_setting_that_vllm_does_not_have_is_recommended_without_its_command() 
     answer = recommend(load_scenario(overrides=overrides), max_k=1)
     assert answer.worth_it
     assert answer.chosen.candidate.scenario.method == "eagle_tree"
-    assert (answer.speculative_config, answer.vllm) == (None, "")
-    refusal = "# vLLM 0.32 drafts no trees: there is no command of vLLM's for this setting"
-    assert paste_lines(answer, "vllm").splitlines()[-1] == refusal
+    assert answer.speculative_config is None
+    refusal = "engine.speculative_config.method = 'eagle_tree': vLLM 0.32 drafts no trees"
+    assert paste_lines(answer, "vllm").splitlines()[-1] == f"# {refusal}"
+    assert answer.summary()["commands"]["vllm"] == {"refused": refusal}
+    assert "--speculative-eagle-topk 3" in started(answer, "sglang")

@@ -10,7 +10,7 @@ import pytest
 from draftcast.errors import ScenarioError
 from draftcast.scenarios.compare.serve_command import (
     served_models,
-    sglang_command,
+    server_command,
     speculative_config_json,
     vllm_command,
     vllm_flags,
@@ -106,12 +106,14 @@ def test_parallel_drafters_have_vllms_names() -> None:
     assert (written["method"], written["parallel_drafting"]) == ("eagle3", True)
 
 
-def test_trees_are_not_vllms() -> None:
+def test_what_vllm_cannot_run_is_refused() -> None:
     with pytest.raises(ScenarioError, match="drafts no trees"):
         speculative_config_json(drafting("eagle_tree", tree_width=2))
+    with pytest.raises(ScenarioError, match=r"vLLM 0\.32 has no MLP speculator any more"):
+        speculative_config_json(drafting("mlp_speculator"))
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "eagle_tree"])
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in ("eagle_tree", "mlp_speculator")])
 def test_every_method_that_loads_a_draft_names_one_or_says_what_to_fill_in(method: str) -> None:
     given = {"model": "some/draft"} if method in ("draft_model", "pard") else {}
     scenario = drafting(method, **given)
@@ -135,7 +137,7 @@ def test_every_method_that_loads_a_draft_names_one_or_says_what_to_fill_in(metho
 
 
 def test_what_to_fill_in_stands_in_sglangs_command_too() -> None:
-    words = shlex.split(sglang_command(drafting("eagle3")))
+    words = shlex.split(server_command(drafting("eagle3"), "sglang").line)
     place = words[words.index("--speculative-draft-model-path") + 1]
     assert place == f"<path or Hugging Face id of an EAGLE-3 head for {INSTRUCT}>"
 
@@ -158,49 +160,18 @@ def test_what_to_fill_in_stands_in_sglangs_command_too() -> None:
     ],
 )
 def test_the_target_is_the_one_that_the_head_belongs_to(target: str, draft: str, served: str, note: str) -> None:
-    scenario = drafting("eagle3", target, model=draft)
+    scenario = with_values(
+        drafting("eagle3", target, model=draft), {"engine.tensor_parallel_size": 4, "engine.max_model_len": 2048}
+    )
     found = served_models(scenario)
     assert (found.target, found.draft) == (served, draft)
     assert note in " ".join(found.notes)
     assert len(found.notes) == bool(note)
     assert shlex.split(vllm_command(scenario))[2] == served
-    assert f"--model-path {served} " in sglang_command(scenario)
+    assert f"--model-path {served} " in server_command(scenario, "sglang").line
 
 
 def test_a_bundled_drafts_short_name_follows_the_target() -> None:
     for target, draft in ((INSTRUCT, "meta-llama/Llama-3.2-1B-Instruct"), ("llama-3.1-8b", "meta-llama/Llama-3.2-1B")):
         found = served_models(drafting("draft_model", target, model="llama-3.2-1b"))
         assert (found.draft, found.notes) == (draft, ())
-
-
-@pytest.mark.parametrize(
-    ("config", "part"),
-    [
-        (
-            {"method": "eagle3", "model": "some/head", "num_speculative_tokens": 3},
-            "--speculative-algorithm EAGLE3 --speculative-draft-model-path some/head --speculative-num-steps 3 "
-            "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
-        ),
-        (
-            {"method": "draft_model", "model": "llama-3.2-1b", "num_speculative_tokens": 2},
-            "--speculative-algorithm STANDALONE --speculative-draft-model-path meta-llama/Llama-3.2-1B-Instruct "
-            "--speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3",
-        ),
-        ({"method": "ngram", "num_speculative_tokens": 3}, "NGRAM --speculative-num-draft-tokens 4"),
-        (None, "--model-path meta-llama/Llama-3.1-8B-Instruct --context-length 8192"),
-    ],
-)
-def test_sglang(config: dict[str, object] | None, part: str) -> None:
-    own = {"acceptance": {"model": "constant", "alpha": 0.5}}
-    assert sglang_command(with_values(load_scenario("default"), {SPEC: config, **own})).endswith(part)
-
-
-def test_sglang_has_no_schedule_and_no_suffix_decoding() -> None:
-    scenario = load_scenario("default")
-    for extra in (
-        {"method": "eagle3", "num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 8, 3]]},
-        {"method": "suffix"},
-    ):
-        changed = with_values(scenario, {SPEC: extra, "acceptance": {"model": "constant", "alpha": 0.5}})
-        with pytest.raises(ScenarioError, match="SGLang"):
-            sglang_command(changed)

@@ -1,0 +1,239 @@
+"""From a server's command back to a scenario's engine: vLLM's by its own flags, others' by ``servers.yaml``.
+
+Knows what draftcast simulates; a flag beyond it (a port, a chat template) is named, not read.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftcast.calibration.yaml_text import parse_yaml
+from draftcast.errors import ScenarioError
+from draftcast.files import parse_json, read_text
+from draftcast.scenarios.compare.serve_command import DP, FORCED, OTHER_NAMES, SAID_APART
+from draftcast.scenarios.compare.server_table import Row, Server, Words, servers
+from draftcast.scenarios.schema import Engine, SpeculativeConfig
+
+FILE = "--serve-command"
+_HEREDOC = re.compile(r"^cat > (\S+) <<'EOF'\n(.*?)^EOF$", re.MULTILINE | re.DOTALL)
+_PROGRAMS = {"vllm": "vllm", "sglang.launch_server": "sglang", "sglang": "sglang", "trtllm-serve": "trtllm"}
+_SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size"}
+MOST_SEQS = 2**20
+"""Where a schedule's last range ends if the command gives no largest batch."""
+
+
+@dataclass(frozen=True)
+class ReadCommand:
+    """What a command says."""
+
+    engine: dict[str, Any]  # the section; what is left out has vLLM's default, but for
+    silent: tuple[str, ...]  # fields that the server has no word for
+    policy: dict[str, Any] | None  # where the server adapts the draft length to acceptance
+    unread: tuple[str, ...]  # flags and keys that nothing simulated follows from
+
+
+def read_command(text: str) -> ReadCommand:
+    """The engine that ``vllm serve``, SGLang's launcher or ``trtllm-serve`` starts.
+
+    Args:
+        text: the command; comments, here-documents with its files and environment variables may stand before it.
+
+    Raises:
+        ScenarioError: no such command, a file that is not there, or speculation that is not simulated.
+    """
+    documents = dict(_HEREDOC.findall(text))
+    words = shlex.split(_HEREDOC.sub("", text).replace("\\\n", " "), comments=True)
+    environment = {}
+    while words and re.match(r"[A-Z_]+=", words[0]):
+        name, _, environment[name] = words.pop(0).partition("=")
+    start = next((index for index, word in enumerate(words[:3]) if word in _PROGRAMS), None)
+    if start is None:
+        raise ScenarioError(f"must be a command of {', '.join(_PROGRAMS)}", file=FILE, value=text[:60])
+    server = _PROGRAMS[words[start]]
+    plain, flags = split_flags([word for word in words[start + 1 :] if word != "serve"])
+    if server == "vllm":
+        return _read_vllm(plain, flags)
+    table = servers()[server]
+    flags = {table.also.get(name, name): value for name, value in flags.items()}
+    if server == "sglang":
+        adaptive = flags.pop("speculative-adaptive", None)
+        tiers = flags.pop("speculative-adaptive-config", None)
+        told = parse_json(_content(tiers, documents), tiers, ScenarioError) if tiers else {} if adaptive else None
+        return _Reader(table, flags, flags, environment, told, flags.pop("model-path", None)).answer()
+    options = flags.pop("extra_llm_api_options", None) or flags.pop("config", None)
+    keys = _yaml(_content(options, documents), options) if options else {}
+    drafts = keys.pop("speculative_config", None) or {}
+    words_given = flags | {
+        f"{name}.{key}" if key else name: "none" if value is None else value
+        for name, inside in keys.items()
+        for key, value in (inside.items() if isinstance(inside, dict) else [("", inside)])
+    }
+    return _Reader(table, words_given, drafts, environment, None, plain[0] if plain else None).answer()
+
+
+def split_flags(words: Sequence[str]) -> tuple[list[str], Words]:
+    """Words that are no flag's, and flags without their dashes: True where no value follows."""
+    plain, flags, index = [], Words(), 0
+    while index < len(words):
+        word, index = words[index], index + 1
+        if not word.startswith("-"):
+            plain.append(word)
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        if not equals and index < len(words) and re.match(r"[^-]|-\d", words[index]):
+            equals, value, index = "=", words[index], index + 1
+        flags[name] = _plain(value) if equals else True
+    return plain, flags
+
+
+def _plain(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _content(name: str, documents: Mapping[str, str]) -> str:
+    return documents[name] if name in documents else read_text(name, ScenarioError)
+
+
+def _yaml(text: str, file: str) -> Words:
+    # The loader takes words as keys; batch sizes are numbers.
+    keys = parse_yaml(re.sub(r"^(\s*)(\d+):", r"\1'\2':", text, flags=re.MULTILINE), file, ScenarioError)
+    return dict(keys) if isinstance(keys, dict) else {}
+
+
+def _read_vllm(plain: Sequence[str], flags: Words) -> ReadCommand:
+    fields = {OTHER_NAMES.get(name, name.replace("_", "-")): name for name in Engine.model_fields}
+    engine, unread = Words(), []
+    if plain:
+        engine["model"] = plain[0]
+    for name, value in flags.items():
+        word = _SHORT.get(name, name)
+        off = word.startswith("no-")
+        if word.removeprefix("no-") in fields and word not in ("speculative-config", "compilation-config"):
+            engine[fields[word.removeprefix("no-")]] = False if off else value
+        elif word == "speculative-config":
+            engine["speculative_config"] = parse_json(value, FILE, ScenarioError)
+        elif word == "compilation-config":
+            engine["cudagraph_mode"] = parse_json(value, FILE, ScenarioError).get("cudagraph_mode")
+        else:
+            unread.append(f"--{name}")
+    return ReadCommand(engine, ("version",), None, tuple(unread))
+
+
+@dataclass
+class _Reader:
+    """One command in a table's words."""
+
+    table: Server
+    words: Words
+    drafts: Words
+    environment: Mapping[str, str]
+    tiers: Mapping[str, Any] | None  # SGLang's adaptive file; empty: its defaults
+    model: str | None
+
+    def answer(self) -> ReadCommand:
+        read = {"model-path"}
+        engine: dict[str, Any] = {"model": self.model}
+        spec, policy = self._speculation(read), None
+        config = SpeculativeConfig.model_validate(spec) if spec is not None else None
+        rows = 1 + (spec or {}).get("max_tree_nodes", config.k if config is not None else 0)
+        units = {"block_size": 1.0, "per_rows": 1 / rows}
+        for name, row in self.table.engine.items():
+            absent = row.drafting if spec is not None and row.drafting is not None else row.default
+            self._take(name, row, self.words.get(row.name, absent), units, engine, read)
+            units["block_size"] = engine.get("block_size", 16)
+        self._parallelism(engine, read)
+        if spec is not None:
+            policy = self._lengths(spec, engine.get("max_num_seqs", MOST_SEQS))
+            engine["speculative_config"] = spec
+        silent = tuple(name for name in Engine.model_fields if name not in {*self.table.engine, *SAID_APART})
+        return ReadCommand(engine, silent, policy, tuple({**self.words, **self.drafts}.keys() - read))
+
+    def _take(self, name: str, row: Row, word: Any, units: Mapping[str, float], into: Words, read: set[str]) -> None:
+        if word is None and not (row.resolved and row.values):
+            return
+        try:
+            into[name] = row.read(word, units)
+            read.add(row.name)
+        except LookupError:
+            return
+
+    def _speculation(self, read: set[str]) -> Words | None:
+        """``speculative_config``, its schedule left out; None without one."""
+        kind = "speculative-algorithm" if "speculative-algorithm" in self.drafts else "decoding_type"
+        if kind not in self.drafts:
+            return None
+        found = self.table.method_of(self.drafts)
+        if found is None:
+            message = f"speculation of {self.table.version} that is not simulated"
+            raise ScenarioError(message, file=FILE, key=kind, value=self.drafts[kind])
+        method, terms = found
+        read |= {*self.table.methods[method], "draft_len_schedule", "max_concurrency", "enable-dp-lm-head"}
+        spec: Words = {"method": "eagle_tree" if method.endswith("_tree") else method}
+        names = {"k": "num_speculative_tokens", "width": "tree_width", "nodes": "max_tree_nodes"}
+        spec |= {names.get(term, "prompt_lookup_max"): value for term, value in terms.items()}
+        for name, row in self.table.speculation.items():
+            self._take(name, row, self.drafts.get(row.name), {}, spec, read)
+        draft_format = self.table.speculation.get("quantization")
+        if draft_format is not None and self.drafts.get(draft_format.name) == "unquant":
+            read.add(draft_format.name)
+        if spec["method"] == "eagle" and "model" not in spec:
+            spec["method"] = "mtp"  # SGLang takes the target's own layer
+        for server, name in FORCED.items():
+            if name in self.environment:
+                length = float(self.environment[name]) + (server == "trtllm")
+                spec |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": length}
+        return spec
+
+    def _parallelism(self, engine: Words, read: set[str]) -> None:
+        words = self.words
+        dp: int = words.get("dp-size", 1)
+        attention: int = words.get("attn-dp-size", dp if "enable-dp-attention" in words else 1)
+        if words.get("enable_attention_dp"):
+            attention = engine.get("tensor_parallel_size", 1)
+        if attention > 1:
+            engine["tensor_parallel_size"] = engine["tensor_parallel_size"] // attention
+        if max(attention, dp) > 1:
+            engine[DP] = max(attention, dp)
+        if max(words.get("ep-size", 1), words.get("moe_expert_parallel_size", 1)) > 1:
+            engine["enable_expert_parallel"] = True
+        if engine.get("max_num_batched_tokens") == -1:
+            del engine["max_num_batched_tokens"]
+            engine["enable_chunked_prefill"] = False
+        read |= {"dp-size", "attn-dp-size", "enable-dp-attention", "enable_attention_dp", "ep-size"}
+        read |= {"moe_expert_parallel_size", "schedule-low-priority-values-first"}
+
+    def _lengths(self, spec: Words, max_num_seqs: int) -> Words | None:
+        """Put a schedule into ``spec``; the policy where lengths follow acceptance."""
+        starts: dict[int, int] = {}
+        if self.tiers is not None:
+            sizes = {int(size): tier for size, tier in self.tiers.items() if size.isdigit()}
+            if not sizes or any(len(tier["candidate_steps"]) > 1 for tier in sizes.values()):
+                keys = {name: value for name, value in self.tiers.items() if not name.isdigit()}
+                kept = ("up_hysteresis", "down_hysteresis")
+                tiers = [
+                    {"batch_size": size, "steps": tier["candidate_steps"]}
+                    | {name: tier[name] for name in kept if name in tier}
+                    for size, tier in sizes.items()
+                ]
+                return {"name": "ema_tiers", "parameters": keys | ({"tiers": tiers} if tiers else {})}
+            starts = {size: tier["candidate_steps"][0] for size, tier in sizes.items()}
+        ends = {int(size): k for size, k in self.drafts.get("draft_len_schedule", {}).items()}
+        if "max_concurrency" in self.drafts:
+            ends = {self.drafts["max_concurrency"]: spec["num_speculative_tokens"]}
+        if ends:
+            starts = dict(zip([1, *(end + 1 for end in ends)], [*ends.values(), 0], strict=True))
+        starts = {first: k for first, k in sorted(starts.items()) if first <= max_num_seqs}
+        if starts:
+            lasts = [first - 1 for first in list(starts)[1:]] + [max_num_seqs]
+            schedule = [[first, last, k] for (first, k), last in zip(starts.items(), lasts, strict=True)]
+            spec["num_speculative_tokens_per_batch_size"] = schedule
+        return None

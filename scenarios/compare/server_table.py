@@ -1,0 +1,103 @@
+"""The tables of ``servers.yaml``: a scenario's engine in the words of SGLang and TensorRT-LLM, in both directions.
+
+Knows names and values, not whether a server accepts them together.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from draftcast.calibration.yaml_text import parse_yaml, validated
+from draftcast.errors import InputError
+from draftcast.frozen import Frozen
+
+Words = dict[str, Any]
+"""A server's names and values: flags without their dashes, or keys of a YAML file with dots."""
+Units = Mapping[str, float]
+_TERM = re.compile(r"(k|width|nodes|lookup)(\+1)?")
+_PLAIN = {"true": True, "false": False}
+
+
+class Row(Frozen):
+    """The server's word for one field of the scenario; see ``servers.yaml``."""
+
+    name: str
+    values: dict[str, Any] | None = None
+    resolved: bool = False
+    default: int | None = None
+    drafting: int | None = None
+    times: Literal["block_size", "per_rows"] | None = None
+    note: str = ""
+
+    def write(self, value: Any, units: Units) -> Any:
+        """The server's value, None where it does so by default.
+
+        Raises:
+            LookupError: the server has no counterpart.
+        """
+        if self.values is not None:
+            return self.values[value if isinstance(value, str) else json.dumps(value)]
+        return max(1, int(value * units[self.times])) if self.times else value
+
+    def read(self, value: Any, units: Units) -> Any:
+        """The scenario's value. Raises LookupError where the server's has no counterpart."""
+        if self.values is not None:
+            found = next((key for key, word in self.values.items() if word == value), None)
+            if found is None:
+                raise LookupError(value)
+            return _PLAIN.get(found, found)
+        return round(value / units[self.times]) if self.times else value
+
+
+class Server(Frozen):
+    """One server's table; see ``servers.yaml``."""
+
+    version: str
+    source: str
+    engine: dict[str, Row]
+    speculation: dict[str, Row]
+    methods: dict[str, Words]
+    method_notes: dict[str, str] = Field(default_factory=dict)
+    missing: dict[str, str] = Field(default_factory=dict)
+    unknown: dict[str, str]
+    scheduled: list[str]
+    alone: dict[str, list[str]] = Field(default_factory=dict)
+    also: dict[str, str] = Field(default_factory=dict)
+
+    def method_words(self, method: str, terms: Mapping[str, int]) -> Words:
+        """What starts a method; ``terms``: k, width, nodes and lookup."""
+        words = dict(self.methods[method])
+        for name, value in words.items():
+            term = _TERM.fullmatch(value) if isinstance(value, str) else None
+            if term is not None:
+                words[name] = terms[term[1]] + bool(term[2])
+        return words
+
+    def method_of(self, words: Words) -> tuple[str, dict[str, int]] | None:
+        """The method that words start, and its terms; None: none of the table."""
+        # A tree's words hold those of a chain: the longest first.
+        for method, template in sorted(self.methods.items(), key=lambda item: -len(item[1])):
+            terms = {}
+            for name, value in template.items():
+                term = _TERM.fullmatch(value) if isinstance(value, str) else None
+                if term is not None and isinstance(words.get(name), int):
+                    terms[term[1]] = words[name] - bool(term[2])
+                elif words.get(name) != value:
+                    break
+            else:
+                return method, terms
+        return None
+
+
+@functools.cache
+def servers() -> dict[str, Server]:
+    """Every server of the table by its name: sglang, trtllm."""
+    text = files("draftcast.scenarios.compare").joinpath("servers.yaml").read_text("utf-8")
+    return validated(TypeAdapter(dict[str, Server]), parse_yaml(text, "servers.yaml"), "servers.yaml", InputError)

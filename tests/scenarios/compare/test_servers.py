@@ -1,0 +1,402 @@
+"""Commands for SGLang and TensorRT-LLM: what they hold, what their documentation allows, and read back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from paths import ROOT
+from typer.testing import CliRunner
+
+from draftcast import simulate
+from draftcast.errors import InputError, ScenarioError
+from draftcast.scenarios.cli import main as cli
+from draftcast.scenarios.cli.terminal import UNSTABLE
+from draftcast.scenarios.compare.read_command import read_command, split_flags
+from draftcast.scenarios.compare.serve_command import SERVERS, ServerCommand, server_command
+from draftcast.scenarios.compare.server_table import servers
+from draftcast.scenarios.run.deployment import cached_deployment
+from draftcast.scenarios.schema import METHODS, Scenario, SpeculativeConfig
+from draftcast.scenarios.schema.load import load_scenario, to_mapping, with_values
+
+SPEC = "engine.speculative_config"
+SCHEDULE = f"{SPEC}.num_speculative_tokens_per_batch_size"
+SCHEMAS = yaml.safe_load((ROOT / "tests/data/server_schemas.yaml").read_text())
+OTHERS = ("sglang", "trtllm")
+HEAD = "x/Llama-3.1-8B-Instruct-eagle3"
+DEEPSEEK = {
+    "engine.model": "DeepSeek-V3",
+    "hardware": "b200",
+    "engine.tensor_parallel_size": 8,
+    "engine.quantization": "fp8",
+}
+EXPERTS = {"engine.model": "Qwen3-30B-A3B", "hardware": "h100-sxm", SPEC: None}
+
+
+def drafting(method: str, **values: Any) -> Scenario:
+    """The default scenario with another method at three tokens."""
+    model = {"draft_model": "llama-3.2-1b", "pard": "llama-3.2-1b", "eagle_tree": HEAD}.get(method)
+    config = {"method": method, "num_speculative_tokens": 3, **({"model": model} if model else {}), **values}
+    acceptance = {"model": "tree" if method == "eagle_tree" else "constant", "alpha": 0.6}
+    changes = {SPEC: config, "acceptance": acceptance, **(DEEPSEEK if method == "mtp" else {})}
+    return with_values(load_scenario("default"), changes)
+
+
+def changed(**values: Any) -> Scenario:
+    return with_values(load_scenario("default"), {f"engine.{name}": value for name, value in values.items()})
+
+
+SCHEDULED = drafting("eagle3", num_speculative_tokens_per_batch_size=[[1, 8, 3], [9, 64, 1], [65, 1024, 0]])
+CUT_OFF = drafting("eagle3", num_speculative_tokens_per_batch_size=[[1, 32, 3], [33, 1024, 0]])
+SYNTHETIC = drafting("eagle3", rejection_sample_method="synthetic", synthetic_acceptance_length=2.25)
+VARIANTS = {
+    **{method: drafting(method) for method in METHODS},
+    "off": with_values(load_scenario("default"), {SPEC: None}),
+    "small tree": drafting("eagle_tree", tree_width=4, max_tree_nodes=9),
+    "schedule": SCHEDULED,
+    "cut off": CUT_OFF,
+    "adaptive": with_values(drafting("eagle3", num_speculative_tokens=7), {"policy": {"name": "ema_tiers"}}),
+    "synthetic": SYNTHETIC,
+    "experts": with_values(
+        load_scenario("default"), {**EXPERTS, "engine.data_parallel_size": 4, "engine.enable_expert_parallel": True}
+    ),
+    "replicas in one": changed(data_parallel_size=2),
+    "whole prompts": changed(enable_chunked_prefill=False, scheduling_policy="priority", enable_prefix_caching=False),
+    "formats": changed(quantization="fp8", kv_cache_dtype="fp8", max_cudagraph_capture_size=128),
+    "eager": changed(enforce_eager=True),
+    "memory": changed(num_gpu_blocks=6000, block_size=32, gpu_memory_utilization=0.8, max_num_seqs=64),
+    "ranks": changed(tensor_parallel_size=16, pipeline_parallel_size=2, decode_context_parallel_size=2),
+}
+REFUSED = {
+    "sglang": {"p_eagle", "pard", "medusa", "mlp_speculator", "ngram_gpu", "suffix"},
+    "trtllm": {"eagle", "p_eagle", "medusa", "mlp_speculator", "suffix", "replicas in one", "adaptive"},
+    "vllm": {"eagle_tree", "mlp_speculator", "small tree"},
+}
+# The command says all tiers, the scenario none; a tree's bound that binds stands for one that does not.
+LOSSY = {"adaptive", "eagle_tree"}
+
+
+def command(name: str, server: str) -> ServerCommand:
+    if name in REFUSED[server]:
+        pytest.skip("refused, see below")
+    return server_command(VARIANTS[name], server)
+
+
+def sglang_flags(made: ServerCommand) -> dict[str, Any]:
+    assert made.command[:3] == ("python", "-m", "sglang.launch_server")
+    plain, flags = split_flags(made.command[3:])
+    assert plain == []
+    return flags
+
+
+def fits(value: Any, kind: Any) -> bool:
+    if isinstance(kind, list):
+        return value in kind
+    if kind == "json":
+        return all(phase in ("decode", "prefill") for phase in json.loads(value))
+    if kind == "null":
+        return value is None
+    if kind == "ints":
+        return all(isinstance(each, int) for each in value)
+    types = {"int": int, "float": (int, float), "bool": bool, "str": str}[kind]
+    return isinstance(value, types) and (kind == "bool" or not isinstance(value, bool))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_sglang_takes_every_flag(name: str) -> None:
+    made = command(name, "sglang")
+    for flag, value in sglang_flags(made).items():
+        assert fits(value, SCHEMAS["sglang"][flag]), (flag, value)
+    for content in made.files.values():
+        for key, tier in json.loads(content).items():
+            for word, value in tier.items() if key.isdigit() else [(key, tier)]:
+                assert fits(value, SCHEMAS["sglang_adaptive"][word]), (word, value)
+    flags = sglang_flags(made)
+    if "speculative-adaptive" in flags:
+        tiers = json.loads(made.files[flags["speculative-adaptive-config"]])
+        steps = [k for key, tier in tiers.items() if key.isdigit() for k in tier["candidate_steps"]]
+        assert flags["speculative-num-steps"] in steps  # or the server stops
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_tensorrt_llm_takes_every_key(name: str) -> None:
+    made = command(name, "trtllm")
+    assert made.command[0] == "trtllm-serve"
+    assert made.command[2:] == ("--extra_llm_api_options", "trtllm.yaml")
+    keys = yaml.safe_load(made.files["trtllm.yaml"])
+    drafts = keys.pop("speculative_config", None)
+    for key, inside in keys.items():
+        pairs = [(f"{key}.{word}", value) for word, value in inside.items()] if isinstance(inside, dict) else []
+        for word, value in pairs or [(key, inside)]:
+            assert fits(value, SCHEMAS["trtllm"][word]), (word, value)
+    if drafts is None:
+        return
+    own = SCHEMAS["trtllm_speculation"][drafts["decoding_type"]]
+    assert {word[:-1] for word in own if word.endswith("*")} <= set(drafts)
+    assert set(drafts) <= {*SCHEMAS["trtllm_speculation"]["all"], *(word.rstrip("*") for word in own)}
+    assert not {"max_concurrency", "draft_len_schedule"} <= set(drafts)  # the server takes one of them
+    schedule = drafts.get("draft_len_schedule", {1: drafts["max_draft_len"]})
+    assert schedule[min(schedule)] == drafts["max_draft_len"]
+    assert all(isinstance(size, int) for size in schedule)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_command_pasted_back_is_the_same_scenario(name: str, server: str) -> None:
+    scenario, made = VARIANTS[name], command(name, server)
+    read = read_command(made.text)
+    assert read.unread == ()
+    policy = [f"policy={json.dumps(read.policy)}"] if read.policy is not None else []
+    back = load_scenario(to_mapping(scenario), engine=read.engine, keep=read.silent, overrides=policy)
+    again = server_command(back, server)
+    assert (again.line, again.files) == (made.line, made.files)
+    if name not in LOSSY:
+        theirs, ours = (dataclasses.asdict(cached_deployment(each).settings) for each in (back, scenario))
+        assert theirs == ours
+        assert back.resolved_policy == scenario.resolved_policy
+    spec, own = back.speculative_config, scenario.speculative_config
+    assert (spec is None) is (own is None)
+    if spec is not None and own is not None:
+        keys = ("k", "num_speculative_tokens_per_batch_size", "synthetic_rates", "resolved_method")
+        assert [getattr(spec, key) for key in keys] == [getattr(own, key) for key in keys]
+
+
+@pytest.mark.parametrize(("server", "name"), [(server, name) for server in SERVERS for name in sorted(REFUSED[server])])
+def test_what_a_server_cannot_run_is_refused_with_the_reason(server: str, name: str) -> None:
+    with pytest.raises(ScenarioError, match=r"vLLM|SGLang|TensorRT-LLM") as refusal:
+        server_command(VARIANTS[name], server)
+    assert "\n" not in str(refusal.value)
+
+
+# A value unlike the default for every field of the engine, under what it needs.
+FIELDS: dict[str, dict[str, Any]] = {
+    "tensor_parallel_size": {},
+    "pipeline_parallel_size": {},
+    "decode_context_parallel_size": {"tensor_parallel_size": 16},
+    "dtype": {"dtype": "float16"},
+    "quantization": {"quantization": "fbgemm_fp8"},
+    "kv_cache_dtype": {"kv_cache_dtype": "fp8_e5m2"},
+    "max_model_len": {"max_model_len": 4096},
+    "max_num_seqs": {"max_num_seqs": 64},
+    "max_num_batched_tokens": {"max_num_batched_tokens": 4096},
+    "max_num_scheduled_tokens": {"max_num_scheduled_tokens": 512},
+    "block_size": {"block_size": 64},
+    "gpu_memory_utilization": {"gpu_memory_utilization": 0.8},
+    "num_gpu_blocks": {"num_gpu_blocks": 6000},
+    "enable_prefix_caching": {"enable_prefix_caching": False},
+    "enable_chunked_prefill": {"enable_chunked_prefill": False},
+    "long_prefill_token_threshold": {"long_prefill_token_threshold": 512},
+    "watermark": {"watermark": 0.01},
+    "scheduling_policy": {"scheduling_policy": "priority"},
+    "async_scheduling": {"async_scheduling": False},
+    "api_server_count": {"api_server_count": 4},
+    "enforce_eager": {"enforce_eager": True},
+    "cudagraph_mode": {"cudagraph_mode": "NONE"},
+    "max_cudagraph_capture_size": {"max_cudagraph_capture_size": 64},
+}
+DRAFT_FIELDS: dict[str, Any] = {
+    "draft_tensor_parallel_size": 1,
+    "quantization": "fp8",
+    "kv_cache_dtype": "fp8",
+    "max_model_len": 2048,
+    "enforce_eager": True,
+    "disable_eagle_block_drop": True,
+    "prompt_lookup_max": 4,
+    "prompt_lookup_min": 2,
+    "suffix_decoding_max_tree_depth": 12,
+    "suffix_decoding_max_cached_requests": 5,
+    "suffix_decoding_max_spec_factor": 2.0,
+    "suffix_decoding_min_token_prob": 0.2,
+    "rejection_sample_method": "block",
+    "draft_sample_method": "probabilistic",
+    "use_local_argmax_reduction": True,
+    "disable_padded_drafter_batch": True,
+    "dspark_draft_topk": 2,
+    "moe_backend": "triton",
+    "attention_backend": "FLASH_ATTN",
+    "revision": "v2",
+    "code_revision": "v2",
+    "index_share_for_mtp_iteration": True,
+    "draft_load_config": {"load_format": "dummy"},
+}
+
+
+@pytest.mark.parametrize("server", OTHERS)
+@pytest.mark.parametrize("field", FIELDS)
+def test_no_field_is_dropped_without_a_note(field: str, server: str) -> None:
+    values = FIELDS[field] or {field: 2}
+    others = {name: value for name, value in values.items() if name != field}
+    before, after = (
+        server_command(changed(**each), server) for each in (others, {**others, field: values.get(field, 2)})
+    )
+    noted = [note for note in after.notes if note.startswith(f"engine.{field} = ")]
+    assert (after.line, after.files) != (before.line, before.files) or len(noted) == 1
+
+
+@pytest.mark.parametrize("server", OTHERS)
+@pytest.mark.parametrize("field", DRAFT_FIELDS)
+def test_no_field_of_the_speculation_is_dropped_without_a_note(field: str, server: str) -> None:
+    before, after = (server_command(drafting("eagle3", **each), server) for each in ({}, {field: DRAFT_FIELDS[field]}))
+    noted = [note for note in after.notes if note.startswith(f"{SPEC}.{field} = ")]
+    assert (after.line, after.files) != (before.line, before.files) or len(noted) == 1
+
+
+def test_no_field_is_missing_from_these_tests() -> None:
+    apart = {"version", "model", "data_parallel_size", "enable_expert_parallel", "speculative_config"}
+    assert set(FIELDS) | apart == set(type(load_scenario("default").engine).model_fields)
+    said = {"method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "parallel_drafting"}
+    said |= {"synthetic_acceptance_rates", "synthetic_acceptance_length", "tree_width", "max_tree_nodes"}
+    one_method_only = {"use_heterogeneous_vocab", "enable_adaptive_verification"}
+    assert set(DRAFT_FIELDS) | said | one_method_only == set(SpeculativeConfig.model_fields)
+    for table in servers().values():
+        assert set(table.methods) | set(table.unknown) >= set(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        (
+            "eagle3",
+            "--speculative-algorithm EAGLE3 --speculative-num-steps 3 --speculative-eagle-topk 1 "
+            "--speculative-num-draft-tokens 4 --speculative-draft-model-path '<path",
+        ),
+        (
+            "draft_model",
+            "STANDALONE --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4 "
+            "--speculative-draft-model-path meta-llama/Llama-3.2-1B-Instruct",
+        ),
+        ("small tree", "EAGLE3 --speculative-num-steps 3 --speculative-eagle-topk 4 --speculative-num-draft-tokens 10"),
+        ("ngram", "NGRAM --speculative-num-draft-tokens 4 --speculative-ngram-max-bfs-breadth 1"),
+        ("dflash", "DFLASH --speculative-num-draft-tokens 4"),
+        ("dspark", "DSPARK --speculative-dspark-block-size 3"),
+        ("mtp", "--tp-size 8 --quantization fp8"),
+        ("off", "--max-running-requests 1024 --chunked-prefill-size 8192 --page-size 16"),
+        ("whole prompts", "--chunked-prefill-size -1 --page-size 16 --disable-radix-cache"),
+        ("experts", "--tp-size 4 --attn-dp-size 4 --ep-size 4"),
+        ("replicas in one", "--dp-size 2"),
+        ("synthetic", "SGLANG_SIMULATE_ACC_LEN=2.25 python -m"),
+        ("formats", "--speculative-draft-model-quantization unquant"),
+        ("memory", "--mem-fraction-static 0.8 --max-total-tokens 192000"),
+    ],
+)
+def test_sglangs_command(name: str, part: str) -> None:
+    words = " ".join(sorted(server_command(VARIANTS[name], "sglang").line.split(" --")))
+    assert all(word in words for word in part.removeprefix("--").split(" --"))
+
+
+def test_a_schedule_is_sglangs_tiers_of_one_length_each() -> None:
+    made = server_command(SCHEDULED, "sglang")
+    assert json.loads(made.files["adaptive.json"]) == {
+        "1": {"candidate_steps": [3]},
+        "9": {"candidate_steps": [1]},
+        "65": {"candidate_steps": [0]},
+    }
+    assert "cat > adaptive.json <<'EOF'" in made.text
+    with pytest.raises(ScenarioError, match="varies no draft length of method dflash"):
+        server_command(with_values(drafting("dflash"), {SCHEDULE: [[1, 8, 3], [9, 64, 1]]}), "sglang")
+
+
+def test_tensorrt_llms_schedule_ends_at_the_last_batch_that_drafts() -> None:
+    def drafts(scenario: Scenario) -> dict[str, Any]:
+        made = server_command(scenario, "trtllm").files["trtllm.yaml"]
+        return dict(yaml.safe_load(made)["speculative_config"])
+
+    assert drafts(SCHEDULED)["draft_len_schedule"] == {8: 3, 64: 1}
+    assert drafts(CUT_OFF)["max_concurrency"] == 32
+    open_end = with_values(SCHEDULED, {SCHEDULE: [[1, 8, 3], [9, 64, 1]]})
+    assert drafts(open_end)["draft_len_schedule"] == {8: 3, 1024: 1}  # vLLM keeps the last length, so this does too
+    pause = with_values(SCHEDULED, {SCHEDULE: [[1, 8, 3], [9, 64, 0], [65, 128, 1], [129, 1024, 0]]})
+    assert drafts(pause)["draft_len_schedule"] == {8: 3, 64: 0, 128: 1}
+    with pytest.raises(ScenarioError, match="drafts all 3 tokens in its smallest batches"):
+        drafts(with_values(SCHEDULED, {SCHEDULE: [[1, 8, 2], [9, 64, 3]]}))
+
+
+def test_forced_acceptance_counts_the_bonus_token_where_the_server_does() -> None:
+    assert server_command(SYNTHETIC, "sglang").environment == {"SGLANG_SIMULATE_ACC_LEN": "2.25"}
+    assert server_command(SYNTHETIC, "trtllm").environment == {"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS": "1.25"}
+
+
+def test_parallelism_that_a_method_does_not_take_is_refused() -> None:
+    for method in ("dflash", "dspark"):
+        with pytest.raises(ScenarioError, match="with pipeline_parallel_size above 1"):
+            server_command(with_values(drafting(method), {"engine.pipeline_parallel_size": 2}), "sglang")
+    experts = {key: value for key, value in EXPERTS.items() if key != SPEC} | {"engine.data_parallel_size": 2}
+    with pytest.raises(ScenarioError, match="with data_parallel_size above 1"):
+        server_command(with_values(drafting("ngram"), experts), "sglang")
+    assert (
+        "--dp-size 2" in server_command(with_values(drafting("ngram"), {"engine.data_parallel_size": 2}), "sglang").line
+    )
+
+
+def test_a_command_of_ones_own_is_read() -> None:
+    text = """export_is_not_needed='' # a comment
+    """
+    with pytest.raises(ScenarioError, match="must be a command of"):
+        read_command(text)
+    read = read_command(
+        "python3 -m sglang.launch_server --model Qwen/Qwen3-8B --tp 2 --port 30000 \\\n --speculative-algorithm=EAGLE3 "
+        "--speculative-draft-model-path x/head --speculative-num-steps 5 --speculative-eagle-topk 4 "
+        "--speculative-num-draft-tokens 16 --mem-fraction-static 0.75"
+    )
+    assert read.engine["model"] == "Qwen/Qwen3-8B"
+    assert (read.engine["tensor_parallel_size"], read.engine["gpu_memory_utilization"]) == (2, 0.75)
+    assert (read.engine["max_num_seqs"], read.engine["block_size"]) == (48, 1)  # SGLang's own defaults
+    assert read.engine["speculative_config"] == {
+        "method": "eagle_tree",
+        "num_speculative_tokens": 5,
+        "tree_width": 4,
+        "max_tree_nodes": 15,
+        "model": "x/head",
+    }
+    assert read.unread == ("port",)
+    plain = read_command("trtllm-serve Qwen/Qwen3-8B --tp_size 2 --max_batch_size 64 --backend pytorch")
+    assert (plain.engine["tensor_parallel_size"], plain.engine["max_num_seqs"]) == (2, 64)
+    assert (plain.engine["enable_chunked_prefill"], plain.engine["block_size"]) == (False, 32)
+    vllm = read_command('vllm serve x -tp 2 --no-enable-prefix-caching --speculative-config \'{"method": "ngram"}\'')
+    assert vllm.engine == {
+        "model": "x",
+        "tensor_parallel_size": 2,
+        "enable_prefix_caching": False,
+        "speculative_config": {"method": "ngram"},
+    }
+    with pytest.raises(ScenarioError, match="that is not simulated"):
+        read_command("sglang serve --model x --speculative-algorithm UNO --speculative-num-draft-tokens 4")
+
+
+def test_what_no_command_says_is_noted() -> None:
+    scenario = with_values(
+        drafting("eagle3"), {"policy": {"name": "goodput"}, "cluster": {"replicas": 3, "router": "least_loaded"}}
+    )
+    for server in SERVERS:
+        notes = " ".join(server_command(scenario, server).notes)
+        assert "policy.name = goodput has no counterpart in" in notes
+        assert "Start 3 of them behind a router (least_loaded)." in notes
+        assert ("The forecast is of vllm 0.32" in notes) is (server != "vllm")
+    assert shlex.split(server_command(scenario, "vllm").line)[:2] == ["vllm", "serve"]
+
+
+def test_a_command_pasted_into_the_command_line_is_the_engine_that_runs(tmp_path: Path) -> None:
+    small = ("workload.num_requests=60", "statistics.replications=1", "statistics.warmup=none")
+    scenario = load_scenario("default", overrides=[*small, "engine.max_num_seqs=2"])
+    (tmp_path / "start.sh").write_text(server_command(scenario, "sglang").line + " --port 1")
+
+    def figures(*options: str) -> Any:
+        changes = [word for change in small for word in ("--set", change)]
+        line = ["simulate", "default", *changes, *options, "--no-compare-off", "--json"]
+        found = CliRunner().invoke(cli.app, line)
+        assert found.exit_code in (0, UNSTABLE)
+        assert ("port of the command is not simulated" in found.stderr) is bool(options)
+        return json.loads(found.stdout)["figures"]
+
+    pasted = figures("--serve-command", str(tmp_path / "start.sh"))
+    assert pasted["mean_e2el_s"]["mean"] == np.mean([r["mean_e2el_s"] for r in simulate(scenario).replications])
+    assert pasted["mean_e2el_s"]["mean"] > figures()["mean_e2el_s"]["mean"]  # two requests at once, many wait
+    both = ["--serve-command", "vllm serve x", "--speculative-config", "null"]
+    with pytest.raises(InputError, match="not both"):
+        CliRunner().invoke(cli.app, ["simulate", "default", *both], catch_exceptions=False)
