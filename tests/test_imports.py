@@ -138,14 +138,25 @@ def test_heavy_packages_stay_out(code: str, absent: tuple[str, ...]) -> None:
 def test_public_names_are_those_of_the_list() -> None:
     package = importlib.import_module("draftcast")
     assert package.__all__ == [
+        "CutoverQuestion",
         "DraftcastError",
         "InputError",
+        "PlanQuestion",
+        "Policy",
         "RunResult",
         "Scenario",
         "__version__",
         "calibrate_to",
+        "compare",
+        "compare_policies",
+        "compare_scenarios",
+        "cutover",
+        "forecast_points",
         "load_scenario",
+        "plan",
+        "recommend",
         "simulate",
+        "sweep",
     ]
 
 

@@ -28,8 +28,9 @@ from draftcast.dashboards.widgets.page import Cell, Link, Report, cannot_run, cl
 from draftcast.errors import InputError
 from draftcast.scenarios.run.choices import longest_k
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.changes import SHORT, SPECIAL
 from draftcast.scenarios.show import sweep_report
-from draftcast.scenarios.sweep.grid import SHORT, SPECIAL, Axis, GridPoint, grid_points, parse_axis
+from draftcast.scenarios.sweep.grid import Axis, GridPoint, grid_points, parse_axis
 from draftcast.scenarios.sweep.run import SweepProgress, SweepResult, sweep
 
 JOB, GRID = "sweep-job", "sweep-grid"

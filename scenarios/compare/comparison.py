@@ -6,10 +6,13 @@ Runs the simulator; the verdict at each rate is `scenarios/compare/verdict`'s. K
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from draftcast.errors import ScenarioError
+from draftcast.scenarios.compare.difference import Difference, difference
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.verdict import Side, Verdict, advantage_of, judge, paired_probe, side
 from draftcast.scenarios.run.deployment import Deployment
@@ -176,6 +179,25 @@ def compare(
     probes = [replace(p.verdict.probe, x=p.request_rate_rps or 0.0) for p in points if p.verdict is not None]
     crossing = locate(probes, scenario.statistics.confidence) if probes and rates else None
     return Comparison(scenario, tuple(points), crossing)
+
+
+def compare_scenarios(first: Scenario, second: Scenario) -> dict[str, Difference]:
+    """Every figure of ``first`` minus that of ``second``, on the same requests where the workloads are the same.
+
+    None of its figures where a side is overloaded.
+
+    Raises:
+        InputError: as of `simulate`, or another number of replications or requests.
+    """
+    for key in ("workload.num_requests", "statistics.replications"):
+        section, name = key.split(".")
+        one, two = (getattr(getattr(scenario, section), name) for scenario in (first, second))
+        if one != two:
+            raise ScenarioError(f"is {one} in one scenario; both need the same", key=key, value=two)
+    a, b = simulate_together([first, second])
+    found = {name: difference(name, a.replications, b.replications, first.statistics.confidence)
+             for name in a.summary["figures"]}  # fmt: skip
+    return {name: each for name, each in found.items() if each is not None and math.isfinite(each.difference.mean)}
 
 
 def point_of(scenario: Scenario, runs: Sequence[RunResult], *, progress: Progress | None = None) -> RatePoint:

@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +20,7 @@ from draftcast.calibration.profile.spec import AffineProfile
 from draftcast.errors import CapacityError
 from draftcast.files import check_memory
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
-from draftcast.scenarios.run.run_directory import make_manifest
+from draftcast.scenarios.run.run_directory import make_manifest, write_run_directory
 from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, workload_spec
 from draftcast.scenarios.schema import ClosedLoopArrivals, Scenario
 from draftcast.sim.acceptance.compile import compile_acceptance
@@ -42,7 +44,7 @@ a steady state; ``finite``: a list of requests that ends, of which every request
 ``at capacity``: the load lies inside the capacity's interval (only a setting, see ``scenarios/compare/verdict.py``)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunResult:
     """A simulated scenario.
 
@@ -63,6 +65,27 @@ class RunResult:
     """By how much the mean latency may still fall short of the steady state, as a share of it (the warm-up's rest)."""
     is_warm: bool = True
     """Whether the warm-up ended within the first half of the requests; never of a run close to its capacity."""
+
+    def frame(self) -> pd.DataFrame:
+        """Every figure with its interval, a row each, in SI units: columns ``mean``, ``low``, ``high``."""
+        figures = self.summary["figures"]
+        rows = [(each.mean, each.low, each.high) for each in figures.values()]
+        return pd.DataFrame(rows, index=pd.Index(figures, name="figure"), columns=["mean", "low", "high"])
+
+    def save(self, path: str | Path) -> Path:
+        """Write the run directory ``--out`` writes; see `draftcast.scenarios.run.run_directory`."""
+        return write_run_directory(
+            path, manifest=self.manifest, summary=self.summary, requests=self.requests, steps=self.steps
+        )
+
+    def __repr__(self) -> str:
+        latency, rate = (self.summary["figures"][name].mean for name in ("mean_e2el_s", "request_throughput"))
+        return (
+            f"RunResult({self.state}: mean E2E {latency:.3g} s at {rate:.3g} requests/s, {len(self.requests)} requests)"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self))}</p>{self.frame().to_html(float_format='{:.4g}'.format)}"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a scenario changes in another one, as few keys: for links, commands and comparisons.
+"""What a scenario changes in another one, as few keys: for links, commands and comparisons; and changes by short name.
 
 The changes are what ``load_scenario(base, overrides=assignments(...))`` makes of the base: a scenario with the same
 hash. Keys are dotted as ``--set`` takes them.
@@ -8,16 +8,37 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from draftcast.calibration.yaml_text import parse_yaml
-from draftcast.errors import InputError
+from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import missing_acceptance, to_mapping
+from draftcast.scenarios.schema.load import (
+    missing_acceptance,
+    to_mapping,
+    with_rate,
+    with_values,
+    without_speculation,
+)
 
 Changes = dict[str, Any]
+OFF = ("off", "none", None)
+# Short names that are one key of a scenario; the others, ``SPECIAL``, are more than one.
+SHORT = {
+    "tp": "engine.tensor_parallel_size",
+    "batch": "engine.max_num_seqs",
+    "model": "engine.model",
+    "replicas": "cluster.replicas",
+    "router": "cluster.router",
+    "hardware": "hardware",
+    "profile": "profile",
+    "prompt_tokens": "workload.lengths.prompt_tokens",
+    "output_tokens": "workload.lengths.output_tokens",
+    "requests": "workload.num_requests",
+    "seed": "statistics.seed",
+}
 
 
 def changed_keys(base: Scenario, scenario: Scenario) -> Changes:
@@ -96,3 +117,78 @@ def command_line(command: str, base: str | Path, changes: Mapping[str, Any], *op
     """``draftcast COMMAND BASE --set ... OPTIONS``, quoted for a shell."""
     sets = [word for assignment in assignments(changes) for word in ("--set", assignment)]
     return shlex.join(["draftcast", command, str(base), *sets, *options])
+
+
+def changed(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
+    """``scenario`` with other values of short names or dotted keys.
+
+    Plain keys, acceptance and method are set together, because another method takes acceptance of its own; then the
+    load. Off and ``k`` come last, because off drops the speculation that other keys change.
+
+    Raises:
+        ScenarioError: no valid scenario.
+    """
+    plain = {SHORT.get(name, name): value for name, value in values.items() if name not in SPECIAL}
+    if "acceptance" in values:
+        plain["acceptance"] = to_mapping(_acceptance(scenario, values["acceptance"]))["acceptance"]
+    k = values.get("k", 1)
+    is_off = values.get("method", "") in OFF or (k in (0, *OFF) and k is not False)
+    if "method" in values and not is_off:
+        _needs_speculation(scenario, "method", values["method"])
+        plain["engine.speculative_config.method"] = values["method"]
+    result = with_values(scenario, plain) if plain else scenario
+    for name, change in _LOAD.items():
+        if name in values:
+            result = change(result, values[name])
+    if is_off:
+        return without_speculation(result)
+    if "k" not in values:
+        return result
+    _needs_speculation(result, "k", k)
+    return with_values(result, {"engine.speculative_config.num_speculative_tokens": k})
+
+
+def _concurrency(scenario: Scenario, value: Any) -> Scenario:
+    """A closed loop of so many clients; the scenario's own think time where it is a closed loop already."""
+    if scenario.workload.arrivals.process == "closed_loop":
+        return with_values(scenario, {"workload.arrivals.concurrency": value})
+    if scenario.workload.lengths is None and not scenario.workload.classes:
+        raise ScenarioError("needs workload.lengths: a closed loop takes no lengths from a trace", key="concurrency")
+    return with_values(scenario, {"workload.arrivals": {"process": "closed_loop", "concurrency": value}})
+
+
+def _policy(scenario: Scenario, value: Any) -> Scenario:
+    return with_values(scenario, {"policy": value if isinstance(value, dict) else {"name": value}})
+
+
+def _acceptance(scenario: Scenario, value: Any) -> Scenario:
+    """Every draft token accepted with this probability (what a lookup matches stays as it is).
+
+    Raises:
+        ScenarioError: the value would have no effect.
+    """
+    spec = scenario.speculative_config
+    if spec is not None and spec.synthetic_rates is not None:
+        raise ScenarioError("has no effect with rejection_sample_method: synthetic", key="acceptance", value=value)
+    for index, entry in enumerate(scenario.workload.classes):
+        if entry.acceptance is not None:
+            key = f"workload.classes.{index}.acceptance"
+            raise ScenarioError(f"class {entry.name} has its own; name {key}", key="acceptance", value=value)
+    if scenario.acceptance is None or scenario.acceptance.model not in ("ngram", "tree", "beta"):
+        known = scenario.acceptance.confidence_discrimination if scenario.acceptance is not None else None
+        constant = {"model": "constant", "alpha": value, "confidence_discrimination": known}
+        return with_values(scenario, {"acceptance": constant})
+    if scenario.acceptance.model == "beta":
+        return with_values(scenario, {"acceptance.mean": value})
+    own = scenario.acceptance.model_dump(mode="json", exclude={"rates"}, exclude_none=True)
+    return with_values(scenario, {"acceptance": {**own, "alpha": value}})
+
+
+def _needs_speculation(scenario: Scenario, key: str, value: Any) -> None:
+    if scenario.speculative_config is None:
+        raise ScenarioError("there is no engine.speculative_config to change", key=key, value=value)
+
+
+_LOAD: dict[str, Callable[[Scenario, Any], Scenario]]
+_LOAD = {"rate": with_rate, "concurrency": _concurrency, "policy": _policy}
+SPECIAL = (*_LOAD, "acceptance", "method", "k")

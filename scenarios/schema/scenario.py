@@ -146,6 +146,19 @@ class Scenario(Frozen):
         scheduled = self.speculative_config.num_speculative_tokens_per_batch_size is not None
         return Policy(name="batch_schedule" if scheduled else "fixed")
 
+    def with_(self, **values: Any) -> Scenario:
+        """A copy with other values, for example ``scenario.with_(k=5, rate=40, tp=2)``.
+
+        Names are the short ones of a sweep's grid (``rate``, ``k`` and so on; `draftcast.scenarios.schema.changes`) or
+        dotted keys: ``with_(**{"engine.block_size": 32})``.
+
+        Raises:
+            ScenarioError: no valid scenario.
+        """
+        from draftcast.scenarios.schema.changes import changed
+
+        return changed(self, values)
+
     def acceptance_of(self, class_name: str | None = None) -> Acceptance | None:
         """The acceptance model of a class (None: the scenario's own); None only when speculation is off.
 

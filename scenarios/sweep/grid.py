@@ -1,6 +1,6 @@
 """The grid of a sweep: axes from ``rate=1..20:8``, and each of its points as a validated scenario.
 
-An axis is a short name (``SHORT``, ``SPECIAL``) or any dotted key that ``--set`` takes. Runs nothing.
+An axis is a short name (``scenarios/schema/changes``) or any dotted key that ``--set`` takes. Runs nothing.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -17,27 +17,12 @@ from pydantic import BaseModel
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import to_mapping, with_rate, with_values, without_speculation
+from draftcast.scenarios.schema.changes import SHORT, SPECIAL, changed
 from draftcast.scenarios.schema.numbers import spaced
 
 PLACE = "--grid"
 MAX_CELLS = 100_000
-OFF = ("off", "none", None)
 _RANGE = re.compile(r"(?P<low>[^,:]+?)\.\.(?P<high>[^,:]+?)(?::(?P<count>\d{1,9})(?P<log>log)?)?")
-# Short names that are one key of a scenario; the others, ``SPECIAL``, are more than one.
-SHORT = {
-    "tp": "engine.tensor_parallel_size",
-    "batch": "engine.max_num_seqs",
-    "model": "engine.model",
-    "replicas": "cluster.replicas",
-    "router": "cluster.router",
-    "hardware": "hardware",
-    "profile": "profile",
-    "prompt_tokens": "workload.lengths.prompt_tokens",
-    "output_tokens": "workload.lengths.output_tokens",
-    "requests": "workload.num_requests",
-    "seed": "statistics.seed",
-}
 _WHOLE = ("concurrency", "k")
 
 
@@ -102,87 +87,12 @@ def grid_points(scenario: Scenario, axes: Sequence[Axis]) -> list[GridPoint]:
     for values in itertools.product(*(axis.values for axis in axes)):
         chosen = dict(zip(names, values, strict=True))
         try:
-            points.append(GridPoint(chosen, apply(scenario, chosen)))
+            points.append(GridPoint(chosen, changed(scenario, chosen)))
         except InputError as error:
             points.append(GridPoint(chosen, None, str(error)))
     if all(point.scenario is None for point in points):
         raise InputError(f"no point of the grid can be asked; the first: {points[0].error}", file=PLACE)
     return points
-
-
-def apply(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
-    """``scenario`` at one point.
-
-    Plain keys, acceptance and method are set together, because another method takes acceptance of its own; then the
-    load. Off and ``k`` come last, because off drops the speculation that other keys change.
-
-    Raises:
-        ScenarioError: the point is not a valid scenario.
-    """
-    plain = {SHORT.get(name, name): value for name, value in values.items() if name not in SPECIAL}
-    if "acceptance" in values:
-        plain["acceptance"] = to_mapping(_acceptance(scenario, values["acceptance"]))["acceptance"]
-    k = values.get("k", 1)
-    is_off = values.get("method", "") in OFF or (k in (0, *OFF) and k is not False)
-    if "method" in values and not is_off:
-        _needs_speculation(scenario, "method", values["method"])
-        plain["engine.speculative_config.method"] = values["method"]
-    result = with_values(scenario, plain) if plain else scenario
-    for name, change in _LOAD.items():
-        if name in values:
-            result = change(result, values[name])
-    if is_off:
-        return without_speculation(result)
-    if "k" not in values:
-        return result
-    _needs_speculation(result, "k", k)
-    return with_values(result, {"engine.speculative_config.num_speculative_tokens": k})
-
-
-def _concurrency(scenario: Scenario, value: Any) -> Scenario:
-    """A closed loop of so many clients; the scenario's own think time where it is a closed loop already."""
-    if scenario.workload.arrivals.process == "closed_loop":
-        return with_values(scenario, {"workload.arrivals.concurrency": value})
-    if scenario.workload.lengths is None and not scenario.workload.classes:
-        raise ScenarioError("needs workload.lengths: a closed loop takes no lengths from a trace", key="concurrency")
-    return with_values(scenario, {"workload.arrivals": {"process": "closed_loop", "concurrency": value}})
-
-
-def _policy(scenario: Scenario, value: Any) -> Scenario:
-    return with_values(scenario, {"policy": value if isinstance(value, dict) else {"name": value}})
-
-
-def _acceptance(scenario: Scenario, value: Any) -> Scenario:
-    """Every draft token accepted with this probability (what a lookup matches stays as it is).
-
-    Raises:
-        ScenarioError: the value would have no effect.
-    """
-    spec = scenario.speculative_config
-    if spec is not None and spec.synthetic_rates is not None:
-        raise ScenarioError("has no effect with rejection_sample_method: synthetic", key="acceptance", value=value)
-    for index, entry in enumerate(scenario.workload.classes):
-        if entry.acceptance is not None:
-            key = f"workload.classes.{index}.acceptance"
-            raise ScenarioError(f"class {entry.name} has its own; name {key}", key="acceptance", value=value)
-    if scenario.acceptance is None or scenario.acceptance.model not in ("ngram", "tree", "beta"):
-        known = scenario.acceptance.confidence_discrimination if scenario.acceptance is not None else None
-        constant = {"model": "constant", "alpha": value, "confidence_discrimination": known}
-        return with_values(scenario, {"acceptance": constant})
-    if scenario.acceptance.model == "beta":
-        return with_values(scenario, {"acceptance.mean": value})
-    own = scenario.acceptance.model_dump(mode="json", exclude={"rates"}, exclude_none=True)
-    return with_values(scenario, {"acceptance": {**own, "alpha": value}})
-
-
-def _needs_speculation(scenario: Scenario, key: str, value: Any) -> None:
-    if scenario.speculative_config is None:
-        raise ScenarioError("there is no engine.speculative_config to change", key=key, value=value)
-
-
-_LOAD: dict[str, Callable[[Scenario, Any], Scenario]]
-_LOAD = {"rate": with_rate, "concurrency": _concurrency, "policy": _policy}
-SPECIAL = (*_LOAD, "acceptance", "method", "k")
 
 
 def _part(text: str, name: str, whole: bool) -> Iterator[Any]:

@@ -25,10 +25,10 @@ from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.changes import changed
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.show.sweep_report import sweep_rows
 from draftcast.scenarios.sweep.cells import address_of, code_digest, run_task, task_of
-from draftcast.scenarios.sweep.grid import apply
 from draftcast.scenarios.sweep.result import pareto_front
 from draftcast.scenarios.sweep.run import SweepProgress, sweep
 from draftcast.scenarios.sweep.store import ResultStore
@@ -96,11 +96,11 @@ def test_cells_are_what_simulate_gives_though_a_worker_was_killed(
 
     kept = ResultStore(tmp_path / "set").rows(cell.key for cell in result.cells)
     for cell in result.cells:
-        here = run_task(task_of(apply(base, cell.values)))
+        here = run_task(task_of(changed(base, cell.values)))
         assert here.key == cell.key
         assert text(kept[cell.key]) == text(list(here.rows))
     last = result.cells[-1]
-    asked = apply(base, last.values)
+    asked = changed(base, last.values)
     plain, off = simulate_together([asked, without_speculation(asked)])
     assert text(list(last.replications)) == text([dict(r) for r in plain.replications])
     assert last.figures["mean_e2el_s"] == plain.summary["figures"]["mean_e2el_s"]
@@ -271,7 +271,7 @@ def test_a_worker_resolves_an_engine_once(base: Scenario, tmp_path: Path, monkey
     policy.write_text(POLICIES.replace("os._exit(77)", "return 1"))
     other = with_values(base, {"policy": {"name": f"{policy}:Fatal"}})
     loads = ({"rate": 5.0}, {"rate": 10.0}, {"concurrency": 4, "replicas": 2, "seed": 3, "requests": 100})
-    cells = [*(apply(base, load) for load in loads), apply(other, {"rate": 5.0}), apply(base, {"k": 1})]
+    cells = [*(changed(base, load) for load in loads), changed(other, {"rate": 5.0}), changed(base, {"k": 1})]
     outcomes = [run_task(task_of(cell)) for cell in cells]
     assert len(resolved) == 5  # three that speculate, and without speculation one for each policy
     for cell, outcome in zip(cells, outcomes, strict=True):
@@ -283,7 +283,7 @@ def test_a_worker_resolves_an_engine_once(base: Scenario, tmp_path: Path, monkey
     assert edited.key != outcomes[3].key
     resolved.clear()
     for k in (1, 2, 3):
-        run_task(task_of(apply(base, {"k": k, "tp": 2})))
+        run_task(task_of(changed(base, {"k": k, "tp": 2})))
     assert len(resolved) == 4
     run_task(task_of(cells[4]))
     assert len(resolved) == 6
@@ -313,7 +313,7 @@ def test_every_cell_that_speculates_has_the_verdict_of_simulate(base: Scenario) 
     # With speculation the cluster completes at most some 67 requests/s, without 73 to 75.
     assert (cells[72.0, 3].state, texts[400.0, 3]) == ("overloaded", "overloaded: both sides are overloaded")
     assert cells[72.0, 3].figures == {}
-    saturated = capacity(apply(asked, {"rate": 72.0, "k": 3}), 72.0)
+    saturated = capacity(changed(asked, {"rate": 72.0, "k": 3}), 72.0)
     assert saturated is not None
     assert cells[72.0, 3].capacity_rps == saturated.estimate.mean
     frame = result.frame().set_index(["rate", "k"])

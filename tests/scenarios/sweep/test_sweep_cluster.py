@@ -15,9 +15,9 @@ import pytest
 
 from draftcast.errors import InputError
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.changes import changed
 from draftcast.scenarios.schema.load import load_scenario, with_values
 from draftcast.scenarios.sweep.cells import run_task, task_of
-from draftcast.scenarios.sweep.grid import apply
 from draftcast.scenarios.sweep.run import SweepProgress, sweep
 from draftcast.scenarios.sweep.store import ResultStore
 
@@ -87,7 +87,7 @@ def test_a_cluster_that_loses_a_worker_gives_what_this_process_gives(
     assert (result.computed, result.errors) == (12, ())
     kept = ResultStore(tmp_path / "set").rows(cell.key for cell in result.cells)
     for cell in result.cells:
-        here = run_task(task_of(apply(base, cell.values)))
+        here = run_task(task_of(changed(base, cell.values)))
         assert json.dumps(kept[cell.key], sort_keys=True) == json.dumps(here.rows, sort_keys=True)
     # What a cluster computed, a local sweep finds; and a cluster's worker reports its own errors.
     again = sweep(base, {**grid, "engine.gpu_memory_utilization": [0.92]}, folder=tmp_path / "set", workers=1)

@@ -8,8 +8,9 @@ import pytest
 
 from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.changes import SHORT, SPECIAL, changed
 from draftcast.scenarios.schema.load import load_scenario, to_mapping, with_values
-from draftcast.scenarios.sweep.grid import SHORT, SPECIAL, Axis, apply, grid_points, parse_axis
+from draftcast.scenarios.sweep.grid import Axis, grid_points, parse_axis
 from draftcast.scenarios.sweep.result import pareto_front
 
 
@@ -106,8 +107,8 @@ def test_every_short_name_changes_its_key_and_nothing_else(base: Scenario) -> No
     for name, (value, key, shown) in CHANGES.items():
         # Another method takes acceptance of its own.
         same = {"acceptance.rates": [0.7296, 0.5208, 0.3545]} if name == "method" else {}
-        changed = apply(base, {name: value, **same})
-        data, untouched = to_mapping(changed), to_mapping(base)
+        other = changed(base, {name: value, **same})
+        data, untouched = to_mapping(other), to_mapping(base)
         for level in key.split(".")[:-1]:
             data, untouched = data[level], untouched[level] or {}
         last = key.rpartition(".")[2]
@@ -115,16 +116,16 @@ def test_every_short_name_changes_its_key_and_nothing_else(base: Scenario) -> No
             assert data[last] == shown, name
         assert data.pop(last) != untouched.pop(last, None), name
         assert data == untouched or name == "policy", name
-    loop = apply(base, {"concurrency": 7}).workload.arrivals
+    loop = changed(base, {"concurrency": 7}).workload.arrivals
     assert (loop.process, loop.concurrency) == ("closed_loop", 7)  # type: ignore[union-attr]
 
 
 def test_off_needs_nothing_else_and_k_0_is_off(base: Scenario) -> None:
     for values in ({"k": 0}, {"method": "off"}, {"method": None, "k": 3}, {"method": "off", "acceptance": 0.5}):
-        assert apply(base, values).speculative_config is None
-    off = apply(base, {"k": 0})
+        assert changed(base, values).speculative_config is None
+    off = changed(base, {"k": 0})
     with pytest.raises(ScenarioError, match="there is no engine"):
-        apply(off, {"k": 2})
+        changed(off, {"k": 2})
 
 
 def test_another_method_takes_acceptance_of_its_own(base: Scenario) -> None:
@@ -132,23 +133,23 @@ def test_another_method_takes_acceptance_of_its_own(base: Scenario) -> None:
     assert [point.scenario is None for point in points] == [False, False, True]
     assert "was given for eagle3, and the method is now ngram" in points[2].error
     for key in ("method", "engine.speculative_config.method"):
-        found = apply(base, {key: "ngram", "acceptance": 0.5})
+        found = changed(base, {key: "ngram", "acceptance": 0.5})
         assert (found.method, found.acceptance.alpha) == ("ngram", 0.5)  # type: ignore[union-attr]
 
 
 def test_acceptance_keeps_the_kind_of_model_that_knows_more(base: Scenario) -> None:
     ngram = load_scenario("ngram-code-editing")
-    changed = apply(ngram, {"acceptance": 0.4}).acceptance
+    changed = changed(ngram, {"acceptance": 0.4}).acceptance
     assert changed is not None
     assert changed.model_dump(exclude_none=True) == {
         "model": "ngram", "match_probability": 0.547, "alpha": 0.4, "persistence": 0.0,
     }  # fmt: skip
     beta = with_values(base, {"acceptance": {"model": "beta", "mean": 0.6, "concentration": 3.0}})
-    changed = apply(beta, {"acceptance": 0.4}).acceptance
+    changed = changed(beta, {"acceptance": 0.4}).acceptance
     assert changed is not None
     assert changed.model_dump(exclude_none=True) == {"model": "beta", "mean": 0.4, "concentration": 3.0}
     sure = with_values(base, {"acceptance.confidence_discrimination": 0.3})
-    changed = apply(sure, {"acceptance": 0.4}).acceptance
+    changed = changed(sure, {"acceptance": 0.4}).acceptance
     assert changed is not None
     own = {"model": "constant", "alpha": 0.4, "confidence_discrimination": 0.3}
     assert changed.model_dump(exclude_none=True) == own
@@ -158,10 +159,10 @@ def test_an_acceptance_that_would_have_no_effect_is_refused(base: Scenario) -> N
     synthetic = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}
     spec = {"method": "eagle3", "num_speculative_tokens": 3, **synthetic}
     with pytest.raises(ScenarioError, match="no effect"):
-        apply(with_values(base, {"engine.speculative_config": spec}), {"acceptance": 0.5})
+        changed(with_values(base, {"engine.speculative_config": spec}), {"acceptance": 0.5})
     own = {"name": "chat", "share": 1.0, "acceptance": {"model": "constant", "alpha": 0.1}}
     with pytest.raises(ScenarioError, match="class chat has its own"):
-        apply(with_values(base, {"workload.classes": [own]}), {"acceptance": 0.5})
+        changed(with_values(base, {"workload.classes": [own]}), {"acceptance": 0.5})
 
 
 def test_points_that_cannot_be_asked_stay_with_their_reason(base: Scenario) -> None:

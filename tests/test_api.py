@@ -1,0 +1,42 @@
+"""The public names, as a notebook uses them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import draftcast
+from draftcast.errors import ScenarioError
+
+SMALL = draftcast.load_scenario("default", overrides=["workload.num_requests=200", "statistics.replications=2"])
+
+
+def test_a_copy_with_other_values() -> None:
+    changed = SMALL.with_(k=2, rate=12, tp=2, **{"engine.block_size": 32})
+    assert (changed.num_speculative_tokens, changed.rate_rps) == (2, 12)
+    assert (changed.engine.tensor_parallel_size, changed.engine.block_size) == (2, 32)
+    assert SMALL.with_(k=0).speculative_config is None
+    with pytest.raises(ScenarioError, match="no_such_key"):
+        SMALL.with_(no_such_key=1)
+
+
+def test_a_result_shows_itself_and_is_saved(tmp_path: Path) -> None:
+    result = draftcast.simulate(SMALL)
+    frame = result.frame()
+    assert frame.loc["mean_e2el_s", "mean"] == result.summary["figures"]["mean_e2el_s"].mean
+    assert list(frame) == ["mean", "low", "high"]
+    assert repr(result).startswith("RunResult(steady: mean E2E ")
+    assert len(repr(result)) < 100
+    assert "mean_tpot_s" in result._repr_html_()
+    assert (result.save(tmp_path / "run") / "summary.json").exists()
+
+
+def test_two_scenarios_side_by_side() -> None:
+    found = draftcast.compare_scenarios(SMALL, SMALL.with_(k=0))
+    assert found["mean_e2el_s"].verdict == "better"
+    assert found["mean_e2el_s"].difference.high < 0
+    same = draftcast.compare_scenarios(SMALL, SMALL)
+    assert {each.difference.mean for each in same.values()} == {0.0}
+    with pytest.raises(ScenarioError, match=r"statistics.replications = 3: is 2 in one scenario"):
+        draftcast.compare_scenarios(SMALL, SMALL.with_(**{"statistics.replications": 3}))
