@@ -139,20 +139,20 @@ def test_another_method_takes_acceptance_of_its_own(base: Scenario) -> None:
 
 def test_acceptance_keeps_the_kind_of_model_that_knows_more(base: Scenario) -> None:
     ngram = load_scenario("ngram-code-editing")
-    changed = changed(ngram, {"acceptance": 0.4}).acceptance
-    assert changed is not None
-    assert changed.model_dump(exclude_none=True) == {
+    kept = changed(ngram, {"acceptance": 0.4}).acceptance
+    assert kept is not None
+    assert kept.model_dump(exclude_none=True) == {
         "model": "ngram", "match_probability": 0.547, "alpha": 0.4, "persistence": 0.0,
     }  # fmt: skip
     beta = with_values(base, {"acceptance": {"model": "beta", "mean": 0.6, "concentration": 3.0}})
-    changed = changed(beta, {"acceptance": 0.4}).acceptance
-    assert changed is not None
-    assert changed.model_dump(exclude_none=True) == {"model": "beta", "mean": 0.4, "concentration": 3.0}
+    kept = changed(beta, {"acceptance": 0.4}).acceptance
+    assert kept is not None
+    assert kept.model_dump(exclude_none=True) == {"model": "beta", "mean": 0.4, "concentration": 3.0}
     sure = with_values(base, {"acceptance.confidence_discrimination": 0.3})
-    changed = changed(sure, {"acceptance": 0.4}).acceptance
-    assert changed is not None
+    kept = changed(sure, {"acceptance": 0.4}).acceptance
+    assert kept is not None
     own = {"model": "constant", "alpha": 0.4, "confidence_discrimination": 0.3}
-    assert changed.model_dump(exclude_none=True) == own
+    assert kept.model_dump(exclude_none=True) == own
 
 
 def test_an_acceptance_that_would_have_no_effect_is_refused(base: Scenario) -> None:
