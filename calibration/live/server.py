@@ -225,7 +225,7 @@ def get_json(url: str, timeout_s: float = 10.0) -> Any:
 
 
 # By section of vLLM's configuration; names as there, but for scheduling_policy.
-_CONFIG = {
+CONFIG = {
     "cache_config": ("num_gpu_blocks", "block_size", "enable_prefix_caching", "gpu_memory_utilization", "cache_dtype"),
     "scheduler_config": (
         "max_num_batched_tokens",
@@ -246,7 +246,7 @@ _CACHE_INFO = "vllm:cache_config_info"
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """Attributes: model: the name it serves; version: "" where it does not say; config: see `_CONFIG`, null unknown."""
+    """Attributes: model: the name it serves; version: "" where it does not say; config: see `CONFIG`, null unknown."""
 
     model: str
     version: str
@@ -261,7 +261,7 @@ def server_facts(url: str) -> ServerFacts:
         model = str(first["id"])
     except (TypeError, KeyError, IndexError):
         raise LiveError(f"{url}/v1/models: no model in the answer; is it a vLLM server?") from None
-    config: dict[str, Any] = dict.fromkeys(name for names in _CONFIG.values() for name in names)
+    config: dict[str, Any] = dict.fromkeys(name for names in CONFIG.values() for name in names)
     config["max_model_len"] = first.get("max_model_len")
     version = ""
     with contextlib.suppress(LiveError):
@@ -306,7 +306,7 @@ def _from_server_info(info: Any) -> dict[str, Any]:
     if not isinstance(whole, Mapping):
         return {}
     config: dict[str, Any] = {}
-    for section, names in _CONFIG.items():
+    for section, names in CONFIG.items():
         known = whole.get(section)
         if isinstance(known, Mapping):
             keys = {name: "policy" if name == "scheduling_policy" else name for name in names}

@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from draftcast.calibration.live.server import CONFIG
 from draftcast.scenarios.serve.fleet import Answer, Fleet, Refused
 from draftcast.scenarios.serve.front_end import MESSAGE_TOKENS, Tokens
 
@@ -208,17 +209,9 @@ class Server:
         """vLLM's sections, of what the scenario says, and the scenario itself."""
         scenario, settings = self._fleet.scenario, self._fleet.deployment.settings
         spec = scenario.speculative_config
-        sections = {
-            "model_config": ("max_model_len", "enforce_eager"),
-            "cache_config": ("block_size", "num_gpu_blocks", "enable_prefix_caching", "gpu_memory_utilization"),
-            "scheduler_config": (
-                *("max_num_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens", "enable_chunked_prefill"),
-                *("long_prefill_token_threshold", "watermark", "async_scheduling"),
-            ),
-            "parallel_config": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
-        }
         config: dict[str, Any] = {
-            section: {name: getattr(settings, name) for name in names} for section, names in sections.items()
+            section: {name: getattr(settings, name) for name in names if hasattr(settings, name)}
+            for section, names in CONFIG.items()
         }
         config["model_config"]["model"] = self._model
         config["scheduler_config"]["policy"] = settings.scheduling_policy

@@ -44,7 +44,9 @@ def ring_table(scenario: Scenario, deployment: Deployment) -> tuple[RequestTable
 
     A row keeps its class, priority and acceptance; recorded acceptance ends with the recorded output.
     """
-    workload = workload_spec(scenario).model_copy(update={"duration_s": None})
+    workload = workload_spec(scenario)
+    action = "drop" if workload.max_model_len_action == "drop" else "clip"  # as many as these a scenario may not draw
+    workload = workload.model_copy(update={"duration_s": None, "max_model_len_action": action})
     longest = deployment.settings.max_model_len
     drawn = build_requests(workload, scenario.statistics.seed, ROWS, longest)
     table = replace(

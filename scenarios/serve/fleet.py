@@ -209,7 +209,7 @@ class Fleet:
 
     async def _listen(self, index: int, link: _Link) -> None:
         try:
-            while line := await link.reader.readline():
+            while (line := await link.reader.readline()).endswith(b"\n"):  # the last may be cut off
                 kind, *content = json.loads(line)
                 if kind == "counts":
                     self.metrics.counts[index] = content[0]
@@ -218,14 +218,15 @@ class Fleet:
                     self._deliver(*content)
         except OSError:
             pass
-        link.alive = False
-        link.counted.set()
-        for row, answer in list(self._answers.items()):
-            if answer.replica == index:
-                if not answer.ended:
-                    answer.error = f"replica {index} has died"
-                    self._end(answer, "error")
-                del self._answers[row]
+        finally:
+            link.alive = False
+            link.counted.set()
+            for row, answer in list(self._answers.items()):
+                if answer.replica == index:
+                    if not answer.ended:
+                        answer.error = f"replica {index} has died"
+                        self._end(answer, "error")
+                    del self._answers[row]
 
     def _deliver(self, new: list[list[int]], ended: list[list[Any]], free: list[int]) -> None:
         now_s = time.monotonic()
