@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from draftcast.scenarios.run.deployment import Deployment, deploy
 from draftcast.scenarios.schema.load import load_scenario
+from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
-from draftcast.sim.acceptance.model import AcceptanceModel, Constant
+from draftcast.sim.acceptance.model import AcceptanceModel
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.engine.replica import Replica, check_fits, request_rows
 from draftcast.sim.workload.request_table import RequestTable
@@ -66,7 +67,7 @@ def replay(path: Path, method: str, batch_size: int, k: int = K, match_probabili
     drafting = {"method": method, "num_speculative_tokens": k}
     model = Trace(model="trace", match_probability=match_probability if method == "ngram" else None)
     with_drafts, accepted, rounds = _run(table, path, batch_size, drafting, model)
-    without, _, _ = _run(table, path, batch_size, None, Constant(model="constant", alpha=0.0))
+    without, _, _ = _run(table, path, batch_size, None, Chain(alpha=0.0))
     return Replay(table, with_drafts, without, 1 + accepted / rounds)
 
 

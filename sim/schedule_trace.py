@@ -28,8 +28,8 @@ import numpy as np
 
 from draftcast.errors import InputError
 from draftcast.kernels.model.spec import WINDOWS
+from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
-from draftcast.sim.acceptance.model import Constant
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.cost.step_time import PARAMS, cost_without_tables
@@ -132,7 +132,7 @@ def build_replica(workload: dict[str, Any]) -> Replica:
         enable_prefix_caching=workload.get("prefix_caching", False),
     )
     policy = BatchSchedule(ranges) if ranges else Fixed()
-    acceptance = compile_acceptance([Constant(model="constant", alpha=1.0)], table.class_id, seed=0, k=max(k, 1))
+    acceptance = compile_acceptance([Chain(alpha=1.0)], table.class_id, seed=0, k=max(k, 1))
     return Replica(config, request_rows(table), table, policy, cost_without_tables(np.zeros(1, PARAMS)), acceptance)
 
 

@@ -7,24 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from draftcast.sim.acceptance.model import AcceptanceModel, Beta
+from draftcast.sim.acceptance.chain import Chain, respelled
+from draftcast.sim.acceptance.model import AcceptanceModel
 
-QUANTILES = 8192
 
-
-def pooled_acceptance_length(model: AcceptanceModel, k: int) -> float:
-    """Mean acceptance length over all rounds of many requests that run to the same long output.
-
-    1 / E[1 / L(alpha)]: a request of n tokens takes n / L(alpha) rounds, L the mean length at its alpha, so a request
-    with poor acceptance weighs more. Only a beta model's requests differ.
-    """
-    if not isinstance(model, Beta):
-        return model.mean_acceptance_length(k)
-    alpha = model.quantile((np.arange(QUANTILES) + 0.5) / QUANTILES)
-    length = np.ones_like(alpha)
-    for _ in range(k):
-        length = 1.0 + alpha * length
-    return 1.0 / float(np.mean(1.0 / length))
+def markov(alpha_good: float, alpha_bad: float, p_gb: float, p_bg: float) -> Chain:
+    """Good and bad stretches left with these probabilities per output token."""
+    section = {"model": "markov", "alpha_good": alpha_good, "alpha_bad": alpha_bad, "p_gb": p_gb, "p_bg": p_bg}
+    return Chain.model_validate(respelled(section))
 
 
 def recording(recorded: Iterable[Sequence[int]]) -> dict[str, Any]:
@@ -37,5 +27,5 @@ def recording(recorded: Iterable[Sequence[int]]) -> dict[str, Any]:
 def name_of(model: AcceptanceModel) -> str:
     """A test's name: the class and what sets it apart."""
     common = {"model", "tree_width", "max_tree_nodes", *AcceptanceModel.model_fields}
-    own = (f"{name}={value!r}" for name, value in model if name not in common)
+    own = (f"{name}={value!r}" for name, value in model if name not in common and value)
     return f"{type(model).__name__}({', '.join(own)})"

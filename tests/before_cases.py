@@ -336,6 +336,7 @@ LIGHT = "--set workload.num_requests=1000 --replications 3"
 LOG = "<root>/tests/data/engine_log_off.log.gz"
 COMMANDS = {
     "acceptance from-metrics metrics.txt --json": EXACT,
+    "acceptance fit log.jsonl --num-speculative-tokens 2 --json": EXACT,
     "acceptance list gpt-oss --json": EXACT,
     "acceptance measure --method ngram --tokens log.jsonl --num-speculative-tokens 2 --bootstrap 9 --json": EXACT,
     "acceptance measure --method suffix --tokens log.jsonl --bootstrap 50 --json": EXACT,

@@ -40,7 +40,7 @@ WORDS = {
     "closed_loop": "fixed clients",
     "per_position": "rate of each position",
     "constant": "one rate",
-    "beta": "differs by request",
+    "chain": "differs by request",
     None: "not given",
 }
 OTHER_HELP = "As `--set` takes it, for example engine.gpu_memory_utilization=0.85 or policy.name=goodput."
@@ -242,9 +242,8 @@ def _speculation(session: Session, scenario: Scenario) -> None:
         text = ", ".join(f"{rate:g}" for rate in rates)
         control(st.text_input, "acceptance.rates", text, lambda typed: session.change(lambda: _rates(typed)), look)
         return
-    name = "mean" if getattr(acceptance, "model", "") == "beta" else "alpha"
-    if getattr(acceptance, name, None) is not None:
-        number_control(session, f"acceptance.{name}")
+    if getattr(acceptance, "alpha", None) is not None:
+        number_control(session, "acceptance.alpha")
 
 
 def _word(name: str | None) -> str:

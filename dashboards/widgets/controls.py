@@ -67,7 +67,6 @@ LOOKS: Mapping[str, Look] = {
         "Acceptance", "How many drafts the target accepts. `draftcast acceptance` measures it.", 190
     ),
     "acceptance.alpha": Look("Acceptance rate", RATE, 150, 0.05),
-    "acceptance.mean": Look("Mean rate", RATE, 150, 0.05),
     "slo.ttft_ms": Look("TTFT, ms", "Upper bound on TTFT of a request; empty: no bound.", 118, 5, "none"),
     "slo.tpot_ms": Look("TPOT, ms", "Upper bound on TPOT of a request; empty: no bound.", 118, 5, "none"),
     "slo.e2el_ms": Look("E2E, ms", "Upper bound on E2E latency of a request; empty: no bound.", 118, 5, "none"),

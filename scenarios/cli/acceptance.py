@@ -156,6 +156,38 @@ def measure(
     output.print(report, lines, notes)
 
 
+@app.command("fit")
+@option_groups
+def fit_record(
+    file: Annotated[Path, typer.Argument(help="A specdecode_bench file, as for acceptance model trace.")],
+    *,
+    num_speculative_tokens: Annotated[int, typer.Option(help="Draft tokens per round to replay the record with.")],
+    record: Annotated[str, typer.Option(help="Which recorded acceptance.")] = "acc_eagle",
+    output: Output,
+) -> None:
+    """Rates, spread between requests and stretches of a recorded acceptance, as one acceptance model."""
+    from draftcast.sim.acceptance.fit import fit_chain, recorded_rounds, round_moments
+    from draftcast.sim.workload.traces import TraceSpec, load_trace
+
+    output.check()
+    table = load_trace(TraceSpec(path=str(file)), record)
+    assert table.acceptance_offsets is not None
+    assert table.acceptance_lengths is not None
+    k = num_speculative_tokens
+    moments = round_moments(recorded_rounds(table.acceptance_offsets, table.acceptance_lengths, k), k)
+    with progress_bar("fitting"):
+        section = fit_chain(moments).model_dump(mode="json", exclude_defaults=True)
+    lines = [
+        f"mean acceptance length        {1.0 + moments.rates.sum():.4f} (with bonus)",
+        *(f"position {position:<3}                  {rate:.4f}" for position, rate in enumerate(moments.rates)),
+        f"std of the requests' means    {moments.spread**0.5:.4f}",
+        f"lag-1 autocorrelation         {moments.lag_1:.4f}",
+    ]
+    section = {"model": "chain", **section}
+    report = {"file": str(file), "record": record, "num_speculative_tokens": k, "acceptance": section}
+    output.print(report, lines, [f"Fitted to {record} of {file.name}, replayed in rounds of {k}.", *lines])
+
+
 @app.command("from-metrics")
 @option_groups
 def from_metrics(

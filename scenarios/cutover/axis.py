@@ -15,6 +15,7 @@ import numpy as np
 from draftcast.errors import InputError
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import to_mapping, with_rate, with_values
+from draftcast.sim.acceptance.chain import Chain
 
 AXIS_OPTION = "--over"
 
@@ -102,7 +103,7 @@ def _at_acceptance(scenario: Scenario, x: float) -> Scenario:
     known = own.confidence_discrimination if own is not None else None
     shape = "tree" if scenario.method == "eagle_tree" else "constant"
     model: dict[str, Any] = {"model": shape, "alpha": x, "confidence_discrimination": known}
-    if own is not None and own.model == "ngram":
+    if isinstance(own, Chain) and own.match_probability is not None:
         model = {**own.model_dump(exclude_none=True), "alpha": x, "rates": None}
     classes = [index for index, entry in enumerate(scenario.workload.classes) if entry.acceptance is not None]
     return with_values(

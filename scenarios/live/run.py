@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftcast.calibration.acceptance.references import continued
 from draftcast.calibration.live import continuation as texts
 from draftcast.calibration.live.checkpoint import DTYPES, TARGET, draft_folder
 from draftcast.calibration.live.continuation import Continuation, DraftLayout, NgramTarget, Prompts
@@ -32,7 +31,7 @@ from draftcast.scenarios.compare.serve_command import served_models, speculative
 from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import to_mapping
-from draftcast.sim.acceptance.two_state import Ngram
+from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 from draftcast.sim.workload.build_requests import build_requests
 from draftcast.sim.workload.request_table import RequestTable
@@ -138,15 +137,11 @@ def ngram_target(scenario: Scenario) -> NgramTarget | None:
     spec, acceptance = scenario.speculative_config, scenario.acceptance_of()
     if spec is None or scenario.method not in ("ngram", "ngram_gpu"):
         return None
-    if not isinstance(acceptance, Ngram):
-        value = acceptance.model if acceptance is not None else None
-        raise ScenarioError("must be ngram for n-gram prompts on a testbed", key="acceptance.model", value=value)
-    rates = acceptance.rates
-    if rates is None:
-        assert acceptance.alpha is not None  # the schema has one of the two
-        rates = tuple(acceptance.alpha**position for position in range(1, spec.k + 1))
+    if not isinstance(acceptance, Chain) or acceptance.match_probability is None:
+        raise ScenarioError("needed for n-gram prompts on a testbed", key="acceptance.match_probability", value=None)
+    rates = tuple(acceptance.unconditional(spec.k).tolist())
     lookup_min = spec.prompt_lookup_min or spec.prompt_lookup_max or _PROMPT_LOOKUP
-    return NgramTarget(acceptance.match_probability, continued(rates, spec.k), lookup_min)
+    return NgramTarget(acceptance.match_probability, rates, lookup_min)
 
 
 def load_plan(

@@ -14,7 +14,6 @@ from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import METHODS, Scenario
 from draftcast.scenarios.schema.changes import value_at
 from draftcast.scenarios.schema.load import acceptance_places, to_mapping
-from draftcast.sim.acceptance.model import Constant
 from draftcast.sim.cost.methods import get_method
 
 OFF = "off"
@@ -30,7 +29,7 @@ _SHARED = (
     "synthetic_acceptance_rates",
     "synthetic_acceptance_length",
 )
-ACCEPTANCE_MODELS = ("per_position", "constant", "beta")
+ACCEPTANCE_MODELS = ("per_position", "constant", "chain")
 ARRIVALS = ("poisson", "gamma", "deterministic", "closed_loop")
 
 
@@ -123,11 +122,9 @@ def with_acceptance_model(scenario: Scenario, model: str) -> dict[str, Any]:
     alpha = _equal_alpha(scenario, k)
     if model == "constant":
         return {"acceptance": {"model": "constant", "alpha": alpha}}
-    if model == "beta":
-        return {"acceptance": {"model": "beta", "mean": min(max(alpha, 0.001), 0.999), "concentration": 10.0}}
-    if model == "per_position":
+    if model in ("per_position", "chain"):
         rates = [round(alpha ** (position + 1), 4) for position in range(max(k, DEFAULT_K))]
-        return {"acceptance": {"model": "per_position", "rates": rates}}
+        return {"acceptance": {"model": model, "rates": rates} | ({"concentration": 10.0} if model == "chain" else {})}
     raise ScenarioError(
         f"choose from {', '.join(ACCEPTANCE_MODELS)}; others come with a scenario file", key="acceptance", value=model
     )
@@ -174,6 +171,6 @@ def alpha_of(mean_acceptance_length: float, k: int) -> float:
     from scipy.optimize import brentq
 
     def missing(alpha: float) -> float:
-        return Constant(model="constant", alpha=alpha).mean_acceptance_length(k) - mean_acceptance_length
+        return sum(alpha**drafts for drafts in range(k + 1)) - mean_acceptance_length
 
     return float(brentq(missing, 0.0, 1.0))

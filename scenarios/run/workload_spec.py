@@ -5,7 +5,8 @@ from __future__ import annotations
 from draftcast.calibration.acceptance.references import continued
 from draftcast.scenarios.schema import Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.speculation import DEFAULT_TREE
-from draftcast.sim.acceptance.model import AcceptanceModel, Constant, Tree
+from draftcast.sim.acceptance.chain import Chain
+from draftcast.sim.acceptance.model import AcceptanceModel, Tree
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.acceptance.tree_shape import rates_in_another_tree, tree_rates
 from draftcast.sim.workload.workload import Workload
@@ -32,7 +33,7 @@ def acceptance_models(scenario: Scenario) -> tuple[AcceptanceModel, ...]:
     models = []
     for entry in scenario.request_classes:
         model = scenario.acceptance_of(entry.name) if entry.speculation else None
-        model = model or Constant(model="constant", alpha=0.0)
+        model = model or Chain(alpha=0.0)
         models.append(_shaped(model, spec) if isinstance(model, Tree) and spec is not None else model)
     return tuple(models)
 

@@ -22,6 +22,8 @@ from draftcast.scenarios.schema.load import (
     with_values,
     without_speculation,
 )
+from draftcast.sim.acceptance.chain import Chain
+from draftcast.sim.acceptance.model import Tree
 
 Changes = dict[str, Any]
 OFF = ("off", "none", None)
@@ -174,13 +176,16 @@ def _acceptance(scenario: Scenario, value: Any) -> Scenario:
         if entry.acceptance is not None:
             key = f"workload.classes.{index}.acceptance"
             raise ScenarioError(f"class {entry.name} has its own; name {key}", key="acceptance", value=value)
-    if scenario.acceptance is None or scenario.acceptance.model not in ("ngram", "tree", "beta"):
-        known = scenario.acceptance.confidence_discrimination if scenario.acceptance is not None else None
-        constant = {"model": "constant", "alpha": value, "confidence_discrimination": known}
-        return with_values(scenario, {"acceptance": constant})
-    if scenario.acceptance.model == "beta":
-        return with_values(scenario, {"acceptance.mean": value})
-    own = scenario.acceptance.model_dump(mode="json", exclude={"rates"}, exclude_none=True)
+    own: dict[str, Any] = {"model": "constant"}
+    if isinstance(scenario.acceptance, Tree):
+        own = scenario.acceptance.model_dump(mode="json", exclude={"rates"}, exclude_none=True)
+    elif isinstance(scenario.acceptance, Chain):
+        matches = {"match_probability", "mean_match_tokens", "persistence"}
+        kept = {"confidence_discrimination", "concentration"}
+        searches = scenario.acceptance.match_probability is not None
+        given = scenario.acceptance.model_dump(mode="json", include=kept | (matches if searches else set()))
+        name = "ngram" if searches else "constant" if scenario.acceptance.concentration is None else "chain"
+        own = {"model": name} | given
     return with_values(scenario, {"acceptance": {**own, "alpha": value}})
 
 

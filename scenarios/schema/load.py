@@ -85,7 +85,7 @@ def _with_rates(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -
         _assign(
             result,
             place,
-            {"model": "per_position", **section, "rates": list(rates)},
+            {"model": "chain", **section, "rates": list(rates)},
             file,
         )
     return result

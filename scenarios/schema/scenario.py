@@ -13,7 +13,8 @@ from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import Engine
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 from draftcast.sim.acceptance import Acceptance
-from draftcast.sim.acceptance.model import PerPosition, Tree
+from draftcast.sim.acceptance.chain import Chain
+from draftcast.sim.acceptance.model import Tree
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.policies import BUILT_IN
 from draftcast.sim.workload.workload import DEFAULT_CLASS, RequestClass, Slo, Workload
@@ -167,7 +168,7 @@ class Scenario(Frozen):
         if self.speculative_config is None:
             return None
         if self.speculative_config.synthetic_rates is not None:
-            return PerPosition(model="per_position", rates=self.speculative_config.synthetic_rates)
+            return Chain(rates=self.speculative_config.synthetic_rates)
         for entry in self.workload.classes:
             if entry.name == class_name and entry.acceptance is not None:
                 return entry.acceptance
@@ -276,11 +277,10 @@ class Scenario(Frozen):
                 if model.match_probability is None
                 else f"only for methods {', '.join(MATCHING_METHODS)}; the method is {method}",
             )
-        if model.model == "ngram" and method not in MATCHING_METHODS:
-            raise wrong(
-                f"{key}.model", "ngram", f"only for methods {', '.join(MATCHING_METHODS)}; the method is {method}"
-            )
-        if model.model == "per_position" and model.reference is not None:
+        if isinstance(model, Chain) and model.match_probability is not None and method not in MATCHING_METHODS:
+            message = f"only for methods {', '.join(MATCHING_METHODS)}; the method is {method}"
+            raise wrong(f"{key}.match_probability", model.match_probability, message)
+        if isinstance(model, Chain) and model.reference is not None and model.rates is not None:
             published = reference(model.reference)
             if not all(map(math.isclose, model.rates, published.unconditional(len(model.rates)))):
                 raise wrong(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from draftcast.sim.acceptance.model import Beta, Constant, PerPosition, Tree
+from draftcast.sim.acceptance.chain import Chain, respelled
+from draftcast.sim.acceptance.model import Tree
 from draftcast.sim.acceptance.trace import Trace
-from draftcast.sim.acceptance.two_state import Markov, Ngram
 
-Acceptance = Annotated[Constant | PerPosition | Beta | Markov | Ngram | Tree | Trace, Field(discriminator="model")]
+Acceptance = Annotated[Chain | Tree | Trace, Field(discriminator="model"), BeforeValidator(respelled)]

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from draftcast.errors import ScenarioError
+from draftcast.sim.acceptance.chain import BINS
 from draftcast.sim.acceptance.compiled import (
-    KIND_MARKOV,
     KIND_NGRAM,
+    KIND_STATES,
     KIND_TRACE,
     MAX_K,
     N_PARAMS,
@@ -18,7 +19,7 @@ from draftcast.sim.acceptance.compiled import (
     P_STATIONARY,
     AcceptanceArrays,
 )
-from draftcast.sim.acceptance.model import AcceptanceModel, Beta, check_drafts
+from draftcast.sim.acceptance.model import AcceptanceModel, FloatArray, check_drafts
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.compiled.random_streams import Stream, request_keys, request_uniforms
 
@@ -51,24 +52,28 @@ def compile_acceptance(
     if n and not 0 <= int(classes.min()) <= int(classes.max()) < len(models):
         raise ScenarioError(f"every class needs an acceptance model; {len(models)} given", key="acceptance")
     kinds = np.array([model.kind for model in models], dtype=np.int64)
-    conditional = np.zeros((len(models), MAX_K))
     params = np.zeros((len(models), N_PARAMS))
-    alpha = np.zeros(0)
+    tables: list[FloatArray] = []
+    first = np.zeros(len(models), dtype=np.int32)
+    row = np.zeros(n, dtype=np.int32)
     for c, model in enumerate(models):
         check_drafts(k, model.max_drafts(), f"the {type(model).__name__} acceptance list")
-        probabilities = model.draft_probabilities()
-        conditional[c, : len(probabilities)] = probabilities
         params[c] = model.parameters()
-        if isinstance(model, Beta):
-            if not len(alpha):
-                alpha = np.zeros(n)
-            members = classes == c
-            alpha[members] = model.quantile(request_uniforms(seed, Stream.ALPHA, n)[members])
-
+        probabilities = np.atleast_2d(model.draft_probabilities())
+        table = np.zeros((len(probabilities), MAX_K))
+        table[:, : probabilities.shape[1]] = probabilities
+        first[c] = sum(len(other) for other in tables)
+        tables.append(table)
+        members = classes == c
+        row[members] = first[c]
+        if len(table) >= BINS:  # of a bin of its own, with or without two states
+            bins = (request_uniforms(seed, Stream.ALPHA, n)[members] * BINS).astype(np.int32)
+            row[members] += bins * np.int32(len(table) // BINS)
+    conditional = np.concatenate(tables)
     for c, discrimination in enumerate(confidence or [None] * len(models)):
         params[c, P_CONFIDENCE] = -1.0 if discrimination is None else discrimination
     has_confidence = bool((params[:, P_CONFIDENCE] >= 0.0).any())
-    draws_matches = bool(np.isin(kinds, (KIND_MARKOV, KIND_NGRAM)).any())
+    draws_matches = bool(np.isin(kinds, (KIND_STATES, KIND_NGRAM)).any())
     recorded_offsets, recorded_lengths = np.zeros(0, np.int64), np.zeros(0, np.uint8)
     if (kinds == KIND_TRACE).any():
         if offsets is None or lengths is None:
@@ -85,7 +90,7 @@ def compile_acceptance(
                 replayed = model.of_recording(recorded_offsets, recorded_lengths)
                 params[c, P_STATIONARY] = replayed.missed_share(k)
                 if has_confidence:
-                    conditional[c, :k] = replayed.conditional(k)
+                    conditional[first[c], :k] = replayed.conditional(k)
         draws_matches = draws_matches or bool((params[kinds == KIND_TRACE, P_STATIONARY] < 1.0).any())
     return AcceptanceArrays(
         kind=kinds,
@@ -93,7 +98,7 @@ def compile_acceptance(
         params=params,
         keys=request_keys(seed, Stream.ACCEPT, n),
         match_keys=request_keys(seed, Stream.MATCH, n) if draws_matches else np.zeros(0, np.uint64),
-        alpha=alpha,
+        row=row,
         state=np.full(n if draws_matches else 0, -1, dtype=np.int64),
         class_id=classes,
         offsets=recorded_offsets,

@@ -23,21 +23,18 @@ MAX_K = 128
 """Most draft tokens in one round: vLLM's ``MAX_SPEC_LEN`` (v1/sample/rejection_sampler.py)."""
 
 # How a class accepts (AcceptanceArrays.kind).
-KIND_RATES = 0  # probability by draft index: constant, per_position, tree
-KIND_BETA = 1  # one probability per request
-KIND_MARKOV = 2  # probability by the hidden state at the draft's output position
-KIND_NGRAM = 3  # KIND_RATES, but only rounds that start at a match draft at all
-KIND_TRACE = 4  # recorded lengths
+KIND_RATES = 0  # probability by draft index
+KIND_STATES = 1  # and by the hidden state at the draft's output position
+KIND_NGRAM = 2  # KIND_RATES, but only rounds that start at a match draft at all
+KIND_TRACE = 3  # recorded lengths
 
-# Columns of AcceptanceArrays.params. The two-state chain: state 1 is good (markov) or matched (ngram).
+# Columns of AcceptanceArrays.params. The two-state chain: state 1 is good or matched.
 P_STATIONARY = 0  # P(state 1) at output position 0; trace: P(a round has a draft | it accepted none)
 P_ENTER = 1  # P(1 at p + 1 | 0 at p)
 P_STAY = 2  # P(1 at p + 1 | 1 at p)
-P_ALPHA_0 = 3  # markov: acceptance in state 0
-P_ALPHA_1 = 4  # markov: acceptance in state 1
-P_LONGER = 5  # ngram: P(match longer than j | at least j); 1 never ends a draft early
-P_CONFIDENCE = 6  # discrimination of the draft's confidence, -1 without one
-N_PARAMS = 7
+P_LONGER = 3  # searches: P(match longer than j | at least j); 1 never ends a draft early
+P_CONFIDENCE = 4  # discrimination of the draft's confidence, -1 without one
+N_PARAMS = 5
 
 AT_ONCE = 4  # drafts that are drawn together
 
@@ -46,11 +43,13 @@ class AcceptanceArrays(NamedTuple):
     """Acceptance of n requests in c classes. ``state`` is a cache: it changes, the answers do not."""
 
     kind: npt.NDArray[np.int64]  # [c] KIND_*
-    conditional: npt.NDArray[np.float64]  # [c, MAX_K] P(draft j accepted | proposed, those before accepted)
+    # [rows, MAX_K] P(draft j accepted | proposed, those before accepted); of a class one row, two (state 0, state 1),
+    # or as many for each bin of its requests
+    conditional: npt.NDArray[np.float64]
+    row: npt.NDArray[np.int32]  # [n] a request's row, of state 0 where there are two
     params: npt.NDArray[np.float64]  # [c, N_PARAMS] P_*
     keys: npt.NDArray[np.uint64]  # [n] stream ACCEPT: one uniform per output position
     match_keys: npt.NDArray[np.uint64]  # [n], or [0] when no class has a chain; stream MATCH
-    alpha: npt.NDArray[np.float64]  # [n], or [0] when no class is beta
     state: npt.NDArray[np.int64]  # [n], or [0] when no class has a chain; 2 * position + state, -1 before the first
     class_id: npt.NDArray[np.int16]  # [n]
     offsets: npt.NDArray[np.int64]  # [n + 1], or [0] when no class is a trace
@@ -83,8 +82,9 @@ def state_at(arrays: AcceptanceArrays, request: int, c: int, position: int) -> i
 
 
 @njit(cache=True, forceinline=True)
-def _accepted_markov(arrays: AcceptanceArrays, request: int, c: int, position: int, drafts: int) -> int:
+def _accepted_in_states(arrays: AcceptanceArrays, request: int, c: int, position: int, drafts: int) -> int:
     a = borrowed(arrays)
+    row = a.row[request]
     state = state_at(a, request, c, position)
     key = a.keys[request]
     match_key = a.match_keys[request]
@@ -92,8 +92,7 @@ def _accepted_markov(arrays: AcceptanceArrays, request: int, c: int, position: i
     stay = a.params[c, P_STAY]
     accepted = 0
     while accepted < drafts:
-        alpha = a.params[c, P_ALPHA_1] if state == 1 else a.params[c, P_ALPHA_0]
-        if uniform(key, position + accepted) >= alpha:
+        if uniform(key, position + accepted) >= a.conditional[row + state, accepted]:
             break
         accepted += 1
         # Beyond the cursor: looked at, not stored, since the next round may start nearer.
@@ -102,9 +101,10 @@ def _accepted_markov(arrays: AcceptanceArrays, request: int, c: int, position: i
 
 
 @njit(cache=True, forceinline=True)
-def _accepted_at_rates(arrays: AcceptanceArrays, request: int, c: int, position: int, drafts: int) -> int:
+def _accepted_at_rates(arrays: AcceptanceArrays, request: int, position: int, drafts: int) -> int:
     a = borrowed(arrays)
     key = a.keys[request]
+    row = a.row[request]
     done = 0
     accepted = 0
     while done < drafts and accepted == done:
@@ -114,7 +114,7 @@ def _accepted_at_rates(arrays: AcceptanceArrays, request: int, c: int, position:
         alive = 1
         for j in range(done, end):
             # Unsigned: an index that numba need not test for being negative.
-            alive &= int(uniform(key, position + j) < a.conditional[c, np.uint64(j)])
+            alive &= int(uniform(key, position + j) < a.conditional[row, np.uint64(j)])
             accepted += alive
         done = end
     return accepted
@@ -130,20 +130,12 @@ def accepted_drafts(arrays: AcceptanceArrays, request: int, position: int, draft
     c = a.class_id[request]
     kind = a.kind[c]
     if kind in (KIND_RATES, KIND_NGRAM):
-        return _accepted_at_rates(a, request, c, position, drafts)
-    if kind == KIND_MARKOV:
-        return _accepted_markov(a, request, c, position, drafts)
-    accepted = 0
-    if kind == KIND_TRACE:
-        at = a.offsets[request] + position
-        recorded = int(a.lengths[at]) if at < a.offsets[request + 1] else 0
-        accepted = drafts if drafts < recorded else recorded
-    else:
-        key = a.keys[request]
-        alpha = a.alpha[request]
-        while accepted < drafts and uniform(key, position + accepted) < alpha:
-            accepted += 1
-    return accepted
+        return _accepted_at_rates(a, request, position, drafts)
+    if kind == KIND_STATES:
+        return _accepted_in_states(a, request, c, position, drafts)
+    at = a.offsets[request] + position
+    recorded = int(a.lengths[at]) if at < a.offsets[request + 1] else 0
+    return drafts if drafts < recorded else recorded
 
 
 @njit(cache=True, forceinline=True)

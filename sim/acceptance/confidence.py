@@ -14,8 +14,8 @@ E[c | rejected] = E[s^2] = D. s^2 is uniform on (0, 2 D), or on (2 D - 1, 1) for
 Both draws come from the acceptance draw's own 64 bits, multiplied by an odd constant: the low 38 bits of the product
 (high or low) depend on low bits only, the 26 above them (the spread) on all, and acceptance on the highest.
 
-p is what the acceptance model knows: its rate by draft index, the request's alpha, the hidden state's; a recording's
-mean rate by draft index.
+p is what the acceptance model knows: the rate by draft index of the request and its hidden state; a recording's mean
+rate by draft index.
 """
 
 from __future__ import annotations
@@ -27,12 +27,9 @@ import numpy.typing as npt
 from numba import njit
 
 from draftcast.sim.acceptance.compiled import (
-    KIND_BETA,
-    KIND_MARKOV,
     KIND_RATES,
+    KIND_STATES,
     KIND_TRACE,
-    P_ALPHA_0,
-    P_ALPHA_1,
     P_CONFIDENCE,
     P_ENTER,
     P_STAY,
@@ -60,7 +57,7 @@ def has_confidence(arrays: AcceptanceArrays) -> bool:
 def rounds_are_alike(arrays: AcceptanceArrays) -> bool:
     """Whether all rounds of all requests have the same chances, so that `describe_alike` serves."""
     a = borrowed(arrays)
-    return bool(a.kind.size == 1 and a.kind[0] == KIND_RATES)
+    return bool(a.conditional.shape[0] == 1 and a.kind[0] == KIND_RATES)
 
 
 @njit(cache=True, forceinline=True)
@@ -97,18 +94,14 @@ def describe_drafts(
     if kind == KIND_TRACE:
         at = a.offsets[request] + position
         recorded = int(a.lengths[at]) if at < a.offsets[request + 1] else 0
-    elif kind == KIND_MARKOV:
+    elif kind == KIND_STATES:
         state = state_at(arrays, request, c, position)
     proposed = proposed_drafts(arrays, request, position, levels)
     for j in range(levels):
-        if kind == KIND_BETA:
-            p = a.alpha[request]
-        elif kind == KIND_MARKOV:
-            p = a.params[c, P_ALPHA_1] if state == 1 else a.params[c, P_ALPHA_0]
+        p = a.conditional[a.row[request] + state, j]
+        if kind == KIND_STATES:
             enter = a.params[c, P_STAY] if state == 1 else a.params[c, P_ENTER]
             state = 1 if uniform(a.match_keys[request], position + j + 1) < enter else 0
-        else:
-            p = a.conditional[c, j]
         if j >= proposed:
             p = 0.0
         # draw * 2**-53 < p, the comparison of ``accepted_drafts``, in whole numbers.

@@ -1,4 +1,4 @@
-"""How many draft tokens the target accepts: what every model answers, and those whose rounds are alike.
+"""How many draft tokens the target accepts: what every model answers, and a tree.
 
 There is no default: only the user, or a measurement, knows it. A record is validated where it enters and asked as it
 is. Rates are *unconditional*: ``rates[i]`` is the share of rounds in which the first i+1 drafts were all accepted
@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, model_validator
 from draftcast.calibration.acceptance.references import continued
 from draftcast.errors import ScenarioError
 from draftcast.frozen import Count, Frozen, Nodes, Probability, Width, wrong
-from draftcast.sim.acceptance.compiled import KIND_BETA, KIND_RATES, MAX_K, N_PARAMS
+from draftcast.sim.acceptance.compiled import KIND_RATES, MAX_K, N_PARAMS
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -92,7 +92,7 @@ class AcceptanceModel(Frozen):
         return MAX_K
 
     def draft_probabilities(self) -> FloatArray:
-        """What the engine compares a uniform number with, per draft index. Shape [max_drafts()]."""
+        """What the engine compares a uniform number with. Shape [rows, max_drafts()], or of one row."""
         return self.conditional(self.max_drafts())
 
     def parameters(self) -> FloatArray:
@@ -109,63 +109,6 @@ def check_drafts(k: int, known: int = MAX_K, source: str = "one round") -> int:
             value=k,
         )
     return int(k)
-
-
-class Constant(AcceptanceModel):
-    """Every draft token is accepted with probability ``alpha``, independently.
-
-    Mean acceptance length (1 - alpha**(k+1)) / (1 - alpha): Leviathan et al., arXiv 2211.17192, equation 1.
-    """
-
-    model: Literal["constant"]
-    alpha: Probability
-
-    def unconditional(self, k: int) -> FloatArray:
-        return np.asarray(self.alpha ** np.arange(1, check_drafts(k) + 1), dtype=np.float64)
-
-    def draft_probabilities(self) -> FloatArray:
-        # Not the ratio of two powers: those underflow for small alpha and lose the last bit for others.
-        return np.full(self.max_drafts(), self.alpha)
-
-
-class PerPosition(AcceptanceModel):
-    """Measured unconditional rate of each draft position: vLLM's ``synthetic_acceptance_rates`` verbatim."""
-
-    model: Literal["per_position"]
-    rates: Rates
-    # The published measurement that the rates are of: a name of `draftcast.calibration.acceptance.references`.
-    reference: str | None = None
-
-    def unconditional(self, k: int) -> FloatArray:
-        return np.array(continued(self.rates, check_drafts(k)))
-
-
-class Beta(AcceptanceModel):
-    """Each request has its own alpha from a Beta(mean * concentration, (1 - mean) * concentration): latency tails.
-
-    Variance mean * (1 - mean) / (concentration + 1): small concentration, long tails.
-    """
-
-    kind: ClassVar[int] = KIND_BETA
-
-    model: Literal["beta"]
-    mean: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
-    concentration: Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
-
-    def unconditional(self, k: int) -> FloatArray:
-        """E[alpha**(j+1)], the raw moments of the Beta: the mean over requests, each counted once."""
-        return np.asarray(np.cumprod(self.conditional(k)), dtype=np.float64)
-
-    def conditional(self, k: int) -> FloatArray:
-        index = np.arange(check_drafts(k))
-        return np.asarray((self.mean * self.concentration + index) / (self.concentration + index))
-
-    def quantile(self, probability: FloatArray) -> FloatArray:
-        """alpha at each cumulative probability in [0, 1); same shape."""
-        from scipy.special import betaincinv
-
-        first, second = self.mean * self.concentration, (1.0 - self.mean) * self.concentration
-        return np.asarray(betaincinv(first, second, probability), dtype=np.float64)
 
 
 class Tree(AcceptanceModel):

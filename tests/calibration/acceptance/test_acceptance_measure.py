@@ -21,7 +21,7 @@ from draftcast.errors import InputError, TraceError
 from draftcast.kernels.search.suffix import SuffixSettings
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.schema.load import load_scenario
-from draftcast.sim.acceptance.two_state import Ngram
+from draftcast.sim.acceptance.chain import Chain
 
 DATA = shared_data("data/acceptance")
 
@@ -174,7 +174,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
 def test_fitted_model_reproduces_the_measured_rounds(method: str, k: int) -> None:
     log = random_log(40)
     measured = am.measure_ngram(log, k, 2, 3) if method == "ngram" else am.measure_suffix(log, k)
-    model = Ngram.model_validate(fit.ngram_model(measured))
+    model = Chain.model_validate(fit.ngram_model(measured))
     assert model.draft_share(k) == pytest.approx(measured.figures["draft_share"].value, abs=1e-4)
     assert model.unconditional(k) == pytest.approx([rate.value for rate in measured.rates], abs=1e-4)
     assert model.mean_acceptance_length(k) == pytest.approx(measured.figures["mean_acceptance_length"].value, abs=1e-3)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from draftcast.calibration.acceptance.metrics import read_metrics
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
-from draftcast.sim.acceptance.model import PerPosition
+from draftcast.sim.acceptance.chain import Chain
 
 
 def bench(**changed: Any) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def test_command_writes_a_section_that_a_scenario_takes(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     section = yaml.safe_load(out.read_text())
     assert section == json.loads(done.stdout)["acceptance"]
-    assert PerPosition(**{**section, "rates": tuple(section["rates"])}).rates == (0.75, 0.5, 0.25)
+    assert Chain(**{**section, "rates": tuple(section["rates"])}).rates == (0.75, 0.5, 0.25)
     text = from_metrics(str(path))
     assert text.exit_code == 0
     assert re.search(r"mean acceptance length +2\.5000", text.stdout)

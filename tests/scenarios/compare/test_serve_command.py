@@ -20,7 +20,7 @@ from draftcast.scenarios.schema.load import load_scenario, with_values
 
 SPEC = "engine.speculative_config"
 INSTRUCT = "meta-llama/Llama-3.1-8B-Instruct"
-HEAD = "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"
+HEAD = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
 
 
 def drafting(method: str, target: str = INSTRUCT, **values: object) -> Scenario:

@@ -97,8 +97,7 @@ def test_another_acceptance_model_accepts_as_much(model: str) -> None:
     scenario = load_scenario()
     found = changed(scenario, choices.with_acceptance_model(scenario, model))
     before, after = (acceptance_models(each)[0].mean_acceptance_length(3) for each in (scenario, found))
-    # A Beta with the same mean accepts a little more: requests with a high rate make longer runs.
-    assert after == pytest.approx(before, rel=0.05 if model == "beta" else 0.001)
+    assert after == pytest.approx(before, rel=0.001)
 
 
 def test_arrivals_keep_the_lengths_of_a_trace() -> None:

@@ -29,7 +29,7 @@ AZURE = TRACES / "azure_llm_2023_conv.csv"
 MOONCAKE = TRACES / "mooncake_conversation.jsonl"
 RATE = "workload.arrivals.request_rate_rps"
 DRAFT_MODEL = "engine.speculative_config={method: draft_model, model: llama-3.2-1b, num_speculative_tokens: 3}"
-OWN = "acceptance={model: per_position, rates: [0.7296, 0.5208, 0.3545]}"  # another method's goes with it
+OWN = "acceptance={model: per_position, rates: [0.661, 0.377, 0.216]}"  # another method's goes with it
 SMALL = ("workload.num_requests=400", "statistics.replications=2", f"{RATE}=20")
 CLIENTS = 20
 LOOP = f"workload.arrivals={{process: closed_loop, concurrency: {CLIENTS}}}"
@@ -125,7 +125,7 @@ def test_drafts_by_position_are_those_of_the_rounds() -> None:
     shown = figures(run())
     rates = [shown[f"acceptance_rate_position_{j}"] for j in range(3)]
     # The default scenario's rates; 1 + their sum is the mean acceptance length, which it cites.
-    assert rates == pytest.approx([0.7296, 0.5208, 0.3545], abs=0.02)
+    assert rates == pytest.approx([0.661, 0.377, 0.216], abs=0.02)
     assert shown["mean_acceptance_length"] == pytest.approx(1 + sum(rates))
 
 
@@ -158,7 +158,8 @@ def test_steps_of_a_steady_run_end_with_its_window() -> None:
     assert result.steps is not None
     for replication, steps in result.steps.groupby("replication"):
         last_s = result.requests.loc[result.requests["replication"] == replication, "arrival_s"].max()
-        assert 0.99 * last_s < steps["start_s"].max() <= last_s
+        # A request reaches the engine a little after it arrives.
+        assert 0.99 * last_s < steps["start_s"].max() <= last_s + 1e-3
 
 
 def test_the_load_goes_on_until_the_last_counted_request_is_served() -> None:
@@ -180,7 +181,7 @@ def test_the_load_goes_on_until_the_last_counted_request_is_served() -> None:
         assert last(finite) < last(steady)
 
 
-@pytest.mark.parametrize("rate", [10, 30, 55, 62])
+@pytest.mark.parametrize("rate", [10, 30, 50, 57])
 def test_below_capacity_output_equals_the_offered_load_on_and_off(rate: float) -> None:
     on = load_scenario(overrides=[f"{RATE}={rate}"])
     runs = simulate_together([on, without_speculation(on)])
@@ -241,7 +242,7 @@ def test_classes_have_their_own_lengths_acceptance_and_objective() -> None:
     def length(own: pd.DataFrame) -> float:
         return float(1 + own["num_accepted_tokens"].sum() / own["num_drafts"].sum())
 
-    assert length(chat) == pytest.approx(2.60, abs=0.05)
+    assert length(chat) == pytest.approx(2.254, abs=0.05)
     assert length(code) == pytest.approx(1 + 0.9 + 0.9**2 + 0.9**3, abs=0.08)
     by_class = result.summary["by_class"][0]
     first = rows[rows["replication"] == 0]

@@ -32,11 +32,12 @@ SHORT = "workload.lengths={prompt_tokens: 200, output_tokens: 40}"
 PROMPTS = "workload.lengths.prompt_tokens"
 NGRAM = f"{SPEC}={{method: ngram, num_speculative_tokens: 4}}"
 NGRAM_ACCEPTANCE = "acceptance={model: ngram, match_probability: 0.5, alpha: 0.6}"
-RATES = "acceptance.rates=[0.7296, 0.5208, 0.3545]"  # the scenario's own, given along with another method
+RATES = "acceptance.rates=[0.661, 0.377, 0.216]"  # the scenario's own, given along with another method
 DRAFT = (f"{SPEC}={{method: draft_model, model: llama-3.2-1b, num_speculative_tokens: 3}}", RATES)
 QWEN = ("engine.model=Qwen3-8B", f"{SPEC}.model=qwen3-8b-eagle3")
 TREE = (f"{SPEC}={{method: eagle_tree, num_speculative_tokens: 3}}", "acceptance={model: tree, rates: [0.8, 0.6, 0.4]}")
 SYNTHETIC = f"{SPEC}={{method: eagle3, num_speculative_tokens: 3, rejection_sample_method: synthetic, "
+STRETCHES = "model: chain, alpha_good: 0.9, alpha_bad: 0.2, good_share: 0.5, persistence: 0.8"
 AZURE = "workload={arrivals: {process: trace, path: AZURE}}"
 MOONCAKE = ("workload={arrivals: {process: trace, path: MOONCAKE}}", "engine.max_model_len=null")
 LOOP = "workload.arrivals={process: closed_loop, concurrency: 8, think_time_s: 0.5}"
@@ -291,32 +292,22 @@ KNOBS = [
     ),
     # acceptance
     Knob("Scenario.acceptance", acceptance("model: constant, alpha: 0.2")),
-    Knob("ConstantAcceptance.alpha", "acceptance.alpha=0.9", acceptance("model: constant, alpha: 0.2")),
-    Knob("PerPositionAcceptance.rates", "acceptance.rates=[0.9, 0.8, 0.7]"),
-    Knob("PerPositionAcceptance.reference", "acceptance={reference: llama-3.1-8b-instruct/eagle3/mt-bench/specforge}"),
-    Knob("BetaAcceptance.mean", "acceptance.mean=0.8", acceptance("model: beta, mean: 0.5, concentration: 4")),
-    Knob(
-        "BetaAcceptance.concentration",
-        "acceptance.concentration=1",
-        acceptance("model: beta, mean: 0.5, concentration: 4"),
-    ),
+    Knob("ChainAcceptance.alpha", "acceptance.alpha=0.9", acceptance("model: constant, alpha: 0.2")),
+    Knob("ChainAcceptance.rates", "acceptance.rates=[0.9, 0.8, 0.7]"),
+    Knob("ChainAcceptance.reference", "acceptance={reference: llama-3.1-8b-instruct/eagle3/mt-bench/specforge}"),
     *(
-        Knob(
-            f"MarkovAcceptance.{field}",
-            f"acceptance.{field}={value}",
-            acceptance("model: markov, alpha_good: 0.9, alpha_bad: 0.2, p_gb: 0.1, p_bg: 0.1"),
-        )
-        for field, value in (("alpha_good", 0.7), ("alpha_bad", 0.4), ("p_gb", 0.3), ("p_bg", 0.3))
+        Knob(f"ChainAcceptance.{field}", f"acceptance.{field}={value}", acceptance(STRETCHES))
+        for field, value in (("alpha_good", 0.7), ("alpha_bad", 0.4), ("good_share", 0.8), ("persistence", 0.1))
     ),
-    Knob("NgramAcceptance.match_probability", "acceptance.match_probability=0.9", (NGRAM, NGRAM_ACCEPTANCE)),
-    Knob("NgramAcceptance.alpha", "acceptance.alpha=0.9", (NGRAM, NGRAM_ACCEPTANCE)),
+    Knob("ChainAcceptance.concentration", "acceptance.concentration=1", acceptance("model: chain, alpha: 0.5")),
     Knob(
-        "NgramAcceptance.rates",
-        "acceptance.rates=[0.9, 0.8, 0.7, 0.6]",
-        (NGRAM, acceptance("model: ngram, match_probability: 0.5, rates: [0.6, 0.4, 0.3, 0.2]")),
+        "ChainAcceptance.contrast",
+        "acceptance.contrast=6",
+        acceptance("model: chain, rates: [0.6, 0.4, 0.3], contrast: 1, persistence: 0.99"),
+        "p99_e2el_s",
     ),
-    Knob("NgramAcceptance.persistence", "acceptance.persistence=0.9", (NGRAM, NGRAM_ACCEPTANCE)),
-    Knob("NgramAcceptance.mean_match_tokens", "acceptance.mean_match_tokens=1.5", (NGRAM, NGRAM_ACCEPTANCE)),
+    Knob("ChainAcceptance.match_probability", "acceptance.match_probability=0.9", (NGRAM, NGRAM_ACCEPTANCE)),
+    Knob("ChainAcceptance.mean_match_tokens", "acceptance.mean_match_tokens=1.5", (NGRAM, NGRAM_ACCEPTANCE)),
     Knob("TreeAcceptance.rates", "acceptance.rates=[0.5, 0.3, 0.1]", TREE),
     Knob("TreeAcceptance.tree_width", "acceptance.tree_width=2", TREE, "mean_acceptance_length"),
     Knob("TreeAcceptance.max_tree_nodes", "acceptance.max_tree_nodes=6", TREE, "mean_acceptance_length"),
@@ -350,11 +341,7 @@ KNOBS = [
             (*as_tuple(condition), "acceptance.confidence_discrimination=0.1", "policy.name=confidence"),
         )
         for model, condition in (
-            ("Constant", acceptance("model: constant, alpha: 0.6")),
-            ("PerPosition", ()),
-            ("Beta", acceptance("model: beta, mean: 0.5, concentration: 4")),
-            ("Markov", acceptance("model: markov, alpha_good: 0.9, alpha_bad: 0.2, p_gb: 0.1, p_bg: 0.1")),
-            ("Ngram", (NGRAM, NGRAM_ACCEPTANCE)),
+            ("Chain", acceptance("model: constant, alpha: 0.6")),
             ("Tree", TREE),
             ("Trace", acceptance("model: trace, path: RECORDED")),
         )

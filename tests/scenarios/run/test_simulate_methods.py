@@ -6,7 +6,6 @@ import functools
 from typing import Any
 
 import pytest
-from acceptance_formulas import pooled_acceptance_length
 from request_checks import check_requests
 
 from draftcast import RunResult, load_scenario, simulate
@@ -109,8 +108,8 @@ def test_acceptance_models_yield_their_formula(method: str, acceptance: str) -> 
     longer = "workload.lengths={prompt_tokens: 100, output_tokens: 400}"
     result, model = run(longer, "workload.num_requests=3000", spec(method), acceptance)
     assert model is not None
-    # The pooled formula counts every round alike. A beta model's requests differ by 0.6: 0.011 over 3,000 of them.
-    assert figure(result, "mean_acceptance_length") == pytest.approx(pooled_acceptance_length(model, K), abs=0.04)
+    # Requests of beta differ by 0.6: 0.011 over 3,000 of them.
+    assert figure(result, "mean_acceptance_length") == pytest.approx(model.mean_acceptance_length(K), abs=0.04)
 
 
 def test_synthetic_acceptance_is_what_vllm_would_make_of_it() -> None:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from acceptance_formulas import name_of, pooled_acceptance_length, recording
+from acceptance_formulas import markov, name_of, recording
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
@@ -18,32 +18,34 @@ from pydantic import TypeAdapter, ValidationError
 
 from draftcast.errors import ScenarioError
 from draftcast.sim.acceptance import Acceptance
+from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.compiled import MAX_K, AcceptanceArrays, accepted_drafts, proposed_drafts
-from draftcast.sim.acceptance.model import AcceptanceModel, Beta, Constant, PerPosition, Tree, tree_depth_probabilities
+from draftcast.sim.acceptance.model import AcceptanceModel, Tree, tree_depth_probabilities
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.acceptance.tree_shape import rates_in_another_tree, tree_rates
-from draftcast.sim.acceptance.two_state import Markov, Ngram
 
 SHARED = shared_data("data/acceptance")
 RECORDING = np.random.default_rng(5).integers(0, 6, size=(300, 400))
 
 
 @njit
-def play(a: AcceptanceArrays, k: int, burn_in: int, rounds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of ``rounds`` after ``burn_in``, per request: rounds with a draft [n], those that accepted 1..k drafts [n, k]."""
+def play(a: AcceptanceArrays, k: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rounds from output positions first..last-1: all, drafting, and [n, k] those that accepted 1..k drafts."""
     n = len(a.class_id)
-    drafted, at_least = np.zeros(n), np.zeros((n, k))
+    rounds, drafted, at_least = np.zeros(n), np.zeros(n), np.zeros((n, k))
     for request in range(n):
         position = 1
-        for turn in range(-burn_in, rounds):
+        while position < last:
             drafts = proposed_drafts(a, request, position, k)
             tokens = accepted_drafts(a, request, position, drafts)
-            if turn >= 0 and drafts > 0:
-                drafted[request] += 1
-                at_least[request, :tokens] += 1
+            if position >= first:
+                rounds[request] += 1
+                if drafts > 0:
+                    drafted[request] += 1
+                    at_least[request, :tokens] += 1
             position += tokens + 1
-    return drafted, at_least
+    return rounds, drafted, at_least
 
 
 def assert_ratio(numerator: np.ndarray, denominator: np.ndarray, expected: float) -> None:
@@ -55,18 +57,23 @@ def assert_ratio(numerator: np.ndarray, denominator: np.ndarray, expected: float
 
 
 SIMULATED = [
-    Constant(model="constant", alpha=0.7),
-    Constant(model="constant", alpha=0.0),
-    Constant(model="constant", alpha=1.0),
-    PerPosition(model="per_position", rates=(0.82, 0.61, 0.6, 0.2, 0.0)),
-    Beta(model="beta", mean=0.6, concentration=3.0),
-    Beta(model="beta", mean=0.8, concentration=0.4),
-    Markov(model="markov", alpha_good=0.95, alpha_bad=0.2, p_gb=0.05, p_bg=0.1),
-    Markov(model="markov", alpha_good=0.9, alpha_bad=0.3, p_gb=0.7, p_bg=0.8),
-    Markov(model="markov", alpha_good=1.0, alpha_bad=0.0, p_gb=0.01, p_bg=0.5),
-    Ngram(model="ngram", match_probability=0.4, alpha=0.8),
-    Ngram(model="ngram", match_probability=0.3, rates=(0.9, 0.8, 0.8, 0.4, 0.1), persistence=0.9),
-    Ngram(model="ngram", match_probability=0.6, alpha=0.75, persistence=0.5, mean_match_tokens=2.5),
+    Chain(alpha=0.7),
+    Chain(alpha=0.0),
+    Chain(alpha=1.0),
+    Chain(rates=(0.82, 0.61, 0.6, 0.2, 0.0)),
+    Chain(alpha=0.6, concentration=3.0),
+    Chain(alpha=0.8, concentration=0.4),
+    markov(alpha_good=0.95, alpha_bad=0.2, p_gb=0.05, p_bg=0.1),
+    markov(alpha_good=0.9, alpha_bad=0.3, p_gb=0.7, p_bg=0.8),
+    markov(alpha_good=1.0, alpha_bad=0.0, p_gb=0.01, p_bg=0.5),
+    Chain(rates=(0.62, 0.38, 0.25), concentration=4.0),
+    Chain(rates=(0.62, 0.38, 0.25), contrast=3.0, good_share=0.4, persistence=0.9),
+    Chain(rates=(0.62, 0.38, 0.25, 0.2, 0.15), concentration=8.0, contrast=2.0, persistence=0.7),
+    Chain(alpha_good=0.9, alpha_bad=0.4, persistence=0.8, concentration=20.0),
+    Chain(rates=(0.8, 0.6, 0.5), concentration=3.0, match_probability=0.4, persistence=0.6),
+    Chain(match_probability=0.4, alpha=0.8),
+    Chain(match_probability=0.3, rates=(0.9, 0.8, 0.8, 0.4, 0.1), persistence=0.9),
+    Chain(match_probability=0.6, alpha=0.75, persistence=0.5, mean_match_tokens=2.5),
     Tree(model="tree", alpha=0.4, widths=(4, 2, 2, 1, 1)),
     Tree(model="tree", rates=(0.9, 0.7, 0.3, 0.3, 0.0)),
 ]
@@ -76,10 +83,9 @@ SIMULATED = [
 @pytest.mark.parametrize("model", SIMULATED, ids=name_of)
 def test_formulas_hold_over_many_rounds(model: AcceptanceModel, k: int) -> None:
     arrays = compile_acceptance([model], np.zeros(4000), seed=11, k=k)
-    rounds = 60
     # Rounds of two-state models settle into their long-run law; the burn-in outlasts the slowest chain here.
-    drafted, at_least = play(arrays, k, 120, rounds)
-    accepted, all_rounds = at_least.sum(axis=1), np.full(len(drafted), float(rounds))
+    all_rounds, drafted, at_least = play(arrays, k, 200, 400)
+    accepted = at_least.sum(axis=1)
     assert_ratio(accepted, drafted, model.mean_acceptance_length(k) - 1.0)
     assert_ratio(drafted, all_rounds, model.draft_share(k))
     assert_ratio(accepted, all_rounds, model.tokens_per_round(k) - 1.0)
@@ -87,69 +93,92 @@ def test_formulas_hold_over_many_rounds(model: AcceptanceModel, k: int) -> None:
         assert_ratio(at_least[:, index], drafted, rate)
 
 
-def test_pooled_length_is_what_long_requests_of_equal_output_show() -> None:
-    model, k, output = Beta(model="beta", mean=0.6, concentration=2.0), 4, 1000
-    arrays = compile_acceptance([model], np.zeros(3000), seed=3, k=k)
-    rounds = np.zeros(3000)
-    for request, alpha in enumerate(arrays.alpha):
-        rounds[request] = output / Constant(model="constant", alpha=float(alpha)).mean_acceptance_length(k)
-    assert_ratio(np.full(3000, float(output)), rounds, pooled_acceptance_length(model, k))
-    assert pooled_acceptance_length(model, k) < model.mean_acceptance_length(k)
+@pytest.mark.parametrize("k", [1, 3])
+def test_rates_are_those_of_the_rounds_whatever_the_spread_and_stretches(k: int) -> None:
+    rates = (0.62, 0.38, 0.25)[:k]
+    for model in (
+        Chain(rates=rates),
+        Chain(rates=rates, concentration=2.0),
+        Chain(rates=rates, concentration=5.0, contrast=3.0, good_share=0.3, persistence=0.9),
+        Chain(rates=rates, concentration=5.0, match_probability=0.3, persistence=0.5),
+    ):
+        np.testing.assert_allclose(model.unconditional(k), rates, atol=1e-8)
+    # A request that accepts much runs few rounds: at k = 1 it counts by 1 / (1 + alpha).
+    spread = Chain(rates=rates, concentration=2.0).draft_probabilities()[:, 0]
+    assert (spread / (1 + spread)).sum() / (1 / (1 + spread)).sum() == pytest.approx(0.62) or k > 1
+
+
+def test_rounds_that_follow_each_other_are_as_alike_as_the_formula_says() -> None:
+    k = 3
+    for model in (
+        Chain(rates=(0.62, 0.38, 0.25), concentration=4.0),
+        Chain(rates=(0.62, 0.38, 0.25), contrast=4.0, persistence=0.9),
+        Chain(rates=(0.62, 0.38, 0.25), concentration=8.0, contrast=3.0, persistence=0.8),
+    ):
+        arrays = compile_acceptance([model], np.zeros(3000), seed=5, k=k)
+        series = [rounds_from(arrays, request, k, 60, 600) for request in range(3000)]
+        mean = model.unconditional(k).sum()
+        for lag in (1, 2):
+            products = np.array([((s[:-lag] - mean) * (s[lag:] - mean)).sum() for s in series])
+            assert_ratio(products, np.array([len(s) - lag for s in series], float), model.lag_covariance(k, lag))
+
+
+def rounds_from(arrays: AcceptanceArrays, request: int, k: int, first: int, last: int) -> np.ndarray:
+    position, kept = 1, []
+    while position < last:
+        tokens = accepted_drafts(arrays, request, position, k)
+        if position >= first:
+            kept.append(tokens)
+        position += tokens + 1
+    return np.array(kept, float)
 
 
 def test_constant_by_hand() -> None:
-    model = Constant(model="constant", alpha=0.5)
+    model = Chain(alpha=0.5)
     np.testing.assert_allclose(model.unconditional(3), [0.5, 0.25, 0.125])
     np.testing.assert_allclose(model.conditional(3), [0.5, 0.5, 0.5])
     assert model.mean_acceptance_length(3) == 1.875
     assert model.mean_acceptance_length(0) == 1.0
     assert model.draft_share(0) == 0.0
-    assert Constant(model="constant", alpha=0.0).mean_acceptance_length(MAX_K) == 1.0
+    assert Chain(alpha=0.0).mean_acceptance_length(MAX_K) == 1.0
 
 
 def test_per_position_by_hand() -> None:
-    model = PerPosition(model="per_position", rates=(0.8, 0.6, 0.3, 0.0, 0.0))
+    model = Chain(rates=(0.8, 0.6, 0.3, 0.0, 0.0))
     np.testing.assert_allclose(model.conditional(5), [0.8, 0.75, 0.5, 0.0, 0.0])
     assert model.mean_acceptance_length(2) == pytest.approx(2.4)
 
 
 def test_beta_by_hand() -> None:
-    uniform_alpha = Beta(model="beta", mean=0.5, concentration=2.0)
-    np.testing.assert_allclose(uniform_alpha.unconditional(3), [1 / 2, 1 / 3, 1 / 4])
-    np.testing.assert_allclose(uniform_alpha.conditional(3), [1 / 2, 2 / 3, 3 / 4])
-    assert uniform_alpha.mean_acceptance_length(2) == pytest.approx(1 + 5 / 6)
+    uniform_alpha = Chain(alpha=0.5, concentration=2.0)
     # Rounds per token at alpha: 1 / (1 + alpha), whose mean over uniform alpha is ln 2.
-    assert pooled_acceptance_length(uniform_alpha, 1) == pytest.approx(1 / math.log(2), rel=1e-6)
-    alpha = compile_acceptance([Beta(model="beta", mean=0.3, concentration=4.0)], np.zeros(50_000), seed=1).alpha
+    assert uniform_alpha.mean_acceptance_length(1) == pytest.approx(1 / math.log(2), rel=1e-4)
+    arrays = compile_acceptance([Chain(alpha=0.3, concentration=4.0)], np.zeros(50_000), seed=1)
+    alpha = arrays.conditional[arrays.row, 0]
     assert alpha.mean() == pytest.approx(0.3, abs=4 * math.sqrt(0.3 * 0.7 / 5 / 50_000))
     assert alpha.var() == pytest.approx(0.3 * 0.7 / 5, rel=0.03)
 
 
 def test_markov_by_hand() -> None:
     # Good and bad alternate. One draft, started at a good position: accepted, bonus at the bad one, good again.
-    assert Markov(model="markov", alpha_good=1.0, alpha_bad=0.0, p_gb=1.0, p_bg=1.0).mean_acceptance_length(
-        1
-    ) == pytest.approx(2.0)
-    # Rounds of one certain draft cross the alternating chain two by two: the start keeps the law of position 0.
-    assert Markov(model="markov", alpha_good=1.0, alpha_bad=1.0, p_gb=1.0, p_bg=1.0).round_start_good_share(1) == 0.5
+    assert markov(alpha_good=1.0, alpha_bad=0.0, p_gb=1.0, p_bg=1.0).mean_acceptance_length(1) == pytest.approx(2.0)
     # Independent states are independent drafts.
-    assert Markov(model="markov", alpha_good=1.0, alpha_bad=0.0, p_gb=0.5, p_bg=0.5).mean_acceptance_length(
-        4
-    ) == pytest.approx(Constant(model="constant", alpha=0.5).mean_acceptance_length(4))
-    assert Markov(model="markov", alpha_good=0.6, alpha_bad=0.6, p_gb=0.1, p_bg=0.3).mean_acceptance_length(
-        4
-    ) == pytest.approx(Constant(model="constant", alpha=0.6).mean_acceptance_length(4))
+    assert markov(alpha_good=1.0, alpha_bad=0.0, p_gb=0.5, p_bg=0.5).mean_acceptance_length(4) == pytest.approx(
+        Chain(alpha=0.5).mean_acceptance_length(4)
+    )
+    assert markov(alpha_good=0.6, alpha_bad=0.6, p_gb=0.1, p_bg=0.3).mean_acceptance_length(4) == pytest.approx(
+        Chain(alpha=0.6).mean_acceptance_length(4)
+    )
     # k = 1 in full. Two tokens on when accepted, one when not: bad to good 0.5 * 0.56 + 0.5 * 0.4 = 0.48,
     # good to bad 0.9 * 0.28 + 0.1 * 0.2 = 0.272.
-    model = Markov(model="markov", alpha_good=0.9, alpha_bad=0.5, p_gb=0.2, p_bg=0.4)
+    model = markov(alpha_good=0.9, alpha_bad=0.5, p_gb=0.2, p_bg=0.4)
     good = 0.48 / (0.48 + 0.272)
-    assert model.round_start_good_share(1) == pytest.approx(good)
     assert model.good_share == pytest.approx(2 / 3)
     assert model.mean_acceptance_length(1) == pytest.approx(1 + 0.9 * good + 0.5 * (1 - good))
 
 
 def test_markov_rounds_are_correlated_as_the_chain_says() -> None:
-    model = Markov(model="markov", alpha_good=1.0, alpha_bad=0.0, p_gb=0.1, p_bg=0.3)
+    model = markov(alpha_good=1.0, alpha_bad=0.0, p_gb=0.1, p_bg=0.3)
     arrays = compile_acceptance([model], np.zeros(2000), seed=2, k=1)
     # Certain outcomes show the state itself: a single draft asked at every output position.
     states = np.array([[accepted_drafts(arrays, r, p, 1) for p in range(40)] for r in range(2000)], dtype=float)
@@ -162,20 +191,20 @@ def test_markov_rounds_are_correlated_as_the_chain_says() -> None:
 
 def test_ngram_by_hand() -> None:
     # Matched rounds emit two tokens: another match then 0.5 + 0.5 * 0.25; idle ones one token: 0.5 * (1 - 0.5).
-    bursty = Ngram(model="ngram", match_probability=0.5, alpha=1.0, persistence=0.5)
+    bursty = Chain(match_probability=0.5, alpha=1.0, persistence=0.5)
     assert bursty.draft_share(1) == pytest.approx(0.25 / (1 - 0.625 + 0.25))
     assert bursty.tokens_per_round(1) == pytest.approx(1.4)
-    assert Ngram(model="ngram", match_probability=0.3, alpha=0.9).draft_share(4) == pytest.approx(0.3)
-    assert Ngram(model="ngram", match_probability=0.0, alpha=0.9).draft_share(4) == 0.0
-    assert Ngram(model="ngram", match_probability=1.0, alpha=0.9).draft_share(4) == 1.0
-    assert Ngram(model="ngram", match_probability=0.2, rates=(0.6, 0.3)).mean_acceptance_length(2) == pytest.approx(1.9)
-    suffix = Ngram(model="ngram", match_probability=0.5, alpha=0.5, mean_match_tokens=2.0)
+    assert Chain(match_probability=0.3, alpha=0.9).draft_share(4) == pytest.approx(0.3)
+    assert Chain(match_probability=0.0, alpha=0.9).draft_share(4) == 0.0
+    assert Chain(match_probability=1.0, alpha=0.9).draft_share(4) == 1.0
+    assert Chain(match_probability=0.2, rates=(0.6, 0.3)).mean_acceptance_length(2) == pytest.approx(1.9)
+    suffix = Chain(match_probability=0.5, alpha=0.5, mean_match_tokens=2.0)
     np.testing.assert_allclose(suffix.unconditional(2), [0.5, 0.5 * 0.25])
     np.testing.assert_allclose(suffix.conditional(2), [0.5, 0.25])
 
 
 def test_ngram_match_share_bursts_and_lengths() -> None:
-    model = Ngram(model="ngram", match_probability=0.25, alpha=0.5, persistence=0.8, mean_match_tokens=3.0)
+    model = Chain(match_probability=0.25, alpha=0.5, persistence=0.8, mean_match_tokens=3.0)
     arrays = compile_acceptance([model], np.zeros(2000), seed=4, k=64)
     proposed = np.array([[proposed_drafts(arrays, r, p, 64) for p in range(40)] for r in range(2000)])
     matched = (proposed > 0).astype(float)
@@ -191,8 +220,8 @@ def test_ngram_match_share_bursts_and_lengths() -> None:
 def test_tree_by_hand() -> None:
     np.testing.assert_allclose(tree_depth_probabilities(0.5, (2, 1, 3)), [0.75, 0.5, 0.875])
     assert Tree(model="tree", alpha=0.5, widths=(2, 1)).mean_acceptance_length(2) == pytest.approx(2.125)
-    chain, constant = Tree(model="tree", alpha=0.7, widths=(1, 1, 1)), Constant(model="constant", alpha=0.7)
-    np.testing.assert_array_equal(chain.draft_probabilities(), constant.draft_probabilities()[:3])
+    chain, constant = Tree(model="tree", alpha=0.7, widths=(1, 1, 1)), Chain(alpha=0.7)
+    np.testing.assert_array_equal(chain.draft_probabilities(), constant.draft_probabilities()[0, :3])
 
 
 def test_tree_rates_of_a_shape_by_hand() -> None:
@@ -242,10 +271,10 @@ def test_trace_of_a_text_search_drafts_in_the_share_of_rounds_given() -> None:
     model = Trace(model="trace", match_probability=0.8).of_recording(**recorded)
     always = Trace(model="trace").of_recording(**recorded)
     arrays = compile_acceptance([model], np.zeros(300), seed=0, k=4, **recorded)
-    drafted, at_least = play(arrays, 4, 0, 70)
-    positive = play(compile_acceptance([always], np.zeros(300), 0, 4, **recorded), 4, 0, 70)[1]
+    rounds, drafted, at_least = play(arrays, 4, 0, 400)
+    positive = play(compile_acceptance([always], np.zeros(300), 0, 4, **recorded), 4, 0, 400)[2]
     np.testing.assert_array_equal(at_least, positive)  # what is accepted does not change
-    assert_ratio(drafted, np.full(300, 70.0), 0.8)
+    assert_ratio(drafted, rounds, 0.8)
     assert_ratio(at_least.sum(axis=1), drafted, model.mean_acceptance_length(4) - 1.0)
     assert model.tokens_per_round(4) == pytest.approx(always.tokens_per_round(4))
     accepted = always.unconditional(4)[0]
@@ -283,18 +312,18 @@ def test_recorded_eagle_lengths_replay() -> None:
 
 
 KNOBS: list[tuple[AcceptanceModel, dict[str, Any]]] = [
-    (Constant(model="constant", alpha=0.6), {"alpha": 0.7}),
-    (PerPosition(model="per_position", rates=(0.6, 0.5)), {"rates": (0.6, 0.4)}),
-    (Beta(model="beta", mean=0.6, concentration=4.0), {"mean": 0.5, "concentration": 2.0}),
+    (Chain(alpha=0.6), {"alpha": 0.7}),
+    (Chain(rates=(0.6, 0.5)), {"rates": (0.6, 0.4)}),
+    (Chain(alpha=0.6, concentration=4.0), {"alpha": 0.5, "concentration": 2.0}),
     (
-        Markov(model="markov", alpha_good=0.9, alpha_bad=0.3, p_gb=0.2, p_bg=0.2),
-        {"alpha_good": 0.8, "alpha_bad": 0.4, "p_gb": 0.1, "p_bg": 0.3},
+        Chain(alpha_good=0.9, alpha_bad=0.3, good_share=0.5, persistence=0.6),
+        {"alpha_good": 0.8, "alpha_bad": 0.4, "good_share": 0.7, "persistence": 0.9},
     ),
     (
-        Ngram(model="ngram", match_probability=0.4, alpha=0.8, persistence=0.5, mean_match_tokens=3.0),
+        Chain(match_probability=0.4, alpha=0.8, persistence=0.5, mean_match_tokens=3.0),
         {"match_probability": 0.5, "alpha": 0.7, "persistence": 0.2, "mean_match_tokens": None},
     ),
-    (Ngram(model="ngram", match_probability=0.4, rates=(0.8, 0.5)), {"rates": (0.8, 0.4)}),
+    (Chain(match_probability=0.4, rates=(0.8, 0.5)), {"rates": (0.8, 0.4)}),
     (Tree(model="tree", alpha=0.5, widths=(2, 2)), {"alpha": 0.4, "widths": (3, 2)}),
     (Tree(model="tree", rates=(0.8, 0.5)), {"rates": (0.8, 0.4)}),
 ]
@@ -308,22 +337,22 @@ KNOBS: list[tuple[AcceptanceModel, dict[str, Any]]] = [
 def test_every_parameter_changes_the_output(model: AcceptanceModel, knob: str, value: object) -> None:
     other = model.model_copy(update={knob: value})
     assert model.tokens_per_round(2) != other.tokens_per_round(2)
-    mine, theirs = (play(compile_acceptance([m], np.zeros(300), 1, 2), 2, 0, 60) for m in (model, other))
-    assert mine[1].sum() != theirs[1].sum()
+    mine, theirs = (play(compile_acceptance([m], np.zeros(300), 1, 2), 2, 0, 90) for m in (model, other))
+    assert mine[2].sum() != theirs[2].sum()
 
 
 @pytest.mark.parametrize(
     "model",
     [
-        PerPosition(model="per_position", rates=(0.8, 0.4)),
+        Chain(rates=(0.8, 0.4)),
         Tree(model="tree", rates=(0.8, 0.4)),
-        Ngram(model="ngram", match_probability=0.5, rates=(0.8, 0.4)),
+        Chain(match_probability=0.5, rates=(0.8, 0.4)),
     ],
 )
 def test_beyond_the_rates_given_the_last_conditional_rate_goes_on(model: AcceptanceModel) -> None:
     np.testing.assert_allclose(model.unconditional(4), [0.8, 0.4, 0.2, 0.1])
     np.testing.assert_allclose(compile_acceptance([model], [0], 0, 4).conditional[0, :4], [0.8, 0.5, 0.5, 0.5])
-    assert PerPosition(model="per_position", rates=(0.8, 0.0)).unconditional(3).tolist() == [0.8, 0.0, 0.0]
+    assert Chain(rates=(0.8, 0.0)).unconditional(3).tolist() == [0.8, 0.0, 0.0]
 
 
 def test_more_drafts_than_widths_are_refused() -> None:
@@ -332,17 +361,17 @@ def test_more_drafts_than_widths_are_refused() -> None:
         with pytest.raises(ScenarioError, match=r"num_speculative_tokens = 3: must be a whole number from 0 to 2"):
             ask(3)
     with pytest.raises(ScenarioError, match="from 0 to 128"):
-        Constant(model="constant", alpha=0.5).mean_acceptance_length(MAX_K + 1)
+        Chain(alpha=0.5).mean_acceptance_length(MAX_K + 1)
 
 
 def test_compile_refuses_what_does_not_fit() -> None:
     with pytest.raises(ScenarioError, match="every class needs an acceptance model; 1 given"):
-        compile_acceptance([Constant(model="constant", alpha=0.5)], [0, 1], 0)
+        compile_acceptance([Chain(alpha=0.5)], [0, 1], 0)
     with pytest.raises(ScenarioError, match="needs requests with a recorded acceptance"):
         compile_acceptance([Trace(model="trace")], [0, 0], 0)
     with pytest.raises(ScenarioError, match="request 1 has none"):
         compile_acceptance([Trace(model="trace")], [0, 0], 0, **recording([[1, 2], []]))
-    models = [Trace(model="trace"), Constant(model="constant", alpha=0.5)]
+    models = [Trace(model="trace"), Chain(alpha=0.5)]
     compile_acceptance(models, [0, 1], 0, **recording([[1, 2], []]))
     with pytest.raises(ScenarioError, match="recorded lengths are needed"):
         Trace(model="trace").mean_acceptance_length(2)
@@ -354,10 +383,15 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"model": "constant", "alpha": math.nan}, "alpha"),
     ({"model": "constant", "alpha": "high"}, "alpha"),
     ({"model": "constant", "alpha": True}, "alpha"),
-    ({"model": "constant"}, "Field required"),
+    ({"model": "constant"}, "required for acceptance model constant"),
+    ({"model": "chain"}, "give exactly one of alpha and rates"),
+    ({"model": "chain", "alpha": 0.5, "persistence": 0.5}, "of what? give contrast or matches"),
+    ({"model": "chain", "alpha": 0.5, "contrast": 1.0}, "goes with rates"),
+    ({"model": "chain", "alpha": 0.5, "good_share": 0.5}, "goes with contrast"),
+    ({"model": "chain", "alpha": 0.5, "mean_match_tokens": 2.0}, "goes with match_probability"),
     (
         {"model": "constant", "alpha": 0.5, "rate": 1},
-        "unknown key; allowed: confidence_discrimination, relative_error, num_rounds, model, alpha",
+        "unknown key; did you mean rates? allowed: confidence_discrimination, relative_error, num_rounds, model, alpha",
     ),
     ({"model": "per_position", "rates": [0.5, 0.6]}, "unconditional rates never rise: position 1"),
     ({"model": "per_position", "rates": [0.5, 2]}, "rates.1"),
@@ -365,9 +399,9 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"model": "per_position", "rates": [0.5] * 129}, "at most 128 items"),
     ({"model": "per_position", "rates": 0.5}, "valid tuple"),
     ({"model": "beta", "mean": 0.5, "concentration": 0}, "concentration"),
-    ({"model": "beta", "mean": 1.5, "concentration": 1}, "mean"),
-    ({"model": "markov", "alpha_good": 1, "alpha_bad": 0, "p_gb": 0, "p_bg": 0}, "at least one of p_gb and p_bg"),
-    ({"model": "markov", "alpha_good": 1, "alpha_bad": 0, "p_gb": 2, "p_bg": 0}, "p_gb"),
+    ({"model": "beta", "mean": 1.5, "concentration": 1}, "alpha"),
+    ({"model": "markov", "alpha_good": 1, "alpha_bad": 0, "p_gb": 0, "p_bg": 0}, "p_gb"),
+    ({"model": "markov", "alpha_good": 1, "alpha_bad": 0, "p_gb": 2, "p_bg": 0}, "cannot be so low"),
     ({"model": "trace", "num_rounds": 5}, "the rates are the record's own"),
     ({"model": "ngram", "match_probability": 0.5}, "give exactly one of alpha and rates"),
     ({"model": "ngram", "match_probability": 0.5, "alpha": 0.5, "rates": [0.5]}, "give exactly one of alpha and rates"),
@@ -376,7 +410,7 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"model": "tree"}, "give exactly one of rates and alpha"),
     ({"model": "tree", "alpha": 0.5, "widths": [2, 0]}, "widths.1"),
     ({"model": "tree", "rates": [0.5], "widths": [2]}, "goes with alpha, one width per depth"),
-    ({"model": "oracle"}, "does not match any of the expected tags: 'constant', 'per_position'"),
+    ({"model": "oracle"}, "does not match any of the expected tags: 'chain', 'constant', 'per_position'"),
 ]
 
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from acceptance_formulas import name_of, recording
+from acceptance_formulas import markov, name_of, recording
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
+from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.compiled import AcceptanceArrays, accepted_drafts, proposed_drafts
-from draftcast.sim.acceptance.model import AcceptanceModel, Beta, Constant, PerPosition, Tree
+from draftcast.sim.acceptance.model import AcceptanceModel, Tree
 from draftcast.sim.acceptance.trace import Trace
-from draftcast.sim.acceptance.two_state import Markov, Ngram
 from draftcast.sim.compiled.borrowed import Held, borrowed, put
 
 N = 20
 MODELS: list[AcceptanceModel] = [
-    Constant(model="constant", alpha=0.7),
-    PerPosition(model="per_position", rates=(0.9, 0.8, 0.7, 0.5, 0.5, 0.3, 0.2, 0.1)),
-    Beta(model="beta", mean=0.7, concentration=2.0),
-    Markov(model="markov", alpha_good=0.9, alpha_bad=0.3, p_gb=0.2, p_bg=0.1),
-    Ngram(model="ngram", match_probability=0.5, alpha=0.8, persistence=0.7, mean_match_tokens=3.0),
+    Chain(alpha=0.7),
+    Chain(rates=(0.9, 0.8, 0.7, 0.5, 0.5, 0.3, 0.2, 0.1)),
+    Chain(alpha=0.7, concentration=2.0),
+    markov(alpha_good=0.9, alpha_bad=0.3, p_gb=0.2, p_bg=0.1),
+    Chain(match_probability=0.5, alpha=0.8, persistence=0.7, mean_match_tokens=3.0),
     Tree(model="tree", alpha=0.5, widths=(3, 2, 2, 1, 1, 1, 1, 1)),
     Trace(model="trace"),
 ]
@@ -67,8 +67,8 @@ def test_answers_do_not_depend_on_the_calls_before(
 @given(seeds, st.integers(0, N - 1), st.lists(st.integers(0, 8), min_size=1, max_size=12))
 def test_drafts_meet_the_same_tokens_whatever_the_rounds(seed: int, request: int, drafts: list[int]) -> None:
     """With rates that do not depend on the draft's index, rounds of any length read one and the same text."""
-    arrays = compiled(Markov(model="markov", alpha_good=0.9, alpha_bad=0.2, p_gb=0.3, p_bg=0.3), seed)
-    other = compiled(Markov(model="markov", alpha_good=0.9, alpha_bad=0.2, p_gb=0.3, p_bg=0.3), seed)
+    arrays = compiled(markov(alpha_good=0.9, alpha_bad=0.2, p_gb=0.3, p_bg=0.3), seed)
+    other = compiled(markov(alpha_good=0.9, alpha_bad=0.2, p_gb=0.3, p_bg=0.3), seed)
     text = [accepted_drafts(other, request, p, 1) for p in range(110)]
     position = 1
     for k in drafts:
@@ -86,17 +86,17 @@ def test_another_seed_is_another_text(model: AcceptanceModel) -> None:
 
 
 def test_more_requests_and_other_classes_leave_a_request_alone() -> None:
-    few = compile_acceptance([Beta(model="beta", mean=0.7, concentration=2.0)], np.zeros(5), 9)
+    few = compile_acceptance([Chain(alpha=0.7, concentration=2.0)], np.zeros(5), 9)
     many = compile_acceptance(
         [
-            Constant(model="constant", alpha=0.1),
-            Beta(model="beta", mean=0.7, concentration=2.0),
-            Markov(model="markov", alpha_good=0.9, alpha_bad=0.1, p_gb=0.5, p_bg=0.5),
+            Chain(alpha=0.1),
+            Chain(alpha=0.7, concentration=2.0),
+            markov(alpha_good=0.9, alpha_bad=0.1, p_gb=0.5, p_bg=0.5),
         ],
         [1, 1, 1, 1, 1, 0, 2, 0],
         9,
     )
-    np.testing.assert_array_equal(few.alpha, many.alpha[:5])
+    np.testing.assert_array_equal(few.conditional[few.row], many.conditional[many.row[:5]])
     np.testing.assert_array_equal(few.keys, many.keys[:5])
     for position in range(30):
         assert accepted_drafts(few, 3, position, 8) == accepted_drafts(many, 3, position, 8)
@@ -104,18 +104,18 @@ def test_more_requests_and_other_classes_leave_a_request_alone() -> None:
 
 def test_the_cursor_is_kept() -> None:
     """A cursor that silently stays put (numba can drop the store) would cost a walk from position 0 every round."""
-    arrays = compiled(Markov(model="markov", alpha_good=0.9, alpha_bad=0.1, p_gb=0.5, p_bg=0.5), 0)
+    arrays = compiled(markov(alpha_good=0.9, alpha_bad=0.1, p_gb=0.5, p_bg=0.5), 0)
     accepted_drafts(arrays, 2, 17, 8)
     assert arrays.state[2] >> 1 == 17
-    arrays = compiled(Ngram(model="ngram", match_probability=0.5, alpha=0.5), 0)
+    arrays = compiled(Chain(match_probability=0.5, alpha=0.5), 0)
     proposed_drafts(arrays, 2, 21, 3)
     assert arrays.state[2] >> 1 == 21
     assert (np.delete(arrays.state, 2) == -1).all()
 
 
 def test_requests_without_a_chain_carry_no_cursor() -> None:
-    arrays = compiled(Constant(model="constant", alpha=0.5), 0)
-    assert arrays.state.size == arrays.match_keys.size == arrays.alpha.size == arrays.offsets.size == 0
+    arrays = compiled(Chain(alpha=0.5), 0)
+    assert arrays.state.size == arrays.match_keys.size == arrays.offsets.size == 0
 
 
 @njit
@@ -126,7 +126,7 @@ def _double(record: AcceptanceArrays, index: int) -> int:
 
 
 def test_borrowed_reads_and_writes_the_caller_s_arrays() -> None:
-    arrays = compiled(Markov(model="markov", alpha_good=0.9, alpha_bad=0.1, p_gb=0.5, p_bg=0.5), 0)
+    arrays = compiled(markov(alpha_good=0.9, alpha_bad=0.1, p_gb=0.5, p_bg=0.5), 0)
     arrays.state[4] = 21
     assert _double(arrays, 4) == N
     assert arrays.state[4] == 42
@@ -140,7 +140,7 @@ def _second_key(record: AcceptanceArrays) -> int:
 
 def test_a_held_bundle_is_read_as_its_own_arrays_are() -> None:
     """Types of bundles are kept by layout: another width of one array is another type."""
-    arrays = compiled(Constant(model="constant", alpha=0.5), 0)
+    arrays = compiled(Chain(alpha=0.5), 0)
     for kind in (np.uint64, np.uint32, np.uint64):
         held = Held(arrays._replace(keys=np.array([7, 9], kind)))
         assert held.bind(_second_key)() == 9

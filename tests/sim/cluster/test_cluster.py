@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from samples import closed_loop
 
-from draftcast.sim.acceptance.model import Constant
+from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import make_router
 from draftcast.sim.engine.replica import Replica
@@ -59,7 +59,7 @@ def drawn_requests(seed: int, n: int, rate_rps: float) -> dict[str, Any]:
         "arrival_s": np.cumsum(rng.exponential(1 / rate_rps, n)),
         "method": "eagle",
         "k": 2,
-        "accept": Constant(model="constant", alpha=0.6),
+        "accept": Chain(alpha=0.6),
         "seed": seed,
         "cost": {"step_s": 1.0, "row_s": 0.01, "kv_s": 0.001, "draft_s": 0.1, "host_s": 0.05},
     }
@@ -195,7 +195,7 @@ def test_a_closed_loop_equals_an_open_run_of_its_table(serve: Serve) -> None:
     """The same through the open loop's own path: the table sorted by the arrivals that the closed loop made."""
     drawn = drawn_requests(4, 100, rate_rps=1.0)
     del drawn["arrival_s"]
-    drawn["accept"] = Constant(model="constant", alpha=0.0)  # draws are keyed by row, and sorting moves rows
+    drawn["accept"] = Chain(alpha=0.0)  # draws are keyed by row, and sorting moves rows
     loop = closed_loop(6, 2.0, "exponential")
     closed, _ = serve(**drawn, closed_loop=loop)
     order = np.argsort(closed["arrival_s"].to_numpy(), kind="stable")
@@ -271,7 +271,7 @@ def test_looking_at_loads_shortens_the_wait(serve: Serve) -> None:
     drawn |= {
         "method": "none",
         "k": 0,
-        "accept": Constant(model="constant", alpha=0.0),
+        "accept": Chain(alpha=0.0),
         "cost": {"step_s": 0.4, "row_s": 0.0},
     }
     waits = {}
@@ -291,7 +291,7 @@ def test_random_splitting_makes_independent_queues(serve: Serve) -> None:
         [1] * n,
         [1] * n,
         arrival_s=arrival_s,
-        accept=Constant(model="constant", alpha=0.0),
+        accept=Chain(alpha=0.0),
         replicas=replicas,
         router="random",
         cost=ONE_SECOND,

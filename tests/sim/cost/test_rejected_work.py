@@ -13,8 +13,8 @@ import pytest
 
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.schema.load import load_scenario
-from draftcast.sim.acceptance.model import Constant, Tree
-from draftcast.sim.acceptance.two_state import Ngram
+from draftcast.sim.acceptance.chain import Chain
+from draftcast.sim.acceptance.model import Tree
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.output.results import TIME_COLUMNS
 from draftcast.sim.policies.schedule import BatchSchedule
@@ -74,7 +74,7 @@ def test_a_tree_keeps_the_levels_of_its_accepted_path(build_case: Any, table_cos
 
 
 def test_a_row_reserved_without_a_match_rejects_no_draft(build_case: Any) -> None:
-    never = Ngram(model="ngram", match_probability=0.0, alpha=0.7)
+    never = Chain(match_probability=0.0, alpha=0.7)
     case = build_case([4], [2], method="ngram_gpu", k=2, accept=never, cost={"search_fraction": 0.5}).serve()
     # 4 rows and the search: 2.25 s. Nothing matches, two of the next 3 rows are in vain; the search was not.
     assert parts(case) == {"prefill": 2.25, "verify": 1.125, "draft": 0.5 * 1.125, "rejected": 0.25 + 0.5 * 0.25}
@@ -149,12 +149,12 @@ def test_on_a_gpu_it_goes_from_little_to_the_proportion(clients: int, low: float
 # ---- the causes are the whole time ----
 
 METHODS = [
-    ("eagle", True, Constant(model="constant", alpha=0.6)),
-    ("eagle", False, Constant(model="constant", alpha=0.6)),
-    ("draft_model", True, Constant(model="constant", alpha=0.6)),
-    ("medusa", False, Constant(model="constant", alpha=0.6)),
-    ("ngram", False, Ngram(model="ngram", match_probability=0.6, alpha=0.7, persistence=0.7, mean_match_tokens=2.0)),
-    ("ngram_gpu", True, Ngram(model="ngram", match_probability=0.6, alpha=0.7, persistence=0.7, mean_match_tokens=2.0)),
+    ("eagle", True, Chain(alpha=0.6)),
+    ("eagle", False, Chain(alpha=0.6)),
+    ("draft_model", True, Chain(alpha=0.6)),
+    ("medusa", False, Chain(alpha=0.6)),
+    ("ngram", False, Chain(match_probability=0.6, alpha=0.7, persistence=0.7, mean_match_tokens=2.0)),
+    ("ngram_gpu", True, Chain(match_probability=0.6, alpha=0.7, persistence=0.7, mean_match_tokens=2.0)),
     ("tree", True, Tree(model="tree", alpha=0.5, widths=(3, 3, 3, 3))),
 ]
 

@@ -19,9 +19,8 @@ from paths import TESTS
 
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.schema.load import load_scenario
+from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compiled import accepted_drafts, proposed_drafts
-from draftcast.sim.acceptance.model import Beta, Constant
-from draftcast.sim.acceptance.two_state import Ngram
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import ROUTERS, make_router
 from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
@@ -113,9 +112,9 @@ def busy(build_case: Any, policy: Policy, method: str = "eagle", k: int = 3, **c
         "method": method,
         "k": k,
         "policy": policy,
-        "accept": Ngram(model="ngram", match_probability=0.6, alpha=0.7, persistence=0.8)
+        "accept": Chain(match_probability=0.6, alpha=0.7, persistence=0.8)
         if method.startswith("ngram")
-        else Constant(model="constant", alpha=0.7),
+        else Chain(alpha=0.7),
         "confidence": 0.5,
         "seed": 11,
         "num_gpu_blocks": 25,
@@ -277,7 +276,7 @@ def fates(case: Any) -> dict[tuple[int, int], bool]:
 
 @pytest.mark.parametrize(
     "model",
-    [Constant(model="constant", alpha=0.7), Beta(model="beta", mean=0.7, concentration=2.0)],
+    [Chain(alpha=0.7), Chain(alpha=0.7, concentration=2.0)],
     ids=("constant", "beta"),
 )
 def test_no_change_of_the_engine_changes_a_draft_s_fate(build_case: Any, model: Any) -> None:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from request_checks import check_requests, littles_law
 from samples import closed_loop
 
-from draftcast.sim.acceptance.model import AcceptanceModel, Constant, Tree
-from draftcast.sim.acceptance.two_state import Ngram
+from draftcast.sim.acceptance.chain import Chain
+from draftcast.sim.acceptance.model import AcceptanceModel, Tree
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import ROUTERS, make_router
 from draftcast.sim.cost.methods import Method, get_method
@@ -62,8 +62,8 @@ def acceptance_of(method: Method, alpha: float) -> AcceptanceModel:
     if method.is_tree:
         return Tree(model="tree", alpha=alpha, widths=(2,) * 8)
     if method.proposes_by_match:
-        return Ngram(model="ngram", match_probability=0.6, alpha=alpha, persistence=0.7, mean_match_tokens=3.0)
-    return Constant(model="constant", alpha=alpha)
+        return Chain(match_probability=0.6, alpha=alpha, persistence=0.7, mean_match_tokens=3.0)
+    return Chain(alpha=alpha)
 
 
 @st.composite

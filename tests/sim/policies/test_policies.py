@@ -13,7 +13,7 @@ from numba import njit
 import draftcast
 from draftcast.errors import ScenarioError
 from draftcast.scenarios.schema.scenario import POLICIES as SCENARIO_POLICIES
-from draftcast.sim.acceptance.model import Constant
+from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.policies import ema_tiers, goodput
 from draftcast.sim.policies.base import Policy
@@ -70,7 +70,7 @@ def test_batch_schedule_refuses_what_vllm_refuses(bad: list[list[int]]) -> None:
 
 def test_batch_schedule_follows_the_batch(build_case: Any) -> None:
     policy = BatchSchedule([[1, 1, 3], [2, 8, 1]])
-    case = build_case([4, 4], [12, 4], method="ngram", k=3, policy=policy, accept=Constant(model="constant", alpha=0.0))
+    case = build_case([4, 4], [12, 4], method="ngram", k=3, policy=policy, accept=Chain(alpha=0.0))
     seen = {(len(step.rows), max(step.next_drafts.values(), default=0)) for step in case.log()}
     assert seen == {(2, 1), (1, 3)}
 
@@ -81,9 +81,7 @@ def test_batch_schedule_follows_the_batch(build_case: Any) -> None:
 def test_off_drafts_nothing_and_keeps_what_is_reserved(build_case: Any) -> None:
     engine = {"max_num_batched_tokens": 10, "async_scheduling": False}
     plain = build_case([8], [3], **engine)
-    off = build_case(
-        [8], [3], policy=Off(), method="draft_model", k=4, accept=Constant(model="constant", alpha=1.0), **engine
-    )
+    off = build_case([8], [3], policy=Off(), method="draft_model", k=4, accept=Chain(alpha=1.0), **engine)
     steps = off.log()
     assert all(not step.next_drafts for step in steps)
     # draft_model: one input slot and four KV slots per request stay reserved. Of 10 rows 9
@@ -94,7 +92,7 @@ def test_off_drafts_nothing_and_keeps_what_is_reserved(build_case: Any) -> None:
 
 
 def test_fixed_always_drafts_k(build_case: Any) -> None:
-    case = build_case([4], [9], method="ngram", k=2, accept=Constant(model="constant", alpha=1.0))
+    case = build_case([4], [9], method="ngram", k=2, accept=Chain(alpha=1.0))
     # 9 tokens: one by the prefill, then three a step: 1 + 3 + 3 + 2.
     assert [step.rows[0] for step in case.log()] == [(4, 0, 0), (3, 2, 2), (3, 2, 2), (3, 2, 2)]
 
@@ -130,9 +128,7 @@ def test_goodput_learns_alpha_from_tested_drafts(build_case: Any) -> None:
 def test_goodput_probes_after_an_interval_without_drafts(build_case: Any) -> None:
     def tried(interval: int) -> list[int]:
         policy = Goodput(initial_acceptance=0.0, probe_interval_steps=interval)
-        return decisions(
-            build_case([4], [12], method="ngram", k=3, policy=policy, accept=Constant(model="constant", alpha=0.0))
-        )
+        return decisions(build_case([4], [12], method="ngram", k=3, policy=policy, accept=Chain(alpha=0.0)))
 
     assert set(tried(0)) == {0}
     probes = tried(4)
@@ -177,14 +173,14 @@ def test_ema_tiers_probes_from_zero_and_waits_for_the_interval(build_case: Any) 
 
 def test_ema_tiers_has_a_tier_per_batch_size(build_case: Any) -> None:
     policy = EmaTiers([Tier(1, (2,)), Tier(2, (0,))])
-    case = build_case([4, 4], [12, 4], method="ngram", k=2, policy=policy, accept=Constant(model="constant", alpha=0.0))
+    case = build_case([4, 4], [12, 4], method="ngram", k=2, policy=policy, accept=Chain(alpha=0.0))
     seen = {(len(step.rows), max(step.next_drafts.values(), default=0)) for step in case.log()}
     assert seen == {(2, 0), (1, 2)}
 
 
 def drafts_of(build_case: Any, policy: Policy, alpha: float) -> list[int]:
     """What a policy decides for one long request whose drafts are accepted with probability ``alpha``."""
-    accept = Constant(model="constant", alpha=alpha)
+    accept = Chain(alpha=alpha)
     return decisions(build_case([4], [150], method="ngram", k=3, policy=policy, accept=accept, seed=5, **LONG))
 
 
@@ -231,9 +227,7 @@ class EveryOther(Policy):
 
 
 def test_a_python_policy_sets_draft_lengths_per_request(build_case: Any) -> None:
-    case = build_case(
-        [4, 4, 4], [10, 10, 10], method="eagle", k=2, policy=EveryOther(), accept=Constant(model="constant", alpha=1.0)
-    )
+    case = build_case([4, 4, 4], [10, 10, 10], method="eagle", k=2, policy=EveryOther(), accept=Chain(alpha=1.0))
     steps = case.log()
     assert {i for step in steps for i in step.next_drafts} == {0, 2}
     assert case.rows["draft_tokens"][1] == 0
@@ -246,7 +240,7 @@ def test_a_python_policy_is_cut_to_k(build_case: Any) -> None:
         def decide(self, batch: Any) -> int:
             return 99
 
-    case = build_case([4], [12], method="ngram", k=2, policy=TooMany(), accept=Constant(model="constant", alpha=0.0))
+    case = build_case([4], [12], method="ngram", k=2, policy=TooMany(), accept=Chain(alpha=0.0))
     assert max(decisions(case)) == 2
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from draftcast.sim.acceptance.model import Constant
+from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.policies import bandit as rule
 from draftcast.sim.policies.bandit import Bandit
@@ -140,7 +140,7 @@ def test_a_step_is_booked_on_the_length_it_verified(build_case: Any, is_async: b
     # All drafts are accepted: a step of one request with d drafts takes 1 + (1 + d) / 8 s and yields 1 + d tokens.
     case = build_case(
         [4], [400], method="eagle", k=2, policy=Bandit("ucb", exploration=1.0),
-        accept=Constant(model="constant", alpha=1.0),
+        accept=Chain(alpha=1.0),
         async_scheduling=is_async, max_model_len=512, num_gpu_blocks=201,
     )  # fmt: skip
     case.log()
@@ -155,7 +155,7 @@ def test_a_step_is_booked_on_the_length_it_verified(build_case: Any, is_async: b
 def test_it_finds_the_length_that_pays(build_case: Any, algorithm: str, row_s: float, better: str) -> None:
     case = build_case(
         [4] * 4, [400] * 4, method="eagle", k=3, policy=Bandit(algorithm),
-        accept=Constant(model="constant", alpha=0.4), cost={"row_s": row_s},
+        accept=Chain(alpha=0.4), cost={"row_s": row_s},
         max_model_len=512, num_gpu_blocks=600,
     )  # fmt: skip
     drafts = [max(step.next_drafts.values(), default=0) for step in case.log()]

@@ -7,27 +7,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from acceptance_formulas import recording
+from acceptance_formulas import markov, recording
 from numba import njit
 
 import draftcast
 from draftcast.errors import ScenarioError
+from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
-from draftcast.sim.acceptance.compiled import KIND_BETA, KIND_TRACE, AcceptanceArrays, accepted_drafts
+from draftcast.sim.acceptance.compiled import KIND_TRACE, AcceptanceArrays, accepted_drafts
 from draftcast.sim.acceptance.confidence import has_confidence, survivals
-from draftcast.sim.acceptance.model import AcceptanceModel, Beta, Constant, PerPosition
+from draftcast.sim.acceptance.model import AcceptanceModel
 from draftcast.sim.acceptance.trace import Trace
-from draftcast.sim.acceptance.two_state import Markov
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.compiled.random_streams import GOLDEN, MIX_1, mix64_array
 from draftcast.sim.policies.base import Policy
 
 N, K = 40_000, 3
 MODELS: dict[str, AcceptanceModel] = {
-    "constant": Constant(model="constant", alpha=0.7),
-    "per_position": PerPosition(model="per_position", rates=(0.8, 0.5, 0.3)),
-    "beta": Beta(model="beta", mean=0.6, concentration=3.0),
-    "markov": Markov(model="markov", alpha_good=0.9, alpha_bad=0.3, p_gb=0.1, p_bg=0.2),
+    "constant": Chain(alpha=0.7),
+    "per_position": Chain(rates=(0.8, 0.5, 0.3)),
+    "beta": Chain(alpha=0.6, concentration=3.0),
+    "markov": markov(alpha_good=0.9, alpha_bad=0.3, p_gb=0.1, p_bg=0.2),
     "trace": Trace(model="trace"),
 }
 RECORDED = recording([[0, 3, 0, 1, 2, 0]] * N)
@@ -90,7 +90,7 @@ def by_the_formula(arrays: AcceptanceArrays, discrimination: float, i: int) -> l
     position, kind, out, alive = int(POSITIONS[i]), arrays.kind[0], [], 1.0
     recorded = int(arrays.lengths[arrays.offsets[i] + position]) if kind == KIND_TRACE else -1
     for j in range(K):
-        p = float(arrays.alpha[i]) if kind == KIND_BETA else float(arrays.conditional[0, j])
+        p = float(arrays.conditional[arrays.row[i], j])
         counter = (int(arrays.keys[i]) + (position + j + 1) * int(GOLDEN)) % 2**64
         bits = int(mix64_array(np.array([counter], np.uint64))[0])
         accepted = (j < recorded) if j <= recorded else (bits >> 11) * 2.0**-53 < p
@@ -113,24 +113,22 @@ def test_the_forecast_is_the_formula_to_the_last_bit(name: str, discrimination: 
 
 
 def test_survival_is_the_chance_to_be_reached_and_accepted() -> None:
-    out = survival(compiled(PerPosition(model="per_position", rates=(0.8, 0.5, 0.3)), 0.0))
+    out = survival(compiled(Chain(rates=(0.8, 0.5, 0.3)), 0.0))
     assert out[0] == pytest.approx([0.8, 0.5, 0.3])
-    informed = survival(compiled(PerPosition(model="per_position", rates=(0.8, 0.5, 0.3)), 0.5))
+    informed = survival(compiled(Chain(rates=(0.8, 0.5, 0.3)), 0.5))
     assert (np.diff(informed, axis=1) <= 0).all()
     assert informed.mean(axis=0) == pytest.approx([0.8, 0.5, 0.3], abs=0.01)
 
 
 def test_full_confidence_knows_the_outcome() -> None:
-    arrays = compiled(Constant(model="constant", alpha=0.7), 1.0)
+    arrays = compiled(Chain(alpha=0.7), 1.0)
     assert ((survival(arrays) > 0.5).sum(axis=1) == accepted(arrays)).all()
 
 
 def test_no_confidence_unless_given() -> None:
-    assert not has_confidence(compiled(Constant(model="constant", alpha=0.7), None))
-    assert has_confidence(compiled(Constant(model="constant", alpha=0.7), 0.0))
-    two = compile_acceptance(
-        [Constant(model="constant", alpha=0.7)] * 2, np.zeros(3, np.int16), 5, K, confidence=[0.5, None]
-    )
+    assert not has_confidence(compiled(Chain(alpha=0.7), None))
+    assert has_confidence(compiled(Chain(alpha=0.7), 0.0))
+    two = compile_acceptance([Chain(alpha=0.7)] * 2, np.zeros(3, np.int16), 5, K, confidence=[0.5, None])
     assert not has_confidence(two)
 
 
@@ -164,7 +162,7 @@ def test_a_python_policy_sees_it_or_is_told(build_case: Any) -> None:
         def decide(self, batch: Any) -> Any:
             return (batch.survival > 0.5).sum(axis=1)
 
-    alphas = {"method": "eagle", "k": 3, "policy": Sure(), "accept": Constant(model="constant", alpha=0.8)}
+    alphas = {"method": "eagle", "k": 3, "policy": Sure(), "accept": Chain(alpha=0.8)}
     case = build_case([4], [9], **alphas, confidence=0.0)
     # 0.8, 0.64, 0.512.
     assert case.log()[0].next_drafts == {0: 3}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from draftcast.sim.acceptance.model import Beta
+from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
 from draftcast.sim.policies.base import Policy
@@ -39,11 +39,13 @@ def case_of(build_case: Any, policy: Policy, alphas: list[float], k: int = 3, **
         method="eagle",
         k=k,
         policy=policy,
-        accept=Beta(model="beta", mean=0.5, concentration=1.0),
+        accept=Chain(alpha=0.5, concentration=1.0),
         confidence=0.0,
         **more,
     )
-    case.replica.state.acceptance.alpha[:] = alphas
+    acceptance = case.replica.state.acceptance  # a row for each request
+    acceptance.row[:] = np.arange(n)
+    acceptance.conditional[:n] = np.array(alphas)[:, None]
     return case
 
 
@@ -206,9 +208,9 @@ def test_chunks_of_a_prefill_draft_nothing(build_case: Any) -> None:
     for policy in (Confidence(1.0), Tetris(1.0), AdaptiveVerification(), SloAware(0.0, 9.0)):
         case = build_case(
             [40], [4], method="eagle", k=2, policy=policy,
-            accept=Beta(model="beta", mean=0.5, concentration=1.0), confidence=0.0, max_num_batched_tokens=16,
+            accept=Chain(alpha=0.5, concentration=1.0), confidence=0.0, max_num_batched_tokens=16,
         )  # fmt: skip
-        case.replica.state.acceptance.alpha[:] = 1.0
+        case.replica.state.acceptance.conditional[:] = 1.0
         assert [bool(step.next_drafts) for step in case.log()][:3] == [False, False, True]
 
 

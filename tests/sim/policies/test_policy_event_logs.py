@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.acceptance.model import Beta, Constant, Tree
-from draftcast.sim.acceptance.two_state import Ngram
+from draftcast.sim.acceptance.chain import Chain
+from draftcast.sim.acceptance.model import Tree
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
 from draftcast.sim.policies.bandit import Bandit
@@ -166,12 +166,12 @@ def test_ema_tiers_go_by_batch_size(build_case: Any) -> None:
 # ---- oracle ----
 
 ORACLE_CASES = [
-    ("eagle", True, Constant(model="constant", alpha=0.7)),
-    ("eagle", False, Constant(model="constant", alpha=0.7)),
-    ("eagle", True, Beta(model="beta", mean=0.6, concentration=2.0)),
-    ("draft_model", True, Constant(model="constant", alpha=0.5)),
-    ("medusa", False, Constant(model="constant", alpha=0.7)),
-    ("ngram", False, Ngram(model="ngram", match_probability=0.6, alpha=0.7, persistence=0.7, mean_match_tokens=2.0)),
+    ("eagle", True, Chain(alpha=0.7)),
+    ("eagle", False, Chain(alpha=0.7)),
+    ("eagle", True, Chain(alpha=0.6, concentration=2.0)),
+    ("draft_model", True, Chain(alpha=0.5)),
+    ("medusa", False, Chain(alpha=0.7)),
+    ("ngram", False, Chain(match_probability=0.6, alpha=0.7, persistence=0.7, mean_match_tokens=2.0)),
     ("tree", True, Tree(model="tree", alpha=0.5, widths=(3, 3, 3, 3))),
 ]
 
@@ -270,7 +270,7 @@ def test_every_parameter_changes_the_outcome(build_case: Any, table_cost: Any, n
     def finishes(policy: Policy) -> list[float]:
         case = build_case(
             [4] * 6, [110] * 6, arrival_s=[8.0 * i for i in range(6)], method="eagle", k=5, policy=policy,
-            accept=Constant(model="constant", alpha=0.6), confidence=0.4, max_model_len=128, cost=cost,
+            accept=Chain(alpha=0.6), confidence=0.4, max_model_len=128, cost=cost,
         )  # fmt: skip
         return case.serve().requests()["finish_s"].tolist()  # type: ignore[no-any-return]
 

@@ -1,0 +1,291 @@
+"""A chain of drafts: rates by position, spread between requests, stretches along the output, and matches of a search.
+
+One record composes what measurements show. Acceptance of draft j, given that those before it were accepted, is a rate
+m_j; a request's own rate is the quantile of Beta(m_j concentration, (1 - m_j) concentration) at its own uniform number,
+the same for every draft, cut into `BINS`; stretches of the output shift the log-odds up (good) or down (bad). With a
+text search the stretches are those of matches instead, and only rounds that start at a match draft.
+
+The stretches are a two-state chain indexed by output position, so that it is the same text whatever the rounds; rounds
+sample it unevenly, because a good stretch is crossed in few long rounds and a bad one in many short ones. Likewise a
+request that accepts little runs more rounds. Averages over rounds, which is what servers count, therefore follow from
+the chain seen at round starts (the embedded chain, a Markov renewal process), each request by its rounds a token.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+import numpy as np
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from draftcast.calibration.acceptance.references import continued
+from draftcast.frozen import Probability, wrong
+from draftcast.sim.acceptance.compiled import (
+    KIND_NGRAM,
+    KIND_RATES,
+    KIND_STATES,
+    MAX_K,
+    N_PARAMS,
+    P_ENTER,
+    P_LONGER,
+    P_STATIONARY,
+    P_STAY,
+)
+from draftcast.sim.acceptance.model import AcceptanceModel, FloatArray, Rates, check_drafts
+
+BINS = 128
+_REQUIRED = {"constant": "alpha", "per_position": "rates", "ngram": "match_probability"}
+Persistence = Annotated[float, Field(ge=-1, lt=1, allow_inf_nan=False)]
+_TINY = 1e-12
+
+
+class Chain(AcceptanceModel):
+    """How one draft after the other is accepted. What is not given is not there: no spread, no stretches, no search.
+
+    Exactly one of ``alpha`` (the rate of every draft, of the mean request), ``rates`` (measured: unconditional, by
+    position, over all rounds with a draft; `_rates_of_rounds` finds the m_j that show them) and ``alpha_good`` with
+    ``alpha_bad`` (the rate in either kind of stretch).
+    """
+
+    # One record; the other names say which key is required. Earlier files also said beta and markov (`respelled`).
+    model: Literal["chain", "constant", "per_position", "ngram"] = "chain"
+    alpha: Probability | None = None
+    rates: Rates | None = None
+    # The published measurement that the rates are of: a name of `draftcast.calibration.acceptance.references`.
+    reference: str | None = None
+    alpha_good: Probability | None = None
+    alpha_bad: Probability | None = None
+    # Between requests: Beta's a + b, small for long tails. Variance of alpha: alpha (1 - alpha) / (concentration + 1).
+    concentration: Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)] | None = None
+    # Log-odds between a good and a bad stretch, around ``rates``.
+    contrast: Annotated[float, Field(ge=0, le=50, allow_inf_nan=False)] | None = None
+    good_share: Probability | None = None
+    # Lag-1 autocorrelation, by output token, of good and bad or of matched and not.
+    persistence: Persistence | None = None
+    # Text searches: share of the output positions that match (None: every round drafts).
+    match_probability: Probability | None = None
+    # Suffix decoding: the proposal is as long as the match, geometric with this mean (None: always k).
+    mean_match_tokens: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Self:
+        key = _REQUIRED.get(self.model)
+        if key is not None and getattr(self, key) is None:
+            raise wrong(key, None, f"required for acceptance model {self.model}")
+        given = [name for name in ("alpha", "rates", "alpha_good") if getattr(self, name) is not None]
+        if len(given) != 1 or (self.alpha_good is None) != (self.alpha_bad is None):
+            raise wrong("alpha", self.alpha, "give exactly one of alpha and rates (or alpha_good with alpha_bad)")
+        if self.contrast and self.rates is None:
+            raise wrong("contrast", self.contrast, "goes with rates; alpha_good and alpha_bad say it themselves")
+        searches, stretches = self.match_probability is not None, self._has_stretches
+        for key, fits, why in (
+            ("contrast", not (searches and stretches), "a text search's stretches are those of matches"),
+            ("mean_match_tokens", searches or self.mean_match_tokens is None, "goes with match_probability"),
+            ("good_share", stretches or self.good_share is None, "goes with contrast, or alpha_good and alpha_bad"),
+            ("persistence", searches or stretches or not self.persistence, "of what? give contrast or matches"),
+        ):
+            if not fits:
+                raise wrong(key, getattr(self, key), why)
+        state = self._share
+        if self._persistence < -min(state, 1.0 - state) / max(state, 1.0 - state) - _TINY:
+            raise wrong("persistence", self.persistence, f"cannot be so low with a share of {state:g} in either state")
+        if self._persistence < 0.0 and searches:
+            raise wrong("persistence", self.persistence, "must be at least 0 for matches")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _what_is_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        plain = dump(self).items()
+        return {key: value for key, value in plain if value is not None or key in AcceptanceModel.model_fields}
+
+    @property
+    def _has_stretches(self) -> bool:
+        return bool(self.contrast) or self.alpha_good is not None
+
+    @property
+    def _persistence(self) -> float:
+        return self.persistence or 0.0
+
+    @property
+    def _share(self) -> float:
+        """Share of the output positions in state 1: matched, or good."""
+        share = self.good_share if self.match_probability is None else self.match_probability
+        return 0.5 if share is None else share
+
+    @property
+    def kind(self) -> int:  # type: ignore[override]
+        return KIND_NGRAM if self.match_probability is not None else KIND_STATES if self._has_stretches else KIND_RATES
+
+    def unconditional(self, k: int) -> FloatArray:
+        return _over_rounds(self, check_drafts(k)).rates
+
+    def draft_share(self, k: int) -> float:
+        return _over_rounds(self, check_drafts(k)).draft_share if k else 0.0
+
+    def draft_probabilities(self) -> FloatArray:
+        """Shape [bins * states, MAX_K]: rows of a bin's bad and good state, or of a bin alone."""
+        return _probabilities(self)
+
+    def parameters(self) -> FloatArray:
+        share, row = self._share, np.zeros(N_PARAMS)
+        row[P_STATIONARY], row[P_ENTER] = share, share * (1.0 - self._persistence)
+        row[P_STAY] = share + self._persistence * (1.0 - share)
+        row[P_LONGER] = 1.0 if self.mean_match_tokens is None else 1.0 - 1.0 / self.mean_match_tokens
+        return row
+
+    def lag_covariance(self, k: int, lag: int) -> float:
+        """Covariance of the drafts accepted in two rounds of k, ``lag`` rounds apart, over all requests' rounds."""
+        mean = float(self.unconditional(k).sum())
+        return _over_rounds(self, check_drafts(k), lag).product - mean**2
+
+    def between_requests(self, k: int) -> float:
+        """Variance of the drafts that requests accept in a round of k, each request counted once."""
+        return _over_rounds(self, check_drafts(k)).between
+
+
+class _OverRounds(NamedTuple):
+    rates: FloatArray  # [k] of the rounds with a draft
+    draft_share: float
+    product: float  # mean of the drafts accepted in a round times those of the round ``lag`` later
+    between: float  # variance of the requests' means
+
+
+@functools.lru_cache(maxsize=512)
+def _over_rounds(model: Chain, k: int, lag: int = 1) -> _OverRounds:
+    return _averages(model, _probabilities(model)[:, :k], lag)
+
+
+def _averages(model: Chain, probabilities: FloatArray, lag: int = 1) -> _OverRounds:
+    """Long-run averages over rounds of k drafts; ``probabilities``: [bins * states, k].
+
+    With T the matrix of the stretches and A_j the diagonal of draft j's rates, a round that starts in state s leaves
+    the next one's start with sum_{a<k} (prod_{i<a} A_i T) (I - A_a) T + (prod_{i<k} A_i T) T: the rejected position
+    (or the bonus position) is emitted too, hence the last T. Rounds start in the stationary law of that matrix. The
+    uniform numbers a round has looked at lie before the next start, so given the state the rounds are independent and
+    the result is exact in the long run; a request's first rounds still start from the chain's own law.
+    """
+    k = probabilities.shape[1]
+    row = model.parameters()
+    if model.kind != KIND_STATES:
+        rates = np.cumprod(probabilities, axis=1) * row[P_LONGER] ** np.arange(k)
+        drafting = np.array([_draft_share(model, each) for each in rates])
+        weights = 1.0 / (1.0 + drafting * rates.sum(axis=1))
+        product = rates.sum(axis=1) ** 2
+    else:
+        change = np.array([[1.0 - row[P_ENTER], row[P_ENTER]], [1.0 - row[P_STAY], row[P_STAY]]])
+        by_bin = probabilities.reshape(-1, 2, k)
+        reach = np.broadcast_to(np.eye(2), (len(by_bin), 2, 2))
+        kernel, weighted = np.zeros((2, len(by_bin), 2, 2))
+        arrived = []  # [bins, states]: P(the first j + 1 drafts are accepted | start)
+        for j in range(k):
+            accepted = by_bin[:, None, :, j]
+            left = reach * (1.0 - accepted) @ change
+            kernel, weighted = kernel + left, weighted + j * left
+            reach = reach * accepted
+            arrived.append(reach.sum(axis=2))
+            reach = reach @ change
+        left = reach @ change
+        kernel, weighted = kernel + left, weighted + k * left
+        turnover = kernel[:, 0, 1] + kernel[:, 1, 0]
+        # Rounds that never change state (a chain of period 2 crossed two by two) keep the law of position 0.
+        good = np.divide(kernel[:, 0, 1], turnover, out=np.full(len(by_bin), row[P_STATIONARY]), where=turnover > 1e-15)
+        law = np.stack((1.0 - good, good), axis=1)
+        rates = np.stack([(law * each).sum(axis=1) for each in arrived], axis=1) if k else np.zeros((len(by_bin), 0))
+        drafting = np.ones(len(by_bin))
+        weights = 1.0 / (1.0 + rates.sum(axis=1))
+        mean = weighted.sum(axis=2)  # of a round that starts in either state
+        ahead = np.linalg.matrix_power(kernel, lag - 1)
+        product = np.einsum("bi,bij,bjl,bl->b", law, weighted, ahead, mean)
+    weights /= weights.sum()
+    share = float(weights @ drafting)
+    drafted = weights * drafting / share if share > 0.0 else weights
+    return _OverRounds(drafted @ rates, share, float(drafted @ product), float(rates.sum(axis=1).var()))
+
+
+def _draft_share(model: Chain, rates: FloatArray) -> float:
+    """Long-run share of a request's rounds that draft. Differs from the match probability when matches come in bursts.
+
+    With m the match probability and r the persistence, d tokens after a match another match has probability
+    m + (1 - m) r^d, one token after none m (1 - r). A drafting round emits d = 1 + accepted tokens, an idle one a
+    single token; the share is stationary under these two moves.
+    """
+    if model.match_probability is None:
+        return 1.0
+    reach = np.concatenate(([1.0], rates, [0.0]))
+    exactly = reach[:-1] - reach[1:]
+    miss, persistence = 1.0 - model.match_probability, model.persistence or 0.0
+    again = (exactly * (model.match_probability + miss * persistence ** np.arange(1, len(rates) + 2))).sum()
+    enter = model.match_probability * (1.0 - persistence)
+    return float(enter / (1.0 - again + enter)) if enter > 0.0 else 0.0
+
+
+@functools.lru_cache(maxsize=64)
+def _probabilities(model: Chain) -> FloatArray:
+    if model.alpha is not None:
+        return _rows(model, np.full(MAX_K, model.alpha))
+    if model.rates is None:
+        return _rows(model, np.repeat([[model.alpha_bad], [model.alpha_good]], MAX_K, axis=1))
+    rates = np.array(continued(model.rates, MAX_K))
+    before = np.concatenate(([1.0], rates))[:-1]
+    target = np.divide(rates, before, out=np.zeros(MAX_K), where=before > 0)
+    if model.concentration is None and not model.contrast:
+        return _rows(model, target)
+    return _rates_of_rounds(model, target[: len(model.rates)])
+
+
+def _rates_of_rounds(model: Chain, target: FloatArray) -> FloatArray:
+    """`_rows` whose averages over rounds of as many drafts have these conditional rates; the last one goes on."""
+    longer = model.parameters()[P_LONGER] ** (np.arange(len(target)) > 0)
+    mean = target.copy()
+    for _ in range(200):
+        rates = _averages(model, _rows(model, mean)).rates
+        before = np.concatenate(([1.0], rates))[:-1]
+        shown = np.divide(rates, before * longer, out=np.zeros(len(rates)), where=before > 0)
+        step = _log_odds(target) - _log_odds(shown)
+        mean = np.where((target > 0.0) & (target < 1.0), _shifted(mean, step), target)
+        if np.abs(shown - target).max() < 1e-10:
+            break
+    return _rows(model, np.concatenate((mean, np.full(MAX_K - len(mean), mean[-1]))))
+
+
+def _rows(model: Chain, mean: FloatArray) -> FloatArray:
+    """Rates of every bin and state around the mean ones, [len] or [states, len]. Shape [bins * states, len]."""
+    bins = mean[None]
+    if model.concentration is not None:
+        from scipy.special import betaincinv
+
+        values, where = np.unique(mean, return_inverse=True)
+        inside = np.clip(values, _TINY, 1.0 - _TINY)
+        quantiles = (np.arange(BINS) + 0.5)[:, None] / BINS
+        drawn = betaincinv(inside * model.concentration, (1.0 - inside) * model.concentration, quantiles)
+        drawn = np.where((values > 0.0) & (values < 1.0), drawn, values)
+        bins = drawn[:, where.reshape(-1)].reshape(BINS, *mean.shape)
+    if model.contrast:
+        half = model.contrast / 2.0
+        bins = np.stack((_shifted(bins, -half), _shifted(bins, half)), axis=1)
+    return np.asarray(bins.reshape(-1, mean.shape[-1]), dtype=np.float64)
+
+
+def _log_odds(rate: FloatArray) -> FloatArray:
+    inside = np.clip(rate, _TINY, 1.0 - _TINY)
+    return np.asarray(np.log(inside / (1.0 - inside)))
+
+
+def _shifted(rate: FloatArray, log_odds: FloatArray | float) -> FloatArray:
+    """The rate with its log-odds moved; 0 and 1 stay."""
+    factor = np.exp(log_odds)
+    return np.asarray(rate * factor / (1.0 - rate + rate * factor))
+
+
+def respelled(section: Any) -> Any:
+    """An acceptance section of the models ``beta`` and ``markov`` of earlier versions as a ``chain``."""
+    if not isinstance(section, Mapping) or section.get("model") not in ("beta", "markov"):
+        return section
+    own = {"alpha" if key == "mean" else key: value for key, value in section.items() if key != "model"}
+    enter, leave = own.get("p_bg"), own.get("p_gb")
+    if isinstance(enter, int | float) and isinstance(leave, int | float) and enter + leave > 0:
+        del own["p_bg"], own["p_gb"]
+        own |= {"good_share": enter / (enter + leave), "persistence": 1.0 - enter - leave}
+    return {"model": "chain", **own}

@@ -1,0 +1,106 @@
+"""A `Chain` from the accepted drafts of each request's rounds: rates, spread between requests, stretches of the output.
+
+Rates are those of all rounds. The covariances of rounds next to each other and two apart and the variance of the
+requests' means fix the rest: concentration, contrast and persistence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftcast.calibration.acceptance.measure import rounds_of
+from draftcast.errors import InputError
+from draftcast.sim.acceptance.chain import Chain
+from draftcast.sim.acceptance.model import FloatArray
+
+FEWEST = 4  # rounds of a request that has a mean
+
+
+FAR = 10_000  # rounds apart: only the request is the same
+
+
+class RoundMoments(NamedTuple):
+    """Of the drafts accepted in a round."""
+
+    rates: FloatArray  # [k] unconditional
+    covariances: FloatArray  # [2] of rounds next to each other and two apart, about the mean of all
+    spread: float  # variance of the requests' means, each counted once
+    counts: FloatArray  # rounds of each of these requests
+
+    @property
+    def variance(self) -> float:
+        """Of the drafts accepted in a round."""
+        return _variance(self.rates)
+
+    @property
+    def lag_1(self) -> float:
+        """Correlation of rounds next to each other, all requests together: requests that differ count as stretches."""
+        return float(self.covariances[0]) / self.variance if self.variance else 0.0
+
+
+def _variance(rates: FloatArray) -> float:
+    return float(((2 * np.arange(len(rates)) + 1) * rates).sum() - rates.sum() ** 2)
+
+
+def recorded_rounds(offsets: NDArray[np.int64], lengths: NDArray[np.uint8], k: int) -> list[FloatArray]:
+    """Drafts accepted in each round of k, by request, when a record by output position is replayed."""
+    accepted = [np.minimum(each, k).astype(np.int32) for each in np.split(lengths, offsets[1:-1])]
+    return [each[rounds_of(each)].astype(np.float64) for each in accepted]
+
+
+def round_moments(rounds: Sequence[FloatArray], k: int) -> RoundMoments:
+    """Raises InputError: fewer than two requests have enough rounds to differ."""
+    together = np.concatenate([np.zeros(0), *rounds])
+    long = [each for each in rounds if len(each) >= FEWEST]
+    if len(long) < 2:
+        raise InputError(f"fewer than two requests have {FEWEST} rounds or more: there is no spread to fit")
+    mean = together.mean()
+
+    def covariance(lag: int) -> float:
+        products = [((each[:-lag] - mean) * (each[lag:] - mean)).sum() for each in rounds if len(each) > lag]
+        return float(sum(products) / sum(len(each) - lag for each in rounds if len(each) > lag))
+
+    rates = np.array([(together > position).mean() for position in range(k)])
+    spread = float(np.var([each.mean() for each in long]))
+    covariances = np.array([covariance(1), covariance(2)])
+    return RoundMoments(rates, covariances, spread, np.array([len(each) for each in long], float))
+
+
+def expected_spread(model: Chain, k: int, counts: FloatArray) -> float:
+    """Variance of the means of requests with so many rounds: what requests differ by and what chance adds.
+
+    Chance is that of rounds whose covariance, less the part that requests differ by, falls geometrically with the lag.
+    """
+    variance = _variance(model.unconditional(k))
+    shared, first, second = (model.lag_covariance(k, lag) for lag in (FAR, 1, 2))
+    fall = min(max((second - shared) / (first - shared), 0.0), 0.9999) if first > shared + 1e-9 else 0.0
+    neighbours = 2.0 * (first - shared) / (1.0 - fall) * (1.0 - (1.0 - fall**counts) / (counts * (1.0 - fall)))
+    return model.between_requests(k) + float(((variance - shared + neighbours) / counts).mean())
+
+
+def fit_chain(moments: RoundMoments) -> Chain:
+    """The chain with these rates whose covariances and spread are nearest to those measured."""
+    from scipy.optimize import least_squares
+
+    rates, k = tuple(moments.rates.tolist()), len(moments.rates)
+    goals = np.array([*moments.covariances, moments.spread])
+    scale = max(float(np.abs(goals).max()), 1e-6)
+
+    def chain(at: FloatArray) -> Chain:
+        spread, contrast, persistence = at
+        return Chain(
+            rates=rates, concentration=float(np.exp(spread)), contrast=float(contrast), persistence=float(persistence)
+        )
+
+    def misses(at: FloatArray) -> FloatArray:
+        model = chain(at)
+        spread = expected_spread(model, k, moments.counts)
+        shown = np.array([model.lag_covariance(k, 1), model.lag_covariance(k, 2), spread])
+        return np.asarray((shown - goals) / scale)
+
+    found = least_squares(misses, [2.0, 1.5, 0.7], bounds=([-2.0, 0.01, 0.0], [9.0, 8.0, 0.99]), diff_step=1e-3)
+    return chain(found.x)

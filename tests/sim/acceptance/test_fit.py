@@ -1,0 +1,81 @@
+"""A chain fitted to rounds: its parameters come back, and recorded traces are reproduced within their intervals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba import njit
+from paths import shared_data
+
+from draftcast.errors import InputError
+from draftcast.sim.acceptance.chain import Chain
+from draftcast.sim.acceptance.compile import compile_acceptance
+from draftcast.sim.acceptance.compiled import AcceptanceArrays, accepted_drafts
+from draftcast.sim.acceptance.fit import fit_chain, recorded_rounds, round_moments
+from draftcast.sim.workload.traces import TraceSpec, load_trace
+
+K = 3
+LOGS = [shared_data(f"data/acceptance/llama31_8b_{name}.jsonl") for name in ("sharegpt", "instructcoder")]
+CUT = 8192  # outputs that reached the recording's limit repeat themselves without end: another kind of text
+
+
+@njit
+def rounds_from(arrays: AcceptanceArrays, request: int, tokens: int) -> np.ndarray:
+    position, count, kept = 1, 0, np.zeros(tokens)
+    while position < tokens:
+        kept[count] = accepted_drafts(arrays, request, position, K)
+        position += int(kept[count]) + 1
+        count += 1
+    return kept[:count]
+
+
+def played(model: Chain, lengths: np.ndarray, seed: int) -> list[np.ndarray]:
+    arrays = compile_acceptance([model], np.zeros(len(lengths)), seed, K)
+    return [rounds_from(arrays, request, int(tokens)) for request, tokens in enumerate(lengths)]
+
+
+@pytest.mark.parametrize(
+    "true",
+    [
+        Chain(rates=(0.62, 0.38, 0.25), concentration=6.0, contrast=2.5, persistence=0.8),
+        Chain(rates=(0.8, 0.65, 0.5), concentration=30.0, contrast=3.5, persistence=0.9),
+    ],
+)
+def test_parameters_are_recovered(true: Chain) -> None:
+    found = fit_chain(round_moments(played(true, np.full(1500, 800), 3), K))
+    assert found.rates == pytest.approx(true.rates, abs=0.01)
+    assert found.concentration == pytest.approx(true.concentration, rel=0.2)
+    assert found.contrast == pytest.approx(true.contrast, rel=0.1)
+    assert found.persistence == pytest.approx(true.persistence, abs=0.04)
+
+
+def figures(rounds: list[np.ndarray]) -> np.ndarray:
+    """Mean, rates by position, spread and lag-1."""
+    moments = round_moments(rounds, K)
+    return np.array([moments.rates.sum(), *moments.rates, moments.spread**0.5, moments.lag_1])
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
+def test_a_recorded_trace_is_reproduced_within_its_intervals(path: Path) -> None:
+    if not path.exists():
+        pytest.skip(f"the recorded acceptance is absent: {path}")
+    table = load_trace(TraceSpec(path=str(path)), "acc_eagle")
+    lengths = np.diff(table.acceptance_offsets)
+    recorded = recorded_rounds(table.acceptance_offsets, table.acceptance_lengths, K)
+    recorded = [each for each, tokens in zip(recorded, lengths, strict=True) if tokens < CUT]
+    lengths = lengths[lengths < CUT]
+    generator = np.random.default_rng(0)
+    resampled = [
+        figures([recorded[i] for i in generator.integers(0, len(recorded), len(recorded))]) for _ in range(300)
+    ]
+    low, high = np.quantile(resampled, (0.025, 0.975), axis=0)
+    model = fit_chain(round_moments(recorded, K))
+    simulated = np.mean([figures(played(model, lengths, seed)) for seed in range(5)], axis=0)
+    assert ((low <= simulated) & (simulated <= high)).all(), (low, simulated, high)
+
+
+def test_too_few_rounds_have_no_spread() -> None:
+    with pytest.raises(InputError, match="fewer than two requests"):
+        round_moments([np.ones(10), np.ones(3)], K)
