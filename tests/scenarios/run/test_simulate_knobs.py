@@ -330,7 +330,7 @@ KNOBS = [
     Knob(
         "TraceAcceptance.match_probability",
         "acceptance.match_probability=0.5",
-        (NGRAM, acceptance("model: trace, path: RECORDED, match_probability: 1")),
+        (NGRAM, acceptance("model: trace, record: acc_ngram, path: RECORDED, match_probability: 1")),
         "mean_acceptance_length",
     ),
     Knob("TraceAcceptance.path", "acceptance.path=RECORDED_OTHER", acceptance("model: trace, path: RECORDED")),
