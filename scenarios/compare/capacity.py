@@ -43,7 +43,7 @@ TURNOVERS = 20
 LEAST_REQUESTS = 8000
 CROWD = 1.1
 """Users per request that the cluster holds: some must wait, also where requests are shorter than the mean."""
-MOST_CROWDS, SAME_CROWD = 5, 0.05
+MOST_CROWDS, SAME_CROWD = 8, 0.03
 """Users of sessions that think keep no engine busy, and their number follows from the capacity: it is tried so often,
 until so many, as a share, are missing or too many."""
 REPLICATIONS = 5
@@ -98,7 +98,8 @@ def capacity(scenario: Scenario, rate_rps: float | None = None, *, progress: Pro
         with setting.lock:
             while len(setting.replications) < count:
                 number = len(setting.replications)
-                setting.replications.append(_saturated_rate(scenario, spec, number))
+                first_rps = setting.replications[0][0] if setting.replications else None
+                setting.replications.append(_saturated_rate(scenario, spec, number, first_rps))
                 if progress is not None:
                     progress((number + 1) / count)
         rates, requests = zip(*setting.replications[:count], strict=True)
@@ -124,8 +125,8 @@ def _key_of(scenario: Scenario, spec: Workload) -> str:
     return json.dumps(data, sort_keys=True)
 
 
-def _saturated_rate(scenario: Scenario, spec: Workload, replication: int) -> tuple[float, int]:
-    """Requests per second and replica of one replication, and requests simulated for it."""
+def _saturated_rate(scenario: Scenario, spec: Workload, replication: int, first_rps: float | None) -> tuple[float, int]:
+    """Requests per second and replica of one replication, given the first's, and requests simulated for it."""
     deployment = cached_deployment(scenario)
     settings = deployment.settings
     traces = load_traces(spec)
@@ -138,10 +139,12 @@ def _saturated_rate(scenario: Scenario, spec: Workload, replication: int) -> tup
     waiting = CROWD * engines * max(1.0, min(settings.max_num_seqs, held))
     think_s = float(few.think_s.mean()) if few.think_s is not None else 0.0
     one = scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"replicas": replicas})})
-    rate_rps = Fluid.of(one, deployment).capacity_rps() if think_s else 0.0
+    guess_rps = 0.0
+    if think_s:
+        guess_rps = first_rps * replicas if first_rps is not None else Fluid.of(one, deployment).capacity_rps()
     simulated = 0
     for _ in range(MOST_CROWDS):
-        users = min(math.ceil(waiting + rate_rps * think_s), MAX_USERS)
+        users = min(math.ceil(waiting + guess_rps * think_s), MAX_USERS)
         counted = max(TURNOVERS * users, LEAST_REQUESTS)
         table = build_requests(spec, seed, 2 * counted, settings.max_model_len, traces)
         table = dataclasses.replace(table, num_extra=len(table) // 2)
@@ -156,6 +159,7 @@ def _saturated_rate(scenario: Scenario, spec: Workload, replication: int) -> tup
         rate_rps = replicas / max(engine_s, front_end_s)
         if abs(waiting + rate_rps * think_s - users) <= SAME_CROWD * users:
             break
+        guess_rps = (guess_rps + rate_rps) / 2  # the more users think, the less is cached: the whole way overshoots
     return rate_rps / replicas, simulated
 
 

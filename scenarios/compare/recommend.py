@@ -29,6 +29,7 @@ from draftcast.scenarios.compare.serve_command import (
     SERVERS,
     ServerCommand,
     bench_note,
+    class_notes,
     server_command,
     speculative_config_json,
 )
@@ -341,10 +342,7 @@ def _answer(
     elif best.gain is None and len(loads) == 1:
         reason = best.verdicts[0].why
     tuned = chosen.candidate.scenario
-    notes = assumptions(tuned)
-    undrafted = [entry.name for entry in tuned.workload.classes if not entry.speculation]
-    if undrafted and tuned.speculative_config is not None:
-        notes += (f"No engine switches drafts off by request: serve the class {', '.join(undrafted)} apart.",)
+    notes = (*class_notes(tuned), *assumptions(tuned))
     commands = {server: _command(tuned, server) for server in SERVERS}
     config = speculative_config_json(tuned) if isinstance(commands["vllm"], ServerCommand) else None
     return Recommendation(scenario, metric, loads, tuple(outcomes), chosen, reason, config, commands, notes)

@@ -99,6 +99,14 @@ def served_models(scenario: Scenario) -> ServedModels:
     return ServedModels(fitting, draft, True, notes)
 
 
+def class_notes(scenario: Scenario) -> tuple[str, ...]:
+    """What an engine cannot be told of the request classes."""
+    undrafted = [entry.name for entry in scenario.workload.classes if not entry.speculation]
+    if not undrafted or scenario.speculative_config is None:
+        return ()
+    return (f"No engine switches drafts off by request: serve the class {', '.join(undrafted)} apart.",)
+
+
 def _repository_for(target: str, draft: str) -> tuple[str, tuple[str, ...]]:
     """The target's repository that a draft was trained for, and what to say of it."""
     kind, ids = _variant(draft), published_ids(target)

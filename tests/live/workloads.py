@@ -57,6 +57,8 @@ def random_workload(
             request |= {"session": number, "system_prompt": [number % 2, 10 + 30 * (number % 2)]}
         elif sessions and rng.random() < 0.5:
             request["system_prompt"] = [0, 10]
+        if "system_prompt" in request:
+            request["prompt"] = max(request["prompt"], min(request["system_prompt"][1] + 1, max_model_len - 2))
         requests.append(request)
     most = max(-(-min(r["prompt"] + r["output"] + k + 1, max_model_len) // block_size) for r in requests) + 1
     most += linear_groups * (1 + k)

@@ -14,10 +14,14 @@ from paths import ROOT
 from typer.testing import CliRunner
 
 from draftcast import load_scenario, simulate
-from draftcast.errors import ScenarioError
+from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.cli.main import app
-from draftcast.scenarios.compare.capacity import capacity
+from draftcast.scenarios.compare import capacity as saturated
+from draftcast.scenarios.compare.serve_command import class_notes
+from draftcast.scenarios.cutover.axis import AXES
+from draftcast.scenarios.live.run import live_requests
 from draftcast.scenarios.schema import Scenario
+from draftcast.sim.workload.lengths import ConstantTokens
 
 NO_DRAFTS = "engine.speculative_config=null"
 SPARSE = (
@@ -162,7 +166,9 @@ def test_a_steady_run_offers_the_rate_that_is_asked_for() -> None:
     assert min(result.summary["warmup_requests"]) > max(single.summary["warmup_requests"])
 
 
-def test_above_its_capacity_a_run_is_overloaded() -> None:
+def test_above_its_capacity_a_run_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saturated, "REPLICATIONS", 2)
+    monkeypatch.setattr(saturated, "LEAST_REQUESTS", 4000)
     few_seqs = [
         *STEADY,
         "engine.max_num_seqs=16",
@@ -170,7 +176,7 @@ def test_above_its_capacity_a_run_is_overloaded() -> None:
         "workload.lengths.output_tokens=20",
         "statistics.replications=1",
     ]
-    known = capacity(load_scenario("default", overrides=few_seqs))
+    known = saturated.capacity(load_scenario("default", overrides=few_seqs))
     assert known is not None
     at = {}
     for share in (0.8, 2):
@@ -245,6 +251,29 @@ def test_what_cannot_be_asked_is_refused_in_a_line(overrides: list[str], message
     with pytest.raises(ScenarioError, match=message) as error:
         load_scenario("default", overrides=overrides)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("axis", "x"), [("context", 100), ("batch", 4)])
+def test_axes_that_sessions_do_not_have_are_refused(axis: str, x: float) -> None:
+    with pytest.raises(InputError, match=r"system prompt or earlier turns|never sent at once"):
+        AXES[axis].at(scenario(*SESSIONS), x)
+    answers = AXES["output"].at(scenario(*SESSIONS), 9).workload.lengths
+    assert answers is not None
+    assert answers.output_tokens == ConstantTokens(distribution="constant", value=9)
+
+
+def test_whoever_pastes_a_command_is_told_which_classes_go_without_drafts() -> None:
+    (note,) = class_notes(scenario("workload.classes=[{name: slow, share: 1, speculation: false}]"))
+    assert "serve the class slow apart" in note
+    assert not class_notes(scenario())
+
+
+@pytest.mark.parametrize(
+    "more", [SESSIONS[1], SESSIONS[2], "workload.classes=[{name: a, share: 1, speculation: false}]"]
+)
+def test_live_runs_refuse_what_they_do_not_send(more: str) -> None:
+    with pytest.raises(ScenarioError, match="is only simulated"):
+        live_requests(scenario(more), 0)
 
 
 def test_a_session_without_end_is_refused() -> None:

@@ -44,7 +44,7 @@ def test_the_record_is_wide_enough() -> None:
     workloads = [t["workload"] for t in TRACES]
     assert RECORDED["vllm"] == "0.32.0"
     assert RECORDED["date"] >= "2026-11-21"
-    assert len(workloads) >= 60
+    assert len(workloads) >= 100
     methods = {w["method"] for w in workloads}
     assert methods >= {"none", "ngram", "draft_model", "eagle", "eagle3", "mtp", "p_eagle", "pard", "dflash", "dspark"}
     assert methods >= {"medusa", "suffix", "ngram_gpu"}
@@ -152,3 +152,14 @@ def test_from_the_shell() -> None:
     assert (good.returncode, len(good.stdout.splitlines()), good.stderr) == (0, 3, "")
     bad = subprocess.run(command, input=b"\xff\xfe", capture_output=True, check=False)
     assert (bad.returncode, bad.stdout, bad.stderr.count(b"\n")) == (2, b"", 1)
+
+
+def test_sessions_and_system_prompts_of_the_record_are_hit() -> None:
+    """Without what they share, a third of the recorded workloads of sessions would be scheduled in another way."""
+    shared = [t for t in TRACES if any("session" in r for r in t["workload"]["requests"])]
+    for key in ("session", "system_prompt"):
+        changed = 0
+        for t in shared:
+            bare = [{name: value for name, value in r.items() if name != key} for r in t["workload"]["requests"]]
+            changed += list(schedule_trace.trace({**t["workload"], "requests": bare})) != t["lines"]
+        assert changed > len(shared) / 3, key
