@@ -1,9 +1,14 @@
-"""Acceptance from a server's own counters: vLLM's Prometheus text, or the JSON that ``vllm bench serve`` saves.
+"""Acceptance from a server's own counters: Prometheus text of vLLM or SGLang, or JSON of vLLM's bench or TensorRT-LLM.
 
 Metric names and definitions are vLLM 0.32's (``v1/spec_decode/metrics.py``, ``benchmarks/serve.py``): a position's rate
 is accepted tokens at that position over rounds with a draft, the mean acceptance length 1 + accepted / rounds with a
 draft. Counters run since the server started; two snapshots give what happened between them. Counters hold no requests,
 so there are no intervals here; `draftcast.calibration.acceptance.measure` has them where token logs exist.
+
+SGLang (``--enable-metrics``) and TensorRT-LLM (``enable_iter_perf_stats``, JSON of ``/metrics``) count no positions:
+all get the one conditional rate that gives the mean. SGLang's own means (``sglang:spec_accept_length``,
+``sglang:spec_accept_rate``) are gauges of the last interval; they say how long drafts are, and the counters how many
+tokens a verification gave: those generated less each request's first, which its prompt gives.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from draftcast.calibration.acceptance.references import conditional_rate
 from draftcast.errors import InputError
 from draftcast.files import parse_json, read_text
 
@@ -28,6 +34,9 @@ NUM_ACCEPTED_PER_POS = f"{PREFIX}num_accepted_tokens_per_pos_total"
 COUNTERS = (NUM_DRAFTS, NUM_DRAFT_TOKENS, NUM_ACCEPTED)
 BENCH_KEYS = ("spec_decode_num_drafts", "spec_decode_draft_tokens", "spec_decode_accepted_tokens")
 BENCH_RATES = "spec_decode_per_position_acceptance_rates"
+SGLANG_COUNTERS = ("sglang:spec_verify_calls_total", "sglang:generation_tokens_total", "sglang:num_requests_total")
+SGLANG_MEANS = ("sglang:spec_accept_length", "sglang:spec_accept_rate")
+TRTLLM_KEYS = ("numRequestsWithDraftTokens", "numDraftTokens", "numAcceptedTokens")
 # A scrape is not taken between two engine steps: counters of one step may be caught half updated.
 _SLACK = 0.005
 
@@ -45,6 +54,7 @@ class ServerAcceptance:
     num_draft_tokens: int
     num_accepted_tokens: int  # without the bonus
     rates: tuple[float, ...]  # unconditional acceptance by draft position, non-increasing
+    server: str = "vLLM"
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -75,7 +85,9 @@ def read_metrics(path: str | Path, before: str | Path | None = None) -> ServerAc
     if text.lstrip().startswith(("{", "[")):
         if before is not None:
             raise InputError("a bench result counts its own run already; leave --before out", file=file)
-        return _from_bench(text, file)
+        return _from_trtllm(text, file) if '"specDecodingStats"' in text else _from_bench(text, file)
+    if SGLANG_MEANS[0] in text:
+        return _from_sglang(text, file, before)
     counts = _counters(text, file)
     if before is not None:
         earlier = read_text(before)
@@ -162,6 +174,53 @@ def _difference(before: _Counts, after: _Counts, file: str) -> _Counts:
             raise InputError(message, file=file, key=name)
     changes = {name: now - was for name, (was, now) in pairs.items()}
     return _Counts(after.model, changes, list(changes.values())[len(COUNTERS) :])
+
+
+def _from_sglang(text: str, file: str, before: str | Path | None) -> ServerAcceptance:
+    found: dict[str, list[float]] = {name: [] for name in (*SGLANG_COUNTERS, *SGLANG_MEANS)}
+    for source, sign in ((text, 1.0), *([(read_text(before), -1.0)] if before is not None else [])):
+        names = found if sign > 0 else SGLANG_COUNTERS
+        for number, name, value, _ in samples(source, file if sign > 0 else str(before), names):
+            if not _NUMBER.fullmatch(value):
+                raise InputError("must be a number, 0 or more", file=file, line=number, key=name, value=value)
+            found[name].append(sign * float(value))
+    for name, values in found.items():
+        if not values:
+            raise InputError("not found: older than SGLang 0.5, or without speculation", file=file, key=name)
+    rounds, generated, requests = (round(sum(found[name])) for name in SGLANG_COUNTERS)
+    # Ranks that have not drafted show 0.
+    length, rate = (max(found[name]) for name in SGLANG_MEANS)
+    if rounds <= 0 or length <= 1.0 or rate <= 0.0:
+        raise InputError(_NO_ROUND, file=file, key=SGLANG_COUNTERS[0], value=rounds)
+    drafts = max(round((length - 1.0) / rate), 1)
+    return _without_positions("SGLang", rounds, rounds * drafts, generated - requests - rounds, file)
+
+
+def _from_trtllm(text: str, file: str) -> ServerAcceptance:
+    lines = [parse_json(line, file, line=n) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    steps = lines[0] if len(lines) == 1 and isinstance(lines[0], list) else lines
+    sums = dict.fromkeys(TRTLLM_KEYS, 0)
+    for step in steps:
+        stats = (step.get("specDecodingStats") if isinstance(step, dict) else None) or {}
+        if any(not isinstance(stats.get(key, 0), int) or stats.get(key, 0) < 0 for key in TRTLLM_KEYS):
+            raise InputError("must hold whole numbers, 0 or more", file=file, key="specDecodingStats", value=stats)
+        if stats.get("numDraftTokens", 0):
+            for key in TRTLLM_KEYS:
+                sums[key] += stats.get(key, 0)
+    rounds, drafted, accepted = sums.values()
+    if not rounds:
+        raise InputError(_NO_ROUND, file=file, key=TRTLLM_KEYS[0], value=0)
+    return _without_positions("TensorRT-LLM", rounds, drafted, accepted, file)
+
+
+def _without_positions(server: str, rounds: int, drafted: int, accepted: int, file: str) -> ServerAcceptance:
+    drafts = max(round(drafted / rounds), 1)
+    if not 0 <= accepted <= drafts * rounds * (1.0 + _SLACK):
+        message = f"must be 0 to {drafts} a round of {rounds}; without --before, counters run since the server started"
+        raise InputError(message, file=file, key="accepted tokens", value=accepted)
+    share = conditional_rate(drafts, min(accepted / rounds, drafts))
+    rates = tuple(share**position for position in range(1, drafts + 1))
+    return ServerAcceptance(rounds, drafted, accepted, rates, server)
 
 
 def _from_bench(text: str, file: str) -> ServerAcceptance:

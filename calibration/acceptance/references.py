@@ -74,7 +74,7 @@ class Reference(Frozen):
             goals = np.cumsum(np.maximum(gains, 0.0) * positions)
             for count, goal in zip(positions.astype(int).tolist(), goals.tolist(), strict=True):
                 last = rates[-1] if rates else 1.0
-                share = _conditional(count, (goal - sum(rates)) / last if last else 0.0)
+                share = conditional_rate(count, (goal - sum(rates)) / last if last else 0.0)
                 rates += [last * share**position for position in range(1, count + 1)]
         return continued(rates, k)
 
@@ -112,7 +112,7 @@ def reference(name: object) -> Reference:
     raise ScenarioError(f"must be {listed}" + (f", as {near}" if near else ""), key="reference", value=name)
 
 
-def _conditional(positions: int, accepted: float) -> float:
+def conditional_rate(positions: int, accepted: float) -> float:
     """The rate q with q + q^2 + ... over the positions = accepted; 1 or 0 where there is none."""
     from scipy.optimize import brentq
 

@@ -191,7 +191,7 @@ def fit_record(
 @app.command("from-metrics")
 @option_groups
 def from_metrics(
-    file: Annotated[Path, typer.Argument(help="vLLM's /metrics text, or the JSON vllm bench serve saved.")],
+    file: Annotated[Path, typer.Argument(help="/metrics of vLLM, SGLang or TensorRT-LLM, or a vLLM bench JSON.")],
     output: Output,
     before: Annotated[
         Path | None, typer.Option(metavar="FILE", help="An earlier /metrics text: count only what came after it.")
@@ -211,7 +211,9 @@ def from_metrics(
         *(f"position {position:<3}                  {rate:.4f}" for position, rate in enumerate(counters.rates)),
     ]
     span = f"{file.name} since {before.name}" if before is not None else file.name
-    notes = [f"vLLM's spec_decode counters of {span}: {counters.num_drafts} rounds with a draft."]
+    notes = [f"{counters.server}'s spec_decode counters of {span}: {counters.num_drafts} rounds with a draft."]
+    if counters.server != "vLLM":
+        notes.append(f"{counters.server} counts no positions: one conditional rate that gives the mean.")
     section = fit.per_position_model(counters.rates)
     output.print({"file": str(file), **counters.report(), "acceptance": section}, lines, notes)
 

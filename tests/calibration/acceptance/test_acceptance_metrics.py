@@ -166,3 +166,55 @@ def test_command_refuses_bad_input(tmp_path: Path) -> None:
     path = put(tmp_path, "metrics", GOOD)
     done = from_metrics(str(path), "--out", str(path))
     assert "already exists" in str(done.exception)
+
+
+def sglang(rounds: int, generated: int, requests: int, length: float = 2.5, rate: float = 0.5) -> str:
+    labels = 'model_name="m",tp_rank="0"'
+    return (
+        f"# TYPE sglang:spec_accept_length gauge\nsglang:spec_accept_length{{{labels}}} {length}\n"
+        f"sglang:spec_accept_rate{{{labels}}} {rate}\nsglang:spec_verify_calls_total{{{labels}}} {rounds}.0\n"
+        f'sglang:generation_tokens_total{{{labels},is_streaming="true"}} {generated - 100}.0\n'
+        f'sglang:generation_tokens_total{{{labels},is_streaming="false"}} 100.0\n'
+        f"sglang:num_requests_total{{{labels}}} {requests}.0\n"
+    )
+
+
+def test_sglang_counts_tokens_of_its_verifications(tmp_path: Path) -> None:
+    """Drafts of (2.5 - 1) / 0.5 = 3 tokens; 1,760 tokens of 10 requests in 1,000 rounds are 750 accepted."""
+    after = put(tmp_path, "after", sglang(1000, 1760, 10))
+    found = read_metrics(after)
+    assert (found.num_drafts, found.num_draft_tokens, found.num_accepted_tokens) == (1000, 3000, 750)
+    assert sum(found.rates) == pytest.approx(0.75)
+    assert found.rates[2] / found.rates[1] == pytest.approx(found.rates[0])
+    later = read_metrics(put(tmp_path, "later", sglang(1500, 3260, 10)), after)
+    assert (later.num_drafts, later.num_accepted_tokens) == (500, 1000)
+    assert from_metrics(str(after), "--out", str(tmp_path / "o.yaml")).exit_code == 0
+    assert "SGLang counts no positions" in (tmp_path / "o.yaml").read_text()
+
+
+def test_trtllm_sums_its_iterations(tmp_path: Path) -> None:
+    def step(rounds: int, drafted: int, accepted: int) -> dict[str, Any]:
+        stats = {"numRequestsWithDraftTokens": rounds, "numDraftTokens": drafted, "numAcceptedTokens": accepted}
+        return {"iter": 1, "specDecodingStats": {**stats, "acceptanceLength": 1.0}}
+
+    steps = [step(4, 12, 6), {"iter": 2, "specDecodingStats": None}, step(6, 18, 9), step(5, 0, 0)]
+    for text in (json.dumps(steps), "\n".join(json.dumps(each) for each in steps)):
+        found = read_metrics(put(tmp_path, "m.json", text))
+        assert (found.num_drafts, found.num_draft_tokens, found.num_accepted_tokens) == (10, 30, 15)
+        assert sum(found.rates) == pytest.approx(1.5)
+        assert found.server == "TensorRT-LLM"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (sglang(0, 1760, 10), "no round with a draft"),
+        (sglang(1000, 9000, 10), "must be 0 to 3 a round"),
+        (sglang(1000, 1760, 10).replace("sglang:num_requests_total", "x"), "sglang:num_requests_total: not found"),
+        (json.dumps([{"specDecodingStats": {"numDraftTokens": -1}}]), "whole numbers"),
+        (json.dumps([{"specDecodingStats": None}]), "no round with a draft"),
+    ],
+)
+def test_bad_files_of_other_servers_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read_metrics(put(tmp_path, "metrics.txt", text))
