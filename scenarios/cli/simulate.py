@@ -96,7 +96,8 @@ def _parts(scenario: Scenario, answer: Comparison, single: RatePoint | None) -> 
     if single is not None:
         if single.verdict is not None:
             yield single.verdict.sentence(report.load_words(scenario))
-        yield from (report.run_table(scenario, single), report.status_line(single.on, single.own))
+        yield report.run_table(scenario, single)
+        yield from (report.cause_line(single), report.status_line(single.on, single.own))
     else:
         yield from (report.comparison_table(answer), *report.comparison_lines(answer))
     notes = (note for point in answer.points for run in point.runs for note in run.summary.get("notes", []))

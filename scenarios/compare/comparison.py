@@ -26,6 +26,8 @@ from draftcast.sim.statistics.intervals import Estimate
 
 LATENCY = METRICS["e2e"].figure
 TOKENS = METRICS["token_goodput"].figure
+CAUSES = ("queue", "prefill", "draft", "verify", "rejected", "host", "kv_pressure")
+"""What the time of a request goes to (``mean_time_*_s``); together its end-to-end latency."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,18 @@ class RatePoint:
         run, has_figures = self._side(which).run, self._side(which).has_figures
         return summarise(run.replications, self.confidence) if run is not None and has_figures else {}
 
+    def by_cause(self) -> dict[str, Estimate]:
+        """Mean seconds of a request with speculation less those without, by what they went to; they add up to ``all``.
+
+        Empty where nothing is compared or a side has no figures.
+        """
+        if self.off is None or not (self.figures("on") and self.figures("off")):
+            return {}
+        names = {"all": LATENCY} | {cause: f"mean_time_{cause}_s" for cause in CAUSES}
+        sides = self.on.replications, self.off.replications
+        found = {name: difference(figure, *sides, self.confidence) for name, figure in names.items()}
+        return {name: each.difference for name, each in found.items() if each is not None}
+
     def capacity(self, which: str) -> Estimate | None:
         """Requests per second when saturated, where it was simulated."""
         return self._side(which).capacity_rps
@@ -82,6 +96,7 @@ class RatePoint:
         return {
             "off": self.off.summary,
             "advantage": self.advantage,
+            "by_cause_s": self.by_cause(),
             "token_gain": advantage_of(tokens, self.confidence) if self.verdict.advantage is not None else None,
             "verdict": self.verdict.word,
             "verdict_details": self.verdict.summary(),

@@ -24,6 +24,7 @@ from draftcast.scenarios.compare.candidate import (
     speculative_values,
     with_methods,
 )
+from draftcast.scenarios.compare.closed_form import ClosedForm, cliffs, closed_form
 from draftcast.scenarios.compare.metric import Metric, metric_named
 from draftcast.scenarios.compare.serve_command import (
     SERVERS,
@@ -91,6 +92,7 @@ class Recommendation:
     metric: Metric
     loads: tuple[ComparedLoad, ...]
     outcomes: tuple[CandidateOutcome, ...]
+    closed_forms: Mapping[str, ClosedForm | None]  # by the candidate's label
     chosen: CandidateOutcome
     reason: str
     speculative_config: dict[str, Any] | None
@@ -119,6 +121,7 @@ class Recommendation:
                 "setting": outcome.candidate.label,
                 "gain": outcome.gain,
                 "gain_by_load": dict(zip(labels, outcome.gains, strict=True)),
+                "closed_form": self.closed_forms[outcome.candidate.label],
                 "overloaded_loads": outcome.overloaded,
                 "verdicts": dict(zip(labels, (verdict.word for verdict in outcome.verdicts), strict=True)),
                 "figures": dict(zip(labels, (verdict.on.figures for verdict in outcome.verdicts), strict=True)),
@@ -345,7 +348,9 @@ def _answer(
     notes = (*class_notes(tuned), *assumptions(tuned))
     commands = {server: _command(tuned, server) for server in SERVERS}
     config = speculative_config_json(tuned) if isinstance(commands["vllm"], ServerCommand) else None
-    return Recommendation(scenario, metric, loads, tuple(outcomes), chosen, reason, config, commands, notes)
+    forms = {outcome.candidate.label: closed_form(outcome.candidate.scenario) for outcome in outcomes}
+    notes += cliffs(with_values(tuned, load.values) for load in loads)
+    return Recommendation(scenario, metric, loads, tuple(outcomes), forms, chosen, reason, config, commands, notes)
 
 
 def _command(scenario: Scenario, server: str) -> ServerCommand | ScenarioError:

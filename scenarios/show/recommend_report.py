@@ -62,16 +62,26 @@ def _remark(answer: PolicyComparison, standing: Standing) -> str:
     return ", ".join(words)
 
 
+CLOSED_FORM = (
+    "Closed form: one request at a time, verified in the time of a decoding step: tokens a round / (c k + 1) "
+    "(Leviathan et al. 2023). MBSU: the same with weights for times."
+)
+
+
 def candidates_table(answer: Recommendation) -> Table:
     """One row per candidate, best first; the gain over off in all and, with several loads, at each."""
     loads = answer.loads if len(answer.loads) > 1 else ()
-    rows = [["setting", "gain over off", *(load.label for load in loads), ""]]
+    ratios = ("closed form", "MBSU", "tokens a round", "c")
+    rows = [["setting", "gain over off", *(load.label for load in loads), *ratios, ""]]
     for outcome in answer.outcomes:
         verdicts = outcome.verdicts if loads else ()
         gains = [show(verdict.advantage) if verdict.advantage is not None else verdict.why for verdict in verdicts]
         gain = f"{show(outcome.gain)} x" if outcome.gain is not None else "-"
-        rows.append([outcome.candidate.label, gain, *gains, remark(answer, outcome)])
-    return make_table(rows)
+        form = answer.closed_forms[outcome.candidate.label]
+        figures = (form.speedup, form.mbsu, form.block_efficiency, form.cost_ratio) if form is not None else ()
+        shown = [f"{value:.3g}" for value in figures] or [""] * len(ratios)
+        rows.append([outcome.candidate.label, gain, *gains, *shown, remark(answer, outcome)])
+    return make_table(rows, caption=CLOSED_FORM)
 
 
 def answer_line(answer: Recommendation) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from draftcast.scenarios.compare.comparison import Comparison, RatePoint
+from draftcast.scenarios.compare.comparison import CAUSES, Comparison, RatePoint
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.show.tables import make_table, show, title
 from draftcast.sim.output.vllm_result import vllm_result
@@ -46,7 +46,6 @@ ENGINE = (
     ("concurrency lost to speculation", "concurrency_lost_to_speculation", "requests"),
 )
 ORIGINS = ("measured", "interpolated", "extrapolated")
-PARTS = ("queue", "prefill", "draft", "verify", "rejected", "host", "kv_pressure")
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -139,7 +138,7 @@ def run_table(scenario: Scenario, point: RatePoint) -> Table:
     rows, sections = [["figure", *(f"{side}{level}" for side in sides), "unit"]], []
     origins = [(f"device time {origin}", f"share_device_time_{origin}", 1e2, "%") for origin in ORIGINS]
     labels = {"rejected": "rejected work", "kv_pressure": "kv pressure"}
-    shares = [(f"where time goes: {labels.get(part, part)}", f"share_time_{part}", 1e2, "%") for part in PARTS]
+    shares = [(f"where time goes: {labels.get(part, part)}", f"share_time_{part}", 1e2, "%") for part in CAUSES]
     for section in (ONE_RUN, origins, shares):
         for name, key, factor, unit in section:
             if any(key in figures and not math.isnan(figures[key].mean) for figures in columns):
@@ -151,6 +150,16 @@ def run_table(scenario: Scenario, point: RatePoint) -> Table:
     if scenario.speculative_config is not None:
         caption += " Rejected work: the time of each step less its time without the rejected rows and their drafts."
     return make_table(rows, title=title(scenario), caption=caption, sections=sections)
+
+
+def cause_line(point: RatePoint) -> str:
+    """Why speculation made requests faster or slower, on minus off; empty where that is not known."""
+    causes = {name: 1e3 * each.mean for name, each in point.by_cause().items()}
+    if not causes:
+        return ""
+    whole = causes.pop("all")
+    parts = ", ".join(f"{name.replace('_', ' ')} {value:+.3g}" for name, value in causes.items() if abs(value) >= 5e-4)
+    return f"With speculation a request takes {whole:+.3g} ms on average: {parts} ms."
 
 
 def engine_line(result: RunResult) -> str:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare import recommend as module
+from draftcast.scenarios.compare.closed_form import closed_form
 from draftcast.scenarios.compare.comparison import compare, simulate
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.recommend import (
@@ -352,3 +353,11 @@ def test_a_setting_that_vllm_does_not_have_is_recommended_without_its_command() 
     assert paste_lines(answer, "vllm").splitlines()[-1] == f"# {refusal}"
     assert answer.summary()["commands"]["vllm"] == {"refused": refusal}
     assert "--speculative-eagle-topk 3" in started(answer, "sglang")
+
+
+def test_closed_forms_stand_beside_the_simulated_gains(paying: Recommendation) -> None:
+    rows = {row["setting"]: row["closed_form"] for row in paying.summary()["candidates"]}
+    assert rows["off"] is None
+    for k in (1, 2, 3):
+        assert rows[f"eagle3 k={k}"] == closed_form(candidates(question())[k].scenario)
+    assert rows["eagle3 k=3"].block_efficiency == pytest.approx(1 + 0.7296 + 0.5208 + 0.3545)

@@ -1,0 +1,103 @@
+"""What the papers' formulas say of a setting, beside the simulation; and known cliffs of an engine that speculates.
+
+The formulas hold for one request at a time whose verification takes no longer than a decoding step. They know neither
+batches, prompts nor the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from draftcast.scenarios.run.deployment import Deployment, cached_deployment
+from draftcast.scenarios.run.fluid import Fluid
+from draftcast.scenarios.schema import Scenario
+from draftcast.sim.cost import step_time as st
+from draftcast.sim.cost.methods import DraftPlan
+from draftcast.sim.cost.step_tables import capture_sizes
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """Ratios of a setting at batch size 1."""
+
+    block_efficiency: float  # mean tokens a round, the bonus token included
+    # Time of a round's drafts, a draft token, over that of a decoding step: c of Leviathan et al., arXiv 2211.17192
+    cost_ratio: float
+    # Block efficiency / (c k + 1), theorem 3.8 there with the block efficiency measured instead of from one alpha
+    speedup: float
+    # Memory-bound speed-up: the same with the ratio of weight bytes for c, since a step's time is reading its weights
+    # (Goel et al., arXiv 2403.00858); a parallel draft or heads read theirs once a round
+    mbsu: float
+
+
+def closed_form(scenario: Scenario) -> ClosedForm | None:
+    """The figures of a scenario's own draft length, of a schedule its length at batch size 1; None where none drafts.
+
+    Raises:
+        InputError: as of `draftcast.simulate`.
+    """
+    deployment, spec = cached_deployment(scenario), scenario.speculative_config
+    if spec is None:
+        return None
+    schedule = spec.num_speculative_tokens_per_batch_size
+    k = min(spec.k, schedule[0][2]) if schedule is not None else spec.k
+    if k == 0:
+        return None
+    asked = Fluid.of(scenario, deployment).traffic
+    tokens, memory = asked.tokens_per_round(k), deployment.memory
+    decoding_s = _decode_s(deployment, 0, asked.context_tokens)[1]
+    drafting = _decode_s(deployment, k, asked.context_tokens)[0] / decoding_s
+    passes = k if deployment.method.plan == DraftPlan.AUTOREGRESSIVE else 1
+    reading = passes * memory.draft_weight_bytes / memory.weight_bytes
+    return ClosedForm(tokens, drafting / k, tokens / (1 + drafting), tokens / (1 + reading))
+
+
+def _decode_s(deployment: Deployment, k: int, context_tokens: float) -> tuple[float, float]:
+    """Seconds of the drafts and of the target in a step of one decoding request."""
+    features, times = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
+    st.decode_features(deployment.cost, 1, k, context_tokens, features)
+    st.step_time(deployment.cost, features, times)
+    return float(times["draft_s"]), float(times["target_s"])
+
+
+def cliffs(loads: Iterable[Scenario]) -> tuple[str, ...]:
+    """Known cliffs of vLLM 0.32 that a setting meets at any of its loads, a sentence each with its source."""
+    found: dict[str, None] = {}
+    for scenario in loads:
+        deployment, spec = cached_deployment(scenario), scenario.speculative_config
+        settings = deployment.settings
+        if spec is None or settings.generation.engine != "vllm":
+            continue
+        rows, profile = settings.method.verify_rows(settings.num_speculative_tokens), deployment.profile
+        sizes = capture_sizes(settings, rows, profile.cuda_graph_ceiling) if profile.kind == "roofline" else ()
+        held = sizes[-1] // rows if sizes else settings.max_num_seqs
+        if held < min(2 * _batch(scenario), settings.max_num_seqs):
+            found[
+                f"Beyond {held} requests a batch of {rows} rows each exceeds the captured CUDA graphs ({sizes[-1]} "
+                "rows) and its steps take longer (max_cudagraph_capture_size; vllm/config/vllm.py, "
+                "_set_cudagraph_sizes)."
+            ] = None
+        full = settings.cudagraph_mode.startswith("FULL") and not settings.generation.full_graphs_of_any_k
+        if settings.is_dynamic and full:
+            found[
+                "Draft lengths that vary leave only piecewise CUDA graphs to vLLM's V1 model runner "
+                "(vllm/config/vllm.py, _maybe_override_dynamic_sd_cudagraph_mode)."
+            ] = None
+        lengths = [k for _, _, k in spec.num_speculative_tokens_per_batch_size or ()]
+        if 0 in lengths and settings.method.plan == DraftPlan.AUTOREGRESSIVE:
+            found[
+                "Where the schedule says k = 0 the draft still runs over every token to keep its KV cache, and holds "
+                "its memory: slower than an engine started without speculation "
+                "(vllm/v1/spec_decode/llm_base_proposer.py)."
+            ] = None
+    return tuple(found)
+
+
+def _batch(scenario: Scenario) -> float:
+    """Requests that decode at once on a replica, at most; bursts may double a mean."""
+    arrivals = scenario.workload.arrivals
+    if arrivals.process == "closed_loop":
+        return arrivals.concurrency / scenario.cluster.replicas / 2
+    fluid = Fluid.of(scenario)
+    return fluid.in_system(scenario.rate_rps) / scenario.cluster.replicas if scenario.rate_rps else float("inf")

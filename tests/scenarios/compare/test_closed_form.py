@@ -1,0 +1,114 @@
+"""The papers' figures of a setting, the loss by cause, and the cliffs that are told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draftcast import load_scenario
+from draftcast.scenarios.compare.closed_form import cliffs, closed_form
+from draftcast.scenarios.compare.comparison import CAUSES, compare
+from draftcast.scenarios.run.deployment import cached_deployment
+from draftcast.scenarios.run.fluid import Fluid
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import with_values
+from draftcast.scenarios.show.run_report import cause_line
+from draftcast.sim.cost.step_time import decode_step_seconds
+
+SPEC = "engine.speculative_config"
+RATE = "workload.arrivals.request_rate_rps"
+
+
+def drafting(method: str, k: int = 3, alpha: float = 0.6, **values: object) -> Scenario:
+    config = {"method": method, "num_speculative_tokens": k, **values}
+    return with_values(load_scenario("default"), {SPEC: config, "acceptance": {"model": "constant", "alpha": alpha}})
+
+
+def test_block_efficiency_and_speed_up_are_leviathans() -> None:
+    """(1 - alpha^(k+1)) / (1 - alpha), and that over c k + 1 (arXiv 2211.17192, equation 1 and theorem 3.8)."""
+    for alpha, k in ((0.6, 3), (0.8, 5)):
+        form = closed_form(drafting("draft_model", k, alpha, model="llama-3.2-1b"))
+        assert form is not None
+        efficiency = (1 - alpha ** (k + 1)) / (1 - alpha)
+        assert form.block_efficiency == pytest.approx(efficiency, rel=1e-12)
+        assert form.speedup == pytest.approx(efficiency / (form.cost_ratio * k + 1), rel=1e-12)
+
+
+def test_a_draft_of_an_eighth_of_the_weights_costs_about_that_share_of_a_step() -> None:
+    scenario = drafting("draft_model", model="llama-3.2-1b")
+    form, memory = closed_form(scenario), cached_deployment(scenario).memory
+    assert form is not None
+    ratio = memory.draft_weight_bytes / memory.weight_bytes
+    assert ratio == pytest.approx(1.24 / 8.03, rel=0.02)
+    assert form.mbsu == pytest.approx(form.block_efficiency / (1 + 3 * ratio), rel=1e-12)
+    # Passes of a small model reach less of the bandwidth, and each costs a launch.
+    assert ratio < form.cost_ratio < 3 * ratio
+    assert form.speedup < form.mbsu
+
+
+def test_the_closed_form_bounds_the_simulated_step_at_batch_size_one() -> None:
+    """What it leaves out (verifying more rows, the host) only costs time."""
+    scenario = drafting("eagle3")
+    form = closed_form(scenario)
+    assert form is not None
+    cost, context = cached_deployment(scenario).cost, Fluid.of(scenario).traffic.context_tokens
+    off = cached_deployment(with_values(scenario, {SPEC: None})).cost
+    real = form.block_efficiency * decode_step_seconds(off, 1, 0, context) / decode_step_seconds(cost, 1, 3, context)
+    assert 0.8 * form.speedup < real < form.speedup
+
+
+def test_drafts_that_run_once_read_their_weights_once_and_search_none() -> None:
+    once, ngram = closed_form(drafting("pard", model="llama-3.2-1b")), closed_form(drafting("ngram"))
+    each = closed_form(drafting("draft_model", model="llama-3.2-1b"))
+    assert once is not None
+    assert each is not None
+    assert ngram is not None
+    assert once.mbsu > each.mbsu
+    assert ngram.mbsu == ngram.block_efficiency
+    assert ngram.cost_ratio < 0.2 * each.cost_ratio
+
+
+def test_a_schedule_counts_at_batch_size_one() -> None:
+    scheduled = drafting("eagle3", num_speculative_tokens_per_batch_size=[[1, 8, 2], [9, 64, 3]])
+    assert closed_form(scheduled) is not None
+    assert closed_form(drafting("eagle3", num_speculative_tokens_per_batch_size=[[1, 8, 0], [9, 64, 3]])) is None
+    assert closed_form(with_values(drafting("eagle3"), {SPEC: None})) is None
+    form, two = closed_form(scheduled), closed_form(drafting("eagle3", 2))
+    assert form is not None
+    assert two is not None
+    assert form.block_efficiency == pytest.approx(two.block_efficiency)
+
+
+def test_on_minus_off_by_cause_adds_up() -> None:
+    small = ("workload.num_requests=200", "statistics.replications=2", f"{RATE}=10", "statistics.model_error=none")
+    for alpha in (0.7, 0.02):
+        accepted = f"acceptance={{model: constant, alpha: {alpha}}}"
+        (point,) = compare(load_scenario("default", overrides=[*small, accepted])).points
+        causes = point.by_cause()
+        whole = causes.pop("all").mean
+        assert set(causes) == set(CAUSES)
+        assert sum(each.mean for each in causes.values()) == pytest.approx(whole, rel=1e-9)
+        sides = [np.mean([r["mean_e2el_s"] for r in run.replications]) for run in point.runs]
+        assert whole == pytest.approx(sides[0] - sides[1], rel=1e-9)
+        assert causes["draft"].mean > 0
+        assert (causes["verify"].mean < 0, whole < 0) == (True, True) if alpha == 0.7 else whole > 0
+        assert cause_line(point).startswith(f"With speculation a request takes {1e3 * whole:+.3g} ms on average: ")
+        assert point.compared()["by_cause_s"]["all"].mean == whole
+
+
+def test_cliffs_are_told_where_they_are_met() -> None:
+    plain = drafting("eagle3")
+    assert cliffs([with_values(plain, {RATE: 1.0})]) == ()
+    assert cliffs([with_values(plain, {SPEC: None, RATE: 1.0})]) == ()
+    loop = {"workload.arrivals": {"process": "closed_loop", "concurrency": 300}}
+    (capture,) = cliffs([with_values(plain, loop)])
+    assert capture.startswith("Beyond 128 requests a batch of 4 rows each exceeds the captured CUDA graphs (512 rows)")
+    assert cliffs([with_values(plain, {**loop, "engine.max_cudagraph_capture_size": 2048})]) == ()
+    schedule = [[1, 32, 3], [33, 1024, 0]]
+    scheduled = drafting("eagle3", num_speculative_tokens_per_batch_size=schedule)
+    (zero,) = cliffs([with_values(scheduled, {RATE: 1.0})])
+    assert zero.startswith("Where the schedule says k = 0 the draft still runs")
+    first = with_values(scheduled, {RATE: 1.0, "engine.version": "vllm 0.32 v1"})
+    assert any("only piecewise CUDA graphs" in each for each in cliffs([first]))
+    ngram = drafting("ngram", num_speculative_tokens_per_batch_size=schedule)
+    assert cliffs([with_values(ngram, {RATE: 1.0})]) == ()
