@@ -215,7 +215,7 @@ def test_a_job_ends_with_its_session_and_waits_for_its_turn(tmp_path: Path) -> N
     assert other.result is not None
     assert other.result.complete
     # What cannot be swept is told, and the next one's turn comes.
-    broken = SweepJob("three", keeper, scenario, [Axis("k", (9,))], tmp_path / "three")
+    broken = SweepJob("three", keeper, scenario, [Axis("engine.block_size", (-1,))], tmp_path / "three")
     until(lambda: not broken.is_alive())
     assert isinstance(broken.error, InputError)
     assert TURN.acquire(blocking=False)
