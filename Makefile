@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo dashboard test lint format pytest compiled live-env test-live bench clean
+.PHONY: help demo dashboard docs test lint format pytest compiled live-env test-live bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -19,7 +19,7 @@ $(VENV)/.plain: pyproject.toml
 	touch $@
 
 # An extra, by its name, beside the plain package: only the tests bring torch.
-$(VENV)/.test $(VENV)/.dashboard: $(VENV)/.plain
+$(VENV)/.test $(VENV)/.dashboard $(VENV)/.docs: $(VENV)/.plain
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(@:$(VENV)/.%=%)]'
 	touch $@
 
@@ -29,6 +29,9 @@ demo: $(VENV)/.plain  ## speculation off and on at several request rates: the ta
 
 dashboard: $(VENV)/.dashboard  ## the what-if pages in a browser, on this machine only
 	$(BIN)/draftcast dashboard
+
+docs: $(VENV)/.docs  ## the documentation site, in site/; any warning is an error
+	$(BIN)/mkdocs build --strict --quiet
 
 lint: $(VENV)/.test  ## ruff (lint and format) and mypy --strict
 	$(BIN)/ruff check .
@@ -70,4 +73,4 @@ bench: $(VENV)/.test  ## speed of the engine, of policies, of profiles, of a swe
 	$(BIN)/python benchmarks/cutover.py
 
 clean:  ## remove the environments and caches
-	rm -rf $(VENV) $(LIVE) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf $(VENV) $(LIVE) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist site
