@@ -149,9 +149,17 @@ def speculative_config_json(scenario: Scenario) -> dict[str, Any] | None:
     if spec.method in ("p_eagle", "pard"):
         # vLLM names the parallel drafters by their base method.
         values |= {"method": method.vllm_method, "parallel_drafting": True}
+    if _verifies_adaptively(scenario):
+        values["enable_adaptive_verification"] = True
     draft = served_models(scenario).draft
     values |= {} if draft is None else {"model": draft}
     return {key: values[key] for key in SpeculativeConfig.model_fields if key in values}
+
+
+def _verifies_adaptively(scenario: Scenario) -> bool:
+    """Whether the policy is what vLLM does with ``enable_adaptive_verification``."""
+    policy = scenario.resolved_policy
+    return policy.name == "adaptive_verification" and not policy.parameters and scenario.method == "dspark"
 
 
 def vllm_flags(engine: Engine) -> list[str]:
@@ -447,7 +455,8 @@ def _common_notes(scenario: Scenario, server: str) -> tuple[str, ...]:
     if not version.lower().startswith(server):
         notes.append(f"The forecast is of {version}; {mine} schedules and times its steps in its own way.")
     written = ("fixed", "batch_schedule", *(("ema_tiers",) if server == "sglang" else ()))
-    if scenario.speculative_config is not None and policy not in written:
+    written_by_flag = server == "vllm" and _verifies_adaptively(scenario)
+    if scenario.speculative_config is not None and policy not in written and not written_by_flag:
         notes.append(f"policy.name = {policy} has no counterpart in {mine}.")
     if scenario.cluster.replicas > 1:
         replicas, router = scenario.cluster.replicas, scenario.cluster.router

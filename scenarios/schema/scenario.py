@@ -139,11 +139,13 @@ class Scenario(Frozen):
 
     @property
     def resolved_policy(self) -> Policy:
-        """The policy that runs: the given one, else vLLM's (its batch schedule when there is one, else a fixed k)."""
+        """The policy that runs: the given one, else vLLM's own (adaptive verification, batch schedule, or fixed k)."""
         if self.speculative_config is None:
             return Policy(name="off")
         if self.policy is not None:
             return self.policy
+        if self.speculative_config.enable_adaptive_verification:
+            return Policy(name="adaptive_verification")
         scheduled = self.speculative_config.num_speculative_tokens_per_batch_size is not None
         return Policy(name="batch_schedule" if scheduled else "fixed")
 
@@ -211,6 +213,9 @@ class Scenario(Frozen):
         spec = self.speculative_config
         if spec is None:
             return
+        if spec.enable_adaptive_verification and policy.name not in ("adaptive_verification", "off"):
+            ignored = "engine.speculative_config.enable_adaptive_verification"
+            raise wrong("policy.name", policy.name, f"would ignore {ignored}; take that away, or the policy")
         given = spec.num_speculative_tokens_per_batch_size
         if policy.name == "batch_schedule" and given is None:
             raise wrong("policy.name", policy.name, f"needs {place}: [[first, last, k], ...]")

@@ -165,8 +165,10 @@ class SpeculativeConfig(Frozen):
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         if low is not None and high is not None and low > high:
             raise wrong("prompt_lookup_min", low, f"must not exceed prompt_lookup_max = {high}")
-        if self.enable_adaptive_verification:
-            raise wrong("enable_adaptive_verification", True, "not simulated; give the policy of your choice instead")
+        if self.enable_adaptive_verification and method != "dspark":
+            raise wrong("enable_adaptive_verification", True, "only with method dspark (vLLM 0.32)")
+        if self.enable_adaptive_verification and self.num_speculative_tokens_per_batch_size is not None:
+            raise wrong("enable_adaptive_verification", True, "not with num_speculative_tokens_per_batch_size")
         for key in ("tree_width", "max_tree_nodes"):
             if method != "eagle_tree" and getattr(self, key) is not None:
                 raise wrong(key, getattr(self, key), "only with method eagle_tree")

@@ -16,7 +16,7 @@ from draftcast.scenarios.compare.serve_command import (
     vllm_flags,
 )
 from draftcast.scenarios.schema import METHODS, Scenario, SpeculativeConfig
-from draftcast.scenarios.schema.load import load_scenario, with_values
+from draftcast.scenarios.schema.load import load_scenario, to_mapping, with_values
 
 SPEC = "engine.speculative_config"
 INSTRUCT = "meta-llama/Llama-3.1-8B-Instruct"
@@ -175,3 +175,23 @@ def test_a_bundled_drafts_short_name_follows_the_target() -> None:
     for target, draft in ((INSTRUCT, "meta-llama/Llama-3.2-1B-Instruct"), ("llama-3.1-8b", "meta-llama/Llama-3.2-1B")):
         found = served_models(drafting("draft_model", target, model="llama-3.2-1b"))
         assert (found.draft, found.notes) == (draft, ())
+
+
+def test_adaptive_verification_is_pasted_and_emitted() -> None:
+    """vLLM's flag and the policy of that name are one: either gives the flag, and pasted back the same policy."""
+    acceptance = {"model": "constant", "alpha": 0.6, "confidence_discrimination": 0.5}
+    spec = {"method": "dspark", "num_speculative_tokens": 3}
+    asked = with_values(load_scenario("default"), {SPEC: spec, "acceptance": acceptance})
+    assert "enable_adaptive_verification" not in (speculative_config_json(asked) or {})
+    flagged = with_values(asked, {f"{SPEC}.enable_adaptive_verification": True})
+    chosen = with_values(asked, {"policy": {"name": "adaptive_verification"}})
+    for scenario in (flagged, chosen):
+        written = speculative_config_json(scenario)
+        assert written is not None
+        assert written["enable_adaptive_verification"] is True
+        again = load_scenario(to_mapping(scenario), speculative_config=json.dumps(written))
+        assert again.resolved_policy == flagged.resolved_policy == chosen.resolved_policy
+    with pytest.raises(ScenarioError, match=r"would ignore .*enable_adaptive_verification"):
+        with_values(flagged, {"policy": {"name": "fixed"}})
+    with pytest.raises(ScenarioError, match="only with method dspark"):
+        with_values(load_scenario("default"), {f"{SPEC}.enable_adaptive_verification": True})

@@ -142,6 +142,15 @@ KNOBS = [
         f"{SPEC}.draft_tensor_parallel_size=1",
         (*DRAFT, "engine.tensor_parallel_size=2"),
     ),
+    Knob(
+        "SpeculativeConfig.enable_adaptive_verification",
+        f"{SPEC}.enable_adaptive_verification=true",
+        (
+            f"{SPEC}={{method: dspark, num_speculative_tokens: 7}}",
+            acceptance("model: constant, alpha: 0.4, confidence_discrimination: 0.9"),
+            "workload.arrivals.request_rate_rps=40",
+        ),
+    ),
     Knob("SpeculativeConfig.quantization", f"{SPEC}.quantization=fp8", DRAFT),
     Knob("SpeculativeConfig.kv_cache_dtype", f"{SPEC}.kv_cache_dtype=fp8", DRAFT),
     Knob("SpeculativeConfig.parallel_drafting", (f"{SPEC}.parallel_drafting=true", RATES)),
@@ -381,7 +390,6 @@ EXEMPT = {
         ),
         "widen the prediction interval, tested in tests/scenarios/compare/test_model_error.py",
     ),
-    "SpeculativeConfig.enable_adaptive_verification": "refused",
     **{
         f"SpeculativeConfig.{key}": "named to the user as without effect"
         for key, field in SpeculativeConfig.model_fields.items()
