@@ -6,12 +6,14 @@ batches, prompts nor the host.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import without_speculation
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.methods import DraftPlan
 from draftcast.sim.cost.step_tables import capture_sizes
@@ -61,6 +63,20 @@ def _decode_s(deployment: Deployment, k: int, context_tokens: float) -> tuple[fl
     return float(times["draft_s"]), float(times["target_s"])
 
 
+def break_even(scenario: Scenario) -> float:
+    """Share of drafts accepted at which a decoding batch of the load gains nothing.
+
+    A round yields 1 + share k tokens in a step that takes longer than one without speculation. Errors as above.
+    """
+    spec, context = scenario.speculative_config, Fluid.of(scenario).traffic.context_tokens
+    assert spec is not None
+    without = cached_deployment(without_speculation(scenario)).cost
+    batch, cost = max(1, round(min(_batch(scenario), 1e6))), cached_deployment(scenario).cost
+    batch = min(batch, cached_deployment(scenario).settings.max_num_seqs)
+    steps = st.decode_step_seconds(cost, batch, spec.k, context), st.decode_step_seconds(without, batch, 0, context)
+    return float(steps[0] / steps[1] - 1) / spec.k
+
+
 def cliffs(loads: Iterable[Scenario]) -> tuple[str, ...]:
     """Known cliffs of vLLM 0.32 that a setting meets at any of its loads, a sentence each with its source."""
     found: dict[str, None] = {}
@@ -72,7 +88,8 @@ def cliffs(loads: Iterable[Scenario]) -> tuple[str, ...]:
         rows, profile = settings.method.verify_rows(settings.num_speculative_tokens), deployment.profile
         sizes = capture_sizes(settings, rows, profile.cuda_graph_ceiling) if profile.kind == "roofline" else ()
         held = sizes[-1] // rows if sizes else settings.max_num_seqs
-        if held < min(2 * _batch(scenario), settings.max_num_seqs):
+        bursts = 1 if scenario.is_closed_loop else 2
+        if held < min(bursts * _batch(scenario), settings.max_num_seqs):
             found[
                 f"Beyond {held} requests a batch of {rows} rows each exceeds the captured CUDA graphs ({sizes[-1]} "
                 "rows) and its steps take longer (max_cudagraph_capture_size; vllm/config/vllm.py, "
@@ -95,9 +112,9 @@ def cliffs(loads: Iterable[Scenario]) -> tuple[str, ...]:
 
 
 def _batch(scenario: Scenario) -> float:
-    """Requests that decode at once on a replica, at most; bursts may double a mean."""
-    arrivals = scenario.workload.arrivals
+    """Mean requests that decode at once on a replica; infinite above its capacity and where no rate is known."""
+    arrivals, replicas = scenario.workload.arrivals, scenario.cluster.replicas
     if arrivals.process == "closed_loop":
-        return arrivals.concurrency / scenario.cluster.replicas / 2
-    fluid = Fluid.of(scenario)
-    return fluid.in_system(scenario.rate_rps) / scenario.cluster.replicas if scenario.rate_rps else float("inf")
+        return arrivals.concurrency / replicas
+    rate = scenario.rate_rps
+    return Fluid.of(scenario).in_system(rate) / replicas if rate else math.inf

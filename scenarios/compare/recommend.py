@@ -24,7 +24,7 @@ from draftcast.scenarios.compare.candidate import (
     speculative_values,
     with_methods,
 )
-from draftcast.scenarios.compare.closed_form import ClosedForm, cliffs, closed_form
+from draftcast.scenarios.compare.closed_form import ClosedForm, break_even, cliffs, closed_form
 from draftcast.scenarios.compare.metric import Metric, metric_named
 from draftcast.scenarios.compare.serve_command import (
     SERVERS,
@@ -346,14 +346,15 @@ def _answer(
         reason = best.verdicts[0].why
     tuned = chosen.candidate.scenario
     notes = (*class_notes(tuned), *assumptions(tuned))
-    commands = {server: _command(tuned, server) for server in SERVERS}
+    loaded = with_values(tuned, loads[-1].values)
+    commands = {server: _command(tuned, server, loaded) for server in SERVERS}
     config = speculative_config_json(tuned) if isinstance(commands["vllm"], ServerCommand) else None
     forms = {outcome.candidate.label: closed_form(outcome.candidate.scenario) for outcome in outcomes}
     notes += cliffs(with_values(tuned, load.values) for load in loads)
     return Recommendation(scenario, metric, loads, tuple(outcomes), forms, chosen, reason, config, commands, notes)
 
 
-def _command(scenario: Scenario, server: str) -> ServerCommand | ScenarioError:
+def _command(scenario: Scenario, server: str, loaded: Scenario) -> ServerCommand | ScenarioError:
     spec = scenario.speculative_config
     try:
         command = server_command(scenario, server)
@@ -363,7 +364,14 @@ def _command(scenario: Scenario, server: str) -> ServerCommand | ScenarioError:
         return command
     asked = Fluid.of(scenario).traffic
     rates = sum(share * model.unconditional(spec.k) for share, model in zip(asked.shares, asked.models, strict=True))
-    return replace(command, notes=(*command.notes, bench_note(server, np.atleast_1d(rates).tolist())))
+    notes = (*command.notes, bench_note(server, np.atleast_1d(rates).tolist()))
+    if server == "trtllm":
+        below = f"acceptance_rate_threshold: {max(0.0, min(1.0, break_even(loaded))):.2g}"
+        notes += (
+            f"speculative_config may end drafting that does not pay at this load: {below}, with an "
+            "acceptance_rate_window_size.",
+        )
+    return replace(command, notes=notes)
 
 
 def _simplest(

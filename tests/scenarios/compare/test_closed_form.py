@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from draftcast import load_scenario
-from draftcast.scenarios.compare.closed_form import cliffs, closed_form
+from draftcast.scenarios.compare.closed_form import break_even, cliffs, closed_form
 from draftcast.scenarios.compare.comparison import CAUSES, compare
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
@@ -94,6 +94,20 @@ def test_on_minus_off_by_cause_adds_up() -> None:
         assert (causes["verify"].mean < 0, whole < 0) == (True, True) if alpha == 0.7 else whole > 0
         assert cause_line(point).startswith(f"With speculation a request takes {1e3 * whole:+.3g} ms on average: ")
         assert point.compared()["by_cause_s"]["all"].mean == whole
+
+
+def test_at_break_even_a_batch_yields_as_many_tokens_a_second_as_without() -> None:
+    shares = []
+    for clients in (1, 32, 200):
+        loop = {"workload.arrivals": {"process": "closed_loop", "concurrency": clients}}
+        scenario = with_values(drafting("eagle3"), loop)
+        share = break_even(scenario)
+        cost, context = cached_deployment(scenario).cost, Fluid.of(scenario).traffic.context_tokens
+        off = cached_deployment(with_values(scenario, {SPEC: None})).cost
+        tokens_per_s = clients * (1 + 3 * share) / decode_step_seconds(cost, clients, 3, context)
+        assert tokens_per_s == pytest.approx(clients / decode_step_seconds(off, clients, 0, context), rel=1e-12)
+        shares.append(share)
+    assert shares == sorted(shares)  # a larger batch needs more of its drafts accepted
 
 
 def test_cliffs_are_told_where_they_are_met() -> None:

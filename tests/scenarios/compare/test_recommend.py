@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare import recommend as module
-from draftcast.scenarios.compare.closed_form import closed_form
+from draftcast.scenarios.compare.closed_form import break_even, closed_form
 from draftcast.scenarios.compare.comparison import compare, simulate
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.recommend import (
@@ -118,7 +118,10 @@ def test_speculation_wins_where_it_pays(paying: Recommendation) -> None:
 
 
 def test_every_command_says_how_a_test_bench_forces_the_acceptance(paying: Recommendation) -> None:
-    rates = [0.7296, 0.5208, 0.3545]
+    acceptance = paying.chosen.candidate.scenario.acceptance_of()
+    assert acceptance is not None
+    rates = [round(rate, 4) for rate in acceptance.unconditional(3).tolist()]
+    length = acceptance.mean_acceptance_length(3)
     spec = with_values(
         paying.chosen.candidate.scenario,
         {
@@ -130,8 +133,10 @@ def test_every_command_says_how_a_test_bench_forces_the_acceptance(paying: Recom
     assert spec.synthetic_rates == tuple(rates)
     forced = {server: paste_lines(paying, server) for server in SERVERS}
     assert f'"synthetic_acceptance_rates": {rates}' in forced["vllm"]
-    assert "SGLANG_SIMULATE_ACC_LEN=2.6049 forces" in forced["sglang"]
-    assert "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS=1.6049 forces" in forced["trtllm"]
+    assert f"SGLANG_SIMULATE_ACC_LEN={length:.6g} forces" in forced["sglang"]
+    assert f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={length - 1:.6g} forces" in forced["trtllm"]
+    share = break_even(paying.chosen.candidate.scenario)
+    assert f"acceptance_rate_threshold: {share:.2g}, with" in forced["trtllm"]
 
 
 def test_off_wins_where_nothing_is_accepted() -> None:
@@ -356,8 +361,10 @@ def test_a_setting_that_vllm_does_not_have_is_recommended_without_its_command() 
 
 
 def test_closed_forms_stand_beside_the_simulated_gains(paying: Recommendation) -> None:
+    acceptance = question().acceptance_of()
+    assert acceptance is not None
     rows = {row["setting"]: row["closed_form"] for row in paying.summary()["candidates"]}
     assert rows["off"] is None
     for k in (1, 2, 3):
         assert rows[f"eagle3 k={k}"] == closed_form(candidates(question())[k].scenario)
-    assert rows["eagle3 k=3"].block_efficiency == pytest.approx(1 + 0.7296 + 0.5208 + 0.3545)
+    assert rows["eagle3 k=3"].block_efficiency == pytest.approx(acceptance.mean_acceptance_length(3))
