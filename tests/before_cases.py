@@ -211,7 +211,7 @@ PRIORITY = "engine.scheduling_policy=priority"
 def coverage() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Name and overrides of every scenario of the list; ``<folder>`` stands for where the small files are."""
     for method in (*DRAFTED, *MTP):
-        target = DEEPSEEK if method in MTP else ()
+        target = DEEPSEEK if method in MTP else ("engine.version=vllm 0.10",) if method == "mlp_speculator" else ()
         for name, model in CHAIN_ACCEPTANCE.items():
             drafts = spec(method, 2 + len(name) % 4)
             yield f"method {method}, acceptance {name}", (drafts, f"acceptance={model}", *target)

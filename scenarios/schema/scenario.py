@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from draftcast.calibration.acceptance.references import reference
+from draftcast.calibration.profile.engines import parse_version
 from draftcast.frozen import Frozen, NonEmpty, Text, nearest_key, one_of, wrong
 from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import Engine
@@ -22,6 +23,10 @@ from draftcast.sim.workload.workload import DEFAULT_CLASS, RequestClass, Slo, Wo
 ROUTERS = ("round_robin", "random", "least_loaded", "power_of_two", "prefix_affinity")
 POLICIES = tuple(BUILT_IN)
 MATCHING_METHODS = ("ngram", "ngram_gpu", "suffix")
+# Methods that an engine no longer runs: from which version on, and why.
+GONE: dict[tuple[str, str], tuple[tuple[int, ...], str]] = {
+    ("vllm", "mlp_speculator"): ((0, 11), "V1 never had the MLP speculator, and vLLM 0.11 removed V0"),
+}
 
 
 class Cluster(Frozen):
@@ -186,6 +191,7 @@ class Scenario(Frozen):
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         if self.speculative_config is not None:
+            self._engine_runs(self.speculative_config.resolved_method)
             self._acceptance_covers(self.speculative_config)
         self._recording_is_there()
         if self.engine.scheduling_policy != "priority":
@@ -199,6 +205,14 @@ class Scenario(Frozen):
         if self.policy is not None:
             self._schedule_has_one_place(self.policy)
         return self
+
+    def _engine_runs(self, method: str) -> None:
+        """What the stated version of the engine cannot run is refused."""
+        engine, number, _ = parse_version(self.engine.version)
+        since, why = GONE.get((engine, method), ((), ""))
+        if why and number >= since:
+            message = f"{self.engine.version} cannot run it: {why}"
+            raise wrong("engine.speculative_config.method", method, message)
 
     def _schedule_has_one_place(self, policy: Policy) -> None:
         """A schedule stands in vLLM's dictionary, and the policy that follows it runs."""

@@ -28,6 +28,7 @@ def drafting(method: str, target: str = INSTRUCT, **values: object) -> Scenario:
     acceptance = {"model": "tree" if method == "eagle_tree" else "constant", "alpha": 0.6}
     config = {"method": method, "num_speculative_tokens": 3, **values}
     changes = {SPEC: config, "acceptance": acceptance, "engine.model": target}
+    changes |= {"engine.version": "vllm 0.10"} if method == "mlp_speculator" else {}
     return with_values(load_scenario("default"), changes)
 
 

@@ -44,7 +44,8 @@ def drafting(method: str, **values: Any) -> Scenario:
     model = {"draft_model": "llama-3.2-1b", "pard": "llama-3.2-1b", "eagle_tree": HEAD}.get(method)
     config = {"method": method, "num_speculative_tokens": 3, **({"model": model} if model else {}), **values}
     acceptance = {"model": "tree" if method == "eagle_tree" else "constant", "alpha": 0.6}
-    changes = {SPEC: config, "acceptance": acceptance, **(DEEPSEEK if method == "mtp" else {})}
+    engine = {"mtp": DEEPSEEK, "mlp_speculator": {"engine.version": "vllm 0.10"}}.get(method, {})
+    changes = {SPEC: config, "acceptance": acceptance, **engine}
     return with_values(load_scenario("default"), changes)
 
 

@@ -42,7 +42,8 @@ def of_method(method: str) -> tuple[RunResult, AcceptanceModel]:
     facts = FACTS[method]
     fields = {"model": "llama-3.2-1b"} if facts.needs_draft_model else {}
     acceptance = TREE if facts.is_tree else MATCHES if facts.proposes_by_match else RATES
-    result, model = run(*(DEEPSEEK if method == "mtp" else ()), spec(method, **fields), acceptance)
+    engine = {"mtp": DEEPSEEK, "mlp_speculator": ("engine.version=vllm 0.10",)}.get(method, ())
+    result, model = run(*engine, spec(method, **fields), acceptance)
     assert model is not None
     return result, model
 

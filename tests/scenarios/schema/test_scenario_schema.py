@@ -229,6 +229,13 @@ def test_a_missing_file_lists_the_embedded_scenarios(tmp_path: Path) -> None:
     assert "is a directory" in refused(source=tmp_path)
 
 
+def test_what_the_stated_version_cannot_run_is_refused_with_the_reason() -> None:
+    drafts = f"{SPEC}={{method: mlp_speculator, num_speculative_tokens: 3}}"
+    own = "acceptance={model: constant, alpha: 0.5}"
+    assert "vllm 0.32 cannot run it: V1 never had the MLP speculator" in refused(drafts, own)
+    assert load_scenario(overrides=[drafts, own, "engine.version=vllm 0.10"]).method == "mlp_speculator"
+
+
 @pytest.mark.parametrize("name", sorted(embedded_scenarios()))
 def test_embedded_scenarios_round_trip_with_the_same_hash(name: str, tmp_path: Path) -> None:
     scenario = load_scenario(name)
