@@ -128,6 +128,23 @@ def test_every_setting_changes_the_answer() -> None:
         assert suffix(**changed) != same_suffix, changed
 
 
+def test_suffix_settings_work_in_the_direction_of_their_source() -> None:
+    """SuffixDecoding (arXiv 2411.04975): longer by the factor, surer by the probability, more by the cache."""
+    log = random_log(20)
+
+    def measured(**changed: Any) -> tuple[float, float, float]:
+        figures = am.measure_suffix(log, 6, SuffixSettings(**changed), bootstrap=0).figures
+        return tuple(figures[name].value for name in ("mean_draft_tokens", "draft_acceptance_rate", "draft_share"))  # type: ignore[return-value]
+
+    short, usual, long = (measured(max_spec_factor=factor) for factor in (0.5, 1.0, 3.0))
+    assert short[0] < usual[0] < long[0]
+    any_token, sure = measured(min_token_prob=0.0), measured(min_token_prob=0.6)
+    assert sure[0] < any_token[0]
+    assert sure[1] > any_token[1]
+    assert sure[2] < any_token[2]
+    assert measured(min_token_prob=0.6, max_cached_requests=0)[2] < sure[2]
+
+
 def test_figures_are_the_rounds_own() -> None:
     """Totals against a plain loop that drafts, compares and moves on."""
     log, k = random_log(10), 4

@@ -133,6 +133,19 @@ def rounds_from(arrays: AcceptanceArrays, request: int, k: int, first: int, last
     return np.array(kept, float)
 
 
+def test_spread_and_stretches_work_in_their_direction() -> None:
+    rates = (0.62, 0.38, 0.25)
+
+    def chain(**more: float) -> Chain:
+        return Chain(rates=rates, **{"concentration": 8.0, "contrast": 2.0, "persistence": 0.7, **more})  # type: ignore[arg-type]
+
+    between = [chain(concentration=value).between_requests(3) for value in (2.0, 8.0, 100.0)]
+    assert between == sorted(between, reverse=True)
+    for name, values in (("contrast", (0.5, 2.0, 4.0)), ("persistence", (0.2, 0.7, 0.95))):
+        alike = [chain(**{name: value}).lag_covariance(3, 1) for value in values]
+        assert alike == sorted(alike), name
+
+
 def test_constant_by_hand() -> None:
     model = Chain(alpha=0.5)
     np.testing.assert_allclose(model.unconditional(3), [0.5, 0.25, 0.125])
