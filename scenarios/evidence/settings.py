@@ -15,6 +15,7 @@ from typing import Any
 from draftcast.calibration.profile.hardware import is_bundled_device
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model
+from draftcast.scenarios.compare.read_command import split_flags
 from draftcast.scenarios.evidence.point import EvidencePoint
 
 
@@ -180,22 +181,7 @@ def _command_flags(command: str) -> dict[str, Any]:
         words = shlex.split(command.replace("\\\n", " "))
     except ValueError:
         words = command.split()
-    found: dict[str, Any] = {}
-    for index, word in enumerate(words):
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            following = words[index + 1] if index + 1 < len(words) else "--"
-            found[name.replace("-", "_")] = _plain(value) if equals else following.startswith("-") or _plain(following)
-    return found
-
-
-def _plain(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"true": True, "false": False}.get(text.lower(), text)
+    return {name.replace("-", "_"): value for name, value in split_flags(words)[1].items()}
 
 
 def _flags(reading: Reading) -> dict[str, Any]:
