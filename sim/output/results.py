@@ -92,7 +92,8 @@ def requests_frame(
     ``draftcast.sim.engine.step.commit``), host, and from each preemption to the next token (KV pressure). A request
     that has not finished has NaN there and in ``finish_s``.
     """
-    counted = order[: table.num_counted]
+    # A slice takes no memory; without sessions the order is the table's.
+    counted = slice(table.num_counted) if table.session is None else order[: table.num_counted]
     rows = replicas[0].state.requests[counted]
     done = rows["status"] == FINISHED
     clocks = rows["clock_s"]
