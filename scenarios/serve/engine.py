@@ -29,6 +29,7 @@ from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.simulate import build_replicas
 from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import Scenario
+from draftcast.sim.compiled.cache import tell_of_compiling
 from draftcast.sim.engine.replica import request_rows
 from draftcast.sim.state.engine import FINISHED
 from draftcast.sim.workload.build_requests import build_requests
@@ -178,13 +179,17 @@ class _Lines:
         self._socket.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
 
-def run_replica(descriptor: int) -> None:
+def run_replica(descriptor: int, tells: bool) -> None:
     """A replica's life, until the other end is closed: its scenario and speed on standard input, then messages.
+
+    One that ``tells`` says on standard error when it compiles the engine.
 
     In: ``["clock", start]`` of `time.monotonic`; ``["submit", ...]`` and ``["abort", row]`` as `LiveEngine`'s;
     ``["counts"]``. Out: ``["ready"]`` or ``["failed", why]``; ``["output", ...]`` as of `LiveEngine.advance`;
     ``["counts", ...]``.
     """
+    if tells:
+        tell_of_compiling()
     scenario, speed = pickle.load(sys.stdin.buffer)
     lines = _Lines(descriptor)
     try:

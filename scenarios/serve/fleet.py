@@ -62,11 +62,11 @@ class Answer:
 
 
 class _Link:
-    """One replica: its process and the messages to and from it (`scenarios/serve/engine.py`)."""
+    """One replica: its process, which may tell that it compiles, and the messages to and from it (`engine.py`)."""
 
-    def __init__(self, scenario: Scenario, speed: float) -> None:
+    def __init__(self, scenario: Scenario, speed: float, *, tells: bool) -> None:
         self.socket, theirs = socket.socketpair()
-        command = f"from draftcast.scenarios.serve.engine import run_replica; run_replica({theirs.fileno()})"
+        command = f"from draftcast.scenarios.serve.engine import run_replica; run_replica({theirs.fileno()}, {tells})"
         # A session of its own: Ctrl-C in the terminal is the parent's to handle.
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", command],
@@ -141,7 +141,8 @@ class Fleet:
 
     async def start(self) -> None:
         """Start the replicas and the clock. Raises InputError: a replica refuses the scenario."""
-        self._links = [_Link(self.scenario, self.speed) for _ in range(self.scenario.cluster.replicas)]
+        replicas = range(self.scenario.cluster.replicas)
+        self._links = [_Link(self.scenario, self.speed, tells=replica == 0) for replica in replicas]
         for link in self._links:
             await link.connect()
         self._start_s = time.monotonic()

@@ -220,7 +220,8 @@ def test_the_request_of_a_client_that_vanishes_is_aborted(server: SimulatedServe
 
 
 def test_a_thousand_streams_are_held_and_those_of_a_killed_client_take_no_other_along() -> None:
-    with simulated_server("default", "--set", "engine.max_num_seqs=1024") as server:
+    # Slow: the first answer must not end before the last request has come.
+    with simulated_server("default", "--speed", "0.1", "--set", "engine.max_num_seqs=1024") as server:
         command = [sys.executable, str(TESTS / "simulated_server.py"), server.url, "500", "4000"]
         client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         wait_until(lambda: server.metric("num_requests_running") == 500)
@@ -230,7 +231,7 @@ def test_a_thousand_streams_are_held_and_those_of_a_killed_client_take_no_other_
         wait_until(lambda: server.metric("num_requests_running") == 1000)
         client.kill()
         client.communicate()
-        others.join(60)
+        others.join(120)
         assert counts == [[60] * 500]
         wait_until(lambda: server.metric("num_requests_running") == 0)
         assert server.metric("request_success_total", finished_reason="abort") == 500
