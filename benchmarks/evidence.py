@@ -3,7 +3,7 @@
 ``python benchmarks/evidence.py [FILE...]`` forecasts every shipped point (or the points of JSON-lines files of the same
 form) and prints errors by kind with each source counted once, the signs of the speed-ups, the early results, how well
 prediction intervals cover with each source held out, errors without and with ``--calibrate-to`` a run without
-speculation, and one last JSON line. It takes about four minutes of one core. ``--write-model-error`` writes the spreads
+speculation, and one last JSON line. It takes about half an hour of one core. ``--write-model-error`` writes the spreads
 of the errors to ``scenarios/compare/model_error.yaml``.
 """
 

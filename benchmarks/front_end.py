@@ -1,0 +1,121 @@
+"""Processor time of vLLM's API server: a request, a token of its prompt, a piece of its answer.
+
+    .venv-live/bin/python -P benchmarks/front_end.py     (-P: profile.py beside it is not the standard library's)
+
+Serves a model of two small layers with the CPU build of vLLM (`make live-env`) and a tokenizer trained here, sends text
+prompts of several lengths for answers of several lengths, and fits the processor seconds of the API server's process to
+the numbers of requests, prompt tokens and pieces. Only the ratios are used: hosts differ, and the sum is that of
+a published run (`calibration/engines/vllm-v1-async.yaml`, ``front_end_output_s``). Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+ROUNDS = 3
+LOADS = ((200, 10, 1), (200, 300, 1), (100, 10, 100), (50, 10, 300))  # requests, words, output tokens
+CLIENTS = 32
+PATIENCE_S = 400.0
+
+
+def make_model(folder: Path) -> Any:
+    """A checkpoint with random weights and a tokenizer of 32,000 pieces, trained on this repository and on vLLM."""
+    import vllm
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    pieces = Tokenizer(models.BPE())
+    pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pieces.decoder = decoders.ByteLevel()
+    texts = [*ROOT.glob("*/**/*.py"), *list(Path(vllm.__path__[0]).rglob("*.py"))[:800]]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=32_000, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+    pieces.train([str(path) for path in texts], trainer)
+    PreTrainedTokenizerFast(tokenizer_object=pieces, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 4096}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
+    LlamaForCausalLM(LlamaConfig(vocab_size=pieces.get_vocab_size(), **sizes, **heads)).save_pretrained(folder)
+    return pieces
+
+
+async def send(url: str, prompts: list[str], output_tokens: int) -> int:
+    """Pieces of the streamed answers to all prompts, from ``CLIENTS`` clients."""
+    clients = asyncio.Semaphore(CLIENTS)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session:
+
+        async def one(prompt: str) -> int:
+            body = {"model": "m", "prompt": prompt, "max_tokens": output_tokens, "ignore_eos": True, "stream": True}
+            async with clients, session.post(f"{url}/v1/completions", json=body) as reply:
+                reply.raise_for_status()
+                return sum([line.startswith(b"data: {") async for line in reply.content])
+
+        return sum(await asyncio.gather(*map(one, prompts)))
+
+
+async def wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    async with aiohttp.ClientSession() as session:
+        while time.monotonic() < until and server.poll() is None:
+            try:
+                async with session.get(f"{url}/health"):
+                    return
+            except aiohttp.ClientError:
+                await asyncio.sleep(1.0)
+    raise SystemExit("the server did not start")
+
+
+async def measure(url: str, server: subprocess.Popen[bytes], pieces: Any) -> dict[str, float]:
+    """Milliseconds of the API server's processor a request, a prompt token, a piece."""
+    await wait_for(url, server)
+    words = (ROOT / "README.md").read_text("utf-8").split()
+    process, draw = psutil.Process(server.pid), random.Random(0)
+    rows, used_s = [], []
+    for count, length, output_tokens in LOADS * ROUNDS:
+        prompts = [" ".join(draw.choices(words, k=length)) for _ in range(count)]
+        before = sum(process.cpu_times()[:2])
+        answered = await send(url, prompts, output_tokens)
+        used_s.append(sum(process.cpu_times()[:2]) - before)
+        rows.append((count, sum(len(pieces.encode(text).ids) for text in prompts), answered))
+        print(f"{count} requests, {rows[-1][1]} prompt tokens, {answered} pieces: {used_s[-1]:.2f} s", flush=True)
+    found, *_ = np.linalg.lstsq(np.array(rows, float), np.array(used_s), rcond=None)
+    return dict(zip(("request_ms", "prompt_token_ms", "piece_ms"), (1e3 * found).tolist(), strict=True))
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        pieces = make_model(Path(folder))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--host", "127.0.0.1"]
+        flags = ["--port", str(port), "--served-model-name", "m", "--max-num-seqs", "64", "--no-enable-prefix-caching"]
+        own = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        with open(Path(folder) / "log", "wb") as log:
+            server = subprocess.Popen([*command, *flags], env=os.environ | own, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            found = asyncio.run(measure(f"http://127.0.0.1:{port}", server, pieces))
+        finally:
+            server.terminate()
+            server.wait(60)
+    ratios = {"request_over_piece": found["request_ms"] / found["piece_ms"]}
+    ratios["piece_over_prompt_token"] = found["piece_ms"] / found["prompt_token_ms"]
+    print(json.dumps(found | ratios))
+
+
+if __name__ == "__main__":
+    main()
