@@ -32,7 +32,8 @@ def recommend(
         int, typer.Option(min=1, max=64, help="Maximum draft length to try where acceptance covers any length.")
     ] = 8,
     engine: Annotated[
-        str, typer.Option(help="Print command and files for this engine: vllm, sglang or trtllm.")
+        str,
+        typer.Option("--engine", "--server", help="Print command and files for this engine: vllm, sglang or trtllm."),
     ] = "vllm",
     out: Annotated[
         Path | None,
