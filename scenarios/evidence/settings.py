@@ -14,7 +14,7 @@ from typing import Any
 
 from draftcast.calibration.profile.hardware import is_bundled_device
 from draftcast.calibration.yaml_text import parse_yaml
-from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model
+from draftcast.kernels.model.catalog import canonical_name, is_bundled_model
 from draftcast.scenarios.compare.read_command import split_flags
 from draftcast.scenarios.evidence.point import EvidencePoint
 
@@ -41,8 +41,6 @@ class Reading:
 _FORMAT = re.compile(r"[-_](fp8-kv|kv|fp8|int4-awq|awq|gptq|int4|nvfp4|fp4|mxfp4|mxfp8|w4afp8|bf16)$", re.IGNORECASE)
 # GPUs of one node.
 _NODE = 8
-# Above so many parameters a source that names no degree is not taken to have used one GPU.
-_ONE_GPU_PARAMETERS = 30e9
 
 
 @functools.cache
@@ -78,7 +76,7 @@ def read_engine(reading: Reading) -> tuple[dict[str, Any], str | None]:
     model = _model(reading)
     keys = {"model": model, **_version(reading), **_format(reading, model)}
     hardware = _device(reading)
-    return keys | _parallelism(reading, model) | _flags(reading), hardware
+    return keys | _parallelism(reading) | _flags(reading), hardware
 
 
 def _model(reading: Reading) -> str | None:
@@ -132,7 +130,7 @@ def _device(reading: Reading) -> str | None:
     return device
 
 
-def _parallelism(reading: Reading, model: str | None) -> dict[str, Any]:
+def _parallelism(reading: Reading) -> dict[str, Any]:
     """Keys of ``engine`` that say how it is spread over GPUs."""
     point = reading.point
     tp, pp, dp, flags = point.tp, point.pp or 1, point.dp or 1, flags_of(point)
@@ -141,7 +139,7 @@ def _parallelism(reading: Reading, model: str | None) -> dict[str, Any]:
         reading.assumed["tp"] = f"{tp}: all {point.num_gpus} GPUs"
     elif tp is None:
         tp = 1
-        if model is not None and load_model(model).num_parameters > _ONE_GPU_PARAMETERS:
+        if point.model is not None and _billions(point.model) >= 30:
             reading.missing("tp", "not given")
         reading.assumed["tp"] = "1, not given"
     if any(flags.get(name) is True for name in ("enable_dp_attention", "dp_attention")) and dp == 1:
@@ -163,6 +161,11 @@ def _parallelism(reading: Reading, model: str | None) -> dict[str, Any]:
     sizes = {"pipeline_parallel_size": pp, "data_parallel_size": dp}
     keys = {"tensor_parallel_size": tp, **{name: size for name, size in sizes.items() if size > 1}}
     return keys | {"enable_expert_parallel": True} if experts else keys
+
+
+def _billions(name: str) -> float:
+    """Parameters in a model's name, in billions; 0 where it does not tell."""
+    return max((float(size) for size in re.findall(r"(\d+(?:\.\d+)?)B", name, re.IGNORECASE)), default=0.0)
 
 
 _COMMANDS = ("cmd", "server", "server_command", "backend_parameters")
