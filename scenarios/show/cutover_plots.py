@@ -65,13 +65,14 @@ def advantage_figure(
     """
     figure = panels()
     known = [(rate, each.advantage) for rate, each in zip(rates, estimates, strict=True) if each.advantage is not None]
-    most = 1.25 * max(1.2, *(value.mean for _, value in known))
+    most = 1.25 * max([1.2, *(value.mean for _, value in known if math.isfinite(value.mean))])
     xs = [rate for rate, _ in known]
     edge: dict[str, Any] = {"mode": "lines", "line_width": 0, "hoverinfo": "skip", "showlegend": False}
     series(figure, "estimate", OFF, xs, [max(value.low, 0.0) for _, value in known], **edge)
     faint = {"fill": "tonexty", "fillcolor": "rgba(134,142,150,0.18)"}
     series(figure, "estimate", OFF, xs, [min(value.high, most) for _, value in known], **faint, **edge)
-    means = [round(value.mean, 3) for _, value in known]
+    # 0 or infinite: one side is overloaded.
+    means = [round(value.mean, 3) if 0.0 < value.mean < math.inf else None for _, value in known]
     dash = "dot" if found is not None else "solid"
     series(figure, "estimate of mean steps", OFF, xs, means, mode="lines", line={"width": 2, "dash": dash})
     if found is not None:
