@@ -43,7 +43,10 @@ class StepEstimate:
 
     errors: Response
     rates: tuple[float, ...]
-    advantages: tuple[Prediction, ...]  # at each rate
+    ratios: tuple[
+        float, ...
+    ]  # latency without speculation over with it, at each rate; NaN where one side is overloaded
+    advantages: tuple[Prediction, ...]  # the same with the errors of the model
     here: Prediction
 
     @property
@@ -55,11 +58,12 @@ class StepEstimate:
     @functools.cached_property
     def cutover_rps(self) -> float | None:
         """First rate from which speculation is slower; None: none up to the capacity."""
-        means = [each.advantage.mean if each.advantage is not None else math.nan for each in self.advantages]
-        for index in range(1, len(means)):
-            if means[index - 1] > 1.0 >= means[index]:
-                logs = np.log([means[index], means[index - 1]])
-                return float(np.interp(0.0, logs, [self.rates[index], self.rates[index - 1]]))
+        for index in range(1, len(self.rates)):
+            high, low = self.ratios[index - 1 : index + 1]
+            if high > 1.0 and not low > 1.0:
+                if math.isnan(low):
+                    return self.rates[index]
+                return float(np.interp(0.0, np.log([low, high]), [self.rates[index], self.rates[index - 1]]))
         return None
 
 
@@ -77,7 +81,9 @@ def step_estimate(scenario: Scenario) -> StepEstimate | None:
         rates = tuple((np.arange(1, RATES + 1) * most / RATES).tolist())
         confidence = scenario.statistics.confidence
         found = [errors.at(rate).predict(Probe(rate), confidence) for rate in (*rates, scenario.rate_rps)]
-        return StepEstimate(errors, rates, tuple(found[:-1]), found[-1])
+        ratios = [off / on if math.isfinite(on) else math.nan
+                  for on, off in ([fluid.in_system(rate) for fluid in errors.fluids] for rate in rates)]  # fmt: skip
+        return StepEstimate(errors, rates, tuple(ratios), tuple(found[:-1]), found[-1])
 
     return _estimates.get(question_key(scenario), make)
 
@@ -181,11 +187,13 @@ def advantage_over_load(scenario: Scenario, estimate: StepEstimate) -> None:
         rate = estimate.cutover_rps
         until = f"up to about {rate:.2g} req/s" if rate is not None else "up to the capacity"
         estimated = f"Estimate of mean steps: speculation is faster {until}. Searching for the cutover."
-        if estimate.advantages[0].advantage is not None and estimate.advantages[0].advantage.mean < 1:
+        if estimate.ratios[0] < 1.0:
             estimated = "Estimate of mean steps: speculation is slower. Searching for the cutover."
         finding = headline(found[0]).partition(". ")[0] + "." if found else estimated
         st.html(f"<p class='dc-finding'>{escape(finding)}</p>")
-        figure = advantage_figure(scenario, estimate.rates, estimate.advantages, found[0] if found else None)
+        figure = advantage_figure(
+            scenario, estimate.rates, estimate.ratios, estimate.advantages, found[0] if found else None
+        )
         alt = "Advantage of speculation over the request rate with its interval, this load, and the cutover."
         st.plotly_chart(figure, key="advantage-over-load", config=CONFIG, theme="streamlit", alt=alt)
         if refused:

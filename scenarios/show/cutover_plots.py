@@ -57,7 +57,11 @@ def cutover_figure(answers: Sequence[Cutover]) -> Any:
 
 
 def advantage_figure(
-    scenario: Scenario, rates: Sequence[float], estimates: Sequence[Prediction], found: Cutover | None
+    scenario: Scenario,
+    rates: Sequence[float],
+    ratios: Sequence[float],
+    estimates: Sequence[Prediction],
+    found: Cutover | None,
 ) -> Any:
     """Advantage over the request rate by mean steps with its prediction interval, and where the scenario stands.
 
@@ -65,16 +69,15 @@ def advantage_figure(
     """
     figure = panels()
     known = [(rate, each.advantage) for rate, each in zip(rates, estimates, strict=True) if each.advantage is not None]
-    most = 1.25 * max([1.2, *(value.mean for _, value in known if math.isfinite(value.mean))])
+    line = [round(ratio, 3) if math.isfinite(ratio) else None for ratio in ratios]  # else one side is overloaded
+    most = 1.25 * max(1.2, *(ratio for ratio in line if ratio is not None))
     xs = [rate for rate, _ in known]
     edge: dict[str, Any] = {"mode": "lines", "line_width": 0, "hoverinfo": "skip", "showlegend": False}
     series(figure, "estimate", OFF, xs, [max(value.low, 0.0) for _, value in known], **edge)
     faint = {"fill": "tonexty", "fillcolor": "rgba(134,142,150,0.18)"}
     series(figure, "estimate", OFF, xs, [min(value.high, most) for _, value in known], **faint, **edge)
-    # 0 or infinite: one side is overloaded.
-    means = [round(value.mean, 3) if 0.0 < value.mean < math.inf else None for _, value in known]
     dash = "dot" if found is not None else "solid"
-    series(figure, "estimate of mean steps", OFF, xs, means, mode="lines", line={"width": 2, "dash": dash})
+    series(figure, "estimate of mean steps", OFF, rates, line, mode="lines", line={"width": 2, "dash": dash})
     if found is not None:
         _curve(figure, found, ON)
     figure.add_hline(y=1.0, line=BREAK_EVEN_LINE)
