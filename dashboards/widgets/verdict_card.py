@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -127,6 +127,8 @@ def card(scenario: Scenario, estimate: StepEstimate | None, verdict: Verdict | N
 
 
 def _advantage(value: Estimate) -> tuple[str, str]:
+    if not 0.0 < value.mean < math.inf:
+        return "–", f"overloaded {'with' if value.mean <= 0.0 else 'without'} speculation alone"
     return f"{value.mean:.2f} x", f"{value.low:.2f} to {value.high:.2f} ({value.confidence:.0%})"
 
 
@@ -153,13 +155,14 @@ def _capacity(estimate: StepEstimate, verdict: Verdict | None) -> tuple[str, str
     return f"{on / off - 1:+.0%}", f"{about}{on:.2g} req/s with, {off:.2g} without"
 
 
-def _question(scenario: Scenario) -> CutoverQuestion:
-    return CutoverQuestion(scenario, "rate", "e2e")
+def _key(scenario: Scenario) -> tuple[Hashable, ...]:
+    """As the page Cutover keeps its answer."""
+    return (*question_key(scenario), "cutover", "rate", "e2e")
 
 
 def known_cutover(scenario: Scenario) -> Cutover | None:
     """As a search has found it, on this page or on Cutover, in any session."""
-    answer = beside_page((*question_key(scenario), "cutover", "rate", "e2e"), None)
+    answer: list[Cutover] | None = beside_page(_key(scenario), None)
     return answer[0] if answer is not None else None
 
 
@@ -168,27 +171,26 @@ def advantage_over_load(scenario: Scenario, estimate: StepEstimate) -> None:
 
     The search begins once the page stands, and ends when nobody looks at it any more.
     """
-    key = (*question_key(scenario), "cutover", "rate", "e2e")
-    first = [True]
+    key = _key(scenario)
+    first, refused = [True], [""]
 
     def search(progress: Progress) -> Any:
-        return cutover(_question(scenario), progress=progress)
+        return cutover(CutoverQuestion(scenario, "rate", "e2e"), progress=progress)
 
     def draw() -> None:
-        make: Callable[[Progress], Any] | None = None if first else search
-        refused = ""
+        make: Callable[[Progress], Any] | None = None if first or refused[0] else search
         try:
             found = beside_page(key, make)
         except InputError as error:
-            found, refused = None, str(error)
+            found, refused[0] = None, str(error)
         if found is not None and not first:
             st.rerun()
         first.clear()
         rate = estimate.cutover_rps
         until = f"up to about {rate:.2g} req/s" if rate is not None else "up to the capacity"
-        estimated = f"Estimate of mean steps: speculation is faster {until}. Searching for the cutover."
-        if estimate.ratios[0] < 1.0:
-            estimated = "Estimate of mean steps: speculation is slower. Searching for the cutover."
+        said = f"faster {until}" if estimate.ratios[0] > 1.0 else "slower"
+        doing = f"No search for the cutover: {refused[0]}" if refused[0] else "Searching for the cutover."
+        estimated = f"Estimate of mean steps: speculation is {said}. {doing}"
         finding = headline(found[0]).partition(". ")[0] + "." if found else estimated
         st.html(f"<p class='dc-finding'>{escape(finding)}</p>")
         figure = advantage_figure(
@@ -196,8 +198,6 @@ def advantage_over_load(scenario: Scenario, estimate: StepEstimate) -> None:
         )
         alt = "Advantage of speculation over the request rate with its interval, this load, and the cutover."
         st.plotly_chart(figure, key="advantage-over-load", config=CONFIG, theme="streamlit", alt=alt)
-        if refused:
-            st.caption(f"No search for the cutover: {refused}")
 
     waits = beside_page(key, None) is None
     st.fragment(draw, run_every=LOOK_EVERY_S if waits else None)()

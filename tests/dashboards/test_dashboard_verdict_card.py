@@ -60,6 +60,16 @@ def test_the_estimate_is_unsure_at_its_cutover_where_sides_change_places() -> No
     assert longer.rates[-1] < estimate.rates[-1]
 
 
+def test_no_ratio_where_one_side_alone_is_overloaded() -> None:
+    estimate = step_estimate(SMALL)
+    assert estimate is not None
+    on, off = (fluid.capacity_rps() for fluid in estimate.errors.fluids)
+    between = with_values(SMALL, {RATE: float(0.1 * on + 0.9 * off)})
+    shown = card(between, step_estimate(between), None)
+    assert "overloaded with speculation alone" in shown
+    assert "0.00 x" not in shown
+
+
 @pytest.mark.parametrize(
     "changes", [{"workload.arrivals": {"process": "closed_loop", "concurrency": 4}}, {"statistics.model_error": "none"}]
 )
