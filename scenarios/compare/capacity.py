@@ -157,7 +157,7 @@ def _saturated_rate(scenario: Scenario, spec: Workload, replication: int, first_
         engine_s = float(np.mean(table.output_tokens)) * replicas / tokens_per_s
         front_end_s = float(front_end_work_s(deployment, table.prompt_tokens).mean()) / settings.api_server_count
         rate_rps = replicas / max(engine_s, front_end_s)
-        if abs(waiting + rate_rps * think_s - users) <= SAME_CROWD * users:
+        if abs(math.ceil(waiting + rate_rps * think_s) - users) <= SAME_CROWD * users:
             break
         guess_rps = (guess_rps + rate_rps) / 2  # the more users think, the less is cached: the whole way overshoots
     return rate_rps / replicas, simulated

@@ -520,7 +520,7 @@ def test_ngram_prompts_need_to_know_how_often_they_match(testbed: Path, tmp_path
     spec = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 2}
     rates = ["acceptance={model: per_position, rates: [0.5, 0.3]}"]
     asked = load_scenario(testbed / "scenario.yaml", overrides=rates, speculative_config=spec)
-    with pytest.raises(ScenarioError, match=r"acceptance\.model = 'per_position': must be ngram"):
+    with pytest.raises(ScenarioError, match=r"acceptance\.match_probability = None: needed for n-gram prompts"):
         live_run(asked, tmp_path / "run", OPTIONS)
 
 

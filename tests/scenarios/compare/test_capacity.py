@@ -30,6 +30,13 @@ def test_it_is_what_a_full_batch_of_equal_requests_completes() -> None:
     assert found.estimate.mean == pytest.approx(simulate(full).summary["figures"]["request_throughput"].mean, rel=0.02)
 
 
+def test_clients_that_never_think_are_counted_once() -> None:
+    """Of one slot 1.1 users are 2: no reason to try another number."""
+    found = capacity(load_scenario(overrides=[*SMALL, "engine.max_num_seqs=1"]))
+    assert found is not None
+    assert set(found.requests) == {module.LEAST_REQUESTS}
+
+
 def test_data_parallel_ranks_and_api_servers_count() -> None:
     one = load_scenario(overrides=list(SMALL))
     two = with_values(one, {"engine.data_parallel_size": 2, "engine.api_server_count": 2})
