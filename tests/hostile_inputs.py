@@ -187,6 +187,20 @@ POLICIES = (
     "{name: slo_aware, parameters: {tpot_s: 0.05}}",
     "{name: adaptive_verification, parameters: {threshold: 0.3}}",
 )
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+SERVE_COMMANDS = {
+    "vllm": f'vllm serve {MODEL} -tp 1 --max-num-seqs 64 --compilation-config \'{{"cudagraph_mode": "FULL"}}\' '
+    '--speculative-config \'{"method": "eagle3", "num_speculative_tokens": 2}\'',
+    "sglang": 'cat > a.json <<\'EOF\'\n{"1": {"candidate_steps": [2]}, "8": {"candidate_steps": [1]}}\nEOF\n'
+    f"SGLANG_SIMULATE_ACC_LEN=2.0 python -m sglang.launch_server --model-path {MODEL} --tp-size 2 --dp-size 2 "
+    "--enable-dp-attention --page-size 16 --max-total-tokens 65536 --speculative-algorithm EAGLE3 "
+    "--speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3 "
+    "--speculative-adaptive --speculative-adaptive-config a.json",
+    "trtllm": "cat > t.yaml <<'EOF'\nmax_batch_size: 64\nkv_cache_config: {tokens_per_block: 16}\n"
+    "enable_attention_dp: false\nspeculative_config:\n  decoding_type: Eagle3\n  max_draft_len: 2\n"
+    "  speculative_model: yuhuili/EAGLE3-LLaMA3.1-Instruct-8B\n  draft_len_schedule:\n    4: 2\n    16: 1\nEOF\n"
+    f"trtllm-serve {MODEL} --extra_llm_api_options t.yaml",
+}
 
 
 def targets() -> dict[str, Target]:
@@ -251,6 +265,8 @@ def targets() -> dict[str, Target]:
     spec = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
     found["--speculative-config"] = with_argument(spec, "simulate", "default", "--speculative-config")
     found["--set"] = with_argument("engine.max_num_seqs=128", "simulate", "default", "--set")
+    for program, text in SERVE_COMMANDS.items():
+        found[f"--serve-command {program}"] = with_argument(text, "simulate", "default", *SMALL, "--serve-command")
     found["--rates"] = with_argument("5..20:3", "simulate", "default", "--rates")
     found["--grid"] = with_argument("k=0,1,3", "sweep", "default", "--out", "/nonexistent/x", "--grid")
     found["--slo"] = with_argument("ttft:p95<500ms;tpot:p95<30ms", "plan", "default", "--rate", "-1", "--slo")

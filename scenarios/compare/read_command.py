@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftcast.calibration.yaml_text import parse_yaml
+from pydantic import TypeAdapter
+
+from draftcast.calibration.yaml_text import parse_yaml, validated
 from draftcast.errors import ScenarioError
 from draftcast.files import parse_json, read_text
 from draftcast.scenarios.compare.serve_command import DP, FORCED, OTHER_NAMES, SAID_APART
@@ -46,7 +48,10 @@ def read_command(text: str) -> ReadCommand:
         ScenarioError: no such command, a file that is not there, or speculation that is not simulated.
     """
     documents = dict(_HEREDOC.findall(text))
-    words = shlex.split(_HEREDOC.sub("", text).replace("\\\n", " "), comments=True)
+    try:
+        words = shlex.split(_HEREDOC.sub("", text).replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise ScenarioError(f"cannot be split into words: {error}", file=FILE, value=text[:60]) from None
     environment = {}
     while words and re.match(r"[A-Z_]+=", words[0]):
         name, _, environment[name] = words.pop(0).partition("=")
@@ -62,11 +67,13 @@ def read_command(text: str) -> ReadCommand:
     if server == "sglang":
         adaptive = flags.pop("speculative-adaptive", None)
         tiers = flags.pop("speculative-adaptive-config", None)
-        told = parse_json(_content(tiers, documents), tiers, ScenarioError) if tiers else {} if adaptive else None
+        told: Words | None = {} if adaptive else None
+        if tiers:
+            told = _mapping(parse_json(_content(tiers, documents), tiers, ScenarioError), tiers)
         return _Reader(table, flags, flags, environment, told, flags.pop("model-path", None)).answer()
     options = flags.pop("extra_llm_api_options", None) or flags.pop("config", None)
     keys = _yaml(_content(options, documents), options) if options else {}
-    drafts = keys.pop("speculative_config", None) or {}
+    drafts = _mapping(keys.pop("speculative_config", None) or {}, "speculative_config")
     words_given = flags | {
         f"{name}.{key}" if key else name: "none" if value is None else value
         for name, inside in keys.items()
@@ -99,14 +106,29 @@ def _plain(text: str) -> Any:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def _content(name: str, documents: Mapping[str, str]) -> str:
+def _content(name: Any, documents: Mapping[str, str]) -> str:
+    if not isinstance(name, str):
+        raise ScenarioError("must be the name of a file", file=FILE, value=name)
     return documents[name] if name in documents else read_text(name, ScenarioError)
+
+
+def _mapping(value: Any, key: str) -> Words:
+    if not isinstance(value, dict):
+        raise ScenarioError("must be a mapping", file=FILE, key=key, value=value)
+    return value
+
+
+def _whole(words: Words, name: str, default: int = 1) -> int:
+    value = words.get(name, default)
+    if not isinstance(value, int) or value < 1:
+        raise ScenarioError("must be a whole number from 1", file=FILE, key=name, value=value)
+    return value
 
 
 def _yaml(text: str, file: str) -> Words:
     # The loader takes words as keys; batch sizes are numbers.
     keys = parse_yaml(re.sub(r"^(\s*)(\d+):", r"\1'\2':", text, flags=re.MULTILINE), file, ScenarioError)
-    return dict(keys) if isinstance(keys, dict) else {}
+    return dict(_mapping(keys or {}, file))
 
 
 def _read_vllm(plain: Sequence[str], flags: Words) -> ReadCommand:
@@ -120,9 +142,9 @@ def _read_vllm(plain: Sequence[str], flags: Words) -> ReadCommand:
         if word.removeprefix("no-") in fields and word not in ("speculative-config", "compilation-config"):
             engine[fields[word.removeprefix("no-")]] = False if off else value
         elif word == "speculative-config":
-            engine["speculative_config"] = parse_json(value, FILE, ScenarioError)
+            engine["speculative_config"] = parse_json(str(value), FILE, ScenarioError)
         elif word == "compilation-config":
-            engine["cudagraph_mode"] = parse_json(value, FILE, ScenarioError).get("cudagraph_mode")
+            engine["cudagraph_mode"] = _mapping(parse_json(str(value), FILE, ScenarioError), name).get("cudagraph_mode")
         else:
             unread.append(f"--{name}")
     return ReadCommand(engine, ("version",), None, tuple(unread))
@@ -143,16 +165,16 @@ class _Reader:
         read = {"model-path"}
         engine: dict[str, Any] = {"model": self.model}
         spec, policy = self._speculation(read), None
-        config = SpeculativeConfig.model_validate(spec) if spec is not None else None
+        config = validated(TypeAdapter(SpeculativeConfig), spec, FILE, ScenarioError) if spec is not None else None
         rows = 1 + (spec or {}).get("max_tree_nodes", config.k if config is not None else 0)
         units = {"block_size": 1.0, "per_rows": 1 / rows}
         for name, row in self.table.engine.items():
             absent = row.drafting if spec is not None and row.drafting is not None else row.default
             self._take(name, row, self.words.get(row.name, absent), units, engine, read)
-            units["block_size"] = engine.get("block_size", 16)
+            units["block_size"] = _whole(engine, "block_size", 16)
         self._parallelism(engine, read)
         if spec is not None:
-            policy = self._lengths(spec, engine.get("max_num_seqs", MOST_SEQS))
+            policy = self._lengths(spec, _whole(engine, "max_num_seqs", MOST_SEQS))
             engine["speculative_config"] = spec
         silent = tuple(name for name in Engine.model_fields if name not in {*self.table.engine, *SAID_APART})
         return ReadCommand(engine, silent, policy, tuple({**self.words, **self.drafts}.keys() - read))
@@ -160,6 +182,8 @@ class _Reader:
     def _take(self, name: str, row: Row, word: Any, units: Mapping[str, float], into: Words, read: set[str]) -> None:
         if word is None and not (row.resolved and row.values):
             return
+        if row.times:
+            word = _whole({row.name: word}, row.name)
         try:
             into[name] = row.read(word, units)
             read.add(row.name)
@@ -189,21 +213,24 @@ class _Reader:
             spec["method"] = "mtp"  # SGLang takes the target's own layer
         for server, name in FORCED.items():
             if name in self.environment:
-                length = float(self.environment[name]) + (server == "trtllm")
+                try:
+                    length = float(self.environment[name]) + (server == "trtllm")
+                except ValueError:
+                    raise ScenarioError("must be a number", file=FILE, key=name, value=self.environment[name]) from None
                 spec |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": length}
         return spec
 
     def _parallelism(self, engine: Words, read: set[str]) -> None:
         words = self.words
-        dp: int = words.get("dp-size", 1)
-        attention: int = words.get("attn-dp-size", dp if "enable-dp-attention" in words else 1)
+        dp, tp = _whole(words, "dp-size"), _whole(engine, "tensor_parallel_size")
+        attention = _whole(words, "attn-dp-size", dp if "enable-dp-attention" in words else 1)
         if words.get("enable_attention_dp"):
-            attention = engine.get("tensor_parallel_size", 1)
+            attention = tp
         if attention > 1:
-            engine["tensor_parallel_size"] = engine["tensor_parallel_size"] // attention
+            engine["tensor_parallel_size"] = tp // attention
         if max(attention, dp) > 1:
             engine[DP] = max(attention, dp)
-        if max(words.get("ep-size", 1), words.get("moe_expert_parallel_size", 1)) > 1:
+        if max(_whole(words, "ep-size"), _whole(words, "moe_expert_parallel_size")) > 1:
             engine["enable_expert_parallel"] = True
         if engine.get("max_num_batched_tokens") == -1:
             del engine["max_num_batched_tokens"]
@@ -215,7 +242,10 @@ class _Reader:
         """Put a schedule into ``spec``; the policy where lengths follow acceptance."""
         starts: dict[int, int] = {}
         if self.tiers is not None:
-            sizes = {int(size): tier for size, tier in self.tiers.items() if size.isdigit()}
+            sizes = {int(size): _mapping(tier, size) for size, tier in self.tiers.items() if size.isdecimal()}
+            for size, tier in sizes.items():
+                if not isinstance(tier.get("candidate_steps"), list) or not tier["candidate_steps"]:
+                    raise ScenarioError("needs a list of candidate_steps", file=FILE, key=str(size), value=tier)
             if not sizes or any(len(tier["candidate_steps"]) > 1 for tier in sizes.values()):
                 keys = {name: value for name, value in self.tiers.items() if not name.isdigit()}
                 kept = ("up_hysteresis", "down_hysteresis")
@@ -226,9 +256,12 @@ class _Reader:
                 ]
                 return {"name": "ema_tiers", "parameters": keys | ({"tiers": tiers} if tiers else {})}
             starts = {size: tier["candidate_steps"][0] for size, tier in sizes.items()}
-        ends = {int(size): k for size, k in self.drafts.get("draft_len_schedule", {}).items()}
-        if "max_concurrency" in self.drafts:
-            ends = {self.drafts["max_concurrency"]: spec["num_speculative_tokens"]}
+        given = _mapping(self.drafts.get("draft_len_schedule") or {}, "draft_len_schedule")
+        if not all(str(size).isdecimal() for size in given):
+            raise ScenarioError("must be whole numbers", file=FILE, key="draft_len_schedule", value=list(given))
+        ends = {int(size): k for size, k in given.items()}
+        if self.drafts.get("max_concurrency") is not None:
+            ends = {_whole(self.drafts, "max_concurrency"): spec["num_speculative_tokens"]}
         if ends:
             starts = dict(zip([1, *(end + 1 for end in ends)], [*ends.values(), 0], strict=True))
         starts = {first: k for first, k in sorted(starts.items()) if first <= max_num_seqs}
