@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +11,7 @@ import typer
 
 from draftcast.errors import InputError
 from draftcast.files import check_output, write_bytes
+from draftcast.kernels.extras import require
 from draftcast.scenarios.cli.options import Metric, Question, Rates, option_groups, values_of
 from draftcast.scenarios.cli.terminal import SLO_UNMET, UNDECIDED, UNSTABLE, progress_bar
 
@@ -34,9 +35,21 @@ def simulate(
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory to write.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="HTML", help="With --rates: write the plot here.")] = None,
-    vllm_result: Annotated[
+    vllm_json: Annotated[
         Path | None,
-        typer.Option(metavar="JSON", help="Write the first replication as `vllm bench serve --save-detailed` would."),
+        typer.Option(
+            "--vllm-json",
+            "--vllm-result",
+            metavar="FILE|-",
+            help="Write the first replication as `vllm bench serve --save-detailed` would; -: to standard output.",
+        ),
+    ] = None,
+    prometheus: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE|-",
+            help="Write the first replication as vLLM's /metrics text, in simulated seconds (needs the extra serve).",
+        ),
     ] = None,
     steps: Annotated[
         bool, typer.Option("--steps", help="Record every engine step (steps.parquet with --out).")
@@ -52,10 +65,8 @@ def simulate(
     if compare_off and spec is None:
         raise InputError("the scenario has no speculation to compare with", file="--compare-off")
     compared = spec is not None and compare_off is not False
-    if vllm_result is not None:
-        if rates_rps:
-            raise InputError("is of one run, not of several rates", file="--vllm-result")
-        check_output(vllm_result)
+    exports = {"--vllm-json": vllm_json, "--prometheus": prometheus}
+    to_stdout = _check_exports(exports, single=not rates_rps, as_json=question.as_json)
     if plot is not None:
         from draftcast.scenarios.show.plots import check_plot
 
@@ -76,17 +87,50 @@ def simulate(
         from draftcast.scenarios.show.run_plots import comparison_figure
 
         write_figure(comparison_figure(answer), plot)
-    if vllm_result is not None and single is not None:
-        from draftcast.scenarios.show.run_report import vllm_bench_result
-        from draftcast.scenarios.show.tables import json_bytes
-
-        write_bytes(vllm_result, json_bytes(vllm_bench_result(scenario, single.on)))
+    if single is not None:
+        _export(exports, scenario, single)
     data = answer.summary if single is None else lambda: single.on.summary | single.compared()
-    question.print_answer(scenario, data, _parts(scenario, answer, single))
+    if not to_stdout:
+        question.print_answer(scenario, data, _parts(scenario, answer, single))
     if single is not None and not single.own.has_figures:
         raise typer.Exit(UNSTABLE if single.own.state == "overloaded" else UNDECIDED)
     if single is not None and single.on.slo_met is False:
         raise typer.Exit(SLO_UNMET)
+
+
+def _check_exports(exports: Mapping[str, Path | None], *, single: bool, as_json: bool) -> bool:
+    """Whether one goes to standard output. Raises InputError: nothing of one run, no file, or two to one output."""
+    given = {option: str(path) for option, path in exports.items() if path is not None}
+    for option, path in given.items():
+        if not single:
+            raise InputError("is of one run, not of several rates", file=option)
+        if path != "-":
+            check_output(path)
+    to_stdout = [option for option, path in given.items() if path == "-"]
+    if len(to_stdout) + as_json > 1:
+        raise InputError("standard output takes one of --json, --vllm-json and --prometheus", file=to_stdout[0])
+    if "--prometheus" in given:
+        require("serve", "prometheus_client", place="--prometheus")
+    return bool(to_stdout)
+
+
+def _export(exports: Mapping[str, Path | None], scenario: Scenario, single: RatePoint) -> None:
+    for option, path in exports.items():
+        if path is None:
+            continue
+        if option == "--prometheus":
+            from draftcast.scenarios.serve.metrics import run_text
+
+            content = run_text(scenario, single.on)
+        else:
+            from draftcast.scenarios.show.run_report import vllm_bench_result
+            from draftcast.scenarios.show.tables import json_bytes
+
+            content = json_bytes(vllm_bench_result(scenario, single.on))
+        if str(path) == "-":
+            typer.echo(content, nl=False)
+        else:
+            write_bytes(path, content)
 
 
 def _parts(scenario: Scenario, answer: Comparison, single: RatePoint | None) -> Iterator[Any]:

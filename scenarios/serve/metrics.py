@@ -1,13 +1,21 @@
-"""``/metrics``: vLLM 0.32's names, labels and buckets (``v1/metrics``), in seconds of the wall clock."""
+"""``/metrics``: vLLM 0.32's names, labels and buckets (``v1/metrics``), in seconds of the wall clock.
+
+`run_text` writes a simulated run as such a text, in simulated seconds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from draftcast.scenarios.run.simulate import RunResult
+    from draftcast.scenarios.schema import Scenario
 
 LABELS = ("model_name", "engine")
 _REQUEST_S = (
@@ -109,3 +117,39 @@ class Metrics(Collector):
                 for position, accepted in enumerate(counts.get("accepted_per_position", ())):
                     family.add_metric((self._model, engine, str(position)), accepted)
             yield family
+
+
+def run_text(scenario: Scenario, run: RunResult) -> bytes:
+    """The first replication as ``/metrics`` shows it after the last request, without gaps between single pieces."""
+    figures = run.replications[0]
+    engine = run.summary["engine"]
+    cache = {"block_size": str(scenario.engine.block_size), "num_gpu_blocks": str(engine["num_gpu_blocks"])}
+    replicas, speculates = scenario.cluster.replicas, scenario.speculative_config is not None
+    metrics = Metrics(scenario.engine.model, replicas, speculates=speculates, cache_config=cache)
+    requests = run.requests[(run.requests["replication"] == 0) & np.isfinite(run.requests["finish_s"])]
+    for row in requests.itertuples():
+        replica = int(row.replica)
+        decode_s, prefill_s = row.finish_s - row.first_token_s, row.first_token_s - row.first_scheduled_s
+        metrics.observe(
+            replica,
+            time_to_first_token_seconds=row.first_token_s - row.arrival_s,
+            request_time_per_output_token_seconds=decode_s / max(row.output_tokens - 1, 1),
+            e2e_request_latency_seconds=row.finish_s - row.arrival_s,
+            request_queue_time_seconds=row.first_scheduled_s - row.arrival_s,
+            request_inference_time_seconds=prefill_s + decode_s,
+            request_prefill_time_seconds=prefill_s,
+            request_decode_time_seconds=decode_s,
+            request_prompt_tokens=row.prompt_tokens,
+            request_generation_tokens=row.output_tokens,
+        )
+        metrics.add(replica, prompt_tokens=row.prompt_tokens, generation_tokens=row.output_tokens)
+        metrics.end(replica, "length")
+    rates = np.array([value for name, value in figures.items() if name.startswith("acceptance_rate_position_")])
+    shares = rates / max(float(rates.sum()), 1e-9)  # figures leave the warm-up out, counters do not
+    columns = {"num_preemptions": "preemptions", "cached_tokens": "cached_tokens", "looked_up_tokens": "prompt_tokens"}
+    columns |= {"num_accepted": "num_accepted_tokens"} | {name: name for name in ("num_drafts", "num_draft_tokens")}
+    for replica, own in requests.groupby("replica"):
+        counts = {name: int(own[column].sum()) for name, column in columns.items()}
+        per_position = (shares * counts["num_accepted"]).round().tolist()
+        metrics.counts[int(replica)] = counts | {"accepted_per_position": per_position}
+    return generate_latest(metrics.registry)

@@ -20,6 +20,7 @@ from stored_run import read_run_directory
 from typer.testing import CliRunner
 
 import draftcast
+from draftcast.calibration.acceptance.metrics import read_metrics
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare import comparison as comparison_module
 from draftcast.scenarios.compare import verdict
@@ -391,7 +392,7 @@ def test_runs_are_written_and_read_back(pretended: CliRunner, tmp_path: Path) ->
 
 def test_a_run_is_written_as_vllm_s_benchmark_writes_its_own(refuse: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    done = CliRunner().invoke(cli.app, ["simulate", "default", *SMALL, "--json", "--vllm-result", str(path)])
+    done = CliRunner().invoke(cli.app, ["simulate", "default", *SMALL, "--json", "--vllm-json", str(path)])
     assert done.exit_code == 0, done.output
     result = json.loads(path.read_text())
     assert result["max_concurrency"] is None
@@ -402,13 +403,35 @@ def test_a_run_is_written_as_vllm_s_benchmark_writes_its_own(refuse: Callable[..
     table = read_trace(path)  # the reader of vLLM's own files
     assert len(table) == result["num_prompts"]
     assert table.output_tokens.tolist() == result["output_lens"]
-    assert "is of one run" in refuse("default", "--rates", "1,2", "--vllm-result", str(path))
+    assert "is of one run" in refuse("default", "--rates", "1,2", "--vllm-json", str(path))
+    assert "takes one of" in refuse("default", "--json", "--vllm-json", "-")
+    shown = CliRunner().invoke(cli.app, ["simulate", "default", *SMALL, "--vllm-result", "-"])
+    assert json.loads(shown.stdout)["mean_tpot_ms"] == result["mean_tpot_ms"]
+
+
+def test_a_run_as_prometheus_text_holds_what_the_run_holds(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    bench, metrics = tmp_path / "bench.json", tmp_path / "metrics.txt"
+    exports = ["--vllm-json", str(bench), "--prometheus", str(metrics)]
+    finite = ["--set", "statistics.warmup=none"]
+    done = CliRunner().invoke(cli.app, ["simulate", "default", *SMALL, *finite, *exports])
+    assert done.exit_code == 0, done.output
+    result = json.loads(bench.read_text())
+    acceptance = read_metrics(metrics)
+    assert acceptance.num_drafts == result["spec_decode_num_drafts"]
+    assert acceptance.rates == pytest.approx(result["spec_decode_per_position_acceptance_rates"], abs=1e-3)
+    values = dict(line.rsplit(" ", 1) for line in metrics.read_text().splitlines() if not line.startswith("#"))
+    labels = '{engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct"}'
+    for name, key in (("time_to_first_token", "ttft"), ("request_time_per_output_token", "tpot")):
+        total, count = (float(values[f"vllm:{name}_seconds_{part}{labels}"]) for part in ("sum", "count"))
+        assert (count, 1e3 * total / count) == (result["completed"], pytest.approx(result[f"mean_{key}_ms"]))
+    assert float(values[f"vllm:generation_tokens_total{labels}"]) == result["total_output_tokens"]
 
 
 def test_an_overloaded_run_is_written_as_vllm_s_benchmark_writes_its_own(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     overload = [*SMALL, "--set", "workload.arrivals.request_rate_rps=500", "--set", "workload.num_requests=400"]
-    done = CliRunner().invoke(cli.app, ["simulate", "default", *overload, "--vllm-result", str(path)])
+    done = CliRunner().invoke(cli.app, ["simulate", "default", *overload, "--vllm-json", str(path)])
     assert done.exit_code == 4, done.output
     result = json.loads(path.read_text())
     assert (result["num_prompts"], result["mean_ttft_ms"], result["completed"]) == (400, None, None)
@@ -417,9 +440,9 @@ def test_an_overloaded_run_is_written_as_vllm_s_benchmark_writes_its_own(tmp_pat
 def test_a_result_file_that_cannot_be_written_is_refused_before_the_run(
     refuse: Callable[..., str], tmp_path: Path
 ) -> None:
-    line = refuse("default", "--vllm-result", str(tmp_path / "missing" / "result.json"))
+    line = refuse("default", "--vllm-json", str(tmp_path / "missing" / "result.json"))
     assert "its folder does not exist" in line
-    assert "not a regular file" in refuse("default", "--vllm-result", str(tmp_path))
+    assert "not a regular file" in refuse("default", "--vllm-json", str(tmp_path))
 
 
 def test_figures_are_shown_with_their_half_width() -> None:
