@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from draftcast.calibration.profile import engines
 from draftcast.errors import InputError
+from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.compare.model_error import stratum_of
 from draftcast.scenarios.evidence.forecast import Forecast, ForecastSide, forecast_points
@@ -44,7 +44,7 @@ REWEIGHTED = 20
 # A constant is drawn to its stated value as one source with this error of it would draw it.
 PRIOR_S, PRIOR_ERROR = 3e-4, 0.05
 LEAST_SETUPS = 2
-Array = NDArray[np.float64]
+Array = FloatArray
 Constants = dict[tuple[str, str], float]  # by generation and name
 
 

@@ -23,8 +23,8 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
 
+from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.run.deployment import Deployment, deploy
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.sim.acceptance.chain import Chain
@@ -47,8 +47,8 @@ class Replay(NamedTuple):
     """One method at one batch size; arrays have one entry per recorded request."""
 
     table: RequestTable
-    with_drafts: NDArray[np.float64]  # output tokens per second of the batch
-    without: NDArray[np.float64]
+    with_drafts: FloatArray  # output tokens per second of the batch
+    without: FloatArray
     mean_acceptance_length: float
 
     @property
@@ -98,7 +98,7 @@ def _deploy(
 
 def _run(
     table: RequestTable, path: Path, batch_size: int, drafting: dict[str, Any] | None, model: AcceptanceModel
-) -> tuple[NDArray[np.float64], int, int]:
+) -> tuple[FloatArray, int, int]:
     """Tokens per second of every batch, drafts accepted and verify rounds."""
     n = len(table)
     deployment = _deploy(table, path, batch_size, drafting, model)

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from draftcast.errors import InputError, TraceError
 from draftcast.files import parse_json, read_text
+from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.search import ngram, suffix
 
-FloatArray = NDArray[np.float64]
 # Keys of a token log's lines; SpecDecode-Bench has the first of the outputs'.
 PROMPT_KEY = "prompt_token_ids"
 OUTPUT_KEYS = ("generated_token_ids", "output_token_ids")

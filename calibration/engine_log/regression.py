@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-FloatArray = NDArray[np.float64]
+from draftcast.kernels.arrays import BoolArray, FloatArray
 
 # 95 % efficient for normal errors.
 _BIWEIGHT = 4.685
@@ -38,7 +37,7 @@ class RobustFit:
 
     coefficients: FloatArray  # >= 0, shape (columns,)
     scale: float  # robust standard deviation of the relative residual of one step
-    outliers: NDArray[np.bool_]  # rows that weigh nothing, shape (rows,)
+    outliers: BoolArray  # rows that weigh nothing, shape (rows,)
 
 
 def robust_fit(
@@ -128,8 +127,6 @@ DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")
 SEARCHES = ("ngram", "ngram_gpu", "suffix")
 """Methods that draft by text search."""
 LEAST_POINTS = 40
-
-BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,10 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from draftcast.errors import InputError
+from draftcast.kernels.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 Clock = Literal["auto", "wall", "elapsed"]
 CLOCKS = ("auto", "wall", "elapsed")
 

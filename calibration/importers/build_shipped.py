@@ -21,8 +21,8 @@ from draftcast.calibration.importers.formats import write_profile
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import DraftcastError
+from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.catalog import load_model
-from draftcast.kernels.operators.cost import FloatArray
 
 # Not GB200: the machine that was timed ran large matrices at half the rate of a B200, so it was throttled.
 DEVICES = ("a100-80g", "b200", "b300", "gb300", "h100-sxm", "h200", "l40s", "rtx-pro-6000")

@@ -21,10 +21,10 @@ from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.measured import Part, curves_of, parts_of
 from draftcast.calibration.profile.roofline import Roofline
 from draftcast.calibration.profile.table import LatencyTable
+from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.dtypes import KV_BYTES
 from draftcast.kernels.operators.attention import layer_shape
-from draftcast.kernels.operators.cost import FloatArray
 from draftcast.kernels.work.layers import LinearLayer, linear_layers
 
 Rooflines = dict[tuple[str, str], Roofline]

@@ -14,8 +14,8 @@ import pandas as pd
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.measured import ATTENTION, Part, parts_of
 from draftcast.calibration.profile.table import POINT, SHAPE_FIELDS, SHAPES
+from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES
-from draftcast.kernels.operators.cost import FloatArray
 
 FLOOR_SHARE = {"moe": 0.7, "all_reduce": 0.8}
 """Least measured time over the floor, 1 for other operators. Experts under a skewed routing are fewer than the floor's

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from draftcast.calibration.profile.table import LABELS, SHAPES, LatencyTable
 from draftcast.errors import HardwareError
 from draftcast.files import read_frame, read_text
+from draftcast.kernels.arrays import BoolArray
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Rows:
     frame: pd.DataFrame
     has_lines: bool
 
-    def where(self, chosen: pd.Series[bool] | NDArray[np.bool_]) -> Rows:
+    def where(self, chosen: pd.Series[bool] | BoolArray) -> Rows:
         """The chosen rows."""
         return Rows(self.file, self.frame[chosen], self.has_lines)
 
@@ -68,7 +68,7 @@ class Rows:
             self.check(column, ~uneven, f"a multiple of {parts[uneven].iloc[0]} is needed")
         return values // parts
 
-    def check(self, column: str, good: pd.Series[bool] | NDArray[np.bool_], allowed: str) -> None:
+    def check(self, column: str, good: pd.Series[bool] | BoolArray, allowed: str) -> None:
         """Refuse the first row that is not good; ``allowed`` says what is needed."""
         bad = self.frame[~good]
         if len(bad):

@@ -20,15 +20,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from draftcast.calibration.engine_log.fit import host_seconds, with_host
 from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.engine_log.steps import WHOLE_ELAPSED, timed_steps
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.errors import InputError
-
-FloatArray = NDArray[np.float64]
+from draftcast.kernels.arrays import FloatArray
 
 FEATURES = (
     "tokens",

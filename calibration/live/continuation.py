@@ -33,8 +33,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from draftcast.errors import InputError
 from draftcast.files import open_input, written
+from draftcast.kernels.arrays import IntArray
 
-Tokens = NDArray[np.int64]
+Tokens = IntArray
 
 SPECIAL_TOKENS = 4  # unknown, begin, end, padding: never part of a prompt or of a continuation
 CYCLE_TOKENS = 4096

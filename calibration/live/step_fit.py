@@ -17,21 +17,13 @@ from itertools import pairwise
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from draftcast.calibration.engine_log.regression import (
-    DRAFTERS,
-    LEAST_POINTS,
-    SEARCHES,
-    BoolArray,
-    FloatArray,
-    Regression,
-    design,
-)
+from draftcast.calibration.engine_log.regression import DRAFTERS, LEAST_POINTS, SEARCHES, Regression, design
 from draftcast.calibration.live.composition import TimedRun, composed_steps, timed_run
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.errors import InputError
+from draftcast.kernels.arrays import BoolArray, FloatArray, IntArray
 
 TARGET = {
     "kv_token_s": "kv_tokens",
@@ -156,7 +148,7 @@ def _check(runs: Sequence[TimedRun]) -> None:
             raise InputError(message, file=str(own[0].run.folder))
 
 
-def _held_out(numbers: NDArray[np.int64], number: int, runs: Sequence[TimedRun]) -> tuple[BoolArray, bool]:
+def _held_out(numbers: IntArray, number: int, runs: Sequence[TimedRun]) -> tuple[BoolArray, bool]:
     """Points of a run that a fit must not see to be judged by them, and whether they are the whole run."""
     own = numbers == number
     if sum(run.method == runs[number].method for run in runs) > 1:

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.engine_log.profile import AffineFit, ProfileLabel, new_profile_folder, write_profile_folder
-from draftcast.calibration.engine_log.regression import FloatArray, robust_fit
+from draftcast.calibration.engine_log.regression import robust_fit
 from draftcast.calibration.live.composition import TimedRun, run_name
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_fit import StepFit, fit_steps
@@ -30,6 +30,7 @@ from draftcast.calibration.profile.load import FIT, MANIFEST
 from draftcast.calibration.profile.spec import FrontEnd
 from draftcast.errors import InputError
 from draftcast.files import plain
+from draftcast.kernels.arrays import FloatArray
 
 REPORT = "calibration.json"
 PROFILE_FILES = (FIT, MANIFEST, REPORT)

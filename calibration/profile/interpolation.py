@@ -19,11 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from draftcast.calibration.profile.roofline import Origin
+from draftcast.kernels.arrays import BoolArray, FloatArray, IntArray
 
-FloatArray = NDArray[np.float64]
 Key = tuple[int, ...]
 RooflineSeconds = Callable[..., FloatArray]
 """Fitted seconds: of a curve set at values of x and a combination of the axes, of a grid at values of the axes."""
@@ -74,9 +74,7 @@ class CurveSet:
         object.__setattr__(self, "_values", tuple(np.unique(column).astype(np.float64) for column in columns))
 
     @classmethod
-    def from_points(
-        cls, keys: NDArray[np.int64], x: ArrayLike, seconds: ArrayLike, roofline: RooflineSeconds
-    ) -> CurveSet:
+    def from_points(cls, keys: IntArray, x: ArrayLike, seconds: ArrayLike, roofline: RooflineSeconds) -> CurveSet:
         """Curves of measured points: ``keys`` (points, axes), ``x`` and ``seconds`` (points,).
 
         Of several times for one point (kernels, eager and graph) the least counts: an engine picks the fastest.
@@ -98,7 +96,7 @@ class CurveSet:
         }
         return cls(curves, roofline)
 
-    def seconds(self, x: ArrayLike, key: Key) -> tuple[FloatArray, NDArray[np.int64]]:
+    def seconds(self, x: ArrayLike, key: Key) -> tuple[FloatArray, IntArray]:
         """Seconds and `Origin` values at ``x`` for one combination of the axes; zero x takes no time."""
         xs = np.asarray(x, dtype=np.float64)
         some = np.maximum(xs, 1.0)
@@ -110,7 +108,7 @@ class CurveSet:
             log_s, origins = self._blend(some, key, corners) if corners else self._nearest(some, key)
         return np.where(xs > 0.0, np.exp(log_s), 0.0), origins
 
-    def _along(self, curve: Curve, x: FloatArray, key: Key) -> tuple[FloatArray, NDArray[np.int64]]:
+    def _along(self, curve: Curve, x: FloatArray, key: Key) -> tuple[FloatArray, IntArray]:
         log_s = curve.at(x)
         outside = (x < curve.x[0]) | (x > curve.x[-1])
         if outside.any():
@@ -140,7 +138,7 @@ class CurveSet:
             corners.append((corner, float(np.prod([weight for _, weight in combination]))))
         return corners
 
-    def _blend(self, x: FloatArray, key: Key, corners: list[tuple[Key, float]]) -> tuple[FloatArray, NDArray[np.int64]]:
+    def _blend(self, x: FloatArray, key: Key, corners: list[tuple[Key, float]]) -> tuple[FloatArray, IntArray]:
         # Nodes at which every neighbour was measured or lies between its own points; then along x as on one curve.
         curves = [self.curves[corner] for corner, _ in corners]
         low, high = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
@@ -154,7 +152,7 @@ class CurveSet:
         log_s, origins = self._along(Curve(nodes, log_s), x, key)
         return log_s, np.maximum(origins, int(Origin.INTERPOLATED))
 
-    def _nearest(self, x: FloatArray, key: Key) -> tuple[FloatArray, NDArray[np.int64]]:
+    def _nearest(self, x: FloatArray, key: Key) -> tuple[FloatArray, IntArray]:
         wanted = np.log(np.asarray(key, dtype=np.float64))
         measured = list(self.curves)
         distance = np.abs(np.log(np.asarray(measured, dtype=np.float64)) - wanted).sum(axis=1)
@@ -174,7 +172,7 @@ class AttentionGrid:
 
     axes: tuple[FloatArray, ...]  # ascending values of each axis, at most `MAX_NODES`
     log_s: FloatArray  # shape (len(axes[0]), len(axes[1]), ...)
-    measured: NDArray[np.bool_]  # same shape; False where the roofline stretches a neighbour
+    measured: BoolArray  # same shape; False where the roofline stretches a neighbour
 
     @classmethod
     def from_points(cls, points: FloatArray, seconds: FloatArray, roofline: RooflineSeconds) -> AttentionGrid:
@@ -210,7 +208,7 @@ class AttentionGrid:
             np.concatenate([self.measured, np.zeros(ratio.shape, dtype=bool)]),
         )
 
-    def log_seconds(self, *at_axes: FloatArray) -> tuple[FloatArray, NDArray[np.bool_]]:
+    def log_seconds(self, *at_axes: FloatArray) -> tuple[FloatArray, BoolArray]:
         """Log seconds at points clamped to the grid, and whether they lie inside it, between measured nodes."""
         from scipy.interpolate import RegularGridInterpolator
 
@@ -232,7 +230,7 @@ def _thinned(axis: FloatArray) -> FloatArray:
     return picked
 
 
-def _fill_between(excess: FloatArray, axes: tuple[FloatArray, ...]) -> tuple[FloatArray, NDArray[np.bool_]]:
+def _fill_between(excess: FloatArray, axes: tuple[FloatArray, ...]) -> tuple[FloatArray, BoolArray]:
     """Fill holes that have measured neighbours on both sides along an axis; with several such axes, their mean."""
     total, count = np.zeros(excess.shape), np.zeros(excess.shape)
     for axis, values in enumerate(axes):

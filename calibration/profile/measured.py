@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from draftcast.calibration.profile.interpolation import AttentionGrid, CurveSet, Key
 from draftcast.calibration.profile.table import MAY_BE_ZERO, SHAPE_FIELDS, read_points
+from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.kernels.operators import registry
-from draftcast.kernels.operators.cost import FloatArray, Work
+from draftcast.kernels.operators.cost import Work
 
 Built = TypeVar("Built")
 Seconds = Callable[[Work], FloatArray]
@@ -125,7 +125,7 @@ def grid_axes(operator: str, rows: pd.DataFrame) -> FloatArray:
     return np.stack(columns, axis=1)
 
 
-def curve_keys(operator: str, rows: pd.DataFrame) -> NDArray[np.int64]:
+def curve_keys(operator: str, rows: pd.DataFrame) -> IntArray:
     """Values of a curve set's axes at measured points, shape (points, axes)."""
     axes = list(CURVES[operator].axes)
     return rows[axes].to_numpy(np.int64).reshape(len(rows), len(axes))

@@ -15,8 +15,10 @@ from typing import Annotated
 
 import numpy as np
 from numba import njit
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+
+from draftcast.kernels.arrays import FloatArray, IntArray
 
 
 class Origin(IntEnum):
@@ -44,9 +46,6 @@ class Origin(IntEnum):
             if origin.label == label:
                 return origin
         raise ValueError(f"must be one of {', '.join(origin.label for origin in cls)}")
-
-
-FloatArray = NDArray[np.float64]
 
 
 def _sharpness(p: float) -> float:
@@ -93,7 +92,7 @@ class Roofline:
         memory_s = np.asarray(bytes_moved, dtype=np.float64) / (self.e_m * bandwidth_bytes_per_s)
         return self.t0_s + soft_max(compute_s, memory_s, self.p)
 
-    def origins(self, rows: ArrayLike) -> NDArray[np.int64]:
+    def origins(self, rows: ArrayLike) -> IntArray:
         """`Origin` value of a prediction for each number of token rows."""
         low, high = self.fitted_rows or (0, math.inf)
         count = np.asarray(rows)

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import yaml
-from numpy.typing import NDArray
 
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import FIT, TABLE, assumed_profile, load_profile, read_manifest
@@ -40,7 +39,8 @@ from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.calibration.profile.table import SHAPE_FIELDS, SHAPES, LatencyTable
 from draftcast.errors import HardwareError
 from draftcast.files import write_text
-from draftcast.kernels.operators.cost import FloatArray, Work
+from draftcast.kernels.arrays import BoolArray, FloatArray
+from draftcast.kernels.operators.cost import Work
 
 HELD_OUT_SHARE = 0.2
 
@@ -100,7 +100,7 @@ def modelled(table: LatencyTable) -> pd.DataFrame:
     return least.assign(held_out=held_out(least))
 
 
-def held_out(frame: pd.DataFrame) -> NDArray[np.bool_]:
+def held_out(frame: pd.DataFrame) -> BoolArray:
     """Which points take no part in a fit: a fifth of those with a measured neighbour on either side.
 
     Neighbours along x of the point's curve, along the context of the point's grid line. Drawn by a hash of the shape,

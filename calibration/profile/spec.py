@@ -21,8 +21,9 @@ from pydantic import AfterValidator, ConfigDict, Field, InstanceOf
 
 from draftcast.calibration.profile.hardware import HardwareSpec, one_of
 from draftcast.calibration.profile.measured import MeasuredTimes
-from draftcast.calibration.profile.roofline import FloatArray, OriginLabel, Range, Roofline, Seconds
+from draftcast.calibration.profile.roofline import OriginLabel, Range, Roofline, Seconds
 from draftcast.errors import HardwareError
+from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.operators.cost import Work
 
 OPERATORS = (

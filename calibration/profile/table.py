@@ -41,11 +41,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from draftcast import files
 from draftcast.errors import HardwareError
 from draftcast.files import written
+from draftcast.kernels.arrays import BoolArray
 
 SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
     "linear": ("m", "k", "n"),
@@ -197,7 +197,7 @@ def read_points(path: Path, operator: str, **wanted: str | int) -> pd.DataFrame:
     return frame
 
 
-def _equal(column: pa.ChunkedArray, value: str | int) -> NDArray[np.bool_]:
+def _equal(column: pa.ChunkedArray, value: str | int) -> BoolArray:
     """Where a column has a value; of labels the codes are compared, not the words."""
     if not pa.types.is_dictionary(column.type):
         return np.asarray(column.to_numpy() == value)

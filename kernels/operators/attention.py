@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, kv_dtype
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators import paged
-from draftcast.kernels.operators.cost import FloatArray, Work, as_array
+from draftcast.kernels.operators.cost import Work, as_array
 from draftcast.kernels.operators.registry import Operator, Shape, fp8_runs, implementations
 
 

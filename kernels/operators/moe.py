@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes
-from draftcast.kernels.operators.cost import FloatArray, Work, as_array
+from draftcast.kernels.operators.cost import Work, as_array
 from draftcast.kernels.operators.registry import (
     E4M3_MAX,
     FP8_SCALE,

@@ -18,13 +18,15 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
+from draftcast.kernels.arrays import IntArray
+
 Tokens = NDArray[np.int32]
 Counts = NDArray[np.int32]
 UNLIMITED = 2**62  # a model length no text reaches
 
 
 @njit(cache=True)
-def find_continuation(tokens: Tokens, length: int, min_n: int, max_n: int, z: NDArray[np.int64]) -> int:
+def find_continuation(tokens: Tokens, length: int, min_n: int, max_n: int, z: IntArray) -> int:
     """Index of the token after the match for the last n of ``tokens[:length]``; -1 without a match of min_n or more.
 
     ``z`` is scratch of max_n or more. Reversed, the last n tokens are the text's head, and z[i] is how many tokens from
@@ -51,7 +53,7 @@ def find_continuation(tokens: Tokens, length: int, min_n: int, max_n: int, z: ND
 
 @njit(cache=True)
 def draft_range(
-    tokens: Tokens, length: int, k: int, min_n: int, max_n: int, max_model_len: int, z: NDArray[np.int64]
+    tokens: Tokens, length: int, k: int, min_n: int, max_n: int, max_model_len: int, z: IntArray
 ) -> tuple[int, int]:
     """(start, count) of the draft for ``tokens[:length]``, as a slice of the text itself; count 0 without one."""
     most = min(k, max_model_len - length)
@@ -63,7 +65,7 @@ def draft_range(
 
 @njit(cache=True)
 def _propose_batch(
-    tokens: Tokens, offsets: NDArray[np.int64], k: int, min_n: int, max_n: int, max_model_len: int
+    tokens: Tokens, offsets: IntArray, k: int, min_n: int, max_n: int, max_model_len: int
 ) -> tuple[Tokens, Counts]:
     streams = len(offsets) - 1
     drafts = np.full((streams, k), -1, dtype=np.int32)

@@ -27,6 +27,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
+from draftcast.kernels.arrays import IntArray
+
 Tokens = NDArray[np.int32]
 Counts = NDArray[np.int32]
 UNLIMITED = 2**62  # a model length no text reaches
@@ -46,20 +48,20 @@ class _Corpus(NamedTuple):
     """A text that grows. ``previous[i]`` is the last place before i with the same token, ``last[token]`` the newest."""
 
     text: Tokens  # capacity
-    previous: NDArray[np.int64]  # capacity
-    last: NDArray[np.int64]  # vocabulary
+    previous: IntArray  # capacity
+    last: IntArray  # vocabulary
 
 
 class _Scratch(NamedTuple):
-    place: NDArray[np.int64]  # places of the last token, newest first
-    repeat: NDArray[np.int64]  # tokens that agree up to and including each place
-    member: NDArray[np.int64]  # places that still follow the draft, oldest first
-    slot: NDArray[np.int64]  # by token: its sibling slot, -1 none
+    place: IntArray  # places of the last token, newest first
+    repeat: IntArray  # tokens that agree up to and including each place
+    member: IntArray  # places that still follow the draft, oldest first
+    slot: IntArray  # by token: its sibling slot, -1 none
     token: Tokens  # by sibling slot, as are the next three
-    counts: NDArray[np.int64]
-    before: NDArray[np.int64]
-    after: NDArray[np.int64]
-    first: NDArray[np.int64]  # by count: the first sibling with it, -1 none
+    counts: IntArray
+    before: IntArray
+    after: IntArray
+    first: IntArray  # by count: the first sibling with it, -1 none
 
 
 @njit(cache=True)

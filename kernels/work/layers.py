@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 from numpy.typing import ArrayLike
 
+from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes, weight_dtype
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.all_reduce import all_reduce_work
 from draftcast.kernels.operators.attention import attention_work
-from draftcast.kernels.operators.cost import FloatArray, Work, as_array
+from draftcast.kernels.operators.cost import Work, as_array
 from draftcast.kernels.operators.gated_delta import linear_attention_work
 from draftcast.kernels.operators.linear import linear_work
 from draftcast.kernels.operators.moe import moe_work

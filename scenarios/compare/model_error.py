@@ -18,13 +18,13 @@ from importlib.resources import files
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftcast.calibration.profile.hardware import NotNegative
 from draftcast.calibration.profile.load import profiles_of
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import InputError, ScenarioError
 from draftcast.frozen import Frozen
+from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
@@ -34,7 +34,6 @@ from draftcast.scenarios.schema.load import with_values, without_speculation
 from draftcast.sim.statistics.crossing import Probe
 from draftcast.sim.statistics.intervals import Estimate, normal_quantile
 
-FloatArray = NDArray[np.float64]
 Source = Literal["chance", "acceptance", "model"]
 DRAWS = 1024
 """Quasi-random, the same for every question."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftcast.errors import InputError, ScenarioError
+from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.scenarios.compare.candidate import (
     MAX_K,
     SCHEDULE,
@@ -47,7 +47,6 @@ from draftcast.sim.statistics.intervals import Estimate, factor_interval, replic
 
 NEGLIGIBLE = 0.005
 """A gain below this is no reason for a more elaborate setting."""
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -265,7 +264,7 @@ def best_schedule(scenario: Scenario, longest: int) -> list[tuple[int, int, int]
     return ranges
 
 
-def _falling_path(loss: FloatArray, sizes: NDArray[np.int64]) -> list[int]:
+def _falling_path(loss: FloatArray, sizes: IntArray) -> list[int]:
     """Draft length by batch size that never rises, with the least loss in all.
 
     Args:

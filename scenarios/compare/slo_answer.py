@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from draftcast.kernels.arrays import BoolArray, FloatArray
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import Scenario
@@ -122,7 +122,7 @@ def _bounds(scenario: Scenario, run: RunResult) -> Iterator[Bound]:
                 yield Bound(name if len(names) > 1 else None, key, limit, slo.attainment, met, reached)
 
 
-def _latencies_ms(run: RunResult, class_name: str) -> dict[str, NDArray[np.float64]]:
+def _latencies_ms(run: RunResult, class_name: str) -> dict[str, FloatArray]:
     """Of the measured requests of a class that finished, all replications together; a TPOT of one token is 0."""
     requests = measured_requests(run)
     c = RequestColumns.of(requests[(requests["class"] == class_name) & requests["finish_s"].notna()])
@@ -134,7 +134,7 @@ def measured_requests(run: RunResult) -> pd.DataFrame:
     """Rows of the requests that each replication's latencies are of: those after its warm-up."""
     request, replication = run.requests["request"].to_numpy(), run.requests["replication"].to_numpy()
     first = np.array(run.summary["warmup_requests"])
-    kept: NDArray[np.bool_] = request >= first[replication]
+    kept: BoolArray = request >= first[replication]
     return run.requests[kept]
 
 

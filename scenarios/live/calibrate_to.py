@@ -25,12 +25,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.engine_log.steps import timed_steps, with_kv_tokens
 from draftcast.calibration.live.off_runs import OffRun, Tokens, is_engine_log, local_copy, read_off_runs
 from draftcast.errors import InputError
+from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model
 from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.simulate import measure, serve
@@ -39,8 +39,6 @@ from draftcast.scenarios.schema.correction import PLAUSIBLE
 from draftcast.scenarios.schema.load import with_values
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.statistics.intervals import normal_quantile
-
-FloatArray = NDArray[np.float64]
 
 # Relative standard deviation between two runs of one set-up, for the intervals: six published runs of one set-up
 # (Qwen3-8B, H100, 8 clients, TPOT) spread over 8 %, on machines of their own; one machine repeats better.

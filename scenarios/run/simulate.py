@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from draftcast.calibration.profile.spec import AffineProfile
 from draftcast.errors import CapacityError
 from draftcast.files import check_memory
+from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.run_directory import make_manifest, write_run_directory
 from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, workload_spec
@@ -94,8 +95,8 @@ class Replication:
 
     requests: pd.DataFrame
     steps: pd.DataFrame | None
-    itl_counts: NDArray[np.int64]
-    accepted_per_position: NDArray[np.int64]
+    itl_counts: IntArray
+    accepted_per_position: IntArray
     engine: dict[str, float]
     stability: Stability
 
@@ -148,18 +149,18 @@ class BehindFrontEnd(ClosedLoopArrivals):
 
     added_s: float
 
-    def draw_think_s(self, seed: int, n: int) -> NDArray[np.float64]:
+    def draw_think_s(self, seed: int, n: int) -> FloatArray:
         return super().draw_think_s(seed, n) + self.added_s
 
 
-def front_end_work_s(deployment: Deployment, prompt_tokens: ArrayLike) -> NDArray[np.float64]:
+def front_end_work_s(deployment: Deployment, prompt_tokens: ArrayLike) -> FloatArray:
     """Seconds that an API server works on a request of each prompt, alone; 0: a whole-step fit knows no front end."""
     constants = deployment.settings.generation.constants
     work_s = constants.front_end_request_s.value + constants.front_end_token_s.value * np.asarray(prompt_tokens, float)
     return work_s * (not isinstance(deployment.profile, AffineProfile))
 
 
-def front_end_s(scenario: Scenario, deployment: Deployment, table: RequestTable) -> NDArray[np.float64]:
+def front_end_s(scenario: Scenario, deployment: Deployment, table: RequestTable) -> FloatArray:
     """Seconds from the sending of each request until its engine has it, shape [requests].
 
     The API servers of all replicas take requests in turn, and each works on one at a time. Clients of a closed loop and

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from draftcast.kernels.arrays import FloatArray
+
 STRETCHES = 160
 
 

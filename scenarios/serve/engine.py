@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.errors import InputError
+from draftcast.kernels.arrays import IntArray
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.simulate import build_replicas
 from draftcast.scenarios.run.workload_spec import workload_spec
@@ -119,7 +120,7 @@ class LiveEngine:
         pieces = list(zip(served.tolist(), new.tolist(), strict=True))
         return pieces, list(zip(ended.tolist(), *parts, strict=True)), free
 
-    def _end(self, rows: NDArray[np.int64]) -> None:
+    def _end(self, rows: IntArray) -> None:
         self._active = self._active[~np.isin(self._active, rows)]
         self._draft_tokens += int(self._rows["draft_tokens"][rows].sum())
         self._ending += rows.tolist()

@@ -17,6 +17,7 @@ from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.calibration.profile.spec import AffineProfile, HardwareProfile
 from draftcast.errors import InputError
 from draftcast.files import write_text
+from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.live.validate.comparison import CAUSES, Figure, Validation
 from draftcast.scenarios.live.validate.forecast import live_timeline, simulated_timeline
 from draftcast.scenarios.run.measured_run import piece_gaps
@@ -68,7 +69,7 @@ def validation_figure(validation: Validation) -> Any:
     return figure.update_layout(template="plotly_white", height=1050, legend={"orientation": "h", "y": -0.05})
 
 
-def _diagonal(figure: Any, x: NDArray[np.float64], y: NDArray[np.float64], cell: tuple[int, int]) -> None:
+def _diagonal(figure: Any, x: FloatArray, y: FloatArray, cell: tuple[int, int]) -> None:
     """Points and the line on which they would lie were the forecast right."""
     ends = [float(min(x.min(), y.min())), float(max(x.max(), y.max()))]
     style = {"cell": cell, "showlegend": False}

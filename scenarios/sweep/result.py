@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftcast.errors import InputError
+from draftcast.kernels.arrays import BoolArray, FloatArray
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.sweep.cells import ENGINE, ERROR, MESSAGE, SCENARIO, STATUS
 from draftcast.scenarios.sweep.grid import Axis
@@ -63,7 +63,7 @@ def pareto_front(points: Sequence[tuple[Sequence[float], Sequence[float]]], conf
     )
 
 
-def _beats(rivals: NDArray[np.float64], own: NDArray[np.float64], confidence: float) -> NDArray[np.bool_]:
+def _beats(rivals: FloatArray, own: FloatArray, confidence: float) -> BoolArray:
     """Which of the rivals (shape [N, 2, R], logarithms) beat a point ([2, R])."""
     differences = rivals - own
     means = differences.mean(axis=2)

@@ -22,6 +22,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from draftcast.calibration.acceptance.references import continued
 from draftcast.frozen import Probability, wrong
+from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.acceptance.compiled import (
     KIND_NGRAM,
     KIND_RATES,
@@ -33,7 +34,7 @@ from draftcast.sim.acceptance.compiled import (
     P_STATIONARY,
     P_STAY,
 )
-from draftcast.sim.acceptance.model import AcceptanceModel, FloatArray, Rates, check_drafts
+from draftcast.sim.acceptance.model import AcceptanceModel, Rates, check_drafts
 
 BINS = 128
 _REQUIRED = {"constant": "alpha", "per_position": "rates", "ngram": "match_probability"}

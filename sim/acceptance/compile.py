@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from draftcast.errors import ScenarioError
+from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.acceptance.chain import BINS
 from draftcast.sim.acceptance.compiled import (
     KIND_NGRAM,
@@ -19,20 +20,20 @@ from draftcast.sim.acceptance.compiled import (
     P_STATIONARY,
     AcceptanceArrays,
 )
-from draftcast.sim.acceptance.model import AcceptanceModel, FloatArray, check_drafts
+from draftcast.sim.acceptance.model import AcceptanceModel, check_drafts
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.compiled.random_streams import Stream, request_keys, request_uniforms
 
 
 def compile_acceptance(
     models: Sequence[AcceptanceModel],
-    class_id: npt.ArrayLike,
+    class_id: ArrayLike,
     seed: int,
     k: int = 0,
     *,
     confidence: Sequence[float | None] = (),
-    offsets: npt.ArrayLike | None = None,
-    lengths: npt.ArrayLike | None = None,
+    offsets: ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
 ) -> AcceptanceArrays:
     """Arrays for ``len(class_id)`` requests.
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.compiled.borrowed import borrowed, put
 from draftcast.sim.compiled.random_streams import mix64, uniform
 
@@ -42,17 +43,17 @@ AT_ONCE = 4  # drafts that are drawn together
 class AcceptanceArrays(NamedTuple):
     """Acceptance of n requests in c classes. ``state`` is a cache: it changes, the answers do not."""
 
-    kind: npt.NDArray[np.int64]  # [c] KIND_*
+    kind: IntArray  # [c] KIND_*
     # [rows, MAX_K] P(draft j accepted | proposed, those before accepted); of a class one row, two (state 0, state 1),
     # or as many for each bin of its requests
-    conditional: npt.NDArray[np.float64]
+    conditional: FloatArray
     row: npt.NDArray[np.int32]  # [n] a request's row, of state 0 where there are two
-    params: npt.NDArray[np.float64]  # [c, N_PARAMS] P_*
+    params: FloatArray  # [c, N_PARAMS] P_*
     keys: npt.NDArray[np.uint64]  # [n] stream ACCEPT: one uniform per output position
     match_keys: npt.NDArray[np.uint64]  # [n], or [0] when no class has a chain; stream MATCH
-    state: npt.NDArray[np.int64]  # [n], or [0] when no class has a chain; 2 * position + state, -1 before the first
+    state: IntArray  # [n], or [0] when no class has a chain; 2 * position + state, -1 before the first
     class_id: npt.NDArray[np.int16]  # [n]
-    offsets: npt.NDArray[np.int64]  # [n + 1], or [0] when no class is a trace
+    offsets: IntArray  # [n + 1], or [0] when no class is a trace
     lengths: npt.NDArray[np.uint8]  # recorded accepted drafts by output position, request i at offsets[i]:offsets[i+1]
 
 

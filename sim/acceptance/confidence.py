@@ -23,9 +23,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.acceptance.compiled import (
     KIND_RATES,
     KIND_STATES,
@@ -66,8 +66,8 @@ def describe_drafts(
     request: int,
     position: int,
     levels: int,
-    survival: npt.NDArray[np.float64],
-    draws: npt.NDArray[np.int64],
+    survival: FloatArray,
+    draws: IntArray,
     i: int,
     stride: int,
     alike: bool,
@@ -119,8 +119,8 @@ def describe_drafts(
 def describe_alike(
     arrays: AcceptanceArrays,
     levels: int,
-    survival: npt.NDArray[np.float64],
-    draws: npt.NDArray[np.int64],
+    survival: FloatArray,
+    draws: IntArray,
     n: int,
     stride: int,
 ) -> None:
@@ -144,9 +144,7 @@ def _as_float(bits: np.uint64) -> float:
 
 
 @njit(cache=True)
-def forecast_survival(
-    survival: npt.NDArray[np.float64], draws: npt.NDArray[np.int64], n: int, levels: int, stride: int
-) -> None:
+def forecast_survival(survival: FloatArray, draws: IntArray, n: int, levels: int, stride: int) -> None:
     """Turn what `describe_drafts` wrote for ``n`` rounds into the forecast that drafts 0..j of each are all accepted.
 
     The i-th round's stands in ``survival[j * stride + i]``. No branch, and nothing in a row depends on its neighbour:
@@ -174,9 +172,9 @@ def forecast_survival(
 @njit(cache=True)
 def survivals(
     arrays: AcceptanceArrays,
-    requests: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
-    out: npt.NDArray[np.float64],
+    requests: IntArray,
+    positions: IntArray,
+    out: FloatArray,
 ) -> None:
     """`forecast_survival` of many rounds into ``out``, shape [requests, levels]; for callers in Python."""
     ref = reference(arrays)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from draftcast.calibration.acceptance.measure import rounds_of
 from draftcast.errors import InputError
+from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.acceptance.chain import Chain
-from draftcast.sim.acceptance.model import FloatArray
 
 FEWEST = 4  # rounds of a request that has a mean
 
@@ -46,7 +46,7 @@ def _variance(rates: FloatArray) -> float:
     return float(((2 * np.arange(len(rates)) + 1) * rates).sum() - rates.sum() ** 2)
 
 
-def recorded_rounds(offsets: NDArray[np.int64], lengths: NDArray[np.uint8], k: int) -> list[FloatArray]:
+def recorded_rounds(offsets: IntArray, lengths: NDArray[np.uint8], k: int) -> list[FloatArray]:
     """Drafts accepted in each round of k, by request, when a record by output position is replayed."""
     accepted = [np.minimum(each, k).astype(np.int32) for each in np.split(lengths, offsets[1:-1])]
     return [each[rounds_of(each)].astype(np.float64) for each in accepted]

@@ -13,15 +13,13 @@ from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import AfterValidator, Field, model_validator
 
 from draftcast.calibration.acceptance.references import continued
 from draftcast.errors import ScenarioError
 from draftcast.frozen import Count, Frozen, Nodes, Probability, Width, wrong
+from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.acceptance.compiled import KIND_RATES, MAX_K, N_PARAMS
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def _non_increasing(rates: tuple[float, ...]) -> tuple[float, ...]:

@@ -11,8 +11,9 @@ from pydantic import PrivateAttr, model_validator
 
 from draftcast.errors import ScenarioError
 from draftcast.frozen import NonEmpty, Probability, wrong
+from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.acceptance.compiled import KIND_TRACE
-from draftcast.sim.acceptance.model import AcceptanceModel, FloatArray, check_drafts
+from draftcast.sim.acceptance.model import AcceptanceModel, check_drafts
 
 FIRST_POSITION = 1  # the prefill emits the first output token, so no round starts at position 0
 
@@ -36,7 +37,7 @@ class Trace(AcceptanceModel):
     record: NonEmpty = "acc_eagle"
     path: NonEmpty | None = None
     match_probability: Probability | None = None
-    _recording: tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]] | None = PrivateAttr(None)
+    _recording: tuple[IntArray, npt.NDArray[np.uint8]] | None = PrivateAttr(None)
 
     @model_validator(mode="after")
     def _rounds_are_in_the_record(self) -> Self:
@@ -45,7 +46,7 @@ class Trace(AcceptanceModel):
             raise wrong("num_rounds", self.num_rounds, message)
         return self
 
-    def of_recording(self, offsets: npt.NDArray[np.int64] | None, lengths: npt.NDArray[np.uint8] | None) -> Trace:
+    def of_recording(self, offsets: IntArray | None, lengths: npt.NDArray[np.uint8] | None) -> Trace:
         """With a request table's ``acceptance_offsets`` and ``acceptance_lengths``, where it has them."""
         model = self.model_copy()
         if offsets is not None and lengths is not None:
@@ -74,7 +75,7 @@ class Trace(AcceptanceModel):
             raise ScenarioError(message, key="acceptance.match_probability", value=self.match_probability)
         return float((self.match_probability - accepted) / (1.0 - accepted))
 
-    def _replayed(self, k: int) -> tuple[npt.NDArray[np.int64], int]:
+    def _replayed(self, k: int) -> tuple[IntArray, int]:
         if self._recording is None:
             raise ScenarioError("the recorded lengths are needed first; they come with the request trace", key="trace")
         return _replay(*self._recording, check_drafts(k), FIRST_POSITION)
@@ -84,9 +85,7 @@ class Trace(AcceptanceModel):
 
 
 @njit(cache=True)
-def _replay(
-    offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.uint8], k: int, first: int
-) -> tuple[npt.NDArray[np.int64], int]:
+def _replay(offsets: IntArray, lengths: npt.NDArray[np.uint8], k: int, first: int) -> tuple[IntArray, int]:
     """Rounds that accepted at least 1..k drafts, and all rounds, when every record is crossed in rounds of k."""
     at_least = np.zeros(k, dtype=np.int64)
     rounds = 0

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from draftcast.sim.acceptance.model import FloatArray
+from draftcast.kernels.arrays import FloatArray
 
 _BISECTIONS = 60
 

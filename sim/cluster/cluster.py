@@ -20,6 +20,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
+from draftcast.kernels.arrays import IntArray
 from draftcast.sim.cluster.data_parallel import DataParallel
 from draftcast.sim.cluster.routers import Router
 from draftcast.sim.engine.replica import STOP_FINISHED, Replica
@@ -164,7 +165,7 @@ class Cluster:
     def _chunk(self) -> int:
         return -(-self._table.num_extra // EXTRA_CHUNKS)
 
-    def _submit(self, routes: NDArray[np.int64], start: int, stop: int) -> None:
+    def _submit(self, routes: IntArray, start: int, stop: int) -> None:
         self.assigned[start:stop] = routes[start:stop]
         for index, replica in enumerate(self.replicas):
             replica.submit((start + np.flatnonzero(routes[start:stop] == index)).astype(np.uint32))

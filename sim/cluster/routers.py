@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftcast.errors import ScenarioError
+from draftcast.kernels.arrays import IntArray
 from draftcast.sim.compiled.random_streams import Stream, request_uniforms
 from draftcast.sim.workload.request_table import RequestTable
 
@@ -35,7 +35,7 @@ class Router(ABC):
         self.replicas = replicas
         self.seed = seed
 
-    def assign(self) -> NDArray[np.int64]:
+    def assign(self) -> IntArray:
         """Replica of every request, shape [n], known beforehand."""
         raise NotImplementedError
 
@@ -50,7 +50,7 @@ class RoundRobin(Router):
     name = "round_robin"
     is_static = True
 
-    def assign(self) -> NDArray[np.int64]:
+    def assign(self) -> IntArray:
         return np.arange(len(self.table), dtype=np.int64) % self.replicas
 
 
@@ -60,7 +60,7 @@ class Random(Router):
     name = "random"
     is_static = True
 
-    def assign(self) -> NDArray[np.int64]:
+    def assign(self) -> IntArray:
         draws = request_uniforms(self.seed, Stream.ROUTER, len(self.table))
         return (draws * self.replicas).astype(np.int64)
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
+from draftcast.kernels.arrays import FloatArray, IntArray
 
 ITL_BIN_SHIFT = 44  # 52 mantissa bits less the 8 that are kept: 256 bins an octave
 ITL_MIN_EXPONENT = -20  # first edge 2**-20 s, about 1 microsecond: far below any engine step
@@ -24,7 +23,7 @@ ITL_BIN_OFFSET = (1023 + ITL_MIN_EXPONENT) << 8  # 1023 is the exponent bias of 
 ITL_SEGMENTS = 20
 
 
-def itl_bin(gap_s: npt.ArrayLike) -> IntArray:
+def itl_bin(gap_s: ArrayLike) -> IntArray:
     """Bin of each gap in seconds; gaps below 2**-20 s (0 too) go to bin 0, gaps of 2**12 s or more to the last."""
     bits = np.ascontiguousarray(gap_s, dtype=np.float64).view(np.int64)
     return np.asarray(np.clip((bits >> ITL_BIN_SHIFT) - ITL_BIN_OFFSET, 0, ITL_BINS - 1), dtype=np.int64)
@@ -36,7 +35,7 @@ def itl_bin_edges() -> FloatArray:
     return bits.view(np.float64)
 
 
-def segment_of(request: npt.ArrayLike, num_requests: int) -> IntArray:
+def segment_of(request: ArrayLike, num_requests: int) -> IntArray:
     """Segment (0..19) of each request index, ``request * 20 // n``."""
     return np.asarray(np.asarray(request, dtype=np.int64) * ITL_SEGMENTS // max(num_requests, 1), dtype=np.int64)
 
@@ -46,14 +45,14 @@ def segment_start(segment: int, num_requests: int) -> int:
     return -(-segment * num_requests // ITL_SEGMENTS)
 
 
-def itl_histogram(gap_s: npt.ArrayLike, request: npt.ArrayLike, num_requests: int) -> IntArray:
+def itl_histogram(gap_s: ArrayLike, request: ArrayLike, num_requests: int) -> IntArray:
     """Histogram of gaps, int64 [ITL_SEGMENTS, ITL_BINS]; the plain version of what the engine counts."""
     counts = np.zeros((ITL_SEGMENTS, ITL_BINS), dtype=np.int64)
     np.add.at(counts, (segment_of(request, num_requests), itl_bin(gap_s)), 1)
     return counts
 
 
-def histogram_quantile(counts: IntArray, q: npt.ArrayLike) -> FloatArray:
+def histogram_quantile(counts: IntArray, q: ArrayLike) -> FloatArray:
     """Quantiles in seconds of a histogram [ITL_BINS]; NaN when it is empty.
 
     Linear interpolation between order statistics, as numpy does. An order statistic is placed in its bin as if

@@ -17,8 +17,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from draftcast.kernels.arrays import FloatArray, IntArray
+
 UInt64Array = NDArray[np.uint64]
-FloatArray = NDArray[np.float64]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, the odd increment of splitmix64
@@ -77,7 +78,7 @@ def mix64_array(x: UInt64Array) -> UInt64Array:
     return x ^ (x >> S31)
 
 
-def uniform_array(keys: UInt64Array, positions: int | NDArray[np.int64]) -> FloatArray:
+def uniform_array(keys: UInt64Array, positions: int | IntArray) -> FloatArray:
     """`uniform` broadcast over ``keys`` and ``positions``: bit for bit the same values."""
     keys, steps = np.broadcast_arrays(np.atleast_1d(keys).astype(np.uint64), np.asarray(positions).astype(np.uint64))
     return (mix64_array(keys + (steps + U1) * GOLDEN) >> S11).astype(np.float64) * TO_UNIT

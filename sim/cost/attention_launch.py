@@ -25,14 +25,13 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.interpolation import AttentionGrid
 from draftcast.calibration.profile.measured import MeasuredTimes
+from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.cost.attention_time import spot
 
-FloatArray = NDArray[np.float64]
 TILE_ROWS = {"flash_attention_2": 64.0, "flash_attention_3": 128.0}
 TILE_KEYS = 128.0
 """Keys by which a context is rounded up: half of them on average, and about as much to start and end a tile."""

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from draftcast.calibration.profile.interpolation import AttentionGrid, never_falling
 from draftcast.calibration.profile.roofline import Origin, soft_max_scalar
+from draftcast.kernels.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 Logs = tuple[float, float, float]
 """What `log_sizes` gives: logs of context tokens, rows and sequences."""
 

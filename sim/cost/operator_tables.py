@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftcast.calibration.profile.interpolation import AttentionGrid
 from draftcast.calibration.profile.roofline import Origin, Roofline
 from draftcast.calibration.profile.spec import RooflineProfile
+from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import attention_work, layer_shape
@@ -25,9 +25,6 @@ from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost.attention_launch import fill_launch, measured_launches
 from draftcast.sim.cost.step_time import Record, empty_record
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 # Gathered latents keep the matrix units waiting: 0.4 of the peak FLOP/s over prompts of 4,096 and 8,192 tokens on H200,
 # 16 and 128 heads, where dense latent decodes reach 0.8 (aiconfigurator-core 0.12.0, dsa_context_module of vLLM 0.24).

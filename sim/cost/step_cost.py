@@ -16,10 +16,11 @@ from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import AffineProfile, HardwareProfile
 from draftcast.errors import HardwareError
+from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.step_tables import fill_roofline
-from draftcast.sim.cost.step_time import PARAMS, FloatArray, Record, StepCost, cost_without_tables
+from draftcast.sim.cost.step_time import PARAMS, Record, StepCost, cost_without_tables
 
 
 def compile_step_cost(

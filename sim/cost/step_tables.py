@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftcast.calibration.profile.interpolation import never_falling
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.errors import ScenarioError
+from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.kernels.model import heads
 from draftcast.kernels.model.spec import WINDOWS, ModelSpec
 from draftcast.kernels.work import layers
@@ -25,9 +25,6 @@ from draftcast.sim.cost.engine_config import EngineConfig, stage_layers
 from draftcast.sim.cost.methods import DraftPlan, Method
 from draftcast.sim.cost.operator_tables import OperatorTables
 from draftcast.sim.cost.step_time import Record, StepCost
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 # Search on the device compares the padded buffer of token ids (4 bytes) with the trailing n-gram and takes an argmax
 # over a mask widened to 4 bytes: read 4, write 4, read 4 bytes a position, in about ten kernels (vLLM 0.32, one n-gram

@@ -16,6 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from draftcast.calibration.profile.roofline import Origin
+from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.spec import WINDOWS
 from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.cost.attention_launch import launch_seconds
@@ -38,7 +39,6 @@ from draftcast.sim.cost.attention_time import (
 )
 from draftcast.sim.cost.methods import DraftPlan
 
-FloatArray = NDArray[np.float64]
 Record = Any
 """One row of a structured array: numba's fields are attributes, NumPy's are items."""
 NO_LOGS: Logs = (0.0, 0.0, 0.0)

@@ -10,6 +10,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from draftcast.errors import CapacityError, SimulationError
+from draftcast.kernels.arrays import IntArray
 from draftcast.sim.acceptance.compiled import AcceptanceArrays
 from draftcast.sim.compiled.borrowed import Held
 from draftcast.sim.compiled.cache import engine_compilation
@@ -69,7 +70,7 @@ def request_rows(table: RequestTable) -> Array:
     return rows
 
 
-def most_slots(config: EngineConfig, table_rows: Array) -> NDArray[np.int64]:
+def most_slots(config: EngineConfig, table_rows: Array) -> IntArray:
     """KV slots each request may ask for at most.
 
     Its last token aside, a request may be scheduled with k drafts while 1+k outputs are in flight, plus lookahead.

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from draftcast.errors import InputError
+from draftcast.kernels.arrays import BoolArray, FloatArray, IntArray
 from draftcast.sim.compiled.itl_histogram import (
     ITL_SEGMENTS,
     histogram_mean_std,
@@ -29,10 +29,6 @@ from draftcast.sim.compiled.itl_histogram import (
 from draftcast.sim.output.results import TIME_COLUMNS, RequestColumns
 from draftcast.sim.statistics.intervals import Estimate, replication_interval
 from draftcast.sim.workload.workload import Slo
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time")
 PERCENTILES = (50, 90, 95, 99)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from numpy.typing import NDArray
 
 from draftcast.calibration.profile.roofline import Origin
+from draftcast.kernels.arrays import BoolArray, FloatArray, IntArray
 from draftcast.sim.engine.replica import Replica
 from draftcast.sim.state.engine import (
     CLOCK_DRAFT,
@@ -23,10 +23,6 @@ from draftcast.sim.state.engine import (
     Array,
 )
 from draftcast.sim.workload.request_table import RequestTable
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 # Where a request's time goes; the seven add up to its E2E time.
 TIME_COLUMNS = (
@@ -82,7 +78,7 @@ def integral(start: FloatArray, end: FloatArray, rate: FloatArray, at: FloatArra
 
 
 def requests_frame(
-    replicas: Sequence[Replica], table: RequestTable, assigned: NDArray[np.int32], order: NDArray[np.int64]
+    replicas: Sequence[Replica], table: RequestTable, assigned: NDArray[np.int32], order: IntArray
 ) -> pd.DataFrame:
     """One row per counted request, the first of ``order``; with the number of its session and its place there.
 
@@ -98,7 +94,7 @@ def requests_frame(
     done = rows["status"] == FINISHED
     clocks = rows["clock_s"]
 
-    def when_done(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def when_done(values: FloatArray) -> FloatArray:
         return np.where(done, values, np.nan)
 
     started = rows["first_scheduled_s"] >= 0
@@ -142,13 +138,13 @@ def steps_frame(replicas: Sequence[Replica], end_s: float = math.inf) -> pd.Data
     return pd.concat(frames, ignore_index=True)
 
 
-def accepted_per_position(replicas: Sequence[Replica]) -> NDArray[np.int64]:
+def accepted_per_position(replicas: Sequence[Replica]) -> IntArray:
     """Rounds of counted requests in which draft position j was accepted, shape [segments, k]."""
     counts = np.asarray(sum(replica.state.rounds_by_accepted[:-1] for replica in replicas), np.int64)
     return counts[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
 
 
-def itl_counts(replicas: Sequence[Replica]) -> NDArray[np.int64]:
+def itl_counts(replicas: Sequence[Replica]) -> IntArray:
     """The ITL histogram of counted requests, of all replicas, shape [segments, bins]."""
     return np.asarray(sum(replica.state.itl[:-1] for replica in replicas), np.int64)
 

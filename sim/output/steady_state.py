@@ -23,12 +23,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.output.results import RequestColumns, integral
 
-FloatArray = npt.NDArray[np.float64]
 Verdict = Literal["stable", "unstable", "not settled", "finite"]
 
 MIN_REQUESTS = 50

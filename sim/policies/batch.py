@@ -18,12 +18,13 @@ from numba import njit
 from numpy.typing import NDArray
 
 from draftcast.errors import ScenarioError
+from draftcast.kernels.arrays import BoolArray, FloatArray, IntArray
 from draftcast.sim.acceptance.confidence import has_confidence, survivals
 from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.cost.step_time import decode_step_seconds
 from draftcast.sim.state.engine import Engine
 
-Ints = NDArray[np.int64]
+Ints = IntArray
 Lengths = int | Sequence[int] | NDArray[np.integer[Any]]
 """One number for all scheduled requests, or one each."""
 NEEDS_CONFIDENCE = (
@@ -120,7 +121,7 @@ class Batch:
         """num_speculative_tokens, the most a request may draft; of a tree the nodes verified."""
         self.num_seqs, self.waiting, self.k = policy.order[:N_SHOWN_SCALARS].tolist()
         self._columns: Ints = policy.order[: N_SHOWN_SCALARS + N_SHOWN * self.num_seqs].copy()
-        self._floats: NDArray[np.float64] = policy.scratch[: N_SHOWN_FLOATS + self.num_seqs].copy()
+        self._floats: FloatArray = policy.scratch[: N_SHOWN_FLOATS + self.num_seqs].copy()
 
     @property
     def now_s(self) -> float:
@@ -151,12 +152,12 @@ class Batch:
         return self._column(SHOWN_DRAFTS)
 
     @cached_property
-    def is_prefill(self) -> NDArray[np.bool_]:
+    def is_prefill(self) -> BoolArray:
         """A chunk that is not the prompt's last: drafts nothing."""
         return self._column(SHOWN_IS_PREFILL).astype(np.bool_)
 
     @cached_property
-    def acceptance(self) -> NDArray[np.float64]:
+    def acceptance(self) -> FloatArray:
         """Accepted / drafted of each request so far, NaN before its first round."""
         return self._floats[N_SHOWN_FLOATS:]
 
@@ -165,7 +166,7 @@ class Batch:
         return self._columns[start : start + self.num_seqs]
 
     @cached_property
-    def survival(self) -> NDArray[np.float64]:
+    def survival(self) -> FloatArray:
         """The draft's forecast that its first j+1 drafts of the next round are all accepted, shape [num_seqs, k].
 
         Products of per-token confidences (see ``draftcast.sim.acceptance.confidence``); of a tree, by level.

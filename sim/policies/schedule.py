@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from draftcast.errors import ScenarioError
+from draftcast.kernels.arrays import IntArray
 from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.policies.base import Policy, arrays, draft_alike
 from draftcast.sim.state.engine import Engine, PolicyArrays
@@ -62,7 +62,7 @@ class BatchSchedule(Policy):
     def __post_init__(self) -> None:
         self.lookup(1, 1)
 
-    def lookup(self, k: int, max_num_seqs: int) -> NDArray[np.int64]:
+    def lookup(self, k: int, max_num_seqs: int) -> IntArray:
         """Drafts by number of scheduled requests, shape [max_num_seqs + 1]; entry 0 is never used.
 
         Raises:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
+from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.statistics.intervals import Estimate, factor_interval, student_t
 
-FloatArray = npt.NDArray[np.float64]
 CrossingKind = Literal["crosses", "always", "never", "even", "more than once", "unclear"]
 SAMPLES = 65  # points at which a segment's band is looked at before a crossing of the band is bisected
 EVEN = 0.005
@@ -186,7 +186,7 @@ def _unsure_from(p: Probe, q: Probe, confidence: float, sense: float) -> float |
         return p.x
     band = _Band(p, q, confidence)
 
-    def margin(x: npt.ArrayLike) -> FloatArray:
+    def margin(x: ArrayLike) -> FloatArray:
         lower, upper = band.at(np.asarray(x, dtype=np.float64))
         return lower if sense > 0 else -upper
 

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from draftcast.errors import InputError
+from draftcast.kernels.arrays import FloatArray
 
-FloatArray = npt.NDArray[np.float64]
 Values = Sequence[float] | FloatArray
 
 

@@ -11,15 +11,14 @@ import math
 from typing import Annotated, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from draftcast.errors import ScenarioError
 from draftcast.frozen import MOST_SECONDS, Frozen, Many, Rate, Seconds, wrong
+from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.compiled.random_streams import Stream, request_uniforms
 from draftcast.sim.workload.traces import TraceSpec
 
-FloatArray = NDArray[np.float64]
 MAX_REQUESTS = 2**26  # a request takes 740 bytes in a run: memory, not statistics, decides here
 MAX_USERS = 2**20
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.errors import CapacityError, ScenarioError, TraceError
+from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.compiled.random_streams import Stream, request_uniforms
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals, TraceArrivals
 from draftcast.sim.workload.lengths import pick_weighted, trace_rows
@@ -24,7 +25,6 @@ from draftcast.sim.workload.sessions import draw_sessions
 from draftcast.sim.workload.traces import TraceSpec, load_trace
 from draftcast.sim.workload.workload import DEFAULT_CLASS, Workload
 
-IntArray = NDArray[np.int64]
 Traces = Mapping[tuple[TraceSpec, str], RequestTable]
 """Tables by what is taken from which file, and which recorded acceptance is read with it."""
 MAX_SECONDS = 1e9  # of simulated time: beyond it steps of a tenth of a millisecond are lost to rounding
@@ -182,7 +182,7 @@ def build_requests(
     return table
 
 
-def _system_prompts(workload: Workload, class_id: IntArray, u: NDArray[np.float64]) -> dict[str, Any]:
+def _system_prompts(workload: Workload, class_id: IntArray, u: FloatArray) -> dict[str, Any]:
     """Which text each request begins with and its tokens, by columns of the table; classes share the workload's."""
     classes = workload.classes or (DEFAULT_CLASS,)
     if not (workload.system_prompt or any(entry.system_prompt for entry in classes)):
@@ -198,7 +198,7 @@ def _system_prompts(workload: Workload, class_id: IntArray, u: NDArray[np.float6
     return {"system_prompt": text, "system_tokens": tokens}
 
 
-def is_list(workload: Workload, arrival_s: NDArray[np.float64]) -> bool:
+def is_list(workload: Workload, arrival_s: FloatArray) -> bool:
     """Whether the requests are a list that ends, and no sample of a load that goes on.
 
     A trace as it was recorded, a burst or batch (all at once), and a closed loop whose clients send fewer than two
@@ -226,7 +226,7 @@ def trace_specs(workload: Workload) -> list[tuple[TraceSpec, str]]:
 
 def _arrival_times(
     workload: Workload, traces: Traces, seed: int, n: int | None, duration_s: float | None, notes: list[str]
-) -> NDArray[np.float64]:
+) -> FloatArray:
     """Arrival times of the requests, f8, sorted; n of them, or all before ``duration_s``, or both limits."""
     arrivals = workload.arrivals
     if isinstance(arrivals, ClosedLoopArrivals):
@@ -266,7 +266,7 @@ def _arrival_times(
     return arrival_s if duration_s is None else arrival_s[arrival_s < duration_s]
 
 
-def _repeated(times: NDArray[np.float64], period_s: float, n: int) -> NDArray[np.float64]:
+def _repeated(times: FloatArray, period_s: float, n: int) -> FloatArray:
     """The first n of the times repeated every ``period_s``."""
     copy, row = np.divmod(np.arange(n), len(times))
     return np.asarray(times[row] + copy * period_s)

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
 from draftcast.frozen import MOST_TOKENS, Count, Frozen, Many, NonEmpty, NonNegative, wrong
+from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.workload.request_table import MAX_TOKENS
 from draftcast.sim.workload.traces import TraceFormat
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 MeanTokens = Annotated[float, Field(ge=0.1, le=MOST_TOKENS, allow_inf_nan=False)]
 # Beyond these a distribution is constant, or all its mass is at its bounds.
 SpreadTokens = Annotated[float, Field(ge=1e-3, le=MOST_TOKENS, allow_inf_nan=False)]

@@ -18,11 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from draftcast.errors import TraceError
+from draftcast.kernels.arrays import BoolArray, FloatArray, IntArray
 from draftcast.sim.compiled.random_streams import Stream, request_uniforms
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 MAX_TOKENS = 2**31 - 1  # columns of tokens are int32
 SHARED = ("system_prompt", "system_tokens", "session", "think_s")

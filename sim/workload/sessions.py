@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.errors import ScenarioError
+from draftcast.kernels.arrays import BoolArray, FloatArray, IntArray
 from draftcast.sim.compiled.random_streams import Stream, UInt64Array, request_keys, uniform_array
 from draftcast.sim.workload.arrivals import DrawnArrivals, PiecewiseArrivals
 from draftcast.sim.workload.lengths import Lengths, pick_weighted
 from draftcast.sim.workload.request_table import MAX_TOKENS
 from draftcast.sim.workload.workload import DEFAULT_CLASS, RequestClass, Sessions, Workload
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 MAX_REQUESTS = 10_000  # of one session
 SAMPLE = 1024  # sessions from which the mean number of requests is taken
 STREAMS = (Stream.SESSION, Stream.LENGTHS, Stream.THINK, Stream.SYSTEM_PROMPT)
@@ -115,7 +114,7 @@ class SessionRequests:
     prompt: IntArray  # i8[m], without the system prompt
     output: IntArray  # i8[m]
     think_s: FloatArray  # f8[m], after the answer before; 0 of the first
-    cut: NDArray[np.bool_]  # of each session: whether it ends at max_model_len
+    cut: BoolArray  # of each session: whether it ends at max_model_len
 
 
 def draw_requests(

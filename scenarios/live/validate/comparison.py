@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from draftcast.calibration.live.composition import FEATURES, TimedRun, composed_steps, timed_run
 from draftcast.calibration.live.run_directory import LiveRun
@@ -17,6 +16,7 @@ from draftcast.calibration.live.step_profile import FrontEndMeasurement, measure
 from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.calibration.profile.spec import AffineProfile, FrontEnd
 from draftcast.errors import InputError
+from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.live.validate.forecast import (
     NOTHING,
     Assumptions,
@@ -31,8 +31,6 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.output.metrics import summarise
 from draftcast.sim.statistics.intervals import Estimate
-
-FloatArray = NDArray[np.float64]
 
 CAUSES = ("acceptance", "step time", "client", "scheduling")
 """What a difference is put down to, in the order in which measured values replace forecast ones; the last is the rest:

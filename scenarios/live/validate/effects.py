@@ -14,12 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
+from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.live.validate.comparison import Validation
-
-FloatArray = NDArray[np.float64]
 
 RESAMPLES = 400
 _STRETCHES = 12

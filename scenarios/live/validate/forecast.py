@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from draftcast.calibration.profile.spec import FrontEnd
+from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.scenarios.live.validate.question import Question
 from draftcast.scenarios.run.deployment import with_excess
 from draftcast.scenarios.run.measured_run import as_simulated, counted_acceptance, piece_gaps
@@ -27,8 +27,6 @@ from draftcast.sim.compiled.itl_histogram import itl_histogram
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.output.metrics import compute_metrics
 from draftcast.sim.workload.workload import Slo
-
-FloatArray = NDArray[np.float64]
 
 NOTHING = FrontEnd(0.0, 0.0, 0.0, 0.0)
 # Between two requests sent at the same moment; any time far shorter than a step will do.
@@ -49,7 +47,7 @@ class Replay:
 
     requests: pd.DataFrame  # as of a simulation, with the client's times
     steps: pd.DataFrame  # the engine's, with ``step_s``, what each took
-    itl_counts: NDArray[np.int64]  # histogram of the gaps between emissions
+    itl_counts: IntArray  # histogram of the gaps between emissions
     figures: dict[str, float]  # by name, see `run_figures`
 
 

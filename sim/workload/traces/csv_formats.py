@@ -24,10 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from draftcast.kernels.arrays import IntArray
 from draftcast.sim.workload.request_table import MAX_TOKENS, RequestTable
 from draftcast.sim.workload.traces.source import TIME_ALLOWED, TOKENS_ALLOWED, TraceText, make_table, short_list
-
-IntArray = NDArray[np.int64]
 
 
 class Column(NamedTuple):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from draftcast.errors import TraceError
 from draftcast.files import read_text
+from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.workload.request_table import MAX_TOKENS, RequestTable
 
 TOKENS_ALLOWED = f"must be an integer from 0 to {MAX_TOKENS} (rows with 0 are dropped)"
@@ -147,8 +148,8 @@ def make_table(
     trace: TraceText,
     prompt_tokens: NDArray[Any],
     output_tokens: NDArray[Any],
-    arrival_s: NDArray[np.float64] | None,
-    lines: NDArray[np.int64],
+    arrival_s: FloatArray | None,
+    lines: IntArray,
     **fields: Any,
 ) -> RequestTable:
     """Columns as read, all values checked, to a table: without what cannot be served, sorted by arrival, from 0 s on.
