@@ -38,8 +38,9 @@ from draftcast.sim.workload.arrivals import MAX_USERS, ClosedLoopArrivals
 from draftcast.sim.workload.build_requests import build_requests, load_traces, trace_specs
 from draftcast.sim.workload.workload import Workload
 
-TURNOVERS = 20
-"""Answers per user; the batch takes up to ten to mix its short and long requests."""
+MIXING_TURNOVERS = COUNTED_TURNOVERS = 10
+"""Answers per user: until the batch mixes short and long requests, and those of one engine that are counted then. Of
+several engines together as many answers are counted as of one."""
 LEAST_REQUESTS = 8000
 CROWD = 1.1
 """Users per request that the cluster holds: some must wait, also where requests are shorter than the mean."""
@@ -145,7 +146,7 @@ def _saturated_rate(scenario: Scenario, spec: Workload, replication: int, first_
     simulated = 0
     for _ in range(MOST_CROWDS):
         users = min(math.ceil(waiting + guess_rps * think_s), MAX_USERS)
-        counted = max(TURNOVERS * users, LEAST_REQUESTS)
+        counted = max(math.ceil(users * (MIXING_TURNOVERS + COUNTED_TURNOVERS / engines)), LEAST_REQUESTS)
         table = build_requests(spec, seed, 2 * counted, settings.max_model_len, traces)
         table = dataclasses.replace(table, num_extra=len(table) // 2)
         loop = ClosedLoopArrivals(process="closed_loop", concurrency=users)

@@ -201,19 +201,24 @@ class DataParallel:
             if bound_s < arrival_s:
                 self._tell_all(bound_s)
             else:
-                self._route(self._pending.popleft(), arrival_s)
+                self._route(arrival_s)
 
-    def _route(self, request: int, now_s: float) -> None:
+    def _route(self, now_s: float) -> None:
+        """Send the requests that arrive now to the ranks that their API servers choose."""
         self._coordinator.advance(now_s * 1e3)
-        server = self._servers[request % len(self._servers)]
-        if server.publications != self._coordinator.publications:
-            server.publications = self._coordinator.publications
-            server.known = [list(each) for each in self._coordinator.published]
         status = self._rows["status"]
-        server.in_flight = [[each for each in sent if status[each] != FINISHED] for sent in server.in_flight]
-        chosen = server.choose()
-        server.in_flight[chosen].append(request)
-        self.ranks[chosen].submit([request])
+        for server in self._servers:
+            if server.publications != self._coordinator.publications:
+                server.publications = self._coordinator.publications
+                server.known = [list(each) for each in self._coordinator.published]
+            held = [np.array(sent, np.int64) for sent in server.in_flight]
+            server.in_flight = [sent[status[sent] != FINISHED].tolist() for sent in held]
+        while self._pending and self._rows["arrival_s"][self._pending[0]] == now_s:
+            request = self._pending.popleft()
+            server = self._servers[request % len(self._servers)]
+            chosen = server.choose()
+            server.in_flight[chosen].append(request)
+            self.ranks[chosen].submit([request])
 
     def _tell(self, rank: int, now_s: float) -> None:
         """Send the coordinator a rank's counts where they changed."""
