@@ -30,7 +30,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from browser import Browser, Server, missing
 
-K, RATE, PROMPT, SEED = "Draft tokens k", "Load, req/s", "Prompt tokens, mean", "Seed"
+OUTPUT, RATE, PROMPT, SEED = "Output tokens, mean", "Load, req/s", "Prompt tokens, mean", "Seed"
 WARM_UP = 4
 BAR_S = 1.0
 TOGETHER_S = 120.0
@@ -86,7 +86,8 @@ def one_session(browser: Browser, server: Server, count: int) -> dict[str, float
 def change(browser: Browser, index: int) -> float:
     """The change of this number: another control each time, to a value that it never had; the seconds it took."""
     step = index // 4
-    values = {RATE: f"{4 + 0.25 * step:g}", K: f"{1 + step % 2}", PROMPT: f"{150 + 2 * step}", SEED: f"{100 + step}"}
+    lengths = {OUTPUT: f"{180 + step}", PROMPT: f"{150 + 2 * step}"}
+    values = {RATE: f"{4 + 0.25 * step:g}", SEED: f"{100 + step}", **lengths}
     return browser.timed_change(*list(values.items())[index % 4])
 
 

@@ -228,6 +228,15 @@ class Browser:
         self.press_enter(label)
         self.answered(before)
 
+    def slide_down(self, label: str) -> None:
+        """Move a slider by one step with the keyboard and wait for the run it asks for."""
+        from selenium.webdriver import ActionChains, Keys
+
+        before = self.run_hash()
+        self.script("arguments[0].focus()", self.input(label))  # not seen: its thumb is drawn in its place
+        ActionChains(self.driver).send_keys(Keys.ARROW_LEFT).perform()
+        self.answered(before)
+
     def timed_change(self, label: str, text: str) -> float:
         """Like `type_into`; seconds from Enter until figures and pictures are another run's, all of them drawn."""
         self.write_into(label, text)

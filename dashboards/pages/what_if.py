@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import streamlit as st
@@ -17,8 +18,16 @@ from draftcast.dashboards.session.uploads import TRACE, trace_notes, uploader
 from draftcast.dashboards.widgets.controls import Look, button, choice_control, control, number_control
 from draftcast.dashboards.widgets.page import Report, verdict_line
 from draftcast.dashboards.widgets.tiles import Column, column_of, tiles
-from draftcast.dashboards.widgets.verdict_card import advantage_over_load, card, step_estimate
-from draftcast.errors import ScenarioError
+from draftcast.dashboards.widgets.verdict_card import (
+    LONGEST,
+    K,
+    advantage_over_load,
+    card,
+    draft_length_strip,
+    draft_lengths,
+    step_estimate,
+)
+from draftcast.errors import InputError, ScenarioError
 from draftcast.kernels.model.catalog import canonical_name, model_names
 from draftcast.scenarios.compare.comparison import Comparison, simulate
 from draftcast.scenarios.compare.slo_answer import idle_scenario, measured_requests, slo_answer
@@ -26,11 +35,14 @@ from draftcast.scenarios.run import choices
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import METHODS, Scenario
 from draftcast.scenarios.schema.changes import value_at
-from draftcast.scenarios.schema.load import apply_overrides
+from draftcast.scenarios.schema.load import apply_overrides, with_values
 from draftcast.scenarios.show.run_plots import time_figure, timeline_figure
 from draftcast.scenarios.show.run_report import load_words, status_line
 from draftcast.scenarios.show.tables import title
 from draftcast.sim.cost.methods import get_method
+
+if TYPE_CHECKING:
+    from streamlit.delta_generator import DeltaGenerator
 
 ON, OFF, BASELINE = "SD on", "SD off", "baseline"
 WORDS = {
@@ -50,7 +62,7 @@ RATES = "share of rounds in which the first 1, 2, 3, ... drafts were all accepte
 
 def render(session: Session, report: Report) -> None:
     top = st.container(key="answer")  # above the controls, filled when these have said what is asked
-    controls(session)
+    below_k = controls(session)
     if wanted := session.wanted_method:
         text = f"Give the acceptance of {wanted} above to see its forecast: that of another method does not apply."
         st.info(text, icon=":material/tune:")
@@ -67,6 +79,9 @@ def render(session: Session, report: Report) -> None:
                 advantage_over_load(scenario, estimate)
     own, *baselines = answers(scenario, *pinned)
     place.html(card(scenario, estimate, own.point.verdict))
+    with contextlib.suppress(InputError):
+        if lengths := session.speculation() and draft_lengths(with_values(scenario, session.speculation())):
+            below_k.html(draft_length_strip(lengths, scenario.num_speculative_tokens))
     report.title = title(own.scenario)
     report.lines += _answer_lines(own)
     verdict = own.point.verdict
@@ -168,12 +183,14 @@ def _pictures(report: Report, own: Answer, runs: dict[str, RunResult]) -> None:
         )
 
 
-def controls(session: Session) -> None:
+def controls(session: Session) -> DeltaGenerator:
+    """Draw them; the place of what is said of k."""
     scenario = session.question.scenario
     with st.container(border=True, key="controls"):
         for row in (_server, _traffic, _speculation):
             with st.container(horizontal=True, gap="small"):
                 row(session, scenario)
+        below_k = st.empty()
         with st.expander("Trace upload and any other key"):
             uploader(session, TRACE)
             look = Look("Any other key", OTHER_HELP, 420, placeholder="engine.block_size=32")
@@ -181,6 +198,7 @@ def controls(session: Session) -> None:
             link = session.question.link
             if link:
                 st.caption("Changed: " + literal(" · ".join(f"{key}={value}" for key, value in link.items())))
+    return below_k
 
 
 def _server(session: Session, scenario: Scenario) -> None:
@@ -226,11 +244,11 @@ def _speculation(session: Session, scenario: Scenario) -> None:
         typed = st.session_state.get(f"control:{name}", "")
         control(st.text_input, name, typed, session.give_acceptance, look)
         return
-    if spec is not None:
-        most = max(choices.longest_k(scenario) or 16, spec.k)
-        number_control(session, "engine.speculative_config.num_speculative_tokens", max_value=most)
-        if get_method(scenario.method).needs_draft_model:
-            choice_control(session, "engine.speculative_config.model", choices.draft_models(scenario))
+    if session.speculation():
+        k = scenario.num_speculative_tokens
+        control(st.slider, K, k, session.want_k, min_value=0, max_value=max(LONGEST, k))
+    if spec is not None and get_method(scenario.method).needs_draft_model:
+        choice_control(session, "engine.speculative_config.model", choices.draft_models(scenario))
 
     def change(model: str) -> Mapping[str, Any]:
         return choices.with_acceptance_model(scenario, model)

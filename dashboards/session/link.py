@@ -66,7 +66,7 @@ def link_of(session: Session) -> dict[str, list[str]]:
 def read_link(session: Session, query: Query) -> None:
     """Take over what a link asks; what it asks wrongly is left out and named in ``warnings``."""
     session.warnings, session.refused, session.wanted_method, session.baseline = [], "", "", None
-    session.runs, session.measured = [], []
+    session.runs, session.measured, session.before_off = [], [], {}
     plain = {key: values[-1] for key, values in query.items() if values and key not in (RUN, MEASURED)}
     session.page = plain.pop(PAGE, FIRST_PAGE)
     if session.page not in PAGES:

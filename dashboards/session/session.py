@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from draftcast.dashboards.session.question import Question, base_scenario, check_names, gives_length, short
 from draftcast.errors import InputError
-from draftcast.scenarios.run.choices import acceptance_of_method, with_method, with_method_as_given
+from draftcast.scenarios.run.choices import OFF, acceptance_of_method, with_method, with_method_as_given
 from draftcast.scenarios.schema.load import to_mapping, with_values
 from draftcast.scenarios.schema.references import outside_names
 
@@ -57,6 +57,7 @@ class Session:
     validation: str = ""  # an uploaded report of a validated sweep, a file in the own folder
     views: dict[str, str] = field(default_factory=dict)  # settings of pages, by `View`, that differ from their default
     warnings: list[str] = field(default_factory=list)  # what a link asked for and could not get
+    before_off: Mapping[str, Any] = field(default_factory=dict)  # changes that bring back the speculation of k > 0
     refused: str = ""  # why the last change of a control was not made
     wanted_method: str = ""  # a method that was chosen while its acceptance is still to be given
     # Uploads are written here and nowhere else.
@@ -106,6 +107,28 @@ class Session:
         else:
             self.change(lambda: with_method(scenario, method) | acceptance)
 
+    def speculation(self) -> Mapping[str, Any]:
+        """Changes that give the question its speculation; where it has none, what it had, else the base's own.
+
+        None of either: no changes.
+        """
+        scenario, base = self.question.scenario, base_scenario(self.question.base)
+        if scenario.speculative_config is None and (self.before_off or base.speculative_config is None):
+            return self.before_off
+        origin = base if scenario.speculative_config is None else scenario
+        config = to_mapping(origin)["engine"]["speculative_config"]
+        return {"engine.speculative_config": config} | (acceptance_of_method(base, scenario, origin.method) or {})
+
+    def want_k(self, k: int) -> None:
+        """Draft k tokens; 0 is off."""
+        changes, scenario = self.speculation(), self.question.scenario
+        if k == 0:
+            self.before_off = changes
+            self.change(lambda: with_method(scenario, OFF))
+        else:
+            back = changes if scenario.speculative_config is None else {}
+            self.change(lambda: {**back, "engine.speculative_config.num_speculative_tokens": k})
+
     def give_acceptance(self, text: str) -> None:
         self.change(lambda: with_method_as_given(self.question.scenario, self.wanted_method, text))
         if not self.refused:
@@ -113,7 +136,7 @@ class Session:
 
     def ask(self, question: Question) -> None:
         self.question, self.refused, self.warnings, self.touched = question, "", [], True
-        self.wanted_method = ""
+        self.wanted_method, self.before_off = "", {}
 
     def go(self, page: str) -> None:
         self.page, self.touched, self.wanted_method = page, True, ""

@@ -60,7 +60,7 @@ LOOKS: Mapping[str, Look] = {
     "workload.lengths.output_tokens.value": Look("Output tokens", LENGTH, 160, 32),
     "workload.lengths.output_tokens.mean": Look("Output tokens, mean", LENGTH, 160, 32),
     "engine.speculative_config.num_speculative_tokens": Look(
-        "Draft tokens k", "Draft tokens per round; depth of a tree.", 150
+        "Draft tokens k", "Draft tokens per round; depth of a tree. 0: speculation off.", 230
     ),
     "engine.speculative_config.model": Look("Draft model", "A smaller model of the same vocabulary.", 170),
     "acceptance.model": Look(

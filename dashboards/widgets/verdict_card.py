@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -19,12 +19,15 @@ import streamlit as st
 from draftcast.dashboards.session.answers import question_key
 from draftcast.dashboards.widgets.page import CONFIG, beside_page
 from draftcast.errors import InputError
+from draftcast.scenarios.compare.candidate import longest_draft
 from draftcast.scenarios.compare.model_error import Prediction, Response, error_spreads, response
 from draftcast.scenarios.compare.verdict import Verdict
 from draftcast.scenarios.cutover.answer import Cutover
 from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
+from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import with_values, without_speculation
 from draftcast.scenarios.show.cutover_plots import advantage_figure
 from draftcast.scenarios.show.cutover_report import headline
 from draftcast.sim.progress import Progress
@@ -33,6 +36,9 @@ from draftcast.sim.statistics.intervals import Estimate
 
 RATES = 32
 """Loads at which the estimate is drawn, up to the larger capacity."""
+LONGEST = 8
+"""Draft tokens up to which the estimate is made."""
+K = "engine.speculative_config.num_speculative_tokens"
 HEADS = {"pays": "ON", "costs": "OFF"}
 LOOK_EVERY_S = 2.0
 
@@ -86,6 +92,69 @@ def step_estimate(scenario: Scenario) -> StepEstimate | None:
         return StepEstimate(errors, rates, tuple(ratios), tuple(found[:-1]), found[-1])
 
     return _estimates.get(question_key(scenario), make)
+
+
+@dataclass(frozen=True)
+class DraftLength:
+    """What mean steps say of k drafts a round at the scenario's load."""
+
+    k: int
+    latency_s: float  # of a mean request; infinite where overloaded
+    capacity_rps: float
+    is_given: bool  # else the acceptance is continued beyond the rates that were given
+
+
+_lengths: Kept[tuple[DraftLength, ...]] = Kept(96)
+
+
+def draft_lengths(scenario: Scenario) -> tuple[DraftLength, ...]:
+    """From 0 (off) to `LONGEST`; none where another policy than a fixed k decides, or the load is no mean of anything.
+
+    Raises:
+        InputError: as of `draftcast.simulate`.
+    """
+    clients = float(getattr(scenario.workload.arrivals, "concurrency", 0.0))
+    if scenario.resolved_policy.name != "fixed" or not (clients or scenario.rate_rps):
+        return ()
+    first = with_values(scenario, {K: 1})
+
+    def length(k: int) -> DraftLength:
+        fluid = Fluid.of(with_values(scenario, {K: k}) if k else without_speculation(scenario))
+        if scenario.rate_rps is not None:
+            latency_s = fluid.in_system(scenario.rate_rps) / scenario.rate_rps
+        else:
+            latency_s = fluid.latency_s(min(clients, fluid.slots)) * max(1.0, clients / fluid.slots)
+        return DraftLength(k, latency_s, fluid.capacity_rps(), k <= longest_draft(first, LONGEST))
+
+    return _lengths.get(question_key(first), lambda: tuple(map(length, range(LONGEST + 1))))
+
+
+def best_length(lengths: Sequence[DraftLength]) -> DraftLength:
+    """The fastest; where all are overloaded, the one of the largest capacity."""
+    return min(lengths, key=lambda length: (length.latency_s, -length.capacity_rps))
+
+
+def draft_length_strip(lengths: Sequence[DraftLength], chosen: int) -> str:
+    """A bar for every k as HTML: how many times faster than without speculation; the best one stands out."""
+    best, off = best_length(lengths), lengths[0]
+    fastest_s = best.latency_s if math.isfinite(best.latency_s) else 1.0
+    cells = []
+    for length in lengths:
+        ratio = off.latency_s / length.latency_s if math.isfinite(length.latency_s) else math.nan
+        said = "full" if math.isnan(ratio) else f"{ratio:.2f}" if math.isfinite(ratio) else "holds"
+        looks = ["dc-k", *(["dc-best"] if length is best else []), *([] if length.is_given else ["dc-beyond"])]
+        mark = " aria-current='true'" if length.k == chosen else ""
+        height = 100 * fastest_s / length.latency_s
+        cells.append(
+            f"<li class='{' '.join(looks)}'{mark}><b>{said}</b><span><i style='height:{height:.0f}%'></i></span>"
+            f"<small>{length.k}</small></li>"
+        )
+    what = "off" if best.k == 0 else f"k = {best.k}"
+    text = f"Best k at this load by mean steps: {what}. Bars: times faster than off."
+    given = max(length.k for length in lengths if length.is_given)
+    if given < lengths[-1].k:
+        text += f" Striped: acceptance was given for {given}; beyond, the last conditional rate goes on."
+    return f"<div class='dc-ks'><ol aria-label='Draft tokens k'>{''.join(cells)}</ol><p>{escape(text)}</p></div>"
 
 
 def card(scenario: Scenario, estimate: StepEstimate | None, verdict: Verdict | None) -> str:

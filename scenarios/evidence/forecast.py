@@ -14,8 +14,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from draftcast.errors import InputError
+from draftcast.scenarios.compare.model_error import stratum_of
 from draftcast.scenarios.evidence.point import RATES, EvidencePoint
 from draftcast.scenarios.evidence.question import PointScenarios, scenarios_of
+from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.simulate import RunResult, simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import scenario_hash
@@ -33,6 +35,9 @@ class Forecast:
     off: float | None
     on: float | None
     reasons: tuple[str, ...]
+    stratum: str = (
+        ""  # whose errors its interval takes (`draftcast.scenarios.compare.model_error`); empty without figures
+    )
 
     @property
     def point(self) -> EvidencePoint:
@@ -89,7 +94,7 @@ def forecast_questions(questions: Sequence[PointScenarios], progress: Progress |
     figures: dict[str, dict[str, float] | str] = {}
     for index, question in enumerate(questions):
         values: dict[str, float | None] = {"off": None, "on": None}
-        reasons = list(question.reasons)
+        reasons, stratum = list(question.reasons), ""
         for side, scenario in (("off", question.off), ("on", question.on)):
             if scenario is None or not question.is_expressed:
                 continue
@@ -101,9 +106,10 @@ def forecast_questions(questions: Sequence[PointScenarios], progress: Progress |
                 reasons.append(found)
             else:
                 values[side] = _in_terms_of(question.point, found)
+                stratum = stratum or stratum_of(cached_deployment(scenario))
         if progress is not None:
             progress((index + 1) / len(questions))
-        yield Forecast(question, values["off"], values["on"], tuple(dict.fromkeys(reasons)))
+        yield Forecast(question, values["off"], values["on"], tuple(dict.fromkeys(reasons)), stratum)
 
 
 def _simulate(scenario: Scenario) -> dict[str, float] | str:

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from draftcast.kernels.model.catalog import load_model
-from draftcast.scenarios.compare.model_error import Stratum, stratum_of
+from draftcast.scenarios.compare.model_error import Stratum
 from draftcast.scenarios.evidence.forecast import Forecast, ForecastSide
 from draftcast.scenarios.evidence.point import EvidencePoint, Tier
 from draftcast.scenarios.evidence.settings import model_name
-from draftcast.scenarios.run.deployment import cached_deployment
 
 BELOW, ABOVE = 0.95, 1.05
 """Measured speed-ups outside these bounds have a sign that a forecast should meet."""
@@ -146,11 +145,10 @@ def residuals(forecasts: Iterable[Forecast], side: ForecastSide) -> Residuals:
     """Log errors of one figure, of the tiers that are fit to judge by."""
     found: Residuals = {}
     for forecast in forecasts:
-        scenario = forecast.question.off or forecast.question.on
         error = forecast.error(side)
-        if scenario is None or error is None or forecast.point.tier not in JUDGED_TIERS:
+        if error is None or forecast.point.tier not in JUDGED_TIERS:
             continue
-        by_source = found.setdefault(stratum_of(cached_deployment(scenario)), {})
+        by_source = found.setdefault(forecast.stratum, {})
         by_source.setdefault(forecast.point.source, []).append(math.log1p(error))
     return found
 

@@ -71,7 +71,7 @@ def test_k_by_keyboard_updates_tiles_and_data(page: Browser) -> None:
     assert not page.all("[data-testid=stSidebarNav]")
     before, drawn = page.tiles(), page.plot("latency")
     lines = {name: page.lines(name) for name in ("latency", "timeline")}
-    page.type_into(K, "2")
+    page.slide_down(K)
     assert "num_speculative_tokens=2" in page.query()
     after = page.tiles()
     assert after["p50_tpot_s"] != before["p50_tpot_s"]
@@ -90,7 +90,7 @@ def test_k_by_keyboard_updates_tiles_and_data(page: Browser) -> None:
 
 def test_the_link_reproduces_every_tile_in_a_fresh_profile(page: Browser, server: Server) -> None:
     page.open(query=QUICK | {"baseline": "{}"})
-    page.type_into(K, "1")
+    page.slide_down(K)
     page.type_into("Load, req/s", "14")
     shown, hashed, link = page.tiles(), page.run_hash(), page.query()
     cells = page.script("return [...document.querySelectorAll('.dc-diff')].map(cell => cell.dataset.difference)")

@@ -44,8 +44,26 @@ def test_a_page_opens_with_a_quick_run_and_an_empty_link() -> None:
 
 def test_a_control_changes_the_question_and_the_link() -> None:
     app = open_page()
-    app.number_input(key=K).set_value(2).run()
+    app.slider(key=K).set_value(2).run()
     assert known(app).question.scenario.num_speculative_tokens == 2
+    assert dict(app.query_params) == {**SMALL, K.removeprefix("control:"): "2"}
+
+
+def test_k_of_zero_is_off_and_the_method_comes_back_with_its_acceptance() -> None:
+    app = open_page()
+    app.selectbox(key="control:method").set_value("ngram").run()
+    app.text_input(key="control:acceptance.of.ngram").set_value("0.5, 0.4, 0.2").run()
+    app.slider(key=K).set_value(0).run()
+    assert known(app).question.scenario.speculative_config is None
+    app.slider(key=K).set_value(8).run()
+    found = known(app).question.scenario
+    assert (found.method, found.num_speculative_tokens) == ("ngram", 8)
+    assert found.acceptance.rates == (0.5, 0.4, 0.2)  # type: ignore[union-attr]
+    (strip,) = [each.proto.body for each in app.get("html") if "<div class='dc-ks'" in each.proto.body]
+    assert "acceptance was given for 3" in strip
+    # Of a link that opens without speculation it is the scenario's own.
+    app = open_page({"engine.speculative_config": "null"})
+    app.slider(key=K).set_value(2).run()
     assert dict(app.query_params) == {**SMALL, K.removeprefix("control:"): "2"}
 
 

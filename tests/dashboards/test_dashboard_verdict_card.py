@@ -11,7 +11,15 @@ import pytest
 pytest.importorskip("streamlit")
 from draftcast.dashboards.session.answers import answer
 from draftcast.dashboards.widgets import page
-from draftcast.dashboards.widgets.verdict_card import RATES, card, step_estimate
+from draftcast.dashboards.widgets.verdict_card import (
+    LONGEST,
+    RATES,
+    best_length,
+    card,
+    draft_length_strip,
+    draft_lengths,
+    step_estimate,
+)
 from draftcast.errors import InputError
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 from draftcast.sim.progress import Progress
@@ -68,6 +76,37 @@ def test_no_ratio_where_one_side_alone_is_overloaded() -> None:
     shown = card(between, step_estimate(between), None)
     assert "overloaded with speculation alone" in shown
     assert "0.00 x" not in shown
+
+
+def test_the_best_k_is_the_fastest_and_continued_acceptance_is_marked() -> None:
+    few = with_values(SMALL, {"acceptance": {"model": "per_position", "rates": [0.8, 0.6]}})
+    lengths = draft_lengths(few)
+    assert [length.k for length in lengths] == list(range(LONGEST + 1))
+    assert [length.k for length in lengths if not length.is_given] == list(range(3, LONGEST + 1))
+    estimate = step_estimate(few)
+    assert estimate is not None
+    on, off = estimate.errors.fluids
+    for fluid, length in ((on, lengths[few.num_speculative_tokens]), (off, lengths[0])):
+        assert length.latency_s == pytest.approx(fluid.in_system(8.0) / 8.0)
+    best = best_length(lengths)
+    assert best.latency_s == min(length.latency_s for length in lengths)
+    strip = draft_length_strip(lengths, 2)
+    assert strip.count("dc-beyond") == LONGEST - 2
+    assert f"k = {best.k}. Bars" in strip
+    # Without any acceptance no draft is better than none; where all are overloaded capacity decides.
+    none = draft_lengths(with_values(few, {"acceptance": {"model": "constant", "alpha": 0.0}}))
+    assert best_length(none).k == 0
+    assert all(length.is_given for length in none)
+    full = draft_lengths(with_values(few, {RATE: 400.0}))
+    assert best_length(full).capacity_rps == max(length.capacity_rps for length in full)
+    assert "full" in draft_length_strip(full, 2)
+
+
+def test_draft_lengths_of_clients_and_of_no_load() -> None:
+    loop = {"workload.arrivals": {"process": "closed_loop", "concurrency": 4}}
+    few, many = (draft_lengths(with_values(SMALL, loop | {"workload.arrivals.concurrency": n})) for n in (4, 400))
+    assert best_length(few).k > best_length(many).k
+    assert draft_lengths(with_values(SMALL, {"policy": {"name": "goodput"}})) == ()
 
 
 @pytest.mark.parametrize(
