@@ -53,12 +53,47 @@ ACCEPTANCE = """{"id": "a", "prompt_token_ids": [5, 6, 7], "generated_token_ids"
 {"id": "b", "prompt_token_ids": [5], "generated_token_ids": [1], \
 "acc_eagle": {"acc_len": [2]}, "acc_ngram": {"acc_len": [3]}}
 """
+
+
+def _aiperf(start_ns: int, tokens: tuple[int, int], phase: str = "profiling", error: object = None) -> str:
+    """By hand from the documented ``profile_export.jsonl`` of ai-dynamo/aiperf (working-with-profile-exports.md)."""
+    metrics = dict(zip(("input_sequence_length", "output_sequence_length"), tokens, strict=True))
+    values = {name: {"value": count, "unit": "tokens"} for name, count in metrics.items()}
+    return json.dumps(
+        {"metadata": {"request_start_ns": start_ns, "benchmark_phase": phase}, "metrics": values, "error": error}
+    )
+
+
+AIPERF = "\n".join(
+    [
+        _aiperf(1_000_000_000, (9, 9), "warmup"),
+        _aiperf(2_000_000_000, (100, 10)),
+        _aiperf(3_000_000_000, (9, 9), error={"code": 500}),
+        _aiperf(2_500_000_000, (300, 30)),
+    ]
+)
+# By hand from GuideLLM 0.6's schema (GenerativeBenchmark.requests, GenerativeRequestStats).
+GUIDELLM = json.dumps(
+    {
+        "benchmarks": [
+            {"requests": {"successful": [{"prompt_tokens": 100, "output_tokens": 10, "request_start_time": 12.0}]}},
+            {
+                "requests": {
+                    "successful": [{"prompt_tokens": 300, "output_tokens": 30, "start_time": 12.5}],
+                    "errored": [],
+                }
+            },
+        ]
+    }
+)
 SAMPLES = {
     "azure": AZURE_2023,
     "burstgpt": BURSTGPT,
     "mooncake": MOONCAKE,
     "sharegpt": SHAREGPT,
     "vllm_bench": VLLM_BENCH,
+    "aiperf": AIPERF,
+    "guidellm": GUIDELLM,
     "specdecode_bench": ACCEPTANCE,
 }
 

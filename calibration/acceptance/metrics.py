@@ -82,7 +82,7 @@ def read_metrics(path: str | Path, before: str | Path | None = None) -> ServerAc
             or went down; file, line and metric are named.
     """
     file, text = str(path), read_text(path)
-    if text.lstrip().startswith(("{", "[")):
+    if text.lstrip().startswith(("{", "[")) and not is_range(text):
         if before is not None:
             raise InputError("a bench result counts its own run already; leave --before out", file=file)
         return _from_trtllm(text, file) if '"specDecodingStats"' in text else _from_bench(text, file)
@@ -142,9 +142,14 @@ def _counters(text: str, file: str) -> _Counts:
 def samples(text: str, file: str, names: Collection[str]) -> Iterator[tuple[int, str, str, dict[str, str]]]:
     """Line number, name, value as text and labels of every sample of these names in Prometheus text.
 
+    Of a range query (`is_range`): the number of the series, and by how much it grew.
+
     Raises:
         InputError: a line of such a name that is no sample; file, line and name are given.
     """
+    if is_range(text):
+        yield from _increases(text, file, names)
+        return
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.strip()
         name = re.split(r"[{\s]", line, maxsplit=1)[0]
@@ -156,6 +161,37 @@ def samples(text: str, file: str, names: Collection[str]) -> Iterator[tuple[int,
         if not _LABELS.fullmatch(sample["labels"] or ""):
             raise InputError("labels cannot be read", file=file, line=number, key=name)
         yield number, name, sample["value"], dict(_LABEL.findall(sample["labels"] or ""))
+
+
+def is_range(text: str) -> bool:
+    """Whether this is what Prometheus answers to ``/api/v1/query_range``: an object with ``data.resultType``."""
+    return text.lstrip().startswith("{") and '"resultType"' in text[:300]
+
+
+def _series(text: str, file: str) -> list[tuple[dict[str, str], list[float], list[float]]]:
+    """Labels, seconds and values of every series. Raises InputError: no matrix, a value that is no number."""
+    try:
+        result = parse_json(text, file)["data"]["result"]
+        found = [(each["metric"], *zip(*each["values"], strict=True)) for each in result]
+        return [(labels, [float(at) for at in at_s], [float(v) for v in values]) for labels, at_s, values in found]
+    except (KeyError, TypeError, ValueError):
+        raise InputError("must be the answer of query_range, a matrix", file=file, key="data.result") from None
+
+
+def _increases(text: str, file: str, names: Collection[str]) -> Iterator[tuple[int, str, str, dict[str, str]]]:
+    """As `samples`; a counter that went down has begun again at 0, as in Prometheus' ``increase``."""
+    for number, (labels, _, values) in enumerate(_series(text, file), 1):
+        if labels.get("__name__") in names:
+            grown = sum(after - before if after >= before else after for before, after in pairwise(values))
+            yield number, labels["__name__"], repr(grown), labels
+
+
+def range_seconds(text: str, file: str) -> float:
+    """From the first to the last moment of a range query. Raises InputError: there are not two."""
+    moments = [at for _, at_s, _ in _series(text, file) for at in at_s]
+    if not moments or max(moments) <= min(moments):
+        raise InputError("must hold two moments or more", file=file, key="data.result")
+    return max(moments) - min(moments)
 
 
 def _difference(before: _Counts, after: _Counts, file: str) -> _Counts:

@@ -1,8 +1,10 @@
-"""The user's own runs without speculation, as ``--calibrate-to`` takes them: a file or an address, four formats.
+"""The user's own runs without speculation, as ``--calibrate-to`` takes them: a file or an address.
 
-``vllm bench serve --save-result`` (one run, or one a line of ``--append-result``), a GuideLLM report (a run a
-benchmark), the text of ``/metrics`` (a server's whole life) and an iteration log (`read_engine_log`). Means over
-requests; names and definitions are vLLM 0.32's and GuideLLM 0.6's, whose ``inter_token_latency_ms`` is vLLM's TPOT.
+``vllm bench serve --save-result`` or SGLang's ``bench_serving`` (one run, or one a line), AIPerf, GenAI-Perf and
+InferenceX (`bench_fields`), a GuideLLM report (a run a benchmark), the text of ``/metrics`` (a server's whole life) or
+a Prometheus range query of it (a deployment's history, which also tells the rate), and an iteration log
+(`read_engine_log`). Means over requests; names and definitions are vLLM 0.32's and GuideLLM 0.6's, whose
+``inter_token_latency_ms`` is vLLM's TPOT.
 Refused: a run with speculation, with fewer than `LEAST_REQUESTS` requests, or of which many failed.
 """
 
@@ -21,7 +23,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from draftcast.calibration.acceptance.metrics import NUM_DRAFTS, samples
+from draftcast.calibration.acceptance.metrics import NUM_DRAFTS, is_range, range_seconds, samples
+from draftcast.calibration.live.bench_fields import as_bench, number_at
 from draftcast.errors import InputError
 from draftcast.files import parse_json, read_text
 
@@ -30,9 +33,10 @@ URL_SECONDS, URL_BYTES = 5.0, 5_000_000
 # Of a run's requests; with more that failed, what the others saw was another load than the file says.
 _MOST_FAILED = 0.02
 _NOT_ONE = (
-    "is none of: a result of vllm bench serve, a GuideLLM report (JSON), the text of /metrics, a log with "
-    "--enable-logging-iteration-details"
+    "is none of: a result of vllm bench serve, SGLang's bench_serving, GuideLLM, AIPerf, GenAI-Perf or InferenceX "
+    "(JSON), the text of /metrics, a Prometheus range query of it, a log with --enable-logging-iteration-details"
 )
+_SPECULATION = ("spec_decode_num_drafts", "accept_length", "spec_decoding")
 
 
 @dataclass(frozen=True)
@@ -142,15 +146,17 @@ def read_off_runs(file: Path, source: str) -> list[OffRun]:
         InputError: none of the formats, a figure that is missing or no number, speculation, too few requests.
     """
     text = read_text(file)
-    if not text.lstrip().startswith(("{", "[")):
+    if not text.lstrip().startswith(("{", "[")) or is_range(text):
         return [_from_metrics(text, source)]
     lines = [line for line in text.splitlines() if line.strip()]
     appended = len(lines) > 1 and all(line.startswith("{") and line.rstrip().endswith("}") for line in lines)
     parts = [parse_json(line, source, line=number) for number, line in enumerate(lines, 1)] if appended else None
-    results = parts or [parse_json(text, source)]
+    whole = parts or parse_json(text, source)
+    results = whole if isinstance(whole, list) else [whole]
     if len(results) == 1 and isinstance(results[0], dict) and isinstance(results[0].get("benchmarks"), list):
         return _from_guidellm(results[0], source)
-    return [_from_bench(r, source if len(results) == 1 else f"{source}#{i + 1}") for i, r in enumerate(results)]
+    places = [source if len(results) == 1 else f"{source}#{number}" for number in range(1, len(results) + 1)]
+    return [_from_bench(as_bench(result, place), place) for result, place in zip(results, places, strict=True)]
 
 
 def _checked(run: OffRun, failed: float) -> OffRun:
@@ -160,16 +166,6 @@ def _checked(run: OffRun, failed: float) -> OffRun:
     if failed > _MOST_FAILED * (run.requests + failed):
         raise InputError(f"{failed:.0f} requests failed beside {run.requests} that were answered", file=run.source)
     return run
-
-
-def _number(data: Any, source: str, *keys: str, least: float = 0.0) -> float:
-    """The number at ``keys``, at least ``least``. Raises InputError: there is none."""
-    for key in keys:
-        data = data.get(key) if isinstance(data, Mapping) else None
-    number = isinstance(data, int | float) and not isinstance(data, bool)
-    if not number or not math.isfinite(data) or data < least or abs(data) > 1e12:
-        raise InputError(f"must be a number of at least {least:g}", file=source, key=".".join(keys), value=data)
-    return float(data)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -190,27 +186,28 @@ def _closed_loop(clients: float, source: str) -> tuple[str, dict[str, Any]]:
 def _from_bench(result: Any, source: str) -> OffRun:
     if not isinstance(result, dict) or "mean_tpot_ms" not in result or "completed" not in result:
         raise InputError(_NOT_ONE, file=source)
-    if result.get("spec_decode_num_drafts"):
-        message = "a run with speculation; calibrate to one without (off is measured, on is forecast)"
-        raise InputError(message, file=source, key="spec_decode_num_drafts", value=result["spec_decode_num_drafts"])
-    requests = int(_number(result, source, "completed"))
+    for key in _SPECULATION:
+        if result.get(key) not in (None, 0, False, "", "none", "off", "false"):
+            message = "a run with speculation; calibrate to one without (off is measured, on is forecast)"
+            raise InputError(message, file=source, key=key, value=result[key])
+    requests = int(number_at(result, source, "completed"))
     failed = result.get("failed") or 0
     names = ("tpot", "ttft")
-    means = {name: _number(result, source, f"mean_{name}_ms") for name in names}
-    seconds = _number(result, source, "duration")
-    mean_output = _number(result, source, "total_output_tokens") / max(requests, 1)
+    means = {name: number_at(result, source, f"mean_{name}_ms") for name in names}
+    seconds = number_at(result, source, "duration")
+    mean_output = number_at(result, source, "total_output_tokens") / max(requests, 1)
     in_system = requests * (means["ttft"] + means["tpot"] * mean_output) / 1e3
     in_system /= seconds or math.inf
     rate, clients = result.get("request_rate", "inf"), result.get("max_concurrency")
     if rate in ("inf", None) or rate == math.inf:
-        key = "max_concurrency" if clients is not None else "num_prompts"
-        load, arrivals = _closed_loop(_number(result, source, key), source)
+        key = "max_concurrency" if clients is not None else "num_prompts" if "num_prompts" in result else "completed"
+        load, arrivals = _closed_loop(number_at(result, source, key), source)
     else:
-        rate_rps = _number(result, source, "request_rate")
-        if clients is not None and in_system > 0.8 * _number(result, source, "max_concurrency"):
+        rate_rps = number_at(result, source, "request_rate")
+        if clients is not None and in_system > 0.8 * number_at(result, source, "max_concurrency"):
             message = f"the limit of {clients} clients held back the rate of {rate_rps:g} req/s: give one of both"
             raise InputError(message, file=source, key="max_concurrency", value=clients)
-        burstiness = _number(result, source, "burstiness") if "burstiness" in result else 1.0
+        burstiness = number_at(result, source, "burstiness") if "burstiness" in result else 1.0
         load = f"{rate_rps:g} req/s"
         arrivals = {"process": "gamma", "request_rate_rps": rate_rps, "burstiness": burstiness}
     return _checked(
@@ -223,23 +220,24 @@ def _from_bench(result: Any, source: str) -> OffRun:
                 f"mean_{name}_s": _relative_error(means[name], result.get(f"std_{name}_ms"), requests) for name in names
             },
             arrivals=arrivals,
-            prompt_tokens=_lengths(result, source, "input_lens", "total_input_tokens", requests),
-            output_tokens=_lengths(result, source, "output_lens", "total_output_tokens", requests),
+            prompt_tokens=_lengths(result, source, "input", requests),
+            output_tokens=_lengths(result, source, "output", requests),
             model=str(result.get("model_id") or ""),
         ),
         float(failed) if isinstance(failed, int | float) else 0.0,
     )
 
 
-def _lengths(result: Mapping[str, Any], source: str, each: str, total: str, requests: int) -> Tokens:
-    """Of every request where the file lists them (``--save-detailed``), else the mean."""
-    mean = _number(result, source, total, least=1.0) / max(requests, 1)
-    lengths = result.get(each)
+def _lengths(result: Mapping[str, Any], source: str, kind: str, requests: int) -> Tokens:
+    """Of every request where the file lists them (``--save-detailed``), else the mean, and the spread where known."""
+    mean = number_at(result, source, f"total_{kind}_tokens", least=1.0) / max(requests, 1)
+    lengths = result.get(f"{kind}_lens")
     if isinstance(lengths, list) and len(lengths) >= requests:
         kept = [n for n in lengths if isinstance(n, int) and not isinstance(n, bool) and n > 0]
         if len(kept) >= requests:
             return Tokens(mean, tuple(kept))
-    return Tokens(mean)
+    spread = f"{kind}_len_std"
+    return Tokens(mean, deviation=number_at(result, source, spread) if spread in result else None)
 
 
 def _from_guidellm(report: Mapping[str, Any], source: str) -> list[OffRun]:
@@ -255,9 +253,9 @@ def _from_guidellm(report: Mapping[str, Any], source: str) -> list[OffRun]:
         if kind == "throughput":
             continue
         if kind in ("synchronous", "concurrent"):
-            load, arrivals = _closed_loop(_number(strategy, place, "streams") if kind == "concurrent" else 1, place)
+            load, arrivals = _closed_loop(number_at(strategy, place, "streams") if kind == "concurrent" else 1, place)
         elif kind in ("constant", "poisson"):
-            rate_rps = _number(strategy, place, "rate")
+            rate_rps = number_at(strategy, place, "rate")
             load = f"{rate_rps:.4g} req/s"
             arrivals = {"process": "deterministic" if kind == "constant" else "poisson", "request_rate_rps": rate_rps}
         else:
@@ -274,16 +272,16 @@ def _guidellm_run(
     metrics: Mapping[str, Any], config: Mapping[str, Any], source: str, load: str, arrivals: Mapping[str, Any]
 ) -> OffRun:
     names = {"mean_tpot_s": "inter_token_latency_ms", "mean_ttft_s": "time_to_first_token_ms"}
-    requests = int(_number(_mapping(metrics.get("request_latency")).get("successful"), source, "count"))
+    requests = int(number_at(_mapping(metrics.get("request_latency")).get("successful"), source, "count"))
     errored = _mapping(metrics.get("request_totals")).get("errored")
     figures, errors = {}, {}
     for name, key in names.items():
-        figures[name] = _number(metrics, source, key, "successful", "mean") / 1e3
+        figures[name] = number_at(metrics, source, key, "successful", "mean") / 1e3
         errors[name] = _relative_error(figures[name] * 1e3, metrics[key]["successful"].get("std_dev"), max(requests, 1))
     prompt, output = (
         Tokens(
-            _number(metrics, source, f"{kind}_token_count", "successful", "mean", least=1.0),
-            deviation=_number(metrics, source, f"{kind}_token_count", "successful", "std_dev"),
+            number_at(metrics, source, f"{kind}_token_count", "successful", "mean", least=1.0),
+            deviation=number_at(metrics, source, f"{kind}_token_count", "successful", "std_dev"),
         )
         for kind in ("prompt", "output")
     )
@@ -306,11 +304,12 @@ _HISTOGRAMS = {
 
 
 def _from_metrics(text: str, source: str) -> OffRun:
-    """A server's life so far. Counters hold no load: the scenario's own is taken."""
+    """A server's life so far: counters hold no load, so the scenario's own is taken. A range holds the mean rate."""
     names = [f"{name}_{part}" for each in _HISTOGRAMS.values() for name in each for part in ("sum", "count")]
     totals: dict[str, float] = {}
-    models = set()
+    models, engines = set(), 0
     for number, name, value, labels in samples(text, source, [*names, NUM_DRAFTS]):
+        engines += name == "vllm:request_generation_tokens_count"
         try:
             count = float(value)
         except ValueError:
@@ -335,5 +334,10 @@ def _from_metrics(text: str, source: str) -> OffRun:
     requests = int(totals["vllm:request_generation_tokens_count"])
     figures = {name: means[name] for name in ("mean_tpot_s", "mean_ttft_s")}
     prompt, output = Tokens(means["prompt_tokens"]), Tokens(means["output_tokens"])
-    run = OffRun(source, "the scenario's load", requests, figures, {}, None, prompt, output, models.pop())
-    return _checked(run, 0.0)
+    load, arrivals = "the scenario's load", None
+    if is_range(text):
+        # Of one engine: the run is forecast with one replica.
+        rate_rps = requests / engines / range_seconds(text, source)
+        load, arrivals = f"{rate_rps:.4g} req/s", {"process": "poisson", "request_rate_rps": rate_rps}
+        requests //= engines
+    return _checked(OffRun(source, load, requests, figures, {}, arrivals, prompt, output, models.pop()), 0.0)

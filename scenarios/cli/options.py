@@ -68,8 +68,8 @@ class Question:
         list[str] | None,
         typer.Option(
             metavar="FILE|URL",
-            help="Your own run without speculation, which corrects the forecast: vllm bench serve or GuideLLM JSON, "
-            "/metrics text, an engine log; repeatable.",
+            help="Your own run without speculation, which corrects the forecast: JSON of vllm bench serve, SGLang, "
+            "GuideLLM, AIPerf or InferenceX, /metrics text, a Prometheus range query, an engine log; repeatable.",
         ),
     ] = None
     as_json: AsJson = False

@@ -236,6 +236,19 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+def value_at(data: Any, path: str) -> Any:
+    """What stands at a dotted key of JSON, None where nothing does.
+
+    Of a list on the way the element named ``profiling`` (AIPerf's phases) is taken, else the first.
+    """
+    for key in path.split("."):
+        data = data.get(key) if isinstance(data, Mapping) else None
+        if isinstance(data, list):
+            named = [item for item in data if isinstance(item, dict) and item.get("name") == "profiling"]
+            data = (named or data or [None])[0]
+    return data
+
+
 def without_secrets(command: Sequence[str]) -> list[str]:
     """A command line as a manifest may hold it: what follows ``--api-key`` is left out."""
     kept: list[str] = []

@@ -19,7 +19,9 @@ from draftcast.sim.workload.request_table import RequestTable
 from draftcast.sim.workload.traces import csv_formats, json_formats
 from draftcast.sim.workload.traces.source import TraceText
 
-TraceFormat = Literal["auto", "azure", "burstgpt", "specdecode_bench", "vllm_bench", "mooncake", "sharegpt"]
+TraceFormat = Literal[
+    "auto", "azure", "burstgpt", "specdecode_bench", "vllm_bench", "aiperf", "guidellm", "mooncake", "sharegpt"
+]
 RECORD = "acc_eagle"
 
 
@@ -41,6 +43,8 @@ TRACE_READERS = {
     "vllm_bench": Reader(
         json_formats.sniff_vllm_bench, json_formats.read_vllm_bench, "vllm bench serve --save-detailed JSON"
     ),
+    "aiperf": Reader(json_formats.sniff_aiperf, json_formats.read_aiperf, "AIPerf profile_export.jsonl"),
+    "guidellm": Reader(json_formats.sniff_guidellm, json_formats.read_guidellm, "GuideLLM report, JSON"),
     "mooncake": Reader(json_formats.sniff_mooncake, json_formats.read_mooncake, "Mooncake JSON lines"),
     "sharegpt": Reader(json_formats.sniff_sharegpt, json_formats.read_sharegpt, "ShareGPT-like JSON with token counts"),
 }

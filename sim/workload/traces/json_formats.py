@@ -20,17 +20,22 @@ acc_len[g - 1] - 1``; position 0 (never used: the first token comes from the pre
 ``vllm bench serve --save-result --save-detailed`` (as of vLLM 0.32): an object per run (``--append-result`` writes one
 per line) with lists of one value per request: ``input_lens``, ``output_lens`` and ``start_times`` (seconds of the
 client's monotonic clock). A failed request has ``output_lens`` 0; it is dropped and counted. Older releases wrote no
-``start_times``: such a file gives lengths only.
+``start_times``: such a file gives lengths only, and so does SGLang's ``bench_serving --output-details``.
+
+Records of other tools (`RECORDS`), an object per request: AIPerf's ``profile_export.jsonl`` (ai-dynamo/aiperf) and the
+``requests.successful`` of a GuideLLM report (0.6; one benchmark after the other).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftcast.files import value_at
 from draftcast.sim.workload.request_table import RequestTable
 from draftcast.sim.workload.traces.source import Row, TraceText, member, seconds, short_list, table_of_rows, tokens
 
@@ -186,6 +191,73 @@ def _accepted(trace: TraceText, line: int, key: str, value: Any) -> NDArray[np.u
     accepted = np.zeros(len(value) + 1, dtype=np.uint8)
     accepted[1:] = np.array(value, dtype=np.int64) - 1
     return accepted
+
+
+class Record(NamedTuple):
+    """Where a tool's record of a request holds tokens and start, dotted keys; the first start that is there counts."""
+
+    prompt: str
+    output: str
+    starts: tuple[str, ...]
+    per_second: float  # of the unit of its times
+
+
+RECORDS = {
+    "aiperf": Record(
+        "metrics.input_sequence_length.value",
+        "metrics.output_sequence_length.value",
+        ("metadata.request_start_ns",),
+        1e9,
+    ),
+    "guidellm": Record("prompt_tokens", "output_tokens", ("request_start_time", "start_time"), 1.0),
+}
+
+
+def sniff_aiperf(text: str) -> bool:
+    head = text[:10_000].lstrip()
+    return head.startswith("{") and '"request_start_ns"' in head
+
+
+def sniff_guidellm(text: str) -> bool:
+    return text.lstrip().startswith("{") and '"benchmarks"' in text[:100_000] and '"successful"' in text
+
+
+def read_aiperf(trace: TraceText) -> RequestTable:
+    """Requests of the measured phase; warm-up and failed ones are left out."""
+    entries = (
+        (line, "", entry)
+        for line, entry in trace.json_lines()
+        if not entry.get("error") and (entry.get("metadata") or {}).get("benchmark_phase", "profiling") == "profiling"
+    )
+    return _read_records(trace, RECORDS["aiperf"], entries)
+
+
+def read_guidellm(trace: TraceText) -> RequestTable:
+    """Successful requests of all benchmarks, at the time at which they were sent."""
+
+    def entries() -> Iterator[tuple[int, str, dict[str, Any]]]:
+        for line, _, report in trace.json_entries():
+            for number, benchmark in enumerate(member(trace, line, report, "benchmarks")):
+                place = f"benchmarks[{number}].requests"
+                found = member(trace, line, member(trace, line, benchmark, "requests"), "successful", f"{place}.")
+                if not isinstance(found, list):
+                    raise trace.error("must be a list of requests", line, f"{place}.successful")
+                yield from ((line, f"{place}.successful[{i}].", entry) for i, entry in enumerate(found))
+
+    return _read_records(trace, RECORDS["guidellm"], entries())
+
+
+def _read_records(trace: TraceText, fields: Record, entries: Iterator[tuple[int, str, dict[str, Any]]]) -> RequestTable:
+    rows: list[Row] = []
+    for line, place, entry in entries:
+        starts = [key for key in fields.starts if value_at(entry, key) is not None]
+        prompt, output = (
+            tokens(trace, line, place + key, value_at(entry, key)) for key in (fields.prompt, fields.output)
+        )
+        start = starts[0] if starts else fields.starts[0]
+        at_s = seconds(trace, line, place + start, value_at(entry, start)) / fields.per_second
+        rows.append((line, prompt, output, at_s))
+    return table_of_rows(trace, rows)
 
 
 def sniff_vllm_bench(text: str) -> bool:

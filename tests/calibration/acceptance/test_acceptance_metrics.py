@@ -59,6 +59,26 @@ def test_two_snapshots_give_the_difference(tmp_path: Path) -> None:
     assert (found.num_drafts, found.num_draft_tokens, found.num_accepted_tokens) == (200, 600, 300)
 
 
+def test_a_range_query_gives_what_was_counted_in_it(tmp_path: Path) -> None:
+    """``/api/v1/query_range`` of Prometheus' HTTP API: a matrix of [second, "value"]; a restart begins at 0 again."""
+    counted = {"drafts": (50, 150), "draft_tokens": (150, 450), "accepted_tokens": (75, 225)}
+    series = [({"__name__": f"vllm:spec_decode_num_{name}_total"}, values) for name, values in counted.items()]
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    for position, values in enumerate([(38, 112), (25, 75), (12, 38)]):
+        series.append(({"__name__": name, "position": str(position)}, values))
+    result = [
+        {
+            "metric": metric | {"model_name": "m"},
+            "values": [[0, "7"], [60, str(7 + first)], [120, "0"], [180, str(rest)]],
+        }
+        for metric, (first, rest) in series
+    ]
+    text = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
+    found = read_metrics(put(tmp_path, "range.json", text))
+    assert (found.num_drafts, found.num_draft_tokens, found.num_accepted_tokens) == (200, 600, 300)
+    assert found.rates == (0.75, 0.5, 0.25)
+
+
 def test_large_counters_are_written_with_exponents_and_a_time_may_follow(tmp_path: Path) -> None:
     text = prometheus(2e6, 6e6, [1.5e6, 1e6, 5e5]).replace(" 2000000.0\n", " 2e+06 1763600000000\n")
     assert read_metrics(put(tmp_path, "metrics", text)).num_drafts == 2_000_000

@@ -1,4 +1,4 @@
-"""The user's own runs without speculation: four formats read, and what is refused in one line."""
+"""The user's own runs without speculation: the formats read, and what is refused in one line."""
 
 from __future__ import annotations
 
@@ -129,11 +129,122 @@ def test_metrics(tmp_path: Path) -> None:
     assert read_off_runs(written(tmp_path, older), "m")[0].figures["mean_tpot_s"] == pytest.approx(0.009)
 
 
+def stat(avg: float, std: float | None = None, unit: str = "ms") -> dict[str, Any]:
+    return {"unit": unit, "avg": avg, "p50": avg} | ({"std": std} if std is not None else {})
+
+
+# By hand from the documented schema: ai-dynamo/aiperf, docs/tutorials/working-with-profile-exports.md.
+AIPERF: dict[str, Any] = {
+    "schema_version": "1.4",
+    "inter_token_latency": stat(7.0, 0.7),
+    "time_to_first_token": stat(30.0, 9.0),
+    "request_latency": stat(1800.0),
+    "request_count": stat(80, unit="requests"),
+    "error_request_count": stat(1, unit="requests"),
+    "benchmark_duration": stat(40.0, unit="sec"),
+    "input_sequence_length": stat(200.0, 0.0, "tokens"),
+    "output_sequence_length": stat(250.0, 25.0, "tokens"),
+    "input_config": {
+        "endpoint": {"model_names": ["Qwen/Qwen3-8B"], "type": "chat"},
+        "loadgen": {"concurrency": 8, "request_rate": None, "arrival_pattern": "poisson"},
+    },
+}
+PHASES = {"phases": [{"name": "warmup", "concurrency": 2}, {"name": "profiling", "rate": 2.5, "concurrency": None}]}
+# SemiAnalysisAI/InferenceX, utils/process_result.py: seconds, nominal lengths.
+INFERENCEX: dict[str, Any] = {
+    "hw": "h200",
+    "conc": 8,
+    "model": "Qwen/Qwen3-8B",
+    "framework": "vllm",
+    "spec_decoding": "none",
+    "isl": 1000,
+    "osl": 100,
+    "tp": 1,
+    "tput_per_gpu": 900.0,
+    "mean_tpot": 0.007,
+    "std_tpot": 0.0007,
+    "mean_ttft": 0.03,
+    "mean_intvty": 142.9,
+}
+# sgl-project/sglang, bench_serving.py --output-file.
+SGLANG = {key: value for key, value in BENCH.items() if key not in ("model_id", "num_prompts", "failed", "burstiness")}
+SGLANG |= {"backend": "sglang", "request_rate": float("inf"), "mean_e2e_latency_ms": 1800.0, "accept_length": None}
+
+
+@pytest.mark.parametrize(
+    ("result", "lengths", "model"),
+    [
+        (AIPERF, (200.0, 250.0, 25.0), "Qwen/Qwen3-8B"),
+        (AIPERF | {"input_config": {"perf_analyzer": {"stimulus": {"concurrency": 8}}}}, (200.0, 250.0, 25.0), ""),
+        (INFERENCEX, (900.0, 90.0, pytest.approx(20.0 / 12**0.5)), "Qwen/Qwen3-8B"),
+        (SGLANG, (200.0, 250.0, None), ""),
+    ],
+    ids=["AIPerf", "GenAI-Perf", "InferenceX", "SGLang"],
+)
+def test_other_tools_say_the_same_run(tmp_path: Path, result: dict[str, Any], lengths: Any, model: str) -> None:
+    (run,) = read_off_runs(written(tmp_path, result), "run")
+    assert run.figures == {"mean_tpot_s": pytest.approx(0.007), "mean_ttft_s": pytest.approx(0.03)}
+    assert run.errors["mean_tpot_s"] == pytest.approx(0.1 / 80**0.5)
+    assert (run.arrivals, run.requests, run.model) == ({"process": "closed_loop", "concurrency": 8}, 80, model)
+    assert run.prompt_tokens is not None
+    assert run.output_tokens is not None
+    assert (run.prompt_tokens.mean, run.output_tokens.mean, run.output_tokens.deviation) == lengths
+
+
+def test_aiperf_at_a_rate(tmp_path: Path) -> None:
+    (run,) = read_off_runs(written(tmp_path, AIPERF | {"input_config": PHASES}), "run")
+    assert run.arrivals == {"process": "gamma", "request_rate_rps": 2.5, "burstiness": 1.0}
+    even = {"loadgen": {"request_rate": 4, "arrival_pattern": "constant"}}
+    (run,) = read_off_runs(written(tmp_path, AIPERF | {"input_config": even}), "run")
+    assert run.arrivals is not None
+    assert run.arrivals["burstiness"] > 1000
+
+
+def test_results_of_inferencex_stand_in_a_list(tmp_path: Path) -> None:
+    runs = read_off_runs(written(tmp_path, [INFERENCEX, INFERENCEX | {"conc": 4}]), "agg.json")
+    assert [run.requests for run in runs] == [80, 40]
+    assert runs[1].source == "agg.json#2"
+
+
+def range_of(text: str, seconds: float) -> dict[str, Any]:
+    """The text's samples as Prometheus answers ``/api/v1/query_range`` (its HTTP API's documentation), from 5 on."""
+    series = []
+    for line in text.strip().splitlines():
+        name, rest = line.split("{")
+        labels, value = rest.split("} ")
+        pairs = dict(pair.split("=") for pair in labels.replace('"', "").split(","))
+        # The server began again on the way: 5 of it were counted before.
+        values = [[0.0, "1.0"], [seconds / 2, "6.0"], [seconds, str(float(value) - 5.0)]]
+        series.append({"metric": {"__name__": name, **pairs}, "values": values})
+    return {"status": "success", "data": {"resultType": "matrix", "result": series}}
+
+
+def test_a_range_query_is_a_deployment_s_history_with_its_rate(tmp_path: Path) -> None:
+    running = "\n".join(line for line in METRICS.strip().splitlines() if "drafts" not in line)
+    answer = range_of(running.replace("4.0", "10.0").replace("0.8", "5.8"), 50.0)
+    for each in answer["data"]["result"]:
+        if float(each["values"][2][1]) >= 6.0:  # grew without beginning again
+            each["values"][2][1] = str(float(each["values"][2][1]) + 6.0)
+    (run,) = read_off_runs(written(tmp_path, answer), "range.json")
+    assert run.requests == 100
+    assert run.arrivals == {"process": "poisson", "request_rate_rps": pytest.approx(2.0)}
+    assert run.figures["mean_ttft_s"] == pytest.approx(0.10)
+    assert run.figures["mean_tpot_s"] == pytest.approx(0.058)
+    with pytest.raises(InputError, match="matrix"):
+        read_off_runs(written(tmp_path, {"status": "success", "data": {"resultType": "matrix", "result": [3]}}), "r")
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         (BENCH | {"spec_decode_num_drafts": 40}, "speculation"),
         (METRICS.replace('tal{model_name="m",engine="0"} 0', 'tal{model_name="m",engine="0"} 7', 1), "speculation"),
+        (SGLANG | {"accept_length": 2.4}, "accept_length"),
+        (INFERENCEX | {"spec_decoding": "mtp"}, "speculation"),
+        (INFERENCEX | {"isl": "long"}, "isl"),
+        (AIPERF | {"request_count": None}, "request_count.avg"),
+        (AIPERF | {"time_to_first_token": {"avg": "soon"}}, "time_to_first_token.avg"),
+        (AIPERF | {"error_request_count": stat(9)}, "9 requests failed"),
         (BENCH | {"completed": 9}, "9 answered requests"),
         (BENCH | {"failed": 10}, "10 requests failed"),
         (BENCH | {"mean_tpot_ms": "fast"}, "mean_tpot_ms"),

@@ -10,7 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from paths import shared_data
-from samples import ACCEPTANCE, AZURE_2023, AZURE_2024, BURSTGPT, MOONCAKE, SAMPLES, SHAREGPT, VLLM_BENCH
+from samples import (
+    ACCEPTANCE,
+    AIPERF,
+    AZURE_2023,
+    AZURE_2024,
+    BURSTGPT,
+    GUIDELLM,
+    MOONCAKE,
+    SAMPLES,
+    SHAREGPT,
+    VLLM_BENCH,
+)
 
 from draftcast.errors import TraceError
 from draftcast.sim.workload.request_table import RequestTable
@@ -145,6 +156,20 @@ def test_vllm_bench(write: Write) -> None:
     assert columns(twice)[3:] == [(3.0, 10, 5), (3.5, 20, 6), (5.0, 40, 8)]
     old = {key: value for key, value in json.loads(VLLM_BENCH).items() if key != "start_times"}
     assert not read_trace(write(json.dumps(old, indent=1))).has_arrivals
+
+
+@pytest.mark.parametrize("content", [AIPERF, GUIDELLM], ids=["AIPerf", "GuideLLM"])
+def test_records_of_other_tools(write: Write, content: str) -> None:
+    assert columns(read_trace(write(content))) == [(0.0, 100, 10), (0.5, 300, 30)]
+
+
+def test_a_record_without_tokens_names_its_key(write: Write) -> None:
+    with pytest.raises(TraceError, match=r"metrics\.output_sequence_length\.value"):
+        read_trace(write(AIPERF.replace("output_sequence", "reply")))
+    with pytest.raises(TraceError, match=r"benchmarks\[1\]\.requests\.successful\[0\]\.request_start_time"):
+        read_trace(write(GUIDELLM.replace('"start_time"', '"began"')))
+    with pytest.raises(TraceError, match="must be a list of requests"):
+        read_trace(write('{"benchmarks": [{"requests": {"successful": 3}}]}'), "guidellm")
 
 
 def test_specdecode_bench_index_convention(write: Write) -> None:
