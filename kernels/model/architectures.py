@@ -9,8 +9,8 @@ kind of layer, or an unknown size, is refused by name: a near miss would give wr
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from draftcast.errors import ModelError
@@ -30,10 +30,12 @@ from draftcast.kernels.model.config import (
     Config,
     refuse_other_layers,
 )
+from draftcast.kernels.model.formats import MODULES, MODULES_BESIDE, kv_cache_format, stored_formats
 from draftcast.kernels.model.spec import LINEAR_SIZES, ModelSpec
 
 # Where multimodal configs keep the language model's fields.
 _NESTED = ("text_config", "llm_config", "language_config")
+_OUTER = ("architectures", "tie_word_embeddings", "quantization_config")  # what of it may stand beside
 
 _QWEN2 = {"attention_bias": True, "attention_output_bias": False, "shared_expert_gate": True}  # on q, k, v only
 _QWEN3 = {"use_qk_norm": True, "head_dim": 128}
@@ -136,7 +138,6 @@ def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         **_attention(config, hidden, heads),
         **_feed_forward(config, layers),
         **_states(config, layers),
-        "unquantised": _unquantised(config),
     }
     if blocks:
         values |= _block_counts(config, blocks, layers)
@@ -147,6 +148,24 @@ def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         else:
             _refuse_unused(config, [*WINDOW_HEADS, *GLOBAL_HEADS])
     return {**values, **given}
+
+
+def _formats(config: Config, model: ModelSpec) -> ModelSpec:
+    """The model with the formats in which its checkpoint stores it."""
+    said = config.values.get("quantization_config")
+    if said is None:
+        return model
+    if not isinstance(said, Mapping):
+        raise ModelError("an object is needed", file=config.name, key="quantization_config", value=said)
+    section = Config(said, f"{config.name}: quantization_config")
+    attention = model.num_attention_layers
+    layers = {"attention": attention, "attention_out": attention, "linear_attention": model.num_linear_layers,
+              "dense_mlp": model.num_dense_layers, "experts": model.num_moe_layers, "lm_head": 1,
+              "shared_experts": model.num_moe_layers if model.num_shared_experts else 0}  # fmt: skip
+    beside = config.flag("enable_moe_block", False)
+    found = stored_formats(section, model.num_hidden_layers, layers, MODULES_BESIDE if beside else MODULES)
+    formats = tuple((group, *stored) for group, stored in found.items())
+    return replace(model, formats=formats, kv_cache_dtype=kv_cache_format(section))
 
 
 def _refuse_unused(config: Config, keys: Iterable[str]) -> None:
@@ -372,29 +391,6 @@ def _feed_forward(config: Config, layers: int) -> dict[str, Any]:
     }
 
 
-# A module of each group of matrices, as checkpoints name it, in a layer that has experts if any has.
-_MODULES = {
-    "attention": "model.layers.1.self_attn.o_proj",
-    "dense_mlp": "model.layers.1.mlp.down_proj",
-    "shared_experts": "model.layers.1.mlp.shared_experts.down_proj",
-    "experts": "model.layers.1.mlp.experts.0.down_proj",
-}
-
-
-def _unquantised(config: Config) -> tuple[str, ...]:
-    """Groups of matrices that a quantised checkpoint keeps in 16 bits: compressed-tensors' ``ignore``, or its like."""
-    quantised = config.values.get("quantization_config")
-    if not isinstance(quantised, Mapping):
-        return ()
-    section = Config(quantised, f"{config.name}: quantization_config")
-    kept = section.strings("ignore") + section.strings("modules_to_not_convert")
-    return tuple(
-        group
-        for group, module in _MODULES.items()
-        if any(re.match(name[3:], module) if name.startswith("re:") else name in module for name in kept)
-    )
-
-
 def _moe_layers(config: Config, layers: int) -> int:
     """Layers with routed experts: those that every rule of the config allows."""
     kinds = config.strings("mlp_layer_types", ("dense", "sparse"))
@@ -439,11 +435,11 @@ def spec_from_config(values: Mapping[str, Any], name: str) -> ModelSpec:
     where = name
     for key in _NESTED:
         if isinstance(values.get(key), Mapping):
-            outer = {each: values[each] for each in ("architectures", "tie_word_embeddings") if each in values}
+            outer = {each: values[each] for each in _OUTER if each in values}
             values, where = {**outer, **values[key]}, f"{name}: {key}"
             break
     given = {key: value for key, value in values.items() if value is not None}
     refuse_other_layers(Config(given, where))
     config = Config({**_IMPLIED.get(str(given.get("model_type")), {}), **given}, where)
     labels = [*config.strings("architectures"), str(config.values.get("model_type", ""))]
-    return ModelSpec(name=name, architecture=labels[0], **decoder_values(config, {}))
+    return _formats(config, ModelSpec(name=name, architecture=labels[0], **decoder_values(config, {})))

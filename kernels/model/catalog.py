@@ -70,7 +70,11 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
             key="model",
             value=text,
         )
-    return spec_from_config(read_json(path, ModelError), str(path))
+    config = read_json(path, ModelError)
+    beside = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))  # ModelOpt's
+    if beside.name != path.name and beside.exists() and isinstance(config, dict):
+        config.setdefault("quantization_config", read_json(beside, ModelError))
+    return spec_from_config(config, str(path))
 
 
 def published_ids(name: str) -> tuple[str, ...]:

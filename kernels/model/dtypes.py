@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 # int4: GPTQ/AWQ with groups of 128 weights, each with a 16-bit scale and a 4-bit zero point: 0.5 + 2.5/128.
 # mxfp4, mxfp8: OCP MX, groups of 32 with one 8-bit scale: 0.5 + 1/32 (gpt-oss experts), 1 + 1/32.
-# nvfp4: groups of 16 with one 8-bit scale: 0.5 + 1/16. int8: W8A8, a scale a channel.
+# nvfp4: groups of 16 with one 8-bit scale: 0.5 + 1/16; nvfp4a16: the same with 16-bit activations (ModelOpt's W4A16).
+# int8: W8A8, a scale a channel.
 WEIGHT_BYTES: dict[str, float] = {
     "fp32": 4.0,
     "bf16": 2.0,
@@ -23,6 +24,7 @@ WEIGHT_BYTES: dict[str, float] = {
     "int4": 0.5 + 2.5 / 128,
     "mxfp4": 0.5 + 1 / 32,
     "nvfp4": 0.5 + 1 / 16,
+    "nvfp4a16": 0.5 + 1 / 16,
     "mxfp8": 1.0 + 1 / 32,
     "int8": 1.0,
 }
@@ -37,6 +39,7 @@ COMPUTE_DTYPE: dict[str, str] = {
     "int4": "fp16",
     "mxfp4": "bf16",
     "nvfp4": "fp4",
+    "nvfp4a16": "bf16",
     "mxfp8": "fp8",
     "int8": "int8",
 }
@@ -74,6 +77,11 @@ def kv_dtype(name: str) -> str:
         ModelError: unknown format; lists the known ones.
     """
     return _known(name, KV_BYTES, "kv_cache_dtype")
+
+
+def wide_dtype(dtype: str) -> str:
+    """Format of what a model whose weights are in ``dtype`` does not quantise."""
+    return dtype if dtype in ("fp32", "bf16", "fp16") else "bf16"
 
 
 def activation_bytes(dtype: str) -> float:

@@ -13,11 +13,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 
 from draftcast.errors import ModelError
-from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES, activation_bytes, kv_dtype, weight_dtype
+from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES, activation_bytes, kv_dtype, weight_dtype, wide_dtype
 
 # Groups a quantised checkpoint stores in its low-bit format. Embeddings, lm_head, norms, biases, routers and the
 # extra matrices of draft heads stay in 16 bits, as in the fp8, AWQ and GPTQ checkpoints served by vLLM.
-_QUANTISED = ("attention", "dense_mlp", "experts", "shared_experts")
+QUANTISED = ("attention", "attention_out", "linear_attention", "dense_mlp", "experts", "shared_experts")
 _QUANTISED_MXFP4 = ("experts",)
 _QUANTISED_NVFP4 = ("dense_mlp", "experts", "shared_experts")  # of models with experts: nvidia's of DeepSeek, GLM, Kimi
 LINEAR_SIZES = (
@@ -109,7 +109,10 @@ class ModelSpec:
     attention_sinks: bool = False
     expert_bias: bool = False
     router_bias: bool = False
-    unquantised: tuple[str, ...] = ()  # groups of `parameter_groups` that its int4 checkpoint keeps in 16 bits
+    # What its own checkpoint stores in fewer than 16 bits: (group of `parameter_groups`, format, bytes a weight), and
+    # the format that it asks of the KV cache, where it names one.
+    formats: tuple[tuple[str, str, float], ...] = ()
+    kv_cache_dtype: str = ""
     norms_per_layer: int = 2
     final_norm: bool = True
     # Draft heads.
@@ -279,8 +282,9 @@ class ModelSpec:
 
         Megatron sharding as in vLLM: q/k/v/o, MLP, experts, embedding and lm_head are split; KV heads are replicated
         when ``tp`` exceeds them; norms, routers, MLA's down-projections and ``extra`` are on every rank.
-        Keys: embedding, lm_head, attention (full and linear), dense_mlp, experts, shared_experts, router, norms,
-        biases, extra; among the norms a linear layer's convolution, decays and norm, and shared experts' gates.
+        Keys: embedding, lm_head, attention, attention_out (its output's matrix), linear_attention, dense_mlp, experts,
+        shared_experts, router, norms, biases, extra; among the norms a linear layer's convolution, decays and norm, and
+        shared experts' gates.
         """
         self.check_tensor_parallel(tp)
         layers, moe_layers, dense_layers = self.num_hidden_layers, self.num_moe_layers, self.num_dense_layers
@@ -299,15 +303,17 @@ class ModelSpec:
         norms = layers * self.norms_per_layer * norm
         norms += norm if self.final_norm else 0
         norms += moe_layers * hidden if self.shared_expert_gate else 0
-        attention = biases = router = 0
+        attention = attention_out = linear = biases = router = 0
         for count, kind in self.attention_kinds():
             norms += count * (2 * kind.head_dim if self.qk_norm else 0)
             if self.is_mla:
                 attention += count * self._mla_parameters(heads)
+                attention_out += count * heads * self.v_head_dim * hidden
                 norms += count * (self.q_lora_rank + self.kv_lora_rank)
                 continue
             query_heads, qkv = kind.num_attention_heads // tp, kind.qkv_size(tp)
-            attention += count * hidden * (qkv + query_heads * kind.value_dim)
+            attention += count * hidden * qkv
+            attention_out += count * hidden * query_heads * kind.value_dim
             biases += count * (qkv if self.attention_bias else 0)
         if self.attention_output_gate:
             attention += with_cache * hidden * heads * self.value_dim
@@ -319,7 +325,7 @@ class ModelSpec:
             router += self.num_indexed_layers * (0 if quantised else k * n)
         norms += self.num_indexed_layers * 2 * self.index_head_dim
         if self.num_linear_layers:
-            attention += self.num_linear_layers * sum(k * n for _, k, n, _ in self.linear_matrices(tp))
+            linear = self.num_linear_layers * sum(k * n for _, k, n, _ in self.linear_matrices(tp))
             keys, values, value_heads = self.linear_widths(tp)
             convolution = (2 * keys + values) * self.linear_conv_kernel_dim
             # Decays and biases of the heads (in KDA of every key), and the output's norm.
@@ -335,6 +341,8 @@ class ModelSpec:
             "embedding": embedding,
             "lm_head": 0 if self.tie_word_embeddings or self.shares_lm_head else lm_head,
             "attention": attention,
+            "attention_out": attention_out,
+            "linear_attention": linear,
             "dense_mlp": dense_layers * matrices * hidden * mlp,
             "experts": moe_layers * self.num_experts * matrices * self.expert_input_size * expert_mlp,
             "shared_experts": moe_layers * self.num_shared_experts * matrices * hidden * expert_mlp,
@@ -345,12 +353,12 @@ class ModelSpec:
         }
 
     def _mla_parameters(self, heads: int) -> int:
-        """Matrices of one MLA layer for ``heads`` local heads (DeepSeek-V2, arXiv 2405.04434, appendix B)."""
+        """Matrices of one MLA layer for ``heads`` local heads but the output's (arXiv 2405.04434, appendix B)."""
         query_dim = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         query_input = self.q_lora_rank or self.hidden_size
         down = self.hidden_size * (self.q_lora_rank + self.kv_lora_rank + self.qk_rope_head_dim)
         up = query_input * query_dim + self.kv_lora_rank * heads * (self.qk_nope_head_dim + self.v_head_dim)
-        return down + up + heads * self.v_head_dim * self.hidden_size
+        return down + up
 
     @property
     def num_parameters(self) -> int:
@@ -370,29 +378,39 @@ class ModelSpec:
         """Bytes of the weights on one of ``tp`` ranks.
 
         Args:
-            dtype: a format of `WEIGHT_BYTES`. The matrices of `quantised_groups` are stored in it, with its scales,
-                everything else in 16 bits.
+            dtype: a format of `WEIGHT_BYTES`, in which `stored` says what of the model is.
             groups: only these of `parameter_groups`.
 
         Raises:
             ModelError: unknown ``dtype``, or ``tp`` does not divide the heads.
         """
-        dtype = weight_dtype(dtype)
-        quantised = self.quantised_groups(dtype)
-        wide = activation_bytes(dtype)
         return sum(
-            count * (WEIGHT_BYTES[dtype] if group in quantised else wide)
+            count * self.stored(group, dtype)[1]
             for group, count in self.parameter_groups(tp).items()
             if groups is None or group in groups
         )
 
-    def quantised_groups(self, dtype: str) -> tuple[str, ...]:
-        """Groups of `parameter_groups` that a checkpoint in ``dtype`` stores in it."""
-        if dtype == "mxfp4":
-            return _QUANTISED_MXFP4
-        if dtype == "int4":
-            return tuple(group for group in _QUANTISED if group not in self.unquantised)
-        return _QUANTISED_NVFP4 if dtype == "nvfp4" and self.is_moe else _QUANTISED
+    @functools.cached_property
+    def quantization(self) -> str:
+        """The format of most of its own checkpoint's weights; empty: 16 bits."""
+        counts: dict[str, int] = {}
+        for group, dtype, _ in self.formats:
+            counts[dtype] = counts.get(dtype, 0) + self.parameter_groups()[group]
+        return max(counts, key=counts.__getitem__, default="")
+
+    def stored(self, group: str, dtype: str) -> tuple[str, float]:
+        """Format and bytes of a weight, scales included, of a group of `parameter_groups` in a checkpoint in ``dtype``.
+
+        Its own checkpoint where that is in ``dtype``; else as the checkpoints that vLLM's users serve.
+        """
+        dtype = weight_dtype(dtype)
+        if dtype == self.quantization:
+            found = next(((own, size) for named, own, size in self.formats if named == group), None)
+        else:
+            experts_only = {"mxfp4": _QUANTISED_MXFP4, "nvfp4": _QUANTISED_NVFP4 if self.is_moe else QUANTISED}
+            narrow = experts_only.get(dtype, QUANTISED)
+            found = (dtype, WEIGHT_BYTES[dtype]) if group in narrow else None
+        return found or (wide_dtype(dtype), activation_bytes(dtype))
 
     def kv_elements_per_layer(self, tp: int = 1) -> int:
         """Elements cached per token and layer on one rank: K and V heads, or MLA's latent and rotary key."""

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from numpy.typing import ArrayLike
 
 from draftcast.kernels.arrays import FloatArray
-from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes, weight_dtype
-from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes, weight_dtype, wide_dtype
+from draftcast.kernels.model.spec import QUANTISED, ModelSpec
 from draftcast.kernels.operators.all_reduce import all_reduce_work
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.operators.cost import Work, as_array
@@ -25,6 +25,7 @@ from draftcast.kernels.operators.moe import moe_work
 from draftcast.kernels.operators.sparse import indexer_work
 
 Scope = Literal["pass", "context", "position"]
+_OF_STATES = ("qkvz", "ba", "mamba_in", "qkvgfb", "decays", "gate", "linear_out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +43,29 @@ class LinearLayer:
     # first stage of an MLP speculator); "position": once for every draft position, one row per request (DSpark's Markov
     # head)
     scope: Scope = "pass"
-    wide_in: tuple[str, ...] = ()  # formats in which the model's checkpoints keep it in 16 bits all the same
+    formats: tuple[tuple[str, tuple[str, float]], ...] = ()  # `ModelSpec.stored` of its group by checkpoint's format
 
     @property
     def group(self) -> str:
         """Its group in `ModelSpec.parameter_groups`, of the matrices that may be quantised."""
         if self.name.startswith(("experts_", "shared_")):
             return "experts" if self.num_experts else "shared_experts"
-        return "dense_mlp" if self.name in ("gate_up", "down", "fc1", "fc2") else "attention"
+        if self.name in ("gate_up", "down", "fc1", "fc2"):
+            return "dense_mlp"
+        if self.name in ("o", "window_o"):
+            return "attention_out"
+        return "linear_attention" if self.name in _OF_STATES else "attention"
+
+    def stored(self, dtype: str) -> tuple[str, float]:
+        """Format of its weights in a checkpoint of ``dtype``, and the bytes of one (group scales included)."""
+        dtype = weight_dtype(dtype)
+        if not self.quantised:
+            return wide_dtype(dtype), activation_bytes(dtype)
+        return dict(self.formats).get(dtype, (dtype, WEIGHT_BYTES[dtype]))
 
     def weight_bytes_per_element(self, dtype: str) -> float:
-        """Bytes a weight of this layer takes in a checkpoint of ``dtype`` (group scales included)."""
-        dtype = weight_dtype(dtype)
-        if not self.quantised or dtype in self.wide_in:
-            return activation_bytes(dtype)
-        return WEIGHT_BYTES[dtype]
+        """Bytes a weight of this layer takes in a checkpoint of ``dtype``."""
+        return self.stored(dtype)[1]
 
     def work(self, m: ArrayLike, dtype: str) -> Work:
         """Work of one of the ``count`` matrices over ``m`` rows."""
@@ -89,9 +98,12 @@ def linear_layers(model: ModelSpec, tp: int = 1, expert_tp: int | None = None) -
     if model.word_embed_proj_dim != model.hidden_size:
         layers.append(LinearLayer("project_in", model.word_embed_proj_dim, model.hidden_size, 1, quantised=False))
         layers.append(LinearLayer("project_out", model.hidden_size, model.word_embed_proj_dim, 1, quantised=False))
-    kept = {group: tuple(dtype for dtype in WEIGHT_BYTES if group not in model.quantised_groups(dtype))
-            for group in ("attention", "dense_mlp", "experts", "shared_experts")}  # fmt: skip
-    return tuple(replace(layer, wide_in=kept[layer.group]) for layer in layers)
+    formats = {group: _formats(model, group) for group in QUANTISED}
+    return tuple(replace(layer, formats=formats[layer.group]) for layer in layers)
+
+
+def _formats(model: ModelSpec, group: str) -> tuple[tuple[str, tuple[str, float]], ...]:
+    return tuple((dtype, model.stored(group, dtype)) for dtype in WEIGHT_BYTES)
 
 
 def _attention_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
@@ -186,10 +198,9 @@ def _head_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
 
 
 def lm_head(model: ModelSpec, tp: int = 1) -> LinearLayer:
-    """The matrix from hidden state to logits; split by vocabulary, never quantised."""
-    return LinearLayer(
-        "lm_head", model.word_embed_proj_dim, math.ceil(model.vocab_size / tp), 1, quantised=False
-    )  # fmt: skip
+    """The matrix from hidden state to logits; split by vocabulary, in 16 bits but where a checkpoint says other."""
+    formats = _formats(model, "lm_head")
+    return LinearLayer("lm_head", model.word_embed_proj_dim, math.ceil(model.vocab_size / tp), 1, formats=formats)
 
 
 @dataclass(frozen=True, slots=True)

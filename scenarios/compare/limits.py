@@ -208,7 +208,7 @@ def target_work(model: ModelSpec, engine: Engine, f: st.Record) -> Iterator[tupl
     dp, whole = engine.data_parallel_size, engine.enable_expert_parallel
     for layer in linear_layers(model, tp, 1 if whole else tp * dp):
         work = layer.work(rows * dp if layer.num_experts else rows, dtype).scale(layer.count)
-        yield "linear", dtype, work.scale(1 / (tp * dp)) if whole and layer.num_experts else work
+        yield "linear", layer.stored(dtype)[0], work.scale(1 / (tp * dp)) if whole and layer.num_experts else work
     yield "lm_head", dtype, lm_head(model, tp).work(f["logit_rows"], dtype)
     yield "elementwise", dtype, elementwise_work(model, rows, tp=tp, act_bytes=act_bytes)
     yield "attention_decode", kv_dtype, context_work(model, f, tp, dtype, kv_dtype)

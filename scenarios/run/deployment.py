@@ -19,7 +19,7 @@ from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import HardwareProfile
 from draftcast.errors import CapacityError, InputError, ScenarioError
 from draftcast.kernels.model.catalog import canonical_name, load_model
-from draftcast.kernels.model.dtypes import COMPUTE_DTYPE, NEEDS_UNITS
+from draftcast.kernels.model.dtypes import COMPUTE_DTYPE, NEEDS_UNITS, wide_dtype
 from draftcast.kernels.model.heads import Head, has_head, is_bundled_head, resolve_head
 from draftcast.kernels.model.spec import WINDOWS, ModelSpec
 from draftcast.scenarios.run.kept import Kept
@@ -445,8 +445,9 @@ def _check_formats(config: EngineConfig, model: ModelSpec, hardware: HardwareSpe
     """Refuse formats that change nothing of the model, or that the device has no units for."""
     dtype, units = config.weight_dtype, hardware.peak_flops
     groups = model.parameter_groups()
-    if dtype not in ("fp32", "bf16", "fp16") and not any(groups[group] for group in model.quantised_groups(dtype)):
-        stored = ", ".join(model.quantised_groups(dtype))
+    narrow = [group for group in groups if model.stored(group, dtype)[0] == dtype]
+    if dtype != wide_dtype(dtype) and not any(groups[group] for group in narrow):
+        stored = ", ".join(narrow)
         raise ScenarioError(f"stores {stored} alone, and {model.name} has none", key="engine.quantization", value=dtype)
     if dtype in NEEDS_UNITS and COMPUTE_DTYPE[dtype] not in units:
         have = f"{hardware.name} has no {dtype} matrix units; it has {', '.join(units)}"

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from draftcast.calibration.profile.engines import DEFAULT_VERSION, CudagraphMode, generation_of
 from draftcast.errors import HardwareError
 from draftcast.frozen import MOST_TOKENS, Count, Frozen, NonEmpty, one_of, wrong
+from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 
 # vLLM's names -> the short names of draftcast.kernels.model.dtypes.
@@ -140,19 +141,23 @@ class Engine(Frozen):
 
     @property
     def weight_dtype(self) -> str:
-        """Short name of the weights' format."""
-        return weight_dtype(self.dtype, self.quantization)
+        """Short name of the weights' format: as asked for, else as the model's config says."""
+        own = "" if self.quantization else load_model(self.model).quantization
+        return own or weight_dtype(self.dtype, self.quantization)
 
     @property
     def kv_dtype(self) -> str:
-        """bf16, fp16, fp32 or fp8; ``auto`` follows ``dtype``."""
-        return KV_DTYPES.get(self.kv_cache_dtype, DTYPES[self.dtype])
+        """bf16, fp16, fp32, fp8 or nvfp4; ``auto`` is what the checkpoint asks for, else follows ``dtype``."""
+        own = load_model(self.model).kv_cache_dtype if self.kv_cache_dtype == "auto" else ""
+        return own or KV_DTYPES.get(self.kv_cache_dtype, DTYPES[self.dtype])
 
     @property
     def draft_weight_dtype(self) -> str:
-        """Of the draft: unquantized in the target's ``dtype`` unless ``speculative_config.quantization`` says so."""
+        """Of the draft: as asked for, else as a draft model's config says, else unquantized in the target's dtype."""
         spec = self.speculative_config
-        return weight_dtype(self.dtype, spec.quantization if spec else None)
+        if spec is None or spec.quantization or spec.model is None or spec.resolved_method != "draft_model":
+            return weight_dtype(self.dtype, spec.quantization if spec else None)
+        return load_model(spec.model).quantization or weight_dtype(self.dtype, None)
 
     @property
     def draft_kv_dtype(self) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from draftcast.calibration.profile.engines import DEFAULT_VERSION, EngineGeneration, generation_of
 from draftcast.errors import ScenarioError
-from draftcast.kernels.model.dtypes import activation_bytes, kv_dtype, weight_dtype
+from draftcast.kernels.model.dtypes import activation_bytes, kv_dtype, weight_dtype, wide_dtype
 from draftcast.kernels.model.spec import WINDOWS
 from draftcast.sim.cost.methods import METHODS, Method
 
@@ -89,7 +89,6 @@ class EngineConfig:
             HardwareError: an unknown engine or version.
         """
         target = weight_dtype(self.weight_dtype)
-        draft_default = target if target in ("fp32", "bf16", "fp16") else "bf16"
         kv = _kv_dtype(self.kv_dtype, target)
         engine = self.generation
         runs_async = engine.async_speculation if self.method.drafts else engine.async_scheduling
@@ -97,7 +96,7 @@ class EngineConfig:
         resolved = {
             "weight_dtype": target,
             "kv_dtype": kv,
-            "draft_weight_dtype": weight_dtype(self.draft_weight_dtype or draft_default),
+            "draft_weight_dtype": weight_dtype(self.draft_weight_dtype or wide_dtype(target)),
             "draft_kv_dtype": _kv_dtype(self.draft_kv_dtype or kv, target),
             "draft_tensor_parallel_size": self.draft_tensor_parallel_size or self.tensor_parallel_size,
             "max_num_scheduled_tokens": self.max_num_scheduled_tokens or self.max_num_batched_tokens,

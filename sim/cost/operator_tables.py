@@ -14,7 +14,7 @@ from draftcast.calibration.profile.interpolation import AttentionGrid
 from draftcast.calibration.profile.roofline import Origin, Roofline
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.kernels.arrays import FloatArray, IntArray
-from draftcast.kernels.model.dtypes import activation_bytes
+from draftcast.kernels.model.dtypes import activation_bytes, wide_dtype
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import attention_work, layer_shape
 from draftcast.kernels.operators.cost import Work
@@ -76,7 +76,7 @@ class OperatorTables:
         self.dtype = dtype
         self.act_bytes = activation_bytes(dtype)
         # Formats narrower than 16 bits hold weights; attention, norms and unquantised matrices stay 16-bit.
-        self.wide_dtype = dtype if dtype in ("fp32", "bf16", "fp16") else "bf16"
+        self.wide_dtype = wide_dtype(dtype)
 
     def fitted(self, family: str, dtype: str, work: Work, rows: IntArray, launches: float = 1.0) -> FloatArray:
         """Table of a family's roofline: ``launches`` kernels whose work sums to ``work``; zero rows take no time."""
@@ -99,8 +99,7 @@ class OperatorTables:
         return _split(seconds, origins)
 
     def linear(self, layer: layers.LinearLayer, rows: IntArray, family: str = "linear") -> FloatArray:
-        narrow = layer.weight_bytes_per_element(self.dtype) < self.act_bytes
-        dtype = self.dtype if narrow else self.wide_dtype
+        dtype, _ = layer.stored(self.dtype)
         if not layer.num_experts:
             table = self.measured("linear", family, dtype, rows, (layer.k, layer.n))
             if table is not None:
@@ -206,11 +205,10 @@ class OperatorTables:
         if not routed:
             return None
         down = routed[-1]
-        narrow = down.weight_bytes_per_element(self.dtype) < self.act_bytes
         table = self.measured(
             "moe",
             "moe",
-            self.dtype if narrow else self.wide_dtype,
+            down.stored(self.dtype)[0],
             rows,
             (down.n, down.k),
             num_experts=down.num_experts,

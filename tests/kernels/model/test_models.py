@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from draftcast.errors import ModelError
-from draftcast.kernels.model import architectures, drafters
+from draftcast.kernels.model import drafters
 from draftcast.kernels.model.architectures import spec_from_config
 from draftcast.kernels.model.catalog import canonical_name, load_model, model_names
-from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.model.spec import QUANTISED, ModelSpec
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.work import layers
 
@@ -245,7 +245,7 @@ def test_matrices_of_the_operators_are_the_parameters(name: str) -> None:
     matrices = sum(
         layer.k * layer.n * layer.count * max(1, layer.num_experts) for layer in layers.linear_layers(model, 2)
     )
-    assert matrices == sum(groups[group] for group in ("attention", "dense_mlp", "experts", "shared_experts", "router"))
+    assert matrices == sum(groups[group] for group in (*QUANTISED, "router"))
 
 
 # Names, files, errors ---------------------------------------------------------------------------------------------
@@ -498,7 +498,7 @@ def _fingerprint(model: ModelSpec) -> object:
 
 # Read elsewhere: positions by the engine, windows by step cost and memory, MTP layers by mtp_head.
 _ELSEWHERE = {"name", "architecture", "max_position_embeddings", "sliding_window", "num_sliding_layers",
-              "num_nextn_layers", "first_k_dense_layers", "window_kind"}  # fmt: skip
+              "num_nextn_layers", "first_k_dense_layers", "window_kind", "kv_cache_dtype"}  # fmt: skip
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(ModelSpec) if field.name not in _ELSEWHERE])
@@ -524,7 +524,8 @@ def test_every_field_changes_the_output(field: str) -> None:
         base = drafters.medusa_heads(base, 2)
     value = getattr(base, field)
     changed = not value if isinstance(value, bool) else "bfloat16" if isinstance(value, str) else value * 2 or 16
-    changed = "mamba2" if field == "linear_kind" else ("attention",) if field == "unquantised" else changed
+    changed = "mamba2" if field == "linear_kind" else changed
+    changed = (("dense_mlp", "fp8", 1.0),) if field == "formats" else changed
     assert _fingerprint(replace(base, **{field: changed})) != _fingerprint(base)
 
 
@@ -692,7 +693,8 @@ def test_layers_of_a_state_space_hybrid_by_hand() -> None:
     inner, groups_width, heads = 128 * 64, 8 * 128, 128
     mamba = 4096 * (2 * inner + 2 * groups_width + heads) + inner * 4096
     attention = 4096 * (32 + 2 * 2) * 128 + 32 * 128 * 4096
-    assert groups["attention"] == 40 * mamba + 8 * attention
+    assert groups["linear_attention"] == 40 * mamba
+    assert groups["attention"] + groups["attention_out"] == 8 * attention
     assert groups["experts"] == 40 * 512 * 2 * 1024 * 2688
     assert groups["router"] == 40 * (4096 * 512 + 2 * 4096 * 1024)
     assert groups["shared_experts"] == 40 * 2 * 4096 * 5376
@@ -731,20 +733,113 @@ def test_kimi_linear_layers_by_hand() -> None:
 
 
 def test_modules_that_an_int4_checkpoint_ignores_stay_wide() -> None:
-    config = {
-        **json.loads((Path(architectures.__file__).parents[1] / "models" / "Kimi-K2.5.json").read_text()),
-        "num_nextn_predict_layers": 0,
-    }
+    config = {**config_of("Kimi-K2.5"), "num_nextn_predict_layers": 0}
     model, whole = load_model("Kimi-K2.5"), spec_from_config({**config, "quantization_config": None}, "k")
-    assert model.unquantised == ("attention", "dense_mlp", "shared_experts")
-    kept = sum(model.parameter_groups()[group] for group in model.unquantised)
-    assert model.weight_bytes("int4") - whole.weight_bytes("int4") == pytest.approx(kept * (2.0 - 0.51953125))
+    assert (model.quantization, whole.quantization) == ("int4", "")
+    assert model.formats == (("experts", "int4", 0.5 + 2 / 32),)
+    assert model.weight_bytes("int4") / 1e9 == pytest.approx(594, abs=1)  # of the published checkpoint
     assert model.weight_bytes("fp8") == whole.weight_bytes("fp8")
     wide = {layer.name for layer in layers.linear_layers(model, 8) if layer.weight_bytes_per_element("int4") == 2.0}
     assert {"o", "qkv_a", "gate_up", "shared_down", "router"} <= wide
     assert not wide & {"experts_gate_up", "experts_down"}
-    named = {**config, "quantization_config": {"modules_to_not_convert": ["self_attn"]}}
-    assert spec_from_config(named, "k").unquantised == ("attention",)
-    bad = {**config, "quantization_config": {"ignore": "lm_head"}}
-    with pytest.raises(ModelError, match="quantization_config: ignore"):
-        spec_from_config(bad, "k")
+
+
+def _stored(name: str, section: dict[str, Any]) -> dict[str, tuple[str, float]]:
+    model = spec_from_config({**config_of(name), "quantization_config": section}, "config.json")
+    return {group: (dtype, size) for group, dtype, size in model.formats}
+
+
+def _groups(*groups: dict[str, Any], **rest: Any) -> dict[str, Any]:
+    named = {f"group_{number}": group for number, group in enumerate(groups)}
+    return {"quant_method": "compressed-tensors", "config_groups": named, **rest}
+
+
+FP8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
+FP4 = {"num_bits": 4, "type": "float", "group_size": 16}
+DENSE = ("attention", "attention_out", "dense_mlp")
+BLOCKS = 1 + 4 / 128**2
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "stored"),
+    [
+        # fp8 with a scale a block; a name in a list is a module's, not a part of another's (``gate``, ``gate_proj``).
+        ("Qwen3-8B", {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["gate"]},
+         dict.fromkeys(DENSE, ("fp8", BLOCKS))),
+        ("Qwen3-8B", {"quant_method": "fp8"}, dict.fromkeys(DENSE, ("fp8", 1.0))),
+        ("Qwen3-8B", {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.self_attn.q_proj"]},
+         dict.fromkeys(DENSE, ("fp8", 1.0))),  # one of 36 layers
+        ("Qwen3-8B", {"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": ["self_attn"]},
+         {"dense_mlp": ("int4", 0.5 + 2.5 / 128)}),
+        ("Qwen3-8B", {"quant_method": "gptq", "bits": 4, "group_size": 64}, dict.fromkeys(DENSE, ("int4", 0.53125))),
+        # compressed-tensors: two groups by targets, and a list that is left out
+        ("Qwen3-8B", _groups({"targets": ["Linear"], "weights": FP8, "input_activations": FP8}, ignore=["lm_head"]),
+         dict.fromkeys(DENSE, ("fp8", 1.0))),
+        ("Qwen3-8B", _groups({"targets": ["re:.*self_attn.*"], "weights": FP8, "input_activations": FP8},
+                             {"targets": ["re:.*mlp.*"], "weights": FP4, "input_activations": FP4}),
+         {"attention": ("fp8", 1.0), "attention_out": ("fp8", 1.0), "dense_mlp": ("nvfp4", 0.5625)}),
+        ("Qwen3-8B", _groups({"targets": ["Linear"], "weights": FP4}, ignore=["re:.*self_attn.o_proj"]),
+         {"attention": ("nvfp4a16", 0.5625), "dense_mlp": ("nvfp4a16", 0.5625)}),
+        ("Qwen3-8B", _groups({"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int"},
+                              "input_activations": {"num_bits": 8, "type": "int"}}),
+         dict.fromkeys(DENSE, ("int8", 1.0))),
+        # ModelOpt: wildcards, and a format for each module
+        ("DeepSeek-V3", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": [
+            "lm_head", "*self_attn.q_b_proj", "model.layers.61*", "model.layers.0*"]},
+         dict.fromkeys(("attention_out", "dense_mlp", "shared_experts", "experts"), ("nvfp4", 0.5625))),
+        ("Qwen3-8B", {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"lm_head": {
+            "quant_algo": "W4A16_NVFP4"}, **{f"model.layers.{n}.mlp.down_proj": {"quant_algo": "FP8"}
+                                             for n in range(36)}}}},
+         {"dense_mlp": ("fp8", 1.0), "lm_head": ("nvfp4a16", 0.5625)}),
+        ("Gemma-4-26B-A4B", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": [
+            "model.language_model.layers.*.mlp*", "model.language_model.layers.*.self_attn*"]},
+         {"experts": ("nvfp4", 0.5625)}),
+        # Quark: fp8 everywhere but MXFP4 experts
+        ("Mixtral-8x7B", {"quant_method": "quark", "global_quant_config": {
+            "weight": {"dtype": "fp8_e4m3"}, "input_tensors": {"dtype": "fp8_e4m3"}},
+            "layer_quant_config": {"*experts*": {"weight": {"dtype": "fp4", "group_size": 32}}}, "exclude": ["gate"]},
+         {"attention": ("fp8", 1.0), "attention_out": ("fp8", 1.0), "experts": ("mxfp4", 0.53125)}),
+    ],
+)  # fmt: skip
+def test_each_kind_of_matrix_has_the_format_that_the_checkpoint_gives_it(
+    name: str, section: dict[str, Any], stored: dict[str, tuple[str, float]]
+) -> None:
+    assert _stored(name, section) == stored
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quant_method"),
+        ({"quant_method": "gptq", "bits": 8}, "bits"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo"),
+        ({"quant_method": "compressed-tensors", "ignore": "lm_head"}, "ignore|config_groups"),
+        (_groups({"targets": ["Linear"], "weights": FP4, "input_activations": FP8}), "num_bits"),
+        ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "INT8"}, "kv_cache_quant_algo"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "uint3"}}}, "dtype"),
+        ("fp8", "quantization_config"),
+    ],
+)
+def test_an_unknown_format_is_refused_by_its_field(section: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=rf"config.json.*({message}) = |config.json.*({message}):"):
+        spec_from_config({**config_of("Qwen3-8B"), "quantization_config": section}, "config.json")
+
+
+def test_a_mixed_checkpoint_weighs_what_its_modules_do(tmp_path: Path) -> None:
+    """By hand: Qwen3-8B's MLP in fp8 and its lm_head in NVFP4, the rest in 16 bits; the file is ModelOpt's own."""
+    config = config_of("Qwen3-8B")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    said = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers": {
+        "model.layers.*.mlp.*": {"quant_algo": "FP8"}, "lm_head": {"quant_algo": "NVFP4"}}}  # fmt: skip
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": said}))
+    model = load_model(tmp_path)
+    assert (model.quantization, model.kv_cache_dtype) == ("fp8", "fp8")
+    mlp, head = 36 * 3 * 4096 * 12288, 151936 * 4096
+    expected = 2 * model.num_parameters - mlp - head * (2 - 0.5625)
+    assert model.weight_bytes("fp8") == pytest.approx(expected)
+    moved = sum(float(layer.work(1, "fp8").bytes) * layer.count for layer in layers.linear_layers(model))
+    wide = sum(float(layer.work(1, "bf16").bytes) * layer.count for layer in layers.linear_layers(model))
+    assert wide - moved == mlp
+    assert layers.lm_head(model).stored("fp8") == ("nvfp4", 0.5625)
+    assert layers.lm_head(model).stored("bf16") == ("bf16", 2.0)

@@ -56,7 +56,7 @@ def test_llama_layers_by_hand() -> None:
         "down": (3584, 4096, 32),
     }
     head = lm_head(LLAMA, 4)
-    assert (head.k, head.n, head.quantised) == (4096, 32064, False)
+    assert (head.k, head.n, head.stored("fp8")) == (4096, 32064, ("bf16", 2.0))
 
 
 def test_kv_heads_are_replicated_in_qkv() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from draftcast import load_scenario
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import CapacityError, InputError, ScenarioError
+from draftcast.kernels.model import spec
 from draftcast.scenarios.run.deployment import Deployment, deploy
 
 FOUR = "acceptance.rates=[0.8, 0.6, 0.5, 0.4]"
@@ -281,6 +283,23 @@ def test_a_draft_that_does_not_go_with_its_target_is_refused(model: str, draft: 
     config = f"engine.speculative_config={{method: draft_model, model: {draft}, num_speculative_tokens: 3}}"
     error = str(refused(f"engine.model={model}", config, FOUR))
     assert all(part in error for part in ("engine.speculative_config.model", *parts))
+
+
+def test_a_checkpoint_is_served_in_its_own_formats(tmp_path: Path) -> None:
+    config = json.loads((Path(spec.__file__).parents[1] / "models" / "Qwen3-8B.json").read_text(encoding="utf-8"))
+    said = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "ignore": ["*self_attn*"]}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config, "quantization_config": said}), encoding="utf-8")
+    alone = "engine.speculative_config=null"
+    own = deployed(f"engine.model={path}", alone)
+    assert (own.settings.weight_dtype, own.settings.kv_dtype) == ("fp8", "fp8")
+    mlp = 36 * 3 * 4096 * 12288
+    assert own.memory.weight_bytes == 2 * own.model.num_parameters - mlp
+    asked = deployed(f"engine.model={path}", alone, "engine.quantization=int4", "engine.kv_cache_dtype=bfloat16")
+    assert (asked.settings.weight_dtype, asked.settings.kv_dtype) == ("int4", "bf16")
+    draft = f"engine.speculative_config={{method: draft_model, model: '{path}', num_speculative_tokens: 4}}"
+    served = deployed("engine.model=qwen3-32b", draft, FOUR, "engine.tensor_parallel_size=2").settings
+    assert (served.weight_dtype, served.draft_weight_dtype) == ("bf16", "fp8")
 
 
 def test_another_vocabulary_is_allowed_when_asked_for() -> None:
