@@ -67,6 +67,8 @@ class HardwareSpec:
     multiprocessors: Annotated[int, Field(strict=True, ge=0)] = 0  # SMs or compute units; 0: unknown
     cache_bytes: NotNegative = 0.0  # last-level cache (L2); 0: unknown
     inline_ecc: Annotated[bool, Field(strict=True)] = False  # ECC stands in the memory itself and crosses its bus
+    # Power that would sustain the peaks, where the board has less than others of its chip; 0: it sustains them
+    peak_power_w: NotNegative = 0.0
     # What vLLM attends with on the device; whether prompts and decodes share a launch.
     attention_kernel: Annotated[str, one_of("flash_attention_2", "flash_attention_3", "separate")] = "separate"
 
@@ -75,7 +77,8 @@ class HardwareSpec:
 
         Weight-only formats are unpacked and multiplied in 16 bits, and so is fp8 on a device without fp8 matrix units
         (as vLLM's Marlin kernels do); attention computes in 16 bits whatever the KV cache holds (``dtype`` is the
-        cache's). Collectives are bound by the link, every other family by the memory, less inline ECC.
+        cache's). A board with less power than its peaks take runs at a lower clock. Collectives are bound by the
+        link, every other family by the memory, less inline ECC.
 
         Raises:
             HardwareError: the device has no peak for any of these.
@@ -85,9 +88,10 @@ class HardwareSpec:
         if family.startswith("gdn"):
             dtype = "bf16"  # products with the state run in 16 bits, whatever it is kept in
         attends = family.startswith(("attention", "mla")) and dtype != "fp32"
+        sustained = min(1.0, self.board_power_w / self.peak_power_w) if self.peak_power_w else 1.0
         for candidate in ("bf16" if attends else COMPUTE_DTYPE.get(dtype, dtype), "bf16", "fp16", "fp32"):
             if candidate in self.peak_flops:
-                return float(self.peak_flops[candidate]), float(bandwidth)
+                return float(self.peak_flops[candidate]) * sustained, float(bandwidth)
         raise HardwareError(f"{self.name} has no peak FLOP/s for it", key="dtype", value=dtype)
 
 

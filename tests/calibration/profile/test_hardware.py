@@ -80,9 +80,20 @@ def test_ecc_of_gddr6_shares_the_bus(name: str) -> None:
     assert card.ceilings("linear", "bf16")[1] == 15 / 16 * card.memory_bandwidth_bytes_per_s
     assert card.ceilings("all_reduce", "bf16")[1] == card.link_bandwidth_bytes_per_s
     without = replace(card, inline_ecc=False)
-    assert without.ceilings("linear", "bf16") == (card.peak_flops["bf16"], card.memory_bandwidth_bytes_per_s)
+    assert without.ceilings("linear", "bf16")[1] == card.memory_bandwidth_bytes_per_s
     # what ECC takes of the bus it takes of the capacity
     assert card.memory_bytes < 15 / 16 * DATASHEETS[name][0] * GIB
+
+
+@pytest.mark.parametrize(("name", "full"), [("h100-nvl", "h100-sxm"), ("h100-pcie", "h100-sxm"), ("l4", "l40s")])
+def test_a_board_of_little_power_computes_as_much_a_watt_as_the_full_board_of_its_chip(name: str, full: str) -> None:
+    board, of_full = load_hardware(name), load_hardware(full)
+    expected = of_full.peak_flops["bf16"] / of_full.board_power_w
+    assert board.ceilings("linear", "bf16")[0] / board.board_power_w == pytest.approx(expected, rel=0.005)
+    assert replace(board, peak_power_w=0.0).ceilings("linear", "fp8")[0] == board.peak_flops["fp8"]
+    # the same board with power enough
+    assert replace(board, board_power_w=1000.0).ceilings("linear", "fp8")[0] == board.peak_flops["fp8"]
+    assert board.ceilings("linear", "bf16")[1] == replace(board, peak_power_w=0.0).ceilings("linear", "bf16")[1]
 
 
 def test_ceilings_by_format_and_family() -> None:
