@@ -85,7 +85,11 @@ class Cluster:
 
     def run(self) -> None:
         if self._closed_loop is not None or self._table.session is not None:
-            self._env.process(self._run_clients(_Clients(self._table, self._closed_loop, self._seed)))
+            clients = _Clients(self._table, self._closed_loop, self._seed)
+            if len(self.replicas) == 1 and clients.never_think:
+                self._run_without_thought(clients.count)
+            else:
+                self._env.process(self._run_clients(clients))
         elif self._router.is_static:
             self._run_static()
         else:
@@ -252,6 +256,31 @@ class Cluster:
             run.advance(max(until_s, math.nextafter(now_s, math.inf)))
         self.ran_out = self._table.num_extra > 0 and clients.starts_left == 0
 
+    def _run_without_thought(self, sending: int) -> None:
+        """`_run_clients` of one replica, each of whose answers brings the next request at once, as of a capacity.
+
+        Requests go by the table's order and as many as have been answered at a time: a third faster.
+        """
+        (replica,), n = self.replicas, len(self._table)
+        now_s, sent = 0.0, 0
+        while sent < n and self._served < self._counted:
+            last = sent + min(sending, n - sent)
+            self.rows["arrival_s"][sent:last] = now_s
+            self.assigned[sent:last] = 0
+            if self._table.num_extra and sent < self._counted <= last:
+                replica.submit(np.arange(sent, self._counted, dtype=np.uint32))
+                self._end_window()
+                sent = self._counted
+            replica.submit(np.arange(sent, last, dtype=np.uint32))
+            sent = last
+            if sent < n:
+                replica.advance(math.inf, stop_on_finish=True)
+                answers = replica.just_finished
+                self._served += int(np.count_nonzero(answers < self._counted))
+                self._report(self._served / self._counted)
+                now_s, sending = float(self.rows["finish_s"][answers[0]]), answers.size
+        self.ran_out = self._table.num_extra > 0 and sent == n
+
 
 class _Clients:
     """Who sends what after which answer: the next turn of a session, or (closed loop) what nobody has begun yet.
@@ -272,10 +301,13 @@ class _Clients:
         self._least_s = [math.inf] * (len(starts) + 1)
         self._next = len(starts)  # the session to begin when a client has done with one
         self.starts_left = len(starts)
+        self.never_think = False
+        """Whether every answer brings a request that nobody has sent, at once."""
         if loop is not None:
             from scipy.ndimage import minimum_filter1d
 
             drawn_s = loop.draw_think_s(seed, len(starts))
+            self.never_think = table.session is None and not drawn_s.any()
             self._next = min(loop.concurrency, len(starts))
             self._thoughts_s = drawn_s.tolist()
             self._first_s = self._thoughts_s[: self._next]
@@ -283,6 +315,11 @@ class _Clients:
             window = max(self._next, 1)
             shortest_s = minimum_filter1d(drawn_s, window, mode="constant", cval=math.inf, origin=-(window // 2))
             self._least_s = [*shortest_s.tolist(), math.inf]
+
+    @property
+    def count(self) -> int:
+        """How many send before there is any answer."""
+        return len(self._first_s)
 
     def first_sends(self) -> list[tuple[float, int]]:
         """A heap of when, and which request, before there is any answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from samples import closed_loop
 
 from draftcast.sim.acceptance.chain import Chain
-from draftcast.sim.cluster.cluster import Cluster
+from draftcast.sim.cluster.cluster import Cluster, _Clients
 from draftcast.sim.cluster.routers import make_router
 from draftcast.sim.engine.replica import Replica
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
@@ -189,6 +190,32 @@ def test_a_closed_loop_is_an_open_one_with_its_arrivals(
         alone.replica.advance(math.inf)
         expected = alone.requests(replica)
         pd.testing.assert_frame_equal(closed.iloc[sent][RESULTS], expected.iloc[sent][RESULTS], check_exact=True)
+
+
+@pytest.mark.parametrize("num_extra", [0, 60])
+@pytest.mark.parametrize("users", [1, 10, 130])
+def test_answers_that_bring_a_request_at_once_need_no_look_at_each_client(
+    build_case: Any, monkeypatch: pytest.MonkeyPatch, num_extra: int, users: int
+) -> None:
+    """A lone replica whose clients never think is run in a shorter way, to the same bits."""
+    drawn = drawn_requests(5, 120, rate_rps=1.0)
+
+    def bits() -> list[Any]:
+        case = build_case(**drawn)
+        table = dataclasses.replace(case.table, num_extra=num_extra)
+        cluster = Cluster(case.replicas, table, make_router("random", table, 1, 0), closed_loop(users), 0)
+        cluster.run()
+        state = case.replica.state
+        arrays = (state.requests, state.engine, state.steps, state.itl, cluster.assigned, cluster.engines)
+        return [*(array.tobytes() for array in arrays), cluster.end_s, cluster.stability, cluster.ran_out]
+
+    short = bits()
+    monkeypatch.setattr(
+        Cluster,
+        "_run_without_thought",
+        lambda self, _: self._env.process(self._run_clients(_Clients(self._table, self._closed_loop, self._seed))),
+    )
+    assert bits() == short
 
 
 def test_a_closed_loop_equals_an_open_run_of_its_table(serve: Serve) -> None:
