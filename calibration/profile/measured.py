@@ -33,39 +33,17 @@ class CurveAxes(NamedTuple):
     group: tuple[str, ...] = ()
 
 
-CURVES: dict[str, CurveAxes] = {
-    "linear": CurveAxes("m", ("k", "n")),
-    "moe": CurveAxes("m", ("k", "n"), ("num_experts", "top_k")),
-    "rmsnorm": CurveAxes("m", ("n",)),
-    "swiglu": CurveAxes("m", ("n",)),
-    "rotary": CurveAxes("m", ("heads", "kv_heads", "head_dim")),
-    "embedding": CurveAxes("m", ("k", "n")),
-    "sampler": CurveAxes("m", ("n",)),
-    "rejection_sampler": CurveAxes("batch", ("n",), ("q",)),
-    "all_reduce": CurveAxes("message_bytes", (), ("ranks",)),
+CURVES = {
+    name: CurveAxes(curve["x"], tuple(curve.get("axes", ())), tuple(curve.get("group", ())))
+    for name, facts in registry.FACTS.items()
+    if (curve := facts.get("curve"))
 }
 VERIFY_QUERIES = np.asarray([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0])
 """Queries per sequence at which decode's grid has nodes, measured or stretched by the roofline."""
 ATTENTION = ("attention_decode", "attention_prefill", "mla_decode", "mla_prefill", "gdn_decode", "gdn_prefill")
 LINEAR_ATTENTION = ("gdn_decode", "gdn_prefill")
 """Those that have no context: their grids' axes are decode's, with one node in place of contexts."""
-FAMILY = {
-    "linear": "linear",
-    "moe": "moe",
-    "attention_decode": "attention_decode",
-    "attention_prefill": "attention_prefill",
-    "mla_decode": "mla_decode",
-    "mla_prefill": "mla_prefill",
-    "gdn_decode": "gdn_decode",
-    "gdn_prefill": "gdn_prefill",
-    "rmsnorm": "elementwise",
-    "swiglu": "elementwise",
-    "rotary": "elementwise",
-    "embedding": "elementwise",
-    "sampler": "sampler",
-    "rejection_sampler": "sampler",
-    "all_reduce": "all_reduce",
-}
+FAMILY = {name: str(facts["family"]) for name, facts in registry.FACTS.items() if "family" in facts}
 """Roofline family of each operator of a table. ngram has none: it computes nothing, and no step is built from it."""
 
 

@@ -46,31 +46,9 @@ from draftcast import files
 from draftcast.errors import HardwareError
 from draftcast.files import written
 from draftcast.kernels.arrays import BoolArray
+from draftcast.kernels.operators.registry import FACTS
 
-SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
-    "linear": ("m", "k", "n"),
-    "moe": ("m", "k", "n", "num_experts", "top_k"),
-    "attention_decode": ("batch", "q", "context", "heads", "kv_heads", "head_dim", "window", "tree"),
-    "attention_prefill": ("batch", "q", "context", "heads", "kv_heads", "head_dim", "window"),
-    "mla_decode": ("batch", "q", "context", "heads", "k", "n"),
-    "mla_prefill": ("batch", "q", "context", "heads", "k", "n"),
-    "gdn_decode": ("batch", "q", "heads", "kv_heads", "k", "n"),
-    "gdn_prefill": ("batch", "q", "heads", "kv_heads", "k", "n"),
-    **dict.fromkeys(
-        ("kda_decode", "kda_prefill", "mamba2_decode", "mamba2_prefill"), ("batch", "q", "heads", "kv_heads", "k", "n")
-    ),
-    "indexer": ("batch", "q", "context", "heads", "k", "top_k"),
-    "mla_sparse": ("batch", "q", "context", "heads", "k", "n", "top_k"),
-    "attention_launch": ("m", "k", "n", "batch", "context", "heads", "kv_heads", "head_dim"),
-    "rmsnorm": ("m", "n"),
-    "swiglu": ("m", "n"),
-    "rotary": ("m", "heads", "kv_heads", "head_dim"),
-    "embedding": ("m", "k", "n"),
-    "sampler": ("m", "n"),
-    "rejection_sampler": ("batch", "q", "n"),
-    "all_reduce": ("message_bytes", "ranks"),
-    "ngram": ("batch", "context"),
-}
+SHAPE_FIELDS: dict[str, tuple[str, ...]] = {name: tuple(facts["shape"]) for name, facts in FACTS.items()}
 """Shape columns of each operator a table may hold."""
 
 MAY_BE_ZERO = ("window", "tree")

@@ -2,8 +2,8 @@
 
 A decoder of full, sliding, chunked or sparse attention (MHA, GQA, MLA), of layers with a state (gated DeltaNet, KDA,
 Mamba-2) and of dense or routed feed-forward layers is described by the fields, whatever the model is called. What a
-config leaves to the model's code (which projections carry biases, how many norms a layer has) stands in ``_IMPLIED`` by
-``model_type``, as fields, each after the modelling code in Hugging Face transformers. A field that describes another
+config leaves to the model's code (which projections carry biases, how many norms a layer has) stands in
+``implied.yaml`` by ``model_type``, as fields, each after the modelling code in Hugging Face transformers. A field that describes another
 kind of layer, or an unknown size, is refused by name: a near miss would give wrong bytes silently.
 """
 
@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from draftcast.errors import ModelError
 from draftcast.kernels.model.config import (
@@ -37,72 +40,7 @@ from draftcast.kernels.model.spec import LINEAR_SIZES, ModelSpec
 _NESTED = ("text_config", "llm_config", "language_config")
 _OUTER = ("architectures", "tie_word_embeddings", "quantization_config")  # what of it may stand beside
 
-_QWEN2 = {"attention_bias": True, "attention_output_bias": False, "shared_expert_gate": True}  # on q, k, v only
-_QWEN3 = {"use_qk_norm": True, "head_dim": 128}
-_QWEN3_5 = {"use_qk_norm": True, "head_dim": 256, "attn_output_gate": True, "shared_expert_gate": True}
-_GEMMA = {"tie_word_embeddings": True, "gated_mlp": True, "norms_per_layer": 4, "head_dim": 256}
-_NOAUX = {"topk_method": "noaux_tc"}
-_GLM4_MOE = {**_NOAUX, "attention_output_bias": False}
-_IMPLIED: dict[str, dict[str, Any]] = {
-    "opt": {
-        "hidden_act": "relu",
-        "enable_bias": True,
-        "layer_norm_bias": True,
-        "tie_word_embeddings": True,
-        "position_offset": 2,  # OPT offsets its learned positions by 2 rows
-    },
-    "qwen2": _QWEN2,
-    "qwen2_moe": _QWEN2,
-    "qwen2_5_vl_text": _QWEN2,
-    "qwen3": _QWEN3,
-    "qwen3_moe": _QWEN3,
-    "qwen3_vl_text": _QWEN3,
-    "qwen3_vl_moe_text": _QWEN3,
-    "qwen3_next": {
-        **_QWEN3_5,
-        "full_attention_interval": 4,
-        "linear_conv_kernel_dim": 4,
-        "num_nextn_predict_layers": 1,  # vLLM's model reads one MTP layer; the config does not name it
-    },
-    "qwen3_5_text": _QWEN3_5,
-    "qwen3_5_moe_text": _QWEN3_5,
-    "mimo": {"attention_output_bias": False},
-    "gemma": {**_GEMMA, "norms_per_layer": 2},
-    "gemma2": {**_GEMMA, "sliding_window": 4096, "sliding_window_pattern": 2},
-    "gemma3_text": {
-        **_GEMMA,
-        "use_qk_norm": True,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "vocab_size": 262208,
-        "max_position_embeddings": 131072,
-    },
-    "glm4": {"norms_per_layer": 4, "attention_output_bias": False},
-    "glm4_moe": _GLM4_MOE,
-    "glm4_moe_lite": _NOAUX,
-    "glm_moe_dsa": _NOAUX,
-    "deepseek_v3": _NOAUX,
-    "deepseek_v32": _NOAUX,
-    "kimi_k2": _NOAUX,
-    "ernie4_5_moe": _NOAUX,
-    "llama4_text": {"n_shared_experts": 1, "no_rope_layer_interval": 4},
-    "gemma4_text": {**_GEMMA, "use_qk_norm": True},
-    # Decays and the norm of a gate of low rank (in K3 of full rank); the state is kept in fp32 (vLLM).
-    "kimi_linear": {"mamba_ssm_dtype": "float32", "topk_method": "noaux_tc"},
-    "nemotron_h": {"norms_per_layer": 1, **_NOAUX},
-    "nemotron": {"layer_norm_bias": True},
-    "gpt_oss": {
-        "head_dim": 64,
-        "sliding_window": 128,
-        "sliding_window_pattern": 2,
-        "attention_bias": True,
-        "attention_sinks": True,
-        "expert_bias": True,
-        **_NOAUX,
-    },
-}
+_IMPLIED: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("implied.yaml").read_text("utf-8"))
 
 _WINDOWED = ("sliding_attention", "chunked_attention")
 _KINDS = ("full_attention", "attention", "deepseek_sparse_attention", *_WINDOWED, "linear_attention", "mamba")

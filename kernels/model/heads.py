@@ -25,37 +25,6 @@ from draftcast.kernels.model.config import Config
 from draftcast.kernels.model.spec import ModelSpec
 
 _FILE = Path(__file__).with_name("heads.json")
-# Kind of a head by its config's `architectures` (of a speculators config: by `speculators_model_type`).
-_KINDS = {
-    "eagle": "eagle",
-    "EagleLlamaForCausalLM": "eagle",
-    "eagle3": "eagle3",
-    "Eagle3LlamaForCausalLM": "eagle3",
-    "LlamaForCausalLMEagle3": "eagle3",
-    "GptOssForCausalLMEagle3": "eagle3",
-    "Qwen3MoEForCausalLMEagle3": "eagle3",
-    "peagle": "p_eagle",
-    "PEagleDraftModel": "p_eagle",
-    "dflash": "dflash",
-    "DFlashDraftModel": "dflash",
-    "DominoDraftModel": "dflash",
-    "dspark": "dspark",
-    "DSparkDraftModel": "dspark",
-    "Qwen3DSparkModel": "dspark",
-    "MedusaModel": "medusa",
-    "MLPSpeculatorPreTrainedModel": "mlp_speculator",
-}
-# The kinds a method runs, the usual one first.
-_RUNS = {
-    "eagle": ("eagle",),
-    "eagle3": ("eagle3",),
-    "p_eagle": ("p_eagle", "eagle3"),
-    "eagle_tree": ("eagle", "eagle3"),
-    "dflash": ("dflash",),
-    "dspark": ("dspark",),
-    "medusa": ("medusa",),
-    "mlp_speculator": ("mlp_speculator",),
-}
 # Where the captured layers stand: top level, or inside one of these sections.
 _CAPTURED = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
 _SECTIONS = ("eagle_config", "dflash_config", "dspark_config")
@@ -132,10 +101,18 @@ class HeadConfig:
 
 
 @functools.cache
+def _facts() -> dict[str, dict[str, Any]]:
+    """``kinds`` by what a config calls itself (``architectures``, of a speculators config ``speculators_model_type``),
+    the kinds that each of ``methods`` runs, the usual one first, and the ``heads``."""
+    facts: dict[str, dict[str, Any]] = json.loads(_FILE.read_text(encoding="utf-8"))
+    return facts
+
+
+@functools.cache
 def _bundled() -> dict[str, tuple[str, dict[str, Any]]]:
     """Lower-case name or alias -> (canonical name, entry)."""
     found: dict[str, tuple[str, dict[str, Any]]] = {}
-    for name, entry in json.loads(_FILE.read_text(encoding="utf-8"))["heads"].items():
+    for name, entry in _facts()["heads"].items():
         for key in (name, *entry["aliases"]):
             if found.setdefault(key.lower(), (name, entry))[0] != name:
                 raise ModelError(f"{key} is claimed by two bundled heads", file=str(_FILE))
@@ -173,7 +150,7 @@ def usual_head(method: str, target: ModelSpec, k: int) -> ModelSpec:
 
 def has_head(method: str) -> bool:
     """Whether the method drafts with a head of the target (and not with a model of its own, or a search)."""
-    return method == "mtp" or method in _RUNS
+    return method == "mtp" or method in _facts()["methods"]
 
 
 def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> Head:
@@ -196,7 +173,7 @@ def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> He
         subject = "the scenario names no draft head" if name is None else f"draft head {name} is not known"
         shape = f"{subject}: assumed {basis}: {describe(usual.spec, target)}"
         return Head(usual.spec, (shape, *usual.assumed))
-    if config.kind not in _RUNS[method]:
+    if config.kind not in _facts()["methods"][method]:
         allowed = f"is a head for method {config.kind}, not for {method}; name one for it, or null"
         raise ModelError(allowed, key="draft_model", value=name)
     return config.head(target, k)
@@ -218,7 +195,7 @@ def says_eagle3(name: str | None) -> bool:
 
 def _assumed_kind(method: str, name: str | None) -> str:
     """What an unknown head is: of a tree's two kinds the one that its name holds."""
-    return "eagle3" if method == "eagle_tree" and says_eagle3(name) else _RUNS[method][0]
+    return "eagle3" if method == "eagle_tree" and says_eagle3(name) else str(_facts()["methods"][method][0])
 
 
 def _usual(kind: str, target: ModelSpec, k: int) -> tuple[Head, str]:
@@ -322,10 +299,11 @@ def _kind(config: Config) -> str:
         return "eagle3" if config.values.get("draft_vocab_size") else "eagle"
     if "medusa_num_heads" in config.values:  # Medusa's own repositories name no architecture
         return "medusa"
-    if label not in _KINDS:
-        known = ", ".join(key for key in _KINDS if key[0].isupper())
+    kinds = _facts()["kinds"]
+    if label not in kinds:
+        known = ", ".join(key for key in kinds if key[0].isupper())
         raise ModelError(f"no draft head's; known: {known}", file=config.name, key="architectures", value=label)
-    return _KINDS[label]
+    return str(kinds[label])
 
 
 def _without_layers(config: Config, kind: str) -> HeadConfig:

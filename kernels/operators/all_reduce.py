@@ -227,7 +227,6 @@ def _prepare(inputs: Tensors, outputs: Tensors) -> Launch:
 
 ALL_REDUCE = Operator(
     name="all_reduce",
-    shape_fields=("message_bytes", "ranks"),
     work=lambda shape, dtype, kv_dtype: all_reduce_work(shape["message_bytes"], shape["ranks"]),
     draw_inputs=_draw_inputs,
     make_outputs=lambda inputs: {"sum": inputs["messages"].new_empty(inputs["messages"].shape[1])},

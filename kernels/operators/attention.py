@@ -123,7 +123,6 @@ def _triton_supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str)
 
 ATTENTION_PREFILL = Operator(
     name="attention_prefill",
-    shape_fields=("batch", "q", "context", "heads", "kv_heads", "head_dim", "window"),
     work=lambda shape, dtype, kv_dtype: attention_shape_work(shape, dtype, kv_dtype, causal=True),
     draw_inputs=paged.draw_inputs,
     make_outputs=paged.make_outputs,
@@ -135,6 +134,5 @@ ATTENTION_PREFILL = Operator(
 ATTENTION_DECODE = replace(
     ATTENTION_PREFILL,
     name="attention_decode",
-    shape_fields=(*ATTENTION_PREFILL.shape_fields, "tree"),
     work=lambda shape, dtype, kv_dtype: attention_shape_work(shape, dtype, kv_dtype, causal=False),
 )

@@ -61,7 +61,6 @@ def _norm_torch(inputs: Tensors, outputs: Tensors) -> Launch:
 # Two rows of n read and two written for each of m; the weight stays in the cache.
 RMSNORM = Operator(
     name="rmsnorm",
-    shape_fields=("m", "n"),
     work=lambda shape, dtype, _: moved_work(4.0 * shape["m"] * shape["n"], activation_bytes(dtype)),
     draw_inputs=_norm_inputs,
     make_outputs=lambda inputs: {name: inputs["x"].new_empty(inputs["x"].shape) for name in ("y", "residual_out")},
@@ -123,7 +122,6 @@ def _rotary_torch(inputs: Tensors, outputs: Tensors) -> Launch:
 
 ROTARY = Operator(
     name="rotary",
-    shape_fields=("m", "heads", "kv_heads", "head_dim"),
     work=_rotary_work,
     draw_inputs=_rotary_inputs,
     make_outputs=lambda inputs: {f"{name}_out": inputs[name].new_empty(inputs[name].shape) for name in ("q", "k")},
@@ -153,7 +151,6 @@ def _swiglu_torch(inputs: Tensors, outputs: Tensors) -> Launch:
 # Rows of 2n read, of n written.
 SWIGLU = Operator(
     name="swiglu",
-    shape_fields=("m", "n"),
     work=lambda shape, dtype, _: moved_work(3.0 * shape["m"] * shape["n"], activation_bytes(dtype)),
     draw_inputs=lambda shape, draw: {"x": draw.normal(shape["m"], 2 * shape["n"])},
     make_outputs=lambda inputs: {"y": inputs["x"].new_empty((len(inputs["x"]), inputs["x"].shape[1] // 2))},
@@ -176,7 +173,6 @@ def _embedding_torch(inputs: Tensors, outputs: Tensors) -> Launch:
 # A row of n read and written for each of m tokens.
 EMBEDDING = Operator(
     name="embedding",
-    shape_fields=("m", "n", "k"),
     work=lambda shape, dtype, _: moved_work(2.0 * shape["m"] * shape["n"], activation_bytes(dtype)),
     draw_inputs=lambda shape, draw: {
         "table": draw.normal(shape["k"], shape["n"]),

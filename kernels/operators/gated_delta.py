@@ -197,7 +197,6 @@ def _supports(shape: Shape, dtype: str, state_dtype: str, device: str) -> str:
 def _operator(name: str, kind: str, *, in_chunks: bool) -> Operator:
     return Operator(
         name=name,
-        shape_fields=("batch", "q", "heads", "kv_heads", "k", "n"),
         work=partial(gated_delta_work, chunked=in_chunks, kind=kind),
         draw_inputs=partial(draw_inputs, kind=kind),
         make_outputs=make_outputs,

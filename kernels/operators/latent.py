@@ -54,7 +54,6 @@ def _supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str) -> str
 
 MLA_DECODE = Operator(
     name="mla_decode",
-    shape_fields=("batch", "q", "context", "heads", "k", "n"),
     work=partial(mla_work, absorbed=True),
     draw_inputs=partial(draw_inputs, absorbed=True),
     make_outputs=paged.make_outputs,

@@ -85,7 +85,6 @@ def _prepare_torch(inputs: Tensors, outputs: Tensors) -> Launch:
 
 LINEAR = Operator(
     name="linear",
-    shape_fields=("m", "k", "n"),
     dtypes=("fp32", "bf16", "fp8"),
     work=lambda shape, dtype, _: linear_work(
         shape["m"], shape["k"], shape["n"], WEIGHT_BYTES[dtype], activation_bytes(dtype)

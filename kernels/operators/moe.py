@@ -160,7 +160,6 @@ def _bad_shape(shape: Shape) -> str:
 
 MOE = Operator(
     name="moe",
-    shape_fields=("m", "k", "n", "num_experts", "top_k"),
     dtypes=("fp32", "bf16", "fp8"),
     work=_work,
     draw_inputs=_draw_inputs,

@@ -1,15 +1,17 @@
 """The operators that can be run and timed, by name.
 
-A new operator is an `Operator` in its family's file and one line in `_OPERATORS`. Nothing here loads torch: family
-files import it inside functions, implementations are imported when they are prepared.
+A new operator is an `Operator` in its family's file and one line in ``operators.json``. Nothing here loads torch:
+family files import it inside functions, implementations are imported when they are prepared.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from draftcast.errors import HardwareError
@@ -34,31 +36,9 @@ FP8_SCALE = 1 / 64
 """Standard normal numbers, times 64, fill e4m3's range up to seven standard deviations."""
 E4M3_MAX = 448.0
 
-# Where each operator stands: module of draftcast.kernels and name.
-_OPERATORS = {
-    "linear": "operators.linear:LINEAR",
-    "moe": "operators.moe:MOE",
-    "attention_decode": "operators.attention:ATTENTION_DECODE",
-    "attention_prefill": "operators.attention:ATTENTION_PREFILL",
-    "mla_decode": "operators.latent:MLA_DECODE",
-    "mla_prefill": "operators.latent:MLA_PREFILL",
-    "indexer": "operators.sparse:INDEXER",
-    "mla_sparse": "operators.sparse:MLA_SPARSE",
-    "gdn_decode": "operators.gated_delta:GDN_DECODE",
-    "gdn_prefill": "operators.gated_delta:GDN_PREFILL",
-    "kda_decode": "operators.gated_delta:KDA_DECODE",
-    "kda_prefill": "operators.gated_delta:KDA_PREFILL",
-    "mamba2_decode": "operators.gated_delta:MAMBA2_DECODE",
-    "mamba2_prefill": "operators.gated_delta:MAMBA2_PREFILL",
-    "rmsnorm": "operators.elementwise:RMSNORM",
-    "rotary": "operators.elementwise:ROTARY",
-    "swiglu": "operators.elementwise:SWIGLU",
-    "embedding": "operators.elementwise:EMBEDDING",
-    "sampler": "operators.sampler:SAMPLER",
-    "rejection_sampler": "operators.rejection:REJECTION_SAMPLER",
-    "all_reduce": "operators.all_reduce:ALL_REDUCE",
-    "ngram": "search.ngram_batch:NGRAM",
-}
+FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("operators.json").read_text("utf-8"))
+"""By operator: ``place``, its module of draftcast.kernels and name (none: only imported times), ``shape``, its columns
+in a latency table, ``family`` of its roofline (none: no step is built from it) and ``curve``, its interpolation."""
 
 
 def float_output(inputs: Tensors, *size: int) -> torch.Tensor:
@@ -127,7 +107,6 @@ class Operator:
     """What an operator costs, runs on and should answer."""
 
     name: str  # as in a latency table
-    shape_fields: tuple[str, ...]  # names of its sizes, a subset of the latency table's shape columns
     # (shape, dtype, kv_dtype) to FLOPs and bytes; sizes may be arrays. kv_dtype is "" where it has no meaning.
     work: Callable[[Mapping[str, Any], str, str], Work]
     draw_inputs: Callable[..., dict[str, Any]]  # named tensors and numbers; some take options beside the shape
@@ -139,6 +118,11 @@ class Operator:
     # Ends what launches leave running between them, an all-reduce's processes; they must be prepared anew
     close: Callable[[], None] = lambda: None
 
+    @property
+    def shape_fields(self) -> tuple[str, ...]:
+        """Names of its sizes, a subset of the latency table's shape columns."""
+        return tuple(FACTS[self.name]["shape"])
+
     def make_inputs(
         self, shape: Shape, dtype: str, kv_dtype: str, device: str, generator: torch.Generator, **options: bool
     ) -> dict[str, Any]:
@@ -147,14 +131,14 @@ class Operator:
 
 
 def operator_names() -> tuple[str, ...]:
-    return tuple(_OPERATORS)
+    return tuple(name for name, facts in FACTS.items() if "place" in facts)
 
 
 def operator(name: str) -> Operator:
     """The operator of this name. Raises HardwareError: there is none; lists those there are."""
-    if name not in _OPERATORS:
-        raise HardwareError(f"unknown operator; known: {', '.join(_OPERATORS)}", key="operator", value=name)
-    return cast(Operator, _load(_OPERATORS[name]))
+    if name not in operator_names():
+        raise HardwareError(f"unknown operator; known: {', '.join(operator_names())}", key="operator", value=name)
+    return cast(Operator, _load(FACTS[name]["place"]))
 
 
 def everything(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:

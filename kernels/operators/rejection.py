@@ -145,7 +145,6 @@ def _prepare_torch(inputs: Tensors, outputs: Tensors) -> Launch:
 
 REJECTION_SAMPLER = Operator(
     name="rejection_sampler",
-    shape_fields=("batch", "q", "n"),
     work=lambda shape, dtype, kv_dtype: sampler_work(shape["batch"] * shape["q"], shape["n"], activation_bytes(dtype)),
     draw_inputs=_draw_inputs,
     make_outputs=_make_outputs,

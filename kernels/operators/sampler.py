@@ -96,7 +96,6 @@ def _prepare_torch(inputs: Tensors, outputs: Tensors) -> Launch:
 
 SAMPLER = Operator(
     name="sampler",
-    shape_fields=("m", "n"),
     work=lambda shape, dtype, kv_dtype: sampler_work(shape["m"], shape["n"], activation_bytes(dtype)),
     draw_inputs=_draw_inputs,
     make_outputs=_make_outputs,

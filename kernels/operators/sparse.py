@@ -124,9 +124,7 @@ def attend(inputs: Tensors, dtype: Any) -> Outputs:
     return {"out": torch.einsum("bqht,bqtn->bqhn", shares, chosen[..., : inputs["n"]])}
 
 
-def _operator(
-    name: str, fields: tuple[str, ...], work: Any, draw_inputs: Any, make_outputs: Any, compute: Any
-) -> Operator:
+def _operator(name: str, work: Any, draw_inputs: Any, make_outputs: Any, compute: Any) -> Operator:
     def reference(inputs: Tensors) -> Outputs:
         import torch
 
@@ -143,13 +141,12 @@ def _operator(
         return launch
 
     implementations = {"torch": Implementation("torch", _supports, prepare)}
-    return Operator(name, fields, work, draw_inputs, make_outputs, reference, implementations)
+    return Operator(name, work, draw_inputs, make_outputs, reference, implementations)
 
 
 def _supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str) -> str:
     return "" if shape["top_k"] <= shape["context"] - shape["q"] + 1 else "the first query must see topk tokens"
 
 
-_INDEX_FIELDS = ("batch", "q", "context", "heads", "k", "top_k")
-INDEXER = _operator("indexer", _INDEX_FIELDS, _index_shape_work, draw_index, index_outputs, index_tokens)
-MLA_SPARSE = _operator("mla_sparse", (*_INDEX_FIELDS, "n"), _sparse_shape_work, draw_sparse, sparse_outputs, attend)
+INDEXER = _operator("indexer", _index_shape_work, draw_index, index_outputs, index_tokens)
+MLA_SPARSE = _operator("mla_sparse", _sparse_shape_work, draw_sparse, sparse_outputs, attend)

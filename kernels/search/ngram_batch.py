@@ -111,7 +111,6 @@ def _work(shape: Mapping[str, Any], dtype: str, kv_dtype: str) -> Work:
 
 NGRAM = Operator(
     name="ngram",
-    shape_fields=("batch", "context"),
     dtypes=("int32",),
     work=_work,
     draw_inputs=draw_inputs,

@@ -10,8 +10,10 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
+from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import ScenarioError
 
 Rule = Literal["0", "1", "k-1", "k", "k+1"]
@@ -60,8 +62,8 @@ class Method:
 
     name: str
     plan: DraftPlan
-    vllm_method: str | None
     source: str
+    vllm_method: str | None = None
     parallel_drafting: bool = False
     slots_rule: Rule = "0"
     lookahead_rule: Rule = "0"
@@ -130,94 +132,12 @@ def _apply(rule: Rule, k: int) -> int:
     return {"0": 0, "1": 1, "k-1": k - 1, "k": k, "k+1": k + 1}[rule]
 
 
-_EAGLE_PLAN = dict[str, Any](plan=DraftPlan.AUTOREGRESSIVE, lookahead_rule="k", is_async=True)
-
-_ALL = (
-    Method("none", DraftPlan.NONE, None, "no speculative decoding", is_async=True),
-    Method(
-        name="draft_model",
-        vllm_method="draft_model",
-        source="Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318",
-        slots_rule="1",
-        extra_first_rows=1,
-        needs_draft_model=True,
-        **_EAGLE_PLAN,
-    ),
-    Method(name="eagle", vllm_method="eagle", source="arXiv 2401.15077", drops_last_prefix_block=True, **_EAGLE_PLAN),
-    Method(name="eagle3", vllm_method="eagle3", source="arXiv 2503.01840", drops_last_prefix_block=True, **_EAGLE_PLAN),
-    Method(
-        name="mtp",
-        vllm_method="mtp",
-        source="DeepSeek-V3, arXiv 2412.19437, section 2.2",
-        drops_last_prefix_block=True,
-        **_EAGLE_PLAN,
-    ),
-    Method(
-        name="p_eagle",
-        plan=DraftPlan.PARALLEL,
-        vllm_method="eagle3",
-        source="parallel-drafting EAGLE in vLLM 0.32 (eagle3 with parallel_drafting)",
-        parallel_drafting=True,
-        slots_rule="k-1",
-        lookahead_rule="k",
-        is_async=True,
-        block_rows_beyond_k=-1,
-        drops_last_prefix_block=True,
-    ),
-    Method(
-        name="pard",
-        plan=DraftPlan.PARALLEL,
-        vllm_method="draft_model",
-        source="PARD, arXiv 2504.18583 (draft_model with parallel_drafting)",
-        parallel_drafting=True,
-        slots_rule="k",
-        lookahead_rule="k",
-        is_async=True,
-        needs_draft_model=True,
-    ),
-    Method("medusa", DraftPlan.HEADS, "medusa", "Medusa, arXiv 2401.10774"),
-    Method("mlp_speculator", DraftPlan.HEADS, "mlp_speculator", "arXiv 2404.19124"),
-    Method(
-        name="dflash",
-        plan=DraftPlan.CONTEXT_BLOCK,
-        vllm_method="dflash",
-        source="block drafting over the target's hidden states: a bonus query and k masks (vLLM 0.32)",
-        parallel_drafting=True,
-        slots_rule="k",
-        lookahead_rule="k+1",
-        is_async=True,
-        block_rows_beyond_k=1,
-        drops_last_prefix_block=True,
-    ),
-    Method(
-        name="dspark",
-        plan=DraftPlan.CONTEXT_BLOCK,
-        vllm_method="dspark",
-        source="like dflash, but the anchor is the first prediction: k queries (vLLM 0.32, sample_from_anchor)",
-        parallel_drafting=True,
-        slots_rule="k-1",
-        lookahead_rule="k",
-        is_async=True,
-        block_rows_beyond_k=0,
-        drops_last_prefix_block=True,
-    ),
-    Method("ngram", DraftPlan.HOST_SEARCH, "ngram", "prompt lookup decoding; KMP search on the host in vLLM 0.32"),
-    Method("ngram_gpu", DraftPlan.DEVICE_SEARCH, "ngram_gpu", "prompt lookup on the device (vLLM 0.32)", is_async=True),
-    Method("suffix", DraftPlan.HOST_SEARCH, "suffix", "SuffixDecoding, arXiv 2411.04975"),
-    Method(
-        name="eagle_tree",
-        vllm_method=None,
-        source="EAGLE-2, arXiv 2406.16858: depth passes of width rows, the best nodes verified at once",
-        is_tree=True,
-        tree_width=10,
-        max_tree_nodes=60,
-        drops_last_prefix_block=True,
-        **_EAGLE_PLAN,
-    ),
-)
-
-METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}
-"""Every method by name. A new method is one entry here (and a draft plan, if it runs unlike all others)."""
+_FILE = Path(__file__).with_name("methods.yaml")
+METHODS: Mapping[str, Method] = {
+    name: Method(name=name, **{**facts, "plan": DraftPlan[facts["plan"]]})
+    for name, facts in parse_yaml(_FILE.read_text("utf-8"), _FILE.name).items()
+}
+"""Every method by name. A new method is one entry of ``methods.yaml`` (and a draft plan, if none fits)."""
 
 
 def get_method(name: str) -> Method:
