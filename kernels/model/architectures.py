@@ -3,8 +3,8 @@
 A decoder of full, sliding, chunked or sparse attention (MHA, GQA, MLA), of layers with a state (gated DeltaNet, KDA,
 Mamba-2) and of dense or routed feed-forward layers is described by the fields, whatever the model is called. What a
 config leaves to the model's code (which projections carry biases, how many norms a layer has) stands in
-``implied.yaml`` by ``model_type``, as fields, each after the modelling code in Hugging Face transformers. A field that describes another
-kind of layer, or an unknown size, is refused by name: a near miss would give wrong bytes silently.
+``implied.yaml`` by ``model_type``, as fields, each after the modelling code in Hugging Face transformers. A field that
+describes another kind of layer, or an unknown size, is refused by name: a near miss would give wrong bytes silently.
 """
 
 from __future__ import annotations
