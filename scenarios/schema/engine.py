@@ -13,35 +13,13 @@ from draftcast.calibration.profile.engines import DEFAULT_VERSION, CudagraphMode
 from draftcast.errors import HardwareError
 from draftcast.frozen import MOST_TOKENS, Count, Frozen, NonEmpty, one_of, wrong
 from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.model.dtypes import FORMATS
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 
 # vLLM's names -> the short names of draftcast.kernels.model.dtypes.
-DTYPES = {"auto": "bf16", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
-QUANTIZATIONS = {
-    "fp8": "fp8",
-    "fbgemm_fp8": "fp8",
-    "ptpc_fp8": "fp8",
-    "modelopt": "fp8",
-    "awq": "int4",
-    "awq_marlin": "int4",
-    "gptq": "int4",
-    "gptq_marlin": "int4",
-    "int4": "int4",
-    "mxfp4": "mxfp4",
-    "modelopt_fp4": "nvfp4",
-    "nvfp4": "nvfp4",
-    "modelopt_mxfp8": "mxfp8",
-    "mxfp8": "mxfp8",
-    "int8": "int8",
-}
-KV_DTYPES = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "fp8": "fp8",
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
-    "nvfp4": "nvfp4",
-}
+DTYPES: dict[str, str] = FORMATS["vllm_dtypes"]
+QUANTIZATIONS: dict[str, str] = FORMATS["vllm_quantizations"]
+KV_DTYPES: dict[str, str] = FORMATS["vllm_kv_dtypes"]
 
 # A block takes 60 bytes here and holds 16 tokens by default: this many are more than any device has.
 MOST_BLOCKS = 2**25
