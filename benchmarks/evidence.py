@@ -4,11 +4,13 @@
 form) and prints errors by kind with each source counted once, the signs of the speed-ups, the early results, how well
 prediction intervals cover with each source held out, errors without and with ``--calibrate-to`` a run without
 speculation, and one last JSON line. It takes about half an hour of one core. ``--write-model-error`` writes the spreads
-of the errors to ``scenarios/compare/model_error.yaml``.
+of the errors to ``scenarios/compare/model_error.yaml``. ``--write-forecasts`` alone writes the forecasts of steady
+loads to ``scenarios/evidence/forecasts.csv``, which the page Trust shows (some minutes).
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import statistics
 import sys
@@ -23,6 +25,7 @@ from draftcast.calibration.live.off_runs import OffRun
 from draftcast.errors import InputError
 from draftcast.files import plain
 from draftcast.scenarios.compare import model_error
+from draftcast.scenarios.evidence import summary
 from draftcast.scenarios.evidence.forecast import SIDES, Forecast, forecast_points, forecast_questions
 from draftcast.scenarios.evidence.point import points, read_points
 from draftcast.scenarios.evidence.question import PointScenarios
@@ -53,6 +56,9 @@ EARLY_BAR = 0.15
 
 
 def main() -> None:
+    if "--write-forecasts" in sys.argv:
+        write_forecasts(list(forecast_points(point for point in points() if point.tier in summary.JUDGED_TIERS)))
+        return
     write = "--write-model-error" in sys.argv
     paths = [Path(name) for name in sys.argv[1:] if not name.startswith("--")]
     forecasts = list(forecast_points(read_points(paths) if paths else points()))
@@ -106,6 +112,17 @@ def write_model_error(forecasts: list[Forecast], calibrations: list[Calibrated])
     values = {"schema_version": 1, "calibrated_share": round(share, 2), "strata": strata | missing}
     text = yaml.safe_dump(values, sort_keys=False)
     path.write_text("\n".join(head) + "\n" + text)
+
+
+def write_forecasts(forecasts: list[Forecast]) -> None:
+    """What `shipped_forecasts` reads: id, stratum and figures of every forecast."""
+    with Path(summary.__file__).with_name(summary.SHIPPED).open("w") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(("id", "stratum", "off", "on"))
+        for f in forecasts:
+            if f.stratum:
+                shown = ("" if value is None else f"{value:.5g}" for value in (f.off, f.on))
+                rows.writerow((f.point.id, f.stratum, *shown))
 
 
 def figures(forecasts: list[Forecast], dense: list[Forecast]) -> dict[str, Any]:

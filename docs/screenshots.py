@@ -53,7 +53,7 @@ SHOTS = {
     ),
     "cutover": Shot({"page": "cutover"}, ("Find the cutover",), ".st-key-advantage .js-plotly-plot"),
     "compare": Shot({"page": "compare"}, ("Add it with speculation off",)),
-    "trust": Shot({"page": "trust"}, ("Forecast",)),
+    "trust": Shot({"page": "trust"}),
 }
 
 

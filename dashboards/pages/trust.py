@@ -1,11 +1,12 @@
-"""Trust: what the times rest on - coverage of the scenario, fit, residuals, the profile's environment and age.
+"""Trust: a scorecard of forecasts beside what was measured on real GPUs, then what this scenario's times rest on.
 
-Below it stand live sweeps of a real server and measurements of real engines, each beside its forecast.
+Details (fit, residuals, the profile's environment, live sweeps of a real server) are folded.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pandas as pd
@@ -20,20 +21,21 @@ from draftcast.dashboards.session.question import literal
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.session.uploads import VALIDATION, uploader
 from draftcast.dashboards.widgets.controls import view_choice
-from draftcast.dashboards.widgets.page import Bad, Cell, Report, asked_for, html_table, long_answer, verdict_line
+from draftcast.dashboards.widgets.page import Bad, Cell, Report, html_table, verdict_line
 from draftcast.errors import HardwareError
 from draftcast.files import read_bytes
-from draftcast.scenarios.evidence.forecast import Forecast, forecast_points
-from draftcast.scenarios.evidence.point import points
+from draftcast.scenarios.compare.model_error import stratum_of
+from draftcast.scenarios.evidence import summary
+from draftcast.scenarios.evidence.forecast import SIDES, Forecast
 from draftcast.scenarios.run.coverage import ORIGINS, coverage_of, fidelity
 from draftcast.scenarios.show import evidence_report
 from draftcast.scenarios.show.device_plots import coverage_figure, fit_figure
-from draftcast.scenarios.show.plots import on_page
+from draftcast.scenarios.show.plots import OFF, ON, on_page
 from draftcast.scenarios.show.profile_view import OpenProfile, errors_of, fit_points, modelled_parts, open_profile
 from draftcast.scenarios.show.tables import MISSED
 from draftcast.scenarios.show.validation_sweep_summary import SweepSummary, bars_line, read_summary, shipped_summaries
-from draftcast.sim.progress import Progress
 
+WORDS = {"off": "times without speculation", "on": "times with speculation", "speedup": "speed-ups"}
 MEANING = {
     "measured": "measured times of exactly these shapes",
     "interpolated": "between measured shapes",
@@ -46,6 +48,8 @@ def render(session: Session, report: Report) -> None:
     figures = own.run.summary["figures"]
     report.badge([figures])
     trusted = fidelity([figures])
+    _scorecard(report, own)
+    st.header("What this scenario's times rest on", anchor="origin")
     if trusted is not None:
         origins = [(word, f"{trusted.shares[word]:.0%}", MEANING[word]) for word in ORIGINS]
         head = ("device time", "share", "what it means")
@@ -55,14 +59,14 @@ def render(session: Session, report: Report) -> None:
     profile = named or (device.name if has_profile(device) else "default")
     opened = _open(profile, device.name if profile == "default" else None)
     if opened.folder is not None:
-        _fit(session, report, opened)
-    st.header("Where the profile comes from", anchor="profile")
+        with st.expander("Fit and residuals"):
+            _fit(session, report, opened)
     facts = _origin(own, opened)
-    st.html(html_table(("", ""), list(facts.items()), facts=True, name="Profile"))
+    profile_table = html_table(("", ""), list(facts.items()), facts=True, name="Profile")
+    st.expander("Where the profile comes from").html(profile_table)
     name = own.run.summary["profile"]
     report.title, report.lines = f"Trust: {name}", [f"{fact}: {text}" for fact, text in facts.items()]
     _validation(session, report)
-    _evidence(session, report)
     option = f" --hardware {own.scenario.hardware}" if name == "default" else ""
     report.footer(own.hash, f"draftcast profile show {name}{option}", own)
     fact_table = pd.DataFrame(list(facts.items()), columns=["fact", "value"])
@@ -71,7 +75,7 @@ def render(session: Session, report: Report) -> None:
 
 
 def _coverage(report: Report, own: Answer) -> None:
-    st.header("Coverage map", anchor="coverage")
+    st.subheader("Coverage map", anchor="coverage")
     try:
         report.figure(
             "coverage",
@@ -100,7 +104,6 @@ def _points(checksum: str, part: Part, _opened: OpenProfile) -> OperatorErrors:
 
 
 def _fit(session: Session, report: Report, opened: OpenProfile) -> None:
-    st.header("Fit and residuals", anchor="fit")
     parts = {str(part): part for part in modelled_parts(opened.table())}
     names = sorted(parts, key=lambda name: not name.startswith("attention_decode (bf16"))
     chosen = view_choice(session, View.TRUST_OPERATOR, list(parts), default=names[0])
@@ -121,8 +124,7 @@ def _fit(session: Session, report: Report, opened: OpenProfile) -> None:
         shares = ("–" if row[name] is None else f"{row[name]:.1%}" for name in ("median", "p90", "worst"))
         shown.append((f"{row['operator']} {formats}", f"{row['points']:,}", f"{row['held_out']:,}", *shares))
     head = ("operator", "points", "held out", "median error", "p90", "worst")
-    with st.expander("Held-out errors of every operator"):
-        st.html(html_table(head, shown, name="Held-out errors"))
+    st.html(html_table(head, shown, name="Held-out errors"))
 
 
 def _origin(own: Answer, opened: OpenProfile) -> dict[str, str]:
@@ -132,7 +134,11 @@ def _origin(own: Answer, opened: OpenProfile) -> dict[str, str]:
         days = (datetime.now(UTC).date() - datetime.fromisoformat(profile.date).date()).days
         age = " (today)" if days <= 0 else f" ({days} day{'s' if days > 1 else ''} old)"
     facts = {"profile": profile.name, "source": profile.source, "checksum": profile.checksum()[:12]}
-    facts["date"] = profile.date + age
+    if manifest is not None and manifest.sources:
+        facts["measured"] = "the source gives no date; not before the release of the versions below"
+        facts["imported"] = profile.date
+    else:
+        facts["measured" if manifest is not None else "date"] = profile.date + age
     if manifest is not None:
         clocks = ", ".join(f"{name} {value:g}" for name, value in manifest.clocks.items())
         facts |= {
@@ -158,50 +164,81 @@ def _validation(session: Session, report: Report) -> None:
 
 
 def _sweep(report: Report, name: str, sweep: SweepSummary) -> None:
-    """How many checks hold and which miss their bar, then the forecasts beside what was measured."""
+    """How many checks hold and which miss their bar; folded, the forecasts beside what was measured."""
     first, verdict, *rest = sweep.head()
     st.subheader(literal(name), anchor=False)
-    verdict_line(verdict, why=" ".join([first, *rest]), held=sweep.held, of=sweep.of)
+    verdict_line(verdict, held=sweep.held, of=sweep.of)
+    with st.expander(f"Checks and tables of {literal(name)}"):
+        _details(report, name, sweep, [first, *rest])
+
+
+def _details(report: Report, name: str, sweep: SweepSummary, head_lines: Sequence[str]) -> None:
     text = sweep.known_continuation
-    lines = [f"{text.checked_tokens:,} tokens held against the known text, {text.wrong_tokens} wrong.", bars_line()]
+    lines = [
+        *head_lines,
+        f"{text.checked_tokens:,} tokens held against the known text, {text.wrong_tokens} wrong.",
+        bars_line(),
+    ]
     lines += [f"Made by {sweep.command}."] if sweep.command else []
     st.caption("  \n".join(map(literal, lines)))
-    for number, (title, table) in enumerate(sweep.tables().items()):
+    for title, table in sweep.tables().items():
         head, *body = table
         cells: list[list[Cell]] = [[Bad(cell) if MISSED in cell else cell for cell in row] for row in body]
         html = html_table(head, cells, facts=title == "Bars", name=f"{title}: {name}")
-        if number < 3:
-            st.caption(title)
-            st.html(html)
-        else:
-            st.expander(title).html(html)
+        st.caption(title)
+        st.html(html)
         report.tables[f"Validation {name}: {title}"] = pd.DataFrame(body, columns=head)
-    for note in sweep.notes:
-        st.caption(literal(note))
+    if sweep.notes:
+        st.caption("Notes  \n" + "  \n".join(map(literal, sweep.notes)))
 
 
-def _evidence(session: Session, report: Report) -> None:
-    """What others measured on real GPUs beside the forecasts of the same settings, once it is asked for."""
-    st.header("Measured results", anchor="evidence")
-    known = "what others measured on real GPUs with nearly the whole configuration known"
-    label, help = "Forecast the measured points of tier A", f"Simulates {known}; takes about a minute."
-    if not asked_for(session, View.TRUST_EVIDENCE, "evidence", label, help):
-        st.caption("Measurements of real engines beside forecasts of the same settings: `draftcast evidence`.")
-        return
-    forecasts = long_answer(("evidence",), "Forecasting what others measured", _forecasts)
+@st.cache_resource(show_spinner=False)
+def _forecasts() -> list[Forecast]:
+    return summary.shipped_forecasts()
+
+
+def _scorecard(report: Report, own: Answer) -> None:
+    """How forecasts have done beside what others measured on real GPUs; those like this scenario's stand out."""
+    st.header("Forecast against measured", anchor="evidence")
+    forecasts, stratum = _forecasts(), stratum_of(own.deployment)
+    engine = own.scenario.engine.version.split()[0]
+    like = [f for f in forecasts if f.stratum == stratum]
+    tables = {}
+    for side in SIDES:
+        scores = summary.scorecard(forecasts, side)
+        marked = [index for index, s in enumerate(scores) if s.stratum == stratum and s.engine in ("", engine)]
+        rows = evidence_report.score_rows(scores)
+        tables[side] = html_table(evidence_report.SCORES, rows, name=f"Errors of {WORDS[side]}", marked=marked)
+        report.tables[f"Errors of {WORDS[side]}"] = pd.DataFrame(rows, columns=list(evidence_report.SCORES))
+        if side == "speedup":
+            near = next((scores[index] for index in marked if not scores[index].engine), None)
+    if near is None:
+        verdict_line(f"No measurement is like this scenario ({stratum}).", tone="worse", points=0)
+    else:
+        text = (
+            f"{near.errors.median:.0%} off at the median: speed-ups of settings like this one ({stratum}), at "
+            f"{near.errors.points} points that {near.errors.sources} sources measured on GPUs."
+        )
+        verdict_line(text, bold=text.index(":"), points=near.errors.points, sources=near.errors.sources)
+    st.caption(
+        f"Steady loads, measured {evidence_report.measured_when(forecasts)}. Each source counts once; intervals are "
+        "judged with their own source held out. Marked: forecasts like this scenario's."
+    )
+    st.caption("Errors of the speed-up, forecast over measured less 1")
+    st.html(tables.pop("speedup"))
+    groups = {"others": (OFF, [f for f in forecasts if f.stratum != stratum]), "like this scenario": (ON, like)}
+    figure = on_page(evidence_report.evidence_figure(forecasts, groups), height=420)
     report.figure(
         "evidence",
-        on_page(evidence_report.evidence_figure(forecasts), height=420),
-        " ".join([evidence_report.counts_line(forecasts), *evidence_report.sign_lines(forecasts)]),
+        figure.update_layout(legend_y=1.08, margin_t=64),
+        " ".join(evidence_report.sign_lines(forecasts)),
         "Forecast against measured figures on logarithmic axes.",
     )
-    head, errors = evidence_report.SUMMARY, evidence_report.summary_rows(forecasts)
-    st.html(html_table(head, errors, name="Errors of measured results"))
-    report.tables["Errors of measured results"] = pd.DataFrame(errors, columns=list(head))
-    for source, members in evidence_report.by_source(forecasts).items():
-        table = html_table(evidence_report.COLUMNS, evidence_report.rows(members), name=source)
-        st.expander(literal(source)).html(table)
-
-
-def _forecasts(progress: Progress) -> list[Forecast]:
-    return list(forecast_points((point for point in points() if point.tier == "A"), progress))
+    with st.expander("Errors of times, and every point"):
+        for side, table in tables.items():
+            st.caption(f"Errors of {WORDS[side]}: below 0 the forecast is too fast")
+            st.html(table)
+        for source, members in evidence_report.by_source(like).items():
+            st.caption(literal(f"{source}, like this scenario"))
+            st.html(html_table(evidence_report.COLUMNS, evidence_report.rows(members), name=source))
+        st.caption("`draftcast evidence` forecasts every point anew.")

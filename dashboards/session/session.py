@@ -25,7 +25,6 @@ class View(StrEnum):
     """Settings of pages that are no part of a scenario, by their key in the link."""
 
     TRUST_OPERATOR = "view.trust.operator"
-    TRUST_EVIDENCE = "view.trust.evidence"
     COMPARE_REFERENCE = "view.compare.reference"
     CAPACITY_RATE = "view.capacity.rate"
     CAPACITY_HEADROOM = "view.capacity.headroom"

@@ -162,10 +162,23 @@ class Bad(NamedTuple):
 Cell = str | Link | Bad
 
 
-def html_table(head: Sequence[str], rows: Sequence[Sequence[Cell]], *, facts: bool = False, name: str = "Table") -> str:
-    """A table that scrolls on a narrow page; ``facts``: text to the left. An empty head is left out."""
+def html_table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    *,
+    facts: bool = False,
+    name: str = "Table",
+    marked: Sequence[int] = (),
+) -> str:
+    """A table that scrolls on a narrow page; ``facts``: text to the left. An empty head is left out.
+
+    ``marked``: rows that stand out.
+    """
     heads = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = ""
+    for index, row in enumerate(rows):
+        mark = " aria-current='true'" if index in marked else ""
+        body += f"<tr{mark}>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>"
     top = f"<thead><tr>{heads}</tr></thead>" if any(head) else ""
     look = "dc-table dc-facts" if facts else "dc-table"
     return (

@@ -7,17 +7,20 @@ than one with three. How well such intervals cover is judged with each source he
 
 from __future__ import annotations
 
+import csv
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 
 import numpy as np
 
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.compare.model_error import Stratum
 from draftcast.scenarios.evidence.forecast import Forecast, ForecastSide
-from draftcast.scenarios.evidence.point import EvidencePoint, Tier
+from draftcast.scenarios.evidence.point import EvidencePoint, Tier, points
+from draftcast.scenarios.evidence.question import PointScenarios
 from draftcast.scenarios.evidence.settings import model_name
 
 BELOW, ABOVE = 0.95, 1.05
@@ -186,13 +189,16 @@ def estimated_strata(forecasts: Iterable[Forecast]) -> dict[str, Stratum]:
     return strata
 
 
-def coverage(found: Residuals) -> IntervalCoverage:
-    """How often intervals hold the measurement, each source held out of the spread it is judged by."""
+def coverage(found: Residuals, judged: Iterable[str] | None = None) -> IntervalCoverage:
+    """How often intervals hold the measurement, each source held out of the spread it is judged by.
+
+    ``judged``: only these sources; all stay in the spreads.
+    """
     shares, widths, errors = [], [], []
     for by_source in found.values():
         for source, values in by_source.items():
             others = {name: known for name, known in by_source.items() if name != source}
-            if not others:
+            if not others or (judged is not None and source not in judged):
                 continue
             reach = DEVIATIONS * spread(others)
             shares.append(float(np.mean(np.abs(values) <= reach)))
@@ -203,3 +209,41 @@ def coverage(found: Residuals) -> IntervalCoverage:
     return IntervalCoverage(
         float(np.mean(shares)), float(np.median(widths)), float(np.median(errors)), len(errors), len(shares)
     )
+
+
+SHIPPED = "forecasts.csv"
+
+
+def shipped_forecasts() -> list[Forecast]:
+    """Forecasts of the shipped points of steady loads, as `benchmarks/evidence.py` wrote them: nothing is simulated."""
+    by_id = {point.id: point for point in points()}
+    text = files("draftcast.scenarios").joinpath("evidence", SHIPPED).read_text("utf-8")
+    found = []
+    for row in csv.DictReader(text.splitlines()):
+        off, on = (float(row[side]) if row[side] else None for side in ("off", "on"))
+        found.append(Forecast(PointScenarios(by_id[row["id"]], None, None, (), {}), off, on, (), row["stratum"]))
+    return found
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one figure of one kind of forecast has done: a stratum, and of it one engine or (empty) all."""
+
+    stratum: str
+    engine: str
+    errors: FigureErrors
+    coverage: IntervalCoverage
+
+
+def scorecard(forecasts: Sequence[Forecast], side: ForecastSide) -> list[Score]:
+    """Of every stratum, then of every engine in it."""
+    found, scores = residuals(forecasts, side), []
+    for stratum in sorted(found):
+        members = [f for f in forecasts if f.stratum == stratum and f.error(side) is not None]
+        for engine in ("", *sorted({f.point.engine for f in members})):
+            chosen = [f for f in members if engine in ("", f.point.engine)]
+            score = errors(chosen, side)
+            assert score is not None
+            covered = coverage({stratum: found[stratum]}, {f.point.source for f in chosen})
+            scores.append(Score(stratum, engine, score, covered))
+    return scores

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from draftcast.scenarios.evidence.forecast import SIDES, Forecast
 from draftcast.scenarios.evidence.point import RATES
-from draftcast.scenarios.evidence.summary import ABOVE, BELOW, KINDS, errors, signs
+from draftcast.scenarios.evidence.summary import ABOVE, BELOW, KINDS, Score, errors, signs
 from draftcast.scenarios.show.plots import COLOURS, OFF, in_file, label_axes, panels, series
 from draftcast.scenarios.show.tables import markdown_table
 
@@ -34,7 +35,11 @@ HEAD = """# Measured results and draftcast's forecasts
 """
 COLUMNS = ("point", "metric", "off", "forecast", "error", "on", "forecast", "error", "speed-up", "forecast", "error")
 SUMMARY = ("tier and kind", "figure", "points", "sources", "mean", "median", "median of size", "p90 of size")
+SCORES = ("kind of forecast", "points", "sources", "mean", "median of size", "p90 of size", "inside 90 % interval")
+_ENGINES = {"": "all engines", "vllm": "vLLM", "sglang": "SGLang"}
 _SHOWN_IDS = 3
+Group = tuple[str, Sequence[Forecast]]
+"""Its colour and its members."""
 
 
 def by_source(forecasts: Iterable[Forecast]) -> dict[str, list[Forecast]]:
@@ -86,6 +91,25 @@ def summary_rows(forecasts: Sequence[Forecast]) -> list[list[str]]:
     return found
 
 
+def score_rows(scores: Iterable[Score]) -> list[list[str]]:
+    """One row a score, in the order of ``SCORES``."""
+    found = []
+    for score in scores:
+        error, covered = score.errors, score.coverage.covered
+        kind = f"{score.stratum}: {_ENGINES.get(score.engine, score.engine)}"
+        figures = [f"{error.mean:+.1%}", f"{error.median:.1%}", f"{error.p90:.1%}"]
+        inside = "one source" if math.isnan(covered) else f"{covered:.0%}"
+        found.append([kind, str(error.points), str(error.sources), *figures, inside])
+    return found
+
+
+def measured_when(forecasts: Iterable[Forecast]) -> str:
+    """The months from the first to the last measurement, as the sources date them."""
+    dates = sorted(date if "-" in date[:5] or len(date) < 6 else f"{date[:4]}-{date[4:6]}"
+                   for date in (f.point.date for f in forecasts))  # fmt: skip
+    return f"{dates[0]} to {dates[-1][:7]}"
+
+
 def sign_lines(forecasts: Sequence[Forecast]) -> list[str]:
     """How many clear gains and losses are forecast as such."""
     lines = []
@@ -127,23 +151,28 @@ def page(forecasts: Sequence[Forecast]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def evidence_figure(forecasts: Iterable[Forecast]) -> Any:
+def evidence_figure(forecasts: Iterable[Forecast], groups: Mapping[str, Group] | None = None) -> Any:
     """Forecast against measured speed on log axes, off and on, and the speed-ups beside them.
 
-    Times become speeds (tokens/s of a request, or what the metric says), so that up is always faster.
+    Times become speeds (tokens/s of a request, or what the metric says), so that up is always faster. ``groups``: what
+    has a colour of its own, by name; the tiers where it is not given.
     """
     everything = list(forecasts)
+    groups = groups or {
+        f"tier {tier}": (colour, [f for f in everything if f.point.tier == tier])
+        for colour, tier in zip(COLOURS, ("A", "B", "C"), strict=False)
+    }
     figure = panels("speed (per second; of times 1/s)", "speed-up")
     for column, triples_of in ((1, _speeds), (2, _speedups)):
         ends: list[float] = []
-        for colour, tier in zip(COLOURS, ("A", "B", "C"), strict=False):
-            if triples := triples_of(everything, tier):
+        for group, (colour, members) in groups.items():
+            if triples := triples_of(members):
                 measured, forecast, names = zip(*triples, strict=True)
                 ends = [min(*ends, *measured, *forecast), max(*ends, *measured, *forecast)]
                 hover = "%{text}<br>measured %{x:.4g}, forecast %{y:.4g}<extra></extra>"
                 style = {"text": names, "marker": {"color": colour, "size": 5, "opacity": 0.7}, "hovertemplate": hover}
                 place = {"showlegend": column == 1, "cell": (1, column)}
-                series(figure, f"tier {tier}", colour, measured, forecast, **style, **place)
+                series(figure, group, colour, measured, forecast, **style, **place)
         line = {"mode": "lines", "line": {"color": OFF, "dash": "dash", "width": 1}, "showlegend": False}
         series(figure, "equal", OFF, ends, ends, cell=(1, column), **line)
         label_axes(figure, "measured", "forecast", cell=(1, column), type="log")
@@ -153,21 +182,21 @@ def evidence_figure(forecasts: Iterable[Forecast]) -> Any:
 Triples = list[tuple[float, float, str]]
 
 
-def _speeds(forecasts: Iterable[Forecast], tier: str) -> Triples:
+def _speeds(forecasts: Iterable[Forecast]) -> Triples:
     found = []
     for each in forecasts:
         metric, sides = each.point.metric, (("off", each.point.off, each.off), ("on", each.point.on, each.on))
         unit = 1e3 if metric.endswith("_ms") else 1.0
-        for side, measured, forecast in sides if each.point.tier == tier else ():
+        for side, measured, forecast in sides:
             if measured is not None and forecast is not None:
                 pair = (measured, forecast) if metric in RATES else (unit / measured, unit / forecast)
                 found.append((*pair, f"{each.point.id}, {side}"))
     return found
 
 
-def _speedups(forecasts: Iterable[Forecast], tier: str) -> Triples:
+def _speedups(forecasts: Iterable[Forecast]) -> Triples:
     return [
         (each.point.speedup, each.speedup, each.point.id)
         for each in forecasts
-        if each.point.tier == tier and each.point.speedup is not None and each.speedup is not None
+        if each.point.speedup is not None and each.speedup is not None
     ]

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from draftcast.scenarios.evidence.summary import DEVIATIONS, coverage, spread
+from draftcast.scenarios.evidence.forecast import forecast_points
+from draftcast.scenarios.evidence.summary import DEVIATIONS, coverage, errors, scorecard, shipped_forecasts, spread
 
 
 def test_a_source_counts_once_however_many_points_it_has() -> None:
@@ -30,3 +31,30 @@ def test_coverage_holds_each_source_out() -> None:
 
 def test_one_source_alone_covers_nothing() -> None:
     assert math.isnan(coverage({"one": {"a": [0.1, 0.2]}}).covered)
+
+
+def test_only_the_sources_asked_for_are_judged_and_all_stay_in_the_spreads() -> None:
+    found = {"one": {"a": [0.1], "b": [0.1], "odd": [0.5]}}
+    assert coverage(found, {"odd"}).covered == 0.0
+    assert coverage(found, {"a", "b"}).covered == 1.0
+    assert coverage(found, {"a"}).half_width == pytest.approx(0.5)
+
+
+def test_the_scorecard_has_every_stratum_and_engine() -> None:
+    forecasts = shipped_forecasts()
+    scores = scorecard(forecasts, "speedup")
+    for stratum in {score.stratum for score in scores}:
+        whole, *engines = [score for score in scores if score.stratum == stratum]
+        assert whole.engine == ""
+        assert whole.errors == errors([f for f in forecasts if f.stratum == stratum], "speedup")
+        assert whole.errors.points == sum(score.errors.points for score in engines)
+    assert len({score.stratum for score in scores}) >= 3
+
+
+def test_the_shipped_forecasts_are_what_this_version_forecasts() -> None:
+    """A few of them; else run ``python benchmarks/evidence.py --write-forecasts``."""
+    shipped = [f for f in shipped_forecasts() if f.point.load.kind == "concurrency" and f.point.output_tokens][::60]
+    assert len(shipped) >= 3
+    for old, new in zip(shipped, forecast_points(f.point for f in shipped), strict=True):
+        assert (old.stratum, old.off is None, old.on is None) == (new.stratum, new.off is None, new.on is None)
+        assert (old.off or 0.0, old.on or 0.0) == pytest.approx((new.off or 0.0, new.on or 0.0), rel=1e-4)
