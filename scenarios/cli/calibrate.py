@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from draftcast.errors import InputError
-from draftcast.scenarios.cli.options import AsJson, option_groups
+from draftcast.scenarios.cli.options import AsJson, complete_model, option_groups
 from draftcast.scenarios.cli.terminal import print_json, print_lines, progress_bar
 
 if TYPE_CHECKING:
@@ -57,7 +57,10 @@ class ProfileOptions:
 
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Profile folder to write.")] = None
     model: Annotated[
-        list[str] | None, typer.Option(help="Model that is timed, or of the log; repeatable for --device.")
+        list[str] | None,
+        typer.Option(
+            help="Model that is timed, or of the log; repeatable for --device.", autocompletion=complete_model
+        ),
     ] = None
     tp: Annotated[list[int] | None, typer.Option(help="Tensor-parallel size; repeatable for --device.")] = None
     dtype: Annotated[list[str] | None, typer.Option(help="Weight format; repeatable for --device.")] = None

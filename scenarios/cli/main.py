@@ -26,6 +26,7 @@ from draftcast.scenarios.cli.evidence import evidence
 from draftcast.scenarios.cli.options import AsJson
 from draftcast.scenarios.cli.plan import plan
 from draftcast.scenarios.cli.recommend import recommend
+from draftcast.scenarios.cli.scenario_file import init, schema
 from draftcast.scenarios.cli.serve import serve
 from draftcast.scenarios.cli.simulate import compare, simulate
 from draftcast.scenarios.cli.sweep import sweep
@@ -42,15 +43,30 @@ app = typer.Typer(
     name="draftcast",
     help="Forecast whether speculative decoding pays on an LLM serving cluster, and at which load it stops paying.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+# In the order of use, with an example each.
+EXAMPLES: dict[Callable[..., None], str] = {
+    simulate: "draftcast simulate default --rates 10,30,50 --set slo.tpot_ms=20",
+    cutover: "draftcast cutover default --over acceptance",
+    recommend: "draftcast recommend default --rates 20..60:3",
+    plan: "draftcast plan default --rate 100 --slo 'ttft:p95<500ms;tpot:p95<30ms' --hardware h100-sxm,a100-80g",
+    compare: "draftcast compare default --policies fixed,goodput,bandit",
+    sweep: "draftcast sweep default --grid rate=10,20 --grid k=0,1,3 --out sweep",
+    serve: "draftcast serve default --port 8000 --speed 10",
+    evidence: "draftcast evidence --tier A --device H100 --engine vllm",
+    init: "draftcast init my.yaml",
+    validate: "draftcast validate my.yaml --live runs/off",
+    calibrate: "draftcast calibrate --device cpu --budget 10m --out my-profile",
+    schema: "draftcast schema > scenario.schema.json",
+}
+for command, example in EXAMPLES.items():
+    app.command(epilog=f"Example: {example}")(command)
 app.add_typer(acceptance.app, name="acceptance")
 app.add_typer(profile.app, name="profile")
 app.add_typer(live.app, name="live")
-for command in (simulate, cutover, recommend, compare, plan, sweep, calibrate, validate, evidence, serve):
-    app.command()(command)
 app.command("published", hidden=True, help="The former name of evidence.")(evidence)
 
 

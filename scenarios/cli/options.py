@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import wraps
+from glob import escape, glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -22,9 +23,55 @@ if TYPE_CHECKING:
     from draftcast.scenarios.compare.metric import Price
     from draftcast.scenarios.schema import Scenario
 
-ScenarioName = Annotated[str, typer.Argument(help="A YAML file, or an embedded scenario (draftcast scenarios).")]
+
+def complete_scenario(incomplete: str) -> list[str]:
+    """Embedded scenarios and YAML files that begin so."""
+    from draftcast.scenarios.schema.load import embedded_scenarios
+
+    files = [path for pattern in ("*.yaml", "*.yml", "*/") for path in glob(f"{escape(incomplete)}{pattern}")]
+    return [name for name in (*embedded_scenarios(), *files) if name.startswith(incomplete)]
+
+
+def complete_device(incomplete: str) -> list[str]:
+    """Devices that begin like the last one of a list."""
+    from draftcast.calibration.profile.hardware import hardware_names
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in hardware_names() if name.startswith(last)]
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Bundled models that begin so."""
+    from draftcast.kernels.model.catalog import model_names
+
+    return [name for name in model_names() if name.startswith(incomplete)]
+
+
+def complete_key(incomplete: str) -> list[str]:
+    """Keys of a scenario up to the equals sign; behind it models, devices and nothing else."""
+    from draftcast.scenarios.schema.describe import scenario_keys
+
+    key, equals, value = incomplete.partition("=")
+    if equals:
+        names = {"engine.model": complete_model, "hardware": complete_device}
+        return [f"{key}={name}" for name in names[key](value)] if key in names else []
+    return [f"{name}=" for name in dict.fromkeys(scenario_keys()) if name.startswith(incomplete)]
+
+
+ScenarioName = Annotated[
+    str,
+    typer.Argument(
+        help="A YAML file, or an embedded scenario (draftcast scenarios).", autocompletion=complete_scenario
+    ),
+]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. engine.block_size=32.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key, e.g. engine.block_size=32; repeatable.",
+        autocompletion=complete_key,
+    ),
 ]
 SpeculativeConfig = Annotated[
     str | None, typer.Option(metavar="JSON", help="vLLM's --speculative-config, verbatim; null turns it off.")

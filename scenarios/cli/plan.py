@@ -8,14 +8,19 @@ from typing import Annotated, Any
 import typer
 
 from draftcast.errors import InputError
-from draftcast.scenarios.cli.options import Prices, Question, method_of, option_groups, parse_prices
+from draftcast.scenarios.cli.options import Prices, Question, complete_device, method_of, option_groups, parse_prices
 from draftcast.scenarios.cli.terminal import SLO_UNMET, progress_bar
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
     hardware: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="Devices to consider. Default: the scenario's.")
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Devices to consider. Default: the scenario's.",
+            autocompletion=complete_device,
+        ),
     ] = None
     tp: Annotated[
         str | None, typer.Option("--tp", metavar="N,...", help="Tensor-parallel sizes. Default: the scenario's.")

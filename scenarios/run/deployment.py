@@ -6,9 +6,10 @@ Everything that does not depend on the seed is resolved here once, however many 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import HardwareProfile
 from draftcast.errors import CapacityError, InputError, ScenarioError
 from draftcast.kernels.model.catalog import canonical_name, load_model
-from draftcast.kernels.model.dtypes import COMPUTE_DTYPE, NEEDS_UNITS, wide_dtype
+from draftcast.kernels.model.dtypes import COMPUTE_DTYPE, NEEDS_UNITS, WEIGHT_BYTES, wide_dtype
 from draftcast.kernels.model.heads import Head, has_head, is_bundled_head, resolve_head
 from draftcast.kernels.model.spec import WINDOWS, ModelSpec
 from draftcast.scenarios.run.kept import Kept
@@ -27,7 +28,7 @@ from draftcast.scenarios.run.workload_spec import confidences
 from draftcast.scenarios.schema import BatchDefaults, Engine, Scenario, SpeculativeConfig, batch_defaults
 from draftcast.scenarios.schema import Policy as AskedPolicy
 from draftcast.scenarios.schema.correction import Correction
-from draftcast.scenarios.schema.engine import MOST_BLOCKS
+from draftcast.scenarios.schema.engine import MOST_BLOCKS, weight_dtype
 from draftcast.scenarios.schema.load import to_mapping
 from draftcast.scenarios.schema.references import put_checksums
 from draftcast.sim.acceptance.compiled import MAX_K
@@ -391,7 +392,12 @@ def deploy(scenario: Scenario) -> Deployment:
             value=config.max_num_batched_tokens,
         )
     _check_formats(config, model, hardware)
-    memory = memory_budget(config, model, draft, hardware)
+    try:
+        memory = memory_budget(config, model, draft, hardware)
+    except CapacityError as error:
+        raise CapacityError(
+            f"{error.message}; {_what_fits(config, model, draft, hardware)}", key=error.key, value=error.value
+        ) from None
     if memory.num_gpu_blocks > MOST_BLOCKS:
         raise CapacityError(
             f"leaves room for {memory.num_gpu_blocks} blocks, more than {MOST_BLOCKS}; take a larger block size",
@@ -439,6 +445,31 @@ def deploy(scenario: Scenario) -> Deployment:
         _check_correction(scenario.correction, scenario, profile)
         cost = with_excess(cost, scenario.correction.step_factor - 1.0, seconds=scenario.correction.step_s)
     return Deployment(model, draft, assumed, method, hardware, profile, memory, config, policy, cost)
+
+
+def _what_fits(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None, hardware: HardwareSpec) -> str:
+    """Of an out-of-memory error: the smallest tensor parallelism and the widest format with which the engine fits."""
+
+    def first(degrees: tuple[int, ...], formats: tuple[str, ...]) -> str:
+        for tp, name in itertools.product(degrees, formats):
+            draft_tp = tp if config.draft_tensor_parallel_size == config.tensor_parallel_size else 0
+            of_draft = draft_tp or config.draft_tensor_parallel_size
+            changed = replace(config, tensor_parallel_size=tp, draft_tensor_parallel_size=of_draft)
+            changed = replace(changed, weight_dtype=weight_dtype("auto", name)) if name else changed
+            with suppress(InputError):
+                _check_formats(changed, model, hardware)
+                memory_budget(changed, model, draft, hardware)
+                ways = f"tensor_parallel_size {tp}" if tp != config.tensor_parallel_size else ""
+                return " and ".join(filter(None, (ways, f"quantization {name}" if name else "")))
+        return ""
+
+    has, own = hardware.peak_flops, WEIGHT_BYTES[config.weight_dtype]
+    units = {"fp8": "fp8" in has, "nvfp4": "fp4" in has, "awq": True}
+    formats = tuple(name for name, there in units.items() if there and WEIGHT_BYTES[weight_dtype("auto", name)] < own)
+    degrees = tuple(tp for tp in (2, 4, 8) if tp > config.tensor_parallel_size)
+    ways = [way for way in (first(degrees, ("",)), first((config.tensor_parallel_size,), formats)) if way]
+    ways = ways or [way for way in (first(degrees, formats),) if way]
+    return f"fits with {' or with '.join(ways)}" if ways else "fits with no tensor_parallel_size up to 8 and no format"
 
 
 def _check_formats(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec) -> None:

@@ -70,34 +70,43 @@ class Engine(Frozen):
     """One replica's engine: version, model, parallelism, scheduler and cache flags, speculation."""
 
     version: Annotated[str, AfterValidator(_known_version)] = DEFAULT_VERSION
+    """Engine and version; it decides step times and what can run."""
     model: NonEmpty
+    """A bundled model (draftcast models), or a folder or file with a Hugging Face config.json."""
     tensor_parallel_size: Degree = 1
+    """GPUs that share every layer."""
     pipeline_parallel_size: Degree = 1
     data_parallel_size: Degree = 1
     enable_expert_parallel: bool = False
     decode_context_parallel_size: Degree = 1
     dtype: Annotated[str, one_of("dtype", DTYPES)] = "auto"
     quantization: Annotated[str, one_of("quantization", QUANTIZATIONS, " or null")] | None = None
+    """Format of the weights, such as fp8 or awq; null: as dtype says."""
     kv_cache_dtype: Annotated[str, one_of("kv_cache_dtype", ("auto", *KV_DTYPES))] = "auto"
     # A prompt token and an output token: below two no request has room.
     max_model_len: Annotated[int, Field(ge=2, le=MOST_TOKENS)] | None = None
+    """Longest prompt and output together; null: the model's."""
     max_num_seqs: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    """Requests that run at once; null: vLLM's default for the device."""
     max_num_batched_tokens: Count | None = None
+    """Tokens of a step; null: vLLM's default for the device."""
     max_num_scheduled_tokens: Count | None = None
     block_size: Annotated[int, Field(ge=1, le=2**16)] = 16
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.92
     num_gpu_blocks: Annotated[int, Field(ge=2, le=MOST_BLOCKS)] | None = None
+    """KV blocks; null: as many as fit into memory."""
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=MOST_TOKENS)] = 0
     watermark: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool | None = None
-    # Where left out, one a data-parallel rank.
+    """Schedule a step before the last one's output is known; null: as the version runs the method."""
     api_server_count: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """null: one a data-parallel rank."""
     enforce_eager: bool = False
-    # Where left out, as the engine's version runs by default.
     cudagraph_mode: CudagraphMode | None = None
+    """null: as the engine's version runs by default."""
     max_cudagraph_capture_size: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
     speculative_config: SpeculativeConfig | None = None
 

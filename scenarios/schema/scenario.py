@@ -78,15 +78,19 @@ class Scenario(Frozen):
     description: Text = ""
     engine: Engine
     hardware: NonEmpty
-    # A named or own step-time profile; None builds the roofline from the hardware's data sheet.
+    """A bundled device (draftcast hardware) or a file of one."""
     profile: NonEmpty | None = None
-    # Of the user's own runs without speculation (--calibrate-to); None: the profile's times as they are.
+    """A named or own step-time profile; null: the device's, or a roofline from its data sheet."""
     correction: Correction | None = None
+    """Of your own runs without speculation (--calibrate-to); null: the profile's times as they are."""
     cluster: Cluster = Cluster()
     workload: Workload
     acceptance: Acceptance | None = None
+    """Which drafts are accepted, from your traffic (draftcast acceptance) or {reference: NAME}; no default fits all."""
     policy: Policy | None = None
+    """Who decides the draft length, {name: ...}; null: vLLM's own fixed k or schedule."""
     slo: Slo | None = None
+    """Objectives of a request in milliseconds: {ttft_ms: 500, tpot_ms: 30, attainment: 0.99}."""
     statistics: Statistics = Statistics()
 
     @classmethod

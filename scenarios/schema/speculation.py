@@ -43,8 +43,11 @@ class SpeculativeConfig(Frozen):
 
     method: NonEmpty | None = None
     model: NonEmpty | None = None
+    """The draft head or draft model."""
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MAX_SPECULATIVE_TOKENS)] | None = None
+    """Draft tokens a round, k."""
     num_speculative_tokens_per_batch_size: Schedule | None = None
+    """A schedule: [[first, last, k], ...] by running requests."""
     draft_tensor_parallel_size: Count | None = None
     quantization: NonEmpty | None = None
     kv_cache_dtype: NonEmpty | None = None

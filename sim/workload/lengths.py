@@ -173,18 +173,18 @@ def _integer_is_constant(value: Any) -> Any:
     return value
 
 
+_Distribution = Annotated[
+    ConstantTokens
+    | UniformTokens
+    | LognormalTokens
+    | GammaTokens
+    | ExponentialTokens
+    | GeometricTokens
+    | EmpiricalTokens,
+    Field(discriminator="distribution"),
+]
 TokenCounts = Annotated[
-    Annotated[
-        ConstantTokens
-        | UniformTokens
-        | LognormalTokens
-        | GammaTokens
-        | ExponentialTokens
-        | GeometricTokens
-        | EmpiricalTokens,
-        Field(discriminator="distribution"),
-    ],
-    BeforeValidator(_integer_is_constant),
+    _Distribution, BeforeValidator(_integer_is_constant, json_schema_input_type=_Distribution | Count)
 ]
 
 

@@ -104,17 +104,20 @@ class Workload(Frozen):
     """Arrivals, lengths and classes of one run."""
 
     arrivals: Arrivals
-    # How many requests: a number, or all that arrive before duration_s, or both limits. A trace alone: once through.
+    """poisson, gamma, deterministic, piecewise, closed_loop (concurrency) or trace (path)."""
     num_requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
+    """A number, or all that arrive before duration_s, or both limits; a trace alone: once through."""
     duration_s: Duration | None = None
     lengths: Lengths | None = None
+    """Tokens of prompts and outputs: a number or a distribution each, or the path of a trace."""
     system_prompt: SystemPrompt | None = None
     sessions: Sessions | None = None
     classes: Annotated[tuple[RequestClass, ...], Field(strict=False)] = ()
-    # Of all requests; 0: greedy, which verifies drafts in less time.
+    """Shares of the requests with lengths, acceptance, SLO or priority of their own."""
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
-    # What becomes of a request whose prompt and output exceed max_model_len.
+    """Of all requests; 0: greedy, which verifies drafts in less time."""
     max_model_len_action: Literal["error", "clip", "drop"] = "error"
+    """What becomes of a request whose prompt and output exceed max_model_len."""
 
     def source_of(self, entry: RequestClass) -> TraceSpec | None:
         """The file that the requests of a class come from; None where their lengths are drawn."""

@@ -90,7 +90,7 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
 class Frozen(BaseModel):
     """A section of a scenario: immutable, no unknown keys, no silent conversions (``"3"`` is not 3, ``true`` not 1)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
     @classmethod
     def elsewhere(cls, key: str) -> str | None:

@@ -20,7 +20,7 @@ from draftcast.scenarios.cli import main as cli
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(?:bash|console|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-NO_JSON = {"dashboard", "serve"}
+NO_JSON = {"dashboard", "serve", "schema"}
 # They need a server of vLLM (tests/live runs them), ten minutes (test_calibrate_run.py), or never end (test_server.py
 # runs those of serve).
 NOT_HERE = {"live", "validate", "calibrate", "dashboard", "serve"}
@@ -120,5 +120,5 @@ def test_every_command_is_documented() -> None:
 @pytest.mark.parametrize("path", sorted(ALL), ids=" ".join)
 def test_every_command_has_json(path: tuple[str, ...]) -> None:
     if path[0] in NO_JSON:
-        pytest.skip("starts a server: nothing to print")
+        pytest.skip("starts a server, or prints nothing but JSON")
     assert any("--json" in parameter.opts for parameter in ALL[path].params)

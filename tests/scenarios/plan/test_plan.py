@@ -165,6 +165,7 @@ def test_why_nothing_will_do_is_said(server: Callable[..., Scenario]) -> None:
     assert [sizing.feasible for sizing in both.sizings] == [True, False]
     assert both.sizings[1].candidate.tensor_parallel_size == 1
     assert "does not fit into h100-sxm" in both.sizings[1].reason
+    assert both.sizings[1].reason.endswith("fits with tensor_parallel_size 2 or with quantization awq")
     assert both.sizings[1].summary()["feasible"] is False
     odd = planned(large, rate_rps=1.0, objectives=parse_objectives("ttft:p95<5s"), tensor_parallel_sizes=[5])
     assert "tensor_parallel_size = 5" in odd.sizings[0].reason

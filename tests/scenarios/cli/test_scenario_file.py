@@ -1,0 +1,86 @@
+"""``init`` and ``schema``: what a scenario file may hold, from the schema; and what the shell completes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from draftcast.errors import InputError
+from draftcast.scenarios.cli import main as cli
+from draftcast.scenarios.cli.options import complete_device, complete_key, complete_scenario
+from draftcast.scenarios.schema.describe import commented_scenario, scenario_keys
+from draftcast.scenarios.schema.load import embedded_scenarios, load_scenario, scenario_hash
+
+
+def test_init_writes_the_default_and_overwrites_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    done = CliRunner().invoke(cli.app, ["init", str(path)])
+    assert done.exit_code == 0, done.output
+    assert load_scenario(path) == load_scenario("default")
+    assert "# GPUs that share every layer.\n  # tensor_parallel_size: 1\n" in path.read_text()
+    again = CliRunner().invoke(cli.app, ["init", str(path)])
+    assert isinstance(again.exception, InputError)
+    assert "already exists" in str(again.exception)
+
+
+def test_every_key_behind_a_comment_holds_its_default(tmp_path: Path) -> None:
+    text = commented_scenario()
+    path = tmp_path / "all.yaml"
+    every = re.sub(r"^( *)# (?!null:)([a-z_]+: )", r"\1\2", text, flags=re.MULTILINE)
+    assert every.count("\n  # ") < text.count("\n  # ") - 25
+    path.write_text(every)
+    one, other = load_scenario(path), load_scenario("default")
+    ours = one.model_copy(update={"engine": one.engine.model_copy(update={"speculative_config": None})})
+    theirs = other.model_copy(update={"engine": other.engine.model_copy(update={"speculative_config": None})})
+    assert scenario_hash(ours) == scenario_hash(theirs)
+    assert one.num_speculative_tokens == other.num_speculative_tokens
+
+
+def test_the_schema_takes_every_embedded_scenario_and_no_other_key() -> None:
+    done = CliRunner().invoke(cli.app, ["schema"])
+    schema = json.loads(done.stdout)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    check = jsonschema.Draft202012Validator(schema)
+    for name, text in embedded_scenarios().items():
+        assert not list(check.iter_errors(yaml.safe_load(text))), name
+    data = yaml.safe_load(embedded_scenarios()["default"])
+    assert list(check.iter_errors(data | {"colour": "red"}))
+    data["engine"]["tensor_parallel_size"] = 0
+    assert list(check.iter_errors(data))
+    assert schema["$defs"]["Engine"]["properties"]["tensor_parallel_size"]["description"]
+
+
+def test_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deployed.yaml").write_text("")
+    assert complete_scenario("de") == ["default", "deployed.yaml"]
+    assert complete_device("h100-sxm,h20") == ["h100-sxm,h20", "h100-sxm,h20-141g", "h100-sxm,h200"]
+    assert complete_key("engine.block") == ["engine.block_size="]
+    assert complete_key("hardware=h100-s") == ["hardware=h100-sxm"]
+    assert "engine.model=Qwen3-8B" in complete_key("engine.model=Qwen3")
+    assert complete_key("engine.block_size=") == []
+    keys = list(scenario_keys())
+    assert {"engine.speculative_config.method", "workload.arrivals.request_rate_rps", "slo.ttft_ms"} <= set(keys)
+
+
+def test_the_shell_completes_a_command_line() -> None:
+    environment = os.environ | {"_DRAFTCAST_COMPLETE": "complete_bash", "COMP_CWORD": "4"}
+    environment["COMP_WORDS"] = "draftcast simulate default --set engine.watermark"
+    program = str(Path(sys.executable).with_name("draftcast"))
+    done = subprocess.run([program], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["engine.watermark="], done.stderr
+
+
+@pytest.mark.parametrize("command", [command.__name__ for command in cli.EXAMPLES])
+def test_help_shows_an_example(command: str) -> None:
+    shown = CliRunner().invoke(cli.app, [command, "--help"]).stdout
+    assert f"Example: draftcast {command}" in shown
