@@ -132,13 +132,15 @@ def ngram_target(scenario: Scenario) -> NgramTarget | None:
     """What n-gram drafting shall find in prompts made for this scenario; None where it does not draft so.
 
     Raises:
-        ScenarioError: an acceptance model that does not say how often there is a match.
+        ScenarioError: an acceptance model that does not say how often there is a match, or with factors.
     """
     spec, acceptance = scenario.speculative_config, scenario.acceptance_of()
     if spec is None or scenario.method not in ("ngram", "ngram_gpu"):
         return None
     if not isinstance(acceptance, Chain) or acceptance.match_probability is None:
         raise ScenarioError("needed for n-gram prompts on a testbed", key="acceptance.match_probability", value=None)
+    if acceptance.factors is not None:
+        raise ScenarioError("a testbed's prompts match alike everywhere", key="acceptance.factors", value="given")
     rates = tuple(acceptance.unconditional(spec.k).tolist())
     lookup_min = spec.prompt_lookup_min or spec.prompt_lookup_max or _PROMPT_LOOKUP
     return NgramTarget(acceptance.match_probability, rates, lookup_min)

@@ -19,6 +19,7 @@ from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
+from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.model import AcceptanceModel
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.cost import step_time as st
@@ -60,10 +61,16 @@ def traffic(table: RequestTable, models: Sequence[AcceptanceModel], caches_prefi
     """
     prompt = table.prompt_tokens.astype(np.float64)
     output = np.maximum(table.output_tokens.astype(np.float64), 1.0)
-    # A recorded acceptance comes with the requests.
     number, thought_s = (float(np.quantile(each, 1 - FORGOTTEN)) for each in table.into_session())
     recording = table.acceptance_offsets, table.acceptance_lengths
-    models = [model.of_recording(*recording) if isinstance(model, Trace) else model for model in models]
+    models = [
+        model.of_recording(*recording)
+        if isinstance(model, Trace)
+        else model.of_requests(prompt[table.class_id == c], output[table.class_id == c])
+        if isinstance(model, Chain)
+        else model
+        for c, model in enumerate(models)
+    ]
     by_class = np.bincount(table.class_id, weights=output, minlength=len(models))
     cached = table.shared_tokens() if caches_prefixes else 0
     return Traffic(

@@ -119,6 +119,7 @@ def build_replicas(
         seed,
         scenario.num_speculative_tokens,
         confidence=confidences(scenario),
+        prompt_tokens=table.prompt_tokens,
         offsets=table.acceptance_offsets,
         lengths=table.acceptance_lengths,
     )

@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from numpy.typing import ArrayLike
+from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from draftcast.calibration.acceptance.references import continued
 from draftcast.frozen import Probability, wrong
@@ -34,6 +35,7 @@ from draftcast.sim.acceptance.compiled import (
     P_STATIONARY,
     P_STAY,
 )
+from draftcast.sim.acceptance.factors import Factors
 from draftcast.sim.acceptance.model import AcceptanceModel, Rates, check_drafts
 
 BINS = 128
@@ -69,6 +71,9 @@ class Chain(AcceptanceModel):
     match_probability: Probability | None = None
     # Suffix decoding: the proposal is as long as the match, geometric with this mean (None: always k).
     mean_match_tokens: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    # What the traffic changes against the rates: all above is what holds where every factor is 1.
+    factors: Factors | None = None
+    _band_shares: tuple[float, ...] = PrivateAttr((1.0,))
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Self:
@@ -126,15 +131,39 @@ class Chain(AcceptanceModel):
         return _over_rounds(self, check_drafts(k)).draft_share if k else 0.0
 
     def draft_probabilities(self) -> FloatArray:
-        """Shape [bins * states, MAX_K]: rows of a bin's bad and good state, or of a bin alone."""
+        """Shape [bands * bins * states, MAX_K]: rows of a bin's bad and good state, or of a bin alone."""
         return _probabilities(self)
 
+    @property
+    def log_odds(self) -> FloatArray:
+        """What the factors add to the log-odds in each band. Shape [bands]."""
+        return np.zeros(1) if self.factors is None else self.factors.log_odds
+
+    def of_requests(self, prompt_tokens: ArrayLike, output_tokens: ArrayLike) -> Chain:
+        """With averages over requests of so many tokens, int[n] both; else those before any step of the factors."""
+        if self.factors is None:
+            return self
+        model = self.model_copy()
+        model._band_shares = self.factors.shares(prompt_tokens, output_tokens)
+        return model
+
     def parameters(self) -> FloatArray:
+        """Shape [bands, N_PARAMS]."""
+        return np.array([self.parameters_at(log_odds) for log_odds in self.log_odds])
+
+    def parameters_at(self, log_odds: float = 0.0) -> FloatArray:
+        """Shape [N_PARAMS], where the odds of a match are so much higher; stretches stay as they are."""
         share, row = self._share, np.zeros(N_PARAMS)
+        if log_odds and self.match_probability is not None:
+            share = float(_shifted(np.array(share), log_odds))
         row[P_STATIONARY], row[P_ENTER] = share, share * (1.0 - self._persistence)
         row[P_STAY] = share + self._persistence * (1.0 - share)
         row[P_LONGER] = 1.0 if self.mean_match_tokens is None else 1.0 - 1.0 / self.mean_match_tokens
         return row
+
+    def band_shares(self) -> tuple[float, ...]:
+        """Share of the output tokens in each band; those not listed are empty."""
+        return self._band_shares
 
     def lag_covariance(self, k: int, lag: int) -> float:
         """Covariance of the drafts accepted in two rounds of k, ``lag`` rounds apart, over all requests' rounds."""
@@ -155,11 +184,27 @@ class _OverRounds(NamedTuple):
 
 @functools.lru_cache(maxsize=512)
 def _over_rounds(model: Chain, k: int, lag: int = 1) -> _OverRounds:
-    return _averages(model, _probabilities(model)[:, :k], lag)
+    log_odds = model.log_odds
+    by_band = np.split(_probabilities(model)[:, :k], len(log_odds))
+    averages = [
+        (tokens, _averages(model, rows, model.parameters_at(shift), lag))
+        for tokens, rows, shift in zip(model.band_shares(), by_band, log_odds, strict=False)
+        if tokens > 0.0
+    ]
+    if len(averages) == 1:
+        return averages[0][1]
+    # Rounds by band from tokens by band, as if none crossed a border.
+    rounds = np.array([tokens / (1.0 + each.draft_share * each.rates.sum()) for tokens, each in averages])
+    rounds /= rounds.sum()
+    drafted = rounds * [each.draft_share for _, each in averages]
+    share = float(drafted.sum())
+    rates = (drafted / share if share > 0.0 else rounds) @ np.array([each.rates for _, each in averages])
+    product, between = ((rounds * [each[i] for _, each in averages]).sum() for i in (2, 3))
+    return _OverRounds(rates, share, float(product), float(between))
 
 
-def _averages(model: Chain, probabilities: FloatArray, lag: int = 1) -> _OverRounds:
-    """Long-run averages over rounds of k drafts; ``probabilities``: [bins * states, k].
+def _averages(model: Chain, probabilities: FloatArray, row: FloatArray, lag: int = 1) -> _OverRounds:
+    """Long-run averages over rounds of k drafts in one band; ``probabilities``: [bins * states, k].
 
     With T the matrix of the stretches and A_j the diagonal of draft j's rates, a round that starts in state s leaves
     the next one's start with sum_{a<k} (prod_{i<a} A_i T) (I - A_a) T + (prod_{i<k} A_i T) T: the rejected position
@@ -168,10 +213,9 @@ def _averages(model: Chain, probabilities: FloatArray, lag: int = 1) -> _OverRou
     the result is exact in the long run; a request's first rounds still start from the chain's own law.
     """
     k = probabilities.shape[1]
-    row = model.parameters()
     if model.kind != KIND_STATES:
         rates = np.cumprod(probabilities, axis=1) * row[P_LONGER] ** np.arange(k)
-        drafting = np.array([_draft_share(model, each) for each in rates])
+        drafting = np.array([_draft_share(model, each, row[P_STATIONARY]) for each in rates])
         weights = 1.0 / (1.0 + drafting * rates.sum(axis=1))
         product = rates.sum(axis=1) ** 2
     else:
@@ -205,7 +249,7 @@ def _averages(model: Chain, probabilities: FloatArray, lag: int = 1) -> _OverRou
     return _OverRounds(drafted @ rates, share, float(drafted @ product), float(rates.sum(axis=1).var()))
 
 
-def _draft_share(model: Chain, rates: FloatArray) -> float:
+def _draft_share(model: Chain, rates: FloatArray, match: float) -> float:
     """Long-run share of a request's rounds that draft. Differs from the match probability when matches come in bursts.
 
     With m the match probability and r the persistence, d tokens after a match another match has probability
@@ -216,14 +260,19 @@ def _draft_share(model: Chain, rates: FloatArray) -> float:
         return 1.0
     reach = np.concatenate(([1.0], rates, [0.0]))
     exactly = reach[:-1] - reach[1:]
-    miss, persistence = 1.0 - model.match_probability, model.persistence or 0.0
-    again = (exactly * (model.match_probability + miss * persistence ** np.arange(1, len(rates) + 2))).sum()
-    enter = model.match_probability * (1.0 - persistence)
+    persistence = model.persistence or 0.0
+    again = (exactly * (match + (1.0 - match) * persistence ** np.arange(1, len(rates) + 2))).sum()
+    enter = match * (1.0 - persistence)
     return float(enter / (1.0 - again + enter)) if enter > 0.0 else 0.0
 
 
 @functools.lru_cache(maxsize=64)
 def _probabilities(model: Chain) -> FloatArray:
+    rows = _where_factors_are_1(model)
+    return rows if model.factors is None else np.concatenate([_shifted(rows, shift) for shift in model.log_odds])
+
+
+def _where_factors_are_1(model: Chain) -> FloatArray:
     if model.alpha is not None:
         return _rows(model, np.full(MAX_K, model.alpha))
     if model.rates is None:
@@ -238,10 +287,11 @@ def _probabilities(model: Chain) -> FloatArray:
 
 def _rates_of_rounds(model: Chain, target: FloatArray) -> FloatArray:
     """`_rows` whose averages over rounds of as many drafts have these conditional rates; the last one goes on."""
-    longer = model.parameters()[P_LONGER] ** (np.arange(len(target)) > 0)
+    row = model.parameters_at()
+    longer = row[P_LONGER] ** (np.arange(len(target)) > 0)
     mean = target.copy()
     for _ in range(200):
-        rates = _averages(model, _rows(model, mean)).rates
+        rates = _averages(model, _rows(model, mean), row).rates
         before = np.concatenate(([1.0], rates))[:-1]
         shown = np.divide(rates, before * longer, out=np.zeros(len(rates)), where=before > 0)
         step = _log_odds(target) - _log_odds(shown)

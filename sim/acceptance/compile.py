@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from draftcast.errors import ScenarioError
 from draftcast.kernels.arrays import FloatArray
-from draftcast.sim.acceptance.chain import BINS
+from draftcast.sim.acceptance.chain import BINS, Chain
 from draftcast.sim.acceptance.compiled import (
     KIND_NGRAM,
     KIND_STATES,
@@ -32,6 +32,7 @@ def compile_acceptance(
     k: int = 0,
     *,
     confidence: Sequence[float | None] = (),
+    prompt_tokens: ArrayLike | None = None,
     offsets: ArrayLike | None = None,
     lengths: ArrayLike | None = None,
 ) -> AcceptanceArrays:
@@ -41,6 +42,7 @@ def compile_acceptance(
         models: one per class; ``class_id``, shape [n], indexes it.
         k: most drafts the run may ask for.
         confidence: ``confidence_discrimination`` of each class, None for none; empty: none for any class.
+        prompt_tokens: of each request, for classes with factors by context; None: 0.
         offsets, lengths: the request table's recorded acceptance, for classes whose model is ``trace``.
 
     Raises:
@@ -53,13 +55,21 @@ def compile_acceptance(
     if n and not 0 <= int(classes.min()) <= int(classes.max()) < len(models):
         raise ScenarioError(f"every class needs an acceptance model; {len(models)} given", key="acceptance")
     kinds = np.array([model.kind for model in models], dtype=np.int64)
-    params = np.zeros((len(models), N_PARAMS))
+    prompts = np.zeros(n, np.int64) if prompt_tokens is None else np.asarray(prompt_tokens)
+    factors = [model.factors if isinstance(model, Chain) else None for model in models]
+    most = max((len(each.context) + len(each.output_position) for each in factors if each is not None), default=0)
+    band_starts = np.zeros((n, most), np.int64)
+    band_jumps = np.zeros((len(models), most), np.int64)
+    band_rows = np.zeros(len(models), np.int64)
+    bands = max((len(each.log_odds) for each in factors if each is not None), default=1)
+    params = np.zeros((bands, len(models), N_PARAMS))
     tables: list[FloatArray] = []
     first = np.zeros(len(models), dtype=np.int32)
     row = np.zeros(n, dtype=np.int32)
     for c, model in enumerate(models):
         check_drafts(k, model.max_drafts(), f"the {type(model).__name__} acceptance list")
-        params[c] = model.parameters()
+        own = np.atleast_2d(model.parameters())
+        params[: len(own), c] = own
         probabilities = np.atleast_2d(model.draft_probabilities())
         table = np.zeros((len(probabilities), MAX_K))
         table[:, : probabilities.shape[1]] = probabilities
@@ -67,13 +77,17 @@ def compile_acceptance(
         tables.append(table)
         members = classes == c
         row[members] = first[c]
-        if len(table) >= BINS:  # of a bin of its own, with or without two states
+        band_rows[c] = len(table) // len(own)
+        if (chosen := factors[c]) is not None:
+            starts, jumps = chosen.starts(prompts[members])
+            band_starts[members, : len(jumps)], band_jumps[c, : len(jumps)] = starts, jumps
+        if band_rows[c] >= BINS:  # of a bin of its own, with or without two states
             bins = (request_uniforms(seed, Stream.ALPHA, n)[members] * BINS).astype(np.int32)
-            row[members] += bins * np.int32(len(table) // BINS)
+            row[members] += bins * np.int32(band_rows[c] // BINS)
     conditional = np.concatenate(tables)
     for c, discrimination in enumerate(confidence or [None] * len(models)):
-        params[c, P_CONFIDENCE] = -1.0 if discrimination is None else discrimination
-    has_confidence = bool((params[:, P_CONFIDENCE] >= 0.0).any())
+        params[:, c, P_CONFIDENCE] = -1.0 if discrimination is None else discrimination
+    has_confidence = bool((params[0, :, P_CONFIDENCE] >= 0.0).any())
     draws_matches = bool(np.isin(kinds, (KIND_STATES, KIND_NGRAM)).any())
     recorded_offsets, recorded_lengths = np.zeros(0, np.int64), np.zeros(0, np.uint8)
     if (kinds == KIND_TRACE).any():
@@ -89,14 +103,17 @@ def compile_acceptance(
         for c, model in enumerate(models):
             if isinstance(model, Trace):
                 replayed = model.of_recording(recorded_offsets, recorded_lengths)
-                params[c, P_STATIONARY] = replayed.missed_share(k)
+                params[:, c, P_STATIONARY] = replayed.missed_share(k)
                 if has_confidence:
                     conditional[first[c], :k] = replayed.conditional(k)
-        draws_matches = draws_matches or bool((params[kinds == KIND_TRACE, P_STATIONARY] < 1.0).any())
+        draws_matches = draws_matches or bool((params[0, kinds == KIND_TRACE, P_STATIONARY] < 1.0).any())
     return AcceptanceArrays(
         kind=kinds,
         conditional=conditional,
-        params=params,
+        params=params.reshape(-1, N_PARAMS),
+        band_rows=band_rows,
+        band_starts=band_starts,
+        band_jumps=band_jumps,
         keys=request_keys(seed, Stream.ACCEPT, n),
         match_keys=request_keys(seed, Stream.MATCH, n) if draws_matches else np.zeros(0, np.uint64),
         row=row,

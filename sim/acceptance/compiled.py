@@ -45,16 +45,37 @@ class AcceptanceArrays(NamedTuple):
 
     kind: IntArray  # [c] KIND_*
     # [rows, MAX_K] P(draft j accepted | proposed, those before accepted); of a class one row, two (state 0, state 1),
-    # or as many for each bin of its requests
+    # or as many for each bin of its requests, or those of every band of its factors one after the other
     conditional: FloatArray
     row: npt.NDArray[np.int32]  # [n] a request's row, of state 0 where there are two
-    params: FloatArray  # [c, N_PARAMS] P_*
+    params: FloatArray  # [bands * c, N_PARAMS] P_*, of all classes in the first band, in the second, ...
+    band_rows: IntArray  # [c] rows of one band
+    band_starts: IntArray  # [n, s] output positions at which a request changes band; s = 0: no factors
+    band_jumps: IntArray  # [c, s] by how many bands
     keys: npt.NDArray[np.uint64]  # [n] stream ACCEPT: one uniform per output position
     match_keys: npt.NDArray[np.uint64]  # [n], or [0] when no class has a chain; stream MATCH
     state: IntArray  # [n], or [0] when no class has a chain; 2 * position + state, -1 before the first
     class_id: npt.NDArray[np.int16]  # [n]
     offsets: IntArray  # [n + 1], or [0] when no class is a trace
     lengths: npt.NDArray[np.uint8]  # recorded accepted drafts by output position, request i at offsets[i]:offsets[i+1]
+
+
+@njit(cache=True, forceinline=True)
+def band_at(arrays: AcceptanceArrays, request: int, c: int, position: int) -> int:
+    """The band of stated factors that a round or a match at this output position is in."""
+    a = borrowed(arrays)
+    band = 0
+    for step in range(a.band_starts.shape[1]):
+        if position >= a.band_starts[request, step]:
+            band += int(a.band_jumps[c, step])
+    return band
+
+
+@njit(cache=True, forceinline=True)
+def row_at(arrays: AcceptanceArrays, request: int, c: int, position: int) -> int:
+    """The row of ``conditional`` that a round at this output position goes by, of state 0 where there are two."""
+    a = borrowed(arrays)
+    return int(a.row[request] + band_at(arrays, request, c, position) * a.band_rows[c])
 
 
 @njit(cache=True, forceinline=True)
@@ -72,11 +93,13 @@ def state_at(arrays: AcceptanceArrays, request: int, c: int, position: int) -> i
         state = cursor & 1
     else:
         at = 0
-        state = 1 if uniform(key, 0) < a.params[c, P_STATIONARY] else 0
-    enter = a.params[c, P_ENTER]
-    stay = a.params[c, P_STAY]
+        first = c + a.kind.shape[0] * band_at(arrays, request, c, 0)
+        state = 1 if uniform(key, 0) < a.params[first, P_STATIONARY] else 0
     while at < position:
         at += 1
+        in_band = c + a.kind.shape[0] * band_at(arrays, request, c, at)
+        enter = a.params[in_band, P_ENTER]
+        stay = a.params[in_band, P_STAY]
         state = 1 if uniform(key, at) < (stay if state == 1 else enter) else 0
     put(a.state, request, 2 * position + state)
     return state
@@ -85,7 +108,7 @@ def state_at(arrays: AcceptanceArrays, request: int, c: int, position: int) -> i
 @njit(cache=True, forceinline=True)
 def _accepted_in_states(arrays: AcceptanceArrays, request: int, c: int, position: int, drafts: int) -> int:
     a = borrowed(arrays)
-    row = a.row[request]
+    row = row_at(arrays, request, c, position)
     state = state_at(a, request, c, position)
     key = a.keys[request]
     match_key = a.match_keys[request]
@@ -102,10 +125,10 @@ def _accepted_in_states(arrays: AcceptanceArrays, request: int, c: int, position
 
 
 @njit(cache=True, forceinline=True)
-def _accepted_at_rates(arrays: AcceptanceArrays, request: int, position: int, drafts: int) -> int:
+def _accepted_at_rates(arrays: AcceptanceArrays, request: int, c: int, position: int, drafts: int) -> int:
     a = borrowed(arrays)
     key = a.keys[request]
-    row = a.row[request]
+    row = row_at(arrays, request, c, position)
     done = 0
     accepted = 0
     while done < drafts and accepted == done:
@@ -131,7 +154,7 @@ def accepted_drafts(arrays: AcceptanceArrays, request: int, position: int, draft
     c = a.class_id[request]
     kind = a.kind[c]
     if kind in (KIND_RATES, KIND_NGRAM):
-        return _accepted_at_rates(a, request, position, drafts)
+        return _accepted_at_rates(a, request, c, position, drafts)
     if kind == KIND_STATES:
         return _accepted_in_states(a, request, c, position, drafts)
     at = a.offsets[request] + position

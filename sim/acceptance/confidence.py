@@ -35,6 +35,7 @@ from draftcast.sim.acceptance.compiled import (
     P_STAY,
     AcceptanceArrays,
     proposed_drafts,
+    row_at,
     state_at,
 )
 from draftcast.sim.compiled.borrowed import borrowed, put, reference
@@ -97,8 +98,9 @@ def describe_drafts(
     elif kind == KIND_STATES:
         state = state_at(arrays, request, c, position)
     proposed = proposed_drafts(arrays, request, position, levels)
+    row = row_at(arrays, request, c, position)
     for j in range(levels):
-        p = a.conditional[a.row[request] + state, j]
+        p = a.conditional[row + state, j]
         if kind == KIND_STATES:
             enter = a.params[c, P_STAY] if state == 1 else a.params[c, P_ENTER]
             state = 1 if uniform(a.match_keys[request], position + j + 1) < enter else 0

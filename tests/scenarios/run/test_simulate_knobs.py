@@ -317,6 +317,11 @@ KNOBS = [
     ),
     Knob("ChainAcceptance.match_probability", "acceptance.match_probability=0.9", (NGRAM, NGRAM_ACCEPTANCE)),
     Knob("ChainAcceptance.mean_match_tokens", "acceptance.mean_match_tokens=1.5", (NGRAM, NGRAM_ACCEPTANCE)),
+    Knob("ChainAcceptance.factors", "acceptance.factors={temperature: 0.3}"),
+    *(
+        Knob(f"Factors.{field}", f"acceptance.factors.{field}={value}")
+        for field, value in (("temperature", 0.3), ("context", "[[100, 0.3]]"), ("output_position", "[[20, 0.3]]"))
+    ),
     Knob("TreeAcceptance.rates", "acceptance.rates=[0.5, 0.3, 0.1]", TREE),
     Knob("TreeAcceptance.tree_width", "acceptance.tree_width=2", TREE, "mean_acceptance_length"),
     Knob("TreeAcceptance.max_tree_nodes", "acceptance.max_tree_nodes=6", TREE, "mean_acceptance_length"),

@@ -13,6 +13,7 @@ from numba import njit
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.compiled import AcceptanceArrays, accepted_drafts, proposed_drafts
+from draftcast.sim.acceptance.factors import Factors
 from draftcast.sim.acceptance.model import AcceptanceModel, Tree
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.compiled.borrowed import Held, borrowed, put
@@ -24,6 +25,8 @@ MODELS: list[AcceptanceModel] = [
     Chain(alpha=0.7, concentration=2.0),
     markov(alpha_good=0.9, alpha_bad=0.3, p_gb=0.2, p_bg=0.1),
     Chain(match_probability=0.5, alpha=0.8, persistence=0.7, mean_match_tokens=3.0),
+    Chain(match_probability=0.5, alpha=0.8, persistence=0.7, factors=Factors(output_position=((10, 4.0), (30, 0.2)))),
+    Chain(rates=(0.7, 0.5), concentration=9.0, contrast=2.0, persistence=0.8, factors=Factors(context=((20, 0.3),))),
     Tree(model="tree", alpha=0.5, widths=(3, 2, 2, 1, 1, 1, 1, 1)),
     Trace(model="trace"),
 ]
