@@ -2,12 +2,13 @@
 
     python benchmarks/dashboard.py [--changes 40] [--sessions 10]
 
-First, one session: a control of What-if changes by keyboard, every time to a question nobody asked before (2,000
-requests, four replications, speculation on and off), and the clock runs from Enter until all tiles and pictures of
-the new run are painted, as the page itself sees it. Then so many sessions change a control at the same moment; each
-one's tiles are compared with ``draftcast simulate --json`` of the command that its own page shows. Beside the seconds
-stand the processor seconds of server and browser, what the host took from this machine's cores and what other
-processes used of them: they tell a slow dashboard from a slow machine.
+First, the seconds until a server's first visitor sees the estimate and the simulated verdict. Then one session: a
+control of What-if changes by keyboard, every time to a question nobody asked before (2,000 requests, four
+replications, speculation on and off), and the clock runs from Enter until all tiles and pictures of the new run are
+painted, as the page itself sees it. Then so many sessions change a control at the same moment; each one's tiles are
+compared with ``draftcast simulate --json`` of the command that its own page shows. Beside the seconds stand the
+processor seconds of server and browser, what the host took from this machine's cores and what other processes used of
+them: they tell a slow dashboard from a slow machine.
 Prints a table and one last JSON line; exit code 1 when a session had other figures than its own, or none in time.
 """
 
@@ -45,12 +46,24 @@ def main(changes: int = 40, sessions: int = 10) -> None:
     browser = Browser(server.url)
     browser.wait_s = TOGETHER_S
     try:
-        result = one_session(browser, server, changes) | many_sessions(browser, server, sessions)
+        result = first_visit(browser) | one_session(browser, server, changes) | many_sessions(browser, server, sessions)
     finally:
         browser.quit()
         server.stop()
     print(json.dumps(result))
     sys.exit(1 if result["sessions_with_wrong_figures"] or result["links_with_strange_keys"] else 0)
+
+
+def first_visit(browser: Browser) -> dict[str, float]:
+    """Seconds from opening the page to the first answer and to the simulated one."""
+    began_s = time.perf_counter()
+    browser.driver.get(browser.url)
+    seconds = {}
+    for name, css in (("estimate", ".dc-answer"), ("simulated", ".dc-answer[data-state=simulated]")):
+        browser.find(css)
+        seconds[f"first_{name}_s"] = round(time.perf_counter() - began_s, 2)
+    print("a server's first visitor: " + ", ".join(f"{name} {value:.2f}" for name, value in seconds.items()))
+    return seconds
 
 
 def one_session(browser: Browser, server: Server, count: int) -> dict[str, float]:

@@ -181,4 +181,4 @@ def streamlit_command(
         options["server.port"] = str(port)
     flags = [f"--{name}={value}" for name, value in options.items()]
     # -P: nothing is imported from the working directory.
-    return [sys.executable, "-P", "-m", "streamlit", "run", str(pages), *flags, "--", *scenarios]
+    return [sys.executable, "-P", "-m", "draftcast.dashboards.start", "run", str(pages), *flags, "--", *scenarios]

@@ -14,6 +14,8 @@ pytest.importorskip("streamlit")
 from app_pages import APP, SMALL, WAIT_S, known, open_page, told
 from streamlit.testing.v1 import AppTest
 
+from draftcast.dashboards import start
+from draftcast.dashboards.session import answers
 from draftcast.dashboards.session.link import link_of, read_link
 from draftcast.dashboards.session.question import check_names
 from draftcast.dashboards.session.session import Session
@@ -381,6 +383,15 @@ def test_the_server_imports_nothing_from_the_working_directory(tmp_path: Path) -
     command = [interpreter, *before_module, "-c", script]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "clean", done.stderr
+
+
+def test_the_server_knows_the_answer_that_the_first_page_asks_for() -> None:
+    app = AppTest.from_file(str(APP), default_timeout=WAIT_S).run()
+    key = answers.question_key(known(app).question.scenario)
+    answers._answers.clear()
+    assert answers._answers.known(key) is None
+    start.warm().join()
+    assert answers._answers.known(key) is not None
 
 
 @pytest.mark.parametrize("running", [True, False])
