@@ -61,6 +61,15 @@ class ServerAcceptance:
         """Tokens per round with a draft, bonus included."""
         return 1.0 + self.num_accepted_tokens / self.num_drafts
 
+    def counts(self) -> dict[str, Any]:
+        """As a live run's manifest holds them; ``per_position``: accepted tokens by draft position."""
+        return {
+            "num_drafts": self.num_drafts,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "per_position": [round(rate * self.num_drafts) for rate in self.rates],
+        }
+
     def report(self) -> dict[str, Any]:
         drafted = self.num_draft_tokens
         return {

@@ -23,6 +23,7 @@ from typing import Any
 
 import pandas as pd
 
+from draftcast.calibration.acceptance.metrics import BENCH_KEYS, BENCH_RATES, read_metrics
 from draftcast.calibration.live.run_directory import CHUNKS_DTYPES, LiveRun, LiveRunWriter, tables
 from draftcast.errors import InputError
 from draftcast.files import read_json, read_text
@@ -50,30 +51,11 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
     values = {
         "server": {"command": [], "url": "", "version": "", "log": False, "config": {}},
         "client": {"source": f"vllm bench serve, {file.name}"},
-        "acceptance": _acceptance(file, result),
+        "acceptance": read_metrics(file).counts() if all(map(result.get, (*BENCH_KEYS, BENCH_RATES))) else None,
     }
     writer = LiveRunWriter.create(out, **{"name": str(result.get("label") or file.stem), **values, **manifest})
     failed = sum(bool(error) for error in result["errors"])
     return writer.finish(f"{failed} of {count} requests failed" if failed else "", requests, chunks)
-
-
-def _acceptance(file: Path, result: dict[str, Any]) -> dict[str, Any] | None:
-    counts = [result.get(f"spec_decode_{name}") for name in ("num_drafts", "draft_tokens", "accepted_tokens")]
-    rates = result.get("spec_decode_per_position_acceptance_rates")
-    if not all(counts) or not isinstance(rates, list):
-        return None
-    drafts, drafted, accepted = counts
-    try:
-        per_position = [round(float(rate) * int(drafts or 0)) for rate in rates]
-    except _BAD:
-        message = "its counts and rates are no numbers"
-        raise InputError(message, file=str(file), key="spec_decode_per_position_acceptance_rates") from None
-    return {
-        "num_drafts": drafts,
-        "num_draft_tokens": drafted,
-        "num_accepted_tokens": accepted,
-        "per_position": per_position,
-    }
 
 
 def _lines(file: Path, result: dict[str, Any]) -> Iterator[list[Any]]:

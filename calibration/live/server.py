@@ -279,15 +279,9 @@ def acceptance_between(before: Path | None, after: Path | None) -> dict[str, Any
     if before is None or after is None:
         return None
     try:
-        found = read_metrics(after, before=before)
+        return read_metrics(after, before=before).counts()
     except InputError:
         return None
-    return {
-        "num_drafts": found.num_drafts,
-        "num_draft_tokens": found.num_draft_tokens,
-        "num_accepted_tokens": found.num_accepted_tokens,
-        "per_position": [round(rate * found.num_drafts) for rate in found.rates],
-    }
 
 
 def _from_metrics(text: str) -> dict[str, Any]:

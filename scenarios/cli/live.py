@@ -202,21 +202,16 @@ class Endpoint:
 @app.command()
 @options.option_groups
 def run(
-    scenario: ScenarioName,
+    subject: options.Subject,
     out: NewRunDirectory,
     endpoint: Endpoint,
     server: ServerOptions,
-    overrides: Overrides = None,
-    speculative_config: SpeculativeConfig = None,
-    seed: options.Seed = None,
     as_json: AsJson = False,
 ) -> None:
     """Start the scenario's server, send its requests, record everything, stop the server."""
     from draftcast.scenarios.live.run import live_run
-    from draftcast.scenarios.schema.load import load_scenario
 
-    changes = [*(overrides or []), *([f"statistics.seed={seed}"] if seed is not None else [])]
-    loaded = load_scenario(scenario, overrides=changes, speculative_config=speculative_config)
+    loaded = subject.load()
     log = endpoint.server_log
     if log is not None and (endpoint.url is None or not log.is_file()):
         raise InputError("must be a file, and goes with --url", file="--server-log", value=str(log))

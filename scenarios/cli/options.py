@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import wraps
 from glob import escape, glob
@@ -76,7 +76,6 @@ Overrides = Annotated[
 SpeculativeConfig = Annotated[
     str | None, typer.Option(metavar="JSON", help="vLLM's --speculative-config, verbatim; null turns it off.")
 ]
-Seed = Annotated[int | None, typer.Option(help="Random seed.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Candidates = Annotated[
     list[str] | None,
@@ -97,9 +96,19 @@ Metric = Annotated[str, typer.Option(help="Metric to judge by: e2e, tpot, token_
 NewRunDirectory = Annotated[Path, typer.Option(metavar="DIR", help="Run directory; must not exist or be empty.")]
 
 
+CalibrateTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE|URL",
+        help="Your own run without speculation, which corrects the forecast: JSON of vllm bench serve, SGLang, "
+        "GuideLLM, AIPerf or InferenceX, /metrics text, a Prometheus range query, an engine log; repeatable.",
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """A scenario with changes, and how the answer is printed."""
+class Subject:
+    """A scenario with changes."""
 
     scenario: ScenarioName
     overrides: Overrides = None
@@ -109,22 +118,12 @@ class Question:
         typer.Option(metavar="COMMAND|FILE", help="Take the engine from a vllm, sglang or trtllm-serve command."),
     ] = None
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Take arrivals and lengths from a trace.")] = None
-    seed: Seed = None
-    replications: Annotated[int | None, typer.Option(help="Independent replications behind the intervals.")] = None
-    calibrate_to: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE|URL",
-            help="Your own run without speculation, which corrects the forecast: JSON of vllm bench serve, SGLang, "
-            "GuideLLM, AIPerf or InferenceX, /metrics text, a Prometheus range query, an engine log; repeatable.",
-        ),
-    ] = None
-    as_json: AsJson = False
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None
 
-    def load(self) -> Scenario:
+    def load(self, replications: int | None = None, calibrate_to: Sequence[str] | None = None) -> Scenario:
         from draftcast.scenarios.schema.load import load_scenario
 
-        statistics = {"seed": self.seed, "replications": self.replications}
+        statistics = {"seed": self.seed, "replications": replications}
         changes = [f"statistics.{key}={value}" for key, value in statistics.items() if value is not None]
         engine, keep = None, tuple[str, ...]()
         if self.serve_command is not None:
@@ -147,11 +146,23 @@ class Question:
             keep=keep,
             trace=self.trace,
         )
-        if not self.calibrate_to:
+        if not calibrate_to:
             return scenario
-        from draftcast.scenarios.live.calibrate_to import calibrate_to
+        from draftcast.scenarios.live import calibrate_to as live
 
-        return calibrate_to(scenario, self.calibrate_to)
+        return live.calibrate_to(scenario, calibrate_to)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question(Subject):
+    """A scenario with changes, and how the answer is printed."""
+
+    replications: Annotated[int | None, typer.Option(help="Independent replications behind the intervals.")] = None
+    calibrate_to: CalibrateTo = None
+    as_json: AsJson = False
+
+    def load(self, replications: int | None = None, calibrate_to: Sequence[str] | None = None) -> Scenario:
+        return super().load(replications or self.replications, calibrate_to or self.calibrate_to)
 
     def print_answer(self, scenario: Scenario, summary: Callable[[], Mapping[str, Any]], parts: Iterable[Any]) -> None:
         """The answer as one JSON object, with what it is calibrated to, or as its tables and sentences."""

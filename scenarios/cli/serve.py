@@ -9,11 +9,12 @@ import typer
 
 from draftcast.errors import naming
 from draftcast.kernels.extras import require
-from draftcast.scenarios.cli.options import Overrides, ScenarioName, Seed, SpeculativeConfig
+from draftcast.scenarios.cli.options import CalibrateTo, Subject, option_groups
 
 
+@option_groups
 def serve(
-    scenario: ScenarioName,
+    subject: Subject,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     host: Annotated[
         str, typer.Option(help="Address to listen on; any other than the default lets other machines in.")
@@ -23,22 +24,17 @@ def serve(
         Path | None,
         typer.Option(metavar="DIR", help="Count text with this folder's tokenizer.json. Default: 4 bytes a token."),
     ] = None,
-    overrides: Overrides = None,
-    speculative_config: SpeculativeConfig = None,
-    seed: Seed = None,
+    calibrate_to: CalibrateTo = None,
 ) -> None:
     """Serve a scenario: an OpenAI-compatible server whose answers take the simulated time (extra ``serve``)."""
-    from draftcast.scenarios.schema.load import load_scenario
-
     require("serve", "starlette", "uvicorn", "prometheus_client", "tokenizers", place="draftcast serve")
     from draftcast.scenarios.serve.run import run_server
 
-    changes = [*(overrides or []), *([f"statistics.seed={seed}"] if seed is not None else [])]
-    loaded = load_scenario(scenario, overrides=changes, speculative_config=speculative_config)
+    loaded = subject.load(calibrate_to=calibrate_to)
     replicas = f"{loaded.cluster.replicas} replica{'s' * (loaded.cluster.replicas > 1)}"
 
     def tell(address: str) -> None:
         typer.echo(f"{loaded.engine.model} at {address} ({replicas}, {speed:g}x speed)")
 
-    with naming(scenario):
+    with naming(subject.scenario):
         run_server(loaded, host, port, speed, tokenizer, tell)

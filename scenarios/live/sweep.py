@@ -34,7 +34,7 @@ from draftcast.calibration.live.server import Server
 from draftcast.errors import InputError, LiveError, ScenarioError
 from draftcast.files import is_inside, read_json, write_text
 from draftcast.kernels.extras import require
-from draftcast.scenarios.compare.candidate import speculative_values
+from draftcast.scenarios.compare.candidate import method_values, speculative_values
 from draftcast.scenarios.live import run as live
 from draftcast.scenarios.live.run import LiveOptions, Progress, live_requests, server_flags
 from draftcast.scenarios.schema import Scenario
@@ -91,12 +91,7 @@ def modes_of(scenario: Scenario, plan: SweepPlan) -> dict[str, Scenario]:
             # A testbed's draft is built for its k.
             config["model"] = str(Path(config["model"]).parent / draft_folder(k))
         changes.append({"engine.speculative_config": config})
-    for alternative in plan.alternatives:
-        if alternative.get("speculative_config") is None or set(alternative) - {"speculative_config", "acceptance"}:
-            raise InputError('must be {"speculative_config": {...}, "acceptance": {...}}', file="--candidate")
-        values = {"engine.speculative_config": alternative["speculative_config"]}
-        acceptance = alternative.get("acceptance")
-        changes.append(values | ({"acceptance": acceptance} if acceptance is not None else {}))
+    changes += [method_values(alternative, "--candidate") for alternative in plan.alternatives]
     modes = {OFF: with_values(scenario, {"engine.speculative_config": None, "policy": None})}
     for values in changes:
         mode = with_values(scenario, {**values, "policy": None})

@@ -293,6 +293,9 @@ def test_it_listens_on_this_machine_only(server: SimulatedServer) -> None:
         (["default", "--tokenizer", "/nowhere"], "no tokenizer"),
         (["default", "--set", "engine.num_gpu_blocks=100"], "engine.max_model_len"),
         (["nothing.yaml"], "nothing.yaml"),
+        (["default", "--trace", "/nowhere.csv"], "/nowhere.csv"),
+        (["default", "--serve-command", "vllm serve"], "--serve-command"),
+        (["default", "--calibrate-to", "/nowhere.json"], "/nowhere.json"),
         (["default", "--port", "{taken}"], "cannot be used"),
     ],
 )
