@@ -96,6 +96,26 @@ def test_a_board_of_little_power_computes_as_much_a_watt_as_the_full_board_of_it
     assert board.ceilings("linear", "bf16")[1] == replace(board, peak_power_w=0.0).ceilings("linear", "bf16")[1]
 
 
+@pytest.mark.parametrize("name", [*DATASHEETS])
+def test_dense_peaks_go_with_each_other(name: str) -> None:
+    """Half the bits, twice the rate; where a sheet says otherwise, by name."""
+    peaks = load_hardware(name).peak_flops
+    geforce, ultra = name.startswith(("rtx-3090", "rtx-4090", "rtx-5090")), name in ("b300", "gb300")
+    assert peaks["fp16"] == peaks["bf16"]
+    if "fp8" in peaks:
+        assert peaks["fp8"] == pytest.approx(2 * peaks["bf16"], rel=0.015)
+    # GeForce cards halve products of floats that are summed in fp32, not those of integers; Blackwell Ultra gave the
+    # area of its integer units to fp4.
+    eight = peaks.get("fp8", 2 * peaks["bf16"])
+    if ultra:
+        assert peaks["int8"] < 0.05 * eight
+    else:
+        assert peaks["int8"] == pytest.approx((2 if geforce else 1) * eight, rel=0.015)
+    if "fp4" in peaks:
+        # On the RTX 5090 fp4 too is summed in fp32 at the full rate.
+        assert peaks["fp4"] == pytest.approx((3 if ultra else 4 if geforce else 2) * peaks["fp8"], rel=0.015)
+
+
 def test_ceilings_by_format_and_family() -> None:
     h100, a100 = load_hardware("h100"), load_hardware("a100")
     bf16, memory = h100.ceilings("linear", "bf16")

@@ -142,7 +142,7 @@ AFFINE = "profile=h100-llama-3.1-8b-affine"
         ((AFFINE, "engine.max_num_seqs=8", "engine.enforce_eager=true"), ("engine.enforce_eager = True",)),
         # Formats that change nothing, or that the device has no units for.
         (("engine.quantization=mxfp4",), ("engine.quantization = 'mxfp4'", "stores experts alone, and Llama-3.1-8B")),
-        (("engine.quantization=int8", "hardware=mi355x"), ("engine.quantization = 'int8'", "no int8 matrix units")),
+        (("engine.quantization=int8", "hardware=cpu"), ("engine.quantization = 'int8'", "no int8 matrix units")),
         (("engine.kv_cache_dtype=nvfp4", "hardware=h200"), ("engine.kv_cache_dtype = 'nvfp4'", "no fp4 matrix units")),
         # Tables have an entry a row.
         (("engine.max_num_batched_tokens=500000000", BLOCKS), ("engine.max_num_batched_tokens = 500000000", "4194304")),

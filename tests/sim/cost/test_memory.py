@@ -54,6 +54,31 @@ def test_published_start_up_logs() -> None:
     assert budget.kv_cache_bytes / GIB == pytest.approx(54.93, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("device", "flags", "blocks"),
+    [
+        # An H100 at 0.90 and its defaults of the time; an RTX 4090 as recorded by LLMServingSim (vLLM 0.19).
+        ("h100", {"max_num_batched_tokens": 8192, "max_num_seqs": 256}, 28_190),
+        ("rtx-4090", {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "max_model_len": 32768}, 2_588),
+    ],
+)
+def test_blocks_of_start_up_logs(device: str, flags: dict[str, int], blocks: int) -> None:
+    budget = budget_of(LLAMA, load_hardware(device), gpu_memory_utilization=0.9, **flags)
+    assert budget.num_gpu_blocks == pytest.approx(blocks, rel=0.05)
+
+
+def test_a_nearly_full_device_is_off_by_little_of_its_memory() -> None:
+    """Qwen3-32B's 61.0 GiB on an H100 at 0.90: a cache of 40,960 tokens takes 10.0 of the 10.2 GiB that are left.
+
+    A small remainder of large numbers: what is estimated is off by under 5 % of the device's memory, not of the cache.
+    """
+    model = load_model("Qwen3-32B")
+    budget = budget_of(model, H100, gpu_memory_utilization=0.9, max_num_batched_tokens=2048, max_num_seqs=256)
+    started = 40_960 * model.kv_bytes_per_token("bf16")
+    assert started < budget.usable_bytes - budget.weight_bytes < 1.05 * started
+    assert abs(budget.kv_cache_bytes - started) < 0.05 * budget.device_memory_bytes
+
+
 def test_activations_by_hand() -> None:
     width = 3 * 4096 + 3 * 14336
     logits = 64 * 128256 * (2 + 8)
