@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import streamlit as st
 from pydantic import BaseModel
 
+from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.dashboards.session.session import Session, View, one_of
 from draftcast.scenarios.schema import Scenario
 
 Change = Callable[[Any], Mapping[str, Any]]
 # What a browser's numbers can hold exactly.
 LARGEST = 2**53 - 1
-LOAD = "Mean requests per second over all replicas; a trace is rescaled in time."
-LENGTH = "Tokens of a request; the shape of the distribution stays."
-RATE = "Probability that the target accepts a draft token."
-REQUESTS = (
-    "Requests that each replication serves. Until you give a number it follows the load: close to the capacity a run "
-    "needs more to reach its steady state."
-)
 
 
 class Look(NamedTuple):
@@ -38,66 +33,11 @@ class Look(NamedTuple):
     placeholder: str | None = None
 
 
-# Every key of a scenario and every setting of a page that has a control of its own.
-LOOKS: Mapping[str, Look] = {
-    "engine.model": Look("Model", "The target model; other Hugging Face models come with a scenario file.", 148),
-    "hardware": Look("GPU", "The device; the badge says whether its times are measured.", 135),
-    "engine.tensor_parallel_size": Look("TP", "Tensor parallel size: GPUs of one replica.", 80),
-    "cluster.replicas": Look("Replicas", "Identical replicas behind the router.", 115),
-    "engine.max_num_seqs": Look(
-        "max_num_seqs", "Maximum requests in a batch; empty: vLLM's default for the device.", 140, 16, "default"
-    ),
-    "engine.max_num_batched_tokens": Look(
-        "Batched tokens", "Maximum tokens in a step; empty: vLLM's default.", 140, 1024, "default"
-    ),
-    "workload.arrivals.process": Look("Arrivals", "How requests arrive; a trace comes by upload.", 170),
-    "workload.arrivals.concurrency": Look(
-        "Clients", "Each sends its next request when the last one is answered.", 150, 8
-    ),
-    "workload.arrivals.request_rate_rps": Look("Load, req/s", LOAD, 150, 1, "as recorded"),
-    "workload.lengths.prompt_tokens.value": Look("Prompt tokens", LENGTH, 160, 32),
-    "workload.lengths.prompt_tokens.mean": Look("Prompt tokens, mean", LENGTH, 160, 32),
-    "workload.lengths.output_tokens.value": Look("Output tokens", LENGTH, 160, 32),
-    "workload.lengths.output_tokens.mean": Look("Output tokens, mean", LENGTH, 160, 32),
-    "engine.speculative_config.num_speculative_tokens": Look(
-        "Draft tokens k", "Draft tokens per round; depth of a tree. 0: speculation off.", 230
-    ),
-    "engine.speculative_config.model": Look("Draft model", "A smaller model of the same vocabulary.", 170),
-    "acceptance.model": Look(
-        "Acceptance", "How many drafts the target accepts. `draftcast acceptance` measures it.", 190
-    ),
-    "acceptance.alpha": Look("Acceptance rate", RATE, 150, 0.05),
-    "slo.ttft_ms": Look("TTFT, ms", "Upper bound on TTFT of a request; empty: no bound.", 118, 5, "none"),
-    "slo.tpot_ms": Look("TPOT, ms", "Upper bound on TPOT of a request; empty: no bound.", 118, 5, "none"),
-    "slo.e2el_ms": Look("E2E, ms", "Upper bound on E2E latency of a request; empty: no bound.", 118, 5, "none"),
-    "slo.attainment": Look("Attainment, %", "Share of the requests that must meet every bound.", 118, 1, "99"),
-    "statistics.seed": Look(
-        "Seed", "Random seed; the same seed gives the same figures, here and on the command line.", 118
-    ),
-    "statistics.replications": Look(
-        "Replications", "Independent repetitions behind the intervals; one gives no interval.", 118
-    ),
-    "statistics.confidence": Look("Interval", "Confidence level of every interval shown.", 118),
-    "workload.num_requests": Look("Requests per run", REQUESTS, 160, 500, "all of the trace"),
-    View.TRUST_OPERATOR: Look("Operator", "Held-out points are predicted from the others.", 320),
-    View.COMPARE_REFERENCE: Look("Compared with", "The run that all others are compared with.", 420),
-    View.CAPACITY_RATE: Look(
-        "Target load, req/s", "Mean requests per second that the whole cluster must hold.", 160, 10.0
-    ),
-    View.CAPACITY_HEADROOM: Look("Headroom, %", "Load beyond the target at which the SLO must still hold.", 130, 10.0),
-    View.CAPACITY_SPARE: Look(
-        "Spare replicas", "Replicas that may fail: the others alone meet the SLO. 1 is N+1.", 130, 1
-    ),
-    View.CAPACITY_METHODS: Look("Methods", "Speculation off, and the scenario's own.", 230),
-    View.CAPACITY_HARDWARE: Look("GPU types", "Candidates for the cluster.", 400),
-    View.CAPACITY_TP: Look("Tensor parallel", "GPUs of one replica.", 260),
-    View.CAPACITY_CURVE: Look("Candidate", "Its replicas, without spare ones, serve more and more load.", 320),
-    View.SWEEP_METRIC: Look(
-        "Figure", "Named as in `draftcast simulate --json`; seconds, tokens, requests per second.", 320
-    ),
-    View.CUTOVER_OVER: Look("Over", "The axis along which the cutover is searched.", 250),
-    View.CUTOVER_METRIC: Look("Compared by", "The metric that speculation should improve.", 250),
+LOOKS = {
+    name: Look(**look)
+    for name, look in parse_yaml(Path(__file__).with_name("looks.yaml").read_text("utf-8"), "looks.yaml").items()
 }
+"""Of every key of a scenario and every setting of a page that has a control of its own."""
 
 
 def control(

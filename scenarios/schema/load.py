@@ -27,29 +27,7 @@ from draftcast.scenarios.schema import Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.references import outside_names, put_checksums, resolve_paths
 from draftcast.scenarios.schema.scenario import MATCHING_METHODS
 
-_MESSAGES = {
-    "missing": "required",
-    "greater_than": "must be above {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be below {lt}",
-    "less_than_equal": "must be at most {le}",
-    "finite_number": "must be a finite number",
-    "float_type": "must be a number",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "bool_type": "must be true or false",
-    "string_type": "must be text",
-    "string_too_short": "must not be empty",
-    "too_short": "must have at least {min_length} entries",
-    "too_long": "must have at most {max_length} entries",
-    "literal_error": "must be {expected}",
-    "tuple_type": "must be a list",
-    "model_type": "must be a section of keys and values",
-    "model_attributes_type": "must be a section of keys and values",
-    "dict_type": "must be a section of keys and values",
-    "union_tag_invalid": "unknown {discriminator}; choose from {expected_tags}",
-    "union_tag_not_found": "needs the key {discriminator}",
-}
+_MESSAGES = parse_yaml(Path(__file__).with_name("messages.yaml").read_text("utf-8"), "messages.yaml")
 
 
 def validate(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> Scenario:

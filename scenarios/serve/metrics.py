@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,51 +14,15 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from draftcast.calibration.yaml_text import parse_yaml
+
 if TYPE_CHECKING:
     from draftcast.scenarios.run.simulate import RunResult
     from draftcast.scenarios.schema import Scenario
 
 LABELS = ("model_name", "engine")
-_REQUEST_S = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
-    *(960.0, 1920.0, 7680.0),
-)
-_TTFT_S = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-    *(160.0, 640.0, 2560.0),
-)
-_ITL_S = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
-    80.0,
-)
-_TOKENS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2, 5))
-_HISTOGRAMS = {
-    "time_to_first_token_seconds": ("Time to first token.", _TTFT_S),
-    "inter_token_latency_seconds": ("Time between pieces of an answer.", _ITL_S),
-    "request_time_per_output_token_seconds": ("Mean time per output token after the first.", _ITL_S),
-    "e2e_request_latency_seconds": ("Time of a request.", _REQUEST_S),
-    "request_queue_time_seconds": ("Time before a request is scheduled.", _REQUEST_S),
-    "request_inference_time_seconds": ("Time since it was scheduled.", _REQUEST_S),
-    "request_prefill_time_seconds": ("Of it until the first token.", _REQUEST_S),
-    "request_decode_time_seconds": ("Of it after the first token.", _REQUEST_S),
-    "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
-    "request_generation_tokens": ("Output tokens of a request.", _TOKENS),
-}
-_COUNTERS = {"prompt_tokens": "Prompt tokens of requests with a first token.", "generation_tokens": "Output tokens."}
-# What engines count, by its key in `LiveEngine.counts`.
-_SCHEDULER: dict[str, tuple[str, Any]] = {
-    "num_running": ("num_requests_running", GaugeMetricFamily),
-    "num_waiting": ("num_requests_waiting", GaugeMetricFamily),
-    "kv_cache_usage": ("kv_cache_usage_perc", GaugeMetricFamily),
-    "looked_up_tokens": ("prefix_cache_queries", CounterMetricFamily),
-    "cached_tokens": ("prefix_cache_hits", CounterMetricFamily),
-    "num_preemptions": ("num_preemptions", CounterMetricFamily),
-}
-_SPECULATION: dict[str, tuple[str, Any]] = {
-    "num_drafts": ("spec_decode_num_drafts", CounterMetricFamily),
-    "num_draft_tokens": ("spec_decode_num_draft_tokens", CounterMetricFamily),
-    "num_accepted": ("spec_decode_num_accepted_tokens", CounterMetricFamily),
-}
+_WORDS: dict[str, Any] = parse_yaml(Path(__file__).with_name("metrics.yaml").read_text("utf-8"), "metrics.yaml")
+_KINDS = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
 
 class Metrics(Collector):
@@ -74,13 +39,15 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         self.counts: list[dict[str, Any]] = [{} for _ in range(replicas)]
         self._model, self._cache_config = model, cache_config
-        self._engine_metrics = _SCHEDULER | (_SPECULATION if speculates else {})
+        self._engine_metrics = _WORDS["scheduler"] | (_WORDS["speculation"] if speculates else {})
         keep: dict[str, Any] = {"registry": self.registry}
         self._histograms = {
-            name: Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, **keep)
-            for name, (text, buckets) in _HISTOGRAMS.items()
+            name: Histogram(f"vllm:{name}", text, LABELS, buckets=_WORDS["buckets"][buckets], **keep)
+            for name, (text, buckets) in _WORDS["histograms"].items()
         }
-        self._counters = {name: Counter(f"vllm:{name}", text, LABELS, **keep) for name, text in _COUNTERS.items()}
+        self._counters = {
+            name: Counter(f"vllm:{name}", text, LABELS, **keep) for name, text in _WORDS["counters"].items()
+        }
         self._ended = Counter("vllm:request_success", "Requests that ended.", (*LABELS, "finished_reason"), **keep)
         self.registry.register(self)
 
@@ -106,7 +73,7 @@ class Metrics(Collector):
             info.add_metric([*self._cache_config.values(), engine], 1)
         yield info
         for key, (name, kind) in self._engine_metrics.items():
-            family = kind(f"vllm:{name}", "Of the simulated engine.", labels=LABELS)
+            family = _KINDS[kind](f"vllm:{name}", "Of the simulated engine.", labels=LABELS)
             for engine, counts in zip(engines, self.counts, strict=True):
                 family.add_metric((self._model, engine), counts.get(key, 0))
             yield family

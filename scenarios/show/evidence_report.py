@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from draftcast.scenarios.evidence.forecast import SIDES, Forecast
@@ -12,27 +13,7 @@ from draftcast.scenarios.evidence.summary import ABOVE, BELOW, KINDS, Score, err
 from draftcast.scenarios.show.plots import COLOURS, OFF, in_file, label_axes, panels, series
 from draftcast.scenarios.show.tables import markdown_table
 
-HEAD = """# Measured results and draftcast's forecasts
-
-<!-- Made by: draftcast evidence --markdown > docs/evidence.md -->
-
-`draftcast evidence` forecasts points that others measured on real GPUs with vLLM and SGLang. The rows stand in
-`scenarios/evidence/points/*.jsonl`, each with its source, its setting and its figures; adding a point is adding a row.
-`draftcast published` is the command's former name.
-
-- No figure of a row sets anything of its own forecast but its acceptance. Some constants that all forecasts share were
-  fitted to rows, each set-up or source held out in turn to choose them: of the engines to dense models on devices whose
-  kernels were timed (`benchmarks/engine_constants.py`), of AMD's kernels to MI300X (`default-amd`). The errors below
-  count those rows too.
-- Runs are finite, as the measurements were: every request counts, and throughput covers the whole run.
-- Errors of `off` and `on` are of time, whichever way the metric is written: forecast time over measured time, less 1.
-  Below 0 the forecast is too fast. A speed-up above 1 says that speculation is faster; its error is forecast over
-  measured, less 1, and 0 inside a measured range.
-- Tier A: vLLM V1 or SGLang, steady load of at most 512, nearly the whole configuration known. B: bursts and larger
-  loads. C: other or older engines, an unknown GPU, a partial configuration; for orientation.
-- Each source counts once in the summary, with the median (or mean) of its points.
-- What a source does not give was assumed before the forecast was made; `--json` lists it for every point.
-"""
+HEAD = Path(__file__).with_name("evidence_head.md").read_text("utf-8")
 COLUMNS = ("point", "metric", "off", "forecast", "error", "on", "forecast", "error", "speed-up", "forecast", "error")
 SUMMARY = ("tier and kind", "figure", "points", "sources", "mean", "median", "median of size", "p90 of size")
 SCORES = ("kind of forecast", "points", "sources", "mean", "median of size", "p90 of size", "inside 90 % interval")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.scenarios.compare.comparison import CAUSES, Comparison, RatePoint
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.show.tables import make_table, show, title
@@ -17,34 +19,8 @@ if TYPE_CHECKING:
     from draftcast.scenarios.compare.verdict import Side
     from draftcast.scenarios.run.simulate import RunResult
 
-COMPARED = (
-    ("TTFT ms", "mean_ttft_s", 1e3),
-    ("TPOT ms", "mean_tpot_s", 1e3),
-    ("E2E s", "mean_e2el_s", 1.0),
-    ("token goodput tok/s", "output_throughput", 1.0),
-)
-ONE_RUN = (
-    ("request throughput", "request_throughput", 1.0, "req/s"),
-    ("SLO goodput", "request_goodput", 1.0, "req/s"),
-    ("SLO attainment", "slo_attainment", 1e2, "%"),
-    ("token goodput", "output_throughput", 1.0, "tok/s"),
-    ("mean TTFT", "mean_ttft_s", 1e3, "ms"),
-    ("p99 TTFT", "p99_ttft_s", 1e3, "ms"),
-    ("mean TPOT", "mean_tpot_s", 1e3, "ms"),
-    ("p99 TPOT", "p99_tpot_s", 1e3, "ms"),
-    ("p99 ITL", "p99_itl_s", 1e3, "ms"),
-    ("mean E2E", "mean_e2el_s", 1.0, "s"),
-    ("p99 E2E", "p99_e2el_s", 1.0, "s"),
-    ("mean acceptance length", "mean_acceptance_length", 1.0, "tokens, bonus included"),
-    ("preemptions", "preemptions", 1.0, ""),
-    ("prefix cache hit rate", "prefix_cache_hit_rate", 1e2, "%"),
-)
-ENGINE = (
-    ("KV cache", "kv_cache_tokens", "tokens"),
-    ("KV lost to speculation", "kv_blocks_lost_to_speculation", "blocks"),
-    ("concurrency of mean requests", "max_concurrency", "requests"),
-    ("concurrency lost to speculation", "concurrency_lost_to_speculation", "requests"),
-)
+_FIGURES = parse_yaml(Path(__file__).with_name("run_report.yaml").read_text("utf-8"), "run_report.yaml")
+COMPARED, ONE_RUN, ENGINE = (tuple(map(tuple, _FIGURES[table])) for table in ("compared", "one_run", "engine"))
 ORIGINS = ("measured", "interpolated", "extrapolated")
 
 
