@@ -53,7 +53,8 @@ def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     """``ModelSpec``'s values of a decoder by its config's fields; ``given`` replaces values."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     blocks, positions = _blocks(config), config.integer("max_position_embeddings")
-    layers = config.integer("num_hidden_layers", len(blocks) or None)
+    beside = config.flag("attention_beside_mamba", False)
+    layers = len(blocks) if beside else config.integer("num_hidden_layers", len(blocks) or None)
     values = {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
@@ -115,7 +116,12 @@ def _refuse_unused(config: Config, keys: Iterable[str]) -> None:
 
 
 def _blocks(config: Config) -> list[str]:
-    """What each block is where blocks are one half of a layer (Nemotron-H); else nothing."""
+    """What each block is where blocks are one half of a layer (Nemotron-H); else nothing.
+
+    A layer that runs attention and a state side by side (Falcon-H1) counts as a block with the state and a whole layer.
+    """
+    if config.flag("attention_beside_mamba", False):
+        return ["mamba", "layer"] * config.integer("num_hidden_layers")
     pattern = config.values.get("hybrid_override_pattern")
     if isinstance(pattern, str) and set(pattern) <= set(_BLOCKS):
         return [_BLOCKS[letter] for letter in pattern]
@@ -128,7 +134,8 @@ def _blocks(config: Config) -> list[str]:
 def _block_counts(config: Config, blocks: list[str], layers: int) -> dict[str, int]:
     config.per_layer(config.first(("hybrid_override_pattern", "layers_block_type")), blocks, layers)
     alone = blocks.count("mlp") + blocks.count("moe")
-    counts = {"num_feed_forward_only_layers": alone, "num_attention_only_layers": layers - alone}
+    only = layers - alone - blocks.count("layer")
+    counts = {"num_feed_forward_only_layers": alone, "num_attention_only_layers": only}
     return counts | ({"first_k_dense_layers": blocks.count("mlp")} if config.count(*EXPERTS) > 1 else {})
 
 
@@ -239,9 +246,11 @@ def _states(config: Config, layers: int) -> dict[str, Any]:
         return {**values, "linear_gate_rank": rank}
     kinds = config.strings("layer_types", _KINDS) or _blocks(config)
     if "mamba" in kinds:
-        return _state_values(
-            config, "mamba2", kinds.count("mamba"), tuple(config.integer(config.first(names)) for names in MAMBA)
-        )
+        sizes = tuple(config.integer(config.first(names)) for names in MAMBA)
+        if config.integer("mamba_d_ssm", sizes[1] * sizes[3]) != sizes[1] * sizes[3]:
+            allowed = f"heads times their size, {sizes[1] * sizes[3]}, is needed"
+            raise ModelError(allowed, file=config.name, key="mamba_d_ssm", value=config.values["mamba_d_ssm"])
+        return _state_values(config, "mamba2", kinds.count("mamba"), sizes)
     interval = config.count("full_attention_interval")
     every = layers - layers // interval if interval else 0  # every interval-th layer is full
     count = kinds.count("linear_attention") if kinds else every

@@ -65,8 +65,9 @@ _KNOWN = {
     # Say nothing of the work: derived, of training, or of another engine.
     "qk_head_dim", "rotary_dim", "ep_size", "mtp_transformer_layers", "mtp_hybrid_override_pattern",
     "mtp_layers_block_type", "sliding_window_size", "chunk_size", "time_step_rank", "mamba_hidden_act",
-    "mamba_proj_bias", "mamba_conv_bias", "mamba_chunk_size", "mamba_expand", "vocab_size_per_layer_input",
-    "swa_rope_theta", "expert_intermediate_size", "num_expert_group", "attn_res_block_size",
+    "mamba_proj_bias", "mamba_conv_bias", "mamba_chunk_size", "mamba_expand", "mamba_rms_norm", "mamba_d_ssm",
+    "mamba_norm_before_gate", "mamba_use_mlp", "ssm_multipliers", "ssm_in_multiplier", "ssm_out_multiplier",
+    "vocab_size_per_layer_input", "swa_rope_theta", "expert_intermediate_size", "num_expert_group", "attn_res_block_size",
 }  # fmt: skip
 
 

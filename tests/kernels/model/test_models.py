@@ -74,6 +74,8 @@ CARDS = {
     "Gemma-3-4B": 0.675 + 3.209,
     "Gemma-3-12B": 1.012 + 10.759,
     "Gemma-3-27B": 1.416 + 25.600,
+    "Falcon-H1-7B": 7.59,
+    "Falcon-H1-34B": 33.6,
     "Granite-3.3-8B": 8.17,
     "Kimi-K2": 1026,
     "Kimi-K2.5": 1026,
@@ -703,6 +705,24 @@ def test_layers_of_a_state_space_hybrid_by_hand() -> None:
     assert layers.all_reduce_count(model) == 88 + 1
     mtp = drafters.mtp_head(model)
     assert (mtp.num_attention_layers, mtp.num_moe_layers, mtp.num_linear_layers) == (1, 1, 0)
+
+
+def test_attention_beside_a_state_by_hand() -> None:
+    """Falcon-H1: every layer runs attention and Mamba-2 on the same input, then an MLP."""
+    model = load_model("Falcon-H1-34B")
+    assert (model.num_attention_layers, model.num_linear_layers, model.num_dense_layers) == (72, 72, 72)
+    groups = model.parameter_groups()
+    inner, of_groups, heads = 4096, 2 * 256, 32
+    assert groups["linear_attention"] == 72 * 5120 * (2 * inner + 2 * of_groups + heads + inner)
+    assert groups["attention"] + groups["attention_out"] == 72 * 5120 * 128 * (20 + 2 * 4 + 20)
+    assert groups["dense_mlp"] == 72 * 3 * 5120 * 21504
+    of_state = (inner + 2 * of_groups) * 4 + inner + 3 * heads
+    assert groups["norms"] == 5120 * (2 * 72 + 1) + 72 * of_state
+    assert model.kv_bytes_per_token("bf16") == 72 * 2 * 4 * 128 * 2
+    assert layers.all_reduce_count(model) == 3 * 72 + 1
+    config = {**config_of("Falcon-H1-34B"), "ssm_multipliers": [1.0] * 5, "mamba_rms_norm": True, "mamba_d_ssm": 5120}
+    with pytest.raises(ModelError, match="mamba_d_ssm = 5120"):
+        spec_from_config(config, "config.json")
 
 
 def test_indexers_and_windows_by_hand() -> None:
