@@ -67,7 +67,8 @@ _KNOWN = {
     "mtp_layers_block_type", "sliding_window_size", "chunk_size", "time_step_rank", "mamba_hidden_act",
     "mamba_proj_bias", "mamba_conv_bias", "mamba_chunk_size", "mamba_expand", "mamba_rms_norm", "mamba_d_ssm",
     "mamba_norm_before_gate", "mamba_use_mlp", "ssm_multipliers", "ssm_in_multiplier", "ssm_out_multiplier",
-    "vocab_size_per_layer_input", "swa_rope_theta", "expert_intermediate_size", "num_expert_group", "attn_res_block_size",
+    "vocab_size_per_layer_input", "swa_rope_theta", "expert_intermediate_size", "num_expert_group",
+    "attn_res_block_size",
 }  # fmt: skip
 
 
