@@ -246,11 +246,12 @@ def _states(config: Config, layers: int) -> dict[str, Any]:
         return {**values, "linear_gate_rank": rank}
     kinds = config.strings("layer_types", _KINDS) or _blocks(config)
     if "mamba" in kinds:
-        sizes = tuple(config.integer(config.first(names)) for names in MAMBA)
-        if config.integer("mamba_d_ssm", sizes[1] * sizes[3]) != sizes[1] * sizes[3]:
-            allowed = f"heads times their size, {sizes[1] * sizes[3]}, is needed"
+        of_mamba = tuple(config.integer(config.first(names)) for names in MAMBA)
+        inner = of_mamba[1] * of_mamba[3]
+        if config.integer("mamba_d_ssm", inner) != inner:
+            allowed = f"heads times their size, {inner}, is needed"
             raise ModelError(allowed, file=config.name, key="mamba_d_ssm", value=config.values["mamba_d_ssm"])
-        return _state_values(config, "mamba2", kinds.count("mamba"), sizes)
+        return _state_values(config, "mamba2", kinds.count("mamba"), of_mamba)
     interval = config.count("full_attention_interval")
     every = layers - layers // interval if interval else 0  # every interval-th layer is full
     count = kinds.count("linear_attention") if kinds else every
