@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import draftcast
-from draftcast.errors import ScenarioError
+from draftcast.errors import InputError, ScenarioError
 
 SMALL = draftcast.load_scenario("default", overrides=["workload.num_requests=200", "statistics.replications=2"])
 
@@ -29,7 +29,23 @@ def test_a_result_shows_itself_and_is_saved(tmp_path: Path) -> None:
     assert repr(result).startswith("RunResult(steady: mean E2E ")
     assert len(repr(result)) < 100
     assert "mean_tpot_s" in result._repr_html_()
-    assert (result.save(tmp_path / "run") / "summary.json").exists()
+    again = draftcast.RunResult.load(result.save(tmp_path / "run"))
+    assert again.frame().equals(frame)
+    assert again.requests.equals(result.requests)
+    assert (again.state, again.replications, again.steps) == (result.state, result.replications, None)
+    manifest = tmp_path / "run" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"replications"', '"runs"'))
+    with pytest.raises(InputError, match="no run of this version"):
+        draftcast.RunResult.load(tmp_path / "run")
+
+
+def test_results_draw_themselves() -> None:
+    result = draftcast.simulate(SMALL)
+    assert [trace.xaxis for trace in result.plot().data] == ["x", "x2", "x3"]
+    compared = draftcast.compare(SMALL, [10, 20])
+    assert compared.plot().data
+    with pytest.raises(InputError):
+        draftcast.compare(SMALL, [10]).plot()
 
 
 def test_two_scenarios_side_by_side() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
+import draftcast
 from draftcast.calibration.importers.build_shipped import DEVICES
 
 # Of https://www.apache.org/licenses/LICENSE-2.0.txt.
@@ -97,7 +98,7 @@ def test_a_non_editable_install_runs(installed: Path, tmp_path: Path) -> None:
     where = run_installed(installed, tmp_path, "-c", "import draftcast; print(draftcast.__file__)")
     assert where.stdout.strip() == str(installed / "draftcast/__init__.py"), where.stderr
     for arguments, expected in (
-        (["--version"], "draftcast 0.1.0"),
+        (["--version"], f"draftcast {draftcast.__version__}"),
         (["models"], "Llama-3.1-8B"),
         (["hardware"], "h100-sxm"),
         (["scenarios"], "default"),

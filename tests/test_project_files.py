@@ -91,6 +91,22 @@ def test_prometheus_and_grafana_look_at_what_the_server_says() -> None:
     assert len(used) >= 8
 
 
+def test_the_workflow_makes_readme_s_links_whole(tmp_path: Path) -> None:
+    (step,) = [step["run"] for step in read(".github/workflows/ci.yml")["jobs"]["build"]["steps"]
+               if "sed" in step.get("run", "")]  # fmt: skip
+    (tmp_path / "README.md").write_text((ROOT / "README.md").read_text("utf-8"))
+    environment = {"GITHUB_REPOSITORY": "someone/draftcast", "GITHUB_SHA": "abc", "PATH": "/usr/bin:/bin"}
+    subprocess.run(["bash", "-c", step], cwd=tmp_path, env=environment, check=True)
+    text = (tmp_path / "README.md").read_text("utf-8")
+    assert "](https://raw.githubusercontent.com/someone/draftcast/abc/docs/img/demo.png)" in text
+    assert not [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith(("https://", "#"))]
+
+
+def test_readme_begins_with_the_installation() -> None:
+    (first, *_) = re.findall(r"```bash\n(.*?)\n", (ROOT / "README.md").read_text("utf-8"))
+    assert first.startswith("pip install draftcast ")
+
+
 def test_the_workflow_runs_the_gate_and_the_versions_agree() -> None:
     jobs = read(".github/workflows/ci.yml")["jobs"]
     assert {"run": ".ci/run"} in jobs["gate"]["steps"]

@@ -155,8 +155,7 @@ def _write(out: Path, answer: Comparison, single: RatePoint | None) -> None:
     from draftcast.scenarios.run.run_directory import write_run_directory
 
     if single is not None:
-        parts: dict[str, Any] = {"manifest": single.on.manifest, "summary": single.on.summary | single.compared()}
-        write_run_directory(out, **parts, requests=single.on.requests, steps=single.on.steps)
+        single.on.write(out, single.compared())
         return
     tables: dict[str, list[pd.DataFrame]] = {"requests": [], "steps": []}
     for point in answer.points:

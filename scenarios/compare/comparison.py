@@ -16,6 +16,7 @@ from draftcast.scenarios.compare.difference import Difference, difference
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.verdict import Side, Verdict, advantage_of, judge, paired_probe, side
 from draftcast.scenarios.run.deployment import Deployment
+from draftcast.scenarios.run.plotted import Plotted
 from draftcast.scenarios.run.simulate import RunResult, measure, serve, simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_rate, without_speculation
@@ -104,7 +105,7 @@ class RatePoint:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Plotted):
     """The points in order of rate, and what they say about the cutover (None: nothing compared, or no rates).
 
     Of the crossing only the signs are to be shown: between rates this far apart no line can be drawn;

@@ -10,6 +10,7 @@ from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.compare.model_error import Source
 from draftcast.scenarios.cutover.probe import PairedRun
 from draftcast.scenarios.run.deployment import assumptions
+from draftcast.scenarios.run.plotted import Plotted
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.statistics.crossing import Crossing, Probe, locate
 from draftcast.sim.statistics.crossing_search import Stopped
@@ -59,7 +60,7 @@ class PredictedCutover:
 
 
 @dataclass(frozen=True)
-class Cutover:
+class Cutover(Plotted):
     """The answer for one method and draft length."""
 
     scenario: Scenario = field(repr=False)

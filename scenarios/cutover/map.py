@@ -19,6 +19,7 @@ from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.cutover.axis import axis_named
 from draftcast.scenarios.cutover.probe import Prober
 from draftcast.scenarios.cutover.search import CutoverQuestion, first_looks, label
+from draftcast.scenarios.run.plotted import Plotted
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.crossing import Crossing, Probe, locate
@@ -39,7 +40,7 @@ class BreakEven:
 
 
 @dataclass(frozen=True)
-class SpeedupMap:
+class SpeedupMap(Plotted):
     """Advantage by load and draft length or acceptance."""
 
     scenario: Scenario = field(repr=False)

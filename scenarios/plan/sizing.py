@@ -20,6 +20,7 @@ from draftcast.scenarios.compare.model_error import times_error
 from draftcast.scenarios.plan.question import Objective, PlanQuestion, candidates
 from draftcast.scenarios.plan.search import IDLE_SHARE, STEADY_STATE, Check, LargestRate, SimulatedCluster
 from draftcast.scenarios.run.deployment import assumptions, deploy
+from draftcast.scenarios.run.plotted import Plotted
 from draftcast.scenarios.schema.load import with_rate
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.intervals import Estimate, normal_quantile
@@ -127,7 +128,7 @@ class Sizing:
 
 
 @dataclass(frozen=True)
-class CapacityPlan:
+class CapacityPlan(Plotted):
     """Every candidate sized, the best first: least cost where prices are given, else fewest GPUs."""
 
     question: PlanQuestion

@@ -17,11 +17,12 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from draftcast.calibration.profile.spec import AffineProfile
-from draftcast.errors import CapacityError
-from draftcast.files import check_memory
+from draftcast.errors import CapacityError, InputError
+from draftcast.files import check_memory, read_frame, read_json
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
-from draftcast.scenarios.run.run_directory import make_manifest, write_run_directory
+from draftcast.scenarios.run.plotted import Plotted
+from draftcast.scenarios.run.run_directory import MANIFEST, REQUESTS, STEPS, SUMMARY, make_manifest, write_run_directory
 from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, workload_spec
 from draftcast.scenarios.schema import ClosedLoopArrivals, Scenario
 from draftcast.sim.acceptance.compile import compile_acceptance
@@ -34,6 +35,7 @@ from draftcast.sim.output import results
 from draftcast.sim.output.metrics import Metrics, compute_metrics, do_not_differ, summarise
 from draftcast.sim.output.steady_state import MOST_SHORTFALL, Stability, Warmup, find_warmup
 from draftcast.sim.progress import Progress, part_of
+from draftcast.sim.statistics.intervals import Estimate
 from draftcast.sim.workload.build_requests import build_requests, load_traces
 from draftcast.sim.workload.request_table import RequestTable
 
@@ -45,8 +47,17 @@ a steady state; ``finite``: a list of requests that ends, of which every request
 ``at capacity``: the load lies inside the capacity's interval (only a setting, see ``scenarios/compare/verdict.py``)."""
 
 
+# Of a run, in its directory's manifest; the rest has files of its own.
+_KEPT = ("state", "slo_met", "replications", "closed_loop", "shortfall", "is_warm")
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As read from JSON, which holds null for NaN."""
+    return {name: math.nan if value is None else value for name, value in values.items()}
+
+
 @dataclass(frozen=True, repr=False)
-class RunResult:
+class RunResult(Plotted):
     """A simulated scenario.
 
     ``requests`` (and ``steps``, when recorded) hold all replications, told apart by the column ``replication``.
@@ -75,9 +86,34 @@ class RunResult:
 
     def save(self, path: str | Path) -> Path:
         """Write the run directory ``--out`` writes; see `draftcast.scenarios.run.run_directory`."""
+        return self.write(path, {})
+
+    def write(self, path: str | Path, more: Mapping[str, Any]) -> Path:
+        """As `save`, with ``more`` in the summary."""
+        kept = {"result": {name: getattr(self, name) for name in _KEPT}}
+        summary = {**self.summary, **more}
         return write_run_directory(
-            path, manifest=self.manifest, summary=self.summary, requests=self.requests, steps=self.steps
+            path, manifest=self.manifest | kept, summary=summary, requests=self.requests, steps=self.steps
         )
+
+    @classmethod
+    def load(cls, path: str | Path) -> RunResult:
+        """What `save` or ``--out`` wrote; intervals are `Estimate` again under ``summary["figures"]``.
+
+        Raises:
+            InputError: no run directory of this version, or a damaged one.
+        """
+        folder = Path(path)
+        manifest, summary = read_json(folder / MANIFEST), read_json(folder / SUMMARY)
+        try:
+            kept = manifest.pop("result")
+            figures = {name: Estimate(**_numbers(each)) for name, each in summary["figures"].items()}
+            own = {name: kept[name] for name in _KEPT} | {"replications": tuple(map(_numbers, kept["replications"]))}
+        except (AttributeError, KeyError, TypeError):
+            message = "is no run of this version: a manifest with a result and a summary with figures are needed"
+            raise InputError(message, file=str(folder)) from None
+        steps = read_frame(folder / STEPS) if (folder / STEPS).exists() else None
+        return cls(summary | {"figures": figures}, read_frame(folder / REQUESTS), steps, manifest, **own)
 
     def __repr__(self) -> str:
         latency, rate = (self.summary["figures"][name].mean for name in ("mean_e2el_s", "request_throughput"))

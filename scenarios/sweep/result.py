@@ -14,6 +14,7 @@ import numpy as np
 
 from draftcast.errors import InputError
 from draftcast.kernels.arrays import BoolArray, FloatArray
+from draftcast.scenarios.run.plotted import Plotted
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.sweep.cells import ENGINE, ERROR, MESSAGE, SCENARIO, STATUS
 from draftcast.scenarios.sweep.grid import Axis
@@ -180,7 +181,7 @@ class SweepCell:
 
 
 @dataclass(frozen=True)
-class SweepResult:
+class SweepResult(Plotted):
     """A sweep; ``cells`` in the grid's order, the last axis fastest."""
 
     scenario: Scenario

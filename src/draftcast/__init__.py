@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from draftcast.scenarios.sweep.run import sweep
     from draftcast.sim.policies.base import Policy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "CutoverQuestion",
     "DraftcastError",
