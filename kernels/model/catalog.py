@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,16 @@ from draftcast.kernels.model.architectures import spec_from_config
 from draftcast.kernels.model.spec import ModelSpec
 
 _FOLDER = Path(__file__).parents[1] / "models"
+# How publishers name formats at the end of a repository's name; empty: 16 bits.
+_FORMATS = {
+    "bf16": "",
+    **dict.fromkeys(("awq", "gptq", "int4", "w4a16"), "int4"),
+    **dict.fromkeys(("int8", "w8a8"), "int8"),
+    **{"fp4": "nvfp4", "nvfp4": "nvfp4", "mxfp4": "mxfp4", "fp8": "fp8", "mxfp8": "mxfp8"},
+}
+_FORMAT = re.compile(
+    rf"(?:[-_](?:quantized|awq|gptq|int4))?[-_.]({'|'.join(_FORMATS)})(?:[-_](?:dynamic|block|kv))*$", re.IGNORECASE
+)
 
 
 @functools.cache
@@ -38,28 +49,47 @@ def model_names() -> list[str]:
     return sorted({name for name, _ in _bundled().values()})
 
 
+def named_format(name: str) -> tuple[str, str | None]:
+    """A repository's name without the format at its end, and that format of `WEIGHT_BYTES`.
+
+    The format is empty where the name says 16 bits, None where it says nothing.
+    """
+    match = _FORMAT.search(name)
+    return (name[: match.start()], _FORMATS[match[1].lower()]) if match is not None else (name, None)
+
+
+def _find(name: str) -> tuple[str, dict[str, Any]] | None:
+    """Of a name or alias, or of anybody's repository that is named after one and a format."""
+    bare, stored = named_format(name.lower())
+    others = () if stored is None else (bare, bare.rpartition("/")[2])
+    return next((_bundled()[text] for text in (name.lower(), *others) if text in _bundled()), None)
+
+
 def is_bundled_model(name: str) -> bool:
-    """Whether ``name`` is a bundled model's name or alias, in any case."""
-    return name.lower() in _bundled()
+    """Whether ``name`` is a bundled model's name or alias, in any case, in its own format or one that it ends in."""
+    return _find(name) is not None
 
 
 def canonical_name(name: str) -> str:
     """The bundled model's own name behind a name or alias of it; any other name as it is."""
-    known = _bundled().get(name.lower())
+    known = _find(name)
     return known[0] if known is not None else name
 
 
 def load_model(name_or_path: str | Path) -> ModelSpec:
     """Model by bundled name or alias (any case), else by path to a ``config.json`` or to the folder holding one.
 
+    A format at the end of a name (``Qwen/Qwen3-8B-FP8``, ``gpt-oss-20b-BF16``) stands for the checkpoint's own.
+
     Raises:
         ModelError: nothing of that name (lists the bundled names), an unreadable file, a bad config.
     """
     text = str(name_or_path)
-    bundled = _bundled().get(text.lower())
+    bundled = _find(text)
     if bundled is not None:
         name, config = bundled
-        return spec_from_config(config, name)
+        spec, stored = spec_from_config(config, name), named_format(text)[1]
+        return spec if stored is None or stored == spec.quantization else spec.in_format(stored)
     path = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(path):
         path = path / "config.json"

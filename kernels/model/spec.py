@@ -398,6 +398,14 @@ class ModelSpec:
             counts[dtype] = counts.get(dtype, 0) + self.parameter_groups()[group]
         return max(counts, key=counts.__getitem__, default="")
 
+    def in_format(self, dtype: str) -> ModelSpec:
+        """Of a checkpoint in another format of `WEIGHT_BYTES`; empty: in 16 bits."""
+        wide = replace(self, formats=())
+        if not dtype:
+            return wide
+        groups = ((group, *wide.stored(group, dtype)) for group in self.parameter_groups())
+        return replace(self, formats=tuple(each for each in groups if each[1] == dtype))
+
     def stored(self, group: str, dtype: str) -> tuple[str, float]:
         """Format and bytes of a weight, scales included, of a group of `parameter_groups` in a checkpoint in ``dtype``.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from draftcast.calibration.profile.hardware import is_bundled_device
 from draftcast.calibration.yaml_text import parse_yaml
-from draftcast.kernels.model.catalog import canonical_name, is_bundled_model
+from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model, named_format
 from draftcast.scenarios.compare.read_command import split_flags
 from draftcast.scenarios.evidence.point import EvidencePoint
 
@@ -37,8 +37,6 @@ class Reading:
         self.on_reasons.append(f"{name}: {why}")
 
 
-# A format at the end of a checkpoint's name.
-_FORMAT = re.compile(r"[-_](fp8-kv|kv|fp8|int4-awq|awq|gptq|int4|nvfp4|fp4|mxfp4|mxfp8|w4afp8|bf16)$", re.IGNORECASE)
 # GPUs of one node.
 _NODE = 8
 
@@ -53,17 +51,12 @@ def names() -> dict[str, Any]:
 
 def model_name(name: str) -> str | None:
     """The bundled model with the shapes of a checkpoint, whatever its format; None: there is none."""
-    bare = name.split(" (", maxsplit=1)[0].strip()
-    while True:
-        for text in (bare, bare.rpartition("/")[2]):
-            if is_bundled_model(text):
-                return canonical_name(text)
-            if text.lower() in names()["same_shapes"]:
-                return str(names()["same_shapes"][text.lower()])
-        shorter = _FORMAT.sub("", bare)
-        if shorter == bare:
-            return None
-        bare = shorter
+    written = name.split(" (", maxsplit=1)[0].strip()
+    for text in (written, written.rpartition("/")[2]):
+        if is_bundled_model(text):
+            return canonical_name(text)
+    found = names()["same_shapes"].get(named_format(written)[0].rpartition("/")[2].lower())
+    return str(found) if found is not None else None
 
 
 def first_match(table: str, text: str) -> Any:
@@ -98,8 +91,9 @@ def _format(reading: Reading, model: str | None) -> dict[str, Any]:
     point = reading.point
     text = point.quantization
     if text is None:
-        named = _FORMAT.search((point.model or "").split(" (")[0])
-        text = named[1].lower().removesuffix("-kv") if named else names()["native_formats"].get(model, "bf16")
+        named = named_format((point.model or "").split(" (")[0])[1]
+        own = load_model(model).quantization if model is not None else ""
+        text = (own if named is None else named) or "bf16"
         reading.assumed["quantization"] = f"{text}, not given"
     keys = names()["formats"].get(text.split(" (")[0])
     if keys is None:

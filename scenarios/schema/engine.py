@@ -140,8 +140,14 @@ class Engine(Frozen):
 
     @property
     def draft_weight_dtype(self) -> str:
-        """Of the draft: as asked for, else as a draft model's config says, else unquantized in the target's dtype."""
+        """Of the draft: as asked for, else as a draft model's config says, else unquantized in the target's dtype.
+
+        The target's own MTP layer is in fp8 where the target is; checkpoints in 4 bits leave it in 16 (configs of
+        DeepSeek, GLM-5, Qwen3.5: ``exclude_modules``).
+        """
         spec = self.speculative_config
+        if spec is not None and spec.resolved_method == "mtp" and not spec.quantization and spec.model is None:
+            return "fp8" if self.weight_dtype == "fp8" else DTYPES[self.dtype]
         if spec is None or spec.quantization or spec.model is None or spec.resolved_method != "draft_model":
             return weight_dtype(self.dtype, spec.quantization if spec else None)
         return load_model(spec.model).quantization or weight_dtype(self.dtype, None)
