@@ -292,7 +292,7 @@ def _linear_series(model: ModelSpec, tp: int, dtype: str, act: str, grid: Grid) 
     rows = {"m": grid.rows}
     for layer in (*linear_layers(model, tp), lm_head(model, tp)):
         if not layer.num_experts:
-            yield Series("linear", dtype if layer.quantised else act, "", {"k": layer.k, "n": layer.n}, rows)
+            yield Series("linear", layer.stored(dtype)[0], "", {"k": layer.k, "n": layer.n}, rows)
     if model.is_moe:
         experts = {
             "k": model.hidden_size,

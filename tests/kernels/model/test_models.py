@@ -12,7 +12,7 @@ import pytest
 from draftcast.errors import ModelError
 from draftcast.kernels.model import drafters
 from draftcast.kernels.model.architectures import spec_from_config
-from draftcast.kernels.model.catalog import canonical_name, load_model, model_names
+from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model, model_names
 from draftcast.kernels.model.spec import QUANTISED, ModelSpec
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.work import layers
@@ -212,6 +212,39 @@ def test_dense_models_are_all_active() -> None:
 )
 def test_quantised_weight_bytes(name: str, dtype: str, gigabytes: float, tolerance: float) -> None:
     assert load_model(name).weight_bytes(dtype) / 1e9 == pytest.approx(gigabytes, abs=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "dtype"),
+    [
+        # in the format of their own config.json
+        ("deepseek-ai/DeepSeek-R1", "DeepSeek-V3", "fp8"),
+        ("openai/gpt-oss-120b", "gpt-oss-120b", "mxfp4"),
+        ("MiniMaxAI/MiniMax-M2.5", "MiniMax-M2.5", "fp8"),
+        ("Qwen/Qwen3-8B", "Qwen3-8B", ""),
+        # in the one that the repository's name ends in, whoever's it is
+        ("Qwen/Qwen3-8B-FP8", "Qwen3-8B", "fp8"),
+        ("Qwen3-32B-AWQ", "Qwen3-32B", "int4"),
+        ("Qwen/Qwen3-30B-A3B-GPTQ-Int4", "Qwen3-30B-A3B", "int4"),
+        ("RedHatAI/Llama-3.1-8B-Instruct-quantized.w8a8", "Llama-3.1-8B", "int8"),
+        ("RedHatAI/Llama-3.1-8B-Instruct-FP8-dynamic", "Llama-3.1-8B", "fp8"),
+        ("nvidia/DeepSeek-V3.2-NVFP4", "DeepSeek-V3.2", "nvfp4"),
+        ("anyone/gpt-oss-20b-BF16", "gpt-oss-20b", ""),
+    ],
+)
+def test_a_checkpoint_is_in_the_format_that_its_config_or_its_name_says(name: str, model: str, dtype: str) -> None:
+    spec = load_model(name)
+    assert (spec.name, spec.quantization, canonical_name(name)) == (model, dtype, model)
+    # the same as the scenario's own word for the format
+    wide = load_model(f"{model}-BF16")
+    assert spec.weight_bytes(dtype or "bf16") == pytest.approx(wide.weight_bytes(dtype or "bf16"), rel=0.002)
+    if dtype:
+        assert spec.weight_bytes(dtype) < 0.7 * wide.weight_bytes("bf16")
+
+
+def test_a_name_that_only_ends_in_a_format_is_not_a_model() -> None:
+    assert not is_bundled_model("anyone/unheard-of-FP8")
+    assert not is_bundled_model("Qwen3-8B-FP7")
 
 
 def test_quantisation_leaves_embedding_head_and_norms_in_16_bits() -> None:

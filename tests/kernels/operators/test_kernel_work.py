@@ -200,7 +200,7 @@ def test_sampler_counts_logits() -> None:
 
 
 def test_bytes_of_a_weight() -> None:
-    deepseek = {layer.name: layer for layer in linear_layers(load_model("DeepSeek-V3"))}
+    deepseek = {layer.name: layer for layer in linear_layers(load_model("DeepSeek-V3-BF16"))}
     dense, expert = deepseek["o"], deepseek["experts_down"]
     fixed = LinearLayer("router", 8, 8, 1, quantised=False)
     assert [dense.weight_bytes_per_element(d) for d in ("fp32", "bf16", "fp8", "mxfp4")] == [4, 2, 1, 2]

@@ -302,6 +302,22 @@ def test_a_checkpoint_is_served_in_its_own_formats(tmp_path: Path) -> None:
     assert (served.weight_dtype, served.draft_weight_dtype) == ("bf16", "fp8")
 
 
+@pytest.mark.parametrize(
+    ("model", "asked", "dtype"),
+    [
+        ("deepseek-ai/DeepSeek-V3", "", "fp8"),
+        ("nvidia/DeepSeek-V3.2-NVFP4", "", "bf16"),
+        ("DeepSeek-V3-BF16", "", "bf16"),
+        ("deepseek-ai/DeepSeek-V3", ", quantization: int4", "int4"),
+    ],
+)
+def test_an_mtp_layer_is_in_fp8_where_its_target_is(model: str, asked: str, dtype: str) -> None:
+    config = f"engine.speculative_config={{method: mtp, num_speculative_tokens: 1{asked}}}"
+    acceptance = "acceptance={model: per_position, rates: [0.8]}"
+    served = deployed(f"engine.model={model}", config, acceptance, "engine.tensor_parallel_size=8", "hardware=b300")
+    assert served.settings.draft_weight_dtype == dtype
+
+
 def test_another_vocabulary_is_allowed_when_asked_for() -> None:
     config = "{method: draft_model, model: Qwen3-0.6B, num_speculative_tokens: 3, use_heterogeneous_vocab: true}"
     assert deployed(f"engine.speculative_config={config}", FOUR).draft is not None
