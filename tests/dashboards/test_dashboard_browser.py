@@ -27,8 +27,11 @@ from draftcast.scenarios.show.run_report import load_words
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
 
-# Small enough to answer at once on two cores, long enough for intervals that tell something.
-QUICK = {"workload.num_requests": "400", "statistics.replications": "3"}
+# Small enough to answer at once on two cores, long enough for intervals that tell something; a capacity of short
+# requests is found in a tenth of the time.
+SHORT = {"workload.lengths": "{prompt_tokens: 64, output_tokens: {distribution: geometric, mean: 16}}"}
+FEW = {"workload.num_requests": "400", "statistics.replications": "3"}
+QUICK = FEW | SHORT
 K = "Draft tokens k"
 
 
@@ -117,9 +120,9 @@ def test_bad_query_values_are_named_and_the_page_stands(page: Browser) -> None:
 
 
 def test_overload_shows_the_capacity_and_no_latency(page: Browser) -> None:
-    page.open(query=QUICK | {"workload.num_requests": "1500", "workload.arrivals.request_rate_rps": "400"})
+    page.open(query=QUICK | {"workload.num_requests": "1500", "workload.arrivals.request_rate_rps": "4000"})
     text = page.text()
-    assert "Overloaded at 400 req/s" in text
+    assert "Overloaded at 4000 req/s" in text
     assert "OVERLOADED" in text
     assert "It completes at most" in text
     tiles = page.tiles()
@@ -128,16 +131,13 @@ def test_overload_shows_the_capacity_and_no_latency(page: Browser) -> None:
     assert page.script("return document.querySelectorAll('.dc-better, .dc-diff.dc-worse').length") == 0
 
 
-SHORT = {"workload.lengths": "{prompt_tokens: 64, output_tokens: 8}"}
-
-
 def test_the_answer_stands_above_the_controls_and_the_cutover_is_found_beside_it(server: Server) -> None:
     """Without scrolling on a wide and on a narrow page; a finished search is there for every session."""
     found = ""
     for width, height in ((390, 844), (1400, 1000)):
         opened = Browser(server.url, width=width, height=height)
         try:
-            opened.open(query=QUICK | SHORT)
+            opened.open(query=QUICK)
             card = opened.find(".dc-answer")
             assert card.get_attribute("data-state") == "simulated"
             code = "const box = arguments[0].getBoundingClientRect(); return [box.top, box.bottom, innerHeight]"
@@ -160,13 +160,13 @@ SHARES = (0.05, 0.2, 0.4, 0.6, 0.75, 0.9, 0.97, 1.03, 1.15, 1.5)
 
 def test_the_page_says_what_judge_says_from_idle_to_overload(page: Browser) -> None:
     """At ten loads around the smaller capacity: word, advice, interval and colour."""
-    scenario = load_scenario()
+    scenario = load_scenario(overrides=[f"{key}={value}" for key, value in SHORT.items()])
     both = [capacity(each) for each in (scenario, without_speculation(scenario))]
     smaller = min(each.estimate.mean for each in both if each is not None)
     said = []
     for share in SHARES:
         rate = f"{share * smaller:.4g}"
-        page.open(query={"workload.arrivals.request_rate_rps": rate})
+        page.open(query=SHORT | {"workload.arrivals.request_rate_rps": rate})
         command = shlex.split(page.find("[data-testid=stCode] code").text.replace("\n", " "))
         changes = [text for flag, text in itertools.pairwise(command) if flag == "--set"]
         asked = load_scenario("default", overrides=changes)
@@ -396,7 +396,7 @@ def test_pages_are_worked_by_keyboard_and_fit_wide_and_narrow_light_and_dark(pag
 
 def test_capacity_names_its_gpus_and_the_bound_that_no_gpu_keeps(page: Browser) -> None:
     slo = {"slo": '{"tpot_ms": 20.0, "attainment": 0.9}', "view.capacity.rate": "150"}
-    page.open(query=QUICK | slo | {"page": "capacity"})
+    page.open(query=FEW | slo | {"page": "capacity"})
     gpus = int(page.find(".dc-verdict").get_attribute("data-gpus"))
     assert gpus >= 2
     assert f"{gpus} GPUs:" in page.text()

@@ -68,10 +68,11 @@ def test_a_documented_line_parses(page: Path, words: list[str]) -> None:
 def named_files(folder: Path) -> None:
     """What README's lines read: scenarios, a trace, a log of tokens, a server's counters, a bench result.
 
-    A file ``default`` stands in for the embedded scenario, which has more requests.
+    A file ``default`` stands in for the embedded scenario, which has more and longer requests.
     """
     scenario = yaml.safe_load((ROOT / "scenarios/files/default.yaml").read_text("utf-8"))
     scenario["workload"]["num_requests"] = 400
+    scenario["workload"]["lengths"] = {"prompt_tokens": 64, "output_tokens": {"distribution": "geometric", "mean": 16}}
     for name in ("my.yaml", "default"):
         (folder / name).write_text(yaml.safe_dump(scenario))
     rows = [f"2023-11-16 18:{i // 60:02d}:{i % 60:02d}.0000000,{200 + 7 * i},{20 + i % 90}" for i in range(600)]
