@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,6 +108,7 @@ class Measurement:
     sums: FloatArray  # float64[requests, N_SUMS + k], the per-request sums named above
     figures: dict[str, Estimate]
     rates: tuple[Estimate, ...]  # by draft position, unconditional, non-increasing
+    rounds: list[FloatArray] = field(default_factory=list)  # drafts accepted in each round, by request
 
     def total(self, column: int) -> int:
         return int(self.sums[:, column].sum())
@@ -162,12 +163,11 @@ def measure_ngram(
     if min_n > max_n:
         raise InputError(f"must not exceed --prompt-lookup-max = {max_n}", file="--prompt-lookup-min", value=min_n)
     _check_range("--max-model-len", max_model_len, 1, ngram.UNLIMITED)
-    sums = [
-        request_sums(*ngram.match_positions(prompt, output, k, min_n, max_n, max_model_len), k)
-        for prompt, output in requests
-    ]
+    found = [ngram.match_positions(prompt, output, k, min_n, max_n, max_model_len) for prompt, output in requests]
+    sums = [request_sums(*each, k) for each in found]
     settings: dict[str, float] = {"prompt_lookup_min": min_n, "prompt_lookup_max": max_n}
-    return summarise("ngram", k, settings, np.array(sums), bootstrap=bootstrap, confidence=confidence, seed=seed)
+    measured = summarise("ngram", k, settings, np.array(sums), bootstrap=bootstrap, confidence=confidence, seed=seed)
+    return replace(measured, rounds=accepted_by_round([accepted for _, accepted in found]))
 
 
 def measure_suffix(
@@ -193,9 +193,11 @@ def measure_suffix(
     k = min(settings.max_tree_depth, MAX_DRAFTS) if k is None else k
     _check_range("--num-speculative-tokens", k, 1, MAX_DRAFTS)
     _check_range("--max-model-len", max_model_len, 1, suffix.UNLIMITED)
-    sums = [request_sums(*found, k) for found in suffix.match_positions(requests, k, settings, max_model_len)]
+    found = list(suffix.match_positions(requests, k, settings, max_model_len))
+    sums = [request_sums(*each, k) for each in found]
     named = {f"suffix_decoding_{name}": float(value) for name, value in settings._asdict().items()}
-    return summarise("suffix", k, named, np.array(sums), bootstrap=bootstrap, confidence=confidence, seed=seed)
+    measured = summarise("suffix", k, named, np.array(sums), bootstrap=bootstrap, confidence=confidence, seed=seed)
+    return replace(measured, rounds=accepted_by_round([accepted for _, accepted in found]))
 
 
 def rounds_of(accepted: NDArray[np.int32]) -> list[int]:
@@ -205,6 +207,11 @@ def rounds_of(accepted: NDArray[np.int32]) -> list[int]:
         starts.append(position)
         position += int(accepted[position]) + 1
     return starts
+
+
+def accepted_by_round(accepted: Sequence[NDArray[np.int32]]) -> list[FloatArray]:
+    """Drafts accepted in each round of each request, from those by output position."""
+    return [each[rounds_of(each)].astype(np.float64) for each in accepted]
 
 
 def request_sums(drafted: NDArray[np.int32], accepted: NDArray[np.int32], k: int) -> FloatArray:

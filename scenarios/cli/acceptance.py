@@ -114,7 +114,8 @@ def measure(
         int | None, typer.Option(help="Maximum draft tokens per round. Default for suffix: the tree depth.")
     ] = None,
     model: Annotated[
-        Literal["ngram", "per_position"], typer.Option(help="Acceptance model to write with --out.")
+        Literal["ngram", "along_output", "per_position"],
+        typer.Option(help="Acceptance model to write with --out; along_output: ngram and how it changes by position."),
     ] = "ngram",
     ngram: NgramOptions,
     suffix: SuffixOptions,
@@ -146,7 +147,13 @@ def measure(
     if model == "per_position" and share == 0:
         raise InputError("no round has a draft, so there is no rate by position", file="--model", value=model)
     rates = [rate.value for rate in measured.rates]
-    section = fit.ngram_model(measured) if model == "ngram" else fit.per_position_model(rates)
+    section = fit.per_position_model(rates) if model == "per_position" else fit.ngram_model(measured)
+    if model == "along_output":
+        from draftcast.sim.acceptance.chain import Chain
+        from draftcast.sim.acceptance.fit import with_positions
+
+        changing = with_positions(Chain(**section), measured.rounds, measured.num_speculative_tokens)
+        section |= changing.model_dump(mode="json", include={"factors"}, exclude_defaults=True)
     report = {"tokens": str(tokens), **measured.report(), "acceptance": section}
     lines = _measured_lines(measured)
     options = ", ".join(f"{name} {value:g}" for name, value in measured.settings.items())

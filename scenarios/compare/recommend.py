@@ -230,7 +230,8 @@ def _of_method(scenario: Scenario, max_k: int) -> list[Candidate]:
         return with_values(scenario, {"engine.speculative_config": config, "policy": None})
 
     settings = [Candidate(f"{method} k={k}", variant(k), 1) for k in range(1, longest + 1)]
-    if spec.resolved_method == "eagle_tree":  # vLLM has neither trees nor schedules for them
+    # vLLM has neither trees nor schedules for them, and no schedule with data parallelism.
+    if spec.resolved_method == "eagle_tree" or scenario.engine.data_parallel_size > 1:
         return settings
     if given is not None:
         settings.append(Candidate(f"{method} schedule as given", variant(longest, given), 2))

@@ -11,9 +11,11 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any
 
 from draftcast.calibration.acceptance.references import reference
+from draftcast.calibration.profile.engines import parse_version
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import find_profile, has_profile, load_profile, usual_profile
 from draftcast.calibration.profile.roofline import Origin
@@ -323,6 +325,49 @@ def _check_parallel(engine: Engine, model: ModelSpec) -> None:
         refuse("decode_context_parallel_size", f"must divide the {queries} query heads of a KV head")
 
 
+def _check_what_vllm_refuses(engine: Engine, config: EngineConfig) -> None:
+    """Settings that vLLM 0.32 refuses together (its ``config/vllm.py`` and ``config/speculative.py``).
+
+    Raises:
+        ScenarioError: naming the first.
+    """
+    method, spec = config.method, engine.speculative_config
+    refused: list[tuple[bool, str, str]] = [
+        (
+            bool(engine.async_scheduling) and not method.is_async,
+            "async_scheduling",
+            f"vLLM cannot schedule asynchronously with method {method.name}",
+        ),
+        (
+            bool(engine.async_scheduling) and engine.pipeline_parallel_size > 1 and config.generation.runner != "v2",
+            "async_scheduling",
+            "vLLM's first model runner cannot schedule asynchronously with pipeline parallelism",
+        ),
+    ]
+    if spec is not None and parse_version(engine.version)[0] == "vllm":
+        drafting = "speculative_config."
+        refused += [
+            (
+                bool(engine.async_scheduling) and spec.disable_padded_drafter_batch,
+                "async_scheduling",
+                "vLLM cannot schedule asynchronously with speculative_config.disable_padded_drafter_batch",
+            ),
+            (
+                spec.dspark_draft_topk is not None and method.name != "dspark",
+                drafting + "dspark_draft_topk",
+                "only with method dspark (vLLM refuses it)",
+            ),
+            (
+                spec.index_share_for_mtp_iteration is not None and method.name != "mtp",
+                drafting + "index_share_for_mtp_iteration",
+                "only with method mtp (vLLM refuses it)",
+            ),
+        ]
+    for is_refused, key, why in refused:
+        if is_refused:
+            raise ScenarioError(why, key=f"engine.{key}", value=attrgetter(key)(engine))
+
+
 @engine_keys()
 def deploy(scenario: Scenario) -> Deployment:
     """Resolve the scenario's engine on its hardware.
@@ -354,12 +399,6 @@ def deploy(scenario: Scenario) -> Deployment:
     if spec is not None and draft is not None:
         _check_draft_length(spec, draft, method, max_model_len)
     limits = _batch_limits(engine, hardware, max_model_len)
-    if engine.async_scheduling and not method.is_async:
-        raise ScenarioError(
-            f"vLLM cannot schedule asynchronously with method {method.name}",
-            key="engine.async_scheduling",
-            value=True,
-        )
     # A flag of one name in the scenario and in the engine is handed on as it is.
     flags = {flag.name: getattr(engine, flag.name, None) for flag in fields(EngineConfig)}
     config = EngineConfig(
@@ -378,13 +417,8 @@ def deploy(scenario: Scenario) -> Deployment:
             "disable_eagle_block_drop": spec is not None and spec.disable_eagle_block_drop,
         }
     )
+    _check_what_vllm_refuses(engine, config)
     pipelined = config.pipeline_parallel_size > 1
-    if engine.async_scheduling and pipelined and config.generation.runner != "v2":
-        raise ScenarioError(
-            "vLLM's first model runner cannot schedule asynchronously with pipeline parallelism",
-            key="engine.async_scheduling",
-            value=True,
-        )
     if config.max_num_batched_tokens <= config.slots:
         raise ScenarioError(
             f"must exceed the {config.slots} input rows that {method.name} with k = {k} adds per request",

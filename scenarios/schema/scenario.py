@@ -25,7 +25,9 @@ POLICIES = tuple(BUILT_IN)
 MATCHING_METHODS = ("ngram", "ngram_gpu", "suffix")
 # Methods that an engine no longer runs: from which version on, and why.
 GONE: dict[tuple[str, str], tuple[tuple[int, ...], str]] = {
-    ("vllm", "mlp_speculator"): ((0, 11), "V1 never had the MLP speculator, and vLLM 0.11 removed V0"),
+    # The registry of 0.32 (model_executor/models/registry.py) has it commented out until V1 supports it. V0, which ran
+    # it, lost its speculation in July 2025 (vLLM PR 21152, perhaps in 0.10 already) and was gone in 0.11.
+    ("vllm", "mlp_speculator"): ((0, 11), "V1 never had the MLP speculator, and vLLM 0.11 has no V0"),
 }
 
 

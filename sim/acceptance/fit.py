@@ -1,4 +1,5 @@
-"""A `Chain` from the accepted drafts of each request's rounds: rates, spread between requests, stretches of the output.
+"""A `Chain` from the accepted drafts of each request's rounds: rates, spread between requests, stretches of the output,
+and what changes along the output.
 
 Rates are those of all rounds. The covariances of rounds next to each other and two apart and the variance of the
 requests' means fix the rest: concentration, contrast and persistence.
@@ -12,15 +13,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftcast.calibration.acceptance.measure import rounds_of
+from draftcast.calibration.acceptance.measure import accepted_by_round
 from draftcast.errors import InputError
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.acceptance.chain import Chain
+from draftcast.sim.acceptance.factors import Factors
+from draftcast.sim.acceptance.trace import FIRST_POSITION
 
 FEWEST = 4  # rounds of a request that has a mean
 
 
 FAR = 10_000  # rounds apart: only the request is the same
+# Output positions that have a factor of their own: below the first step, and each doubling with so many rounds.
+FIRST_STEP, FEWEST_ROUNDS = 128, 200
+MOST_LOG_ODDS = 6.0
 
 
 class RoundMoments(NamedTuple):
@@ -48,8 +54,7 @@ def _variance(rates: FloatArray) -> float:
 
 def recorded_rounds(offsets: IntArray, lengths: NDArray[np.uint8], k: int) -> list[FloatArray]:
     """Drafts accepted in each round of k, by request, when a record by output position is replayed."""
-    accepted = [np.minimum(each, k).astype(np.int32) for each in np.split(lengths, offsets[1:-1])]
-    return [each[rounds_of(each)].astype(np.float64) for each in accepted]
+    return accepted_by_round([np.minimum(each, k).astype(np.int32) for each in np.split(lengths, offsets[1:-1])])
 
 
 def round_moments(rounds: Sequence[FloatArray], k: int) -> RoundMoments:
@@ -104,3 +109,29 @@ def fit_chain(moments: RoundMoments) -> Chain:
 
     found = least_squares(misses, [2.0, 1.5, 0.7], bounds=([-2.0, 0.01, 0.0], [9.0, 8.0, 0.99]), diff_step=1e-3)
     return chain(found.x)
+
+
+def with_positions(model: Chain, rounds: Sequence[FloatArray], k: int) -> Chain:
+    """The chain with a factor for every doubling of the output position: rounds that start there accept as many drafts.
+
+    ``rounds``: drafts accepted in each round of k by request, rounds without a draft included.
+    """
+    from scipy.optimize import brentq
+
+    accepted = np.concatenate([np.zeros(0), *rounds])
+    starts = np.concatenate([np.zeros(0), *(FIRST_POSITION + np.cumsum(each + 1) - each - 1 for each in rounds)])
+    band = np.where(starts < FIRST_STEP, 0, np.floor(np.log2(np.maximum(starts, 1) / FIRST_STEP)) + 1)
+    steps: list[tuple[int, float]] = []
+    for step in range(int(band.max(initial=-1)) + 1):
+        inside = accepted[band == step]
+        if len(inside) < FEWEST_ROUNDS:
+            break
+
+        def miss(log_odds: float, mean: float = float(inside.mean())) -> float:
+            changed = model.model_copy(update={"factors": Factors(temperature=float(np.exp(log_odds)))})
+            return changed.tokens_per_round(k) - 1.0 - mean
+
+        low, high = -MOST_LOG_ODDS, MOST_LOG_ODDS
+        log_odds = low if miss(low) > 0.0 else high if miss(high) < 0.0 else brentq(miss, low, high, xtol=1e-4)
+        steps.append((FIRST_STEP << (step - 1) if step else 0, round(float(np.exp(log_odds)), 4)))
+    return model.model_copy(update={"factors": Factors(output_position=tuple(steps))}) if steps else model

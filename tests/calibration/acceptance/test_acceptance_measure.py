@@ -262,6 +262,7 @@ def measure(*arguments: str) -> Any:
     return CliRunner().invoke(cli.app, ["acceptance", "measure", *arguments], catch_exceptions=True)
 
 
+NGRAM_K4 = "engine.speculative_config={method: ngram, num_speculative_tokens: 4}"
 NGRAM = ["--method", "ngram", "--num-speculative-tokens", "4", "--prompt-lookup-max", "3", "--prompt-lookup-min", "2"]
 
 
@@ -342,6 +343,20 @@ def test_bad_input_is_one_line_and_exit_2(
     monkeypatch.chdir(tmp_path)
     for arguments, message in cases:
         assert message in refused("acceptance", "measure", *arguments)
+
+
+def test_what_changes_along_the_output_is_written(tmp_path: Path) -> None:
+    """Outputs that begin at random and end in a loop: low odds before position 512, high ones beyond 1024."""
+    drawn = np.random.default_rng(0).integers(0, 1000, size=(6, 700))
+    loops = [np.concatenate((row, np.tile(np.arange(1, 8), 200))).astype(np.int32) for row in drawn]
+    log = write_log(tmp_path / "log.jsonl", [TokenRequest(np.array([9], np.int32), row) for row in loops])
+    done = measure(*NGRAM, "--model", "along_output", "--tokens", str(log), "--json")
+    assert done.exit_code == 0, done.output
+    section = json.loads(done.stdout)["acceptance"]
+    steps = dict(section["factors"]["output_position"])
+    assert steps[0] < 0.1
+    assert steps[1024] > 1.0
+    assert load_scenario("default", overrides=[NGRAM_K4, f"acceptance={json.dumps(section)}"]).acceptance is not None
 
 
 @pytest.mark.parametrize(("name", "most"), [("sharegpt", 1), ("instructcoder", 0)])

@@ -86,6 +86,15 @@ def test_batch_limits_default_as_in_vllm(overrides: tuple[str, ...], limits: tup
             ("engine.version=vllm 0.20", "engine.pipeline_parallel_size=2", "engine.async_scheduling=true"),
             ("engine.async_scheduling", "pipeline parallelism"),
         ),
+        (
+            ("engine.speculative_config.disable_padded_drafter_batch=true", "engine.async_scheduling=true"),
+            ("engine.async_scheduling", "disable_padded_drafter_batch"),
+        ),
+        (("engine.speculative_config.dspark_draft_topk=4",), ("dspark_draft_topk = 4", "only with method dspark")),
+        (
+            ("engine.speculative_config.index_share_for_mtp_iteration=true",),
+            ("index_share_for_mtp_iteration = True", "only with method mtp"),
+        ),
         (("engine.max_model_len=131073",), ("engine.max_model_len = 131073", "the model's own maximum of 131072")),
         (("engine.long_prefill_token_threshold=3",), ("engine.long_prefill_token_threshold = 3", "at least 1 + the 3")),
         (

@@ -12,8 +12,9 @@ from paths import shared_data
 from draftcast.errors import InputError
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
-from draftcast.sim.acceptance.compiled import AcceptanceArrays, accepted_drafts
-from draftcast.sim.acceptance.fit import fit_chain, recorded_rounds, round_moments
+from draftcast.sim.acceptance.compiled import AcceptanceArrays, accepted_drafts, proposed_drafts
+from draftcast.sim.acceptance.factors import Factors
+from draftcast.sim.acceptance.fit import fit_chain, recorded_rounds, round_moments, with_positions
 from draftcast.sim.workload.traces import TraceSpec, load_trace
 
 K = 3
@@ -25,7 +26,7 @@ CUT = 8192  # outputs that reached the recording's limit repeat themselves witho
 def rounds_from(arrays: AcceptanceArrays, request: int, tokens: int) -> np.ndarray:
     position, count, kept = 1, 0, np.zeros(tokens)
     while position < tokens:
-        kept[count] = accepted_drafts(arrays, request, position, K)
+        kept[count] = accepted_drafts(arrays, request, position, proposed_drafts(arrays, request, position, K))
         position += int(kept[count]) + 1
         count += 1
     return kept[:count]
@@ -49,6 +50,18 @@ def test_parameters_are_recovered(true: Chain) -> None:
     assert found.concentration == pytest.approx(true.concentration, rel=0.2)
     assert found.contrast == pytest.approx(true.contrast, rel=0.1)
     assert found.persistence == pytest.approx(true.persistence, abs=0.04)
+
+
+def test_factors_along_the_output_are_recovered() -> None:
+    """Steps of a known size come back, though the plain rates are those of all rounds."""
+    true = Chain(alpha=0.6, match_probability=0.4, factors=Factors(output_position=((256, 3.0), (1024, 0.3))))
+    found = with_positions(true.model_copy(update={"factors": None}), played(true, np.full(400, 2000), 5), K)
+    assert found.factors is not None
+    factors = dict(found.factors.output_position)
+    assert list(factors) == [0, 128, 256, 512, 1024]
+    assert [factors[start] for start in (0, 128)] == pytest.approx([1.0, 1.0], rel=0.1)
+    assert [factors[start] for start in (256, 512)] == pytest.approx([3.0, 3.0], rel=0.1)
+    assert factors[1024] == pytest.approx(0.3, rel=0.1)
 
 
 def figures(rounds: list[np.ndarray]) -> np.ndarray:

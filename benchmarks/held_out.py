@@ -1,0 +1,147 @@
+"""Speed-ups forecast with fitted acceptance against replays of traces that the fit has not seen.
+
+``python benchmarks/held_out.py [FILE ...] [--splits N] [--cut-outputs]``. FILE is a ``specdecode_bench`` recording; by
+default both of Llama-3.1-8B-Instruct (arXiv 2601.11580). Each split deals the requests to two halves at random; each
+half's acceptance is fitted (EAGLE: ``acceptance fit``; n-gram: ``acceptance measure --model along_output``) and
+forecasts the other half: throughput with k = 3 over throughput without, in a closed loop of B users, step times of the
+profile ``h100-llama-3.1-8b-affine``. Beside it the same loop replays the half's own record. Outputs cut at the
+recording's limit, which repeat themselves without end, are left out, or kept with ``--cut-outputs``.
+
+Printed are the mean error (what the model gets wrong), the median and largest size of one forecast's error, and how
+far the two halves' own replays are apart: what a perfect model would still miss, because halves are samples. The bars
+are 3 % for EAGLE and 5 % for n-gram. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from draftcast import load_scenario, simulate
+from draftcast.calibration.acceptance.fit import ngram_model
+from draftcast.calibration.acceptance.measure import measure_ngram, read_token_log
+from draftcast.sim.acceptance.chain import Chain
+from draftcast.sim.acceptance.fit import fit_chain, recorded_rounds, round_moments, with_positions
+from draftcast.sim.workload.traces import TraceSpec, load_trace
+
+DATA = Path(__file__).parents[2] / "shared/data/acceptance"
+FILES = [DATA / f"llama31_8b_{name}.jsonl" for name in ("sharegpt", "instructcoder")]
+K = 3
+BATCH_SIZES = (1, 8, 64)
+BARS = {"eagle": 0.03, "ngram": 0.05}
+LOOKUP = {"prompt_lookup_min": 3, "prompt_lookup_max": 7}  # those of the record (docs/acceptance.md)
+CUT = 8192
+REQUESTS = 1500  # of one loop
+
+
+def throughput(path: Path, users: int, method: str | None, acceptance: dict[str, Any]) -> float:
+    """Output tokens a second of a closed loop over the requests of ``path``."""
+    drafting = {"method": method, "num_speculative_tokens": K} | (LOOKUP if method == "ngram" else {})
+    engine = {
+        "model": "llama-3.1-8b",
+        "max_num_seqs": users,
+        "max_model_len": 2 * CUT,
+        "num_gpu_blocks": users * (2 * CUT // 16 + 1),
+        "enable_prefix_caching": False,
+        "speculative_config": drafting if method else None,
+    }
+    workload = {
+        "arrivals": {"process": "closed_loop", "concurrency": users},
+        "num_requests": REQUESTS,
+        "lengths": {"path": str(path)},
+    }
+    scenario = {
+        "schema_version": 1,
+        "engine": engine,
+        "hardware": "h100-sxm",
+        "profile": "h100-llama-3.1-8b-affine",
+        "workload": workload,
+        "acceptance": acceptance,
+        "statistics": {"replications": 1},
+    }
+    return float(simulate(load_scenario(scenario)).summary["figures"]["output_throughput"].mean)
+
+
+def sections(path: Path, method: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Acceptance fitted to a file, and that which replays it."""
+    if method == "ngram":
+        measured = measure_ngram(read_token_log(path), K, *LOOKUP.values(), bootstrap=0)
+        fitted = with_positions(Chain(**ngram_model(measured)), measured.rounds, K)
+        share = measured.figures["draft_share"].value
+        replayed = {"model": "trace", "record": "acc_ngram", "match_probability": share}
+    else:
+        table = load_trace(TraceSpec(path=str(path)), "acc_eagle")
+        assert table.acceptance_offsets is not None
+        assert table.acceptance_lengths is not None
+        fitted = fit_chain(round_moments(recorded_rounds(table.acceptance_offsets, table.acceptance_lengths, K), K))
+        replayed = {"model": "trace"}
+    return fitted.model_dump(mode="json", exclude_none=True), replayed
+
+
+def halves_of(lines: list[str], seed: int, folder: Path) -> list[Path]:
+    order = np.random.default_rng(seed).permutation(len(lines))
+    halves = [folder / f"{seed}{half}.jsonl" for half in "ab"]
+    for half, chosen in zip(halves, np.array_split(order, 2), strict=True):
+        half.write_text("".join(lines[i] + "\n" for i in chosen), encoding="utf-8")
+    return halves
+
+
+def compare(lines: list[str], method: str, splits: int, folder: Path) -> list[dict[str, Any]]:
+    """A row a batch size: errors of 2 * splits forecasts, and how far the halves are apart."""
+    errors: dict[int, list[float]] = {users: [] for users in BATCH_SIZES}
+    apart: dict[int, list[float]] = {users: [] for users in BATCH_SIZES}
+    for seed in range(splits):
+        halves = halves_of(lines, seed, folder)
+        fitted, replayed = zip(*(sections(half, method) for half in halves), strict=True)
+        for users in BATCH_SIZES:
+            speedups = []
+            for half, other, own in zip(halves, reversed(fitted), replayed, strict=True):
+                recorded = throughput(half, users, method, own)
+                errors[users].append(throughput(half, users, method, other) / recorded - 1)
+                speedups.append(recorded / throughput(half, users, None, {"model": "constant", "alpha": 0.0}))
+            apart[users].append(abs(speedups[0] / speedups[1] - 1))
+    return [
+        {
+            "method": method,
+            "batch": users,
+            "forecasts": 2 * splits,
+            "mean_error": float(np.mean(errors[users])),
+            "median_size": float(np.median(np.abs(errors[users]))),
+            "largest": float(np.abs(errors[users]).max()),
+            "halves_apart": float(np.median(apart[users])),
+            "within_bar": float(np.mean(np.abs(errors[users]) <= BARS[method])),
+        }
+        for users in BATCH_SIZES
+    ]
+
+
+def main(
+    files: Annotated[list[Path] | None, typer.Argument()] = None,
+    splits: int = 4,
+    cut_outputs: Annotated[bool, typer.Option("--cut-outputs")] = False,
+) -> None:
+    answer: dict[str, Any] = {}
+    for file in files or FILES:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in lines if cut_outputs or len(json.loads(line)["generated_token_ids"]) < CUT]
+        print(f"\n{file.name}: {len(lines)} requests, {splits} splits in halves, k = {K}")
+        print(f"{'method':8}{'batch':>6}{'n':>5}{'mean':>9}{'median':>9}{'largest':>9}{'apart':>9}{'in bar':>9}")
+        answer[file.name] = []
+        for method in BARS:
+            with tempfile.TemporaryDirectory() as folder:
+                rows = compare(lines, method, splits, Path(folder))
+            for row in rows:
+                shown = "".join(f"{row[key]:9.1%}" for key in ("median_size", "largest", "halves_apart", "within_bar"))
+                print(f"{method:8}{row['batch']:6}{row['forecasts']:5}{row['mean_error']:+9.1%}{shown}", flush=True)
+            answer[file.name] += rows
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main.__doc__ = __doc__
+    typer.run(main)
