@@ -5,25 +5,23 @@ Pages are told apart by ``page`` in the link, not by a path: everything a page s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import streamlit as st
 
-from draftcast.dashboards.pages import capacity, compare, cutover, sweep, trust, what_if
+from draftcast.dashboards.pages import capacity, compare, cutover, start, sweep, trust, what_if
 from draftcast.dashboards.session.link import PAGE, PAGES, bases, current_session, write_link
 from draftcast.dashboards.session.question import NUM_REQUESTS, SCENARIO, Question
 from draftcast.dashboards.session.session import Session
 from draftcast.dashboards.session.uploads import SCENARIO as SCENARIO_FILE
 from draftcast.dashboards.session.uploads import forget_receipts, uploader
-from draftcast.dashboards.widgets.controls import button, choice_control, number_control
+from draftcast.dashboards.widgets.controls import button, choice_control, number_control, slo_controls
 from draftcast.dashboards.widgets.page import Report, banner, cannot_run
 from draftcast.errors import InputError
 
 FOLDER = Path(__file__).parents[1]
-BOUNDS = ("ttft_ms", "tpot_ms", "e2el_ms")
 
 
 class Page(NamedTuple):
@@ -35,6 +33,7 @@ class Page(NamedTuple):
 
 
 SHOWN = {
+    "start": Page("From your model, GPU, traffic and acceptance to an answer, in four steps.", "flag", start.render),
     "what-if": Page("What does speculation change for one deployment under one load?", "tune", what_if.render),
     "cutover": Page(
         "At which load does speculation stop paying, and which setting is best?", "swap_vert", cutover.render
@@ -81,12 +80,9 @@ def sidebar(session: Session) -> None:
     with st.sidebar:
         _picker(session)
         uploader(session, SCENARIO_FILE)
-        st.subheader("SLO", help="A request is good when it meets every bound that is given.")
-        with st.container(horizontal=True):
-            for name in BOUNDS:
-                number_control(session, f"slo.{name}", change=partial(_slo_with, session, name))
-            attained: dict[str, Any] = {"percent": True, "change": lambda share: {"slo.attainment": share or 0.99}}
-            number_control(session, "slo.attainment", **attained)
+        if session.page != "start":  # which has them among its steps
+            st.subheader("SLO", help="A request is good when it meets every bound that is given.")
+            slo_controls(session)
         st.subheader("Effort", help="More requests and replications give narrower intervals and slower pages.")
         with st.container(horizontal=True):
             for key in ("statistics.seed", "statistics.replications", NUM_REQUESTS):
@@ -106,13 +102,3 @@ def _picker(session: Session) -> None:
 def _open(session: Session) -> None:
     session.ask(Question.opening(st.session_state[SCENARIO]))
     forget_receipts()
-
-
-def _slo_with(session: Session, name: str, bound: float | None) -> Mapping[str, Any]:
-    """A bound set or taken away; without any bound there is no SLO."""
-    slo = session.question.scenario.slo
-    bounds = {key: getattr(slo, key, None) for key in BOUNDS} | {name: bound or None}
-    given = {key: value for key, value in bounds.items() if value is not None}
-    if not given:
-        return {"slo": None}
-    return {"slo": given | ({"attainment": slo.attainment} if slo is not None else {})}

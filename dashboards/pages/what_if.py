@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -44,6 +44,7 @@ from draftcast.sim.cost.methods import get_method
 if TYPE_CHECKING:
     from streamlit.delta_generator import DeltaGenerator
 
+Row = Callable[[Session, Scenario], None]
 ON, OFF, BASELINE = "SD on", "SD off", "baseline"
 WORDS = {
     "poisson": "Poisson",
@@ -63,9 +64,7 @@ RATES = "share of rounds in which the first 1, 2, 3, ... drafts were all accepte
 def render(session: Session, report: Report) -> None:
     top = st.container(key="answer")  # above the controls, filled when these have said what is asked
     below_k = controls(session)
-    if wanted := session.wanted_method:
-        text = f"Give the acceptance of {wanted} above to see its forecast: that of another method does not apply."
-        st.info(text, icon=":material/tune:")
+    if waits_for_acceptance(session):
         return
     pinned = [session.baseline.scenario] if session.baseline is not None else []
     scenario = session.question.scenario
@@ -83,7 +82,7 @@ def render(session: Session, report: Report) -> None:
         if lengths := session.speculation() and draft_lengths(with_values(scenario, session.speculation())):
             below_k.html(draft_length_strip(lengths, scenario.num_speculative_tokens))
     report.title = title(own.scenario)
-    report.lines += _answer_lines(own)
+    report.lines += answer_lines(own)
     verdict = own.point.verdict
     sides = {OFF: own.own} if verdict is None else {ON: verdict.on, OFF: verdict.off}
     if baselines:
@@ -93,6 +92,20 @@ def render(session: Session, report: Report) -> None:
     _tiles(own, baselines)
     _buttons(session)
     _pictures(report, own, runs)
+    finish(session, report, own)
+
+
+def waits_for_acceptance(session: Session) -> bool:
+    """Whether a method was chosen whose acceptance is not known; then the page says so in place of an answer."""
+    if wanted := session.wanted_method:
+        text = f"Give the acceptance of {wanted} above to see its forecast: that of another method does not apply."
+        st.info(text, icon=":material/tune:")
+    return bool(wanted)
+
+
+def finish(session: Session, report: Report, own: Answer) -> None:
+    """Footer and files of a run."""
+    verdict = own.point.verdict
     rows = [(name, figure.mean, figure.low, figure.high) for name, figure in own.run.summary["figures"].items()]
     report.tables["Figures"] = pd.DataFrame(rows, columns=["figure", "mean", "low", "high"])
     report.footer(own.hash, session.question.command("simulate"), own)
@@ -100,7 +113,7 @@ def render(session: Session, report: Report) -> None:
     report.downloads(f"draftcast-{own.hash[:12]}", lambda: own.run.requests, summary)
 
 
-def _answer_lines(own: Answer) -> list[str]:
+def answer_lines(own: Answer) -> list[str]:
     """Verdict, what limits, SLO and state, shown and returned for the report."""
     scenario, run, verdict = own.scenario, own.run, own.point.verdict
     bottleneck = f"Bottleneck - {own.limits.sentence}"
@@ -187,7 +200,7 @@ def controls(session: Session) -> DeltaGenerator:
     """Draw them; the place of what is said of k."""
     scenario = session.question.scenario
     with st.container(border=True, key="controls"):
-        for row in (_server, _traffic, _speculation):
+        for row in (server, traffic, speculation):
             with st.container(horizontal=True, gap="small"):
                 row(session, scenario)
         below_k = st.empty()
@@ -201,7 +214,7 @@ def controls(session: Session) -> DeltaGenerator:
     return below_k
 
 
-def _server(session: Session, scenario: Scenario) -> None:
+def server(session: Session, scenario: Scenario) -> None:
     base = base_scenario(session.question.base)
     models = _as_spelled(model_names(), scenario.engine.model, base.engine.model)
     devices = _as_spelled(hardware_names(), scenario.hardware, base.hardware)
@@ -212,7 +225,7 @@ def _server(session: Session, scenario: Scenario) -> None:
         number_control(session, key)
 
 
-def _traffic(session: Session, scenario: Scenario) -> None:
+def traffic(session: Session, scenario: Scenario) -> None:
     arrivals, lengths = scenario.workload.arrivals, scenario.workload.lengths
     rate_rps = getattr(arrivals, "request_rate_rps", None) or 1.0
 
@@ -229,7 +242,7 @@ def _traffic(session: Session, scenario: Scenario) -> None:
             number_control(session, f"workload.lengths.{name}.{part}")
 
 
-def _speculation(session: Session, scenario: Scenario) -> None:
+def speculation(session: Session, scenario: Scenario) -> None:
     spec, acceptance = scenario.speculative_config, scenario.acceptance
     wanted = session.wanted_method
     method = wanted or (scenario.method if spec is not None else choices.OFF)

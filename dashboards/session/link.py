@@ -20,7 +20,7 @@ from draftcast.scenarios.schema.load import DEFAULT_SCENARIO, embedded_scenarios
 
 Query = Mapping[str, Sequence[str]]
 PAGE, BASELINE, RUN, MEASURED = "page", "baseline", "run", "measured"
-PAGES = ("what-if", "cutover", "capacity", "sweep", "compare", "trust")
+PAGES = ("start", "what-if", "cutover", "capacity", "sweep", "compare", "trust")
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,80}")
 
 

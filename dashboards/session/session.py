@@ -10,9 +10,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from draftcast.calibration.acceptance.references import references
 from draftcast.dashboards.session.question import Question, base_scenario, check_names, gives_length, short
 from draftcast.errors import InputError
-from draftcast.scenarios.run.choices import OFF, acceptance_of_method, with_method, with_method_as_given
+from draftcast.scenarios.run.choices import OFF, acceptance_of_method, with_measured, with_method, with_method_as_given
 from draftcast.scenarios.schema.load import to_mapping, with_values
 from draftcast.scenarios.schema.references import outside_names
 
@@ -24,6 +25,7 @@ MOST_RUNS = 6
 class View(StrEnum):
     """Settings of pages that are no part of a scenario, by their key in the link."""
 
+    START_ENGINE = "view.start.engine"
     TRUST_OPERATOR = "view.trust.operator"
     COMPARE_REFERENCE = "view.compare.reference"
     CAPACITY_RATE = "view.capacity.rate"
@@ -129,7 +131,15 @@ class Session:
             self.change(lambda: {**back, "engine.speculative_config.num_speculative_tokens": k})
 
     def give_acceptance(self, text: str) -> None:
-        self.change(lambda: with_method_as_given(self.question.scenario, self.wanted_method, text))
+        self._take_method(lambda: with_method_as_given(self.question.scenario, self.wanted_method, text))
+
+    def take_reference(self, name: str) -> None:
+        """A published measurement of acceptance with its method; any other name changes nothing."""
+        if one := references().get(name):
+            self._take_method(lambda: with_measured(self.question.scenario, one.method, {"reference": name}))
+
+    def _take_method(self, changes: Callable[[], Mapping[str, Any]]) -> None:
+        self.change(changes)
         if not self.refused:
             self.wanted_method = ""
 

@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 
 import streamlit as st
 
+from draftcast.calibration.acceptance.fit import ngram_model, per_position_model
+from draftcast.calibration.acceptance.measure import measure_ngram, measure_suffix, read_token_log
+from draftcast.calibration.acceptance.metrics import read_metrics
 from draftcast.calibration.live.imported_runs import import_bench_result
 from draftcast.calibration.live.run_directory import CHUNKS, JOURNAL, MANIFEST, REQUESTS
 from draftcast.dashboards.session.question import Question, check_names, literal, short
@@ -25,10 +28,10 @@ from draftcast.errors import DraftcastError, InputError
 from draftcast.files import parse_json, write_bytes
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.compare.capacity import QUICK_REQUESTS
-from draftcast.scenarios.run.choices import with_arrivals
+from draftcast.scenarios.run.choices import DEFAULT_K, with_arrivals, with_measured, with_model
 from draftcast.scenarios.run.measured_run import read_measured_run
 from draftcast.scenarios.run.workload_spec import workload_spec
-from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema import METHODS, Scenario
 from draftcast.scenarios.schema.load import DEFAULT_SCENARIO, load_scenario, to_mapping, with_values
 from draftcast.scenarios.schema.references import outside_names
 from draftcast.scenarios.show.validation_sweep_summary import read_summary
@@ -72,7 +75,7 @@ def uploader(session: Session, upload: Upload) -> None:
 
 def forget_receipts() -> None:
     """The question is another one: what became of the uploads of the last one no longer matters."""
-    for upload in (SCENARIO, TRACE):
+    for upload in (SCENARIO, TRACE, MODEL, ACCEPTANCE):
         st.session_state.pop(f"{upload.key}:receipt", None)
 
 
@@ -125,6 +128,45 @@ def _take_trace(session: Session, files: Files) -> str:
         f"{path.name}: {len(table):,} requests {when}; mean prompt {table.prompt_tokens.mean():,.0f}, mean output "
         f"{table.output_tokens.mean():,.0f} tokens.{notes}"
     )
+
+
+def _take_model(session: Session, files: Files) -> str:
+    """Serve a model by its ``config.json``."""
+    ((name, content),) = files.items()
+    path = keep(session, name, content)
+    model = load_model(path)
+    _take(session, with_model(session.question.scenario, str(path)))
+    return short(f"{path.name}: {model.num_parameters / 1e9:.2f} B parameters, {model.architecture}")
+
+
+def _take_acceptance(session: Session, files: Files) -> str:
+    """The acceptance of the method that is chosen: a server's counters, or its search run over a log of tokens."""
+    path = keep(session, *next(iter(files.items())))
+    method, k = (
+        session.wanted_method or session.question.scenario.method,
+        session.question.scenario.num_speculative_tokens,
+    )
+    if method not in METHODS:
+        raise InputError("choose the method that it was measured with first", file=path.name)
+    if path.suffix == ".jsonl":
+        if method not in ("ngram", "suffix"):
+            text = "a token log gives the acceptance of ngram and suffix; of another method give a server's metrics"
+            raise InputError(text, file=path.name, value=method)
+        measure = measure_ngram if method == "ngram" else measure_suffix
+        section = ngram_model(measure(read_token_log(path), k or DEFAULT_K))
+        what = f"{section['match_probability']:.0%} of the rounds find a draft"
+    else:
+        counted = read_metrics(path)
+        section = per_position_model(counted.rates)
+        what = f"{counted.mean_acceptance_length:.2f} tokens a round with a draft"
+    _take(session, with_measured(session.question.scenario, method, section))
+    return short(f"{path.name}: acceptance of {method}, {what}")
+
+
+def _take(session: Session, changes: Mapping[str, Any]) -> None:
+    """Change the question; raises InputError where that is no valid one."""
+    old = session.question
+    session.ask(Question.of(old.base, with_values(old.scenario, changes), own_length=old.own_length))
 
 
 def trace_notes(scenario: Scenario) -> tuple[str, ...]:
@@ -214,6 +256,23 @@ TRACE = Upload(
     ("csv", "json", "jsonl", "txt"),
     64,
     _take_trace,
+)
+MODEL = Upload(
+    "upload-model",
+    "Upload a config.json",
+    "A model of Hugging Face that is not in the list.",
+    ("json",),
+    1,
+    _take_model,
+)
+ACCEPTANCE = Upload(
+    "upload-acceptance",
+    "Upload acceptance",
+    "/metrics of vLLM or SGLang or a benchmark's JSON; for ngram and suffix also a token log: JSONL of "
+    "prompt_token_ids and output_token_ids.",
+    ("txt", "prom", "json", "jsonl"),
+    8,
+    _take_acceptance,
 )
 VALIDATION = Upload(
     "upload-validation",

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.dashboards.session.session import Session, View, one_of
+from draftcast.scenarios.compare.slo_answer import BOUNDS
 from draftcast.scenarios.schema import Scenario
 
 Change = Callable[[Any], Mapping[str, Any]]
@@ -88,6 +89,24 @@ def choice_control(
     offered = list(dict.fromkeys([*options, value]))
     write = functools.partial(_change, session, change or (lambda chosen: {key: chosen}))
     control(st.selectbox, key, value, write, options=offered, format_func=words)
+
+
+def slo_controls(session: Session) -> None:
+    """The bounds of the SLO and the share of requests that must meet them; without any bound there is no SLO."""
+
+    def bounds_with(name: str, bound: float | None) -> Mapping[str, Any]:
+        slo = session.question.scenario.slo
+        bounds = {key: getattr(slo, key, None) for key in BOUNDS} | {name: bound or None}
+        given = {key: value for key, value in bounds.items() if value is not None}
+        if not given:
+            return {"slo": None}
+        return {"slo": given | ({"attainment": slo.attainment} if slo is not None else {})}
+
+    with st.container(horizontal=True):
+        for name in BOUNDS:
+            number_control(session, f"slo.{name}", change=functools.partial(bounds_with, name))
+        attained: dict[str, Any] = {"percent": True, "change": lambda share: {"slo.attainment": share or 0.99}}
+        number_control(session, "slo.attainment", **attained)
 
 
 def _change(session: Session, changes: Change, value: Any) -> None:

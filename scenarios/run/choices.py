@@ -84,8 +84,14 @@ def with_method_as_given(scenario: Scenario, method: str, text: str) -> dict[str
         raise ScenarioError("give one rate, or one for each draft position", key="acceptance", value=text)
     model = "tree" if method == "eagle_tree" else "constant" if len(rates) == 1 else "per_position"
     acceptance = {"model": model, **({"alpha": rates[0]} if len(rates) == 1 else {"rates": rates})}
-    values, changed = with_method(scenario, method), to_mapping(scenario)
-    changed["engine"]["speculative_config"] = values["engine.speculative_config"]
+    return with_measured(scenario, method, acceptance)
+
+
+def with_measured(scenario: Scenario, method: str, acceptance: dict[str, Any]) -> dict[str, Any]:
+    """A drafting method, the scenario's own as it is, with an ``acceptance:`` section that was measured with it."""
+    values, changed = {} if method == scenario.method else with_method(scenario, method), to_mapping(scenario)
+    if values:
+        changed["engine"]["speculative_config"] = values["engine.speculative_config"]
     return values | dict.fromkeys(acceptance_places(changed), acceptance)
 
 

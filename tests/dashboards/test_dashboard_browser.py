@@ -312,6 +312,7 @@ def test_a_measured_run_stands_beside_the_simulated_one(page: Browser, tmp_path:
 
 # What a page needs to be at its fullest.
 PAGES = {
+    "start": {},
     "what-if": {"baseline": "{}", "slo": "{tpot_ms: 20}"},
     "compare": {"run": json.dumps({"engine.speculative_config": "null"})},
     "trust": {},

@@ -1,0 +1,73 @@
+"""Start: four steps from nothing to an answer - model and GPU, traffic, acceptance, SLO - with the command to paste."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from draftcast.calibration.acceptance.references import references
+from draftcast.dashboards.pages import what_if
+from draftcast.dashboards.session.answers import answers
+from draftcast.dashboards.session.question import literal, short
+from draftcast.dashboards.session.session import Session, View
+from draftcast.dashboards.session.uploads import ACCEPTANCE, MODEL, TRACE, Upload, uploader
+from draftcast.dashboards.widgets.controls import Look, control, slo_controls, view_choice
+from draftcast.dashboards.widgets.page import Report
+from draftcast.dashboards.widgets.verdict_card import card, step_estimate
+from draftcast.errors import ScenarioError
+from draftcast.kernels.model.catalog import canonical_name
+from draftcast.scenarios.compare.serve_command import SERVERS, server_command
+from draftcast.scenarios.schema import METHODS, Scenario
+from draftcast.scenarios.show.tables import title
+
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+OWN = "as given"
+
+
+def render(session: Session, report: Report) -> None:
+    scenario = session.question.scenario
+    for heading, row, upload in (
+        ("1 Model and GPU", what_if.server, MODEL),
+        ("2 Traffic: three numbers, or a trace", what_if.traffic, TRACE),
+        ("3 Method and its acceptance", _acceptance, ACCEPTANCE),
+    ):
+        _step(session, scenario, heading, row, upload)
+    with st.container(border=True):
+        st.subheader("4 SLO, if there is one", anchor=False)
+        slo_controls(session)
+    st.header("5 The answer", anchor="answer")
+    if what_if.waits_for_acceptance(session):
+        return
+    with st.container():
+        place, estimate = st.empty(), step_estimate(scenario)
+        place.html(card(scenario, estimate, None))
+    (own,) = answers(scenario)
+    place.html(card(scenario, estimate, own.point.verdict))
+    report.title = title(own.scenario)
+    report.lines += what_if.answer_lines(own)
+    server = view_choice(session, View.START_ENGINE, SERVERS, words=lambda name: ENGINES[name])
+    try:
+        st.code(short(server_command(scenario, server).text), language="bash", wrap_lines=True)
+    except ScenarioError as error:
+        st.warning(f"{ENGINES[server]} cannot run this: {literal(error)}", icon=":material/block:")
+    st.caption("Below: the scenario as a file, for the command line and to open here again. What-if goes on from here.")
+    what_if.finish(session, report, own)
+
+
+def _step(session: Session, scenario: Scenario, heading: str, row: what_if.Row, upload: Upload) -> None:
+    with st.container(border=True):
+        st.subheader(heading, anchor=False)
+        left, right = st.columns([3, 1])
+        with left, st.container(horizontal=True, gap="small"):
+            row(session, scenario)
+        with right:
+            uploader(session, upload)
+
+
+def _acceptance(session: Session, scenario: Scenario) -> None:
+    what_if.speculation(session, scenario)
+    model = canonical_name(scenario.engine.model).lower()
+    names = [name for name, one in references().items() if model in one.model.lower() and one.method in METHODS]
+    look = Look("Measured reference", "Acceptance that others measured with this model, by method and data.", 420)
+    chosen = getattr(scenario.acceptance, "reference", None)
+    options = list(dict.fromkeys([OWN, *names, *([chosen] if chosen else [])]))
+    control(st.selectbox, "reference", chosen or OWN, session.take_reference, look, options=options)
