@@ -119,11 +119,6 @@ def _bundled() -> dict[str, tuple[str, dict[str, Any]]]:
     return found
 
 
-def head_names() -> list[str]:
-    """Canonical names of the bundled heads."""
-    return sorted({name for name, _ in _bundled().values()})
-
-
 def is_bundled_head(name: str) -> bool:
     """Whether ``name`` is a bundled head's name or alias, in any case."""
     return name.lower() in _bundled()

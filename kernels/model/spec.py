@@ -365,15 +365,6 @@ class ModelSpec:
         """Parameters the model holds itself (tied or shared tables once or not at all; MTP layers not counted)."""
         return sum(self.parameter_groups().values())
 
-    @property
-    def num_active_parameters(self) -> int:
-        """Parameters used for one token: all but the idle experts. Both embedding tables count in full."""
-        matrices = 3 if self.gated_mlp else 2
-        per_expert = matrices * self.expert_input_size * self.moe_intermediate_size
-        if self.expert_bias:
-            per_expert += 2 * self.moe_intermediate_size + self.hidden_size
-        return self.num_parameters - self.num_moe_layers * (self.num_experts - self.num_experts_per_tok) * per_expert
-
     def weight_bytes(self, dtype: str, tp: int = 1, groups: Collection[str] | None = None) -> float:
         """Bytes of the weights on one of ``tp`` ranks.
 

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from active_parameters import active_parameters
 from typer.testing import CliRunner
 
 from draftcast.calibration.importers.build_shipped import DEVICES
@@ -94,7 +95,7 @@ def test_every_bundled_model_has_a_step_cost_at_every_degree(name: str) -> None:
             st.decode_features(cost, 16, 0, 1024.0, features)
             st.step_time(cost, features, out)
             device_s = out["target_s"] + out["sample_s"]
-            weights_s = 2.0 * model.num_active_parameters / tp / hardware.memory_bandwidth_bytes_per_s
+            weights_s = 2.0 * active_parameters(model) / tp / hardware.memory_bandwidth_bytes_per_s
             assert np.isfinite(device_s)
             assert device_s > 0.9 * weights_s, f"{model.name} tp {tp}"
             # What the engine adds to its kernels is no profile's.
