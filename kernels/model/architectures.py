@@ -81,12 +81,32 @@ def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     if blocks:
         values |= _block_counts(config, blocks, layers)
     if "sliding_window" not in given:
+        values |= _shared_layers(config, layers)
         values |= _indexers(config, layers) or _sliding(config, layers)
         if values["num_sliding_layers"]:
             values |= _window_heads(config, values)
         else:
             _refuse_unused(config, [*WINDOW_HEADS, *GLOBAL_HEADS])
     return {**values, **given}
+
+
+def _shared_layers(config: Config, layers: int) -> dict[str, int]:
+    """Layers at the end that read the K and V of an earlier one, and embeddings of each layer's own (Gemma 4)."""
+    shared, width = config.count("num_kv_shared_layers"), config.count("hidden_size_per_layer_input")
+    if width and config.integer("vocab_size_per_layer_input") != config.integer("vocab_size"):
+        allowed = "vocab_size is needed"
+        value = config.values["vocab_size_per_layer_input"]
+        raise ModelError(allowed, file=config.name, key="vocab_size_per_layer_input", value=value)
+    kinds = config.strings("layer_types", _KINDS)
+    if shared:
+        config.per_layer("layer_types", kinds, layers)
+    return {
+        "norms_per_layer": config.integer("norms_per_layer", 2) + bool(width),
+        "num_kv_shared_layers": shared,
+        "num_kv_shared_sliding_layers": sum(kind in _WINDOWED for kind in kinds[layers - shared :]),
+        "num_double_wide_layers": shared if config.flag("use_double_wide_mlp", False) else 0,
+        "per_layer_input_size": width,
+    }
 
 
 def _formats(config: Config, model: ModelSpec) -> ModelSpec:

@@ -44,7 +44,7 @@ _OTHER_LAYERS = {
     "this linear attention is": r"linear_.*|kda_.*",
     "this sparse attention is": r"index_.*|indexer_.*|sparse_.*|compress_.*",
     "these state space layers are": r"mamba_.*|ssm_.*",
-    "layers that share K and V are": r"num_kv_shared_layers|use_cla",
+    "layers that share K and V are": r"use_cla",
     "layers of unlike sizes are": r"block_configs|attention_other_setting|(swa|global|num_global)_.*(heads|dim)",
     "an encoder is": r"is_encoder_decoder",
     "as a model, a draft head is": r"draft_vocab_size|speculators_.*|medusa_.*|eagle_config|dflash_config",
@@ -61,7 +61,8 @@ _KNOWN = {
     "max_window_layers", "layer_types", "attn_type_list", "mlp_layer_types", "mlp_only_layers", "moe_layer_freq",
     "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval", "interleave_moe_layer_step",
     "attention_chunk_size", "no_rope_layers", "no_rope_layer_interval", "hybrid_override_pattern", "layers_block_type",
-    "hybrid_layer_pattern", "attention_head_dim", "enable_moe_block",
+    "hybrid_layer_pattern", "attention_head_dim", "enable_moe_block", "num_kv_shared_layers",
+    "hidden_size_per_layer_input",
     # Say nothing of the work: derived, of training, or of another engine.
     "qk_head_dim", "rotary_dim", "ep_size", "mtp_transformer_layers", "mtp_hybrid_override_pattern",
     "mtp_layers_block_type", "sliding_window_size", "chunk_size", "time_step_rank", "mamba_hidden_act",

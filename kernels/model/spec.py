@@ -79,6 +79,12 @@ class ModelSpec:
     window_num_attention_heads: int = 0
     window_num_key_value_heads: int = 0
     window_head_dim: int = 0
+    # Layers at the end that have no K and V of their own and read those of an earlier layer (Gemma 4), and how many of
+    # them see a window; their MLP may be twice as wide.
+    num_kv_shared_layers: int = 0
+    num_kv_shared_sliding_layers: int = 0
+    num_double_wide_layers: int = 0
+    per_layer_input_size: int = 0  # width of an embedding of its own that each layer adds (Gemma 4)
     q_lora_rank: int = 0  # MLA
     kv_lora_rank: int = 0  # MLA; > 0 switches MLA on
     qk_rope_head_dim: int = 0
@@ -157,11 +163,18 @@ class ModelSpec:
             )
         if self.num_dense_layers and not self.intermediate_size:
             raise ModelError("dense layers need an MLP width > 0", file=self.name, key="intermediate_size", value=0)
+        if self.num_double_wide_layers > self.num_dense_layers:
+            allowed = f"at most the {self.num_dense_layers} layers with a dense MLP"
+            raise ModelError(allowed, file=self.name, key="num_double_wide_layers", value=self.num_double_wide_layers)
         for key in ("first_k_dense_layers", "num_sliding_layers", "num_linear_layers", "num_indexed_layers",
                     "num_feed_forward_only_layers", "num_attention_only_layers"):  # fmt: skip
             if getattr(self, key) > self.num_hidden_layers:
                 allowed = f"at most num_hidden_layers = {self.num_hidden_layers}"
                 raise ModelError(allowed, file=self.name, key=key, value=getattr(self, key))
+        kinds = zip(self.attention_kinds(), self.cached_kinds(), strict=True)
+        if self.num_kv_shared_layers and any(count and own < 1 for (count, _), (own, _) in kinds):
+            allowed = "each kind of attention needs a layer with K and V of its own"
+            raise ModelError(allowed, file=self.name, key="num_kv_shared_layers", value=self.num_kv_shared_layers)
         if self.num_attention_layers < self.num_sliding_layers:
             allowed = f"at most the {self.num_attention_layers} layers with attention"
             raise ModelError(allowed, file=self.name, key="num_sliding_layers", value=self.num_sliding_layers)
@@ -251,6 +264,12 @@ class ModelSpec:
         sliding = self.num_sliding_layers
         return ((self.num_attention_layers - sliding, self), (sliding, self.windowed))
 
+    def cached_kinds(self) -> tuple[tuple[int, ModelSpec], ...]:
+        """`attention_kinds` of the layers with K and V of their own."""
+        (full, model), (sliding, windowed) = self.attention_kinds()
+        of_sliding = self.num_kv_shared_sliding_layers
+        return ((full - self.num_kv_shared_layers + of_sliding, model), (sliding - of_sliding, windowed))
+
     # Counts -----------------------------------------------------------------------------------------------------
 
     def check_tensor_parallel(self, tp: int) -> None:
@@ -296,7 +315,7 @@ class ModelSpec:
         norm = hidden * (2 if self.layer_norm_bias else 1)
 
         embedding = 0 if self.shares_embedding else vocab * self.word_embed_proj_dim
-        embedding += self.position_embeddings * hidden
+        embedding += self.position_embeddings * hidden + vocab * layers * self.per_layer_input_size
         if self.word_embed_proj_dim != hidden:
             embedding += 2 * self.word_embed_proj_dim * hidden
         lm_head = vocab * self.word_embed_proj_dim * max(1, self.num_draft_heads)
@@ -304,17 +323,18 @@ class ModelSpec:
         norms += norm if self.final_norm else 0
         norms += moe_layers * hidden if self.shared_expert_gate else 0
         attention = attention_out = linear = biases = router = 0
-        for count, kind in self.attention_kinds():
-            norms += count * (2 * kind.head_dim if self.qk_norm else 0)
+        for (count, kind), (own, _) in zip(self.attention_kinds(), self.cached_kinds(), strict=True):
+            norms += (count + own) * (kind.head_dim if self.qk_norm else 0)
             if self.is_mla:
                 attention += count * self._mla_parameters(heads)
                 attention_out += count * heads * self.v_head_dim * hidden
                 norms += count * (self.q_lora_rank + self.kv_lora_rank)
                 continue
             query_heads, qkv = kind.num_attention_heads // tp, kind.qkv_size(tp)
-            attention += count * hidden * qkv
+            queries = own * qkv + (count - own) * query_heads * kind.head_dim
+            attention += hidden * queries
             attention_out += count * hidden * query_heads * kind.value_dim
-            biases += count * (qkv if self.attention_bias else 0)
+            biases += queries if self.attention_bias else 0
         if self.attention_output_gate:
             attention += with_cache * hidden * heads * self.value_dim
         if self.attention_input_size:
@@ -343,11 +363,13 @@ class ModelSpec:
             "attention": attention,
             "attention_out": attention_out,
             "linear_attention": linear,
-            "dense_mlp": dense_layers * matrices * hidden * mlp,
+            "dense_mlp": (dense_layers + self.num_double_wide_layers) * matrices * hidden * mlp,
             "experts": moe_layers * self.num_experts * matrices * self.expert_input_size * expert_mlp,
             "shared_experts": moe_layers * self.num_shared_experts * matrices * hidden * expert_mlp,
-            "router": router + moe_layers * hidden * (self.num_experts + 2 * self.moe_latent_size),
-            "norms": norms,
+            "router": router
+            + moe_layers * hidden * (self.num_experts + 2 * self.moe_latent_size)
+            + 3 * layers * hidden * self.per_layer_input_size,
+            "norms": norms + self.per_layer_input_size,
             "biases": biases,
             "extra": self.extra_parameters,
         }
@@ -443,7 +465,7 @@ class ModelSpec:
 
     def kv_bytes_per_token(self, kv_cache_dtype: str, tp: int = 1) -> float:
         """KV-cache bytes of one token over all layers with a cache (sliding ones too) on one of ``tp`` ranks."""
-        elements = sum(count * kind.kv_elements_per_layer(tp) for count, kind in self.attention_kinds())
+        elements = sum(count * kind.kv_elements_per_layer(tp) for count, kind in self.cached_kinds())
         return elements * KV_BYTES[kv_dtype(kv_cache_dtype)] + self.num_indexed_layers * self.index_key_bytes
 
     def linear_widths(self, tp: int = 1) -> tuple[int, int, int]:

@@ -124,7 +124,7 @@ def _attention_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
             found.append(LinearLayer("attention_gate", hidden, heads * model.v_head_dim, count))
         return found
     found = []
-    for number, kind in model.attention_kinds():
+    for (number, kind), (own, _) in zip(model.attention_kinds(), model.cached_kinds(), strict=True):
         if not number:
             continue
         name = "" if kind is model else "window_"
@@ -133,8 +133,10 @@ def _attention_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
         first = model.attention_input_size if not found else 0
         if first:
             found.append(LinearLayer("qkv_first", first, qkv, 1))
-        if number > bool(first):
-            found.append(LinearLayer(f"{name}qkv", hidden, qkv, number - bool(first)))
+        if own > bool(first):
+            found.append(LinearLayer(f"{name}qkv", hidden, qkv, own - bool(first)))
+        if number > own:
+            found.append(LinearLayer(f"{name}q", hidden, qkv - kind.kv_elements_per_layer(tp), number - own))
         found.append(LinearLayer(f"{name}o", heads * kind.value_dim, hidden, number))
     return _merged(found)
 
@@ -164,8 +166,16 @@ def _mlp_layers(model: ModelSpec, tp: int, expert_tp: int) -> list[LinearLayer]:
     layers: list[LinearLayer] = []
     if model.num_dense_layers:
         width = math.ceil(model.intermediate_size / tp)
-        layers.append(LinearLayer(up, hidden, wide * width, model.num_dense_layers))
-        layers.append(LinearLayer(down, width, hidden, model.num_dense_layers))
+        doubled = model.num_double_wide_layers
+        for count, size in ((model.num_dense_layers - doubled, width), (doubled, 2 * width)):
+            if count:
+                layers.append(LinearLayer(up, hidden, wide * size, count))
+                layers.append(LinearLayer(down, size, hidden, count))
+    if model.per_layer_input_size:
+        size, count = model.per_layer_input_size, model.num_hidden_layers
+        layers.append(LinearLayer("per_layer_model", hidden, count * size, 1, quantised=False))
+        layers.append(LinearLayer("per_layer_gate", hidden, size, count, quantised=False))
+        layers.append(LinearLayer("per_layer_out", size, hidden, count, quantised=False))
     if model.num_moe_layers:
         width, count = math.ceil(model.moe_intermediate_size / expert_tp), model.num_moe_layers
         experts, top_k = model.num_experts, model.num_experts_per_tok
@@ -228,6 +238,8 @@ def elementwise_parts(model: ModelSpec, tp: int = 1) -> tuple[ElementwisePart, .
     """
     hidden, layers = model.hidden_size, model.num_hidden_layers
     parts = [ElementwisePart("embedding", (model.vocab_size, hidden), 1, 2.0 * hidden, 1)]
+    if model.per_layer_input_size:  # looked up, normalised and added to the projection; then a gate in every layer
+        parts.append(ElementwisePart("", (), layers, 10.0 * model.per_layer_input_size, layers + 3))
     if layers:
         norms = layers * model.norms_per_layer
         parts.append(ElementwisePart("rmsnorm", (hidden,), norms, 4.0 * hidden, norms))
@@ -266,8 +278,10 @@ def _activation_parts(model: ModelSpec, tp: int) -> list[ElementwisePart]:
     kernel, moved = ("swiglu", 3.0) if model.gated_mlp else ("", 2.0)
     parts: list[ElementwisePart] = []
     if model.num_dense_layers:
-        width = math.ceil(model.intermediate_size / tp)
-        parts.append(ElementwisePart(kernel, (width,), model.num_dense_layers, moved * width, model.num_dense_layers))
+        width, doubled = math.ceil(model.intermediate_size / tp), model.num_double_wide_layers
+        for count, size in ((model.num_dense_layers - doubled, width), (doubled, 2 * width)):
+            if count:
+                parts.append(ElementwisePart(kernel, (size,), count, moved * size, count))
     if model.num_moe_layers:
         width, count = math.ceil(model.moe_intermediate_size / tp), model.num_moe_layers
         top_k = model.num_experts_per_tok

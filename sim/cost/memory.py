@@ -237,7 +237,7 @@ def _hybrid_windows(
     plain = kv + draft_kv
     if not 0 < model.num_sliding_layers < model.num_hidden_layers or model.is_sparse:
         return 0.0, plain
-    full, _ = model.attention_kinds()[0]
+    full, _ = model.cached_kinds()[0]
     of_full = full * model.kv_elements_per_layer(config.tensor_parallel_size) * KV_BYTES[config.kv_dtype]
     sliding = kv * (1.0 - of_full / model.kv_bytes_per_token(config.kv_dtype, config.tensor_parallel_size))
     # A window that does not start on a block boundary touches one block more.
@@ -325,7 +325,7 @@ def _live_elements(model: ModelSpec, tp: int) -> float:
             keys, values, _ = model.linear_widths(tp)
             widest = max(widest, 2.0 * (keys + values) + values)  # q, k, v, z and output
     if model.num_dense_layers:
-        widest = max(widest, (gate + 1.0) * model.intermediate_size / tp)
+        widest = max(widest, (gate + 1.0) * model.intermediate_size / tp * (1 + bool(model.num_double_wide_layers)))
     if model.num_moe_layers:
         expert = model.moe_intermediate_size / tp
         routed = model.num_experts_per_tok * (max(gate * expert, model.expert_input_size) + expert)

@@ -343,7 +343,7 @@ def test_broken_files_are_named(tmp_path: Path, content: bytes) -> None:
         ("hybrid_override_pattern", "M-MA", "letters of M (mamba)"),
         ("block_configs", [{}], "layers of unlike sizes are not known"),
         ("swa_num_attention_heads", 96, "what it says of the layers is not known"),
-        ("num_kv_shared_layers", 15, "layers that share K and V are not known"),
+        ("use_cla", True, "layers that share K and V are not known"),
         ("is_encoder_decoder", True, "an encoder is not known"),
         ("draft_vocab_size", 32000, "a draft head is not known"),
         ("o_lora_rank", 1024, "what it says of the layers is not known"),
@@ -543,6 +543,8 @@ def test_every_field_changes_the_output(field: str) -> None:
     if field in ("index_n_heads", "index_head_dim", "num_indexed_layers"):
         sizes = {"index_n_heads": 64, "index_head_dim": 128, "num_indexed_layers": 30}
         base = replace(load_model("DeepSeek-V3"), **sizes)
+    elif field in ("num_kv_shared_layers", "num_kv_shared_sliding_layers", "num_double_wide_layers"):
+        base = replace(spec_from_config(GEMMA_4_E, "g"), num_hidden_layers=16, num_sliding_layers=8)
     elif field.startswith("window_"):
         own = {"window_num_attention_heads": 32, "window_num_key_value_heads": 4, "window_head_dim": 64}
         base = replace(load_model("Gemma-3-12B"), **own)
@@ -757,6 +759,40 @@ def test_attention_beside_a_state_by_hand() -> None:
     config = {**config_of("Falcon-H1-34B"), "ssm_multipliers": [1.0] * 5, "mamba_rms_norm": True, "mamba_d_ssm": 5120}
     with pytest.raises(ModelError, match="mamba_d_ssm = 5120"):
         spec_from_config(config, "config.json")
+
+
+GEMMA_4_E = {
+    "model_type": "gemma4_text", "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "head_dim": 16,
+    "num_key_value_heads": 1, "global_head_dim": 32, "intermediate_size": 128, "vocab_size": 1000, "sliding_window": 32,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2, "max_position_embeddings": 4096,
+    "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 1000, "hidden_activation": "gelu_pytorch_tanh"}  # fmt: skip
+
+
+def test_layers_that_share_k_and_v_by_hand() -> None:
+    """As Gemma-4 E2B: the last three of six layers, two of them sliding, read the K and V of earlier ones."""
+    model = spec_from_config(GEMMA_4_E, "config.json")
+    assert model.kv_bytes_per_token("bf16") == 2 * 2 * (2 * 16 + 32)
+    groups = model.parameter_groups()
+    assert groups["attention"] == 64 * (2 * (4 + 2) * 16 + (4 + 2) * 32 + 2 * 4 * 16 + 4 * 32)
+    assert groups["attention_out"] == 64 * (4 * 4 * 16 + 2 * 4 * 32)
+    assert groups["dense_mlp"] == 3 * 64 * 128 * (3 + 2 * 3)
+    assert groups["embedding"] + groups["lm_head"] == 1000 * (64 + 6 * 8)
+    assert groups["router"] == 64 * 6 * 8 * 3
+    assert groups["norms"] == 64 * (6 * 5 + 1) + 16 * (4 + 2) + 32 * (2 + 1) + 8
+    matrices = {(layer.name, layer.n): layer.count for layer in layers.linear_layers(model)}
+    assert (matrices["qkv", 192], matrices["window_qkv", 96], matrices["q", 128], matrices["window_q", 64]) == (
+        1, 2, 1, 2)  # fmt: skip
+    assert (matrices["gate_up", 256], matrices["gate_up", 512], matrices["per_layer_gate", 8]) == (3, 3, 6)
+    total = sum(layer.k * layer.n * layer.count for layer in layers.linear_layers(model))
+    assert total == sum(groups[group] for group in (*QUANTISED, "router"))
+    alone = spec_from_config({**GEMMA_4_E, "num_kv_shared_layers": 0, "use_double_wide_mlp": False}, "config.json")
+    assert alone.kv_bytes_per_token("bf16") == 2 * model.kv_bytes_per_token("bf16")
+    for change, key in (({"num_kv_shared_layers": 6}, "num_kv_shared_layers"), ({"layer_types": None}, "layer_types"),
+                        ({"vocab_size_per_layer_input": 10}, "vocab_size_per_layer_input"),
+                        ({"laurel_rank": 64}, "laurel_rank")):  # fmt: skip
+        with pytest.raises(ModelError, match=key):
+            spec_from_config({**GEMMA_4_E, **change}, "config.json")
 
 
 def test_indexers_and_windows_by_hand() -> None:
