@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
+# Where bytecode is not kept, each of the tests' many processes compiles all sources anew.
+export PYTHONDONTWRITEBYTECODE =
 .PHONY: help demo dashboard docs test lint format pytest compiled live-env test-live bench clean
 
 help:  ## list the targets

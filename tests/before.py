@@ -382,7 +382,17 @@ def collected_tests() -> dict[str, list[str]]:
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "vllm.py").touch()  # some live tests are collected only where vLLM is
         paths = os.pathsep.join([str(ROOT / "src"), name])
-        words = ["-m", "pytest", "--collect-only", "-o", "addopts=", "--import-mode=importlib", "-q", "tests"]
+        words = [
+            "-m",
+            "pytest",
+            "--collect-only",
+            "-o",
+            "addopts=",
+            "--import-mode=importlib",
+            "--assert=plain",
+            "-q",
+            "tests",
+        ]
         there = {**os.environ, "PYTHONPATH": paths}
         done = subprocess.run(
             [sys.executable, *words], cwd=ROOT, env=there, capture_output=True, text=True, check=False
