@@ -306,6 +306,10 @@ def paths_of(value: Any, path: str = "") -> Iterator[str]:
         yield path
 
 
+ANSWERS: dict[str, Any] = {}
+"""What `run_commands` got, as it was printed."""
+
+
 def run_commands() -> dict[str, Any]:
     """Every command line of `COMMANDS`: exit code, hash of its JSON, and the keys that no earlier line of it had."""
     found: dict[str, Any] = {}
@@ -316,7 +320,8 @@ def run_commands() -> dict[str, Any]:
             code, text = run_command(line, Path(name))
             found[line] = {"exit": code}
             if "--json" in line:
-                answer = plain(json.loads(text), name, digits)
+                ANSWERS[line] = json.loads(text)
+                answer = plain(ANSWERS[line], name, digits)
                 seen = known.setdefault(line.split()[0], set())
                 found[line] |= {"hash": hashed(answer), "keys": sorted(set(paths_of(answer)) - seen)}
                 seen.update(paths_of(answer))

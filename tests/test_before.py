@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import before
 import before_cases
+import jsonschema
 import pytest
+from answer_schemas import command_of
+
+from draftcast.scenarios.cli.scenario_file import schema_of
 
 
 @pytest.mark.parametrize("section", list(before.SECTIONS))
 def test_nothing_differs_from_before(section: str) -> None:
     found = before.differences(section)
+    if section == "commands":
+        assert before.ANSWERS
+    for line, answer in before.ANSWERS.items():
+        check = jsonschema.Draft202012Validator(schema_of(command_of(line)))
+        found += [f"{line}: breaks its schema: {error.message[:200]}" for error in check.iter_errors(answer)]
     assert not found, f"{len(found)} differences:\n" + "\n".join(found)
 
 

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from draftcast.calibration.acceptance.metrics import NUM_DRAFTS, is_range, range_seconds, samples
 from draftcast.calibration.live.bench_fields import as_bench, number_at
 from draftcast.errors import InputError
-from draftcast.files import parse_json, read_text
+from draftcast.files import parse_json, read_text, value_at
 
 LEAST_REQUESTS = 10
 URL_SECONDS, URL_BYTES = 5.0, 5_000_000
@@ -36,6 +36,9 @@ _NOT_ONE = (
     "is none of: a result of vllm bench serve, SGLang's bench_serving, GuideLLM, AIPerf, GenAI-Perf or InferenceX "
     "(JSON), the text of /metrics, a Prometheus range query of it, a log with --enable-logging-iteration-details"
 )
+# Of GuideLLM, with what each of them gives.
+_STRATEGIES = dict.fromkeys(("synchronous", "concurrent"), "max_concurrency")
+_STRATEGIES |= dict.fromkeys(("constant", "poisson"), "request_rate")
 _SPECULATION = ("spec_decode_num_drafts", "accept_length", "spec_decoding")
 
 
@@ -168,10 +171,6 @@ def _checked(run: OffRun, failed: float) -> OffRun:
     return run
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 def _relative_error(mean: float, deviation: Any, requests: int) -> float:
     known = isinstance(deviation, int | float) and not isinstance(deviation, bool) and math.isfinite(deviation)
     return float(deviation) / math.sqrt(requests) / mean if known and mean > 0.0 else 0.0
@@ -210,6 +209,8 @@ def _from_bench(result: Any, source: str) -> OffRun:
         burstiness = number_at(result, source, "burstiness") if "burstiness" in result else 1.0
         load = f"{rate_rps:g} req/s"
         arrivals = {"process": "gamma", "request_rate_rps": rate_rps, "burstiness": burstiness}
+        if result.get("arrival_pattern") == "constant":
+            arrivals = {"process": "deterministic", "request_rate_rps": rate_rps}
     return _checked(
         OffRun(
             source=source,
@@ -243,51 +244,24 @@ def _lengths(result: Mapping[str, Any], source: str, kind: str, requests: int) -
 def _from_guidellm(report: Mapping[str, Any], source: str) -> list[OffRun]:
     """The benchmarks of a report, but those of the ``throughput`` strategy, which has no load to be simulated."""
     runs = []
-    for index, benchmark in enumerate(report["benchmarks"]):
-        place = f"{source}#{index + 1}"
-        if not isinstance(benchmark, dict) or not isinstance(benchmark.get("metrics"), dict):
+    for number, benchmark in enumerate(report["benchmarks"], 1):
+        place = f"{source}#{number}"
+        if not isinstance(value_at(benchmark, "metrics"), dict):
             raise InputError("must be a benchmark with metrics", file=place)
-        config = _mapping(benchmark.get("config") or benchmark.get("args"))
-        strategy = _mapping(config.get("strategy"))
-        kind = strategy.get("type_")
+        result = as_bench(benchmark, place)
+        kind = result.get("arrival_pattern")
         if kind == "throughput":
             continue
-        if kind in ("synchronous", "concurrent"):
-            load, arrivals = _closed_loop(number_at(strategy, place, "streams") if kind == "concurrent" else 1, place)
-        elif kind in ("constant", "poisson"):
-            rate_rps = number_at(strategy, place, "rate")
-            load = f"{rate_rps:.4g} req/s"
-            arrivals = {"process": "deterministic" if kind == "constant" else "poisson", "request_rate_rps": rate_rps}
-        else:
-            message = "must be synchronous, concurrent, constant or poisson"
-            raise InputError(message, file=place, key="config.strategy.type_", value=kind)
-        runs.append(_guidellm_run(benchmark["metrics"], config, place, load, arrivals))
+        if kind not in _STRATEGIES:
+            raise InputError(f"must be {' or '.join(_STRATEGIES)}", file=place, key="config.strategy.type_", value=kind)
+        if kind == "synchronous":
+            result["max_concurrency"] = 1.0
+        number_at(result, place, _STRATEGIES[kind])
+        runs.append(_from_bench(result, place))
     if not runs:
-        message = "holds no benchmark with a load; run it with synchronous, concurrent, constant or poisson"
+        message = f"holds no benchmark with a load; run it with {' or '.join(_STRATEGIES)}"
         raise InputError(message, file=source)
     return runs
-
-
-def _guidellm_run(
-    metrics: Mapping[str, Any], config: Mapping[str, Any], source: str, load: str, arrivals: Mapping[str, Any]
-) -> OffRun:
-    names = {"mean_tpot_s": "inter_token_latency_ms", "mean_ttft_s": "time_to_first_token_ms"}
-    requests = int(number_at(_mapping(metrics.get("request_latency")).get("successful"), source, "count"))
-    errored = _mapping(metrics.get("request_totals")).get("errored")
-    figures, errors = {}, {}
-    for name, key in names.items():
-        figures[name] = number_at(metrics, source, key, "successful", "mean") / 1e3
-        errors[name] = _relative_error(figures[name] * 1e3, metrics[key]["successful"].get("std_dev"), max(requests, 1))
-    prompt, output = (
-        Tokens(
-            number_at(metrics, source, f"{kind}_token_count", "successful", "mean", least=1.0),
-            deviation=number_at(metrics, source, f"{kind}_token_count", "successful", "std_dev"),
-        )
-        for kind in ("prompt", "output")
-    )
-    model = _mapping(config.get("backend")).get("model")
-    run = OffRun(source, load, requests, figures, errors, arrivals, prompt, output, str(model or ""))
-    return _checked(run, float(errored) if isinstance(errored, int) else 0.0)
 
 
 # A histogram's sum over its count is a mean; the first that the server has is taken.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from answer_schemas import command_of, infer
 from typer.testing import CliRunner
 
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.cli.options import complete_device, complete_key, complete_scenario
+from draftcast.scenarios.cli.scenario_file import schema_of
 from draftcast.scenarios.schema.describe import commented_scenario, scenario_keys
 from draftcast.scenarios.schema.load import embedded_scenarios, load_scenario, scenario_hash
 
@@ -57,6 +60,36 @@ def test_the_schema_takes_every_embedded_scenario_and_no_other_key() -> None:
     data["engine"]["tensor_parallel_size"] = 0
     assert list(check.iter_errors(data))
     assert schema["$defs"]["Engine"]["properties"]["tensor_parallel_size"]["description"]
+
+
+def valid(line: str) -> bool:
+    done = CliRunner().invoke(cli.app, shlex.split(line))
+    return jsonschema.Draft202012Validator(schema_of(command_of(line))).is_valid(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "models --json",
+        "acceptance list llama --json",
+        "profile compare h100-sxm b200 --json",
+        "simulate default --set workload.num_requests=50 --replications 1 --compare-off --json",
+        "simulate default --set workload.num_requests=50 --speculative-config null --json",
+    ],
+)
+def test_an_answer_is_what_its_schema_says(line: str) -> None:
+    """Of other arguments than those that the schemas were inferred from; `test_before` checks those."""
+    assert valid(line)
+
+
+def test_schemas_are_inferred_from_what_answers_share() -> None:
+    found = infer([{"a": 1, "b": [None, 2.5]}, {"a": None, "b": [], "c": "x"}, {"a": 3, "b": [7]}])
+    numbers = {"type": ["number", "null"]}
+    assert found["properties"] == {"a": numbers, "b": {"type": "array", "items": numbers}, "c": {"type": "string"}}
+    assert found["required"] == ["a", "b"]
+    assert infer([{"h100-sxm": {"x": True}}])["additionalProperties"]["properties"] == {"x": {"type": "boolean"}}
+    with pytest.raises(InputError, match="choose from"):
+        schema_of("nothing")
 
 
 def test_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

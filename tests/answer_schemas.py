@@ -1,0 +1,83 @@
+"""JSON Schemas of every command's ``--json``, inferred from real answers: ``python tests/answer_schemas.py``.
+
+It runs the command lines of ``before_cases.COMMANDS`` (minutes) and writes ``scenarios/cli/answers.json``, which
+``draftcast schema COMMAND`` prints. What all answers share is in a schema: types, keys, and as required the keys of
+every object where three or more were seen. Numbers may be null, which stands for NaN. An object with a key that is no
+name, such as one of models, is a map.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import before
+from paths import ROOT
+
+FILE = ROOT / "scenarios/cli/answers.json"
+ENOUGH = 3
+ESTIMATE = before.INTERVAL | {"half_width", "n", "confidence"}
+_NAME = re.compile("[a-z][a-z0-9_]*")
+
+
+def command_of(line: str) -> str:
+    """``acceptance list`` of a line; options and arguments left out."""
+    words = line.split()
+    return " ".join(words[:2] if words[0] in ("acceptance", "live", "profile") else words[:1])
+
+
+def infer(samples: Sequence[Any]) -> dict[str, Any]:
+    """The schema of what these values have in common; {} where nothing but null was seen."""
+    objects = [value for value in samples if isinstance(value, dict)]
+    lists = [value for value in samples if isinstance(value, list)]
+    numbers = [value for value in samples if isinstance(value, int | float) and not isinstance(value, bool)]
+    types = {
+        "object": objects,
+        "array": lists,
+        "string": [value for value in samples if isinstance(value, str)],
+        "boolean": [value for value in samples if isinstance(value, bool)],
+        "number": numbers,
+    }
+    found = [name for name, values in types.items() if values]
+    if not found:
+        return {}
+    if found == ["object"] and all(each.keys() == ESTIMATE for each in objects):
+        return {"$ref": "#/$defs/estimate"}
+    if numbers or any(value is None for value in samples):
+        found.append("null")
+    schema: dict[str, Any] = {"type": found[0] if len(found) == 1 else found}
+    if objects:
+        schema |= _of_objects(objects)
+    if items := infer([item for value in lists for item in value]):
+        schema["items"] = items
+    return schema
+
+
+def _of_objects(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    keys = dict.fromkeys(key for each in objects for key in each)
+    if not all(map(_NAME.fullmatch, keys)):
+        inside = infer([value for each in objects for value in each.values()])
+        return {"additionalProperties": inside} if inside else {}
+    schema: dict[str, Any] = {
+        "properties": {key: infer([each[key] for each in objects if key in each]) for key in keys}
+    }
+    required = [key for key in keys if all(key in each for each in objects)]
+    return schema | ({"required": required} if len(objects) >= ENOUGH and required else {})
+
+
+def schemas(answers: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """By command, from the answers of command lines."""
+    by_command: dict[str, list[Any]] = {}
+    for line, answer in answers:
+        by_command.setdefault(command_of(line), []).append(answer)
+    numbers = {"type": ["number", "null"]}
+    estimate = {"type": ["object", "null"], "properties": dict.fromkeys(sorted(ESTIMATE), numbers)}
+    estimate["required"] = sorted(ESTIMATE)
+    return {"$defs": {"estimate": estimate}, "commands": {name: infer(found) for name, found in by_command.items()}}
+
+
+if __name__ == "__main__":
+    before.run_commands()
+    FILE.write_text(json.dumps(schemas(before.ANSWERS.items()), separators=(",", ":")) + "\n")
