@@ -107,7 +107,7 @@ def test_a_refused_change_changes_nothing_and_says_so() -> None:
     [
         ("engine.max_num_sequences", "8", "did you mean max_num_seqs?"),
         ("engine.speculative_config.num_speculative_tokens", "99", "must be at most 64"),
-        ("page", "nowhere", "choose from what-if, cutover"),
+        ("page", "nowhere", "choose from start, what-if, cutover"),
         ("scenario", "nothing", "choose from azure-conversation"),
         ("baseline", "{", "not a run of this dashboard"),
         ("policy.name", "os:system", "no other file or code"),
