@@ -43,7 +43,7 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
 from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
 from draftcast.sim.progress import Progress, part_of
-from draftcast.sim.statistics.intervals import Estimate, factor_interval, replication_interval
+from draftcast.sim.statistics.intervals import Estimate, replication_interval
 
 NEGLIGIBLE = 0.005
 """A gain below this is no reason for a more elaborate setting."""
@@ -63,10 +63,10 @@ class CandidateOutcome:
 
     candidate: Candidate
     verdicts: tuple[Verdict, ...]  # against off, one per load
-    # Factor over off, geometric mean over the loads at which every candidate that keeps up as often as the best does is
-    # comparable; None where there is no such load
+    # Factor over off with its prediction interval, geometric mean over the loads at which every candidate that keeps up
+    # as often as the best does is comparable; None where there is no such load
     gain: Estimate | None
-    logs: tuple[float, ...]  # natural logarithm of ``gain``, one per replication
+    logs: tuple[float, ...]  # natural logarithm of the simulated factor, one per replication
 
     @property
     def overloaded(self) -> int:
@@ -178,7 +178,7 @@ def recommend(
         _verdicts(settings, load, chosen_metric, part_of(progress, index, len(loads)))
         for index, load in enumerate(loads)
     ]
-    outcomes = _ranked(settings, list(zip(*by_load, strict=True)), scenario.statistics.confidence)
+    outcomes = _ranked(settings, list(zip(*by_load, strict=True)))
     return _answer(scenario, chosen_metric, loads, outcomes)
 
 
@@ -299,9 +299,7 @@ def _sizes(most: int) -> list[int]:
     return sizes
 
 
-def _ranked(
-    settings: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...]], confidence: float
-) -> list[CandidateOutcome]:
+def _ranked(settings: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...]]) -> list[CandidateOutcome]:
     """Outcomes, best first: fewest overloaded loads, then the largest mean gain over what can be compared."""
     falls_behind = [sum(verdict.on.position != "below" for verdict in own) for own in verdicts]
     # A load counts where off and all candidates that keep up as often as the best have figures.
@@ -309,9 +307,13 @@ def _ranked(
     shared = [index for index in range(len(verdicts[0])) if all(own[index].advantage is not None for own in settled)]
     outcomes = []
     for candidate, own in zip(settings, verdicts, strict=True):
-        counted = [own[index].probe.indices for index in shared if own[index].probe.gains]
-        logs = tuple(np.mean(counted, axis=0).tolist()) if counted and len(counted) == len(shared) else ()
-        outcomes.append(CandidateOutcome(candidate, own, factor_interval(logs, confidence) if logs else None, logs))
+        counted = [own[index] for index in shared if own[index].advantage is not None]
+        if not counted or len(counted) < len(shared):
+            outcomes.append(CandidateOutcome(candidate, own, None, ()))
+            continue
+        logs = np.mean([verdict.probe.indices for verdict in counted], axis=0)
+        gain = _over_loads([verdict.advantage for verdict in counted if verdict.advantage is not None])
+        outcomes.append(CandidateOutcome(candidate, own, gain, tuple(logs.tolist())))
 
     def rank(outcome: CandidateOutcome) -> tuple[float, ...]:
         gain = outcome.gain.mean if outcome.gain is not None else -math.inf
@@ -320,6 +322,14 @@ def _ranked(
         return (behind, -gain, _loss(outcome.verdicts), -completed, outcome.candidate.effort)
 
     return sorted(outcomes, key=rank)
+
+
+def _over_loads(advantages: Sequence[Estimate]) -> Estimate:
+    """Geometric mean; so are its bounds, since the errors of step times and acceptance are the same at every load."""
+    with np.errstate(divide="ignore"):
+        logs = np.log([(each.mean, each.low, each.high) for each in advantages])
+    mean, low, high = np.exp(logs.mean(axis=0)).tolist()
+    return replace(advantages[0], mean=mean, low=low, high=high, half_width=(high - low) / 2)
 
 
 def _loss(verdicts: Sequence[Verdict]) -> float:
@@ -389,7 +399,7 @@ def _simplest(
             continue
         behind = replication_interval(np.subtract(best.logs, outcome.logs), confidence)
         # Off is taken only if drafting may gain nothing at all; a fixed length whenever a schedule gains too little.
-        off_is_as_good = behind.low <= 0.0 or (len(best.verdicts) == 1 and best.verdicts[0].word != "pays")
+        off_is_as_good = behind.low <= 0.0 or best.gain.low <= 1.0
         if outcome.candidate.effort == 0 and off_is_as_good:
             return outcome, f"{best.candidate.label} is not significantly better"
         if behind.mean < NEGLIGIBLE and outcome.candidate.effort:

@@ -210,6 +210,26 @@ def test_the_metric_decides(paying: Recommendation) -> None:
         recommend(question(), metric="vibes")
 
 
+def test_a_gain_has_the_verdicts_prediction_interval(paying: Recommendation) -> None:
+    sure = "statistics.model_error=auto"
+    one = recommend(question(f"{RATE}=20", sure), max_k=1)
+    (advantage,) = one.chosen.gains
+    assert one.chosen.gain is not None
+    assert advantage is not None
+    assert (one.chosen.gain.low, one.chosen.gain.high) == pytest.approx((advantage.low, advantage.high))
+    exact = paying.outcomes[0].gain
+    assert exact is not None
+    assert advantage.half_width > 5 * exact.half_width
+    # over several loads the bounds do not come closer: the model's error is the same at all
+    loads = tuple(ComparedLoad(f"{rate}", {RATE: rate}) for rate in (15, 25))
+    several = recommend(question(sure), loads=loads, max_k=1).chosen
+    known = [gain for gain in several.gains if gain is not None]
+    assert several.gain is not None
+    for bound in ("low", "mean", "high"):
+        expected = np.sqrt(np.prod([getattr(gain, bound) for gain in known]))
+        assert getattr(several.gain, bound) == pytest.approx(float(expected), rel=1e-9)
+
+
 def test_a_simpler_setting_is_taken_where_nothing_is_gained(monkeypatch: pytest.MonkeyPatch) -> None:
     """At one request at a time every batch has size 1: the schedule does what the fixed length does."""
     monkeypatch.setattr(module, "best_schedule", lambda _scenario, longest: [(1, 8, longest), (9, 1024, 0)])
