@@ -50,11 +50,12 @@ LATENCY_TILES = tuple(
 )
 THROUGHPUT_TILE = Tile(
     "Throughput",
-    "What the cluster delivers. SLO goodput counts requests that meet every bound of the SLO.",
+    "What the cluster delivers. SLO goodput counts requests that meet every bound of the SLO; the acceptance length "
+    "includes the bonus token.",
     (
         Figure("request_goodput", "SLO goodput", "req/s"),
-        Figure(PER_GPU, "token goodput", "tok/s/GPU"),
-        Figure("mean_acceptance_length", "accepted", "tok/round"),
+        Figure(PER_GPU, "token goodput per GPU", "tok/s"),
+        Figure("mean_acceptance_length", "acceptance length", "tok/round"),
     ),
 )
 

@@ -39,12 +39,13 @@ def goodput_figure(sizing: Sizing, checks: Sequence[Check]) -> Any:
         bars = plots.interval_bars(done, thickness=1.2, width=3)
         style = {"mode": "lines+markers", "line_width": 2.2, "marker": marker, "text": verdicts, "error_y": bars}
         plots.series(figure, name, colour, rates, plots.means(done), hover=hover, **style)
-    lines = [(sizing.target_rps, "target", plots.BASELINE)]
+    # Their texts run along the lines, at different ends: the two are often close.
+    lines = [(sizing.target_rps, "target", plots.BASELINE, "start")]
     if sizing.largest is not None:
-        lines.append((sizing.largest.met, "knee", plots.LIMIT))
-    for x, label, colour in lines:
-        text = {"text": f"{label} {x:.4g}", "font": {"color": colour}, "textangle": 0, "yanchor": "bottom"}
-        figure.add_vline(x=x, line={"color": colour, "dash": "dot", "width": 1.5}, annotation=text)
+        lines.append((sizing.largest.met, "knee", plots.LIMIT, "end"))
+    for x, name, colour, end in lines:
+        label = {"text": f"{name} {x:.4g}", "font": {"color": colour}, "textposition": end}
+        figure.add_vline(x=x, line={"color": colour, "dash": "dot", "width": 1.5}, label=label)
     plots.label_axes(figure, "load, req/s", "req/s")
     figure.update_xaxes(rangemode="tozero")
     return styled(figure, height=340)

@@ -75,7 +75,10 @@ def test_the_page_gives_the_plan_of_the_command_it_shows() -> None:
     assert f"{best['hardware']} tp {best['tensor_parallel_size']} {best['method']}" in html(app)
     # The knee of the picture is the plan's.
     drawn = json.loads(next(each.proto.spec for each in app.get("plotly_chart") if "knee" in each.proto.spec))
-    texts = [note["text"] for note in drawn["layout"]["annotations"]]
+    labels = [shape["label"] for shape in drawn["layout"]["shapes"]]
+    # At different ends of their lines, so that they cannot overlap however close these are.
+    assert [label["textposition"] for label in labels] == ["start", "end"]
+    texts = [label["text"] for label in labels]
     assert texts == ["target 40", f"knee {best['largest_rate_rps']:.4g}"]
 
 
