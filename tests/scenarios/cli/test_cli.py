@@ -475,7 +475,8 @@ def test_the_real_simulator_answers_the_default_question(tmp_path: Path) -> None
 def test_an_assumed_draft_head_is_said_in_text_and_json(arguments: list[str]) -> None:
     """A head that nobody knows is taken to have a shape, and every answer says which."""
     said = "draft head somebody/a-head is not known: assumed the shape of llama3-8B-eagle3: 1 layer"
-    asked = [*arguments, "default", *SMALL, "--set", f"{SPEC}.model=somebody/a-head"]
+    short = ["--set", "workload.lengths={prompt_tokens: 64, output_tokens: 16}"]
+    asked = [*arguments, "default", *SMALL, *short, "--set", f"{SPEC}.model=somebody/a-head"]
     for output in ([], ["--json"]):
         shown = CliRunner().invoke(cli.app, asked + output)
         assert said in " ".join(shown.output.split()), shown.output
