@@ -123,7 +123,7 @@ class Server:
             asked = kind.model_validate_json(await read_body(request))
         except ValidationError as error:
             first = error.errors()[0]
-            raise Refused(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise Refused(400, f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}") from None
         if asked.model not in (None, self._model):
             raise Refused(404, f"The model `{asked.model}` does not exist.")
         wanted = asked.max_completion_tokens or asked.max_tokens if isinstance(asked, Chat) else asked.max_tokens
