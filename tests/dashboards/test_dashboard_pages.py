@@ -241,8 +241,8 @@ def test_a_link_to_an_upload_of_another_session_says_so(alone: Session) -> None:
 
 def test_sessions_do_not_see_each_other() -> None:
     first, second = open_page(), open_page()
-    first.number_input(key=K).set_value(1).run()
-    second.number_input(key=K).set_value(2).run()
+    first.slider(key=K).set_value(1).run()
+    second.slider(key=K).set_value(2).run()
     first.run()
     assert known(first).question.scenario.num_speculative_tokens == 1
     assert known(second).question.scenario.num_speculative_tokens == 2
