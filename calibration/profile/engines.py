@@ -10,9 +10,10 @@ import functools
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
 
@@ -25,6 +26,7 @@ from draftcast.files import read_text
 FOLDER = Path(__file__).parents[1] / "engines"
 DEFAULT_VERSION = "vllm 0.32"
 CudagraphMode = Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
+Value = TypeVar("Value")
 _VERSION = re.compile(r"(?P<engine>[a-z]+)[ =]+v?(?P<number>\d+(?:\.\d+)*)\S*(?: (?P<runner>v[12]))?", re.IGNORECASE)
 
 
@@ -98,6 +100,10 @@ class EngineGeneration(Section):
     prompts_alone: bool = False
     # The last version that runs experts in fp8 by Triton's kernels where they were timed; None: by the fastest.
     triton_experts_until: str | None = None
+    # Of models with linear attention layers: memory for states over memory for KV, each a pool of its own, and states
+    # that room is kept for with a request's prefixes cached, by the version from which it holds; None: one pool.
+    state_pool_ratio: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    state_slots: dict[str, Annotated[int, Field(ge=1)]] = field(default_factory=dict)
     # Most requests of a captured batch; None: rows are limited, as the profile says.
     max_graph_requests: Annotated[int, Field(ge=1)] | None = None
 
@@ -108,8 +114,11 @@ class EngineGeneration(Section):
 
     def mode_of(self, version: str) -> CudagraphMode:
         """The CUDA graph mode that a version runs in by default."""
-        number = parse_version(version)[1]
-        return next(mode for first, mode in reversed(self.cudagraph_mode.items()) if number >= _number(first))
+        return _since(self.cudagraph_mode, version)
+
+    def states_of(self, version: str) -> int:
+        """States that a version keeps room for with a request, its prefixes cached."""
+        return _since(self.state_slots, version)
 
     def runs_triton_experts(self, version: str) -> bool:
         """Whether a version runs experts in fp8 by Triton's kernels."""
@@ -163,6 +172,12 @@ def generations() -> tuple[EngineGeneration, ...]:
 def _read(path: Path, record: TypeAdapter[EngineGeneration]) -> EngineGeneration:
     values: Any = parse_yaml(read_text(path, HardwareError), str(path), HardwareError)
     return validated(record, values, str(path), HardwareError)
+
+
+def _since(values: Mapping[str, Value], version: str) -> Value:
+    """What holds from the latest of some versions on that is not after this one."""
+    number = parse_version(version)[1]
+    return next(value for first, value in reversed(list(values.items())) if number >= _number(first))
 
 
 def _number(text: str) -> tuple[int, ...]:

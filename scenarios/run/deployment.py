@@ -466,6 +466,7 @@ def deploy(scenario: Scenario) -> Deployment:
     config = replace(
         config,
         num_gpu_blocks=memory.num_gpu_blocks,
+        max_num_seqs=min(config.max_num_seqs, memory.most_requests or config.max_num_seqs),
         block_size=memory.block_size,
         fixed_blocks=memory.fixed_blocks,
         window_groups=memory.window_groups,

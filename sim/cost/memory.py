@@ -53,6 +53,7 @@ class MemoryBudget:
     draft_kv_bytes_per_token: float
     block_size: int  # tokens of a block: the engine's, enlarged for models with linear attention layers
     fixed_blocks: int  # blocks a running request holds besides its context's: its states in linear layers
+    most_requests: int | None  # that a pool of states holds at once; None: there is no such pool
     window_groups: int  # groups of layers with a window, each with blocks of its own for a request, at most window_cap
     window_cap: int
     num_gpu_blocks: int
@@ -81,7 +82,8 @@ class MemoryBudget:
             request_tokens: length of a request at its end.
             lookahead: KV slots a method reserves past the scheduled tokens.
         """
-        return (self.num_gpu_blocks - 1) / self.blocks_of(request_tokens + lookahead)
+        by_blocks = (self.num_gpu_blocks - 1) / self.blocks_of(request_tokens + lookahead)
+        return by_blocks if self.most_requests is None else min(by_blocks, self.most_requests)
 
     def lost_concurrency(self, request_tokens: int, lookahead: int = 0) -> float:
         """Requests of that length that fit with speculative decoding off but not with it on."""
@@ -177,13 +179,18 @@ def _stage_budget(
     draft_kv = 0.0 if draft is None else draft.kv_bytes_per_token(config.draft_kv_dtype, draft_tp) / dcp
     windows, per_token = _hybrid_windows(config, model, kv, draft_kv, left)
     block_size, fixed_blocks, window_groups = config.block_size * dcp, 0, 0
-    if model.num_linear_layers:
+    most_requests: int | None = None
+    if model.num_linear_layers and config.generation.state_pool_ratio is not None:
+        states, most_requests = _state_pool(config, model, left)
+        left -= states
+        per_token = kv + draft_kv
+    elif model.num_linear_layers:
         block_size, fixed_blocks, per_token = _state_pages(config, model, draft_kv)
         per_token *= share
     elif windows and model.windowed is model and not config.enable_prefix_caching and share == 1.0:
         windows, (window_groups, per_token) = 0.0, _window_groups(config, model, draft_kv)
     blocks = int((left - windows) // (per_token * block_size))
-    fits = usable > weights + draft_weights if config.num_gpu_blocks else blocks >= 2
+    fits = usable > weights + draft_weights if config.num_gpu_blocks else blocks >= 2 and most_requests != 0
     if not fits:
         drafts = f", draft weights {draft_weights / GIB:.1f} GiB" if draft_weights else ""
         raise CapacityError(
@@ -216,6 +223,7 @@ def _stage_budget(
         draft_kv_bytes_per_token=draft_kv,
         block_size=block_size,
         fixed_blocks=fixed_blocks,
+        most_requests=most_requests,
         window_groups=window_groups,
         window_cap=config.window_cap,
         num_gpu_blocks=blocks,
@@ -269,6 +277,22 @@ def _state_pages(config: EngineConfig, model: ModelSpec, draft_kv: float) -> tup
     full, linear = model.num_attention_layers + math.ceil(draft_kv / per_layer), model.num_linear_layers
     group = _group_size(full, linear)
     return block_size, math.ceil(linear / group) * (1 + k), group * per_layer
+
+
+def _state_pool(config: EngineConfig, model: ModelSpec, left: float) -> tuple[float, int]:
+    """(bytes of the pool of states, requests that it holds) where it is apart from the pool of KV (SGLang).
+
+    A request holds a few states, copies for its cached prefix among them, and one more for each row it verifies
+    (docs.sglang.io, Hybrid Model Memory Pools).
+    """
+    engine, k = config.generation, config.num_speculative_tokens
+    assert engine.state_pool_ratio is not None
+    tp, dtype = config.tensor_parallel_size, config.weight_dtype
+    state = model.linear_state_bytes(dtype, tp) + model.convolution_state_bytes(dtype, tp)
+    slots = engine.states_of(config.version) if config.enable_prefix_caching else 1
+    pool = max(left, 0.0) * engine.state_pool_ratio / (1.0 + engine.state_pool_ratio)
+    held = (slots + (1 + k if k else 0)) * state * model.num_linear_layers
+    return pool, int(pool // held)
 
 
 def _group_size(full: int, other: int) -> int:

@@ -327,6 +327,14 @@ def test_an_mtp_layer_is_in_fp8_where_its_target_is(model: str, asked: str, dtyp
     assert served.settings.draft_weight_dtype == dtype
 
 
+def test_sglangs_pool_of_states_limits_the_batch() -> None:
+    hybrid = ("engine.model=Qwen3.6-27B", "hardware=b200", "engine.speculative_config=null")
+    served = deployed(*hybrid, "engine.version=sglang 0.5.15")
+    assert served.settings.max_num_seqs == served.memory.most_requests
+    assert served.settings.max_num_seqs < deployed(*hybrid).settings.max_num_seqs
+    assert deployed(*hybrid, "engine.version=sglang 0.5.15", "engine.max_num_seqs=8").settings.max_num_seqs == 8
+
+
 def test_another_vocabulary_is_allowed_when_asked_for() -> None:
     config = "{method: draft_model, model: Qwen3-0.6B, num_speculative_tokens: 3, use_heterogeneous_vocab: true}"
     assert deployed(f"engine.speculative_config={config}", FOUR).draft is not None

@@ -242,6 +242,31 @@ def test_linear_layers_in_nearly_equal_numbers_share_a_block() -> None:
     assert (budget.fixed_blocks, budget.kv_bytes_per_token) == (1, 34 * 4096)
 
 
+def test_sglang_keeps_states_in_a_pool_of_their_own() -> None:
+    model, b200 = load_model("Qwen3.6-27B"), load_hardware("b200")
+    state = 48 * (model.linear_state_bytes("bf16") + model.convolution_state_bytes("bf16"))
+    plain = budget_of(model, b200, version="vllm 0.32")
+    assert plain.most_requests is None
+    sglang: dict[str, Any] = {"gpu_memory_utilization": 0.8, "version": "sglang 0.5.15"}
+    off = budget_of(model, b200, **sglang)
+    # 0.9 of what KV gets, five states a request (docs.sglang.io, Hybrid Model Memory Pools)
+    assert off.most_requests is not None
+    assert off.most_requests == int(0.9 * off.kv_cache_bytes // (5 * state))
+    assert (off.block_size, off.fixed_blocks) == (16, 0)
+    assert off.max_concurrency(100) == off.most_requests < off.num_gpu_blocks / 7
+    older = budget_of(model, b200, **sglang | {"version": "sglang 0.5.13"})
+    assert older.most_requests == int(0.9 * off.kv_cache_bytes // (3 * state))
+    bare = budget_of(model, b200, **sglang, enable_prefix_caching=False)
+    assert bare.most_requests == int(0.9 * off.kv_cache_bytes // state)
+    # a state more for each row that a request verifies
+    drafting = budget_of(model, b200, draft=drafters.mtp_head(model), k=3, **sglang)
+    assert drafting.most_requests == int(0.9 * drafting.kv_cache_bytes // (9 * state))
+    assert budget_of(LLAMA, b200, **sglang).most_requests is None
+    tight = (off.usable_bytes - 1.9 * off.kv_cache_bytes + 5 * state) / b200.memory_bytes
+    with pytest.raises(CapacityError, match="does not fit"):
+        budget_of(model, b200, **sglang | {"gpu_memory_utilization": tight})
+
+
 def test_the_states_of_one_request_must_fit() -> None:
     model = load_model("Qwen3.6-27B")
     with pytest.raises(CapacityError, match="max_model_len"):
