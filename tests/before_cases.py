@@ -366,6 +366,7 @@ COMMANDS = {
     f"recommend default --max-k 2 --rates 20,40 {LIGHT} --json": EXACT,
     "scenarios --json": EXACT,
     "schema": EXACT,
+    "schema --help": EXACT,
     "serve --help": EXACT,
     f"simulate default {QUICK} --json": EXACT,
     f"simulate default {QUICK} --rates 20,60 --json": EXACT,

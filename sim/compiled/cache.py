@@ -18,6 +18,7 @@ from typing import Any
 # Where compiled functions stand, and all that they import (`tests/sim/compiled/test_cache.py` holds this).
 COMPILED = (
     "calibration/profile/roofline.py",
+    "kernels/arrays.py",
     "kernels/search",
     "sim/acceptance",
     "sim/compiled",

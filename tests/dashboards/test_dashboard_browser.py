@@ -325,7 +325,8 @@ WIDER = """
 const main = document.querySelector('[data-testid=stMain]');
 const found = [...main.querySelectorAll('[data-testid=stMainBlockContainer] *')].filter(each => {
   const box = each.getBoundingClientRect();
-  return box.width && box.right > innerWidth + 1 && !each.closest('.dc-table, pre, svg, [data-testid=stCode]');
+  return box.width && box.right > innerWidth + 1 && !each.closest('.dc-table, pre, svg, [data-testid=stCode]')
+    && !each.closest('details:not([open]) > :not(summary)');  // what is folded is laid out when it is opened
 });
 return [main.scrollWidth - main.clientWidth, found.slice(0, 5).map(each => each.outerHTML.slice(0, 200))];
 """
