@@ -20,10 +20,11 @@ from draftcast.dashboards.session.answers import question_key
 from draftcast.dashboards.widgets.page import CONFIG, beside_page
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.candidate import longest_draft
-from draftcast.scenarios.compare.model_error import Prediction, Response, error_spreads, response
+from draftcast.scenarios.compare.model_error import Prediction, Response, response
 from draftcast.scenarios.compare.verdict import Verdict
 from draftcast.scenarios.cutover.answer import Cutover
 from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
+from draftcast.scenarios.evidence.summary import errors, shipped_forecasts
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.schema import Scenario
@@ -157,6 +158,16 @@ def draft_length_strip(lengths: Sequence[DraftLength], chosen: int) -> str:
     return f"<div class='dc-ks'><ol aria-label='Draft tokens k'>{''.join(cells)}</ol><p>{escape(text)}</p></div>"
 
 
+@functools.cache
+def _checked(stratum: str) -> tuple[str, str, str]:
+    """How far such speed-ups were off, as the page Trust says; where the figure comes from."""
+    error = errors([f for f in shipped_forecasts() if f.stratum == stratum], "speedup")
+    if error is None:
+        return "never", "no speed-up like this was measured on a GPU", stratum
+    text = f"at the median: speed-ups at {error.points} GPU measurements"
+    return f"{error.median:.0%} off", text, f"{error.sources} sources, {stratum}"
+
+
 def card(scenario: Scenario, estimate: StepEstimate | None, verdict: Verdict | None) -> str:
     """The card as HTML; ``verdict``: as simulated, None as long as it is not."""
     if scenario.speculative_config is None:
@@ -176,10 +187,7 @@ def card(scenario: Scenario, estimate: StepEstimate | None, verdict: Verdict | N
     if estimate is not None:
         facts.append(("Headroom", *_headroom(scenario, estimate), "how far the load is from the cutover"))
         facts.append(("Full load", *_capacity(estimate, verdict), "requests per second when saturated"))
-        spread = error_spreads().strata[estimate.errors.error.stratum]
-        reach = math.expm1(1.645 * spread.speculation)
-        text = f"error of 9 in 10 speed-ups, {spread.points} GPU measurements"
-        facts.append(("Checked", f"± {reach:.0%}", text, f"{spread.sources} sources, {estimate.errors.error.stratum}"))
+        facts.append(("Checked", *_checked(estimate.errors.error.stratum)))
     state = "simulated" if verdict is not None else "estimate of mean steps; simulating"
     state = state if scenario.speculative_config is not None else ""
     cells = "".join(

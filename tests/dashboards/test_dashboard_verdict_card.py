@@ -21,6 +21,7 @@ from draftcast.dashboards.widgets.verdict_card import (
     step_estimate,
 )
 from draftcast.errors import InputError
+from draftcast.scenarios.evidence.summary import scorecard, shipped_forecasts
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 from draftcast.sim.progress import Progress
 
@@ -33,6 +34,18 @@ def words(html: str) -> tuple[str, str]:
     found = re.search(r"data-state='(\w*)'.*?<b class='[^']*'>([^<]+)</b>", html)
     assert found is not None, html
     return found[2], found[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "stratum"),
+    [({}, "dense, measured"), ({"hardware": "l4", "engine.model": "Qwen3-8B-FP8"}, "dense, data sheet")],
+)
+def test_the_card_says_how_far_speed_ups_were_off_as_trust_does(changes: dict[str, object], stratum: str) -> None:
+    scenario = with_values(SMALL, {"engine.speculative_config.model": None, **changes})
+    (score,) = (s for s in scorecard(shipped_forecasts(), "speedup") if (s.stratum, s.engine) == (stratum, ""))
+    shown = card(scenario, step_estimate(scenario), None)
+    assert f"<b>{score.errors.median:.0%} off</b>" in shown
+    assert f"at {score.errors.points} GPU measurements" in shown
 
 
 @pytest.mark.parametrize(
