@@ -44,7 +44,6 @@ REWEIGHTED = 20
 # A constant is drawn to its stated value as one source with this error of it would draw it.
 PRIOR_S, PRIOR_ERROR = 3e-4, 0.05
 LEAST_SETUPS = 2
-Array = FloatArray
 Constants = dict[tuple[str, str], float]  # by generation and name
 
 
@@ -163,7 +162,7 @@ def solved(
     return best, held_out
 
 
-def fit(errors: Array, slope: Array, weights: Array, here: Array, prior: Array) -> Array:
+def fit(errors: FloatArray, slope: FloatArray, weights: FloatArray, here: FloatArray, prior: FloatArray) -> FloatArray:
     """Constants of least absolute error (reweighted least squares), none below zero, drawn to the stated ones.
 
     Args:
@@ -180,7 +179,7 @@ def fit(errors: Array, slope: Array, weights: Array, here: Array, prior: Array) 
     return np.asarray(found)
 
 
-def by_source(members: list[Residual]) -> Array:
+def by_source(members: list[Residual]) -> FloatArray:
     """Weights that add up to 1 for each source and side."""
     counts = Counter((r.point.source, r.side) for r in members)
     return np.array([1.0 / counts[r.point.source, r.side] for r in members])

@@ -16,16 +16,12 @@ from typing import Any
 from draftcast.errors import ModelError
 from draftcast.files import read_json
 from draftcast.kernels.model.architectures import spec_from_config
+from draftcast.kernels.model.dtypes import weight_dtype, wide_dtype
 from draftcast.kernels.model.spec import ModelSpec
 
 _FOLDER = Path(__file__).parents[1] / "models"
-# How publishers name formats at the end of a repository's name; empty: 16 bits.
-_FORMATS = {
-    "bf16": "",
-    **dict.fromkeys(("awq", "gptq", "int4", "w4a16"), "int4"),
-    **dict.fromkeys(("int8", "w8a8"), "int8"),
-    **{"fp4": "nvfp4", "nvfp4": "nvfp4", "mxfp4": "mxfp4", "fp8": "fp8", "mxfp8": "mxfp8"},
-}
+# How publishers name a format at the end of a repository's name.
+_FORMATS = ("bf16", "fp8", "mxfp8", "fp4", "nvfp4", "mxfp4", "awq", "gptq", "int4", "w4a16", "int8", "w8a8")
 _FORMAT = re.compile(
     rf"(?:[-_](?:quantized|awq|gptq|int4))?[-_.]({'|'.join(_FORMATS)})(?:[-_](?:dynamic|block|kv))*$", re.IGNORECASE
 )
@@ -44,6 +40,12 @@ def _bundled() -> dict[str, tuple[str, dict[str, Any]]]:
     return found
 
 
+@functools.cache
+def _spec(name: str) -> ModelSpec:
+    """Of a bundled model's own name. Reading which modules a checkpoint leaves out takes milliseconds."""
+    return spec_from_config(_bundled()[name.lower()][1], name)
+
+
 def model_names() -> list[str]:
     """Canonical names of the bundled models."""
     return sorted({name for name, _ in _bundled().values()})
@@ -55,14 +57,21 @@ def named_format(name: str) -> tuple[str, str | None]:
     The format is empty where the name says 16 bits, None where it says nothing.
     """
     match = _FORMAT.search(name)
-    return (name[: match.start()], _FORMATS[match[1].lower()]) if match is not None else (name, None)
+    if match is None:
+        return name, None
+    said = match[1].lower()
+    stored = "nvfp4" if said == "fp4" else weight_dtype(said)
+    return name[: match.start()], "" if stored == wide_dtype(stored) else stored
 
 
 def _find(name: str) -> tuple[str, dict[str, Any]] | None:
     """Of a name or alias, or of anybody's repository that is named after one and a format."""
+    found = _bundled().get(name.lower())
     bare, stored = named_format(name.lower())
-    others = () if stored is None else (bare, bare.rpartition("/")[2])
-    return next((_bundled()[text] for text in (name.lower(), *others) if text in _bundled()), None)
+    # A folder of one's own may be named like a repository, and then says itself what is in it.
+    if found is not None or stored is None or bare.count("/") > 1 or bare[:1] in "./~" or os.path.exists(name):
+        return found
+    return _bundled().get(bare) or _bundled().get(bare.rpartition("/")[2])
 
 
 def is_bundled_model(name: str) -> bool:
@@ -87,8 +96,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     text = str(name_or_path)
     bundled = _find(text)
     if bundled is not None:
-        name, config = bundled
-        spec, stored = spec_from_config(config, name), named_format(text)[1]
+        spec, stored = _spec(bundled[0]), named_format(text)[1]
         return spec if stored is None or stored == spec.quantization else spec.in_format(stored)
     path = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(path):

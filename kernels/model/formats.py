@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from draftcast.errors import ModelError
@@ -56,6 +56,7 @@ _SCHEMES = {
 }
 _QUARK = {"fp8_e4m3": ("float", 8), "int8": ("int", 8), "int4": ("int", 4), "fp4": ("float", 4)}
 _KINDS_OF_MODULES = ("Linear", "FusedMoE", "Linear*")  # classes: every matrix but tables and routers
+_KEPT = ("ignore", "modules_to_not_convert", "exclude_modules", "exclude")  # lists of modules in 16 bits
 _METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt...", "mxfp4", "quark")
 
 
@@ -75,10 +76,10 @@ def stored_formats(
     """
     section = _inner(section)
     default, by_module = _schemes(section)
-    kept = [*section.strings("ignore"), *section.strings("modules_to_not_convert")]
-    kept += [*section.strings("exclude_modules"), *section.strings("exclude")]
-    is_kept = _matcher(kept)
-    matchers = [(stored, _matcher(names)) for stored, names in by_module.items()]
+    is_kept = _matcher({rule: key for key in _KEPT for rule in section.strings(key)}, section.name)
+    matchers = [
+        (stored, _matcher(dict.fromkeys(names, "targets"), section.name)) for stored, names in by_module.items()
+    ]
     found: dict[str, Stored] = {}
     for group, count in groups.items():
         named = [["lm_head"]] if group == "lm_head" else [
@@ -103,7 +104,7 @@ def kv_cache_format(section: Config) -> str:
     if isinstance(asked, Mapping):
         asked = f"{asked.get('type')}{asked.get('num_bits')}"
     known = {None: "", "FP8": "fp8", "float8": "fp8", "NVFP4": "nvfp4", "float4": "nvfp4"}
-    if asked not in known:
+    if not isinstance(asked, str | None) or asked not in known:
         raise ModelError("8-bit or 4-bit floats are needed", file=section.name, key=key, value=section.values[key])
     return known[asked]
 
@@ -191,7 +192,8 @@ def _compressed(section: Config) -> Iterator[tuple[list[str], Stored | None]]:
 
 def _quark(section: Config) -> Iterator[tuple[list[str], Stored | None]]:
     """Of ``global_quant_config`` for all modules, of ``layer_quant_config`` for those that its patterns name."""
-    said = {"": section.values.get("global_quant_config"), **(section.values.get("layer_quant_config") or {})}
+    layers = _mapping(section, "layer_quant_config", section.values.get("layer_quant_config") or {})
+    said = {"": section.values.get("global_quant_config"), **layers}
     for pattern, given in said.items():
         key = pattern or "global_quant_config"
         scheme = Config(_mapping(section, key, given), f"{section.name}: {key}")
@@ -201,7 +203,7 @@ def _quark(section: Config) -> Iterator[tuple[list[str], Stored | None]]:
         weights = Config(_mapping(scheme, "weight"), f"{scheme.name}.weight")
         inputs = scheme.values.get("input_tensors")
         dtype, of_inputs = weights.values.get("dtype"), inputs and _mapping(scheme, "input_tensors").get("dtype")
-        if dtype not in _QUARK or of_inputs not in (None, *_QUARK):
+        if dtype not in tuple(_QUARK) or of_inputs not in (None, *_QUARK):
             raise ModelError(f"known: {', '.join(_QUARK)}", file=scheme.name, key="dtype", value=[dtype, of_inputs])
         bits = 16 if of_inputs is None else _QUARK[of_inputs][1]
         size = weights.integer("group_size", 0, minimum=-1)
@@ -211,7 +213,8 @@ def _quark(section: Config) -> Iterator[tuple[list[str], Stored | None]]:
 def _scheme(
     weights: Config, key: str, scheme: tuple[Any, int], activation_bits: Any, group: int, zero_points: bool
 ) -> Stored:
-    dtype = _SCHEMES.get((*scheme, activation_bits))
+    # By equality: what a config says may be a list, which has no hash.
+    dtype = next((found for known, found in _SCHEMES.items() if known == (*scheme, activation_bits)), None)
     if scheme == ("float", 4) and group == 32:
         dtype = "mxfp4"
     elif dtype == "fp8" and group == 32:
@@ -229,16 +232,23 @@ def _mapping(config: Config, key: str, given: Any = None) -> Mapping[str, Any]:
     return value
 
 
-def _matcher(rules: Iterable[str]) -> Callable[[str], bool]:
+def _matcher(rules: Mapping[str, str], file: str) -> Callable[[str], bool]:
     """Whether a list names a module: by its path or the path of what holds it, a part of it, a glob or ``re:``.
 
     Paths count from ``layers.`` on: what stands before differs between engines.
+
+    Args:
+        rules: with the key that each stands under, for errors.
     """
     paths, parts, patterns = set(), [], []
-    for rule in rules:
-        text = re.sub(r"^.*?(?=layers\b)", "", rule.removeprefix("re:"))
+    for rule, key in rules.items():
+        whole = rule.removeprefix("re:")
+        text = re.sub(r"^.*?(?=layers\b)", "", whole)
         if rule.startswith("re:"):
-            patterns.append(text if _compiles(text) else rule.removeprefix("re:"))
+            fits = [pattern for pattern in (text, whole) if _compiles(pattern)]
+            if not fits:
+                raise ModelError("a regular expression is needed behind re:", file=file, key=key, value=rule)
+            patterns.append(fits[0])
         elif any(sign in text for sign in "*?["):
             patterns += [fnmatch.translate(text), fnmatch.translate(f"{text}.*")]
         elif text.startswith("layers.") or text == "lm_head":

@@ -307,13 +307,12 @@ def _ranked(settings: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...
     shared = [index for index in range(len(verdicts[0])) if all(own[index].advantage is not None for own in settled)]
     outcomes = []
     for candidate, own in zip(settings, verdicts, strict=True):
-        counted = [own[index] for index in shared if own[index].advantage is not None]
-        if not counted or len(counted) < len(shared):
+        advantages = [known for index in shared if (known := own[index].advantage) is not None]
+        if not advantages or len(advantages) < len(shared):
             outcomes.append(CandidateOutcome(candidate, own, None, ()))
             continue
-        logs = np.mean([verdict.probe.indices for verdict in counted], axis=0)
-        gain = _over_loads([verdict.advantage for verdict in counted if verdict.advantage is not None])
-        outcomes.append(CandidateOutcome(candidate, own, gain, tuple(logs.tolist())))
+        logs = np.mean([own[index].probe.indices for index in shared], axis=0)
+        outcomes.append(CandidateOutcome(candidate, own, _over_loads(advantages), tuple(logs.tolist())))
 
     def rank(outcome: CandidateOutcome) -> tuple[float, ...]:
         gain = outcome.gain.mean if outcome.gain is not None else -math.inf

@@ -35,9 +35,8 @@ class Forecast:
     off: float | None
     on: float | None
     reasons: tuple[str, ...]
-    stratum: str = (
-        ""  # whose errors its interval takes (`draftcast.scenarios.compare.model_error`); empty without figures
-    )
+    # Whose errors its interval takes (`draftcast.scenarios.compare.model_error`); empty without figures
+    stratum: str = ""
 
     @property
     def point(self) -> EvidencePoint:

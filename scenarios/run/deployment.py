@@ -487,9 +487,9 @@ def _what_fits(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None, 
 
     def first(degrees: tuple[int, ...], formats: tuple[str, ...]) -> str:
         for tp, name in itertools.product(degrees, formats):
-            draft_tp = tp if config.draft_tensor_parallel_size == config.tensor_parallel_size else 0
-            of_draft = draft_tp or config.draft_tensor_parallel_size
-            changed = replace(config, tensor_parallel_size=tp, draft_tensor_parallel_size=of_draft)
+            follows = config.draft_tensor_parallel_size == config.tensor_parallel_size
+            draft_tp = tp if follows else config.draft_tensor_parallel_size
+            changed = replace(config, tensor_parallel_size=tp, draft_tensor_parallel_size=draft_tp)
             changed = replace(changed, weight_dtype=weight_dtype("auto", name)) if name else changed
             with suppress(InputError):
                 _check_formats(changed, model, hardware)

@@ -81,7 +81,7 @@ class Engine(Frozen):
     decode_context_parallel_size: Degree = 1
     dtype: Annotated[str, one_of("dtype", DTYPES)] = "auto"
     quantization: Annotated[str, one_of("quantization", QUANTIZATIONS, " or null")] | None = None
-    """Format of the weights, such as fp8 or awq; null: as dtype says."""
+    """Format of the weights, such as fp8 or awq; null: as the checkpoint is stored."""
     kv_cache_dtype: Annotated[str, one_of("kv_cache_dtype", ("auto", *KV_DTYPES))] = "auto"
     # A prompt token and an output token: below two no request has room.
     max_model_len: Annotated[int, Field(ge=2, le=MOST_TOKENS)] | None = None

@@ -181,7 +181,7 @@ def _stage_budget(
     block_size, fixed_blocks, window_groups = config.block_size * dcp, 0, 0
     most_requests: int | None = None
     if model.num_linear_layers and config.generation.state_pool_ratio is not None:
-        states, most_requests = _state_pool(config, model, left)
+        states, most_requests = _state_pool(config, model, left, own_layers)
         left -= states
         per_token = kv + draft_kv
     elif model.num_linear_layers:
@@ -279,7 +279,7 @@ def _state_pages(config: EngineConfig, model: ModelSpec, draft_kv: float) -> tup
     return block_size, math.ceil(linear / group) * (1 + k), group * per_layer
 
 
-def _state_pool(config: EngineConfig, model: ModelSpec, left: float) -> tuple[float, int]:
+def _state_pool(config: EngineConfig, model: ModelSpec, left: float, own_layers: int) -> tuple[float, int]:
     """(bytes of the pool of states, requests that it holds) where it is apart from the pool of KV (SGLang).
 
     A request holds a few states, copies for its cached prefix among them, and one more for each row it verifies
@@ -291,7 +291,8 @@ def _state_pool(config: EngineConfig, model: ModelSpec, left: float) -> tuple[fl
     state = model.linear_state_bytes(dtype, tp) + model.convolution_state_bytes(dtype, tp)
     slots = engine.states_of(config.version) if config.enable_prefix_caching else 1
     pool = max(left, 0.0) * engine.state_pool_ratio / (1.0 + engine.state_pool_ratio)
-    held = (slots + (1 + k if k else 0)) * state * model.num_linear_layers
+    linear_layers = model.num_linear_layers * own_layers / model.num_hidden_layers  # of the pipeline stage
+    held = (slots + (1 + k if k else 0)) * state * linear_layers
     return pool, int(pool // held)
 
 

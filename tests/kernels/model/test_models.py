@@ -246,6 +246,24 @@ def test_a_checkpoint_is_in_the_format_that_its_config_or_its_name_says(name: st
 def test_a_name_that_only_ends_in_a_format_is_not_a_model() -> None:
     assert not is_bundled_model("anyone/unheard-of-FP8")
     assert not is_bundled_model("Qwen3-8B-FP7")
+    assert not is_bundled_model("-FP8")
+
+
+@pytest.mark.parametrize("name", ["/models/Qwen3-8B-FP8", "./Qwen3-8B-FP8", "~/Qwen3-8B-FP8", "a/b/Qwen3-8B-FP8"])
+def test_a_path_is_no_repository(name: str) -> None:
+    assert not is_bundled_model(name)
+    with pytest.raises(ModelError, match="no such file"):
+        load_model(name)
+
+
+def test_a_folder_named_like_a_repository_says_itself_what_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "mine" / "Qwen3-8B-FP8"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config_of("Qwen3-0.6B")), encoding="utf-8")
+    assert load_model("mine/Qwen3-8B-FP8").num_parameters == load_model("Qwen3-0.6B").num_parameters
 
 
 def test_quantisation_leaves_embedding_head_and_norms_in_16_bits() -> None:
@@ -908,6 +926,13 @@ def test_each_kind_of_matrix_has_the_format_that_the_checkpoint_gives_it(
         ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size"),
         ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "INT8"}, "kv_cache_quant_algo"),
         ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "uint3"}}}, "dtype"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": ["int8"]}}}, "dtype"),
+        ({"quant_method": "quark", "layer_quant_config": [1]}, "layer_quant_config"),
+        (_groups({"targets": ["Linear"], "weights": {**FP8, "type": ["float"]}}), "num_bits"),
+        (_groups({"targets": ["Linear"], "weights": FP8, "input_activations": {"num_bits": [8]}}), "num_bits"),
+        ({"quant_method": "fp8", "kv_cache_scheme": [1]}, "kv_cache_scheme"),
+        ({"quant_method": "fp8", "ignore": ["re:("]}, "ignore"),
+        (_groups({"targets": ["re:("], "weights": FP8, "input_activations": FP8}), "targets"),
         ("fp8", "quantization_config"),
     ],
 )
