@@ -10,14 +10,20 @@ from numba import njit
 from draftcast.errors import ScenarioError
 from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.policies.base import Policy, arrays
-from draftcast.sim.policies.forecast import draft_levels, host_terms, undrafted_seconds, with_host
+from draftcast.sim.policies.forecast import (
+    draft_levels,
+    fill_profiled_seconds,
+    host_terms,
+    undrafted_seconds,
+    with_host,
+)
 from draftcast.sim.policies.selection import (
     SURE,
     TO_SHARE,
     forecast_drafts,
     lost_of,
+    pick_likeliest,
     rank_drafts,
-    request_of,
     settle,
     work_spaces,
 )
@@ -31,17 +37,21 @@ def decide_adaptive_verification(ref: Engine, slot: int) -> None:
     s = borrowed(ref)
     k = s.config[0].max_drafts
     most = draft_levels(ref, k)
-    n = forecast_drafts(ref, slot, most)
+    early_stop = s.policy.params[ADAPTIVE_EARLY_STOP] > 0.0
+    n = forecast_drafts(ref, slot, most, not early_stop)
     if n == 0 or most == 0:
         return
     # Drafting is paid for already; the step's time then goes by the rows that are verified.
     order = s.policy.order
     row_s = s.policy.row_s
+    if not early_stop:
+        fill_profiled_seconds(ref)
     rest_s = undrafted_seconds(ref, slot, n, n * k, most) - row_s[n]
     host = host_terms(ref)
+    if not early_stop:
+        rest_s, host = float(s.times[0].draft_s), (0.0, 0.0)
     first = rank_drafts(ref, slot, n, most)
     nodes = k / most
-    early_stop = s.policy.params[ADAPTIVE_EARLY_STOP] > 0.0
     best_tokens, best_s = float(n), with_host(rest_s + row_s[n], host)
     taken = lost = 0
     last = first + n * most
@@ -61,16 +71,9 @@ def decide_adaptive_verification(ref: Engine, slot: int) -> None:
             best_tokens, best_s, taken = tokens, seconds, levels
         elif early_stop:
             break
-    entries = s.entries[slot]
-    left = n * most - taken
-    if left < taken:  # mostly all: less work to take the others away
-        for i in range(n):
-            entries[order[i]].next_drafts = most
-        for at in range(first + taken, first + taken + left):
-            entries[order[request_of(order[at])]].next_drafts -= 1
-    else:
-        for at in range(first, first + taken):
-            entries[order[request_of(order[at])]].next_drafts += 1
+    if not early_stop:
+        n = forecast_drafts(ref, slot, most, False)
+    pick_likeliest(ref, slot, n, most, taken)
     settle(ref, slot, n, most)
 
 
@@ -80,14 +83,17 @@ class AdaptiveVerification(Policy):
 
     Rule: take the drafts of the batch by falling survival (the product of the confidences up to each) and count a taken
     one's survival to the expected tokens, which start at one per request. Their number over the time of a step with as
-    many rows is the throughput; stop before the first draft that does not raise it (DSpark, arXiv 2607.05147, algorithm
-    1, the hardware-aware prefix scheduler). Stopping there keeps the choice independent of drafts further on, hence
-    lossless. Where the time jumps with the rows (CUDA-graph sizes) it may stop at once. Without ``early_stop`` the best
-    point on the whole path is taken, as the paper's deployed scheduler does (there the number of drafts goes by
-    confidences two steps old, which keeps it lossless; here by the current ones).
+    many rows is the throughput. The best point on the whole path is the number of drafts to verify, and the likeliest
+    of them are (DSpark, arXiv 2607.05147; vLLM 0.32, ``v1/worker/gpu/spec_decode/adaptive_verification.py``).
 
-    The time of a step by rows is the step cost's own, drafting included (the paper profiles steps per second once). A
-    draft without any chance is not verified.
+    As shipped in vLLM, that number goes by the confidences of the round before (1 for a request without one), which the
+    host has when it launches the step; which drafts they are goes by their own. Times are those of a table made at
+    start-up (`fill_profiled_seconds`), without the host's. vLLM also counts the rows of prompts in the same step, which
+    are not known here when the drafts are made.
+
+    With ``early_stop`` it is the paper's algorithm 1: current confidences, the step cost's own times, and a stop before
+    the first draft that does not raise the throughput, which makes the choice independent of drafts further on, hence
+    lossless. Where the time jumps with the rows (CUDA-graph sizes) it may stop at once.
     """
 
     early_stop: bool = False  # at the first draft that does not raise throughput (algorithm 1), instead of weighing all

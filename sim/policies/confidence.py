@@ -25,7 +25,7 @@ def decide_confidence(ref: Engine, slot: int) -> None:
     most = draft_levels(ref, k)
     least_survival = 1.0 - s.policy.params[CONFIDENCE_REJECTION]
     least_confidence = s.policy.params[CONFIDENCE_LEAST]
-    n = forecast_drafts(ref, slot, most)
+    n = forecast_drafts(ref, slot, most, False)
     survival = s.policy.scratch
     stride = entries.size
     for i in range(n):

@@ -8,6 +8,8 @@ from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.cost.step_time import fill_decode, fill_times
 from draftcast.sim.state.engine import Engine
 
+PROFILED_CONTEXT = 8192  # vLLM 0.32: VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN
+
 
 @njit(cache=True, forceinline=True)
 def draft_levels(ref: Engine, drafts: int) -> int:
@@ -103,3 +105,44 @@ def fill_row_seconds(ref: Engine) -> None:
         row_s[rows] = 0.0
         for origin in range(3):
             row_s[rows] += cost.target[i, origin] + cost.logits[j, origin]
+
+
+@njit(cache=True)
+def _profiled_seconds(ref: Engine, rows: int) -> float:
+    c = borrowed(ref).config[0]
+    seqs = min(rows, c.max_num_seqs)
+    each = -(-rows // seqs)
+    context = max(min(PROFILED_CONTEXT, c.max_model_len - each), 0)
+    device_seconds(ref, seqs, float(rows - seqs), 0, 0, 0, float(seqs * context))
+    return float(borrowed(ref).times[0].target_s)
+
+
+@njit(cache=True)
+def fill_profiled_seconds(ref: Engine) -> None:
+    """Fill ``policy.row_s`` once with what vLLM 0.32 times at start-up to weigh drafts: the target's pass by rows.
+
+    Rows are spread over as many requests as there may be, each with ``PROFILED_CONTEXT`` tokens. Numbers of rows that
+    are padded to one CUDA graph take equally long. Beyond the captured sizes 1.5, 2, 4, 8 ... times the largest are
+    timed, with straight lines between them. More rows never take less time.
+    """
+    s = borrowed(ref)
+    row_s = s.policy.row_s
+    if row_s[0] == row_s[0]:
+        return
+    table = s.cost.target
+    last = row_s.size - 1
+    captured = min(int(s.cost.params[0].cuda_graph_rows), last, table.shape[0] - 1)
+    exact = captured if captured > 0 else last  # without graphs nothing is padded
+    row_s[0] = 0.0
+    for rows in range(exact, 0, -1):
+        padded_alike = rows < captured and table[rows].sum() == table[rows + 1].sum()
+        row_s[rows] = row_s[rows + 1] if padded_alike else _profiled_seconds(ref, rows)
+    before, size = exact, exact + exact // 2
+    before_s = _profiled_seconds(ref, size) if exact < last else 0.0  # vLLM draws no line across the last graph
+    while before < last:
+        size_s = _profiled_seconds(ref, size)
+        for rows in range(before + 1, min(size, last) + 1):
+            row_s[rows] = before_s + (size_s - before_s) * (rows - before) / (size - before)
+        before, before_s, size = size, size_s, size * 2 if before > exact else exact * 2
+    for rows in range(1, last + 1):
+        row_s[rows] = max(row_s[rows], row_s[rows - 1])

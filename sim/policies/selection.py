@@ -46,8 +46,12 @@ def request_of(candidate: int) -> int:
 
 
 @njit(cache=True)
-def forecast_drafts(ref: Engine, slot: int, most: int) -> int:
-    """Drafting requests of the batch, and the survival of their ``most`` levels; how many they are."""
+def forecast_drafts(ref: Engine, slot: int, most: int, round_before: bool) -> int:
+    """Drafting requests of the batch, and the survival of their ``most`` levels; how many they are.
+
+    With ``round_before`` the survival is that of the drafts which this step verifies, instead of those it makes: the
+    last that is known of a request while its next drafts are being made, 1 of a request without any (vLLM 0.32).
+    """
     s = borrowed(ref)
     entries = s.entries[slot]
     order = s.policy.order
@@ -62,11 +66,20 @@ def forecast_drafts(ref: Engine, slot: int, most: int) -> int:
         if not x.is_chunk:
             order[n] = j
             future = s.requests[x.request].future
+            if round_before:
+                future -= x.accepted + 1
             describe_drafts(s.acceptance, x.request, future, most, s.policy.scratch, draws, n, stride, alike)
             n += 1
     if alike:
         describe_alike(s.acceptance, most, s.policy.scratch, draws, n, stride)
     forecast_survival(s.policy.scratch, draws, n, most, stride)
+    if round_before:
+        for i in range(n):
+            x = entries[order[i]]
+            verifies = x.tokens == 1 + x.drafts and not x.padded
+            if not verifies or s.requests[x.request].future == x.accepted + 1:  # its prompt ends here
+                for level in range(most):
+                    s.policy.scratch[level * stride + i] = 1.0
     return n
 
 

@@ -32,7 +32,7 @@ def decide_slo_aware(ref: Engine, slot: int) -> None:
     row_s = s.policy.row_s
     k = s.config[0].max_drafts
     most = draft_levels(ref, k)
-    n = forecast_drafts(ref, slot, most)
+    n = forecast_drafts(ref, slot, most, False)
     if n == 0 or most == 0:
         return
 

@@ -20,7 +20,7 @@ TETRIS_SHARE = 0
 def decide_tetris(ref: Engine, slot: int) -> None:
     s = borrowed(ref)
     most = draft_levels(ref, s.config[0].max_drafts)
-    n = forecast_drafts(ref, slot, most)
+    n = forecast_drafts(ref, slot, most, False)
     pick_likeliest(ref, slot, n, most, int(s.policy.params[TETRIS_SHARE] * n * most))
     settle(ref, slot, n, most)
 

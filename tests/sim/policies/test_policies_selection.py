@@ -9,6 +9,7 @@ import pytest
 from numba import njit
 
 from draftcast.sim.acceptance.chain import Chain
+from draftcast.sim.acceptance.confidence import survivals
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
 from draftcast.sim.policies.base import Policy
@@ -49,8 +50,8 @@ def case_of(build_case: Any, policy: Policy, alphas: list[float], k: int = 3, **
     return case
 
 
-def first_drafts(case: Any) -> list[int]:
-    drafts = case.log()[0].next_drafts
+def first_drafts(case: Any, step: int = 0) -> list[int]:
+    drafts = case.log()[step].next_drafts
     return [drafts.get(i, 0) for i in range(len(case.table))]
 
 
@@ -127,21 +128,79 @@ def test_drafts_are_verified_while_throughput_rises(
     build_case: Any, row_s: float, drafts: list[int], early_stop: bool
 ) -> None:
     case = case_of(build_case, AdaptiveVerification(early_stop), [0.9, 0.5], cost={"row_s": row_s})
-    assert first_drafts(case) == drafts
+    assert first_drafts(case, step=0 if early_stop else 1) == drafts
 
 
 def test_drafting_is_paid_for_already(build_case: Any) -> None:
     # Half a second a row, and 6 drafts of 0.5 s whatever is verified: 2 / 5, 2.9 / 5.5, 3.71 / 6, 4.439 / 6.5,
     # 4.939 / 7, 5.189 / 7.5 = 0.4, 0.527, 0.618, 0.683, 0.7056, 0.692.
     case = case_of(build_case, AdaptiveVerification(), [0.9, 0.5], cost={"row_s": 0.5, "draft_token_s": 0.5})
-    assert first_drafts(case) == [3, 1]
+    assert first_drafts(case, step=1) == [3, 1]
+
+
+def test_a_request_without_drafts_yet_counts_as_sure(build_case: Any) -> None:
+    # 2 / 9, 3 / 13, ... 8 / 33: what cannot be accepted is verified once, and is known from then on.
+    case = case_of(build_case, AdaptiveVerification(), [0.0, 0.0], cost={"row_s": 4.0})
+    steps = case.log()
+    assert [sum(step.next_drafts.values()) for step in steps[:3]] == [6, 0, 0]
+
+
+def test_as_many_are_verified_as_were_sure_the_round_before(build_case: Any) -> None:
+    """The confidences, which here know the outcome, say how many; those of the new drafts say which."""
+    k, n = 4, 3
+    case = build_case(
+        [4] * n, [60] * n, method="eagle", k=k, policy=AdaptiveVerification(), accept=Chain(alpha=0.6),
+        confidence=1.0, cost={"row_s": 0.01},
+    )  # fmt: skip
+    acceptance = case.replica.state.acceptance
+    positions = np.zeros(n, np.int64)
+    before = np.full((n, k), 1.0)
+    moved = 0
+    for step in case.log()[:12]:
+        positions += [step.rows[i][2] + 1 for i in range(n)]
+        now = np.empty((n, k))
+        survivals(acceptance, np.arange(n), positions, now)
+        wanted = int(before.sum())
+        verified = [step.next_drafts.get(i, 0) for i in range(n)]
+        assert sum(verified) == wanted
+        sure = now.sum(axis=1)
+        # Sure drafts come first, level by level.
+        assert (np.array(verified) <= sure).all() if wanted <= sure.sum() else (np.array(verified) >= sure).all()
+        moved += wanted != int(sure.sum())
+        before = now
+    assert moved > 3
+
+
+def test_sizes_of_one_graph_cost_alike_and_later_ones_lie_on_lines(build_case: Any, table_cost: Any) -> None:
+    # Graphs of 4 and 8 rows; beyond them 12, 16 and 32 are timed.
+    cost = table_cost(
+        [1.0] + [1.0] * 4 + [2.0] * 4 + [1.0, 9.0, 9.0, 3.0, 9.0, 9.0, 9.0, 5.0] + [9.0] * 15 + [7.0] * 40
+    )
+    cost.params[0]["cuda_graph_rows"] = 8
+    case = build_case([4], [9], method="eagle", k=5, policy=AdaptiveVerification(), max_num_seqs=5,
+                      accept=Chain(alpha=0.5), confidence=0.0, cost=cost)  # fmt: skip
+    case.log()
+    row_s = case.replica.state.policy.row_s
+    assert row_s[1:17].tolist() == [1.0] * 4 + [2.0] * 4 + [3.0] * 4 + [3.5, 4.0, 4.5, 5.0]
+    assert row_s[24] == pytest.approx(6.0)
+
+
+def test_a_draft_is_weighed_as_a_request_of_8192_tokens(build_case: Any) -> None:
+    # At 8,192 tokens a row takes 0.4 s beside 1 s a step, whatever the requests' own few tokens do: 2, 2.9, 3.71,
+    # 4.439, 4.539 over 1.8, 2.2, 2.6, 3, 3.4.
+    for kv_s, drafts in ((0.0, [3, 3]), (0.4 / 8192, [3, 0])):
+        cost = {"row_s": 0.0, "kv_s": kv_s}
+        case = case_of(build_case, AdaptiveVerification(), [0.9, 0.1], cost=cost, max_model_len=16384, max_num_seqs=64)
+        assert first_drafts(case, step=1) == drafts
+        early = case_of(build_case, AdaptiveVerification(True), [0.9, 0.1], cost=cost, max_model_len=16384)
+        assert first_drafts(early) == [3, 3]
 
 
 def test_an_early_stop_sees_no_second_rise(build_case: Any, table_cost: Any) -> None:
     # Three rows take 2 s, more take 1 s again: 2 / 1, 2.9 / 2, 3.71 / 1, ... 5.314 / 1.
     cost = table_cost([1.0] * 3 + [2.0] + [1.0] * 12)
     assert first_drafts(case_of(build_case, AdaptiveVerification(True), [0.9, 0.5], cost=cost)) == [0, 0]
-    assert first_drafts(case_of(build_case, AdaptiveVerification(False), [0.9, 0.5], cost=cost)) == [3, 3]
+    assert first_drafts(case_of(build_case, AdaptiveVerification(False), [0.9, 0.5], cost=cost), step=1) == [3, 3]
 
 
 def test_the_best_point_of_the_whole_path_is_taken(build_case: Any, table_cost: Any) -> None:
@@ -155,10 +214,10 @@ def test_the_best_point_of_the_whole_path_is_taken(build_case: Any, table_cost: 
         case = case_of(build_case, AdaptiveVerification(), alphas.tolist(), k=k, cost=table_cost(row_s.tolist()))
         worth = sorted(((-(a ** (j + 1)), j, i) for i, a in enumerate(alphas) for j in range(k) if a))
         tokens = n - np.cumsum([0.0] + [lost for lost, _, _ in worth])
-        best = int(np.argmax(tokens / row_s[n : n + len(tokens)]))
+        best = int(np.argmax(tokens / np.maximum.accumulate(row_s)[n : n + len(tokens)]))
         taken.add(best / (n * k))
         expected = np.bincount([i for _, _, i in worth[:best]], minlength=n)
-        assert first_drafts(case) == expected.tolist()
+        assert first_drafts(case, step=1) == expected.tolist()
     assert min(taken) < 0.3
     assert max(taken) > 0.7
 
