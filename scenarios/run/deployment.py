@@ -325,7 +325,7 @@ def _check_parallel(engine: Engine, model: ModelSpec) -> None:
         refuse("decode_context_parallel_size", f"must divide the {queries} query heads of a KV head")
 
 
-def _check_what_vllm_refuses(engine: Engine, config: EngineConfig) -> None:
+def _check_what_vllm_refuses(engine: Engine, config: EngineConfig, model: ModelSpec) -> None:
     """Settings that vLLM 0.32 refuses together (its ``config/vllm.py`` and ``config/speculative.py``).
 
     Raises:
@@ -361,6 +361,15 @@ def _check_what_vllm_refuses(engine: Engine, config: EngineConfig) -> None:
                 spec.index_share_for_mtp_iteration is not None and method.name != "mtp",
                 drafting + "index_share_for_mtp_iteration",
                 "only with method mtp (vLLM refuses it)",
+            ),
+            (
+                # Only this method has MTP layers, and k below their number leaves some unused.
+                method.name == "mtp"
+                and config.num_speculative_tokens > (layers := model.num_nextn_layers) > 0
+                and config.num_speculative_tokens % layers > 0,
+                drafting + "num_speculative_tokens",
+                f"must be a multiple of the model's {model.num_nextn_layers} MTP layers, or at most as many (vLLM "
+                "refuses it)",
             ),
         ]
     for is_refused, key, why in refused:
@@ -401,6 +410,9 @@ def deploy(scenario: Scenario) -> Deployment:
     limits = _batch_limits(engine, hardware, max_model_len)
     # A flag of one name in the scenario and in the engine is handed on as it is.
     flags = {flag.name: getattr(engine, flag.name, None) for flag in fields(EngineConfig)}
+    padded = spec is None or not spec.disable_padded_drafter_batch or parse_version(engine.version)[0] != "vllm"
+    if engine.async_scheduling is None and not padded:
+        flags["async_scheduling"] = False  # vLLM 0.32's default with it
     config = EngineConfig(
         **{name: value for name, value in flags.items() if value is not None}
         | {
@@ -417,7 +429,7 @@ def deploy(scenario: Scenario) -> Deployment:
             "disable_eagle_block_drop": spec is not None and spec.disable_eagle_block_drop,
         }
     )
-    _check_what_vllm_refuses(engine, config)
+    _check_what_vllm_refuses(engine, config, model)
     pipelined = config.pipeline_parallel_size > 1
     if config.max_num_batched_tokens <= config.slots:
         raise ScenarioError(

@@ -67,7 +67,8 @@ class SpeculativeConfig(Frozen):
     draft_sample_method: Annotated[Literal["greedy", "probabilistic"], UNTIMED] = "greedy"
     use_local_argmax_reduction: Annotated[bool, UNTIMED] = False
     use_heterogeneous_vocab: Annotated[bool, UNTIMED] = False
-    disable_padded_drafter_batch: Annotated[bool, UNTIMED] = False
+    disable_padded_drafter_batch: bool = False
+    """Draft for the exact rows; vLLM then does not schedule asynchronously."""
     enable_adaptive_verification: bool = False
     dspark_draft_topk: Annotated[Count | None, UNTIMED] = None
     moe_backend: Annotated[str | None, UNTIMED] = None

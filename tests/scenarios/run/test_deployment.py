@@ -114,6 +114,28 @@ def test_what_vllm_refuses_is_refused(overrides: tuple[str, ...], parts: tuple[s
         assert part in str(error)
 
 
+def test_a_draft_of_exact_rows_is_scheduled_synchronously() -> None:
+    assert deployed().settings.async_scheduling
+    assert not deployed("engine.speculative_config.disable_padded_drafter_batch=true").settings.async_scheduling
+
+
+@pytest.mark.parametrize(("k", "runs"), [(1, True), (2, True), (3, False), (4, True)])
+def test_mtp_layers_are_run_in_whole_rounds(tmp_path: Path, k: int, runs: bool) -> None:
+    """vLLM 0.32 refuses k above the checkpoint's MTP layers that is no multiple of them."""
+    bundled = Path(spec.__file__).parents[1] / "models" / "MiMo-7B.json"
+    config = {**json.loads(bundled.read_text()), "num_nextn_predict_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = (
+        f"engine.model={tmp_path}",
+        f"engine.speculative_config={{method: mtp, num_speculative_tokens: {k}}}",
+        "acceptance={model: constant, alpha: 0.5}",
+    )
+    if runs:
+        assert deployed(*asked).settings.num_speculative_tokens == k
+    else:
+        assert "num_speculative_tokens = 3: must be a multiple of the model's 2 MTP layers" in str(refused(*asked))
+
+
 def test_a_threshold_below_a_round_is_for_engines_that_do_not_pad() -> None:
     assert deployed("engine.long_prefill_token_threshold=4").settings.long_prefill_token_threshold == 4
     for unpadded in ("policy={name: goodput}", "engine.speculative_config=null"):

@@ -151,6 +151,10 @@ KNOBS = [
             "workload.arrivals.request_rate_rps=40",
         ),
     ),
+    Knob(
+        "SpeculativeConfig.disable_padded_drafter_batch",
+        f"{SPEC}.disable_padded_drafter_batch=true",  # schedules synchronously: the host's time shows
+    ),
     Knob("SpeculativeConfig.quantization", f"{SPEC}.quantization=fp8", DRAFT),
     Knob("SpeculativeConfig.kv_cache_dtype", f"{SPEC}.kv_cache_dtype=fp8", DRAFT),
     Knob("SpeculativeConfig.parallel_drafting", (f"{SPEC}.parallel_drafting=true", RATES)),
