@@ -94,9 +94,7 @@ def _shared_layers(config: Config, layers: int) -> dict[str, int]:
     """Layers at the end that read the K and V of an earlier one, and embeddings of each layer's own (Gemma 4)."""
     shared, width = config.count("num_kv_shared_layers"), config.count("hidden_size_per_layer_input")
     if width and config.integer("vocab_size_per_layer_input") != config.integer("vocab_size"):
-        allowed = "vocab_size is needed"
-        value = config.values["vocab_size_per_layer_input"]
-        raise ModelError(allowed, file=config.name, key="vocab_size_per_layer_input", value=value)
+        raise config.refusal("vocab_size_per_layer_input", "vocab_size is needed")
     kinds = config.strings("layer_types", _KINDS)
     if shared:
         config.per_layer("layer_types", kinds, layers)
@@ -115,7 +113,7 @@ def _formats(config: Config, model: ModelSpec) -> ModelSpec:
     if said is None:
         return model
     if not isinstance(said, Mapping):
-        raise ModelError("an object is needed", file=config.name, key="quantization_config", value=said)
+        raise config.refusal("quantization_config", "an object is needed")
     section = Config(said, f"{config.name}: quantization_config")
     attention = model.num_attention_layers
     layers = {"attention": attention, "attention_out": attention, "linear_attention": model.num_linear_layers,
@@ -131,8 +129,7 @@ def _refuse_unused(config: Config, keys: Iterable[str]) -> None:
     """Refuse sizes of layers that no other field says the model has."""
     for key in keys:
         if config.values.get(key):
-            allowed = "what it says of the layers is not known; only absent, null or 0 is read"
-            raise ModelError(allowed, file=config.name, key=key, value=config.values[key])
+            raise config.refusal(key, "what it says of the layers is not known; only absent, null or 0 is read")
 
 
 def _blocks(config: Config) -> list[str]:
@@ -147,7 +144,7 @@ def _blocks(config: Config) -> list[str]:
         return [_BLOCKS[letter] for letter in pattern]
     if pattern is not None:
         allowed = f"letters of {', '.join(f'{key} ({value})' for key, value in _BLOCKS.items())} are needed"
-        raise ModelError(allowed, file=config.name, key="hybrid_override_pattern", value=pattern)
+        raise config.refusal("hybrid_override_pattern", allowed)
     return config.strings("layers_block_type", tuple(_BLOCKS.values()))
 
 
@@ -241,8 +238,7 @@ def _window_heads(config: Config, values: Mapping[str, Any]) -> dict[str, int]:
         "window_head_dim": config.integer(WINDOW_HEADS[2], values["head_dim"]),
     }
     if config.integer(WINDOW_HEADS[3], values.get("v_head_dim", 0), minimum=0) != values.get("v_head_dim", 0):
-        allowed = "only v_head_dim is supported"
-        raise ModelError(allowed, file=config.name, key=WINDOW_HEADS[3], value=config.values[WINDOW_HEADS[3]])
+        raise config.refusal(WINDOW_HEADS[3], "only v_head_dim is supported")
     full = {
         "head_dim": config.integer(GLOBAL_HEADS[0], values["head_dim"]),
         "num_key_value_heads": config.integer(GLOBAL_HEADS[1], values["num_key_value_heads"]),
@@ -257,7 +253,7 @@ def _states(config: Config, layers: int) -> dict[str, Any]:
     given = config.values.get("linear_attn_config")
     if given:
         if not isinstance(given, Mapping):
-            raise ModelError("an object is needed", file=config.name, key="linear_attn_config", value=given)
+            raise config.refusal("linear_attn_config", "an object is needed")
         kda = Config(given, f"{config.name}: linear_attn_config")
         heads, size = kda.integer("num_heads"), kda.integer("head_dim")
         sizes = (heads, heads, size, size, kda.integer("short_conv_kernel_size"))
@@ -269,8 +265,7 @@ def _states(config: Config, layers: int) -> dict[str, Any]:
         of_mamba = tuple(config.integer(config.first(names)) for names in MAMBA)
         inner = of_mamba[1] * of_mamba[3]
         if config.integer("mamba_d_ssm", inner) != inner:
-            allowed = f"heads times their size, {inner}, is needed"
-            raise ModelError(allowed, file=config.name, key="mamba_d_ssm", value=config.values["mamba_d_ssm"])
+            raise config.refusal("mamba_d_ssm", f"heads times their size, {inner}, is needed")
         return _state_values(config, "mamba2", kinds.count("mamba"), of_mamba)
     interval = config.count("full_attention_interval")
     every = layers - layers // interval if interval else 0  # every interval-th layer is full
@@ -309,7 +304,7 @@ def _indexers(config: Config, layers: int) -> dict[str, Any]:
 def _block_sparse(config: Config, given: Any, layers: int) -> dict[str, Any]:
     """Layers that read whole blocks of tokens by their best token's score (MiniMax-M3)."""
     if not isinstance(given, Mapping):
-        raise ModelError("an object is needed", file=config.name, key="sparse_attention_config", value=given)
+        raise config.refusal("sparse_attention_config", "an object is needed")
     sparse = Config(given, f"{config.name}: sparse_attention_config")
     listed = sparse.values.get("sparse_attention_freq")
     if not isinstance(listed, list):
@@ -339,8 +334,7 @@ def _feed_forward(config: Config, layers: int) -> dict[str, Any]:
     if config.flag("enable_moe_block", False):  # a dense MLP beside the experts of every layer (Gemma 4)
         shared_key, shared_width = width, config.integer(width)
     if shared_width % expert_width:
-        allowed = f"a multiple of the experts' width {expert_width} is needed"
-        raise ModelError(allowed, file=config.name, key=shared_key, value=shared_width)
+        raise config.refusal(shared_key, f"a multiple of the experts' width {expert_width} is needed")
     # Where blocks are halves of layers, `_block_counts` says.
     dense_layers = 0 if _blocks(config) else layers - _moe_layers(config, layers)
     dense_width = config.first(("intermediate_size_mlp", "dense_intermediate_size", width))
@@ -366,7 +360,7 @@ def _moe_layers(config: Config, layers: int) -> int:
         config.per_layer("mlp_layer_types", kinds, layers)
     dense = config.values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
-        raise ModelError("a list of layer numbers is needed", file=config.name, key="mlp_only_layers", value=dense)
+        raise config.refusal("mlp_only_layers", "a list of layer numbers is needed")
     frequency = config.values.get("moe_layer_freq")
     listed: list[Any] = frequency if isinstance(frequency, list) else []
     if listed:
@@ -376,9 +370,8 @@ def _moe_layers(config: Config, layers: int) -> int:
                                                 "moe_layer_interval")]  # fmt: skip
     first = config.count("first_k_dense_replace", "moe_layer_start_index")
     if first > layers:
-        allowed = f"at most num_hidden_layers = {layers}"
         key = config.first(("first_k_dense_replace", "moe_layer_start_index"))
-        raise ModelError(allowed, file=config.name, key=key, value=first)
+        raise config.refusal(key, f"at most num_hidden_layers = {layers}")
     end = config.integer("moe_layer_end_index", -1, minimum=-1)
     last = layers - 1 if end == -1 else end
     return sum(

@@ -80,6 +80,12 @@ class Config:
         self.values = values
         self.name = name
 
+    def refusal(self, key: str, allowed: str) -> ModelError:
+        """The value of a key is not one of those allowed; a long one is cut."""
+        value = self.values[key]
+        text = str(value)
+        return ModelError(allowed, file=self.name, key=key, value=value if len(text) < 60 else f"{text[:50]} ...")
+
     def first(self, keys: tuple[str, ...]) -> str:
         """The first of ``keys`` that has a value; ``keys[0]`` where none has."""
         return next((key for key in keys if self.values.get(key) is not None), keys[0])
@@ -93,7 +99,7 @@ class Config:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _LARGEST:
             bound = f"<= {_LARGEST}" if isinstance(value, int) and value > _LARGEST else f">= {minimum}"
-            raise ModelError(f"an integer {bound} is needed", file=self.name, key=key, value=value)
+            raise self.refusal(key, f"an integer {bound} is needed")
         return value
 
     def count(self, *keys: str) -> int:
@@ -105,7 +111,7 @@ class Config:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise ModelError("true or false is needed", file=self.name, key=key, value=value)
+            raise self.refusal(key, "true or false is needed")
         return value
 
     def strings(self, key: str, allowed: tuple[str, ...] = ()) -> list[str]:
@@ -114,7 +120,7 @@ class Config:
         if value is None:
             return []
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise ModelError("a list of strings is needed", file=self.name, key=key, value=value)
+            raise self.refusal(key, "a list of strings is needed")
         for item in value:
             if allowed and item not in allowed:
                 raise ModelError(f"not known; allowed: {', '.join(allowed)}", file=self.name, key=key, value=item)
@@ -131,12 +137,12 @@ def refuse_other_layers(config: Config) -> None:
     """Refuse fields that describe what the cost model does not cover, instead of ignoring them."""
     kinds = config.values.get("attn_type_list", [])
     if not isinstance(kinds, list) or any(kind != 1 for kind in kinds):
-        raise _refusal(config, "attn_type_list", "linear attention is not known; only a list of 1 (full) is read")
+        raise config.refusal("attn_type_list", "linear attention is not known; only a list of 1 (full) is read")
     said = [key for key, value in config.values.items() if value is not False and value not in (0, [], {}, "")]
     for kind, pattern in _OTHER_LAYERS.items():
         for key in said:
             if key not in _KNOWN and re.fullmatch(pattern, key):
-                raise _refusal(config, key, f"{kind} not known; only absent, null, false or 0 is read")
+                raise config.refusal(key, f"{kind} not known; only absent, null, false or 0 is read")
     layers = config.values.get("num_hidden_layers")
     for key in said:
         value = config.values[key]
@@ -144,10 +150,4 @@ def refuse_other_layers(config: Config) -> None:
         an_entry_a_layer = isinstance(value, list) and len(value) == layers and len(value) > 4
         is_size = _SIZE.search(key) and not isinstance(value, (bool, float, Mapping))
         if key not in _KNOWN and (is_size or an_entry_a_layer):
-            raise _refusal(config, key, "what it says of the layers is not known; only absent, null or 0 is read")
-
-
-def _refusal(config: Config, key: str, allowed: str) -> ModelError:
-    value = config.values[key]
-    text = str(value)
-    return ModelError(allowed, file=config.name, key=key, value=value if len(text) < 60 else f"{text[:50]} ...")
+            raise config.refusal(key, "what it says of the layers is not known; only absent, null or 0 is read")

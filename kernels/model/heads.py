@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,15 @@ class HeadConfig:
 
     name: str
     kind: str
-    decoder: ModelSpec | None  # None: no decoder layers (medusa, mlp_speculator)
-    draft_vocab_size: int | None  # columns of the head's own lm_head
-    captured_layers: int | None
-    target_hidden_size: int
-    vocab_size: int
+    decoder: ModelSpec | None = None  # None: the usual one, or no decoder layers (medusa, mlp_speculator)
+    draft_vocab_size: int | None = None  # columns of the head's own lm_head
+    captured_layers: int | None = None
+    target_hidden_size: int = 0
+    vocab_size: int = 0
     block_size: int = 0
-    markov_rank: int = 0
+    markov_rank: int = drafters.DSPARK_MARKOV_RANK
     num_heads: int = 0
-    inner_dim: int = 0
+    inner_dim: int = drafters.MLP_SPECULATOR_INNER
     assumed: tuple[str, ...] = ()
 
     def head(self, target: ModelSpec, k: int) -> Head:
@@ -84,20 +84,15 @@ class HeadConfig:
             return drafters.medusa_heads(target, self.num_heads or k)
         if self.kind == "mlp_speculator":
             return drafters.mlp_speculator_heads(target, self.num_heads or k, inner_dim=self.inner_dim)
-        given: dict[str, Any] = {"decoder": self.decoder}
-        if self.captured_layers is not None:
-            given["captured_layers"] = self.captured_layers
         if self.kind == "eagle":
             return drafters.eagle_head(target, "eagle", decoder=self.decoder)
-        if self.kind in ("dflash", "dspark"):
-            given["draft_vocab_size"] = self.draft_vocab_size
-            if self.kind == "dflash":
-                return drafters.dflash_head(target, **given)
+        given: dict[str, Any] = {"decoder": self.decoder, "draft_vocab_size": self.draft_vocab_size}
+        if self.captured_layers is not None:
+            given["captured_layers"] = self.captured_layers
+        if self.kind == "dspark":
             return drafters.dspark_head(target, **given, markov_rank=self.markov_rank)
-        # vLLM 0.32 (llama_eagle3): without a draft vocabulary lm_head has the target's.
-        given["draft_vocab_size"] = self.draft_vocab_size or target.vocab_size
-        build = drafters.eagle_head if self.kind == "eagle3" else drafters.p_eagle_head
-        return build(target, **given)
+        builders = {"eagle3": drafters.eagle_head, "p_eagle": drafters.p_eagle_head, "dflash": drafters.dflash_head}
+        return builders[self.kind](target, **given)
 
 
 @functools.cache
@@ -198,16 +193,7 @@ def _usual(kind: str, target: ModelSpec, k: int) -> tuple[Head, str]:
     name = public_head(kind, target.name)
     if name is not None:
         return read_head(_bundled()[name.lower()][1]["config"], name).head(target, k), f"the shape of {name}"
-    builders: dict[str, Callable[[], ModelSpec]] = {
-        "eagle": lambda: drafters.eagle_head(target, "eagle"),
-        "eagle3": lambda: drafters.eagle_head(target, "eagle3"),
-        "p_eagle": lambda: drafters.p_eagle_head(target),
-        "dflash": lambda: drafters.dflash_head(target),
-        "dspark": lambda: drafters.dspark_head(target),
-        "medusa": lambda: drafters.medusa_heads(target, k),
-        "mlp_speculator": lambda: drafters.mlp_speculator_heads(target, k),
-    }
-    return Head(builders[kind]()), f"{kind}'s usual shape for {target.name}"
+    return Head(HeadConfig(target.name, kind).build(target, k)), f"{kind}'s usual shape for {target.name}"
 
 
 def describe(spec: ModelSpec, target: ModelSpec) -> str:
@@ -273,11 +259,13 @@ def read_head(values: Any, name: str) -> HeadConfig:
     decoder = ModelSpec(name, "LlamaForCausalLM", **decoder_values(config, given))
     sections = [config, *(_section(config, key) for key in _SECTIONS)]
     rank = max(section.integer("markov_rank", 0, minimum=0) for section in sections)
+    # vLLM 0.32 (llama_eagle3): without a draft vocabulary lm_head has the target's.
+    absent = decoder.vocab_size if kind in ("eagle3", "p_eagle") else None
     return HeadConfig(
         name=name,
         kind=kind,
         decoder=replace(decoder, shares_embedding=True),
-        draft_vocab_size=config.integer("draft_vocab_size", 0, minimum=0) or None,
+        draft_vocab_size=config.integer("draft_vocab_size", 0, minimum=0) or absent,
         captured_layers=_captured(sections),
         target_hidden_size=config.integer("target_hidden_size", decoder.hidden_size),
         vocab_size=decoder.vocab_size,
@@ -304,21 +292,15 @@ def _kind(config: Config) -> str:
 def _without_layers(config: Config, kind: str) -> HeadConfig:
     """Medusa (``medusa_num_heads`` or vLLM's ``num_heads``) and the MLP speculator (``n_predict``, ``inner_dim``)."""
     if kind == "medusa":
-        heads = config.integer("medusa_num_heads", config.integer("num_heads", 0, minimum=0), minimum=0)
-    else:
-        heads = config.integer("n_predict")
+        # vLLM 0.32 takes the target's vocabulary for Medusa, whose old configs lack it.
+        heads = config.integer("medusa_num_heads", config.count("num_heads"), minimum=0)
+        return HeadConfig(config.name, kind, target_hidden_size=config.count("hidden_size"), num_heads=heads)
     return HeadConfig(
         name=config.name,
         kind=kind,
-        decoder=None,
-        draft_vocab_size=None,
-        captured_layers=None,
-        target_hidden_size=config.integer("hidden_size", 0, minimum=0)
-        if kind == "medusa"
-        else config.integer("emb_dim"),
-        # vLLM 0.32 takes the target's vocabulary for Medusa, whose old configs lack it.
-        vocab_size=0 if kind == "medusa" else config.integer("vocab_size"),
-        num_heads=heads,
+        target_hidden_size=config.integer("emb_dim"),
+        vocab_size=config.integer("vocab_size"),
+        num_heads=config.integer("n_predict"),
         inner_dim=config.integer("inner_dim", drafters.MLP_SPECULATOR_INNER),
     )
 

@@ -134,77 +134,65 @@ class ModelSpec:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise ModelError("an integer >= 0 is needed", file=self.name, key=field.name, value=value)
+                raise self._refusal(field.name, "an integer >= 0 is needed")
         for key in ("hidden_size", "vocab_size", "word_embed_proj_dim", "max_position_embeddings"):
             if getattr(self, key) == 0:
-                raise ModelError("an integer > 0 is needed", file=self.name, key=key, value=0)
+                raise self._refusal(key, "an integer > 0 is needed")
         if self.num_hidden_layers == 0 and self.num_draft_heads == 0:
-            raise ModelError("an integer > 0 is needed", file=self.name, key="num_hidden_layers", value=0)
+            raise self._refusal("num_hidden_layers", "an integer > 0 is needed")
         if self.num_hidden_layers:
             self._check_layers()
+
+    def _refusal(self, key: str, allowed: str) -> ModelError:
+        return ModelError(allowed, file=self.name, key=key, value=getattr(self, key))
 
     def _check_layers(self) -> None:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         if heads == 0 or (self.head_dim == 0 and not self.kv_lora_rank):
-            raise ModelError("attention needs heads and a head_dim", file=self.name, key="num_attention_heads")
+            raise self._refusal("num_attention_heads", "attention needs heads and a head_dim")
         if kv_heads == 0 or heads % kv_heads:
-            allowed = f"a divisor of num_attention_heads = {heads} is needed"
-            raise ModelError(allowed, file=self.name, key="num_key_value_heads", value=kv_heads)
+            raise self._refusal("num_key_value_heads", f"a divisor of num_attention_heads = {heads} is needed")
         if self.num_experts_per_tok > self.num_experts:
-            raise ModelError(
-                f"at most num_experts = {self.num_experts}",
-                file=self.name,
-                key="num_experts_per_tok",
-                value=self.num_experts_per_tok,
-            )
+            raise self._refusal("num_experts_per_tok", f"at most num_experts = {self.num_experts}")
         if self.num_experts and not (self.num_experts_per_tok and self.moe_intermediate_size):
-            raise ModelError(
-                "experts need num_experts_per_tok and moe_intermediate_size > 0", file=self.name, key="num_experts"
-            )
+            raise self._refusal("num_experts", "experts need num_experts_per_tok and moe_intermediate_size > 0")
         if self.num_dense_layers and not self.intermediate_size:
-            raise ModelError("dense layers need an MLP width > 0", file=self.name, key="intermediate_size", value=0)
+            raise self._refusal("intermediate_size", "dense layers need an MLP width > 0")
         if self.num_double_wide_layers > self.num_dense_layers:
             allowed = f"at most the {self.num_dense_layers} layers with a dense MLP"
-            raise ModelError(allowed, file=self.name, key="num_double_wide_layers", value=self.num_double_wide_layers)
+            raise self._refusal("num_double_wide_layers", allowed)
         for key in ("first_k_dense_layers", "num_sliding_layers", "num_linear_layers", "num_indexed_layers",
                     "num_feed_forward_only_layers", "num_attention_only_layers"):  # fmt: skip
             if getattr(self, key) > self.num_hidden_layers:
-                allowed = f"at most num_hidden_layers = {self.num_hidden_layers}"
-                raise ModelError(allowed, file=self.name, key=key, value=getattr(self, key))
+                raise self._refusal(key, f"at most num_hidden_layers = {self.num_hidden_layers}")
         kinds = zip(self.attention_kinds(), self.cached_kinds(), strict=True)
         if self.num_kv_shared_layers and any(count and own < 1 for (count, _), (own, _) in kinds):
-            allowed = "each kind of attention needs a layer with K and V of its own"
-            raise ModelError(allowed, file=self.name, key="num_kv_shared_layers", value=self.num_kv_shared_layers)
+            raise self._refusal("num_kv_shared_layers", "each kind of attention needs a layer with K and V of its own")
         if self.num_attention_layers < self.num_sliding_layers:
-            allowed = f"at most the {self.num_attention_layers} layers with attention"
-            raise ModelError(allowed, file=self.name, key="num_sliding_layers", value=self.num_sliding_layers)
+            raise self._refusal("num_sliding_layers", f"at most the {self.num_attention_layers} layers with attention")
         if self.window_kind not in WINDOWS:
-            allowed = f"must be one of {', '.join(WINDOWS)}"
-            raise ModelError(allowed, file=self.name, key="window_kind", value=self.window_kind)
+            raise self._refusal("window_kind", f"must be one of {', '.join(WINDOWS)}")
         if self.is_sparse and not (self.index_n_heads and self.index_head_dim and self.num_indexed_layers):
             needed = "sparse attention needs an indexer: index_head_dim and num_indexed_layers > 0 too"
-            raise ModelError(needed, file=self.name, key="index_n_heads", value=self.index_n_heads)
+            raise self._refusal("index_n_heads", needed)
         if self.is_sparse and self.is_mla and not self.q_lora_rank:
-            raise ModelError("sparse latent attention needs it", file=self.name, key="q_lora_rank", value=0)
+            raise self._refusal("q_lora_rank", "sparse latent attention needs it")
         if self.num_sliding_layers and not self.sliding_window:
-            raise ModelError("sliding layers need a window > 0", file=self.name, key="sliding_window", value=0)
+            raise self._refusal("sliding_window", "sliding layers need a window > 0")
         if self.num_linear_layers:
             self._check_linear_layers()
 
     def _check_linear_layers(self) -> None:
         for key in LINEAR_SIZES:
             if getattr(self, key) == 0:
-                raise ModelError("linear attention layers need a size > 0", file=self.name, key=key, value=0)
+                raise self._refusal(key, "linear attention layers need a size > 0")
         if self.linear_kind not in LINEAR_KINDS:
-            allowed = f"must be one of {', '.join(LINEAR_KINDS)}"
-            raise ModelError(allowed, file=self.name, key="linear_kind", value=self.linear_kind)
+            raise self._refusal("linear_kind", f"must be one of {', '.join(LINEAR_KINDS)}")
         if self.linear_num_value_heads % self.linear_num_key_heads:
             allowed = f"a multiple of linear_num_key_heads = {self.linear_num_key_heads} is needed"
-            value = self.linear_num_value_heads
-            raise ModelError(allowed, file=self.name, key="linear_num_value_heads", value=value)
+            raise self._refusal("linear_num_value_heads", allowed)
         if self.mamba_ssm_dtype not in _STATE_DTYPES:
-            allowed = f"must be one of {', '.join(filter(None, _STATE_DTYPES))}"
-            raise ModelError(allowed, file=self.name, key="mamba_ssm_dtype", value=self.mamba_ssm_dtype)
+            raise self._refusal("mamba_ssm_dtype", f"must be one of {', '.join(filter(None, _STATE_DTYPES))}")
 
     # Layers -----------------------------------------------------------------------------------------------------
 

@@ -25,11 +25,11 @@ from draftcast.kernels.operators.cost import Work, as_array
 from draftcast.kernels.operators.registry import (
     Draw,
     Implementation,
-    Launch,
     Operator,
     Outputs,
     Shape,
     Tensors,
+    by_formula,
 )
 
 if TYPE_CHECKING:
@@ -179,15 +179,10 @@ def reference(inputs: Tensors) -> Outputs:
     return recurrent(inputs, torch.float64)
 
 
-def _prepare(inputs: Tensors, outputs: Tensors, *, in_chunks: bool) -> Launch:
+def _in_float32(inputs: Tensors, *, in_chunks: bool) -> Outputs:
     import torch
 
-    def launch() -> None:
-        found = (chunked if in_chunks else recurrent)(inputs, torch.float32)
-        for name, value in found.items():
-            outputs[name].copy_(value)
-
-    return launch
+    return (chunked if in_chunks else recurrent)(inputs, torch.float32)
 
 
 def _supports(shape: Shape, dtype: str, state_dtype: str, device: str) -> str:
@@ -201,7 +196,9 @@ def _operator(name: str, kind: str, *, in_chunks: bool) -> Operator:
         draw_inputs=partial(draw_inputs, kind=kind),
         make_outputs=make_outputs,
         reference=reference,
-        implementations={"torch": Implementation("torch", _supports, partial(_prepare, in_chunks=in_chunks))},
+        implementations={
+            "torch": Implementation("torch", _supports, by_formula(partial(_in_float32, in_chunks=in_chunks)))
+        },
     )
 
 

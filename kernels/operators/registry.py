@@ -169,6 +169,19 @@ def implementations(
     }
 
 
+def by_formula(formula: Callable[[Tensors], Outputs]) -> Prepare:
+    """``prepare`` of an implementation that computes new tensors and copies them to the outputs."""
+
+    def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
+        def launch() -> None:
+            for name, value in formula(inputs).items():
+                outputs[name].copy_(value)
+
+        return launch
+
+    return prepare
+
+
 def triton_runs(device: str) -> str:
     """Why Triton kernels cannot run on ``device``, or "".
 

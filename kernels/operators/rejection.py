@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from draftcast.kernels.model.dtypes import activation_bytes
-from draftcast.kernels.operators.registry import Draw, Launch, Operator, Outputs, Shape, Tensors, implementations
+from draftcast.kernels.operators.registry import Draw, Operator, Outputs, Shape, Tensors, by_formula, implementations
 from draftcast.kernels.operators.sampler import drawn, probabilities, sampler_work
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def residual(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
     return (target - draft).clamp_(min=0)
 
 
-def sample(inputs: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(inputs: Tensors) -> Outputs:
     """Tokens [batch, q] and counts [batch]; see the module's docstring. Nothing is read back to the host."""
     import torch
 
@@ -131,16 +131,7 @@ def sample(inputs: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     final = torch.where(temperature > 0, drawn(weights, inputs["final_uniforms"], best), best)
     padded = torch.cat((tokens, tokens.new_zeros((batch, 1))), 1)
     result = torch.where(slots < length, padded, torch.where(slots == length, final[:, None], -1))
-    return result, length[:, 0] + 1
-
-
-def _prepare_torch(inputs: Tensors, outputs: Tensors) -> Launch:
-    def launch() -> None:
-        tokens, counts = sample(inputs)
-        outputs["tokens"].copy_(tokens)
-        outputs["counts"].copy_(counts)
-
-    return launch
+    return {"tokens": result, "counts": length[:, 0] + 1}
 
 
 REJECTION_SAMPLER = Operator(
@@ -149,5 +140,5 @@ REJECTION_SAMPLER = Operator(
     draw_inputs=_draw_inputs,
     make_outputs=_make_outputs,
     reference=_reference,
-    implementations=implementations(_prepare_torch, "rejection:prepare"),
+    implementations=implementations(by_formula(sample), "rejection:prepare"),
 )

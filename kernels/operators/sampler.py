@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.operators.cost import Work, as_array
-from draftcast.kernels.operators.registry import Draw, Launch, Operator, Outputs, Shape, Tensors, implementations
+from draftcast.kernels.operators.registry import Draw, Operator, Outputs, Shape, Tensors, by_formula, implementations
 
 if TYPE_CHECKING:
     import torch
@@ -80,18 +80,13 @@ def _reference(inputs: Tensors) -> Outputs:
     return {"tokens": torch.tensor(tokens, dtype=torch.int32, device=inputs["logits"].device)}
 
 
-def _prepare_torch(inputs: Tensors, outputs: Tensors) -> Launch:
+def _sampled(inputs: Tensors) -> Outputs:
     import torch
 
-    logits, temperature, uniforms = inputs["logits"], inputs["temperature"], inputs["uniforms"]
-    tokens = outputs["tokens"]
-
-    def launch() -> None:
-        likeliest = logits.argmax(1)
-        chosen = drawn(probabilities(logits, temperature), uniforms, likeliest)
-        tokens.copy_(torch.where(temperature > 0, chosen, likeliest))
-
-    return launch
+    logits, temperature = inputs["logits"], inputs["temperature"]
+    likeliest = logits.argmax(1)
+    chosen = drawn(probabilities(logits, temperature), inputs["uniforms"], likeliest)
+    return {"tokens": torch.where(temperature > 0, chosen, likeliest)}
 
 
 SAMPLER = Operator(
@@ -100,5 +95,5 @@ SAMPLER = Operator(
     draw_inputs=_draw_inputs,
     make_outputs=_make_outputs,
     reference=_reference,
-    implementations=implementations(_prepare_torch, "sampler:prepare"),
+    implementations=implementations(by_formula(_sampled), "sampler:prepare"),
 )

@@ -19,11 +19,11 @@ from draftcast.kernels.operators.cost import Work, as_array
 from draftcast.kernels.operators.registry import (
     Draw,
     Implementation,
-    Launch,
     Operator,
     Outputs,
     Shape,
     Tensors,
+    by_formula,
 )
 
 
@@ -131,16 +131,13 @@ def _operator(name: str, work: Any, draw_inputs: Any, make_outputs: Any, compute
         found: Outputs = compute(inputs, torch.float64)
         return found
 
-    def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
+    def in_float32(inputs: Tensors) -> Outputs:
         import torch
 
-        def launch() -> None:
-            for key, value in compute(inputs, torch.float32).items():
-                outputs[key].copy_(value)
+        found: Outputs = compute(inputs, torch.float32)
+        return found
 
-        return launch
-
-    implementations = {"torch": Implementation("torch", _supports, prepare)}
+    implementations = {"torch": Implementation("torch", _supports, by_formula(in_float32))}
     return Operator(name, work, draw_inputs, make_outputs, reference, implementations)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from draftcast.kernels.operators.cost import Work, as_array
-from draftcast.kernels.operators.registry import Draw, Launch, Operator, Shape, Tensors, implementations
+from draftcast.kernels.operators.registry import Draw, Operator, Shape, Tensors, by_formula, implementations
 from draftcast.kernels.search import ngram
 
 if TYPE_CHECKING:
@@ -90,17 +90,9 @@ def reference(inputs: Tensors) -> dict[str, torch.Tensor]:
     return {"drafts": drafts, "counts": counts}
 
 
-def _prepare_torch(inputs: Tensors, outputs: Tensors) -> Launch:
-    """Launch of `search`."""
-
-    def launch() -> None:
-        drafts, counts = search(
-            inputs["tokens"], inputs["lengths"], inputs["k"], inputs["min_n"], inputs["max_n"], inputs["max_model_len"]
-        )
-        outputs["drafts"].copy_(drafts)
-        outputs["counts"].copy_(counts)
-
-    return launch
+def _searched(inputs: Tensors) -> dict[str, torch.Tensor]:
+    drafts, counts = search(**inputs)
+    return {"drafts": drafts, "counts": counts}
 
 
 def _work(shape: Mapping[str, Any], dtype: str, kv_dtype: str) -> Work:
@@ -116,5 +108,5 @@ NGRAM = Operator(
     draw_inputs=draw_inputs,
     make_outputs=make_outputs,
     reference=reference,
-    implementations=implementations(_prepare_torch, "ngram:prepare"),
+    implementations=implementations(by_formula(_searched), "ngram:prepare"),
 )

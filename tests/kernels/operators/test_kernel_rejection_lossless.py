@@ -7,7 +7,8 @@ statistics come with the shape of the test: a rule that is slightly wrong must f
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from draftcast.kernels.operators import rejection
-from draftcast.kernels.operators.registry import operator
+from draftcast.kernels.operators.registry import Implementation, Outputs, Tensors, by_formula, operator
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TEXTS = 1_000_000
@@ -223,12 +224,12 @@ def test_keeping_a_little_too_often_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     """Drafts that count as 3 % less likely for the draft than they were are kept 3 % too often."""
     pair = PAIRS["near"]
     assert pair.draft is not None
-    honest = rejection.sample
+    implementations = cast(dict[str, Implementation], rejection.REJECTION_SAMPLER.implementations)
 
-    def hasty(inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        return honest({**inputs, "uniforms": inputs["uniforms"] * 0.97})
+    def hasty(inputs: Tensors) -> Outputs:
+        return rejection.sample({**inputs, "uniforms": inputs["uniforms"] * 0.97})
 
-    monkeypatch.setattr(rejection, "sample", hasty)
+    monkeypatch.setitem(implementations, "torch", replace(implementations["torch"], prepare=by_formula(hasty)))
     seen = generate(pair, "torch", texts=CHUNK)
     assert p_value(seen.texts.reshape(1, -1), text_probabilities(pair.target.double().numpy())) < LEVEL
 
