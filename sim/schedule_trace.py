@@ -25,16 +25,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numba import types
 
 from draftcast.errors import InputError
 from draftcast.kernels.model.spec import WINDOWS
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
+from draftcast.sim.compiled.borrowed import Held
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.cost.step_time import PARAMS, cost_without_tables
-from draftcast.sim.engine import calls
+from draftcast.sim.engine import queue, step
 from draftcast.sim.engine.replica import Replica, request_rows
+from draftcast.sim.engine.schedule import schedule
 from draftcast.sim.policies.schedule import BatchSchedule, Fixed
 from draftcast.sim.state.engine import FINISHED, WAITING, Engine
 from draftcast.sim.workload.request_table import RequestTable
@@ -160,41 +163,46 @@ def trace(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
     requests = workload["requests"]
     s = replica.state
     e = s.engine[0]
+    held, whole = Held(s), types.int64
+    append, schedule_batch = held.bind(queue.append, whole), held.bind(schedule)
+    decide_drafts, commit = held.bind(step.decide_drafts, whole), held.bind(step.commit, whole)
+    keep_empty, collect = held.bind(step.keep_empty, whole), held.bind(step.collect)
     depth = int(s.config[0]["depth"])
     order = sorted(range(len(requests)), key=lambda i: (requests[i]["arrival_step"], i))
     replica.submit(np.array(order, np.uint32))
     rounds = [0] * len(requests)
     sent = 0
-    step = 0
+    number = 0
     while e["num_finished"] < len(requests):
-        while sent < len(order) and requests[order[sent]]["arrival_step"] <= step:
+        while sent < len(order) and requests[order[sent]]["arrival_step"] <= number:
             s.requests[order[sent]]["status"] = WAITING
-            calls.enqueue(s, order[sent])
+            append(order[sent])
             sent += 1
             e["next_arrival"] = sent
         slot = (int(e["first_batch"]) + int(e["in_flight"])) & int(s.config[0]["last_slot"])
         num_preemptions = int(e["num_preemptions"])
-        size = calls.schedule_batch(s)
+        size = schedule_batch()
         entries = s.entries[slot][:size]
         yield {
-            "step": step,
+            "step": number,
             "tokens": {str(x["request"]): int(x["tokens"]) for x in entries},
             "drafts": {str(x["request"]): int(x["drafts"]) for x in entries if x["drafts"] > 0},
             "running": int(e["num_running"]),
             "waiting": int(e["num_waiting"]),
             "free_blocks": int(e["free_blocks"]),
         }
-        step += 1
+        number += 1
         if size:
             _settle(s, slot, requests, rounds)
-            calls.decide_drafts(s, slot)
-            calls.commit(s, slot)
+            decide_drafts(slot)
+            commit(slot)
+            e["in_flight"] += 1
             if e["in_flight"] < depth:
                 continue
         if e["in_flight"]:
             if not size:
-                calls.keep_empty(s, slot)
-            calls.collect_output(s)
+                keep_empty(slot)
+            collect()
         elif not size and sent == len(order) and e["num_preemptions"] == num_preemptions:
             waiting = s.queue[: e["num_waiting"]].tolist() + s.running[: e["num_running"]].tolist()
             raise InputError("can never be scheduled: too few blocks or too long", key=f"requests[{min(waiting)}]")

@@ -50,7 +50,7 @@ import pandas as pd
 
 from draftcast.calibration.importers.latent_attention import module_rows, without_matrices
 from draftcast.calibration.importers.plausible import plausible
-from draftcast.calibration.importers.table_file import Imported, complete, read_rows, table_of
+from draftcast.calibration.importers.table_file import Imported, complete, launches, read_rows, table_of
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import sha256
 from draftcast.errors import HardwareError
@@ -97,40 +97,25 @@ def _known(raw: pd.DataFrame, column: str, known: dict[str, str], what: str, lef
 def gemm_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
     """Linear layers."""
     rows = _known(raw, "gemm_dtype", DTYPES, "linear layers", left_out)
-    return pd.DataFrame(
-        {
-            "operator": "linear",
-            "dtype": rows["gemm_dtype"].map(DTYPES),
-            "implementation": rows["kernel_source"],
-            "m": rows["m"],
-            "k": rows["k"],
-            "n": rows["n"],
-            "graph": True,
-            "seconds": rows["latency"] * 1e-3,
-        }
-    )
+    return launches(rows, "linear", rows["gemm_dtype"].map(DTYPES), m=rows["m"], k=rows["k"], n=rows["n"])
 
 
 def attention_rows(raw: pd.DataFrame, left_out: LeftOut, operator: str) -> pd.DataFrame:
     """Attention of one query a sequence, or of prompts."""
     rows = _known(raw, "kv_cache_dtype", DTYPES, f"{operator} over a KV cache", left_out)
-    return pd.DataFrame(
-        {
-            "operator": operator,
-            "dtype": "bf16",
-            "kv_dtype": rows["kv_cache_dtype"].map(DTYPES),
-            "implementation": rows["kernel_source"],
-            "batch": rows["batch_size"],
-            "q": rows["isl"],
-            "context": rows["step"] + rows["isl"],
-            "heads": rows["num_heads"],
-            "kv_heads": rows["num_key_value_heads"],
-            "head_dim": rows["head_dim"],
-            # Files of older versions have no windows.
-            "window": rows.get("window_size", 0),
-            "graph": True,
-            "seconds": rows["latency"] * 1e-3,
-        }
+    return launches(
+        rows,
+        operator,
+        "bf16",
+        kv_dtype=rows["kv_cache_dtype"].map(DTYPES),
+        batch=rows["batch_size"],
+        q=rows["isl"],
+        context=rows["step"] + rows["isl"],
+        heads=rows["num_heads"],
+        kv_heads=rows["num_key_value_heads"],
+        head_dim=rows["head_dim"],
+        # Files of older versions have no windows.
+        window=rows.get("window_size", 0),
     )
 
 
@@ -154,36 +139,23 @@ def moe_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
     point = ["moe_dtype", "kernel_source", "num_tokens", "hidden_size", "inter_size", "moe_tp_size", "topk"]
     nearest = rows.assign(rank=rank).sort_values("rank", kind="stable").drop_duplicates([*point, "num_experts"])
     rows = nearest[nearest["rank"].notna()].sort_index()
-    return pd.DataFrame(
-        {
-            "operator": "moe",
-            "dtype": rows["moe_dtype"].map(MOE_DTYPES),
-            "implementation": rows["kernel_source"],
-            "m": rows["num_tokens"],
-            "k": rows["hidden_size"],
-            "n": rows["inter_size"] // rows["moe_tp_size"],
-            "num_experts": rows["num_experts"],
-            "top_k": rows["topk"],
-            "graph": True,
-            "seconds": rows["latency"] * 1e-3,
-        }
+    return launches(
+        rows,
+        "moe",
+        rows["moe_dtype"].map(MOE_DTYPES),
+        m=rows["num_tokens"],
+        k=rows["hidden_size"],
+        n=rows["inter_size"] // rows["moe_tp_size"],
+        num_experts=rows["num_experts"],
+        top_k=rows["topk"],
     )
 
 
 def all_reduce_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
     """All-reduces of 16-bit elements."""
     rows = _known(raw, "allreduce_dtype", {"bfloat16": "bf16", "float16": "bf16"}, "all-reduce", left_out)
-    return pd.DataFrame(
-        {
-            "operator": "all_reduce",
-            "dtype": "bf16",
-            "implementation": rows["kernel_source"],
-            "message_bytes": rows["message_size"] * 2,
-            "ranks": rows["num_gpus"],
-            "graph": rows["kernel_source"].str.endswith("_graph"),
-            "seconds": rows["latency"] * 1e-3,
-        }
-    )
+    graph = rows["kernel_source"].str.endswith("_graph")
+    return launches(rows, "all_reduce", "bf16", graph, message_bytes=rows["message_size"] * 2, ranks=rows["num_gpus"])
 
 
 def gdn_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
@@ -197,21 +169,17 @@ def gdn_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
     if alone.any():
         left_out["linear attention without times of its convolution"] = int(alone.sum())
     rows = rows[~alone]
-    return pd.DataFrame(
-        {
-            "operator": rows["phase"].map({"generation": "gdn_decode", "context": "gdn_prefill"}),
-            "dtype": "bf16",
-            "kv_dtype": "fp32",
-            "implementation": rows["kernel_source"],
-            "batch": rows["batch_size"],
-            "q": rows["seq_len"],
-            "heads": rows["num_v_heads"],
-            "kv_heads": rows["num_k_heads"],
-            "k": rows["head_k_dim"],
-            "n": rows["head_v_dim"],
-            "graph": True,
-            "seconds": (rows["latency"] + rows["convolution"]) * 1e-3,
-        }
+    return launches(
+        rows.assign(latency=rows["latency"] + rows["convolution"]),
+        rows["phase"].map({"generation": "gdn_decode", "context": "gdn_prefill"}),
+        "bf16",
+        kv_dtype="fp32",
+        batch=rows["batch_size"],
+        q=rows["seq_len"],
+        heads=rows["num_v_heads"],
+        kv_heads=rows["num_k_heads"],
+        k=rows["head_k_dim"],
+        n=rows["head_v_dim"],
     )
 
 

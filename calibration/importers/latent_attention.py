@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.importers.plausible import plausible
+from draftcast.calibration.importers.table_file import launches
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.measured import Part, curves_of, parts_of
 from draftcast.calibration.profile.roofline import Roofline
@@ -56,21 +57,17 @@ def module_rows(raw: pd.DataFrame, left_out: dict[str, int], operator: str) -> p
         left_out[f"{operator} with heads that ranks cannot share"] = int(uneven.sum())
     rows = raw[taken & ~uneven]
     _, shape = layer_shape(model, operator.removeprefix("mla_"), 1)
-    return pd.DataFrame(
-        {
-            "operator": operator,
-            "dtype": "bf16",
-            "kv_dtype": rows["kv_cache_dtype"].map(KV_DTYPES),
-            "implementation": rows["kernel_source"],
-            "batch": rows["batch_size"],
-            "q": rows["isl"],
-            "context": rows["step"] + rows["isl"],
-            "heads": rows["num_heads"],
-            "k": shape["k"],
-            "n": shape["n"],
-            "graph": True,
-            "seconds": rows["latency"] * 1e-3,
-        }
+    return launches(
+        rows,
+        operator,
+        "bf16",
+        kv_dtype=rows["kv_cache_dtype"].map(KV_DTYPES),
+        batch=rows["batch_size"],
+        q=rows["isl"],
+        context=rows["step"] + rows["isl"],
+        heads=rows["num_heads"],
+        k=shape["k"],
+        n=shape["n"],
     )
 
 

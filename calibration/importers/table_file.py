@@ -9,6 +9,7 @@ import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -134,6 +135,12 @@ class Imported:
     versions: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
+
+
+def launches(rows: pd.DataFrame, operator: Any, dtype: Any, graph: Any = True, **shape: Any) -> pd.DataFrame:
+    """Rows of a latency table from those of a file with kernels and milliseconds as aiconfigurator-core calls them."""
+    named = {"operator": operator, "dtype": dtype, "implementation": rows["kernel_source"], "graph": graph}
+    return pd.DataFrame({**named, **shape, "seconds": rows["latency"] * 1e-3})
 
 
 def complete(frame: pd.DataFrame) -> pd.DataFrame:

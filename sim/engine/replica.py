@@ -17,8 +17,8 @@ from draftcast.sim.compiled.cache import engine_compilation
 from draftcast.sim.compiled.itl_histogram import ITL_BINS, ITL_SEGMENTS, segment_of
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.step_time import FEATURES, TIMES, StepCost
-from draftcast.sim.engine import calls
-from draftcast.sim.engine.step import advance
+from draftcast.sim.engine import step
+from draftcast.sim.engine.blocks import reset_blocks
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.batch import Batch, write_decision
 from draftcast.sim.policies.registry import number_of
@@ -46,7 +46,7 @@ from draftcast.sim.state.engine import (
 )
 from draftcast.sim.workload.request_table import RequestTable
 
-engine_compilation.watch(advance)
+engine_compilation.watch(step.advance)
 
 
 def request_rows(table: RequestTable) -> Array:
@@ -197,7 +197,7 @@ class Replica:
             finished=np.zeros(seqs + 1, np.uint32),
         )
         self._hold(state)
-        calls.reset(state)
+        self._held.bind(reset_blocks)()
 
     def submit(self, requests: NDArray[np.uint32] | list[int]) -> None:
         """Send requests (row numbers, by arrival time, none earlier than those sent before)."""
@@ -224,7 +224,7 @@ class Replica:
             s.requests["status"][request] = FINISHED
             return True
         if request in s.running[: e["num_running"]] or request in s.queue[: e["num_waiting"]]:
-            calls.abort(s, request)
+            self._held.bind(step.abort, types.int64)(request)
             return True
         return False
 
@@ -275,7 +275,7 @@ class Replica:
         """Make ``state`` the engine's arrays, in compiled code too."""
         self.state = state
         self._held = Held(state)
-        self._advance = self._held.bind(advance, types.float64, types.boolean, types.int64)
+        self._advance = self._held.bind(step.advance, types.float64, types.boolean, types.int64)
 
     @property
     def _num_collected(self) -> int:

@@ -269,6 +269,12 @@ def _time_rejected(ref: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
+def decide_drafts(ref: Engine, slot: int) -> None:
+    """Let the compiled policy fill ``next_drafts`` of the batch."""
+    decide(borrowed(ref).config[0].policy, ref, slot)
+
+
+@njit(cache=True)
 def start_batch(ref: Engine) -> int:
     """Schedule a batch of a rank that steps with others and fill its features; the number of requests."""
     s = borrowed(ref)
