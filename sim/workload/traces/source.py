@@ -44,8 +44,8 @@ class TraceText:
         """A TraceError at this file; pass ``value=`` to show the offending value."""
         return TraceError(message, file=self.file, line=line, key=key, **value)
 
-    def json_lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(1-based line, object) of each non-blank line; a line that is no JSON object raises."""
+    def json_lines(self) -> Iterator[Entry]:
+        """The object of each non-blank line; a line that is no JSON object raises."""
         for line, row in enumerate(self.text.split("\n"), start=1):
             if not row or row.isspace():
                 continue
@@ -58,13 +58,10 @@ class TraceText:
                 raise self.error(_told(error), line) from None
             if not isinstance(entry, dict):
                 raise self.error("each line must be a JSON object", line, value=entry)
-            yield line, entry
+            yield Entry(self, line, "", entry)
 
-    def json_entries(self) -> Iterator[tuple[int, str, dict[str, Any]]]:
-        """(1-based line, name, object) of each element of a JSON array of objects, or of each object in sequence.
-
-        Names are ``[0]``, ``[1]``, ... so that an error can say which one.
-        """
+    def json_entries(self) -> Iterator[Entry]:
+        """Each element of a JSON array of objects, or each object in sequence, called ``[0]``, ``[1]``, ..."""
         decoder = json.JSONDecoder()
         text, end = self.text, len(self.text)
         position, line, counted, number = 0, 1, 0, 0
@@ -89,7 +86,7 @@ class TraceText:
                 raise self.error(_told(error), line, f"[{number}]") from None
             if not isinstance(entry, dict):
                 raise self.error("each entry must be a JSON object", line, f"[{number}]", value=entry)
-            yield line, f"[{number}]", entry
+            yield Entry(self, line, f"[{number}]", entry)
             number += 1
             position = skip(position)
             if is_array and position < end and text[position] == ",":
@@ -110,28 +107,59 @@ def _told(error: Exception) -> str:
     return "JSON nested too deeply" if isinstance(error, RecursionError) else "an integer of thousands of digits"
 
 
-def tokens(trace: TraceText, line: int, key: str, value: object) -> int:
-    """``value`` as a token count, or TraceError. Floats with an integer value pass (pandas writes 12 as 12.0)."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS:
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A JSON object of a trace and where it stands; what is taken from it is checked, or TraceError names the place."""
+
+    trace: TraceText
+    line: int  # 1-based
+    place: str  # in the line or file, such as ``[0].messages[1]``; "" for a line's own object
+    values: dict[str, Any] = field(repr=False)
+
+    def error(self, message: str, key: str = "", **value: object) -> TraceError:
+        return self.trace.error(message, self.line, ".".join(filter(None, (self.place, key))) or None, **value)
+
+    def member(self, key: str) -> Any:
+        if key not in self.values:
+            raise self.error(f"missing field (found: {short_list(self.values)})", key)
+        return self.values[key]
+
+    def tokens(self, key: str, value: Any = _ABSENT) -> int:
+        """A token count, the member's or ``value``. Floats with an integer value pass (pandas writes 12 as 12.0)."""
+        value = self.member(key) if value is _ABSENT else value
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS
+        if is_number and float(value).is_integer():
+            return int(value)
+        raise self.error(TOKENS_ALLOWED, key, value=value)
+
+    def seconds(self, key: str, value: object = _ABSENT) -> float:
+        """A time that is finite and not negative, the member's or ``value``."""
+        value = self.member(key) if value is _ABSENT else value
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
+            return float(value)
+        raise self.error(TIME_ALLOWED, key, value=value)
+
+    def items(self, key: str, allowed: str) -> list[Any]:
+        """The list under a key."""
+        value = self.member(key)
+        if not isinstance(value, list):
+            raise self.error(allowed, key)
         return value
-    if isinstance(value, float) and value.is_integer() and 0 <= value <= MAX_TOKENS:
-        return int(value)
-    raise trace.error(TOKENS_ALLOWED, line, key, value=value)
 
+    def inner(self, key: str, allowed: str, value: object = _ABSENT) -> Entry:
+        """The object under a key, or ``value`` as what stands there."""
+        value = self.member(key) if value is _ABSENT else value
+        if not isinstance(value, dict):
+            raise self.error(allowed, key)
+        return Entry(self.trace, self.line, ".".join(filter(None, (self.place, key))), value)
 
-def seconds(trace: TraceText, line: int, key: str, value: object) -> float:
-    """``value`` as a time that is finite and not negative, or TraceError."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
-        return float(value)
-    raise trace.error(TIME_ALLOWED, line, key, value=value)
-
-
-def member(trace: TraceText, line: int, entry: dict[str, Any], key: str, prefix: str = "") -> Any:
-    """``entry[key]``, or TraceError when it is missing."""
-    try:
-        return entry[key]
-    except KeyError:
-        raise trace.error(f"missing field (found: {short_list(entry)})", line, prefix + key) from None
+    def objects(self, key: str, what: str) -> Iterator[Entry]:
+        """The objects of a list; ``what`` they are, in the plural."""
+        for i, value in enumerate(self.items(key, f"must be a list of {what}")):
+            yield self.inner(f"{key}[{i}]", "must be a JSON object", value)
 
 
 Row = tuple[int, int, int, float]
