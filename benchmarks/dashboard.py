@@ -59,7 +59,7 @@ def first_visit(browser: Browser) -> dict[str, float]:
     began_s = time.perf_counter()
     browser.driver.get(browser.url)
     seconds = {}
-    for name, css in (("estimate", ".dc-answer"), ("simulated", ".dc-answer[data-state=simulated]")):
+    for name, css in (("estimate", "[class*=st-key-verdict-]"), ("simulated", "[class*=st-key-verdict-simulated]")):
         browser.find(css)
         seconds[f"first_{name}_s"] = round(time.perf_counter() - began_s, 2)
     print("a server's first visitor: " + ", ".join(f"{name} {value:.2f}" for name, value in seconds.items()))

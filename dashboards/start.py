@@ -11,7 +11,7 @@ from threading import Thread
 from draftcast.dashboards.pages import shell  # noqa: F401  all pages, for the first visitor
 from draftcast.dashboards.session.answers import answer
 from draftcast.dashboards.session.question import Question
-from draftcast.dashboards.widgets.verdict_card import draft_lengths, step_estimate
+from draftcast.dashboards.widgets.verdict_card import card, draft_lengths, step_estimate
 from draftcast.scenarios.schema.load import DEFAULT_SCENARIO
 from draftcast.scenarios.show.cutover_plots import advantage_figure
 
@@ -21,7 +21,8 @@ def warm() -> Thread:
     scenario = Question.opening(DEFAULT_SCENARIO).scenario
     estimate = step_estimate(scenario)
     assert estimate is not None
-    advantage_figure(scenario, estimate.rates, estimate.ratios, estimate.advantages, None)
+    card(scenario, estimate)
+    advantage_figure(scenario, estimate.rates, estimate.ratios, estimate.advantages, None).to_json()
 
     def simulate() -> None:
         answer(scenario)

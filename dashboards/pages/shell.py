@@ -25,16 +25,22 @@ FOLDER = Path(__file__).parents[1]
 
 
 class Page(NamedTuple):
-    """A page: what it answers, the icon of the navigation, and what draws it (InputError: there is no answer)."""
+    """A page: what it answers, the icon of the navigation, and what draws it (InputError: there is no answer).
+
+    ``begin`` draws what a visitor should see before the sidebar and all controls.
+    """
 
     question: str
     icon: str
     render: Callable[[Session, Report], None]
+    begin: Callable[[Session, Report], None] = lambda session, report: None
 
 
 SHOWN = {
     "start": Page("From your model, GPU, traffic and acceptance to an answer, in four steps.", "flag", start.render),
-    "what-if": Page("What does speculation change for one deployment under one load?", "tune", what_if.render),
+    "what-if": Page(
+        "What does speculation change for one deployment under one load?", "tune", what_if.render, what_if.begin
+    ),
     "cutover": Page(
         "At which load does speculation stop paying, and which setting is best?", "swap_vert", cutover.render
     ),
@@ -61,14 +67,16 @@ def run_app(files: tuple[str, ...] = ()) -> None:
         required=True,
         on_change=lambda: session.go(st.session_state[PAGE]),
     )
-    sidebar(session)
     page = SHOWN[session.page]
     st.title(session.page.capitalize(), anchor=False)
     st.caption(page.question)
     # A page may find something in the link to warn of; its place is on top all the same.
     top = st.container()
+    report = Report(session, st.container(key="answer-badge"))
+    page.begin(session, report)
+    sidebar(session)
     try:
-        page.render(session, Report(session, st.container(key="answer-badge")))
+        page.render(session, report)
     except InputError as error:
         cannot_run(session, error)
     with top:

@@ -12,7 +12,7 @@ from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.session.uploads import ACCEPTANCE, MODEL, TRACE, Upload, uploader
 from draftcast.dashboards.widgets.controls import Look, control, slo_controls, view_choice
 from draftcast.dashboards.widgets.page import Report
-from draftcast.dashboards.widgets.verdict_card import card, step_estimate
+from draftcast.dashboards.widgets.verdict_card import show_card, step_estimate
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model.catalog import canonical_name
 from draftcast.scenarios.compare.serve_command import SERVERS, server_command
@@ -39,9 +39,10 @@ def render(session: Session, report: Report) -> None:
         return
     with st.container():
         place, estimate = st.empty(), step_estimate(scenario)
-        place.html(card(scenario, estimate, None))
+        show_card(place, scenario, estimate)
     (own,) = answers(scenario)
-    place.html(card(scenario, estimate, own.point.verdict))
+    if own.point.verdict is not None:
+        show_card(place, scenario, estimate, own.point.verdict)
     report.title = title(own.scenario)
     report.lines += what_if.answer_lines(own)
     server = view_choice(session, View.START_ENGINE, SERVERS, words=lambda name: ENGINES[name])

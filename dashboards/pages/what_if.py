@@ -22,9 +22,9 @@ from draftcast.dashboards.widgets.verdict_card import (
     LONGEST,
     K,
     advantage_over_load,
-    card,
     draft_length_strip,
     draft_lengths,
+    show_card,
     step_estimate,
 )
 from draftcast.errors import InputError, ScenarioError
@@ -61,23 +61,30 @@ DEGREES = (1, 2, 4, 8, 16)
 RATES = "share of rounds in which the first 1, 2, 3, ... drafts were all accepted"
 
 
+def begin(session: Session, report: Report) -> None:
+    """The estimate, above the controls; what is asked is known before these are drawn."""
+    scenario = session.question.scenario
+    with contextlib.suppress(InputError), st.container(key="answer"):  # why there is none is said below the controls
+        if not session.wanted_method:
+            estimate = step_estimate(scenario)
+            report.answer = [place.empty() for place in st.columns([5, 7] if estimate is not None else 1)]
+            show_card(report.answer[0], scenario, estimate)
+
+
 def render(session: Session, report: Report) -> None:
-    top = st.container(key="answer")  # above the controls, filled when these have said what is asked
     below_k = controls(session)
     if waits_for_acceptance(session):
         return
     pinned = [session.baseline.scenario] if session.baseline is not None else []
     scenario = session.question.scenario
     estimate = step_estimate(scenario)
-    with top:
-        left, right = st.columns([5, 7]) if estimate is not None else (st.container(), None)
-        place = left.empty()
-        place.html(card(scenario, estimate, None))
-        if estimate is not None and right is not None:
-            with right:
-                advantage_over_load(scenario, estimate)
+    place, *beside = report.answer
+    if estimate is not None:
+        with beside[0].container():
+            advantage_over_load(scenario, estimate)
     own, *baselines = answers(scenario, *pinned)
-    place.html(card(scenario, estimate, own.point.verdict))
+    if own.point.verdict is not None:
+        show_card(place, scenario, estimate, own.point.verdict)
     with contextlib.suppress(InputError):
         if lengths := session.speculation() and draft_lengths(with_values(scenario, session.speculation())):
             below_k.html(draft_length_strip(lengths, scenario.num_speculative_tokens))

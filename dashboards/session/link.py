@@ -36,8 +36,6 @@ def current_session() -> Session:
     if session is None:
         session = st.session_state["session"] = Session(Question.opening(DEFAULT_SCENARIO))
         read_link(session, query)
-        # Sessions that ended go now, and their folders with them.
-        set_aside()
     elif not session.touched and _text(query) != session.written:
         read_link(session, query)
     return session
@@ -45,6 +43,8 @@ def current_session() -> Session:
 
 def write_link(session: Session) -> None:
     link = link_of(session)
+    if not session.written:  # a new session stands: sessions that ended go now, and their folders with them
+        set_aside()
     session.written, session.touched = _text(link), False
     if _query() != link:
         st.query_params.from_dict(link)

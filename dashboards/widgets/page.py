@@ -202,6 +202,7 @@ class Report:
 
     session: Session
     top: DeltaGenerator  # place of the badge, above all else
+    answer: Sequence[DeltaGenerator] = ()  # places of the verdict card and of the picture beside it
     title: str = ""
     lines: list[str] = field(default_factory=list)
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)

@@ -11,13 +11,15 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import streamlit as st
 
 from draftcast.dashboards.session.answers import question_key
+from draftcast.dashboards.session.question import literal
 from draftcast.dashboards.widgets.page import CONFIG, beside_page
+from draftcast.dashboards.widgets.tiles import number
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.candidate import longest_draft
 from draftcast.scenarios.compare.model_error import Prediction, Response, response
@@ -34,6 +36,9 @@ from draftcast.scenarios.show.cutover_report import headline
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.crossing import Probe
 from draftcast.sim.statistics.intervals import Estimate
+
+if TYPE_CHECKING:
+    from streamlit.delta_generator import DeltaGenerator
 
 RATES = 32
 """Loads at which the estimate is drawn, up to the larger capacity."""
@@ -159,23 +164,29 @@ def draft_length_strip(lengths: Sequence[DraftLength], chosen: int) -> str:
 
 
 @functools.cache
-def _checked(stratum: str) -> tuple[str, str, str]:
-    """How far such speed-ups were off, as the page Trust says; where the figure comes from."""
+def _checked(stratum: str) -> tuple[str, str]:
+    """How far such speed-ups were off, as the page Trust says; on what that was measured."""
     error = errors([f for f in shipped_forecasts() if f.stratum == stratum], "speedup")
     if error is None:
-        return "never", "no speed-up like this was measured on a GPU", stratum
-    text = f"at the median: speed-ups at {error.points} GPU measurements"
-    return f"{error.median:.0%} off", text, f"{error.sources} sources, {stratum}"
+        return "never", "no speed-up like this was measured on a GPU"
+    return f"{error.median:.0%} off", f"at the median: speed-ups at {error.points} GPU measurements"
 
 
-def card(scenario: Scenario, estimate: StepEstimate | None, verdict: Verdict | None) -> str:
-    """The card as HTML; ``verdict``: as simulated, None as long as it is not."""
+class Card(NamedTuple):
+    """The card's text as Markdown; ``estimate`` or ``simulated``; ``better``, ``worse`` or neither."""
+
+    text: str
+    state: str
+    tone: str
+
+
+def card(scenario: Scenario, estimate: StepEstimate | None, verdict: Verdict | None = None) -> Card:
+    """``verdict``: as simulated, None as long as it is not."""
+    state = "simulated" if verdict is not None else "estimate"
     if scenario.speculative_config is None:
-        word, tone = "not chosen", ""
-    else:
-        said = verdict.word if verdict is not None else estimate.word if estimate is not None else ""
-        word = HEADS.get(said, said.upper()) or "SIMULATING"
-        tone = {"pays": "better", "costs": "worse"}.get(said, "")
+        return Card("Speculation: **not chosen**", state, "")
+    said = verdict.word if verdict is not None else estimate.word if estimate is not None else ""
+    word = HEADS.get(said, said.upper()) or "SIMULATING"
     advantage = None
     if verdict is not None:
         advantage = verdict.advantage
@@ -183,24 +194,23 @@ def card(scenario: Scenario, estimate: StepEstimate | None, verdict: Verdict | N
         advantage = estimate.here.advantage
     facts = []
     if advantage is not None:
-        facts.append(("Advantage", *_advantage(advantage), "mean E2E latency without speculation over with it"))
+        facts.append(("Advantage in mean E2E latency", *_advantage(advantage)))
     if estimate is not None:
-        facts.append(("Headroom", *_headroom(scenario, estimate), "how far the load is from the cutover"))
-        facts.append(("Full load", *_capacity(estimate, verdict), "requests per second when saturated"))
+        facts.append(("Headroom to the cutover", *_headroom(scenario, estimate)))
+        facts.append(("Full load", *_capacity(estimate, verdict)))
         facts.append(("Checked", *_checked(estimate.errors.error.stratum)))
-    state = "simulated" if verdict is not None else "estimate of mean steps; simulating"
-    state = state if scenario.speculative_config is not None else ""
-    cells = "".join(
-        f"<div title='{escape(hint, quote=True)}'><dt>{name}</dt><dd><b>{escape(value)}</b> <small>{escape(more)}"
-        "</small></dd></div>"
-        for name, value, more, hint in facts
-    )
-    return (
-        f"<section class='dc-answer' aria-label='Answer' data-state='{state and state.split()[0]}'>"
-        f"<p class='dc-word'>Speculation: <b class='{tone and f'dc-{tone}'}'>{escape(word)}</b>"
-        f"<small>{escape(state)}</small></p>"
-        f"<dl>{cells}</dl></section>"
-    )
+    how = "simulated" if verdict is not None else "estimate of mean steps; simulating"
+    lines = [f"Speculation: **{word}** *{how}*", ""]
+    lines += [f"- {name} **{literal(value)}** *{literal(more)}*" for name, value, more in facts]
+    return Card("\n".join(lines), state, {"pays": "better", "costs": "worse"}.get(said, "even"))
+
+
+def show_card(
+    place: DeltaGenerator, scenario: Scenario, estimate: StepEstimate | None, verdict: Verdict | None = None
+) -> None:
+    """As Markdown, which the front end draws at once: for HTML and all other elements it has to load code first."""
+    text, state, tone = card(scenario, estimate, verdict)
+    place.container(key=f"verdict-{state}-{tone}").markdown(text)
 
 
 def _advantage(value: Estimate) -> tuple[str, str]:
@@ -220,7 +230,7 @@ def _headroom(scenario: Scenario, estimate: StepEstimate) -> tuple[str, str]:
     if rate is None:
         return "to capacity", f"{about}no cutover below it"
     share = rate / (scenario.rate_rps or math.nan)
-    return (f"{share:.1f} x" if share >= 1 else "none"), f"cutover at {about}{rate:.2g} req/s"
+    return (f"{share:.1f} x" if share >= 1 else "none"), f"cutover at {about}{number(rate)} req/s"
 
 
 def _capacity(estimate: StepEstimate, verdict: Verdict | None) -> tuple[str, str]:
@@ -229,7 +239,7 @@ def _capacity(estimate: StepEstimate, verdict: Verdict | None) -> tuple[str, str
     simulated = [each.mean for each in sides if each is not None]
     on, off = simulated if len(simulated) == 2 else (float(each.capacity_rps()) for each in estimate.errors.fluids)
     about = "" if len(simulated) == 2 else "about "
-    return f"{on / off - 1:+.0%}", f"{about}{on:.2g} req/s with, {off:.2g} without"
+    return f"{on / off - 1:+.0%}", f"{about}{number(on)} req/s with, {number(off)} without"
 
 
 def _key(scenario: Scenario) -> tuple[Hashable, ...]:
@@ -264,7 +274,7 @@ def advantage_over_load(scenario: Scenario, estimate: StepEstimate) -> None:
             st.rerun()
         first.clear()
         rate = estimate.cutover_rps
-        until = f"up to about {rate:.2g} req/s" if rate is not None else "up to the capacity"
+        until = f"up to about {number(rate)} req/s" if rate is not None else "up to the capacity"
         said = f"faster {until}" if estimate.ratios[0] > 1.0 else "slower"
         doing = f"No search for the cutover: {refused[0]}" if refused[0] else "Searching for the cutover."
         estimated = f"Estimate of mean steps: speculation is {said}. {doing}"

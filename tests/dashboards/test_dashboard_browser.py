@@ -131,15 +131,29 @@ def test_overload_shows_the_capacity_and_no_latency(page: Browser) -> None:
     assert page.script("return document.querySelectorAll('.dc-better, .dc-diff.dc-worse').length") == 0
 
 
+# Whether the answer was there before any control of the sidebar or of the page.
+FIRST = """
+new MutationObserver((_, self) => {
+  const answer = document.querySelector('[class*=st-key-verdict-]');
+  const control = document.querySelector('[data-testid=stSidebar] input, .st-key-controls input');
+  if (!answer && !control) return;
+  window.draftcastFirst = Boolean(answer);
+  self.disconnect();
+}).observe(document, {subtree: true, childList: true});
+"""
+
+
 def test_the_answer_stands_above_the_controls_and_the_cutover_is_found_beside_it(server: Server) -> None:
     """Without scrolling on a wide and on a narrow page; a finished search is there for every session."""
     found = ""
     for width, height in ((390, 844), (1400, 1000)):
         opened = Browser(server.url, width=width, height=height)
         try:
+            opened.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": FIRST})
             opened.open(query=QUICK)
-            card = opened.find(".dc-answer")
-            assert card.get_attribute("data-state") == "simulated"
+            assert opened.script("return window.draftcastFirst"), "controls are drawn before the answer"
+            card = opened.find("[class*=st-key-verdict-]")
+            assert "simulated" in card.text
             code = "const box = arguments[0].getBoundingClientRect(); return [box.top, box.bottom, innerHeight]"
             top, bottom, seen = opened.script(code, card)
             assert 0 < top < bottom < seen

@@ -20,6 +20,7 @@ from draftcast.dashboards.session.link import link_of, read_link
 from draftcast.dashboards.session.question import check_names
 from draftcast.dashboards.session.session import Session
 from draftcast.dashboards.session.uploads import SCENARIO, TRACE, Receipt, keep, receive
+from draftcast.dashboards.widgets import verdict_card
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.main import streamlit_command
 from draftcast.scenarios.compare.capacity import settling_requests
@@ -389,8 +390,13 @@ def test_the_server_knows_the_answer_that_the_first_page_asks_for() -> None:
     app = AppTest.from_file(str(APP), default_timeout=WAIT_S).run()
     key = answers.question_key(known(app).question.scenario)
     answers._answers.clear()
+    verdict_card._estimates.clear()
+    verdict_card._checked.cache_clear()
     assert answers._answers.known(key) is None
-    start.warm().join()
+    thread = start.warm()
+    assert verdict_card._estimates.known(key) is not None
+    assert verdict_card._checked.cache_info().currsize == 1
+    thread.join()
     assert answers._answers.known(key) is not None
 
 

@@ -14,6 +14,7 @@ from draftcast.dashboards.widgets import page
 from draftcast.dashboards.widgets.verdict_card import (
     LONGEST,
     RATES,
+    Card,
     best_length,
     card,
     draft_length_strip,
@@ -29,11 +30,11 @@ SMALL = load_scenario(overrides=["workload.num_requests=400", "statistics.replic
 RATE = "workload.arrivals.request_rate_rps"
 
 
-def words(html: str) -> tuple[str, str]:
+def words(shown: Card) -> tuple[str, str]:
     """The verdict, and whether it is estimated or simulated."""
-    found = re.search(r"data-state='(\w*)'.*?<b class='[^']*'>([^<]+)</b>", html)
-    assert found is not None, html
-    return found[2], found[1]
+    found = re.match(r"Speculation: \*\*([^*]+)\*\*", shown.text)
+    assert found is not None, shown
+    return found[1], shown.state
 
 
 @pytest.mark.parametrize(
@@ -43,8 +44,8 @@ def words(html: str) -> tuple[str, str]:
 def test_the_card_says_how_far_speed_ups_were_off_as_trust_does(changes: dict[str, object], stratum: str) -> None:
     scenario = with_values(SMALL, {"engine.speculative_config.model": None, **changes})
     (score,) = (s for s in scorecard(shipped_forecasts(), "speedup") if (s.stratum, s.engine) == (stratum, ""))
-    shown = card(scenario, step_estimate(scenario), None)
-    assert f"<b>{score.errors.median:.0%} off</b>" in shown
+    shown = card(scenario, step_estimate(scenario)).text
+    assert f"**{score.errors.median:.0%} off**" in shown
     assert f"at {score.errors.points} GPU measurements" in shown
 
 
@@ -59,7 +60,7 @@ def test_the_card_says_how_far_speed_ups_were_off_as_trust_does(changes: dict[st
 def test_the_estimate_says_what_the_simulation_says(changes: dict[str, object], word: str) -> None:
     scenario = with_values(SMALL, changes)
     estimate = step_estimate(scenario)
-    assert words(card(scenario, estimate, None)) == (word, "estimate")
+    assert words(card(scenario, estimate)) == (word, "estimate")
     assert words(card(scenario, estimate, answer(scenario).point.verdict)) == (word, "simulated")
 
 
@@ -73,7 +74,7 @@ def test_the_estimate_is_unsure_at_its_cutover_where_sides_change_places() -> No
         at_s = [fluid.latency_s(fluid.in_system(estimate.rates[index])) for fluid in estimate.errors.fluids]
         assert (at_s[0] < at_s[1]) == faster
     at = with_values(SMALL, {RATE: rate})
-    assert words(card(at, step_estimate(at), None))[0] == "TOO CLOSE TO CALL"
+    assert words(card(at, step_estimate(at)))[0] == "TOO CLOSE TO CALL"
     assert len(estimate.rates) == len(estimate.advantages) == RATES
     # A longer prompt leaves less room: the same load is nearer to the cutover.
     longer = step_estimate(with_values(SMALL, {"workload.lengths.prompt_tokens.mean": 1500}))
@@ -86,7 +87,7 @@ def test_no_ratio_where_one_side_alone_is_overloaded() -> None:
     assert estimate is not None
     on, off = (fluid.capacity_rps() for fluid in estimate.errors.fluids)
     between = with_values(SMALL, {RATE: float(0.1 * on + 0.9 * off)})
-    shown = card(between, step_estimate(between), None)
+    shown = card(between, step_estimate(between)).text
     assert "overloaded with speculation alone" in shown
     assert "0.00 x" not in shown
 
@@ -128,12 +129,12 @@ def test_draft_lengths_of_clients_and_of_no_load() -> None:
 def test_where_mean_steps_say_nothing_the_card_waits(changes: dict[str, object]) -> None:
     scenario = with_values(SMALL, changes)
     assert step_estimate(scenario) is None
-    assert words(card(scenario, None, None)) == ("SIMULATING", "estimate")
+    assert words(card(scenario, None)) == ("SIMULATING", "estimate")
     assert words(card(scenario, None, answer(scenario).point.verdict)) == ("ON", "simulated")
 
 
 def test_without_speculation_there_is_nothing_to_say() -> None:
-    assert words(card(without_speculation(SMALL), None, None)) == ("not chosen", "")
+    assert words(card(without_speculation(SMALL), None)) == ("not chosen", "estimate")
 
 
 def looked_for(key: str, make: object) -> object:
