@@ -383,28 +383,6 @@ def test_script_gpus_by_rate(script: Callable[..., Done]) -> None:
     assert (bad.returncode, bad.stderr.count("\n")) == (2, 1)
 
 
-def test_script_cheapest_hardware(script: Callable[..., Done], tmp_path: Path) -> None:
-    prices = tmp_path / "prices.yaml"
-    prices.write_text("date: 2026-11-01\nper_gpu_hour: {h100-sxm: 2.5, b200: 20}\n")
-    asked = ("--rate", "20", "--slo", "tpot:p95<30ms", "--spare", "1")
-    done = script("cheapest_hardware", "default", str(prices), *asked)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0].startswith("h100-sxm tp 1 ")
-    assert "5.00 an hour (your price of 2026-11-01)" in lines[-1]
-    assert len(lines) == 5
-    for text, message in (
-        ("per_gpu_hour: {h100: 1}\n", "must hold date and per_gpu_hour"),
-        ("date: soon\nper_gpu_hour: {h100: 1}\n", "must be a day"),
-        ("date: 2026-11-01\nper_gpu_hour: {h100: cheap}\n", "per_gpu_hour.h100 = 'cheap': must be a number"),
-    ):
-        prices.write_text(text)
-        bad = script("cheapest_hardware", "default", str(prices), *asked)
-        assert bad.returncode == 2
-        assert f"{prices}: " in bad.stderr
-        assert message in bad.stderr
-
-
 def test_script_trace_growth(script: Callable[..., Done], tmp_path: Path) -> None:
     asked = ("--slo", "ttft:p95<1s", "--growth", "1,40", "--spare", "1")
     done = script("trace_growth", "default", str(trace(tmp_path)), *asked)
