@@ -121,6 +121,7 @@ DELETED_TESTS: Mapping[str, str] = {
     "test_bad_think_time": "test_bad_input",
     "test_bounds": "test_draws_are_held_inside_their_bounds",
     "test_moments": "the same test, its cases in another order",
+    "test_script_cheapest_hardware": "draftcast plan --price, in test_plan",
     "test_infinite_rate_sends_everything_at_once": "no scenario can say it",
     "test_poisson_is_gamma_with_burstiness_1_and_infinite_burstiness_is_even": (
         "test_poisson_is_gamma_with_burstiness_1_and_a_large_burstiness_is_even"
