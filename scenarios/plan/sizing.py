@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import CapacityError, InputError, ModelError
@@ -24,9 +26,6 @@ from draftcast.scenarios.run.plotted import Plotted
 from draftcast.scenarios.schema.load import with_rate
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.intervals import Estimate, normal_quantile
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Loads to look at, in shares of the largest that meets the SLO: closer together where the curve bends.
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
@@ -153,8 +152,6 @@ class CapacityPlan(Plotted):
 
     def frame(self) -> pd.DataFrame:
         """One row a candidate, the best first, with the plain values of `Sizing.summary`."""
-        import pandas as pd
-
         left_out = ("replicas_interval", "figures", "notes", "price", "limit_beyond", "tightest_constraint")
         rows = []
         for sizing in self.sizings:
@@ -332,8 +329,6 @@ def delivered(check: Check) -> dict[str, Estimate]:
 def curve_frame(checks: Sequence[Check]) -> pd.DataFrame:
     """One row a load: ``rate_rps``, ``verdict``, ``met``, and `delivered` as ``completed_rps`` and ``goodput_rps`` with
     their ``_low`` and ``_high``."""
-    import pandas as pd
-
     rows = []
     for check in checks:
         row: dict[str, Any] = {"rate_rps": check.rate_rps, "verdict": check.verdict, "met": check.met}

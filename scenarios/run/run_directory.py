@@ -15,7 +15,10 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from draftcast import __version__
 from draftcast.errors import InputError
@@ -23,9 +26,6 @@ from draftcast.files import plain, without_secrets, write_text, written
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import scenario_hash, to_mapping
 from draftcast.scenarios.schema.references import without_folders
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MANIFEST, SUMMARY, REQUESTS, STEPS = "manifest.json", "summary.json", "requests.parquet", "steps.parquet"
 FORMAT = "draftcast-run"
@@ -39,8 +39,6 @@ def make_manifest(scenario: Scenario, profile_checksum: str, command: Sequence[s
 
     It names no folder of this machine: files stand by their names, with the sha256 of their content in ``files``.
     """
-    import numpy as np
-
     data = to_mapping(scenario)
     files = without_folders(data)
     return {

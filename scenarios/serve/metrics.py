@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -15,10 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from draftcast.calibration.yaml_text import parse_yaml
-
-if TYPE_CHECKING:
-    from draftcast.scenarios.run.simulate import RunResult
-    from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.run.simulate import RunResult
+from draftcast.scenarios.schema import Scenario
 
 LABELS = ("model_name", "engine")
 _WORDS: dict[str, Any] = parse_yaml(Path(__file__).with_name("metrics.yaml").read_text("utf-8"), "metrics.yaml")

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from draftcast.errors import InputError
 from draftcast.files import check_output, written
-
-if TYPE_CHECKING:
-    from draftcast.sim.statistics.intervals import Estimate
+from draftcast.sim.statistics.intervals import Estimate
 
 ON, OFF, BASELINE, LIMIT = "#1098ad", "#868e96", "#e8890c", "#e03131"
 COLOURS = (ON, BASELINE, "#7048e8", "#2f9e44", "#d6336c", OFF, "#1c7ed6", "#5c3d2e")
@@ -132,11 +131,8 @@ def check_picture(path: Path, option: str) -> None:
     if path.suffix not in (".html", *IMAGES):
         raise InputError(f"must end in .html, {', '.join(IMAGES)}", file=option, value=str(path))
     check_output(path)
-    if path.suffix in IMAGES:
-        from importlib.util import find_spec
-
-        if find_spec("kaleido") is None:
-            raise InputError(f"{path.suffix} needs kaleido (pip install kaleido); .html needs nothing", file=option)
+    if path.suffix in IMAGES and find_spec("kaleido") is None:
+        raise InputError(f"{path.suffix} needs kaleido (pip install kaleido); .html needs nothing", file=option)
 
 
 def check_points(count: int) -> None:

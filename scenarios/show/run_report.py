@@ -5,19 +5,17 @@ from __future__ import annotations
 import datetime
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.scenarios.compare.comparison import CAUSES, Comparison, RatePoint
+from draftcast.scenarios.compare.verdict import Side
+from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.show.tables import make_table, show, title
 from draftcast.sim.output.vllm_result import vllm_result
-
-if TYPE_CHECKING:
-    from draftcast.scenarios.compare.verdict import Side
-    from draftcast.scenarios.run.simulate import RunResult
 
 _FIGURES = parse_yaml(Path(__file__).with_name("run_report.yaml").read_text("utf-8"), "run_report.yaml")
 COMPARED, ONE_RUN, ENGINE = (tuple(map(tuple, _FIGURES[table])) for table in ("compared", "one_run", "engine"))

@@ -7,18 +7,15 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
 from draftcast.files import plain
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from draftcast.scenarios.schema import Scenario
-    from draftcast.sim.statistics.intervals import Estimate
+from draftcast.scenarios.schema import Scenario
+from draftcast.sim.statistics.intervals import Estimate
 
 Rows = Sequence[Sequence[str]]
 MISSED = "MISSED"

@@ -8,9 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from draftcast.errors import InputError
 from draftcast.kernels.arrays import BoolArray, FloatArray
@@ -21,10 +22,6 @@ from draftcast.scenarios.sweep.grid import Axis
 from draftcast.scenarios.sweep.store import KEY, REPLICATION
 from draftcast.sim.output.metrics import summarise
 from draftcast.sim.statistics.intervals import Estimate, replication_interval, student_t
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 # Rivals a point is compared with at once; most points are beaten by one of the first, the best on the whole.
 BLOCK = 256
@@ -206,8 +203,6 @@ class SweepResult(Plotted):
 
     def frame(self) -> pd.DataFrame:
         """One row a cell: the axes, what `SweepCell` says, ``pareto``, and mean, ``_low`` and ``_high`` of figures."""
-        import pandas as pd
-
         front = {id(cell) for cell in self.pareto}
         rows = []
         for cell in self.cells:

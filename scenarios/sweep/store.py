@@ -13,13 +13,14 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from draftcast.errors import InputError
 from draftcast.files import is_partial, read_json, read_parquet, write_text, written
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MANIFEST, RESULTS = "manifest.json", "results"
 FORMAT, FORMAT_VERSION = "draftcast-sweep", 1
@@ -62,8 +63,6 @@ class ResultStore:
         Raises:
             InputError: the disk refused; nothing of the rows is there then.
         """
-        import pyarrow as pa
-
         # Columns in order of first appearance; numbers other than counters must be floats in every file alike.
         names = dict.fromkeys(itertools.chain(*rows))
         self._append(pa.table({name: [row.get(name) for row in rows] for name in names}))
@@ -74,9 +73,6 @@ class ResultStore:
         Raises:
             InputError: a damaged file.
         """
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         wanted = pa.array(list(keys), pa.string())
         by_key: dict[str, dict[int, dict[str, Any]]] = {}
         for table in self._tables():
@@ -86,8 +82,6 @@ class ResultStore:
 
     def table(self) -> pa.Table:
         """Everything, each cell once, in order of key and replication."""
-        import pyarrow as pa
-
         tables = self._tables()
         if not tables:
             return pa.table({KEY: pa.array([], pa.string()), REPLICATION: pa.array([], pa.int64())})
@@ -108,8 +102,6 @@ class ResultStore:
             path.unlink(missing_ok=True)
 
     def _append(self, table: pa.Table) -> None:
-        import pyarrow.parquet as pq
-
         target = self.folder / RESULTS / f"{uuid.uuid4().hex}.parquet"
         with written(target) as partial:
             pq.write_table(table, partial, compression="zstd")
@@ -118,8 +110,6 @@ class ResultStore:
         return sorted((self.folder / RESULTS).glob("*.parquet"))
 
     def _tables(self) -> list[pa.Table]:
-        import pyarrow as pa
-
         for _ in range(_TRIES):
             tables = []
             try:
