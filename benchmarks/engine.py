@@ -29,13 +29,15 @@ import numpy as np
 from numba import njit
 
 from draftcast.scenarios.compare.comparison import simulate
-from draftcast.scenarios.run.deployment import deploy
-from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
+from draftcast.scenarios.run.deployment import Deployment, deploy
+from draftcast.scenarios.run.simulate import build_replicas
+from draftcast.scenarios.run.workload_spec import workload_spec
+from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario
-from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.compiled.random_streams import request_keys, uniform
-from draftcast.sim.engine.replica import Replica, request_rows
+from draftcast.sim.engine.replica import Replica
 from draftcast.sim.workload.build_requests import build_requests
+from draftcast.sim.workload.request_table import RequestTable
 
 AZURE = Path(__file__).parents[2] / "shared/data/traces/azure_llm_2023_conv.csv"
 STEADY = ["workload.arrivals={process: deterministic, request_rate_rps: 53}", "workload.num_requests=20000"]
@@ -69,22 +71,27 @@ def minimal_step_s(sequences: int, clock: Callable[[], float] = time.perf_counte
     return (clock() - start) / steps
 
 
+def served(
+    scenario: Scenario, deployment: Deployment, table: RequestTable, clock: Callable[[], float]
+) -> tuple[Replica, float]:
+    """A replica after it has served all requests, and the seconds that took."""
+    (replica,) = build_replicas(scenario, deployment, table, 0)
+    replica.submit(np.arange(len(table), dtype=np.uint32))
+    start = clock()
+    replica.advance(math.inf)
+    return replica, clock() - start
+
+
 def steps_per_second(prefix_caching: bool) -> dict[str, float]:
     """One replica at about 50 running sequences, k=3, paging on; best of several rounds, the minimal loop in turn."""
     scenario = load_scenario("default", overrides=[*STEADY, f"engine.enable_prefix_caching={prefix_caching}".lower()])
     deployment = deploy(scenario)
-    settings = deployment.settings
-    table = build_requests(workload_spec(scenario), 0, None, settings.max_model_len)
-    acceptance = compile_acceptance(acceptance_models(scenario), table.class_id, 0, K)
+    table = build_requests(workload_spec(scenario), 0, None, deployment.settings.max_model_len)
     engine_s = minimal_s = math.inf
     batch = 0.0
     for round_ in range(ROUNDS + 1):
-        rows = request_rows(table)
-        replica = Replica(settings, rows, table, deployment.policy, deployment.cost, acceptance)
-        replica.submit(np.arange(len(table), dtype=np.uint32))
-        start = time.perf_counter()
-        replica.advance(math.inf)
-        elapsed, engine = time.perf_counter() - start, replica.state.engine[0]
+        replica, elapsed = served(scenario, deployment, table, time.perf_counter)
+        rows, engine = replica.state.requests, replica.state.engine[0]
         batch = float(np.sum(rows["finish_s"] - rows["first_scheduled_s"]) / engine["mark_s"])
         minimal = minimal_step_s(round(batch))
         if round_ > 0:  # the first round compiles

@@ -21,8 +21,9 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from replay_specdecode import scenario_of
 
-from draftcast import load_scenario, simulate
+from draftcast import simulate
 from draftcast.calibration.acceptance.fit import ngram_model
 from draftcast.calibration.acceptance.measure import measure_ngram, read_token_log
 from draftcast.sim.acceptance.chain import Chain
@@ -42,29 +43,12 @@ REQUESTS = 1500  # of one loop
 def throughput(path: Path, users: int, method: str | None, acceptance: dict[str, Any]) -> float:
     """Output tokens a second of a closed loop over the requests of ``path``."""
     drafting = {"method": method, "num_speculative_tokens": K} | (LOOKUP if method == "ngram" else {})
-    engine = {
-        "model": "llama-3.1-8b",
-        "max_num_seqs": users,
-        "max_model_len": 2 * CUT,
-        "num_gpu_blocks": users * (2 * CUT // 16 + 1),
-        "enable_prefix_caching": False,
-        "speculative_config": drafting if method else None,
-    }
-    workload = {
-        "arrivals": {"process": "closed_loop", "concurrency": users},
-        "num_requests": REQUESTS,
-        "lengths": {"path": str(path)},
-    }
-    scenario = {
-        "schema_version": 1,
-        "engine": engine,
-        "hardware": "h100-sxm",
-        "profile": "h100-llama-3.1-8b-affine",
-        "workload": workload,
-        "acceptance": acceptance,
-        "statistics": {"replications": 1},
-    }
-    return float(simulate(load_scenario(scenario)).summary["figures"]["output_throughput"].mean)
+    engine = {"max_num_seqs": users, "speculative_config": drafting if method else None}
+    arrivals = {"process": "closed_loop", "concurrency": users}
+    workload = {"arrivals": arrivals, "num_requests": REQUESTS, "lengths": {"path": str(path)}}
+    return float(
+        simulate(scenario_of(engine, workload, acceptance, 2 * CUT)).summary["figures"]["output_throughput"].mean
+    )
 
 
 def sections(path: Path, method: str) -> tuple[dict[str, Any], dict[str, Any]]:

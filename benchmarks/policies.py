@@ -13,17 +13,16 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import typer
-from engine import K, minimal_step_s
+from engine import minimal_step_s, served
 
 from draftcast.scenarios.run.deployment import deploy
-from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, workload_spec
+from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema.load import load_scenario
-from draftcast.sim.acceptance.compile import compile_acceptance
-from draftcast.sim.engine.replica import Replica, request_rows
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.batch import Batch
 from draftcast.sim.policies.registry import load_policy
@@ -62,18 +61,6 @@ class ByRequest(Policy):
         return np.where(batch.acceptance < 0.3, 1, batch.k)
 
 
-def seconds_per_step(policy: Policy, case: Any) -> float:
-    """Seconds of an engine step with ``policy``, all requests served once."""
-    deployment, table, acceptance = case
-    settings = deployment.settings
-    rows = request_rows(table)
-    replica = Replica(settings, rows, table, policy.fresh(), deployment.cost, acceptance)
-    replica.submit(np.arange(len(table), dtype=np.uint32))
-    start = time.process_time()
-    replica.advance(math.inf)
-    return (time.process_time() - start) / int(replica.state.engine[0]["step"])
-
-
 def main(sequences: int = 40, rounds: int = 20) -> None:
     overrides = [
         f"engine.max_num_seqs={sequences}",
@@ -86,7 +73,6 @@ def main(sequences: int = 40, rounds: int = 20) -> None:
     scenario = load_scenario("default", overrides=overrides)
     deployment = deploy(scenario)
     table = build_requests(workload_spec(scenario), 0, None, deployment.settings.max_model_len)
-    acceptance = compile_acceptance(acceptance_models(scenario), table.class_id, 0, K, confidence=confidences(scenario))
     built_in = {}
     for name, parameters in POLICIES:
         given = ", ".join(f"{key}={value}" for key, value in parameters.items())
@@ -99,7 +85,8 @@ def main(sequences: int = 40, rounds: int = 20) -> None:
         found = minimal_step_s(sequences, time.process_time)
         minimal_s = min(minimal_s, found) if round_ else math.inf  # the first round compiles
         for label, policy in (built_in | own).items():
-            found = seconds_per_step(policy, (deployment, table, acceptance))
+            replica, seconds = served(scenario, replace(deployment, policy=policy), table, time.process_time)
+            found = seconds / int(replica.state.engine[0]["step"])
             best[label] = min(best[label], found) if round_ else math.inf
     print(f"{'policy':<42}{'steps/s':>12}{'bar':>10}{'of bar':>9}{'minimal loop / it':>20}")
     for label, seconds in best.items():

@@ -17,7 +17,7 @@ as in theirs (match probability 1), which is too many at large batches: most rou
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -25,13 +25,10 @@ import numpy as np
 import typer
 
 from draftcast.kernels.arrays import FloatArray
-from draftcast.scenarios.run.deployment import Deployment, deploy
+from draftcast.scenarios.run.deployment import deploy
+from draftcast.scenarios.run.simulate import replicate
+from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario
-from draftcast.sim.acceptance.chain import Chain
-from draftcast.sim.acceptance.compile import compile_acceptance
-from draftcast.sim.acceptance.model import AcceptanceModel
-from draftcast.sim.acceptance.trace import Trace
-from draftcast.sim.engine.replica import Replica, check_fits, request_rows
 from draftcast.sim.workload.request_table import RequestTable
 from draftcast.sim.workload.traces import TraceSpec, load_trace
 
@@ -65,44 +62,41 @@ def replay(path: Path, method: str, batch_size: int, k: int = K, match_probabili
     """
     table = load_trace(TraceSpec(path=str(path)), f"acc_{method}")
     drafting = {"method": method, "num_speculative_tokens": k}
-    model = Trace(model="trace", match_probability=match_probability if method == "ngram" else None)
-    with_drafts, accepted, rounds = _run(table, path, batch_size, drafting, model)
-    without, _, _ = _run(table, path, batch_size, None, Chain(alpha=0.0))
+    acceptance = {"model": "trace"} | ({"match_probability": match_probability} if method == "ngram" else {})
+    with_drafts, accepted, rounds = _run(table, path, batch_size, drafting, acceptance)
+    without, _, _ = _run(table, path, batch_size, None, {"model": "constant", "alpha": 0.0})
     return Replay(table, with_drafts, without, 1 + accepted / rounds)
 
 
-def _deploy(
-    table: RequestTable, path: Path, batch_size: int, speculative_config: dict[str, Any] | None, model: AcceptanceModel
-) -> Deployment:
-    longest = int((table.prompt_tokens + table.output_tokens).max()) + 64
-    engine = {
-        "model": "llama-3.1-8b",
-        "max_model_len": longest,
-        "max_num_seqs": batch_size,
-        # One step prefills the whole batch.
-        "max_num_batched_tokens": batch_size * longest,
-        "num_gpu_blocks": batch_size * (longest // 16 + 1) + 1,
-        "enable_prefix_caching": False,
-        "speculative_config": speculative_config,
-    }
-    scenario = {
-        "schema_version": 1,
-        "engine": engine,
-        "hardware": "h100-sxm",
-        "profile": "h100-llama-3.1-8b-affine",
-        "workload": {"arrivals": {"process": "trace", "path": str(path)}},
-        "acceptance": model.model_dump(),
-    }
-    return deploy(load_scenario(scenario))
+def scenario_of(
+    engine: Mapping[str, Any], workload: Mapping[str, Any], acceptance: Mapping[str, Any], longest: int
+) -> Scenario:
+    """The recorded model on the H100 of the fit, with blocks for ``max_num_seqs`` requests of ``longest`` tokens."""
+    blocks = engine["max_num_seqs"] * (longest // 16 + 1) + 1
+    fixed = {"model": "llama-3.1-8b", "max_model_len": longest, "num_gpu_blocks": blocks}
+    return load_scenario(
+        {
+            "schema_version": 1,
+            "engine": {**fixed, "enable_prefix_caching": False, **engine},
+            "hardware": "h100-sxm",
+            "profile": "h100-llama-3.1-8b-affine",
+            "workload": workload,
+            "acceptance": acceptance,
+            "statistics": {"replications": 1},
+        }
+    )
 
 
 def _run(
-    table: RequestTable, path: Path, batch_size: int, drafting: dict[str, Any] | None, model: AcceptanceModel
+    table: RequestTable, path: Path, batch_size: int, drafting: dict[str, Any] | None, acceptance: dict[str, Any]
 ) -> tuple[FloatArray, int, int]:
     """Tokens per second of every batch, drafts accepted and verify rounds."""
     n = len(table)
-    deployment = _deploy(table, path, batch_size, drafting, model)
-    settings = deployment.settings
+    longest = int((table.prompt_tokens + table.output_tokens).max()) + 64
+    # One step prefills the whole batch.
+    engine = {"max_num_seqs": batch_size, "max_num_batched_tokens": batch_size * longest}
+    workload = {"arrivals": {"process": "trace", "path": str(path)}}
+    scenario = scenario_of(engine | {"speculative_config": drafting}, workload, acceptance, longest)
     copies = table.take(np.repeat(np.arange(n), batch_size))
     batches = RequestTable.from_columns(
         copies.prompt_tokens,
@@ -111,19 +105,13 @@ def _run(
         acceptance_offsets=copies.acceptance_offsets,
         acceptance_lengths=copies.acceptance_lengths,
     )
-    recorded = {"offsets": batches.acceptance_offsets, "lengths": batches.acceptance_lengths}
-    acceptance = compile_acceptance([model], batches.class_id, seed=0, k=settings.max_drafts, **recorded)
-    rows = request_rows(batches)
-    check_fits(settings, rows)
-    replica = Replica(settings, rows, batches, deployment.policy, deployment.cost, acceptance)
-    replica.submit(np.arange(len(batches), dtype=np.uint32))
-    replica.advance(math.inf)
-    assert not rows["preemptions"].any(), "a static batch must fit"
-    finish_s = rows["finish_s"].reshape(n, batch_size).max(axis=1)
+    requests = replicate(scenario, None, deploy(scenario), batches, 0, None, False).requests
+    assert not requests["preemptions"].any(), "a static batch must fit"
+    finish_s = requests["finish_s"].to_numpy().reshape(n, batch_size).max(axis=1)
     duration_s = finish_s - np.arange(n) * GAP_S
     assert float(duration_s.max()) < GAP_S, "batches overlap"
     throughput = batch_size * table.output_tokens / duration_s
-    return throughput, int(rows["accepted"].sum()), int(rows["rounds"].sum())
+    return throughput, int(requests["num_accepted_tokens"].sum()), int(requests["num_drafts"].sum())
 
 
 def main(file: Annotated[Path, typer.Argument()] = SHAREGPT) -> None:
