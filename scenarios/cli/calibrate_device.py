@@ -10,17 +10,21 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict
+from typing import Any, Literal
 
 import typer
 
+from draftcast.calibration.microbench import shapes
+from draftcast.calibration.microbench.device import find_device, hardware_of
+from draftcast.calibration.microbench.runner import Calibration, Result, Status, check_folder, digest
+from draftcast.calibration.profile.measured import parts_of
 from draftcast.errors import InputError
+from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.operators.registry import operator
+from draftcast.scenarios.cli.calibrate import DeviceOptions, ProfileOptions
 from draftcast.scenarios.cli.terminal import INTERRUPTED, print_json, progress_bar
 from draftcast.scenarios.show.tables import make_console, rows_table
-
-if TYPE_CHECKING:
-    from draftcast.calibration.microbench.runner import Result, Status
-    from draftcast.scenarios.cli.calibrate import DeviceOptions, ProfileOptions
 
 _MODELS = {"cpu": ["testbed-250M"], "cuda": ["Llama-3.1-8B"]}
 _KV_DTYPES = {"cpu": ["bf16"], "cuda": ["bf16", "fp8"]}
@@ -35,14 +39,6 @@ def calibrate_device(device: Literal["cpu", "cuda"], profile: ProfileOptions, ti
         InputError: a bad option, no such device, or a folder that holds something else.
     """
     began_s = time.perf_counter()
-    from dataclasses import asdict
-
-    from draftcast.calibration.microbench import shapes
-    from draftcast.calibration.microbench.device import find_device, hardware_of
-    from draftcast.calibration.microbench.runner import Calibration, check_folder, digest
-    from draftcast.kernels.model.catalog import load_model
-    from draftcast.kernels.operators.registry import operator
-
     out = profile.folder("--device")
     budget_s = _budget_seconds(timing.budget)
     rows = _MAX_ROWS[device] if timing.max_rows is None else timing.max_rows
@@ -126,8 +122,6 @@ def _print_result(result: Result, as_json: bool) -> None:
 
 def _operator_rows(result: Result) -> list[dict[str, Any]]:
     """A row an operator and format: points, how many settled, their intervals, errors on the held-out ones."""
-    from draftcast.calibration.profile.measured import parts_of
-
     frame = result.table.frame
     errors = {entry.part: entry.interpolated for entry in result.errors}
     width = (frame["high_s"] - frame["low_s"]) / frame["seconds"]

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftcast.errors import InputError
+from draftcast.errors import InputError, naming
 from draftcast.scenarios.cli import options
 from draftcast.scenarios.cli.options import Candidates, Prices, Question, values_of
 from draftcast.scenarios.cli.terminal import UNDECIDED, progress_bar
 
 if TYPE_CHECKING:
-    from draftcast.scenarios.compare.metric import Price
-    from draftcast.scenarios.cutover.answer import Cutover
-    from draftcast.scenarios.cutover.map import SpeedupMap
     from draftcast.scenarios.cutover.search import CutoverQuestion
     from draftcast.scenarios.schema import Scenario
 
@@ -71,8 +67,8 @@ def cutover(
     plot: Annotated[Path | None, typer.Option(metavar="HTML", help="Write the plot here.")] = None,
 ) -> None:
     """Find where speculation stops paying: the load, length or acceptance, with its interval and the reason."""
-    from draftcast.errors import naming
     from draftcast.scenarios.cutover.search import cutover as find
+    from draftcast.scenarios.show import cutover_report as report
     from draftcast.scenarios.show.plots import check_picture, write_figure
 
     scenario = question.load()
@@ -92,7 +88,7 @@ def cutover(
             speedups = speedup_map(asked, against=map_against, values=values, progress=progress)
         if plot is not None:
             write_figure(map_figure(speedups), plot)
-        question.print_answer(scenario, speedups.summary, _map_parts(asked.scenario, speedups))
+        question.print_answer(scenario, speedups.summary, report.map_parts(speedups))
         return
     if acceptance is not None:
         raise InputError("is for --map acceptance", file="--acceptance", value=acceptance)
@@ -103,7 +99,7 @@ def cutover(
         from draftcast.scenarios.show.cutover_plots import cutover_figure
 
         write_figure(cutover_figure(answers), plot)
-    parts = _answer_parts(scenario, answers, asked.price)
+    parts = report.answer_parts(scenario, answers, asked.price)
     question.print_answer(scenario, lambda: {"cutovers": [answer.summary() for answer in answers]}, parts)
     if all(answer.verdict == "cannot tell" for answer in answers):
         raise typer.Exit(UNDECIDED)
@@ -124,26 +120,3 @@ def _map_values(
     if lengths:
         asked = replace(asked, scenario=with_length(asked.scenario, lengths[0]))
     return asked, acceptances
-
-
-def _map_parts(scenario: Scenario, speedups: SpeedupMap) -> Iterator[Any]:
-    from draftcast.scenarios.show.cutover_report import contour_lines, map_table
-    from draftcast.scenarios.show.tables import title
-
-    yield from (title(scenario), map_table(speedups))
-    yield f"Advantage in {speedups.metric.label}; * its {speedups.confidence:.0%} interval excludes 1."
-    yield from contour_lines(speedups)
-
-
-def _answer_parts(scenario: Scenario, answers: tuple[Cutover, ...], price: Price | None) -> Iterator[Any]:
-    from draftcast.scenarios.show import cutover_report as report
-    from draftcast.scenarios.show.tables import title
-
-    yield title(scenario)
-    yield report.settings_table(answers) if len(answers) > 1 else report.points_table(answers[0])
-    yield from map(report.headline, answers)
-    if len(answers) > 1:
-        yield from dict.fromkeys(line for answer in answers for line in report.note_lines(answer))
-    else:
-        yield from report.detail_lines(answers[0])
-        yield from report.cost_lines(answers[0], price.date) if price is not None else ()

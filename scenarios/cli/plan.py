@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from draftcast.errors import InputError
+from draftcast.errors import InputError, naming
 from draftcast.scenarios.cli.options import Prices, Question, complete_device, method_of, option_groups, parse_prices
 from draftcast.scenarios.cli.terminal import SLO_UNMET, progress_bar
 
@@ -64,7 +64,6 @@ def plan(
     spare: Annotated[int, typer.Option(help="Replicas that may fail (1: N+1).")] = 0,
 ) -> None:
     """Plan capacity: fewest GPUs (or least cost) that meet an SLO at a rate, and the largest rate they hold."""
-    from draftcast.errors import naming
     from draftcast.scenarios.plan.question import PlanQuestion, parse_objectives
     from draftcast.scenarios.plan.sizing import plan as size
     from draftcast.scenarios.show.plan_report import answer_line, basis_line, plan_rows

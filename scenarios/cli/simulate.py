@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftcast.errors import InputError
+from draftcast.errors import InputError, naming
 from draftcast.files import check_output, write_bytes
 from draftcast.kernels.extras import require
 from draftcast.scenarios.cli.options import Metric, Question, Rates, option_groups, values_of
 from draftcast.scenarios.cli.terminal import SLO_UNMET, UNDECIDED, UNSTABLE, progress_bar
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from draftcast.scenarios.compare.comparison import Comparison, RatePoint
+    from draftcast.scenarios.compare.comparison import RatePoint
     from draftcast.scenarios.schema import Scenario
 
 
@@ -56,8 +54,8 @@ def simulate(
     ] = False,
 ) -> None:
     """Simulate a scenario: latency, goodput and acceptance with intervals, and whether speculation pays."""
-    from draftcast.errors import naming
     from draftcast.scenarios.compare.comparison import compare as compare_with_off
+    from draftcast.scenarios.show.run_report import answer_parts
 
     scenario = question.load()
     rates_rps = values_of(rates, "--rates")
@@ -81,7 +79,7 @@ def simulate(
         answer = compare_with_off(scenario, rates_rps, compare_off=compared, progress=progress, record_steps=steps)
     single = answer.points[0] if not rates_rps else None
     if out is not None:
-        _write(out, answer, single)
+        answer.save(out) if single is None else single.on.write(out, single.compared())
     if plot is not None:
         from draftcast.scenarios.show.plots import write_figure
         from draftcast.scenarios.show.run_plots import comparison_figure
@@ -91,7 +89,7 @@ def simulate(
         _export(exports, scenario, single)
     data = answer.summary if single is None else lambda: single.on.summary | single.compared()
     if not to_stdout:
-        question.print_answer(scenario, data, _parts(scenario, answer, single))
+        question.print_answer(scenario, data, answer_parts(answer, single))
     if single is not None and not single.own.has_figures:
         raise typer.Exit(UNSTABLE if single.own.state == "overloaded" else UNDECIDED)
     if single is not None and single.on.slo_met is False:
@@ -133,46 +131,6 @@ def _export(exports: Mapping[str, Path | None], scenario: Scenario, single: Rate
             write_bytes(path, content)
 
 
-def _parts(scenario: Scenario, answer: Comparison, single: RatePoint | None) -> Iterator[Any]:
-    """Tables and sentences of one load or of several rates."""
-    from draftcast.scenarios.show import run_report as report
-
-    if single is not None:
-        if single.verdict is not None:
-            yield single.verdict.sentence(report.load_words(scenario))
-        yield report.run_table(scenario, single)
-        yield from (report.cause_line(single), report.status_line(single.on, single.own))
-    else:
-        yield from (report.comparison_table(answer), *report.comparison_lines(answer))
-    notes = (note for point in answer.points for run in point.runs for note in run.summary.get("notes", []))
-    yield from (f"note: {note}" for note in dict.fromkeys(notes))
-
-
-def _write(out: Path, answer: Comparison, single: RatePoint | None) -> None:
-    """The setting's own run as it is; several rates as one directory whose tables say which run a row belongs to."""
-    import pandas as pd
-
-    from draftcast.scenarios.run.run_directory import write_run_directory
-
-    if single is not None:
-        single.on.write(out, single.compared())
-        return
-    tables: dict[str, list[pd.DataFrame]] = {"requests": [], "steps": []}
-    for point in answer.points:
-        for speculation, result in zip(("on", "off"), point.runs, strict=False):
-            labels = {"request_rate_rps": point.request_rate_rps, "speculation": speculation}
-            tables["requests"].append(result.requests.assign(**labels))
-            if result.steps is not None:
-                tables["steps"].append(result.steps.assign(**labels))
-    write_run_directory(
-        out,
-        manifest={**answer.points[0].on.manifest, "points": len(answer.points)},
-        summary=answer.summary(),
-        requests=pd.concat(tables["requests"], ignore_index=True),
-        steps=pd.concat(tables["steps"], ignore_index=True) if tables["steps"] else None,
-    )
-
-
 @option_groups
 def compare(
     question: Question,
@@ -186,7 +144,6 @@ def compare(
     metric: Metric = "e2e",
 ) -> None:
     """Compare draft-length policies on the same requests: paired differences, gap to the oracle, ranking with ties."""
-    from draftcast.errors import naming
     from draftcast.scenarios.compare.policy_comparison import compare_policies
     from draftcast.scenarios.show.recommend_report import policies_table, ranking_lines
 

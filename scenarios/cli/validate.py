@@ -17,7 +17,6 @@ from draftcast.scenarios.cli.terminal import print_lines, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.calibration.live.run_directory import LiveRun
-    from draftcast.calibration.live.step_profile import LiveCalibration
 
 Profile = Annotated[
     str | None,
@@ -72,6 +71,7 @@ def calibrate(
     from draftcast.calibration.live.step_profile import calibrate_live, write_live_profile
     from draftcast.scenarios.live.validate.question import profile_label
     from draftcast.scenarios.schema.load import recorded_scenario
+    from draftcast.scenarios.show.validation_report import calibration_lines
 
     recorded = [LiveRun.read(run) for run in runs]
     scenario = recorded_scenario(recorded[0].manifest, str(runs[0]))
@@ -80,7 +80,7 @@ def calibrate(
     if out is not None:
         write_live_profile(calibration, out, profile_label(scenario, name or out.resolve().name))
     written = [f"written: {out}"] if out is not None else []
-    print_lines(as_json, calibration.report(), [*_calibration_lines(calibration), *written])
+    print_lines(as_json, calibration.report(), [*calibration_lines(calibration), *written])
 
 
 def report(
@@ -149,27 +149,3 @@ def _live_run(path: Path) -> LiveRun:
         if path.is_dir():
             return import_recorded_run(path, Path(folder) / path.resolve().name)
         return import_bench_result(path, Path(folder) / path.stem)
-
-
-def _calibration_lines(calibration: LiveCalibration) -> list[str]:
-    from draftcast.scenarios.show.tables import aligned
-
-    fit = calibration.fit
-    table = [["coefficient", "seconds", ""]]
-    for name, value in fit.coefficients.items():
-        other = fit.folded.get(name)
-        note = "" if other is None else f"moves with {other}" if other else "nothing to multiply"
-        table.append([name, f"{value:.4g}", note])
-    curve = ", ".join(f"{rows:.0f}: {seconds * 1e3:.4g}" for rows, seconds in fit.rows)
-    held_out: list[list[str]] = [["held out", "points", "errors"]]
-    held_out += [[fold.run, str(fold.errors.points), str(fold.errors)] for fold in fit.held_out]
-    held_out.append(["all", str(fit.all.points), str(fit.all)])
-    seconds: Any = calibration.front_end.seconds
-    tables = (*aligned(table), "", f"rows: ms beyond the fixed seconds: {curve}", "", *aligned(held_out), "")
-    return [
-        *(line.rstrip() for line in tables),
-        f"front end: {seconds.request_s * 1e3:.2f} ms into the engine ({calibration.front_end.arrivals} requests), "
-        f"{seconds.output_s * 1e3:.2f} ms + {seconds.output_sequence_s * 1e6:.0f} us a request out of it "
-        f"({calibration.front_end.pieces} pieces), {seconds.turnaround_s * 1e3:.2f} ms from answer to next request",
-        *(f"note: {note}" for note in calibration.notes),
-    ]

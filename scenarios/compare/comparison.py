@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from draftcast.errors import ScenarioError
 from draftcast.scenarios.compare.difference import Difference, difference
@@ -17,6 +20,7 @@ from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.verdict import Side, Verdict, advantage_of, judge, paired_probe, side
 from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.run.plotted import Plotted
+from draftcast.scenarios.run.run_directory import write_run_directory
 from draftcast.scenarios.run.simulate import RunResult, measure, serve, simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_rate, without_speculation
@@ -128,6 +132,23 @@ class Comparison(Plotted):
             spans = {"surely_pays_rps": self.cutover.above, "surely_costs_rps": self.cutover.below}
             cutover = {"kind": self.cutover.kind, **spans, "confidence": self.cutover.confidence}
         return {"points": rows, "capacity_rps": self.capacities, "cutover": cutover}
+
+    def save(self, path: str | Path) -> Path:
+        """Write a run directory of all runs, whose tables say by rate and speculation which one a row is of."""
+        tables: dict[str, list[pd.DataFrame]] = {"requests": [], "steps": []}
+        for point in self.points:
+            for speculation, result in zip(("on", "off"), point.runs, strict=False):
+                labels = {"request_rate_rps": point.request_rate_rps, "speculation": speculation}
+                tables["requests"].append(result.requests.assign(**labels))
+                if result.steps is not None:
+                    tables["steps"].append(result.steps.assign(**labels))
+        return write_run_directory(
+            path,
+            manifest={**self.points[0].on.manifest, "points": len(self.points)},
+            summary=self.summary(),
+            requests=pd.concat(tables["requests"], ignore_index=True),
+            steps=pd.concat(tables["steps"], ignore_index=True) if tables["steps"] else None,
+        )
 
     @property
     def capacities(self) -> dict[str, Estimate | None]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from rich.table import Table
 
+from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.compare.model_error import UNCERTAIN
 from draftcast.scenarios.cutover.answer import Cutover
 from draftcast.scenarios.cutover.map import SpeedupMap
-from draftcast.scenarios.show.tables import make_table, show
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.show.tables import make_table, show, title
 from draftcast.sim.statistics.crossing import Crossing, Probe
 from draftcast.sim.statistics.intervals import Estimate
 
@@ -223,3 +225,22 @@ def contour_lines(speedups: SpeedupMap) -> list[str]:
         }.get(crossing.kind, "cannot tell")
         lines.append(f"{where}: {outcome}.")
     return lines
+
+
+def map_parts(speedups: SpeedupMap) -> Iterator[str | Table]:
+    """A map as the terminal shows it."""
+    yield from (title(speedups.scenario), map_table(speedups))
+    yield f"Advantage in {speedups.metric.label}; * its {speedups.confidence:.0%} interval excludes 1."
+    yield from contour_lines(speedups)
+
+
+def answer_parts(scenario: Scenario, answers: Sequence[Cutover], price: Price | None) -> Iterator[str | Table]:
+    """The answers as the terminal shows them; one alone with the points behind it."""
+    yield title(scenario)
+    yield settings_table(answers) if len(answers) > 1 else points_table(answers[0])
+    yield from map(headline, answers)
+    if len(answers) > 1:
+        yield from dict.fromkeys(line for answer in answers for line in note_lines(answer))
+    else:
+        yield from detail_lines(answers[0])
+        yield from cost_lines(answers[0], price.date) if price is not None else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,16 @@ def vllm_bench_result(scenario: Scenario, run: RunResult) -> dict[str, Any]:
         max_concurrency=getattr(arrivals, "concurrency", None),
         detailed=True,
     )
+
+
+def answer_parts(answer: Comparison, single: RatePoint | None) -> Iterator[str | Table]:
+    """One load, or several rates, as the terminal shows them."""
+    if single is not None:
+        if single.verdict is not None:
+            yield single.verdict.sentence(load_words(answer.scenario))
+        yield run_table(answer.scenario, single)
+        yield from (cause_line(single), status_line(single.on, single.own))
+    else:
+        yield from (comparison_table(answer), *comparison_lines(answer))
+    notes = (note for point in answer.points for run in point.runs for note in run.summary.get("notes", []))
+    yield from (f"note: {note}" for note in dict.fromkeys(notes))

@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from draftcast import __version__
+from draftcast.calibration.live.step_profile import LiveCalibration
 from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.calibration.profile.spec import AffineProfile, HardwareProfile
 from draftcast.errors import InputError
@@ -261,3 +262,26 @@ def _values(figure: Figure) -> list[str]:
     spread = f" ± {half * scale:.3g}" if math.isfinite(half) and half > 0.0 else ""
     forecast = f"{figure.forecast.mean * scale:.4g}{spread}"
     return [f"{figure.name.removesuffix('_s')}{unit}", f"{figure.measured * scale:.4g}", forecast]
+
+
+def calibration_lines(calibration: LiveCalibration) -> list[str]:
+    """What was fitted to live runs, for a terminal."""
+    fit = calibration.fit
+    table = [["coefficient", "seconds", ""]]
+    for name, value in fit.coefficients.items():
+        other = fit.folded.get(name)
+        note = "" if other is None else f"moves with {other}" if other else "nothing to multiply"
+        table.append([name, f"{value:.4g}", note])
+    curve = ", ".join(f"{rows:.0f}: {seconds * 1e3:.4g}" for rows, seconds in fit.rows)
+    held_out: list[list[str]] = [["held out", "points", "errors"]]
+    held_out += [[fold.run, str(fold.errors.points), str(fold.errors)] for fold in fit.held_out]
+    held_out.append(["all", str(fit.all.points), str(fit.all)])
+    seconds: Any = calibration.front_end.seconds
+    tables = (*aligned(table), "", f"rows: ms beyond the fixed seconds: {curve}", "", *aligned(held_out), "")
+    return [
+        *(line.rstrip() for line in tables),
+        f"front end: {seconds.request_s * 1e3:.2f} ms into the engine ({calibration.front_end.arrivals} requests), "
+        f"{seconds.output_s * 1e3:.2f} ms + {seconds.output_sequence_s * 1e6:.0f} us a request out of it "
+        f"({calibration.front_end.pieces} pieces), {seconds.turnaround_s * 1e3:.2f} ms from answer to next request",
+        *(f"note: {note}" for note in calibration.notes),
+    ]
