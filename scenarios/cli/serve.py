@@ -28,7 +28,7 @@ def serve(
 ) -> None:
     """Serve a scenario: an OpenAI-compatible server whose answers take the simulated time (extra ``serve``)."""
     require("serve", "starlette", "uvicorn", "prometheus_client", "tokenizers", place="draftcast serve")
-    from draftcast.scenarios.serve.run import run_server
+    from draftcast.scenarios.serve.app import run_server
 
     loaded = subject.load(calibrate_to=calibrate_to)
     replicas = f"{loaded.cluster.replicas} replica{'s' * (loaded.cluster.replicas > 1)}"
