@@ -186,6 +186,7 @@ def answer_parts(answer: Comparison, single: RatePoint | None) -> Iterator[str |
         yield run_table(answer.scenario, single)
         yield from (cause_line(single), status_line(single.on, single.own))
     else:
-        yield from (comparison_table(answer), *comparison_lines(answer))
+        yield comparison_table(answer)
+        yield from comparison_lines(answer)
     notes = (note for point in answer.points for run in point.runs for note in run.summary.get("notes", []))
     yield from (f"note: {note}" for note in dict.fromkeys(notes))
