@@ -27,6 +27,8 @@ DFLASH_CAPTURED_LAYERS = 5
 DSPARK_MARKOV_RANK = 256
 # ibm-ai-platform/llama3-8b-accelerator config.json: inner_dim 3072, tied heads.
 MLP_SPECULATOR_INNER = 3072
+# Width of a gate of Snowflake's LSTM speculators, 4 of them in one matrix (arctic_speculator.py of Arctic Inference).
+ARCTIC_INNER = 4096
 # Llama-3's ratio of MLP width to hidden size, for heads on targets that have no dense MLP to copy.
 _MLP_RATIO = 3.5
 # Attention of a head on an MLA target: ordinary heads of this size with 8 KV heads (an assumption).
@@ -221,6 +223,22 @@ def mlp_speculator_heads(target: ModelSpec, num_heads: int, *, inner_dim: int = 
         num_draft_heads=num_heads,
         shares_lm_head=True,  # one table for all stages: counted once, in extra_parameters
         extra_parameters=inner_matrices + inner_dim * target.vocab_size,
+    )
+
+
+def arctic_heads(target: ModelSpec, num_heads: int) -> ModelSpec:
+    """LSTM speculator of Arctic Inference: the MLP speculator with an LSTM's four gates, each ``ARCTIC_INNER`` wide.
+
+    Not modelled: its lm_head in fp8 for up to 32 requests.
+    """
+    base = mlp_speculator_heads(target, num_heads, inner_dim=ARCTIC_INNER)
+    matrices = (target.hidden_size + ARCTIC_INNER) * ARCTIC_INNER
+    return replace(
+        base,
+        name=f"{target.name}-arctic-lstm",
+        architecture="ArcticLSTMSpeculatorPreTrainedModel",
+        draft_gates=4,
+        extra_parameters=base.extra_parameters + 3 * matrices,
     )
 
 

@@ -82,6 +82,8 @@ class HeadConfig:
             raise ModelError(allowed, key="num_speculative_tokens", value=k)
         if self.kind == "medusa":
             return drafters.medusa_heads(target, self.num_heads or k)
+        if self.kind == "arctic":
+            return drafters.arctic_heads(target, k)
         if self.kind == "mlp_speculator":
             return drafters.mlp_speculator_heads(target, self.num_heads or k, inner_dim=self.inner_dim)
         if self.kind == "eagle":

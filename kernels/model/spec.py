@@ -128,6 +128,7 @@ class ModelSpec:
     fc_input_size: int = 0  # input width of the matrix fusing target hidden states (EAGLE 2h, EAGLE-3 3h)
     fc_every_pass: bool = False  # EAGLE and MTP fuse [embedding, hidden] in every pass, EAGLE-3 only once
     num_draft_heads: int = 0  # medusa, mlp_speculator: parallel heads, each with its own block and lm_head
+    draft_gates: int = 1  # matrices that such a head's block holds side by side: 4 of an LSTM
     markov_rank: int = 0  # DSpark: rank of the sequential bias head
 
     def __post_init__(self) -> None:

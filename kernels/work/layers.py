@@ -195,12 +195,15 @@ def _mlp_layers(model: ModelSpec, tp: int, expert_tp: int) -> list[LinearLayer]:
 
 def _head_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
     layers: list[LinearLayer] = []
+    gates = model.draft_gates
     if model.fc_input_size:
         scope: Scope = "pass" if model.fc_every_pass else "context"
-        layers.append(LinearLayer("fc", model.fc_input_size, model.hidden_size, 1, quantised=False, scope=scope))
+        layers.append(
+            LinearLayer("fc", model.fc_input_size, gates * model.hidden_size, 1, quantised=False, scope=scope)
+        )
     if model.num_draft_heads:
         # One forward pass is one head: its block, then lm_head.
-        layers.append(LinearLayer("block", model.hidden_size, model.hidden_size, 1, quantised=False))
+        layers.append(LinearLayer("block", model.hidden_size, gates * model.hidden_size, 1, quantised=False))
     if model.markov_rank:
         vocab = math.ceil(model.vocab_size / tp)
         layers.append(LinearLayer("markov", model.markov_rank, vocab, 1, quantised=False, scope="position"))

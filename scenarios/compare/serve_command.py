@@ -45,7 +45,11 @@ _DRAFT_WRITTEN_APART = {
     *("tree_width", "max_tree_nodes", "synthetic_acceptance_rates", "synthetic_acceptance_length"),
 }
 # Its configuration knows the method still, its list of architectures not.
-_NOT_VLLMS = {"eagle_tree": "drafts no trees", "mlp_speculator": "has no MLP speculator any more"}
+_NOT_VLLMS = {
+    "eagle_tree": "drafts no trees",
+    "mlp_speculator": "has no MLP speculator any more",
+    "arctic": "has no such plugin: Arctic Inference 0.1.1 is for vLLM 0.11.0, there with ARCTIC_INFERENCE_ENABLED=1",
+}
 # draftcast's own keys of speculative_config: no engine knows them.
 _NOT_VLLM = ("tree_width", "max_tree_nodes")
 # Methods that need a head which the scenario may leave unnamed, because its shape follows from the target.
@@ -55,6 +59,7 @@ _HEADS = {
     "p_eagle": "a P-EAGLE head",
     "medusa": "a Medusa head",
     "mlp_speculator": "an MLP speculator",
+    "arctic": "an Arctic LSTM speculator",
     "dflash": "a DFlash draft",
     "dspark": "a DSpark draft",
     "eagle_tree": "an EAGLE head",
@@ -135,7 +140,7 @@ def speculative_config_json(scenario: Scenario) -> dict[str, Any] | None:
     Where the method needs a draft and the scenario names none, ``model`` says what to fill in (`served_models`).
 
     Raises:
-        ScenarioError: a method that vLLM 0.32 does not have (``eagle_tree``, ``mlp_speculator``).
+        ScenarioError: a method that vLLM 0.32 does not have (``eagle_tree``, ``mlp_speculator``, ``arctic``).
     """
     spec = scenario.speculative_config
     if spec is None:

@@ -204,7 +204,9 @@ def _tpot_s(scenario: Scenario) -> list[float]:
 def _method(scenario: Scenario) -> Method:
     method = get_method(scenario.method)
     spec = scenario.speculative_config
-    return method.with_tree(*spec.tree_shape) if spec is not None and method.is_tree else method
+    if spec is None:
+        return method
+    return method.with_tree(*spec.tree_shape) if method.is_tree else replace(method, head_drafts=spec.head_drafts)
 
 
 def _batch_limits(engine: Engine, hardware: HardwareSpec, max_model_len: int) -> BatchDefaults:
@@ -249,7 +251,7 @@ def _draft(scenario: Scenario, method: Method, model: ModelSpec) -> Head | None:
         return None
     if has_head(method.name):
         with engine_keys("engine.speculative_config.method"):
-            return resolve_head(method.name, model, scenario.num_speculative_tokens, spec.model)
+            return resolve_head(method.name, model, method.head_drafts or scenario.num_speculative_tokens, spec.model)
     if not method.needs_draft_model or spec.model is None:
         return None
     if is_bundled_head(spec.model):

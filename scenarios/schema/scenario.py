@@ -15,6 +15,7 @@ from draftcast.scenarios.schema.engine import Engine
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 from draftcast.sim.acceptance import Acceptance
 from draftcast.sim.acceptance.chain import Chain
+from draftcast.sim.acceptance.compiled import KIND_BESIDE_HEAD
 from draftcast.sim.acceptance.model import Tree
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.policies import BUILT_IN
@@ -28,6 +29,8 @@ GONE: dict[tuple[str, str], tuple[tuple[int, ...], str]] = {
     # The registry of 0.32 (model_executor/models/registry.py) has it commented out until V1 supports it. V0, which ran
     # it, lost its speculation in July 2025 (vLLM PR 21152, perhaps in 0.10 already) and was gone in 0.11.
     ("vllm", "mlp_speculator"): ((0, 11), "V1 never had the MLP speculator, and vLLM 0.11 has no V0"),
+    # docs/version_compatibility.md of Arctic Inference: each release refuses every other version of vLLM.
+    ("vllm", "arctic"): ((0, 12), "Arctic Inference 0.1.1, its last release, is for vLLM 0.11.0"),
 }
 
 
@@ -182,10 +185,12 @@ class Scenario(Frozen):
             return None
         if self.speculative_config.synthetic_rates is not None:
             return Chain(rates=self.speculative_config.synthetic_rates)
+        found = self.acceptance
         for entry in self.workload.classes:
             if entry.name == class_name and entry.acceptance is not None:
-                return entry.acceptance
-        return self.acceptance
+                found = entry.acceptance
+        head = self.speculative_config.head_drafts
+        return found.beside_head(head) if head and isinstance(found, Chain) else found
 
     def slo_of(self, class_name: str | None = None) -> Slo | None:
         """The SLO of a class: its own, else the scenario's."""
@@ -302,7 +307,18 @@ class Scenario(Frozen):
                 if model.match_probability is None
                 else f"only for methods {', '.join(MATCHING_METHODS)}; the method is {method}",
             )
-        if isinstance(model, Chain) and model.match_probability is not None and method not in MATCHING_METHODS:
+        beside_head = isinstance(model, Chain) and model.kind == KIND_BESIDE_HEAD
+        if beside_head != bool(spec.head_drafts):
+            raise wrong(
+                f"{key}.match_probability",
+                getattr(model, "match_probability", None),
+                "with enable_suffix_decoding give match_probability (the share of output positions at which suffix "
+                "decoding takes over), alpha_good (its drafts' rate) and alpha_bad (the LSTM's)"
+                if spec.head_drafts
+                else "with alpha_good and alpha_bad only for method arctic with enable_suffix_decoding",
+            )
+        searches = beside_head or method in MATCHING_METHODS
+        if isinstance(model, Chain) and model.match_probability is not None and not searches:
             message = f"only for methods {', '.join(MATCHING_METHODS)}; the method is {method}"
             raise wrong(f"{key}.match_probability", model.match_probability, message)
         if isinstance(model, Chain) and model.reference is not None and model.rates is not None:

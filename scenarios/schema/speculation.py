@@ -61,6 +61,10 @@ class SpeculativeConfig(Frozen):
     suffix_decoding_max_cached_requests: Annotated[int, Field(ge=0), UNTIMED] = 10000
     suffix_decoding_max_spec_factor: Annotated[float, Field(ge=0, allow_inf_nan=False), UNTIMED] = 1.0
     suffix_decoding_min_token_prob: Annotated[Probability, UNTIMED] = 0.1
+    enable_suffix_decoding: bool = False
+    """Method arctic: suffix decoding takes a round over where it expects as many accepted drafts as the LSTM makes."""
+    suffix_cache_max_depth: Count = 64
+    """Method arctic: tokens of a match and its draft together."""
     rejection_sample_method: Literal["standard", "synthetic", "block"] = "standard"
     synthetic_acceptance_rates: Many[Probability] | None = None
     synthetic_acceptance_length: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
@@ -92,8 +96,15 @@ class SpeculativeConfig(Frozen):
 
     @property
     def k(self) -> int:
-        """Draft tokens per round (``num_speculative_tokens``; for suffix decoding its tree depth when absent)."""
+        """Draft tokens per round at most: ``num_speculative_tokens``, or what a suffix search may draft."""
+        if self.head_drafts:
+            return max(self.head_drafts, min(self.suffix_cache_max_depth, MAX_SPECULATIVE_TOKENS))
         return self.num_speculative_tokens or min(self.suffix_decoding_max_tree_depth, MAX_SPECULATIVE_TOKENS)
+
+    @property
+    def head_drafts(self) -> int:
+        """Draft tokens of the head, where a search may take its rounds over; 0: there is no such search."""
+        return (self.num_speculative_tokens or 0) if self.enable_suffix_decoding else 0
 
     @property
     def tree_shape(self) -> tuple[int, int]:
@@ -173,6 +184,10 @@ class SpeculativeConfig(Frozen):
             raise wrong("enable_adaptive_verification", True, "only with method dspark (vLLM 0.32)")
         if self.enable_adaptive_verification and self.num_speculative_tokens_per_batch_size is not None:
             raise wrong("enable_adaptive_verification", True, "not with num_speculative_tokens_per_batch_size")
+        if method != "arctic" and self.enable_suffix_decoding:
+            raise wrong("enable_suffix_decoding", True, "only with method arctic")
+        if not self.enable_suffix_decoding and "suffix_cache_max_depth" in self.model_fields_set:
+            raise wrong("suffix_cache_max_depth", self.suffix_cache_max_depth, "only with enable_suffix_decoding")
         for key in ("tree_width", "max_tree_nodes"):
             if method != "eagle_tree" and getattr(self, key) is not None:
                 raise wrong(key, getattr(self, key), "only with method eagle_tree")

@@ -25,12 +25,14 @@ from draftcast.calibration.acceptance.references import continued
 from draftcast.frozen import Probability, wrong
 from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.acceptance.compiled import (
+    KIND_BESIDE_HEAD,
     KIND_NGRAM,
     KIND_RATES,
     KIND_STATES,
     MAX_K,
     N_PARAMS,
     P_ENTER,
+    P_HEAD,
     P_LONGER,
     P_STATIONARY,
     P_STAY,
@@ -49,7 +51,8 @@ class Chain(AcceptanceModel):
 
     Exactly one of ``alpha`` (the rate of every draft, of the mean request), ``rates`` (measured: unconditional, by
     position, over all rounds with a draft; `_rates_of_rounds` finds the m_j that show them) and ``alpha_good`` with
-    ``alpha_bad`` (the rate in either kind of stretch).
+    ``alpha_bad`` (the rate in either kind of stretch; with ``match_probability`` that of a search which takes rounds
+    over from a draft head, and the head's).
     """
 
     # One record; the other names say which key is required. Earlier files also said beta and markov (`respelled`).
@@ -74,6 +77,7 @@ class Chain(AcceptanceModel):
     # What the traffic changes against the rates: all above is what holds where every factor is 1.
     factors: Factors | None = None
     _band_shares: tuple[float, ...] = PrivateAttr((1.0,))
+    _head_drafts: int = PrivateAttr(0)
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Self:
@@ -87,9 +91,13 @@ class Chain(AcceptanceModel):
             raise wrong("contrast", self.contrast, "goes with rates; alpha_good and alpha_bad say it themselves")
         searches, stretches = self.match_probability is not None, self._has_stretches
         for key, fits, why in (
-            ("contrast", not (searches and stretches), "a text search's stretches are those of matches"),
+            ("contrast", not (searches and self.contrast), "a text search's stretches are those of matches"),
             ("mean_match_tokens", searches or self.mean_match_tokens is None, "goes with match_probability"),
-            ("good_share", stretches or self.good_share is None, "goes with contrast, or alpha_good and alpha_bad"),
+            (
+                "good_share",
+                (stretches and not searches) or self.good_share is None,
+                "goes with contrast, or alpha_good and alpha_bad",
+            ),
             ("persistence", searches or stretches or not self.persistence, "of what? give contrast or matches"),
         ):
             if not fits:
@@ -122,7 +130,9 @@ class Chain(AcceptanceModel):
 
     @property
     def kind(self) -> int:  # type: ignore[override]
-        return KIND_NGRAM if self.match_probability is not None else KIND_STATES if self._has_stretches else KIND_RATES
+        if self.match_probability is not None:
+            return KIND_BESIDE_HEAD if self._has_stretches else KIND_NGRAM
+        return KIND_STATES if self._has_stretches else KIND_RATES
 
     def unconditional(self, k: int) -> FloatArray:
         return _over_rounds(self, check_drafts(k)).rates
@@ -147,6 +157,12 @@ class Chain(AcceptanceModel):
         model._band_shares = self.factors.shares(prompt_tokens, output_tokens)
         return model
 
+    def beside_head(self, drafts: int) -> Chain:
+        """Where a search takes rounds over from a head, with a head of so many drafts."""
+        model = self.model_copy()
+        model._head_drafts = drafts
+        return model
+
     def parameters(self) -> FloatArray:
         """Shape [bands, N_PARAMS]."""
         return np.array([self.parameters_at(log_odds) for log_odds in self.log_odds])
@@ -158,7 +174,9 @@ class Chain(AcceptanceModel):
             share = float(_shifted(np.array(share), log_odds))
         row[P_STATIONARY], row[P_ENTER] = share, share * (1.0 - self._persistence)
         row[P_STAY] = share + self._persistence * (1.0 - share)
-        row[P_LONGER] = 1.0 if self.mean_match_tokens is None else 1.0 - 1.0 / self.mean_match_tokens
+        row[P_HEAD] = self._head_drafts
+        beyond = (self.mean_match_tokens or 1.0) - max(self._head_drafts, 1)  # a search has no fewer than the head
+        row[P_LONGER] = 1.0 if self.mean_match_tokens is None else 1.0 - 1.0 / (max(beyond, 0.0) + 1.0)
         return row
 
     def band_shares(self) -> tuple[float, ...]:
@@ -213,26 +231,15 @@ def _averages(model: Chain, probabilities: FloatArray, row: FloatArray, lag: int
     the result is exact in the long run; a request's first rounds still start from the chain's own law.
     """
     k = probabilities.shape[1]
-    if model.kind != KIND_STATES:
+    if model.kind not in (KIND_STATES, KIND_BESIDE_HEAD):
         rates = np.cumprod(probabilities, axis=1) * row[P_LONGER] ** np.arange(k)
         drafting = np.array([_draft_share(model, each, row[P_STATIONARY]) for each in rates])
         weights = 1.0 / (1.0 + drafting * rates.sum(axis=1))
         product = rates.sum(axis=1) ** 2
     else:
-        change = np.array([[1.0 - row[P_ENTER], row[P_ENTER]], [1.0 - row[P_STAY], row[P_STAY]]])
         by_bin = probabilities.reshape(-1, 2, k)
-        reach = np.broadcast_to(np.eye(2), (len(by_bin), 2, 2))
-        kernel, weighted = np.zeros((2, len(by_bin), 2, 2))
-        arrived = []  # [bins, states]: P(the first j + 1 drafts are accepted | start)
-        for j in range(k):
-            accepted = by_bin[:, None, :, j]
-            left = reach * (1.0 - accepted) @ change
-            kernel, weighted = kernel + left, weighted + j * left
-            reach = reach * accepted
-            arrived.append(reach.sum(axis=2))
-            reach = reach @ change
-        left = reach @ change
-        kernel, weighted = kernel + left, weighted + k * left
+        follow = _along_stretches if model.kind == KIND_STATES else _beside_head
+        kernel, weighted, arrived = follow(by_bin, row)
         turnover = kernel[:, 0, 1] + kernel[:, 1, 0]
         # Rounds that never change state (a chain of period 2 crossed two by two) keep the law of position 0.
         good = np.divide(kernel[:, 0, 1], turnover, out=np.full(len(by_bin), row[P_STATIONARY]), where=turnover > 1e-15)
@@ -247,6 +254,46 @@ def _averages(model: Chain, probabilities: FloatArray, row: FloatArray, lag: int
     share = float(weights @ drafting)
     drafted = weights * drafting / share if share > 0.0 else weights
     return _OverRounds(drafted @ rates, share, float(drafted @ product), float(rates.sum(axis=1).var()))
+
+
+_Rounds = tuple[FloatArray, FloatArray, list[FloatArray]]
+"""[bins, states, states]: P(state of the next round's start | this one's), the same times the drafts accepted between,
+and by draft, [bins, states], P(it and those before it are accepted | start)."""
+
+
+def _along_stretches(by_bin: FloatArray, row: FloatArray) -> _Rounds:
+    """Each draft is accepted by the state at its own position; ``by_bin``: [bins, states, k]."""
+    k = by_bin.shape[2]
+    change = np.array([[1.0 - row[P_ENTER], row[P_ENTER]], [1.0 - row[P_STAY], row[P_STAY]]])
+    reach = np.broadcast_to(np.eye(2), (len(by_bin), 2, 2))
+    kernel, weighted = np.zeros((2, len(by_bin), 2, 2))
+    arrived = []
+    for j in range(k):
+        accepted = by_bin[:, None, :, j]
+        left = reach * (1.0 - accepted) @ change
+        kernel, weighted = kernel + left, weighted + j * left
+        reach = reach * accepted
+        arrived.append(reach.sum(axis=2))
+        reach = reach @ change
+    left = reach @ change
+    return kernel + left, weighted + k * left, arrived
+
+
+def _beside_head(by_bin: FloatArray, row: FloatArray) -> _Rounds:
+    """All drafts of a round are accepted by the state at its start: a head's, or those of a search."""
+    k, head = by_bin.shape[2], int(row[P_HEAD])
+    reach = np.cumprod(by_bin, axis=2)
+    reach[:, 0, head:] = 0.0
+    reach[:, 1] *= row[P_LONGER] ** np.maximum(np.arange(k) - max(head, 1) + 1, 0)
+    ends = np.pad(reach, ((0, 0), (0, 0), (1, 1)))
+    ends[:, :, 0] = 1.0
+    exactly = ends[:, :, :-1] - ends[:, :, 1:]  # [bins, states, accepted]
+    accepted = np.arange(k + 1)
+    match = row[P_STATIONARY]
+    found = match + np.outer((-match, 1.0 - match), (row[P_STAY] - row[P_ENTER]) ** (accepted + 1))
+    after = np.stack((1.0 - found, found), axis=1)  # [states, states after, accepted]
+    kernel = np.einsum("bsa,sta->bst", exactly, after)
+    return kernel, np.einsum("bsa,sta->bst", exactly * accepted, after), list(np.moveaxis(reach, 2, 0))
 
 
 def _draft_share(model: Chain, rates: FloatArray, match: float) -> float:

@@ -11,6 +11,7 @@ from draftcast.errors import ScenarioError
 from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.acceptance.chain import BINS, Chain
 from draftcast.sim.acceptance.compiled import (
+    KIND_BESIDE_HEAD,
     KIND_NGRAM,
     KIND_STATES,
     KIND_TRACE,
@@ -88,7 +89,7 @@ def compile_acceptance(
     for c, discrimination in enumerate(confidence or [None] * len(models)):
         params[:, c, P_CONFIDENCE] = -1.0 if discrimination is None else discrimination
     has_confidence = bool((params[0, :, P_CONFIDENCE] >= 0.0).any())
-    draws_matches = bool(np.isin(kinds, (KIND_STATES, KIND_NGRAM)).any())
+    draws_matches = bool(np.isin(kinds, (KIND_STATES, KIND_NGRAM, KIND_BESIDE_HEAD)).any())
     recorded_offsets, recorded_lengths = np.zeros(0, np.int64), np.zeros(0, np.uint8)
     if (kinds == KIND_TRACE).any():
         if offsets is None or lengths is None:

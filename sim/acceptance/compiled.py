@@ -28,6 +28,7 @@ KIND_RATES = 0  # probability by draft index
 KIND_STATES = 1  # and by the hidden state at the draft's output position
 KIND_NGRAM = 2  # KIND_RATES, but only rounds that start at a match draft at all
 KIND_TRACE = 3  # recorded lengths
+KIND_BESIDE_HEAD = 4  # rounds that start at a match have a search's drafts, all others those of a head
 
 # Columns of AcceptanceArrays.params. The two-state chain: state 1 is good or matched.
 P_STATIONARY = 0  # P(state 1) at output position 0; trace: P(a round has a draft | it accepted none)
@@ -35,7 +36,8 @@ P_ENTER = 1  # P(1 at p + 1 | 0 at p)
 P_STAY = 2  # P(1 at p + 1 | 1 at p)
 P_LONGER = 3  # searches: P(match longer than j | at least j); 1 never ends a draft early
 P_CONFIDENCE = 4  # discrimination of the draft's confidence, -1 without one
-N_PARAMS = 5
+P_HEAD = 5  # KIND_BESIDE_HEAD: drafts of the head, the least that a search takes a round over with
+N_PARAMS = 6
 
 AT_ONCE = 4  # drafts that are drawn together
 
@@ -125,10 +127,9 @@ def _accepted_in_states(arrays: AcceptanceArrays, request: int, c: int, position
 
 
 @njit(cache=True, forceinline=True)
-def _accepted_at_rates(arrays: AcceptanceArrays, request: int, c: int, position: int, drafts: int) -> int:
+def _accepted_at_rates(arrays: AcceptanceArrays, request: int, row: int, position: int, drafts: int) -> int:
     a = borrowed(arrays)
     key = a.keys[request]
-    row = row_at(arrays, request, c, position)
     done = 0
     accepted = 0
     while done < drafts and accepted == done:
@@ -153,8 +154,11 @@ def accepted_drafts(arrays: AcceptanceArrays, request: int, position: int, draft
     a = borrowed(arrays)
     c = a.class_id[request]
     kind = a.kind[c]
-    if kind in (KIND_RATES, KIND_NGRAM):
-        return _accepted_at_rates(a, request, c, position, drafts)
+    if kind in (KIND_RATES, KIND_NGRAM, KIND_BESIDE_HEAD):
+        row = row_at(arrays, request, c, position)
+        if kind == KIND_BESIDE_HEAD:
+            row += state_at(a, request, c, position)
+        return _accepted_at_rates(a, request, row, position, drafts)
     if kind == KIND_STATES:
         return _accepted_in_states(a, request, c, position, drafts)
     at = a.offsets[request] + position
@@ -165,19 +169,30 @@ def accepted_drafts(arrays: AcceptanceArrays, request: int, position: int, draft
 @njit(cache=True, forceinline=True)
 def _proposed_ngram(arrays: AcceptanceArrays, request: int, c: int, position: int, k: int) -> int:
     a = borrowed(arrays)
+    head = int(a.params[c, P_HEAD])
     if k == 0 or state_at(a, request, c, position) == 0:
-        return 0
+        return min(k, head)
     longer = a.params[c, P_LONGER]
     if longer >= 1.0:
         return k
     # Geometric match length by repeated products, not by log(): the same bits on every platform.
     draw = uniform(mix64(a.match_keys[request]), position)
-    proposed = 1
+    proposed = max(head, 1)
     tail = longer
     while proposed < k and draw < tail:
         proposed += 1
         tail *= longer
-    return proposed
+    return min(proposed, k)
+
+
+@njit(cache=True, forceinline=True)
+def drafts_of_head(arrays: AcceptanceArrays, request: int, position: int, k: int) -> int:
+    """Of up to k drafts of the round those that a head makes: none where a search takes the round over."""
+    a = borrowed(arrays)
+    c = a.class_id[request]
+    if a.kind[c] == KIND_BESIDE_HEAD and state_at(a, request, c, position) == 1:
+        return 0
+    return k
 
 
 @njit(cache=True, forceinline=True)
@@ -188,7 +203,7 @@ def proposed_drafts(arrays: AcceptanceArrays, request: int, position: int, k: in
     """
     a = borrowed(arrays)
     c = a.class_id[request]
-    if a.kind[c] == KIND_NGRAM:
+    if a.kind[c] in (KIND_NGRAM, KIND_BESIDE_HEAD):
         return _proposed_ngram(a, request, c, position, k)
     if a.kind[c] == KIND_TRACE and a.params[c, P_STATIONARY] < 1.0:
         at = a.offsets[request] + position

@@ -27,6 +27,7 @@ from numba import njit
 
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.acceptance.compiled import (
+    KIND_BESIDE_HEAD,
     KIND_RATES,
     KIND_STATES,
     KIND_TRACE,
@@ -95,7 +96,7 @@ def describe_drafts(
     if kind == KIND_TRACE:
         at = a.offsets[request] + position
         recorded = int(a.lengths[at]) if at < a.offsets[request + 1] else 0
-    elif kind == KIND_STATES:
+    elif kind in (KIND_STATES, KIND_BESIDE_HEAD):
         state = state_at(arrays, request, c, position)
     proposed = proposed_drafts(arrays, request, position, levels)
     row = row_at(arrays, request, c, position)

@@ -57,6 +57,7 @@ class Method:
         needs_draft_model: a draft model (or head) must be named; the EAGLE and MTP heads follow from the target.
         is_tree: verifies a tree of drafts; ``k`` is then its depth.
         tree_width: rows per request of each drafting pass after the first, and of each level (1: a chain).
+        head_drafts: drafts of the head, where a text search on the host may take its rounds over; 0: no such search.
         source: where the facts come from.
     """
 
@@ -75,11 +76,12 @@ class Method:
     is_tree: bool = False
     tree_width: int = 1
     max_tree_nodes: int = 0
+    head_drafts: int = 0
 
     @property
     def proposes_on_host(self) -> bool:
-        """Whether the host searches text for the drafts (n-gram, suffix)."""
-        return self.plan == DraftPlan.HOST_SEARCH
+        """Whether the host searches text for the drafts (n-gram, suffix, suffix beside a head)."""
+        return self.plan == DraftPlan.HOST_SEARCH or self.head_drafts > 0
 
     @property
     def proposes_by_match(self) -> bool:

@@ -180,11 +180,9 @@ def fill_roofline(
         experts=experts,
         stages=np.array(stages) / model.num_hidden_layers,
     )
-    head = head_of(method, model, draft_model, config.num_speculative_tokens)
-    if head is not None:
-        return _fill_draft(cost, model, head, profile, config, sizes)
     _fill_search(p, profile, config)
-    return cost
+    head = head_of(method, model, draft_model, method.head_drafts or config.num_speculative_tokens)
+    return cost if head is None else _fill_draft(cost, model, head, profile, config, sizes)
 
 
 def _device(profile: RooflineProfile, config: EngineConfig, tp: int, dtype: str) -> OperatorTables:
@@ -214,7 +212,11 @@ def _fill_generation(p: Record, config: EngineConfig, model: ModelSpec, launches
     p["uncaptured_mode"] = uncaptured
     p["uniform_mode"] = uncaptured if uniform == st.UNCAPTURED else uniform
     p["mixed_mode"] = uncaptured if mixed == st.UNCAPTURED else mixed
-    p["uniform_rows"] = 0 if engine.full_graphs_of_any_k else config.method.verify_rows(config.num_speculative_tokens)
+    p["uniform_rows"] = (
+        0
+        if engine.full_graphs_of_any_k
+        else config.method.verify_rows(config.method.head_drafts or config.num_speculative_tokens)
+    )
     graph_s = constants.full_graph_s.of(name)
     piecewise_s = graph_s + model.num_hidden_layers * constants.piecewise_layer_s.of(name)
     p["target_mode_s"] = (*_graphless_s(config, launches), piecewise_s, graph_s)
@@ -338,7 +340,7 @@ def _fill_search(p: Record, profile: RooflineProfile, config: EngineConfig) -> N
         p["search_step_s"] = NGRAM_GPU_KERNELS * entry.t0_s + constants.ngram_gpu_step_s.value
         _, bandwidth = profile.hardware.ceilings("elementwise", config.weight_dtype)
         p["search_seq_s"] = moved / (entry.e_m * bandwidth)
-    elif method.name == "suffix":
+    elif method.name == "suffix" or method.head_drafts:
         p["search_step_s"] = constants.ngram_step_s.value
         p["search_seq_s"] = constants.suffix_request_s.value
     elif method.plan == DraftPlan.HOST_SEARCH:

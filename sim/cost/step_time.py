@@ -128,6 +128,7 @@ PARAMS = np.dtype(
         ("plan", "i8"),  # draftcast.sim.cost.methods.DraftPlan
         ("extra_first_rows", "f8"),
         ("block_rows_beyond_k", "f8"),
+        ("head_drafts", "f8"),  # of a head beside a text search, 0: all drafts are the head's
         ("tree_width", "f8"),
         ("max_tree_nodes", "f8"),  # 0: no limit
         ("is_tree", "i8"),
@@ -511,8 +512,14 @@ def _draft_seconds(cost: StepCost, f: Record, decode: Logs, prefilled: Logs, new
             seconds += _add_table(cost.draft_logits, rows, later, out)
     elif plan == HEADS:
         if drafting:
+            if p.head_drafts > 0.0:
+                passes = min(passes, p.head_drafts)
             seconds = _add_table(cost.draft_first, seqs, 1.0, out) + _add_table(cost.draft_serial, seqs, passes, out)
             seconds = _drafted(seconds, seqs, 1.0, p, out)
+        if f.propose_tokens > 0.0:  # the search comes before the head's passes, for all requests
+            search = p.search_step_s + p.search_seq_s * f.seqs
+            _book(out, EXTRAPOLATED, search)
+            seconds += search
     elif plan == CONTEXT_BLOCK:
         seconds = _add_table(cost.draft_first, f.tokens, 1.0, out)
         if drafting:
@@ -702,7 +709,7 @@ def decode_features(cost: StepCost, num_seqs: int, k: int, mean_context: float, 
         f.draft_tokens = n * k
         f.draft_passes = k
         f.draft_kv = n * context
-        if p.plan == HOST_SEARCH:
+        if p.plan == HOST_SEARCH or p.head_drafts > 0.0:
             f.propose_tokens = n * context
 
 

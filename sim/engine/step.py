@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from draftcast.sim.acceptance.compiled import accepted_drafts, proposed_drafts
+from draftcast.sim.acceptance.compiled import accepted_drafts, drafts_of_head, proposed_drafts
 from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.compiled.itl_histogram import ITL_BIN_OFFSET, ITL_BIN_SHIFT, ITL_BINS
 from draftcast.sim.cost.step_time import fill_times, graph_mode, window_of_decode, window_of_prompt
@@ -84,6 +84,7 @@ def commit(ref: Engine, slot: int) -> None:
     window, kind = float(c.sliding_window), c.window_kind
     on_host = c.proposes_on_host != 0
     is_tree = c.tree_depth != 0
+    beside_head = on_host and not c.proposes_by_match
     batch = s.batch[slot]
     entries = s.entries[slot]
     # Sums in registers: adding to the vector itself would make every entry wait for the one before.
@@ -130,12 +131,15 @@ def commit(ref: Engine, slot: int) -> None:
                 window_prefill_kv += read
                 window_prefill_qkv += pairs
         if x.drafted > 0:
-            draft_seqs += 1
-            draft_tokens += x.drafted
+            made = int(x.drafted)
+            if beside_head:
+                made = drafts_of_head(s.acceptance, x.request, s.requests[x.request].future, made)
+            draft_seqs += made > 0
+            draft_tokens += made
             draft_kv += end
-            most = max(most, x.drafted)
+            most = max(most, made)
             verified = max(verified, x.next_drafts)
-            kept = levels = max(x.drafted - x.proposed + x.accepted, 0)
+            kept = levels = max(made - x.proposed + x.accepted, 0)
             drafts_on = int(kept > 0)  # no branch: which drafts are kept cannot be guessed
             if is_tree:
                 levels = drafts_on * (draft_levels(ref, x.drafted) - draft_levels(ref, x.proposed) + x.accepted)

@@ -576,7 +576,7 @@ def test_every_field_changes_the_output(field: str) -> None:
         base = replace(load_model("Mixtral-8x7B"), num_shared_experts=1)
     elif field == "fc_every_pass":
         base = replace(base, fc_input_size=8192)
-    elif field == "num_draft_heads":
+    elif field in ("num_draft_heads", "draft_gates"):
         base = drafters.medusa_heads(base, 2)
     value = getattr(base, field)
     changed = not value if isinstance(value, bool) else "bfloat16" if isinstance(value, str) else value * 2 or 16
@@ -663,7 +663,12 @@ def test_heads_without_layers_have_no_kv() -> None:
     speculator = drafters.mlp_speculator_heads(target, 4)
     # ibm-ai-platform/llama3-8b-accelerator: 0.8B parameters
     assert speculator.num_parameters == 2 * 128256 * 3072 + 4096 * 3072 + 3072 * 3072 + 2 * 3072
-    for head in (medusa, speculator):
+    lstm = drafters.arctic_heads(target, 3)
+    # One embedding, one lm_head, and the four gates of a first and of every later stage.
+    assert lstm.num_parameters == 2 * 128256 * 4096 + 4 * 2 * 4096 * 4096 + 2 * 4096
+    wide = {layer.name: (layer.k, layer.n) for layer in layers.linear_layers(lstm)}
+    assert (wide["fc"], wide["block"]) == ((4096, 16384), (4096, 16384))
+    for head in (medusa, speculator, lstm):
         assert head.kv_bytes_per_token("bf16") == 0
     with pytest.raises(ModelError, match="num_speculative_tokens"):
         drafters.medusa_heads(target, 0)

@@ -28,7 +28,8 @@ def drafting(method: str, target: str = INSTRUCT, **values: object) -> Scenario:
     acceptance = {"model": "tree" if method == "eagle_tree" else "constant", "alpha": 0.6}
     config = {"method": method, "num_speculative_tokens": 3, **values}
     changes = {SPEC: config, "acceptance": acceptance, "engine.model": target}
-    changes |= {"engine.version": "vllm 0.10"} if method == "mlp_speculator" else {}
+    version = {"mlp_speculator": "vllm 0.10", "arctic": "vllm 0.11"}.get(method)
+    changes |= {"engine.version": version} if version else {}
     return with_values(load_scenario("default"), changes)
 
 
@@ -112,9 +113,15 @@ def test_what_vllm_cannot_run_is_refused() -> None:
         speculative_config_json(drafting("eagle_tree", tree_width=2))
     with pytest.raises(ScenarioError, match=r"vLLM 0\.32 has no MLP speculator any more"):
         speculative_config_json(drafting("mlp_speculator"))
+    with pytest.raises(
+        ScenarioError, match=r"vLLM 0\.32 has no such plugin: Arctic Inference 0\.1\.1 is for vLLM 0\.11"
+    ):
+        speculative_config_json(drafting("arctic"))
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method not in ("eagle_tree", "mlp_speculator")])
+@pytest.mark.parametrize(
+    "method", [method for method in METHODS if method not in ("eagle_tree", "mlp_speculator", "arctic")]
+)
 def test_every_method_that_loads_a_draft_names_one_or_says_what_to_fill_in(method: str) -> None:
     given = {"model": "some/draft"} if method in ("draft_model", "pard") else {}
     scenario = drafting(method, **given)

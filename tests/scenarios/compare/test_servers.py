@@ -44,7 +44,8 @@ def drafting(method: str, **values: Any) -> Scenario:
     model = {"draft_model": "llama-3.2-1b", "pard": "llama-3.2-1b", "eagle_tree": HEAD}.get(method)
     config = {"method": method, "num_speculative_tokens": 3, **({"model": model} if model else {}), **values}
     acceptance = {"model": "tree" if method == "eagle_tree" else "constant", "alpha": 0.6}
-    engine = {"mtp": DEEPSEEK, "mlp_speculator": {"engine.version": "vllm 0.10"}}.get(method, {})
+    old = {"mlp_speculator": {"engine.version": "vllm 0.10"}, "arctic": {"engine.version": "vllm 0.11"}}
+    engine = {"mtp": DEEPSEEK, **old}.get(method, {})
     changes = {SPEC: config, "acceptance": acceptance, **engine}
     return with_values(load_scenario("default"), changes)
 
@@ -75,9 +76,9 @@ VARIANTS = {
     "ranks": changed(tensor_parallel_size=16, pipeline_parallel_size=2, decode_context_parallel_size=2),
 }
 REFUSED = {
-    "sglang": {"p_eagle", "pard", "medusa", "mlp_speculator", "ngram_gpu", "suffix"},
-    "trtllm": {"eagle", "p_eagle", "medusa", "mlp_speculator", "suffix", "replicas in one", "adaptive"},
-    "vllm": {"eagle_tree", "mlp_speculator", "small tree"},
+    "sglang": {"p_eagle", "pard", "medusa", "mlp_speculator", "arctic", "ngram_gpu", "suffix"},
+    "trtllm": {"eagle", "p_eagle", "medusa", "mlp_speculator", "arctic", "suffix", "replicas in one", "adaptive"},
+    "vllm": {"eagle_tree", "mlp_speculator", "arctic", "small tree"},
 }
 # The command says all tiers, the scenario none; a tree's bound that binds stands for one that does not.
 LOSSY = {"adaptive", "eagle_tree"}

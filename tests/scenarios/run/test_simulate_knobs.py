@@ -37,6 +37,12 @@ DRAFT = (f"{SPEC}={{method: draft_model, model: llama-3.2-1b, num_speculative_to
 QWEN = ("engine.model=Qwen3-8B", f"{SPEC}.model=qwen3-8b-eagle3")
 TREE = (f"{SPEC}={{method: eagle_tree, num_speculative_tokens: 3}}", "acceptance={model: tree, rates: [0.8, 0.6, 0.4]}")
 SYNTHETIC = f"{SPEC}={{method: eagle3, num_speculative_tokens: 3, rejection_sample_method: synthetic, "
+ARCTIC = (
+    f"{SPEC}={{method: arctic, num_speculative_tokens: 3}}",
+    "acceptance={model: constant, alpha: 0.6}",
+    "engine.version=vllm 0.11",
+)
+BESIDE_HEAD = "acceptance={model: chain, match_probability: 0.4, alpha_good: 0.9, alpha_bad: 0.6}"
 STRETCHES = "model: chain, alpha_good: 0.9, alpha_bad: 0.2, good_share: 0.5, persistence: 0.8"
 AZURE = "workload={arrivals: {process: trace, path: AZURE}}"
 MOONCAKE = ("workload={arrivals: {process: trace, path: MOONCAKE}}", "engine.max_model_len=null")
@@ -163,6 +169,12 @@ KNOBS = [
         "SpeculativeConfig.suffix_decoding_max_tree_depth",
         f"{SPEC}.suffix_decoding_max_tree_depth=2",
         (f"{SPEC}={{method: suffix}}", NGRAM_ACCEPTANCE),
+    ),
+    Knob("SpeculativeConfig.enable_suffix_decoding", (f"{SPEC}.enable_suffix_decoding=true", BESIDE_HEAD), ARCTIC),
+    Knob(
+        "SpeculativeConfig.suffix_cache_max_depth",
+        f"{SPEC}.suffix_cache_max_depth=4",
+        (*ARCTIC, f"{SPEC}.enable_suffix_decoding=true", BESIDE_HEAD),
     ),
     Knob(
         "SpeculativeConfig.rejection_sample_method",

@@ -22,6 +22,7 @@ SMALL = (
 )
 K = 3
 RATES = "acceptance={model: per_position, rates: [0.8, 0.5, 0.3]}"
+ARCTIC = ("engine.version=vllm 0.11",)
 TREE = "acceptance={model: tree, alpha: 0.4, widths: [6, 4, 2]}"
 MATCHES = "acceptance={model: ngram, match_probability: 0.4, alpha: 0.7}"
 DEEPSEEK = ("engine.model=deepseek-v3", "engine.quantization=fp8", "engine.tensor_parallel_size=8", "hardware=h200")
@@ -42,7 +43,7 @@ def of_method(method: str) -> tuple[RunResult, AcceptanceModel]:
     facts = FACTS[method]
     fields = {"model": "llama-3.2-1b"} if facts.needs_draft_model else {}
     acceptance = TREE if facts.is_tree else MATCHES if facts.proposes_by_match else RATES
-    engine = {"mtp": DEEPSEEK, "mlp_speculator": ("engine.version=vllm 0.10",)}.get(method, ())
+    engine = {"mtp": DEEPSEEK, "mlp_speculator": ("engine.version=vllm 0.10",), "arctic": ARCTIC}.get(method, ())
     result, model = run(*engine, spec(method, **fields), acceptance)
     assert model is not None
     return result, model
@@ -111,6 +112,30 @@ def test_acceptance_models_yield_their_formula(method: str, acceptance: str) -> 
     assert model is not None
     # Requests of beta differ by 0.6: 0.011 over 3,000 of them.
     assert figure(result, "mean_acceptance_length") == pytest.approx(model.mean_acceptance_length(K), abs=0.04)
+
+
+def test_suffix_decoding_takes_rounds_over_from_arctics_lstm() -> None:
+    """Each number in the direction of its source: what the search drafts costs no pass of the LSTM and is longer."""
+
+    def hybrid(match: float, k: int = 3, depth: int = 32, **more: float) -> tuple[RunResult, AcceptanceModel]:
+        config = {"num_speculative_tokens": k, "enable_suffix_decoding": "true", "suffix_cache_max_depth": depth}
+        chain = {"model": "chain", "alpha_good": 0.9, "alpha_bad": 0.6, "mean_match_tokens": 8.0, **more}
+        acceptance = ", ".join(f"{key}: {value}" for key, value in {**chain, "match_probability": match}.items())
+        result, model = run(*ARCTIC, spec("arctic", **config).replace("'", ""), f"acceptance={{{acceptance}}}")
+        assert model is not None
+        return result, model
+
+    alone, _ = run(*ARCTIC, spec("arctic"), "acceptance={model: constant, alpha: 0.6}")
+    never, often, sparse, cut = hybrid(0.0), hybrid(0.5), hybrid(0.5, k=1), hybrid(0.5, depth=4)
+    for (result, model), most in ((never, 32), (often, 32), (sparse, 32), (cut, 4)):
+        assert figure(result, "mean_acceptance_length") == pytest.approx(model.mean_acceptance_length(most), rel=0.02)
+    assert never[0].requests["num_accepted_tokens"].equals(alone.requests["num_accepted_tokens"])
+    assert figure(never[0], "mean_time_draft_s") > figure(alone, "mean_time_draft_s")  # the search itself
+    assert figure(often[0], "mean_acceptance_length") > figure(never[0], "mean_acceptance_length")
+    assert figure(often[0], "mean_time_draft_s") < figure(never[0], "mean_time_draft_s")
+    assert figure(sparse[0], "mean_time_draft_s") < figure(often[0], "mean_time_draft_s")
+    drafted = [result.requests["num_draft_tokens"] / result.requests["num_drafts"] for result, _ in (cut, often)]
+    assert drafted[0].max() <= 4 < drafted[1].mean() < 8
 
 
 def test_synthetic_acceptance_is_what_vllm_would_make_of_it() -> None:

@@ -234,6 +234,25 @@ def test_what_the_stated_version_cannot_run_is_refused_with_the_reason() -> None
     own = "acceptance={model: constant, alpha: 0.5}"
     assert "vllm 0.32 cannot run it: V1 never had the MLP speculator" in refused(drafts, own)
     assert load_scenario(overrides=[drafts, own, "engine.version=vllm 0.10"]).method == "mlp_speculator"
+    drafts = f"{SPEC}={{method: arctic, num_speculative_tokens: 3}}"
+    assert "vllm 0.32 cannot run it: Arctic Inference 0.1.1, its last release, is for vLLM 0.11.0" in refused(
+        drafts, own
+    )
+    assert load_scenario(overrides=[drafts, own, "engine.version=vllm 0.11"]).method == "arctic"
+
+
+def test_a_search_beside_a_head_has_its_own_acceptance() -> None:
+    old = "engine.version=vllm 0.11"
+    drafts = f"{SPEC}={{method: arctic, num_speculative_tokens: 3, enable_suffix_decoding: true}}"
+    own, both = "acceptance={model: constant, alpha: 0.5}", "match_probability: 0.3, alpha_good: 0.9, alpha_bad: 0.5"
+    assert "with enable_suffix_decoding give match_probability" in refused(old, drafts, own)
+    assert load_scenario(overrides=[old, drafts, f"acceptance={{model: chain, {both}}}"]).num_speculative_tokens == 64
+    ngram = f"{SPEC}={{method: ngram, num_speculative_tokens: 3}}"
+    assert "only for method arctic with enable_suffix_decoding" in refused(
+        ngram, f"acceptance={{model: chain, {both}}}"
+    )
+    assert "only with method arctic" in refused(f"{SPEC}.enable_suffix_decoding=true")
+    assert "only with enable_suffix_decoding" in refused(f"{SPEC}.suffix_cache_max_depth=8")
 
 
 @pytest.mark.parametrize("name", sorted(embedded_scenarios()))

@@ -20,7 +20,7 @@ from draftcast.errors import ScenarioError
 from draftcast.sim.acceptance import Acceptance
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
-from draftcast.sim.acceptance.compiled import MAX_K, AcceptanceArrays, accepted_drafts, proposed_drafts
+from draftcast.sim.acceptance.compiled import MAX_K, AcceptanceArrays, accepted_drafts, drafts_of_head, proposed_drafts
 from draftcast.sim.acceptance.model import AcceptanceModel, Tree, tree_depth_probabilities
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.acceptance.tree_shape import rates_in_another_tree, tree_rates
@@ -74,6 +74,9 @@ SIMULATED = [
     Chain(match_probability=0.4, alpha=0.8),
     Chain(match_probability=0.3, rates=(0.9, 0.8, 0.8, 0.4, 0.1), persistence=0.9),
     Chain(match_probability=0.6, alpha=0.75, persistence=0.5, mean_match_tokens=2.5),
+    Chain(match_probability=0.3, alpha_good=0.9, alpha_bad=0.5).beside_head(3),
+    Chain(match_probability=0.4, alpha_good=0.8, alpha_bad=0.6, persistence=0.8, mean_match_tokens=4.0).beside_head(2),
+    Chain(match_probability=0.4, alpha_good=0.8, alpha_bad=0.5, persistence=0.6, concentration=4.0).beside_head(3),
     Tree(model="tree", alpha=0.4, widths=(4, 2, 2, 1, 1)),
     Tree(model="tree", rates=(0.9, 0.7, 0.3, 0.3, 0.0)),
 ]
@@ -114,6 +117,7 @@ def test_rounds_that_follow_each_other_are_as_alike_as_the_formula_says() -> Non
         Chain(rates=(0.62, 0.38, 0.25), concentration=4.0),
         Chain(rates=(0.62, 0.38, 0.25), contrast=4.0, persistence=0.9),
         Chain(rates=(0.62, 0.38, 0.25), concentration=8.0, contrast=3.0, persistence=0.8),
+        Chain(alpha_good=0.9, alpha_bad=0.3, match_probability=0.3, persistence=0.9).beside_head(3),
     ):
         arrays = compile_acceptance([model], np.zeros(3000), seed=5, k=k)
         series = [rounds_from(arrays, request, k, 60, 600) for request in range(3000)]
@@ -228,6 +232,31 @@ def test_ngram_match_share_bursts_and_lengths() -> None:
     assert (lengths == 1).mean() == pytest.approx(1 / 3, abs=0.015)
     fewer = np.array([[proposed_drafts(arrays, r, p, 4) for p in range(40)] for r in range(50)])
     np.testing.assert_array_equal(fewer, np.minimum(proposed[:50], 4))
+
+
+def test_a_search_beside_a_head_by_hand() -> None:
+    """A head of 2 drafts at 0.5; half of the positions match, whose 3 or more drafts (4 on average) are sure."""
+    model = Chain(match_probability=0.5, alpha_good=1.0, alpha_bad=0.5, mean_match_tokens=4.0).beside_head(2)
+    # Positions do not cluster, so half of the rounds are the search's. Beyond the head's 2, each draft is followed by
+    # another one with 2/3: 2 of them more on average.
+    np.testing.assert_allclose(model.unconditional(4), [0.75, 0.625, 1 / 3, 2 / 9])
+    assert model.draft_share(4) == 1.0
+    assert model.unconditional(60).sum() == pytest.approx(0.5 * (0.5 + 0.25) + 0.5 * 4.0)
+    arrays = compile_acceptance([model], np.zeros(500), seed=3, k=60)
+    proposed = np.array([proposed_drafts(arrays, i, p, 60) for i in range(500) for p in (1, 9)])
+    head = np.array([drafts_of_head(arrays, i, p, 60) for i in range(500) for p in (1, 9)])
+    assert (proposed[head > 0] == 2).all()
+    assert (proposed[head == 0] >= 2).all()
+    assert proposed[head == 0].mean() == pytest.approx(4.0, abs=0.5)
+    assert (head == 0).mean() == pytest.approx(0.5, abs=0.07)
+    longer, better, oftener = (
+        Chain(**{"match_probability": 0.5, "alpha_good": 0.8, "alpha_bad": 0.5, "mean_match_tokens": 4.0, **more})
+        .beside_head(2).mean_acceptance_length(60)
+        for more in ({"mean_match_tokens": 9.0}, {"alpha_good": 0.9}, {"match_probability": 0.7})
+    )  # fmt: skip
+    plain = Chain(match_probability=0.5, alpha_good=0.8, alpha_bad=0.5, mean_match_tokens=4.0)
+    assert min(longer, better, oftener) > plain.beside_head(2).mean_acceptance_length(60)
+    assert plain.beside_head(4).mean_acceptance_length(60) > plain.beside_head(2).mean_acceptance_length(60)
 
 
 def test_tree_by_hand() -> None:
@@ -420,6 +449,11 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"model": "ngram", "match_probability": 0.5, "alpha": 0.5, "rates": [0.5]}, "give exactly one of alpha and rates"),
     ({"model": "ngram", "match_probability": 0.5, "alpha": 0.5, "persistence": 1.0}, "persistence"),
     ({"model": "ngram", "match_probability": 0.5, "alpha": 0.5, "mean_match_tokens": 0.5}, "mean_match_tokens"),
+    (
+        {"model": "chain", "match_probability": 0.5, "alpha_good": 0.9, "alpha_bad": 0.5, "good_share": 0.5},
+        "goes with contrast",
+    ),
+    ({"model": "ngram", "match_probability": 0.5, "rates": [0.5], "contrast": 1.0}, "stretches are those of matches"),
     ({"model": "tree"}, "give exactly one of rates and alpha"),
     ({"model": "tree", "alpha": 0.5, "widths": [2, 0]}, "widths.1"),
     ({"model": "tree", "rates": [0.5], "widths": [2]}, "goes with alpha, one width per depth"),

@@ -25,6 +25,7 @@ MODELS: list[AcceptanceModel] = [
     Chain(alpha=0.7, concentration=2.0),
     markov(alpha_good=0.9, alpha_bad=0.3, p_gb=0.2, p_bg=0.1),
     Chain(match_probability=0.5, alpha=0.8, persistence=0.7, mean_match_tokens=3.0),
+    Chain(match_probability=0.5, alpha_good=0.9, alpha_bad=0.4, mean_match_tokens=4.0).beside_head(3),
     Chain(match_probability=0.5, alpha=0.8, persistence=0.7, factors=Factors(output_position=((10, 4.0), (30, 0.2)))),
     Chain(rates=(0.7, 0.5), concentration=9.0, contrast=2.0, persistence=0.8, factors=Factors(context=((20, 0.3),))),
     Tree(model="tree", alpha=0.5, widths=(3, 2, 2, 1, 1, 1, 1, 1)),

@@ -25,6 +25,7 @@ FACTS = {
     "pard": (4, 4, True, False),
     "medusa": (0, 0, False, False),
     "mlp_speculator": (0, 0, False, False),
+    "arctic": (0, 0, False, False),
     "dflash": (4, 5, True, True),
     "dspark": (3, 4, True, True),
     "ngram": (0, 0, False, False),
@@ -43,6 +44,7 @@ PASSES = {
     "pard": ((18,), (10,)),
     "medusa": ((2, 2, 2, 2), ()),
     "mlp_speculator": ((2, 2, 2, 2), ()),
+    "arctic": ((2, 2, 2, 2), ()),
     "dflash": ((10,), ()),
     "dspark": ((8,), ()),
     "ngram": ((), ()),
@@ -128,7 +130,7 @@ def test_unknown_name_lists_the_choices() -> None:
 
 
 def test_heads_follow_from_the_target() -> None:
-    for name in ("eagle", "eagle3", "eagle_tree", "p_eagle", "dflash", "dspark", "medusa", "mlp_speculator"):
+    for name in ("eagle", "eagle3", "eagle_tree", "p_eagle", "dflash", "dspark", "medusa", "mlp_speculator", "arctic"):
         head = head_of(get_method(name), TARGET, None, 3)
         assert head is not None
         assert head.name.startswith(TARGET.name)

@@ -342,7 +342,7 @@ def test_eagle_with_k_0_still_runs_its_first_pass() -> None:
     for method in ("eagle", "eagle3", "draft_model", "p_eagle", "pard", "dflash", "dspark", "eagle_tree"):
         idle = timed(tiny_cost(method, 3), **batch)["draft_s"]
         assert 0 < idle < timed(tiny_cost(method, 3), **batch, **drafts)["draft_s"]
-    for method in ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"):
+    for method in ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "arctic"):
         assert timed(tiny_cost(method, 3), **batch)["draft_s"] == 0.0
         assert timed(tiny_cost(method, 3), **batch, **drafts)["draft_s"] > 0.0
 
