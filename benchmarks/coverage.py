@@ -6,8 +6,6 @@ a run so long that its half width is under a quarter of a trial's; the benchmark
 ``--scenario NAME`` (repeatable) and ``--trials N`` ask for less. All of it takes about half an hour of two cores.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

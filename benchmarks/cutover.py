@@ -8,8 +8,6 @@
 `draftcast.sim.output.steady_state.shortfall`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

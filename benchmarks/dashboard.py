@@ -12,8 +12,6 @@ them: they tell a slow dashboard from a slow machine.
 Prints a table and one last JSON line; exit code 1 when a session had other figures than its own, or none in time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -5,8 +5,6 @@ noisy, so steps per second stand beside a minimal loop on the same machine, meas
 over as many sequences that draws the same drafts and knows no scheduler, blocks, step cost, arrivals or metrics.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

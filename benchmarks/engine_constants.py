@@ -10,8 +10,6 @@ constants, and one JSON line.
 than two set-ups show stays provisional. Ten minutes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

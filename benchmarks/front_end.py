@@ -8,8 +8,6 @@ the numbers of requests, prompt tokens and pieces. Only the ratios are used: hos
 a published run (`calibration/engines/vllm-v1-async.yaml`, ``front_end_output_s``). Prints one JSON line.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

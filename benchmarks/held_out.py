@@ -12,8 +12,6 @@ far the two halves' own replays are apart: what a perfect model would still miss
 are 3 % for EAGLE and 5 % for n-gram. The last line is JSON.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -8,8 +8,6 @@ other lengths and other numbers of users. A stopped run goes on with the same co
 hold, the measured cutovers and effects beside the forecast's, and one last JSON line; the whole report is in DIR/sweep.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

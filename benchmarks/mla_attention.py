@@ -8,8 +8,6 @@ matrices the attention's times are made from these very blocks (`calibration/imp
 differs are rows that were dropped; blocks with fp8 matrices took no part. Prints a table and a JSON line.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

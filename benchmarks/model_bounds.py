@@ -7,8 +7,6 @@ steps that are outside and one last JSON line.
     python benchmarks/model_bounds.py [--devices h200,mi300x] [--models TEXT]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator

@@ -9,8 +9,6 @@ without the compiler (``NUMBA_DISABLE_JIT``) within the limit they run so; where
 judged. Prints a row a mutant and one JSON line.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import hashlib

@@ -8,8 +8,6 @@ policies taking turns. Machines are shared and noisy, so a minimal compiled loop
 policy in Python.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -4,8 +4,6 @@ Prints the best of several rounds, since machines are shared: loading every bund
 every bundled model on the H100's, and one `step_time` call with measured attention and without. The last line is JSON.
 """
 
-from __future__ import annotations
-
 import json
 import timeit
 from collections.abc import Callable

@@ -7,8 +7,6 @@ A recorded trace is the same under any seed: there only the drawn acceptance dif
 that compile left out.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -5,8 +5,6 @@ with its machine's own timings and with what is shipped for the device, and judg
 `SHIPPED_TPOT`. Nothing in the package was fitted to these runs.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from datetime import UTC, datetime

@@ -14,8 +14,6 @@ count the draft tokens of one request a step, the engine those of the batch. Eve
 as in theirs (match probability 1), which is too many at large batches: most rounds find none.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

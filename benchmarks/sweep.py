@@ -5,8 +5,6 @@ user waits for once the command has started: starting the workers, resolving eng
 The second sweep finds all cells in the data set.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -6,8 +6,6 @@ them runs of 60,000 requests. Prints a row a load, then what differs, what is wr
 5 % from the cutover, whether ``plan`` promises more than the capacity, then one JSON line. ``--loads N`` asks fewer.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 

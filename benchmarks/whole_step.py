@@ -8,8 +8,6 @@ whole, the sum of its kernels timed one kind at a time, and the profile's (``dra
 Not run, but part of the profile's figure: the final norm and what has no kernel here. Prints a table and a JSON line.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import statistics

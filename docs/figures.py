@@ -4,8 +4,6 @@ Every picture comes from the simulator with the numbers of an embedded scenario,
 measured points; nothing is drawn by hand.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from draftcast.scenarios.compare.comparison import compare

@@ -4,8 +4,6 @@ Needs the extras ``dashboard`` and ``test``, Chromium and its driver. Each pictu
 an embedded scenario; 128 colours are enough for it and keep the files small.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from dataclasses import dataclass

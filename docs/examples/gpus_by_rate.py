@@ -3,8 +3,6 @@
 python docs/examples/gpus_by_rate.py default --rates 20,50,100,200 --slo 'tpot:p95<20ms'
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 

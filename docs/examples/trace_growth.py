@@ -5,8 +5,6 @@ The trace is replayed as it was recorded, then faster and faster: its gaps shrin
     python docs/examples/trace_growth.py azure-conversation trace.csv --slo 'ttft:p95<2s' --growth 1,1.5,2
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``draftcast plan``: options to a question, the answer to text or JSON."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any
 

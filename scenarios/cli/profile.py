@@ -1,7 +1,5 @@
 """``draftcast profile``: what a profile holds, how far to trust it, and how two profiles differ."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any

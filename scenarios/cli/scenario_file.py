@@ -1,7 +1,5 @@
 """``draftcast init`` and ``draftcast schema``: a scenario file to begin with, and what such a file may hold."""
 
-from __future__ import annotations
-
 import json
 from importlib.resources import files
 from pathlib import Path

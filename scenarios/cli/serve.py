@@ -1,7 +1,5 @@
 """``draftcast serve``: a simulated server, for gateways, autoscalers, dashboards and benchmarks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

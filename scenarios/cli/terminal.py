@@ -1,7 +1,5 @@
 """What every command shares: exit codes, progress on standard error, JSON on standard output."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

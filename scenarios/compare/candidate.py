@@ -1,7 +1,5 @@
 """A setting that is compared with others: the scenario with another method, draft length, policy or device."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The formulas hold for one request at a time whose verification takes no longer t
 batches, prompts nor the host.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

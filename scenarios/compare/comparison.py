@@ -4,8 +4,6 @@ Runs the simulator; the verdict at each rate is `scenarios/compare/verdict`'s. K
 (``scenarios/show/run_report.py``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Runs with as many replications are compared pair by pair: under common random nu
 what both share cancels. Otherwise (a live run beside replications) the difference has no interval and no verdict.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ arrivals, lengths and draft tokens (common random numbers), and all leave out th
 knows nothing of tables on a screen (``scenarios/show/recommend_report.py``).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

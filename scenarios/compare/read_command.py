@@ -3,8 +3,6 @@
 Knows what draftcast simulates; a flag beyond it (a port, a chat template) is named, not read.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Knows names and values, not whether a server accepts them together.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

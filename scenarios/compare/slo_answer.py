@@ -4,8 +4,6 @@ A server with nothing else to do is as fast as it gets: what a request misses th
 mend. That run is the scenario's own requests, far apart.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

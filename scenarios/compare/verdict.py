@@ -4,8 +4,6 @@ Where a side stands towards its capacity decides first: above it the queue grows
 Below it on both sides, the paired runs decide by the interval of the log ratio of the metric.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a search for a cutover found: the crossing or the reason there is none, and everything it rests on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

@@ -3,8 +3,6 @@
 An axis turns a scenario into the same question at x, and says where x may lie. Runs nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Each cell is one look of `draftcast.scenarios.cutover.probe`; the break-even con
 `draftcast.sim.statistics.crossing.locate` says of a row or column of them. Runs the simulator; draws nothing.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Chooses how long a run must be for its load, keeps count of the requests simulat
 cluster can complete where the fluid estimate says that x may be close to it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Errors are of time: forecast time over measured time, less 1, whichever way the 
 is too slow, below 0 too fast. The error of a speed-up is forecast over measured, less 1.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Nothing of a row's own figures sets anything but its acceptance, and never the f
 row does not give and was assumed is said. Runs are finite, as the measurements were: every request counts.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

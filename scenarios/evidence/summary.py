@@ -5,8 +5,6 @@ time is such that nine in ten lie within 1.645 of it. A source with a hundred po
 than one with three. How well such intervals cover is judged with each source held out of the spread it is judged by.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import statistics

@@ -5,8 +5,6 @@ own: on a testbed (`draftcast live checkpoint`) the draft was built for it and n
 scenario's; any other model accepts what it accepts.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack

@@ -14,8 +14,6 @@ times and must not do so on the runs he judges them by.
 is not known here.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

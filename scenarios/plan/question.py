@@ -4,8 +4,6 @@ Unlike a scenario's ``slo`` (a share of the requests meets every bound), each ob
 itself: a percentile, median or mean over all requests.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

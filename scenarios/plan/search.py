@@ -4,8 +4,6 @@ Every run draws the same requests, lengths and draft tokens (common random numbe
 arrivals. So the answer changes from met to not met once, up to chance near the limit, and bisection finds where.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Each function returns dotted keys for `draftcast.scenarios.schema.load.with_valu
 they have a meaning after the change; the acceptance of one method has none for another.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from draftcast.errors import ScenarioError

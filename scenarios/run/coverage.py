@@ -5,8 +5,6 @@ a measurement of that very shape, from measured neighbours, or beyond what was m
 seconds by these origins, and `fidelity` makes them the badge a reader sees.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

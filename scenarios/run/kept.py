@@ -1,7 +1,5 @@
 """Answers that take long to make, kept by their question."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Hashable

@@ -1,7 +1,5 @@
 """A measured run beside simulated ones: what its client saw, as figures under the names a simulation gives them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`Plotted`, what every answer with a picture has in common."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

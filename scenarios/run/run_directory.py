@@ -4,8 +4,6 @@ A directory is written beside its final place and renamed into it, so it is ther
 anything in it is never touched: no run replaces another. Knows nothing of what the columns mean.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -3,8 +3,6 @@
 Each value is the exact time average of its stretch, so that no spike falls between two samples unseen.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

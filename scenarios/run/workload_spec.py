@@ -1,7 +1,5 @@
 """From a scenario to the simulator's records: the workload and, for class i of it, acceptance model i."""
 
-from __future__ import annotations
-
 from draftcast.calibration.acceptance.references import continued
 from draftcast.scenarios.schema import Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.speculation import DEFAULT_TREE

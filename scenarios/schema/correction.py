@@ -4,8 +4,6 @@
 repeats the run without the measured file. It holds for the engine it was measured on and for no other.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator

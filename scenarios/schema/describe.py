@@ -1,7 +1,5 @@
 """What a scenario can say, from the schema itself: its keys, and a file of the default with a comment at every key."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args

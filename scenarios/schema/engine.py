@@ -3,8 +3,6 @@
 ``None`` means "vLLM's default", which for the batch limits depends on the device: ``batch_defaults`` is that table.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, model_validator

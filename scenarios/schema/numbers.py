@@ -1,7 +1,5 @@
 """Numbers on a command line: ``1,2,5``, ``1..20:8`` (evenly spaced), ``1..64:7log`` (evenly in the logarithm)."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -4,8 +4,6 @@ Answers consist of a filler token. Sampling, stop strings, logprobs and tools ch
 in one request and content that is no text are refused.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -4,8 +4,6 @@ A request goes to a replica by the scenario's router, which knows how many reque
 its own requests with it and gets no more.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The front end of a simulated server: when requests reach the engine, and how many tokens a text has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from draftcast.errors import InputError

@@ -3,8 +3,6 @@
 `run_text` writes a simulated run as such a text, in simulated seconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

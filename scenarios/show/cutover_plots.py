@@ -1,7 +1,5 @@
 """Plots of cutovers: the advantage with its interval against the load, with the crossing; the speed-up map."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

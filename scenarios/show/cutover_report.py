@@ -1,7 +1,5 @@
 """A cutover as text: the answer in sentences, what limits on either side, and the table of simulated points."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

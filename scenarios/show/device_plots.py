@@ -1,7 +1,5 @@
 """Pictures of a profile: its kernels under their roofs, how far predictions miss, which shapes a scenario needs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Measured points beside their forecasts: tables for the terminal and the docs, the reasons, and one picture."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

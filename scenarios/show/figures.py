@@ -1,7 +1,5 @@
 """The figure of every answer that has one, by its type."""
 
-from __future__ import annotations
-
 from functools import singledispatch
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A capacity plan as table, sentences and plots: GPUs by candidate, goodput against load with its knee."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 One palette for every plot: a colour means the same thing everywhere and reads on light and dark.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Two profiles beside each other: a decode step operator by operator, and the points that both have timed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

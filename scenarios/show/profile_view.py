@@ -1,7 +1,5 @@
 """What a profile holds, as tables and text: where it comes from, rooflines, held-out errors, coverage."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import textwrap

@@ -1,7 +1,5 @@
 """Rankings as text: recommended settings with what to paste, and a comparison of policies."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Plots of runs: speculation on and off over rates, latency distribution, load over time, parts of a request's time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

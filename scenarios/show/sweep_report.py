@@ -1,7 +1,5 @@
 """A sweep as table, sentences and plots: the Pareto front of tokens/s/user and tokens/s/GPU, a figure along an axis."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

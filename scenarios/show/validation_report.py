@@ -1,7 +1,5 @@
 """A validation as data, as a table and as one self-contained HTML page with plots."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

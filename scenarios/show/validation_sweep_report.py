@@ -1,7 +1,5 @@
 """A validated sweep as Markdown, as one self-contained HTML page and as JSON; missed bars are marked."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator

@@ -4,8 +4,6 @@ Read from the JSON of a report (``sweep-validation.json``), from the summary tha
 Unknown keys are ignored: a report may come from a later version.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

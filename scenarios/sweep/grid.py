@@ -3,8 +3,6 @@
 An axis is a short name (``scenarios/schema/changes``) or any dotted key that ``--set`` takes. Runs nothing.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -8,8 +8,6 @@ What is in the data set already is not computed again: a sweep that was killed g
 points, and two sweeps share what they have in common. The functions take a callback for progress and one that stops.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import tempfile

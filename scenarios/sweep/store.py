@@ -6,8 +6,6 @@ The same cell twice (two sweeps at once, a kill while files are merged) is read 
 ``cells.py`` says what a row holds.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import uuid

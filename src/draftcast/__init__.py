@@ -4,8 +4,6 @@
 They are imported when first used, so that importing one room does not import the others.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

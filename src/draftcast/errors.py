@@ -11,8 +11,6 @@ DraftcastError
 └── SimulationError       an engine invariant broke: a bug in draftcast, please report it
 """
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager

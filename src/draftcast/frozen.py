@@ -5,8 +5,6 @@ Knows nothing of any particular section: it refuses unknown keys with the closes
 pydantic errors raised here into one-line ``ScenarioError``s.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, TypeVar

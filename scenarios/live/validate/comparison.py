@@ -1,7 +1,5 @@
 """A live run beside its forecast: figures with their errors, step times, and what the difference is made of."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise

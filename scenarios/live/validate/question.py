@@ -1,7 +1,5 @@
 """A live run as a question to the simulator: the same requests, the server's own configuration, the same clients."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ The sweep's calibration runs make the profile where none is given, and are not j
 with the scenario's own profile. Whatever runs a profile was made from are left out, and the report says which.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence
