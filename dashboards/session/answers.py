@@ -147,7 +147,9 @@ def _simulated(scenario: Scenario) -> Answer:
     with ThreadPoolExecutor(len(sides)) as threads:
         served = list(threads.map(_serve, sides))
     runs = measure([each for each, _ in served])
-    return Answer(scenario, point_of(scenario, runs), served[0][1], served[0][0].deployment, question_key(scenario)[0])
+    return Answer(
+        scenario, point_of(scenario, runs), served[0][1], served[0][0].deployments[0], question_key(scenario)[0]
+    )
 
 
 def _serve(scenario: Scenario) -> tuple[Served, Timeline]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from draftcast.scenarios.compare.difference import Difference, difference
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import gpus_by_device
 from draftcast.sim.output.metrics import summarise
 from draftcast.sim.statistics.intervals import Estimate
 
@@ -81,7 +82,7 @@ def column_of(scenario: Scenario, side: Side) -> Column:
     """A setting's figures for tables, with tokens per second and device."""
     run = side.run
     assert run is not None
-    gpus = scenario.cluster.replicas * scenario.engine.num_gpus
+    gpus = sum(gpus_by_device(scenario).values())
     per_gpu = [{PER_GPU: replication["output_throughput"] / gpus} for replication in run.replications]
     figures = run.summary["figures"] | summarise(per_gpu, scenario.statistics.confidence)
     replications = [{**most, **last} for most, last in zip(run.replications, per_gpu, strict=True)]

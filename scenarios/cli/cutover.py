@@ -39,13 +39,16 @@ class Search:
     price: Prices = None
 
     def question(self, scenario: Scenario) -> CutoverQuestion:
-        """As the search and the map take it. Raises InputError where the price is of another device."""
+        """As the search and the map take it. Raises InputError where a price is missing or of another device."""
+        from draftcast.scenarios.compare.metric import mean_price
         from draftcast.scenarios.cutover.search import CutoverQuestion
+        from draftcast.scenarios.schema.load import gpus_by_device
 
         prices = options.parse_prices(self.price or [])
-        if other := sorted(set(prices) - {scenario.hardware}):
-            raise InputError(f"the scenario runs on {scenario.hardware}", file="--price", value=other[0])
-        price = prices.get(scenario.hardware)
+        gpus = gpus_by_device(scenario)
+        if other := sorted(set(prices) - set(gpus)):
+            raise InputError(f"the scenario runs on {' and '.join(gpus)}", file="--price", value=other[0])
+        price = mean_price(prices, gpus) if prices else None
         return CutoverQuestion(scenario, self.over, self.metric, values_of(self.at, "--at"), self.budget, price)
 
 

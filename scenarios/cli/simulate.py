@@ -73,6 +73,11 @@ def simulate(
         from draftcast.scenarios.run.run_directory import check_run_directory
 
         check_run_directory(out)
+    if prometheus is not None:
+        from draftcast.scenarios.run.deployment import check_alike
+
+        with naming(question.scenario):
+            check_alike(scenario)
     for key in spec.without_effect if spec is not None else ():
         print(f"draftcast: note: engine.speculative_config.{key} has no effect on simulated time", file=sys.stderr)
     with naming(question.scenario), progress_bar() as progress:

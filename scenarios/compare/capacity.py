@@ -27,12 +27,13 @@ from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.run.simulate import front_end_work_s, replicate
 from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import to_mapping, without_speculation
+from draftcast.scenarios.schema.load import members, to_mapping, without_speculation
 from draftcast.scenarios.schema.references import put_checksums
+from draftcast.sim.cluster.routers import cluster_capacity
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.output.metrics import compute_metrics
 from draftcast.sim.output.steady_state import find_warmup, shortfall
-from draftcast.sim.progress import Progress
+from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.intervals import Estimate, replication_interval
 from draftcast.sim.workload.arrivals import MAX_USERS, ClosedLoopArrivals
 from draftcast.sim.workload.build_requests import build_requests, load_traces, trace_specs
@@ -87,27 +88,49 @@ def capacity(scenario: Scenario, rate_rps: float | None = None, *, progress: Pro
     Args:
         rate_rps: the load in question: as long as it lies inside the interval, replications are added.
 
-    None where arrivals have no single rate. Identical replicas that share no prefixes are simulated as one.
+    None where arrivals have no single rate. Identical replicas that share no prefixes are simulated as one; the
+    replicas of each group as a cluster of their own, as large as the whole.
     """
     if scenario.rate_rps is None:
         return None
     spec = workload_spec(scenario).model_copy(update={"duration_s": None})
-    key = _key_of(scenario, spec)
-    setting = _settings.get(key, _Setting)
+    cluster, groups = scenario.cluster, members(scenario)
+    sizes = [group.cluster.replicas for group in groups]
+    alike = [_with_replicas(group, cluster.replicas) for group in groups]
+    keys = [_key_of(each, spec) for each in alike]
+    setting = keys[0] if not cluster.groups else json.dumps([cluster.router, sizes, keys])
     count = REPLICATIONS
     while True:
-        with setting.lock:
-            while len(setting.replications) < count:
-                number = len(setting.replications)
-                first_rps = setting.replications[0][0] if setting.replications else None
-                setting.replications.append(_saturated_rate(scenario, spec, number, first_rps))
-                if progress is not None:
-                    progress((number + 1) / count)
-        rates, requests = zip(*setting.replications[:count], strict=True)
-        answer = Capacity(tuple(scenario.cluster.replicas * rate for rate in rates), requests, key)
+        parts = [part_of(progress, index, len(alike)) for index in range(len(alike))]
+        known = [_replications(*each, spec, count) for each in zip(alike, keys, parts, strict=True)]
+        rates, requests = [], []
+        for replication in zip(*known, strict=True):
+            own = [rate for (rate, _), size in zip(replication, sizes, strict=True) for _ in range(size)]
+            rates.append(cluster_capacity(cluster.router, own))
+            requests.append(sum(simulated for _, simulated in replication))
+        answer = Capacity(tuple(rates), tuple(requests), setting)
         if rate_rps is None or not answer.estimate.contains(rate_rps) or count >= MOST_REPLICATIONS:
             return answer
         count *= 2
+
+
+def _replications(
+    scenario: Scenario, key: str, progress: Progress | None, spec: Workload, count: int
+) -> list[tuple[float, int]]:
+    """Requests per second and replica, and requests simulated, of so many replications of like replicas."""
+    setting = _settings.get(key, _Setting)
+    with setting.lock:
+        while len(setting.replications) < count:
+            number = len(setting.replications)
+            first_rps = setting.replications[0][0] if setting.replications else None
+            setting.replications.append(_saturated_rate(scenario, spec, number, first_rps))
+            if progress is not None:
+                progress((number + 1) / count)
+    return setting.replications[:count]
+
+
+def _with_replicas(scenario: Scenario, replicas: int) -> Scenario:
+    return scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"replicas": replicas})})
 
 
 def _key_of(scenario: Scenario, spec: Workload) -> str:
@@ -139,7 +162,7 @@ def _saturated_rate(scenario: Scenario, spec: Workload, replication: int, first_
     engines = replicas * settings.data_parallel_size
     waiting = CROWD * engines * max(1.0, min(settings.max_num_seqs, held))
     think_s = float(few.think_s.mean()) if few.think_s is not None else 0.0
-    one = scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"replicas": replicas})})
+    one = _with_replicas(scenario, replicas)
     guess_rps = 0.0
     if think_s:
         guess_rps = first_rps * replicas if first_rps is not None else Fluid.of(one, deployment).capacity_rps()
@@ -150,7 +173,7 @@ def _saturated_rate(scenario: Scenario, spec: Workload, replication: int, first_
         table = build_requests(spec, seed, 2 * counted, settings.max_model_len, traces)
         table = dataclasses.replace(table, num_extra=len(table) // 2)
         loop = ClosedLoopArrivals(process="closed_loop", concurrency=users)
-        done = replicate(one, loop, deployment, table, seed, None, False)
+        done = replicate(one, loop, [deployment], table, seed, None, False)
         simulated += len(done.requests)
         cut = find_warmup([done.requests], closed_loop=True).requests
         tokens_per_s = compute_metrics(done.requests, warmup=cut).values["output_throughput"]

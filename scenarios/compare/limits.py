@@ -21,7 +21,7 @@ from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.cost import Work
 from draftcast.kernels.work.layers import context_work, elementwise_work, linear_layers, lm_head
 from draftcast.scenarios.run.deployment import Deployment
-from draftcast.scenarios.run.fluid import Fluid
+from draftcast.scenarios.run.fluid import Fluid, MixedFluid
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import Engine, Scenario
 from draftcast.sim.cost import step_time as st
@@ -68,6 +68,17 @@ class Limits:
         return f"{self.limit[0].upper()}{self.limit[1:]}: {step}."
 
 
+@dataclass(frozen=True)
+class GroupLimits(Limits):
+    """Of the group of replicas whose slots are the fullest; of equally full ones, the slowest."""
+
+    group: int
+
+    @property
+    def sentence(self) -> str:
+        return f"{super().sentence[:-1]} (group {self.group} of the cluster, the fullest)."
+
+
 def limits_at(scenario: Scenario, fluid: Fluid, figures: Mapping[str, float], rate_rps: float | None = None) -> Limits:
     """What limits a setting at a load.
 
@@ -79,10 +90,22 @@ def limits_at(scenario: Scenario, fluid: Fluid, figures: Mapping[str, float], ra
         in_system = max(figures["request_throughput"] * figures["mean_e2el_s"], 1.0)
         # Of a closed loop no more than its clients: a short run counts its ends twice.
         in_system = min(in_system, getattr(scenario.workload.arrivals, "concurrency", math.inf))
-        kv_share = figures["kv_cache_usage"]
     else:
         in_system = min(fluid.in_system(rate_rps) if rate_rps is not None else math.inf, float(fluid.slots))
-        kv_share = fluid.kv_share(in_system)
+        figures = {}
+    if isinstance(fluid, MixedFluid):
+        shares = fluid.shares(in_system)
+        filled = [
+            (share / own.slots, own.latency_s(max(share, 1.0)), index)
+            for index, ((_, own), share) in enumerate(zip(fluid.groups, shares, strict=True))
+        ]
+        index = max(filled)[-1]
+        member, own = fluid.groups[index]
+        return GroupLimits(**vars(_limits(member, own, shares[index], own.kv_share(shares[index]))), group=index)
+    return _limits(scenario, fluid, in_system, figures["kv_cache_usage"] if figures else fluid.kv_share(in_system))
+
+
+def _limits(scenario: Scenario, fluid: Fluid, in_system: float, kv_share: float) -> Limits:
     step = fluid.step(in_system)
     memory_s = compute_s = 0.0
     for family, dtype, work in target_work(fluid.deployment.model, scenario.engine, step.features):

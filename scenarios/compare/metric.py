@@ -67,3 +67,16 @@ class Price:
             datetime.date.fromisoformat(self.date)
         except ValueError:
             raise InputError("must be a day such as 2026-11-21", key="price.date", value=self.date) from None
+
+
+def mean_price(prices: Mapping[str, Price], gpus: Mapping[str, int]) -> Price:
+    """What the GPUs of a cluster cost on average, as of the oldest price; both by device.
+
+    Raises:
+        InputError: a device without a price.
+    """
+    for device in gpus:
+        if device not in prices:
+            raise InputError("has no price: give one for every device of the cluster", key="price", value=device)
+    total = sum(prices[device].per_gpu_hour * count for device, count in gpus.items())
+    return Price(total / sum(gpus.values()), min(prices[device].date for device in gpus))

@@ -30,7 +30,7 @@ from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import with_values, without_speculation
+from draftcast.scenarios.schema.load import members, with_values, without_speculation
 from draftcast.sim.statistics.crossing import Probe
 from draftcast.sim.statistics.intervals import Estimate, normal_quantile
 
@@ -344,4 +344,5 @@ def response(scenario: Scenario, fluids: tuple[Fluid, Fluid] | None = None) -> R
         return None
     if fluids is None:
         fluids = Fluid.of(scenario), Fluid.of(without_speculation(scenario))
-    return Response(model_error(scenario, fluids[0].deployment), fluids, scenario.rate_rps)
+    errors = [model_error(member, cached_deployment(member)) for member in members(scenario)]
+    return Response(max(errors, key=lambda error: error.with_speculation), fluids, scenario.rate_rps)

@@ -24,7 +24,7 @@ from draftcast.scenarios.cutover.axis import Axis, axis_named
 from draftcast.scenarios.cutover.probe import FIRST_SHORTFALL, MAX_REQUESTS, Prober
 from draftcast.scenarios.run.choices import alpha_of
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import without_speculation
+from draftcast.scenarios.schema.load import gpus_by_device, without_speculation
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.crossing import between
 from draftcast.sim.statistics.crossing_search import Found, search
@@ -55,7 +55,7 @@ class CutoverQuestion:
     # Simulated at most for each setting (of a map: in all), over both sides and all replications; None: the usual
     # budget
     budget_requests: int | None = None
-    price: Price | None = None  # of one GPU
+    price: Price | None = None  # of one GPU; of unlike ones the mean (`mean_price`)
 
     def __post_init__(self) -> None:
         axis_named(self.over)
@@ -270,8 +270,7 @@ def _place(prober: Prober, found: Found, x: float) -> Place:
 def _costs(prober: Prober, found: Found, price: Price) -> tuple[TokenCost, ...]:
     """Of all GPUs, at each x with values."""
     scenario = prober.scenario
-    gpus = scenario.cluster.replicas * scenario.engine.num_gpus
-    per_s = price.per_gpu_hour * gpus / 3600
+    per_s = price.per_gpu_hour * sum(gpus_by_device(scenario).values()) / 3600
     tokens = prober.own_fluids()[0].traffic.output_tokens
     rows = []
     for probe in found.probes:

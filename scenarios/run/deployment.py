@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
@@ -31,7 +31,7 @@ from draftcast.scenarios.schema import BatchDefaults, Engine, Scenario, Speculat
 from draftcast.scenarios.schema import Policy as AskedPolicy
 from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import MOST_BLOCKS, weight_dtype
-from draftcast.scenarios.schema.load import to_mapping
+from draftcast.scenarios.schema.load import key_in_group, members, to_mapping
 from draftcast.scenarios.schema.references import put_checksums
 from draftcast.sim.acceptance.compiled import MAX_K
 from draftcast.sim.cost.engine_config import EngineConfig
@@ -112,11 +112,32 @@ def engine_key(data: Mapping[str, Any]) -> str:
     return json.dumps(rest, sort_keys=True)
 
 
+def deployments_of(scenario: Scenario) -> tuple[Deployment, ...]:
+    """`cached_deployment` of each of the scenario's `members`; errors as of `deploy`, which name the group."""
+    made = []
+    for index, member in enumerate(members(scenario)):
+        try:
+            made.append(cached_deployment(member))
+        except InputError as error:
+            if not scenario.cluster.groups:
+                raise
+            raise error.at(key=key_in_group(f"cluster.groups.{index}", error.key)) from None
+    return tuple(made)
+
+
+def check_alike(scenario: Scenario) -> None:
+    """Refuse a question that is asked of one engine where the cluster's groups have one each."""
+    if scenario.cluster.groups:
+        message = "this is asked of one engine, not of unlike ones: take the groups away and ask it of each"
+        raise ScenarioError(message, key="cluster.groups")
+
+
 def cached_deployment(scenario: Scenario) -> Deployment:
     """`deploy`, or what it gave for the same engine on files of the same content; errors as there.
 
     Resolving an engine takes as long as simulating some hundred requests on it.
     """
+    check_alike(scenario)
     if scenario.resolved_policy.name.startswith("__main__"):
         return deploy(scenario)  # a notebook's class may be another one than before
     data = to_mapping(scenario)
@@ -128,7 +149,12 @@ def cached_deployment(scenario: Scenario) -> Deployment:
 
 def assumptions(scenario: Scenario) -> tuple[str, ...]:
     """What the forecast of a scenario's engine assumes because the scenario leaves it open; errors as of `deploy`."""
-    return cached_deployment(scenario).assumed
+    return assumed_of(deployments_of(scenario))
+
+
+def assumed_of(deployments: Iterable[Deployment]) -> tuple[str, ...]:
+    """What they assume, each sentence once."""
+    return tuple(dict.fromkeys(sentence for deployment in deployments for sentence in deployment.assumed))
 
 
 @contextmanager
@@ -386,8 +412,9 @@ def deploy(scenario: Scenario) -> Deployment:
     Raises:
         ModelError, HardwareError: an unknown model, device or profile.
         CapacityError: weights, or one request of max_model_len, do not fit in memory.
-        ScenarioError: settings that vLLM refuses.
+        ScenarioError: settings that vLLM refuses, or replicas that are not alike (`deployments_of`).
     """
+    check_alike(scenario)
     engine, spec = scenario.engine, scenario.speculative_config
     model = load_model(engine.model)
     hardware = load_hardware(scenario.hardware)

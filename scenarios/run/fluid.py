@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import with_values
+from draftcast.scenarios.schema.load import members, with_values
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.model import AcceptanceModel
 from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.cluster.routers import cluster_capacity
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.output.steady_state import FORGOTTEN
 from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
@@ -158,6 +159,8 @@ class Fluid:
         Raises:
             InputError: as of `draftcast.simulate`.
         """
+        if scenario.cluster.groups:
+            return MixedFluid.of_groups(scenario)
         deployment = deployment or cached_deployment(scenario)
         few = with_values(scenario, {"workload.num_requests": SAMPLE_REQUESTS, "workload.duration_s": None})
         k, policy = scenario.num_speculative_tokens, deployment.policy
@@ -236,3 +239,52 @@ class Fluid:
     def _counts(self) -> list[float]:
         counts = np.geomspace(self.engines, max(self.slots, self.engines), 24)
         return np.unique(np.round(counts)).tolist()  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class MixedFluid(Fluid):
+    """Groups of unlike replicas behind one router, equally many requests in each replica until it is full.
+
+    Deployment and traffic are the first group's that speculates, for what is the same in all.
+    """
+
+    groups: tuple[tuple[Scenario, Fluid], ...] = ()
+    router: str = ""
+
+    @classmethod
+    def of_groups(cls, scenario: Scenario) -> MixedFluid:
+        groups = tuple((member, Fluid.of(member)) for member in members(scenario))
+        lead = next((fluid for member, fluid in groups if member.speculative_config is not None), groups[0][1])
+        own = {each.name: getattr(lead, each.name) for each in fields(lead) if each.name != "_steps"}
+        own["engines"] = sum(fluid.engines for _, fluid in groups)
+        own["exact_policy"] = all(fluid.exact_policy for _, fluid in groups)
+        return cls(**own, groups=groups, router=scenario.cluster.router)
+
+    @property
+    def slots(self) -> int:
+        return sum(fluid.slots for _, fluid in self.groups)
+
+    def shares(self, in_system: float) -> list[float]:
+        """Requests in the system of each group."""
+        found = [0.0] * len(self.groups)
+        sizes = [member.cluster.replicas for member, _ in self.groups]
+        left, replicas = in_system, sum(sizes)
+        for index in sorted(range(len(sizes)), key=lambda index: self.groups[index][1].slots / sizes[index]):
+            found[index] = min(left * sizes[index] / replicas, float(self.groups[index][1].slots))
+            left, replicas = left - found[index], replicas - sizes[index]
+        return found
+
+    def step(self, in_system: float) -> MeanStep:
+        raise NotImplementedError("the groups have a mean step each")
+
+    def latency_s(self, in_system: float) -> float:
+        shares = zip(self.groups, self.shares(in_system), strict=True)
+        return in_system / sum(fluid.rate_rps(share) for (_, fluid), share in shares if share)
+
+    def rate_rps(self, in_system: float) -> float:
+        return min(super().rate_rps(in_system), self.capacity_rps())
+
+    def capacity_rps(self) -> float:
+        sizes = [(member.cluster.replicas, fluid) for member, fluid in self.groups]
+        rates = [fluid.capacity_rps() / size for size, fluid in sizes for _ in range(size)]
+        return cluster_capacity(self.router, rates)

@@ -100,8 +100,8 @@ class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             run_seed = replication_seed(self._scenario.statistics.seed, int(replication))
         table = build_requests(self._spec, run_seed, None, self._deployment.settings.max_model_len, self._traces)
         self._arrival_s = table.arrival_s  # of the client; the engine has a request once the front end is done with it
-        table = replace(table, arrival_s=table.arrival_s + front_end_s(self._scenario, self._deployment, table))
-        (replica,) = build_replicas(self._scenario, self._deployment, table, run_seed)
+        table = replace(table, arrival_s=table.arrival_s + front_end_s(self._scenario, [self._deployment], table))
+        (replica,) = build_replicas(self._scenario, [self._deployment], table, run_seed)
         (self._replica,) = replica.ranks
         self._replica.submit(np.arange(len(table), dtype=np.uint32))
         self._arrived = self._in_system = self._emitted = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
@@ -20,11 +20,12 @@ from draftcast.calibration.profile.spec import AffineProfile
 from draftcast.errors import CapacityError, InputError
 from draftcast.files import check_memory, read_frame, read_json
 from draftcast.kernels.arrays import FloatArray, IntArray
-from draftcast.scenarios.run.deployment import Deployment, cached_deployment
+from draftcast.scenarios.run.deployment import Deployment, assumed_of, deployments_of
 from draftcast.scenarios.run.plotted import Plotted
 from draftcast.scenarios.run.run_directory import MANIFEST, REQUESTS, STEPS, SUMMARY, make_manifest, write_run_directory
 from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, workload_spec
 from draftcast.scenarios.schema import ClosedLoopArrivals, Scenario
+from draftcast.scenarios.schema.load import members
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.data_parallel import DataParallel
@@ -138,47 +139,52 @@ class Replication:
 
 
 def build_replicas(
-    scenario: Scenario, deployment: Deployment, table: RequestTable, seed: int, *, record_steps: bool = False
+    scenario: Scenario, deployments: Sequence[Deployment], table: RequestTable, seed: int, *, record_steps: bool = False
 ) -> list[Replica | DataParallel]:
     """The replicas of one replication, none of them sent anything yet.
 
+    Args:
+        deployments: one for each of the scenario's `members`.
+
     Raises:
-        CapacityError: a request that the engine could never finish.
+        CapacityError: a request that an engine could never finish.
     """
-    settings = deployment.settings
     rows = request_rows(table)
-    check_fits(settings, rows)
     rows["undrafted"] = np.array([not entry.speculation for entry in scenario.request_classes])[table.class_id]
-    acceptance = compile_acceptance(
-        acceptance_models(scenario),
-        table.class_id,
-        seed,
-        scenario.num_speculative_tokens,
-        confidence=confidences(scenario),
-        prompt_tokens=table.prompt_tokens,
-        offsets=table.acceptance_offsets,
-        lengths=table.acceptance_lengths,
-    )
-    dp = settings.data_parallel_size
-    ranks = [
-        Replica(
-            settings,
-            rows,
-            table,
-            deployment.policy.fresh(),
-            deployment.cost,
-            acceptance,
-            seed=replication_seed(seed, rank),
-            record_steps=record_steps,
+    replicas: list[Replica | DataParallel] = []
+    rank = 0  # of all replicas together
+    for member, deployment in zip(members(scenario), deployments, strict=True):
+        settings = deployment.settings
+        check_fits(settings, rows)
+        acceptance = compile_acceptance(
+            acceptance_models(member),
+            table.class_id,
+            seed,
+            member.num_speculative_tokens,
+            confidence=confidences(member),
+            prompt_tokens=table.prompt_tokens,
+            offsets=table.acceptance_offsets,
+            lengths=table.acceptance_lengths,
         )
-        for rank in range(scenario.cluster.replicas * dp)
-    ]
-    if dp == 1:
-        return [*ranks]
-    return [
-        DataParallel(ranks[start : start + dp], lockstep=settings.lockstep_ranks > 1)
-        for start in range(0, len(ranks), dp)
-    ]
+        for _ in range(member.cluster.replicas):
+            ranks = []
+            for _ in range(settings.data_parallel_size):
+                policy, own_seed = deployment.policy.fresh(), replication_seed(seed, rank)
+                ranks.append(
+                    Replica(
+                        settings,
+                        rows,
+                        table,
+                        policy,
+                        deployment.cost,
+                        acceptance,
+                        seed=own_seed,
+                        record_steps=record_steps,
+                    )
+                )
+                rank += 1
+            replicas.append(DataParallel(ranks, lockstep=settings.lockstep_ranks > 1) if len(ranks) > 1 else ranks[0])
+    return replicas
 
 
 class BehindFrontEnd(ClosedLoopArrivals):
@@ -197,20 +203,27 @@ def front_end_work_s(deployment: Deployment, prompt_tokens: ArrayLike) -> FloatA
     return work_s * (not isinstance(deployment.profile, AffineProfile))
 
 
-def front_end_s(scenario: Scenario, deployment: Deployment, table: RequestTable) -> FloatArray:
+def front_end_s(scenario: Scenario, deployments: Sequence[Deployment], table: RequestTable) -> FloatArray:
     """Seconds from the sending of each request until its engine has it, shape [requests].
 
     The API servers of all replicas take requests in turn, and each works on one at a time. Clients of a closed loop and
     of sessions wait for its work alone.
     """
-    work_s = front_end_work_s(deployment, table.prompt_tokens)
+    servers = [
+        deployment
+        for member, deployment in zip(members(scenario), deployments, strict=True)
+        for _ in range(member.cluster.replicas * deployment.settings.api_server_count)
+    ]
+    work_s = np.empty(len(table))
+    for server, deployment in enumerate(servers):
+        mine = slice(server, None, len(servers))
+        work_s[mine] = front_end_work_s(deployment, table.prompt_tokens[mine])
     more_s = scenario.correction.front_end_s if scenario.correction is not None else 0.0
     if isinstance(scenario.workload.arrivals, ClosedLoopArrivals) or table.session is not None:
         return np.full(len(table), work_s.mean() + more_s)
     done_s = np.empty(len(table))
-    servers = deployment.settings.api_server_count * scenario.cluster.replicas
-    for server in range(servers):
-        mine = slice(server, None, servers)
+    for server in range(len(servers)):
+        mine = slice(server, None, len(servers))
         busy_s = np.cumsum(work_s[mine])
         # Lindley (1952): work that began after some earlier sending and never paused since; the latest such end.
         done_s[mine] = busy_s + np.maximum.accumulate(table.arrival_s[mine] - busy_s + work_s[mine])
@@ -220,7 +233,7 @@ def front_end_s(scenario: Scenario, deployment: Deployment, table: RequestTable)
 def replicate(
     scenario: Scenario,
     loop: ClosedLoopArrivals | None,
-    deployment: Deployment,
+    deployments: Sequence[Deployment],
     table: RequestTable,
     seed: int,
     progress: Progress | None,
@@ -228,10 +241,12 @@ def replicate(
 ) -> Replication:
     """Serve the requests of ``table`` once: at their arrival times, or as the users of ``loop`` send them.
 
+    ``deployments``: one for each of the scenario's `members`.
+
     Raises:
         CapacityError: a request that could never be served.
     """
-    replicas = build_replicas(scenario, deployment, table, seed, record_steps=record_steps)
+    replicas = build_replicas(scenario, deployments, table, seed, record_steps=record_steps)
     router = make_router(scenario.cluster.router, table, len(replicas), seed)
     cluster = Cluster(replicas, table, router, loop, seed, progress)
     cluster.run()
@@ -251,7 +266,7 @@ class Served:
     """A scenario whose requests were all served; `measure` makes its figures, as often as asked."""
 
     scenario: Scenario
-    deployment: Deployment
+    deployments: tuple[Deployment, ...]  # one for each of the scenario's `members`
     replications: list[Replication]
     notes: tuple[str, ...]
 
@@ -348,7 +363,7 @@ def serve(
     ``record_steps="first"`` keeps those of the first replication alone. Threads that serve different scenarios compute
     side by side.
     """
-    deployment = deployment or cached_deployment(scenario)
+    deployments = (deployment,) if deployment is not None else deployments_of(scenario)
     spec = workload_spec(scenario)
     traces = load_traces(spec)
     loop = spec.arrivals if isinstance(spec.arrivals, ClosedLoopArrivals) else None
@@ -358,9 +373,9 @@ def serve(
     for replication in range(count):
         seed = replication_seed(scenario.statistics.seed, replication)
         goes_on = scenario.statistics.warmup == "auto"
-        table = build_requests(spec, seed, None, deployment.settings.max_model_len, traces, goes_on)
+        table = build_requests(spec, seed, None, deployments[0].settings.max_model_len, traces, goes_on)
         _check_run_memory(len(table), count - replication)
-        late_s = front_end_s(scenario, deployment, table)
+        late_s = front_end_s(scenario, deployments, table)
         behind = BehindFrontEnd(**loop.model_dump(), added_s=late_s[0]) if loop is not None else None
         if loop is None:
             table = dataclasses.replace(table, arrival_s=table.arrival_s + late_s)
@@ -368,11 +383,11 @@ def serve(
             table = dataclasses.replace(table, think_s=table.think_s + late_s)
         part = part_of(progress, replication, count)
         recorded = replication == 0 if record_steps == "first" else record_steps
-        done.append(replicate(scenario, behind, deployment, table, seed, part, recorded))
+        done.append(replicate(scenario, behind, deployments, table, seed, part, recorded))
         # Seen from the client; what passes until the engine has the request counts as waiting.
         done[-1].requests["arrival_s"] -= late_s[: table.num_counted]
         done[-1].requests["time_queue_s"] += late_s[: table.num_counted]
-    return Served(scenario, deployment, done, table.notes)
+    return Served(scenario, deployments, done, table.notes)
 
 
 def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:
@@ -405,8 +420,11 @@ def _slo_met(served: Served, measured: list[Metrics], state: State) -> bool | No
     return True
 
 
-def _engine_facts(deployment: Deployment) -> dict[str, Any]:
+def _engine_facts(deployments: Sequence[Deployment]) -> dict[str, Any]:
     """Which engine's step times were assumed, for the manifest; a whole-step fit holds its own."""
+    if len(deployments) > 1:
+        return {"groups": [_engine_facts([deployment]) for deployment in deployments]}
+    (deployment,) = deployments
     settings, generation = deployment.settings, deployment.settings.generation
     facts = {"version": settings.version, "generation": generation.name, "checksum": generation.checksum()}
     if isinstance(deployment.profile, AffineProfile):
@@ -414,9 +432,30 @@ def _engine_facts(deployment: Deployment) -> dict[str, Any]:
     return facts | {"cudagraph_mode": settings.cudagraph_mode, "provisional": list(generation.provisional)}
 
 
+def _engine_summary(deployment: Deployment, mean_tokens: float) -> dict[str, Any]:
+    """The limits of one replica, and its memory; ``mean_tokens``: prompt and output of a mean request."""
+    memory, settings = deployment.memory, deployment.settings
+    return {
+        "num_gpu_blocks": settings.num_gpu_blocks,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "max_model_len": settings.max_model_len,
+        "async_scheduling": settings.async_scheduling,
+        "kv_cache_tokens": memory.kv_tokens,
+        "kv_bytes_per_token": memory.kv_bytes_per_token,
+        "kv_blocks_lost_to_speculation": memory.lost_blocks,
+        "max_concurrency": memory.max_concurrency(round(mean_tokens), settings.lookahead),
+        "concurrency_lost_to_speculation": memory.lost_concurrency(round(mean_tokens), settings.lookahead),
+    }
+
+
+def _unique(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
 def _notes(served: Served, identical: bool) -> list[str]:
     """What a reader must know before trusting the figures."""
-    found = [*served.deployment.assumed, *served.notes]
+    found = [*assumed_of(served.deployments), *served.notes]
     if identical:
         found.append("replications do not differ (nothing in the scenario is drawn at random): no interval")
     if served.warmup is not None and not served.warmup.is_over:
@@ -428,12 +467,14 @@ def _notes(served: Served, identical: bool) -> list[str]:
 
 
 def _result(served: Served, cut: int | None) -> RunResult:
-    scenario, deployment, done = served.scenario, served.deployment, served.replications
+    scenario, deployments, done = served.scenario, served.deployments, served.replications
     warmup = served.warmup
     state: State = served.state
     shortfall = warmup.shortfall(cut) if warmup is not None and cut is not None else 0.0
     if state == "steady" and shortfall > MOST_SHORTFALL:
         state = "not settled"
+    groups = scenario.cluster.groups
+    group_of = np.repeat(np.arange(len(groups)), [group.replicas for group in groups])
     measured = [
         compute_metrics(
             r.requests,
@@ -443,6 +484,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
             percentiles=state in ("steady", "finite"),
             replicas=scenario.cluster.replicas,
             accepted_per_position=r.accepted_per_position,
+            group_of=group_of,
         )
         for r in done
     ]
@@ -451,7 +493,6 @@ def _result(served: Served, cut: int | None) -> RunResult:
     identical = do_not_differ(figures)
     if state == "overloaded":
         figures = tuple(dict.fromkeys(each, math.nan) for each in figures)
-    memory, settings = deployment.memory, deployment.settings
     lengths = [[r.requests[name].to_numpy() for name in ("prompt_tokens", "output_tokens")] for r in done]
     mean_tokens = float(np.mean([(prompt + output).mean() for prompt, output in lengths]))
     summary: dict[str, Any] = {
@@ -472,29 +513,34 @@ def _result(served: Served, cut: int | None) -> RunResult:
         "by_class": [{name: dict(values) for name, values in m.by_class.items()} for m in measured]
         if state != "overloaded"
         else [{} for _ in measured],
-        "engine": {
-            "num_gpu_blocks": settings.num_gpu_blocks,
-            "max_num_seqs": settings.max_num_seqs,
-            "max_num_batched_tokens": settings.max_num_batched_tokens,
-            "max_model_len": settings.max_model_len,
-            "async_scheduling": settings.async_scheduling,
-            "kv_cache_tokens": memory.kv_tokens,
-            "kv_bytes_per_token": memory.kv_bytes_per_token,
-            "kv_blocks_lost_to_speculation": memory.lost_blocks,
-            "max_concurrency": memory.max_concurrency(round(mean_tokens), settings.lookahead),
-            "concurrency_lost_to_speculation": memory.lost_concurrency(round(mean_tokens), settings.lookahead),
-        },
-        "profile": deployment.profile.name,
+        "engine": _engine_summary(deployments[0], mean_tokens) if not groups else {},
+        "profile": _unique(deployment.profile.name for deployment in deployments),
         **({"correction": scenario.correction.model_dump(mode="json")} if scenario.correction is not None else {}),
         "notes": _notes(served, identical),
     }
+    if groups:
+        summary["groups"] = [
+            {
+                "replicas": member.cluster.replicas,
+                "hardware": member.hardware,
+                "layout": member.engine.layout,
+                "num_gpus": member.cluster.replicas * member.engine.num_gpus,
+                "speculation": member.speculative_config and f"{member.method} k={member.num_speculative_tokens}",
+                "engine": _engine_summary(deployment, mean_tokens),
+                "figures": {}
+                if state == "overloaded"
+                else summarise([m.by_group.get(str(index), {}) for m in measured], scenario.statistics.confidence),
+            }
+            for index, (member, deployment) in enumerate(zip(members(scenario), deployments, strict=True))
+        ]
     summary["slo_asked"] = bool(scenario.slos)
     slo_met = summary["slo_met"] = _slo_met(served, measured, state)
     return RunResult(
         summary=summary,
         requests=served.requests,
         steps=_stack([r.steps for r in done if r.steps is not None]) if done[0].steps is not None else None,
-        manifest=make_manifest(scenario, deployment.profile_checksum) | {"engine": _engine_facts(deployment)},
+        manifest=make_manifest(scenario, _unique(each.profile_checksum for each in deployments))
+        | {"engine": _engine_facts(deployments)},
         state=state,
         slo_met=slo_met,
         replications=figures,

@@ -70,9 +70,13 @@ def _kind(section: Any) -> tuple[Any, ...]:
 
 
 def _short(value: Any) -> Any:
-    """A section without the keys that are absent anyway; a policy's parameters are its own business."""
+    """A section without the keys that are absent anyway; policy parameters and a group's engine stay as they are."""
     if isinstance(value, dict):
-        return {key: item if key == "parameters" else _short(item) for key, item in value.items() if item is not None}
+        return {
+            key: item if key in ("parameters", "engine") else _short(item)
+            for key, item in value.items()
+            if item is not None
+        }
     return [_short(item) for item in value] if isinstance(value, list) else value
 
 

@@ -11,6 +11,7 @@ import copy
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -23,7 +24,7 @@ from draftcast.calibration.acceptance.references import reference
 from draftcast.calibration.yaml_text import parse_yaml, write_yaml
 from draftcast.errors import ScenarioError
 from draftcast.files import parse_json, read_text
-from draftcast.scenarios.schema import Scenario, SpeculativeConfig
+from draftcast.scenarios.schema import Group, Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.references import outside_names, put_checksums, resolve_paths
 from draftcast.scenarios.schema.scenario import MATCHING_METHODS
 
@@ -33,9 +34,14 @@ _MESSAGES = parse_yaml(Path(__file__).with_name("messages.yaml").read_text("utf-
 def validate(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> Scenario:
     """``data`` as a Scenario; ``places`` says which dotted keys came from elsewhere than ``file``."""
     try:
-        return Scenario.model_validate(_with_rates(data, file, places))
+        scenario = Scenario.model_validate(_with_rates(data, file, places))
+        members(scenario)
     except ValidationError as error:
         raise one_line(error.errors()[0], data, file, places) from None
+    except ScenarioError as error:
+        inside = [where for key, where in places.items() if _within(str(error.key), key)]
+        raise error.at(file=inside[-1] if inside else file) from None
+    return scenario
 
 
 def _with_rates(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> Mapping[str, Any]:
@@ -291,8 +297,68 @@ def with_rate(scenario: Scenario, request_rate_rps: float) -> Scenario:
 
 
 def without_speculation(scenario: Scenario) -> Scenario:
-    """The same question to an engine started without ``--speculative-config``."""
-    return with_values(scenario, {"engine.speculative_config": None})
+    """The same question to engines started without ``--speculative-config``, those of all groups."""
+    groups = enumerate(scenario.cluster.groups)
+    own = [f"cluster.groups.{index}." for index, group in groups if "speculative_config" in group.engine]
+    return with_values(scenario, {f"{place}engine.speculative_config": None for place in ("", *own)})
+
+
+def members(scenario: Scenario) -> tuple[Scenario, ...]:
+    """The scenario of each group's replicas alone, in the order of the groups; itself where all replicas are alike.
+
+    Raises:
+        ScenarioError: a group that no engine can run, or that is not of one service with the others.
+    """
+    groups = scenario.cluster.groups
+    found = tuple(_member(scenario, group, f"cluster.groups.{index}") for index, group in enumerate(groups))
+    if found and scenario.speculative_config is not None and not any(each.speculative_config for each in found):
+        raise ScenarioError("must be null: no group speculates", key="engine.speculative_config")
+    return found or (scenario,)
+
+
+def _member(scenario: Scenario, group: Group, place: str) -> Scenario:
+    def refuse(key: str, why: str) -> ScenarioError:
+        return ScenarioError(why, key=f"{place}.engine.{key}", value=group.engine.get(key))
+
+    data, own, base = to_mapping(scenario), dict(group.engine), scenario.speculative_config
+    for key in ("model", "max_model_len"):
+        if key in own:
+            raise refuse(key, f"is one for all replicas: give engine.{key}")
+    drafts = own.get("speculative_config")
+    if drafts is not None and base is None:
+        raise refuse("speculative_config", "give engine.speculative_config, and null in the groups without")
+    if isinstance(drafts, dict):
+        own["speculative_config"] = data["engine"]["speculative_config"] | drafts
+    data["engine"] |= own
+    data["cluster"] = {"replicas": group.replicas, "router": scenario.cluster.router}
+    if group.hardware is not None or group.profile is not None:
+        data |= {"hardware": group.hardware or scenario.hardware, "profile": group.profile}
+    try:
+        member = validate(data, "scenario", {})
+    except ScenarioError as error:
+        raise error.at(key=key_in_group(place, error.key)) from None
+    if base is not None and member.method not in (scenario.method, "none"):
+        why = f"must be {scenario.method} as engine.speculative_config has it: the acceptance is of one method"
+        raise ScenarioError(why, key=f"{place}.engine.speculative_config.method", value=member.method)
+    moved = (member.hardware, member.engine.num_gpus) != (scenario.hardware, scenario.engine.num_gpus)
+    if moved and scenario.engine.num_gpu_blocks is not None and "num_gpu_blocks" not in own:
+        raise refuse("num_gpu_blocks", "engine.num_gpu_blocks is of other devices: give the group's (null: what fits)")
+    return member
+
+
+def key_in_group(place: str, key: str | None) -> str:
+    """For messages: a key of the engine of a group, ``place`` as cluster.groups.0; or, of what all share, both keys."""
+    if key is None:
+        return place
+    return f"{place}.{key}" if key.partition(".")[0] in Group.model_fields else f"{place}: {key}"
+
+
+def gpus_by_device(scenario: Scenario) -> dict[str, int]:
+    """GPUs of the whole cluster, by the name of their hardware in the scenario."""
+    count = Counter[str]()
+    for member in members(scenario):
+        count[member.hardware] += member.cluster.replicas * member.engine.num_gpus
+    return dict(count)
 
 
 def to_mapping(scenario: Scenario) -> dict[str, Any]:
@@ -304,6 +370,8 @@ def to_mapping(scenario: Scenario) -> dict[str, Any]:
         for key in _LATER_KEYS:
             if section.get(key, True) in (None, True):
                 section.pop(key, None)
+    # As above; the number of replicas is the groups' own.
+    del data["cluster"]["replicas" if scenario.cluster.groups else "groups"]
     spec = scenario.speculative_config
     if spec is not None:
         # Only what was given: which keys the user set is part of vLLM's dictionary (and of `without_effect`).

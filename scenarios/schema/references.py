@@ -34,6 +34,10 @@ _PLACES: tuple[tuple[ReferenceKind, tuple[str, ...]], ...] = (
     ("policy", ("policy", "name")),
 )
 _IN_A_CLASS = (("lengths", "path"), ("acceptance", "path"))
+_IN_A_GROUP: tuple[tuple[ReferenceKind, tuple[str, ...]], ...]
+_IN_A_GROUP = tuple(
+    place for place in _PLACES if place[1][-2:] == ("speculative_config", "model") or len(place[1]) == 1
+)
 # What is read of a folder: a model's config, a profile's fit, and the manifest with its table's checksum.
 _IN_A_FOLDER = ("config.json", FIT, MANIFEST)
 
@@ -115,7 +119,9 @@ def outside_names(data: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for reference in _references(data):
         name = str(reference.section[reference.key])
-        label = reference.dotted == "engine.speculative_config.model" and not os.path.exists(os.path.expanduser(name))
+        label = reference.dotted.endswith("engine.speculative_config.model") and not os.path.exists(
+            os.path.expanduser(name)
+        )
         imported = reference.kind == "policy" and bool(reference.place)
         if imported or (reference.names_a_file and not label):
             found[reference.dotted] = name
@@ -158,6 +164,11 @@ def _references(data: Mapping[str, Any]) -> Iterator[_Reference]:
     for index, entry in enumerate(classes if isinstance(classes, list) else []):
         for section, last in _IN_A_CLASS:
             yield from _at("trace", entry, (section,), last, f"workload.classes.{index}.")
+    cluster = data.get("cluster")
+    groups = cluster.get("groups") if isinstance(cluster, dict) else None
+    for index, entry in enumerate(groups if isinstance(groups, list) else []):
+        for kind, (*outer, last) in _IN_A_GROUP:
+            yield from _at(kind, entry, outer, last, f"cluster.groups.{index}.")
 
 
 def _at(kind: ReferenceKind, data: Any, keys: Sequence[str], last: str, prefix: str) -> Iterator[_Reference]:

@@ -34,11 +34,37 @@ GONE: dict[tuple[str, str], tuple[tuple[int, ...], str]] = {
 }
 
 
-class Cluster(Frozen):
-    """Identical replicas behind a router."""
+Replicas = Annotated[int, Field(ge=1, le=1024)]
 
-    replicas: Annotated[int, Field(ge=1, le=1024)] = 1
+
+class Group(Frozen):
+    """Replicas of one kind: how many, and what they have instead of the scenario's engine and hardware."""
+
+    replicas: Replicas = 1
+    hardware: NonEmpty | None = None
+    """null: the scenario's."""
+    profile: NonEmpty | None = None
+    """null: the scenario's; of another hardware, that device's own."""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Keys of engine with other values, {tensor_parallel_size: 2, speculative_config: null}."""
+
+
+class Cluster(Frozen):
+    """Replicas behind a router: identical ones, or groups of unlike ones."""
+
+    replicas: Replicas = 1
     router: Annotated[str, one_of("router", ROUTERS)] = "round_robin"
+    groups: Annotated[tuple[Group, ...], Field(strict=False)] = ()
+    """Replicas of unlike hardware or settings; their number is then the groups' sum."""
+
+    @model_validator(mode="after")
+    def _count_the_groups(self) -> Self:
+        total = sum(group.replicas for group in self.groups)
+        if self.groups and self.replicas != total:
+            if "replicas" in self.model_fields_set:
+                raise wrong("replicas", self.replicas, f"cluster.groups have {total}: leave it out, or the groups")
+            self.__dict__["replicas"] = total
+        return self
 
 
 class Policy(Frozen):

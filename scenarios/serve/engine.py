@@ -69,7 +69,7 @@ class LiveEngine:
         one = scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"replicas": 1})})
         deployment = cached_deployment(scenario)
         self._table, _ = ring_table(scenario, deployment)
-        self.replica = build_replicas(one, deployment, self._table, scenario.statistics.seed)[0]
+        self.replica = build_replicas(one, [deployment], self._table, scenario.statistics.seed)[0]
         self._rows = self.replica.state.requests
         self._active = np.zeros(0, np.int64)  # rows of requests that have not ended
         self._known = np.zeros(len(self._table), np.int32)  # tokens of each row at the last event

@@ -119,12 +119,30 @@ def run_table(scenario: Scenario, point: RatePoint) -> Table:
             if any(key in figures and not math.isnan(figures[key].mean) for figures in columns):
                 rows.append([name, *(show(figures.get(key), factor) for figures in columns), unit])
         sections.append(len(rows) - 2)
-    for name, key, unit in ENGINE:
+    for name, key, unit in ENGINE if not scenario.cluster.groups else ():
         rows.append([name, *(f"{run.summary['engine'][key]:,.0f}" for run in point.runs), unit])
     caption = engine_line(point.runs[0])
     if scenario.speculative_config is not None:
         caption += " Rejected work: the time of each step less its time without the rejected rows and their drafts."
     return make_table(rows, title=title(scenario), caption=caption, sections=sections)
+
+
+def groups_tables(point: RatePoint) -> list[Table]:
+    """What each group of unlike replicas is, what it served and what a replica holds; none where all are alike."""
+    held = {"KV tokens": "kv_cache_tokens", "blocks lost to SD": "kv_blocks_lost_to_speculation"}
+    held |= {"concurrency": "max_concurrency"}
+    rows = [["group", "replicas", "GPUs", "SD", "requests", *(name for name, _, _ in COMPARED[:3]), *held]]
+    sections = []
+    for run in point.runs:
+        for index, group in enumerate(run.summary.get("groups", ())):
+            figures, memory = group["figures"], group["engine"]
+            requests = f"{figures['num_requests'].mean:,.0f}" if figures else "-"
+            latencies = [show(figures.get(key), factor) for _, key, factor in COMPARED[:3]]
+            gpus, drafts = f"{group['num_gpus']} {group['hardware']}", group["speculation"] or "off"
+            row = [f"{index}: {group['layout']}", str(group["replicas"]), gpus, drafts, requests, *latencies]
+            rows.append(row + [f"{memory[key]:,.0f}" for key in held.values()])
+        sections.append(len(rows) - 2)
+    return [make_table(rows, title="Groups of replicas", sections=sections)] if len(rows) > 1 else []
 
 
 def cause_line(point: RatePoint) -> str:
@@ -139,9 +157,11 @@ def cause_line(point: RatePoint) -> str:
 
 def engine_line(result: RunResult) -> str:
     """Which engine's step times a run assumed, in a sentence."""
-    engine = result.manifest["engine"]
-    how = engine.get("step_times") or f"CUDA graphs {engine['cudagraph_mode']}"
-    return f"Engine: {engine['version']} (generation {engine['generation']}, {how})."
+    told = []
+    for engine in result.manifest["engine"].get("groups", [result.manifest["engine"]]):
+        how = engine.get("step_times") or f"CUDA graphs {engine['cudagraph_mode']}"
+        told.append(f"{engine['version']} (generation {engine['generation']}, {how})")
+    return f"Engine: {'; '.join(dict.fromkeys(told))}."
 
 
 def status_line(result: RunResult, own: Side) -> str:
@@ -184,6 +204,7 @@ def answer_parts(answer: Comparison, single: RatePoint | None) -> Iterator[str |
         if single.verdict is not None:
             yield single.verdict.sentence(load_words(answer.scenario))
         yield run_table(answer.scenario, single)
+        yield from groups_tables(single)
         yield from (cause_line(single), status_line(single.on, single.own))
     else:
         yield comparison_table(answer)

@@ -148,9 +148,13 @@ def show(value: Estimate | None, factor: float = 1.0) -> str:
 
 def title(scenario: Scenario, *, with_policy: bool = True) -> str:
     """Model, device, speculation and policy of a scenario, on one line; what it is calibrated to on a second."""
+    from draftcast.scenarios.schema.load import gpus_by_device
+
     engine, spec = scenario.engine, scenario.speculative_config
     drafted = f"{scenario.method}, k={spec.k}" if spec is not None else "no speculation"
     size = f"{scenario.cluster.replicas} x {engine.layout}"
+    if scenario.cluster.groups:
+        size = f"{len(scenario.cluster.groups)} groups, {scenario.cluster.replicas} replicas"
     policy = f"; policy {scenario.resolved_policy.name}" if with_policy else ""
     calibrated = f"\n{scenario.correction.sentence}" if scenario.correction is not None else ""
-    return f"{engine.model} on {scenario.hardware} ({size}); {drafted}{policy}{calibrated}"
+    return f"{engine.model} on {' and '.join(gpus_by_device(scenario))} ({size}); {drafted}{policy}{calibrated}"

@@ -24,7 +24,14 @@ from draftcast.errors import InputError
 from draftcast.scenarios.compare.verdict import judge, side
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import load_scenario, scenario_hash, to_mapping, without_speculation
+from draftcast.scenarios.schema.load import (
+    gpus_by_device,
+    load_scenario,
+    members,
+    scenario_hash,
+    to_mapping,
+    without_speculation,
+)
 from draftcast.scenarios.sweep.store import KEY, REPLICATION
 
 CODE_ROOMS = ("kernels", "calibration", "sim", "scenarios")
@@ -93,8 +100,9 @@ def code_digest() -> str:
 
 def address_of(scenario: Scenario) -> Address:
     """The address of a scenario's results. Raises InputError: an unknown device or profile."""
-    profile = _profile_checksum(scenario.profile, scenario.hardware, _time_of(scenario.profile, scenario.hardware))
-    return Address(scenario_hash(scenario), profile, code_digest())
+    used = dict.fromkeys((each.profile, each.hardware) for each in members(scenario))
+    profiles = [_profile_checksum(*names, _time_of(*names)) for names in used]
+    return Address(scenario_hash(scenario), "+".join(profiles), code_digest())
 
 
 @functools.lru_cache(maxsize=256)
@@ -154,7 +162,7 @@ def _rows(scenario: Scenario, task: Task) -> list[dict[str, Any]]:
         "state": own.state,
         "slo_met": slo_met,
         "capacity_rps": own.capacity.estimate.mean if own.capacity is not None else None,
-        "num_gpus": float(scenario.engine.num_gpus * scenario.cluster.replicas),
+        "num_gpus": float(sum(gpus_by_device(scenario).values())),
         "confidence": scenario.statistics.confidence,
     }
     if verdict is not None:

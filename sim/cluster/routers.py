@@ -7,6 +7,8 @@ policy or k sends no request elsewhere unless loads differ.
 
 from __future__ import annotations
 
+import itertools
+import math
 from abc import ABC
 from collections.abc import Sequence
 from typing import ClassVar
@@ -29,6 +31,8 @@ class Router(ABC):
 
     name: ClassVar[str]
     is_static: ClassVar[bool] = False
+    compares: ClassVar[int | None] = None
+    """Replicas, drawn for each request, of which the least loaded gets it; None: all."""
 
     def __init__(self, table: RequestTable, replicas: int, seed: int) -> None:
         self.table = table
@@ -49,6 +53,7 @@ class RoundRobin(Router):
 
     name = "round_robin"
     is_static = True
+    compares = 1
 
     def assign(self) -> IntArray:
         return np.arange(len(self.table), dtype=np.int64) % self.replicas
@@ -59,6 +64,7 @@ class Random(Router):
 
     name = "random"
     is_static = True
+    compares = 1
 
     def assign(self) -> IntArray:
         draws = request_uniforms(self.seed, Stream.ROUTER, len(self.table))
@@ -78,6 +84,7 @@ class PowerOfTwo(Router):
     """The less loaded of two drawn replicas (Mitzenmacher, IEEE TPDS 12(10), 2001)."""
 
     name = "power_of_two"
+    compares = 2
 
     def __init__(self, table: RequestTable, replicas: int, seed: int) -> None:
         super().__init__(table, replicas, seed)
@@ -121,6 +128,21 @@ class PrefixAffinity(Router):
 
 
 ROUTERS: dict[str, type[Router]] = {r.name: r for r in (RoundRobin, Random, LeastLoaded, PowerOfTwo, PrefixAffinity)}
+
+
+def cluster_capacity(router: str, rates: Sequence[float]) -> float:
+    """Requests per second that replicas complete behind a router that each complete ``rates`` when saturated.
+
+    A set of replicas gets at least the requests whose compared ones all lie inside it, and falls behind where these are
+    more than it completes (Foss and Chernova, Queueing Systems 29, 1998): so with equal shares the slowest replica
+    decides, with a choice of all their sum.
+    """
+    n = len(rates)
+    compared = min(ROUTERS[router].compares or n, n)
+    if min(rates) == max(rates):
+        return n * rates[0]
+    slowest = list(itertools.accumulate(sorted(rates)))
+    return min(slowest[s - 1] * math.comb(n, compared) / math.comb(s, compared) for s in range(compared, n + 1))
 
 
 def make_router(name: str, table: RequestTable, replicas: int, seed: int) -> Router:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -47,6 +48,7 @@ class Metrics:
     warmup_requests: int = 0
     per_position_acceptance: tuple[float, ...] = ()  # accepted at draft position j over draft rounds, as in vLLM
     by_class: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    by_group: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     transient: Mapping[str, float] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> float:
@@ -67,6 +69,7 @@ def compute_metrics(
     percentiles: bool = True,
     replicas: int = 1,
     accepted_per_position: IntArray | None = None,
+    group_of: IntArray | None = None,
 ) -> Metrics:
     """All figures of one run.
 
@@ -79,6 +82,7 @@ def compute_metrics(
         percentiles: whether medians and percentiles may be shown, see `Metrics`.
         replicas: divides the ``_per_replica`` figures.
         accepted_per_position: accepted drafts by draft position, [20, K] by segment or [K] for the whole run.
+        group_of: the group of each replica, for ``by_group``; None or empty: all are alike.
 
     Latencies, acceptance and SLO attainment describe the requests from the cut on. Throughput of a steady run is what
     completes and is emitted between the arrivals of the first and of the last of them, requests in flight at the
@@ -103,6 +107,7 @@ def compute_metrics(
     values = _throughput(c, window, good if slo is not None else None, replicas)
     values["num_requests"] = float(n - kept.start)
     values["slo_attainment"] = float(good[kept].mean()) if slo is not None else math.nan
+    groups = pd.Series(group_of[requests["replica"]]) if group_of is not None and group_of.size else None
     latencies = _latencies(c, kept)
     if itl_counts is not None:
         latencies |= _itl(c, itl_counts, kept)
@@ -113,7 +118,8 @@ def compute_metrics(
         values=values,
         warmup_requests=kept.start,
         per_position_acceptance=_per_position(requests, accepted_per_position, kept),
-        by_class=_by_class(requests, c, kept, good if slo is not None else None, percentiles),
+        by_class=_by_label(requests["class"], c, kept, good if slo is not None else None, percentiles),
+        by_group=_by_label(groups, c, kept, good if slo is not None else None, percentiles),
         transient=transient,
     )
 
@@ -275,16 +281,16 @@ def _per_position(requests: pd.DataFrame, accepted: IntArray | None, kept: slice
     return tuple(_ratio(float(count), float(drafts.sum())) for count in accepted) if drafts.sum() else ()
 
 
-def _by_class(
-    requests: pd.DataFrame, c: RequestColumns, kept: slice, good: BoolArray | None, steady: bool
+def _by_label(
+    labels: pd.Series[Any] | None, c: RequestColumns, kept: slice, good: BoolArray | None, steady: bool
 ) -> dict[str, dict[str, float]]:
-    classes = requests["class"]
-    if isinstance(classes.dtype, pd.CategoricalDtype) and len(classes.dtype.categories) < 2:
+    """Latencies of the requests of each class, or group of replicas; none where there is one alone."""
+    if labels is None or (isinstance(labels.dtype, pd.CategoricalDtype) and len(labels.dtype.categories) < 2):
         return {}
-    codes, names = pd.factorize(classes, sort=True)
+    codes, names = pd.factorize(labels, sort=True)
     if len(names) < 2:
         return {}
-    measured = np.zeros(len(requests), dtype=np.bool_)
+    measured = np.zeros(len(labels), dtype=np.bool_)
     measured[kept] = True
     result = {}
     for code, name in enumerate(names):

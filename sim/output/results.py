@@ -140,7 +140,9 @@ def steps_frame(replicas: Sequence[Replica], end_s: float = math.inf) -> pd.Data
 
 def accepted_per_position(replicas: Sequence[Replica]) -> IntArray:
     """Rounds of counted requests in which draft position j was accepted, shape [segments, k]."""
-    counts = np.asarray(sum(replica.state.rounds_by_accepted[:-1] for replica in replicas), np.int64)
+    widest = max(replica.state.rounds_by_accepted.shape[1] for replica in replicas)
+    rounds = (replica.state.rounds_by_accepted[:-1] for replica in replicas)  # engines may differ in k
+    counts = np.asarray(sum(np.pad(own, ((0, 0), (0, widest - own.shape[1]))) for own in rounds), np.int64)
     return counts[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
 
 

@@ -83,7 +83,7 @@ def forecast(question: Question, assumptions: Assumptions) -> list[Replay]:
     replays = []
     for number in range(scenario.statistics.replications):
         seed = replication_seed(scenario.statistics.seed, number)
-        done = replicate(scenario, loop, deployment, table, seed, None, True)
+        done = replicate(scenario, loop, [deployment], table, seed, None, True)
         assert done.steps is not None
         steps = done.steps.assign(step_s=done.steps[["host_s", "draft_s", "target_s"]].sum(axis=1))
         requests = _at_client(done.requests, steps, front_end)

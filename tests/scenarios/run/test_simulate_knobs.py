@@ -54,6 +54,7 @@ CLASSES = (
 SESSIONS = "workload.sessions={turns: 5, think_time_s: 1}"
 AGENTS = (SESSIONS, "workload.sessions.calls_per_turn=2", "workload.sessions.tool_output_tokens=200")
 EXPERTS = (f"{SPEC}=null", "engine.model=Qwen3-30B-A3B", "engine.tensor_parallel_size=8")
+GROUPS = "cluster={groups: [{}, {engine: {max_num_seqs: 4, speculative_config: null}}]}"
 SLO = "slo={ttft_ms: 30, tpot_ms: 4.5, e2el_ms: 600, attainment: 0.5}"
 
 
@@ -214,6 +215,12 @@ KNOBS = [
         (*MOONCAKE, "cluster.replicas=2", "cluster.router=least_loaded"),
         "prefix_cache_hit_rate",
     ),
+    Knob("Cluster.groups", GROUPS, "cluster.replicas=2"),
+    Knob("Group.replicas", "cluster.groups.1.replicas=2", GROUPS),
+    Knob("Group.hardware", "cluster.groups.0.hardware=a100-80g", GROUPS),
+    Knob("Group.profile", "cluster.groups.0.profile=h100-llama-3.1-8b-affine", GROUPS),
+    Knob("Group.engine", "cluster.groups.0.engine={tensor_parallel_size: 2}", GROUPS),
+    Knob("Group.engine", f"cluster.groups.0.{SPEC}={{num_speculative_tokens: 1}}", GROUPS),
     # workload
     Knob("Scenario.workload", SHORT),
     Knob("Workload.arrivals", arrivals("process: deterministic, request_rate_rps: 20")),

@@ -1,0 +1,219 @@
+"""Groups of replicas of unlike hardware or settings behind one router."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from draftcast import RunResult, load_scenario, simulate
+from draftcast.errors import InputError, ScenarioError
+from draftcast.scenarios.compare.capacity import capacity
+from draftcast.scenarios.compare.limits import GroupLimits, limits_at
+from draftcast.scenarios.compare.metric import Price, mean_price
+from draftcast.scenarios.compare.recommend import recommend
+from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
+from draftcast.scenarios.plan.question import PlanQuestion
+from draftcast.scenarios.plan.sizing import plan
+from draftcast.scenarios.run.fluid import Fluid
+from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.changes import assignments, changed_keys
+from draftcast.scenarios.schema.load import (
+    dump_scenario,
+    gpus_by_device,
+    members,
+    scenario_hash,
+    with_rate,
+    with_values,
+    without_speculation,
+)
+from draftcast.scenarios.sweep.cells import run_task, task_of
+from draftcast.sim.cluster.routers import cluster_capacity
+
+SMALL = ("workload.num_requests=200", "statistics.replications=1", "statistics.warmup=none")
+SHORT = "workload.lengths={prompt_tokens: 200, output_tokens: 40}"
+OFF = "engine: {speculative_config: null}"
+UNLIKE = f"groups: [{{}}, {{hardware: a100-80g, {OFF}}}]"
+"""An H100 with speculation and an A100 without."""
+
+
+def cluster(section: str, *more: str) -> Scenario:
+    return load_scenario(overrides=[*SMALL, f"cluster={{{section}}}", *more])
+
+
+def by_replica(run: RunResult) -> Any:
+    return run.requests.groupby("replica")
+
+
+@pytest.mark.parametrize("router", ["round_robin", "least_loaded", "power_of_two"])
+def test_like_groups_are_a_cluster_of_like_replicas(router: str) -> None:
+    busy = "workload.arrivals.request_rate_rps=60"
+    alike = simulate(cluster(f"router: {router}, replicas: 3", busy))
+    groups = simulate(cluster(f"router: {router}, groups: [{{replicas: 2}}, {{}}]", busy))
+    pd.testing.assert_frame_equal(groups.requests, alike.requests, check_exact=True)
+    assert groups.replications == alike.replications
+    assert [group["engine"] for group in groups.summary["groups"]] == [alike.summary["engine"]] * 2
+
+
+def test_each_group_is_its_own_engine() -> None:
+    """Requests in turn: every second one is served as by one engine of the group that gets these alone."""
+    rate = "workload.arrivals={process: deterministic, request_rate_rps: 10}"
+    mixed = simulate(cluster(UNLIKE, rate, SHORT))
+    for replica, alone in enumerate(members(cluster(UNLIKE, rate, SHORT))):
+        half = with_rate(alone, 5.0)
+        served = simulate(with_values(half, {"workload.num_requests": 100})).summary["figures"]
+        own = mixed.requests[mixed.requests["replica"] == replica]
+        assert len(own) == 100
+        assert (own["num_drafts"].sum() > 0) == (replica == 0)
+        latency = float((own["finish_s"] - own["arrival_s"]).mean())
+        assert mixed.summary["groups"][replica]["figures"]["mean_e2el_s"].mean == pytest.approx(latency)
+        assert latency == pytest.approx(served["mean_e2el_s"].mean, rel=0.02)  # other drafts are accepted
+
+
+def test_a_router_that_looks_sends_more_to_the_faster_group() -> None:
+    busy = "workload.arrivals.request_rate_rps=30"
+    looks = by_replica(simulate(cluster(f"router: least_loaded, {UNLIKE}", busy))).size()
+    turns = by_replica(simulate(cluster(UNLIKE, busy))).size()
+    assert turns.tolist() == [100, 100]
+    assert looks[0] > 1.3 * looks[1]
+
+
+def test_the_capacity_of_unlike_replicas_by_hand() -> None:
+    assert cluster_capacity("least_loaded", [1.0, 3.0]) == 4.0
+    assert cluster_capacity("prefix_affinity", [1.0, 3.0]) == 4.0
+    for router in ("round_robin", "random"):
+        assert cluster_capacity(router, [3.0, 1.0]) == 2.0  # half of all requests fall to the slower one
+    # A third of all pairs are the two slow ones, which complete 2 together.
+    assert cluster_capacity("power_of_two", [1.0, 10.0, 1.0]) == 6.0
+    assert cluster_capacity("power_of_two", [1.0, 2.0, 1.0]) == 4.0
+    assert cluster_capacity("power_of_two", [0.1] * 3) == 3 * 0.1
+
+
+@pytest.mark.parametrize("router", ["round_robin", "least_loaded"])
+def test_the_capacity_is_where_a_mixed_cluster_falls_behind(router: str) -> None:
+    lasting = ("statistics.warmup=auto", "statistics.replications=2", "workload.num_requests=4000", SHORT)
+    small = "hardware: a100-80g, engine: {max_num_seqs: 16, speculative_config: null}"
+    mixed = cluster(f"router: {router}, groups: [{{engine: {{max_num_seqs: 32}}}}, {{{small}}}]", *lasting)
+    found = capacity(mixed)
+    alone = [capacity(member) for member in members(mixed)]
+    assert found is not None
+    fast, slow = (own.estimate.mean for own in alone if own is not None)
+    assert found.estimate.mean == pytest.approx(2 * slow if router == "round_robin" else fast + slow)
+    assert simulate(with_rate(mixed, 0.9 * found.estimate.mean)).state == "steady"
+    assert simulate(with_rate(mixed, 1.15 * found.estimate.mean)).state == "overloaded"
+    fluid = Fluid.of(mixed)
+    assert fluid.capacity_rps() == pytest.approx(found.estimate.mean, rel=0.2)
+
+
+def test_off_turns_speculation_off_in_every_group() -> None:
+    mixed = cluster("groups: [{engine: {speculative_config: {num_speculative_tokens: 1}}}, {}]")
+    assert [member.num_speculative_tokens for member in members(mixed)] == [1, 3]
+    assert [member.speculative_config for member in members(without_speculation(mixed))] == [None, None]
+    assert simulate(without_speculation(mixed)).requests["num_drafts"].sum() == 0
+
+
+def test_the_fluid_of_like_groups_is_that_of_a_cluster() -> None:
+    alike, groups = Fluid.of(cluster("replicas: 2")), Fluid.of(cluster("groups: [{}, {}]"))
+    assert groups.slots == alike.slots
+    assert groups.capacity_rps() == pytest.approx(alike.capacity_rps(), rel=1e-3)  # of 24 batch sizes, other ones
+    for requests in (1.0, 7.0, 400.0):
+        assert groups.latency_s(requests) == pytest.approx(alike.latency_s(requests))
+
+
+def test_what_limits_is_said_of_the_fullest_group() -> None:
+    mixed = cluster("router: least_loaded, groups: [{}, {engine: {max_num_seqs: 8}}]")
+    found = limits_at(mixed, Fluid.of(mixed), {"mean_e2el_s": 1.0, "request_throughput": 20.0})
+    assert isinstance(found, GroupLimits)
+    assert (found.group, found.limit, found.in_system) == (1, "max_num_seqs", 8.0)
+    assert "group 1" in found.sentence
+
+
+def test_a_file_of_groups_is_written_and_read_back() -> None:
+    mixed, plain = cluster(f"router: random, {UNLIKE}"), cluster("replicas: 2")
+    again = load_scenario(_yaml(dump_scenario(mixed)))
+    assert (again, scenario_hash(again)) == (mixed, scenario_hash(mixed))
+    assert mixed.cluster.replicas == 2
+    for base, asked in ((plain, mixed), (mixed, plain), (mixed, without_speculation(mixed))):
+        texts = assignments(changed_keys(base, asked))
+        assert scenario_hash(load_scenario(_yaml(dump_scenario(base)), overrides=texts)) == scenario_hash(asked)
+    assert scenario_hash(mixed) != scenario_hash(with_values(mixed, {"cluster.groups.1.hardware": "l40s"}))
+
+
+def _yaml(text: str) -> dict[str, Any]:
+    from draftcast.calibration.yaml_text import parse_yaml
+
+    data = parse_yaml(text, "text")
+    assert isinstance(data, dict)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "says"),
+    [
+        ("replicas: 3, groups: [{}, {}]", "cluster.replicas", "cluster.groups have 2"),
+        ("groups: [{gpu: a100-80g}]", "cluster.groups.0.gpu", "did you mean hardware"),
+        ("groups: [{}, {engine: {max_seqs: 3}}]", "cluster.groups.1.engine.max_seqs", "did you mean max_num_seqs"),
+        ("groups: [{engine: {max_num_seqs: 0}}]", "cluster.groups.0.engine.max_num_seqs", "1"),
+        ("groups: [{}, {engine: {model: Qwen3-8B}}]", "cluster.groups.1.engine.model", "one for all replicas"),
+        ("groups: [{engine: {max_model_len: 512}}]", "cluster.groups.0.engine.max_model_len", "one for all replicas"),
+        (
+            "groups: [{}, {engine: {speculative_config: {method: medusa}}}]",
+            "cluster.groups.1.engine.speculative_config.method",
+            "must be eagle3",
+        ),
+        (f"groups: [{{{OFF}}}]", "engine.speculative_config", "no group speculates"),
+        ("groups: [{hardware: rtx-9}]", "cluster.groups.0.hardware", "unknown"),
+        ("groups: [{engine: {gpu_memory_utilization: 0.1}}]", "cluster.groups.0.engine.", "fits with"),
+    ],
+)
+def test_what_no_cluster_can_be_is_refused_naming_the_key(section: str, key: str, says: str) -> None:
+    with pytest.raises(InputError) as raised:
+        simulate(cluster(section))
+    assert str(raised.value.key).startswith(key)
+    assert says in raised.value.message
+    assert "\n" not in str(raised.value)
+
+
+def test_speculation_and_memory_of_one_engine_are_not_taken_for_another() -> None:
+    with pytest.raises(ScenarioError, match="null in the groups without"):
+        with_values(
+            without_speculation(cluster("replicas: 2")),
+            {"cluster": {"groups": [{"engine": {"speculative_config": {"num_speculative_tokens": 2}}}]}},
+        )
+    with pytest.raises(ScenarioError, match="is of other devices"):
+        cluster("groups: [{}, {hardware: a100-80g}]", "engine.num_gpu_blocks=5000")
+    cluster("groups: [{}, {hardware: a100-80g, engine: {num_gpu_blocks: null}}]", "engine.num_gpu_blocks=5000")
+
+
+def test_gpus_and_their_price() -> None:
+    mixed = cluster("groups: [{replicas: 2, engine: {tensor_parallel_size: 2}}, {hardware: a100-80g, replicas: 1}]")
+    assert gpus_by_device(mixed) == {"h100-sxm": 4, "a100-80g": 1}
+    prices = {"h100-sxm": Price(3.0, "2026-11-02"), "a100-80g": Price(1.0, "2026-11-01")}
+    assert mean_price(prices, gpus_by_device(mixed)) == Price(13.0 / 5, "2026-11-01")
+    with pytest.raises(InputError, match="has no price"):
+        mean_price({"h100-sxm": prices["h100-sxm"]}, gpus_by_device(mixed))
+    (row,) = run_task(task_of(mixed)).rows
+    assert row["num_gpus"] == 5
+
+
+def test_a_cutover_of_a_mixed_cluster() -> None:
+    mixed = cluster(f"router: least_loaded, {UNLIKE}", SHORT, "statistics.warmup=auto", "statistics.replications=2")
+    (answer,) = cutover(CutoverQuestion(mixed, "concurrency", "cost", (4, 64), 60_000, Price(2.0, "2026-11-01")))
+    assert answer.lower is not None
+    assert isinstance(answer.lower.on, GroupLimits)
+    throughput = answer.probes[0].gains
+    assert answer.costs[0].on == pytest.approx(2 * 2.0 / 3600 * 1e6 / (sum(throughput) / len(throughput)))
+
+
+@pytest.mark.parametrize("ask", [recommend, lambda scenario: plan(PlanQuestion(scenario))], ids=["recommend", "plan"])
+def test_questions_of_one_engine_are_refused(ask: Any) -> None:
+    with pytest.raises(ScenarioError, match="asked of one engine") as raised:
+        ask(cluster(UNLIKE, "slo={tpot_ms: 50}", "statistics.replications=2"))
+    assert raised.value.key == "cluster.groups"
+
+
+@pytest.mark.parametrize(("command", "option"), [("serve", "--port=0"), ("simulate", "--prometheus=-")])
+def test_commands_of_one_engine_are_refused(refused: Callable[..., str], command: str, option: str) -> None:
+    assert "cluster.groups" in refused(command, "default", "--set", f"cluster={{{UNLIKE}}}", option)
