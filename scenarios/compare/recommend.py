@@ -36,7 +36,7 @@ from draftcast.scenarios.compare.serve_command import (
 )
 from draftcast.scenarios.compare.verdict import Verdict, decide, judge, side
 from draftcast.scenarios.run.choices import OFF
-from draftcast.scenarios.run.deployment import assumptions, deploy
+from draftcast.scenarios.run.deployment import assumptions, check_alike, deploy
 from draftcast.scenarios.run.fluid import Fluid, token_seconds
 from draftcast.scenarios.run.simulate import measure, serve
 from draftcast.scenarios.schema import Scenario
@@ -166,6 +166,7 @@ def recommend(
     Raises:
         InputError: no speculation to try, an unknown metric, fewer than two replications, or a bad alternative.
     """
+    check_alike(scenario)
     chosen_metric = metric_named(metric)
     if scenario.speculative_config is None and not alternatives:
         raise InputError("the scenario has no speculation to recommend", key="engine.speculative_config")

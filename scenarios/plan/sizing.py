@@ -21,7 +21,7 @@ from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.compare.model_error import times_error
 from draftcast.scenarios.plan.question import Objective, PlanQuestion, candidates
 from draftcast.scenarios.plan.search import IDLE_SHARE, STEADY_STATE, Check, LargestRate, SimulatedCluster
-from draftcast.scenarios.run.deployment import assumptions, deploy
+from draftcast.scenarios.run.deployment import assumptions, check_alike, deploy
 from draftcast.scenarios.run.plotted import Plotted
 from draftcast.scenarios.schema.load import with_rate
 from draftcast.sim.progress import Progress, part_of
@@ -171,6 +171,7 @@ def plan(question: PlanQuestion, progress: Progress | None = None) -> CapacityPl
         InputError: arrivals without a single rate, a device without its price, or what the scenario itself does not
             allow.
     """
+    check_alike(question.scenario)
     target_rps = question.target_rps()
     variants = candidates(
         with_rate(question.scenario, target_rps),

@@ -495,6 +495,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
         figures = tuple(dict.fromkeys(each, math.nan) for each in figures)
     lengths = [[r.requests[name].to_numpy() for name in ("prompt_tokens", "output_tokens")] for r in done]
     mean_tokens = float(np.mean([(prompt + output).mean() for prompt, output in lengths]))
+    engines = [_engine_summary(deployment, mean_tokens) for deployment in deployments]
     summary: dict[str, Any] = {
         "figures": summarise(figures, scenario.statistics.confidence),
         "stability": {
@@ -513,7 +514,10 @@ def _result(served: Served, cut: int | None) -> RunResult:
         "by_class": [{name: dict(values) for name, values in m.by_class.items()} for m in measured]
         if state != "overloaded"
         else [{} for _ in measured],
-        "engine": _engine_summary(deployments[0], mean_tokens) if not groups else {},
+        # Of groups what is the same in all; null elsewhere.
+        "engine": {
+            name: value if all(each[name] == value for each in engines) else None for name, value in engines[0].items()
+        },
         "profile": _unique(deployment.profile.name for deployment in deployments),
         **({"correction": scenario.correction.model_dump(mode="json")} if scenario.correction is not None else {}),
         "notes": _notes(served, identical),
@@ -526,12 +530,12 @@ def _result(served: Served, cut: int | None) -> RunResult:
                 "layout": member.engine.layout,
                 "num_gpus": member.cluster.replicas * member.engine.num_gpus,
                 "speculation": member.speculative_config and f"{member.method} k={member.num_speculative_tokens}",
-                "engine": _engine_summary(deployment, mean_tokens),
+                "engine": engine,
                 "figures": {}
                 if state == "overloaded"
                 else summarise([m.by_group.get(str(index), {}) for m in measured], scenario.statistics.confidence),
             }
-            for index, (member, deployment) in enumerate(zip(members(scenario), deployments, strict=True))
+            for index, (member, engine) in enumerate(zip(members(scenario), engines, strict=True))
         ]
     summary["slo_asked"] = bool(scenario.slos)
     slo_met = summary["slo_met"] = _slo_met(served, measured, state)

@@ -169,7 +169,7 @@ def _rows(scenario: Scenario, task: Task) -> list[dict[str, Any]]:
         facts |= {"verdict": verdict.word, "why": verdict.why}
         if (advantage := verdict.advantage) is not None:
             facts |= {"advantage": advantage.mean, "advantage_low": advantage.low, "advantage_high": advantage.high}
-    facts |= {ENGINE + name: float(value) for name, value in run.summary["engine"].items()}
+    facts |= {ENGINE + name: float(value) for name, value in run.summary["engine"].items() if value is not None}
     rate = scenario.rate_rps
     tokens = run.requests.groupby("replication")["output_tokens"].mean()
     rows = []

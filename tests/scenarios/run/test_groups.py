@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from paths import ROOT
 
 from draftcast import RunResult, load_scenario, simulate
 from draftcast.errors import InputError, ScenarioError
@@ -25,6 +29,7 @@ from draftcast.scenarios.schema.load import (
     gpus_by_device,
     members,
     scenario_hash,
+    to_mapping,
     with_rate,
     with_values,
     without_speculation,
@@ -37,6 +42,7 @@ SHORT = "workload.lengths={prompt_tokens: 200, output_tokens: 40}"
 OFF = "engine: {speculative_config: null}"
 UNLIKE = f"groups: [{{}}, {{hardware: a100-80g, {OFF}}}]"
 """An H100 with speculation and an A100 without."""
+OWN_LENGTH = "groups: [{engine: {speculative_config: {num_speculative_tokens: 1}}}, {}]"
 
 
 def cluster(section: str, *more: str) -> Scenario:
@@ -108,7 +114,7 @@ def test_the_capacity_is_where_a_mixed_cluster_falls_behind(router: str) -> None
 
 
 def test_off_turns_speculation_off_in_every_group() -> None:
-    mixed = cluster("groups: [{engine: {speculative_config: {num_speculative_tokens: 1}}}, {}]")
+    mixed = cluster(OWN_LENGTH)
     assert [member.num_speculative_tokens for member in members(mixed)] == [1, 3]
     assert [member.speculative_config for member in members(without_speculation(mixed))] == [None, None]
     assert simulate(without_speculation(mixed)).requests["num_drafts"].sum() == 0
@@ -176,6 +182,17 @@ def test_what_no_cluster_can_be_is_refused_naming_the_key(section: str, key: str
     assert "\n" not in str(raised.value)
 
 
+def test_a_device_of_a_group_may_be_a_file_beside_the_scenario(tmp_path: Path) -> None:
+    own, data = tmp_path / "mine.yaml", to_mapping(cluster("groups: [{}, {hardware: mine.yaml}]"))
+    shutil.copy(ROOT / "calibration/hardware/a100-80g.yaml", own)
+    (tmp_path / "scenario.yaml").write_text(json.dumps(data))
+    read = load_scenario(tmp_path / "scenario.yaml")
+    before = scenario_hash(read)
+    assert members(read)[1].hardware == str(own)
+    own.write_text(own.read_text() + "# another\n")
+    assert scenario_hash(read) != before
+
+
 def test_speculation_and_memory_of_one_engine_are_not_taken_for_another() -> None:
     with pytest.raises(ScenarioError, match="null in the groups without"):
         with_values(
@@ -210,7 +227,7 @@ def test_a_cutover_of_a_mixed_cluster() -> None:
 @pytest.mark.parametrize("ask", [recommend, lambda scenario: plan(PlanQuestion(scenario))], ids=["recommend", "plan"])
 def test_questions_of_one_engine_are_refused(ask: Any) -> None:
     with pytest.raises(ScenarioError, match="asked of one engine") as raised:
-        ask(cluster(UNLIKE, "slo={tpot_ms: 50}", "statistics.replications=2"))
+        ask(cluster(OWN_LENGTH, "slo={tpot_ms: 50}", "statistics.replications=2"))
     assert raised.value.key == "cluster.groups"
 
 
