@@ -270,15 +270,15 @@ def _prices(session: Session, hardware: Sequence[str]) -> Mapping[str, Price]:
         for name in hardware:
             price = prices.get(name)
             amount = price.per_gpu_hour if price is not None else None
-            day = datetime.date.fromisoformat(price.date) if price is not None else today
+            day = datetime.date.fromisoformat(price.date) if price is not None else None
             key = f"{View.CAPACITY_PRICES}:{name}"
             amounts = Look(f"{name}, per GPU hour", "", 200, 0.1, "no price")
             days = Look(f"{name}, price date", "The day of the price.", 160)
             with st.container(horizontal=True, gap="small"):
                 written = partial(write, name, day=day)
                 control(st.number_input, key, amount, written, amounts, min_value=0.0, format="%.4g")
-                written = partial(write, name, amount)
-                control(st.date_input, f"{key}:date", day, written, days, disabled=price is None)
+                if day is not None:
+                    control(st.date_input, f"{key}:date", day, partial(write, name, amount), days)
     return prices
 
 

@@ -253,7 +253,7 @@ class Report:
         facts["draftcast"] = __version__
         st.divider()
         shown = "".join(f"<span>{escape(name)} <code>{escape(str(fact))}</code></span>" for name, fact in facts.items())
-        st.html(f"<div class='dc-footer' role='contentinfo'>{shown}</div>")
+        st.html(f"<div class='dc-footer'>{shown}</div>")
         st.caption("The same from a shell")
         st.code(command, language="bash", wrap_lines=True)
 

@@ -141,7 +141,7 @@ STREAMLIT = {
     "client.showSidebarNavigation": "false",
     "client.showErrorDetails": "type",
     "client.showErrorLinks": "false",
-    "theme.light.primaryColor": "#0c7a8c",
+    "theme.light.primaryColor": "#0a6c7c",
     "theme.dark.primaryColor": "#1098ad",
 }
 

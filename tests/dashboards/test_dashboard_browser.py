@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -388,6 +389,15 @@ return window.draftcastControls.filter(each => !reached(each)).map(each => each.
 """
 
 
+AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
+# Serious and critical faults that axe-core finds, each with the elements that have it.
+FAULTS = """
+axe.run({resultTypes: ['violations']}).then(found => arguments[0](found.violations
+  .filter(rule => ['serious', 'critical'].includes(rule.impact))
+  .map(rule => [rule.id, ...rule.nodes.slice(0, 5).map(node => node.html.slice(0, 200) + node.failureSummary)])));
+"""
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_pages_are_worked_by_keyboard_and_fit_wide_and_narrow_light_and_dark(page: Browser, name: str) -> None:
     try:
@@ -397,13 +407,16 @@ def test_pages_are_worked_by_keyboard_and_fit_wide_and_narrow_light_and_dark(pag
         assert all(names), names
         page.tab(len(names) + page.script(OTHER_STOPS))
         assert page.script(UNSEEN) == []
-        for width, dark in itertools.product((1280, 390), (False, True)):
-            page.resize(width, 900)
+        page.driver.set_script_timeout(page.wait_s)
+        page.script(AXE + "; window.axe = axe;")
+        for (width, height), dark in itertools.product(((1400, 1000), (390, 844)), (False, True)):
+            page.resize(width, height)
             page.theme(dark)
             page.until(lambda dark=dark: page.script(IS_DARK) == dark, "the theme")
             page.settled()
             page.until(lambda: page.script(WIDER) == [0, []], f"a page that fits {width} px")
             page.until(lambda: page.script(PALE) == [], "text that can be read")
+            assert page.driver.execute_async_script(FAULTS) == []
         assert "nan" not in page.text().lower().split()
     finally:
         page.resize(1280, 900)
