@@ -98,6 +98,8 @@ class EngineGeneration(Section):
     batch_expansion: bool = False
     # Whether prompts run in steps of their own while decoding waits, instead of in the same steps.
     prompts_alone: bool = False
+    # Whether activations and CUDA graphs lie beside the share of memory that is given to weights and KV cache.
+    memory_beside: bool = False
     # The last version that runs experts in fp8 by Triton's kernels where they were timed; None: by the fastest.
     triton_experts_until: str | None = None
     # Of models with linear attention layers: memory for states over memory for KV, each a pool of its own, and states

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
+import yaml
+
 from draftcast.calibration.profile.hardware import is_bundled_device
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model, named_format
@@ -39,6 +41,8 @@ class Reading:
 
 # GPUs of one node.
 _NODE = 8
+# A model of fewer parameters was served on one GPU where the source names no number.
+_SURELY_ONE_GPU = 30e9
 
 
 @functools.cache
@@ -69,7 +73,7 @@ def read_engine(reading: Reading) -> tuple[dict[str, Any], str | None]:
     model = _model(reading)
     keys = {"model": model, **_version(reading), **_format(reading, model)}
     hardware = _device(reading)
-    return keys | _parallelism(reading) | _flags(reading), hardware
+    return keys | _parallelism(reading, model) | _flags(reading), hardware
 
 
 def _model(reading: Reading) -> str | None:
@@ -124,7 +128,7 @@ def _device(reading: Reading) -> str | None:
     return device
 
 
-def _parallelism(reading: Reading) -> dict[str, Any]:
+def _parallelism(reading: Reading, model: str | None) -> dict[str, Any]:
     """Keys of ``engine`` that say how it is spread over GPUs."""
     point = reading.point
     tp, pp, dp, flags = point.tp, point.pp or 1, point.dp or 1, flags_of(point)
@@ -133,7 +137,7 @@ def _parallelism(reading: Reading) -> dict[str, Any]:
         reading.assumed["tp"] = f"{tp}: all {point.num_gpus} GPUs"
     elif tp is None:
         tp = 1
-        if point.model is not None and _billions(point.model) >= 30:
+        if model is not None and load_model(model).num_parameters >= _SURELY_ONE_GPU:
             reading.missing("tp", "not given")
         reading.assumed["tp"] = "1, not given"
     if any(flags.get(name) is True for name in ("enable_dp_attention", "dp_attention")) and dp == 1:
@@ -155,11 +159,6 @@ def _parallelism(reading: Reading) -> dict[str, Any]:
     sizes = {"pipeline_parallel_size": pp, "data_parallel_size": dp}
     keys = {"tensor_parallel_size": tp, **{name: size for name, size in sizes.items() if size > 1}}
     return keys | {"enable_expert_parallel": True} if experts else keys
-
-
-def _billions(name: str) -> float:
-    """Parameters in a model's name, in billions; 0 where it does not tell."""
-    return max((float(size) for size in re.findall(r"(\d+(?:\.\d+)?)B", name, re.IGNORECASE)), default=0.0)
 
 
 _COMMANDS = ("cmd", "server", "server_command", "backend_parameters")
@@ -191,7 +190,8 @@ def _flags(reading: Reading) -> dict[str, Any]:
         if flag in negated:
             keys[negated[flag]] = not value
         if flag in known and value is not None:
-            keys[known[flag]] = value.startswith("on") if isinstance(value, str) else value
+            # A word of a command line ("4096"), or a remark ("on (the default)").
+            keys[known[flag]] = yaml.safe_load(value.split()[0]) if isinstance(value, str) else value
     return keys
 
 

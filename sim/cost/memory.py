@@ -171,7 +171,8 @@ def _stage_budget(
     graphs = 0.0 if config.enforce_eager else cuda_graph_bytes(layers, config.max_num_seqs, k)
     non_torch = _NON_TORCH_BYTES if config.num_ranks == 1 else _NON_TORCH_PARALLEL_BYTES
     rest = activations + graphs + non_torch
-    left = usable - weights - draft_weights - activations - graphs - non_torch
+    beside = hardware.memory_bytes - usable if config.generation.memory_beside else 0.0
+    left = usable - weights - draft_weights - max(0.0, rest - beside)
 
     # Blocks of ranks that share out a context count the tokens of all of them.
     share = own_layers / model.num_hidden_layers / dcp if stages * dcp > 1 else 1.0

@@ -146,7 +146,10 @@ def test_flags_of_both_engines_and_of_command_lines() -> None:
     assert (engine.max_num_seqs, engine.block_size, engine.max_model_len) == (96, 32, 4096)
     assert not engine.enable_prefix_caching
     assert engine.enforce_eager
-    flags = {"max-running-requests": 48, "mem_fraction_static": 0.8, "disable-radix-cache": True}
+    side = asked(flags={"async_scheduling": "off (the default)", "context-length": "2048"}).off
+    assert side is not None
+    assert (side.engine.async_scheduling, side.engine.max_model_len) == (False, 2048)
+    flags = {"max-running-requests": "48", "mem_fraction_static": 0.8, "disable-radix-cache": True}
     side = asked(engine="sglang", flags=flags).off
     assert side is not None
     assert (side.engine.max_num_seqs, side.engine.gpu_memory_utilization) == (48, 0.8)

@@ -267,6 +267,19 @@ def test_sglang_keeps_states_in_a_pool_of_their_own() -> None:
         budget_of(model, b200, **sglang | {"gpu_memory_utilization": tight})
 
 
+def test_sglang_gives_its_share_of_memory_to_weights_and_kv_cache_alone() -> None:
+    h100 = load_hardware("h100-sxm")
+    vllm, sglang = (
+        budget_of(LLAMA, h100, version=name, gpu_memory_utilization=0.8) for name in ("vllm 0.32", "sglang 0.5")
+    )
+    rest = vllm.activation_bytes + vllm.cuda_graph_bytes + vllm.non_torch_bytes
+    assert sglang.kv_cache_bytes - vllm.kv_cache_bytes == pytest.approx(rest)
+    assert rest < 0.2 * h100.memory_bytes
+    # what does not fit beside that share is taken from it
+    whole = budget_of(LLAMA, h100, version="sglang 0.5", gpu_memory_utilization=1.0)
+    assert whole.kv_cache_bytes == pytest.approx(h100.memory_bytes - whole.weight_bytes - rest)
+
+
 def test_the_states_of_one_request_must_fit() -> None:
     model = load_model("Qwen3.6-27B")
     with pytest.raises(CapacityError, match="max_model_len"):
