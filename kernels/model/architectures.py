@@ -9,6 +9,7 @@ describes another kind of layer, or an unknown size, is refused by name: a near 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +19,15 @@ import yaml
 
 from draftcast.errors import ModelError
 from draftcast.kernels.model.config import (
+    COMPRESSION,
     EXPERTS,
     GLOBAL_HEADS,
     LATENT,
     MAMBA,
     MLA,
+    MOE_LAYERS,
     MTP_LAYERS,
+    OTHER_HEADS,
     OUTPUT_GATE,
     SHARED_COUNT,
     SHARED_WIDTH,
@@ -33,6 +37,7 @@ from draftcast.kernels.model.config import (
     Config,
     refuse_other_layers,
 )
+from draftcast.kernels.model.dtypes import WEIGHT_BYTES
 from draftcast.kernels.model.formats import MODULES, MODULES_BESIDE, kv_cache_format, stored_formats
 from draftcast.kernels.model.spec import LINEAR_SIZES, ModelSpec
 
@@ -72,6 +77,7 @@ def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         "attention_sinks": config.flag("attention_sinks", False),
         "attention_output_gate": config.flag(config.first(OUTPUT_GATE), False),
         "norms_per_layer": config.integer("norms_per_layer", 2),
+        "residual_streams": config.count("hc_mult"),
         "final_norm": config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm", False),
         **_biases(config),
         **_attention(config, hidden, heads),
@@ -121,8 +127,10 @@ def _formats(config: Config, model: ModelSpec) -> ModelSpec:
               "shared_experts": model.num_moe_layers if model.num_shared_experts else 0}  # fmt: skip
     beside = config.flag("enable_moe_block", False)
     found = stored_formats(section, model.num_hidden_layers, layers, MODULES_BESIDE if beside else MODULES)
+    if config.values.get("expert_dtype") == "fp4" and found.get("experts", ("",))[0] == "fp8":  # DeepSeek-V4
+        found["experts"] = ("mxfp4", WEIGHT_BYTES["mxfp4"])
     formats = tuple((group, *stored) for group, stored in found.items())
-    return replace(model, formats=formats, kv_cache_dtype=kv_cache_format(section))
+    return replace(model, formats=formats, kv_cache_dtype=kv_cache_format(section) or model.kv_cache_dtype)
 
 
 def _refuse_unused(config: Config, keys: Iterable[str]) -> None:
@@ -178,8 +186,15 @@ def _biases(config: Config) -> dict[str, bool]:
     }
 
 
-def _attention(config: Config, hidden: int, heads: int) -> dict[str, int]:
+def _attention(config: Config, hidden: int, heads: int) -> dict[str, Any]:
     """Head sizes of MHA, GQA or MLA."""
+    if config.values.get(COMPRESSION[0]):
+        # Keys and values are one latent, which queries of its width attend to; the cache is in fp8 (vLLM 0.32).
+        size, rope = config.integer("head_dim"), config.integer("qk_rope_head_dim")
+        sizes = {"head_dim": size, "kv_lora_rank": size - rope, "qk_nope_head_dim": size - rope, "v_head_dim": size}
+        groups = {key: config.integer(key) for key in ("q_lora_rank", "o_groups", "o_lora_rank")}
+        return {**sizes, **groups, "qk_rope_head_dim": rope, "kv_cache_dtype": "fp8"}
+    _refuse_unused(config, COMPRESSION)
     if any(config.values.get(key) is not None for key in MLA):
         nope, rope = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
         return {
@@ -289,6 +304,9 @@ def _indexers(config: Config, layers: int) -> dict[str, Any]:
         return _block_sparse(config, sparse, layers)
     if not config.count("index_topk"):
         return {}
+    sizes = {key: config.integer(key) for key in ("index_n_heads", "index_head_dim")}
+    if config.values.get(COMPRESSION[0]):
+        return {**sizes, **_compressed(config, layers)}
     pattern = config.values.get("index_topk_pattern") or [kind[:1] for kind in config.strings("indexer_types")]
     if pattern:
         config.per_layer(config.first(("index_topk_pattern", "indexer_types")), list(pattern), layers)
@@ -296,9 +314,34 @@ def _indexers(config: Config, layers: int) -> dict[str, Any]:
     else:
         every, offset = config.integer("index_topk_freq", 1), config.integer("index_skip_topk_offset", 2)
         indexed = sum(max(layer - offset + 1, 0) % every == 0 for layer in range(layers))
-    sizes = {key: config.integer(key) for key in ("index_n_heads", "index_head_dim")}
     window = {"sliding_window": config.integer("index_topk"), "num_sliding_layers": layers, "window_kind": "top_k"}
     return {**sizes, **window, "num_indexed_layers": indexed}
+
+
+_INDEXED_RATIO, _WHOLE_RATIO = 4, 128
+
+
+def _compressed(config: Config, layers: int) -> dict[str, Any]:
+    """DeepSeek-V4's layers: an indexer chooses among entries of 4 tokens; entries of 128 are all read.
+
+    The few layers that see the last tokens alone count as the latter, whose entries are few.
+    """
+    key = COMPRESSION[0]
+    ratios = config.values[key]
+    if not isinstance(ratios, list) or any(ratio not in (0, 1, _INDEXED_RATIO, _WHOLE_RATIO) for ratio in ratios):
+        allowed = f"a list of 0, {_INDEXED_RATIO} and {_WHOLE_RATIO} is needed"
+        raise ModelError(allowed, file=config.name, key=key, value=ratios)
+    config.per_layer(key, ratios, layers)
+    indexed = ratios.count(_INDEXED_RATIO)
+    return {
+        "kv_compression": _WHOLE_RATIO,
+        "indexed_kv_compression": _INDEXED_RATIO,
+        "local_window": config.integer("sliding_window"),
+        "sliding_window": config.integer("index_topk") * _INDEXED_RATIO,
+        "num_sliding_layers": indexed,
+        "num_indexed_layers": indexed,
+        "window_kind": "top_k",
+    }
 
 
 def _block_sparse(config: Config, given: Any, layers: int) -> dict[str, Any]:
@@ -385,6 +428,30 @@ def _moe_layers(config: Config, layers: int) -> int:
     )
 
 
+def _in_usual_words(config: Config) -> dict[str, Any]:
+    """The fields, Step-3.5's under the names that others give them; lists of layers without MTP layers."""
+    found = {key: value for key, value in config.values.items() if key not in (OTHER_HEADS, MOE_LAYERS)}
+    layers = config.integer("num_hidden_layers", 0, minimum=0)
+    for key in ("layer_types", COMPRESSION[0]):
+        if isinstance(found.get(key), list) and len(found[key]) == layers + config.count(*MTP_LAYERS):
+            found[key] = found[key][:layers]
+    if "num_attention_groups" in found:
+        found["num_key_value_heads"] = found.pop("num_attention_groups")
+    other = config.values.get(OTHER_HEADS)
+    if other is not None:
+        if not isinstance(other, Mapping):
+            raise ModelError("an object is needed", file=config.name, key=OTHER_HEADS, value=other)
+        words = ("num_attention_heads", "num_attention_groups", "head_dim")
+        found |= {key: other[word] for key, word in zip(WINDOW_HEADS, words, strict=False) if word in other}
+    listed = config.values.get(MOE_LAYERS)
+    if listed is not None:
+        if not isinstance(listed, str) or not re.fullmatch(r"\d+(,\d+)*", listed):
+            raise ModelError("layer numbers between commas are needed", file=config.name, key=MOE_LAYERS, value=listed)
+        experts = set(map(int, listed.split(",")))
+        found["moe_layer_freq"] = [int(layer in experts) for layer in range(layers)]
+    return found
+
+
 def spec_from_config(values: Mapping[str, Any], name: str) -> ModelSpec:
     """The model of a parsed Hugging Face ``config.json``; ``name`` of the model or its file stands in messages.
 
@@ -401,6 +468,7 @@ def spec_from_config(values: Mapping[str, Any], name: str) -> ModelSpec:
             break
     given = {key: value for key, value in values.items() if value is not None}
     refuse_other_layers(Config(given, where))
+    given = _in_usual_words(Config(given, where))
     config = Config({**_IMPLIED.get(str(given.get("model_type")), {}), **given}, where)
     labels = [*config.strings("architectures"), str(config.values.get("model_type", ""))]
     return _formats(config, ModelSpec(name=name, architecture=labels[0], **decoder_values(config, {})))

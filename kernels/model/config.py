@@ -14,7 +14,8 @@ _LARGEST = 2**31
 
 # Names of one field; the first that a config has is taken.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-TOP_K = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
+TOP_K = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k",
+         "top_k_experts")  # fmt: skip
 SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim",
                  "moe_shared_expert_intermediate_size")  # fmt: skip
@@ -36,6 +37,10 @@ INDEX = ("index_topk", "index_n_heads", "index_head_dim", "index_topk_freq", "in
 # Heads that full (Gemma 4) or sliding layers (MiMo-V2) have of their own.
 GLOBAL_HEADS = ("global_head_dim", "num_global_key_value_heads")
 WINDOW_HEADS = ("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim")
+# DeepSeek-V4's: context tokens that are one entry of the cache, by layer, and the output's groups of low rank.
+COMPRESSION = ("compress_ratios", "o_groups", "o_lora_rank")
+# Step-3.5's: sizes of sliding layers, and the layers with experts.
+OTHER_HEADS, MOE_LAYERS = "attention_other_setting", "moe_layers_enum"
 OUTPUT_GATE = ("attn_output_gate", "attention_output_gate", "mla_use_output_gate")
 MLA = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
 
@@ -45,7 +50,7 @@ _OTHER_LAYERS = {
     "this sparse attention is": r"index_.*|indexer_.*|sparse_.*|compress_.*",
     "these state space layers are": r"mamba_.*|ssm_.*",
     "layers that share K and V are": r"use_cla",
-    "layers of unlike sizes are": r"block_configs|attention_other_setting|(swa|global|num_global)_.*(heads|dim)",
+    "layers of unlike sizes are": r"block_configs|(swa|global|num_global)_.*(heads|dim)",
     "an encoder is": r"is_encoder_decoder",
     "as a model, a draft head is": r"draft_vocab_size|speculators_.*|medusa_.*|eagle_config|dflash_config",
 }
@@ -53,8 +58,8 @@ _OTHER_LAYERS = {
 _SIZE = re.compile(r"(^|_)(dim|size|rank|heads?|layers?|experts?|window|pattern|types|freq|interval|chunk)(_|$)")
 _KNOWN = {
     *EXPERTS, *TOP_K, *SHARED_COUNT, *SHARED_WIDTH, *MTP_LAYERS, *MLA, *LINEAR, *OUTPUT_GATE, *LATENT, *INDEX,
-    *GLOBAL_HEADS, *WINDOW_HEADS, *(name for names in MAMBA for name in names), "linear_attn_config",
-    "sparse_attention_config",
+    *COMPRESSION, OTHER_HEADS, MOE_LAYERS, *GLOBAL_HEADS, *WINDOW_HEADS, *(name for names in MAMBA for name in names),
+    "linear_attn_config", "sparse_attention_config",
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim",
     "intermediate_size", "intermediate_size_mlp", "dense_intermediate_size", "moe_intermediate_size", "ffn_dim",
     "vocab_size", "word_embed_proj_dim", "sliding_window", "sliding_window_pattern", "_sliding_window_pattern",
@@ -62,14 +67,15 @@ _KNOWN = {
     "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval", "interleave_moe_layer_step",
     "attention_chunk_size", "no_rope_layers", "no_rope_layer_interval", "hybrid_override_pattern", "layers_block_type",
     "hybrid_layer_pattern", "attention_head_dim", "enable_moe_block", "num_kv_shared_layers",
-    "hidden_size_per_layer_input",
+    "hidden_size_per_layer_input", "hc_mult", "expert_dtype",
     # Say nothing of the work: derived, of training, or of another engine.
     "qk_head_dim", "rotary_dim", "ep_size", "mtp_transformer_layers", "mtp_hybrid_override_pattern",
     "mtp_layers_block_type", "sliding_window_size", "chunk_size", "time_step_rank", "mamba_hidden_act",
     "mamba_proj_bias", "mamba_conv_bias", "mamba_chunk_size", "mamba_expand", "mamba_rms_norm", "mamba_d_ssm",
     "mamba_norm_before_gate", "mamba_use_mlp", "ssm_multipliers", "ssm_in_multiplier", "ssm_out_multiplier",
     "vocab_size_per_layer_input", "swa_rope_theta", "expert_intermediate_size", "num_expert_group",
-    "attn_res_block_size",
+    "num_attention_groups", "use_rope_layers", "partial_rotary_factors", "swiglu_limits", "swiglu_limits_shared",
+    "attn_res_block_size", "compress_rope_theta", "num_hash_layers",
 }  # fmt: skip
 
 

@@ -127,6 +127,9 @@ def mtp_head(target: ModelSpec) -> ModelSpec:
         raise ModelError("the model has no multi-token-prediction layer; use eagle3 or draft_model", key="mtp",
                          value=target.name)  # fmt: skip
     hidden = target.hidden_size
+    if target.kv_compression:  # DeepSeek-V4's sees only the last tokens (vLLM 0.32)
+        target = replace(target, sliding_window=target.local_window, window_kind="sliding", num_indexed_layers=0,
+                         indexed_kv_compression=0)  # fmt: skip
     return replace(
         target,
         name=f"{target.name}-mtp",

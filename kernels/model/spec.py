@@ -1,8 +1,8 @@
 """The shape of a transformer: parameters, weight bytes and KV bytes per token, all computed from dimensions.
 
-It knows dense and mixture-of-experts decoders of full, sliding, chunked, multi-head latent (MLA) and sparse latent
-attention, hybrids with layers over a state of fixed size (`LINEAR_KINDS`) and the heads that speculative decoding adds
-(built in ``draftcast.kernels.model.drafters``). It knows no time and no device.
+It knows dense and mixture-of-experts decoders of full, sliding, chunked, multi-head latent (MLA), sparse and compressed
+latent attention, hybrids with layers over a state of fixed size (`LINEAR_KINDS`) and the heads that speculative
+decoding adds (built in ``draftcast.kernels.model.drafters``). It knows no time and no device.
 """
 
 from __future__ import annotations
@@ -94,6 +94,14 @@ class ModelSpec:
     index_n_heads: int = 0
     index_head_dim: int = 0
     num_indexed_layers: int = 0  # layers with one; other sparse layers take the tokens that the last one chose
+    # Compressed latent attention (DeepSeek-V4): context tokens that are one entry of the cache, in layers without and
+    # with an indexer; the last tokens, seen as they are besides; and the output's matrix in groups of low rank.
+    kv_compression: int = 0
+    indexed_kv_compression: int = 0
+    local_window: int = 0
+    o_groups: int = 0
+    o_lora_rank: int = 0
+    residual_streams: int = 0  # hyper-connections (arXiv 2409.19606): copies of the residual, mixed at each half layer
     # Linear attention or state space layers: a state of fixed size in place of a context.
     linear_kind: str = "gated_delta"
     num_linear_layers: int = 0
@@ -176,6 +184,9 @@ class ModelSpec:
         if self.is_sparse and not (self.index_n_heads and self.index_head_dim and self.num_indexed_layers):
             needed = "sparse attention needs an indexer: index_head_dim and num_indexed_layers > 0 too"
             raise self._refusal("index_n_heads", needed)
+        if bool(self.kv_compression) != bool(self.o_groups and self.o_lora_rank and self.local_window):
+            needed = "with it o_groups, o_lora_rank and local_window > 0, without it 0"
+            raise self._refusal("kv_compression", needed)
         if self.is_sparse and self.is_mla and not self.q_lora_rank:
             raise self._refusal("q_lora_rank", "sparse latent attention needs it")
         if self.num_sliding_layers and not self.sliding_window:
@@ -232,7 +243,9 @@ class ModelSpec:
 
     @functools.cached_property
     def windowed(self) -> ModelSpec:
-        """The model as its sliding layers see it: with the heads that these may have of their own."""
+        """The model as its sliding layers see it, which may have heads or a compression of their own."""
+        if self.indexed_kv_compression:
+            return replace(self, kv_compression=self.indexed_kv_compression, indexed_kv_compression=0)
         if not self.window_head_dim:
             return self
         return replace(
@@ -269,6 +282,9 @@ class ModelSpec:
             return
         if self.num_attention_heads % tp:
             allowed = f"a divisor of num_attention_heads = {self.num_attention_heads} is needed"
+            raise ModelError(allowed, file=self.name, key="tensor_parallel_size", value=tp)
+        if self.o_groups % tp:
+            allowed = f"a divisor of o_groups = {self.o_groups} is needed"
             raise ModelError(allowed, file=self.name, key="tensor_parallel_size", value=tp)
         if not self.is_mla and self.num_key_value_heads % tp and tp % self.num_key_value_heads:
             allowed = f"a divisor or a multiple of num_key_value_heads = {self.num_key_value_heads} is needed"
@@ -311,18 +327,20 @@ class ModelSpec:
         norms = layers * self.norms_per_layer * norm
         norms += norm if self.final_norm else 0
         norms += moe_layers * hidden if self.shared_expert_gate else 0
+        # What mixes the residual's streams before and behind half a layer.
+        norms += 2 * layers * hidden * self.residual_streams**2 * (self.residual_streams + 2)
         attention = attention_out = linear = biases = router = 0
         for (count, kind), (own, _) in zip(self.attention_kinds(), self.cached_kinds(), strict=True):
             norms += (count + own) * (kind.head_dim if self.qk_norm else 0)
+            attention_out += count * sum(k * n for _, k, n in kind.output_matrices(tp))
             if self.is_mla:
                 attention += count * self._mla_parameters(heads)
-                attention_out += count * heads * self.v_head_dim * hidden
+                router += count * hidden * kind.compressor_size
                 norms += count * (self.q_lora_rank + self.kv_lora_rank)
                 continue
             query_heads, qkv = kind.num_attention_heads // tp, kind.qkv_size(tp)
             queries = own * qkv + (count - own) * query_heads * kind.head_dim
             attention += hidden * queries
-            attention_out += count * hidden * query_heads * kind.value_dim
             biases += queries if self.attention_bias else 0
         if self.attention_output_gate:
             attention += with_cache * hidden * heads * self.value_dim
@@ -357,7 +375,7 @@ class ModelSpec:
             "shared_experts": moe_layers * self.num_shared_experts * matrices * hidden * expert_mlp,
             "router": router
             + moe_layers * hidden * (self.num_experts + 2 * self.moe_latent_size)
-            + 3 * layers * hidden * self.per_layer_input_size,
+            + 3 * layers * hidden * self.per_layer_input_size
             "norms": norms + self.per_layer_input_size,
             "biases": biases,
             "extra": self.extra_parameters,
@@ -368,8 +386,35 @@ class ModelSpec:
         query_dim = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         query_input = self.q_lora_rank or self.hidden_size
         down = self.hidden_size * (self.q_lora_rank + self.kv_lora_rank + self.qk_rope_head_dim)
-        up = query_input * query_dim + self.kv_lora_rank * heads * (self.qk_nope_head_dim + self.v_head_dim)
-        return down + up
+        return down + query_input * query_dim + self.kv_lora_rank * self.expanded_size(heads)
+
+    def expanded_size(self, heads: int) -> int:
+        """Width of MLA's keys and values expanded for ``heads`` heads; 0 where heads attend to latents alone."""
+        return 0 if self.kv_compression else heads * (self.qk_nope_head_dim + self.v_head_dim)
+
+    def output_matrices(self, tp: int = 1) -> tuple[tuple[str, int, int], ...]:
+        """(name, inputs, outputs) of attention's output projection on one of ``tp`` ranks.
+
+        DeepSeek-V4's groups of heads have a matrix each to a low rank; together they count as one (vLLM 0.32).
+        """
+        width = self.num_attention_heads * self.value_dim
+        if not self.o_groups:
+            return (("o", width // tp, self.hidden_size),)
+        rank = self.o_groups // tp * self.o_lora_rank
+        return (("o_a", width // self.o_groups, rank), ("o", rank, self.hidden_size))
+
+    @property
+    def compressor_size(self) -> int:
+        """Outputs of the 16-bit projection to a token's part of a compressed entry and its score; 0 without one.
+
+        Entries of 4 tokens overlap: each token is part of two (vLLM 0.32, ``models/deepseek_v4/compressor.py``).
+        """
+        return self.entries_of_token * 2 * self.kv_elements_per_layer() if self.kv_compression else 0
+
+    @property
+    def entries_of_token(self) -> int:
+        """Compressed entries that a token is part of."""
+        return 2 if self.kv_compression == 4 else 1
 
     @property
     def num_parameters(self) -> int:
@@ -436,7 +481,7 @@ class ModelSpec:
 
     @property
     def index_key_bytes(self) -> float:
-        """Bytes of a token's index key: beside latents fp8 with a 4-byte scale each 128 numbers, else bf16 (vLLM)."""
+        """Bytes of an entry's index key: beside latents fp8 with a 4-byte scale each 128 numbers, else bf16 (vLLM)."""
         return self.index_head_dim * (1.0 + 4.0 / 128.0 if self.is_mla else 2.0)
 
     def index_matrices(self, tp: int = 1) -> tuple[tuple[str, int, int, bool], ...]:
@@ -449,13 +494,32 @@ class ModelSpec:
             return ()
         heads, size, hidden = self.index_n_heads, self.index_head_dim, self.hidden_size
         if self.is_mla:
-            return (("index_q", self.q_lora_rank, heads * size, True), ("index_k", hidden, size + heads, False))
+            keys = 2 * self.windowed.entries_of_token * size if self.kv_compression else size
+            return (("index_q", self.q_lora_rank, heads * size, True), ("index_k", hidden, keys + heads, False))
         return (("index_qk", hidden, max(1, heads // tp) * size + size, True),)
 
     def kv_bytes_per_token(self, kv_cache_dtype: str, tp: int = 1) -> float:
         """KV-cache bytes of one token over all layers with a cache (sliding ones too) on one of ``tp`` ranks."""
-        elements = sum(count * kind.kv_elements_per_layer(tp) for count, kind in self.cached_kinds())
-        return elements * KV_BYTES[kv_dtype(kv_cache_dtype)] + self.num_indexed_layers * self.index_key_bytes
+        elements = sum(
+            count * kind.kv_elements_per_layer(tp) / (kind.kv_compression or 1) for count, kind in self.cached_kinds()
+        )
+        indexed = self.num_indexed_layers * self.index_key_bytes / (self.indexed_kv_compression or 1)
+        return elements * KV_BYTES[kv_dtype(kv_cache_dtype)] + indexed
+
+    def local_kv_bytes(self, kv_cache_dtype: str) -> float:
+        """Bytes that a running request holds whatever its length: its last tokens and entries that are not full yet.
+
+        These are fp32 sums over the tokens of an entry (vLLM 0.32, ``CompressorStateCache``), also of index keys.
+        """
+        if not self.kv_compression:
+            return 0.0
+        local = self.num_hidden_layers * self.local_window * self.kv_elements_per_layer()
+        sums = 0
+        for count, kind in self.cached_kinds():
+            keys = self.index_head_dim if kind is not self else 0
+            width = kind.kv_elements_per_layer() + keys
+            sums += count * 2 * kind.entries_of_token**2 * kind.kv_compression * width
+        return local * KV_BYTES[kv_dtype(kv_cache_dtype)] + 4.0 * sums
 
     def linear_widths(self, tp: int = 1) -> tuple[int, int, int]:
         """A linear layer on one of ``tp`` ranks: numbers of a token's keys, of its values, and value heads."""

@@ -47,6 +47,8 @@ def attention_work(
     v) sum(q S)`` FLOPs. Expanding is the layer kv_b's; expanding a cached prefix once more for a chunk is not counted,
     nor is writing the latent.
 
+    Of compressed attention an entry stands for several tokens, and every query reads the last tokens besides.
+
     Args:
         query_tokens: sum of q over the sequences, in tokens.
         kv_tokens: sum of S, the context each sequence attends to, new tokens included (cut to the window for a
@@ -58,6 +60,9 @@ def attention_work(
         absorbed: which form of MLA; without meaning for other attention.
     """
     queries, context, pairs = as_array(query_tokens), as_array(kv_tokens), as_array(query_kv)
+    if model.kv_compression:
+        context = context / model.kv_compression + queries * model.local_window
+        pairs = pairs / model.kv_compression + queries * model.local_window
     heads, kv_bytes = model.num_attention_heads // tp, KV_BYTES[kv_dtype(kv_cache_dtype)]
     elements = model.kv_elements_per_layer(tp)
     if model.is_mla and absorbed:

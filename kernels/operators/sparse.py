@@ -31,9 +31,11 @@ def indexer_work(model: ModelSpec, query_tokens: ArrayLike, kv_tokens: ArrayLike
     """One layer's indexer over a batch; arguments as `attention_work`.
 
     Every (query, context token) pair takes a product of ``index_head_dim`` a head, and its fp32 score is written and
-    read again for the choice. A context token's key is read once a sequence (vLLM's fp8 MQA logits).
+    read again for the choice. A context token's key is read once a sequence (vLLM's fp8 MQA logits). Of compressed
+    attention a key stands for several tokens.
     """
-    queries, context, pairs = as_array(query_tokens), as_array(kv_tokens), as_array(query_kv)
+    queries, ratio = as_array(query_tokens), model.indexed_kv_compression or 1
+    context, pairs = as_array(kv_tokens) / ratio, as_array(query_kv) / ratio
     heads = model.index_n_heads if model.is_mla else max(1, model.index_n_heads // tp)
     width = heads * model.index_head_dim
     moved = (context + queries) * model.index_key_bytes + queries * (width + 4.0 * heads)

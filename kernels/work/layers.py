@@ -52,7 +52,7 @@ class LinearLayer:
             return "experts" if self.num_experts else "shared_experts"
         if self.name in ("gate_up", "down", "fc1", "fc2"):
             return "dense_mlp"
-        if self.name in ("o", "window_o"):
+        if self.name in ("o", "o_a", "window_o"):
             return "attention_out"
         return "linear_attention" if self.name in _OF_STATES else "attention"
 
@@ -113,13 +113,14 @@ def _attention_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
         # (nope -> latent) and to attention outputs (latent -> v), so it costs kv_lora_rank * (nope + v) * heads.
         query_dim = heads * (model.qk_nope_head_dim + model.qk_rope_head_dim)
         down = model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim
-        kv_b = heads * (model.qk_nope_head_dim + model.v_head_dim)
-        found = [
-            LinearLayer("qkv_a", hidden, down, count),
-            LinearLayer("q_b", model.q_lora_rank or hidden, query_dim, count),
-            LinearLayer("kv_b", model.kv_lora_rank, kv_b, count),
-            LinearLayer("o", heads * model.v_head_dim, hidden, count),
-        ]
+        found = [LinearLayer("qkv_a", hidden, down, count)]
+        found.append(LinearLayer("q_b", model.q_lora_rank or hidden, query_dim, count))
+        if model.expanded_size(heads):
+            found.append(LinearLayer("kv_b", model.kv_lora_rank, model.expanded_size(heads), count))
+        found += [LinearLayer(name, k, n, count) for name, k, n in model.output_matrices(tp)]
+        for number, kind in model.attention_kinds():
+            if number and kind.compressor_size:
+                found.append(LinearLayer("compress", hidden, kind.compressor_size, number, quantised=False))
         if model.attention_output_gate:
             found.append(LinearLayer("attention_gate", hidden, heads * model.v_head_dim, count))
         return found
@@ -137,7 +138,7 @@ def _attention_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
             found.append(LinearLayer(f"{name}qkv", hidden, qkv, own - bool(first)))
         if number > own:
             found.append(LinearLayer(f"{name}q", hidden, qkv - kind.kv_elements_per_layer(tp), number - own))
-        found.append(LinearLayer(f"{name}o", heads * kind.value_dim, hidden, number))
+        found += [LinearLayer(name + output, k, n, number) for output, k, n in kind.output_matrices(tp)]
     return _merged(found)
 
 
@@ -244,7 +245,11 @@ def elementwise_parts(model: ModelSpec, tp: int = 1) -> tuple[ElementwisePart, .
     if model.per_layer_input_size:  # looked up, normalised and added to the projection; then a gate in every layer
         parts.append(ElementwisePart("", (), layers, 10.0 * model.per_layer_input_size, layers + 3))
     if layers:
-        norms = layers * model.norms_per_layer
+        norms, streams = layers * model.norms_per_layer, model.residual_streams
+        if streams:
+            # Read, written with the last output added, and mixed into the next input: one kernel (vLLM 0.32), whose
+            # small matrix is not counted.
+            parts.append(ElementwisePart("", (), 2 * layers, (2.0 * streams + 2.0) * hidden, 2 * layers))
         parts.append(ElementwisePart("rmsnorm", (hidden,), norms, 4.0 * hidden, norms))
         parts += _rotary_parts(model, tp)
         parts += _activation_parts(model, tp)

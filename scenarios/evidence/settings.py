@@ -84,7 +84,7 @@ def _model(reading: Reading) -> str | None:
         return None
     found = model_name(name)
     if found is None:
-        reading.missing("model", f"{name}: {first_match('unknown_layers', name) or 'not among the bundled models'}")
+        reading.missing("model", f"{name}: not among the bundled models")
     elif "presum" in name:
         reading.assumed["model"] = f"presumably {found}"
     return found

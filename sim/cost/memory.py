@@ -52,7 +52,9 @@ class MemoryBudget:
     kv_bytes_per_token: float  # target and draft, on the fullest rank; full-attention layers when windows are pinned
     draft_kv_bytes_per_token: float
     block_size: int  # tokens of a block: the engine's, enlarged for models with linear attention layers
-    fixed_blocks: int  # blocks a running request holds besides its context's: its states in linear layers
+    # blocks a running request holds besides its context's: its states in linear layers, its last tokens beside
+    # compressed entries
+    fixed_blocks: int
     most_requests: int | None  # that a pool of states holds at once; None: there is no such pool
     window_groups: int  # groups of layers with a window, each with blocks of its own for a request, at most window_cap
     window_cap: int
@@ -188,6 +190,8 @@ def _stage_budget(
     elif model.num_linear_layers:
         block_size, fixed_blocks, per_token = _state_pages(config, model, draft_kv)
         per_token *= share
+    elif model.kv_compression:
+        fixed_blocks = math.ceil(model.local_kv_bytes(config.kv_dtype) / (per_token * block_size))
     elif windows and model.windowed is model and not config.enable_prefix_caching and share == 1.0:
         windows, (window_groups, per_token) = 0.0, _window_groups(config, model, draft_kv)
     blocks = int((left - windows) // (per_token * block_size))

@@ -287,11 +287,12 @@ class OperatorTables:
     ) -> tuple[Record, FloatArray | None]:
         """One row of ``StepCost.attention`` for ``count`` equal layers in a phase, "decode" or "prefill".
 
-        Also the phase's grid if one was measured. ``sparse``: over an indexer's choice, by the roofline of decodes:
-        prompts run absorbed too.
+        Also the phase's grid if one was measured. ``sparse``: over an indexer's choice, by the roofline of decodes
+        as over compressed entries: prompts run absorbed too.
         """
         if count == 0:
             return _no_kind(), None
+        sparse |= model.kv_compression > 0
         # Of a context split over tensor-parallel ranks each attends to its part with the heads of all of them. Prompts
         # gather it.
         dcp = self.dcp if phase == "decode" else 1

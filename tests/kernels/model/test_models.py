@@ -49,6 +49,10 @@ CARDS = {
     "Devstral-2-123B": 123,
     "ERNIE-4.5-21B-A3B": 21.83,
     "ERNIE-4.5-300B-A47B": 300,
+    "DeepSeek-V4-Flash": 284,
+    "DeepSeek-V4-Pro": 1600,
+    "Kimi-Linear-48B-A3B": 49,
+    "Step-3.5-Flash": 196,
     "DeepSeek-V3.2": 671.9,  # DeepSeek-V3's 671 and 61 indexers
     "GLM-4.5": 355,
     "GLM-5": 744,
@@ -355,7 +359,9 @@ def test_broken_files_are_named(tmp_path: Path, content: bytes) -> None:
         ("attn_type_list", [1, 0] * 16, "linear attention is not known"),
         ("index_rank", 2048, "this sparse attention is not known"),
         ("sparse_attention_config", {"sparse_attention_freq": [1]}, "32 entries are needed"),
-        ("compress_ratios", [4] * 32, "this sparse attention is not known"),
+        ("compress_size", 4, "this sparse attention is not known"),
+        ("attention_other_setting", [96], "an object is needed"),
+        ("moe_layers_enum", "3 to 9", "layer numbers between commas are needed"),
         ("mamba_num_heads", 64, "what it says of the layers is not known"),
         ("mamba_dt_rank", 64, "these state space layers are not known"),
         ("hybrid_override_pattern", "M-MA", "letters of M (mamba)"),
@@ -544,7 +550,7 @@ def _fingerprint(model: ModelSpec) -> object:
     matrices = (layers.linear_layers(model, 2), layers.lm_head(model, 2))
     attention = attention_work(model, 4.0, 100.0, 400.0, tp=2)
     elementwise = (*map(float, layers.elementwise_work(model, 3.0, tp=2)), layers.elementwise_kernels(model))
-    kv_bytes = model.kv_bytes_per_token("bf16")
+    kv_bytes = (model.kv_bytes_per_token("bf16"), model.local_kv_bytes("bf16"))
     states = (model.linear_state_bytes("bf16"), model.convolution_state_bytes("bf16"))
 
     return (model.parameter_groups(), kv_bytes, states, matrices, *map(float, attention), *elementwise)
@@ -561,6 +567,8 @@ def test_every_field_changes_the_output(field: str) -> None:
     if field in ("index_n_heads", "index_head_dim", "num_indexed_layers"):
         sizes = {"index_n_heads": 64, "index_head_dim": 128, "num_indexed_layers": 30}
         base = replace(load_model("DeepSeek-V3"), **sizes)
+    elif field in ("kv_compression", "indexed_kv_compression", "local_window", "o_groups", "o_lora_rank"):
+        base = load_model("DeepSeek-V4-Flash")
     elif field in ("num_kv_shared_layers", "num_kv_shared_sliding_layers", "num_double_wide_layers"):
         base = replace(spec_from_config(GEMMA_4_E, "g"), num_hidden_layers=16, num_sliding_layers=8)
     elif field.startswith("window_"):
@@ -833,6 +841,56 @@ def test_indexers_and_windows_by_hand() -> None:
     block = {**config_of("MiniMax-M3"), "sparse_attention_config": {"sparse_attention_freq": [1] * 59}}
     with pytest.raises(ModelError, match=r"sparse_attention_freq.*60 entries"):
         spec_from_config(block, "m3")
+
+
+def test_compressed_attention_by_hand() -> None:
+    model = load_model("DeepSeek-V4-Flash")
+    (whole, kind), (indexed, chosen) = model.attention_kinds()
+    assert (whole, indexed, kind.kv_compression, chosen.kv_compression) == (22, 21, 128, 4)
+    assert model.kv_bytes_per_token("fp8") == 22 * 512 / 128 + 21 * (512 + 132) / 4
+    # the last 128 tokens of every layer; fp32 sums of 128 tokens, or of 8 tokens for two entries of 4, keys' too
+    sums = 22 * 128 * 2 * 512 + 21 * 8 * 2 * 2 * (512 + 128)
+    assert model.local_kv_bytes("fp8") == 43 * 128 * 512 + 4 * sums
+    matrices = {(layer.name, layer.count): layer for layer in layers.linear_layers(model, 4)}
+    assert (matrices["o_a", 43].k, matrices["o_a", 43].n) == (64 * 512 // 8, 8 * 1024 // 4)
+    assert (matrices["o", 43].k, matrices["o", 43].n) == (8 * 1024 // 4, 4096)
+    assert {(n.n, count) for (name, count), n in matrices.items() if name == "compress"} == {(1024, 22), (2048, 21)}
+    # three queries of one request over 1,024 entries of 4 tokens, and each over the last 128 tokens
+    work = attention_work(chosen, 3.0, 4096.0, 3 * 4096.0, kv_cache_dtype="fp8")
+    pairs = 3 * (1024 + 128)
+    assert work.flops == 2 * 64 * (448 + 512) * pairs
+    assert work.bytes == (1024 + 3 * 128 + 3) * 512 + 3 * 64 * (448 + 512) * 2
+    head = drafters.mtp_head(model)
+    assert (head.window_kind, head.sliding_window, head.num_indexed_layers) == ("sliding", 128, 0)
+    assert (model.kv_cache_dtype, model.quantization) == ("fp8", "mxfp4")
+    with pytest.raises(ModelError, match="a divisor of o_groups = 8"):
+        model.check_tensor_parallel(16)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("compress_ratios", [3] * 43, "a list of 0, 4 and 128 is needed"),
+        ("compress_ratios", [4] * 42, "43 entries are needed"),
+        ("compress_ratios", 4, "a list of 0, 4 and 128 is needed"),
+        ("o_groups", None, "missing"),
+        ("sliding_window", 0, "an integer >= 1"),
+        ("index_n_heads", None, "missing"),
+    ],
+)
+def test_broken_compressed_attention_is_refused_by_field(key: str, value: object, message: str) -> None:
+    with pytest.raises(ModelError, match=rf"^v4: {key}.*{message}"):
+        spec_from_config({**config_of("DeepSeek-V4-Flash"), key: value}, "v4")
+
+
+def test_step_names_sliding_heads_and_layers_with_experts_in_words_of_its_own() -> None:
+    config = config_of("Step-3.5-Flash")
+    model = load_model("Step-3.5-Flash")
+    assert (model.num_key_value_heads, model.windowed.num_attention_heads, model.num_sliding_layers) == (8, 96, 33)
+    assert (model.num_dense_layers, model.num_moe_layers, model.num_experts_per_tok) == (3, 42, 8)
+    assert spec_from_config({**config, "layer_types": config["layer_types"] + ["full_attention"] * 3}, "s") == replace(
+        model, name="s"
+    )
 
 
 def test_kimi_linear_layers_by_hand() -> None:

@@ -280,6 +280,14 @@ def test_sglang_gives_its_share_of_memory_to_weights_and_kv_cache_alone() -> Non
     assert whole.kv_cache_bytes == pytest.approx(h100.memory_bytes - whole.weight_bytes - rest)
 
 
+def test_the_last_tokens_of_compressed_attention_are_blocks_of_a_request() -> None:
+    model = load_model("DeepSeek-V4-Flash")
+    budget = budget_of(model, load_hardware("h200"), tensor_parallel_size=4, weight_dtype="mxfp4", kv_dtype="fp8")
+    assert budget.kv_bytes_per_token == 3469
+    assert budget.fixed_blocks == -(-16_072_704 // (16 * 3469))
+    assert budget.blocks_of(160) == 10 + budget.fixed_blocks
+
+
 def test_the_states_of_one_request_must_fit() -> None:
     model = load_model("Qwen3.6-27B")
     with pytest.raises(CapacityError, match="max_model_len"):
