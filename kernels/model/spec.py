@@ -375,7 +375,7 @@ class ModelSpec:
             "shared_experts": moe_layers * self.num_shared_experts * matrices * hidden * expert_mlp,
             "router": router
             + moe_layers * hidden * (self.num_experts + 2 * self.moe_latent_size)
-            + 3 * layers * hidden * self.per_layer_input_size
+            + 3 * layers * hidden * self.per_layer_input_size,
             "norms": norms + self.per_layer_input_size,
             "biases": biases,
             "extra": self.extra_parameters,
