@@ -99,7 +99,7 @@ class RunResult(Plotted):
 
     @classmethod
     def load(cls, path: str | Path) -> RunResult:
-        """What `save` or ``--out`` wrote; intervals are `Estimate` again under ``summary["figures"]``.
+        """What `save` or ``--out`` wrote; intervals are `Estimate` again under ``figures``.
 
         Raises:
             InputError: no run directory of this version, or a damaged one.
@@ -108,13 +108,14 @@ class RunResult(Plotted):
         manifest, summary = read_json(folder / MANIFEST), read_json(folder / SUMMARY)
         try:
             kept = manifest.pop("result")
-            figures = {name: Estimate(**_numbers(each)) for name, each in summary["figures"].items()}
+            for part in (summary, *summary.get("groups", ())):
+                part["figures"] = {name: Estimate(**_numbers(each)) for name, each in part["figures"].items()}
             own = {name: kept[name] for name in _KEPT} | {"replications": tuple(map(_numbers, kept["replications"]))}
         except (AttributeError, KeyError, TypeError):
             message = "is no run of this version: a manifest with a result and a summary with figures are needed"
             raise InputError(message, file=str(folder)) from None
         steps = read_frame(folder / STEPS) if (folder / STEPS).exists() else None
-        return cls(summary | {"figures": figures}, read_frame(folder / REQUESTS), steps, manifest, **own)
+        return cls(summary, read_frame(folder / REQUESTS), steps, manifest, **own)
 
     def __repr__(self) -> str:
         latency, rate = (self.summary["figures"][name].mean for name in ("mean_e2el_s", "request_throughput"))

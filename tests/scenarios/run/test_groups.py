@@ -63,6 +63,12 @@ def test_like_groups_are_a_cluster_of_like_replicas(router: str) -> None:
     assert [group["engine"] for group in groups.summary["groups"]] == [alike.summary["engine"]] * 2
 
 
+def test_a_saved_run_of_groups_is_loaded_whole(tmp_path: Path) -> None:
+    run = simulate(cluster(UNLIKE, SHORT))
+    read = RunResult.load(run.save(tmp_path / "run"))
+    assert repr(read.summary["groups"]) == repr(run.summary["groups"])
+
+
 def test_each_group_is_its_own_engine() -> None:
     """Requests in turn: every second one is served as by one engine of the group that gets these alone."""
     rate = "workload.arrivals={process: deterministic, request_rate_rps: 10}"
