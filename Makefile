@@ -70,7 +70,8 @@ bench: $(VENV)/.test  ## speed of the engine, of policies, of profiles, of a swe
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/policies.py
 	$(BIN)/python benchmarks/profile.py
-	$(BIN)/python benchmarks/sweep.py
+	folder=$$(mktemp -d) && for turn in first again; do $(BIN)/draftcast sweep default --grid rate=5..50:10 --grid k=0..3 \
+	    --set workload.num_requests=2000 --set statistics.replications=5 --workers 2 --out $$folder | tail -1; done
 	$(BIN)/python benchmarks/dashboard.py
 	$(BIN)/python benchmarks/cutover.py
 

@@ -91,7 +91,7 @@ def test_ngram_matches_and_accepts_as_wanted(testbed: Path, tmp_path: Path) -> N
 
 
 def test_a_sweep_is_calibrated_forecast_and_compared(testbed: Path, tmp_path: Path) -> None:
-    """The short version of benchmarks/live.py; how near the forecast comes is for a machine left alone to say."""
+    """The short version of benchmarks/live.sh; how near the forecast comes is for a machine left alone to say."""
     spec = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 3}
     accepted = {"model": "ngram", "match_probability": 0.4, "rates": list(NGRAM_RATES)}
     lengths = {"prompt_tokens": {"distribution": "uniform", "low": 150, "high": 500}, "output_tokens": 70}

@@ -61,7 +61,7 @@ def test_the_command_writes_what_can_be_read(
         "--out",
         str(out),
         "--command",
-        "python benchmarks/live.py",
+        "benchmarks/live.sh DIR",
     ]
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit, match="0"):
@@ -69,7 +69,7 @@ def test_the_command_writes_what_can_be_read(
     assert "checks" in capsys.readouterr().out
     assert out.stat().st_size < 0.1 * sweep_report.stat().st_size
     found = read_summary(out.read_bytes(), out.name)
-    assert found == read_summary(sweep_report.read_bytes(), sweep_report.name, "python benchmarks/live.py")
+    assert found == read_summary(sweep_report.read_bytes(), sweep_report.name, "benchmarks/live.sh DIR")
 
 
 def test_a_later_report_is_read(sweep_report: Path) -> None:
