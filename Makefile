@@ -8,7 +8,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Where bytecode is not kept, each of the tests' many processes compiles all sources anew.
 export PYTHONDONTWRITEBYTECODE =
-.PHONY: help demo dashboard docs test lint format pytest compiled live-env test-live bench clean
+.PHONY: help demo dashboard docs pictures test lint format pytest compiled live-env test-live bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -34,6 +34,12 @@ dashboard: $(VENV)/.dashboard  ## the what-if pages in a browser, on this machin
 
 docs: $(VENV)/.docs  ## the documentation site, in site/; any warning is an error
 	$(BIN)/mkdocs build --strict --quiet
+
+pictures: $(VENV)/.test  ## the pictures of README and docs; needs kaleido and a Chromium
+	$(BIN)/draftcast simulate default --rates 10,20,30,40,50,60,65,70,75,80 --plot docs/img/demo.png
+	$(BIN)/draftcast evidence --plot docs/img/evidence.png > /dev/null
+	$(BIN)/draftcast profile plot h100-sxm --out docs/img/h100-sxm.png
+	$(BIN)/python docs/screenshots.py
 
 lint: $(VENV)/.test  ## ruff (lint and format) and mypy --strict
 	$(BIN)/ruff check .
