@@ -47,6 +47,7 @@ _DRAFT_WRITTEN_APART = {
 # Its configuration knows the method still, its list of architectures not.
 _NOT_VLLMS = {
     "eagle_tree": "drafts no trees",
+    "draft_ahead": "has no draft on GPUs of its own that works while the target verifies",
     "mlp_speculator": "has no MLP speculator any more",
     "arctic": "has no such plugin: Arctic Inference 0.1.1 is for vLLM 0.11.0, there with ARCTIC_INFERENCE_ENABLED=1",
 }
@@ -140,7 +141,7 @@ def speculative_config_json(scenario: Scenario) -> dict[str, Any] | None:
     Where the method needs a draft and the scenario names none, ``model`` says what to fill in (`served_models`).
 
     Raises:
-        ScenarioError: a method that vLLM 0.32 does not have (``eagle_tree``, ``mlp_speculator``, ``arctic``).
+        ScenarioError: a method that vLLM 0.32 does not have, and why not.
     """
     spec = scenario.speculative_config
     if spec is None:

@@ -468,7 +468,9 @@ def deploy(scenario: Scenario) -> Deployment:
         )
     _check_formats(config, model, hardware)
     try:
-        memory = memory_budget(config, model, draft, hardware)
+        memory = memory_budget(config, model, None if method.drafts_ahead else draft, hardware)
+        if draft is not None and method.drafts_ahead:
+            memory = replace(memory, num_gpu_blocks=min(memory.num_gpu_blocks, _own_blocks(config, draft, hardware)))
     except CapacityError as error:
         raise CapacityError(
             f"{error.message}; {_what_fits(config, model, draft, hardware)}", key=error.key, value=error.value
@@ -521,6 +523,24 @@ def deploy(scenario: Scenario) -> Deployment:
         _check_correction(scenario.correction, scenario, profile)
         cost = with_excess(cost, scenario.correction.step_factor - 1.0, seconds=scenario.correction.step_s)
     return Deployment(model, draft, assumed, method, hardware, profile, memory, config, policy, cost)
+
+
+def _own_blocks(config: EngineConfig, draft: ModelSpec, hardware: HardwareSpec) -> int:
+    """Blocks of a draft model's KV cache on GPUs of its own, where it stands as a target would."""
+    alone = replace(
+        config,
+        method=get_method("none"),
+        num_speculative_tokens=0,
+        tensor_parallel_size=config.draft_tensor_parallel_size,
+        pipeline_parallel_size=1,
+        decode_context_parallel_size=1,
+        weight_dtype=config.draft_weight_dtype,
+        kv_dtype=config.draft_kv_dtype,
+        is_moe=draft.is_moe,
+        sliding_window=draft.sliding_window,
+        window_kind=WINDOWS.index(draft.window_kind),
+    )
+    return memory_budget(alone, draft, None, hardware).num_gpu_blocks
 
 
 def _what_fits(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None, hardware: HardwareSpec) -> str:

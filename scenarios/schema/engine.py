@@ -13,6 +13,7 @@ from draftcast.frozen import MOST_TOKENS, Count, Frozen, NonEmpty, one_of, wrong
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.dtypes import FORMATS
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
+from draftcast.sim.cost.methods import get_method
 
 # vLLM's names -> the short names of draftcast.kernels.model.dtypes.
 DTYPES: dict[str, str] = FORMATS["vllm_dtypes"]
@@ -111,7 +112,8 @@ class Engine(Frozen):
     @property
     def num_gpus(self) -> int:
         """GPUs of one replica; decode-context parallelism divides those of tensor parallelism."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+        own = self.draft_tensor_parallel_size if self._drafts_ahead else 0
+        return (self.tensor_parallel_size * self.pipeline_parallel_size + own) * self.data_parallel_size
 
     @property
     def layout(self) -> str:
@@ -161,8 +163,15 @@ class Engine(Frozen):
         """The draft's own degree; vLLM's default is the target's (1 for ``mlp_speculator``)."""
         spec = self.speculative_config
         if spec is None or spec.draft_tensor_parallel_size is None:
-            return 1 if spec is not None and spec.resolved_method == "mlp_speculator" else self.tensor_parallel_size
+            alone = self._drafts_ahead or (spec is not None and spec.resolved_method == "mlp_speculator")
+            return 1 if alone else self.tensor_parallel_size
         return spec.draft_tensor_parallel_size
+
+    @property
+    def _drafts_ahead(self) -> bool:
+        """Whether the draft has GPUs of its own."""
+        spec = self.speculative_config
+        return spec is not None and get_method(spec.resolved_method).drafts_ahead
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
@@ -192,7 +201,7 @@ class Engine(Frozen):
 
     def _draft_agrees(self, spec: SpeculativeConfig) -> None:
         degree = spec.draft_tensor_parallel_size
-        if degree is not None and degree not in (1, self.tensor_parallel_size):
+        if degree is not None and degree not in (1, self.tensor_parallel_size) and not self._drafts_ahead:
             raise wrong(
                 "speculative_config.draft_tensor_parallel_size",
                 degree,

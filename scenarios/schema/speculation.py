@@ -163,7 +163,7 @@ class SpeculativeConfig(Frozen):
     @model_validator(mode="after")
     def _method_has_what_it_needs(self) -> Self:
         method = self.resolved_method
-        if method in ("draft_model", "pard") and self.model is None:
+        if methods[method].needs_draft_model and self.model is None:
             raise wrong("model", None, f"method {method} needs a draft model")
         if self.num_speculative_tokens is None and method != "suffix":
             raise wrong(
@@ -172,7 +172,7 @@ class SpeculativeConfig(Frozen):
         if self.parallel_drafting and (self.method or "draft_model") not in (*PARALLEL, "p_eagle", "pard"):
             raise wrong("parallel_drafting", True, "only for methods eagle, eagle3 and draft_model")
         if self.use_heterogeneous_vocab:
-            if method not in ("draft_model", "pard"):
+            if not methods[method].needs_draft_model:
                 raise wrong("use_heterogeneous_vocab", True, "only with method draft_model")
             if self.draft_sample_method != "greedy" or self.use_local_argmax_reduction:
                 key = "use_local_argmax_reduction" if self.use_local_argmax_reduction else "draft_sample_method"

@@ -55,6 +55,7 @@ class Method:
         extra_first_rows: rows per drafting request the first pass adds to the target's rows.
         block_rows_beyond_k: rows per request of a parallel or block pass minus its draft tokens.
         needs_draft_model: a draft model (or head) must be named; the EAGLE and MTP heads follow from the target.
+        drafts_ahead: on GPUs of its own, one round ahead of the target.
         is_tree: verifies a tree of drafts; ``k`` is then its depth.
         tree_width: rows per request of each drafting pass after the first, and of each level (1: a chain).
         head_drafts: drafts of the head, where a text search on the host may take its rounds over; 0: no such search.
@@ -73,6 +74,7 @@ class Method:
     extra_first_rows: int = 0
     block_rows_beyond_k: int = 0
     needs_draft_model: bool = False
+    drafts_ahead: bool = False
     is_tree: bool = False
     tree_width: int = 1
     max_tree_nodes: int = 0

@@ -48,7 +48,14 @@ def compile_step_cost(
     p = params[0]
     p["plan"] = method.plan
     p["is_tree"] = method.is_tree
-    for name in ("extra_first_rows", "block_rows_beyond_k", "head_drafts", "tree_width", "max_tree_nodes"):
+    for name in (
+        "extra_first_rows",
+        "block_rows_beyond_k",
+        "head_drafts",
+        "drafts_ahead",
+        "tree_width",
+        "max_tree_nodes",
+    ):
         p[name] = getattr(method, name)
     if isinstance(profile, AffineProfile):
         _check_affine(profile, model, hardware, config)

@@ -67,6 +67,7 @@ FEATURES = np.dtype(
         ("draft_tokens", "f8"),  # drafts to make, summed
         ("draft_passes", "f8"),  # the largest number of drafts of one request (the depth of a tree)
         ("draft_kv", "f8"),  # context of the drafting requests, summed
+        ("ahead_seqs", "f8"),  # of the drafting requests those whose drafts were made while others were verified
         ("propose_tokens", "f8"),  # context tokens searched on the host (0 for methods that search no text there)
         # Of data-parallel ranks that step together, see `sim/cluster/data_parallel.py`.
         ("group_tokens", "f8"),  # rows of all ranks, 0: as many on each
@@ -128,6 +129,7 @@ PARAMS = np.dtype(
         ("plan", "i8"),  # draftcast.sim.cost.methods.DraftPlan
         ("extra_first_rows", "f8"),
         ("block_rows_beyond_k", "f8"),
+        ("drafts_ahead", "f8"),  # 1: on GPUs of their own, while the target verifies those before them
         ("head_drafts", "f8"),  # of a head beside a text search, 0: all drafts are the head's
         ("tree_width", "f8"),
         ("max_tree_nodes", "f8"),  # 0: no limit
@@ -504,7 +506,7 @@ def _draft_seconds(cost: StepCost, f: Record, decode: Logs, prefilled: Logs, new
         seconds = _draft_over_target_rows(cost, f, extra, extra_qkv, decode, prefilled, new_prefill, out)
         if drafting:
             seconds += _add_table(cost.draft_logits, tokens if plan == PARALLEL else seqs, 1.0, out)
-        later = passes - 1.0
+        later = passes - 1.0 + p.drafts_ahead  # one more: the guess at the token that the target adds
         if plan == AUTOREGRESSIVE and drafting and later > 0.0:
             rows = seqs * p.tree_width
             # Pass j attends to j tokens more; the mean over the passes is exact, the time being close to linear.
@@ -531,6 +533,32 @@ def _draft_seconds(cost: StepCost, f: Record, decode: Logs, prefilled: Logs, new
         seconds = p.search_step_s + p.search_seq_s * seqs + p.search_token_s * f.propose_tokens
         _book(out, EXTRAPOLATED, seconds)
     return seconds
+
+
+@njit(cache=True, error_model="numpy")
+def _shown_ahead(cost: StepCost, f: Record, before: tuple[float, float, float], out: Record) -> float:
+    """What shows of drafts on GPUs of their own: as far as they outlast the target, then all that are made anew.
+
+    The draft goes on behind the drafts that the target verifies. What it makes is kept for ``ahead_seqs`` requests; all
+    others wait for as many passes again.
+
+    Args:
+        before: ``by_origin_s`` without the draft.
+    """
+    c = borrowed(cost)
+    share = max(1.0 - (out.target_s + out.sample_s) / out.draft_s, 0.0) if out.draft_s > 0.0 else 0.0
+    for origin in range(3):
+        out.by_origin_s[origin] = before[origin] + share * (out.by_origin_s[origin] - before[origin])
+    out.draft_overhead_s *= share
+    seconds = share * out.draft_s
+    seqs = f.draft_seqs
+    anew = seqs - f.ahead_seqs
+    if anew > 0.0 and f.draft_passes > 0.0:
+        f.draft_seqs = anew
+        seconds += _draft_block(c, f, anew, f.draft_kv * anew / seqs + anew * f.draft_passes / 2.0, f.draft_passes, out)
+        seconds += _add_table(c.draft_logits, anew, f.draft_passes, out)
+        f.draft_seqs = seqs
+    return float(seconds)
 
 
 @njit(cache=True, error_model="numpy", inline="always")
@@ -599,7 +627,10 @@ def fill_times(cost: StepCost, f: Record, new_prefill: float, out: Record) -> No
         _target_seconds(c, f, decode, prefilled, new_prefill, out)
         sample = _add_table(c.logits, f.logit_rows, 1.0, out)
         out.sample_s = _with_overhead(sample, out.verify_s, 0.0, out)
+        before = (out.by_origin_s[0], out.by_origin_s[1], out.by_origin_s[2])
         out.draft_s = _draft_seconds(c, f, decode, prefilled, new_prefill, out)
+        if p.drafts_ahead > 0.0:
+            out.draft_s = _shown_ahead(c, f, before, out)
     excess = p.prompt_excess if f.prefill_tokens > 0.0 else p.decode_excess
     if excess != 0.0:
         _stretch_times(out, 1.0 + excess)
@@ -687,6 +718,7 @@ def fill_decode(
     f.win_decode_qkv = seqs * pairs
     f.prefill_seqs = f.prefill_tokens = f.prefill_kv = f.prefill_qkv = f.win_prefill_kv = f.win_prefill_qkv = 0.0
     f.draft_seqs = f.draft_tokens = f.draft_passes = f.draft_kv = f.propose_tokens = f.group_tokens = 0.0
+    f.ahead_seqs = 0.0
 
 
 @njit(cache=True, error_model="numpy")

@@ -92,7 +92,7 @@ def commit(ref: Engine, slot: int) -> None:
     prefill_seqs = prefill_tokens = prefill_kv = 0
     prefill_qkv = 0.0
     window_decode_kv = window_decode_qkv = window_prefill_kv = window_prefill_qkv = 0.0
-    prefill_logit_rows = prefill_drafts = draft_seqs = draft_tokens = draft_kv = most = verified = 0
+    prefill_logit_rows = prefill_drafts = ahead_seqs = draft_seqs = draft_tokens = draft_kv = most = verified = 0
     rejected_rows = kept_qkv = 0
     window_kept_kv = window_kept_qkv = 0.0
     kept_draft_seqs = kept_draft_tokens = kept_draft_kv = kept_levels = 0
@@ -134,6 +134,9 @@ def commit(ref: Engine, slot: int) -> None:
             made = int(x.drafted)
             if beside_head:
                 made = drafts_of_head(s.acceptance, x.request, s.requests[x.request].future, made)
+            if c.drafts_ahead and x.accepted == x.drafts > 0:
+                start = s.requests[x.request].future - x.accepted - 1
+                ahead_seqs += accepted_drafts(s.acceptance, x.request, start, x.drafts + 1) > x.drafts
             draft_seqs += made > 0
             draft_tokens += made
             draft_kv += end
@@ -173,6 +176,7 @@ def commit(ref: Engine, slot: int) -> None:
     f.win_prefill_qkv = window_prefill_qkv
     f.logit_rows = logit_rows
     f.draft_seqs = draft_seqs
+    f.ahead_seqs = ahead_seqs
     f.draft_tokens = draft_tokens
     # A tree's nodes come out of as many passes as it is deep; fewer nodes, proportionally fewer levels.
     f.draft_passes = draft_levels(ref, most)

@@ -21,6 +21,7 @@ from draftcast.scenarios.schema.load import load_scenario, to_mapping, with_valu
 SPEC = "engine.speculative_config"
 INSTRUCT = "meta-llama/Llama-3.1-8B-Instruct"
 HEAD = "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
+UNKNOWN_TO_VLLM = ("eagle_tree", "mlp_speculator", "arctic", "draft_ahead")
 
 
 def drafting(method: str, target: str = INSTRUCT, **values: object) -> Scenario:
@@ -117,11 +118,11 @@ def test_what_vllm_cannot_run_is_refused() -> None:
         ScenarioError, match=r"vLLM 0\.32 has no such plugin: Arctic Inference 0\.1\.1 is for vLLM 0\.11"
     ):
         speculative_config_json(drafting("arctic"))
+    with pytest.raises(ScenarioError, match="has no draft on GPUs of its own that works while the target verifies"):
+        speculative_config_json(drafting("draft_ahead", model="llama-3.2-1b"))
 
 
-@pytest.mark.parametrize(
-    "method", [method for method in METHODS if method not in ("eagle_tree", "mlp_speculator", "arctic")]
-)
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in UNKNOWN_TO_VLLM])
 def test_every_method_that_loads_a_draft_names_one_or_says_what_to_fill_in(method: str) -> None:
     given = {"model": "some/draft"} if method in ("draft_model", "pard") else {}
     scenario = drafting(method, **given)

@@ -24,6 +24,7 @@ from draftcast.scenarios.compare.server_table import servers
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.schema import METHODS, Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.load import load_scenario, to_mapping, with_values
+from draftcast.sim.cost.methods import get_method
 
 SPEC = "engine.speculative_config"
 SCHEDULE = f"{SPEC}.num_speculative_tokens_per_batch_size"
@@ -41,7 +42,7 @@ EXPERTS = {"engine.model": "Qwen3-30B-A3B", "hardware": "h100-sxm", SPEC: None}
 
 def drafting(method: str, **values: Any) -> Scenario:
     """The default scenario with another method at three tokens."""
-    model = {"draft_model": "llama-3.2-1b", "pard": "llama-3.2-1b", "eagle_tree": HEAD}.get(method)
+    model = "llama-3.2-1b" if get_method(method).needs_draft_model else HEAD if method == "eagle_tree" else None
     config = {"method": method, "num_speculative_tokens": 3, **({"model": model} if model else {}), **values}
     acceptance = {"model": "tree" if method == "eagle_tree" else "constant", "alpha": 0.6}
     old = {"mlp_speculator": {"engine.version": "vllm 0.10"}, "arctic": {"engine.version": "vllm 0.11"}}
@@ -76,9 +77,10 @@ VARIANTS = {
     "ranks": changed(tensor_parallel_size=16, pipeline_parallel_size=2, decode_context_parallel_size=2),
 }
 REFUSED = {
-    "sglang": {"p_eagle", "pard", "medusa", "mlp_speculator", "arctic", "ngram_gpu", "suffix"},
-    "trtllm": {"eagle", "p_eagle", "medusa", "mlp_speculator", "arctic", "suffix", "replicas in one", "adaptive"},
-    "vllm": {"eagle_tree", "mlp_speculator", "arctic", "small tree"},
+    "sglang": {"p_eagle", "pard", "medusa", "mlp_speculator", "arctic", "draft_ahead", "ngram_gpu", "suffix"},
+    "trtllm": {"eagle", "p_eagle", "medusa", "mlp_speculator", "arctic", "draft_ahead", "suffix"}
+    | {"replicas in one", "adaptive"},
+    "vllm": {"eagle_tree", "mlp_speculator", "arctic", "draft_ahead", "small tree"},
 }
 # The command says all tiers, the scenario none; a tree's bound that binds stands for one that does not.
 LOSSY = {"adaptive", "eagle_tree"}

@@ -12,6 +12,7 @@ from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import CapacityError, InputError, ScenarioError
 from draftcast.kernels.model import spec
 from draftcast.scenarios.run.deployment import Deployment, deploy
+from draftcast.scenarios.schema import Scenario
 
 FOUR = "acceptance.rates=[0.8, 0.6, 0.5, 0.4]"
 BLOCKS = "engine.num_gpu_blocks=10000"
@@ -134,6 +135,27 @@ def test_mtp_layers_are_run_in_whole_rounds(tmp_path: Path, k: int, runs: bool) 
         assert deployed(*asked).settings.num_speculative_tokens == k
     else:
         assert "num_speculative_tokens = 3: must be a multiple of the model's 2 MTP layers" in str(refused(*asked))
+
+
+def test_a_draft_on_gpus_of_its_own_is_counted_and_fits_there() -> None:
+    def own(*more: str, method: str = "draft_ahead") -> Scenario:
+        drafts = f"{{method: {method}, model: llama-3.2-1b, num_speculative_tokens: 4}}"
+        return load_scenario("default", overrides=[f"engine.speculative_config={drafts}", FOUR, *more])
+
+    assert own().engine.num_gpus == 2
+    assert own("engine.tensor_parallel_size=4").engine.num_gpus == 5
+    two = own("engine.speculative_config.draft_tensor_parallel_size=2", "engine.data_parallel_size=2")
+    assert two.engine.num_gpus == 6
+    beside, apart, none = deploy(own(method="draft_model")), deploy(own()), deployed("engine.speculative_config=null")
+    assert beside.memory.num_gpu_blocks < apart.memory.num_gpu_blocks <= none.memory.num_gpu_blocks
+    assert apart.memory.draft_weight_bytes == 0.0
+    # A draft of the target's size has as much KV memory on one GPU as the target has there, and that is what counts.
+    large = ("engine.tensor_parallel_size=2", "engine.speculative_config.model=llama-3.1-8b")
+    assert deploy(own(*large)).memory.num_gpu_blocks == none.memory.num_gpu_blocks
+    assert deploy(own(large[0])).memory.num_gpu_blocks > none.memory.num_gpu_blocks
+    huge = ("engine.model=llama-3.1-405b", "engine.tensor_parallel_size=16", "engine.max_model_len=4096")
+    with pytest.raises(CapacityError):
+        deploy(own(*huge, "engine.speculative_config.model=llama-3.1-70b"))
 
 
 def test_a_threshold_below_a_round_is_for_engines_that_do_not_pad() -> None:

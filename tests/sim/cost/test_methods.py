@@ -18,6 +18,7 @@ TARGET = load_model("llama-3.1-8b")
 FACTS = {
     "none": (0, 0, True, False),
     "draft_model": (1, 4, True, False),
+    "draft_ahead": (0, 0, True, False),
     "eagle": (0, 4, True, True),
     "eagle3": (0, 4, True, True),
     "mtp": (0, 4, True, True),
@@ -37,6 +38,8 @@ FACTS = {
 PASSES = {
     "none": ((), ()),
     "draft_model": ((12, 2, 2, 2), (10,)),
+    # Behind the drafts that are verified, the target taking no time here, and then those that are made anew.
+    "draft_ahead": ((10, 2, 2, 2, 2, 2, 2, 2, 2), (10,)),
     "eagle": ((10, 2, 2, 2), (10,)),
     "eagle3": ((10, 2, 2, 2), (10,)),
     "mtp": ((10, 2, 2, 2), (10,)),
@@ -90,7 +93,11 @@ def test_one_draft_token() -> None:
 def test_kinds() -> None:
     assert {name for name, method in METHODS.items() if method.proposes_on_host} == {"ngram", "suffix"}
     assert {name for name, method in METHODS.items() if method.proposes_by_match} == {"ngram", "ngram_gpu", "suffix"}
-    assert {name for name, method in METHODS.items() if method.needs_draft_model} == {"draft_model", "pard"}
+    assert {name for name, method in METHODS.items() if method.needs_draft_model} == {
+        "draft_model",
+        "draft_ahead",
+        "pard",
+    }
     assert {name for name, method in METHODS.items() if not method.drafts} == {"none"}
 
 
@@ -125,7 +132,9 @@ def test_bad_tree(name: str, width: int, nodes: int, message: str) -> None:
 
 
 def test_unknown_name_lists_the_choices() -> None:
-    with pytest.raises(ScenarioError, match="method = 'eagle4': must be one of none, draft_model, eagle, eagle3, mtp"):
+    with pytest.raises(
+        ScenarioError, match="method = 'eagle4': must be one of none, draft_model, draft_ahead, eagle, eagle3"
+    ):
         get_method("eagle4")
 
 
@@ -156,6 +165,7 @@ def test_pass_rows_are_what_the_step_cost_charges() -> None:
         params[0]["extra_first_rows"] = method.extra_first_rows
         params[0]["block_rows_beyond_k"] = method.block_rows_beyond_k
         params[0]["tree_width"] = method.tree_width
+        params[0]["drafts_ahead"] = method.drafts_ahead
         params[0]["cuda_graph_rows"] = 100
         over_rows = method.plan in (DraftPlan.AUTOREGRESSIVE, DraftPlan.PARALLEL)
         cost = step_time.cost_without_tables(params)._replace(
