@@ -73,7 +73,7 @@ def served(
     scenario: Scenario, deployment: Deployment, table: RequestTable, clock: Callable[[], float]
 ) -> tuple[Replica, float]:
     """A replica after it has served all requests, and the seconds that took."""
-    (replica,) = build_replicas(scenario, deployment, table, 0)
+    (replica,) = build_replicas(scenario, [deployment], table, 0)
     replica.submit(np.arange(len(table), dtype=np.uint32))
     start = clock()
     replica.advance(math.inf)

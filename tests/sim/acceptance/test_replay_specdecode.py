@@ -25,16 +25,36 @@ NGRAM = {1: (1.2, 1.35), 8: (1.1, 1.3), 64: (0.8, 1.0)}
 pytestmark = pytest.mark.skipif(not SHAREGPT.exists(), reason=f"the recorded acceptance is absent: {SHAREGPT}")
 
 
-@pytest.fixture(scope="module")
-def benchmark() -> Any:
-    """``benchmarks/replay_specdecode.py``, whose table the documentation quotes."""
-    path = ROOT / "benchmarks" / "replay_specdecode.py"
-    spec = importlib.util.spec_from_file_location("replay_specdecode", path)
+def module_of(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> Any:
+    """``benchmarks/replay_specdecode.py``, whose table the documentation quotes."""
+    return module_of("replay_specdecode")
+
+
+def test_the_noise_floor_is_what_halves_differ_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    held_out = module_of("held_out")
+
+    def floor(rounds: list[list[float]]) -> dict[str, float]:
+        monkeypatch.setattr(held_out, "rounds_of", lambda *_: [np.array(each) for each in rounds])
+        return dict(held_out.noise_floor(ROOT, "eagle"))
+
+    assert floor([[1.0, 2.0]] * 10) == {"floor_median": 0.0, "floor_within_bar": 1.0}
+    # Two requests of 2 and 1 tokens a round: one half has twice what the other has, or half of it.
+    two = floor([[1.0] * 5, [0.0] * 5])
+    assert two["floor_within_bar"] == 0.0
+    assert two["floor_median"] in (0.5, 0.75, 1.0)
+    unlike = [[1.0] * 5, [0.0] * 5]
+    assert two["floor_median"] > floor(unlike * 20)["floor_median"] > floor(unlike * 500)["floor_median"] > 0.0
 
 
 def recount(table: RequestTable, batch: int, k: int) -> NDArray[np.float64]:
