@@ -103,7 +103,7 @@ def _run(
         acceptance_offsets=copies.acceptance_offsets,
         acceptance_lengths=copies.acceptance_lengths,
     )
-    requests = replicate(scenario, None, deploy(scenario), batches, 0, None, False).requests
+    requests = replicate(scenario, None, [deploy(scenario)], batches, 0, None, False).requests
     assert not requests["preemptions"].any(), "a static batch must fit"
     finish_s = requests["finish_s"].to_numpy().reshape(n, batch_size).max(axis=1)
     duration_s = finish_s - np.arange(n) * GAP_S
