@@ -261,6 +261,7 @@ def test_no_field_is_missing_from_these_tests() -> None:
     said = {"method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "parallel_drafting"}
     said |= {"synthetic_acceptance_rates", "synthetic_acceptance_length", "tree_width", "max_tree_nodes"}
     one_method_only = {"use_heterogeneous_vocab", "enable_adaptive_verification"}
+    one_method_only |= {"enable_suffix_decoding", "suffix_cache_max_depth"}
     assert set(DRAFT_FIELDS) | said | one_method_only == set(SpeculativeConfig.model_fields)
     for table in servers().values():
         assert set(table.methods) | set(table.unknown) >= set(METHODS)
