@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.errors import InputError, TraceError
-from draftcast.files import parse_json, read_text
+from draftcast.files import json_lines, read_text
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.search import ngram, suffix
 
@@ -59,19 +59,14 @@ def read_token_log(path: str | Path) -> list[TokenRequest]:
         TraceError: the file cannot be read, is empty, or a line is not such an object; file, line and key are named.
     """
     file = str(path)
-    requests = []
-    for number, line in enumerate(read_text(path, TraceError).split("\n"), start=1):
-        if line.strip():
-            requests.append(_request(line, file, number))
+    lines = json_lines(read_text(path, TraceError), file, TraceError)
+    requests = [_request(entry, file, number) for number, entry in lines]
     if not requests:
         raise TraceError("holds no request", file=file)
     return requests
 
 
-def _request(line: str, file: str, number: int) -> TokenRequest:
-    entry = parse_json(line, file, TraceError, number)
-    if not isinstance(entry, dict):
-        raise TraceError("must be a JSON object", file=file, line=number)
+def _request(entry: dict[str, Any], file: str, number: int) -> TokenRequest:
     given = [key for key in OUTPUT_KEYS if key in entry]
     if len(given) != 1:
         wanted = " or ".join(OUTPUT_KEYS)

@@ -15,7 +15,6 @@ holds the engine's arguments. It tells nothing of the pieces of an answer, so ga
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,7 @@ import pandas as pd
 from draftcast.calibration.acceptance.metrics import BENCH_KEYS, BENCH_RATES, read_metrics
 from draftcast.calibration.live.run_directory import CHUNKS_DTYPES, LiveRun, LiveRunWriter, tables
 from draftcast.errors import InputError
-from draftcast.files import read_json, read_text
+from draftcast.files import json_lines, read_json, read_text
 
 _LISTS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "errors")
 _BAD = (TypeError, ValueError, OverflowError)
@@ -152,15 +151,7 @@ def _config(meta: dict[str, Any]) -> dict[str, Any]:
 
 def _requests(file: Path) -> pd.DataFrame:
     rows = []
-    for number, text in enumerate(read_text(file).splitlines(), start=1):
-        if not text.strip():
-            continue
-        try:
-            line = json.loads(text)
-        except ValueError:
-            line = None
-        if not isinstance(line, dict):
-            raise InputError("a JSON object is needed", file=str(file), line=number)
+    for number, line in json_lines(read_text(file), str(file)):
         for name in (*_COUNTS, *_TIMES):
             value = line.get(name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

@@ -7,7 +7,6 @@ reason. Adding a point is adding a row. This module reads rows and refuses bad o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from draftcast.errors import ScenarioError
-from draftcast.files import read_text
+from draftcast.files import json_lines, read_text
 from draftcast.frozen import Frozen, Many, NonEmpty, Positive, Probability, wrong
 from draftcast.scenarios.schema.load import one_line
 
@@ -174,20 +173,16 @@ def parse_points(texts: Iterable[tuple[str, str]]) -> tuple[EvidencePoint, ...]:
     """Points from (file name, JSON lines); errors as of `points`."""
     found: dict[str, EvidencePoint] = {}
     for name, text in texts:
-        for number, line in enumerate(text.splitlines(), start=1):
-            if line.strip():
-                point = _point(line, f"{name}:{number}")
-                if point.id in found:
-                    raise ScenarioError("is the id of another row", file=f"{name}:{number}", key="id", value=point.id)
-                found[point.id] = point
+        for number, row in json_lines(text, name, ScenarioError):
+            point = _point(row, f"{name}:{number}")
+            if point.id in found:
+                raise ScenarioError("is the id of another row", file=f"{name}:{number}", key="id", value=point.id)
+            found[point.id] = point
     return tuple(found.values())
 
 
-def _point(line: str, place: str) -> EvidencePoint:
+def _point(row: dict[str, Any], place: str) -> EvidencePoint:
     try:
-        row = json.loads(line)
         return EvidencePoint.model_validate(row)
-    except json.JSONDecodeError as error:
-        raise ScenarioError(f"is not JSON: {error}", file=place) from None
     except ValidationError as error:
         raise one_line(error.errors()[0], row, place) from None

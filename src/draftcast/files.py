@@ -108,11 +108,22 @@ def parse_json(text: str | bytes, file: str, kind: type[InputError] = InputError
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        message = f"not valid JSON: {error.msg} at column {error.colno}"
+        cut = "" if text.rstrip()[-1:] in ("}", "]", b"}", b"]") else "; is the file truncated?"
+        message = f"not valid JSON: {error.msg} at column {error.colno}{cut}"
         raise kind(message, file=file, line=line or error.lineno) from None
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
         raise kind(f"not valid JSON: {reason}", file=file, line=line) from None
+
+
+def json_lines(text: str, file: str, kind: type[InputError] = InputError) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and object of each line that is not blank. Raises ``kind`` as of `read_json`, with the line."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            data = parse_json(line, file, kind, number)
+            if not isinstance(data, dict):
+                raise kind("each line must be a JSON object", file=file, line=number, value=data)
+            yield number, data
 
 
 def read_json(path: str | Path, kind: type[InputError] = InputError) -> dict[str, Any]:

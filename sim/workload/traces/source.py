@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.errors import TraceError
-from draftcast.files import read_text
+from draftcast.files import json_lines, read_text
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.workload.request_table import MAX_TOKENS, RequestTable
 
@@ -46,19 +46,8 @@ class TraceText:
 
     def json_lines(self) -> Iterator[Entry]:
         """The object of each non-blank line; a line that is no JSON object raises."""
-        for line, row in enumerate(self.text.split("\n"), start=1):
-            if not row or row.isspace():
-                continue
-            try:
-                entry = json.loads(row)
-            except json.JSONDecodeError as error:
-                message = f"not a complete JSON object ({error.msg} at column {error.colno}); is the file truncated?"
-                raise self.error(message, line) from None
-            except (ValueError, RecursionError) as error:
-                raise self.error(_told(error), line) from None
-            if not isinstance(entry, dict):
-                raise self.error("each line must be a JSON object", line, value=entry)
-            yield Entry(self, line, "", entry)
+        for line, values in json_lines(self.text, self.file, TraceError):
+            yield Entry(self, line, "", values)
 
     def json_entries(self) -> Iterator[Entry]:
         """Each element of a JSON array of objects, or each object in sequence, called ``[0]``, ``[1]``, ..."""
@@ -83,7 +72,9 @@ class TraceText:
                 message = f"not complete JSON ({error.msg} at column {error.colno}); is the file truncated?"
                 raise self.error(message, error.lineno, f"[{number}]") from None
             except (ValueError, RecursionError) as error:
-                raise self.error(_told(error), line, f"[{number}]") from None
+                nested = isinstance(error, RecursionError)
+                told = "JSON nested too deeply" if nested else "an integer of thousands of digits"
+                raise self.error(told, line, f"[{number}]") from None
             if not isinstance(entry, dict):
                 raise self.error("each entry must be a JSON object", line, f"[{number}]", value=entry)
             yield Entry(self, line, f"[{number}]", entry)
@@ -100,11 +91,6 @@ class TraceText:
                 raise self.error("the JSON array is not closed; is the file truncated?", line)
             if (after := skip(position + 1)) < end:
                 raise self.error("text after the end of the JSON array", 1 + text.count("\n", 0, after))
-
-
-def _told(error: Exception) -> str:
-    """What JSON without a fault in its syntax may still be."""
-    return "JSON nested too deeply" if isinstance(error, RecursionError) else "an integer of thousands of digits"
 
 
 _ABSENT = object()

@@ -75,7 +75,7 @@ def test_an_id_stands_once_and_a_line_is_json() -> None:
     line = json.dumps(ROW)
     with pytest.raises(ScenarioError, match="id of another row"):
         parse_points([("mine.jsonl", f"{line}\n{line}")])
-    with pytest.raises(ScenarioError, match=r"mine.jsonl:2.*not JSON"):
+    with pytest.raises(ScenarioError, match=r"mine.jsonl:2.*not valid JSON"):
         parse_points([("mine.jsonl", f"{line}\n{{")])
 
 
