@@ -177,23 +177,15 @@ class Engine(Frozen):
     def _limits_agree(self) -> Self:
         tokens, seqs, length = self.max_num_batched_tokens, self.max_num_seqs, self.max_model_len
         if tokens is not None and seqs is not None and tokens < seqs:
-            raise wrong("max_num_batched_tokens", tokens, f"must be at least max_num_seqs = {seqs}")
+            raise self.refusal("max_num_batched_tokens", f"must be at least max_num_seqs = {seqs}")
         if tokens is not None and length is not None and not self.enable_chunked_prefill and tokens < length:
-            raise wrong(
-                "max_num_batched_tokens", tokens, f"must be at least max_model_len = {length} without chunked prefill"
-            )
+            message = f"must be at least max_model_len = {length} without chunked prefill"
+            raise self.refusal("max_num_batched_tokens", message)
         if self.max_num_scheduled_tokens is not None and tokens is not None and self.max_num_scheduled_tokens > tokens:
-            raise wrong(
-                "max_num_scheduled_tokens",
-                self.max_num_scheduled_tokens,
-                f"must not exceed max_num_batched_tokens = {tokens}",
-            )
+            raise self.refusal("max_num_scheduled_tokens", f"must not exceed max_num_batched_tokens = {tokens}")
         if self.tensor_parallel_size % self.decode_context_parallel_size:
-            raise wrong(
-                "decode_context_parallel_size",
-                self.decode_context_parallel_size,
-                f"must divide tensor_parallel_size = {self.tensor_parallel_size} (vLLM refuses it)",
-            )
+            message = f"must divide tensor_parallel_size = {self.tensor_parallel_size} (vLLM refuses it)"
+            raise self.refusal("decode_context_parallel_size", message)
         spec = self.speculative_config
         if spec is not None:
             self._draft_agrees(spec)
@@ -202,16 +194,9 @@ class Engine(Frozen):
     def _draft_agrees(self, spec: SpeculativeConfig) -> None:
         degree = spec.draft_tensor_parallel_size
         if degree is not None and degree not in (1, self.tensor_parallel_size) and not self._drafts_ahead:
-            raise wrong(
-                "speculative_config.draft_tensor_parallel_size",
-                degree,
-                f"must be 1 or the target's tensor_parallel_size = {self.tensor_parallel_size}",
-            )
+            message = f"must be 1 or the target's tensor_parallel_size = {self.tensor_parallel_size}"
+            raise self.refusal("speculative_config.draft_tensor_parallel_size", message)
         if spec.quantization is not None and spec.quantization not in QUANTIZATIONS:
-            raise wrong(
-                "speculative_config.quantization", spec.quantization, f"choose from {', '.join(QUANTIZATIONS)} or null"
-            )
+            raise self.refusal("speculative_config.quantization", f"choose from {', '.join(QUANTIZATIONS)} or null")
         if spec.kv_cache_dtype not in (None, "auto", *KV_DTYPES):
-            raise wrong(
-                "speculative_config.kv_cache_dtype", spec.kv_cache_dtype, f"choose from auto, {', '.join(KV_DTYPES)}"
-            )
+            raise self.refusal("speculative_config.kv_cache_dtype", f"choose from auto, {', '.join(KV_DTYPES)}")

@@ -234,11 +234,8 @@ class Scenario(Frozen):
         if self.engine.scheduling_policy != "priority":
             for index, entry in enumerate(self.workload.classes):
                 if entry.priority != 0:
-                    raise wrong(
-                        f"workload.classes.{index}.priority",
-                        entry.priority,
-                        "has no effect unless engine.scheduling_policy is priority",
-                    )
+                    message = "has no effect unless engine.scheduling_policy is priority"
+                    raise self.refusal(f"workload.classes.{index}.priority", message)
         if self.policy is not None:
             self._schedule_has_one_place(self.policy)
         return self
@@ -271,9 +268,8 @@ class Scenario(Frozen):
         if policy.name == "batch_schedule" and given is None:
             raise wrong("policy.name", policy.name, f"needs {place}: [[first, last, k], ...]")
         if policy.name not in ("batch_schedule", "off") and given is not None:
-            raise wrong(
-                "policy.name", policy.name, f"would ignore {place}; take that away, or the policy (or batch_schedule)"
-            )
+            message = f"would ignore {place}; take that away, or the policy (or batch_schedule)"
+            raise self.refusal("policy.name", message)
 
     def _recording_is_there(self) -> None:
         """Recorded acceptance belongs to recorded requests, so the requests must come from a file."""
@@ -286,11 +282,10 @@ class Scenario(Frozen):
                 continue
             from_file = lengths is not None and lengths.path is not None
             if self.workload.arrivals.process != "trace" and not from_file:
-                raise wrong(
-                    f"{key}.model",
-                    "trace",
-                    "needs requests from a specdecode_bench file (workload.lengths.path or trace arrivals), or path",
+                message = (
+                    "needs requests from a specdecode_bench file (workload.lengths.path or trace arrivals), or path"
                 )
+                raise self.refusal(f"{key}.model", message)
 
     def _acceptance_covers(self, spec: SpeculativeConfig) -> None:
         """Every class has an acceptance model that fits the method and knows every draft position."""

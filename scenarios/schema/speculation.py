@@ -166,9 +166,8 @@ class SpeculativeConfig(Frozen):
         if methods[method].needs_draft_model and self.model is None:
             raise wrong("model", None, f"method {method} needs a draft model")
         if self.num_speculative_tokens is None and method != "suffix":
-            raise wrong(
-                "num_speculative_tokens", None, f"required for method {method}: draft tokens per round, 1 or more"
-            )
+            message = f"required for method {method}: draft tokens per round, 1 or more"
+            raise self.refusal("num_speculative_tokens", message)
         if self.parallel_drafting and (self.method or "draft_model") not in (*PARALLEL, "p_eagle", "pard"):
             raise wrong("parallel_drafting", True, "only for methods eagle, eagle3 and draft_model")
         if self.use_heterogeneous_vocab:
@@ -205,11 +204,8 @@ class SpeculativeConfig(Frozen):
         if self.resolved_method == "eagle_tree":
             raise wrong("rejection_sample_method", "synthetic", "prescribes a chain's acceptance, not a tree's")
         if (rates is None) == (length is None):
-            raise wrong(
-                "rejection_sample_method",
-                "synthetic",
-                "needs exactly one of synthetic_acceptance_rates and synthetic_acceptance_length",
-            )
+            message = "needs exactly one of synthetic_acceptance_rates and synthetic_acceptance_length"
+            raise self.refusal("rejection_sample_method", message)
         if rates is not None and (len(rates) != self.k or list(rates) != sorted(rates, reverse=True)):
             raise wrong("synthetic_acceptance_rates", list(rates), f"needs {self.k} non-increasing rates")
         if length is not None and length > self.k + 1:

@@ -95,6 +95,13 @@ class Frozen(BaseModel):
         """Where an unknown ``key`` belongs instead; overridden by models that know other sections."""
         return None
 
+    def refusal(self, key: str, message: str) -> PydanticCustomError:
+        """An error about the value of field ``key``, dotted below this model."""
+        value: Any = self
+        for part in key.split("."):
+            value = value[int(part)] if part.isdigit() else getattr(value, part)
+        return wrong(key, value, message)
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, data: Any) -> Any:

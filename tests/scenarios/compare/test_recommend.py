@@ -37,8 +37,10 @@ from draftcast.scenarios.schema.load import load_scenario, with_values
 from draftcast.scenarios.show.recommend_report import answer_line, paste_lines, remark
 
 RATE = "workload.arrivals.request_rate_rps"
-# Step times are taken for exact: how candidates are ranked is looked at, not how sure a gain over off is.
+# Step times are taken for exact: how candidates are ranked is looked at, not how sure a gain over off is. Few slots: a
+# capacity is soon found.
 SMALL = ("workload.num_requests=400", "statistics.replications=3", "statistics.model_error=none")
+SMALL += ("engine.max_num_seqs=64",)
 
 
 def question(*overrides: str, name: str = "default") -> Scenario:
@@ -343,7 +345,7 @@ def test_where_off_is_overloaded_the_fastest_setting_is_recommended() -> None:
 
 def test_every_pair_is_measured_like_the_pair_alone() -> None:
     """Whatever warm-up a slower candidate had before it, a pair leaves out its own."""
-    sizes = ("workload.num_requests=3000", "statistics.replications=2", "workload.arrivals.request_rate_rps=45")
+    sizes = ("workload.num_requests=1000", "statistics.replications=2", f"{RATE}=20", "engine.max_num_seqs=64")
     slow = load_scenario(overrides=[*sizes, "acceptance={model: constant, alpha: 0.05}"])
     quick = {
         "speculative_config": {"method": "ngram", "num_speculative_tokens": 1},
