@@ -356,7 +356,7 @@ class Done(NamedTuple):
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
     """``script(name, *arguments)``: run an example of the docs over a small simulation."""
-    small = [word for change in SMALL for word in ("--set", change)]
+    small = [word for change in (*SMALL, "engine.max_num_seqs=64") for word in ("--set", change)]
 
     def run(name: str, *arguments: str) -> Done:
         path = str(ROOT / f"docs/examples/{name}.py")
@@ -424,7 +424,8 @@ def test_other_prices_rank_anew_and_simulate_nothing(
 
 def test_a_plan_gives_no_gpu_more_than_its_capacity() -> None:
     # Objectives that only a growing queue breaks; runs so short that a queue hardly has the time to grow.
-    scenario = load_scenario(overrides=["workload.num_requests=1000", "statistics.replications=2"])
+    small = ("workload.num_requests=1000", "statistics.replications=2", "engine.max_num_seqs=64")
+    scenario = load_scenario(overrides=list(small))
     answer = planned(scenario, rate_rps=150.0, objectives=parse_objectives("e2el:p95<600s"))
     assert {sizing.candidate.method for sizing in answer.sizings} == {OFF, "eagle3 k=3"}
     for sizing in answer.sizings:
