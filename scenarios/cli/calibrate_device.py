@@ -3,8 +3,6 @@
 Measuring itself is ``draftcast.calibration.microbench``'s; here are only text and defaults by device.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import sys

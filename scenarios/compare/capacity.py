@@ -8,8 +8,6 @@ command and page that asks for a setting is told the same number.
 `page_effort` says how many requests and replications a page simulates: few, but as many as the load needs to settle.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

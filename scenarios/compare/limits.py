@@ -8,8 +8,6 @@ and what of the host's work shows. Full KV blocks or full slots come first: then
 step cost's beside the draft, so that the picture shows how verifying k drafts moves the pass towards compute.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The metrics by which settings are compared, and what a GPU costs."""
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections.abc import Mapping, Sequence

@@ -7,15 +7,13 @@ with every time c times as long. How latency rises with the load is the fluid es
 at the simulated figures.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -245,7 +243,7 @@ class Response:
         """Whether it is known what they do to a metric: latencies, and throughputs of a fixed number of clients."""
         return metric.name in ("e2e", "tpot") or (metric.is_throughput and self.rate_rps is None)
 
-    def at(self, rate_rps: float) -> Response:
+    def at(self, rate_rps: float) -> Self:
         """Of another load."""
         return dataclasses.replace(self, rate_rps=rate_rps)
 

@@ -5,8 +5,6 @@ gain over off, a simpler one where the two cannot be told apart. Runs the simula
 (``scenarios/show/recommend_report.py``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

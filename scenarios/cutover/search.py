@@ -5,8 +5,6 @@ it matters (`sim/statistics/crossing_search`) and bounded by what a saturated cl
 knows nothing of tables on a screen (``scenarios/show/cutover_report.py``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

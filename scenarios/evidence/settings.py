@@ -3,8 +3,6 @@
 Names are looked up, never guessed: what stands neither in ``names.yaml`` nor in a bundled file is a reason, by field.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import shlex

@@ -5,8 +5,6 @@ target needs are then simulated as one cluster, and one more or one fewer until 
 come from the user alone. Runs the simulator; knows nothing of tables on a screen (``scenarios/show/plan_report.py``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

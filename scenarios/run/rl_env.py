@@ -4,8 +4,6 @@ An episode is one replication of a scenario: all its requests, served by one rep
 an action, through the same compiled functions that run built-in policies. It knows nothing of learning.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

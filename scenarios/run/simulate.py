@@ -1,7 +1,5 @@
 """Simulate a scenario: replications under common random numbers, their figures with intervals, one row per request."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -10,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -98,7 +96,7 @@ class RunResult(Plotted):
         )
 
     @classmethod
-    def load(cls, path: str | Path) -> RunResult:
+    def load(cls, path: str | Path) -> Self:
         """What `save` or ``--out`` wrote; intervals are `Estimate` again under ``figures``.
 
         Raises:
@@ -294,7 +292,7 @@ class Served:
         """One row per request of all replications; whatever is cut, they stay the same."""
         return _stack([r.requests for r in self.replications])
 
-    def without_steps(self) -> Served:
+    def without_steps(self) -> Self:
         """The same without step records, which are the bulk of a run."""
         return dataclasses.replace(self, replications=[dataclasses.replace(r, steps=None) for r in self.replications])
 

@@ -4,8 +4,6 @@ The changes are what ``load_scenario(base, overrides=assignments(...))`` makes o
 hash. Keys are dotted as ``--set`` takes them.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence

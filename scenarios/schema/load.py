@@ -5,8 +5,6 @@ Every way in ends in the same validation, and every failure is one ``ScenarioErr
 reads them (``scenarios/schema/references.py`` says where they are looked for).
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -5,8 +5,6 @@ that a moved file asks the same question and an edited one another. Names of wha
 whether a name means anything is checked by who reads it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

@@ -5,8 +5,6 @@ rows: number m takes row m, as in a simulation, so the same requests meet the sa
 ended requests are used again.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

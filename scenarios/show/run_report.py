@@ -1,7 +1,5 @@
 """A simulation as text: the table of one run, that of several rates, the sentences under them, vLLM's result file."""
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections.abc import Iterator

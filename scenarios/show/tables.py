@@ -1,7 +1,5 @@
 """Tables and pages of texts: for a terminal, as Markdown, HTML and JSON. The first row of a table is its header."""
 
-from __future__ import annotations
-
 import html
 import json
 import math

@@ -7,15 +7,13 @@ worker computes the address anew, so that one with other files or another versio
 question; what another version kept in the data set is computed anew for the same reason.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
 import os
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from draftcast import __version__
 from draftcast.calibration.profile.hardware import load_hardware
@@ -57,7 +55,7 @@ class Address:
     def key(self) -> str:
         return hashlib.sha256(json.dumps(astuple(self)).encode()).hexdigest()
 
-    def difference(self, other: Address) -> str:
+    def difference(self, other: Self) -> str:
         """Which parts differ, in words."""
         names = {"scenario": "files it names", "profile": "profile", "code": "draftcast's code"}
         return ", ".join(word for part, word in names.items() if getattr(self, part) != getattr(other, part))
@@ -78,7 +76,7 @@ class Outcome:
     failure: str = ""
 
     @classmethod
-    def failed(cls, key: str, error: Exception) -> Outcome:
+    def failed(cls, key: str, error: Exception) -> Self:
         return cls(key, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 

@@ -1,14 +1,12 @@
 """What a sweep answers: its cells with intervals, which of them are on the Pareto front, and how far a sweep is."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -110,12 +108,12 @@ class SweepCell:
     figures: Mapping[str, Estimate] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def without_figures(cls, values: Mapping[str, Any], key: str, error: str) -> SweepCell:
+    def without_figures(cls, values: Mapping[str, Any], key: str, error: str) -> Self:
         """A point that cannot be asked, failed, or was not reached (no error)."""
         return cls(values, key, error, "error" if error else "not run")
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], key: str, rows: Sequence[Mapping[str, Any]]) -> SweepCell:
+    def of(cls, values: Mapping[str, Any], key: str, rows: Sequence[Mapping[str, Any]]) -> Self:
         """A cell from its rows in the data set.
 
         Raises:

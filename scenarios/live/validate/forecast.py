@@ -4,8 +4,6 @@ The simulator knows engines. What lies between client and engine is a measured t
 request's arrival in the engine after its sending and a piece's arrival at the client after its step.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
