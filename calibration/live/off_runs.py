@@ -10,11 +10,9 @@ Refused: a run with speculation, with fewer than `LEAST_REQUESTS` requests, or o
 
 from __future__ import annotations
 
-import http.client
 import math
 import tempfile
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +23,8 @@ from urllib.parse import urlsplit
 
 from draftcast.calibration.acceptance.metrics import NUM_DRAFTS, is_range, range_seconds, samples
 from draftcast.calibration.live.bench_fields import as_bench, number_at
-from draftcast.errors import InputError
+from draftcast.calibration.live.server import fetched
+from draftcast.errors import InputError, LiveError
 from draftcast.files import parse_json, read_text, value_at
 
 LEAST_REQUESTS = 10
@@ -112,29 +111,19 @@ def _fetched(url: str) -> bytes:
 
     def fetch() -> None:
         try:
-            with urllib.request.build_opener(_NoRedirect).open(url, timeout=URL_SECONDS) as response:
-                outcome.append(response.read(URL_BYTES + 1))
+            outcome.append(fetched(url, URL_SECONDS, urllib.request.build_opener(_NoRedirect), URL_BYTES + 1))
         except BaseException as error:  # raised below, in the thread that asked
             outcome.append(error)
 
     thread = threading.Thread(target=fetch, daemon=True)
     thread.start()
     thread.join(URL_SECONDS)
-    result = outcome[0] if outcome else TimeoutError()
+    result = outcome[0] if outcome else LiveError(f"no answer within {URL_SECONDS:g} s")
     if isinstance(result, bytes):
         if len(result) > URL_BYTES:
             raise InputError(f"holds more than {URL_BYTES / 1e6:g} MB", file=url)
         return result
-    if isinstance(result, InputError):
-        raise result
-    if isinstance(result, urllib.error.HTTPError):
-        raise InputError(f"HTTP status {result.code}", file=url) from None
-    reason = getattr(result, "reason", result)
-    if isinstance(reason, TimeoutError):
-        raise InputError(f"no answer within {URL_SECONDS:g} s", file=url) from None
-    if isinstance(result, OSError | ValueError | http.client.HTTPException):
-        raise InputError(f"no answer: {getattr(reason, 'strerror', None) or reason}", file=url) from None
-    raise result
+    raise InputError(result.message, file=url) if isinstance(result, LiveError) else result
 
 
 def is_engine_log(file: Path) -> bool:

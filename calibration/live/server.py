@@ -203,17 +203,24 @@ def _port(wanted: int | None) -> int:
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def get(url: str, timeout_s: float = 10.0) -> str:
-    """The answer's text. Raises LiveError: no answer, or one that is not 200; the address is named."""
+def fetched(
+    url: str, timeout_s: float, opener: urllib.request.OpenerDirector = _OPENER, most: int | None = None
+) -> bytes:
+    """The answer's first ``most`` bytes. Raises LiveError: no answer, or one that is not 200; the address is named."""
     try:
-        with _OPENER.open(url, timeout=timeout_s) as response:
-            body: bytes = response.read()
+        with opener.open(url, timeout=timeout_s) as response:
+            body: bytes = response.read(most)
+            return body
     except urllib.error.HTTPError as error:
-        raise LiveError(f"{url}: HTTP {error.code}") from None
+        raise LiveError(f"HTTP {error.code}", file=url) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
-        raise LiveError(f"{url}: no answer: {getattr(reason, 'strerror', None) or reason}") from None
-    return body.decode("utf-8", errors="replace")
+        raise LiveError(f"no answer: {getattr(reason, 'strerror', None) or reason}", file=url) from None
+
+
+def get(url: str, timeout_s: float = 10.0) -> str:
+    """The answer's text. Raises LiveError: as `fetched`."""
+    return fetched(url, timeout_s).decode("utf-8", errors="replace")
 
 
 def get_json(url: str, timeout_s: float = 10.0) -> Any:
