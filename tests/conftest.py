@@ -49,6 +49,11 @@ LONG_FILES = (
     "test_before.py",
     "test_documented_commands.py",
     "test_kernel_rejection_lossless.py",
+    "test_cutover.py",
+    "test_plan.py",
+    "test_recommend.py",
+    "test_notebooks.py",
+    "test_hostile_inputs.py",
 )
 
 
