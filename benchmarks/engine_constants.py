@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ from draftcast.scenarios.evidence.forecast import Forecast, ForecastSide, foreca
 from draftcast.scenarios.evidence.point import EvidencePoint, points
 from draftcast.scenarios.evidence.question import scenarios_of
 from draftcast.scenarios.evidence.settings import model_name
+from draftcast.scenarios.evidence.summary import errors_by_source
 from draftcast.scenarios.run import deployment
 
 FITTED = ("host_step_s", "full_graph_s", "draft_pass_s", "verify_sampled_s", "verify_greedy_s")
@@ -187,16 +188,8 @@ def summary(found: Residuals) -> dict[str, dict[str, float]]:
     """Median absolute and mean error by generation and side, each source once."""
     rows = {}
     for kind in sorted({(r.generation, r.side) for r in found.values()}):
-        sources: dict[str, list[float]] = {}
-        for r in found.values():
-            if (r.generation, r.side) == kind:
-                sources.setdefault(r.point.source, []).append(r.error)
-        rows[" ".join(kind)] = {
-            "points": sum(map(len, sources.values())),
-            "sources": len(sources),
-            "median": float(np.median([np.median(np.abs(errors)) for errors in sources.values()])),
-            "mean": float(np.mean([np.mean(errors) for errors in sources.values()])),
-        }
+        members = [(r.point.source, r.error) for r in found.values() if (r.generation, r.side) == kind]
+        rows[" ".join(kind)] = asdict(errors_by_source(members))
     return rows
 
 

@@ -95,13 +95,15 @@ KINDS = (
 
 def errors(forecasts: Iterable[Forecast], side: ForecastSide) -> FigureErrors | None:
     """Errors of the times without or with speculation, or of the speed-ups; None where there is none."""
+    found = [(f.point.source, error) for f in forecasts if (error := f.error(side)) is not None]
+    return errors_by_source(found) if found else None
+
+
+def errors_by_source(pairs: Iterable[tuple[str, float]]) -> FigureErrors:
+    """Of (source, error) pairs, one at least."""
     by_source: dict[str, list[float]] = {}
-    for forecast in forecasts:
-        error = forecast.error(side)
-        if error is not None:
-            by_source.setdefault(forecast.point.source, []).append(error)
-    if not by_source:
-        return None
+    for source, error in pairs:
+        by_source.setdefault(source, []).append(error)
     medians = [statistics.median(abs(error) for error in found) for found in by_source.values()]
     return FigureErrors(
         points=sum(map(len, by_source.values())),

@@ -20,7 +20,7 @@ from draftcast.calibration.live.load import LoadPlan
 from draftcast.calibration.live.record import Endpoint, Noise, record
 from draftcast.calibration.live.run_directory import SERVER_LOG, LiveRun, LiveRunWriter
 from draftcast.calibration.live.server import Server, ServerFlags
-from draftcast.calibration.yaml_text import write_yaml
+from draftcast.calibration.yaml_text import parse_yaml, write_yaml
 from draftcast.errors import LiveError, ScenarioError
 from draftcast.files import write_text
 from draftcast.kernels.extras import require
@@ -242,32 +242,18 @@ def _weights(key: str, model: str) -> str:
 
 def testbed_scenario(folder: Path, rates: Sequence[float], ks: Sequence[int], dtype: str, hardware: str) -> Path:
     """Write ``folder/scenario.yaml``: the target with the draft of the largest k, a light Poisson load."""
-    k = max(ks)
-    content = {
-        "schema_version": 1,
-        "name": f"testbed, draft_model k={k}",
-        "engine": {
-            "model": TARGET,
-            "dtype": DTYPES[dtype],
-            "max_model_len": 2048,
-            "max_num_seqs": 64,
-            "max_num_batched_tokens": 2048,
-            # vLLM's attention on a CPU takes multiples of 32, and graphs there would need a compiler.
-            "block_size": 32 if hardware == "cpu" else 16,
-            "enforce_eager": hardware == "cpu",
-            "speculative_config": {"method": "draft_model", "model": draft_folder(k), "num_speculative_tokens": k},
-        },
-        "hardware": hardware,
-        "workload": {
-            "arrivals": {"process": "poisson", "request_rate_rps": 1.0},
-            "num_requests": 60,
-            "lengths": {
-                "prompt_tokens": {"distribution": "uniform", "low": 64, "high": 192},
-                "output_tokens": {"distribution": "uniform", "low": 32, "high": 96},
-            },
-        },
-        "acceptance": {"model": "per_position", "rates": [float(rate) for rate in rates]},
+    k, on_cpu = max(ks), hardware == "cpu"
+    content = parse_yaml(Path(__file__).with_name("testbed.yaml").read_text("utf-8"), "testbed.yaml")
+    content |= {"name": f"testbed, draft_model k={k}", "hardware": hardware}
+    content["engine"] |= {
+        "model": TARGET,
+        "dtype": DTYPES[dtype],
+        # vLLM's attention on a CPU takes multiples of 32, and graphs there would need a compiler.
+        "block_size": 32 if on_cpu else 16,
+        "enforce_eager": on_cpu,
+        "speculative_config": {"method": "draft_model", "model": draft_folder(k), "num_speculative_tokens": k},
     }
+    content["acceptance"] = {"model": "per_position", "rates": [float(rate) for rate in rates]}
     path = folder / SCENARIO
     write_text(path, write_yaml(content), LiveError)
     return path
