@@ -24,6 +24,7 @@ from draftcast.sim.policies.selection import (
     lost_of,
     pick_likeliest,
     rank_drafts,
+    request_of,
     settle,
     work_spaces,
 )
@@ -71,9 +72,13 @@ def decide_adaptive_verification(ref: Engine, slot: int) -> None:
             best_tokens, best_s, taken = tokens, seconds, levels
         elif early_stop:
             break
-    if not early_stop:
+    if early_stop:
+        entries = s.entries[slot]
+        for at in range(first, first + taken):
+            entries[order[request_of(order[at])]].next_drafts += 1
+    else:
         n = forecast_drafts(ref, slot, most, False)
-    pick_likeliest(ref, slot, n, most, taken)
+        pick_likeliest(ref, slot, n, most, taken)
     settle(ref, slot, n, most)
 
 
