@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import json
+import shlex
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,14 +13,19 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from draftcast.dashboards.session import answers as module
 from draftcast.dashboards.session.answers import answers, set_aside, together
+from draftcast.dashboards.session.question import Question, opened
 from draftcast.dashboards.widgets.tiles import LATENCY_TILES, Column, Figure, column_of, difference_cell
+from draftcast.dashboards.widgets.verdict_card import HEADS, card
 from draftcast.errors import InputError
+from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare.comparison import compare
 from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
+from draftcast.scenarios.show.tables import json_bytes
 
 SMALL = ("workload.num_requests=200", "statistics.replications=2")
 
@@ -65,6 +72,31 @@ def test_answers_made_side_by_side_are_those_of_simulate() -> None:
         assert found.point.advantage == point.advantage
         column = column_of(scenario, found.own)
         assert column.figures["tokens_per_s_per_gpu"] == point.on.summary["figures"]["output_throughput"]
+
+
+def test_the_page_s_verdict_is_that_of_the_command_from_idle_to_overload() -> None:
+    """At twenty loads up to beyond both capacities, cutover included, for the command that the page shows."""
+    lengths = {"prompt_tokens": 64, "output_tokens": {"distribution": "geometric", "mean": 16}}
+    short = {"workload.lengths": lengths, "workload.num_requests": 300, "statistics.replications": 2}
+    said = []
+    for rate in np.linspace(20.0, 780.0, 20).tolist():
+        scenario = with_values(opened("default"), {**short, "workload.arrivals.request_rate_rps": rate})
+        command = shlex.split(Question("default", scenario).command("simulate", "--json"))
+        done = CliRunner().invoke(cli.app, command[1:])
+        expected = json.loads(done.stdout)
+        (shown,) = answers(scenario)
+        verdict = shown.point.verdict
+        assert verdict is not None
+        assert json.loads(json_bytes(shown.point.compared())) == {key: expected[key] for key in shown.point.compared()}
+        figures = json.loads(json_bytes(shown.run.summary["figures"]))
+        assert figures == expected["figures"]
+        assert card(scenario, None, verdict).text.startswith(
+            f"Speculation: **{HEADS.get(verdict.word, verdict.word.upper())}"
+        )
+        said.append(verdict.word)
+    assert said[0] == "pays"
+    assert said[-1] == "overloaded"
+    assert len(set(said)) >= 3, said
 
 
 def test_settings_are_compared_over_the_same_requests() -> None:

@@ -62,7 +62,10 @@ def page(chromium: Browser) -> Iterator[Browser]:
 
 def asked(page: Browser) -> dict[str, Any]:
     """What ``draftcast simulate --json`` gives for the command that the page shows."""
-    command = shlex.split(page.find("[data-testid=stCode] code").text.replace("\n", " "))
+    return asked_of(shlex.split(page.find("[data-testid=stCode] code").text.replace("\n", " ")))
+
+
+def asked_of(command: list[str]) -> dict[str, Any]:
     assert command[:2] == ["draftcast", "simulate"]
     done = CliRunner().invoke(cli.app, [*command[1:], "--json"])
     found: dict[str, Any] = json.loads(done.stdout)
@@ -90,6 +93,38 @@ def test_k_by_keyboard_updates_tiles_and_data(page: Browser) -> None:
     assert len(shown) >= 10
     assert shown == {name: figures[name]["mean"] for name in shown}
     assert after["tokens_per_s_per_gpu"] == figures["output_throughput"]["mean"]
+
+
+def test_ten_sessions_at_once_keep_their_own_questions(page: Browser) -> None:
+    """Each in a tab of its own; all change a control before any is looked at."""
+    first, hashes = page.driver.current_window_handle, {}
+    try:
+        for index in range(10):
+            page.driver.switch_to.new_window("tab")
+            # Exact step times: no search for a cutover goes on behind the tabs.
+            page.open(query=QUICK | {"statistics.seed": str(60 + index), "statistics.model_error": "none"})
+            hashes[page.driver.current_window_handle] = page.run_hash()
+        for index, window in enumerate(hashes):
+            page.driver.switch_to.window(window)
+            page.write_into("Load, req/s", f"{20 + index}")
+            page.press_enter("Load, req/s")
+        for index, (window, before) in enumerate(hashes.items()):
+            page.driver.switch_to.window(window)
+            page.answered(before)
+            expected, tiles = asked(page), page.tiles()
+            shown = {name: value for name, value in tiles.items() if name in expected["figures"] and value is not None}
+            assert len(shown) >= 10
+            assert shown == {name: expected["figures"][name]["mean"] for name in shown}
+            assert page.find(".dc-verdict").get_attribute("data-verdict") == expected["verdict"]
+            assert {f"statistics.seed={60 + index}", f"workload.arrivals.request_rate_rps={20 + index}"} <= set(
+                page.query().split("&")
+            )
+        assert len({page.run_hash(), *hashes.values()}) == 11
+    finally:
+        for window in hashes:
+            page.driver.switch_to.window(window)
+            page.driver.close()
+        page.driver.switch_to.window(first)
 
 
 def test_the_link_reproduces_every_tile_in_a_fresh_profile(page: Browser, server: Server) -> None:
@@ -199,6 +234,8 @@ def test_the_page_says_what_judge_says_from_idle_to_overload(page: Browser) -> N
             "return [...document.querySelectorAll('.dc-diff')].filter(cell => cell.dataset.difference).length"
         )
         assert bool(differences) == (verdict.on.has_figures and verdict.off.has_figures)
+        if share in (SHARES[0], SHARES[-3], SHARES[-1]):
+            assert asked_of(command)["verdict"] == verdict.word
         said.append(verdict.word)
     # Between them the errors of the step times leave it open which side saturates first.
     assert {"pays", "too close to call", "overloaded"} == set(said)
