@@ -23,7 +23,7 @@ import streamlit as st
 from draftcast.dashboards.session.answers import question_key
 from draftcast.dashboards.session.question import Question, check_names, literal
 from draftcast.dashboards.session.session import Session, View
-from draftcast.dashboards.widgets.controls import Look, button, control, view_choice
+from draftcast.dashboards.widgets.controls import LOOKS, Look, button, control, view_choice
 from draftcast.dashboards.widgets.page import Cell, Link, Report, cannot_run, clicked, html_table, verdict_line
 from draftcast.errors import InputError
 from draftcast.scenarios.run.choices import longest_k
@@ -45,6 +45,15 @@ MOST_CELLS, MOST_AXES = 240, 4
 BETWEEN = ";"
 AXIS_HELP = "A short name, or any key that `--set` takes, for example engine.block_size."
 VALUES_HELP = "1,2,5 or 1..20:8 (evenly spaced), 1..64:7log (in the logarithm), 0..5 (whole numbers)."
+# Keys whose control names an axis that has no key of its own, or several.
+AXIS_KEYS = SHORT | {
+    "rate": "workload.arrivals.request_rate_rps",
+    "concurrency": "workload.arrivals.concurrency",
+    "k": "engine.speculative_config.num_speculative_tokens",
+    "acceptance": "acceptance.alpha",
+    "prompt_tokens": "workload.lengths.prompt_tokens.value",
+    "output_tokens": "workload.lengths.output_tokens.value",
+}
 # What a new axis begins with.
 PROPOSED = {
     "k": "0,1,3",
@@ -198,7 +207,8 @@ def _show(session: Session, report: Report, result: SweepResult, grid: Grid) -> 
         scenario = grid.points[numbers[id(cell)]].scenario
         href = Question(session.question.base, scenario).href if scenario is not None else ""
         rows.append([*texts, Link("What-if", href, cell.label) if href else "–"])
-    st.html(html_table([*sweep_report.sweep_head(result), "open"], rows, name="Cells of the sweep"))
+    names, others = list(map(axis_label, grid.names)), sweep_report.sweep_head(result)[len(grid.names) :]
+    st.html(html_table([*names, *others, "open"], rows, name="Cells of the sweep"))
     frame = result.frame()
     report.tables["Pareto front"] = frame[frame["pareto"]]
 
@@ -220,11 +230,11 @@ def _pictures(session: Session, report: Report, result: SweepResult, grid: Grid)
         "Tokens per second and user against tokens per second and GPU, a marker for each cell.",
         on_click=open_cell,
     )
-    axis = result.axes[0].name
+    axis, words = axis_label(grid.names[0]), sweep_report.figure_label
     st.subheader(f"Along {literal(axis)}")
-    metric = view_choice(session, View.SWEEP_METRIC, sweep_report.metrics_of(result), default=METRIC)
-    alt = f"{metric} along {axis}, a line for each other point."
-    report.figure("metric", sweep_report.metric_figure(result, metric), "With intervals.", alt)
+    metric = view_choice(session, View.SWEEP_METRIC, sweep_report.metrics_of(result), default=METRIC, words=words)
+    picture = sweep_report.metric_figure(result, metric).update_xaxes(title_text=axis)
+    report.figure("metric", picture, "With intervals.", f"{words(metric)} along {axis}, a line for each other point.")
 
 
 @dataclass(frozen=True)
@@ -232,6 +242,16 @@ class Grid:
     texts: tuple[str, ...]
     axes: tuple[Axis, ...]
     points: tuple[GridPoint, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return [axis.name for axis in self.axes]
+
+
+def axis_label(name: str) -> str:
+    """As the control of the same key is called, with its unit; the key itself where there is none."""
+    key = AXIS_KEYS.get(name, name)
+    return LOOKS[key].label if key in LOOKS else name
 
 
 def proposed_grid(scenario: Scenario) -> str:

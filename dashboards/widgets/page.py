@@ -27,7 +27,7 @@ from draftcast.scenarios.compare.slo_answer import BOUNDS
 from draftcast.scenarios.run.coverage import fidelity
 from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.schema.load import dump_scenario
-from draftcast.scenarios.show.run_plots import latency_figure
+from draftcast.scenarios.show.run_plots import LATENCIES, colour_of, latency_figure
 from draftcast.scenarios.show.tables import html_report, json_bytes
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate
@@ -232,13 +232,18 @@ class Report:
         """Draw the distributions of the latencies of runs, given as requests, with the SLO's bounds."""
         slo = self.session.question.scenario.slo
         bounds = {key: getattr(slo, key) for key in BOUNDS} if slo is not None else {}
+        colours = colours or {name: colour_of(name, list(runs)) for name in runs}
         st.subheader("Latency distribution")
-        self.figure(
-            "latency",
-            latency_figure(runs, bounds, colours),
-            "Share of requests that are at least this fast, all replications together; dotted: the SLO's bounds.",
-            "Cumulative distribution of TTFT, TPOT and end-to-end latency for each run.",
-        )
+        names = "".join(f"<span><b style='color:{colours[name]}'>●</b> {escape(name)}</span>" for name in runs)
+        st.html(f"<div class='dc-legend'>{names}</div>")
+        # A picture each: on a narrow page they stand below each other.
+        with st.container(key="latency"):
+            for column, latency in zip(st.columns(len(LATENCIES)), LATENCIES, strict=True):
+                with column:
+                    picture = latency_figure(runs, bounds, colours, [latency])
+                    alt = f"Cumulative distribution of {latency[1]} for each run."
+                    self.figure(f"latency-{latency[0]}", picture, "", alt)
+        st.caption("Share of requests that are at least this fast, all replications together; dotted: the SLO.")
 
     def footer(self, run: str, command: str, answer: Answer | None = None) -> None:
         """The facts in one line, with the hash ``run`` of all that the page depends on, and the command to copy."""

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from draftcast.calibration.profile.engines import DEFAULT_VERSION, CudagraphMode, generation_of
 from draftcast.errors import HardwareError
-from draftcast.frozen import MOST_TOKENS, Count, Frozen, NonEmpty, one_of, wrong
+from draftcast.frozen import MOST_TOKENS, Count, Frozen, NonEmpty, OneOf, wrong
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.dtypes import FORMATS
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
@@ -78,10 +78,10 @@ class Engine(Frozen):
     data_parallel_size: Degree = 1
     enable_expert_parallel: bool = False
     decode_context_parallel_size: Degree = 1
-    dtype: Annotated[str, one_of("dtype", DTYPES)] = "auto"
-    quantization: Annotated[str, one_of("quantization", QUANTIZATIONS, " or null")] | None = None
+    dtype: Annotated[str, OneOf("dtype", DTYPES)] = "auto"
+    quantization: Annotated[str, OneOf("quantization", QUANTIZATIONS, " or null")] | None = None
     """Format of the weights, such as fp8 or awq; null: as the checkpoint is stored."""
-    kv_cache_dtype: Annotated[str, one_of("kv_cache_dtype", ("auto", *KV_DTYPES))] = "auto"
+    kv_cache_dtype: Annotated[str, OneOf("kv_cache_dtype", ("auto", *KV_DTYPES))] = "auto"
     # A prompt token and an output token: below two no request has room.
     max_model_len: Annotated[int, Field(ge=2, le=MOST_TOKENS)] | None = None
     """Longest prompt and output together; null: the model's."""

@@ -9,7 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from draftcast.calibration.acceptance.references import reference
 from draftcast.calibration.profile.engines import parse_version
-from draftcast.frozen import Frozen, NonEmpty, Text, nearest_key, one_of, wrong
+from draftcast.calibration.profile.hardware import hardware_names
+from draftcast.frozen import Frozen, NonEmpty, OneOf, Text, in_schema, nearest_key, wrong
 from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import Engine
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
@@ -34,6 +35,9 @@ GONE: dict[tuple[str, str], tuple[tuple[int, ...], str]] = {
 }
 
 
+# A device also goes by an alias, in any case, or is a file; a policy may be code of one's own.
+Device = Annotated[NonEmpty, in_schema(hardware_names, ".")]
+PolicyName = Annotated[NonEmpty, in_schema(lambda: POLICIES, ":[A-Za-z_][A-Za-z_0-9]*$")]
 Replicas = Annotated[int, Field(ge=1, le=1024)]
 
 
@@ -41,7 +45,7 @@ class Group(Frozen):
     """Replicas of one kind: how many, and what they have instead of the scenario's engine and hardware."""
 
     replicas: Replicas = 1
-    hardware: NonEmpty | None = None
+    hardware: Device | None = None
     """null: the scenario's."""
     profile: NonEmpty | None = None
     """null: the scenario's; of another hardware, that device's own."""
@@ -53,7 +57,7 @@ class Cluster(Frozen):
     """Replicas behind a router: identical ones, or groups of unlike ones."""
 
     replicas: Replicas = 1
-    router: Annotated[str, one_of("router", ROUTERS)] = "round_robin"
+    router: Annotated[str, OneOf("router", ROUTERS)] = "round_robin"
     groups: Annotated[tuple[Group, ...], Field(strict=False)] = ()
     """Replicas of unlike hardware or settings; their number is then the groups' sum."""
 
@@ -70,7 +74,7 @@ class Cluster(Frozen):
 class Policy(Frozen):
     """Who decides how many tokens to draft: a built-in name, or ``package.module:Class`` or ``path/file.py:Class``."""
 
-    name: NonEmpty
+    name: PolicyName
     parameters: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("name")
@@ -108,7 +112,7 @@ class Scenario(Frozen):
     name: Text = ""
     description: Text = ""
     engine: Engine
-    hardware: NonEmpty
+    hardware: Device
     """A bundled device (draftcast hardware) or a file of one."""
     profile: NonEmpty | None = None
     """A named or own step-time profile; null: the device's, or a roofline from its data sheet."""

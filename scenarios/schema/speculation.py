@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from draftcast.frozen import Count, Frozen, Many, Nodes, NonEmpty, Probability, Width, wrong
+from draftcast.frozen import Count, Frozen, Many, Nodes, NonEmpty, Probability, Width, in_schema, wrong
 from draftcast.sim.cost.methods import METHODS as methods
 
 METHODS = tuple(name for name in methods if name != "none")
@@ -41,7 +41,7 @@ Schedule = Annotated[
 class SpeculativeConfig(Frozen):
     """One method and how many draft tokens it makes; names and meaning are vLLM's."""
 
-    method: NonEmpty | None = None
+    method: Annotated[NonEmpty, in_schema(lambda: (*METHODS, *MTP_METHODS))] | None = None
     model: NonEmpty | None = None
     """The draft head or draft model."""
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MAX_SPECULATIVE_TOKENS)] | None = None

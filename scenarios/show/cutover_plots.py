@@ -106,7 +106,7 @@ def _curve(figure: Any, answer: Cutover, colour: str) -> None:
     if answer.verdict == "crosses":
         crossing = answer.crossing
         figure.add_vrect(x0=crossing.low, x1=crossing.high, fillcolor=colour, opacity=0.15, line_width=0)
-        label = {"text": f"cutover {crossing.best:.3g}", "font": {"color": colour}, "textposition": "start"}
+        label = {"text": f"cutover {crossing.best:.3g}", "font": {"color": colour}, "textposition": "end"}
         figure.add_vline(x=crossing.best, line={"color": colour, "width": 1.5}, label=label)
 
 

@@ -106,7 +106,7 @@ def _constraint(limit: Constraint) -> str:
     if limit.name in ("capacity", STEADY_STATE):
         return limit.name
     if limit.name == "slo.attainment":
-        return f"{limit.name} {limit.value:.1%} of {limit.limit:.1%}"
+        return f"SLO attainment {limit.value:.1%} of {limit.limit:.1%}"
     return f"{limit.name} at {1e3 * limit.value:.4g} ms"
 
 

@@ -70,6 +70,7 @@ def latency_figure(
     runs: Mapping[str, pd.DataFrame],
     limits_ms: Mapping[str, float | None],
     colours: Mapping[str, str] | None = None,
+    latencies: Sequence[tuple[str, str, float]] = LATENCIES,
 ) -> Any:
     """Cumulative share of requests by TTFT, TPOT and E2E latency, one line a run.
 
@@ -77,16 +78,17 @@ def latency_figure(
         runs: requests by name of the run, see `measured_requests`; at most as many as `COLOURS`.
         limits_ms: the SLO's ``ttft_ms``, ``tpot_ms``, ``e2el_ms`` where it has them.
         colours: of the runs; `colour_of` where None.
+        latencies: of `LATENCIES`, a panel each, side by side; the legend stands above where there are several.
     """
     import plotly.graph_objects as go
 
     shares = np.linspace(0.0, 1.0, POINTS)
     colours = colours or {name: colour_of(name, list(runs)) for name in runs}
-    longest = dict.fromkeys((latency for latency, _, _ in LATENCIES), 0.0)
+    longest = dict.fromkeys((latency for latency, _, _ in latencies), 0.0)
     traces: list[dict[str, Any]] = []
     for name, requests in runs.items():
         columns = RequestColumns.of(requests)
-        for panel, (latency, _, scale) in zip(("", "2", "3"), LATENCIES, strict=True):
+        for panel, (latency, _, scale) in zip(("", "2", "3"), latencies, strict=False):
             values = getattr(columns, f"{latency}_s")
             values = values[np.isfinite(values)]
             if values.size:
@@ -96,16 +98,16 @@ def latency_figure(
             hover = f"%{{y:.0f}} % of requests within %{{x:.3g}}<extra>{name}</extra>"
             place = {"xaxis": f"x{panel}", "showlegend": panel == "", "hovertemplate": hover}
             traces.append({"type": "scatter", "mode": "lines", "x": x, "y": 100 * shares} | line | place)
-    layout = plots.look(height=300)
+    layout = plots.look(height=300, legend=len(latencies) > 1)
     layout["margin"] |= MARGIN
     layout["yaxis"] = KNOWN_Y | {"title": {"text": "requests, %"}}
     limits = []
-    for index, (latency, heading, scale) in enumerate(LATENCIES):
+    for index, (latency, heading, scale) in enumerate(latencies):
         panel = str(index + 1) if index else ""
         # The last requests of a long tail would squeeze all others against the axis.
         top = 1.05 * longest[latency] or 1
-        left = index * (1 + GAP) / len(LATENCIES)
-        domain = [left, left + (1 + GAP) / len(LATENCIES) - GAP]
+        left = index * (1 + GAP) / len(latencies)
+        domain = [left, left + (1 + GAP) / len(latencies) - GAP]
         layout[f"xaxis{panel}"] = KNOWN_X | {"domain": domain, "title": {"text": heading}, "range": [0, top]}
         limit = limits_ms.get(f"{latency}_ms")
         if limit is not None:

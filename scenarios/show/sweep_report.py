@@ -21,6 +21,22 @@ COLUMNS = (
 ADVANTAGE = (
     "advantage: mean E2E latency of the cell without speculation / with it, same requests; above 1 it is faster with."
 )
+WORDS = {
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2el": "E2E latency",
+    "kv": "KV",
+    "gpu": "GPU",
+    "num": "number of",
+}
+UNITS = {
+    "request_throughput": "req/s",
+    "request_goodput": "req/s",
+    "output_throughput": "tokens/s",
+    "total_token_throughput": "tokens/s",
+    "mean_acceptance_length": "tokens/round",
+}
 # A longer table is cut to the Pareto front; the CSV holds all.
 MOST_ROWS = 60
 
@@ -111,13 +127,22 @@ def metric_figure(result: SweepResult, metric: str) -> Any:
     """The panel of one figure along the first axis alone. Raises InputError as of `sweep_figure`."""
     figure = panels()
     _draw_metric(figure, result, metric, showlegend=True)
-    figure.update_yaxes(title_text=metric)
+    figure.update_yaxes(title_text=figure_label(metric))
     return styled(figure, height=360)
 
 
 def metrics_of(result: SweepResult) -> list[str]:
     """Names of the figures that some cell has, in order."""
     return sorted({name for cell in result.cells for name in cell.figures})
+
+
+def figure_label(name: str) -> str:
+    """``mean_e2el_s`` in words with its unit: mean E2E latency, s."""
+    in_seconds = name.endswith("_s") and not name.endswith("_per_s")
+    unit = "s" if in_seconds else UNITS.get(name, "")
+    parts = name.removesuffix("_s").split("_") if in_seconds else name.split("_")
+    words = " ".join(WORDS.get(part, part) for part in parts).replace(" per ", "/")
+    return f"{words}, {unit}" if unit else words
 
 
 def _draw_pareto(figure: Any, result: SweepResult) -> None:

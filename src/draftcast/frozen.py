@@ -6,11 +6,20 @@ pydantic errors raised here into one-line ``ScenarioError``s.
 """
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 UNIT_SUFFIXES = ("_ms", "_us", "_s", "_sec", "_seconds", "_rps", "_qps", "_rpm", "_tokens", "_bytes", "_gb", "_gib")
 SYNONYMS = {
@@ -127,12 +136,30 @@ def wrong(key: str, value: Any, message: str) -> PydanticCustomError:
     )
 
 
-def one_of(what: str, names: Collection[str], more: str = "") -> AfterValidator:
+@dataclass(frozen=True, eq=False)
+class OneOf:
     """Of a text that must be among ``names``; ``more``: what else is allowed, for the message."""
 
-    def check(value: str) -> str:
-        if value in names:
-            return value
-        raise wrong("", value, f"unknown {what}; choose from {', '.join(names)}{more}")
+    what: str
+    names: Collection[str]
+    more: str = ""
 
-    return AfterValidator(check)
+    def check(self, value: str) -> str:
+        if value in self.names:
+            return value
+        raise wrong("", value, f"unknown {self.what}; choose from {', '.join(self.names)}{self.more}")
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(schema) | {"enum": list(self.names)}
+
+
+def in_schema(names: Callable[[], Collection[str]], pattern: str = "") -> Any:
+    """For the JSON Schema of a field: these names, or any other text of ``pattern`` where it is given."""
+
+    def add(schema: dict[str, Any]) -> None:
+        schema |= {"anyOf": [{"enum": [*names()]}, {"pattern": pattern}]} if pattern else {"enum": [*names()]}
+
+    return Field(json_schema_extra=add)

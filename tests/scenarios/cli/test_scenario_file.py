@@ -62,6 +62,27 @@ def test_the_schema_takes_every_embedded_scenario_and_no_other_key() -> None:
     assert schema["$defs"]["Engine"]["properties"]["tensor_parallel_size"]["description"]
 
 
+@pytest.mark.parametrize(
+    ("key", "right", "wrong"),
+    [
+        ("cluster.router", ["least_loaded"], "fastest"),
+        ("engine.dtype", ["bfloat16"], "bf17"),
+        ("engine.speculative_config.method", ["mtp", "deepseek_mtp", None], "eagle4"),
+        ("policy.name", ["goodput", "package.module:Own"], "good"),
+        ("hardware", ["h200", "H100", "devices/own.yaml"], ""),
+    ],
+)
+def test_the_schema_lists_the_names_of_closed_lists(key: str, right: list[str | None], wrong: str) -> None:
+    check = jsonschema.Draft202012Validator(schema_of(""))
+    *sections, name = key.split(".")
+    for value, is_right in [*((value, True) for value in right), (wrong, False)]:
+        data = section = yaml.safe_load(embedded_scenarios()["default"])
+        for part in sections:
+            section = section.setdefault(part, {})
+        section[name] = value
+        assert check.is_valid(data) == is_right, value
+
+
 def valid(line: str) -> bool:
     done = CliRunner().invoke(cli.app, shlex.split(line))
     return jsonschema.Draft202012Validator(schema_of(command_of(line))).is_valid(json.loads(done.stdout))
