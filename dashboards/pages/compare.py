@@ -16,7 +16,7 @@ from draftcast.dashboards.session.question import Question, literal, short
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.session.uploads import MEASURED, uploader
 from draftcast.dashboards.widgets import tiles
-from draftcast.dashboards.widgets.controls import LOOKS, button, view_choice
+from draftcast.dashboards.widgets.controls import button, label_of, view_choice
 from draftcast.dashboards.widgets.page import Report, html_table, upload_again
 from draftcast.dashboards.widgets.tiles import Column, Figure, column_of
 from draftcast.errors import InputError
@@ -209,7 +209,7 @@ def _tables(report: Report, comparison: Comparison) -> None:
     if keys.empty:
         st.html("<p class='dc-why'>No key: the simulated runs ask the same.</p>")
     else:
-        rows = [[LOOKS[key].label if key in LOOKS else key, *values] for key, *values in keys.to_numpy().tolist()]
+        rows = [[label_of(key), *values] for key, *values in keys.to_numpy().tolist()]
         st.html(html_table(["setting", *keys.columns[1:]], rows, facts=True, name="Changed keys"))
     st.subheader("By how much")
     st.html(_differences_table(comparison))

@@ -23,7 +23,7 @@ import streamlit as st
 from draftcast.dashboards.session.answers import question_key
 from draftcast.dashboards.session.question import Question, check_names, literal
 from draftcast.dashboards.session.session import Session, View
-from draftcast.dashboards.widgets.controls import LOOKS, Look, button, control, view_choice
+from draftcast.dashboards.widgets.controls import Look, button, control, label_of, view_choice
 from draftcast.dashboards.widgets.page import Cell, Link, Report, cannot_run, clicked, html_table, verdict_line
 from draftcast.errors import InputError
 from draftcast.scenarios.run.choices import longest_k
@@ -207,8 +207,8 @@ def _show(session: Session, report: Report, result: SweepResult, grid: Grid) -> 
         scenario = grid.points[numbers[id(cell)]].scenario
         href = Question(session.question.base, scenario).href if scenario is not None else ""
         rows.append([*texts, Link("What-if", href, cell.label) if href else "–"])
-    names, others = list(map(axis_label, grid.names)), sweep_report.sweep_head(result)[len(grid.names) :]
-    st.html(html_table([*names, *others, "open"], rows, name="Cells of the sweep"))
+    head = [*grid.labels, *sweep_report.sweep_head(result)[len(grid.axes) :], "open"]
+    st.html(html_table(head, rows, name="Cells of the sweep"))
     frame = result.frame()
     report.tables["Pareto front"] = frame[frame["pareto"]]
 
@@ -230,7 +230,7 @@ def _pictures(session: Session, report: Report, result: SweepResult, grid: Grid)
         "Tokens per second and user against tokens per second and GPU, a marker for each cell.",
         on_click=open_cell,
     )
-    axis, words = axis_label(grid.names[0]), sweep_report.figure_label
+    axis, words = grid.labels[0], sweep_report.figure_label
     st.subheader(f"Along {literal(axis)}")
     metric = view_choice(session, View.SWEEP_METRIC, sweep_report.metrics_of(result), default=METRIC, words=words)
     picture = sweep_report.metric_figure(result, metric).update_xaxes(title_text=axis)
@@ -244,14 +244,9 @@ class Grid:
     points: tuple[GridPoint, ...]
 
     @property
-    def names(self) -> list[str]:
-        return [axis.name for axis in self.axes]
-
-
-def axis_label(name: str) -> str:
-    """As the control of the same key is called, with its unit; the key itself where there is none."""
-    key = AXIS_KEYS.get(name, name)
-    return LOOKS[key].label if key in LOOKS else name
+    def labels(self) -> list[str]:
+        """Of the axes, in words and with units."""
+        return [label_of(AXIS_KEYS.get(axis.name, axis.name)) for axis in self.axes]
 
 
 def proposed_grid(scenario: Scenario) -> str:

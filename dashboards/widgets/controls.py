@@ -41,6 +41,11 @@ LOOKS = {
 """Of every key of a scenario and every setting of a page that has a control of its own."""
 
 
+def label_of(key: str) -> str:
+    """What a key is called: by its control, else its last part in words."""
+    return LOOKS[key].label if key in LOOKS else key.rpartition(".")[2].replace("_", " ")
+
+
 def control(
     widget: Callable[..., Any],
     name: str,

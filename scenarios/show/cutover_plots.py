@@ -106,7 +106,8 @@ def _curve(figure: Any, answer: Cutover, colour: str) -> None:
     if answer.verdict == "crosses":
         crossing = answer.crossing
         figure.add_vrect(x0=crossing.low, x1=crossing.high, fillcolor=colour, opacity=0.15, line_width=0)
-        label = {"text": f"cutover {crossing.best:.3g}", "font": {"color": colour}, "textposition": "end"}
+        label = {"text": f"cutover {crossing.best:.3g}", "font": {"color": colour}}
+        label |= {"textposition": "end", "xanchor": "right"}  # inside the picture, along the line
         figure.add_vline(x=crossing.best, line={"color": colour, "width": 1.5}, label=label)
 
 

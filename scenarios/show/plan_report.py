@@ -38,11 +38,12 @@ def goodput_figure(sizing: Sizing, checks: Sequence[Check]) -> Any:
         style = {"mode": "lines+markers", "line_width": 2.2, "marker": marker, "text": verdicts, "error_y": bars}
         plots.series(figure, name, colour, rates, plots.means(done), hover=hover, **style)
     # Their texts run along the lines, at different ends: the two are often close.
-    lines = [(sizing.target_rps, "target", plots.BASELINE, "start")]
+    lines = [(sizing.target_rps, "target", plots.BASELINE, "left")]
     if sizing.largest is not None:
-        lines.append((sizing.largest.met, "knee", plots.LIMIT, "end"))
-    for x, name, colour, end in lines:
-        label = {"text": f"{name} {x:.4g}", "font": {"color": colour}, "textposition": end}
+        lines.append((sizing.largest.met, "knee", plots.LIMIT, "right"))
+    for x, name, colour, anchor in lines:
+        end = "start" if anchor == "left" else "end"
+        label = {"text": f"{name} {x:.4g}", "font": {"color": colour}, "textposition": end, "xanchor": anchor}
         figure.add_vline(x=x, line={"color": colour, "dash": "dot", "width": 1.5}, label=label)
     plots.label_axes(figure, "load, req/s", "req/s")
     figure.update_xaxes(rangemode="tozero")
