@@ -42,8 +42,8 @@ def goodput_figure(sizing: Sizing, checks: Sequence[Check]) -> Any:
     if sizing.largest is not None:
         lines.append((sizing.largest.met, "knee", plots.LIMIT, "right"))
     for x, name, colour, anchor in lines:
-        end = "start" if anchor == "left" else "end"
-        label = {"text": f"{name} {x:.4g}", "font": {"color": colour}, "textposition": end, "xanchor": anchor}
+        label = {"text": f"{name} {x:.4g}", "font": {"color": colour}, "xanchor": anchor}
+        label |= {"textposition": "start", "yanchor": "top"} if anchor == "left" else {"textposition": "end"}
         figure.add_vline(x=x, line={"color": colour, "dash": "dot", "width": 1.5}, label=label)
     plots.label_axes(figure, "load, req/s", "req/s")
     figure.update_xaxes(rangemode="tozero")

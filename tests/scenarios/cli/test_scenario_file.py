@@ -8,16 +8,20 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
+import before
 import jsonschema
 import pytest
 import yaml
 from answer_schemas import command_of, infer
 from typer.testing import CliRunner
 
+from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
+from draftcast.scenarios.cli.live import print_run
 from draftcast.scenarios.cli.options import complete_device, complete_key, complete_scenario
 from draftcast.scenarios.cli.scenario_file import schema_of
 from draftcast.scenarios.schema.describe import commented_scenario, scenario_keys
@@ -101,6 +105,19 @@ def valid(line: str) -> bool:
 def test_an_answer_is_what_its_schema_says(line: str) -> None:
     """Of other arguments than those that the schemas were inferred from; `test_before` checks those."""
     assert valid(line)
+
+
+def test_what_a_live_run_prints_is_what_its_schema_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with tarfile.open(before.RUNS) as archive:
+        archive.extractall(tmp_path, filter="data")
+    check = jsonschema.Draft202012Validator(schema_of("live run"))
+    folders = sorted(path.parent for path in tmp_path.glob("*/*/manifest.json"))
+    assert len(folders) == 8
+    for folder in folders:
+        print_run(LiveRun.read(folder), True)
+        data = json.loads(capsys.readouterr().out)
+        assert check.is_valid(data), folder
+        assert not check.is_valid(data | {"manifest": None})
 
 
 def test_schemas_are_inferred_from_what_answers_share() -> None:
