@@ -90,11 +90,16 @@ def error_spreads() -> Spreads:
 
 
 def stratum_of(deployment: Deployment) -> str:
-    """By the model's kind and whether kernels of the device were measured."""
-    profile = deployment.profile
+    """By the model's attention, its kind, and whether kernels of the device were measured.
+
+    Attention tells more than experts: models with experts and plain attention are hardly further off than dense ones on
+    a device that nobody measured; latent, sparse and linear attention are twice as far (docs/evidence.md).
+    """
+    profile, model = deployment.profile, deployment.model
+    if model.is_mla or model.is_sparse or model.num_linear_layers:
+        return "latent, sparse or linear attention"
     measured = profile.kind == "affine" or profile.measured is not None
-    kind = "experts" if deployment.model.num_experts else "dense"
-    return f"{kind}, {'measured' if measured else 'data sheet'}"
+    return "dense, measured" if measured and not model.is_moe else "other models with plain attention"
 
 
 def model_error(scenario: Scenario, deployment: Deployment) -> RelativeErrors:

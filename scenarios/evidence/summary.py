@@ -157,12 +157,18 @@ def residuals(forecasts: Iterable[Forecast], side: ForecastSide) -> Residuals:
 
 
 def spread(by_source: Mapping[str, list[float]]) -> float:
-    """Standard deviation that puts nine in ten errors inside, every source counted once."""
+    """Standard deviation that puts nine in ten errors of a further source inside; every source counts once.
+
+    Of n sources (n + 1) / n of that share, since the next may be the worst: split conformal prediction (Lei et al.,
+    Journal of the American Statistical Association 113, 2018, section 2.2).
+    """
     errors = np.concatenate([np.abs(found) for found in by_source.values()])
     weights = np.concatenate([np.full(len(found), 1.0 / len(found)) for found in by_source.values()])
     order = np.argsort(errors)
     share = np.cumsum(weights[order]) / weights.sum()
-    return float(errors[order][np.searchsorted(share, CONFIDENCE - 1e-9)]) / DEVIATIONS
+    level = CONFIDENCE * (1.0 + 1.0 / len(by_source))
+    inside = min(int(np.searchsorted(share, level - 1e-9)), len(order) - 1)
+    return float(errors[order][inside]) / DEVIATIONS
 
 
 def estimated_strata(forecasts: Iterable[Forecast]) -> dict[str, Stratum]:

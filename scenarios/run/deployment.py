@@ -44,7 +44,8 @@ from draftcast.sim.policies.batch import NEEDS_CONFIDENCE
 from draftcast.sim.policies.registry import load_policy
 
 NO_STATE_CACHE = (
-    "Prefix caching of the states of linear attention layers is not simulated: every prompt is computed whole."
+    "Prefix caching of the states of linear attention layers, or of the tokens beside compressed entries, is not "
+    "simulated: every prompt is computed whole."
 )
 NO_SCHEDULE = (
     "vLLM ignores num_speculative_tokens_per_batch_size with data parallelism: it drafts as many tokens always."
@@ -515,7 +516,7 @@ def deploy(scenario: Scenario) -> Deployment:
         window_groups=memory.window_groups,
         is_dynamic=policy.is_dynamic,
     )
-    if model.num_linear_layers and config.enable_prefix_caching:
+    if (model.num_linear_layers or model.kv_compression) and config.enable_prefix_caching:
         config = replace(config, enable_prefix_caching=False)
         assumed = (*assumed, NO_STATE_CACHE)
     cost = compile_step_cost(config, model, draft, profile, hardware)

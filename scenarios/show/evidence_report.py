@@ -7,7 +7,7 @@ from typing import Any
 
 from draftcast.scenarios.evidence.forecast import SIDES, Forecast
 from draftcast.scenarios.evidence.point import RATES
-from draftcast.scenarios.evidence.summary import ABOVE, BELOW, KINDS, Score, errors, signs
+from draftcast.scenarios.evidence.summary import ABOVE, BELOW, JUDGED_TIERS, KINDS, Score, errors, signs
 from draftcast.scenarios.show.plots import COLOURS, OFF, in_file, label_axes, panels, series
 from draftcast.scenarios.show.tables import markdown_table
 
@@ -53,10 +53,13 @@ def _figure(value: float | None) -> str:
 
 
 def summary_rows(forecasts: Sequence[Forecast]) -> list[list[str]]:
-    """Errors by kind, in the order of ``SUMMARY``."""
+    """Errors by kind and, of what intervals are made from, by stratum, in the order of ``SUMMARY``."""
+    groups = [(kind.name, [f for f in forecasts if kind.holds(f.point)]) for kind in KINDS]
+    judged = [f for f in forecasts if f.point.tier in JUDGED_TIERS and f.stratum]
+    for stratum in sorted({f.stratum for f in judged}):
+        groups.append((f"A, {stratum}", [f for f in judged if f.stratum == stratum]))
     found = []
-    for kind in KINDS:
-        members = [forecast for forecast in forecasts if kind.holds(forecast.point)]
+    for name, members in groups:
         for side in SIDES:
             error = errors(members, side)
             if error is not None:
@@ -66,7 +69,7 @@ def summary_rows(forecasts: Sequence[Forecast]) -> list[list[str]]:
                     f"{error.median:.1%}",
                     f"{error.p90:.1%}",
                 ]
-                found.append([kind.name, side, str(error.points), str(error.sources), *figures])
+                found.append([name, side, str(error.points), str(error.sources), *figures])
     return found
 
 

@@ -97,6 +97,7 @@ def check_fits(config: EngineConfig, rows: Array) -> None:
         )
     longest = most_slots(config, rows)
     need = -(-longest // config.block_size)
+    assert not (config.enable_prefix_caching and config.fixed_blocks)  # only counted: no table has room for them
     need += config.fixed_blocks + config.window_groups * np.minimum(need, config.window_cap)
     # One block is vLLM's null block; a lone request is admitted without the watermark.
     short = np.flatnonzero(need > config.num_gpu_blocks - 1)

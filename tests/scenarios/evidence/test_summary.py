@@ -11,10 +11,15 @@ from draftcast.scenarios.evidence.summary import DEVIATIONS, coverage, errors, s
 
 
 def test_a_source_counts_once_however_many_points_it_has() -> None:
-    # The ten sources of one point each have errors of 0.1 to 1.0; one more has a thousand small ones.
-    few = {str(number): [number / 10] for number in range(1, 11)}
-    assert spread(few) * DEVIATIONS == pytest.approx(0.9)
-    assert spread(few | {"many": [0.01] * 1000}) * DEVIATIONS == pytest.approx(0.9)
+    # Thirty sources of one point each have errors of 0.1 to 3.0; one more has a thousand small ones. Nine in ten of 31
+    # sources, the next among them, are 28 of 30; of 32 they are 29 of 31.
+    few = {str(number): [number / 10] for number in range(1, 31)}
+    assert spread(few) * DEVIATIONS == pytest.approx(2.8)
+    assert spread(few | {"many": [0.01] * 1000}) * DEVIATIONS == pytest.approx(2.8)
+
+
+def test_of_few_sources_the_worst_error_is_inside() -> None:
+    assert spread({str(number): [number / 10] for number in range(1, 9)}) * DEVIATIONS == pytest.approx(0.8)
 
 
 def test_the_sign_of_an_error_does_not_matter() -> None:

@@ -388,3 +388,20 @@ def test_the_drafts_length_is_within_the_targets() -> None:
     config = "{method: draft_model, model: llama-3.2-1b, num_speculative_tokens: 3, max_model_len: 9000}"
     error = str(refused(f"engine.speculative_config={config}", FOUR))
     assert error.startswith("engine.speculative_config.max_model_len = 9000: must not exceed 8192")
+
+
+@pytest.mark.parametrize("model", ["Qwen3.6-27B-FP8", "DeepSeek-V4-Flash"])
+def test_a_model_that_holds_more_than_its_context_caches_no_prefixes(model: str) -> None:
+    """A request's states, or its last tokens beside compressed entries, are counted blocks without a place."""
+    found = deployed(
+        f"engine.model={model}",
+        "hardware=h200",
+        "engine.tensor_parallel_size=4",
+        "engine.speculative_config={method: mtp, num_speculative_tokens: 1}",
+        "acceptance={model: per_position, rates: [0.8]}",
+    )
+    assert found.settings.fixed_blocks > 0
+    assert not found.settings.enable_prefix_caching
+    assert any("every prompt is computed whole" in text for text in found.assumed)
+    plain = deployed("engine.speculative_config=null").settings
+    assert (plain.fixed_blocks, plain.enable_prefix_caching) == (0, True)
