@@ -39,8 +39,6 @@ class Reading:
 
 # GPUs of one node.
 _NODE = 8
-# A model of fewer parameters was served on one GPU where the source names no number.
-_SURELY_ONE_GPU = 30e9
 
 
 @functools.cache
@@ -71,7 +69,7 @@ def read_engine(reading: Reading) -> tuple[dict[str, Any], str | None]:
     model = _model(reading)
     keys = {"model": model, **_version(reading), **_format(reading, model)}
     hardware = _device(reading)
-    return keys | _parallelism(reading, model) | _flags(reading), hardware
+    return keys | _parallelism(reading) | _flags(reading), hardware
 
 
 def _model(reading: Reading) -> str | None:
@@ -126,7 +124,7 @@ def _device(reading: Reading) -> str | None:
     return device
 
 
-def _parallelism(reading: Reading, model: str | None) -> dict[str, Any]:
+def _parallelism(reading: Reading) -> dict[str, Any]:
     """Keys of ``engine`` that say how it is spread over GPUs."""
     point = reading.point
     tp, pp, dp, flags = point.tp, point.pp or 1, point.dp or 1, flags_of(point)
@@ -135,7 +133,7 @@ def _parallelism(reading: Reading, model: str | None) -> dict[str, Any]:
         reading.assumed["tp"] = f"{tp}: all {point.num_gpus} GPUs"
     elif tp is None:
         tp = 1
-        if model is not None and load_model(model).num_parameters >= _SURELY_ONE_GPU:
+        if point.model is not None and _billions(point.model) >= 30:
             reading.missing("tp", "not given")
         reading.assumed["tp"] = "1, not given"
     if any(flags.get(name) is True for name in ("enable_dp_attention", "dp_attention")) and dp == 1:
@@ -157,6 +155,11 @@ def _parallelism(reading: Reading, model: str | None) -> dict[str, Any]:
     sizes = {"pipeline_parallel_size": pp, "data_parallel_size": dp}
     keys = {"tensor_parallel_size": tp, **{name: size for name, size in sizes.items() if size > 1}}
     return keys | {"enable_expert_parallel": True} if experts else keys
+
+
+def _billions(name: str) -> float:
+    """Parameters in a model's name, in billions; 0 where it does not tell."""
+    return max((float(size) for size in re.findall(r"(\d+(?:\.\d+)?)B", name, re.IGNORECASE)), default=0.0)
 
 
 _COMMANDS = ("cmd", "server", "server_command", "backend_parameters")
