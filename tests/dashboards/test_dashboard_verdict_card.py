@@ -39,7 +39,10 @@ def words(shown: Card) -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     ("changes", "stratum"),
-    [({}, "dense, measured"), ({"hardware": "l4", "engine.model": "Qwen3-8B-FP8"}, "other models with plain attention")],
+    [
+        ({}, "dense, measured"),
+        ({"hardware": "l4", "engine.model": "Qwen3-8B-FP8"}, "other models with plain attention"),
+    ],
 )
 def test_the_card_says_how_far_speed_ups_were_off_as_trust_does(changes: dict[str, object], stratum: str) -> None:
     scenario = with_values(SMALL, {"engine.speculative_config.model": None, **changes})

@@ -15,6 +15,7 @@ from draftcast.scenarios.compare.model_error import (
     model_error,
     predicted,
     response,
+    stratum_of,
     times_error,
 )
 from draftcast.scenarios.compare.verdict import Side, Verdict, decide
@@ -137,10 +138,12 @@ def test_few_rounds_have_the_standard_error_of_their_lengths(scenario: Scenario)
 
 
 def test_what_nobody_measured_is_less_sure(scenario: Scenario) -> None:
-    assert {name.split(", ")[0] for name in error_spreads().strata} == {"dense", "experts"}
     sheet = with_values(scenario, {"hardware": "rtx-4090", "profile": None})
-    errors = [times_error(each, cached_deployment(each)) for each in (scenario, sheet)]
-    assert errors[0] < errors[1]
+    latent = with_values(scenario, {"engine.model": "DeepSeek-V2-Lite", "engine.speculative_config": None})
+    asked = (scenario, sheet, latent)
+    errors = [times_error(each, cached_deployment(each)) for each in asked]
+    assert errors[0] < errors[1] < errors[2]
+    assert len({stratum_of(cached_deployment(each)) for each in asked}) == len(error_spreads().strata)
     assert times_error(with_values(scenario, {"statistics.model_error": "none"}), cached_deployment(scenario)) == 0.0
     assert times_error(without_speculation(scenario), cached_deployment(scenario)) < errors[0]
 
