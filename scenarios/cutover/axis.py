@@ -102,7 +102,8 @@ def _at_acceptance(scenario: Scenario, x: float) -> Scenario:
     shape = "tree" if scenario.method == "eagle_tree" else "constant"
     model: dict[str, Any] = {"model": shape, "alpha": x, "confidence_discrimination": known}
     if isinstance(own, Chain) and own.match_probability is not None:
-        model = {**own.model_dump(exclude_none=True), "alpha": x, "rates": None, "factors": None}
+        names = ("alpha",) if own.alpha_good is None else ("alpha_good", "alpha_bad")
+        model = {**own.model_dump(exclude_none=True), "rates": None, "factors": None, **dict.fromkeys(names, x)}
     classes = [index for index, entry in enumerate(scenario.workload.classes) if entry.acceptance is not None]
     return with_values(
         scenario, {"acceptance": model} | {f"workload.classes.{index}.acceptance": None for index in classes}

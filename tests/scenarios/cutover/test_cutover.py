@@ -209,6 +209,14 @@ def test_a_changed_acceptance_keeps_what_the_draft_knows_of_it() -> None:
     }
 
 
+def test_acceptance_of_a_search_beside_a_head_is_that_of_both() -> None:
+    spec = "engine.speculative_config={method: arctic, num_speculative_tokens: 3, enable_suffix_decoding: true}"
+    own = "acceptance={model: chain, match_probability: 0.4, alpha_good: 0.8, alpha_bad: 0.6}"
+    scenario = load_scenario(overrides=["engine.version=vllm 0.11", spec, own])
+    changed: Any = axis_named("acceptance").at(scenario, 0.5).acceptance
+    assert (changed.alpha_good, changed.alpha_bad, changed.match_probability) == (0.5, 0.5, 0.4)
+
+
 def test_more_acceptance_breaks_even_at_a_given_load(tmp_path: Path) -> None:
     loop = "workload.arrivals={process: closed_loop, concurrency: CLIENTS}"
     found = {}
