@@ -185,7 +185,8 @@ class SpeculativeConfig(Frozen):
             raise wrong("enable_adaptive_verification", True, "not with num_speculative_tokens_per_batch_size")
         if method != "arctic" and self.enable_suffix_decoding:
             raise wrong("enable_suffix_decoding", True, "only with method arctic")
-        if not self.enable_suffix_decoding and "suffix_cache_max_depth" in self.model_fields_set:
+        default = type(self).model_fields["suffix_cache_max_depth"].default
+        if not self.enable_suffix_decoding and self.suffix_cache_max_depth != default:
             raise wrong("suffix_cache_max_depth", self.suffix_cache_max_depth, "only with enable_suffix_decoding")
         for key in ("tree_width", "max_tree_nodes"):
             if method != "eagle_tree" and getattr(self, key) is not None:

@@ -77,7 +77,7 @@ def test_a_draft_model_shares_the_vocabulary() -> None:
     assert choices.draft_models(scenario) == ["Qwama-0.5B", "Llama-3.2-1B", "Llama-3.2-3B"]
     found = choices.with_method(scenario, "draft_model", "Llama-3.2-3B")
     assert found["engine.speculative_config"]["model"] == "Llama-3.2-3B"
-    lonely = load_scenario(overrides=["engine.model=DeepSeek-V3", "engine.tensor_parallel_size=8"])
+    lonely = load_scenario(overrides=["engine.model=DeepSeek-V2-Lite"])
     with pytest.raises(ScenarioError, match="shares its vocabulary"):
         choices.with_method(lonely, "draft_model")
 

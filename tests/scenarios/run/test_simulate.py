@@ -332,7 +332,7 @@ def test_the_front_end_takes_one_request_after_another() -> None:
         work_s = constants.front_end_request_s.value + 500 * constants.front_end_token_s.value
         table = build_requests(workload_spec(scenario), 0, 10)
         table = dataclasses.replace(table, arrival_s=gap_s * np.arange(len(table)))
-        late_s = front_end_s(scenario, deployment, table)
+        late_s = front_end_s(scenario, [deployment], table)
         before = 0 if gap_s else np.arange(len(table)) // count
         np.testing.assert_allclose(late_s, (1 + before) * work_s)
 

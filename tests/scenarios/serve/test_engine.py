@@ -89,7 +89,7 @@ def test_the_front_end_passes_requests_on_as_in_a_simulation() -> None:
     front_end = FrontEnd(scenario, deployment)
     columns = table.arrival_s.tolist(), table.prompt_tokens.tolist()
     late_s = [front_end.hand_over_s(*each) - each[0] for each in zip(*columns, strict=True)]
-    assert late_s == pytest.approx(front_end_s(scenario, deployment, table).tolist())
+    assert late_s == pytest.approx(front_end_s(scenario, [deployment], table).tolist())
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 5, 40])
