@@ -22,6 +22,7 @@ from draftcast.kernels.model.config import (
     COMPRESSION,
     EXPERTS,
     GLOBAL_HEADS,
+    KV_HEADS,
     LATENT,
     MAMBA,
     MLA,
@@ -64,7 +65,7 @@ def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         "num_hidden_layers": layers,
         "hidden_size": hidden,
         "num_attention_heads": heads,
-        "num_key_value_heads": config.integer("num_key_value_heads", heads),
+        "num_key_value_heads": config.integer(config.first(KV_HEADS), heads),
         "vocab_size": config.integer("vocab_size"),
         "max_position_embeddings": positions,
         "tie_word_embeddings": config.flag("tie_word_embeddings", False),
@@ -127,6 +128,8 @@ def _formats(config: Config, model: ModelSpec) -> ModelSpec:
               "shared_experts": model.num_moe_layers if model.num_shared_experts else 0}  # fmt: skip
     beside = config.flag("enable_moe_block", False)
     found = stored_formats(section, model.num_hidden_layers, layers, MODULES_BESIDE if beside else MODULES)
+    if config.values.get("expert_dtype") not in (None, "fp4", "fp8"):
+        raise config.refusal("expert_dtype", "fp4 or fp8 is needed")
     if config.values.get("expert_dtype") == "fp4" and found.get("experts", ("",))[0] == "fp8":  # DeepSeek-V4
         found["experts"] = ("mxfp4", WEIGHT_BYTES["mxfp4"])
     formats = tuple((group, *stored) for group, stored in found.items())
@@ -191,6 +194,8 @@ def _attention(config: Config, hidden: int, heads: int) -> dict[str, Any]:
     if config.values.get(COMPRESSION[0]):
         # Keys and values are one latent, which queries of its width attend to; the cache is in fp8 (vLLM 0.32).
         size, rope = config.integer("head_dim"), config.integer("qk_rope_head_dim")
+        if rope >= size:
+            raise config.refusal("qk_rope_head_dim", f"less than head_dim = {size} is needed")
         sizes = {"head_dim": size, "kv_lora_rank": size - rope, "qk_nope_head_dim": size - rope, "v_head_dim": size}
         groups = {key: config.integer(key) for key in ("q_lora_rank", "o_groups", "o_lora_rank")}
         return {**sizes, **groups, "qk_rope_head_dim": rope, "kv_cache_dtype": "fp8"}
@@ -302,11 +307,12 @@ def _indexers(config: Config, layers: int) -> dict[str, Any]:
     sparse = config.values.get("sparse_attention_config")
     if sparse:
         return _block_sparse(config, sparse, layers)
-    if not config.count("index_topk"):
+    compressed = _compressed(config, layers) if config.values.get(COMPRESSION[0]) else {}
+    if not compressed and not config.count("index_topk"):
         return {}
     sizes = {key: config.integer(key) for key in ("index_n_heads", "index_head_dim")}
-    if config.values.get(COMPRESSION[0]):
-        return {**sizes, **_compressed(config, layers)}
+    if compressed:
+        return {**sizes, **compressed}
     pattern = config.values.get("index_topk_pattern") or [kind[:1] for kind in config.strings("indexer_types")]
     if pattern:
         config.per_layer(config.first(("index_topk_pattern", "indexer_types")), list(pattern), layers)
@@ -329,8 +335,7 @@ def _compressed(config: Config, layers: int) -> dict[str, Any]:
     key = COMPRESSION[0]
     ratios = config.values[key]
     if not isinstance(ratios, list) or any(ratio not in (0, 1, _INDEXED_RATIO, _WHOLE_RATIO) for ratio in ratios):
-        allowed = f"a list of 0, {_INDEXED_RATIO} and {_WHOLE_RATIO} is needed"
-        raise ModelError(allowed, file=config.name, key=key, value=ratios)
+        raise config.refusal(key, f"a list of 0, {_INDEXED_RATIO} and {_WHOLE_RATIO} is needed")
     config.per_layer(key, ratios, layers)
     indexed = ratios.count(_INDEXED_RATIO)
     return {
@@ -435,18 +440,16 @@ def _in_usual_words(config: Config) -> dict[str, Any]:
     for key in ("layer_types", COMPRESSION[0]):
         if isinstance(found.get(key), list) and len(found[key]) == layers + config.count(*MTP_LAYERS):
             found[key] = found[key][:layers]
-    if "num_attention_groups" in found:
-        found["num_key_value_heads"] = found.pop("num_attention_groups")
     other = config.values.get(OTHER_HEADS)
     if other is not None:
         if not isinstance(other, Mapping):
-            raise ModelError("an object is needed", file=config.name, key=OTHER_HEADS, value=other)
+            raise config.refusal(OTHER_HEADS, "an object is needed")
         words = ("num_attention_heads", "num_attention_groups", "head_dim")
         found |= {key: other[word] for key, word in zip(WINDOW_HEADS, words, strict=False) if word in other}
     listed = config.values.get(MOE_LAYERS)
     if listed is not None:
         if not isinstance(listed, str) or not re.fullmatch(r"\d+(,\d+)*", listed):
-            raise ModelError("layer numbers between commas are needed", file=config.name, key=MOE_LAYERS, value=listed)
+            raise config.refusal(MOE_LAYERS, "layer numbers between commas are needed")
         experts = set(map(int, listed.split(",")))
         found["moe_layer_freq"] = [int(layer in experts) for layer in range(layers)]
     return found

@@ -13,6 +13,7 @@ from draftcast.kernels.model.spec import LINEAR_SIZES
 _LARGEST = 2**31
 
 # Names of one field; the first that a config has is taken.
+KV_HEADS = ("num_key_value_heads", "num_attention_groups")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 TOP_K = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k",
          "top_k_experts")  # fmt: skip
@@ -57,10 +58,10 @@ _OTHER_LAYERS = {
 # A field so called tells a size or a pattern of layers.
 _SIZE = re.compile(r"(^|_)(dim|size|rank|heads?|layers?|experts?|window|pattern|types|freq|interval|chunk)(_|$)")
 _KNOWN = {
-    *EXPERTS, *TOP_K, *SHARED_COUNT, *SHARED_WIDTH, *MTP_LAYERS, *MLA, *LINEAR, *OUTPUT_GATE, *LATENT, *INDEX,
-    *COMPRESSION, OTHER_HEADS, MOE_LAYERS, *GLOBAL_HEADS, *WINDOW_HEADS, *(name for names in MAMBA for name in names),
-    "linear_attn_config", "sparse_attention_config",
-    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim",
+    *KV_HEADS, *EXPERTS, *TOP_K, *SHARED_COUNT, *SHARED_WIDTH, *MTP_LAYERS, *MLA, *LINEAR, *OUTPUT_GATE, *LATENT,
+    *INDEX, *COMPRESSION, OTHER_HEADS, MOE_LAYERS, *GLOBAL_HEADS, *WINDOW_HEADS,
+    *(name for names in MAMBA for name in names), "linear_attn_config", "sparse_attention_config",
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "v_head_dim",
     "intermediate_size", "intermediate_size_mlp", "dense_intermediate_size", "moe_intermediate_size", "ffn_dim",
     "vocab_size", "word_embed_proj_dim", "sliding_window", "sliding_window_pattern", "_sliding_window_pattern",
     "max_window_layers", "layer_types", "attn_type_list", "mlp_layer_types", "mlp_only_layers", "moe_layer_freq",
@@ -74,7 +75,7 @@ _KNOWN = {
     "mamba_proj_bias", "mamba_conv_bias", "mamba_chunk_size", "mamba_expand", "mamba_rms_norm", "mamba_d_ssm",
     "mamba_norm_before_gate", "mamba_use_mlp", "ssm_multipliers", "ssm_in_multiplier", "ssm_out_multiplier",
     "vocab_size_per_layer_input", "swa_rope_theta", "expert_intermediate_size", "num_expert_group",
-    "num_attention_groups", "use_rope_layers", "partial_rotary_factors", "swiglu_limits", "swiglu_limits_shared",
+    "use_rope_layers", "partial_rotary_factors", "swiglu_limits", "swiglu_limits_shared",
     "attn_res_block_size", "compress_rope_theta", "num_hash_layers",
 }  # fmt: skip
 

@@ -278,7 +278,7 @@ def _draft(scenario: Scenario, method: Method, model: ModelSpec) -> Head | None:
         return None
     if has_head(method.name):
         with engine_keys("engine.speculative_config.method"):
-            return resolve_head(method.name, model, method.head_drafts or scenario.num_speculative_tokens, spec.model)
+            return resolve_head(method.name, model, method.of_head(scenario.num_speculative_tokens), spec.model)
     if not method.needs_draft_model or spec.model is None:
         return None
     if is_bundled_head(spec.model):

@@ -187,7 +187,7 @@ class SpeculativeConfig(Frozen):
             raise wrong("enable_suffix_decoding", True, "only with method arctic")
         default = type(self).model_fields["suffix_cache_max_depth"].default
         if not self.enable_suffix_decoding and self.suffix_cache_max_depth != default:
-            raise wrong("suffix_cache_max_depth", self.suffix_cache_max_depth, "only with enable_suffix_decoding")
+            raise self.refusal("suffix_cache_max_depth", "only with enable_suffix_decoding")
         for key in ("tree_width", "max_tree_nodes"):
             if method != "eagle_tree" and getattr(self, key) is not None:
                 raise wrong(key, getattr(self, key), "only with method eagle_tree")

@@ -80,6 +80,10 @@ class Method:
     max_tree_nodes: int = 0
     head_drafts: int = 0
 
+    def of_head(self, drafts: int) -> int:
+        """Of so many drafts at most those of the head, where a text search may have more."""
+        return self.head_drafts or drafts
+
     @property
     def proposes_on_host(self) -> bool:
         """Whether the host searches text for the drafts (n-gram, suffix, suffix beside a head)."""

@@ -181,7 +181,7 @@ def fill_roofline(
         stages=np.array(stages) / model.num_hidden_layers,
     )
     _fill_search(p, profile, config)
-    head = head_of(method, model, draft_model, method.head_drafts or config.num_speculative_tokens)
+    head = head_of(method, model, draft_model, method.of_head(config.num_speculative_tokens))
     return cost if head is None else _fill_draft(cost, model, head, profile, config, sizes)
 
 
@@ -212,11 +212,8 @@ def _fill_generation(p: Record, config: EngineConfig, model: ModelSpec, launches
     p["uncaptured_mode"] = uncaptured
     p["uniform_mode"] = uncaptured if uniform == st.UNCAPTURED else uniform
     p["mixed_mode"] = uncaptured if mixed == st.UNCAPTURED else mixed
-    p["uniform_rows"] = (
-        0
-        if engine.full_graphs_of_any_k
-        else config.method.verify_rows(config.method.head_drafts or config.num_speculative_tokens)
-    )
+    verify_rows = config.method.verify_rows(config.method.of_head(config.num_speculative_tokens))
+    p["uniform_rows"] = 0 if engine.full_graphs_of_any_k else verify_rows
     graph_s = constants.full_graph_s.of(name)
     piecewise_s = graph_s + model.num_hidden_layers * constants.piecewise_layer_s.of(name)
     p["target_mode_s"] = (*_graphless_s(config, launches), piecewise_s, graph_s)

@@ -876,6 +876,9 @@ def test_compressed_attention_by_hand() -> None:
         ("o_groups", None, "missing"),
         ("sliding_window", 0, "an integer >= 1"),
         ("index_n_heads", None, "missing"),
+        ("index_topk", None, "missing"),
+        ("qk_rope_head_dim", 512, "less than head_dim = 512"),
+        ("expert_dtype", "fp3", "fp4 or fp8 is needed"),
     ],
 )
 def test_broken_compressed_attention_is_refused_by_field(key: str, value: object, message: str) -> None:
