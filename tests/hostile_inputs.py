@@ -44,7 +44,7 @@ from draftcast.scenarios.show.validation_sweep_summary import read_summary
 from draftcast.scenarios.sweep.run import sweep
 from draftcast.sim.workload.traces import TraceSpec, load_trace, read_trace
 
-LIMIT_S = 20
+LIMIT_S = 60  # a reader that hangs, on a machine that is busy with something else
 _LARGEST = 2_000_000
 SMALL = ["--set", "workload.num_requests=5", "--set", "statistics.replications=1"]
 # Values that some reader somewhere does not expect.
@@ -268,7 +268,10 @@ def targets() -> dict[str, Target]:
     for program, text in SERVE_COMMANDS.items():
         found[f"--serve-command {program}"] = with_argument(text, "simulate", "default", *SMALL, "--serve-command")
     found["--rates"] = with_argument("5..20:3", "simulate", "default", "--rates")
-    found["--grid"] = with_argument("k=0,1,3", "sweep", "default", "--out", "/nonexistent/x", "--grid")
+    found["--grid"] = Target(
+        {"argument": b"k=0,1,3"},
+        lambda folder: argument(folder, "sweep", "default", "--out", str(folder / "out"), "--grid"),
+    )
     found["--slo"] = with_argument("ttft:p95<500ms;tpot:p95<30ms", "plan", "default", "--rate", "-1", "--slo")
     return found
 
@@ -388,7 +391,6 @@ def run_one(target: Target, rng: random.Random) -> str:
         for file, data in target.files.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_bytes(mutations(data, rng) if file == chosen else data)
-        began_s = time.monotonic()
         signal.signal(signal.SIGALRM, _too_long)
         signal.alarm(LIMIT_S)
         try:
@@ -404,8 +406,7 @@ def run_one(target: Target, rng: random.Random) -> str:
             return f"{type(error).__name__}: {str(error)[:200]!r} in {chosen}\n    " + "\n    ".join(frames[-4:])
         finally:
             signal.alarm(0)
-        took_s = time.monotonic() - began_s
-        return f"took {took_s:.1f} s: {chosen}" if took_s > LIMIT_S else ""
+    return ""
 
 
 def _too_long(*_: object) -> None:

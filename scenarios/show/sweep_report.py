@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from draftcast.errors import InputError
+from draftcast.errors import InputError, cut
 from draftcast.scenarios.show.plots import LIMIT, interval_bars, label_axes, means, panels, series, styled
 from draftcast.scenarios.show.tables import make_table, show, title
 from draftcast.scenarios.sweep.result import GPU, USER, SweepCell, SweepProgress, SweepResult
@@ -84,7 +84,7 @@ def error_lines(result: SweepResult) -> list[str]:
     labels: dict[str, list[str]] = {}
     for cell in result.errors:
         labels.setdefault(cell.error, []).append(cell.label)
-    return [f"{'; '.join(cells)}: {error}" for error, cells in labels.items()]
+    return [f"{cut('; '.join(cells), 500)}: {error}" for error, cells in labels.items()]
 
 
 def progress_line(now: SweepProgress) -> str:

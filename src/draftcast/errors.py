@@ -40,10 +40,11 @@ _MOST_CHARACTERS = 2000
 
 def shown(value: object) -> str:
     """``value`` as an error shows it: its ``repr``, at most about 200 characters of it."""
-    return _cut(_SHORTENED.repr(value), 200)
+    return cut(_SHORTENED.repr(value), 200)
 
 
-def _cut(text: str, most: int) -> str:
+def cut(text: str, most: int) -> str:
+    """At most so many characters, the last of them dots where some are left out."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
@@ -86,7 +87,7 @@ class DraftcastError(Exception):
         elif line is not None:
             place.append(f"line {line}")
         if key is not None:
-            name = _cut(key, 200)
+            name = cut(key, 200)
             place.append(name if value is self._MISSING else f"{name} = {shown(value)}")
         elif value is not self._MISSING:
             place.append(shown(value))
@@ -102,7 +103,7 @@ class InputError(DraftcastError):
 
     @staticmethod
     def _text(text: str) -> str:
-        return _cut(_printable(text), _MOST_CHARACTERS)
+        return cut(_printable(text), _MOST_CHARACTERS)
 
     def at(self, *, file: str | None = None, key: str | None = None) -> Self:
         """The same error with its file, or with another name for its key, known better where it is caught."""
