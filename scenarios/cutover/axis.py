@@ -12,6 +12,7 @@ import numpy as np
 
 from draftcast.errors import InputError
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.changes import check_one_acceptance
 from draftcast.scenarios.schema.load import to_mapping, with_rate, with_values
 from draftcast.sim.acceptance.chain import Chain
 
@@ -98,6 +99,7 @@ def _at_acceptance(scenario: Scenario, x: float) -> Scenario:
     if spec.synthetic_rates is not None:
         message = "rejection_sample_method: synthetic prescribes the acceptance"
         raise InputError(message, file=AXIS_OPTION, value="acceptance")
+    check_one_acceptance(scenario)
     known = own.confidence_discrimination if own is not None else None
     shape = "tree" if scenario.method == "eagle_tree" else "constant"
     model: dict[str, Any] = {"model": shape, "alpha": x, "confidence_discrimination": known}

@@ -202,17 +202,22 @@ def front_end_work_s(deployment: Deployment, prompt_tokens: ArrayLike) -> FloatA
     return work_s * (not isinstance(deployment.profile, AffineProfile))
 
 
+def front_end_servers(scenario: Scenario, deployments: Sequence[Deployment]) -> list[Deployment]:
+    """The engine behind each API server of all replicas, in the order in which they take requests."""
+    return [
+        deployment
+        for member, deployment in zip(members(scenario), deployments, strict=True)
+        for _ in range(member.cluster.replicas * deployment.settings.api_server_count)
+    ]
+
+
 def front_end_s(scenario: Scenario, deployments: Sequence[Deployment], table: RequestTable) -> FloatArray:
     """Seconds from the sending of each request until its engine has it, shape [requests].
 
     The API servers of all replicas take requests in turn, and each works on one at a time. Clients of a closed loop and
     of sessions wait for its work alone.
     """
-    servers = [
-        deployment
-        for member, deployment in zip(members(scenario), deployments, strict=True)
-        for _ in range(member.cluster.replicas * deployment.settings.api_server_count)
-    ]
+    servers = front_end_servers(scenario, deployments)
     work_s = np.empty(len(table))
     for server, deployment in enumerate(servers):
         mine = slice(server, None, len(servers))

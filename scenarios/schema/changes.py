@@ -178,6 +178,7 @@ def _acceptance(scenario: Scenario, value: Any) -> Scenario:
         if entry.acceptance is not None:
             key = f"workload.classes.{index}.acceptance"
             raise ScenarioError(f"class {entry.name} has its own; name {key}", key="acceptance", value=value)
+    check_one_acceptance(scenario)
     own: dict[str, Any] = {"model": "constant"}
     if isinstance(scenario.acceptance, Tree):
         own = scenario.acceptance.model_dump(mode="json", exclude={"rates"}, exclude_none=True)
@@ -189,6 +190,14 @@ def _acceptance(scenario: Scenario, value: Any) -> Scenario:
         name = "ngram" if searches else "constant" if scenario.acceptance.concentration is None else "chain"
         own = {"model": name} | given
     return with_values(scenario, {"acceptance": {**own, "alpha": value}})
+
+
+def check_one_acceptance(scenario: Scenario) -> None:
+    """Refuse to replace the acceptance of a cluster with a group that has its own."""
+    for index, group in enumerate(scenario.cluster.groups):
+        if group.acceptance is not None:
+            key = f"cluster.groups.{index}.acceptance"
+            raise ScenarioError("a group has its own: name its key, or take it away", key=key)
 
 
 def _needs_speculation(scenario: Scenario, key: str, value: Any) -> None:

@@ -25,6 +25,7 @@ from draftcast.files import parse_json, read_text
 from draftcast.scenarios.schema import Group, Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.references import outside_names, put_checksums, resolve_paths
 from draftcast.scenarios.schema.scenario import MATCHING_METHODS
+from draftcast.sim.acceptance.trace import Trace
 
 _MESSAGES = parse_yaml(Path(__file__).with_name("messages.yaml").read_text("utf-8"), "messages.yaml")
 
@@ -46,6 +47,7 @@ def _with_rates(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -
     """The mapping with the rates of each acceptance that names a published measurement in their place."""
     classes = data["workload"].get("classes") if isinstance(data.get("workload"), Mapping) else None
     holders = {"": data} | {f"workload.classes.{index}.": entry for index, entry in enumerate(_listed(classes))}
+    holders |= {f"cluster.groups.{index}.": group for index, group in enumerate(_groups(data))}
     named = {
         f"{place}acceptance": holder["acceptance"]
         for place, holder in holders.items()
@@ -214,11 +216,7 @@ def acceptance_follows(before: Mapping[str, Any], data: Mapping[str, Any], keys:
     Raises:
         ScenarioError: saying which acceptance is to be given.
     """
-    old, new = _speculation(before), _speculation(data)
-    for place in missing_acceptance(before, data, keys):
-        assert old is not None
-        assert new is not None
-        method = new.resolved_method
+    for place, (old, method) in missing_acceptance(before, data, keys).items():
         model = ACCEPTANCE_EXAMPLES.get(method, "{model: per_position, rates: [...]}")
         source = (
             "measure finds it in token logs"
@@ -226,27 +224,32 @@ def acceptance_follows(before: Mapping[str, Any], data: Mapping[str, Any], keys:
             else "from-metrics reads it from vLLM's counters"
         )
         raise ScenarioError(
-            f"was given for {old.resolved_method}, and the method is now {method}: give that of {method} with "
+            f"was given for {old}, and the method is now {method}: give that of {method} with "
             f"--set '{place}={model}', or with a candidate as its acceptance (draftcast acceptance {source})",
             file=file,
             key=place,
         )
 
 
-def missing_acceptance(before: Mapping[str, Any], data: Mapping[str, Any], keys: Iterable[str]) -> list[str]:
-    """Dotted keys of acceptance that a change of method leaves to the method before; none where nothing is amiss.
+def missing_acceptance(
+    before: Mapping[str, Any], data: Mapping[str, Any], keys: Iterable[str]
+) -> dict[str, tuple[str, str]]:
+    """Dotted keys of acceptance that a change of method leaves to the method before -> that method and the new one.
 
     Without speculation before, no acceptance is another method's. Arguments as of `acceptance_follows`.
     """
-    old, new = _speculation(before), _speculation(data)
-    if old is None or new is None or old.resolved_method == new.resolved_method:
-        return []
-    given = list(keys)
-    return [
-        place
-        for place in acceptance_places(data)
-        if not any(_within(place, key) or _within(key, place) for key in given)
+    changes = [(_speculation(before), _speculation(data), acceptance_places(data))]
+    changes += [
+        (_speculation(before, index), _speculation(data, index), [f"cluster.groups.{index}.acceptance"])
+        for index, group in enumerate(_groups(data))
+        if group.get("acceptance") is not None
     ]
+    given, missing = list(keys), dict[str, tuple[str, str]]()
+    for old, new, places in changes:
+        if old is not None and new is not None and old.resolved_method != new.resolved_method:
+            left = [place for place in places if not any(_within(place, key) or _within(key, place) for key in given)]
+            missing |= dict.fromkeys(left, (old.resolved_method, new.resolved_method))
+    return missing
 
 
 def acceptance_places(data: Mapping[str, Any]) -> list[str]:
@@ -267,14 +270,33 @@ def _within(key: str, section: str) -> bool:
     return key == section or key.startswith(f"{section}.")
 
 
-def _speculation(data: Mapping[str, Any]) -> SpeculativeConfig | None:
-    """What a raw scenario says of speculation; None without, and where it is not valid, which validation tells."""
-    engine = data.get("engine")
+def _speculation(data: Mapping[str, Any], group: int | None = None) -> SpeculativeConfig | None:
+    """What a raw scenario, or a group of its cluster, says of speculation.
+
+    None without, and where it is not valid, which validation tells.
+    """
+    engine, groups = data.get("engine"), _groups(data)
     spec = engine.get("speculative_config") if isinstance(engine, Mapping) else None
+    if group is not None and (group >= len(groups) or isinstance(spec, Mapping)):
+        spec = _drafts(spec, groups[group].get("engine")) if group < len(groups) else None
     try:
         return SpeculativeConfig.model_validate(spec) if spec is not None else None
     except ValidationError:
         return None
+
+
+def _groups(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    cluster = data.get("cluster")
+    groups = _listed(cluster.get("groups") if isinstance(cluster, Mapping) else None)
+    return [group if isinstance(group, Mapping) else {} for group in groups]
+
+
+def _drafts(shared: Any, engine: Any) -> Any:
+    """A group's speculative_config: keys in place of the shared ones, or all of it where it names another method."""
+    own = engine.get("speculative_config", shared) if isinstance(engine, Mapping) else shared
+    if not isinstance(own, Mapping) or not isinstance(shared, Mapping):
+        return own
+    return own if own.get("method") not in (None, shared.get("method")) else {**shared, **own}
 
 
 def with_rate(scenario: Scenario, request_rate_rps: float) -> Scenario:
@@ -318,16 +340,23 @@ def _member(scenario: Scenario, group: Group, place: str) -> Scenario:
     def refuse(key: str, why: str) -> ScenarioError:
         return ScenarioError(why, key=f"{place}.engine.{key}", value=group.engine.get(key))
 
-    data, own, base = to_mapping(scenario), dict(group.engine), scenario.speculative_config
+    data, own, shared = to_mapping(scenario), dict(group.engine), scenario.speculative_config
     for key in ("model", "max_model_len"):
         if key in own:
             raise refuse(key, f"is one for all replicas: give engine.{key}")
-    drafts = own.get("speculative_config")
-    if drafts is not None and base is None:
+    if own.get("speculative_config") is not None and shared is None:
         raise refuse("speculative_config", "give engine.speculative_config, and null in the groups without")
-    if isinstance(drafts, dict):
-        own["speculative_config"] = data["engine"]["speculative_config"] | drafts
-    data["engine"] |= own
+    data["engine"] |= own | {"speculative_config": _drafts(data["engine"]["speculative_config"], own)}
+    drafts = _speculation(data)
+    if group.acceptance is None and drafts is not None and drafts.synthetic_rates is None:
+        if drafts.resolved_method != scenario.method:
+            why = f"required for method {drafts.resolved_method}: the scenario's own is of {scenario.method}"
+            raise ScenarioError(why, key=f"{place}.acceptance")
+    elif group.acceptance is not None:
+        data["acceptance"] = group.acceptance.model_dump(mode="json")
+        if isinstance(group.acceptance, Trace) or any(entry.acceptance for entry in scenario.workload.classes):
+            why = "is of all requests: give acceptance instead, or that of each class"
+            raise ScenarioError(why, key=f"{place}.acceptance", value=group.acceptance.model)
     data["cluster"] = {"replicas": group.replicas, "router": scenario.cluster.router}
     if group.hardware is not None or group.profile is not None:
         data |= {"hardware": group.hardware or scenario.hardware, "profile": group.profile}
@@ -335,9 +364,6 @@ def _member(scenario: Scenario, group: Group, place: str) -> Scenario:
         member = validate(data, "scenario", {})
     except ScenarioError as error:
         raise error.at(key=key_in_group(place, error.key)) from None
-    if base is not None and member.method not in (scenario.method, "none"):
-        why = f"must be {scenario.method} as engine.speculative_config has it: the acceptance is of one method"
-        raise ScenarioError(why, key=f"{place}.engine.speculative_config.method", value=member.method)
     moved = (member.hardware, member.engine.num_gpus) != (scenario.hardware, scenario.engine.num_gpus)
     if moved and scenario.engine.num_gpu_blocks is not None and "num_gpu_blocks" not in own:
         raise refuse("num_gpu_blocks", "engine.num_gpu_blocks is of other devices: give the group's (null: what fits)")

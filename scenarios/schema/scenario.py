@@ -42,7 +42,7 @@ Replicas = Annotated[int, Field(ge=1, le=1024)]
 
 
 class Group(Frozen):
-    """Replicas of one kind: how many, and what they have instead of the scenario's engine and hardware."""
+    """Replicas of one kind: how many, and what they have instead of the scenario's engine, hardware and acceptance."""
 
     replicas: Replicas = 1
     hardware: Device | None = None
@@ -51,6 +51,8 @@ class Group(Frozen):
     """null: the scenario's; of another hardware, that device's own."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Keys of engine with other values, {tensor_parallel_size: 2, speculative_config: null}."""
+    acceptance: Acceptance | None = None
+    """null: the scenario's, which is of engine.speculative_config.method; another method needs its own."""
 
 
 class Cluster(Frozen):

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftcast.errors import InputError
-from draftcast.scenarios.run.deployment import cached_deployment
+from draftcast.scenarios.run.deployment import deployments_of
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import members
 from draftcast.scenarios.serve.engine import ring_table
 from draftcast.scenarios.serve.front_end import FrontEnd
 from draftcast.scenarios.serve.metrics import Metrics
@@ -100,7 +101,7 @@ class _Link:
 
 
 class Fleet:
-    """The scenario's replicas; `start` them, then `submit` requests.
+    """The scenario's replicas; `start` them, then `submit` requests. ``deployment``: of the first group.
 
     Args:
         speed: simulated seconds per second of the wall clock.
@@ -108,24 +109,20 @@ class Fleet:
 
     def __init__(self, scenario: Scenario, speed: float) -> None:
         self.scenario, self.speed = scenario, speed
-        self.deployment = cached_deployment(scenario)
-        settings, replicas = self.deployment.settings, scenario.cluster.replicas
+        deployments = deployments_of(scenario)
+        self.deployment = deployments[0]
+        groups = list(zip(members(scenario), deployments, strict=True))
+        self._replicas = [member for member, _ in groups for _ in range(member.cluster.replicas)]
         table, self._outputs = ring_table(scenario, self.deployment)
         self._priorities = table.priority.tolist()
-        self._router = make_router(scenario.cluster.router, table, replicas, scenario.statistics.seed)
+        self._router = make_router(scenario.cluster.router, table, len(self._replicas), scenario.statistics.seed)
         self._routes = self._router.assign().tolist() if self._router.is_static else None
-        self._front_end = FrontEnd(scenario, self.deployment)
+        self._front_end = FrontEnd(scenario, deployments)
         self._answers: dict[int, Answer] = {}  # by row; a row is free when its replica says so
         self._number = 0  # of the next request
         self._start_s = 0.0
-        cache = {"block_size": settings.block_size, "num_gpu_blocks": settings.num_gpu_blocks}
-        cache |= {"enable_prefix_caching": settings.enable_prefix_caching}
-        self.metrics = Metrics(
-            scenario.engine.model,
-            replicas,
-            speculates=scenario.speculative_config is not None,
-            cache_config={name: str(value) for name, value in cache.items()},
-        )
+        engines = [each.settings for member, each in groups for _ in range(member.cluster.replicas)]
+        self.metrics = Metrics(scenario.engine.model, engines, speculates=scenario.speculative_config is not None)
         self._links: list[_Link] = []
         self._listeners: list[asyncio.Task[None]] = []
 
@@ -139,8 +136,7 @@ class Fleet:
 
     async def start(self) -> None:
         """Start the replicas and the clock. Raises InputError: a replica refuses the scenario."""
-        replicas = range(self.scenario.cluster.replicas)
-        self._links = [_Link(self.scenario, self.speed, tells=replica == 0) for replica in replicas]
+        self._links = [_Link(own, self.speed, tells=index == 0) for index, own in enumerate(self._replicas)]
         for link in self._links:
             await link.connect()
         self._start_s = time.monotonic()

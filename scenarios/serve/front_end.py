@@ -1,10 +1,11 @@
 """The front end of a simulated server: when requests reach the engine, and how many tokens a text has."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from draftcast.errors import InputError
 from draftcast.scenarios.run.deployment import Deployment
-from draftcast.scenarios.run.simulate import front_end_work_s
+from draftcast.scenarios.run.simulate import front_end_servers, front_end_work_s
 from draftcast.scenarios.schema import Scenario
 
 BYTES_PER_TOKEN = 4
@@ -15,17 +16,17 @@ MESSAGE_TOKENS = 4
 class FrontEnd:
     """`front_end_s` for requests that come one by one."""
 
-    def __init__(self, scenario: Scenario, deployment: Deployment) -> None:
-        self._deployment = deployment
+    def __init__(self, scenario: Scenario, deployments: Sequence[Deployment]) -> None:
+        self._servers = front_end_servers(scenario, deployments)
         self._more_s = scenario.correction.front_end_s if scenario.correction is not None else 0.0
-        self._free_s = [0.0] * (deployment.settings.api_server_count * scenario.cluster.replicas)
+        self._free_s = [0.0] * len(self._servers)
         self._number, self._last_s = 0, 0.0
 
     def hand_over_s(self, sent_s: float, prompt_tokens: int) -> float:
         """When the engine has the next request, which is sent no earlier than those before it."""
-        server = self._number % len(self._free_s)
+        server = self._number % len(self._servers)
         self._number += 1
-        work_s = float(front_end_work_s(self._deployment, prompt_tokens))
+        work_s = float(front_end_work_s(self._servers[server], prompt_tokens))
         self._free_s[server] = max(self._free_s[server], sent_s) + work_s
         self._last_s = max(self._last_s, self._free_s[server])
         return self._last_s + self._more_s

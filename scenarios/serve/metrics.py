@@ -3,7 +3,7 @@
 `run_text` writes a simulated run as such a text, in simulated seconds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from draftcast.calibration.yaml_text import parse_yaml
+from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import Scenario
+from draftcast.sim.cost.engine_config import EngineConfig
 
 LABELS = ("model_name", "engine")
+CACHE_CONFIG = ("block_size", "num_gpu_blocks", "enable_prefix_caching")
 _WORDS: dict[str, Any] = parse_yaml(Path(__file__).with_name("metrics.yaml").read_text("utf-8"), "metrics.yaml")
 _KINDS = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
@@ -26,15 +29,14 @@ class Metrics(Collector):
 
     Args:
         model: its name.
-        replicas: label ``engine`` is the replica's number.
+        engines: the config of each replica; label ``engine`` is its number.
         speculates: engines draft.
-        cache_config: labels of ``vllm:cache_config_info``.
     """
 
-    def __init__(self, model: str, replicas: int, *, speculates: bool, cache_config: dict[str, str]) -> None:
+    def __init__(self, model: str, engines: Sequence[EngineConfig], *, speculates: bool) -> None:
         self.registry = CollectorRegistry()
-        self.counts: list[dict[str, Any]] = [{} for _ in range(replicas)]
-        self._model, self._cache_config = model, cache_config
+        self.counts: list[dict[str, Any]] = [{} for _ in engines]
+        self._model, self._configs = model, engines
         self._engine_metrics = _WORDS["scheduler"] | (_WORDS["speculation"] if speculates else {})
         keep: dict[str, Any] = {"registry": self.registry}
         self._histograms = {
@@ -64,9 +66,9 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """What the engines counted."""
         engines = [str(engine) for engine in range(len(self.counts))]
-        info = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=[*self._cache_config, "engine"])
-        for engine in engines:
-            info.add_metric([*self._cache_config.values(), engine], 1)
+        info = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=[*CACHE_CONFIG, "engine"])
+        for engine, config in zip(engines, self._configs, strict=True):
+            info.add_metric([*(str(getattr(config, name)) for name in CACHE_CONFIG), engine], 1)
         yield info
         for key, (name, kind) in self._engine_metrics.items():
             family = _KINDS[kind](f"vllm:{name}", "Of the simulated engine.", labels=LABELS)
@@ -85,10 +87,8 @@ class Metrics(Collector):
 def run_text(scenario: Scenario, run: RunResult) -> bytes:
     """The first replication as ``/metrics`` shows it after the last request, without gaps between single pieces."""
     figures = run.replications[0]
-    engine = run.summary["engine"]
-    cache = {"block_size": str(scenario.engine.block_size), "num_gpu_blocks": str(engine["num_gpu_blocks"])}
-    replicas, speculates = scenario.cluster.replicas, scenario.speculative_config is not None
-    metrics = Metrics(scenario.engine.model, replicas, speculates=speculates, cache_config=cache)
+    engines = [cached_deployment(scenario).settings] * scenario.cluster.replicas
+    metrics = Metrics(scenario.engine.model, engines, speculates=scenario.speculative_config is not None)
     requests = run.requests[(run.requests["replication"] == 0) & np.isfinite(run.requests["finish_s"])]
     for row in requests.itertuples():
         replica = int(row.replica)

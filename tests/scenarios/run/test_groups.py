@@ -22,7 +22,8 @@ from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
 from draftcast.scenarios.plan.question import PlanQuestion
 from draftcast.scenarios.plan.sizing import plan
 from draftcast.scenarios.run.fluid import Fluid
-from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.run.workload_spec import acceptance_models
+from draftcast.scenarios.schema import Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.changes import assignments, changed_keys
 from draftcast.scenarios.schema.load import (
     dump_scenario,
@@ -43,6 +44,11 @@ OFF = "engine: {speculative_config: null}"
 UNLIKE = f"groups: [{{}}, {{hardware: a100-80g, {OFF}}}]"
 """An H100 with speculation and an A100 without."""
 OWN_LENGTH = "groups: [{engine: {speculative_config: {num_speculative_tokens: 1}}}, {}]"
+
+SEARCH = (
+    "engine: {speculative_config: {method: ngram, num_speculative_tokens: 4}}, "
+    "acceptance: {model: ngram, match_probability: 0.5, alpha: 0.5}"
+)
 
 
 def cluster(section: str, *more: str) -> Scenario:
@@ -82,6 +88,41 @@ def test_each_group_is_its_own_engine() -> None:
         latency = float((own["finish_s"] - own["arrival_s"]).mean())
         assert mixed.summary["groups"][replica]["figures"]["mean_e2el_s"].mean == pytest.approx(latency)
         assert latency == pytest.approx(served["mean_e2el_s"].mean, rel=0.02)  # other drafts are accepted
+
+
+def test_a_group_drafts_by_a_method_of_its_own_with_its_own_acceptance() -> None:
+    alpha = "acceptance: {model: constant, alpha: 0.5}"
+    mixed = cluster(f"groups: [{{}}, {{{SEARCH}}}, {{{alpha}}}]", SHORT, "workload.num_requests=600")
+    assert [member.method for member in members(mixed)] == ["eagle3", "ngram", "eagle3"]
+    assert members(mixed)[1].speculative_config == SpeculativeConfig(method="ngram", num_speculative_tokens=4)
+    run = simulate(mixed)
+    assert [group["speculation"] for group in run.summary["groups"]] == ["eagle3 k=3", "ngram k=4", "eagle3 k=3"]
+    for index, member in enumerate(members(mixed)):
+        own = run.requests[run.requests["replica"] == index]
+        tokens = acceptance_models(member)[0].unconditional(member.num_speculative_tokens).sum()
+        assert own["num_accepted_tokens"].sum() / own["num_drafts"].sum() == pytest.approx(tokens, rel=0.1)
+        most = own["num_draft_tokens"].sum() / own["num_drafts"].sum()
+        assert 0.85 * member.num_speculative_tokens < most <= member.num_speculative_tokens
+    again = load_scenario(_yaml(dump_scenario(mixed)))
+    assert (again, scenario_hash(again)) == (mixed, scenario_hash(mixed))
+    with pytest.raises(ScenarioError, match="a group has its own"):
+        mixed.with_(acceptance=0.3)
+
+
+def test_another_method_does_not_inherit_the_acceptance_of_a_group() -> None:
+    own = "acceptance: {model: constant, alpha: 0.5}"
+    mixed = cluster(f"groups: [{{}}, {{{own}}}]")
+    medusa = {"engine.speculative_config": {"method": "medusa", "num_speculative_tokens": 3}}
+    accepted: dict[str, Any] = {"acceptance": {"model": "constant", "alpha": 0.4}}
+    with pytest.raises(ScenarioError, match="was given for eagle3, and the method is now medusa") as raised:
+        with_values(mixed, medusa | accepted)
+    assert raised.value.key == "cluster.groups.1.acceptance"
+    other = with_values(mixed, medusa | accepted | {"cluster.groups.1.acceptance": accepted["acceptance"]})
+    assert scenario_hash(load_scenario(to_mapping(mixed), overrides=assignments(changed_keys(mixed, other)))) == (
+        scenario_hash(other)
+    )
+    with pytest.raises(ScenarioError, match="was given for eagle3, and the method is now medusa"):
+        with_values(mixed, {f"cluster.groups.1.{key}": value for key, value in medusa.items()})
 
 
 def test_a_router_that_looks_sends_more_to_the_faster_group() -> None:
@@ -171,9 +212,24 @@ def _yaml(text: str) -> dict[str, Any]:
         ("groups: [{}, {engine: {model: Qwen3-8B}}]", "cluster.groups.1.engine.model", "one for all replicas"),
         ("groups: [{engine: {max_model_len: 512}}]", "cluster.groups.0.engine.max_model_len", "one for all replicas"),
         (
-            "groups: [{}, {engine: {speculative_config: {method: medusa}}}]",
-            "cluster.groups.1.engine.speculative_config.method",
-            "must be eagle3",
+            "groups: [{}, {engine: {speculative_config: {method: medusa, num_speculative_tokens: 2}}}]",
+            "cluster.groups.1.acceptance",
+            "required for method medusa",
+        ),
+        (
+            f"groups: [{{}}, {{{SEARCH.replace('match_probability: 0.5, ', '')}}}]",
+            "cluster.groups.1.acceptance.match_probability",
+            "required",
+        ),
+        (
+            "groups: [{acceptance: {reference: nobody}}]",
+            "cluster.groups.0.acceptance.reference",
+            "must be a name",
+        ),
+        (
+            "groups: [{acceptance: {model: trace, path: log.jsonl}}]",
+            "cluster.groups.0.acceptance",
+            "is of all requests",
         ),
         (f"groups: [{{{OFF}}}]", "engine.speculative_config", "no group speculates"),
         ("groups: [{hardware: rtx-9}]", "cluster.groups.0.hardware", "unknown"),
@@ -237,6 +293,5 @@ def test_questions_of_one_engine_are_refused(ask: Any) -> None:
     assert raised.value.key == "cluster.groups"
 
 
-@pytest.mark.parametrize(("command", "option"), [("serve", "--port=0"), ("simulate", "--prometheus=-")])
-def test_commands_of_one_engine_are_refused(refused: Callable[..., str], command: str, option: str) -> None:
-    assert "cluster.groups" in refused(command, "default", "--set", f"cluster={{{UNLIKE}}}", option)
+def test_metrics_of_one_engine_are_refused(refused: Callable[..., str]) -> None:
+    assert "cluster.groups" in refused("simulate", "default", "--set", f"cluster={{{UNLIKE}}}", "--prometheus=-")

@@ -221,6 +221,7 @@ KNOBS = [
     Knob("Group.profile", "cluster.groups.0.profile=h100-llama-3.1-8b-affine", GROUPS),
     Knob("Group.engine", "cluster.groups.0.engine={tensor_parallel_size: 2}", GROUPS),
     Knob("Group.engine", f"cluster.groups.0.{SPEC}={{num_speculative_tokens: 1}}", GROUPS),
+    Knob("Group.acceptance", "cluster.groups.0.acceptance={model: constant, alpha: 0.1}", GROUPS),
     # workload
     Knob("Scenario.workload", SHORT),
     Knob("Workload.arrivals", arrivals("process: deterministic, request_rate_rps: 20")),

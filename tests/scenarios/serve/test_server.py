@@ -20,6 +20,7 @@ import pytest
 from paths import ROOT, TESTS
 from simulated_server import SimulatedServer, simulated_server, stream, wait_until
 
+from draftcast.calibration.acceptance.metrics import samples
 from draftcast.calibration.live.server import server_facts
 from draftcast.scenarios.serve.app import MAX_BODY_BYTES
 
@@ -147,6 +148,30 @@ def test_metrics_count_what_was_served(server: SimulatedServer) -> None:
     assert 59 <= accepted + grown["spec_decode_num_drafts_total"] <= 59 + 3
     assert len(events) <= 1 + grown["spec_decode_num_drafts_total"]
     assert server.metric("num_requests_running") == server.metric("kv_cache_usage_perc") == 0
+
+
+def test_each_replica_of_a_group_is_an_engine_of_its_own() -> None:
+    search = (
+        "{engine: {max_num_seqs: 4, speculative_config: {method: ngram, num_speculative_tokens: 5}}, "
+        "acceptance: {model: ngram, match_probability: 1, alpha: 1}}"
+    )
+    cluster = f"cluster={{groups: [{{}}, {search}, {{hardware: a100-80g, engine: {{speculative_config: null}}}}]}}"
+    with simulated_server("default", "--set", cluster, "--speed", "5") as server:
+        for _ in range(3):  # round robin
+            server.get("/v1/completions", {"prompt": PROMPT, "max_tokens": 61})
+        drafted = [server.metric("spec_decode_num_draft_tokens_total", engine=engine) for engine in "012"]
+        rounds = [server.metric("spec_decode_num_drafts_total", engine=engine) for engine in "012"]
+        assert [server.metric("generation_tokens_total", engine=engine) for engine in "012"] == [61, 61, 61]
+        assert drafted[0] == 3 * rounds[0] > 0
+        assert (drafted[1], rounds[1]) == (50, 10)  # the prompt's token, then six a round
+        assert drafted[2] == rounds[2] == 0
+        with server.open("/metrics") as response:
+            text = response.read().decode()
+        blocks = {
+            own["engine"]: own["num_gpu_blocks"]
+            for _, _, _, own in samples(text, "/metrics", ["vllm:cache_config_info"])
+        }
+        assert len(set(blocks.values())) == 3
 
 
 # ---- what is refused ----
