@@ -9,7 +9,6 @@ describes another kind of layer, or an unknown size, is refused by name: a near 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,15 +20,15 @@ from draftcast.errors import ModelError
 from draftcast.kernels.model.config import (
     COMPRESSION,
     EXPERTS,
+    FIRST_DENSE,
     GLOBAL_HEADS,
     KV_HEADS,
     LATENT,
     MAMBA,
     MLA,
-    MOE_LAYERS,
     MTP_LAYERS,
-    OTHER_HEADS,
     OUTPUT_GATE,
+    POSITIONS,
     SHARED_COUNT,
     SHARED_WIDTH,
     STATE_DTYPE,
@@ -41,10 +40,11 @@ from draftcast.kernels.model.config import (
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES
 from draftcast.kernels.model.formats import MODULES, MODULES_BESIDE, kv_cache_format, stored_formats
 from draftcast.kernels.model.spec import LINEAR_SIZES, ModelSpec
+from draftcast.kernels.model.words import usual_words
 
 # Where multimodal configs keep the language model's fields.
-_NESTED = ("text_config", "llm_config", "language_config")
-_OUTER = ("architectures", "tie_word_embeddings", "quantization_config")  # what of it may stand beside
+_NESTED = ("thinker_config", "text_config", "llm_config", "language_config")
+_OUTER = ("tie_word_embeddings", "architectures", "quantization_config")  # what of it may stand beside
 
 _IMPLIED: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("implied.yaml").read_text("utf-8"))
 
@@ -58,7 +58,7 @@ _GATED, _UNGATED = ("silu", "swish", "swiglu", "swigluoai", "situ"), ("relu", "r
 def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     """``ModelSpec``'s values of a decoder by its config's fields; ``given`` replaces values."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    blocks, positions = _blocks(config), config.integer("max_position_embeddings")
+    blocks, positions = _blocks(config), config.integer(config.first(POSITIONS))
     beside = config.flag("attention_beside_mamba", False)
     layers = len(blocks) if beside else config.integer("num_hidden_layers", len(blocks) or None)
     values = {
@@ -163,8 +163,7 @@ def _block_counts(config: Config, blocks: list[str], layers: int) -> dict[str, i
     config.per_layer(config.first(("hybrid_override_pattern", "layers_block_type")), blocks, layers)
     alone = blocks.count("mlp") + blocks.count("moe")
     only = layers - alone - blocks.count("layer")
-    counts = {"num_feed_forward_only_layers": alone, "num_attention_only_layers": only}
-    return counts | ({"first_k_dense_layers": blocks.count("mlp")} if config.count(*EXPERTS) > 1 else {})
+    return {"num_feed_forward_only_layers": alone, "num_attention_only_layers": only}
 
 
 def _is_gated(config: Config) -> bool:
@@ -172,7 +171,7 @@ def _is_gated(config: Config) -> bool:
     key = config.first(_ACTIVATION)
     activation = config.values.get(key)
     gated = config.values.get("gated_mlp", activation is None or activation in _GATED)
-    if not gated and activation not in _UNGATED:
+    if not gated and "gated_mlp" not in config.values and activation not in _UNGATED:
         allowed = f"gated or not? known: {', '.join((*_GATED, *_UNGATED))}, and others of Gemma"
         raise ModelError(allowed, file=config.name, key=key, value=activation)
     return bool(gated)
@@ -184,7 +183,7 @@ def _biases(config: Config) -> dict[str, bool]:
     attention = config.flag("attention_bias", everywhere)
     return {
         "attention_bias": attention or config.flag("qkv_bias", config.flag("use_qkv_bias", False)),
-        "attention_output_bias": config.flag("attention_output_bias", attention),
+        "attention_output_bias": config.flag("attention_output_bias", config.flag("attention_out_bias", attention)),
         "mlp_bias": config.flag("mlp_bias", everywhere),
     }
 
@@ -226,8 +225,7 @@ def _sliding(config: Config, layers: int) -> dict[str, Any]:
     # MiMo-V2 gives both, and slides.
     chunk = config.count("attention_chunk_size") if not config.count("sliding_window") else 0
     kinds = config.strings("layer_types", _KINDS)
-    pattern = config.integer(config.first(("sliding_window_pattern", "_sliding_window_pattern")), 0)
-    listed = config.values.get("hybrid_layer_pattern")
+    listed, patterns = config.values.get("hybrid_layer_pattern"), ("sliding_window_pattern", "_sliding_window_pattern")
     if kinds:
         config.per_layer("layer_types", kinds, layers)
         sliding_layers = sum(kind in _WINDOWED for kind in kinds)
@@ -236,15 +234,15 @@ def _sliding(config: Config, layers: int) -> dict[str, Any]:
         sliding_layers = sum(map(bool, listed))
     elif chunk:
         sliding_layers = layers - layers // config.integer("no_rope_layer_interval")  # full without rotary embedding
-    elif pattern:
-        sliding_layers = layers - layers // pattern  # every pattern-th layer is full
+    elif config.count(*patterns):
+        sliding_layers = layers - layers // config.count(*patterns)  # every so many layers one is full
     else:
         # Qwen2/Qwen3: layers from max_window_layers on slide; Mistral has no such key and slides everywhere.
         sliding_layers = layers - min(layers, config.integer("max_window_layers", 0, minimum=0))
     chunked = "chunked_attention" in kinds or (not kinds and chunk > 0)
     key = "attention_chunk_size" if chunked else "sliding_window"
     window = config.integer(key, None if kinds and sliding_layers else 0)
-    if window >= config.integer("max_position_embeddings") or not window or not sliding_layers:
+    if window >= config.integer(config.first(POSITIONS)) or not window or not sliding_layers:
         return none
     kind = "chunked" if chunked else "sliding"
     return {"sliding_window": window, "num_sliding_layers": sliding_layers, "window_kind": kind}
@@ -290,7 +288,8 @@ def _states(config: Config, layers: int) -> dict[str, Any]:
     interval = config.count("full_attention_interval")
     every = layers - layers // interval if interval else 0  # every interval-th layer is full
     count = kinds.count("linear_attention") if kinds else every
-    _refuse_unused(config, [name for names in MAMBA for name in names if name.startswith("mamba_")])
+    if not kinds:  # else it lists every layer, none with such a state (Granite 4.0 Micro)
+        _refuse_unused(config, [name for names in MAMBA for name in names if name.startswith("mamba_")])
     if not count:
         return {}
     return _state_values(config, "gated_delta", count, tuple(config.integer(key) for key in LINEAR_SIZES))
@@ -372,9 +371,9 @@ def _block_sparse(config: Config, given: Any, layers: int) -> dict[str, Any]:
 def _feed_forward(config: Config, layers: int) -> dict[str, Any]:
     """Widths of dense and routed feed-forward layers, and how many layers are dense."""
     width = config.first(("intermediate_size", "ffn_dim"))
-    num_experts = config.count(*EXPERTS)
-    if num_experts < 2:
-        return {"intermediate_size": config.integer(width)}
+    num_experts, blocks = config.count(*EXPERTS), _blocks(config)
+    if num_experts < 2 or (blocks and "moe" not in blocks):  # Granite's hybrids have but their shared expert
+        return {"intermediate_size": config.integer(config.first(("shared_intermediate_size", width)))}
     expert_width = config.integer(config.first(("moe_intermediate_size", width)))
     shared = config.count(*SHARED_COUNT)
     shared_key = config.first(SHARED_WIDTH)
@@ -383,8 +382,7 @@ def _feed_forward(config: Config, layers: int) -> dict[str, Any]:
         shared_key, shared_width = width, config.integer(width)
     if shared_width % expert_width:
         raise config.refusal(shared_key, f"a multiple of the experts' width {expert_width} is needed")
-    # Where blocks are halves of layers, `_block_counts` says.
-    dense_layers = 0 if _blocks(config) else layers - _moe_layers(config, layers)
+    dense_layers = blocks.count("mlp") if blocks else layers - _moe_layers(config, layers)
     dense_width = config.first(("intermediate_size_mlp", "dense_intermediate_size", width))
     return {
         "intermediate_size": config.integer(dense_width) if dense_layers else 0,
@@ -416,10 +414,9 @@ def _moe_layers(config: Config, layers: int) -> int:
     every = 1 if listed else config.integer("moe_layer_freq", 1)
     steps = [config.integer(key, 1) for key in ("decoder_sparse_step", "interleave_moe_layer_step",
                                                 "moe_layer_interval")]  # fmt: skip
-    first = config.count("first_k_dense_replace", "moe_layer_start_index")
+    first = config.count(*FIRST_DENSE)
     if first > layers:
-        key = config.first(("first_k_dense_replace", "moe_layer_start_index"))
-        raise config.refusal(key, f"at most num_hidden_layers = {layers}")
+        raise config.refusal(config.first(FIRST_DENSE), f"at most num_hidden_layers = {layers}")
     end = config.integer("moe_layer_end_index", -1, minimum=-1)
     last = layers - 1 if end == -1 else end
     return sum(
@@ -431,28 +428,6 @@ def _moe_layers(config: Config, layers: int) -> int:
         and (not listed or bool(listed[layer]))
         for layer in range(layers)
     )
-
-
-def _in_usual_words(config: Config) -> dict[str, Any]:
-    """The fields, Step-3.5's under the names that others give them; lists of layers without MTP layers."""
-    found = {key: value for key, value in config.values.items() if key not in (OTHER_HEADS, MOE_LAYERS)}
-    layers = config.integer("num_hidden_layers", 0, minimum=0)
-    for key in ("layer_types", COMPRESSION[0]):
-        if isinstance(found.get(key), list) and len(found[key]) == layers + config.count(*MTP_LAYERS):
-            found[key] = found[key][:layers]
-    other = config.values.get(OTHER_HEADS)
-    if other is not None:
-        if not isinstance(other, Mapping):
-            raise config.refusal(OTHER_HEADS, "an object is needed")
-        words = ("num_attention_heads", "num_attention_groups", "head_dim")
-        found |= {key: other[word] for key, word in zip(WINDOW_HEADS, words, strict=False) if word in other}
-    listed = config.values.get(MOE_LAYERS)
-    if listed is not None:
-        if not isinstance(listed, str) or not re.fullmatch(r"\d+(,\d+)*", listed):
-            raise config.refusal(MOE_LAYERS, "layer numbers between commas are needed")
-        experts = set(map(int, listed.split(",")))
-        found["moe_layer_freq"] = [int(layer in experts) for layer in range(layers)]
-    return found
 
 
 def spec_from_config(values: Mapping[str, Any], name: str) -> ModelSpec:
@@ -467,11 +442,12 @@ def spec_from_config(values: Mapping[str, Any], name: str) -> ModelSpec:
     for key in _NESTED:
         if isinstance(values.get(key), Mapping):
             outer = {each: values[each] for each in _OUTER if each in values}
-            values, where = {**outer, **values[key]}, f"{name}: {key}"
-            break
+            # Whether tables are tied is said outside (vLLM 0.32, as transformers 5).
+            tied = {each: outer[each] for each in _OUTER[:1] if each in outer}
+            values, where = {**outer, **values[key], **tied}, f"{where}: {key}"
     given = {key: value for key, value in values.items() if value is not None}
-    refuse_other_layers(Config(given, where))
-    given = _in_usual_words(Config(given, where))
-    config = Config({**_IMPLIED.get(str(given.get("model_type")), {}), **given}, where)
+    given = {**_IMPLIED.get(str(given.get("model_type")), {}), **usual_words(Config(given, where))}
+    config = Config(given, where)
+    refuse_other_layers(config)
     labels = [*config.strings("architectures"), str(config.values.get("model_type", ""))]
     return _formats(config, ModelSpec(name=name, architecture=labels[0], **decoder_values(config, {})))

@@ -17,7 +17,9 @@ KV_HEADS = ("num_key_value_heads", "num_attention_groups")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 TOP_K = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k",
          "top_k_experts")  # fmt: skip
-SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+FIRST_DENSE = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers", "moe_layer_num_skipped")
+POSITIONS = ("max_position_embeddings", "model_max_length")
 SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim",
                  "moe_shared_expert_intermediate_size")  # fmt: skip
 MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules")
@@ -40,8 +42,6 @@ GLOBAL_HEADS = ("global_head_dim", "num_global_key_value_heads")
 WINDOW_HEADS = ("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim")
 # DeepSeek-V4's: context tokens that are one entry of the cache, by layer, and the output's groups of low rank.
 COMPRESSION = ("compress_ratios", "o_groups", "o_lora_rank")
-# Step-3.5's: sizes of sliding layers, and the layers with experts.
-OTHER_HEADS, MOE_LAYERS = "attention_other_setting", "moe_layers_enum"
 OUTPUT_GATE = ("attn_output_gate", "attention_output_gate", "mla_use_output_gate")
 MLA = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
 
@@ -50,6 +50,7 @@ _OTHER_LAYERS = {
     "this linear attention is": r"linear_.*|kda_.*",
     "this sparse attention is": r"index_.*|indexer_.*|sparse_.*|compress_.*",
     "these state space layers are": r"mamba_.*|ssm_.*",
+    "layers of a short convolution are": r"conv_L_.*",
     "layers that share K and V are": r"use_cla",
     "layers of unlike sizes are": r"block_configs|(swa|global|num_global)_.*(heads|dim)",
     "an encoder is": r"is_encoder_decoder",
@@ -59,7 +60,7 @@ _OTHER_LAYERS = {
 _SIZE = re.compile(r"(^|_)(dim|size|rank|heads?|layers?|experts?|window|pattern|types|freq|interval|chunk)(_|$)")
 _KNOWN = {
     *KV_HEADS, *EXPERTS, *TOP_K, *SHARED_COUNT, *SHARED_WIDTH, *MTP_LAYERS, *MLA, *LINEAR, *OUTPUT_GATE, *LATENT,
-    *INDEX, *COMPRESSION, OTHER_HEADS, MOE_LAYERS, *GLOBAL_HEADS, *WINDOW_HEADS,
+    *FIRST_DENSE, *INDEX, *COMPRESSION, *GLOBAL_HEADS, *WINDOW_HEADS,
     *(name for names in MAMBA for name in names), "linear_attn_config", "sparse_attention_config",
     "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "v_head_dim",
     "intermediate_size", "intermediate_size_mlp", "dense_intermediate_size", "moe_intermediate_size", "ffn_dim",
@@ -68,7 +69,7 @@ _KNOWN = {
     "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval", "interleave_moe_layer_step",
     "attention_chunk_size", "no_rope_layers", "no_rope_layer_interval", "hybrid_override_pattern", "layers_block_type",
     "hybrid_layer_pattern", "attention_head_dim", "enable_moe_block", "num_kv_shared_layers",
-    "hidden_size_per_layer_input", "hc_mult", "expert_dtype",
+    "hidden_size_per_layer_input", "hc_mult", "expert_dtype", "norms_per_layer",
     # Say nothing of the work: derived, of training, or of another engine.
     "qk_head_dim", "rotary_dim", "ep_size", "mtp_transformer_layers", "mtp_hybrid_override_pattern",
     "mtp_layers_block_type", "sliding_window_size", "chunk_size", "time_step_rank", "mamba_hidden_act",
@@ -76,7 +77,10 @@ _KNOWN = {
     "mamba_norm_before_gate", "mamba_use_mlp", "ssm_multipliers", "ssm_in_multiplier", "ssm_out_multiplier",
     "vocab_size_per_layer_input", "swa_rope_theta", "expert_intermediate_size", "num_expert_group",
     "use_rope_layers", "partial_rotary_factors", "swiglu_limits", "swiglu_limits_shared",
-    "attn_res_block_size", "compress_rope_theta", "num_hash_layers",
+    "attn_res_block_size", "compress_rope_theta", "num_hash_layers", "dim_model_base", "layer_rope_theta",
+    "linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor",
+    "linear_allow_neg_eigval", "global_attn_every_n_layers", "mtp_layer_types", "mtp_mlp_layer_types",
+    "num_expert_groups", "num_limited_groups", "order_of_interleaved_layers",
 }  # fmt: skip
 
 
@@ -98,8 +102,13 @@ class Config:
         return next((key for key in keys if self.values.get(key) is not None), keys[0])
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """Integer from ``minimum`` to 2**31; ``default`` where the key is absent or null, an error without one."""
+        """Integer from ``minimum`` to 2**31; ``default`` where the key is absent or null, an error without one.
+
+        A list with an entry for each layer, all alike, is that entry.
+        """
         value = self.values.get(key)
+        if isinstance(value, list) and len(value) == self.values.get("num_hidden_layers") != 0:
+            value = value[0] if all(each == value[0] for each in value) else value
         if value is None:
             if default is None:
                 raise ModelError("missing; an integer is needed", file=self.name, key=key)

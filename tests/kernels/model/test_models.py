@@ -361,7 +361,10 @@ def test_broken_files_are_named(tmp_path: Path, content: bytes) -> None:
         ("sparse_attention_config", {"sparse_attention_freq": [1]}, "32 entries are needed"),
         ("compress_size", 4, "this sparse attention is not known"),
         ("attention_other_setting", [96], "an object is needed"),
-        ("moe_layers_enum", "3 to 9", "layer numbers between commas are needed"),
+        ("moe_layers_enum", "3 to 9", "layer numbers are needed, as a list or between commas"),
+        ("moe_layers", [[3]], "layer numbers are needed"),
+        ("per_layer_config", {"3": {"head_dim": 256}}, "heads of all sliding or of all full layers"),
+        ("conv_L_cache", 3, "layers of a short convolution are not known"),
         ("mamba_num_heads", 64, "what it says of the layers is not known"),
         ("mamba_dt_rank", 64, "these state space layers are not known"),
         ("hybrid_override_pattern", "M-MA", "letters of M (mamba)"),
@@ -376,7 +379,7 @@ def test_broken_files_are_named(tmp_path: Path, content: bytes) -> None:
         ("layer_types", ["conv"] * 32, "allowed: full_attention, attention,"),
         ("layer_types", ["full_attention"] * 31, "32 entries are needed"),
         ("hidden_act", "gelu", "gated or not?"),
-        ("sliding_window_pattern", "LLLG", "an integer >= 1 is needed"),
+        ("sliding_window_pattern", "LLLG", "an integer >= 0 is needed"),
     ],
 )
 def test_other_kinds_of_layers_are_refused_by_field(key: str, value: object, kind: str) -> None:
