@@ -23,36 +23,39 @@ WAIT_S = 180.0  # of a machine that does other things too; nothing is judged by 
 # What Streamlit's own front end says about a reader's settings; nothing the pages can change.
 HARMLESS = ("Permissions policy", "theme.sidebar")
 # The page itself says when it stands: asking it over and over would take the time that is to be measured. Milliseconds
-# from the key's own time to the frame in which the run is another one, the script has ended, nothing is stale and every
-# picture holds other data and is drawn.
+# from the key's own time to the frame in which the estimate of another run is shown, and to that in which the run is
+# another one, the script has ended, nothing is stale and every picture holds other data or lines and is drawn.
 STANDS = """
 const app = document.querySelector('[data-testid=stApp]');
 const run = () => document.querySelector('.dc-footer code')?.textContent ?? '';
 const graphs = () => [...document.querySelectorAll('.js-plotly-plot')];
-const data = graph => JSON.stringify(graph._fullData.map(trace => [trace.name, [...trace.x], [...trace.y]]));
+const data = graph => JSON.stringify([graph.layout.shapes,
+  graph._fullData.map(trace => [trace.name, [...trace.x], [...trace.y]])]);
 const drawn = graph => graph.querySelectorAll('.trace').length >= graph._fullData.length;
 const before = run(), old = graphs().map(data);
 const stands = () => app.dataset.testScriptState === 'notRunning' && ![ '', before].includes(run())
   && !document.querySelector('[data-stale=true], [data-testid=stSkeleton]') && graphs().length === old.length
   && graphs().every((graph, index) => graph._fullData && drawn(graph) && data(graph) !== old[index]);
+const estimated = () => document.querySelector('[class*=st-key-verdict-estimate]') || stands();
 let began;
 addEventListener('keydown', event => { if (event.key === 'Enter') began ??= event.timeStamp; }, {capture: true});
-window.draftcastStands = new Promise(resolve => {
+const painted = then => requestAnimationFrame(() => setTimeout(then));
+const when = condition => new Promise(resolve => {
   let waits = false;
-  const painted = then => requestAnimationFrame(() => setTimeout(then));
   const watch = new MutationObserver(() => {
-    if (waits || !stands()) return;
+    if (waits || !condition()) return;
     waits = true;
     painted(() => {
       waits = false;
-      if (!stands()) return;
+      if (!condition()) return;
       watch.disconnect();
       resolve(performance.now() - began);
     });
   });
   watch.observe(document.body, {subtree: true, childList: true, characterData: true, attributes: true,
-    attributeFilter: ['data-test-script-state', 'data-stale', 'd']});
+    attributeFilter: ['data-test-script-state', 'data-stale', 'd', 'class']});
 });
+window.draftcastStands = Promise.all([when(estimated), when(stands)]);
 """
 
 
@@ -237,13 +240,14 @@ class Browser:
         ActionChains(self.driver).send_keys(Keys.ARROW_LEFT).perform()
         self.answered(before)
 
-    def timed_change(self, label: str, text: str) -> float:
-        """Like `type_into`; seconds from Enter until figures and pictures are another run's, all of them drawn."""
+    def timed_change(self, label: str, text: str) -> tuple[float, float]:
+        """Like `type_into`; seconds from Enter to another run's estimate and to all its figures and pictures."""
         self.write_into(label, text)
         self.driver.set_script_timeout(self.wait_s)
         self.script(STANDS)
         self.press_enter(label)
-        return float(self.driver.execute_async_script("window.draftcastStands.then(arguments[0])")) / 1e3
+        estimate_ms, all_ms = self.driver.execute_async_script("window.draftcastStands.then(arguments[0])")
+        return estimate_ms / 1e3, all_ms / 1e3
 
     def write_into(self, label: str, text: str) -> None:
         """Put ``text`` into an input without asking for anything yet."""

@@ -87,30 +87,43 @@ def long_answer(key: Hashable, text: str, make: Callable[[Progress], T]) -> T:
     return result
 
 
+def known_answer(key: Hashable) -> Any:
+    """What `long_answer` has for ``key``; None where it has nothing yet."""
+    return _LONG.known(key)
+
+
 class _NobodyLooks(Exception):
     """Ends a search that no page asks for any more."""
 
 
 _beside = ThreadPoolExecutor(1, "beside-page")
 _running: dict[Hashable, Future[Any]] = {}
-_asked_at: dict[Hashable, float] = {}
+_asked_at: dict[Hashable, dict[int, float]] = {}
+"""When each session asked last for a key that is worked on."""
 _PATIENCE_S = 6.0
 
 
-def beside_page(key: Hashable, make: Callable[[Progress], T] | None) -> T | None:
+def look_away(session: Session, key: Hashable) -> None:
+    """The session asks for ``key`` alone: other work that nobody asks for ends and leaves the processor to the page."""
+    for other, times_s in list(_asked_at.items()):
+        if other != key:
+            times_s.pop(id(session), None)
+
+
+def beside_page(session: Session, key: Hashable, make: Callable[[Progress], T]) -> T | None:
     """What `long_answer` has for ``key``, else None, and ``make`` works on it in a thread for all sessions together.
 
     It goes on as long as somebody asks again within `_PATIENCE_S`. Raises what ``make`` raised.
     """
-    answer: T | None = _LONG.known(key)
-    if answer is not None or make is None:
+    answer: T | None = known_answer(key)
+    if answer is not None:
         return answer
-    _asked_at[key] = time.monotonic()
+    _asked_at.setdefault(key, {})[id(session)] = time.monotonic()
     future = _running.get(key)
     if future is None or (future.done() and isinstance(future.exception(), _NobodyLooks)):
 
         def progress(_share: float) -> None:
-            if time.monotonic() - _asked_at[key] > _PATIENCE_S:
+            if time.monotonic() - max(_asked_at[key].copy().values(), default=0.0) > _PATIENCE_S:
                 raise _NobodyLooks
 
         _running[key] = _beside.submit(_LONG.get, key, lambda: make(progress))

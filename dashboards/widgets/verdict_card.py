@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,8 @@ import streamlit as st
 
 from draftcast.dashboards.session.answers import question_key
 from draftcast.dashboards.session.question import literal
-from draftcast.dashboards.widgets.page import CONFIG, beside_page
+from draftcast.dashboards.session.session import Session
+from draftcast.dashboards.widgets.page import CONFIG, beside_page, known_answer, look_away
 from draftcast.dashboards.widgets.tiles import number
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.candidate import longest_draft
@@ -249,15 +250,21 @@ def _key(scenario: Scenario) -> tuple[Hashable, ...]:
 
 def known_cutover(scenario: Scenario) -> Cutover | None:
     """As a search has found it, on this page or on Cutover, in any session."""
-    answer: list[Cutover] | None = beside_page(_key(scenario), None)
+    answer: list[Cutover] | None = known_answer(_key(scenario))
     return answer[0] if answer is not None else None
 
 
-def advantage_over_load(scenario: Scenario, estimate: StepEstimate) -> None:
+def leave_other_searches(session: Session) -> None:
+    """End the search for the cutover of what the page asked before."""
+    look_away(session, _key(session.question.scenario))
+
+
+def advantage_over_load(session: Session, estimate: StepEstimate) -> None:
     """The advantage over the load with where the scenario stands, drawn again when the cutover is found.
 
     The search begins once the page stands, and ends when nobody looks at it any more.
     """
+    scenario = session.question.scenario
     key = _key(scenario)
     first, refused = [True], [""]
 
@@ -265,9 +272,8 @@ def advantage_over_load(scenario: Scenario, estimate: StepEstimate) -> None:
         return cutover(CutoverQuestion(scenario, "rate", "e2e"), progress=progress)
 
     def draw() -> None:
-        make: Callable[[Progress], Any] | None = None if first or refused[0] else search
         try:
-            found = beside_page(key, make)
+            found = known_answer(key) if first or refused[0] else beside_page(session, key, search)
         except InputError as error:
             found, refused[0] = None, str(error)
         if found is not None and not first:
@@ -286,5 +292,5 @@ def advantage_over_load(scenario: Scenario, estimate: StepEstimate) -> None:
         alt = "Advantage of speculation over the request rate with its interval, this load, and the cutover."
         st.plotly_chart(figure, key="advantage-over-load", config=CONFIG, theme="streamlit", alt=alt)
 
-    waits = beside_page(key, None) is None
+    waits = known_answer(key) is None
     st.fragment(draw, run_every=LOOK_EVERY_S if waits else None)()

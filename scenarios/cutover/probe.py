@@ -116,7 +116,7 @@ class Prober:
             if rate is not None and (self.axis.name == "rate" or rate > NEAR_CAPACITY * fluid.capacity_rps()):
                 if self.spent_requests >= self.budget_requests:
                     return None, None
-                found = capacity(each, rate)
+                found = capacity(each, rate, progress=self._part(0))
                 if found is not None:
                     self._bill(found)
                     known = side_by_capacity(rate, found)

@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("streamlit")
 from draftcast.dashboards.session.answers import answer
+from draftcast.dashboards.session.question import Question
+from draftcast.dashboards.session.session import Session
 from draftcast.dashboards.widgets import page
 from draftcast.dashboards.widgets.verdict_card import (
     LONGEST,
@@ -140,10 +142,13 @@ def test_without_speculation_there_is_nothing_to_say() -> None:
     assert words(card(without_speculation(SMALL), None)) == ("not chosen", "estimate")
 
 
+LOOKER = Session(Question.opening("default"))
+
+
 def looked_for(key: str, make: object) -> object:
     """Ask as a page does, until there is an answer."""
     for _ in range(500):
-        found = page.beside_page(key, make)  # type: ignore[arg-type]
+        found = page.beside_page(LOOKER, key, make)  # type: ignore[arg-type]
         if found is not None:
             return found
         time.sleep(0.01)
@@ -158,13 +163,16 @@ def test_a_search_beside_the_page_is_made_once_and_kept() -> None:
         made.append(threading.current_thread())
         return "found"
 
-    assert page.beside_page("kept", None) is None
-    assert looked_for("kept", make) == looked_for("kept", make) == page.beside_page("kept", None) == "found"
+    assert page.known_answer("kept") is None
+    assert looked_for("kept", make) == looked_for("kept", make) == page.known_answer("kept") == "found"
     assert len(made) == 1
     assert made[0] is not threading.main_thread()
 
 
-def test_a_search_nobody_looks_at_ends_and_begins_anew_for_who_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("leaves", ["the dashboard", "the question"])
+def test_a_search_nobody_looks_at_ends_and_begins_anew_for_who_asks_again(
+    leaves: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     began, ended, go_on = threading.Event(), threading.Event(), threading.Event()
 
     def make(progress: Progress) -> str:
@@ -176,14 +184,36 @@ def test_a_search_nobody_looks_at_ends_and_begins_anew_for_who_asks_again(monkey
             ended.set()
         return "found"
 
-    assert page.beside_page("left", make) is None
+    key = f"left {leaves}"
+    assert page.beside_page(LOOKER, key, make) is None
     assert began.wait(30)
-    monkeypatch.setattr(page, "_PATIENCE_S", -1.0)
+    if leaves == "the question":
+        page.look_away(LOOKER, "another")
+    else:
+        monkeypatch.setattr(page, "_PATIENCE_S", -1.0)
     go_on.set()
     assert ended.wait(30)
-    assert page.beside_page("left", None) is None
+    assert page.known_answer(key) is None
     monkeypatch.undo()
-    assert looked_for("left", make) == "found"
+    assert looked_for(key, make) == "found"
+
+
+def test_a_search_goes_on_for_another_session() -> None:
+    other = Session(LOOKER.question)
+    began, go_on = threading.Event(), threading.Event()
+
+    def make(progress: Progress) -> str:
+        began.set()
+        assert go_on.wait(30)
+        progress(0.5)
+        return "found"
+
+    assert page.beside_page(LOOKER, "shared", make) is page.beside_page(other, "shared", make) is None
+    assert began.wait(30)
+    page.look_away(LOOKER, "another")
+    go_on.set()
+    page._running["shared"].result(30)
+    assert page.known_answer("shared") == "found"
 
 
 def test_a_refused_search_is_told() -> None:
