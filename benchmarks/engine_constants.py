@@ -6,6 +6,8 @@ squares of the log errors, every source counted once, no constant below zero. On
 were timed take part: elsewhere the constants would make up for kernels. Prints the errors before, after, and with the
 set-up (model, device, generation), or with ``--sources`` each source, held out of the fit it is judged by; then the
 constants, and one JSON line.
+Last the ratio of step times to kernels of models with latent, sparse or linear attention under engines from before
+those kernels, over all devices: the median of the sources, each held out of the one it is judged by.
 ``--write [GENERATION...]`` puts them (all, or those of the named ones) into ``calibration/engines``; one that fewer
 than two set-ups show stays provisional. Ten minutes.
 """
@@ -16,7 +18,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -32,7 +34,7 @@ from draftcast.scenarios.evidence.forecast import Forecast, ForecastSide, foreca
 from draftcast.scenarios.evidence.point import EvidencePoint, points
 from draftcast.scenarios.evidence.question import scenarios_of
 from draftcast.scenarios.evidence.settings import model_name
-from draftcast.scenarios.evidence.summary import errors_by_source
+from draftcast.scenarios.evidence.summary import FigureErrors, errors_by_source
 from draftcast.scenarios.run import deployment
 
 FITTED = ("host_step_s", "full_graph_s", "draft_pass_s", "verify_sampled_s", "verify_greedy_s")
@@ -77,6 +79,10 @@ def main() -> None:
         for kind, row in rows.items():
             count = f"{row['points']:4.0f} points {row['sources']:3.0f} sources"
             print(f"{when:16} {kind:24} {count}  median {row['median']:6.1%}  mean {row['mean']:+6.1%}")
+    ratio, of_ratio = attention_ratio()
+    for when, found in of_ratio.items():
+        print(f"{when:16} {'other attention off':24} {found}")
+    print(f"other_attention_ratio {ratio:.2f}")
     shown = seen(before, slopes)
     for (generation, name), value in values.items():
         if value != stated[generation, name]:
@@ -86,6 +92,38 @@ def main() -> None:
         named = sys.argv[sys.argv.index("--write") + 1 :] or [g.name for g in engines.generations()]
         write({key: value for key, value in values.items() if key[0] in named}, stated, shown)
     print(json.dumps({"constants": {f"{g}.{n}": v for (g, n), v in values.items()}, "errors": table}))
+
+
+def attention_ratio() -> tuple[float, dict[str, FigureErrors]]:
+    """The one ratio of `EngineGeneration.attention_ratio`, and the errors before, after, and with each source held out.
+
+    Off times of tier A alone: a factor on every step is a factor on them, with speculation it is the same one.
+    """
+    ratios = {p.id: stated for p in points() if p.tier == "A" and (stated := stated_ratio(p)) != 1.0}
+    logs: dict[str, list[float]] = {}  # of forecast at the kernels' times over measured time, by source
+    for forecast in forecast_points([p for p in points() if p.id in ratios]):
+        if (error := forecast.error("off")) is not None:
+            found = float(np.log1p(error) - np.log(ratios[forecast.point.id]))
+            logs.setdefault(forecast.point.source, []).append(found)
+    medians = {source: float(np.median(found)) for source, found in logs.items()}
+
+    def of(ratio_of: Callable[[str], float]) -> FigureErrors:
+        pairs = [(s, float(np.exp(log) * ratio_of(s) - 1.0)) for s, all_ in logs.items() for log in all_]
+        return errors_by_source(pairs)
+
+    def without(source: str) -> float:
+        return float(np.exp(-np.median([log for other, log in medians.items() if other != source])))
+
+    ratio = without("")
+    return ratio, {"before": of(lambda _: 1.0), "after": of(lambda _: ratio), "source held out": of(without)}
+
+
+def stated_ratio(point: EvidencePoint) -> float:
+    scenario = scenarios_of(point).off
+    if scenario is None:
+        return 1.0
+    version, model = scenario.engine.version, load_model(scenario.engine.model)
+    return engines.generation_of(version, is_moe=model.is_moe).attention_ratio(version, model)
 
 
 def is_timed(point: EvidencePoint) -> bool:

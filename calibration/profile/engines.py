@@ -22,6 +22,7 @@ from draftcast.calibration.profile.spec import Section
 from draftcast.calibration.yaml_text import parse_yaml, validated
 from draftcast.errors import HardwareError
 from draftcast.files import read_text
+from draftcast.kernels.model.spec import ModelSpec
 
 FOLDER = Path(__file__).parents[1] / "engines"
 DEFAULT_VERSION = "vllm 0.32"
@@ -106,6 +107,9 @@ class EngineGeneration(Section):
     # that room is kept for with a request's prefixes cached, by the version from which it holds; None: one pool.
     state_pool_ratio: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     state_slots: dict[str, Annotated[int, Field(ge=1)]] = field(default_factory=dict)
+    # Step times of models with latent, sparse or linear attention over those of the timed kernels, by the version from
+    # which it holds: engines ran these layers by several slower kernels for months. None: as timed.
+    other_attention_ratio: dict[str, Annotated[float, Field(ge=1.0, allow_inf_nan=False)]] = field(default_factory=dict)
     # Most requests of a captured batch; None: rows are limited, as the profile says.
     max_graph_requests: Annotated[int, Field(ge=1)] | None = None
 
@@ -121,6 +125,12 @@ class EngineGeneration(Section):
     def states_of(self, version: str) -> int:
         """States that a version keeps room for with a request, its prefixes cached."""
         return _since(self.state_slots, version)
+
+    def attention_ratio(self, version: str, model: ModelSpec) -> float:
+        """A model's step times under a version over those of the timed kernels."""
+        if model.has_plain_attention or not self.other_attention_ratio:
+            return 1.0
+        return _since(self.other_attention_ratio, version)
 
     def runs_triton_experts(self, version: str) -> bool:
         """Whether a version runs experts in fp8 by Triton's kernels."""

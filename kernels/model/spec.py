@@ -261,6 +261,11 @@ class ModelSpec:
         """Whether layers read only the tokens that an indexer chooses."""
         return self.num_sliding_layers > 0 and self.window_kind == "top_k"
 
+    @property
+    def has_plain_attention(self) -> bool:
+        """Whether every layer attends to keys and values by heads: not to latents, an indexer's choice or a state."""
+        return not (self.is_mla or self.is_sparse or self.num_linear_layers)
+
     def attention_kinds(self) -> tuple[tuple[int, ModelSpec], ...]:
         """(layers, the model with these layers' heads) of full attention and of attention to a window."""
         sliding = self.num_sliding_layers

@@ -96,7 +96,7 @@ def stratum_of(deployment: Deployment) -> str:
     a device that nobody measured; latent, sparse and linear attention are twice as far (docs/evidence.md).
     """
     profile, model = deployment.profile, deployment.model
-    if model.is_mla or model.is_sparse or model.num_linear_layers:
+    if not model.has_plain_attention:
         return "latent, sparse or linear attention"
     measured = profile.kind == "affine" or profile.measured is not None
     return "dense, measured" if measured and not model.is_moe else "other models with plain attention"

@@ -221,6 +221,7 @@ def _fill_generation(p: Record, config: EngineConfig, model: ModelSpec, launches
     verify = constants.verify_sampled_s if config.temperature > 0.0 else constants.verify_greedy_s
     p["verify_s"] = verify.of(name)
     p["expands"] = engine.batch_expansion
+    p["decode_excess"] = p["prompt_excess"] = engine.attention_ratio(config.version, model) - 1.0
 
 
 def _graphless_s(config: EngineConfig, launches: float) -> tuple[float, float]:

@@ -276,3 +276,21 @@ def test_prompts_through_tritons_fp8_experts_take_longer_on_blackwell() -> None:
     assert seconds(triton, 0, 0, 8192) > 1.2 * seconds(fastest, 0, 0, 8192)
     bf16 = [cost_of("qwen3-30b-a3b", "b200", version=version) for version in ("sglang 0.5.3", "sglang 0.5.4")]
     assert seconds(bf16[0], 0, 0, 8192) == seconds(bf16[1], 0, 0, 8192)
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [("vllm 0.7", None), ("vllm 0.13", None), ("vllm 0.18", "vllm 0.19"), ("sglang 0.5.8", "sglang 0.5.12")],
+)
+def test_latent_sparse_and_linear_attention_was_slower_in_older_engines(older: str, newer: str | None) -> None:
+    for model, other in (("DeepSeek-V3", True), ("Qwen3-Next-80B-A3B-Instruct", True), ("Qwen3-30B-A3B", False)):
+        spec = load_model(model)
+        ratio = generation_of(older, is_moe=True).attention_ratio(older, spec)
+        assert (ratio > 1.2) == other
+        if newer is None:
+            continue
+        assert generation_of(newer, is_moe=True).attention_ratio(newer, spec) == 1.0
+        old, new = (cost_of(model, "b200", version=v) for v in (older, newer))
+        for step in ((8,), (64,), (8, 0, 2000)):
+            times = (float(decode(cost, *step)["target_s"]) for cost in (old, new))
+            assert next(times) / next(times) == pytest.approx(ratio, rel=1e-9)
