@@ -25,8 +25,8 @@ BELOW, ABOVE = 0.95, 1.05
 """Measured speed-ups outside these bounds have a sign that a forecast should meet."""
 
 CONFIDENCE, DEVIATIONS = 0.90, 1.6449
-LEAST_SOURCES = 2
-"""A stratum seen by fewer takes the largest spread of all."""
+LEAST_SOURCES = 5
+"""Strata seen by fewer share one spread: so few say too little of how far the next may be off."""
 JUDGED_TIERS = ("A",)
 """Steady loads. Bursts and loads beyond 512 are far less well known, and the summary shows them apart."""
 Residuals = dict[str, dict[str, list[float]]]
@@ -138,8 +138,8 @@ class IntervalCoverage:
     """Of intervals whose spread came from other sources: shares are means over the sources."""
 
     covered: float
-    half_width: float  # median over the points, relative
-    error: float  # median absolute error over the points
+    half_width: float  # median over the sources, relative
+    error: float  # median over the sources of the median absolute error of each
     points: int
     sources: int
 
@@ -172,48 +172,60 @@ def spread(by_source: Mapping[str, list[float]]) -> float:
 
 
 def estimated_strata(forecasts: Iterable[Forecast]) -> dict[str, Stratum]:
-    """What ``model_error.yaml`` should say; a stratum that too few sources saw takes the largest spread."""
+    """What ``model_error.yaml`` should say."""
     forecasts = list(forecasts)
     off, speedup = residuals(forecasts, "off"), residuals(forecasts, "speedup")
-    widest = {
-        name: max((spread(known) for known in found.values() if len(known) >= LEAST_SOURCES), default=math.nan)
-        for name, found in (("off", off), ("speedup", speedup))
-    }
-    strata = {}
-    for name in sorted(off.keys() | speedup.keys()):
-        spreads = {
-            side: spread(found[name]) if len(found.get(name, {})) >= LEAST_SOURCES else widest[side]
-            for side, found in (("off", off), ("speedup", speedup))
-        }
-        seen = off.get(name, {})
-        strata[name] = Stratum(
-            step=round(spreads["off"], 3),
-            speculation=round(spreads["speedup"], 3),
-            points=sum(map(len, seen.values())),
-            sources=len(seen),
+    return {
+        name: Stratum(
+            step=round(spread(sharing(off, name)), 3),
+            speculation=round(spread(sharing(speedup, name)), 3),
+            points=sum(map(len, off.get(name, {}).values())),
+            sources=len(off.get(name, {})),
         )
-    return strata
+        for name in sorted(off.keys() | speedup.keys())
+    }
 
 
-def coverage(found: Residuals, judged: Iterable[str] | None = None) -> IntervalCoverage:
+def sharing(found: Residuals, stratum: str) -> dict[str, list[float]]:
+    """The errors that a stratum's spread comes from, by source: its own, or those of all strata with too few sources.
+
+    Where these too are fewer than two sources, all there are.
+    """
+    few = {name for name, by_source in found.items() if len(by_source) < LEAST_SOURCES}
+    names = {stratum} if stratum in found and stratum not in few else few
+    together = merged(found[name] for name in names)
+    return together if len(together) > 1 else merged(found.values())
+
+
+def merged(parts: Iterable[Mapping[str, list[float]]]) -> dict[str, list[float]]:
+    """The errors of several strata, by source."""
+    together: dict[str, list[float]] = {}
+    for by_source in parts:
+        for source, values in by_source.items():
+            together.setdefault(source, []).extend(values)
+    return together
+
+
+def coverage(found: Residuals, judged: Iterable[str] | None = None, stratum: str | None = None) -> IntervalCoverage:
     """How often intervals hold the measurement, each source held out of the spread it is judged by.
 
-    ``judged``: only these sources; all stay in the spreads.
+    ``judged``, ``stratum``: only these sources, only of this stratum; all stay in the spreads.
     """
-    shares, widths, errors = [], [], []
-    for by_source in found.values():
-        for source, values in by_source.items():
-            others = {name: known for name, known in by_source.items() if name != source}
+    shares, widths, errors, points = [], [], [], 0
+    for name, by_source in found.items():
+        for source, values in by_source.items() if stratum in (None, name) else ():
+            others = {other: known for other, known in sharing(found, name).items() if other != source}
             if not others or (judged is not None and source not in judged):
                 continue
             reach = DEVIATIONS * spread(others)
             shares.append(float(np.mean(np.abs(values) <= reach)))
-            widths += [reach] * len(values)
-            errors += np.abs(values).tolist()
+            widths.append(reach)
+            errors.append(float(np.median(np.abs(values))))
+            points += len(values)
     if not shares:
         return IntervalCoverage(math.nan, math.nan, math.nan, 0, 0)
     return IntervalCoverage(
-        float(np.mean(shares)), float(np.median(widths)), float(np.median(errors)), len(errors), len(shares)
+        float(np.mean(shares)), float(np.median(widths)), float(np.median(errors)), points, len(shares)
     )
 
 
@@ -250,6 +262,6 @@ def scorecard(forecasts: Sequence[Forecast], side: ForecastSide) -> list[Score]:
             chosen = [f for f in members if engine in ("", f.point.engine)]
             score = errors(chosen, side)
             assert score is not None
-            covered = coverage({stratum: found[stratum]}, {f.point.source for f in chosen})
+            covered = coverage(found, {f.point.source for f in chosen}, stratum)
             scores.append(Score(stratum, engine, score, covered))
     return scores

@@ -7,7 +7,15 @@ import math
 import pytest
 
 from draftcast.scenarios.evidence.forecast import forecast_points
-from draftcast.scenarios.evidence.summary import DEVIATIONS, coverage, errors, scorecard, shipped_forecasts, spread
+from draftcast.scenarios.evidence.summary import (
+    DEVIATIONS,
+    coverage,
+    errors,
+    scorecard,
+    sharing,
+    shipped_forecasts,
+    spread,
+)
 
 
 def test_a_source_counts_once_however_many_points_it_has() -> None:
@@ -43,6 +51,23 @@ def test_only_the_sources_asked_for_are_judged_and_all_stay_in_the_spreads() -> 
     assert coverage(found, {"odd"}).covered == 0.0
     assert coverage(found, {"a", "b"}).covered == 1.0
     assert coverage(found, {"a"}).half_width == pytest.approx(0.5)
+
+
+def test_half_widths_and_errors_count_a_source_once() -> None:
+    found = coverage({"one": {"a": [0.1], "b": [0.3], "many": [0.2] * 100}})
+    assert (found.half_width, found.error) == (pytest.approx(0.3), pytest.approx(0.2))
+    assert (found.points, found.sources) == (102, 3)
+
+
+def test_strata_with_few_sources_share_one_spread() -> None:
+    known = {str(number): [0.1] for number in range(5)}
+    found = {"known": known, "new": {"a": [0.4]}, "newer": {"a": [0.2], "b": [0.3]}}
+    assert sharing(found, "known") == known
+    assert sharing(found, "new") == sharing(found, "newer") == sharing(found, "unseen") == {"a": [0.4, 0.2], "b": [0.3]}
+    assert coverage(found, stratum="new").half_width == pytest.approx(0.3)
+    assert coverage(found, stratum="known").half_width == pytest.approx(0.1)
+    # One source alone has nothing to be judged by: all are taken.
+    assert sharing({"known": known, "new": {"a": [0.4]}}, "new") == known | {"a": [0.4]}
 
 
 def test_the_scorecard_has_every_stratum_and_engine() -> None:
