@@ -26,6 +26,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from draftcast.calibration.profile import engines
+from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import InputError
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.catalog import load_model
@@ -123,7 +124,8 @@ def stated_ratio(point: EvidencePoint) -> float:
     if scenario is None:
         return 1.0
     version, model = scenario.engine.version, load_model(scenario.engine.model)
-    return engines.generation_of(version, is_moe=model.is_moe).attention_ratio(version, model)
+    generation = engines.generation_of(version, is_moe=model.is_moe)
+    return generation.attention_ratio(version, model, load_hardware(scenario.hardware))
 
 
 def is_timed(point: EvidencePoint) -> bool:

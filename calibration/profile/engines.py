@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
 
+from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.roofline import Seconds
 from draftcast.calibration.profile.spec import Section
 from draftcast.calibration.yaml_text import parse_yaml, validated
@@ -108,7 +109,7 @@ class EngineGeneration(Section):
     state_pool_ratio: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     state_slots: dict[str, Annotated[int, Field(ge=1)]] = field(default_factory=dict)
     # Step times of models with latent, sparse or linear attention over those of the timed kernels, by the version from
-    # which it holds: engines ran these layers by several slower kernels for months. None: as timed.
+    # which it holds, on devices other than Hopper: there engines ran these layers by slower kernels for months.
     other_attention_ratio: dict[str, Annotated[float, Field(ge=1.0, allow_inf_nan=False)]] = field(default_factory=dict)
     # Most requests of a captured batch; None: rows are limited, as the profile says.
     max_graph_requests: Annotated[int, Field(ge=1)] | None = None
@@ -126,9 +127,12 @@ class EngineGeneration(Section):
         """States that a version keeps room for with a request, its prefixes cached."""
         return _since(self.state_slots, version)
 
-    def attention_ratio(self, version: str, model: ModelSpec) -> float:
-        """A model's step times under a version over those of the timed kernels."""
-        if model.has_plain_attention or not self.other_attention_ratio:
+    def attention_ratio(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> float:
+        """A model's step times under a version over those of the timed kernels.
+
+        On Hopper there is no ratio: FlashMLA and the kernels of linear attention were first written for it.
+        """
+        if model.has_plain_attention or hardware.is_hopper or not self.other_attention_ratio:
             return 1.0
         return _since(self.other_attention_ratio, version)
 

@@ -72,6 +72,10 @@ class HardwareSpec:
     # What vLLM attends with on the device; whether prompts and decodes share a launch.
     attention_kernel: Annotated[str, one_of("flash_attention_2", "flash_attention_3", "separate")] = "separate"
 
+    @property
+    def is_hopper(self) -> bool:
+        return self.attention_kernel == "flash_attention_3"
+
     def ceilings(self, family: str, dtype: str) -> tuple[float, float]:
         """Peak FLOP/s and bytes/s that bound an operator family at a number format.
 

@@ -519,9 +519,12 @@ def deploy(scenario: Scenario) -> Deployment:
     if (model.num_linear_layers or model.kv_compression) and config.enable_prefix_caching:
         config = replace(config, enable_prefix_caching=False)
         assumed = (*assumed, NO_STATE_CACHE)
-    ratio = config.generation.attention_ratio(config.version, model)
+    ratio = config.generation.attention_ratio(config.version, model, hardware)
     if ratio != 1.0 and profile.kind != "affine":
-        assumed = (*assumed, f"steps x {ratio:g}: {config.version} ran this model's attention by slower kernels")
+        assumed = (
+            *assumed,
+            f"steps x {ratio:g}: {config.version} ran this model's attention by slower kernels on this GPU",
+        )
     cost = compile_step_cost(config, model, draft, profile, hardware)
     if scenario.correction is not None:
         _check_correction(scenario.correction, scenario, profile)

@@ -58,7 +58,7 @@ def fill_launch(kind: Any, hardware: HardwareSpec, heads: int, kv_heads: int, pa
     if rows == 0.0:
         return
     kind["split_seqs"] = math.inf
-    if hardware.attention_kernel == "flash_attention_3":
+    if hardware.is_hopper:
         kind["tile_kv_s"] = pair_s * rows / (heads / kv_heads)
         return
     kind["tile_kv_s"] = pair_s * rows

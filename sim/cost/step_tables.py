@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.interpolation import never_falling
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.errors import ScenarioError
@@ -145,7 +146,7 @@ def fill_roofline(
     p["window"] = model.sliding_window if model.num_sliding_layers else 0
     p["window_kind"] = WINDOWS.index(model.window_kind)
     p["cuda_graph_rows"] = sizes[-1] if sizes else 0
-    _fill_generation(p, config, model, device.launches(model))
+    _fill_generation(p, config, model, profile.hardware, device.launches(model))
     attention = np.zeros(at.N_KINDS, at.ATTENTION)
     # The engine cuts the target's sums to the window itself, so its blocks carry none.
     grids = _fill_attention(attention, 0, device, model, config.kv_dtype, np.zeros(1), own_window=False)
@@ -199,7 +200,9 @@ def _device(profile: RooflineProfile, config: EngineConfig, tp: int, dtype: str)
     )
 
 
-def _fill_generation(p: Record, config: EngineConfig, model: ModelSpec, launches: float) -> None:
+def _fill_generation(
+    p: Record, config: EngineConfig, model: ModelSpec, hardware: HardwareSpec, launches: float
+) -> None:
     """What the engine generation adds to the target's pass and to verification, by how the pass runs."""
     engine, name = config.generation, config.method.name
     constants = engine.constants
@@ -221,7 +224,7 @@ def _fill_generation(p: Record, config: EngineConfig, model: ModelSpec, launches
     verify = constants.verify_sampled_s if config.temperature > 0.0 else constants.verify_greedy_s
     p["verify_s"] = verify.of(name)
     p["expands"] = engine.batch_expansion
-    p["decode_excess"] = p["prompt_excess"] = engine.attention_ratio(config.version, model) - 1.0
+    p["decode_excess"] = p["prompt_excess"] = engine.attention_ratio(config.version, model, hardware) - 1.0
 
 
 def _graphless_s(config: EngineConfig, launches: float) -> tuple[float, float]:

@@ -285,11 +285,13 @@ def test_prompts_through_tritons_fp8_experts_take_longer_on_blackwell() -> None:
 def test_latent_sparse_and_linear_attention_was_slower_in_older_engines(older: str, newer: str | None) -> None:
     for model, other in (("DeepSeek-V3", True), ("Qwen3-Next-80B-A3B-Instruct", True), ("Qwen3-30B-A3B", False)):
         spec = load_model(model)
-        ratio = generation_of(older, is_moe=True).attention_ratio(older, spec)
+        blackwell, hopper = load_hardware("b200"), load_hardware("h200")
+        ratio = generation_of(older, is_moe=True).attention_ratio(older, spec, blackwell)
         assert (ratio > 1.2) == other
+        assert generation_of(older, is_moe=True).attention_ratio(older, spec, hopper) == 1.0
         if newer is None:
             continue
-        assert generation_of(newer, is_moe=True).attention_ratio(newer, spec) == 1.0
+        assert generation_of(newer, is_moe=True).attention_ratio(newer, spec, blackwell) == 1.0
         old, new = (cost_of(model, "b200", version=v) for v in (older, newer))
         for step in ((8,), (64,), (8, 0, 2000)):
             times = (float(decode(cost, *step)["target_s"]) for cost in (old, new))
