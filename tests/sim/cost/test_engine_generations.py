@@ -280,7 +280,7 @@ def test_prompts_through_tritons_fp8_experts_take_longer_on_blackwell() -> None:
 
 @pytest.mark.parametrize(
     ("older", "newer"),
-    [("vllm 0.7", None), ("vllm 0.13", None), ("vllm 0.18", "vllm 0.19"), ("sglang 0.5.8", "sglang 0.5.12")],
+    [("vllm 0.7", None), ("vllm 0.13", None), ("vllm 0.21", "vllm 0.22"), ("sglang 0.5.8", "sglang 0.5.12")],
 )
 def test_latent_sparse_and_linear_attention_was_slower_in_older_engines(older: str, newer: str | None) -> None:
     for model, other in (("DeepSeek-V3", True), ("Qwen3-Next-80B-A3B-Instruct", True), ("Qwen3-30B-A3B", False)):
