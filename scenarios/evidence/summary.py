@@ -191,8 +191,8 @@ def sharing(found: Residuals, stratum: str) -> dict[str, list[float]]:
 
     Where these too are fewer than two sources, all there are.
     """
-    few = {name for name, by_source in found.items() if len(by_source) < LEAST_SOURCES}
-    names = {stratum} if stratum in found and stratum not in few else few
+    few = [name for name, by_source in found.items() if len(by_source) < LEAST_SOURCES]
+    names = [stratum] if stratum in found and stratum not in few else few
     together = merged(found[name] for name in names)
     return together if len(together) > 1 else merged(found.values())
 
