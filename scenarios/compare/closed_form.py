@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from draftcast.scenarios.run.deployment import Deployment, cached_deployment
+from draftcast.scenarios.run.deployment import Deployment, cached_deployment, memory_ahead
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import without_speculation
@@ -22,12 +22,13 @@ class ClosedForm:
     """Ratios of a setting at batch size 1."""
 
     block_efficiency: float  # mean tokens a round, the bonus token included
-    # Time of a round's drafts, a draft token, over that of a decoding step: c of Leviathan et al., arXiv 2211.17192
+    # Time of a round's drafts, a draft token, over that of a decoding step: c of Leviathan et al., arXiv 2211.17192; of
+    # drafts made one round ahead what the target waits for, in the mean over rounds that keep them and that do not
     cost_ratio: float
     # Block efficiency / (c k + 1), theorem 3.8 there with the block efficiency measured instead of from one alpha
     speedup: float
     # Memory-bound speed-up: the same with the ratio of weight bytes for c, since a step's time is reading its weights
-    # (Goel et al., arXiv 2403.00858); a parallel draft or heads read theirs once a round
+    # (Goel et al., arXiv 2403.00858); a parallel draft or heads read theirs once a round, one ahead its own meanwhile
     mbsu: float
 
 
@@ -46,17 +47,23 @@ def closed_form(scenario: Scenario) -> ClosedForm | None:
         return None
     asked = Fluid.of(scenario, deployment).traffic
     tokens, memory = asked.tokens_per_round(k), deployment.memory
-    decoding_s = _decode_s(deployment, 0, asked.context_tokens)[1]
-    drafting = _decode_s(deployment, k, asked.context_tokens)[0] / decoding_s
+    decoding_s = _decode_s(deployment, 0, asked.context_tokens, 0.0)[1]
+    kept = asked.kept_share(k) if deployment.method.drafts_ahead else 0.0
+    drafting = _decode_s(deployment, k, asked.context_tokens, kept)[0] / decoding_s
     passes = k if deployment.method.plan == DraftPlan.AUTOREGRESSIVE else 1
     reading = passes * memory.draft_weight_bytes / memory.weight_bytes
+    if deployment.method.drafts_ahead and deployment.draft is not None:
+        own = memory_ahead(deployment.settings, deployment.draft, deployment.hardware)
+        ratio = own.weight_bytes / memory.weight_bytes
+        reading = max((k + 1) * ratio - 1.0, 0.0) + (1.0 - kept) * k * ratio
     return ClosedForm(tokens, drafting / k, tokens / (1 + drafting), tokens / (1 + reading))
 
 
-def _decode_s(deployment: Deployment, k: int, context_tokens: float) -> tuple[float, float]:
+def _decode_s(deployment: Deployment, k: int, context_tokens: float, kept: float) -> tuple[float, float]:
     """Seconds of the drafts and of the target in a step of one decoding request."""
     features, times = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     st.decode_features(deployment.cost, 1, k, context_tokens, features)
+    st.expect_ahead(features, kept)
     st.step_time(deployment.cost, features, times)
     return float(times["draft_s"]), float(times["target_s"])
 

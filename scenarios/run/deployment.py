@@ -471,7 +471,8 @@ def deploy(scenario: Scenario) -> Deployment:
     try:
         memory = memory_budget(config, model, None if method.drafts_ahead else draft, hardware)
         if draft is not None and method.drafts_ahead:
-            memory = replace(memory, num_gpu_blocks=min(memory.num_gpu_blocks, _own_blocks(config, draft, hardware)))
+            blocks = memory_ahead(config, draft, hardware).num_gpu_blocks
+            memory = replace(memory, num_gpu_blocks=min(memory.num_gpu_blocks, blocks))
     except CapacityError as error:
         raise CapacityError(
             f"{error.message}; {_what_fits(config, model, draft, hardware)}", key=error.key, value=error.value
@@ -532,8 +533,8 @@ def deploy(scenario: Scenario) -> Deployment:
     return Deployment(model, draft, assumed, method, hardware, profile, memory, config, policy, cost)
 
 
-def _own_blocks(config: EngineConfig, draft: ModelSpec, hardware: HardwareSpec) -> int:
-    """Blocks of a draft model's KV cache on GPUs of its own, where it stands as a target would."""
+def memory_ahead(config: EngineConfig, draft: ModelSpec, hardware: HardwareSpec) -> MemoryBudget:
+    """Of a draft model on GPUs of its own, where it stands as a target would."""
     alone = replace(
         config,
         method=get_method("none"),
@@ -547,7 +548,7 @@ def _own_blocks(config: EngineConfig, draft: ModelSpec, hardware: HardwareSpec) 
         sliding_window=draft.sliding_window,
         window_kind=WINDOWS.index(draft.window_kind),
     )
-    return memory_budget(alone, draft, None, hardware).num_gpu_blocks
+    return memory_budget(alone, draft, None, hardware)
 
 
 def _what_fits(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None, hardware: HardwareSpec) -> str:

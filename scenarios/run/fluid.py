@@ -54,6 +54,10 @@ class Traffic:
         """Share of the rounds that carry a draft."""
         return sum(share * model.draft_share(k) for share, model in zip(self.shares, self.models, strict=True))
 
+    def kept_share(self, k: int) -> float:
+        """Share of the rounds after which k drafts made one round ahead are kept: all before them and one more hold."""
+        return self.tokens_per_round(k + 1) - self.tokens_per_round(k)
+
 
 def traffic(table: RequestTable, models: Sequence[AcceptanceModel], caches_prefixes: bool = False) -> Traffic:
     """Means of a request table; ``models`` holds one acceptance model a class.
@@ -116,6 +120,8 @@ def mean_step(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int) -> MeanS
         # The deepest draft of a step and the search for matches stay whole; rows are those of the share that matched.
         for name in set(st.FEATURES.names or ()) - {"draft_passes", "propose_tokens"}:
             f[name] = bare[name] + drafted * (f[name] - bare[name])
+    if k and cost.params[0]["drafts_ahead"]:
+        st.expect_ahead(f, asked.kept_share(k))
     tokens = asked.tokens_per_round(k)
     rows = num_seqs * tokens * asked.prefill_tokens / asked.output_tokens
     f["tokens"] += rows

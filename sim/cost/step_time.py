@@ -68,6 +68,7 @@ FEATURES = np.dtype(
         ("draft_passes", "f8"),  # the largest number of drafts of one request (the depth of a tree)
         ("draft_kv", "f8"),  # context of the drafting requests, summed
         ("ahead_seqs", "f8"),  # of the drafting requests those whose drafts were made while others were verified
+        ("all_ahead", "f8"),  # of mean steps the share in which those of all were, and ahead_seqs of the other steps
         ("propose_tokens", "f8"),  # context tokens searched on the host (0 for methods that search no text there)
         # Of data-parallel ranks that step together, see `sim/cluster/data_parallel.py`.
         ("group_tokens", "f8"),  # rows of all ranks, 0: as many on each
@@ -540,7 +541,7 @@ def _shown_ahead(cost: StepCost, f: Record, before: tuple[float, float, float], 
     """What shows of drafts on GPUs of their own: as far as they outlast the target, then all that are made anew.
 
     The draft goes on behind the drafts that the target verifies. What it makes is kept for ``ahead_seqs`` requests; all
-    others wait for as many passes again.
+    others wait for as many passes again, if there are any.
 
     Args:
         before: ``by_origin_s`` without the draft.
@@ -555,8 +556,9 @@ def _shown_ahead(cost: StepCost, f: Record, before: tuple[float, float, float], 
     anew = seqs - f.ahead_seqs
     if anew > 0.0 and f.draft_passes > 0.0:
         f.draft_seqs = anew
-        seconds += _draft_block(c, f, anew, f.draft_kv * anew / seqs + anew * f.draft_passes / 2.0, f.draft_passes, out)
-        seconds += _add_table(c.draft_logits, anew, f.draft_passes, out)
+        passes = f.draft_passes * (1.0 - f.all_ahead)
+        seconds += _draft_block(c, f, anew, f.draft_kv * anew / seqs + anew * f.draft_passes / 2.0, passes, out)
+        seconds += _add_table(c.draft_logits, anew, passes, out)
         f.draft_seqs = seqs
     return float(seconds)
 
@@ -718,7 +720,7 @@ def fill_decode(
     f.win_decode_qkv = seqs * pairs
     f.prefill_seqs = f.prefill_tokens = f.prefill_kv = f.prefill_qkv = f.win_prefill_kv = f.win_prefill_qkv = 0.0
     f.draft_seqs = f.draft_tokens = f.draft_passes = f.draft_kv = f.propose_tokens = f.group_tokens = 0.0
-    f.ahead_seqs = 0.0
+    f.ahead_seqs = f.all_ahead = 0.0
 
 
 @njit(cache=True, error_model="numpy")
@@ -746,13 +748,24 @@ def decode_features(cost: StepCost, num_seqs: int, k: int, mean_context: float, 
 
 
 @njit(cache=True, error_model="numpy")
-def decode_step_seconds(cost: StepCost, num_seqs: int, k: int, mean_context: float) -> float:
+def expect_ahead(f: Record, kept: float) -> None:
+    """Of requests with drafts made one round ahead (`_shown_ahead`) each keeps them with probability ``kept``."""
+    f.all_ahead = kept**f.draft_seqs
+    f.ahead_seqs = f.draft_seqs
+    if f.all_ahead < 1.0:
+        f.ahead_seqs -= f.draft_seqs * (1.0 - kept) / (1.0 - f.all_ahead)
+
+
+@njit(cache=True, error_model="numpy")
+def decode_step_seconds(cost: StepCost, num_seqs: int, k: int, mean_context: float, kept: float = 0.0) -> float:
     """Seconds of the step of `decode_features`, host included (hidden behind the device where it may be).
 
     For policies and closed forms; it allocates its two records, so it does not belong into a step loop's hot path.
+    ``kept``: as of `expect_ahead`.
     """
     f = np.empty(1, FEATURES)[0]
     out = np.empty(1, TIMES)[0]
     decode_features(cost, num_seqs, k, mean_context, f)
+    expect_ahead(f, kept)
     fill_times(cost, f, 1.0, out)
     return step_seconds(cost, out)

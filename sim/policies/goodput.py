@@ -29,8 +29,8 @@ def goodput_drafts(ref: Engine, num_seqs: int, mean_context: float) -> int:
     most = c.tree_depth if c.tree_depth > 0 else c.max_drafts
     for k in range(most + 1):
         expected += reach  # 1 + alpha + ... + alpha^k
-        reach *= alpha
-        rate = expected / decode_step_seconds(s.cost, num_seqs, k, mean_context)
+        reach *= alpha  # k drafts are accepted and the next one too: those made one round ahead are kept
+        rate = expected / decode_step_seconds(s.cost, num_seqs, k, mean_context, reach)
         if rate > best_rate:
             best, best_rate = k, rate
     return best if c.tree_depth == 0 else best * c.max_drafts // c.tree_depth

@@ -68,6 +68,24 @@ def test_drafts_that_run_once_read_their_weights_once_and_search_none() -> None:
     assert ngram.cost_ratio < 0.2 * each.cost_ratio
 
 
+def test_drafts_made_one_round_ahead_cost_what_the_target_waits_for() -> None:
+    ahead = [drafting("draft_ahead", alpha=alpha, model="llama-3.2-1b") for alpha in (1.0, 0.6, 0.0)]
+    forms = [form for scenario in ahead if (form := closed_form(scenario)) is not None]
+    beside = drafting("draft_model", model="llama-3.2-1b")
+    memory = cached_deployment(beside).memory
+    ratio = memory.draft_weight_bytes / memory.weight_bytes
+    waits = [0.0, (1 - 0.6**4) * 3 * ratio, 3 * ratio]  # four passes read less than the target does once
+    for form, wait in zip(forms, waits, strict=True):
+        assert form.mbsu == pytest.approx(form.block_efficiency / (1 + wait), rel=1e-12)
+        assert form.speedup == pytest.approx(form.block_efficiency / (1 + 3 * form.cost_ratio), rel=1e-12)
+    costs = [form.cost_ratio for form in forms]
+    assert costs[0] == 0.0
+    assert costs[1] == pytest.approx((1 - 0.6**4) * costs[2], rel=1e-12)
+    serial = closed_form(beside)
+    assert serial is not None
+    assert costs[2] == pytest.approx(serial.cost_ratio, rel=0.1)  # the same passes of one row
+
+
 def test_a_schedule_counts_at_batch_size_one() -> None:
     scheduled = drafting("eagle3", num_speculative_tokens_per_batch_size=[[1, 8, 2], [9, 64, 3]])
     assert closed_form(scheduled) is not None
