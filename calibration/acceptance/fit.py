@@ -7,6 +7,7 @@ Knows the section's keys, not the code that reads it (that is above this room): 
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -56,19 +57,54 @@ def ngram_model(measured: Measurement) -> dict[str, Any]:
     return model | {"rates": [round(rate, _DIGITS) for rate in rates], "persistence": round(persistence, _DIGITS)}
 
 
-def match_probability(share: float, rates: Sequence[float], persistence: float) -> float:
+def arctic_model(measured: Measurement, head_rates: Sequence[float]) -> dict[str, Any]:
+    """``chain`` of suffix decoding beside a head: where it takes rounds over, its drafts' rate, and the head's.
+
+    Match probability and persistence as of `ngram_model`. The record has one rate a draft for the search and one for
+    the head: those with the measured mean of accepted drafts. ``mean_match_tokens``: of drafts that have as many tokens
+    as the head's and go on with one and the same probability.
+    """
+    figures, head, k = measured.figures, len(head_rates), measured.num_speculative_tokens
+    share, autocorrelation = figures["draft_share"].value, figures["match_autocorrelation"].value
+    persistence = min(autocorrelation, _MOST_PERSISTENT) if autocorrelation > 0 else 0.0
+    rates = [rate.value for rate in measured.rates] if share > 0 else []
+    match = match_probability(share, rates, persistence, head_rates)
+    longer = share_of_longer_drafts(figures["mean_draft_tokens"].value - head + 1, k - head + 1) if share > 0 else 1.0
+    model: dict[str, Any] = {"model": "chain", "match_probability": round(match, _DIGITS)}
+    if longer < 1.0 - 1e-9:
+        model["mean_match_tokens"] = round(head + longer / (1.0 - longer), _DIGITS)
+    reached = [longer ** max(position - head + 1, 0) for position in range(k)]
+    good, bad = _equal_rate(math.fsum(rates), reached), _equal_rate(math.fsum(head_rates), [1.0] * head)
+    return model | {"alpha_good": good, "alpha_bad": bad, "persistence": round(persistence, _DIGITS)}
+
+
+def _equal_rate(accepted: float, reached: Sequence[float]) -> float:
+    """The probability a draft at which so many are accepted in the mean; ``reached``: P(it is drafted) by position."""
+    from scipy.optimize import brentq
+
+    def beyond(rate: float) -> float:
+        return math.fsum(share * rate ** (position + 1) for position, share in enumerate(reached)) - accepted
+
+    return 1.0 if beyond(1.0) <= 0.0 else round(float(brentq(beyond, 0.0, 1.0, xtol=1e-12)), _DIGITS)
+
+
+def match_probability(share: float, rates: Sequence[float], persistence: float, others: Sequence[float] = ()) -> float:
     """Match probability m by output position for which a ``share`` of the rounds drafts.
 
     With r the persistence, d tokens after a match another has probability m + (1 - m) r^d, one token after none
     m (1 - r). A drafting round emits j + 1 tokens with probability u_j - u_{j+1} (u_0 = 1, u_j the unconditional
-    rates), an idle one emits one. Setting the stationary share s of these moves gives
-    m / (1 - m) = s (1 - G) / ((1 - s)(1 - r)), G = sum_j (u_j - u_{j+1}) r^(j+1).
+    rates), an idle one emits one, or, with the rates of ``others``, as many as another drafter's. Setting the
+    stationary share s of these moves gives m / (1 - m) = s (1 - G) / ((1 - s)(1 - H)),
+    G = sum_j (u_j - u_{j+1}) r^(j+1), and H the same of the others (r where there are none).
     """
     if not 0.0 < share < 1.0:
         return share
-    reach = [1.0, *rates, 0.0]
-    carried = sum((reach[j] - reach[j + 1]) * persistence ** (j + 1) for j in range(len(rates) + 1))
-    odds = share * (1.0 - carried) / ((1.0 - share) * (1.0 - persistence))
+
+    def carried(rates: Sequence[float]) -> float:
+        reach = [1.0, *rates, 0.0]
+        return sum((reach[j] - reach[j + 1]) * persistence ** (j + 1) for j in range(len(rates) + 1))
+
+    odds = share * (1.0 - carried(rates)) / ((1.0 - share) * (1.0 - carried(others)))
     return odds / (1.0 + odds)
 
 

@@ -34,6 +34,7 @@ from draftcast.kernels.search import ngram, suffix
 PROMPT_KEY = "prompt_token_ids"
 OUTPUT_KEYS = ("generated_token_ids", "output_token_ids")
 MAX_DRAFTS = 64  # what a scenario takes
+ARCTIC_DEPTH = 64  # of the suffix tree, as in Arctic Inference 0.1.1
 
 # Sums over one request, from which every figure follows; then `k` accepted counts by draft position.
 ROUNDS, DRAFTS, DRAFT_TOKENS, ACCEPTED, CUT, EMITTED = range(6)
@@ -181,18 +182,58 @@ def measure_suffix(
         InputError: a setting out of its range, or no request with a decoding round.
     """
     settings = settings or suffix.SuffixSettings()
-    _check_range("--suffix-max-tree-depth", settings.max_tree_depth, 1, 2**20)
-    _check_range("--suffix-max-cached-requests", settings.max_cached_requests, 0, 2**31 - 1)
-    _check_range("--suffix-max-spec-factor", settings.max_spec_factor, 0, 1e6)
-    _check_range("--suffix-min-token-prob", settings.min_token_prob, 0, 1)
+    named = _suffix_settings(settings)
     k = min(settings.max_tree_depth, MAX_DRAFTS) if k is None else k
     _check_range("--num-speculative-tokens", k, 1, MAX_DRAFTS)
     _check_range("--max-model-len", max_model_len, 1, suffix.UNLIMITED)
     found = list(suffix.match_positions(requests, k, settings, max_model_len))
     sums = [request_sums(*each, k) for each in found]
-    named = {f"suffix_decoding_{name}": float(value) for name, value in settings._asdict().items()}
     measured = summarise("suffix", k, named, np.array(sums), bootstrap=bootstrap, confidence=confidence, seed=seed)
     return replace(measured, rounds=accepted_by_round([accepted for _, accepted in found]))
+
+
+def measure_arctic(
+    requests: Sequence[TokenRequest],
+    head_rates: Sequence[float],
+    settings: suffix.SuffixSettings | None = None,
+    max_model_len: int = suffix.UNLIMITED,
+    *,
+    bootstrap: int = 1000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Measurement:
+    """Suffix decoding beside a head over a log: it takes a round over where its score reaches the head's drafts.
+
+    Rounds with a draft are those that it takes over; all others accept as many of the head's drafts as ``head_rates``
+    say (unconditional, by position), drawn anew at every output position. Other arguments as of `measure_suffix`.
+
+    Raises:
+        InputError: a setting out of its range, rates that rise, or no request with a decoding round.
+    """
+    settings = settings or suffix.SuffixSettings(max_tree_depth=ARCTIC_DEPTH)
+    named = _suffix_settings(settings)
+    rates = np.array(head_rates, float)
+    if not 1 <= len(rates) <= MAX_DRAFTS or not (np.diff(rates, prepend=1.0, append=0.0) <= 0).all():
+        text = f"must be 1 to {MAX_DRAFTS} unconditional rates by position, 1 to 0, none above the one before"
+        raise InputError(text, file="--head-rates", value=rates.tolist())
+    _check_range("--max-model-len", max_model_len, 1, suffix.UNLIMITED)
+    k = max(len(rates), min(settings.max_tree_depth, MAX_DRAFTS))
+    generator = np.random.Generator(np.random.Philox(key=[seed, 1]))
+    sums = []
+    for drafted, accepted in suffix.match_positions(requests, k, settings, max_model_len, least_score=len(rates)):
+        of_head = (generator.random((len(drafted), 1)) < rates).sum(axis=1)
+        of_head = np.minimum(of_head, np.arange(len(drafted), 0, -1))  # nothing is known beyond the record's end
+        sums.append(request_sums(drafted, np.where(drafted > 0, accepted, of_head), k))
+    return summarise("arctic", k, named, np.array(sums), bootstrap=bootstrap, confidence=confidence, seed=seed)
+
+
+def _suffix_settings(settings: suffix.SuffixSettings) -> dict[str, float]:
+    """Checked, by the names of vLLM's keys."""
+    _check_range("--suffix-max-tree-depth", settings.max_tree_depth, 1, 2**20)
+    _check_range("--suffix-max-cached-requests", settings.max_cached_requests, 0, 2**31 - 1)
+    _check_range("--suffix-max-spec-factor", settings.max_spec_factor, 0, 1e6)
+    _check_range("--suffix-min-token-prob", settings.min_token_prob, 0, 1)
+    return {f"suffix_decoding_{name}": float(value) for name, value in settings._asdict().items()}
 
 
 def rounds_of(accepted: NDArray[np.int32]) -> list[int]:
@@ -210,16 +251,20 @@ def accepted_by_round(accepted: Sequence[NDArray[np.int32]]) -> list[FloatArray]
 
 
 def request_sums(drafted: NDArray[np.int32], accepted: NDArray[np.int32], k: int) -> FloatArray:
-    """Sums of one request, float64[N_SUMS + k]; arrays by output position as `match_positions` gives them."""
+    """Sums of one request, float64[N_SUMS + k]; arrays by output position as `match_positions` gives them.
+
+    Rounds that accept without having drafted are another drafter's: they count as rounds and by what they emit.
+    """
     sums = np.zeros(N_SUMS + k)
     outputs = len(drafted)
     starts = np.array(rounds_of(accepted), dtype=np.int64)
     made, kept = drafted[starts], accepted[starts]
+    sums[EMITTED] = np.minimum(kept + 1, outputs - starts).sum()
+    kept = np.minimum(kept, made)
     sums[ROUNDS], sums[DRAFTS] = len(starts), np.count_nonzero(made)
     sums[DRAFT_TOKENS], sums[ACCEPTED] = made.sum(), kept.sum()
     # Every draft there was something to compare with was right, and then the record ended.
     sums[CUT] = np.count_nonzero((starts + kept == outputs) & (kept < made))
-    sums[EMITTED] = np.minimum(kept + 1, outputs - starts).sum()
     matches = drafted[1:] > 0
     sums[POSITIONS], sums[MATCHES] = len(matches), np.count_nonzero(matches)
     for column, series in ((POSITION_PAIRS, matches), (ROUND_PAIRS, made > 0)):

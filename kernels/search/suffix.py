@@ -206,6 +206,7 @@ def _match_positions(
     use_earlier: bool,
     limits: tuple[int, int, np.float32, np.float32],
     max_model_len: int,
+    least_score: np.float32,
     scratch: _Scratch,
 ) -> tuple[Counts, Counts, int]:
     k, depth, factor, least = limits
@@ -227,8 +228,10 @@ def _match_positions(
                 earlier, floor, earlier_length, tokens, length, limits_here, scratch, second, trial
             )
             if other_score > score:
-                count = other
+                count, score = other, other_score
                 draft[:count] = second[:count]
+        if score < least_score:
+            count = 0
         drafted[position] = count
         same = 0
         while same < count and length + same < len(tokens) and draft[same] == tokens[length + same]:
@@ -247,6 +250,7 @@ def match_positions(
     k: int,
     settings: SuffixSettings | None = None,
     max_model_len: int = UNLIMITED,
+    least_score: float = 0.0,
 ) -> Iterator[tuple[Counts, Counts]]:
     """What a round started at each output position would draft, and how much of it the known output confirms.
 
@@ -258,6 +262,7 @@ def match_positions(
         requests: (prompt, output) token ids, in order of arrival.
         k: ``num_speculative_tokens``, drafts per round at most.
         max_model_len: drafts stop one token below it.
+        least_score: a draft with a lower one is not proposed.
 
     Yields:
         drafted, accepted: int32[output tokens] for each request in turn, accepted <= drafted <= k.
@@ -292,6 +297,7 @@ def match_positions(
     )
     own, earlier = corpus(own_capacity), corpus(earlier_capacity)
     limits = (k, settings.max_tree_depth, np.float32(settings.max_spec_factor), np.float32(settings.min_token_prob))
+    least = np.float32(least_score)
     starts: list[int] = []
     length = 0
     for index, head in enumerate(heads):
@@ -300,6 +306,6 @@ def match_positions(
         there = len(heads) + index
         text = np.concatenate((dense[cuts[index] : cuts[index + 1]], dense[cuts[there] : cuts[there + 1]]))
         drafted, accepted, length = _match_positions(
-            text, len(head), own, earlier, floor, length, cached > 0, limits, max_model_len, scratch
+            text, len(head), own, earlier, floor, length, cached > 0, limits, max_model_len, least, scratch
         )
         yield drafted, accepted

@@ -81,11 +81,11 @@ class NgramOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SuffixOptions:
-    """Of ``--method suffix``, as vLLM's keys of the same names."""
+    """Of ``--method suffix`` and ``arctic``, as vLLM's keys of the same names."""
 
-    suffix_max_tree_depth: Annotated[int | None, typer.Option(help="suffix: depth of the tree, as in vLLM (24).")] = (
-        None
-    )
+    suffix_max_tree_depth: Annotated[
+        int | None, typer.Option(help="suffix: depth of the tree, as in vLLM (24; with arctic 64).")
+    ] = None
     suffix_max_spec_factor: Annotated[float | None, typer.Option(help="suffix: as in vLLM (1.0).")] = None
     suffix_min_token_prob: Annotated[float | None, typer.Option(help="suffix: as in vLLM (0.1).")] = None
     suffix_max_cached_requests: Annotated[
@@ -106,12 +106,17 @@ class Sampling:
 @option_groups
 def measure(
     *,
-    method: Annotated[Literal["ngram", "suffix"], typer.Option(help="The matcher to run.")],
+    method: Annotated[
+        Literal["ngram", "suffix", "arctic"], typer.Option(help="The matcher to run; arctic: suffix beside an LSTM.")
+    ],
     tokens: Annotated[
         Path, typer.Option(metavar="FILE", help="JSONL: prompt_token_ids, generated_token_ids or output_token_ids.")
     ],
     num_speculative_tokens: Annotated[
         int | None, typer.Option(help="Maximum draft tokens per round. Default for suffix: the tree depth.")
+    ] = None,
+    head_rates: Annotated[
+        str | None, typer.Option(metavar="R,R,...", help="arctic: the LSTM's rates by position, one for each draft.")
     ] = None,
     model: Annotated[
         Literal["ngram", "along_output", "per_position"],
@@ -124,30 +129,43 @@ def measure(
 ) -> None:
     """Run the real matcher over logged prompts and outputs: exact for greedy decoding, no model needed."""
     from draftcast.calibration.acceptance import fit
-    from draftcast.calibration.acceptance.measure import measure_ngram, measure_suffix, read_token_log
+    from draftcast.calibration.acceptance import measure as matchers
     from draftcast.kernels.search.suffix import SuffixSettings
 
-    # Options of the other method are refused, not ignored.
-    other, unused = ("suffix", suffix) if method == "ngram" else ("ngram", ngram)
-    for name, value in vars(unused).items():
-        if value is not None:
-            raise InputError(f"only with --method {other}", file=f"--{name.replace('_', '-')}", value=value)
-    if method == "ngram" and num_speculative_tokens is None:
-        raise InputError("required with --method ngram", file="--num-speculative-tokens")
+    # Options of the other methods are refused, not ignored.
+    given: dict[str, tuple[tuple[str, ...], Any]]
+    given = {name: (("suffix", "arctic"), value) for name, value in vars(suffix).items()}
+    given |= {name: (("ngram",), value) for name, value in vars(ngram).items()}
+    given |= {"head_rates": (("arctic",), head_rates)}
+    given |= {"num_speculative_tokens": (("ngram", "suffix"), num_speculative_tokens)}
+    given |= {"model": (("ngram", "suffix"), None if model == "ngram" else model)}
+    for name, (methods, value) in given.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is not None and method not in methods:
+            raise InputError(f"only with --method {' or '.join(methods)}", file=option, value=value)
+        if value is None and name == {"ngram": "num_speculative_tokens", "arctic": "head_rates"}.get(method):
+            raise InputError(f"required with --method {method}", file=option)
+    head = _rates(head_rates or "")
     output.check()
-    requests = read_token_log(tokens)
+    requests = matchers.read_token_log(tokens)
     settings = {name: value for name, value in vars(sampling).items() if value is not None}
+    keys = {name.removeprefix("suffix_"): value for name, value in vars(suffix).items() if value is not None}
     with progress_bar("measuring"):
-        if num_speculative_tokens is not None and method == "ngram":
-            measured = measure_ngram(requests, num_speculative_tokens, *ngram.bounds(), **settings)
+        if method == "arctic":
+            options = SuffixSettings(**{"max_tree_depth": matchers.ARCTIC_DEPTH, **keys})
+            measured = matchers.measure_arctic(requests, head, options, **settings)
+        elif num_speculative_tokens is not None and method == "ngram":
+            measured = matchers.measure_ngram(requests, num_speculative_tokens, *ngram.bounds(), **settings)
         else:
-            keys = {name.removeprefix("suffix_"): value for name, value in vars(suffix).items() if value is not None}
-            measured = measure_suffix(requests, num_speculative_tokens, SuffixSettings(**keys), **settings)
+            measured = matchers.measure_suffix(requests, num_speculative_tokens, SuffixSettings(**keys), **settings)
     share = measured.figures["draft_share"].value
     if model == "per_position" and share == 0:
         raise InputError("no round has a draft, so there is no rate by position", file="--model", value=model)
     rates = [rate.value for rate in measured.rates]
-    section = fit.per_position_model(rates) if model == "per_position" else fit.ngram_model(measured)
+    if model == "per_position":
+        section = fit.per_position_model(rates)
+    else:
+        section = fit.arctic_model(measured, head) if method == "arctic" else fit.ngram_model(measured)
     if model == "along_output":
         from draftcast.sim.acceptance.chain import Chain
         from draftcast.sim.acceptance.fit import with_positions
@@ -156,8 +174,10 @@ def measure(
         section |= changing.model_dump(mode="json", include={"factors"}, exclude_defaults=True)
     report = {"tokens": str(tokens), **measured.report(), "acceptance": section}
     lines = _measured_lines(measured)
-    options = ", ".join(f"{name} {value:g}" for name, value in measured.settings.items())
-    notes = [f"Measured with {method}, k {measured.num_speculative_tokens}, {options}, on {tokens.name}.", *lines]
+    if method == "arctic":
+        lines.insert(0, "rounds with a draft: those that suffix decoding takes over; the LSTM's are in all rounds")
+    named = ", ".join(f"{name} {value:g}" for name, value in measured.settings.items())
+    notes = [f"Measured with {method}, k {measured.num_speculative_tokens}, {named}, on {tokens.name}.", *lines]
     if model == "per_position":
         notes.append("Rates of the rounds with a draft; under this model the simulator drafts in every round.")
     output.print(report, lines, notes)
@@ -253,6 +273,13 @@ def list_references(
         heat = "-" if one.temperature is None else f"{one.temperature:g}"
         rows.append([name, f"{lengths[name]:.2f}", str(one.measured_to), heat, one.source])
     typer.echo("\n".join(aligned(rows)))
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        return [float(rate) for rate in text.split(",") if rate.strip()]
+    except ValueError:
+        raise InputError("must be rates by position, like 0.7,0.5,0.35", file="--head-rates", value=text) from None
 
 
 def _measured_lines(measured: Measurement) -> list[str]:

@@ -197,6 +197,45 @@ def test_fitted_model_reproduces_the_measured_rounds(method: str, k: int) -> Non
     assert model.mean_acceptance_length(k) == pytest.approx(measured.figures["mean_acceptance_length"].value, abs=1e-3)
 
 
+def test_suffix_decoding_takes_rounds_over_where_its_score_reaches_the_heads_drafts() -> None:
+    # "1" stands in the earlier output and at this one's end, so half of its places go on with 2 3 4 5 6: score 5 / 2.
+    log = [request([9], [1, 2, 3, 4, 5, 6]), request([8], [1, 2, 3, 4, 5, 7])]
+    settings = SuffixSettings(max_spec_factor=10.0)
+    first, second = am.measure_arctic(log, [0.0, 0.0], settings, bootstrap=0).sums
+    assert first[: am.EMITTED + 1].tolist() == [5, 0, 0, 0, 0, 5]
+    # Four of the five hold; then 7, which stands nowhere.
+    assert second[: am.EMITTED + 1].tolist() == [1, 1, 5, 4, 0, 5]
+    (_, third) = am.measure_arctic(log, [0.0] * 3, settings, bootstrap=0).sums
+    assert third[am.DRAFTS] == 0  # 2.5 is less than three drafts
+
+
+def test_the_heads_rounds_are_drawn_at_its_rates_and_never_beyond_the_record() -> None:
+    log = [request([0], list(range(1 + 1000 * i, 1001 + 1000 * i))) for i in range(6)]  # nothing stands twice
+    rates = [0.8, 0.5, 0.1]
+    measured = am.measure_arctic(log, rates, bootstrap=0)
+    assert measured.total(am.DRAFTS) == measured.total(am.ACCEPTED) == 0
+    assert measured.figures["tokens_per_round"].value == pytest.approx(1 + sum(rates), rel=0.03)
+    assert measured.total(am.EMITTED) == 6 * 999
+    assert am.measure_arctic(log, [1.0, 1.0], bootstrap=0).total(am.ROUNDS) == 6 * 333
+
+
+@pytest.mark.parametrize("rates", [[0.6], [0.7, 0.5, 0.35]])
+def test_the_arctic_section_has_the_measured_rounds(rates: list[float]) -> None:
+    """Drafts of the search are longer where more are accepted, which one rate a draft cannot say."""
+    log = random_log(200)
+    measured = am.measure_arctic(log, rates, bootstrap=0)
+    k, head = measured.num_speculative_tokens, len(rates)
+    section = fit.arctic_model(measured, rates)
+    model = Chain(**section).beside_head(head)
+    assert 0.04 < measured.figures["draft_share"].value < 0.5
+    assert model.tokens_per_round(k) == pytest.approx(measured.figures["tokens_per_round"].value, rel=0.03)
+    alpha = section["alpha_bad"]
+    assert sum(alpha**drafts for drafts in range(1, head + 1)) == pytest.approx(sum(rates), abs=1e-5)
+    more = fit.arctic_model(measured, [1.0] * head)
+    assert more["alpha_bad"] == 1.0
+    assert more["alpha_good"] == section["alpha_good"]
+
+
 def test_nothing_matches_and_everything_matches() -> None:
     never = am.measure_ngram([request([1, 2, 3], [4, 5, 6, 7])] * 2, 3, 1, 2)
     assert never.report()["figures"]["mean_acceptance_length"]["value"] is None
@@ -264,6 +303,23 @@ def measure(*arguments: str) -> Any:
 
 NGRAM_K4 = "engine.speculative_config={method: ngram, num_speculative_tokens: 4}"
 NGRAM = ["--method", "ngram", "--num-speculative-tokens", "4", "--prompt-lookup-max", "3", "--prompt-lookup-min", "2"]
+
+ARCTIC = ["--method", "arctic", "--head-rates", "0.7,0.5,0.35"]
+
+
+def test_the_section_of_arctic_is_taken_by_its_scenario(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl", random_log(30))
+    done = measure(*ARCTIC, "--suffix-max-tree-depth", "20", "--tokens", str(log), "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["num_speculative_tokens"] == 20
+    drafts = "{method: arctic, num_speculative_tokens: 3, enable_suffix_decoding: true, suffix_cache_max_depth: 20}"
+    section = json.dumps(report["acceptance"])
+    overrides = ["engine.version=vllm 0.11", f"engine.speculative_config={drafts}", f"acceptance={section}"]
+    loaded = load_scenario(overrides=overrides)
+    assert loaded.num_speculative_tokens == 20
+    assert loaded.acceptance_of() == Chain(**report["acceptance"]).beside_head(3)
+    assert "those that suffix decoding takes over" in measure(*ARCTIC, "--tokens", str(log)).stdout
 
 
 @pytest.mark.parametrize(
@@ -334,7 +390,14 @@ def test_bad_input_is_one_line_and_exit_2(
     cases = [
         ([*NGRAM, "--tokens", "absent.jsonl"], "absent.jsonl: no such file"),
         (["--method", "ngram", "--tokens", log], "--num-speculative-tokens: required with --method ngram"),
-        ([*NGRAM, "--tokens", log, "--suffix-max-tree-depth", "3"], "only with --method suffix"),
+        ([*NGRAM, "--tokens", log, "--suffix-max-tree-depth", "3"], "only with --method suffix or arctic"),
+        ([*NGRAM, "--tokens", log, "--head-rates", "0.5"], "only with --method arctic"),
+        (["--method", "arctic", "--tokens", log], "--head-rates: required with --method arctic"),
+        (["--method", "arctic", "--tokens", log, "--head-rates", "0.5,0.6"], "--head-rates"),
+        (["--method", "arctic", "--tokens", log, "--head-rates", "nan"], "none above the one before"),
+        (["--method", "arctic", "--tokens", log, "--head-rates", "half"], "must be rates by position"),
+        ([*ARCTIC, "--tokens", log, "--num-speculative-tokens", "3"], "only with --method ngram or suffix"),
+        ([*ARCTIC, "--tokens", log, "--model", "per_position"], "only with --method ngram or suffix"),
         (["--method", "suffix", "--tokens", log, "--prompt-lookup-max", "3"], "only with --method ngram"),
         (["--method", "suffix", "--tokens", log, "--suffix-min-token-prob", "2"], "--suffix-min-token-prob: 2.0"),
         ([*NGRAM, "--tokens", log, "--out", "taken.yaml"], "taken.yaml: already exists"),
