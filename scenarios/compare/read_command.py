@@ -228,8 +228,13 @@ class _Reader:
             engine["tensor_parallel_size"] = tp // attention
         if max(attention, dp) > 1:
             engine[DP] = max(attention, dp)
-        if max(_whole(words, "ep-size"), _whole(words, "moe_expert_parallel_size")) > 1:
-            engine["enable_expert_parallel"] = True
+        for name in ("ep-size", "moe_expert_parallel_size"):
+            ranks = _whole(words, name)
+            if ranks not in (1, tp):
+                allowed = f"must be 1 or {tp}, the ranks of a layer: experts in groups of ranks are not simulated"
+                raise ScenarioError(allowed, file=FILE, key=name, value=ranks)
+            if ranks > 1:
+                engine["enable_expert_parallel"] = True
         if engine.get("max_num_batched_tokens") == -1:
             del engine["max_num_batched_tokens"]
             engine["enable_chunked_prefill"] = False

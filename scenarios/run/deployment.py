@@ -45,7 +45,7 @@ from draftcast.sim.policies.registry import load_policy
 
 NO_STATE_CACHE = (
     "Prefix caching of the states of linear attention layers, or of the tokens beside compressed entries, is not "
-    "simulated: every prompt is computed whole."
+    "simulated: every prompt is computed whole, so prompts that share a beginning are forecast too slow."
 )
 NO_SCHEDULE = (
     "vLLM ignores num_speculative_tokens_per_batch_size with data parallelism: it drafts as many tokens always."
@@ -525,6 +525,13 @@ def deploy(scenario: Scenario) -> Deployment:
         assumed = (
             *assumed,
             f"steps x {ratio:g}: {config.version} ran this model's attention by slower kernels on this GPU",
+        )
+    together = config.tensor_parallel_size * config.pipeline_parallel_size * config.lockstep_ranks
+    if together > hardware.linked_devices:
+        assumed = (
+            *assumed,
+            f"Exchanges between {together} GPUs are priced at the link of {hardware.linked_devices}; between nodes it "
+            "is slower, and steps take longer than forecast.",
         )
     cost = compile_step_cost(config, model, draft, profile, hardware)
     if scenario.correction is not None:

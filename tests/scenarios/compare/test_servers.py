@@ -374,6 +374,11 @@ def test_a_command_of_ones_own_is_read() -> None:
         "enable_prefix_caching": False,
         "speculative_config": {"method": "ngram"},
     }
+    spread = "sglang serve --model x --tp-size 8 --ep-size"
+    assert read_command(f"{spread} 8").engine["enable_expert_parallel"]
+    assert "enable_expert_parallel" not in read_command(f"{spread} 1").engine
+    with pytest.raises(ScenarioError, match=r"ep-size = 2: must be 1 or 8"):
+        read_command(f"{spread} 2")
     with pytest.raises(ScenarioError, match="that is not simulated"):
         read_command("sglang serve --model x --speculative-algorithm UNO --speculative-num-draft-tokens 4")
 

@@ -405,3 +405,10 @@ def test_a_model_that_holds_more_than_its_context_caches_no_prefixes(model: str)
     assert any("every prompt is computed whole" in text for text in found.assumed)
     plain = deployed("engine.speculative_config=null").settings
     assert (plain.fixed_blocks, plain.enable_prefix_caching) == (0, True)
+
+
+@pytest.mark.parametrize(("device", "ranks", "said"), [("h200", 8, False), ("h200", 16, True), ("gb200", 16, False)])
+def test_ranks_beyond_the_link_are_said_to_be_forecast_too_fast(device: str, ranks: int, said: bool) -> None:
+    spread = ("engine.model=deepseek-v3", f"engine.data_parallel_size={ranks}", "engine.enable_expert_parallel=true")
+    assumed = deployed(f"hardware={device}", *spread, "engine.speculative_config=null").assumed
+    assert any(f"Exchanges between {ranks} GPUs are priced at the link of 8" in text for text in assumed) == said
