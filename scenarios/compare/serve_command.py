@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftcast.calibration.profile.engines import parse_version
 from draftcast.calibration.yaml_text import write_yaml
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model.catalog import published_id, published_ids
@@ -245,6 +246,8 @@ def server_command(scenario: Scenario, server: str) -> ServerCommand:
         notes += more
         if spec.synthetic_rates is not None:
             environment = forced_acceptance(server, spec.synthetic_rates)
+            if spec.synthetic_acceptance_rates is not None:
+                notes.append(f"{FORCED[server]} forces the mean of synthetic_acceptance_rates, no rate by position.")
     notes = [*_common_notes(scenario, server), *notes]
     if server == "sglang":
         tiers = _tiers(scenario)
@@ -316,7 +319,12 @@ def _draft_words(table: Server, scenario: Scenario, draft: str | None) -> tuple[
     key, version = "engine.speculative_config.method", table.version
     if method not in table.methods:
         raise ScenarioError(f"{version} cannot run it: {table.unknown[method]}", key=key, value=scenario.method)
-    model = cached_deployment(scenario).model
+    deployment = cached_deployment(scenario)
+    model = deployment.model
+    named = deployment.draft if deployment.method.needs_draft_model else None
+    if named is not None and named.vocab_size != model.vocab_size:
+        message = f"{version} maps no drafts of another vocabulary to the target's"
+        raise ScenarioError(message, key="engine.speculative_config.use_heterogeneous_vocab", value=True)
     for degree, alone in table.alone.items():
         if scenario.method in alone and getattr(scenario.engine, degree) > 1 and (degree != DP or model.is_moe):
             raise ScenarioError(f"{version} cannot run it with {degree} above 1", key=key, value=scenario.method)
@@ -334,6 +342,7 @@ def _draft_words(table: Server, scenario: Scenario, draft: str | None) -> tuple[
     for name in sorted(spec.model_fields_set - _DRAFT_WRITTEN_APART):
         value, row = getattr(spec, name), table.speculation.get(name)
         told = "max_matching_ngram_size" in words and name == "prompt_lookup_max"
+        told |= name == "rejection_sample_method" and spec.synthetic_rates is not None  # by the environment
         if value != type(spec).model_fields[name].default and not told:
             _write(table, row, f"engine.speculative_config.{name}", value, {}, words, notes)
     if draft is not None:
@@ -458,7 +467,9 @@ def _common_notes(scenario: Scenario, server: str) -> tuple[str, ...]:
     """Of every server: models to fill in, and what of the scenario stands in no server's command."""
     notes, policy, version = list(served_models(scenario).notes), scenario.resolved_policy.name, scenario.engine.version
     mine = VLLM if server == "vllm" else servers()[server].version
-    if not version.lower().startswith(server):
+    engine, number, _ = parse_version(version)
+    release = [int(part) for part in mine.rpartition(" ")[2].split(".")]
+    if engine != server or any(own != theirs for own, theirs in zip(number, release, strict=False)):
         notes.append(f"The forecast is of {version}; {mine} schedules and times its steps in its own way.")
     written = ("fixed", "batch_schedule", *(("ema_tiers",) if server == "sglang" else ()))
     written_by_flag = server == "vllm" and _verifies_adaptively(scenario)

@@ -395,6 +395,40 @@ def test_what_no_command_says_is_noted() -> None:
     assert shlex.split(server_command(scenario, "vllm").line)[:2] == ["vllm", "serve"]
 
 
+@pytest.mark.parametrize(
+    ("version", "server", "noted"),
+    [
+        ("vllm 0.10", "vllm", True),
+        ("vllm 0.32", "vllm", False),
+        ("vllm 0.32.1 v1", "vllm", False),
+        ("sglang 0.5", "sglang", False),
+        ("sglang 0.5.6", "sglang", True),
+        ("sglang 0.5", "vllm", True),
+        ("vllm 0.32", "trtllm", True),
+    ],
+)
+def test_a_forecast_of_another_release_than_the_commands_is_noted(version: str, server: str, noted: bool) -> None:
+    made = server_command(changed(version=version), server)
+    assert any(note.startswith(f"The forecast is of {version}; ") for note in made.notes) is noted
+
+
+@pytest.mark.parametrize("server", OTHERS)
+def test_a_draft_of_another_vocabulary_is_vllms_alone(server: str) -> None:
+    other = drafting("draft_model", model="qwen3-0.6b", use_heterogeneous_vocab=True)
+    assert server_command(other, "vllm").line
+    with pytest.raises(ScenarioError, match="maps no drafts of another vocabulary"):
+        server_command(other, server)
+
+
+@pytest.mark.parametrize("server", OTHERS)
+def test_forced_rates_by_position_are_noted_as_their_mean(server: str) -> None:
+    rates = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.7, 0.5, 0.3]}
+    notes = server_command(drafting("eagle3", **rates), server).notes
+    assert len([note for note in notes if "no rate by position" in note]) == 1
+    for scenario in (SYNTHETIC, drafting("eagle3", **rates)):
+        assert not any("rejection_sample_method" in note for note in server_command(scenario, server).notes)
+
+
 def test_a_command_pasted_into_the_command_line_is_the_engine_that_runs(tmp_path: Path) -> None:
     small = ("workload.num_requests=60", "statistics.replications=1", "statistics.warmup=none")
     scenario = load_scenario("default", overrides=[*small, "engine.max_num_seqs=2"])
