@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from request_checks import check_requests
 
 from draftcast import RunResult, load_scenario, simulate
 from draftcast.scenarios.run.workload_spec import acceptance_models
-from draftcast.scenarios.schema import METHODS
+from draftcast.scenarios.schema import METHODS, SpeculativeConfig
+from draftcast.scenarios.schema.speculation import UNTIMED
 from draftcast.sim.acceptance.model import AcceptanceModel
 from draftcast.sim.cost.methods import METHODS as FACTS
+from draftcast.sim.cost.methods import DraftPlan
 
 SMALL = (
     "workload.num_requests=300",
@@ -39,12 +41,12 @@ def run(*overrides: str) -> tuple[RunResult, AcceptanceModel | None]:
     return simulate(scenario), models[0] if models else None
 
 
-def of_method(method: str) -> tuple[RunResult, AcceptanceModel]:
+def of_method(method: str, k: int = K) -> tuple[RunResult, AcceptanceModel]:
     facts = FACTS[method]
     fields = {"model": "llama-3.2-1b"} if facts.needs_draft_model else {}
     acceptance = TREE if facts.is_tree else MATCHES if facts.proposes_by_match else RATES
     engine = {"mtp": DEEPSEEK, "mlp_speculator": ("engine.version=vllm 0.10",), "arctic": ARCTIC}.get(method, ())
-    result, model = run(*engine, spec(method, **fields), acceptance)
+    result, model = run(*engine, spec(method, num_speculative_tokens=k, **fields), acceptance)
     assert model is not None
     return result, model
 
@@ -136,6 +138,124 @@ def test_suffix_decoding_takes_rounds_over_from_arctics_lstm() -> None:
     assert figure(sparse[0], "mean_time_draft_s") < figure(often[0], "mean_time_draft_s")
     drafted = [result.requests["num_draft_tokens"] / result.requests["num_drafts"] for result, _ in (cut, often)]
     assert drafted[0].max() <= 4 < drafted[1].mean() < 8
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_more_drafts_yield_more_tokens_and_cost_more(method: str) -> None:
+    few, many = of_method(method, 1)[0], of_method(method)[0]
+    assert figure(few, "mean_acceptance_length") < figure(many, "mean_acceptance_length")
+    drafted = [result.requests["num_draft_tokens"].sum() / figure(result, "num_drafts") for result in (few, many)]
+    assert drafted[0] < drafted[1]
+    if FACTS[method].plan in (DraftPlan.AUTOREGRESSIVE, DraftPlan.HEADS):  # a pass or a head for each
+        seconds = [figure(result, "mean_time_draft_s") / figure(result, "num_drafts") for result in (few, many)]
+        assert seconds[0] < seconds[1]
+
+
+class Direction(NamedTuple):
+    """From ``low`` to ``high``, two texts of ``speculative_config``, a figure rises."""
+
+    field: str
+    low: str
+    high: str
+    rises: str
+    condition: tuple[str, ...] = (RATES,)
+
+
+EAGLE3 = "{method: eagle3, num_speculative_tokens: 3, "
+MODEL = "{method: draft_model, num_speculative_tokens: 3, model: llama-3.2-3b, "
+TREES = "{method: eagle_tree, num_speculative_tokens: 3, "
+OF_TREES = ("acceptance={model: tree, alpha: 0.4}",)
+FORCED = EAGLE3 + "rejection_sample_method: synthetic, "
+DSPARK = "{method: dspark, num_speculative_tokens: 7, "
+UNSURE = ("acceptance={model: constant, alpha: 0.4, confidence_discrimination: 0.9}", "profile=default")
+DIRECTIONS = [
+    # vLLM's own keys (config/speculative.py): a shorter draft in larger batches, a larger draft model, ...
+    Direction(
+        "num_speculative_tokens_per_batch_size",
+        EAGLE3 + "num_speculative_tokens_per_batch_size: [[1, 1, 3], [2, 1024, 1]]}",
+        EAGLE3 + "}",
+        "drafts a round",
+    ),
+    Direction("model", MODEL.replace("3b", "1b") + "}", MODEL + "}", "mean_time_draft_s"),
+    # ... one that stands whole on a rank reads all its weights there, ...
+    Direction(
+        "draft_tensor_parallel_size",
+        MODEL + "draft_tensor_parallel_size: 2}",
+        MODEL + "draft_tensor_parallel_size: 1}",
+        "mean_time_draft_s",
+        (RATES, "engine.tensor_parallel_size=2"),
+    ),
+    # ... bytes of its weights and cache, ...
+    Direction("quantization", MODEL + "quantization: fp8}", MODEL + "}", "mean_time_draft_s"),
+    Direction("kv_cache_dtype", MODEL + "}", MODEL + "kv_cache_dtype: fp8}", "kv_cache_tokens"),
+    # ... one pass for all drafts, ...
+    Direction("parallel_drafting", EAGLE3 + "parallel_drafting: true}", EAGLE3 + "}", "mean_time_draft_s"),
+    # ... the last block of a hit, ...
+    Direction(
+        "disable_eagle_block_drop",
+        EAGLE3 + "}",
+        EAGLE3 + "disable_eagle_block_drop: true}",
+        "prefix_cache_hit_rate",
+        (RATES, "workload.system_prompt={tokens: 160}"),
+    ),
+    # ... and a host that waits for the drafts' exact rows.
+    Direction(
+        "disable_padded_drafter_batch",
+        EAGLE3 + "}",
+        EAGLE3 + "disable_padded_drafter_batch: true}",
+        "mean_time_host_s",
+    ),
+    # SuffixDecoding, arXiv 2411.04975: match and draft together are no longer than the tree is deep.
+    Direction(
+        "suffix_decoding_max_tree_depth",
+        "{method: suffix, suffix_decoding_max_tree_depth: 2}",
+        "{method: suffix}",
+        "drafts a round",
+        (MATCHES,),
+    ),
+    Direction("rejection_sample_method", EAGLE3 + "}", FORCED + "synthetic_acceptance_length: 3.9}", "length"),
+    *(
+        Direction(key, FORCED + f"{key}: {low}}}", FORCED + f"{key}: {high}}}", "length")
+        for key, low, high in (
+            ("synthetic_acceptance_length", "1.5", "3.5"),
+            ("synthetic_acceptance_rates", "[0.9, 0.5, 0.1]", "[0.9, 0.8, 0.7]"),
+        )
+    ),
+    # DSpark: what is unlikely to be accepted is not verified.
+    Direction(
+        "enable_adaptive_verification",
+        DSPARK + "enable_adaptive_verification: true}",
+        DSPARK + "}",
+        "mean_time_rejected_s",
+        UNSURE,
+    ),
+    # EAGLE-2, arXiv 2406.16858: more nodes, more of which are accepted, and more rows to verify.
+    *(
+        Direction(key, TREES + f"{key}: {low}}}", TREES + f"{key}: {high}}}", figure, OF_TREES)
+        for key, low, high in (("tree_width", 2, 8), ("max_tree_nodes", 6, 24))
+        for figure in ("length", "drafts a round")
+    ),
+]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS, ids=lambda direction: f"{direction.field}: {direction.rises}")
+def test_a_parameter_works_in_the_direction_of_its_source(direction: Direction) -> None:
+    def seen(drafts: str) -> float:
+        result, _ = run(f"engine.speculative_config={drafts}", *direction.condition)
+        if direction.rises == "drafts a round":
+            return float(result.requests["num_draft_tokens"].sum() / result.requests["num_drafts"].sum())
+        if direction.rises == "kv_cache_tokens":
+            return float(result.summary["engine"][direction.rises])
+        return figure(result, "mean_acceptance_length" if direction.rises == "length" else direction.rises)
+
+    assert seen(direction.high) > 1.01 * seen(direction.low)
+
+
+def test_every_parameter_of_a_method_has_its_direction() -> None:
+    apart = {"method", "num_speculative_tokens", "enable_suffix_decoding", "suffix_cache_max_depth"}  # above
+    fields = SpeculativeConfig.model_fields
+    timed = {name for name in fields if UNTIMED not in fields[name].metadata}
+    assert {direction.field for direction in DIRECTIONS} == timed - apart
 
 
 def test_synthetic_acceptance_is_what_vllm_would_make_of_it() -> None:
