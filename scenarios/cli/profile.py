@@ -2,22 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from draftcast.errors import HardwareError
-from draftcast.scenarios.cli.options import AsJson, option_groups
+from draftcast.scenarios.cli.options import Commands
 from draftcast.scenarios.cli.terminal import print_json, print_lines
 
-app = typer.Typer(help="Look at profiles of measured or assumed kernel times.", no_args_is_help=True)
-
-Name = Annotated[str, typer.Argument(help="A bundled profile, a YAML file, or a folder that calibrate wrote.")]
-Hardware = Annotated[str | None, typer.Option(help="Device, for a profile that names none.")]
+app = Commands(help="Look at profiles of measured or assumed kernel times.", no_args_is_help=True)
 
 
 @app.command("list")
-def list_profiles(as_json: AsJson = False) -> None:
+def list_profiles(as_json: bool = False) -> None:
     """The bundled profiles: device, date, and whether their times are measured."""
     from draftcast.scenarios.show.profile_view import bundled
 
@@ -31,10 +28,10 @@ def list_profiles(as_json: AsJson = False) -> None:
 
 @app.command()
 def show(
-    profile: Name,
-    hardware: Hardware = None,
-    by_shape: Annotated[bool, typer.Option("--by-shape", help="Split held-out errors by size; takes seconds.")] = False,
-    as_json: AsJson = False,
+    profile: str,
+    hardware: str | None = None,
+    by_shape: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Provenance, rooflines, held-out errors and coverage."""
     from draftcast.calibration.profile.spec import RooflineProfile
@@ -70,23 +67,22 @@ def show(
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    model: Annotated[str, typer.Option(help="Model of the step.")] = "Llama-3.1-8B"
-    method: Annotated[str, typer.Option(help="Speculation method of the step.")] = "eagle"
-    k: Annotated[int, typer.Option("--num-speculative-tokens", min=0, help="Draft tokens; 0: no speculation.")] = 0
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1
-    context: Annotated[int, typer.Option(min=1, help="Context tokens of every sequence.")] = 1024
-    dtype: Annotated[str, typer.Option(help="Weight format.")] = "bf16"
-    version: Annotated[str, typer.Option("--engine-version", help="Engine and version of the step.")] = "vllm 0.32"
+    model: str = "Llama-3.1-8B"
+    method: str = "eagle"
+    k: int = 0
+    tp: int = 1
+    context: int = 1024
+    dtype: str = "bf16"
+    version: str = "vllm 0.32"
 
 
 @app.command()
-@option_groups
 def compare(
-    first: Name,
-    second: Annotated[str, typer.Argument(help="The profile to compare it with.")],
+    first: str,
+    second: str,
     step: StepOptions,
-    hardware: Hardware = None,
-    as_json: AsJson = False,
+    hardware: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Milliseconds of a decode step in two profiles, part by part, at several batch sizes; points timed in both."""
     from draftcast.scenarios.show.profile_compare import Step, agreement
@@ -110,9 +106,9 @@ def compare(
 
 @app.command()
 def plot(
-    profile: Name,
-    out: Annotated[Path, typer.Option(help="Plot to write: .html, or .png and .svg where kaleido is installed.")],
-    as_json: AsJson = False,
+    profile: str,
+    out: Path,
+    as_json: bool = False,
 ) -> None:
     """Roofline plot of a measured profile: achieved rate against intensity, and held-out errors."""
     from draftcast.scenarios.show.device_plots import profile_figure

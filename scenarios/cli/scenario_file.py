@@ -3,19 +3,16 @@
 import json
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from draftcast.errors import InputError
 from draftcast.files import check_new, write_text
-from draftcast.scenarios.cli.options import AsJson
 from draftcast.scenarios.cli.terminal import print_json, print_lines
 
 
 def init(
-    file: Annotated[Path, typer.Argument(help="File to write; nothing is overwritten.")] = Path("scenario.yaml"),
-    as_json: AsJson = False,
+    file: Path = Path("scenario.yaml"),
+    as_json: bool = False,
 ) -> None:
     """Write the default scenario with a comment at every key, to be changed."""
     from draftcast.scenarios.schema.describe import commented_scenario
@@ -26,9 +23,7 @@ def init(
 
 
 def schema(
-    command: Annotated[
-        list[str] | None, typer.Argument(help="A command, for the schema of its --json. Default: a scenario file.")
-    ] = None,
+    command: list[str] | None = None,
 ) -> None:
     """Print the JSON Schema of a scenario file, or of a command's --json, for editors and checks."""
     print_json({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema_of(" ".join(command or ()))})
