@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -263,11 +264,8 @@ def _batch_limits(engine: Engine, hardware: HardwareSpec, max_model_len: int) ->
         if value > limit:
             raise ScenarioError(f"must not exceed {name} = {limit}", key=f"engine.{key}", value=value)
     if not engine.enable_chunked_prefill and tokens < max_model_len:
-        raise ScenarioError(
-            f"must be at least max_model_len = {max_model_len} without chunked prefill",
-            key="engine.max_num_batched_tokens",
-            value=tokens,
-        )
+        message = f"must be at least max_model_len = {max_model_len} without chunked prefill"
+        raise ScenarioError(message, key="engine.max_num_batched_tokens", value=tokens)
     return BatchDefaults(seqs, tokens)
 
 
@@ -285,26 +283,19 @@ def _draft(scenario: Scenario, method: Method, model: ModelSpec) -> Head | None:
         raise ScenarioError("is a draft head: give its method", key=DRAFT_MODEL, value=spec.model)
     with engine_keys(DRAFT_MODEL):
         draft = load_model(spec.model)
-    if draft.num_linear_layers:
-        raise ScenarioError(
-            "has linear attention layers: drafts with states of their own are not simulated",
-            key=DRAFT_MODEL,
-            value=spec.model,
-        )
-    if draft.vocab_size != model.vocab_size and not spec.use_heterogeneous_vocab:
-        raise ScenarioError(
-            f"has a vocabulary of {draft.vocab_size} tokens and its target one of {model.vocab_size}: they must be "
-            "equal, or use_heterogeneous_vocab true (vLLM refuses it)",
-            key=DRAFT_MODEL,
-            value=spec.model,
-        )
-    if draft.num_parameters > model.num_parameters:
-        raise ScenarioError(
-            f"has {draft.num_parameters / 1e9:.3g} B parameters, more than its target's "
-            f"{model.num_parameters / 1e9:.3g} B: a draft must be no larger than its target",
-            key=DRAFT_MODEL,
-            value=spec.model,
-        )
+    refuse = partial(_refuse, scenario.engine, key="speculative_config.model")
+    states = "has linear attention layers: drafts with states of their own are not simulated"
+    refuse(draft.num_linear_layers > 0, why=states)
+    refuse(
+        draft.vocab_size != model.vocab_size and not spec.use_heterogeneous_vocab,
+        why=f"has a vocabulary of {draft.vocab_size} tokens and its target one of {model.vocab_size}: they must be "
+        "equal, or use_heterogeneous_vocab true (vLLM refuses it)",
+    )
+    refuse(
+        draft.num_parameters > model.num_parameters,
+        why=f"has {draft.num_parameters / 1e9:.3g} B parameters, more than its target's "
+        f"{model.num_parameters / 1e9:.3g} B: a draft must be no larger than its target",
+    )
     return Head(draft)
 
 
@@ -330,28 +321,25 @@ def _check_draft_length(spec: SpeculativeConfig, draft: ModelSpec, method: Metho
         raise ScenarioError(allowed, key="engine.speculative_config.max_model_len", value=spec.max_model_len)
 
 
+def _refuse(engine: Engine, is_refused: bool, key: str, why: str) -> None:
+    """Raises ScenarioError about a key of the engine's section."""
+    if is_refused:
+        raise ScenarioError(why, key=f"engine.{key}", value=attrgetter(key)(engine))
+
+
 def _check_parallel(engine: Engine, model: ModelSpec) -> None:
     """What vLLM 0.32 refuses (``ModelConfig.verify_with_parallel_config``), and stages without a layer."""
     tp, dcp, kv_heads = engine.tensor_parallel_size, engine.decode_context_parallel_size, model.num_key_value_heads
-
-    def refuse(key: str, why: str) -> None:
-        raise ScenarioError(why, key=f"engine.{key}", value=getattr(engine, key))
-
-    if engine.enable_expert_parallel and not model.is_moe:
-        refuse("enable_expert_parallel", f"{model.name} has no experts (vLLM refuses it)")
-    if engine.pipeline_parallel_size > model.num_hidden_layers:
-        refuse("pipeline_parallel_size", f"must not exceed the {model.num_hidden_layers} layers of {model.name}")
-    if dcp == 1 or model.is_mla:
-        return
-    if tp <= kv_heads:
-        refuse(
-            "decode_context_parallel_size", f"needs a tensor_parallel_size above the {kv_heads} KV heads of the model"
-        )
-    if dcp > tp // kv_heads:
-        refuse("decode_context_parallel_size", f"must not exceed tensor_parallel_size / KV heads = {tp // kv_heads}")
-    if model.num_attention_heads // kv_heads % dcp:
-        queries = model.num_attention_heads // kv_heads
-        refuse("decode_context_parallel_size", f"must divide the {queries} query heads of a KV head")
+    refuse, layers = partial(_refuse, engine), model.num_hidden_layers
+    no_experts = engine.enable_expert_parallel and not model.is_moe
+    refuse(no_experts, "enable_expert_parallel", f"{model.name} has no experts (vLLM refuses it)")
+    too_deep = engine.pipeline_parallel_size > layers
+    refuse(too_deep, "pipeline_parallel_size", f"must not exceed the {layers} layers of {model.name}")
+    if dcp > 1 and not model.is_mla:
+        key, most, queries = "decode_context_parallel_size", tp // kv_heads, model.num_attention_heads // kv_heads
+        refuse(tp <= kv_heads, key, f"needs a tensor_parallel_size above the {kv_heads} KV heads of the model")
+        refuse(dcp > most, key, f"must not exceed tensor_parallel_size / KV heads = {most}")
+        refuse(queries % dcp > 0, key, f"must divide the {queries} query heads of a KV head")
 
 
 def _check_what_vllm_refuses(engine: Engine, config: EngineConfig, model: ModelSpec) -> None:
@@ -360,50 +348,27 @@ def _check_what_vllm_refuses(engine: Engine, config: EngineConfig, model: ModelS
     Raises:
         ScenarioError: naming the first.
     """
-    method, spec = config.method, engine.speculative_config
-    refused: list[tuple[bool, str, str]] = [
-        (
-            bool(engine.async_scheduling) and not method.is_async,
-            "async_scheduling",
-            f"vLLM cannot schedule asynchronously with method {method.name}",
-        ),
-        (
-            bool(engine.async_scheduling) and engine.pipeline_parallel_size > 1 and config.generation.runner != "v2",
-            "async_scheduling",
-            "vLLM's first model runner cannot schedule asynchronously with pipeline parallelism",
-        ),
-    ]
-    if spec is not None and parse_version(engine.version)[0] == "vllm":
-        drafting = "speculative_config."
-        refused += [
-            (
-                bool(engine.async_scheduling) and spec.disable_padded_drafter_batch,
-                "async_scheduling",
-                "vLLM cannot schedule asynchronously with speculative_config.disable_padded_drafter_batch",
-            ),
-            (
-                spec.dspark_draft_topk is not None and method.name != "dspark",
-                drafting + "dspark_draft_topk",
-                "only with method dspark (vLLM refuses it)",
-            ),
-            (
-                spec.index_share_for_mtp_iteration is not None and method.name != "mtp",
-                drafting + "index_share_for_mtp_iteration",
-                "only with method mtp (vLLM refuses it)",
-            ),
-            (
-                # Only this method has MTP layers, and k below their number leaves some unused.
-                method.name == "mtp"
-                and config.num_speculative_tokens > (layers := model.num_nextn_layers) > 0
-                and config.num_speculative_tokens % layers > 0,
-                drafting + "num_speculative_tokens",
-                f"must be a multiple of the model's {model.num_nextn_layers} MTP layers, or at most as many (vLLM "
-                "refuses it)",
-            ),
-        ]
-    for is_refused, key, why in refused:
-        if is_refused:
-            raise ScenarioError(why, key=f"engine.{key}", value=attrgetter(key)(engine))
+    method, spec, refuse = config.method, engine.speculative_config, partial(_refuse, engine)
+    if engine.async_scheduling:
+        key, never = "async_scheduling", "cannot schedule asynchronously with"
+        refuse(not method.is_async, key, f"vLLM {never} method {method.name}")
+        staged = engine.pipeline_parallel_size > 1 and config.generation.runner != "v2"
+        refuse(staged, key, f"vLLM's first model runner {never} pipeline parallelism")
+    if spec is None or parse_version(engine.version)[0] != "vllm":
+        return
+    if engine.async_scheduling:
+        unpadded = "speculative_config.disable_padded_drafter_batch"
+        refuse(spec.disable_padded_drafter_batch, key, f"vLLM {never} {unpadded}")
+    for name, of in (("dspark_draft_topk", "dspark"), ("index_share_for_mtp_iteration", "mtp")):
+        misplaced = getattr(spec, name) is not None and method.name != of
+        refuse(misplaced, f"speculative_config.{name}", f"only with method {of} (vLLM refuses it)")
+    # Only this method has MTP layers, and k below their number leaves some unused.
+    k, layers = config.num_speculative_tokens, model.num_nextn_layers
+    refuse(
+        method.name == "mtp" and k > layers > 0 and k % layers > 0,
+        "speculative_config.num_speculative_tokens",
+        f"must be a multiple of the model's {layers} MTP layers, or at most as many (vLLM refuses it)",
+    )
 
 
 @engine_keys()
@@ -428,13 +393,10 @@ def deploy(scenario: Scenario) -> Deployment:
     if scenario.profile is None and not has_profile(hardware):
         assumed += (f"no kernel was timed on {hardware.name}: rates of its data sheet at assumed efficiencies",)
     assumed += _assumed_acceptance(scenario)
-    max_model_len = engine.max_model_len or model.max_position_embeddings
-    if max_model_len > model.max_position_embeddings:
-        raise ScenarioError(
-            f"must not exceed the model's own maximum of {model.max_position_embeddings} (vLLM refuses it)",
-            key="engine.max_model_len",
-            value=max_model_len,
-        )
+    refuse, longest = partial(_refuse, engine), model.max_position_embeddings
+    max_model_len = engine.max_model_len or longest
+    too_long = max_model_len > longest
+    refuse(too_long, "max_model_len", f"must not exceed the model's own maximum of {longest} (vLLM refuses it)")
     if spec is not None and draft is not None:
         _check_draft_length(spec, draft, method, max_model_len)
     limits = _batch_limits(engine, hardware, max_model_len)
@@ -462,11 +424,8 @@ def deploy(scenario: Scenario) -> Deployment:
     _check_what_vllm_refuses(engine, config, model)
     pipelined = config.pipeline_parallel_size > 1
     if config.max_num_batched_tokens <= config.slots:
-        raise ScenarioError(
-            f"must exceed the {config.slots} input rows that {method.name} with k = {k} adds per request",
-            key="engine.max_num_batched_tokens",
-            value=config.max_num_batched_tokens,
-        )
+        message = f"must exceed the {config.slots} input rows that {method.name} with k = {k} adds per request"
+        raise ScenarioError(message, key="engine.max_num_batched_tokens", value=config.max_num_batched_tokens)
     _check_formats(config, model, hardware)
     try:
         memory = memory_budget(config, model, None if method.drafts_ahead else draft, hardware)
@@ -474,40 +433,29 @@ def deploy(scenario: Scenario) -> Deployment:
             blocks = memory_ahead(config, draft, hardware).num_gpu_blocks
             memory = replace(memory, num_gpu_blocks=min(memory.num_gpu_blocks, blocks))
     except CapacityError as error:
-        raise CapacityError(
-            f"{error.message}; {_what_fits(config, model, draft, hardware)}", key=error.key, value=error.value
-        ) from None
+        message = f"{error.message}; {_what_fits(config, model, draft, hardware)}"
+        raise CapacityError(message, key=error.key, value=error.value) from None
     if memory.num_gpu_blocks > MOST_BLOCKS:
-        raise CapacityError(
-            f"leaves room for {memory.num_gpu_blocks} blocks, more than {MOST_BLOCKS}; take a larger block size",
-            key="engine.block_size",
-            value=engine.block_size,
-        )
+        message = f"leaves room for {memory.num_gpu_blocks} blocks, more than {MOST_BLOCKS}; take a larger block size"
+        raise CapacityError(message, key="engine.block_size", value=engine.block_size)
     policy = policy_of(scenario)
     if engine.data_parallel_size > 1 and scenario.resolved_policy.name == "batch_schedule":
         policy, assumed = load_policy("fixed"), (*assumed, NO_SCHEDULE)
+    ranks = "data-parallel ranks of a model with experts"
     if config.lockstep_ranks > 1 and policy.is_dynamic and policy.name != "off":
-        raise ScenarioError(
-            "data-parallel ranks of a model with experts must draft equally many tokens; this policy lets them differ",
-            key="policy.name",
-            value=policy.name,
-        )
-    if config.lockstep_ranks > 1 and pipelined:
-        raise ScenarioError(
-            "must be 1: data-parallel ranks of a model with experts are simulated without pipeline stages",
-            key="engine.pipeline_parallel_size",
-            value=config.pipeline_parallel_size,
-        )
+        message = f"{ranks} must draft equally many tokens; this policy lets them differ"
+        raise ScenarioError(message, key="policy.name", value=policy.name)
+    stages = config.lockstep_ranks > 1 and pipelined
+    refuse(stages, "pipeline_parallel_size", f"must be 1: {ranks} are simulated without pipeline stages")
     if pipelined and policy.name == "adaptive_verification":
         raise ScenarioError("vLLM has no adaptive verification with pipeline parallelism", key="policy.name")
     threshold, rows = config.long_prefill_token_threshold, method.verify_rows(k)
-    if k and not policy.is_dynamic and 0 < threshold < rows:
-        raise ScenarioError(
-            f"must be 0 or at least 1 + the {rows - 1} drafts of a round: vLLM pads a request's first decode step to "
-            f"{rows} rows, and its scheduler fails where the threshold cuts them",
-            key="engine.long_prefill_token_threshold",
-            value=threshold,
-        )
+    refuse(
+        k > 0 and not policy.is_dynamic and 0 < threshold < rows,
+        "long_prefill_token_threshold",
+        f"must be 0 or at least 1 + the {rows - 1} drafts of a round: vLLM pads a request's first decode step to "
+        f"{rows} rows, and its scheduler fails where the threshold cuts them",
+    )
     config = replace(
         config,
         num_gpu_blocks=memory.num_gpu_blocks,

@@ -6,6 +6,7 @@ import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from draftcast.calibration.acceptance.references import reference
 from draftcast.calibration.profile.engines import parse_version
@@ -87,9 +88,8 @@ class Policy(Frozen):
         place, _, attribute = value.rpartition(":")
         if place and attribute.isidentifier():
             return value
-        raise wrong(
-            "", value, f"unknown policy; choose from {', '.join(POLICIES)}, or give module:Class or file.py:Class"
-        )
+        choices = f"choose from {', '.join(POLICIES)}, or give module:Class or file.py:Class"
+        raise wrong("", value, f"unknown policy; {choices}")
 
 
 class Statistics(Frozen):
@@ -258,12 +258,9 @@ class Scenario(Frozen):
         """A schedule stands in vLLM's dictionary, and the policy that follows it runs."""
         place = "engine.speculative_config.num_speculative_tokens_per_batch_size"
         if policy.name == "batch_schedule" and policy.parameters:
-            key = next(iter(policy.parameters))
-            raise wrong(
-                f"policy.parameters.{key}",
-                policy.parameters[key],
-                f"batch_schedule takes none; its schedule is {place}: [[first, last, k], ...]",
-            )
+            key, value = next(iter(policy.parameters.items()))
+            message = f"batch_schedule takes none; its schedule is {place}: [[first, last, k], ...]"
+            raise wrong(f"policy.parameters.{key}", value, message)
         spec = self.speculative_config
         if spec is None:
             return
@@ -288,10 +285,8 @@ class Scenario(Frozen):
                 continue
             from_file = lengths is not None and lengths.path is not None
             if self.workload.arrivals.process != "trace" and not from_file:
-                message = (
-                    "needs requests from a specdecode_bench file (workload.lengths.path or trace arrivals), or path"
-                )
-                raise self.refusal(f"{key}.model", message)
+                file = "specdecode_bench file (workload.lengths.path or trace arrivals)"
+                raise self.refusal(f"{key}.model", f"needs requests from a {file}, or path")
 
     def _acceptance_covers(self, spec: SpeculativeConfig) -> None:
         """Every class has an acceptance model that fits the method and knows every draft position."""
@@ -300,9 +295,8 @@ class Scenario(Frozen):
             own = entry.acceptance is not None
             if not (own or entry.speculation):
                 continue
-            places.append(
-                (f"workload.classes.{index}.acceptance" if own else "acceptance", self.acceptance_of(entry.name))
-            )
+            place = f"workload.classes.{index}.acceptance" if own else "acceptance"
+            places.append((place, self.acceptance_of(entry.name)))
         for key, model in places:
             if model is None:
                 raise wrong(
@@ -316,29 +310,28 @@ class Scenario(Frozen):
 
     @staticmethod
     def _fits(key: str, model: Acceptance, spec: SpeculativeConfig) -> None:
-        method = spec.resolved_method
-        if model.max_drafts() < spec.k:
-            assert isinstance(model, Tree)
-            raise wrong(
-                f"{key}.widths",
-                list(model.widths or ()),
-                f"{model.max_drafts()} widths do not cover engine.speculative_config.num_speculative_tokens = "
-                f"{spec.k}; give {spec.k} or more",
-            )
+        method, searching = spec.resolved_method, ", ".join(MATCHING_METHODS)
+
+        def refusal(name: str, message: str) -> PydanticCustomError:
+            value = getattr(model, name, None)
+            return wrong(f"{key}.{name}", list(value) if isinstance(value, tuple) else value, message)
+
+        most = model.max_drafts()
+        if most < spec.k:
+            asked = f"engine.speculative_config.num_speculative_tokens = {spec.k}"
+            raise refusal("widths", f"{most} widths do not cover {asked}; give {spec.k} or more")
         if isinstance(model, Trace) and (model.match_probability is None) == (method in MATCHING_METHODS):
-            raise wrong(
-                f"{key}.match_probability",
-                model.match_probability,
+            raise refusal(
+                "match_probability",
                 f"required for method {method}: a recording does not tell a round that found no draft from one whose "
                 "drafts were all rejected; give the share of rounds with a draft (draftcast acceptance measure), or 1"
                 if model.match_probability is None
-                else f"only for methods {', '.join(MATCHING_METHODS)}; the method is {method}",
+                else f"only for methods {searching}; the method is {method}",
             )
         beside_head = isinstance(model, Chain) and model.kind == KIND_BESIDE_HEAD
         if beside_head != bool(spec.head_drafts):
-            raise wrong(
-                f"{key}.match_probability",
-                getattr(model, "match_probability", None),
+            raise refusal(
+                "match_probability",
                 "with enable_suffix_decoding give match_probability (the share of output positions at which suffix "
                 "decoding takes over), alpha_good (its drafts' rate) and alpha_bad (the LSTM's)"
                 if spec.head_drafts
@@ -346,23 +339,16 @@ class Scenario(Frozen):
             )
         searches = beside_head or method in MATCHING_METHODS
         if isinstance(model, Chain) and model.match_probability is not None and not searches:
-            message = f"only for methods {', '.join(MATCHING_METHODS)}; the method is {method}"
-            raise wrong(f"{key}.match_probability", model.match_probability, message)
+            raise refusal("match_probability", f"only for methods {searching}; the method is {method}")
         if isinstance(model, Chain) and model.reference is not None and model.rates is not None:
             published = reference(model.reference)
             if not all(map(math.isclose, model.rates, published.unconditional(len(model.rates)))):
-                raise wrong(
-                    f"{key}.rates",
-                    list(model.rates),
-                    f"are not those of {model.reference}; give {{reference: NAME}} alone, or rates without it",
-                )
-            measured = published.method
-            if measured != method:
-                raise wrong(
-                    f"{key}.reference", model.reference, f"measured with method {measured}; the method is {method}"
-                )
+                alone = "give {reference: NAME} alone, or rates without it"
+                raise refusal("rates", f"are not those of {model.reference}; {alone}")
+            if published.method != method:
+                raise refusal("reference", f"measured with method {published.method}; the method is {method}")
         if (model.model == "tree") != (method == "eagle_tree"):
-            raise wrong(f"{key}.model", model.model, f"tree goes with method eagle_tree only; the method is {method}")
+            raise refusal("model", f"tree goes with method eagle_tree only; the method is {method}")
         if isinstance(model, Tree):
             _tree_fits(key, model, spec)
 
@@ -373,16 +359,12 @@ def _tree_fits(key: str, model: Tree, spec: SpeculativeConfig) -> None:
     if model.widths is not None:
         for depth, wanted in enumerate(model.widths[: spec.k]):
             if wanted > width:
-                raise wrong(
-                    f"{key}.widths.{depth}", wanted, f"more branches than tree_width = {width}; alpha alone follows it"
-                )
+                message = f"more branches than tree_width = {width}; alpha alone follows it"
+                raise wrong(f"{key}.widths.{depth}", wanted, message)
         total = sum(model.widths[: spec.k])
         if total > nodes:
-            raise wrong(
-                f"{key}.widths",
-                list(model.widths),
-                f"{total} branches are more than max_tree_nodes = {nodes}; alpha alone follows it",
-            )
+            message = f"{total} branches are more than max_tree_nodes = {nodes}; alpha alone follows it"
+            raise wrong(f"{key}.widths", list(model.widths), message)
     named = spec.tree_width is not None or spec.max_tree_nodes is not None
     if model.rates is not None and named and model.tree_width is None and model.max_tree_nodes is None:
         raise wrong(
