@@ -72,6 +72,8 @@ def schemas(answers: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     by_command: dict[str, list[Any]] = {}
     for line, answer in answers:
         by_command.setdefault(command_of(line), []).append(answer)
+    if "live import" in by_command:
+        by_command["live run"] = by_command["live import"]  # both print a run directory
     numbers = {"type": ["number", "null"]}
     estimate = {"type": ["object", "null"], "properties": dict.fromkeys(sorted(ESTIMATE), numbers)}
     estimate["required"] = sorted(ESTIMATE)

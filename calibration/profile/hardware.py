@@ -17,25 +17,16 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from draftcast.calibration.yaml_text import parse_yaml, validated
 from draftcast.errors import HardwareError
 from draftcast.files import read_text
+from draftcast.frozen import OneOf
 from draftcast.kernels.model.dtypes import COMPUTE_DTYPE
 
 _FOLDER = Path(__file__).parents[1] / "hardware"
 # Of 16 bytes that cross the bus of GDDR6 with ECC one is a check byte; the driver reports as much less memory.
 _INLINE_ECC = 15 / 16
+ATTENTION_KERNELS = ("flash_attention_2", "flash_attention_3", "separate")
 
 
-def one_of(*names: str) -> AfterValidator:
-    """Refuses any other text."""
-
-    def check(value: str) -> str:
-        if value not in names:
-            raise ValueError(f"must be one of {', '.join(names)}")
-        return value
-
-    return AfterValidator(check)
-
-
-Format = Annotated[str, one_of("fp32", "bf16", "fp16", "fp8", "int8", "fp4")]
+Format = Annotated[str, OneOf("format", ("fp32", "bf16", "fp16", "fp8", "int8", "fp4"))]
 Text = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(strict=True, gt=0.0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False)]
@@ -71,7 +62,7 @@ class HardwareSpec:
     # Power that would sustain the peaks, where the board has less than others of its chip; 0: it sustains them
     peak_power_w: NotNegative = 0.0
     # What vLLM attends with on the device; whether prompts and decodes share a launch.
-    attention_kernel: Annotated[str, one_of("flash_attention_2", "flash_attention_3", "separate")] = "separate"
+    attention_kernel: Annotated[str, OneOf("kernel", ATTENTION_KERNELS)] = "separate"
 
     @property
     def is_hopper(self) -> bool:

@@ -19,10 +19,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, InstanceOf
 
-from draftcast.calibration.profile.hardware import HardwareSpec, one_of
+from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.measured import MeasuredTimes
 from draftcast.calibration.profile.roofline import OriginLabel, Range, Roofline, Seconds
 from draftcast.errors import HardwareError
+from draftcast.frozen import OneOf
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.operators.cost import Work
 
@@ -42,7 +43,8 @@ OPERATORS = (
 )
 """Operator families a roofline profile must describe. Those of decode cover verify too."""
 
-Dtype = Annotated[str, one_of("fp32", "bf16", "fp16", "fp8", "int4", "mxfp4", "nvfp4", "mxfp8", "int8")]
+FORMATS = ("fp32", "bf16", "fp16", "fp8", "int4", "mxfp4", "nvfp4", "mxfp8", "int8")
+Dtype = Annotated[str, OneOf("format", FORMATS)]
 
 
 class Section:

@@ -39,7 +39,7 @@ from draftcast.kernels.model.config import (
 )
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES
 from draftcast.kernels.model.formats import MODULES, MODULES_BESIDE, kv_cache_format, stored_formats
-from draftcast.kernels.model.spec import LINEAR_SIZES, ModelSpec
+from draftcast.kernels.model.spec import INDEXED_RATIO, LINEAR_SIZES, ModelSpec
 from draftcast.kernels.model.words import usual_words
 
 # Where multimodal configs keep the language model's fields.
@@ -323,7 +323,7 @@ def _indexers(config: Config, layers: int) -> dict[str, Any]:
     return {**sizes, **window, "num_indexed_layers": indexed}
 
 
-_INDEXED_RATIO, _WHOLE_RATIO = 4, 128
+_WHOLE_RATIO = 128
 
 
 def _compressed(config: Config, layers: int) -> dict[str, Any]:
@@ -333,15 +333,15 @@ def _compressed(config: Config, layers: int) -> dict[str, Any]:
     """
     key = COMPRESSION[0]
     ratios = config.values[key]
-    if not isinstance(ratios, list) or any(ratio not in (0, 1, _INDEXED_RATIO, _WHOLE_RATIO) for ratio in ratios):
-        raise config.refusal(key, f"a list of 0, {_INDEXED_RATIO} and {_WHOLE_RATIO} is needed")
+    if not isinstance(ratios, list) or any(ratio not in (0, 1, INDEXED_RATIO, _WHOLE_RATIO) for ratio in ratios):
+        raise config.refusal(key, f"a list of 0, {INDEXED_RATIO} and {_WHOLE_RATIO} is needed")
     config.per_layer(key, ratios, layers)
-    indexed = ratios.count(_INDEXED_RATIO)
+    indexed = ratios.count(INDEXED_RATIO)
     return {
         "kv_compression": _WHOLE_RATIO,
-        "indexed_kv_compression": _INDEXED_RATIO,
+        "indexed_kv_compression": INDEXED_RATIO,
         "local_window": config.integer("sliding_window"),
-        "sliding_window": config.integer("index_topk") * _INDEXED_RATIO,
+        "sliding_window": config.integer("index_topk") * INDEXED_RATIO,
         "num_sliding_layers": indexed,
         "num_indexed_layers": indexed,
         "window_kind": "top_k",

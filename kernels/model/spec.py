@@ -33,6 +33,8 @@ LINEAR_KINDS = ("gated_delta", "kda", "mamba2")
 are the key heads, its state size their width, its heads the value heads."""
 WINDOWS = ("sliding", "chunked", "top_k")
 """Kinds of windows: the last tokens, those of the token's own chunk, or an indexer's choice, every token its own."""
+INDEXED_RATIO = 4
+"""Tokens of a compressed entry that an indexer chooses (DeepSeek-V4)."""
 _STATE_DTYPES = ("", "float32", "bfloat16", "float16")
 
 
@@ -419,7 +421,7 @@ class ModelSpec:
     @property
     def entries_of_token(self) -> int:
         """Compressed entries that a token is part of."""
-        return 2 if self.kv_compression == 4 else 1
+        return 2 if self.kv_compression == INDEXED_RATIO else 1
 
     @property
     def num_parameters(self) -> int:

@@ -40,7 +40,6 @@ def schema_of(command: str) -> dict[str, Any]:
 
         return Scenario.model_json_schema()
     known = json.loads(files("draftcast.scenarios").joinpath("cli/answers.json").read_text("utf-8"))
-    known["commands"]["live run"] = known["commands"]["live import"]  # both print a run directory
     if command not in known["commands"]:
         raise InputError(f"has no schema; choose from {', '.join(known['commands'])}", file="schema", value=command)
     return {"title": f"draftcast {command} --json", "$defs": known["$defs"], **known["commands"][command]}

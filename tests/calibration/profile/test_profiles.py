@@ -240,7 +240,7 @@ def edited(old: str, new: str) -> str:
         ("", r"must hold a mapping"),
         (edited("kind: roofline", "kind: [roofline]"), r"kind = \['roofline'\]: must be one of roofline, affine"),
         (edited("date:", "measured: null\ndate:"), r"measured = None: unknown key"),
-        (edited("p: 4,", "p: 4, dtypes: {fp9: {}},"), r"dtypes\.fp9 = 'fp9': must be one of fp32, bf16, "),
+        (edited("p: 4,", "p: 4, dtypes: {fp9: {}},"), r"dtypes\.fp9 = 'fp9': unknown format; choose from fp32, bf16, "),
     ],
 )
 def test_bad_file_is_one_line_that_names_it(tmp_path: Path, text: str, message: str) -> None:
