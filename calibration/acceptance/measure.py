@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.errors import InputError, TraceError
-from draftcast.files import json_lines, read_text
+from draftcast.files import json_lines, picked, read_text
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.search import ngram, suffix
 
@@ -112,16 +112,13 @@ class Measurement:
     def report(self) -> dict[str, Any]:
         """Plain data for JSON; undefined figures are None."""
         return {
-            "method": self.method,
-            "num_speculative_tokens": self.num_speculative_tokens,
-            "settings": self.settings,
+            **picked(self, "method num_speculative_tokens settings confidence"),
             "num_requests": len(self.sums),
             "num_rounds": self.total(ROUNDS),
             "num_drafts": self.total(DRAFTS),
             "num_draft_tokens": self.total(DRAFT_TOKENS),
             "num_accepted_tokens": self.total(ACCEPTED),
             "rounds_cut_by_end": self.total(CUT),
-            "confidence": self.confidence,
             "figures": {name: _plain(estimate) for name, estimate in self.figures.items()},
             "per_position_acceptance_rates": [_plain(rate) for rate in self.rates],
             "per_request": self._spread(),

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from draftcast.calibration.acceptance.references import conditional_rate
 from draftcast.errors import InputError
-from draftcast.files import parse_json, read_text
+from draftcast.files import parse_json, picked, read_text
 
 PREFIX = "vllm:spec_decode_"
 NUM_DRAFTS = f"{PREFIX}num_drafts_total"
@@ -73,10 +73,7 @@ class ServerAcceptance:
     def report(self) -> dict[str, Any]:
         drafted = self.num_draft_tokens
         return {
-            "num_drafts": self.num_drafts,
-            "num_draft_tokens": drafted,
-            "num_accepted_tokens": self.num_accepted_tokens,
-            "mean_acceptance_length": self.mean_acceptance_length,
+            **picked(self, "num_drafts num_draft_tokens num_accepted_tokens mean_acceptance_length"),
             "mean_draft_tokens": drafted / self.num_drafts,
             "draft_acceptance_rate": self.num_accepted_tokens / drafted if drafted else None,
             "per_position_acceptance_rates": list(self.rates),

@@ -29,7 +29,7 @@ from draftcast.calibration.live.step_fit import StepFit, fit_steps
 from draftcast.calibration.profile.load import FIT, MANIFEST
 from draftcast.calibration.profile.spec import FrontEnd
 from draftcast.errors import InputError
-from draftcast.files import plain
+from draftcast.files import picked, plain
 from draftcast.kernels.arrays import FloatArray
 
 REPORT = "calibration.json"
@@ -54,30 +54,15 @@ class LiveCalibration:
         fit = self.fit
         held_out = [{"run": each.run, "whole_run": each.whole, **vars(each.errors)} for each in fit.held_out]
         report = {
-            "coefficients": fit.coefficients,
+            **picked(fit, "coefficients rows sequences outlier_points outlier_seconds seconds_over_fit"),
+            **picked(self, "front_end notes"),
             "not_fitted": fit.folded,
-            "rows": fit.rows,
-            "sequences": fit.sequences,
             "runs": [
-                {
-                    "folder": str(run.run.folder),
-                    "digest": run_digest(run.run),
-                    "method": run.method,
-                    "k": run.k,
-                    "points": len(run.points),
-                    "clock": run.clock,
-                    "elapsed_share": run.elapsed_share,
-                    "host_s": run.host_s,
-                    "left_out": run.left_out,
-                }
+                picked(run, "method k clock elapsed_share host_s left_out")
+                | {"folder": str(run.run.folder), "digest": run_digest(run.run), "points": len(run.points)}
                 for run in fit.runs
             ],
             "held_out": {"all": fit.all, "runs": held_out},
-            "outlier_points": fit.outlier_points,
-            "outlier_seconds": fit.outlier_seconds,
-            "seconds_over_fit": fit.seconds_over_fit,
-            "front_end": self.front_end,
-            "notes": self.notes,
         }
         return dict(plain(report))
 

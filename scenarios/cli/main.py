@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 import draftcast
+from draftcast.files import picked
 from draftcast.kernels.extras import require
 from draftcast.scenarios.cli import acceptance, live, profile
 from draftcast.scenarios.cli.calibrate import calibrate
@@ -95,7 +96,7 @@ def scenarios(as_json: bool = False) -> None:
     from draftcast.scenarios.schema.load import embedded_scenarios, load_scenario
 
     bundled = {name: load_scenario(name) for name in embedded_scenarios()}
-    _print_bundled(bundled, ("name", "description"), as_json, lambda scenario: scenario.name)
+    _print_bundled(bundled, "name description", as_json, lambda scenario: scenario.name)
 
 
 @app.command()
@@ -107,7 +108,7 @@ def models(as_json: bool = False) -> None:
         return f"{model.num_parameters / 1e9:9.2f} B parameters  {model.architecture}"
 
     bundled = {name: load_model(name) for name in model_names()}
-    _print_bundled(bundled, ("num_parameters", "architecture"), as_json, line)
+    _print_bundled(bundled, "num_parameters architecture", as_json, line)
 
 
 @app.command()
@@ -119,12 +120,12 @@ def hardware(as_json: bool = False) -> None:
         return f"{device.memory_bytes / 2**30:8.1f} GiB {device.memory_bandwidth_bytes_per_s / 1e12:7.2f} TB/s"
 
     bundled = {name: load_hardware(name) for name in hardware_names()}
-    _print_bundled(bundled, ("memory_bytes", "memory_bandwidth_bytes_per_s"), as_json, line)
+    _print_bundled(bundled, "memory_bytes memory_bandwidth_bytes_per_s", as_json, line)
 
 
-def _print_bundled(bundled: Mapping[str, T], fields: tuple[str, ...], as_json: bool, line: Callable[[T], str]) -> None:
+def _print_bundled(bundled: Mapping[str, T], fields: str, as_json: bool, line: Callable[[T], str]) -> None:
     """``fields`` of every item as JSON, or a line for each."""
-    data = {name: {field: getattr(item, field) for field in fields} for name, item in bundled.items()}
+    data = {name: picked(item, fields) for name, item in bundled.items()}
     print_lines(as_json, data, (f"{name:<24}{line(item)}" for name, item in bundled.items()))
 
 

@@ -21,6 +21,7 @@ from draftcast.calibration.profile.hardware import NotNegative
 from draftcast.calibration.profile.load import profiles_of
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import InputError, ScenarioError
+from draftcast.files import picked
 from draftcast.frozen import Frozen
 from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.compare.metric import Metric
@@ -227,10 +228,7 @@ class Prediction:
 
     def summary(self) -> dict[str, Any]:
         return {
-            "advantage": self.advantage,
-            "probability": self.probability,
-            "dominant": self.dominant,
-            "overloaded": self.overloaded,
+            **picked(self, "advantage probability dominant overloaded"),
             "next_measurement": NEXT_MEASUREMENT[self.dominant],
             **dataclasses.asdict(self.error),
         }

@@ -13,6 +13,7 @@ from typing import Any
 
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import InputError, ScenarioError
+from draftcast.files import picked
 from draftcast.scenarios.compare.candidate import SCHEDULE, speculative_values
 from draftcast.scenarios.compare.metric import Metric, metric_named
 from draftcast.scenarios.compare.verdict import Side, side
@@ -105,28 +106,21 @@ class PolicyComparison:
         rows = [
             {
                 "policy": standing.label,
-                "name": standing.policy.name,
-                "parameters": dict(standing.policy.parameters),
-                "rank": standing.rank,
-                "tied_with": list(standing.ties),
-                "state": standing.side.state,
-                "capacity_rps": standing.side.capacity_rps,
-                "value": standing.value,
-                "difference": standing.difference,
+                **picked(standing.policy, "name parameters"),
+                **picked(standing.side, "state capacity_rps figures"),
+                **picked(standing, "rank value difference"),
+                "tied_with": standing.ties,
                 "gap_to_oracle": standing.gap,
-                "figures": standing.side.figures,
             }
             for standing in self.standings
         ]
         return {
             "metric": self.metric.name,
-            "figure": self.metric.figure,
-            "less_is_better": self.metric.less_is_better,
-            "baseline": self.baseline,
+            **picked(self.metric, "figure less_is_better"),
+            **picked(self, "baseline notes"),
             "confidence": self.scenario.statistics.confidence,
             "policies": rows,
             "pairs": [vars(pair) for pair in self.pairs],
-            "notes": self.notes,
         }
 
 

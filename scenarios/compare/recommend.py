@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from draftcast.errors import InputError, ScenarioError
+from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.scenarios.compare.candidate import (
     MAX_K,
@@ -127,17 +128,14 @@ class Recommendation:
         ]
         return {
             "recommended": self.chosen.candidate.label,
-            "worth_it": self.worth_it,
-            "reason": self.reason,
+            **picked(self, "worth_it reason speculative_config notes"),
             "metric": self.metric.name,
             "gain": self.chosen.gain,
             "largest_tried": self.largest_tried is not None,
-            "speculative_config": self.speculative_config,
             "commands": {
                 server: command.summary() if isinstance(command, ServerCommand) else {"refused": str(command)}
                 for server, command in self.commands.items()
             },
-            "notes": self.notes,
             "candidates": rows,
         }
 

@@ -18,6 +18,7 @@ from typing import Any
 from draftcast.calibration.profile.engines import parse_version
 from draftcast.calibration.yaml_text import write_yaml
 from draftcast.errors import ScenarioError
+from draftcast.files import picked
 from draftcast.kernels.model.catalog import published_id, published_ids
 from draftcast.kernels.model.heads import says_eagle3
 from draftcast.scenarios.compare.server_table import Row, Server, Units, Words, servers
@@ -221,12 +222,7 @@ class ServerCommand:
 
     def summary(self) -> dict[str, Any]:
         """For ``--json``."""
-        return {
-            "version": self.version,
-            "command": self.line,
-            "files": self.files,
-            "notes": self.notes,
-        }
+        return {"command": self.line, **picked(self, "version files notes")}
 
 
 def server_command(scenario: Scenario, server: str) -> ServerCommand:
@@ -409,12 +405,11 @@ def _tiers(scenario: Scenario) -> dict[str, Any]:
         return {str(first): {"candidate_steps": [min(k, spec.k)]} for first, _, k in schedule}
     rule = policy_of(scenario)
     assert isinstance(rule, EmaTiers)
-    shared = {name: getattr(rule, name) for name in ("ema_alpha", "update_interval", "warmup_batches")}
+    shared = picked(rule, "ema_alpha update_interval warmup_batches")
     tiers = {
         str(tier.batch_size): {
             "candidate_steps": sorted({k for k in tier.steps if k <= spec.k}) or [0],
-            "up_hysteresis": tier.up_hysteresis,
-            "down_hysteresis": tier.down_hysteresis,
+            **picked(tier, "up_hysteresis down_hysteresis"),
         }
         for tier in rule.tiers
     }

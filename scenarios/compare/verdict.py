@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from draftcast.files import picked
 from draftcast.scenarios.compare.capacity import Capacity, capacity
 from draftcast.scenarios.compare.metric import METRICS, Metric
 from draftcast.scenarios.compare.model_error import (
@@ -182,10 +183,8 @@ class Verdict:
 
     def summary(self) -> dict[str, Any]:
         return {
-            "word": self.word,
+            **picked(self, "word advantage why"),
             "metric": self.metric.name,
-            "advantage": self.advantage,
-            "why": self.why,
             "states": {"on": self.on.state, "off": self.off.state},
             "capacity_rps": {"on": self.on.capacity_rps, "off": self.off.capacity_rps},
             "finite": self.is_finite,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from draftcast.files import picked
 from draftcast.scenarios.compare.limits import Limits
 from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.compare.model_error import Source
@@ -115,31 +116,20 @@ class Cutover(Plotted):
         confidence, crosses = self.crossing.confidence, self.verdict == "crosses"
         points = [
             {
-                "x": probe.x,
+                **picked(probe, "x note"),
                 "advantage": probe.advantage(confidence),
                 "sign": probe.sign(confidence),
-                "note": probe.note,
-                "replications": look.replications,
-                "requests": look.requests,
-                "on": look.on,
-                "off": look.off,
+                **picked(look, "replications requests on off"),
             }
             for probe, look in zip(self.probes, self.looks, strict=True)
         ]
         return {
+            **picked(self, "over unit verdict prediction surely_pays surely_costs stopped notes"),
+            **picked(self.crossing, "low high confidence"),
             "setting": self.label,
-            "over": self.over,
-            "unit": self.unit,
             "metric": self.metric.name,
-            "verdict": self.verdict,
             "cutover": self.crossing.best if crosses else None,
-            "low": self.crossing.low,
-            "high": self.crossing.high,
             "pays_below": self.crossing.falls if crosses else None,
-            "prediction": self.prediction,
-            "confidence": confidence,
-            "surely_pays": self.surely_pays,
-            "surely_costs": self.surely_costs,
             "step_level_estimate": self.estimate,
             "scenario_at": self.here,
             "capacity_rps": {"on": self.capacity_on, "off": self.capacity_off},
@@ -147,6 +137,4 @@ class Cutover(Plotted):
             "cost_per_million_tokens": self.costs,
             "points": points,
             "requests_simulated": self.requests,
-            "stopped": self.stopped,
-            "notes": self.notes,
         }

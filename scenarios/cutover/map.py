@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from draftcast.errors import InputError
+from draftcast.files import picked
 from draftcast.scenarios.compare.candidate import MAX_K, longest_draft, with_length
 from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.cutover.axis import axis_named
@@ -59,33 +60,23 @@ class SpeedupMap(Plotted):
     def summary(self) -> dict[str, Any]:
         cells = [
             {
-                "x": probe.x,
+                **picked(probe, "x note"),
                 self.against: y,
                 "advantage": probe.advantage(self.confidence),
                 "sign": probe.sign(self.confidence),
-                "note": probe.note,
             }
             for y, row in zip(self.ys, self.rows, strict=True)
             for probe in row
         ]
         fixed, found = ("k", self.over) if self.against == "k" else (self.over, "acceptance")
         contour = [
-            {
-                fixed: point.at,
-                "kind": point.crossing.kind,
-                found: point.crossing.best,
-                "low": point.crossing.low,
-                "high": point.crossing.high,
-            }
+            {fixed: point.at, found: point.crossing.best, **picked(point.crossing, "kind low high")}
             for point in self.contour
         ]
         return {
+            **picked(self, "over unit against confidence"),
             "setting": self.label,
-            "over": self.over,
-            "unit": self.unit,
-            "against": self.against,
             "metric": self.metric.name,
-            "confidence": self.confidence,
             "cells": cells,
             "break_even": contour,
             "requests_simulated": self.requests,

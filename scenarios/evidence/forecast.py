@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from draftcast.errors import InputError
+from draftcast.files import picked
 from draftcast.scenarios.compare.model_error import stratum_of
 from draftcast.scenarios.evidence.point import RATES, EvidencePoint
 from draftcast.scenarios.evidence.question import PointScenarios, scenarios_of
@@ -65,16 +66,11 @@ class Forecast:
     def summary(self) -> dict[str, Any]:
         point = self.point
         return {
-            **{
-                name: getattr(point, name) for name in ("id", "source", "url", "date", "tier", "engine", "model", "gpu")
-            },
-            "engine_version": point.engine_version,
-            "method": point.spec.method,
-            "k": point.spec.k,
-            "load": {"kind": point.load.kind, "value": point.load.value},
-            "metric": point.metric,
-            "measured": {"off": point.off, "on": point.on, "speedup": point.speedup, "range": point.ratio_range},
-            "forecast": {"off": self.off, "on": self.on, "speedup": self.speedup},
+            **picked(point, "id source url date tier engine engine_version model gpu metric"),
+            **picked(point.spec, "method k"),
+            "load": picked(point.load, "kind value"),
+            "measured": {**picked(point, "off on speedup"), "range": point.ratio_range},
+            "forecast": picked(self, "off on speedup"),
             "error": {side: self.error(side) for side in SIDES},
             "assumed": self.question.assumed,
             "reasons": self.reasons,

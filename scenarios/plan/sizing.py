@@ -14,6 +14,7 @@ import pandas as pd
 
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import CapacityError, InputError, ModelError
+from draftcast.files import picked
 from draftcast.scenarios.compare.candidate import Candidate
 from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.compare.model_error import times_error
@@ -100,27 +101,18 @@ class Sizing:
     def summary(self) -> dict[str, Any]:
         largest, check = self.largest, self.check
         return {
+            **picked(self.candidate, "tensor_parallel_size method"),
+            **picked(self, "feasible reason replicas replicas_interval num_gpus headroom cost_per_hour price notes"),
             "hardware": self.candidate.hardware.name,
-            "tensor_parallel_size": self.candidate.tensor_parallel_size,
-            "method": self.candidate.method,
-            "feasible": self.feasible,
-            "reason": self.reason,
-            "replicas": self.replicas,
-            "replicas_interval": self.replicas_interval,
             "spare_replicas": self.spare,
-            "num_gpus": self.num_gpus,
             "largest_rate_rps": largest.met if largest is not None else None,
             "smallest_rate_not_met_rps": largest.not_met if largest is not None else None,
-            "headroom": self.headroom,
             "limit_beyond": largest.limit if largest is not None else None,
             "tightest_constraint": check.tightest if check is not None else None,
-            "cost_per_hour": self.cost_per_hour,
             "cost_per_million_output_tokens": self.cost_per_million_tokens,
-            "price": self.price,
             "kwh_per_million_output_tokens": self.kwh_per_million_tokens,
             "output_tokens_per_s": self.output_tokens_per_s,
             "figures": check.figures if check is not None else None,
-            "notes": self.notes,
         }
 
 

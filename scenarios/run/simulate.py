@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from draftcast.calibration.profile.spec import AffineProfile
 from draftcast.errors import CapacityError, InputError
-from draftcast.files import check_memory, read_frame, read_json
+from draftcast.files import check_memory, picked, read_frame, read_json
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.scenarios.run.deployment import Deployment, assumed_of, deployments_of
 from draftcast.scenarios.run.plotted import Plotted
@@ -47,7 +47,7 @@ a steady state; ``finite``: a list of requests that ends, of which every request
 
 
 # Of a run, in its directory's manifest; the rest has files of its own.
-_KEPT = ("state", "slo_met", "replications", "closed_loop", "shortfall", "is_warm")
+_KEPT = "state slo_met replications closed_loop shortfall is_warm"
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class RunResult(Plotted):
 
     def write(self, path: str | Path, more: Mapping[str, Any]) -> Path:
         """As `save`, with ``more`` in the summary."""
-        kept = {"result": {name: getattr(self, name) for name in _KEPT}}
+        kept = {"result": picked(self, _KEPT)}
         summary = {**self.summary, **more}
         return write_run_directory(
             path, manifest=self.manifest | kept, summary=summary, requests=self.requests, steps=self.steps
@@ -108,7 +108,9 @@ class RunResult(Plotted):
             kept = manifest.pop("result")
             for part in (summary, *summary.get("groups", ())):
                 part["figures"] = {name: Estimate(**_numbers(each)) for name, each in part["figures"].items()}
-            own = {name: kept[name] for name in _KEPT} | {"replications": tuple(map(_numbers, kept["replications"]))}
+            own = {name: kept[name] for name in _KEPT.split()} | {
+                "replications": tuple(map(_numbers, kept["replications"]))
+            }
         except (AttributeError, KeyError, TypeError):
             message = "is no run of this version: a manifest with a result and a summary with figures are needed"
             raise InputError(message, file=str(folder)) from None

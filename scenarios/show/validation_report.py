@@ -15,7 +15,7 @@ from draftcast.calibration.live.step_profile import LiveCalibration
 from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.calibration.profile.spec import AffineProfile, HardwareProfile
 from draftcast.errors import InputError
-from draftcast.files import write_text
+from draftcast.files import picked, write_text
 from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.live.validate.comparison import CAUSES, Figure, Validation
 from draftcast.scenarios.live.validate.forecast import live_timeline, simulated_timeline
@@ -139,8 +139,7 @@ def summary(validation: Validation) -> dict[str, Any]:
         "draftcast_version": __version__,
         "run": run | {key: live.manifest[key] for key in _MANIFEST_KEYS},
         "profile": {
-            "name": profile.name,
-            "source": profile.source,
+            **picked(profile, "name source"),
             "checksum": profile.checksum(),
             "calibrated_on": _fitted_runs(profile),
         },

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from draftcast.errors import InputError
+from draftcast.files import picked
 from draftcast.kernels.arrays import BoolArray, FloatArray
 from draftcast.scenarios.run.plotted import Plotted
 from draftcast.scenarios.schema import Scenario
@@ -206,8 +207,8 @@ class SweepResult(Plotted):
         for cell in self.cells:
             kept = bool | int | float | str | None
             row = {name: value if isinstance(value, kept) else _text(value) for name, value in cell.values.items()}
-            row |= {"state": cell.state, "error": cell.error, "pareto": id(cell) in front, "verdict": cell.verdict}
-            row |= {"why": cell.why, "slo_met": cell.slo_met, "capacity_rps": cell.capacity_rps}
+            row |= picked(cell, "state error") | {"pareto": id(cell) in front}
+            row |= picked(cell, "verdict why slo_met capacity_rps")
             advantage = {"advantage": cell.advantage} if cell.advantage is not None else {}
             for name, estimate in {**advantage, **cell.figures}.items():
                 row |= {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
@@ -216,22 +217,16 @@ class SweepResult(Plotted):
 
     def summary(self) -> dict[str, Any]:
         front = {id(cell) for cell in self.pareto}
-        facts = ("key", "state", "why", "advantage", "slo_met", "capacity_rps", "figures")
         cells = [
-            {"values": dict(cell.values), "pareto": id(cell) in front}
-            | {"error": cell.error or None, "verdict": cell.verdict or None}
-            | {name: getattr(cell, name) for name in facts}
+            {"pareto": id(cell) in front, "error": cell.error or None, "verdict": cell.verdict or None}
+            | picked(cell, "values key state why advantage slo_met capacity_rps figures")
             for cell in self.cells
         ]
         return {
             "axes": {axis.name: list(axis.values) for axis in self.axes},
             "cells": cells,
-            "computed": self.computed,
-            "reused": self.reused,
+            **picked(self, "computed reused complete folder elapsed_s"),
             "errors": len(self.errors),
-            "complete": self.complete,
-            "folder": str(self.folder) if self.folder is not None else None,
-            "elapsed_s": self.elapsed_s,
         }
 
 

@@ -247,6 +247,11 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+def picked(record: object, names: str) -> dict[str, Any]:
+    """Some attributes of a record by their names, which spaces separate."""
+    return {name: getattr(record, name) for name in names.split()}
+
+
 def value_at(data: Any, path: str) -> Any:
     """What stands at a dotted key of JSON, None where nothing does.
 

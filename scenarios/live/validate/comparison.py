@@ -14,6 +14,7 @@ from draftcast.calibration.live.step_profile import FrontEndMeasurement, measure
 from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.calibration.profile.spec import AffineProfile, FrontEnd
 from draftcast.errors import InputError
+from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.live.validate.forecast import (
     NOTHING,
@@ -57,15 +58,12 @@ class StepTimes:
         quantiles = {f"p{q}": {name: float(np.percentile(s, q)) for name, s in each.items()} for q in (5, 50, 95)}
         means = {name: float(points[name].sum() / steps.sum()) for name in each}
         return {
-            "clock": self.timed.clock,
+            **picked(self, "errors decode_excess prompt_excess"),
+            **picked(self.timed, "clock left_out"),
             "points": len(points),
             "steps": int(steps.sum()),
-            "errors": self.errors,
             "repeat_spread": repeat_spread(points),
             "step_s": {"mean": means, **quantiles},
-            "decode_excess": self.decode_excess,
-            "prompt_excess": self.prompt_excess,
-            "left_out": self.timed.left_out,
         }
 
 
