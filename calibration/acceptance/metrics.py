@@ -64,9 +64,7 @@ class ServerAcceptance:
     def counts(self) -> dict[str, Any]:
         """As a live run's manifest holds them; ``per_position``: accepted tokens by draft position."""
         return {
-            "num_drafts": self.num_drafts,
-            "num_draft_tokens": self.num_draft_tokens,
-            "num_accepted_tokens": self.num_accepted_tokens,
+            **picked(self, "num_drafts num_draft_tokens num_accepted_tokens"),
             "per_position": [round(rate * self.num_drafts) for rate in self.rates],
         }
 

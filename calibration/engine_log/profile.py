@@ -17,7 +17,7 @@ from draftcast.calibration.engine_log.regression import DRAFTERS, SEARCHES
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import FIT, MANIFEST, load_profile, write_manifest
 from draftcast.errors import InputError
-from draftcast.files import check_new, write_text
+from draftcast.files import check_new, made, write_text
 
 REPORT = "engine_log.json"
 
@@ -96,12 +96,8 @@ def new_profile_folder(folder: Path, report: str = REPORT) -> None:
     Raises:
         InputError: it cannot be made, or holds files that `write_profile_folder` would write.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot be made: {error.strerror}", file=str(folder)) from None
     for name in (FIT, MANIFEST, report):
-        check_new(folder / name)
+        check_new(made(folder) / name)
 
 
 def write_profile_folder(folder: Path, fit: AffineFit, label: ProfileLabel, report: str = REPORT) -> None:

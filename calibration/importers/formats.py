@@ -15,6 +15,7 @@ from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import TABLE, find_profile, has_profile, write_manifest
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError
+from draftcast.files import made
 from draftcast.kernels.model.spec import ModelSpec
 
 FORMATS = ("aiconfigurator", "vidur", "llmservingsim")
@@ -79,11 +80,7 @@ def write_profile(
     # The fit imports scipy; reading alone does not need it.
     from draftcast.calibration.profile.roofline_fit import fit_profile
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HardwareError(f"cannot be written: {error.strerror}", file=str(folder)) from None
-    imported.table.write(folder / TABLE)
+    imported.table.write(made(folder, HardwareError) / TABLE)
     write_manifest(
         folder,
         name=name,

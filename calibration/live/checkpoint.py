@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftcast.calibration.live.continuation import SPECIAL_TOKENS, Continuation, DraftLayout
 from draftcast.errors import InputError, LiveError, ModelError
-from draftcast.files import write_text
+from draftcast.files import picked, write_text
 from draftcast.kernels.extras import require
 from draftcast.kernels.model.spec import ModelSpec
 
@@ -172,14 +172,8 @@ def _config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     return {
         "architectures": [spec.architecture],
         "model_type": "llama",
-        "hidden_size": spec.hidden_size,
-        "num_hidden_layers": spec.num_hidden_layers,
-        "num_attention_heads": spec.num_attention_heads,
-        "num_key_value_heads": spec.num_key_value_heads,
-        "head_dim": spec.head_dim,
-        "intermediate_size": spec.intermediate_size,
-        "vocab_size": spec.vocab_size,
-        "max_position_embeddings": spec.max_position_embeddings,
+        **picked(spec, "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"),
+        **picked(spec, "intermediate_size vocab_size max_position_embeddings"),
         "tie_word_embeddings": False,
         "attention_bias": False,
         "mlp_bias": False,

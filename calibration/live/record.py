@@ -34,7 +34,7 @@ from draftcast.calibration.microbench.noise import (
     nvidia_smi,
 )
 from draftcast.errors import LiveError
-from draftcast.files import without_secrets, written
+from draftcast.files import picked, without_secrets, written
 from draftcast.kernels.extras import missing
 
 # A step's line is written a moment after its tokens are sent.
@@ -67,10 +67,8 @@ class Endpoint:
             "command": without_secrets(self.server.command) if self.server is not None else [],
             "environment": dict(self.server.environment) if self.server is not None else {},
             "url": self.url,
-            "model": self.facts.model,
-            "version": self.facts.version,
             "log": self.log is not None,
-            "config": self.facts.config,
+            **picked(self.facts, "model version config"),
         }
 
 

@@ -38,7 +38,7 @@ from draftcast.calibration.profile.roofline import Origin, Roofline, soft_max
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.calibration.profile.table import SHAPE_FIELDS, SHAPES, LatencyTable
 from draftcast.errors import HardwareError
-from draftcast.files import write_text
+from draftcast.files import picked, write_text
 from draftcast.kernels.arrays import BoolArray, FloatArray
 from draftcast.kernels.operators.cost import Work
 
@@ -263,10 +263,7 @@ def fit_profile(folder: Path, hardware: HardwareSpec) -> tuple[Rooflines, list[O
         {
             "schema_version": 1,
             "kind": "roofline",
-            "name": manifest.name,
-            "hardware": manifest.hardware,
-            "date": manifest.date,
-            "source": manifest.source,
+            **picked(manifest, "name hardware date source"),
             **_sections(fits, hardware),
             "held_out": [_report(entry) for entry in errors],
         },

@@ -30,7 +30,7 @@ from draftcast.calibration.live.record import Endpoint, Noise
 from draftcast.calibration.live.run_directory import LiveRun, LiveRunWriter, is_live_run
 from draftcast.calibration.live.server import Server
 from draftcast.errors import InputError, LiveError, ScenarioError
-from draftcast.files import is_inside, read_json, write_text
+from draftcast.files import is_inside, made, picked, read_json, write_text
 from draftcast.kernels.extras import require
 from draftcast.scenarios.compare.candidate import method_values, speculative_values
 from draftcast.scenarios.live import run as live
@@ -251,12 +251,9 @@ class _Sweep:
         entry = {
             "dir": cell.folder,
             "purpose": "calibration" if cell.kind == "calibration" else "validation",
-            "mode": cell.mode,
+            **picked(cell, "mode load_kind load round"),
             "method": mode.method,
             "k": mode.num_speculative_tokens,
-            "load_kind": cell.load_kind,
-            "load": cell.load,
-            "round": cell.round,
             "order": max((other["order"] for other in others), default=-1) + 1,
             "seed": seed,
             "complete": run.complete,
@@ -275,7 +272,7 @@ class _Sweep:
     def _endpoint(self, name: str) -> Endpoint:
         if name not in self._endpoints:
             flags = server_flags(self.modes[name], self.options)
-            logs = _made(self.out / "servers")
+            logs = made(self.out / "servers", LiveError)
             number = sum(1 for _ in logs.glob(f"{name}-*.log"))
             server = self._running.enter_context(Server.start(flags, logs / f"{name}-{number}.log"))
             self.progress.say(server.shown)
@@ -318,15 +315,7 @@ class _Sweep:
         return [float(f"{share * answered / self.plan.cell_s:.3g}") for share in RATE_SHARES]
 
     def write(self) -> None:
-        write_text(_made(self.out) / INDEX, json.dumps(self.index, indent=1) + "\n", LiveError)
-
-
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LiveError(f"{folder}: cannot be made: {error.strerror}") from None
-    return folder
+        write_text(made(self.out, LiveError) / INDEX, json.dumps(self.index, indent=1) + "\n", LiveError)
 
 
 def read_index(out: Path) -> dict[str, Any]:

@@ -442,11 +442,7 @@ def _engine_summary(deployment: Deployment, mean_tokens: float) -> dict[str, Any
     """The limits of one replica, and its memory; ``mean_tokens``: prompt and output of a mean request."""
     memory, settings = deployment.memory, deployment.settings
     return {
-        "num_gpu_blocks": settings.num_gpu_blocks,
-        "max_num_seqs": settings.max_num_seqs,
-        "max_num_batched_tokens": settings.max_num_batched_tokens,
-        "max_model_len": settings.max_model_len,
-        "async_scheduling": settings.async_scheduling,
+        **picked(settings, "num_gpu_blocks max_num_seqs max_num_batched_tokens max_model_len async_scheduling"),
         "kv_cache_tokens": memory.kv_tokens,
         "kv_bytes_per_token": memory.kv_bytes_per_token,
         "kv_blocks_lost_to_speculation": memory.lost_blocks,

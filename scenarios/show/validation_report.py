@@ -14,8 +14,7 @@ from draftcast import __version__
 from draftcast.calibration.live.step_profile import LiveCalibration
 from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.calibration.profile.spec import AffineProfile, HardwareProfile
-from draftcast.errors import InputError
-from draftcast.files import picked, write_text
+from draftcast.files import made, picked, write_text
 from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.live.validate.comparison import CAUSES, Figure, Validation
 from draftcast.scenarios.live.validate.forecast import live_timeline, simulated_timeline
@@ -212,12 +211,8 @@ def write_report(validation: Validation, folder: Path) -> tuple[Path, ...]:
 
 def write_files(folder: Path, contents: Mapping[str, str]) -> tuple[Path, ...]:
     """Write the texts by file name; returns their paths. Raises InputError: the folder cannot be made or written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot be made: {error.strerror or error}", file=str(folder)) from None
     for name, content in contents.items():
-        write_text(folder / name, content)
+        write_text(made(folder) / name, content)
     return tuple(folder / name for name in contents)
 
 

@@ -247,6 +247,15 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+def made(folder: Path, kind: type[DraftcastError] = InputError) -> Path:
+    """The folder, made where it is not there. Raises ``kind``: it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise kind(f"cannot be made: {error.strerror or error}", file=str(folder)) from None
+    return folder
+
+
 def picked(record: object, names: str) -> dict[str, Any]:
     """Some attributes of a record by their names, which spaces separate."""
     return {name: getattr(record, name) for name in names.split()}
