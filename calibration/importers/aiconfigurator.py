@@ -41,6 +41,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -50,7 +51,15 @@ import pandas as pd
 
 from draftcast.calibration.importers.latent_attention import module_rows, without_matrices
 from draftcast.calibration.importers.plausible import plausible
-from draftcast.calibration.importers.table_file import Imported, complete, launches, read_rows, table_of
+from draftcast.calibration.importers.table_file import (
+    PROMPTS,
+    Imported,
+    LeftOut,
+    complete,
+    launches,
+    read_rows,
+    table_of,
+)
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import sha256
 from draftcast.errors import HardwareError
@@ -64,8 +73,6 @@ CROWDED = 1.5
 """Token-expert pairs per expert up to which the crowded routing is the nearer one."""
 _CROWDED_FIRST = {"power_law_1.01": 0, "power_law_1.2": 1, "balanced": 2}
 _BALANCED_FIRST = {"balanced": 0, "power_law_1.01": 1, "power_law_1.2": 2}
-
-LeftOut = dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -89,34 +96,23 @@ class FileKind:
 def _known(raw: pd.DataFrame, column: str, known: dict[str, str], what: str, left_out: LeftOut) -> pd.DataFrame:
     """Rows whose number format has a counterpart; the others are counted."""
     has = raw[column].isin(list(known))
-    for name, count in raw.loc[~has, column].value_counts().items():
-        left_out[f"{what} in {name}"] = int(count)
+    left_out.update(f"{what} in {name}" for name in raw.loc[~has, column])
     return raw[has]
 
 
 def gemm_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
     """Linear layers."""
     rows = _known(raw, "gemm_dtype", DTYPES, "linear layers", left_out)
-    return launches(rows, "linear", rows["gemm_dtype"].map(DTYPES), m=rows["m"], k=rows["k"], n=rows["n"])
+    return launches(rows, "linear", rows["gemm_dtype"].map(DTYPES), ("m", "k", "n"))
 
 
 def attention_rows(raw: pd.DataFrame, left_out: LeftOut, operator: str) -> pd.DataFrame:
     """Attention of one query a sequence, or of prompts."""
     rows = _known(raw, "kv_cache_dtype", DTYPES, f"{operator} over a KV cache", left_out)
-    return launches(
-        rows,
-        operator,
-        "bf16",
-        kv_dtype=rows["kv_cache_dtype"].map(DTYPES),
-        batch=rows["batch_size"],
-        q=rows["isl"],
-        context=rows["step"] + rows["isl"],
-        heads=rows["num_heads"],
-        kv_heads=rows["num_key_value_heads"],
-        head_dim=rows["head_dim"],
-        # Files of older versions have no windows.
-        window=rows.get("window_size", 0),
-    )
+    kv_dtype, sizes = rows["kv_cache_dtype"].map(DTYPES), (*PROMPTS, "num_key_value_heads", "head_dim")
+    window = rows.get("window_size", 0)  # files of older versions have none
+    context = rows["step"] + rows["isl"]
+    return launches(rows, operator, "bf16", sizes, kv_dtype=kv_dtype, context=context, window=window)
 
 
 def moe_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
@@ -131,31 +127,23 @@ def moe_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
         ("experts of which other ranks hold some", elsewhere & ~other),
         ("experts whose width the ranks do not divide", uneven & ~other & ~elsewhere),
     ):
-        if bad.any():
-            left_out[reason] = int(bad.sum())
+        left_out[reason] += int(bad.sum())
     rows = rows[~(other | elsewhere | uneven)]
     crowded = rows["num_tokens"] * rows["topk"] <= CROWDED * rows["num_experts"]
     rank = rows["distribution"].map(_CROWDED_FIRST).where(crowded, rows["distribution"].map(_BALANCED_FIRST))
     point = ["moe_dtype", "kernel_source", "num_tokens", "hidden_size", "inter_size", "moe_tp_size", "topk"]
     nearest = rows.assign(rank=rank).sort_values("rank", kind="stable").drop_duplicates([*point, "num_experts"])
     rows = nearest[nearest["rank"].notna()].sort_index()
-    return launches(
-        rows,
-        "moe",
-        rows["moe_dtype"].map(MOE_DTYPES),
-        m=rows["num_tokens"],
-        k=rows["hidden_size"],
-        n=rows["inter_size"] // rows["moe_tp_size"],
-        num_experts=rows["num_experts"],
-        top_k=rows["topk"],
-    )
+    dtype, width = rows["moe_dtype"].map(MOE_DTYPES), rows["inter_size"] // rows["moe_tp_size"]
+    return launches(rows, "moe", dtype, ("num_tokens", "hidden_size", "num_experts", "topk"), n=width)
 
 
 def all_reduce_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
     """All-reduces of 16-bit elements."""
     rows = _known(raw, "allreduce_dtype", {"bfloat16": "bf16", "float16": "bf16"}, "all-reduce", left_out)
     graph = rows["kernel_source"].str.endswith("_graph")
-    return launches(rows, "all_reduce", "bf16", graph, message_bytes=rows["message_size"] * 2, ranks=rows["num_gpus"])
+    message_bytes = rows["message_size"] * 2
+    return launches(rows, "all_reduce", "bf16", ("num_gpus",), graph=graph, message_bytes=message_bytes)
 
 
 def gdn_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
@@ -166,27 +154,17 @@ def gdn_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
     least = convolution.groupby(shape)["latency"].min().rename("convolution")
     rows = rule.sort_values("latency", kind="stable").drop_duplicates(shape).join(least, on=shape)
     alone = rows["convolution"].isna()
-    if alone.any():
-        left_out["linear attention without times of its convolution"] = int(alone.sum())
+    left_out["linear attention without times of its convolution"] += int(alone.sum())
     rows = rows[~alone]
-    return launches(
-        rows.assign(latency=rows["latency"] + rows["convolution"]),
-        rows["phase"].map({"generation": "gdn_decode", "context": "gdn_prefill"}),
-        "bf16",
-        kv_dtype="fp32",
-        batch=rows["batch_size"],
-        q=rows["seq_len"],
-        heads=rows["num_v_heads"],
-        kv_heads=rows["num_k_heads"],
-        k=rows["head_k_dim"],
-        n=rows["head_v_dim"],
-    )
+    operator = rows["phase"].map({"generation": "gdn_decode", "context": "gdn_prefill"})
+    both = rows.assign(latency=rows["latency"] + rows["convolution"])
+    return launches(both, operator, "bf16", shape[1:], kv_dtype="fp32")
 
 
-_ATTENTION = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim")
+_ATTENTION = (*PROMPTS, "step", "num_key_value_heads", "head_dim")
 _MOE = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 _MLA_TEXTS = ("model", "gemm_type", "kv_cache_dtype", "mla_dtype")
-_MLA = ("batch_size", "isl", "step", "num_heads")
+_MLA = (*PROMPTS, "step")
 _DECODE = partial(attention_rows, operator="attention_decode")
 _PREFILL = partial(attention_rows, operator="attention_prefill")
 _GDN = ("batch_size", "seq_len", "num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim")
@@ -217,44 +195,40 @@ SYSTEMS = {
     "rtx-pro-6000": "rtx_pro_6000_server",
 }
 """Device of draftcast -> system folder of the package."""
-ENGINES = ("vllm", "sglang", "trtllm")
+ENGINE = "vllm"
+"""Whose kernels are taken."""
 
 
-def read_aiconfigurator(
-    path: Path | None, hardware: HardwareSpec, *, system: str | None = None, engine: str = "vllm"
-) -> Imported:
-    """Every row of one device and engine that has a counterpart in the latency table, implausible ones dropped.
+def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: str | None = None) -> Imported:
+    """Every row of one device that has a counterpart in the latency table, implausible ones dropped.
 
     Args:
         path: the package's folder, the one it stands in, its ``systems/data`` or one system's folder; None takes the
             installed package.
         hardware: the device, for the floor that no time may undercut.
         system: the package's name of the device; absent: by the name of ``hardware``.
-        engine: whose kernels, one of `ENGINES`.
 
     Raises:
-        HardwareError: no package, no such system or engine, a file that is unreadable or not of this format.
+        HardwareError: no package, no such system, a file that is unreadable or not of this format.
     """
-    if engine not in ENGINES:
-        raise HardwareError(f"unknown engine; known: {', '.join(ENGINES)}", key="engine", value=engine)
     folder = find_system(path, hardware, system)
     frames: list[pd.DataFrame] = []
-    left_out: dict[str, int] = {}
+    left_out: LeftOut = Counter()
     sources: dict[str, str] = {}
     versions: dict[str, str] = {}
     devices: set[str] = set()
     for kind in FILES:
-        found = newest_first(folder / kind.family / engine, f"{kind.name}_perf.parquet")
+        found = newest_first(folder / kind.family / ENGINE, f"{kind.name}_perf.parquet")
         used = found[: 2 if kind.family in _EARLIER else 1]
         if not used:
             continue
-        raw = [read_file(file, kind, engine) for file in used]
+        raw = [read_file(file, kind) for file in used]
         devices |= {device for rows in raw for device in rows["device"]}
-        versions[f"{engine} {kind.name}"] = ", ".join(sorted({version for rows in raw for version in rows["version"]}))
+        versions[f"{ENGINE} {kind.name}"] = ", ".join(sorted({version for rows in raw for version in rows["version"]}))
         sources |= {file.relative_to(folder.parent).as_posix(): sha256(file) for file in used}
         frames.append(complete(kind.rows(raw[0] if len(raw) == 1 else _EARLIER[kind.family](*raw), left_out)))
     if not frames:
-        raise HardwareError(f"holds no times of {engine}", file=str(folder))
+        raise HardwareError(f"holds no times of {ENGINE}", file=str(folder))
     if len(devices) > 1:
         raise HardwareError(f"times of several devices: {', '.join(sorted(devices))}", file=str(folder))
     frame, dropped = plausible(pd.concat(frames, ignore_index=True), hardware)
@@ -262,11 +236,11 @@ def read_aiconfigurator(
     return Imported(
         table=table_of(frame, folder),
         device=devices.pop(),
-        source=f"derived from aiconfigurator-core's timings of {engine}'s kernels on this device, by NVIDIA",
+        source=f"derived from aiconfigurator-core's timings of {ENGINE}'s kernels on this device, by NVIDIA",
         licence=LICENCE,
         versions={"aiconfigurator-core": _package_version(folder), **versions},
         sources=sources,
-        left_out=left_out | dropped,
+        left_out=dict(+left_out) | dropped,
     )
 
 
@@ -330,7 +304,7 @@ def _package_version(folder: Path) -> str:
     return "unknown"
 
 
-def read_file(file: Path, kind: FileKind, engine: str) -> pd.DataFrame:
+def read_file(file: Path, kind: FileKind) -> pd.DataFrame:
     """Checked rows of one file.
 
     Raises:
@@ -343,5 +317,5 @@ def read_file(file: Path, kind: FileKind, engine: str) -> pd.DataFrame:
     for column in kind.numbers:
         rows.whole(column, 0 if column == "step" else 1)
     rows.seconds("latency", 1e-3)
-    rows.check("framework", rows.frame["framework"].str.lower() == engine, f"times of {engine} are needed")
+    rows.check("framework", rows.frame["framework"].str.lower() == ENGINE, f"times of {ENGINE} are needed")
     return rows.frame

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.importers.plausible import plausible
-from draftcast.calibration.importers.table_file import launches
+from draftcast.calibration.importers.table_file import PROMPTS, LeftOut, launches
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.measured import Part, curves_of, parts_of
 from draftcast.calibration.profile.roofline import Roofline
@@ -38,7 +38,7 @@ CACHED = "latent attention whose weights and latents fit the cache: too fast"
 NOTHING_LEFT = "latent attention no slower than its matrices"
 
 
-def module_rows(raw: pd.DataFrame, left_out: dict[str, int], operator: str) -> pd.DataFrame:
+def module_rows(raw: pd.DataFrame, left_out: LeftOut, operator: str) -> pd.DataFrame:
     """Whole blocks with bf16 matrices as rows of ``operator``; the others are counted in ``left_out``."""
     model = load_model(MODEL)
     taken = pd.Series(True, index=raw.index)
@@ -49,29 +49,18 @@ def module_rows(raw: pd.DataFrame, left_out: dict[str, int], operator: str) -> p
         ("kv_cache_dtype", tuple(KV_DTYPES)),
     ):
         bad = taken & ~raw[column].isin(wanted)
-        for value, count in raw.loc[bad, column].value_counts().items():
-            left_out[f"{operator} with {column} {value}"] = int(count)
+        left_out.update(f"{operator} with {column} {value}" for value in raw.loc[bad, column])
         taken &= ~bad
     uneven = taken & (model.num_attention_heads % raw["num_heads"] != 0)
-    if uneven.any():
-        left_out[f"{operator} with heads that ranks cannot share"] = int(uneven.sum())
+    left_out[f"{operator} with heads that ranks cannot share"] += int(uneven.sum())
     rows = raw[taken & ~uneven]
     _, shape = layer_shape(model, operator.removeprefix("mla_"), 1)
-    return launches(
-        rows,
-        operator,
-        "bf16",
-        kv_dtype=rows["kv_cache_dtype"].map(KV_DTYPES),
-        batch=rows["batch_size"],
-        q=rows["isl"],
-        context=rows["step"] + rows["isl"],
-        heads=rows["num_heads"],
-        k=shape["k"],
-        n=shape["n"],
-    )
+    kv_dtype, context = rows["kv_cache_dtype"].map(KV_DTYPES), rows["step"] + rows["isl"]
+    widths = {"k": shape["k"], "n": shape["n"]}
+    return launches(rows, operator, "bf16", PROMPTS, kv_dtype=kv_dtype, context=context, **widths)
 
 
-def without_matrices(frame: pd.DataFrame, hardware: HardwareSpec, left_out: dict[str, int]) -> pd.DataFrame:
+def without_matrices(frame: pd.DataFrame, hardware: HardwareSpec, left_out: LeftOut) -> pd.DataFrame:
     """``frame`` with the blocks of `module_rows` less their matrices; rows that cannot be are counted in ``left_out``.
 
     Args:
@@ -91,11 +80,9 @@ def without_matrices(frame: pd.DataFrame, hardware: HardwareSpec, left_out: dict
     cached = (blocks["operator"] == "mla_decode") & (_footprint(blocks) <= hardware.cache_bytes)
     low = cached & (blocks["seconds"] < _roofline_seconds(blocks, blocks[~cached & ~nothing], hardware))
     for reason, bad in ((NOTHING_LEFT, nothing), (CACHED, low & ~nothing)):
-        if bad.any():
-            left_out[reason] = int(bad.sum())
+        left_out[reason] += int(bad.sum())
     rest, dropped = plausible(blocks[~nothing & ~low], hardware)
-    for reason, count in dropped.items():
-        left_out[f"latent attention: {reason}"] = count
+    left_out.update({f"latent attention: {reason}": count for reason, count in dropped.items()})
     return pd.concat([others, rest], ignore_index=True)
 
 

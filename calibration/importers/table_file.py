@@ -6,7 +6,8 @@ A fault in a file is named by file, line and column.
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from draftcast.calibration.profile.table import LABELS, SHAPES, LatencyTable
 from draftcast.errors import HardwareError
 from draftcast.files import read_frame, read_text
 from draftcast.kernels.arrays import BoolArray
+
+LeftOut = Counter[str]
+"""Rows that were not taken, by reason."""
 
 
 @dataclass(frozen=True)
@@ -137,10 +141,24 @@ class Imported:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
-def launches(rows: pd.DataFrame, operator: Any, dtype: Any, graph: Any = True, **shape: Any) -> pd.DataFrame:
-    """Rows of a latency table from those of a file with kernels and milliseconds as aiconfigurator-core calls them."""
-    named = {"operator": operator, "dtype": dtype, "implementation": rows["kernel_source"], "graph": graph}
-    return pd.DataFrame({**named, **shape, "seconds": rows["latency"] * 1e-3})
+PROMPTS = ("batch_size", "isl", "num_heads")
+_COLUMNS = {
+    **{"batch_size": "batch", "isl": "q", "seq_len": "q", "num_tokens": "m", "hidden_size": "k", "topk": "top_k"},
+    **{"num_heads": "heads", "num_key_value_heads": "kv_heads", "num_v_heads": "heads", "num_k_heads": "kv_heads"},
+    **{"head_k_dim": "k", "head_v_dim": "n", "num_gpus": "ranks"},
+}
+"""What a latency table calls columns of aiconfigurator-core that have another name there."""
+
+
+def launches(rows: pd.DataFrame, operator: Any, dtype: Any, sizes: Sequence[str], **more: Any) -> pd.DataFrame:
+    """Rows of a latency table from those of a file with kernels and milliseconds as aiconfigurator-core calls them.
+
+    Args:
+        sizes: columns of the file that are columns of the table as they are; ``more``: columns of the table.
+    """
+    named = {"operator": operator, "dtype": dtype, "implementation": rows["kernel_source"], "graph": True}
+    shape = {_COLUMNS.get(name, name): rows[name] for name in sizes}
+    return pd.DataFrame({**named, **shape, **more, "seconds": rows["latency"] * 1e-3})
 
 
 def complete(frame: pd.DataFrame) -> pd.DataFrame:

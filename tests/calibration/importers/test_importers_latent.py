@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pandas as pd
 import pytest
 
@@ -29,8 +31,8 @@ def block(us: float, batch: int = 4, isl: int = 1, step: int = 1023, heads: int 
     return {"kernel_source": "k", **row, **sizes, "latency": us * 1e-3, **more}
 
 
-def rows_of(*blocks: dict, operator: str = "mla_decode", left_out: dict[str, int] | None = None) -> pd.DataFrame:
-    return complete(module_rows(pd.DataFrame(blocks), {} if left_out is None else left_out, operator))
+def rows_of(*blocks: dict, operator: str = "mla_decode", left_out: Counter[str] | None = None) -> pd.DataFrame:
+    return complete(module_rows(pd.DataFrame(blocks), Counter() if left_out is None else left_out, operator))
 
 
 def matrices() -> pd.DataFrame:
@@ -43,15 +45,15 @@ def matrices() -> pd.DataFrame:
     return complete(pd.DataFrame(points).assign(operator="linear", dtype="bf16", implementation="k", graph=True))
 
 
-def left(*blocks: dict, operator: str = "mla_decode") -> tuple[pd.DataFrame, dict[str, int]]:
-    counted: dict[str, int] = {}
+def left(*blocks: dict, operator: str = "mla_decode") -> tuple[pd.DataFrame, Counter[str]]:
+    counted: Counter[str] = Counter()
     frame = pd.concat([matrices(), rows_of(*blocks, operator=operator)], ignore_index=True)
     found = without_matrices(frame, H100, counted)
-    return found[found["operator"] == operator], counted
+    return found[found["operator"] == operator], +counted
 
 
 def test_columns_and_formats() -> None:
-    left_out: dict[str, int] = {}
+    left_out: Counter[str] = Counter()
     rows = rows_of(
         block(100.0),
         block(90.0, kv_cache_dtype="fp8"),
@@ -67,7 +69,7 @@ def test_columns_and_formats() -> None:
         ["mla_decode", "bf16", "fp8", 4, 1, 1024, 16, 576, 512],
     ]
     assert rows["seconds"].tolist() == pytest.approx([100e-6, 90e-6])
-    assert left_out == {
+    assert +left_out == {
         "mla_decode with gemm_type fp8_block": 1,
         "mla_decode with mla_dtype fp8": 1,
         "mla_decode with model another/Model": 1,
@@ -104,6 +106,6 @@ def test_blocks_out_of_the_cache_are_dropped_below_the_roofline_of_the_others() 
 
 
 def test_blocks_without_times_of_their_matrices_are_counted() -> None:
-    counted: dict[str, int] = {}
+    counted: Counter[str] = Counter()
     assert without_matrices(rows_of(block(100.0)), H100, counted).empty
     assert counted == {"latent attention without times of its matrices": 1}
