@@ -35,6 +35,15 @@ GONE: dict[tuple[str, str], tuple[tuple[int, ...], str]] = {
     ("vllm", "arctic"): ((0, 12), "Arctic Inference 0.1.1, its last release, is for vLLM 0.11.0"),
 }
 
+# Methods that an engine does not run yet: from which version on it may, and why not before.
+NOT_YET: dict[tuple[str, str], tuple[tuple[int, ...], str]] = {
+    ("vllm", "suffix"): ((0, 11), "suffix decoding is vLLM pull request 25784, opened after 0.10"),
+    ("vllm", "p_eagle"): ((0, 15), "parallel drafting is vLLM pull request 32887, of 2026"),
+    ("vllm", "pard"): ((0, 15), "parallel drafting is vLLM pull request 32887, of 2026"),
+    ("vllm", "dflash"): ((0, 16), "vLLM pull request 34014 found no DFlash in it after 0.15"),
+    ("vllm", "dspark"): ((0, 22), "DSpark came to vLLM's pull requests (46965) in the end of June 2026, after 0.21"),
+}
+
 
 # A device also goes by an alias, in any case, or is a file; a policy may be code of one's own.
 Device = Annotated[NonEmpty, in_schema(hardware_names, ".")]
@@ -249,8 +258,11 @@ class Scenario(Frozen):
     def _engine_runs(self, method: str) -> None:
         """What the stated version of the engine cannot run is refused."""
         engine, number, _ = parse_version(self.engine.version)
-        since, why = GONE.get((engine, method), ((), ""))
-        if why and number >= since:
+        since, why = GONE.get((engine, method), (None, ""))
+        first, too_new = NOT_YET.get((engine, method), (None, ""))
+        if first is not None and number < first:
+            since, why = number, too_new
+        if since is not None and number >= since:
             message = f"{self.engine.version} cannot run it: {why}"
             raise wrong("engine.speculative_config.method", method, message)
 

@@ -241,6 +241,24 @@ def test_what_the_stated_version_cannot_run_is_refused_with_the_reason() -> None
     assert load_scenario(overrides=[drafts, own, "engine.version=vllm 0.11"]).method == "arctic"
 
 
+@pytest.mark.parametrize(
+    ("method", "last", "first"),
+    [
+        ("suffix", "0.10.2", "0.11"),
+        ("p_eagle", "0.14", "0.15"),
+        ("dflash", "0.15.1", "0.16"),
+        ("dspark", "0.21", "0.22"),
+    ],
+)
+def test_what_the_stated_version_cannot_run_yet_is_refused_with_the_reason(method: str, last: str, first: str) -> None:
+    drafts = f"{SPEC}={{method: {method}, num_speculative_tokens: 3}}"
+    match = "model: ngram, match_probability: 0.5" if method == "suffix" else "model: constant"
+    own = f"acceptance={{{match}, alpha: 0.5}}"
+    assert f"vllm {last} cannot run it: " in refused(drafts, own, f"engine.version=vllm {last}")
+    assert load_scenario(overrides=[drafts, own, f"engine.version=vllm {first}"]).method == method
+    assert load_scenario(overrides=[drafts, own, "engine.version=sglang 0.5"]).method == method  # nothing is known
+
+
 def test_a_search_beside_a_head_has_its_own_acceptance() -> None:
     old = "engine.version=vllm 0.11"
     drafts = f"{SPEC}={{method: arctic, num_speculative_tokens: 3, enable_suffix_decoding: true}}"
