@@ -1,25 +1,48 @@
 """JSON Schemas of every command's ``--json``, inferred from real answers: ``python tests/answer_schemas.py``.
 
-It runs the command lines of ``before_cases.COMMANDS`` (minutes) and writes ``scenarios/cli/answers.json``, which
-``draftcast schema COMMAND`` prints. What all answers share is in a schema: types, keys, and as required the keys of
-every object where three or more were seen. Numbers may be null, which stands for NaN. An object with a key that is no
-name, such as one of models, is a map.
+It runs the command lines of ``before_cases.COMMANDS`` and `LIVE` (minutes) and writes ``scenarios/cli/answers.json``,
+which ``draftcast schema COMMAND`` prints. What all answers share is in a schema: types, keys, and as required the keys
+of every object where three or more were seen. Numbers may be null, which stands for NaN. An object with a key that is
+no name, such as one of models, is a map.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import before
-from paths import ROOT
+from paths import ROOT, TESTS
 
 FILE = ROOT / "scenarios/cli/answers.json"
 ENOUGH = 3
 ESTIMATE = before.INTERVAL | {"half_width", "n", "confidence"}
 _NAME = re.compile("[a-z][a-z0-9_]*")
+SHAPE = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 2}
+SHAPE |= {"num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 64, "vocab_size": 600}
+SHAPE |= {"max_position_embeddings": 2048, "tie_word_embeddings": False}
+_SWEEP = f"live sweep testbed-2/scenario.yaml --json --vllm '{sys.executable} {TESTS / 'fake_vllm.py'}'"
+_SWEEP += " --cell-seconds 1 --warmup-requests 0 --set statistics.replications=1 --concurrency 2"
+_SWEEP += " --set workload.lengths="
+_LENGTHS = "'{prompt_tokens: 30, output_tokens: 10}'"
+LIVE = (
+    "live checkpoint testbed-0 --rates 0.7 --target shape.json --draft-layers 1 --json",
+    "live checkpoint testbed-1 --rates 0.7,0.5 --target shape.json --draft-layers 1 --seed 1 --json",
+    "live checkpoint testbed-2 --rates 0.7,0.5 --k 1,2 --target shape.json --draft-layers 1 --json",
+    f"{_SWEEP}{_LENGTHS} --out sweep-0 --k 2 --rates 20",
+    f"{_SWEEP}{_LENGTHS} --out sweep-1 --k 1,2 --rates 20 --calibration-concurrency 3 --calibration-lengths {_LENGTHS} "
+    "--candidate '{speculative_config: {method: ngram, num_speculative_tokens: 2, prompt_lookup_min: 2}, "
+    "acceptance: {model: ngram, match_probability: 0.3, alpha: 0.6}}'",
+    f"{_SWEEP}{_LENGTHS} --out sweep-2 --k 1 --in-turn --calibration-concurrency 3 --calibration-lengths "
+    "'{prompt_tokens: {distribution: uniform, low: 10, high: 20}, output_tokens: {distribution: uniform, low: 20, "
+    "high: 30}}'",
+)
+"""Commands that write checkpoints and start servers, here of ``fake_vllm.py``."""
 
 
 def command_of(line: str) -> str:
@@ -80,6 +103,19 @@ def schemas(answers: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return {"$defs": {"estimate": estimate}, "commands": {name: infer(found) for name, found in by_command.items()}}
 
 
+def live_answers() -> Iterator[tuple[str, Any]]:
+    """What the lines of `LIVE` print; of a sweep also what it prints when no run was complete."""
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "shape.json").write_text(json.dumps(SHAPE))
+        for line in LIVE:
+            code, text = before.run_command(line, Path(name))
+            assert code == 0, (line, text)
+            yield line, json.loads(text)
+            if "report" in json.loads(text):
+                yield line, json.loads(text) | {"report": None}
+
+
 if __name__ == "__main__":
     before.run_commands()
-    FILE.write_text(json.dumps(schemas(before.ANSWERS.items()), separators=(",", ":")) + "\n")
+    answers = [*before.ANSWERS.items(), *live_answers()]
+    FILE.write_text(json.dumps(schemas(answers), separators=(",", ":")) + "\n")

@@ -33,7 +33,7 @@ def schema_of(command: str) -> dict[str, Any]:
     """Of a command's ``--json``, inferred from real answers (``answers.json``); of a scenario file for "".
 
     Raises:
-        InputError: no such command, or one that needs a GPU or a server.
+        InputError: no such command, or one without --json.
     """
     if not command:
         from draftcast.scenarios.schema import Scenario

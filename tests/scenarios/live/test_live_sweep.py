@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+from answer_schemas import SHAPE
 from paths import TESTS
 from typer.testing import CliRunner
 
@@ -18,6 +20,7 @@ from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.errors import InputError, LiveError, ScenarioError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.cli.main import app
+from draftcast.scenarios.cli.scenario_file import schema_of
 from draftcast.scenarios.live import sweep as module
 from draftcast.scenarios.live.run import LiveOptions, Progress
 from draftcast.scenarios.live.run import testbed_scenario as write_scenario
@@ -247,6 +250,19 @@ def test_a_folder_with_something_else_is_left_alone(testbed: Path, tmp_path: Pat
         live_sweep(question(testbed), tmp_path, SweepPlan(ks=(1,)), OPTIONS)
 
 
+def test_the_command_writes_a_testbed(tmp_path: Path) -> None:
+    shape = tmp_path / "shape.json"
+    shape.write_text(json.dumps(SHAPE | {"vocab_size": 500}))
+    line = ["live", "checkpoint", str(tmp_path / "new"), "--rates", "0.9,0.4", "--k", "2", "--target", str(shape)]
+    done = CliRunner().invoke(app, [*line, "--draft-layers", "1", "--json"], catch_exceptions=False)
+    written = json.loads(done.stdout)
+    assert written["rates"] == [0.9, 0.4]
+    assert all(Path(folder).is_dir() for folder in written["folders"])
+    schema = jsonschema.Draft202012Validator(schema_of("live checkpoint"))
+    assert schema.is_valid(written)
+    assert not schema.is_valid(written | {"folders": None})
+
+
 def test_the_command_runs_a_sweep(testbed: Path, tmp_path: Path) -> None:
     line = ["live", "sweep", str(testbed / "scenario.yaml"), "--out", str(tmp_path), "--k", "2", "--concurrency", "2"]
     line += ["--rates", "20", "--cell-seconds", "0.4", "--vllm", " ".join(FAKE), "--warmup-requests", "2"]
@@ -257,6 +273,9 @@ def test_the_command_runs_a_sweep(testbed: Path, tmp_path: Path) -> None:
     assert len([text for text in done.stdout.splitlines() if "requests" in text]) == 6
     assert "Cutover: users at which the throughput gain crosses 1" in done.stdout
     again = json.loads(CliRunner().invoke(app, [*line, "--json"], catch_exceptions=False).stdout)
+    schema = jsonschema.Draft202012Validator(schema_of("live sweep"))
+    assert schema.is_valid(again)
+    assert not schema.is_valid(again | {"cells": None})
     report = again.pop("report")
     assert again == read_index(tmp_path)
     assert (again["plan"]["in_turn"], again["plan"]["cell_s"]) == (False, 0.4)
