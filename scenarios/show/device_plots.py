@@ -96,6 +96,10 @@ def fit_figure(predictions: pd.DataFrame) -> Any:
     return styled(figure, height=340, legend=False).update_layout(margin={"t": 44})
 
 
+LABEL_SHARE = 0.06
+"""Of a picture's width and height that a label of one digit takes on a phone."""
+
+
 def roofline_figure(device: DeviceCeilings, tracks: Mapping[int, Sequence[OperatingPoint]]) -> Any:
     """FLOP/s against FLOP per byte, both logarithmic: the two ceilings and one line of points k = 0, 1, ... a batch.
 
@@ -113,10 +117,22 @@ def roofline_figure(device: DeviceCeilings, tracks: Mapping[int, Sequence[Operat
         "k = %{customdata[0]}: %{customdata[1]:,.0f} rows in %{customdata[2]:.3g} ms, drafts in %{customdata[3]:.3g} ms"
         "<br>%{x:.3g} FLOP/byte, %{y:.3g} TFLOP/s"
     )
+    rates = [point.flops_per_s for points in tracks.values() for point in points]
+    spans = math.log10(high / low), math.log10(max(device.flops_per_s, *rates) / min(rates))
+    labels: list[tuple[float, float]] = []
+
+    def label(point: OperatingPoint) -> str:
+        """k; nothing where the label of another point stands."""
+        x, y = math.log10(point.intensity) / spans[0], math.log10(point.flops_per_s) / spans[1]
+        if any(abs(x - other[0]) < LABEL_SHARE and abs(y - other[1]) < LABEL_SHARE for other in labels):
+            return ""
+        labels.append((x, y))
+        return str(point.k)
+
     for colour, (num_seqs, points) in zip(COLOURS, tracks.items(), strict=False):
         xs, ys = [round(p.intensity, 4) for p in points], [round(p.flops_per_s / 1e12, 5) for p in points]
         data = [[p.k, p.rows, 1e3 * p.seconds, 1e3 * p.draft_seconds] for p in points]
-        own = {"text": [str(p.k) for p in points], "customdata": data, "line": {"width": 1.5, "dash": "dot"}}
+        own = {"text": [label(p) for p in points], "customdata": data, "line": {"width": 1.5, "dash": "dot"}}
         name = f"{num_seqs} sequence{'s' if num_seqs > 1 else ''}"
         series(figure, name, colour, xs, ys, hover=hover, marker_size=8, **own, **text)
     label_axes(figure, "FLOP per byte of the target pass", "TFLOP/s reached", **DECADES)

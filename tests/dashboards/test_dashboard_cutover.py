@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
 import pytest
 
 pytest.importorskip("streamlit")
@@ -96,3 +99,8 @@ def test_more_drafts_move_along_the_roofline() -> None:
     assert len(drawn.data) == 1 + len(tracks)
     first = next(iter(tracks.values()))
     assert drawn.data[1].x[3] == pytest.approx(first[3].intensity, rel=1e-3)
+    width = math.log10(drawn.data[0].x[-1] / drawn.data[0].x[0]) / 300  # decades a pixel on a phone
+    for line in drawn.data[1:]:
+        labelled = [math.log10(x) / width for x, text in zip(line.x, line.text, strict=True) if text]
+        assert labelled
+        assert all(later - earlier > 8 for earlier, later in pairwise(labelled))  # a digit takes 7
