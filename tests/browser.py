@@ -373,14 +373,17 @@ class Browser:
             "return graph.querySelectorAll('.scatterlayer .trace')[arguments[1]]"
             ".querySelectorAll('.points path')[arguments[2]]"
         )
-        mark = self.until(lambda: self.script(code, name, trace, number), f"a marker of {name}")
-        self.script("arguments[0].scrollIntoView({block: 'center'})", mark)
         hovers = f".st-key-{name} .hoverlayer .hovertext"
+        before: list[Any] = [None]
 
         def hovered() -> bool:
-            # Plotly takes a click only where it has noticed the pointer.
+            # A late redraw replaces the marker or moves it: it must be where it was at the last look. Plotly takes a
+            # click only where it has noticed the pointer.
+            mark = self.script(code, name, trace, number)
+            self.script("arguments[0].scrollIntoView({block: 'center'})", mark)
+            last, before[0] = before[0], (mark, mark.rect)
             ActionChains(self.driver).move_to_element_with_offset(mark, 1, 0).move_to_element(mark).perform()
-            return bool(self.all(hovers))
+            return last == before[0] and bool(self.all(hovers))
 
         self.until(hovered, f"the pointer over {name}")
         ActionChains(self.driver).click().perform()
