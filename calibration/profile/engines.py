@@ -91,6 +91,8 @@ class EngineGeneration(Section):
     async_scheduling: bool
     async_speculation: bool
     cudagraph_mode: dict[str, CudagraphMode]  # the default, by the version from which it holds
+    # Bytes that the sampler holds of a logit in the start's profiling pass, by the version from which it holds.
+    sampler_bytes: dict[str, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]]
     # Whether uniform batches of fewer than k drafts replay full graphs, and a policy that varies k keeps them.
     full_graphs_of_any_k: bool
     constants: Constants
@@ -102,6 +104,8 @@ class EngineGeneration(Section):
     prompts_alone: bool = False
     # Whether activations and CUDA graphs lie beside the share of memory that is given to weights and KV cache.
     memory_beside: bool = False
+    # The version from which CUDA graphs are counted before the KV cache is sized; None: they come on top of it.
+    graphs_counted_since: str | None = None
     # The last version that runs experts in fp8 by Triton's kernels where they were timed; None: by the fastest.
     triton_experts_until: str | None = None
     # Of models with linear attention layers: memory for states over memory for KV, each a pool of its own, and states
@@ -122,6 +126,15 @@ class EngineGeneration(Section):
     def mode_of(self, version: str) -> CudagraphMode:
         """The CUDA graph mode that a version runs in by default."""
         return _since(self.cudagraph_mode, version)
+
+    def sampler_bytes_of(self, version: str) -> float:
+        """Bytes of a logit that a version's sampler holds at its peak."""
+        return _since(self.sampler_bytes, version)
+
+    def counts_graphs(self, version: str) -> bool:
+        """Whether a version takes memory for CUDA graphs off before it sizes the KV cache."""
+        since = self.graphs_counted_since
+        return since is not None and parse_version(version)[1] >= _number(since)
 
     def states_of(self, version: str) -> int:
         """States that a version keeps room for with a request, its prefixes cached."""

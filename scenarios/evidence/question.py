@@ -102,7 +102,7 @@ def _scenario(
         return None
 
 
-_ASSUMED_WINDOW = 32768
+_ASSUMED_WINDOW = 16384
 # Of a roofline's tables; larger limits differ in nothing that a row measures.
 _MOST_ROWS = 65536
 # Output tokens of all replications together: chance then moves a mean by less than 1 %.

@@ -173,8 +173,9 @@ def _stage_budget(
     graphs = 0.0 if config.enforce_eager else cuda_graph_bytes(layers, config.max_num_seqs, k)
     non_torch = _NON_TORCH_BYTES if config.num_ranks == 1 else _NON_TORCH_PARALLEL_BYTES
     rest = activations + graphs + non_torch
-    beside = hardware.memory_bytes - usable if config.generation.memory_beside else 0.0
-    left = usable - weights - draft_weights - max(0.0, rest - beside)
+    engine = config.generation
+    beside = rest if engine.memory_beside else 0.0 if engine.counts_graphs(config.version) else graphs
+    left = usable - weights - draft_weights - (rest - beside) - max(0.0, beside - (hardware.memory_bytes - usable))
 
     # Blocks of ranks that share out a context count the tokens of all of them.
     share = own_layers / model.num_hidden_layers / dcp if stages * dcp > 1 else 1.0
@@ -319,13 +320,13 @@ def _window_groups(config: EngineConfig, model: ModelSpec, draft_kv: float) -> t
 
 
 def activation_peak_bytes(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None = None) -> float:
-    """Estimated peak of live activations of one step on one rank.
+    """Estimated peak of live activations of one step on one rank, as vLLM's profiling pass meets it.
 
-    Per token: residual, layer input and layer output (``3h``), and the widest of attention (q, k, v and output), dense
-    MLP (``2f`` in, ``f`` out; ungated ``f`` and ``f``) and experts (vLLM's two workspaces,
-    ``top_k * (max(2f, h) + f)``), widths per rank; a draft's input of fused hidden states comes on top. Per sampled row
-    logits in the model's format and two fp32 copies. A Llama-3-8B with 8192 tokens and 256 sequences comes to 1.15 GiB;
-    vLLM measured 1.20 to 1.26 GiB (github.com/vllm-project/vllm/pull/10511).
+    The larger of two peaks, one after the other (vLLM 0.32, ``profile_run``). Per token of the forward pass: residual,
+    layer input and layer output (``3h``), and the widest of attention (q, k, v and output), dense MLP (``2f`` in, ``f``
+    out; ungated ``f`` and ``f``) and experts (vLLM's two workspaces, ``top_k * (max(2f, h) + f)``), widths per rank; a
+    draft's input of fused hidden states comes on top. Then sampling for ``max_num_seqs`` rows over the whole
+    vocabulary, beside the hidden states of all tokens (`EngineGeneration.sampler_bytes`).
     """
     act = activation_bytes(config.weight_dtype)
     width = _live_elements(model, config.tensor_parallel_size)
@@ -335,7 +336,8 @@ def activation_peak_bytes(config: EngineConfig, model: ModelSpec, draft: ModelSp
     if config.lockstep_ranks > 1:
         # The rows of all ranks before the experts, and their sums behind them.
         width += 2.0 * config.lockstep_ranks * model.hidden_size
-    return config.max_num_batched_tokens * width * act + rows * model.vocab_size * (act + 8.0)
+    tokens, per_logit = config.max_num_batched_tokens, config.generation.sampler_bytes_of(config.version)
+    return max(tokens * width * act, tokens * model.hidden_size * act + rows * model.vocab_size * per_logit)
 
 
 def _live_elements(model: ModelSpec, tp: int) -> float:

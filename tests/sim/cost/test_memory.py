@@ -18,6 +18,7 @@ from draftcast.sim.cost.methods import get_method
 
 LLAMA = load_model("Llama-3.1-8B")
 H100 = load_hardware("h100")
+PROFILED = {"max_num_batched_tokens": 8192, "max_num_seqs": 256}
 
 
 def budget_of(model: ModelSpec, device: HardwareSpec, draft: ModelSpec | None = None, **flags: Any) -> MemoryBudget:
@@ -44,27 +45,45 @@ def test_the_sum_is_the_usable_memory() -> None:
 
 
 def test_published_start_up_logs() -> None:
-    # vLLM pull request 10511, Llama-3-8B on an H100 with 0.9: 1.26 GiB of activations; a later release logs
-    # "model weights take 14.99GiB; non_torch_memory takes 0.11GiB; PyTorch activation peak memory takes 1.20GiB;
-    # the rest of the memory reserved for KV Cache is 54.93GiB" of 79.15 GiB.
-    activations = activation_peak_bytes(EngineConfig(max_num_batched_tokens=8192, max_num_seqs=256), LLAMA)
-    assert activations / GIB == pytest.approx(1.23, rel=0.1)
+    # vLLM 0.7, Llama-3-8B on an H100 with 0.9: "model weights take 14.99GiB; non_torch_memory takes 0.11GiB; PyTorch
+    # activation peak memory takes 1.20GiB; the rest of the memory reserved for KV Cache is 54.93GiB" of 79.15 GiB.
     device = replace(H100, memory_bytes=79.15 * GIB)
-    budget = budget_of(LLAMA, device, gpu_memory_utilization=0.9, enforce_eager=True)
+    budget = budget_of(LLAMA, device, version="vllm 0.7", gpu_memory_utilization=0.9, **PROFILED)
+    assert budget.activation_bytes / GIB == pytest.approx(1.20, rel=0.1)
     assert budget.kv_cache_bytes / GIB == pytest.approx(54.93, rel=0.01)
 
 
 @pytest.mark.parametrize(
-    ("device", "flags", "blocks"),
+    ("device", "flags", "blocks", "within"),
     [
-        # An H100 at 0.90 and its defaults of the time; an RTX 4090 as recorded by LLMServingSim (vLLM 0.19).
-        ("h100", {"max_num_batched_tokens": 8192, "max_num_seqs": 256}, 28_190),
-        ("rtx-4090", {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "max_model_len": 32768}, 2_588),
+        ("h100", {"version": "vllm 0.8", **PROFILED}, 28_190, 0.01),  # at its defaults of the time
+        # An RTX 4090 as recorded by LLMServingSim.
+        (
+            "rtx-4090",
+            {"version": "vllm 0.19", "max_num_batched_tokens": 2048, "max_num_seqs": 256, "max_model_len": 32768},
+            2_588,
+            0.02,
+        ),
+        # "Available KV cache memory: 51.63 GiB, GPU KV cache size: 410,128 tokens", EAGLE, H100, June 2025.
+        ("h100", {"version": "vllm 0.9", "max_num_batched_tokens": 8192, "max_num_seqs": 1024, "k": 3}, 25_633, 0.02),
     ],
 )
-def test_blocks_of_start_up_logs(device: str, flags: dict[str, int], blocks: int) -> None:
-    budget = budget_of(LLAMA, load_hardware(device), gpu_memory_utilization=0.9, **flags)
-    assert budget.num_gpu_blocks == pytest.approx(blocks, rel=0.05)
+def test_blocks_of_start_up_logs(device: str, flags: dict[str, Any], blocks: int, within: float) -> None:
+    head = drafters.eagle_head(LLAMA) if "k" in flags else None
+    budget = budget_of(LLAMA, load_hardware(device), draft=head, gpu_memory_utilization=0.9, **flags)
+    assert budget.num_gpu_blocks == pytest.approx(blocks, rel=within)
+
+
+def test_graphs_are_counted_before_the_cache_from_021_on() -> None:
+    before, after = (budget_of(LLAMA, H100, version=f"vllm {version}") for version in ("0.20", "0.21"))
+    assert before.cuda_graph_bytes == after.cuda_graph_bytes > 0
+    for budget, counted in ((before, 0.0), (after, after.cuda_graph_bytes)):
+        taken = budget.weight_bytes + budget.activation_bytes + budget.non_torch_bytes + counted
+        assert budget.kv_cache_bytes == pytest.approx(budget.usable_bytes - taken)
+    full = budget_of(LLAMA, H100, version="vllm 0.20", gpu_memory_utilization=1.0)  # no room beside
+    assert full.kv_cache_bytes == pytest.approx(
+        full.usable_bytes - full.weight_bytes - full.activation_bytes - full.non_torch_bytes - full.cuda_graph_bytes
+    )
 
 
 def test_a_nearly_full_device_is_off_by_little_of_its_memory() -> None:
@@ -80,21 +99,20 @@ def test_a_nearly_full_device_is_off_by_little_of_its_memory() -> None:
 
 
 def test_activations_by_hand() -> None:
-    width = 3 * 4096 + 3 * 14336
-    logits = 64 * 128256 * (2 + 8)
-    assert (
-        activation_peak_bytes(EngineConfig(max_num_batched_tokens=2048, max_num_seqs=64), LLAMA)
-        == 2048 * width * 2 + logits
-    )
-    split = 3 * 4096 + 3 * 14336 / 4
-    assert (
-        activation_peak_bytes(EngineConfig(max_num_batched_tokens=2048, max_num_seqs=64, tensor_parallel_size=4), LLAMA)
-        == 2048 * split * 2 + logits
-    )
+    def peak(draft: ModelSpec | None = None, **flags: Any) -> float:
+        sizes = {"max_num_batched_tokens": 2048, "max_num_seqs": 64}
+        return activation_peak_bytes(EngineConfig(**(sizes | flags)), LLAMA, draft)
+
+    forward = 2048 * (3 * 4096 + 3 * 14336) * 2
+    assert peak() == forward
+    assert peak(tensor_parallel_size=4) == 2048 * (3 * 4096 + 3 * 14336 / 4) * 2
     # EAGLE-3 keeps three hidden states of the target
-    head = drafters.eagle_head(LLAMA)
-    more = activation_peak_bytes(EngineConfig(max_num_batched_tokens=2048, max_num_seqs=64), LLAMA, head)
-    assert more - (2048 * width * 2 + logits) == 2048 * 3 * 4096 * 2
+    assert peak(drafters.eagle_head(LLAMA)) - forward == 2048 * 3 * 4096 * 2
+    # Sampling comes after the forward pass, beside the hidden states; it decides where requests are many.
+    hidden, logits = 2048 * 4096 * 2, 1024 * 128_256
+    assert peak(max_num_seqs=1024) == hidden + logits * 6
+    assert peak(max_num_seqs=1024, version="vllm 0.24") == hidden + logits * 14
+    assert peak(max_num_seqs=1024, version="vllm 0.20") == hidden + logits * 34
 
 
 def test_graphs_by_hand() -> None:
