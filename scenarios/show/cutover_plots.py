@@ -81,7 +81,8 @@ def advantage_figure(
     figure.add_hline(y=1.0, line=BREAK_EVEN_LINE)
     here = scenario.rate_rps
     if here is not None:
-        text = {"annotation_text": "you are here", "annotation_position": "bottom right", "annotation_font_size": 11}
+        side = "right" if here < rates[-1] / 2 else "left"  # where it has room
+        text = {"annotation_text": "you are here", "annotation_position": f"bottom {side}", "annotation_font_size": 11}
         figure.add_vline(x=here, line={"color": BASELINE, "width": 2}, **text)
     label_axes(figure, "requests/s", "times faster with speculation")
     return styled(figure, height=270, legend=False).update_yaxes(range=[0, most])

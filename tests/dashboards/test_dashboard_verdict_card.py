@@ -26,6 +26,7 @@ from draftcast.dashboards.widgets.verdict_card import (
 from draftcast.errors import InputError
 from draftcast.scenarios.evidence.summary import scorecard, shipped_forecasts
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
+from draftcast.scenarios.show.cutover_plots import advantage_figure
 from draftcast.sim.progress import Progress
 
 SMALL = load_scenario(overrides=["workload.num_requests=400", "statistics.replications=3"])
@@ -222,3 +223,13 @@ def test_a_refused_search_is_told() -> None:
 
     with pytest.raises(InputError, match="cannot be searched"):
         looked_for("refused", make)
+
+
+@pytest.mark.parametrize(("rate", "side"), [(5, "left"), (60, "right")])
+def test_the_mark_of_this_load_has_its_words_inside_the_picture(rate: float, side: str) -> None:
+    scenario = with_values(SMALL, {RATE: rate})
+    estimate = step_estimate(scenario)
+    assert estimate is not None
+    drawn = advantage_figure(scenario, estimate.rates, estimate.ratios, estimate.advantages, None)
+    (words_here,) = (each for each in drawn.layout.annotations if each.text == "you are here")
+    assert (words_here.x, words_here.xanchor) == (rate, side)
