@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from draftcast.errors import InputError, naming
 from draftcast.scenarios.cli import options
-from draftcast.scenarios.cli.options import Question, values_of
+from draftcast.scenarios.cli.options import Candidates, Prices, Question, values_of
 from draftcast.scenarios.cli.terminal import UNDECIDED, progress_bar
 
 if TYPE_CHECKING:
@@ -20,12 +20,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    over: str = "rate"
-    metric: str = "e2e"
-    at: str | None = None
-    target: float = 0.05
-    budget: int | None = None
-    price: list[str] | None = None
+    over: Annotated[
+        str, typer.Option(help="Axis to search: rate, concurrency, batch, context, acceptance or output.")
+    ] = "rate"
+    metric: Annotated[
+        str, typer.Option(help="Metric to improve: e2e, tpot, token_goodput, slo_goodput or cost (needs --price).")
+    ] = "e2e"
+    at: Annotated[
+        str | None, typer.Option(metavar="X,X,...|A..B:N", help="First points to simulate. Default: the whole range.")
+    ] = None
+    target: Annotated[
+        float, typer.Option(help="Stop when the interval's width is this share of the cutover; replications are added.")
+    ] = 0.05
+    budget: Annotated[
+        int | None,
+        typer.Option(help="Maximum simulated requests per setting (default 1,000,000), or per map (2,000,000)."),
+    ] = None
+    price: Prices = None
 
     def question(self, scenario: Scenario) -> CutoverQuestion:
         """As the search and the map take it. Raises InputError where a price is missing or of another device."""
@@ -41,14 +52,22 @@ class Search:
         return CutoverQuestion(scenario, self.over, self.metric, values_of(self.at, "--at"), self.budget, price)
 
 
+@options.option_groups
 def cutover(
     question: Question,
     search: Search,
-    k: str | None = None,
-    candidate: list[str] | None = None,
-    map_against: str | None = None,
-    acceptance: str | None = None,
-    plot: Path | None = None,
+    k: Annotated[
+        str | None, typer.Option("--k", metavar="K,K,...", help="Draft lengths. Default: each method's own.")
+    ] = None,
+    candidate: Candidates = None,
+    map_against: Annotated[
+        str | None,
+        typer.Option("--map", metavar="k|acceptance", help="Instead draw a speed-up map: load against one of these."),
+    ] = None,
+    acceptance: Annotated[
+        str | None, typer.Option(metavar="A,A,...|A..B:N", help="With --map acceptance: its values.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="HTML", help="Write the plot here.")] = None,
 ) -> None:
     """Find where speculation stops paying: the load, length or acceptance, with its interval and the reason."""
     from draftcast.scenarios.cutover.search import cutover as find

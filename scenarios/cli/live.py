@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from draftcast.errors import InputError, LiveError
 from draftcast.scenarios.cli import options
+from draftcast.scenarios.cli.options import AsJson, NewRunDirectory, Overrides, ScenarioName, SpeculativeConfig
 from draftcast.scenarios.cli.terminal import INTERRUPTED, TERMINATED, print_json, print_lines, progress_bar
 from draftcast.scenarios.cli.validate import calibrate, report, report_sweep
 from draftcast.scenarios.cli.validate import summary as report_summary
@@ -34,11 +35,15 @@ if TYPE_CHECKING:
 class ServerOptions:
     """How vLLM servers are started and what may take how long."""
 
-    vllm: str | None = None
-    server_arg: list[str] | None = None
-    start_timeout: float = 600.0
-    request_timeout: float = 120.0
-    warmup_requests: int = 8
+    vllm: Annotated[
+        str | None, typer.Option(metavar="COMMAND", help="Command of vLLM's server. Default: found here or on PATH.")
+    ] = None
+    server_arg: Annotated[
+        list[str] | None, typer.Option("--server-arg", metavar="FLAG", help="Extra argument of the server; repeatable.")
+    ] = None
+    start_timeout: Annotated[float, typer.Option(help="Maximum seconds for a server to start.")] = 600.0
+    request_timeout: Annotated[float, typer.Option(help="Maximum seconds per request.")] = 120.0
+    warmup_requests: Annotated[int, typer.Option(help="Requests sent before the recorded ones.")] = 8
 
     def live_options(self, **others: Any) -> LiveOptions:
         """As the live run takes them, with ``others`` of its fields."""
@@ -131,7 +136,7 @@ class _Terminated(KeyboardInterrupt):
     """By SIGTERM."""
 
 
-app = options.Commands(
+app = typer.Typer(
     help="Run scenarios on a real vLLM server and record what happens.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -140,21 +145,28 @@ app = options.Commands(
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    draft: str | None = None
-    draft_layers: int = 2
-    k: str | None = None
+    draft: Annotated[
+        str | None, typer.Option(help="Architecture of the draft. Default: the target's with fewer layers.")
+    ] = None
+    draft_layers: Annotated[int, typer.Option(help="Layers of the draft without --draft.")] = 2
+    k: Annotated[
+        str | None, typer.Option(metavar="K,K,...", help="Draft lengths, a draft each. Default: the number of rates.")
+    ] = None
 
 
 @app.command()
+@options.option_groups
 def checkpoint(
-    folder: Path,
-    rates: str,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the folders target and draft-k<k> go.")],
+    rates: Annotated[str, typer.Option(metavar="R,R,...", help="Unconditional acceptance of draft position 1, 2, ...")],
     draft: Draft,
-    target: str = "testbed-250M",
-    dtype: str = "bf16",
-    hardware: str = "cpu",
-    seed: int = 0,
-    as_json: bool = False,
+    target: Annotated[
+        str, typer.Option(help="Architecture of the target: a bundled model or a config.json (Llama).")
+    ] = "testbed-250M",
+    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    hardware: Annotated[str, typer.Option(help="Device in the scenario that is written beside them.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Write checkpoints of random weights with a known greedy text and drafts of a chosen acceptance."""
     from dataclasses import replace
@@ -180,18 +192,21 @@ def checkpoint(
 class Endpoint:
     """Which server a run uses."""
 
-    url: str | None = None
-    server_log: Path | None = None
-    port: int | None = None
+    url: Annotated[str | None, typer.Option(help="Use this running server; none is started.")] = None
+    server_log: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --url: the server's log, if it is on this machine.")
+    ] = None
+    port: Annotated[int | None, typer.Option(help="Port of the started server. Default: a free one.")] = None
 
 
 @app.command()
+@options.option_groups
 def run(
     subject: options.Subject,
-    out: Path,
+    out: NewRunDirectory,
     endpoint: Endpoint,
     server: ServerOptions,
-    as_json: bool = False,
+    as_json: AsJson = False,
 ) -> None:
     """Start the scenario's server, send its requests, record everything, stop the server."""
     from draftcast.scenarios.live.run import live_run
@@ -210,12 +225,16 @@ def run(
 
 @app.command("import")
 def import_result(
-    result: Path,
-    out: Path,
-    scenario: str | None = None,
-    overrides: list[str] | None = None,
-    speculative_config: str | None = None,
-    as_json: bool = False,
+    result: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Result of vllm bench serve --save-result --save-detailed.")
+    ],
+    out: NewRunDirectory,
+    scenario: Annotated[
+        str | None, typer.Option(metavar="FILE|NAME", help="The scenario that the server was run with.")
+    ] = None,
+    overrides: Overrides = None,
+    speculative_config: SpeculativeConfig = None,
+    as_json: AsJson = False,
 ) -> None:
     """Import a result of vLLM's benchmark client as a recorded run."""
     from draftcast.calibration.live.imported_runs import import_bench_result
@@ -233,15 +252,32 @@ def import_result(
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    k: str = "1,3,5"
-    candidate: list[str] | None = None
-    concurrency: str | None = None
-    rates: str | None = None
-    calibration_concurrency: str | None = None
-    calibration_lengths: str | None = None
-    cell_seconds: float = 15.0
-    rounds: int = 1
-    in_turn: bool | None = None
+    k: Annotated[str, typer.Option(metavar="K,K,...", help="Draft lengths of the scenario's method.")] = "1,3,5"
+    candidate: options.Candidates = None
+    concurrency: Annotated[
+        str | None,
+        typer.Option(metavar="C,C,...|A..B:N", help="Concurrencies of closed loops. Default: 1,2,4,8,16,32."),
+    ] = None
+    rates: Annotated[
+        str | None,
+        typer.Option(metavar="R,R,...|A..B:N", help="Request rates per second. Default: shares of the capacity."),
+    ] = None
+    calibration_concurrency: Annotated[
+        str | None,
+        typer.Option(metavar="C,C,...", help="Extra closed loops to calibrate on; they are not judged."),
+    ] = None
+    calibration_lengths: Annotated[
+        str | None,
+        typer.Option(metavar="YAML", help="workload.lengths of the calibration runs, unlike the scenario's."),
+    ] = None
+    cell_seconds: Annotated[float, typer.Option(min=0.1, help="Seconds for which a run sends requests.")] = 15.0
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of every run.")] = 1
+    in_turn: Annotated[
+        bool | None,
+        typer.Option(
+            "--in-turn/--together", help="Servers one at a time, or all at once. Default: at once on hardware cpu."
+        ),
+    ] = None
 
     def plan(self, hardware: str) -> SweepPlan:
         from draftcast.calibration.yaml_text import parse_yaml
@@ -264,13 +300,16 @@ class SweepOptions:
 
 
 @app.command()
+@options.option_groups
 def sweep(
-    scenario: str,
-    out: Path,
+    scenario: ScenarioName,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of the runs and index.json; an interrupted sweep continues.")
+    ],
     cells: SweepOptions,
     server: ServerOptions,
-    overrides: list[str] | None = None,
-    as_json: bool = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run the same loads on real servers with speculation off and on, interleaved, and compare with the forecast."""
     from draftcast.calibration.live.run_directory import LiveRun

@@ -24,7 +24,7 @@ from draftcast.scenarios.cli import acceptance, live, profile
 from draftcast.scenarios.cli.calibrate import calibrate
 from draftcast.scenarios.cli.cutover import cutover
 from draftcast.scenarios.cli.evidence import evidence
-from draftcast.scenarios.cli.options import Commands
+from draftcast.scenarios.cli.options import AsJson
 from draftcast.scenarios.cli.plan import plan
 from draftcast.scenarios.cli.recommend import recommend
 from draftcast.scenarios.cli.scenario_file import init, schema
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-app = Commands(
+app = typer.Typer(
     name="draftcast",
     help="Forecast whether speculative decoding pays on an LLM serving cluster, and at which load it stops paying.",
     no_args_is_help=True,
@@ -91,7 +91,7 @@ def _options(
 
 
 @app.command()
-def scenarios(as_json: bool = False) -> None:
+def scenarios(as_json: AsJson = False) -> None:
     """List the embedded scenarios."""
     from draftcast.scenarios.schema.load import embedded_scenarios, load_scenario
 
@@ -100,7 +100,7 @@ def scenarios(as_json: bool = False) -> None:
 
 
 @app.command()
-def models(as_json: bool = False) -> None:
+def models(as_json: AsJson = False) -> None:
     """List the bundled models; any Hugging Face config.json works as well."""
     from draftcast.kernels.model.catalog import load_model, model_names
 
@@ -112,7 +112,7 @@ def models(as_json: bool = False) -> None:
 
 
 @app.command()
-def hardware(as_json: bool = False) -> None:
+def hardware(as_json: AsJson = False) -> None:
     """List the bundled devices."""
     from draftcast.calibration.profile.hardware import hardware_names, load_hardware
 
@@ -149,10 +149,16 @@ STREAMLIT = {
 
 @app.command()
 def dashboard(
-    scenarios: list[Path] | None = None,
-    port: int | None = None,
-    address: str = ADDRESS,
-    open_browser: bool = False,
+    scenarios: Annotated[
+        list[Path] | None, typer.Argument(help="Scenario files to choose from, besides the embedded ones.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port. Default: the first free one from 8501.")
+    ] = None,
+    address: Annotated[
+        str, typer.Option(help="Address to listen on; any other than the default lets other machines in.")
+    ] = ADDRESS,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Open the dashboard in a browser (needs the extra ``dashboard``)."""
     from draftcast.scenarios.schema.load import load_scenario

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from functools import cache, wraps
+from functools import wraps
 from glob import escape, glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -58,24 +58,67 @@ def complete_key(incomplete: str) -> list[str]:
     return [f"{name}=" for name in dict.fromkeys(scenario_keys()) if name.startswith(incomplete)]
 
 
-COMPLETIONS = {
-    "scenario": complete_scenario,
-    "device": complete_device,
-    "model": complete_model,
-    "key": complete_key,
-}
+ScenarioName = Annotated[
+    str,
+    typer.Argument(
+        help="A YAML file, or an embedded scenario (draftcast scenarios).", autocompletion=complete_scenario
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key, e.g. engine.block_size=32; repeatable.",
+        autocompletion=complete_key,
+    ),
+]
+SpeculativeConfig = Annotated[
+    str | None, typer.Option(metavar="JSON", help="vLLM's --speculative-config, verbatim; null turns it off.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Candidates = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="JSON|FILE",
+        help='Another method: {"speculative_config": {...}, "acceptance": {...}}; repeatable.',
+    ),
+]
+Prices = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=AMOUNT@DATE",
+        help="Price of a GPU per hour and its date, e.g. h100-sxm=2.49@2026-11-01; repeatable.",
+    ),
+]
+Rates = Annotated[str | None, typer.Option(metavar="R,R,...|A..B:N", help="Mean request rates per second.")]
+Metric = Annotated[str, typer.Option(help="Metric to judge by: e2e, tpot, token_goodput or slo_goodput.")]
+NewRunDirectory = Annotated[Path, typer.Option(metavar="DIR", help="Run directory; must not exist or be empty.")]
+
+
+CalibrateTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE|URL",
+        help="Your own run without speculation, which corrects the forecast: JSON of vllm bench serve, SGLang, "
+        "GuideLLM, AIPerf or InferenceX, /metrics text, a Prometheus range query, an engine log; repeatable.",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """A scenario with changes."""
 
-    scenario: str
-    overrides: list[str] | None = None
-    speculative_config: str | None = None
-    serve_command: str | None = None
-    trace: Path | None = None
-    seed: int | None = None
+    scenario: ScenarioName
+    overrides: Overrides = None
+    speculative_config: SpeculativeConfig = None
+    serve_command: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND|FILE", help="Take the engine from a vllm, sglang or trtllm-serve command."),
+    ] = None
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Take arrivals and lengths from a trace.")] = None
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None
 
     def load(self, replications: int | None = None, calibrate_to: Sequence[str] | None = None) -> Scenario:
         from draftcast.scenarios.schema.load import load_scenario
@@ -114,9 +157,9 @@ class Subject:
 class Question(Subject):
     """A scenario with changes, and how the answer is printed."""
 
-    replications: int | None = None
-    calibrate_to: list[str] | None = None
-    as_json: bool = False
+    replications: Annotated[int | None, typer.Option(help="Independent replications behind the intervals.")] = None
+    calibrate_to: CalibrateTo = None
+    as_json: AsJson = False
 
     def load(self, replications: int | None = None, calibrate_to: Sequence[str] | None = None) -> Scenario:
         return super().load(replications or self.replications, calibrate_to or self.calibrate_to)
@@ -134,20 +177,6 @@ class Question(Subject):
             console.print(part, soft_wrap=isinstance(part, str))
 
 
-class Commands(typer.Typer):
-    """Commands whose options ``options.yaml`` describes, and which may take groups of them (`option_groups`)."""
-
-    def command(self, *name: Any, **more: Any) -> Any:
-        """As of Typer, whose arguments it takes."""
-        register = super().command(*name, **more)
-
-        def add(function: Callable[..., None]) -> Callable[..., None]:
-            register(option_groups(function))
-            return function
-
-        return add
-
-
 def option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """``command`` as Typer calls it: a parameter that is a dataclass becomes one argument or option per field."""
     groups: dict[str, Any] = {}
@@ -155,14 +184,12 @@ def option_groups(command: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(command, include_extras=True)
     for parameter in inspect.signature(command).parameters.values():
         hint = hints[parameter.name]
-        if isinstance(hint, type) and is_dataclass(hint):
+        if is_dataclass(hint):
             groups[parameter.name] = hint
-            field_hints = get_type_hints(hint)
-            # A field of the class that this one adds to is described there.
-            owners = {name: owner for owner in reversed(hint.__mro__) for name in inspect.get_annotations(owner)}
-            parameters += [_option(owners[field.name], field, field_hints[field.name]) for field in fields(hint)]
+            field_hints = get_type_hints(hint, include_extras=True)
+            parameters += [_parameter(field, field_hints[field.name]) for field in fields(hint)]
         else:
-            parameters.append(_option(command, parameter, hint))
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint))
 
     @wraps(command)
     def flat(**values: Any) -> None:
@@ -174,28 +201,9 @@ def option_groups(command: Callable[..., None]) -> Callable[..., None]:
     return flat
 
 
-@cache
-def described() -> dict[str, dict[str, Any]]:
-    """``options.yaml``."""
-    import yaml
-
-    text = Path(__file__).with_suffix(".yaml").read_text("utf-8")
-    tables: dict[str, dict[str, Any]] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return tables
-
-
-def _option(owner: Any, declared: inspect.Parameter | Field[Any], hint: Any) -> inspect.Parameter:
-    """A parameter of ``owner``, a function or a group of options, as Typer takes it."""
-    place, name = f"{owner.__module__.rpartition('.')[2]}.{owner.__name__}", declared.name
-    told = described().get(place, {}).get(name) or described()["every command"].get(name)
-    if told is not None:
-        more = {"help": told} if isinstance(told, str) else dict(told)
-        kind = typer.Argument if more.pop("argument", False) else typer.Option
-        complete = COMPLETIONS.get(more.pop("complete", ""))
-        annotated: Any = Annotated
-        hint = annotated[hint, kind(*more.pop("names", ()), autocompletion=complete, **more)]
-    default = inspect.Parameter.empty if declared.default in (MISSING, inspect.Parameter.empty) else declared.default
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
+    default = inspect.Parameter.empty if field.default is MISSING else field.default
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def values_of(text: str | None, option: str) -> list[float]:

@@ -1,22 +1,38 @@
 """``draftcast plan``: options to a question, the answer to text or JSON."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from draftcast.errors import InputError, naming
-from draftcast.scenarios.cli.options import Question, method_of, parse_prices
+from draftcast.scenarios.cli.options import Prices, Question, complete_device, method_of, option_groups, parse_prices
 from draftcast.scenarios.cli.terminal import SLO_UNMET, progress_bar
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    hardware: str | None = None
-    tp: str | None = None
-    method: list[str] | None = None
-    price: list[str] | None = None
-    max_gpus: int = 1024
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Devices to consider. Default: the scenario's.",
+            autocompletion=complete_device,
+        ),
+    ] = None
+    tp: Annotated[
+        str | None, typer.Option("--tp", metavar="N,...", help="Tensor-parallel sizes. Default: the scenario's.")
+    ] = None
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="off|given|JSON|FILE",
+            help='Methods to consider: off, given (the scenario\'s), or {"speculative_config": {...}, '
+            '"acceptance": {...}}; repeatable. Default: off and given.',
+        ),
+    ] = None
+    price: Prices = None
+    max_gpus: Annotated[int, typer.Option(help="Maximum GPUs per candidate.")] = 1024
 
     def arguments(self) -> dict[str, Any]:
         from draftcast.scenarios.plan.question import GIVEN
@@ -31,13 +47,19 @@ class Candidates:
         }
 
 
+@option_groups
 def plan(
     question: Question,
     candidates: Candidates,
-    rate: float | None = None,
-    slo: str | None = None,
-    headroom: float = 0.0,
-    spare: int = 0,
+    rate: Annotated[
+        float | None, typer.Option(metavar="REQ/S", help="Target request rate. Default: the scenario's or the trace's.")
+    ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(metavar="SLO", help="Objectives, e.g. 'ttft:p95<500ms;tpot:p95<30ms'. Default: the scenario's."),
+    ] = None,
+    headroom: Annotated[float, typer.Option(help="Share above the target rate to provide for (0.2: 20 %).")] = 0.0,
+    spare: Annotated[int, typer.Option(help="Replicas that may fail (1: N+1).")] = 0,
 ) -> None:
     """Plan capacity: fewest GPUs (or least cost) that meet an SLO at a rate, and the largest rate they hold."""
     from draftcast.scenarios.plan.question import PlanQuestion, parse_objectives

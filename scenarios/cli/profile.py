@@ -2,19 +2,22 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from draftcast.errors import HardwareError
-from draftcast.scenarios.cli.options import Commands
+from draftcast.scenarios.cli.options import AsJson, option_groups
 from draftcast.scenarios.cli.terminal import print_json, print_lines
 
-app = Commands(help="Look at profiles of measured or assumed kernel times.", no_args_is_help=True)
+app = typer.Typer(help="Look at profiles of measured or assumed kernel times.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="A bundled profile, a YAML file, or a folder that calibrate wrote.")]
+Hardware = Annotated[str | None, typer.Option(help="Device, for a profile that names none.")]
 
 
 @app.command("list")
-def list_profiles(as_json: bool = False) -> None:
+def list_profiles(as_json: AsJson = False) -> None:
     """The bundled profiles: device, date, and whether their times are measured."""
     from draftcast.scenarios.show.profile_view import bundled
 
@@ -28,10 +31,10 @@ def list_profiles(as_json: bool = False) -> None:
 
 @app.command()
 def show(
-    profile: str,
-    hardware: str | None = None,
-    by_shape: bool = False,
-    as_json: bool = False,
+    profile: Name,
+    hardware: Hardware = None,
+    by_shape: Annotated[bool, typer.Option("--by-shape", help="Split held-out errors by size; takes seconds.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Provenance, rooflines, held-out errors and coverage."""
     from draftcast.calibration.profile.spec import RooflineProfile
@@ -67,22 +70,23 @@ def show(
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    model: str = "Llama-3.1-8B"
-    method: str = "eagle"
-    k: int = 0
-    tp: int = 1
-    context: int = 1024
-    dtype: str = "bf16"
-    version: str = "vllm 0.32"
+    model: Annotated[str, typer.Option(help="Model of the step.")] = "Llama-3.1-8B"
+    method: Annotated[str, typer.Option(help="Speculation method of the step.")] = "eagle"
+    k: Annotated[int, typer.Option("--num-speculative-tokens", min=0, help="Draft tokens; 0: no speculation.")] = 0
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1
+    context: Annotated[int, typer.Option(min=1, help="Context tokens of every sequence.")] = 1024
+    dtype: Annotated[str, typer.Option(help="Weight format.")] = "bf16"
+    version: Annotated[str, typer.Option("--engine-version", help="Engine and version of the step.")] = "vllm 0.32"
 
 
 @app.command()
+@option_groups
 def compare(
-    first: str,
-    second: str,
+    first: Name,
+    second: Annotated[str, typer.Argument(help="The profile to compare it with.")],
     step: StepOptions,
-    hardware: str | None = None,
-    as_json: bool = False,
+    hardware: Hardware = None,
+    as_json: AsJson = False,
 ) -> None:
     """Milliseconds of a decode step in two profiles, part by part, at several batch sizes; points timed in both."""
     from draftcast.scenarios.show.profile_compare import Step, agreement
@@ -106,9 +110,9 @@ def compare(
 
 @app.command()
 def plot(
-    profile: str,
-    out: Path,
-    as_json: bool = False,
+    profile: Name,
+    out: Annotated[Path, typer.Option(help="Plot to write: .html, or .png and .svg where kaleido is installed.")],
+    as_json: AsJson = False,
 ) -> None:
     """Roofline plot of a measured profile: achieved rate against intensity, and held-out errors."""
     from draftcast.scenarios.show.device_plots import profile_figure

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from draftcast.errors import InputError
 from draftcast.files import write_text
 from draftcast.scenarios.cli import options
-from draftcast.scenarios.cli.options import Question
+from draftcast.scenarios.cli.options import Candidates, Metric, Question, Rates
 from draftcast.scenarios.cli.terminal import progress_bar
 
 if TYPE_CHECKING:
@@ -19,15 +19,26 @@ if TYPE_CHECKING:
     from draftcast.scenarios.schema import Scenario
 
 
+@options.option_groups
 def recommend(
     question: Question,
-    rates: str | None = None,
-    concurrency: str | None = None,
-    metric: str = "e2e",
-    candidate: list[str] | None = None,
-    max_k: int = 8,
-    engine: str = "vllm",
-    out: Path | None = None,
+    rates: Rates = None,
+    concurrency: Annotated[
+        str | None, typer.Option(metavar="C,C,...|A..B:N", help="Concurrencies of a closed loop to judge over.")
+    ] = None,
+    metric: Metric = "e2e",
+    candidate: Candidates = None,
+    max_k: Annotated[
+        int, typer.Option(min=1, max=64, help="Maximum draft length to try where acceptance covers any length.")
+    ] = 8,
+    engine: Annotated[
+        str,
+        typer.Option("--engine", "--server", help="Print command and files for this engine: vllm, sglang or trtllm."),
+    ] = "vllm",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the --speculative-config JSON here (null: speculation off)."),
+    ] = None,
 ) -> None:
     """Recommend method, draft length and schedule for a load, against speculation off; print the command to paste."""
     from draftcast.scenarios.compare.recommend import recommend as rank

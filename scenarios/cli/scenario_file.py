@@ -3,16 +3,19 @@
 import json
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from draftcast.errors import InputError
 from draftcast.files import check_new, write_text
+from draftcast.scenarios.cli.options import AsJson
 from draftcast.scenarios.cli.terminal import print_json, print_lines
 
 
 def init(
-    file: Path = Path("scenario.yaml"),
-    as_json: bool = False,
+    file: Annotated[Path, typer.Argument(help="File to write; nothing is overwritten.")] = Path("scenario.yaml"),
+    as_json: AsJson = False,
 ) -> None:
     """Write the default scenario with a comment at every key, to be changed."""
     from draftcast.scenarios.schema.describe import commented_scenario
@@ -23,7 +26,9 @@ def init(
 
 
 def schema(
-    command: list[str] | None = None,
+    command: Annotated[
+        list[str] | None, typer.Argument(help="A command, for the schema of its --json. Default: a scenario file.")
+    ] = None,
 ) -> None:
     """Print the JSON Schema of a scenario file, or of a command's --json, for editors and checks."""
     print_json({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema_of(" ".join(command or ()))})

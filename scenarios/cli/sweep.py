@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from draftcast.files import written
-from draftcast.scenarios.cli.options import Question, check_target
+from draftcast.scenarios.cli.options import Question, check_target, option_groups
 from draftcast.scenarios.cli.terminal import CELLS_WITHOUT_FIGURES, INTERRUPTED, progress_bar
 
 if TYPE_CHECKING:
@@ -21,17 +21,28 @@ DEFAULT_FOLDER = Path("draftcast-sweep")
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    out: Path = DEFAULT_FOLDER
-    csv: Path | None = None
-    plot: Path | None = None
-    metric: str = "mean_e2el_s"
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Data set of the sweep; cells it already holds are not simulated again.")
+    ] = DEFAULT_FOLDER
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one row per cell here.")] = None
+    plot: Annotated[Path | None, typer.Option(metavar="HTML", help="Write the Pareto plot here.")] = None
+    metric: Annotated[str, typer.Option(help="Figure drawn along the first axis by --plot.")] = "mean_e2el_s"
 
 
+@option_groups
 def sweep(
     *,
-    grid: list[str],
-    workers: int | None = None,
-    cluster: str | None = None,
+    grid: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=VALUES",
+            help="An axis, e.g. rate=1..20:8, rate=1..64:7log, k=0,1,3,5, or any key of --set; repeatable.",
+        ),
+    ],
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes. Default: one per core.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run on this Dask scheduler's workers, e.g. tcp://host:8786.")
+    ] = None,
     question: Question,
     output: Output,
 ) -> None:

@@ -6,24 +6,45 @@ Fitting is ``calibration/live``'s, comparing ``scenarios/live/validate``'s; here
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from draftcast.errors import InputError
 from draftcast.files import read_bytes, write_text
+from draftcast.scenarios.cli.options import AsJson, Overrides, ScenarioName
 from draftcast.scenarios.cli.terminal import print_lines, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.calibration.live.run_directory import LiveRun
 
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        help="A profile's name, file or folder. Default: the scenario's; of a sweep, fitted to its calibration runs."
+    ),
+]
+MeasuredAcceptance = Annotated[
+    bool, typer.Option("--measured-acceptance", help="Forecast with the acceptance that the server counted.")
+]
+
 
 def validate(
-    scenario: str,
-    live: Path,
-    profile: str | None = None,
-    measured_acceptance: bool = False,
-    out: Path | None = None,
-    overrides: list[str] | None = None,
-    as_json: bool = False,
+    scenario: ScenarioName,
+    live: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="A live run, a result of vllm bench serve --save-detailed, or a run of LLMServingSim's benchmark.",
+        ),
+    ],
+    profile: Profile = None,
+    measured_acceptance: MeasuredAcceptance = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write validation.html and validation.json here.")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Forecast a recorded run on its own requests and compare: figures, step times, causes of the error."""
     from draftcast.scenarios.live.validate import comparison
@@ -40,10 +61,10 @@ def validate(
 
 
 def calibrate(
-    runs: list[Path],
-    out: Path | None = None,
-    name: str | None = None,
-    as_json: bool = False,
+    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Live runs of one server, with their logs.")],
+    out: Annotated[Path | None, typer.Option(metavar="PROFILE", help="Profile folder to write.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the profile. Default: the folder's.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Fit a server's step time, with and without speculation, and its front end to live runs."""
     from draftcast.calibration.live.run_directory import LiveRun
@@ -63,12 +84,18 @@ def calibrate(
 
 
 def report(
-    folder: Path,
-    profile: str | None = None,
-    measured_acceptance: bool = False,
-    out: Path | None = None,
-    static: bool = False,
-    as_json: bool = False,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a live sweep.")],
+    profile: Profile = None,
+    measured_acceptance: MeasuredAcceptance = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write sweep-validation.md, .html, .json and the profile here. Default: DIR."),
+    ] = None,
+    static: Annotated[
+        bool,
+        typer.Option("--static", help="Draw an SVG (needs kaleido) instead of an interactive plot; a smaller page."),
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Validate every run of a live sweep: errors, speculation's effect at every load, cutovers, misses."""
     data, shown = report_sweep(folder, profile, measured=measured_acceptance, out=out, static=static)
@@ -94,10 +121,10 @@ def report_sweep(
 
 
 def summary(
-    report: Path,
-    out: Path,
-    command: str = "",
-    as_json: bool = False,
+    report: Annotated[Path, typer.Argument(metavar="FILE", help="sweep-validation.json of a report.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Summary to write; the dashboard's Trust page reads it.")],
+    command: Annotated[str, typer.Option(help="Command that made the sweep, shown with the summary.")] = "",
+    as_json: AsJson = False,
 ) -> None:
     """Summarise a validated sweep without its runs: verdicts, misses, step times, cutovers, effects."""
     from draftcast.scenarios.show.validation_sweep_summary import read_summary

@@ -37,8 +37,6 @@ from draftcast.sim.workload.request_table import RequestTable
 ROWS = 8192
 """Requests that a server holds at once."""
 _READ_BYTES = 1 << 16
-_LEAD_S = 1.5e-3
-"""What a request and the first piece of its answer spend on their way through sockets and event loops, on two cores."""
 
 
 def ring_table(scenario: Scenario, deployment: Deployment) -> tuple[RequestTable, NDArray[np.int32]]:
@@ -200,8 +198,9 @@ def run_replica(descriptor: int, tells: bool) -> None:
         lines.send(["failed", str(error)])
         return
     lines.send(["ready"])
-    # A request that an event should see was sent before: the front end works on it. Half of that time hides the way.
-    lead_s = min(_LEAD_S, 0.5 * float(front_end_work_s(cached_deployment(scenario), 1)) / speed)
+    # A request that an event should see was sent before: the front end works on it. Half of that time hides the way of
+    # a request and its answer through sockets and event loops.
+    lead_s = 0.5 * float(front_end_work_s(cached_deployment(scenario), 1)) / speed
     start_s = time.monotonic()
     try:
         while True:

@@ -17,7 +17,6 @@ from paths import ROOT
 from typer.testing import CliRunner
 
 from draftcast.scenarios.cli import main as cli
-from draftcast.scenarios.cli.options import described
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(?:bash|console|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -64,14 +63,6 @@ def test_a_documented_line_parses(page: Path, words: list[str]) -> None:
     assert path in ALL, f"{page}: no command {' '.join(words)}"
     if "--help" not in rest:
         ALL[path].make_context(" ".join(path), rest)
-
-
-def test_every_option_is_described_and_no_description_is_left_over() -> None:
-    parameters = [parameter for command in ALL.values() for parameter in command.params]
-    assert all(parameter.help for parameter in parameters)
-    entries = ((name, told) for table in described().values() for name, told in table.items())
-    texts = {(name, told if isinstance(told, str) else told["help"]) for name, told in entries}
-    assert texts <= {(parameter.name, parameter.help) for parameter in parameters}
 
 
 def named_files(folder: Path) -> None:
