@@ -143,9 +143,11 @@ class EngineGeneration(Section):
     def attention_ratio(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> float:
         """A model's step times under a version over those of the timed kernels.
 
-        On Hopper there is no ratio: FlashMLA and the kernels of linear attention were first written for it.
+        On Hopper there is no ratio: FlashMLA and the kernels of linear attention were first written for it. Nor for
+        compressed attention, whose kernels came with the model (DeepSeek-V4, three sources).
         """
-        if model.has_plain_attention or hardware.is_hopper or not self.other_attention_ratio:
+        as_timed = model.has_plain_attention or model.kv_compression > 0 or hardware.is_hopper
+        if as_timed or not self.other_attention_ratio:
             return 1.0
         return _since(self.other_attention_ratio, version)
 

@@ -289,6 +289,8 @@ def test_latent_sparse_and_linear_attention_was_slower_in_older_engines(older: s
         ratio = generation_of(older, is_moe=True).attention_ratio(older, spec, blackwell)
         assert (ratio > 1.2) == other
         assert generation_of(older, is_moe=True).attention_ratio(older, spec, hopper) == 1.0
+        compressed = load_model("DeepSeek-V4-Flash")
+        assert generation_of(older, is_moe=True).attention_ratio(older, compressed, blackwell) == 1.0
         if newer is None:
             continue
         assert generation_of(newer, is_moe=True).attention_ratio(newer, spec, blackwell) == 1.0
