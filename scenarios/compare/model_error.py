@@ -94,7 +94,7 @@ def stratum_of(deployment: Deployment) -> str:
     """By the model's attention, its kind, and whether kernels of the device were measured.
 
     Attention tells more than experts: models with experts and plain attention are hardly further off than dense ones on
-    a device that nobody measured; latent, sparse and linear attention are twice as far (docs/evidence.md).
+    a device that nobody measured; latent, sparse and linear attention are further (docs/evidence.md).
     """
     profile, model = deployment.profile, deployment.model
     if not model.has_plain_attention:
