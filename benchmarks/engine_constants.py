@@ -7,7 +7,7 @@ were timed take part: elsewhere the constants would make up for kernels. Prints 
 set-up (model, device, generation), or with ``--sources`` each source, held out of the fit it is judged by; then the
 constants, and one JSON line.
 Last the ratio of step times to kernels of models with latent, sparse or linear attention under engines from before
-those kernels, over all devices: the median of the sources, each held out of the one it is judged by.
+those kernels, on devices other than Hopper: the median of the sources, each held out of the one it is judged by.
 ``--write [GENERATION...]`` puts them (all, or those of the named ones) into ``calibration/engines``; one that fewer
 than two set-ups show stays provisional. Ten minutes.
 """
@@ -78,11 +78,10 @@ def main() -> None:
     table = {"before": summary(before), "after": summary(current), "set-up held out": summary(held_out)}
     for when, rows in table.items():
         for kind, row in rows.items():
-            count = f"{row['points']:4.0f} points {row['sources']:3.0f} sources"
-            print(f"{when:16} {kind:24} {count}  median {row['median']:6.1%}  mean {row['mean']:+6.1%}")
+            show(when, kind, row)
     ratio, of_ratio = attention_ratio()
     for when, found in of_ratio.items():
-        print(f"{when:16} {'other attention off':24} {found}")
+        show(when, "other attention off", asdict(found))
     print(f"other_attention_ratio {ratio:.2f}")
     shown = seen(before, slopes)
     for (generation, name), value in values.items():
@@ -93,6 +92,11 @@ def main() -> None:
         named = sys.argv[sys.argv.index("--write") + 1 :] or [g.name for g in engines.generations()]
         write({key: value for key, value in values.items() if key[0] in named}, stated, shown)
     print(json.dumps({"constants": {f"{g}.{n}": v for (g, n), v in values.items()}, "errors": table}))
+
+
+def show(when: str, kind: str, row: Mapping[str, float]) -> None:
+    count = f"{row['points']:4.0f} points {row['sources']:3.0f} sources"
+    print(f"{when:16} {kind:24} {count}  median {row['median']:6.1%}  mean {row['mean']:+6.1%}")
 
 
 def attention_ratio() -> tuple[float, dict[str, FigureErrors]]:

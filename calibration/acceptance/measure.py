@@ -43,6 +43,9 @@ POSITIONS, MATCHES = 6, 7
 POSITION_PAIRS, ROUND_PAIRS = 8, 12
 N_SUMS = 16
 
+# Drafted and accepted tokens of a round started at each output position of a request.
+Matches = tuple[NDArray[np.int32], NDArray[np.int32]]
+
 
 class TokenRequest(NamedTuple):
     """One request: prompt and output token ids, int32."""
@@ -157,10 +160,8 @@ def measure_ngram(
         raise InputError(f"must not exceed --prompt-lookup-max = {max_n}", file="--prompt-lookup-min", value=min_n)
     _check_range("--max-model-len", max_model_len, 1, ngram.UNLIMITED)
     found = [ngram.match_positions(prompt, output, k, min_n, max_n, max_model_len) for prompt, output in requests]
-    sums = [request_sums(*each, k) for each in found]
     settings: dict[str, float] = {"prompt_lookup_min": min_n, "prompt_lookup_max": max_n}
-    measured = summarise("ngram", k, settings, np.array(sums), bootstrap=bootstrap, confidence=confidence, seed=seed)
-    return replace(measured, rounds=accepted_by_round([accepted for _, accepted in found]))
+    return _measured("ngram", k, settings, found, bootstrap=bootstrap, confidence=confidence, seed=seed)
 
 
 def measure_suffix(
@@ -184,8 +185,12 @@ def measure_suffix(
     _check_range("--num-speculative-tokens", k, 1, MAX_DRAFTS)
     _check_range("--max-model-len", max_model_len, 1, suffix.UNLIMITED)
     found = list(suffix.match_positions(requests, k, settings, max_model_len))
-    sums = [request_sums(*each, k) for each in found]
-    measured = summarise("suffix", k, named, np.array(sums), bootstrap=bootstrap, confidence=confidence, seed=seed)
+    return _measured("suffix", k, named, found, bootstrap=bootstrap, confidence=confidence, seed=seed)
+
+
+def _measured(method: str, k: int, settings: dict[str, float], found: list[Matches], **resampling: Any) -> Measurement:
+    sums = np.array([request_sums(*each, k) for each in found])
+    measured = summarise(method, k, settings, sums, **resampling)
     return replace(measured, rounds=accepted_by_round([accepted for _, accepted in found]))
 
 

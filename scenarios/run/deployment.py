@@ -472,7 +472,7 @@ def deploy(scenario: Scenario) -> Deployment:
     if ratio != 1.0 and profile.kind != "affine":
         assumed = (
             *assumed,
-            f"steps of {ratio:g} times the timed kernels: {config.version} ran this attention slower on this GPU",
+            f"steps take {ratio:g} times as long as timed: {config.version} ran this attention slower on this GPU",
         )
     together = config.tensor_parallel_size * config.pipeline_parallel_size * config.lockstep_ranks
     if together > hardware.linked_devices:

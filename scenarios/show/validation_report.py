@@ -211,8 +211,9 @@ def write_report(validation: Validation, folder: Path) -> tuple[Path, ...]:
 
 def write_files(folder: Path, contents: Mapping[str, str]) -> tuple[Path, ...]:
     """Write the texts by file name; returns their paths. Raises InputError: the folder cannot be made or written."""
+    made(folder)
     for name, content in contents.items():
-        write_text(made(folder) / name, content)
+        write_text(folder / name, content)
     return tuple(folder / name for name in contents)
 
 
