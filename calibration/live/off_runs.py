@@ -3,7 +3,7 @@
 ``vllm bench serve --save-result`` or SGLang's ``bench_serving`` (one run, or one a line), AIPerf, GenAI-Perf and
 InferenceX (`bench_fields`), a GuideLLM report (a run a benchmark), the text of ``/metrics`` (a server's whole life) or
 a Prometheus range query of it (a deployment's history, which also tells the rate), and an iteration log
-(`read_engine_log`). Means over requests; names and definitions are vLLM 0.32's and GuideLLM 0.6's, whose
+(`read_engine_log`). Means over requests; names and definitions are vLLM 0.32's and GuideLLM 0.8's, whose
 ``inter_token_latency_ms`` is vLLM's TPOT.
 Refused: a run with speculation, with fewer than `LEAST_REQUESTS` requests, or of which many failed.
 """

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import uvicorn
+import uvloop
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field, ValidationError
 from starlette.applications import Starlette
@@ -272,7 +273,7 @@ def run_server(
     except (OSError, OverflowError) as error:
         raise InputError(f"cannot be used: {error}", file="--port", value=f"{host}:{port}") from None
     try:
-        asyncio.run(_serve(Fleet(scenario, speed), tokens, place, tell))
+        uvloop.run(_serve(Fleet(scenario, speed), tokens, place, tell))
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)  # to take down compiled code in order takes a second
 
