@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +94,16 @@ def test_prometheus_and_grafana_look_at_what_the_server_says() -> None:
 def test_the_workflow_makes_readme_s_links_whole(tmp_path: Path) -> None:
     (step,) = [step["run"] for step in read(".github/workflows/ci.yml")["jobs"]["build"]["steps"]
                if "sed" in step.get("run", "")]  # fmt: skip
-    (tmp_path / "README.md").write_text((ROOT / "README.md").read_text("utf-8"))
+    for name in ("README.md", "pyproject.toml"):
+        (tmp_path / name).write_text((ROOT / name).read_text("utf-8"))
     environment = {"GITHUB_REPOSITORY": "someone/draftcast", "GITHUB_SHA": "abc", "PATH": "/usr/bin:/bin"}
     subprocess.run(["bash", "-c", step], cwd=tmp_path, env=environment, check=True)
     text = (tmp_path / "README.md").read_text("utf-8")
     assert "](https://raw.githubusercontent.com/someone/draftcast/abc/docs/img/demo.png)" in text
     assert not [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith(("https://", "#"))]
+    pages = tomllib.loads((tmp_path / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
+    assert pages["Issues"] == "https://github.com/someone/draftcast/issues"
+    assert {"Source", "Documentation", "Changelog"} < set(pages)
 
 
 def test_readme_begins_with_the_installation() -> None:
