@@ -100,7 +100,15 @@ def test_every_package_that_is_imported_is_declared() -> None:
         for module, _, inside in imports(ast.parse(path.read_text("utf-8")))
         if not inside
     }
-    assert at_once - known <= plain | {"aiohttp", "gymnasium", "triton", "starlette", "uvicorn", "prometheus_client"}
+    assert at_once - known <= plain | {
+        "aiohttp",
+        "gymnasium",
+        "triton",
+        "starlette",
+        "uvicorn",
+        "uvloop",
+        "prometheus_client",
+    }
     assert any(re.fullmatch(r"numba>=[\d.]+,<0\.\d+", line) for line in project["dependencies"]), "a minor version"
 
 

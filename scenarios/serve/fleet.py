@@ -225,7 +225,8 @@ class Fleet:
 
     def _deliver(self, new: list[list[int]], ended: list[list[Any]], free: list[int]) -> None:
         now_s = time.monotonic()
-        for row, tokens in new:
+        # First pieces go first: nothing makes up for their delay, while a later piece's is shared by its whole answer.
+        for row, tokens in sorted(new, key=lambda piece: self._answers[piece[0]].tokens > 0):
             answer = self._answers[row]
             if answer.ended:  # aborted since
                 continue
