@@ -28,7 +28,7 @@ COMPILED = (
     "sim/state",
 )
 STAMP = "draftcast-sources"
-COMPILING = "compiling the engine, once (about a minute)"
+COMPILING = "compiling the engine, once (one to two minutes)"
 
 
 def source_stamp(package: Path) -> str:
@@ -104,5 +104,5 @@ engine_compilation = EngineCompilation()
 
 
 def tell_of_compiling() -> None:
-    """Say on standard error when the engine is compiled, before that takes its minute."""
+    """Say on standard error when the engine is compiled, before that takes its minutes."""
     engine_compilation.tell = lambda text: print(f"draftcast: {text}", file=sys.stderr, flush=True)
