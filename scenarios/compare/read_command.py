@@ -3,9 +3,10 @@
 Knows what draftcast simulates; a flag beyond it (a port, a chat template) is named, not read.
 """
 
+import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,34 @@ from draftcast.scenarios.schema import Engine, SpeculativeConfig
 
 FILE = "--serve-command"
 _HEREDOC = re.compile(r"^cat > (\S+) <<'EOF'\n(.*?)^EOF$", re.MULTILINE | re.DOTALL)
-_PROGRAMS = {"vllm": "vllm", "sglang.launch_server": "sglang", "sglang": "sglang", "trtllm-serve": "trtllm"}
-_SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size"}
+_PROGRAMS = {
+    "vllm": "vllm",
+    "vllm.entrypoints.openai.api_server": "vllm",
+    "sglang.launch_server": "sglang",
+    "sglang": "sglang",
+    "trtllm-serve": "trtllm",
+}
+# vLLM's short flags (engine/arg_utils.py of 0.32); -O stood for the compilation configuration in earlier versions.
+_SHORT = {
+    "tp": "tensor-parallel-size",
+    "pp": "pipeline-parallel-size",
+    "dp": "data-parallel-size",
+    "dcp": "decode-context-parallel-size",
+    "ep": "enable-expert-parallel",
+    "q": "quantization",
+    "sc": "speculative-config",
+    "cc": "compilation-config",
+    "O": "compilation-config",
+    "spec-method": "speculative-config.method",
+    "spec-model": "speculative-config.model",
+    "spec-tokens": "speculative-config.num_speculative_tokens",
+}
+_DOCUMENTS = ("speculative-config", "compilation-config")
+_READABLE = ("max-model-len", "max-num-batched-tokens", "max-num-scheduled-tokens")
+"""vLLM's flags that take 8k (8,000) and 8K (8,192)."""
+_THOUSANDS = {letter: 1000 ** (power + 1) for power, letter in enumerate("kmgt")} | {
+    letter: 1024 ** (power + 1) for power, letter in enumerate("KMGT")
+}
 MOST_SEQS = 2**20
 """Where a schedule's last range ends if the command gives no largest batch."""
 
@@ -51,18 +78,26 @@ def read_command(text: str) -> ReadCommand:
     except ValueError as error:
         raise ScenarioError(f"cannot be split into words: {error}", file=FILE, value=text[:60]) from None
     environment = {}
-    while words and re.match(r"[A-Z_]+=", words[0]):
+    while words and re.match(r"[A-Z_][A-Z0-9_]*=", words[0]):
         name, _, environment[name] = words.pop(0).partition("=")
     start = next((index for index, word in enumerate(words[:3]) if word in _PROGRAMS), None)
     if start is None:
         raise ScenarioError(f"must be a command of {', '.join(_PROGRAMS)}", file=FILE, value=text[:60])
     server = _PROGRAMS[words[start]]
     plain, flags = split_flags([word for word in words[start + 1 :] if word != "serve"])
+    if server != "trtllm":
+        file = flags.pop("config", None)
+        # The command's own words come before its file's.
+        flags = (_yaml(_content(file, documents), file) if file else {}) | flags
     if server == "vllm":
         return _read_vllm(plain, flags)
     table = servers()[server]
+    if server == "sglang":
+        known = (_known(name.replace("_", "-"), table.names) for name in flags)
+        flags = {name: value for name, value in zip(known, flags.values(), strict=True) if value is not False}
     flags = {table.also.get(name, name): value for name, value in flags.items()}
     if server == "sglang":
+        _complete_sglang_drafts(flags)
         adaptive = flags.pop("speculative-adaptive", None)
         tiers = flags.pop("speculative-adaptive-config", None)
         told: Words | None = {} if adaptive else None
@@ -72,6 +107,9 @@ def read_command(text: str) -> ReadCommand:
     options = flags.pop("extra_llm_api_options", None) or flags.pop("config", None)
     keys = _yaml(_content(options, documents), options) if options else {}
     drafts = _mapping(keys.pop("speculative_config", None) or {}, "speculative_config")
+    drafts = {table.also.get(name, name): value for name, value in drafts.items()}
+    if drafts and "decoding_type" not in drafts:
+        raise ScenarioError("needs decoding_type", file=FILE, key="speculative_config", value=list(drafts))
     words_given = flags | {
         f"{name}.{key}" if key else name: "none" if value is None else value
         for name, inside in keys.items()
@@ -129,23 +167,82 @@ def _yaml(text: str, file: str) -> Words:
     return dict(_mapping(keys or {}, file))
 
 
+def _known(name: str, known: Collection[str]) -> str:
+    """The one of ``known`` that ``name`` begins, as argparse takes it; itself where there is none, or several."""
+    found = [each for each in known if each.startswith(name)]
+    return found[0] if len(found) == 1 and name not in known else name
+
+
 def _read_vllm(plain: Sequence[str], flags: Words) -> ReadCommand:
+    """By the rules of vLLM's ``FlexibleArgumentParser`` (utils/argparse_utils.py of 0.32)."""
     fields = {OTHER_NAMES.get(name, name.replace("_", "-")): name for name in Engine.model_fields}
-    engine, unread = Words(), []
-    if plain:
+    words = {*fields, *_DOCUMENTS, *(name for name in _SHORT if "-" in name)} - {"version", "cudagraph-mode"}
+    engine, unread, documents = Words(), [], dict[str, Any]()
+    if plain and "model" not in flags:
         engine["model"] = plain[0]
-    for name, value in flags.items():
-        word = _SHORT.get(name, name)
-        off = word.startswith("no-")
-        if word.removeprefix("no-") in fields and word not in ("speculative-config", "compilation-config"):
-            engine[fields[word.removeprefix("no-")]] = False if off else value
-        elif word == "speculative-config":
-            engine["speculative_config"] = parse_json(str(value), FILE, ScenarioError)
-        elif word == "compilation-config":
-            engine["cudagraph_mode"] = _mapping(parse_json(str(value), FILE, ScenarioError), name).get("cudagraph_mode")
+    for given, value in flags.items():
+        name, _, inside = given.partition(".")
+        name = name.replace("_", "-")
+        word, off = name.removeprefix("no-"), name.startswith("no-")
+        word = word if word in _SHORT else _known(word, words)
+        word, _, short = _SHORT.get(word, word).partition(".")
+        inside = short or inside
+        if word in _DOCUMENTS and (inside or name != "O"):  # -O 3 alone is a level of optimization
+            _put_document(documents, word, inside, value)
+        elif word in fields and word not in _DOCUMENTS and not inside:
+            if value not in ("", "None") and not (word == "max-model-len" and value in ("auto", -1)):
+                engine[fields[word]] = False if off else _readable(value) if word in _READABLE else value
         else:
-            unread.append(f"--{name}")
+            unread.append(f"--{given}")
+    if "speculative-config" in documents:
+        engine["speculative_config"] = documents["speculative-config"]
+    for key, value in _mapping(documents.get("compilation-config") or {}, "compilation-config").items():
+        if key in ("cudagraph_mode", "max_cudagraph_capture_size"):
+            engine[key] = value
+        else:
+            unread.append(f"--compilation-config.{key}")
+    if "speculative_config" not in engine:
+        _refuse_lost_drafts(flags)
     return ReadCommand(engine, ("version",), None, tuple(unread))
+
+
+def _put_document(documents: dict[str, Any], word: str, inside: str, value: Any) -> None:
+    """A document as JSON, or one value of it by its keys with dots."""
+    if not inside:
+        documents[word] = value if isinstance(value, dict) else parse_json(str(value), FILE, ScenarioError)
+        return
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        value = _readable(value)
+    for key in reversed(inside.split(".")):
+        value = {key: value}
+    documents[word] = {**_mapping(documents.get(word) or {}, word), **value}
+
+
+def _readable(value: Any) -> Any:
+    """vLLM's numbers with a letter: 25.6k is 25,600, 8K is 8,192; anything else as it is."""
+    found = re.fullmatch(r"(\d+)([KMGT])|(\d+(?:\.\d+)?)([kmgt])", value) if isinstance(value, str) else None
+    if found is None:
+        return value
+    return int(float(found[1] or found[3]) * _THOUSANDS[found[2] or found[4]])
+
+
+def _complete_sglang_drafts(flags: Words) -> None:
+    """What SGLang makes of its draft flags before it starts (arg_groups/speculative_hook.py)."""
+    algorithm, steps = flags.get("speculative-algorithm"), flags.get("speculative-num-steps")
+    if isinstance(algorithm, str):
+        flags["speculative-algorithm"] = algorithm.upper()
+    if isinstance(steps, int) and flags.get("speculative-eagle-topk") == 1:
+        flags["speculative-num-draft-tokens"] = steps + 1
+
+
+def _refuse_lost_drafts(words: Words) -> None:
+    """Words of speculation where none was read: they must not end in a forecast without it."""
+    lost = next((name for name in words if "speculative" in name), None)
+    if lost is not None:
+        message = "no speculation that can be simulated follows from it: write the method as draftcast recommend does"
+        raise ScenarioError(message, file=FILE, key=lost, value=words[lost])
 
 
 @dataclass
@@ -191,12 +288,19 @@ class _Reader:
     def _speculation(self, read: set[str]) -> Words | None:
         """``speculative_config``, its schedule left out; None without one."""
         kind = "speculative-algorithm" if "speculative-algorithm" in self.drafts else "decoding_type"
-        if kind not in self.drafts:
+        given = self.drafts.get(kind)
+        if given is None or (isinstance(given, str) and given.lower() == "none"):
+            if given is None:
+                _refuse_lost_drafts(self.words)
+            read.add(kind)
             return None
         found = self.table.method_of(self.drafts)
         if found is None:
+            needed = self.table.needed(self.drafts)
             message = f"speculation of {self.table.version} that is not simulated"
-            raise ScenarioError(message, file=FILE, key=kind, value=self.drafts[kind])
+            if needed:
+                message += f" without {' and '.join(needed)} in the command"
+            raise ScenarioError(message, file=FILE, key=kind, value=given)
         method, terms = found
         read |= {*self.table.methods[method], "draft_len_schedule", "max_concurrency", "enable-dp-lm-head"}
         spec: Words = {"method": "eagle_tree" if method.endswith("_tree") else method}

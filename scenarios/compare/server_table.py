@@ -69,6 +69,12 @@ class Server(Frozen):
     alone: dict[str, list[str]] = Field(default_factory=dict)
     also: dict[str, str] = Field(default_factory=dict)
 
+    @property
+    def names(self) -> set[str]:
+        """Every word that is read."""
+        rows = {row.name for row in (*self.engine.values(), *self.speculation.values())}
+        return {*rows, *self.also, *self.also.values(), *(word for words in self.methods.values() for word in words)}
+
     def method_words(self, method: str, terms: Mapping[str, int]) -> Words:
         """What starts a method; ``terms``: k, width, nodes and lookup."""
         words = dict(self.methods[method])
@@ -92,6 +98,15 @@ class Server(Frozen):
             else:
                 return method, terms
         return None
+
+    def needed(self, words: Words) -> list[str]:
+        """What the simplest method that shares its first word with ``words`` needs and they do not say."""
+        alike = (each for each in self.methods.values() if next(iter(each.items())) in words.items())
+        template = min(alike, key=len, default=Words())
+        fixed = {name: value for name, value in template.items() if not _TERM.fullmatch(str(value))}
+        differ = [name for name, value in fixed.items() if words.get(name) != value]
+        needed = [name for name in template if name not in words] or differ
+        return [f"{name} {json.dumps(fixed[name])}" if name in fixed else name for name in needed]
 
 
 @functools.cache

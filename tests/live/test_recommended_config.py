@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from paths import ROOT
 
+from draftcast.scenarios.compare.read_command import read_command
 from draftcast.scenarios.compare.recommend import recommend
 from draftcast.scenarios.compare.serve_command import ServerCommand, server_command, vllm_command
 from draftcast.scenarios.schema.load import load_scenario
@@ -73,6 +74,32 @@ def test_vllm_accepts_the_recommendation(tmp_path: Path, method: str) -> None:
     assert read.uses_dynamic_speculative_decoding() is (
         "num_speculative_tokens_per_batch_size" in answer.speculative_config
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "-sc.method ngram -sc.num_speculative_tokens 3 -cc.cudagraph_mode=FULL -dcp 2 -ep -q fp8 -tp 4",
+        '--speculative_config \'{"method":"ngram","num_speculative_tokens":3}\' --max_num_seqs 64 --max-model-len 8k',
+        "--speculative-config.method ngram --max_num_batched_tokens 16K --tensor-parallel 2 --no_enable_prefix_caching",
+        "--max-model-len 25.6k --quantization None --max-num-se 32",
+    ],
+)
+def test_spellings_are_read_as_vllms_parser_reads_them(words: str) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    theirs = parser.parse_args(["--model", "x", *shlex.split(words)])
+    ours = read_command(f"vllm serve x {words}")
+    assert ours.unread == ()
+    assert len(ours.engine) > 1
+    for name, value in ours.engine.items():
+        if name == "cudagraph_mode":
+            found = getattr(theirs.compilation_config, name, None)
+            assert getattr(found, "name", found) == value
+        else:
+            assert getattr(theirs, name) == value
 
 
 LLAMA, QWEN, HEAD = "Llama-3.1-8B", "Qwen3-8B", {"num_hidden_layers": 1, "draft_vocab_size": 32000}

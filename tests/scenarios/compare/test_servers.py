@@ -383,6 +383,86 @@ def test_a_command_of_ones_own_is_read() -> None:
         read_command("sglang serve --model x --speculative-algorithm UNO --speculative-num-draft-tokens 4")
 
 
+NGRAM_3 = {"method": "ngram", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        (
+            "--speculative-config.method ngram -sc.num_speculative_tokens 3",
+            {"speculative_config": NGRAM_3},
+        ),
+        ('--speculative_config \'{"method":"ngram","num_speculative_tokens":3}\'', {"speculative_config": NGRAM_3}),
+        (
+            "--spec-method eagle3 --spec-model h --spec-tokens 3",
+            {"speculative_config": {"method": "eagle3", "model": "h", "num_speculative_tokens": 3}},
+        ),
+        ("--speculative-config null", {"speculative_config": None}),
+        ("-cc.cudagraph_mode=FULL -dcp 2", {"cudagraph_mode": "FULL", "decode_context_parallel_size": 2}),
+        ("-O.cudagraph_mode NONE", {"cudagraph_mode": "NONE"}),
+        ("--max_num_seqs 64 --max-model-len 8k", {"max_num_seqs": 64, "max_model_len": 8000}),
+        ("--max_num_batched_tokens 16K", {"max_num_batched_tokens": 16384}),
+        ("--max-model-len 25.6k --tensor-parallel 2", {"max_model_len": 25600, "tensor_parallel_size": 2}),
+        ("--max-model-len auto --quantization None", {}),
+        ("--no_enable_prefix_caching -q fp8", {"enable_prefix_caching": False, "quantization": "fp8"}),
+    ],
+)
+def test_vllms_spellings_of_a_flag_are_read(words: str, read: dict[str, object]) -> None:
+    for program in ("vllm serve x", "python3 -m vllm.entrypoints.openai.api_server --model x", "HOME2=y vllm serve x"):
+        found = read_command(f"{program} {words}")
+        assert found.engine == {"model": "x"} | read
+        assert found.unread == ()
+
+
+def test_a_file_of_flags_gives_way_to_the_commands_own_words() -> None:
+    document = "max-num-seqs: 32\nenable-prefix-caching: false\nspeculative-config:\n  method: ngram\n"
+    for server in ("vllm serve x --config a.yaml --max-num-seqs 16", "sglang serve --config a.yaml --model x"):
+        text = document if server.startswith("vllm") else "max-running-requests: 32\ndisable-radix-cache: true\n"
+        engine = read_command(f"cat > a.yaml <<'EOF'\n{text}EOF\n{server}").engine
+        assert engine["max_num_seqs"] == (16 if server.startswith("vllm") else 32)
+        assert engine["enable_prefix_caching"] is False
+        assert engine.get("speculative_config") == ({"method": "ngram"} if server.startswith("vllm") else None)
+
+
+def test_the_other_servers_spellings_are_read() -> None:
+    sglang = read_command(
+        "sglang serve --model x --speculative-algo eagle3 --speculative_num_steps 3 --speculative-eagle-topk 1"
+        " --speculative-num-draft-tokens 8 --speculative-draft-model h --context-len 4096"
+    )
+    assert sglang.engine["max_model_len"] == 4096
+    # SGLang itself takes steps + 1 draft tokens of a chain.
+    assert sglang.engine["speculative_config"] == {"method": "eagle3", "num_speculative_tokens": 3, "model": "h"}
+    assert "speculative_config" not in read_command("sglang serve --model x --speculative-algorithm NONE").engine
+    document = "speculative_config:\n  decoding_type: MTP\n  num_nextn_predict_layers: 3\n"
+    trtllm = read_command(f"cat > a.yaml <<'EOF'\n{document}EOF\ntrtllm-serve x --config a.yaml")
+    assert trtllm.engine["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("vllm serve x --speculative-model y --num-speculative-tokens 3", "no speculation that can be simulated"),
+        ("sglang serve --model x --speculative-num-steps 3", "no speculation that can be simulated"),
+        (
+            "sglang serve --model x --speculative-algorithm NGRAM --speculative-num-draft-tokens 4",
+            "without speculative-ngram-max-bfs-breadth 1 in the command",
+        ),
+        (
+            "sglang serve --model x --speculative-algorithm EAGLE3",
+            "without speculative-num-steps and speculative-eagle-topk 1 and speculative-num-draft-tokens",
+        ),
+        (
+            "cat > a.yaml <<'EOF'\nspeculative_config:\n  max_draft_len: 3\nEOF\ntrtllm-serve x --config a.yaml",
+            "needs decoding_type",
+        ),
+    ],
+)
+def test_speculation_that_cannot_be_read_is_refused(command: str, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        read_command(command)
+
+
 def test_what_no_command_says_is_noted() -> None:
     scenario = with_values(
         drafting("eagle3"), {"policy": {"name": "goodput"}, "cluster": {"replicas": 3, "router": "least_loaded"}}
