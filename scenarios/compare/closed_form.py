@@ -19,7 +19,7 @@ from draftcast.sim.cost.step_tables import capture_sizes
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """Ratios of a setting at batch size 1."""
+    """Ratios of a setting at batch size 1, of the classes that the engine drafts for."""
 
     block_efficiency: float  # mean tokens a round, the bonus token included
     # Time of a round's drafts, a draft token, over that of a decoding step: c of Leviathan et al., arXiv 2211.17192; of
@@ -45,7 +45,7 @@ def closed_form(scenario: Scenario) -> ClosedForm | None:
     k = min(spec.k, schedule[0][2]) if schedule is not None else spec.k
     if k == 0:
         return None
-    asked = Fluid.of(scenario, deployment).traffic
+    asked = Fluid.of(scenario, deployment).traffic.of_drafted(scenario)
     tokens, memory = asked.tokens_per_round(k), deployment.memory
     decoding_s = _decode_s(deployment, 0, asked.context_tokens, 0.0)[1]
     kept = asked.kept_share(k) if deployment.method.drafts_ahead else 0.0

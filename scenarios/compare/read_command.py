@@ -342,6 +342,9 @@ class _Reader:
         if engine.get("max_num_batched_tokens") == -1:
             del engine["max_num_batched_tokens"]
             engine["enable_chunked_prefill"] = False
+            if "max-prefill-tokens" in words:
+                engine["max_num_batched_tokens"] = _whole(words, "max-prefill-tokens")
+                read.add("max-prefill-tokens")
         read |= {"dp-size", "attn-dp-size", "enable-dp-attention", "enable_attention_dp", "ep-size"}
         read |= {"moe_expert_parallel_size", "schedule-low-priority-values-first"}
 

@@ -368,9 +368,8 @@ def _command(scenario: Scenario, server: str, loaded: Scenario) -> ServerCommand
         return error
     if spec is None or spec.synthetic_rates is not None:
         return command
-    asked = Fluid.of(scenario).traffic
-    rates = sum(share * model.unconditional(spec.k) for share, model in zip(asked.shares, asked.models, strict=True))
-    notes = (*command.notes, bench_note(server, np.atleast_1d(rates).tolist()))
+    rates = Fluid.of(scenario).traffic.of_drafted(scenario).unconditional(spec.k).tolist()
+    notes = (*command.notes, bench_note(server, rates, is_tree=scenario.method == "eagle_tree"))
     if server == "trtllm":
         below = f"acceptance_rate_threshold: {max(0.0, min(1.0, break_even(loaded))):.2g}"
         notes += (

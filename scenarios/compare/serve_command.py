@@ -34,6 +34,7 @@ ADAPTIVE_FILE, OPTIONS_FILE = "adaptive.json", "trtllm.yaml"
 # What makes a server accept so many tokens a round, whatever the text.
 FORCED = {"sglang": "SGLANG_SIMULATE_ACC_LEN", "trtllm": "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"}
 DP = "data_parallel_size"
+SPEC, SCHEDULE = "engine.speculative_config", "num_speculative_tokens_per_batch_size"
 DEFAULT_LOOKUP = 5
 """Length of vLLM's n-grams where none is given."""
 
@@ -43,7 +44,7 @@ OTHER_NAMES = {"num_gpu_blocks": "num-gpu-blocks-override"}
 # Fields that other servers' commands say by more than a word.
 SAID_APART = ("model", DP, "enable_expert_parallel", "enable_chunked_prefill", "speculative_config")
 _DRAFT_WRITTEN_APART = {
-    *("method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "parallel_drafting"),
+    *("method", "model", "num_speculative_tokens", SCHEDULE, "parallel_drafting"),
     *("tree_width", "max_tree_nodes", "synthetic_acceptance_rates", "synthetic_acceptance_length"),
 }
 # Its configuration knows the method still, its list of architectures not.
@@ -151,7 +152,7 @@ def speculative_config_json(scenario: Scenario) -> dict[str, Any] | None:
     method = get_method(spec.resolved_method)
     if method.name in _NOT_VLLMS:
         message = f"{VLLM} {_NOT_VLLMS[method.name]}"
-        raise ScenarioError(message, key="engine.speculative_config.method", value=method.name)
+        raise ScenarioError(message, key=f"{SPEC}.method", value=method.name)
     values: dict[str, Any] = json.loads(spec.model_dump_json(exclude_unset=True))
     values = {key: value for key, value in values.items() if key not in _NOT_VLLM and value is not None}
     if spec.method in ("p_eagle", "pard"):
@@ -241,7 +242,7 @@ def server_command(scenario: Scenario, server: str) -> ServerCommand:
         drafts, more = _draft_words(table, scenario, served.draft)
         notes += more
         if spec.synthetic_rates is not None:
-            environment = forced_acceptance(server, spec.synthetic_rates)
+            environment = forced_acceptance(server, spec.synthetic_rates, is_tree=scenario.method == "eagle_tree")
             if spec.synthetic_acceptance_rates is not None:
                 notes.append(f"{FORCED[server]} forces the mean of synthetic_acceptance_rates, no rate by position.")
     notes = [*_common_notes(scenario, server), *notes]
@@ -249,6 +250,9 @@ def server_command(scenario: Scenario, server: str) -> ServerCommand:
         tiers = _tiers(scenario)
         if tiers:
             lengths = [k for tier in tiers.values() if isinstance(tier, dict) for k in tier["candidate_steps"]]
+            if not any(lengths):
+                message = f"{table.version} has no schedule that never drafts; leave speculation out instead"
+                raise ScenarioError(message, key=f"{SPEC}.{SCHEDULE}", value=lengths)
             start = spec.k if spec is not None and spec.k in lengths else max(lengths)
             drafts |= {"speculative-num-steps": start, "speculative-num-draft-tokens": start + 1}
             drafts |= {"speculative-adaptive": True, "speculative-adaptive-config": ADAPTIVE_FILE}
@@ -264,22 +268,29 @@ def server_command(scenario: Scenario, server: str) -> ServerCommand:
     return ServerCommand(table.version, tuple(command), environment, files, tuple(notes))
 
 
-def forced_acceptance(server: str, rates: Sequence[float]) -> dict[str, str]:
+def forced_acceptance(server: str, rates: Sequence[float], *, is_tree: bool) -> dict[str, str]:
     """Environment that makes a server accept as many drafts as unconditional ``rates`` say, whatever the text.
 
-    SGLang counts the token that comes with the drafts, TensorRT-LLM does not (its pull request 13569).
+    SGLang counts the token that comes with the drafts, TensorRT-LLM does not (its pull request 13569). SGLang draws
+    the number by another rule unless told to match its mean, and gives token 100 for every accepted draft unless told
+    to give the draft's own; of a tree it cannot (srt/speculative/spec_utils.py, eagle_utils.py).
     """
     length = math.fsum(rates) + (server == "sglang")
-    return {FORCED[server]: f"{length:.6g}"}
+    forced = {FORCED[server]: f"{length:.6g}"}
+    if server == "sglang":
+        forced["SGLANG_SIMULATE_ACC_METHOD"] = "match-expected"
+        if not is_tree:
+            forced["SGLANG_SIMULATE_ACC_TOKEN_MODE"] = "real-draft-token"
+    return forced
 
 
-def bench_note(server: str, rates: Sequence[float]) -> str:
+def bench_note(server: str, rates: Sequence[float], *, is_tree: bool) -> str:
     """How a test bench forces acceptance at unconditional ``rates``, in a sentence."""
     if server == "vllm":
         forced = {"synthetic_acceptance_rates": [round(rate, 4) for rate in rates]}
         how = json.dumps({"rejection_sample_method": "synthetic", **forced}) + " in --speculative-config"
     else:
-        how = " ".join(f"{name}={value}" for name, value in forced_acceptance(server, rates).items())
+        how = " ".join(f"{name}={value}" for name, value in forced_acceptance(server, rates, is_tree=is_tree).items())
     return f"On a test bench, {how} forces the forecast's acceptance."
 
 
@@ -312,7 +323,7 @@ def _draft_words(table: Server, scenario: Scenario, draft: str | None) -> tuple[
     """
     spec, method = scenario.speculative_config, _method_in(scenario)
     assert spec is not None
-    key, version = "engine.speculative_config.method", table.version
+    key, version = f"{SPEC}.method", table.version
     if method not in table.methods:
         raise ScenarioError(f"{version} cannot run it: {table.unknown[method]}", key=key, value=scenario.method)
     deployment = cached_deployment(scenario)
@@ -320,13 +331,13 @@ def _draft_words(table: Server, scenario: Scenario, draft: str | None) -> tuple[
     named = deployment.draft if deployment.method.needs_draft_model else None
     if named is not None and named.vocab_size != model.vocab_size:
         message = f"{version} maps no drafts of another vocabulary to the target's"
-        raise ScenarioError(message, key="engine.speculative_config.use_heterogeneous_vocab", value=True)
+        raise ScenarioError(message, key=f"{SPEC}.use_heterogeneous_vocab", value=True)
     for degree, alone in table.alone.items():
         if scenario.method in alone and getattr(scenario.engine, degree) > 1 and (degree != DP or model.is_moe):
             raise ScenarioError(f"{version} cannot run it with {degree} above 1", key=key, value=scenario.method)
     if scenario.resolved_policy.name in ("batch_schedule", "ema_tiers") and method not in table.scheduled:
         message = f"{version} varies no draft length of method {scenario.method}"
-        raise ScenarioError(message, key="engine.speculative_config.num_speculative_tokens_per_batch_size")
+        raise ScenarioError(message, key=f"{SPEC}.{SCHEDULE}")
     width, nodes = (0, 0)
     if scenario.method == "eagle_tree":
         width, nodes = spec.tree_shape[0], get_method("eagle_tree").with_tree(*spec.tree_shape).verify_nodes(spec.k)
@@ -340,7 +351,7 @@ def _draft_words(table: Server, scenario: Scenario, draft: str | None) -> tuple[
         told = "max_matching_ngram_size" in words and name == "prompt_lookup_max"
         told |= name == "rejection_sample_method" and spec.synthetic_rates is not None  # by the environment
         if value != type(spec).model_fields[name].default and not told:
-            _write(table, row, f"engine.speculative_config.{name}", value, {}, words, notes)
+            _write(table, row, f"{SPEC}.{name}", value, {}, words, notes)
     if draft is not None:
         words[table.speculation["model"].name] = draft
         # SGLang's draft takes the target's format, vLLM's does not.
@@ -382,7 +393,9 @@ def _parallel_words(server: str, scenario: Scenario) -> Words:
     if engine.enable_expert_parallel:
         words[names[1]] = ranks
     if server == "sglang" and not engine.enable_chunked_prefill:
-        words["chunked-prefill-size"] = -1
+        # Then another flag bounds the tokens of a batch.
+        tokens = cached_deployment(scenario).settings.max_num_batched_tokens
+        words |= {"chunked-prefill-size": -1, "max-prefill-tokens": tokens}
     if server == "sglang" and engine.scheduling_policy == "priority":
         words["schedule-low-priority-values-first"] = True
     return words
@@ -425,7 +438,7 @@ def _draft_len_schedule(scenario: Scenario) -> Words:
     spec, policy = scenario.speculative_config, scenario.resolved_policy.name
     if spec is None or policy not in ("batch_schedule", "ema_tiers"):
         return {}
-    place = "engine.speculative_config.num_speculative_tokens_per_batch_size"
+    place = f"{SPEC}.{SCHEDULE}"
     schedule = spec.num_speculative_tokens_per_batch_size
     if schedule is None:
         raise ScenarioError("TensorRT-LLM adapts no draft length to acceptance", key="policy.name", value=policy)

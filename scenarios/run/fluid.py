@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
+from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
 from draftcast.scenarios.schema import Scenario
@@ -44,19 +45,36 @@ class Traffic:
     into_session: tuple[float, float]
     shares: tuple[float, ...]  # of the output tokens by class, in the order of ``models``; they add up to 1
 
+    def round_shares(self, k: int) -> FloatArray:
+        """Share of each class in the rounds with k drafts: the more a round yields, the fewer there are."""
+        rounds = np.array(self.shares) / [model.tokens_per_round(k) for model in self.models]
+        return np.asarray(rounds / rounds.sum())
+
     def tokens_per_round(self, k: int) -> float:
         """Mean tokens that a decoding request gains in a step with k drafts, rounds without a draft included."""
-        if k == 0:
-            return 1.0
-        return sum(share * model.tokens_per_round(k) for share, model in zip(self.shares, self.models, strict=True))
+        return self._mean(k, [model.tokens_per_round(k) for model in self.models]) if k else 1.0
 
     def draft_share(self, k: int) -> float:
         """Share of the rounds that carry a draft."""
-        return sum(share * model.draft_share(k) for share, model in zip(self.shares, self.models, strict=True))
+        return self._mean(k, [model.draft_share(k) for model in self.models])
+
+    def unconditional(self, k: int) -> FloatArray:
+        """Share of the rounds with a draft that accept at least so many, shape (k,)."""
+        drafted = self.round_shares(k) * [model.draft_share(k) for model in self.models]
+        rates = np.array([model.unconditional(k) for model in self.models])
+        return np.asarray(drafted @ rates / (drafted.sum() or 1.0))
 
     def kept_share(self, k: int) -> float:
         """Share of the rounds after which k drafts made one round ahead are kept: all before them and one more hold."""
-        return self.tokens_per_round(k + 1) - self.tokens_per_round(k)
+        return self._mean(k, [model.tokens_per_round(k + 1) - model.tokens_per_round(k) for model in self.models])
+
+    def of_drafted(self, scenario: Scenario) -> Traffic:
+        """The same with the classes alone that the engine drafts for; itself where it drafts for none."""
+        drafted = np.array(self.shares) * [entry.speculation for entry in scenario.request_classes]
+        return replace(self, shares=tuple(drafted / drafted.sum())) if drafted.any() else self
+
+    def _mean(self, k: int, values: Sequence[float]) -> float:
+        return float(self.round_shares(k) @ np.array(values))
 
 
 def traffic(table: RequestTable, models: Sequence[AcceptanceModel], caches_prefixes: bool = False) -> Traffic:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,32 @@ def test_a_draft_of_an_eighth_of_the_weights_costs_about_that_share_of_a_step() 
     # Passes of a small model reach less of the bandwidth, and each costs a launch.
     assert ratio < form.cost_ratio < 3 * ratio
     assert form.speedup < form.mbsu
+
+
+def test_classes_without_drafts_are_no_part_of_what_a_round_accepts() -> None:
+    classes = [{"name": "chat", "share": 0.5}, {"name": "batch", "share": 0.5, "speculation": False}]
+    alone = drafting("eagle3")
+    mixed = with_values(alone, {"workload.classes": classes})
+    one, two = closed_form(alone), closed_form(mixed)
+    assert one is not None
+    assert two is not None
+    assert two.block_efficiency == pytest.approx(one.block_efficiency, rel=1e-12)
+    asked = Fluid.of(mixed).traffic
+    assert asked.tokens_per_round(3) < one.block_efficiency  # what the load needs
+    rates = asked.of_drafted(mixed).unconditional(3)
+    assert rates == pytest.approx([0.6, 0.36, 0.216], rel=1e-12)
+
+
+def test_classes_share_the_rounds_by_what_each_yields() -> None:
+    """Half of the tokens at 1 a round and half at 4: four of five rounds are of the first."""
+    classes = [
+        {"name": "never", "share": 0.5, "acceptance": {"model": "constant", "alpha": 0.0}},
+        {"name": "always", "share": 0.5, "acceptance": {"model": "constant", "alpha": 1.0}},
+    ]
+    asked = replace(Fluid.of(with_values(drafting("eagle3"), {"workload.classes": classes})).traffic, shares=(0.5, 0.5))
+    assert asked.round_shares(3) == pytest.approx([0.8, 0.2])
+    assert asked.tokens_per_round(3) == pytest.approx(1.6)
+    assert asked.unconditional(3) == pytest.approx([0.2, 0.2, 0.2])
 
 
 def test_the_closed_form_bounds_the_simulated_step_at_batch_size_one() -> None:

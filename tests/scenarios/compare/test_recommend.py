@@ -135,7 +135,7 @@ def test_every_command_says_how_a_test_bench_forces_the_acceptance(paying: Recom
     assert spec.synthetic_rates == tuple(rates)
     forced = {server: paste_lines(paying, server) for server in SERVERS}
     assert f'"synthetic_acceptance_rates": {rates}' in forced["vllm"]
-    assert f"SGLANG_SIMULATE_ACC_LEN={length:.6g} forces" in forced["sglang"]
+    assert f"SGLANG_SIMULATE_ACC_LEN={length:.6g} SGLANG_SIMULATE_ACC_METHOD=match-expected " in forced["sglang"]
     assert f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={length - 1:.6g} forces" in forced["trtllm"]
     share = break_even(paying.chosen.candidate.scenario)
     assert f"acceptance_rate_threshold: {share:.2g}, with" in forced["trtllm"]

@@ -19,7 +19,7 @@ from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.cli.terminal import UNSTABLE
 from draftcast.scenarios.compare.read_command import read_command, split_flags
-from draftcast.scenarios.compare.serve_command import SERVERS, ServerCommand, server_command
+from draftcast.scenarios.compare.serve_command import SERVERS, ServerCommand, bench_note, server_command
 from draftcast.scenarios.compare.server_table import servers
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.schema import METHODS, Scenario, SpeculativeConfig
@@ -70,7 +70,13 @@ VARIANTS = {
         load_scenario("default"), {**EXPERTS, "engine.data_parallel_size": 4, "engine.enable_expert_parallel": True}
     ),
     "replicas in one": changed(data_parallel_size=2),
-    "whole prompts": changed(enable_chunked_prefill=False, scheduling_policy="priority", enable_prefix_caching=False),
+    "whole prompts": changed(
+        enable_chunked_prefill=False,
+        scheduling_policy="priority",
+        enable_prefix_caching=False,
+        max_num_batched_tokens=16384,
+        max_model_len=8192,
+    ),
     "formats": changed(quantization="fp8", kv_cache_dtype="fp8", max_cudagraph_capture_size=128),
     "eager": changed(enforce_eager=True),
     "memory": changed(num_gpu_blocks=6000, block_size=32, gpu_memory_utilization=0.8, max_num_seqs=64),
@@ -285,11 +291,11 @@ def test_no_field_is_missing_from_these_tests() -> None:
         ("dflash", "DFLASH --speculative-num-draft-tokens 4"),
         ("dspark", "DSPARK --speculative-dspark-block-size 3"),
         ("mtp", "--tp-size 8 --quantization fp8"),
-        ("off", "--max-running-requests 1024 --chunked-prefill-size 8192 --page-size 16"),
-        ("whole prompts", "--chunked-prefill-size -1 --page-size 16 --disable-radix-cache"),
+        ("off", "--chunked-prefill-size 8192 --page-size 16 --mem-fraction-static 0.92"),
+        ("whole prompts", "--chunked-prefill-size -1 --max-prefill-tokens 16384 --disable-radix-cache"),
         ("experts", "--tp-size 4 --attn-dp-size 4 --ep-size 4"),
         ("replicas in one", "--dp-size 2"),
-        ("synthetic", "SGLANG_SIMULATE_ACC_LEN=2.25 python -m"),
+        ("synthetic", "SGLANG_SIMULATE_ACC_LEN=2.25 SGLANG_SIMULATE_ACC_METHOD=match-expected"),
         ("formats", "--speculative-draft-model-quantization unquant"),
         ("memory", "--mem-fraction-static 0.8 --max-total-tokens 192000"),
     ],
@@ -309,6 +315,8 @@ def test_a_schedule_is_sglangs_tiers_of_one_length_each() -> None:
     assert "cat > adaptive.json <<'EOF'" in made.text
     with pytest.raises(ScenarioError, match="varies no draft length of method dflash"):
         server_command(with_values(drafting("dflash"), {SCHEDULE: [[1, 8, 3], [9, 64, 1]]}), "sglang")
+    with pytest.raises(ScenarioError, match="no schedule that never drafts"):
+        server_command(with_values(SCHEDULED, {SCHEDULE: [[1, 1024, 0]]}), "sglang")
 
 
 def test_tensorrt_llms_schedule_ends_at_the_last_batch_that_drafts() -> None:
@@ -327,7 +335,12 @@ def test_tensorrt_llms_schedule_ends_at_the_last_batch_that_drafts() -> None:
 
 
 def test_forced_acceptance_counts_the_bonus_token_where_the_server_does() -> None:
-    assert server_command(SYNTHETIC, "sglang").environment == {"SGLANG_SIMULATE_ACC_LEN": "2.25"}
+    drawn = {"SGLANG_SIMULATE_ACC_LEN": "2.25", "SGLANG_SIMULATE_ACC_METHOD": "match-expected"}
+    chain = server_command(SYNTHETIC, "sglang").environment
+    assert chain == drawn | {"SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token"}
+    # SGLang refuses real draft tokens of a tree.
+    assert "TOKEN_MODE" not in bench_note("sglang", [0.8, 0.3], is_tree=True)
+    assert "SGLANG_SIMULATE_ACC_METHOD=match-expected forces" in bench_note("sglang", [0.8, 0.3], is_tree=True)
     assert server_command(SYNTHETIC, "trtllm").environment == {"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS": "1.25"}
 
 
