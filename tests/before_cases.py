@@ -53,6 +53,7 @@ MATCH_ACCEPTANCE = {
     "ngram-bursts": "{model: ngram, match_probability: 0.5, rates: [0.9, 0.7, 0.6, 0.5, 0.4], persistence: 0.8}",
     "ngram-long": "{model: ngram, match_probability: 0.6, alpha: 0.8, mean_match_tokens: 4}",
 }
+TREE_ENGINE = "engine.version=sglang 0.5"  # vLLM 0.32 drafts none
 TREES = {
     "alpha": ("", "{model: tree, alpha: 0.6}"),
     "rates": ("", "{model: tree, rates: [0.8, 0.65, 0.5, 0.4, 0.3]}"),
@@ -220,7 +221,7 @@ def coverage() -> Iterator[tuple[str, tuple[str, ...]]]:
             yield f"method {method}, acceptance {name}", (spec(method), f"acceptance={model}")
     yield "method suffix without k", (f"{SPEC}={{method: suffix}}", f"acceptance={MATCH_ACCEPTANCE['ngram-long']}")
     for name, (shape, model) in TREES.items():
-        yield f"method eagle_tree, {name}", (spec("eagle_tree", 4, shape), f"acceptance={model}")
+        yield f"method eagle_tree, {name}", (TREE_ENGINE, spec("eagle_tree", 4, shape), f"acceptance={model}")
     for name, policy in POLICY.items():
         yield f"policy {name}", (spec("eagle3", 5), f"policy={policy}", "workload.num_requests=150", *AT_ONCE)
         yield f"policy {name}, crowded", (spec("draft_model", 5), f"policy={policy}", "engine.max_num_seqs=12", FINITE)
@@ -308,6 +309,7 @@ def drawn(number: int) -> tuple[str, ...]:
     lengths = ", ".join(f"{side}: {LENGTH[one(LENGTH)]}" for side in ("prompt_tokens", "output_tokens"))
     engine = tuple(f"engine.{key}" for key in ENGINE[one(key for key in ENGINE if "synthetic" not in key)])
     return (
+        *((TREE_ENGINE,) if method == "eagle_tree" else ()),
         spec(method, rng.randint(1, 4), shape),
         f"acceptance={model}",
         f"{ARRIVALS}={ARRIVAL[one(ARRIVAL)]}",

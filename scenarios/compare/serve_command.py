@@ -24,6 +24,7 @@ from draftcast.kernels.model.heads import says_eagle3
 from draftcast.scenarios.compare.server_table import Row, Server, Units, Words, servers
 from draftcast.scenarios.run.deployment import cached_deployment, policy_of
 from draftcast.scenarios.schema import Engine, Scenario, SpeculativeConfig
+from draftcast.scenarios.schema.support import RESEARCH, cannot_run
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.policies.ema_tiers import EmaTiers
 
@@ -46,13 +47,6 @@ SAID_APART = ("model", DP, "enable_expert_parallel", "enable_chunked_prefill", "
 _DRAFT_WRITTEN_APART = {
     *("method", "model", "num_speculative_tokens", SCHEDULE, "parallel_drafting"),
     *("tree_width", "max_tree_nodes", "synthetic_acceptance_rates", "synthetic_acceptance_length"),
-}
-# Its configuration knows the method still, its list of architectures not.
-_NOT_VLLMS = {
-    "eagle_tree": "drafts no trees",
-    "draft_ahead": "has no draft on GPUs of its own that works while the target verifies",
-    "mlp_speculator": "has no MLP speculator any more",
-    "arctic": "has no such plugin: Arctic Inference 0.1.1 is for vLLM 0.11.0, there with ARCTIC_INFERENCE_ENABLED=1",
 }
 # draftcast's own keys of speculative_config: no engine knows them.
 _NOT_VLLM = ("tree_width", "max_tree_nodes")
@@ -150,9 +144,7 @@ def speculative_config_json(scenario: Scenario) -> dict[str, Any] | None:
     if spec is None:
         return None
     method = get_method(spec.resolved_method)
-    if method.name in _NOT_VLLMS:
-        message = f"{VLLM} {_NOT_VLLMS[method.name]}"
-        raise ScenarioError(message, key=f"{SPEC}.method", value=method.name)
+    _refuse_unknown("vllm", VLLM, method.name)
     values: dict[str, Any] = json.loads(spec.model_dump_json(exclude_unset=True))
     values = {key: value for key, value in values.items() if key not in _NOT_VLLM and value is not None}
     if spec.method in ("p_eagle", "pard"):
@@ -239,7 +231,7 @@ def server_command(scenario: Scenario, server: str) -> ServerCommand:
     words |= _parallel_words(server, scenario)
     drafts, files, environment = Words(), dict[str, str](), dict[str, str]()
     if spec is not None:
-        drafts, more = _draft_words(table, scenario, served.draft)
+        drafts, more = _draft_words(server, scenario, served.draft)
         notes += more
         if spec.synthetic_rates is not None:
             environment = forced_acceptance(server, spec.synthetic_rates, is_tree=scenario.method == "eagle_tree")
@@ -315,17 +307,17 @@ def _engine_words(table: Server, scenario: Scenario) -> tuple[Words, list[str]]:
     return words, notes
 
 
-def _draft_words(table: Server, scenario: Scenario, draft: str | None) -> tuple[Words, list[str]]:
+def _draft_words(server: str, scenario: Scenario, draft: str | None) -> tuple[Words, list[str]]:
     """Words of the speculation, and notes on what has none.
 
     Raises:
         ScenarioError: the server cannot run it.
     """
-    spec, method = scenario.speculative_config, _method_in(scenario)
+    table, spec, method = servers()[server], scenario.speculative_config, _method_in(scenario)
     assert spec is not None
     key, version = f"{SPEC}.method", table.version
     if method not in table.methods:
-        raise ScenarioError(f"{version} cannot run it: {table.unknown[method]}", key=key, value=scenario.method)
+        _refuse_unknown(server, version, scenario.method)
     deployment = cached_deployment(scenario)
     model = deployment.model
     named = deployment.draft if deployment.method.needs_draft_model else None
@@ -343,7 +335,7 @@ def _draft_words(table: Server, scenario: Scenario, draft: str | None) -> tuple[
         width, nodes = spec.tree_shape[0], get_method("eagle_tree").with_tree(*spec.tree_shape).verify_nodes(spec.k)
     lookup = spec.prompt_lookup_max or spec.prompt_lookup_min or DEFAULT_LOOKUP
     words = table.method_words(method, {"k": spec.k, "width": width, "nodes": nodes, "lookup": lookup})
-    if method in ("dflash", "dspark") and table is servers()["sglang"] and scenario.engine.data_parallel_size > 1:
+    if method in ("dflash", "dspark") and server == "sglang" and scenario.engine.data_parallel_size > 1:
         words |= {"enable-dp-lm-head": True}
     notes = [table.method_notes[method]] if method in table.method_notes else []
     for name in sorted(spec.model_fields_set - _DRAFT_WRITTEN_APART):
@@ -471,13 +463,23 @@ def _nested(words: Words) -> Words:
     return nested
 
 
+def _refuse_unknown(server: str, version: str, method: str) -> None:
+    """Refuse what the server does not run. Raises ScenarioError."""
+    why = cannot_run(server, _release(version), method) or RESEARCH.get(method)
+    if why is not None:
+        raise ScenarioError(f"{version} cannot run it: {why}", key=f"{SPEC}.method", value=method)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.rpartition(" ")[2].split("."))
+
+
 def _common_notes(scenario: Scenario, server: str) -> tuple[str, ...]:
     """Of every server: models to fill in, and what of the scenario stands in no server's command."""
     notes, policy, version = list(served_models(scenario).notes), scenario.resolved_policy.name, scenario.engine.version
     mine = VLLM if server == "vllm" else servers()[server].version
     engine, number, _ = parse_version(version)
-    release = [int(part) for part in mine.rpartition(" ")[2].split(".")]
-    if engine != server or any(own != theirs for own, theirs in zip(number, release, strict=False)):
+    if engine != server or any(own != theirs for own, theirs in zip(number, _release(mine), strict=False)):
         notes.append(f"The forecast is of {version}; {mine} schedules and times its steps in its own way.")
     written = ("fixed", "batch_schedule", *(("ema_tiers",) if server == "sglang" else ()))
     written_by_flag = server == "vllm" and _verifies_adaptively(scenario)

@@ -64,7 +64,6 @@ class Server(Frozen):
     methods: dict[str, Words]
     method_notes: dict[str, str] = Field(default_factory=dict)
     missing: dict[str, str] = Field(default_factory=dict)
-    unknown: dict[str, str]
     scheduled: list[str]
     alone: dict[str, list[str]] = Field(default_factory=dict)
     also: dict[str, str] = Field(default_factory=dict)

@@ -15,6 +15,7 @@ from draftcast.frozen import Frozen, NonEmpty, OneOf, Text, in_schema, nearest_k
 from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import Engine
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
+from draftcast.scenarios.schema.support import cannot_run
 from draftcast.sim.acceptance import Acceptance
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compiled import KIND_BESIDE_HEAD
@@ -26,23 +27,6 @@ from draftcast.sim.workload.workload import DEFAULT_CLASS, RequestClass, Slo, Wo
 ROUTERS = ("round_robin", "random", "least_loaded", "power_of_two", "prefix_affinity")
 POLICIES = tuple(BUILT_IN)
 MATCHING_METHODS = ("ngram", "ngram_gpu", "suffix")
-# Methods that an engine no longer runs: from which version on, and why.
-GONE: dict[tuple[str, str], tuple[tuple[int, ...], str]] = {
-    # The registry of 0.32 (model_executor/models/registry.py) has it commented out until V1 supports it. V0, which ran
-    # it, lost its speculation in July 2025 (vLLM PR 21152, perhaps in 0.10 already) and was gone in 0.11.
-    ("vllm", "mlp_speculator"): ((0, 11), "V1 never had the MLP speculator, and vLLM 0.11 has no V0"),
-    # docs/version_compatibility.md of Arctic Inference: each release refuses every other version of vLLM.
-    ("vllm", "arctic"): ((0, 12), "Arctic Inference 0.1.1, its last release, is for vLLM 0.11.0"),
-}
-
-# Methods that an engine does not run yet: from which version on it may, and why not before.
-NOT_YET: dict[tuple[str, str], tuple[tuple[int, ...], str]] = {
-    ("vllm", "suffix"): ((0, 11), "suffix decoding is vLLM pull request 25784, opened after 0.10"),
-    ("vllm", "p_eagle"): ((0, 15), "parallel drafting is vLLM pull request 32887, of 2026"),
-    ("vllm", "pard"): ((0, 15), "parallel drafting is vLLM pull request 32887, of 2026"),
-    ("vllm", "dflash"): ((0, 16), "vLLM pull request 34014 found no DFlash in it after 0.15"),
-    ("vllm", "dspark"): ((0, 22), "DSpark came to vLLM's pull requests (46965) in the end of June 2026, after 0.21"),
-}
 
 
 # A device also goes by an alias, in any case, or is a file; a policy may be code of one's own.
@@ -258,11 +242,8 @@ class Scenario(Frozen):
     def _engine_runs(self, method: str) -> None:
         """What the stated version of the engine cannot run is refused."""
         engine, number, _ = parse_version(self.engine.version)
-        since, why = GONE.get((engine, method), (None, ""))
-        first, too_new = NOT_YET.get((engine, method), (None, ""))
-        if first is not None and number < first:
-            since, why = number, too_new
-        if since is not None and number >= since:
+        why = cannot_run(engine, number, method)
+        if why is not None:
             message = f"{self.engine.version} cannot run it: {why}"
             raise wrong("engine.speculative_config.method", method, message)
 

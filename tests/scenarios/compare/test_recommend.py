@@ -366,6 +366,7 @@ def test_every_pair_is_measured_like_the_pair_alone() -> None:
 def test_a_setting_that_vllm_does_not_have_is_recommended_without_its_command() -> None:
     tree = {"method": "eagle_tree", "num_speculative_tokens": 3, "tree_width": 3, "max_tree_nodes": 8}
     overrides = [
+        "engine.version=sglang 0.5",
         f"engine.speculative_config={json.dumps(tree)}",
         "acceptance={model: tree, alpha: 0.8}",
         "workload.num_requests=300",
@@ -376,7 +377,9 @@ def test_a_setting_that_vllm_does_not_have_is_recommended_without_its_command() 
     assert answer.worth_it
     assert answer.chosen.candidate.scenario.method == "eagle_tree"
     assert answer.speculative_config is None
-    refusal = "engine.speculative_config.method = 'eagle_tree': vLLM 0.32 drafts no trees"
+    refusal = (
+        "engine.speculative_config.method = 'eagle_tree': vLLM 0.32 cannot run it: it drafts no trees (sglang 0.5 does)"
+    )
     assert paste_lines(answer, "vllm").splitlines()[-1] == f"# {refusal}"
     assert answer.summary()["commands"]["vllm"] == {"refused": refusal}
     assert "--speculative-eagle-topk 3" in started(answer, "sglang")

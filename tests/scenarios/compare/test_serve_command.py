@@ -29,7 +29,7 @@ def drafting(method: str, target: str = INSTRUCT, **values: object) -> Scenario:
     acceptance = {"model": "tree" if method == "eagle_tree" else "constant", "alpha": 0.6}
     config = {"method": method, "num_speculative_tokens": 3, **values}
     changes = {SPEC: config, "acceptance": acceptance, "engine.model": target}
-    version = {"mlp_speculator": "vllm 0.10", "arctic": "vllm 0.11"}.get(method)
+    version = {"mlp_speculator": "vllm 0.10", "arctic": "vllm 0.11", "eagle_tree": "sglang 0.5"}.get(method)
     changes |= {"engine.version": version} if version else {}
     return with_values(load_scenario("default"), changes)
 
@@ -112,13 +112,15 @@ def test_parallel_drafters_have_vllms_names() -> None:
 def test_what_vllm_cannot_run_is_refused() -> None:
     with pytest.raises(ScenarioError, match="drafts no trees"):
         speculative_config_json(drafting("eagle_tree", tree_width=2))
-    with pytest.raises(ScenarioError, match=r"vLLM 0\.32 has no MLP speculator any more"):
+    with pytest.raises(ScenarioError, match=r"vLLM 0\.32 cannot run it: V1 never had the MLP speculator"):
         speculative_config_json(drafting("mlp_speculator"))
     with pytest.raises(
-        ScenarioError, match=r"vLLM 0\.32 has no such plugin: Arctic Inference 0\.1\.1 is for vLLM 0\.11"
+        ScenarioError, match=r"vLLM 0\.32 cannot run it: Arctic Inference 0\.1\.1, its last release, is for vLLM 0\.11"
     ):
         speculative_config_json(drafting("arctic"))
-    with pytest.raises(ScenarioError, match="has no draft on GPUs of its own that works while the target verifies"):
+    with pytest.raises(
+        ScenarioError, match="no engine's release has a draft on GPUs of its own that works while the target verifies"
+    ):
         speculative_config_json(drafting("draft_ahead", model="llama-3.2-1b"))
 
 

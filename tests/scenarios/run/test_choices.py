@@ -15,7 +15,9 @@ def changed(scenario: Scenario, values: dict[str, object]) -> Scenario:
     return with_values(scenario, values)
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method not in ("mlp_speculator", "arctic")])
+@pytest.mark.parametrize(
+    "method", [method for method in METHODS if method not in ("mlp_speculator", "arctic", "eagle_tree")]
+)
 @pytest.mark.parametrize("start", ["default", "ngram-code-editing"])
 def test_every_method_follows_every_other(start: str, method: str) -> None:
     scenario = load_scenario(start)

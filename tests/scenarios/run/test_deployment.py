@@ -267,7 +267,7 @@ def test_method_facts_reach_the_scheduler() -> None:
 
 def test_a_tree_verifies_its_nodes() -> None:
     tree = "engine.speculative_config={method: eagle_tree, num_speculative_tokens: 3, tree_width: 4, max_tree_nodes: 9}"
-    settings = deployed(tree, "acceptance={model: tree, alpha: 0.5}").settings
+    settings = deployed(tree, "acceptance={model: tree, alpha: 0.5}", "engine.version=sglang 0.5").settings
     assert (settings.max_drafts, settings.tree_depth, settings.lookahead) == (9, 3, 3)
 
 

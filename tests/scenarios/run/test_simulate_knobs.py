@@ -35,7 +35,8 @@ NGRAM_ACCEPTANCE = "acceptance={model: ngram, match_probability: 0.5, alpha: 0.6
 RATES = "acceptance.rates=[0.661, 0.377, 0.216]"  # the scenario's own, given along with another method
 DRAFT = (f"{SPEC}={{method: draft_model, model: llama-3.2-1b, num_speculative_tokens: 3}}", RATES)
 QWEN = ("engine.model=Qwen3-8B", f"{SPEC}.model=qwen3-8b-eagle3")
-TREE = (f"{SPEC}={{method: eagle_tree, num_speculative_tokens: 3}}", "acceptance={model: tree, rates: [0.8, 0.6, 0.4]}")
+TREES = ("engine.version=sglang 0.5", f"{SPEC}={{method: eagle_tree, num_speculative_tokens: 3}}")
+TREE = (*TREES, "acceptance={model: tree, rates: [0.8, 0.6, 0.4]}")
 SYNTHETIC = f"{SPEC}={{method: eagle3, num_speculative_tokens: 3, rejection_sample_method: synthetic, "
 ARCTIC = (
     f"{SPEC}={{method: arctic, num_speculative_tokens: 3}}",
@@ -193,9 +194,9 @@ KNOBS = [
         f"{SYNTHETIC}synthetic_acceptance_length: 2.5}}",
     ),
     *(
-        Knob(f"SpeculativeConfig.{change.partition('=')[0]}", f"{SPEC}.{change}", (TREE[0], tree), figure)
+        Knob(f"SpeculativeConfig.{change.partition('=')[0]}", f"{SPEC}.{change}", (*TREES, tree), figure)
         for change in ("tree_width=4", "max_tree_nodes=12")
-        for tree in ("acceptance={model: tree, alpha: 0.5}", f"{TREE[1][:-1]}, tree_width: 10}}")
+        for tree in ("acceptance={model: tree, alpha: 0.5}", f"{TREE[-1][:-1]}, tree_width: 10}}")
         for figure in (None, "mean_acceptance_length")
     ),
     # where it runs
@@ -352,12 +353,12 @@ KNOBS = [
     Knob(
         "TreeAcceptance.alpha",
         "acceptance.alpha=0.7",
-        (TREE[0], acceptance("model: tree, alpha: 0.3, widths: [3, 2, 1]")),
+        (*TREES, acceptance("model: tree, alpha: 0.3, widths: [3, 2, 1]")),
     ),
     Knob(
         "TreeAcceptance.widths",
         "acceptance.widths=[6, 4, 2]",
-        (TREE[0], acceptance("model: tree, alpha: 0.3, widths: [3, 2, 1]")),
+        (*TREES, acceptance("model: tree, alpha: 0.3, widths: [3, 2, 1]")),
     ),
     Knob(
         "TraceAcceptance.record",

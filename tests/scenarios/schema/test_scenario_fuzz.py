@@ -100,6 +100,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "name": st.text(),
     "hardware": st.sampled_from(("h100-sxm", "a10g", "cpu", "b200", "none")),
     "profile": st.sampled_from(("default", "h100-llama-3.1-8b-affine", "h100-sxm", "none")),
+    "engine.version": st.sampled_from(("vllm 0.32", "sglang 0.5")),
     "engine.model": st.sampled_from(MODELS),
     "engine.tensor_parallel_size": whole(1, 2**70),
     "engine.quantization": st.sampled_from((None, "fp8", "awq")),

@@ -41,6 +41,7 @@ from draftcast.sim.cost import methods
 
 RATE = "workload.arrivals.request_rate_rps"
 SPEC = "engine.speculative_config"
+SGLANG = "engine.version=sglang 0.5"
 TREE = f"{SPEC}={{method: eagle_tree, num_speculative_tokens: 3}}"
 
 
@@ -166,13 +167,13 @@ def test_a_mistake_is_one_line_with_place_key_value_and_choices(override: str, p
     ],
 )
 def test_a_tree_and_its_acceptance_must_agree(tree: str, acceptance: str, parts: list[str]) -> None:
-    text = refused(TREE, f"{SPEC}.{tree}", f"acceptance={{model: tree, {acceptance}}}")
+    text = refused(SGLANG, TREE, f"{SPEC}.{tree}", f"acceptance={{model: tree, {acceptance}}}")
     assert all(part in text for part in parts), text
 
 
 def test_the_shape_of_a_tree_changes_its_acceptance() -> None:
     def rates(tree: str, acceptance: str) -> list[float]:
-        tree_and_model = (TREE, f"{SPEC}.{tree}", f"acceptance={{model: tree, {acceptance}}}")
+        tree_and_model = (SGLANG, TREE, f"{SPEC}.{tree}", f"acceptance={{model: tree, {acceptance}}}")
         return acceptance_models(load_scenario(overrides=tree_and_model))[0].unconditional(3).tolist()
 
     assert rates("tree_width=1", "alpha: 0.5") == [0.5, 0.25, 0.125]  # a chain
@@ -256,7 +257,33 @@ def test_what_the_stated_version_cannot_run_yet_is_refused_with_the_reason(metho
     own = f"acceptance={{{match}, alpha: 0.5}}"
     assert f"vllm {last} cannot run it: " in refused(drafts, own, f"engine.version=vllm {last}")
     assert load_scenario(overrides=[drafts, own, f"engine.version=vllm {first}"]).method == method
-    assert load_scenario(overrides=[drafts, own, "engine.version=sglang 0.5"]).method == method  # nothing is known
+
+
+@pytest.mark.parametrize("method", ["p_eagle", "pard", "medusa", "suffix", "ngram_gpu"])
+def test_what_sglang_has_not_is_refused(method: str) -> None:
+    model = ", model: llama-3.2-1b" if method == "pard" else ""
+    drafts = f"{SPEC}={{method: {method}, num_speculative_tokens: 3{model}}}"
+    match = "model: ngram, match_probability: 0.5" if method in ("suffix", "ngram_gpu") else "model: constant"
+    own = f"acceptance={{{match}, alpha: 0.5}}"
+    assert load_scenario(overrides=[drafts, own]).method == method
+    assert "sglang 0.5 cannot run it: it" in refused(drafts, own, SGLANG)
+
+
+def test_what_lies_between_two_versions_is_refused() -> None:
+    """V0 ran draft models, V1 at first did not (vLLM issue 31883); and vLLM 0.32 drafts no trees."""
+    own, drafts = (
+        "acceptance={model: constant, alpha: 0.5}",
+        f"{SPEC}={{method: draft_model, model: llama-3.2-1b, num_speculative_tokens: 3}}",
+    )
+    for version, runs in (("0.10", True), ("0.11", False), ("0.13", False), ("0.14", True), ("0.32", True)):
+        overrides = [drafts, own, f"engine.version=vllm {version}"]
+        if runs:
+            assert load_scenario(overrides=overrides).method == "draft_model"
+        else:
+            assert "V1 had none yet" in refused(*overrides)
+    tree = "acceptance={model: tree, alpha: 0.5}"
+    assert "vllm 0.32 cannot run it: it drafts no trees (sglang 0.5 does)" in refused(TREE, tree)
+    assert load_scenario(overrides=[TREE, tree, SGLANG]).method == "eagle_tree"
 
 
 def test_a_search_beside_a_head_has_its_own_acceptance() -> None:
