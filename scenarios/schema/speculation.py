@@ -108,7 +108,7 @@ class SpeculativeConfig(Frozen):
 
     @property
     def tree_shape(self) -> tuple[int, int]:
-        """(nodes of a level, nodes verified in all) of ``eagle_tree``."""
+        """(nodes of a level that grow as many children each, nodes verified in all) of ``eagle_tree``."""
         return self.tree_width or DEFAULT_TREE[0], self.max_tree_nodes or DEFAULT_TREE[1]
 
     @property

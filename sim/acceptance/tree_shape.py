@@ -1,16 +1,16 @@
-"""Acceptance of a draft tree from its shape: how many nodes a level drafts, and how many are verified in all.
+"""Acceptance of a draft tree from its shape: how many nodes a level grows, and how many are verified in all.
 
 Siblings are tried one after the other, each accepted with the same probability given that its elders were not (the
 positional assumption of Sequoia, arXiv 2402.12374, section 3). The s-th child then follows its parent with probability
 ``alpha (1 - alpha)^(s-1)``, and a node at depth d whose path holds m younger-sibling steps is on the accepted path with
-probability ``alpha^d (1 - alpha)^m``. Every level keeps its ``width`` likeliest nodes, and of all levels the
-``max_nodes`` likeliest are verified (EAGLE-2, arXiv 2406.16858, section 4). Paths exclude one another: a level's rate
-is the sum over its nodes. A real drafter ranks by its own confidence, which knows more than the rank of a sibling.
+probability ``alpha^d (1 - alpha)^m``. The ``width`` likeliest nodes of a level grow ``width`` children each; of all
+nodes, grown from or not, the ``max_nodes`` likeliest are verified (EAGLE-2, arXiv 2406.16858, section 4). Paths exclude
+one another: a level's rate is the sum over its nodes. A real drafter ranks by its own confidence, which knows more than
+the rank of a sibling.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,23 +25,22 @@ def tree_rates(alpha: float, depth: int, width: int, max_nodes: int = 0) -> Floa
 
     Args:
         alpha: acceptance of a child given that its elder siblings were rejected, in [0, 1].
-        depth, width: levels, and nodes drafted in each.
+        depth, width: levels, and nodes that grow children in each, as many each.
         max_nodes: nodes verified in all; 0: every node drafted.
     """
-    groups = []  # (probability of a node, depth, nodes): all nodes of a level with as many younger-sibling steps
+    grown = np.ones(1)  # nodes of the level above that grow children, by the younger-sibling steps of their paths
+    probabilities, counts = [], []  # by level and steps
     for level in range(1, depth + 1):
-        left, steps = width, 0
-        while left > 0:
-            # Ways to share out the steps among the levels of the path.
-            count = min(math.comb(steps + level - 1, level - 1) if level > 1 else 1, left)
-            groups.append((alpha**level * (1.0 - alpha) ** steps, level, count))
-            left -= count
-            steps += 1
-    rates = np.zeros(depth)
-    left = max_nodes or depth * width
-    for probability, level, count in sorted(groups, key=lambda group: (-group[0], group[1])):
-        rates[level - 1] += probability * min(count, left)
-        left -= min(count, left)
+        drafted = np.convolve(grown, np.ones(width))
+        probabilities.append(alpha**level * (1.0 - alpha) ** np.arange(drafted.size))
+        counts.append(drafted)
+        grown = np.trim_zeros(np.diff(np.minimum(np.cumsum(drafted), width), prepend=0.0), "b")
+    levels = np.repeat(np.arange(depth), [drafted.size for drafted in counts])
+    chance, nodes = np.concatenate(probabilities), np.concatenate(counts)
+    likeliest = np.argsort(-chance, kind="stable")  # of equals the upper level first: a parent before its children
+    taken = np.minimum(np.cumsum(nodes[likeliest]), max_nodes or np.inf)
+    verified = np.diff(taken, prepend=0.0)
+    rates = np.bincount(levels[likeliest], chance[likeliest] * verified, depth)
     return np.asarray(np.minimum.accumulate(np.minimum(rates, 1.0)), dtype=np.float64)
 
 
@@ -50,8 +49,8 @@ def rates_in_another_tree(
 ) -> tuple[float, ...]:
     """Rates measured with one tree as they would be with another: scaled, level by level, by the ratio of the formula.
 
-    The formula's alpha is the one that gives the measured mean length in the measured tree; in that tree the rates stay
-    what they are.
+    The formula's alpha is the largest that gives no more than the measured mean length in the measured tree; in that
+    tree the rates stay what they are.
 
     Args:
         rates: unconditional, by depth, of the measured tree; at least ``depth`` of them.
@@ -63,7 +62,7 @@ def rates_in_another_tree(
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         alpha = (low + high) / 2.0
-        low, high = (alpha, high) if tree_rates(alpha, len(rates), *measured).sum() < sum(rates) else (low, alpha)
+        low, high = (alpha, high) if tree_rates(alpha, len(rates), *measured).sum() <= sum(rates) else (low, alpha)
     before, after = tree_rates(high, len(rates), *measured)[:depth], tree_rates(high, depth, *wanted)
     scale = np.divide(after, before, out=np.zeros(depth), where=before > 0.0)
     scaled = np.minimum.accumulate(np.minimum(np.array(rates[:depth]) * scale, 1.0))

@@ -57,7 +57,8 @@ class Method:
         needs_draft_model: a draft model (or head) must be named; the EAGLE and MTP heads follow from the target.
         drafts_ahead: on GPUs of its own, one round ahead of the target.
         is_tree: verifies a tree of drafts; ``k`` is then its depth.
-        tree_width: rows per request of each drafting pass after the first, and of each level (1: a chain).
+        tree_width: rows per request of each drafting pass after the first, and children of each row (1: a chain).
+        max_tree_nodes: drafts that are verified of all nodes of the tree; 0: all of them.
         head_drafts: drafts of the head, where a text search on the host may take its rounds over; 0: no such search.
         source: where the facts come from.
     """
@@ -111,7 +112,8 @@ class Method:
         """Draft tokens verified per request at depth ``k``: k, or the nodes of a tree of that depth."""
         if not self.is_tree or k <= 0:
             return max(k, 0) if self.drafts else 0
-        nodes = k * self.tree_width
+        # The nodes of a level that grow children grow as many each (EAGLE-2, arXiv 2406.16858, section 4.1).
+        nodes = self.tree_width + (k - 1) * self.tree_width**2
         return min(nodes, self.max_tree_nodes) if self.max_tree_nodes else nodes
 
     def verify_rows(self, k: int) -> int:
@@ -119,7 +121,7 @@ class Method:
         return 1 + self.verify_nodes(k)
 
     def with_tree(self, width: int, max_nodes: int = 0) -> Method:
-        """This tree method with ``width`` rows per level and at most ``max_nodes`` verified nodes (0: all).
+        """This tree method with ``width`` rows per pass and at most ``max_nodes`` verified nodes (0: all).
 
         Raises:
             ScenarioError: the method verifies no tree, or a number below 1 (0 for ``max_nodes``).

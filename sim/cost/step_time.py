@@ -732,7 +732,7 @@ def decode_features(cost: StepCost, num_seqs: int, k: int, mean_context: float, 
     p = borrowed(cost).params[0]
     nodes = float(k)
     if p.is_tree:
-        nodes = k * p.tree_width
+        nodes = p.tree_width + (k - 1) * p.tree_width * p.tree_width if k > 0 else 0.0
         if p.max_tree_nodes > 0.0:
             nodes = min(nodes, p.max_tree_nodes)
     n = float(num_seqs)

@@ -24,6 +24,7 @@ from draftcast.sim.acceptance.compiled import MAX_K, AcceptanceArrays, accepted_
 from draftcast.sim.acceptance.model import AcceptanceModel, Tree, tree_depth_probabilities
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.acceptance.tree_shape import rates_in_another_tree, tree_rates
+from draftcast.sim.cost.methods import get_method
 
 SHARED = shared_data("data/acceptance")
 RECORDING = np.random.default_rng(5).integers(0, 6, size=(300, 400))
@@ -268,10 +269,11 @@ def test_tree_by_hand() -> None:
 
 def test_tree_rates_of_a_shape_by_hand() -> None:
     np.testing.assert_allclose(tree_rates(0.6, 3, 1), [0.6, 0.36, 0.216])  # a chain
-    # Depth 1: children of the root, 0.5 + 0.25. Depth 2: 11; then two of 12, 21 with a step each, 0.25 + 2 x 0.125.
-    np.testing.assert_allclose(tree_rates(0.5, 2, 2), [0.75, 0.25 + 0.125])
-    np.testing.assert_allclose(tree_rates(0.5, 2, 3), [0.875, 0.5])
-    # The likeliest four of those six nodes: 0.5, 0.25, 0.25 and one of 0.125, the shallowest first.
+    # Two children of the root, 0.5 + 0.25; two of each: all children of all nodes.
+    np.testing.assert_allclose(tree_rates(0.5, 2, 2), [0.75, 0.75**2])
+    # Of the four at depth 2 (steps 0, 1, 1, 2) the first and one of the next grow two each: steps 0, 1 and 1, 2.
+    np.testing.assert_allclose(tree_rates(0.5, 3, 2), [0.75, 0.75**2, 0.125 * (1 + 0.5 + 0.5 + 0.25)])
+    # The likeliest four of the twelve nodes of depth 2 and width 3: 0.5, 0.25, 0.25 and one of 0.125, the shallowest.
     np.testing.assert_allclose(tree_rates(0.5, 2, 3, 4), [0.875, 0.25])
     # All children of all nodes: a level is reached when every level before it was.
     np.testing.assert_allclose(tree_rates(0.3, 2, 10_000), [1.0, 1.0], atol=1e-12)
@@ -286,6 +288,20 @@ def test_tree_rates_never_rise_with_depth_nor_fall_with_nodes(alpha: float, dept
     assert ((rates >= 0) & (rates <= 1)).all()
     assert tree_rates(alpha, depth, width + 1, nodes).sum() >= rates.sum() - 1e-12
     assert tree_rates(alpha, depth, width, nodes + 1 if nodes else 0).sum() >= rates.sum() - 1e-12
+
+
+@given(st.floats(0.05, 0.95), st.integers(1, 5), st.integers(1, 5), st.integers(1, 80))
+def test_tree_rates_are_those_of_the_tree_that_is_drafted(alpha: float, depth: int, width: int, nodes: int) -> None:
+    """Node by node as SGLang drafts: the best `width` of a level grow `width` each, the best of all are verified."""
+    grown, drafted = [1.0], []
+    for level in range(depth):
+        children = [node * alpha * (1.0 - alpha) ** s for node in grown for s in range(width)]
+        drafted += [(-chance, level) for chance in children]
+        grown = sorted(children, reverse=True)[:width]
+    assert get_method("eagle_tree").with_tree(width).verify_nodes(depth) == len(drafted)
+    verified = sorted(drafted)[:nodes]
+    assert get_method("eagle_tree").with_tree(width, nodes).verify_nodes(depth) == len(verified)
+    assert tree_rates(alpha, depth, width, nodes).sum() == pytest.approx(-sum(chance for chance, _ in verified))
 
 
 def test_rates_are_carried_over_to_another_tree() -> None:

@@ -110,10 +110,11 @@ def test_compiled_plan_constants_agree() -> None:
 def test_tree_nodes() -> None:
     tree = get_method("eagle_tree")
     assert (tree.tree_width, tree.max_tree_nodes) == (10, 60)
-    assert [tree.verify_nodes(depth) for depth in (0, 1, 5, 6, 8)] == [0, 10, 50, 60, 60]
+    assert [tree.verify_nodes(depth) for depth in (0, 1, 5, 6, 8)] == [0, 10, 60, 60, 60]
     small = tree.with_tree(width=4, max_nodes=6)
     assert [small.verify_rows(depth) for depth in (0, 1, 2)] == [1, 5, 7]
-    assert tree.with_tree(width=4).verify_nodes(9) == 36
+    # Four of the root, then four children of each of the four best nodes of a level.
+    assert tree.with_tree(width=4).verify_nodes(9) == 4 + 8 * 16
     assert get_method("eagle").verify_rows(5) == 6
     assert get_method("none").verify_rows(0) == 1
 
