@@ -138,8 +138,8 @@ STREAMLIT = {
     "server.runOnSave": "false",
     "server.maxUploadSize": "64",
     "client.toolbarMode": "viewer",
-    # Nothing is cached in the browser: quick changes can make it forget what it is told to show again, and the page stays
-    # empty (streamlit issues 11357 and 16570). Over 127.0.0.1 sending it again costs nothing.
+    # Nothing is cached in the browser: quick changes can make it forget what it is told to show again, and the page
+    # stays empty (streamlit issues 11357 and 16570). Over 127.0.0.1 sending it again costs nothing.
     "global.minCachedMessageSize": "1e12",
     # Streamlit would take the modules of the folder "pages" for pages of its own.
     "client.showSidebarNavigation": "false",

@@ -367,6 +367,9 @@ def _write(table: Server, row: Row | None, key: str, value: Any, units: Units, w
     if word is not None:
         words[row.name] = word
         notes += [row.note] if row.note else []
+        if row.times and row.read(word, units) != value:
+            rows = f"{word} requests of {round(1 / units[row.times])} rows, {row.read(word, units)} in all"
+            notes.append(f"{key} = {value} is {row.name} {word} in {table.version}: {rows}.")
 
 
 def _parallel_words(server: str, scenario: Scenario) -> Words:

@@ -400,6 +400,19 @@ def test_a_command_of_ones_own_is_read() -> None:
         read_command("sglang serve --model x --speculative-algorithm UNO --speculative-num-draft-tokens 4")
 
 
+def test_graph_sizes_in_requests_say_what_they_cannot_hold() -> None:
+    """SGLang counts the requests of a graph, four rows each with three drafts."""
+
+    def notes(rows: int) -> list[str]:
+        scenario = with_values(drafting("eagle3"), {"engine.max_cudagraph_capture_size": rows})
+        return [note for note in server_command(scenario, "sglang").notes if "max_cudagraph" in note]
+
+    assert notes(256) == []
+    (note,) = notes(258)
+    assert "= 258 is cuda-graph-max-bs-decode 64 in" in note
+    assert "64 requests of 4 rows, 256 in all" in note
+
+
 NGRAM_3 = {"method": "ngram", "num_speculative_tokens": 3}
 
 

@@ -27,6 +27,9 @@ def test_a_scenario_takes_it_by_name() -> None:
     (note,) = [note for note in assumptions(both[0]) if "acceptance" in note]
     assert "Llama-3.1-8B-Instruct and RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3 on MT-Bench" in note
     assert "beyond" not in note
+    assert "another model" not in note
+    other = assumptions(load_scenario(overrides=[*few, "acceptance={reference: qwen3-8b/eagle3/mt-bench/redhatai}"]))
+    assert any("another model than Llama-3.1-8B, whose acceptance may differ" in note for note in other)
     longer = load_scenario(
         overrides=["engine.speculative_config.num_speculative_tokens=5", f"acceptance={{reference: {names[0]}}}"]
     )
